@@ -1,0 +1,19 @@
+"""Three Axes: data, tensor and pipeline parallelism, learnt by running them.
+
+`World` starts real ranks beside the notebook. `helpers.theory` needs neither torch nor
+ranks, so nothing is imported here until it is asked for.
+"""
+
+import sys
+
+
+def __getattr__(name: str):
+    if name != "World":
+        raise AttributeError(f"module 'helpers' has no attribute {name!r}")
+    from .runtime import server
+    server.warm()  # first of all: it imports torch for the ranks while the notebook does for itself
+    from .runtime.world import World
+    if "IPython" in sys.modules:
+        from .lesson import magic
+        magic.register()
+    return World

@@ -1,0 +1,1 @@
+"""What the reader sees and does: pictures, predictions, exercises, and the %%ranks cell."""

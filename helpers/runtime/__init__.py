@@ -1,0 +1,1 @@
+"""What the machine does: real ranks beside the kernel, their bytes, their failures."""

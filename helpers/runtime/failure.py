@@ -1,0 +1,175 @@
+"""When something goes wrong on the ranks: what the reader is told.
+
+Each function takes what is known and gives the text. The order is always the same:
+who failed and how, where in the reader's code, what the others were doing, and
+what has become of the ranks' variables.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from . import lines
+from .output import ranks
+from .worker import Error
+
+
+class RankError(RuntimeError):
+    """A call on the ranks failed. `ranks` are those at fault, `kind` is one of
+    'raised', 'died', 'timeout', 'result'; the message is written for the reader."""
+
+    def __init__(self, message: str, kind: str, at_fault: Iterable[int], state_kept: bool):
+        super().__init__(message)
+        self.kind, self.ranks, self.state_kept = kind, sorted(at_fault), state_kept
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this and not a traceback through our own code."""
+        return str(self).split("\n")
+
+
+class RanksInterrupted(KeyboardInterrupt):
+    """The reader pressed stop. The message says where each rank was."""
+
+    def _render_traceback_(self) -> list[str]:
+        return str(self).split("\n")
+
+
+@dataclass
+class Seen:
+    """What is known of one rank when a call goes wrong."""
+
+    error: Error | None = None  # it raised
+    exit: int | None = None  # its process ended, with this status (negative: the signal)
+    where: dict | None = None  # what it says it is doing (worker.Rank._where)
+    box: dict | None = None  # the last collective it entered (meter.Recorder.box)
+    finished: bool = False  # it had ended the call in good order
+    said: str = ""  # what it had printed
+
+
+def raised(seen: list[Seen], first: list[int], state: str) -> str:
+    """`first` raised by themselves."""
+    said: dict[tuple, list[int]] = {}
+    for r in first:
+        e = seen[r].error
+        said.setdefault((e.type, e.message, tuple(e.lines)), []).append(r)
+    parts = []
+    for (kind, message, frames), members in said.items():
+        parts.append(f"{ranks(members, of=len(seen))} raised {kind}" + (f": {message}" if message else ""))
+        parts += ["    " + lines.show(f) for f in frames]
+    return "\n".join(parts + _others(seen, first) + [state])
+
+
+def result(seen: list[Seen], first: list[int], state: str) -> str:
+    """The code ran on every rank, but a result could not be sent to the notebook."""
+    return (f"{ranks(first, of=len(seen))} ran to the end, but the result cannot be sent back: "
+            f"{seen[first[0]].error.message}\n"
+            "Return numbers, strings, tensors, or lists and dicts of them.\n" + state)
+
+
+def died(seen: list[Seen], dead: list[int], state: str) -> str:
+    """The processes of `dead` are gone."""
+    aborted = [r for r in dead if seen[r].exit == -signal.SIGABRT]
+    if aborted and (text := _mismatch(seen, aborted)):
+        return "\n".join([text, state])
+    parts = []
+    for r in dead:
+        parts.append(f"rank {r} is gone: {_manner(seen[r].exit)}")
+        if box := seen[r].box:
+            parts.append(f"    its last collective: {_collective(box)}")
+        if seen[r].exit == -signal.SIGABRT and seen[r].said:
+            parts += ["    " + line for line in seen[r].said.strip().split("\n")[-3:]]
+    return "\n".join(parts + _others(seen, dead) + [state])
+
+
+def timeout(seen: list[Seen], seconds: float, state: str) -> str:
+    """The call did not end in time."""
+    stuck = [r for r, s in enumerate(seen) if s.where and s.where["in"]]
+    never = [r for r in range(len(seen)) if r not in stuck]
+    parts = [f"no end after {seconds:g} s, so the call was stopped"]
+    parts += _others(seen, [], heading="When it was stopped:")
+    ops = {_collective(seen[r].where["in"], peer=False) for r in stuck}
+    if stuck and never:
+        verb = "waits" if len(stuck) == 1 else "wait"
+        parts.append(f"{ranks(stuck)} {verb} for {ranks(never)}, which never came.")
+    elif len(ops) > 1:
+        parts.append("The ranks are in different collectives: each waits for the others to enter its own. "
+                     "All ranks of a group must call the same collectives in the same order.")
+    elif stuck:
+        parts.append("Every rank waits for another: look at the order of the calls.")
+    else:
+        parts.append("No rank is in a collective: it may only need longer, with timeout=… in seconds.")
+    return "\n".join(parts + [state])
+
+
+def interrupted(seen: list[Seen], state: str) -> str:
+    return "\n".join(["stopped, as you asked."] + _others(seen, [], heading="When it was stopped:") + [state])
+
+
+def _others(seen: list[Seen], but: list[int], heading: str = "Meanwhile:") -> list[str]:
+    """A line for each thing that the ranks not in `but` were doing, equal ones together."""
+    doing: dict[str, list[int]] = {}
+    for r, s in enumerate(seen):
+        if r not in but:
+            doing.setdefault(_doing(s), []).append(r)
+    return [heading] + [f"    {ranks(members)} {what}" for what, members in doing.items()] if doing else []
+
+
+def _doing(s: Seen) -> str:
+    if s.finished:
+        return "had finished"
+    if s.error and s.error.follows:
+        return "lost the connection" + (f" at {lines.show(s.error.lines[-1])}" if s.error.lines else "")
+    if s.error and not s.error.aborted:
+        return f"raised {s.error.type}"
+    if s.where is None:
+        return "did not answer"
+    if inside := s.where["in"]:
+        since = time.monotonic() - inside["at"]
+        line = inside["line"] and lines.Line(*inside["line"])
+        return f"waited in {_collective(inside)}, {since:.1f} s" + (f"   {lines.show(line)}" if line else "")
+    if s.where["line"]:
+        return f"was at {lines.show(s.where['line'])}"
+    return "had finished"
+
+
+def _collective(box: dict, peer: bool = True) -> str:
+    """'all_reduce of float32[100]', 'recv of float32[100] from rank 2'."""
+    text = box["op"]
+    if box["shape"] is not None:
+        text += f" of {box['dtype']}{box['shape']}"
+    if peer and box["op"] in ("send", "recv") and box["peer"] is not None:
+        text += f" {'to' if box['op'] == 'send' else 'from'} rank {box['peer']}"
+    return text + ("" if box["axis"] == "world" else f" in group {box['axis']}")
+
+
+def _mismatch(seen: list[Seen], aborted: list[int]) -> str | None:
+    """The commonest reason for gloo to abort a process: two ranks brought tensors of different size."""
+    said = "\n".join(seen[r].said for r in aborted)
+    if not re.search(r"enforce fail|EnforceNotMet|op\.preamble|nbytes|gloo::", said):
+        return None
+    brought: dict[str, list[int]] = {}
+    for r, s in enumerate(seen):
+        if s.box:
+            brought.setdefault(_collective(s.box, peer=False), []).append(r)
+    if len(brought) < 2:
+        return None
+    parts = ["the ranks met in one collective with tensors that do not match:"]
+    for what, members in brought.items():
+        line = seen[members[0]].box["line"]
+        parts.append(f"    {ranks(members)} called {what}" + (f"   {lines.show(lines.Line(*line))}" if line else ""))
+    parts.append("Every rank must bring the same shape and dtype. PyTorch does not check this; "
+                 f"gloo ended the process of {ranks(aborted)} when the bytes did not fit.")
+    return "\n".join(parts)
+
+
+def _manner(status: int | None) -> str:
+    if status == -signal.SIGKILL:
+        return ("its process was killed (SIGKILL). If you did not do that, the machine ran out of memory: "
+                "use a smaller model, batch or world")
+    if status is not None and status < 0:
+        return f"its process died of {signal.Signals(-status).name}"
+    return f"its process ended by itself (exit status {status})"

@@ -1,0 +1,59 @@
+"""Which lines of a traceback are the reader's own, and how to name them."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+from types import FrameType
+from typing import NamedTuple
+
+
+class Line(NamedTuple):
+    """One line of somebody's code, in a form that travels between processes."""
+
+    file: str
+    number: int
+    function: str
+
+
+def _libraries() -> tuple[str, ...]:
+    """Folders and pseudo-files whose lines say nothing to the reader: Python, its packages, this one."""
+    paths = sysconfig.get_paths()
+    folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]}
+    if torch := sys.modules.get("torch"):
+        folders.add(os.path.dirname(os.path.dirname(torch.__file__)))
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return tuple(f + os.sep for f in folders | {here}) + ("<frozen", "<string>", "<__array_function__")
+
+
+LIBRARIES = _libraries()
+
+
+def readers(frames: list[Line]) -> list[Line]:
+    """The reader's lines among these; where there are none, the last line, whosever it is."""
+    return [f for f in frames if not f.file.startswith(LIBRARIES)] or frames[-1:]
+
+
+def innermost(frame: FrameType | None) -> Line | None:
+    """The reader's line nearest to this frame, looking outwards; None where there is none."""
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(LIBRARIES):
+            return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None
+
+
+def place(line: Line) -> str:
+    """'Cell In[7], line 3' in a notebook, 'train.py, line 3' elsewhere."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    named = shell.compile.format_code_name(line.file) if shell and hasattr(shell.compile, "format_code_name") else None
+    where = " ".join(named) if named else os.path.basename(line.file)
+    return f"{where}, line {line.number}"
+
+
+def show(line: Line) -> str:
+    """The place and, where the source is known here, the words of the line."""
+    text = linecache.getline(line.file, line.number).strip()
+    return place(line) + (f":  {text}" if text else "")

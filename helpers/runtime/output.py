@@ -1,0 +1,101 @@
+"""What the ranks print: whole lines, in rank order, equal output told once."""
+
+from __future__ import annotations
+
+import os
+
+KEEP = 32_000  # bytes kept of the beginning, and as many of the end, of one rank's output in one call
+
+
+class Captured:
+    """The output of one rank in one call: beginning and end kept, the middle of a flood counted and dropped."""
+
+    def __init__(self):
+        self.head, self.tail, self.dropped = bytearray(), bytearray(), 0
+
+    def add(self, data: bytes) -> None:
+        room = KEEP - len(self.head)
+        self.head += data[:room]
+        self.tail += data[room:] if room > 0 else data
+        if (extra := len(self.tail) - KEEP) > 0:
+            self.dropped += extra
+            del self.tail[:extra]
+
+    def __str__(self) -> str:
+        head, tail = self.head.decode("utf-8", "replace"), self.tail.decode("utf-8", "replace")
+        if not self.dropped:
+            return head + tail
+        return f"{head}\n… {self.dropped / 1e6:,.1f} MB left out …\n{tail}"
+
+
+def drain(fd: int, into: Captured) -> bool:
+    """Read what is waiting at `fd`, at most some megabytes. Returns False when the other end is closed."""
+    for _ in range(64):
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        into.add(data)
+    return True
+
+
+def ranks(members: list[int], of: int | None = None) -> str:
+    """'rank 2', 'ranks 0–3', 'ranks 0, 2 and 3'; with `of`, 'all 4 ranks' where none is missing."""
+    members = sorted(members)
+    if of is not None and len(members) == of > 1:
+        return f"all {of} ranks"
+    if len(members) == 1:
+        return f"rank {members[0]}"
+    if len(members) > 2 and members == list(range(members[0], members[-1] + 1)):
+        return f"ranks {members[0]}–{members[-1]}"
+    return "ranks " + ", ".join(map(str, members[:-1])) + f" and {members[-1]}"
+
+
+def fold(texts: list[str]) -> str:
+    """One text from one per rank. Silent ranks are left out, ranks that say the same share one copy.
+
+    A single line stands behind the rank's name, several stand below it.
+    """
+    said: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        if text := text.rstrip("\n"):
+            said.setdefault(text, []).append(rank)
+    parts = []
+    for text, members in said.items():
+        body = text.split("\n")
+        if len(body) == 1:
+            parts.append(f"{ranks(members)} │ {text}")
+        else:
+            parts.append("\n".join([f"{ranks(members)}", *("  │ " + line for line in body)]))
+    return "\n".join(parts)
+
+
+class Stream:
+    """What a long call shows while it runs: whole new lines, rank by rank."""
+
+    def __init__(self, captured: list[Captured]):
+        self.captured = captured
+        self.shown = [0] * len(captured)
+
+    def new(self) -> str:
+        """The whole lines that have come since the last time, folded as the final text would be.
+
+        Once a rank is past what is kept of its beginning it is told at the end only.
+        """
+        fresh = []
+        for rank, c in enumerate(self.captured):
+            end = c.head.rfind(b"\n") + 1
+            fresh.append(c.head[self.shown[rank]:end].decode("utf-8", "replace"))
+            self.shown[rank] = max(end, self.shown[rank])
+        return fold(fresh)
+
+    def rest(self) -> str:
+        """What `new` has not shown when the call has ended."""
+        texts = []
+        for rank, c in enumerate(self.captured):
+            unseen = Captured()
+            unseen.head, unseen.tail, unseen.dropped = c.head[self.shown[rank]:], c.tail, c.dropped
+            texts.append(str(unseen))
+        return fold(texts)

@@ -1,0 +1,46 @@
+"""The process that ranks are forked from, with torch imported already.
+
+`multiprocessing`'s forkserver where forking after imports is safe (Linux); elsewhere each
+rank is spawned and imports for itself, which takes some seconds.
+This module imports no torch, so that the server can start before the notebook does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import sys
+import types
+from contextlib import contextmanager
+
+# What the fork server imports before the first rank is needed. FSDP, DTensor and pipelining
+# come along: a rank that imported them by itself would take seconds.
+PRELOAD = ["numpy", "cloudpickle", "torch", "torch.distributed", "torch.nn.parallel", "torch.distributed.fsdp",
+           "torch.distributed.tensor.parallel", "torch.distributed.pipelining"]
+
+
+def context():
+    return mp.get_context("forkserver" if sys.platform == "linux" else "spawn")
+
+
+def warm() -> None:
+    """Start the server, whose imports go on in the background. Called on import of `World`."""
+    ctx = context()
+    if ctx.get_start_method() == "forkserver":
+        from multiprocessing import forkserver
+        ctx.set_forkserver_preload(PRELOAD)
+        with main_hidden():
+            forkserver.ensure_running()
+
+
+@contextmanager
+def main_hidden():
+    """Keep multiprocessing from importing the user's script again in every rank.
+
+    Functions travel by value, so ranks need no `__main__`, and scripts need no guard.
+    """
+    real = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = real

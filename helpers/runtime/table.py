@@ -1,0 +1,52 @@
+"""Byte counts for people, and a table that shows itself as text and in a notebook."""
+
+from __future__ import annotations
+
+from html import escape
+
+
+def human(n: float | None) -> str:
+    """Bytes to three significant digits, in powers of 1000: 18874368 -> '18.9 MB'. None -> 'n/a'."""
+    if n is None:
+        return "n/a"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(n) < 999.5 or unit == "TB":
+            break
+        n /= 1000
+    if unit == "B":
+        return f"{n:.0f} B"
+    return f"{n:.{max(0, 2 - (abs(n) >= 9.995) - (abs(n) >= 99.95))}f} {unit}"
+
+
+class Table:
+    """Rows under named columns. `total` is a last row set apart.
+
+    Cells are text already: whoever builds the table chooses its digits. The first
+    column is aligned left, the others right.
+    """
+
+    def __init__(self, columns: list[str], rows: list[list[str]], total: list[str] | None = None, title: str = ""):
+        self.columns, self.rows, self.total, self.title = columns, rows, total, title
+
+    def __repr__(self) -> str:
+        body = [self.columns, *self.rows] + ([self.total] if self.total else [])
+        widths = [max(len(r[i]) for r in body) for i in range(len(self.columns))]
+        lines = ["  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))).rstrip()
+                 for row in body]
+        rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
+        lines.insert(1, rule)
+        if self.total:
+            lines.insert(-1, rule)
+        return "\n".join(([self.title] if self.title else []) + lines)
+
+    def _repr_html_(self) -> str:
+        def row(cells, tag, style=""):
+            made = (f'<{tag} style="text-align:{"right" if i else "left"};padding:.15em .9em">{escape(c)}</{tag}>'
+                    for i, c in enumerate(cells))
+            return f'<tr style="{style}">{"".join(made)}</tr>'
+        body = "".join(row(r, "td") for r in self.rows)
+        if self.total:
+            body += row(self.total, "td", "border-top:1px solid currentColor;font-weight:600")
+        caption = f'<caption style="text-align:left;padding:.3em .9em">{escape(self.title)}</caption>' if self.title else ""
+        return (f'<table style="font-variant-numeric:tabular-nums">{caption}'
+                f"<thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>")

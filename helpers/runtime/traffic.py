@@ -1,0 +1,87 @@
+"""What one call moved, rank by rank: predicted, counted, on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .meter import Report, Row
+from .table import Table, human
+
+
+class Traffic:
+    """The bytes of one call. `repr` is a table with a row for each kind of collective, as rank 0 saw it.
+
+    `ranks[r]` is the list of that rank's rows. All sizes are bytes *sent by one rank*,
+    except `payload`, which is the size of the tensors that the collectives were about.
+    """
+
+    def __init__(self, reports: Sequence[Report]):
+        self.ranks: list[list[Row]] = [r.rows for r in reports]
+        self.peak_in_flight = [r.peak_in_flight for r in reports]
+        self._connections = [r.wire for r in reports]
+
+    @property
+    def counted(self) -> list[float]:
+        """Per rank: bytes it must send for what PyTorch asked, if every collective went by the book."""
+        return [sum(row.book for row in rows) for rows in self.ranks]
+
+    @property
+    def payload(self) -> list[float]:
+        """Per rank: bytes of the tensors that PyTorch was asked to reduce, gather or send."""
+        return [sum(row.payload for row in rows if row.op != "recv") for rows in self.ranks]
+
+    @property
+    def wire(self) -> list[int | None]:
+        """Per rank: bytes the operating system saw it send. None where it does not say."""
+        return [None if c is None else sum(c.values()) for c in self._connections]
+
+    @property
+    def waited(self) -> list[float]:
+        """Per rank: seconds it stood waiting for a collective. DDP waits inside C++, out of our sight."""
+        return [sum(row.waited for row in rows) for rows in self.ranks]
+
+    @property
+    def matrix(self) -> list[list[int]] | None:
+        """matrix[a][b]: bytes that rank a sent to rank b, by the operating system's count."""
+        if None in self._connections:
+            return None
+        owner = {here: rank for rank, c in enumerate(self._connections) for here, _ in c}
+        n = len(self._connections)
+        sent = [[0] * n for _ in range(n)]
+        for rank, connections in enumerate(self._connections):
+            for (_, there), size in connections.items():
+                if there in owner:
+                    sent[rank][owner[there]] += size
+        return sent
+
+    def calls(self, op: str, axis: str | None = None, rank: int = 0) -> int:
+        """How often `rank` called `op` (on `axis`, if given)."""
+        return sum(row.calls for row in self.ranks[rank] if row.op == op and axis in (None, row.axis))
+
+    def table(self, rank: int = 0, sort: str = "payload") -> Table:
+        """The collectives of one rank, largest first by `sort`: payload, calls, book, wire or waited."""
+        rows = sorted(self.ranks[rank], key=lambda row: -(getattr(row, sort) or 0))
+        return Table(
+            ["collective", "axis", "calls", "payload", "by the book", "on the wire"],
+            [[r.op, r.axis, str(r.calls), human(r.payload), human(r.book), human(r.wire)] for r in rows],
+            ["total", "", str(sum(r.calls for r in rows)), human(self.payload[rank]), human(self.counted[rank]),
+             human(self.wire[rank])],
+            title=f"rank {rank}: what it was asked to move, and what it sent")
+
+    def against(self, predicted: float | Sequence[float]) -> Table:
+        """Bytes sent per rank three ways. `predicted`: one number for all ranks, or one per rank."""
+        n = len(self.ranks)
+        each = list(predicted) if isinstance(predicted, Sequence) else [predicted] * n
+        if len(each) != n:
+            raise ValueError(f"{len(each)} predictions for {n} ranks; give one number, or one per rank")
+        return Table(
+            ["rank", "predicted", "counted", "on the wire", "wire ÷ predicted"],
+            [[str(r), human(p), human(c), human(w), "n/a" if w is None or not p else f"{w / p:.2f}"]
+             for r, (p, c, w) in enumerate(zip(each, self.counted, self.wire))],
+            title="bytes sent, per rank")
+
+    def __repr__(self) -> str:
+        return repr(self.table()) if any(self.ranks) else "no bytes moved: the ranks called no collective"
+
+    def _repr_html_(self) -> str | None:
+        return self.table()._repr_html_() if any(self.ranks) else None

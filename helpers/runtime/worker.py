@@ -1,0 +1,259 @@
+"""One rank: a process that joins the group, waits for calls, runs them, and answers.
+
+Two threads. The main thread runs the reader's code. The other one listens to the
+kernel all the time, so that a rank stuck in a collective can still say where it is
+and can be freed. The two pipes to the kernel are not TCP: freeing a rank cuts all TCP.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import os
+import pickle
+import queue
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+from typing import NamedTuple
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from . import lines, meter, wire
+
+here: Rank | None = None  # the rank this process is; None in the kernel
+
+
+class Aborted(BaseException):
+    """Raised in the reader's code when the kernel ends the call. Not an Exception: `except Exception` lets it pass."""
+
+
+class Error(NamedTuple):
+    """What went wrong on one rank."""
+
+    type: str
+    message: str
+    lines: list[lines.Line]
+    aborted: bool  # ended by the kernel, not by a fault of its own
+    cause: str = ""  # 'result' when the code ran and only its result could not be sent
+
+    @property
+    def follows(self) -> bool:
+        """It tells of a connection lost, so the fault lies with another rank."""
+        return re.search(r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout", self.message) is not None
+
+
+class Setup(NamedTuple):
+    """All that a new rank must know."""
+
+    rank: int
+    size: int
+    backend: str
+    device: str
+    folder: str  # private to this world: rendezvous and black boxes
+    environ: dict[str, str]
+
+
+def main(setup: Setup, control, output, leash) -> None:
+    """Body of a rank's process.
+
+    control: a two-way pipe to the kernel. output: takes what is printed. leash: closes with the kernel.
+    """
+    global here
+    _end_with_kernel(leash)
+    _name_process(f"rank {setup.rank} of {setup.size}")
+    os.environ.clear()
+    os.environ.update(setup.environ)
+    for fd in (1, 2):
+        os.dup2(output.fileno(), fd)
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
+    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
+    torch.set_num_threads(1)  # ranks share the machine's cores: more threads only get in each other's way
+    here = Rank(setup, control)
+    here.serve()
+
+
+def _end_with_kernel(leash) -> None:
+    """Leave the kernel's session, where Jupyter sends its signals, but die when the kernel does, however it dies.
+
+    Nothing is ever written to `leash`, whose other end only the kernel holds. When the kernel
+    goes, the operating system signals that (SIGIO), and by default that signal ends a process:
+    no thread need be free to notice.
+    """
+    if sys.platform == "win32":
+        return  # there the closing control pipe alone must do
+    import fcntl
+    os.setsid()
+    fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(leash, fcntl.F_SETFL, fcntl.fcntl(leash, fcntl.F_GETFL) | os.O_ASYNC)
+    if leash.poll(0):
+        os._exit(0)  # it went before we were listening
+
+
+def _name_process(name: str) -> None:
+    """What `ps` and `top` show. Linux only."""
+    if sys.platform == "linux":
+        pr_set_name = 15
+        ctypes.CDLL(None).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)
+
+
+class Rank:
+    """This process as a rank: its group, its names, the call under way."""
+
+    def __init__(self, setup: Setup, control):
+        self.setup, self.control = setup, control
+        self.sending = threading.Lock()
+        self.jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self.running: int | None = None  # number of the call the main thread is in
+        self.aborting: int | None = None
+        box = os.open(os.path.join(setup.folder, f"box-{setup.rank}"), os.O_RDWR | os.O_CREAT, 0o600)
+        self.recorder = meter.Recorder(box)
+        self.names: dict = {}
+
+    # -- the main thread -------------------------------------------------------------
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGINT, self._interrupted)
+        threading.Thread(target=self._listen, daemon=True).start()
+        if self.setup.device != "cpu":
+            torch.cuda.set_device(self.setup.rank)
+        self.names.update(
+            __name__="__main__", torch=torch, dist=dist, rank=self.setup.rank, world_size=self.setup.size,
+            device=torch.device("cpu" if self.setup.device == "cpu" else f"{self.setup.device}:{self.setup.rank}"))
+        while True:
+            kind, number, *details = self.jobs.get()
+            if kind == "join":
+                self._join(*details)
+                self._send("joined", number)
+            else:
+                self._send("done", number, *self._call(number, kind, *details))
+
+    def _join(self, generation: int) -> None:
+        """Form the group, again if there was one: same processes, same variables, new connections."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        meeting = os.path.join(self.setup.folder, f"meeting-{generation}")
+        dist.init_process_group(self.setup.backend, init_method=f"file://{meeting}", timeout=timedelta(minutes=30),
+                                rank=self.setup.rank, world_size=self.setup.size)
+
+    def _call(self, number: int, kind: str, payload: bytes):
+        """Run one call. Returns (ok, pickled result or Error, Report, is the group still there)."""
+        self.recorder.start()
+        value, error = None, None
+        try:
+            try:
+                self.running = number
+                value = getattr(self, "_" + kind)(*pickle.loads(payload))
+            finally:
+                self.running = None  # from here on an interrupt is ignored
+        except BaseException as e:  # noqa: BLE001  the reader's code may raise anything, SystemExit included
+            error = self._describe(e, aborted=self.aborting == number)
+        report = self.recorder.stop()
+        sys.stdout.flush(), sys.stderr.flush()
+        if sys.platform != "win32":
+            ctypes.CDLL(None).fflush(None)  # what C++ printed waits in a buffer of its own
+        if error is None:
+            try:
+                return True, cloudpickle.dumps(value), report, dist.is_initialized()
+            except Exception as e:
+                error = self._describe(e)._replace(cause="result", message=f"{type(value).__name__}: {e}")
+        return False, cloudpickle.dumps(error), report, dist.is_initialized()
+
+    def _function(self, fn: bytes):
+        function, args, kwargs = pickle.loads(fn)
+        return function(*args, **kwargs)
+
+    def _cell(self, source: str, file: str):
+        """Run a cell in this rank's namespace. The value of a last line that is an expression is the result."""
+        tree = ast.parse(source, file)
+        last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, file, "exec"), self.names)
+        if last is None:
+            return None
+        value = eval(compile(last, file, "eval"), self.names)
+        return None if value is None else repr(value)
+
+    def _push(self, names: bytes) -> None:
+        self.names.update(pickle.loads(names))
+
+    def _pull(self, name: str):
+        if name not in self.names:
+            raise NameError(f"rank {self.setup.rank} has no variable {name!r}; "
+                            f"a %%ranks cell or push({name}=...) makes one")
+        return self.names[name]
+
+    @staticmethod
+    def _describe(e: BaseException, aborted: bool = False) -> Error:
+        frames = [lines.Line(f.filename, f.lineno, f.name) for f in traceback.extract_tb(e.__traceback__)]
+        if isinstance(e, SyntaxError) and e.lineno:
+            frames = [lines.Line(e.filename or "?", e.lineno, "")]
+        message = e.msg if isinstance(e, SyntaxError) else str(e)
+        return Error(type(e).__name__, message, lines.readers(frames), aborted)
+
+    # -- the listening thread --------------------------------------------------------
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                kind, *details = pickle.loads(self.control.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(0)  # the kernel is gone
+            if kind == "where":
+                self._send("where", *details, self._where())
+            elif kind == "abort":
+                threading.Thread(target=self._abort, args=details, daemon=True).start()
+            else:
+                self.jobs.put((kind, *details))
+
+    def _where(self) -> dict:
+        """What the main thread is doing now, for the kernel to tell the reader."""
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        return {"running": self.running, "line": lines.innermost(frame), "in": self.recorder.pending()}
+
+    def _abort(self, number: int) -> None:
+        """End the call: free the main thread from a collective, then from anything else Python can leave."""
+        self.aborting = number
+        wire.cut()
+        pause = 0.03  # a collective that was cut raises by itself, with a better line than ours
+        while self.running == number:
+            time.sleep(pause)
+            if self.running == number and sys.platform != "win32":
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            pause = 0.1
+
+    def _interrupted(self, *_) -> None:
+        if self.running is not None and self.aborting == self.running:
+            raise Aborted("ended by the kernel")
+
+    def _send(self, *message) -> None:
+        with self.sending:
+            self.control.send_bytes(pickle.dumps(message))
+
+    # -- for the reader's code -------------------------------------------------------
+
+    def tell(self, done: int, total: int | None) -> None:
+        if self.running is not None:
+            self._send("progress", self.running, done, total)
+
+
+def progress(iterable, total: int | None = None):
+    """Loop over `iterable`, showing in the notebook how far the slowest rank has come.
+
+    Works in a function that runs on ranks, and does nothing elsewhere.
+    """
+    total = len(iterable) if total is None and hasattr(iterable, "__len__") else total
+    told, done = 0.0, 0
+    for item in iterable:
+        if here and time.monotonic() - told > 0.1:
+            told = time.monotonic()
+            here.tell(done, total)
+        yield item
+        done += 1
+    if here:
+        here.tell(done, total)

@@ -1,0 +1,1 @@
+"""What paper says: closed formulas, small enough to be redone by hand. Neither torch nor a GPU needed."""
