@@ -14,11 +14,19 @@ import stat
 import struct
 import sys
 
-available = sys.platform == "linux"
+# struct tcp_info in linux/tcp.h: notsent_bytes is a u32 at byte 144, bytes_sent and bytes_retrans are u64 at 200 and 208.
+_TCP_INFO = struct.Struct("144xI52xQQ")
 
-# struct tcp_info in linux/tcp.h: tcpi_bytes_acked is a u64 at byte 120.
-_BYTES_ACKED = struct.Struct("120xQ")
-_OUTQ = 0x5411  # SIOCOUTQ: bytes handed to the kernel that the peer has not acknowledged yet
+
+def _speaks() -> bool:
+    """Whether this system tells a process the byte counters of its connections."""
+    if not hasattr(socket, "TCP_INFO") or sys.platform != "linux":
+        return False
+    with socket.socket() as s:
+        return len(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)) == _TCP_INFO.size
+
+
+available = _speaks()
 
 
 def connections() -> list[socket.socket]:
@@ -74,8 +82,8 @@ class Counter:
     def read(self) -> dict[tuple[int, int], int]:
         """(local port, remote port) -> bytes sent since the connection was made.
 
-        Acknowledged bytes plus those still on their way: what the application
-        handed over, each byte once, however often TCP had to repeat it.
+        Each byte that was handed over counts once, however often TCP had to repeat it,
+        and at once, not when it is acknowledged: an acknowledgement may take 40 ms.
         """
         return {ports: _sent(s) for ports, s in self._open.items()}
 
@@ -89,7 +97,5 @@ class Counter:
 
 
 def _sent(s: socket.socket) -> int:
-    from fcntl import ioctl  # not on Windows, where nothing calls this
-    waiting, = struct.unpack("i", ioctl(s, _OUTQ, b"\0\0\0\0"))
-    acked, = _BYTES_ACKED.unpack(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128))
-    return acked + waiting
+    waiting, sent, repeated = _TCP_INFO.unpack(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+    return sent - repeated + waiting

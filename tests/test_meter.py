@@ -1,0 +1,192 @@
+"""The meter: payload exact, the wire as gloo is known to use it, every issuer of collectives seen."""
+
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers import World
+from helpers.runtime import meter
+from helpers.runtime.table import human
+from helpers.theory import collectives
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO is Linux's")
+S = 1_200_000  # elements of float32; 2, 3, 4 and 8 divide it
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4, 8])
+def sized(request):
+    with World(request.param) as world:
+        yield world
+
+
+def issue(op: str, elements: int) -> None:
+    """One collective whose whole tensor has `elements` float32 elements."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    whole, part = torch.ones(elements), torch.ones(elements // n)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    {"all_reduce": lambda: dist.all_reduce(whole),
+     "all_gather": lambda: gather(whole, part),
+     "reduce_scatter": lambda: scatter(part, whole),
+     "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
+     "broadcast": lambda: dist.broadcast(whole, 0),
+     "reduce": lambda: dist.reduce(whole, 0),
+     "gather": lambda: dist.gather(part, list(whole.chunk(n)) if me == 0 else None),
+     "scatter": lambda: dist.scatter(part, list(whole.chunk(n)) if me == 0 else None),
+     "send": lambda: dist.send(whole, 1) if me == 0 else dist.recv(whole, 0) if me == 1 else None}[op]()
+
+
+@linux
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
+                                "gather", "scatter", "send"])
+def test_payload_is_exact_and_the_wire_is_gloos(sized, op):
+    n, whole = len(sized), S * 4
+    for _ in range(2):
+        sized.run(issue, op, S)
+        for r, (counted, wire, rows) in enumerate(zip(sized.traffic.counted, sized.traffic.wire, sized.traffic.ranks)):
+            if op == "send" and r > 1:
+                assert rows == [] and wire == 0
+                continue
+            mine = "recv" if op == "send" and r == 1 else op
+            row, = rows
+            assert (row.op, row.axis, row.calls, row.payload) == (mine, "world", 1, whole)
+            assert counted == collectives.book(mine, whole, n, r)
+            predicted = collectives.gloo(mine, whole, n, r)
+            chunks = 1 << 20 if op == "reduce" else 0  # gloo cuts a reduce into pieces of whole MiB
+            assert abs(wire - predicted) <= 0.005 * predicted + 2000 + chunks
+            assert row.wire == wire
+
+
+def test_the_list_forms_count_alike(world):
+    def lists():
+        n, part = dist.get_world_size(), torch.ones(1000)
+        dist.all_gather([torch.empty(1000) for _ in range(n)], part)
+        dist.reduce_scatter(part, [torch.ones(1000) for _ in range(n)])
+        dist.all_to_all([torch.empty(1000) for _ in range(n)], [torch.ones(1000) for _ in range(n)])
+    world.run(lists)
+    assert [(r.op, r.payload) for r in world.traffic.ranks[3]] == [
+        ("all_gather", 16_000), ("reduce_scatter", 16_000), ("all_to_all", 16_000)]
+
+
+def test_it_sees_ddp_functional_collectives_and_meshes(world):
+    def everything():
+        from torch.distributed import _functional_collectives as functional
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.nn.parallel import DistributedDataParallel
+        model = DistributedDataParallel(torch.nn.Linear(100, 10))
+        model(torch.ones(2, 100)).sum().backward()
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        (functional.all_reduce(torch.ones(50), "sum", mesh["tp"]) + 1).sum()
+        dist.all_reduce(torch.ones(25), group=mesh.get_group("dp"))
+        even = dist.new_group([0, 2])
+        if dist.get_rank() % 2 == 0:
+            dist.all_reduce(torch.ones(5), group=even)
+    world.run(everything)
+    rows = {(r.op, r.axis): r.payload for r in world.traffic.ranks[0]}
+    assert rows["all_reduce", "world"] == (100 * 10 + 10) * 4
+    assert rows["all_reduce", "tp"] == 200 and rows["all_reduce", "dp"] == 100
+    assert rows["all_reduce", "ranks 0,2"] == 20
+
+
+def test_fsdp_and_tensor_parallel_are_seen(world):
+    def sharded():
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False))
+        fully_shard(model, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("dp",)))
+        model(torch.ones(2, 64)).sum().backward()
+        pair = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 8, bias=False))
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+        parallelize_module(pair, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        pair(torch.ones(2, 8)).sum().backward()
+    world.run(sharded)
+    rows = {(r.op, r.axis): (r.calls, r.payload) for r in world.traffic.ranks[1]}
+    assert rows["reduce_scatter", "world"] == (1, 64 * 64 * 4)
+    assert rows["all_gather", "world"][1] == rows["all_gather", "world"][0] * 64 * 64 * 4
+    assert rows["all_reduce", "world"] == (1, 2 * 8 * 4)  # a mesh of all ranks is the world itself
+
+
+@linux
+def test_who_sent_to_whom(world):
+    world.run(issue, "all_reduce", S)
+    for a, row in enumerate(world.traffic.matrix):
+        for b, sent in enumerate(row):
+            assert (sent > S * 4) == (b == (a - 1) % 4)  # gloo's ring runs downwards
+    world.run(issue, "gather", S)
+    assert [row[0] > 0 for row in world.traffic.matrix] == [False, True, True, True]
+
+
+@linux
+def test_overlapping_kinds_are_not_told_apart_but_the_total_is_known(world):
+    def overlap():
+        time.sleep(0.3 if dist.get_rank() == 3 else 0)  # none of the three can end before all are issued
+        a = dist.all_reduce(torch.ones(S), async_op=True)
+        b = dist.all_reduce(torch.ones(S), async_op=True)
+        c = dist.broadcast(torch.ones(S), 0, async_op=True)
+        for work in (a, b, c):
+            work.wait()
+        dist.all_reduce(torch.ones(S), group=None)
+    world.run(overlap)
+    reduce, broadcast = world.traffic.ranks[0]
+    assert reduce.calls == 3 and reduce.wire is None and broadcast.wire is None
+    assert world.traffic.wire[0] == pytest.approx(3 * 1.5 * S * 4 + 2 * S * 4, rel=0.005)
+    assert world.traffic.peak_in_flight[0] == 3 * S * 4
+
+
+def test_waiting_is_timed(world):
+    def late():
+        time.sleep(0.3 if dist.get_rank() == 2 else 0)
+        dist.barrier()
+    world.run(late)
+    waited = world.traffic.waited
+    assert all(0.2 < waited[r] < 2 for r in (0, 1, 3)) and waited[2] < 0.2
+
+
+def test_without_tcp_counters_the_column_says_so(world, monkeypatch):
+    def unavailable():
+        from helpers.runtime import wire
+        wire.available = False
+    world.run(unavailable)
+    try:
+        world.run(issue, "all_reduce", 1200)
+        assert world.traffic.wire == [None] * 4 and world.traffic.matrix is None
+        assert "n/a" in repr(world.traffic) and "n/a" in repr(world.traffic.against(7200))
+    finally:
+        world.run(lambda: setattr(__import__("helpers.runtime.wire", fromlist=["wire"]), "available", True))
+
+
+def test_the_table(world):
+    world.run(issue, "all_reduce", S)
+    assert "all_reduce  world      1  4.80 MB      7.20 MB      7.20 MB" in repr(world.traffic)
+    table = world.traffic.against(7.2e6)
+    assert table.rows[2] == ["2", "7.20 MB", "7.20 MB", "7.20 MB", "1.00"]
+    assert "<table" in table._repr_html_()
+    with pytest.raises(ValueError, match="3 predictions for 4 ranks"):
+        world.traffic.against([1, 2, 3])
+    world.run(lambda: None)
+    assert "no bytes moved" in repr(world.traffic)
+
+
+@pytest.mark.parametrize("n, text", [(0, "0 B"), (999, "999 B"), (999.6, "1.00 kB"), (1000, "1.00 kB"), (9994, "9.99 kB"), (9996, "10.0 kB"),
+                                     (99_960, "100 kB"), (999_600, "1.00 MB"), (18_874_368, "18.9 MB"),
+                                     (1.12e12, "1.12 TB"), (None, "n/a")])
+def test_bytes_for_people(n, text):
+    assert human(n) == text
+
+
+def test_memory_by_kind():
+    model = torch.nn.Sequential(torch.nn.Linear(100, 50, bias=False), torch.nn.ReLU(), torch.nn.Linear(50, 10, bias=False))
+    model[2].also = model[2].weight  # seen twice, held once
+    optimizer = torch.optim.AdamW(model.parameters())
+    with meter.saved_activations(model) as held:
+        loss = model(torch.ones(8, 100)).sum()
+    loss.backward()
+    optimizer.step()
+    found = meter.memory(model, optimizer, held)
+    weights = (100 * 50 + 50 * 10) * 4
+    assert (found["parameters"], found["gradients"], found["optimizer"]) == (weights, weights, 2 * weights)
+    assert found["activations"] == (8 * 100 + 8 * 50) * 4  # the input, and ReLU's output, which the last layer shares
