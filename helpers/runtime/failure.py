@@ -20,11 +20,12 @@ from .worker import Error
 
 class RankError(RuntimeError):
     """A call on the ranks failed. `ranks` are those at fault, `kind` is one of
-    'raised', 'died', 'timeout', 'result'; the message is written for the reader."""
+    'raised', 'died', 'timeout', 'result'; `seen` is what was known of each rank.
+    The message is written for the reader."""
 
-    def __init__(self, message: str, kind: str, at_fault: Iterable[int], state_kept: bool):
+    def __init__(self, message: str, kind: str, at_fault: Iterable[int], state_kept: bool, seen: list[Seen]):
         super().__init__(message)
-        self.kind, self.ranks, self.state_kept = kind, sorted(at_fault), state_kept
+        self.kind, self.ranks, self.state_kept, self.seen = kind, sorted(at_fault), state_kept, seen
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows this and not a traceback through our own code."""
@@ -87,19 +88,22 @@ def died(seen: list[Seen], dead: list[int], state: str) -> str:
 
 def timeout(seen: list[Seen], seconds: float, state: str) -> str:
     """The call did not end in time."""
-    stuck = [r for r, s in enumerate(seen) if s.where and s.where["in"]]
-    never = [r for r in range(len(seen)) if r not in stuck]
     parts = [f"no end after {seconds:g} s, so the call was stopped"]
     parts += _others(seen, [], heading="When it was stopped:")
-    ops = {_collective(seen[r].where["in"], peer=False) for r in stuck}
-    if stuck and never:
-        verb = "waits" if len(stuck) == 1 else "wait"
-        parts.append(f"{ranks(stuck)} {verb} for {ranks(never)}, which never came.")
+    stuck = {r: s.where["in"] for r, s in enumerate(seen) if s.where and s.where["in"]}
+    never = sorted({other for inside in stuck.values() for other in inside["needs"]} - set(stuck))
+    ops = {_collective(inside, peer=False) for inside in stuck.values()}
+    if never:
+        waiting = [r for r, inside in stuck.items() if set(never) & set(inside["needs"])]
+        parts.append(f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(never)}, which never came.")
+    elif all(inside["op"] in ("send", "recv") for inside in stuck.values()) and stuck:
+        parts.append("Every one waits for another: " +
+                     ", ".join(f"{r} for {inside['needs'][0]}" for r, inside in stuck.items()) + ".")
     elif len(ops) > 1:
         parts.append("The ranks are in different collectives: each waits for the others to enter its own. "
                      "All ranks of a group must call the same collectives in the same order.")
     elif stuck:
-        parts.append("Every rank waits for another: look at the order of the calls.")
+        parts.append("All are in the same collective: its data may only need longer, with timeout=… in seconds.")
     else:
         parts.append("No rank is in a collective: it may only need longer, with timeout=… in seconds.")
     return "\n".join(parts + [state])
@@ -141,8 +145,8 @@ def _collective(box: dict, peer: bool = True) -> str:
     text = box["op"]
     if box["shape"] is not None:
         text += f" of {box['dtype']}{box['shape']}"
-    if peer and box["op"] in ("send", "recv") and box["peer"] is not None:
-        text += f" {'to' if box['op'] == 'send' else 'from'} rank {box['peer']}"
+    if peer and box["op"] in ("send", "recv") and len(box["needs"]) == 1:
+        text += f" {'to' if box['op'] == 'send' else 'from'} rank {box['needs'][0]}"
     return text + ("" if box["axis"] == "world" else f" in group {box['axis']}")
 
 

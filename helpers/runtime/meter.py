@@ -81,7 +81,7 @@ class Recorder:
         self.box = box
         self.counter = wire.Counter()
         self.last: dict | None = None  # the collective issued last, as written to the box
-        self._groups: dict[str, tuple[str, int, int]] = {}
+        self._groups: dict[str, tuple[str, list[int], int]] = {}
         self._library = torch.library.Library("c10d", "IMPL")
         for name in OPERATORS:
             self._library.impl(name, self._in_front_of(name), "ADInplaceOrView")
@@ -121,7 +121,8 @@ class Recorder:
 
         def counted(*args, **kwargs):
             group = dist.ProcessGroup.unbox(args[at_group])
-            axis, size, me = self._axis(group)
+            axis, members, me = self._axis(group)
+            size = len(members)
             payload = 0 if at_whole is None else _nbytes(args[at_whole])
             in_flight = payload
             if name in ("gather", "scatter"):
@@ -134,7 +135,7 @@ class Recorder:
             row.book += collectives.book(name, payload, size, me, root or 0)
             if row not in self._since_quiet:
                 self._since_quiet.append(row)
-            self._note(name, axis, args[at_whole] if at_whole is not None else None, root)
+            self._note(name, axis, members, args[at_whole] if at_whole is not None else None, root)
             with torch._C._ExcludeDispatchKeyGuard(_BELOW):
                 result = call(*args, **kwargs)
             work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
@@ -145,28 +146,30 @@ class Recorder:
 
         return counted
 
-    def _axis(self, group: dist.ProcessGroup) -> tuple[str, int, int]:
-        """What to call the group, how many ranks it has, which of them this is."""
+    def _axis(self, group: dist.ProcessGroup) -> tuple[str, list[int], int]:
+        """What to call the group, its ranks as the world numbers them, and which of them this is."""
         known = self._groups.get(group.group_name)
         if known is None:
-            described = group.group_desc.removeprefix("mesh_")
+            described, members = group.group_desc.removeprefix("mesh_"), dist.get_process_group_ranks(group)
             if described == "default_pg":
                 described = "world"
             elif described in ("undefined", ""):
-                described = "ranks " + ",".join(map(str, dist.get_process_group_ranks(group)))
-            known = self._groups[group.group_name] = described, group.size(), group.rank()
+                described = "ranks " + ",".join(map(str, members))
+            known = self._groups[group.group_name] = described, members, group.rank()
             before = self.counter.total()
             self.counter.refresh()  # the group may have brought connections, and bytes to greet its ranks
             self._settled += self.counter.total() - before
         return known
 
-    def _note(self, op: str, axis: str, tensors, root: int | None) -> None:
+    def _note(self, op: str, axis: str, members: list[int], tensors, root: int | None) -> None:
         first = tensors
         while isinstance(first, (list, tuple)):
             first = first[0] if first else None
         self._number += 1
         self.last = {
-            "op": op, "axis": axis, "number": self._number, "at": time.monotonic(), "peer": root,
+            "op": op, "axis": axis, "number": self._number, "at": time.monotonic(),
+            # whom this rank cannot go on without
+            "needs": [members[root]] if op in ("send", "recv") and root is not None else members,
             "shape": None if first is None or op == "barrier" else list(first.shape),
             "dtype": None if first is None or op == "barrier" else str(first.dtype).removeprefix("torch."),
             "line": lines.innermost(sys._getframe(2)),

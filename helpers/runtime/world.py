@@ -285,14 +285,14 @@ class World:
         state = self._mend([r for r in range(self.n) if r not in done], number, captured, seen)
         dead = [r for r, s in enumerate(seen) if s.exit is not None] if dead else dead
         if dead:
-            return RankError(failure.died(seen, dead, state), "died", dead, False)
+            return RankError(failure.died(seen, dead, state), "died", dead, False, seen)
         if not raised:
             stuck = [r for r, s in enumerate(seen) if not s.finished]
-            return RankError(failure.timeout(seen, timeout, state), "timeout", stuck, not self._lost)
+            return RankError(failure.timeout(seen, timeout, state), "timeout", stuck, not self._lost, seen)
         if all(seen[r].error.cause == "result" for r in raised):
-            return RankError(failure.result(seen, raised, state), "result", raised, not self._lost)
+            return RankError(failure.result(seen, raised, state), "result", raised, not self._lost, seen)
         raised = [r for r in raised if not seen[r].error.cause]
-        return RankError(failure.raised(seen, raised, state), "raised", raised, not self._lost)
+        return RankError(failure.raised(seen, raised, state), "raised", raised, not self._lost, seen)
 
     def _interrupted(self, number: int, captured) -> RanksInterrupted:
         seen = self._look(number, {}, captured)

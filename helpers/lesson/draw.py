@@ -1,0 +1,220 @@
+"""The pictures, in one colour language through all fourteen drops.
+
+A rank has its colour and its number wherever it appears. Forward is light, backward dark,
+communication hatched, idle time empty. The eight colours are Okabe and Ito's, told apart
+with any colour vision; every coloured thing also carries its name.
+"""
+
+from __future__ import annotations
+
+import warnings
+import functools
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.patheffects import withStroke
+
+from ..runtime.table import human
+from ..runtime.traffic import Traffic
+
+RANKS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"]
+INK, PAPER, FAINT = "#222222", "#FFFFFF", "#D8D8D8"
+HATCH = "////"  # communication
+
+STYLE = {
+    "figure.dpi": 110, "figure.facecolor": PAPER, "figure.constrained_layout.use": True,
+    "font.size": 11, "axes.titlesize": 12, "axes.titlelocation": "left", "axes.titleweight": "bold",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
+    "text.color": INK, "legend.frameon": False, "xtick.color": INK, "ytick.color": INK, "hatch.linewidth": 0.7,
+}
+
+
+def rank_colour(rank: int) -> str:
+    return RANKS[rank % len(RANKS)]
+
+
+class Picture:
+    """A figure with words for those who cannot see it. A notebook shows both; `figure` is matplotlib's."""
+
+    def __init__(self, figure: plt.Figure, alt: str):
+        self.figure, self.alt = figure, alt
+        plt.close(figure)  # shown once, by us, not again by the inline backend
+
+    def __repr__(self) -> str:
+        return f"[picture: {self.alt}]"
+
+    def _repr_mimebundle_(self, **_):
+        from io import BytesIO
+        out = BytesIO()
+        with mpl.rc_context(STYLE):
+            self.figure.savefig(out, format="png", dpi=110)
+        width, height = (self.figure.get_size_inches() * 110).round().astype(int).tolist()
+        return ({"image/png": out.getvalue(), "text/plain": repr(self)},
+                {"image/png": {"alt": self.alt, "width": width, "height": height}})
+
+
+def _styled(picture):
+    """Have a function draw in our style, whatever the notebook has set."""
+    @functools.wraps(picture)
+    def drawn(*args, **kwargs):
+        with mpl.rc_context(STYLE):
+            return picture(*args, **kwargs)
+    return drawn
+
+
+def _panels(columns: int, width: float, height: float):
+    return plt.subplots(1, columns, figsize=(width, height), squeeze=False)
+
+
+@_styled
+def cuts(n: int = 4) -> Picture:
+    """The block of work, batch × width × depth, cut by each of the three axes and coloured by rank."""
+    figure, axes = _panels(3, 9.6, 2.9)
+    titles = ("data: cut the batch", "tensor: cut the width", "pipeline: cut the depth")
+    for axis, (ax, title) in enumerate(zip(axes[0], titles)):
+        _cube(ax, axis, n)
+        ax.set_title(title)
+    return Picture(figure, "The same cube of batch by width by depth three times. Data parallelism cuts it along the batch, "
+                           f"tensor parallelism along the width, pipeline parallelism along the depth, one of {n} slices to a rank.")
+
+
+def _cube(ax, cut: int, n: int) -> None:
+    """Three visible faces of a cube, seen from above left; `cut` is 0 for batch, 1 for width, 2 for depth."""
+    # Unit vectors on paper: width runs right, depth runs up, batch runs back.
+    batch, width, depth = np.array([0.5, 0.32]), np.array([1.0, 0.0]), np.array([0.0, 1.0])
+    unit = (batch, width, depth)
+
+    def face(origin, a, b, shade):
+        """The parallelogram origin, a, b, in strips where the cut crosses it, of one colour where it does not."""
+        slices = n if cut in (a, b) else 1
+        for i in range(slices):
+            lo, hi = i / slices, (i + 1) / slices
+            along, across = (unit[a], unit[b]) if cut != b else (unit[b], unit[a])
+            corners = [origin + lo * along, origin + hi * along, origin + hi * along + across, origin + lo * along + across]
+            rank = i if slices > 1 else {0: 0, 1: n - 1, 2: n - 1}[cut]
+            ax.add_patch(plt.Polygon(corners, facecolor=rank_colour(rank), edgecolor=PAPER, linewidth=1.5))
+            if shade:
+                ax.add_patch(plt.Polygon(corners, facecolor="black", alpha=shade, edgecolor="none"))
+    zero = np.zeros(2)
+    face(zero, 1, 2, 0)  # front: width × depth
+    face(depth, 1, 0, 0.10)  # top: width × batch
+    face(width, 0, 2, 0.22)  # right side: batch × depth
+    for rank in range(n):
+        middle = (rank + 0.5) / n
+        at = (zero + 0.5 * width + middle * depth, middle * width + 0.5 * depth, width + middle * batch + 0.5 * depth)
+        spot = at[{0: 2, 1: 1, 2: 0}[cut]]
+        ax.annotate(str(rank), spot, ha="center", va="center", fontsize=12, fontweight="bold", color=PAPER,
+                    path_effects=[withStroke(linewidth=2.5, foreground=INK)])
+    ax.annotate("width (h)", 0.5 * width, (0, -6), textcoords="offset points", ha="center", va="top")
+    ax.annotate("depth (layers)", 0.5 * depth, (-6, 0), textcoords="offset points", ha="right", va="center", rotation=90)
+    ax.annotate("batch (b)", width + 0.5 * batch, (10, -6), textcoords="offset points", ha="left", va="top")
+    ax.set(xlim=(-0.22, 1.85), ylim=(-0.18, 1.36), aspect="equal")
+    ax.axis("off")
+
+
+@_styled
+def three_ways(traffic: Traffic, predicted: float | Sequence[float], title: str) -> Picture:
+    """Bytes sent per rank as bars: predicted by formula, counted from PyTorch, measured on the wire."""
+    n = len(traffic.ranks)
+    each = list(predicted) if isinstance(predicted, Sequence) else [predicted] * n
+    wire = [w or 0 for w in traffic.wire]
+    figure, ((ax,),) = _panels(1, 7.2, 2.8)
+    ways = (("predicted", each, "none", ""), ("counted", traffic.counted, "light", ""), ("on the wire", wire, "full", HATCH))
+    for i, (name, values, fill, hatch) in enumerate(ways):
+        for r, value in enumerate(values):
+            ax.bar(r + (i - 1) * 0.27, value / 1e6, 0.25, hatch=hatch, linewidth=1.4, edgecolor=rank_colour(r),
+                   facecolor={"none": PAPER, "light": mpl.colors.to_rgba(rank_colour(r), 0.45), "full": mpl.colors.to_rgba(rank_colour(r), 0.85)}[fill])
+        ax.bar(0, 0, label=name, hatch=hatch, edgecolor=INK, facecolor={"none": PAPER, "light": FAINT, "full": "#8a8a8a"}[fill])
+    ax.set(xticks=range(n), xticklabels=[f"rank {r}" for r in range(n)], ylabel="MB sent", title=title)
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return Picture(figure, title + ". " + "; ".join(
+        f"rank {r}: predicted {human(p)}, counted {human(c)}, on the wire {human(w)}"
+        for r, (p, c, w) in enumerate(zip(each, traffic.counted, traffic.wire))))
+
+
+@_styled
+def who_to_whom(named: dict[str, Traffic]) -> Picture:
+    """A panel for each run: the bytes that each rank (row) sent to each other rank (column)."""
+    n = len(next(iter(named.values())).ranks)
+    figure, axes = _panels(len(named), 3.2 * len(named), 3.3)
+    parts = []
+    for ax, (name, traffic) in zip(axes[0], named.items()):
+        sent = np.array(traffic.matrix if traffic.matrix else np.zeros((n, n))) / 1e6
+        ax.imshow(sent, cmap="Greys", vmin=0, vmax=max(sent.max() * 1.6, 1e-9))
+        for a in range(n):
+            for b in range(n):
+                if sent[a, b] >= 0.005:
+                    ax.text(b, a, f"{sent[a, b]:.3g}", ha="center", va="center", fontsize=10)
+                    parts.append(f"{name}: rank {a} sent {sent[a, b]:.3g} MB to rank {b}")
+        ax.set(xticks=range(n), yticks=range(n), xlabel="to rank", ylabel="from rank" if ax is axes[0][0] else "", title=name)
+        for r in range(n):
+            ax.get_xticklabels()[r].set_color(rank_colour(r)), ax.get_yticklabels()[r].set_color(rank_colour(r))
+            ax.get_xticklabels()[r].set_fontweight("bold"), ax.get_yticklabels()[r].set_fontweight("bold")
+        for spine in ax.spines.values():
+            spine.set_visible(False)
+    figure.supxlabel("MB, measured by the operating system", fontsize=10)
+    return Picture(figure, "Who sent how much to whom. " + "; ".join(parts) if parts else
+                   "Who sent how much to whom: not measured on this system.")
+
+
+@_styled
+def ring(n: int = 4) -> Picture:
+    """The ring all-reduce, step by step: how many ranks' numbers each chunk holds the sum of."""
+    steps = 2 * (n - 1) + 1
+    held = np.ones((n, n), int)  # held[rank, chunk]
+    frames, moved = [held.copy()], [None]
+    for step in range(2 * (n - 1)):
+        after, arrows = held.copy(), []
+        for rank in range(n):
+            chunk = (rank - step) % n if step < n - 1 else (rank + 1 - (step - n + 1)) % n
+            to = (rank + 1) % n
+            after[to, chunk] = held[rank, chunk] + 1 if step < n - 1 else n
+            arrows.append((to, chunk))
+        held = after
+        frames.append(held.copy()), moved.append(arrows)
+    figure, axes = _panels(steps, 1.42 * steps, 2.05)
+    for step, (ax, frame) in enumerate(zip(axes[0], frames)):
+        for rank in range(n):
+            for chunk in range(n):
+                new = moved[step] and (rank, chunk) in moved[step]
+                shade = (frame[rank, chunk] - 1) / (n - 1)
+                ax.add_patch(plt.Rectangle((chunk, rank), 0.94, 0.94, facecolor=mpl.colors.to_rgba("#0072B2", 0.08 + 0.7 * shade),
+                                           hatch=HATCH if new else "", edgecolor=INK if new else FAINT, linewidth=0.8))
+                ax.text(chunk + 0.47, rank + 0.5, frame[rank, chunk], ha="center", va="center", fontsize=10, fontweight="bold",
+                        color=INK, bbox=dict(boxstyle="round,pad=0.12", facecolor=PAPER, edgecolor="none", alpha=0.75) if new else None)
+        ax.set(xlim=(-0.1, n), ylim=(n, -0.1), aspect="equal", xticks=[], yticks=[])
+        ax.set_title("start" if step == 0 else f"step {step}", loc="center", fontsize=10, fontweight="normal")
+        for spine in ax.spines.values():
+            spine.set_visible(False)
+        if step == 0:
+            ax.set_yticks([r + 0.5 for r in range(n)], [f"rank {r}" for r in range(n)], fontsize=10)
+            ax.tick_params(length=0)
+    figure.supxlabel(f"columns are the {n} chunks · the number says how many ranks' values a chunk sums · hatched: just received",
+                     fontsize=9.5)
+    return Picture(figure, f"Ring all-reduce on {n} ranks. In steps 1 to {n - 1} each rank passes one chunk on and the receiver adds it, "
+                           f"until each rank holds one chunk summed over all {n}. In steps {n} to {2 * n - 2} the finished chunks go round.")
+
+
+@_styled
+def memory_by_ranks(held: dict[int, dict[str, int]], title: str) -> Picture:
+    """Stacked bars: what one rank holds (bytes by kind) for each number of ranks."""
+    figure, ((ax,),) = _panels(1, 7.2, 2.9)
+    kinds = [k for k in next(iter(held.values())) if k not in ("resident", "communication")]
+    looks = dict(zip(kinds, ((INK, ""), ("#777777", ""), ("#B5B5B5", ""), (PAPER, "...."))))
+    positions = range(len(held))
+    base = np.zeros(len(held))
+    for kind in kinds:
+        sizes = np.array([memory[kind] for memory in held.values()]) / 1e6
+        colour, hatch = looks[kind]
+        ax.bar(positions, sizes, 0.55, bottom=base, label=kind, facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.8)
+        base += sizes
+    for x, top in zip(positions, base):
+        ax.text(x, top, f"{top:.3g}", ha="center", va="bottom")
+    ax.set(xticks=positions, xticklabels=[f"{n} rank{'s' * (n > 1)}" for n in held], ylabel="MB on each rank", title=title,
+           ylim=(0, base.max() * 1.15))
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return Picture(figure, title + ". " + "; ".join(
+        f"{n} ranks: " + ", ".join(f"{kind} {human(memory[kind])}" for kind in kinds) for n, memory in held.items()))

@@ -1,0 +1,112 @@
+"""Drop 01: tell the three schemes apart by the bytes alone."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from ... import toy
+from ...runtime.world import World
+from ..practice import Answer, Exercise, right, wrong
+
+SCHEMES = ("data", "tensor", "pipeline")
+# Sizes chosen so that the amount alone gives nothing away: each scheme is once the largest or smallest.
+SIZES = ({"hidden": 64, "b": 8, "s": 64}, {"hidden": 256, "b": 4, "s": 16})
+
+
+def split(scheme: str, hidden: int = 256) -> torch.nn.Module:
+    """On a rank: the toy model with rank 0's weights, split by `scheme`. A rank keeps what this returns."""
+    model = toy.ToyTransformer(hidden, seed=dist.get_rank())
+    toy.share_weights(model)
+    if scheme == "tensor":
+        return toy.split_width(model)
+    return toy.split_depth(model) if scheme == "pipeline" else model
+
+
+def step(model: torch.nn.Module, scheme: str, b: int, s: int) -> float | None:
+    """On a rank: one forward and backward of a model that `split` made."""
+    run = {"data": toy.data_parallel_step, "tensor": toy.tensor_parallel_step, "pipeline": toy.pipeline_step}[scheme]
+    return run(model, *toy.make_batch(b, s))
+
+
+def bytes_sent(world: World, scheme: str, hidden: int, b: int, s: int) -> tuple[list[float], list[float]]:
+    """What each rank sends in one step, with b sequences and with 2b.
+
+    By the operating system's count; by PyTorch's and the book where the system does not say.
+    """
+    world.cell(f"from helpers.lesson.drops.d01 import split, step\nmodel = split({scheme!r}, {hidden})")
+    found = []
+    for batch in (b, 2 * b):
+        world.cell(f"step(model, {scheme!r}, {batch}, {s}); None")
+        found.append(world.traffic.counted if None in world.traffic.wire else world.traffic.wire)
+    return found[0], found[1]
+
+
+def fingerprint(small, large):
+    """Name the scheme of a run: "data", "tensor" or "pipeline".
+
+    small: bytes sent in one step, a list with one number for each rank.
+    large: the same with twice as many examples in the batch.
+    """
+    if max(small) > 1.5 * min(small):
+        return "pipeline"  # the ends have one neighbour, the ranks between have two
+    if max(large) > 1.5 * max(small):
+        return "tensor"  # activations grow with the batch
+    return "data"  # gradients do not: one for each weight
+
+
+MISTAKES = {
+    ("tensor", "data"): ("data parallelism sends activations",
+                         "You call this run data parallel, yet its bytes doubled when the batch doubled. "
+                         "Data parallelism sends gradients, one number for each weight, however large the batch."),
+    ("data", "tensor"): ("tensor parallelism sends weights",
+                         "You call this run tensor parallel, yet its bytes did not change when the batch doubled: they are as many "
+                         "as the weights. Tensor parallelism never sends weights. It sends activations, and those grow with the batch."),
+    ("pipeline", None): ("a pipeline needs an all-reduce",
+                         "You took this run for one in which every rank talks alike. Look at the first and last rank: "
+                         "they sent half. In a pipeline each rank only speaks to its neighbours, and the ends have one."),
+    (None, "pipeline"): ("a pipeline needs an all-reduce",
+                         "You call this run a pipeline, yet all four ranks sent the same. That is what an all-reduce looks like. "
+                         "A pipeline has none: each rank speaks to its neighbours, and the ends have only one."),
+}
+
+
+def judge(attempt) -> Answer:
+    said = []
+    with World(4, timeout=20) as world:
+        for sizes in SIZES:
+            for scheme in SCHEMES:
+                small, large = bytes_sent(world, scheme, **sizes)
+                answer = _call(attempt, small, large)
+                if isinstance(answer, Answer):
+                    return answer
+                said.append((scheme, answer, small, large))
+    missed = [(scheme, answer, small, large) for scheme, answer, small, large in said if answer != scheme]
+    figures = [("runs named", f"{len(said) - len(missed)} of {len(said)}", f"{len(said)} of {len(said)}")]
+    if not missed:
+        return right("You can tell data, tensor and pipeline parallelism from outside, by their bytes alone.", *figures)
+    for (ran, said_it_was), (name, why) in MISTAKES.items():
+        fits = [m for m in missed if ran in (None, m[0]) and said_it_was in (None, m[1])]
+        if fits:
+            scheme, answer, small, large = fits[0]
+            break
+    kb = lambda sent: ", ".join(f"{x / 1e3:,.0f}" for x in sent)
+    return wrong(name, f"A run sent {kb(small)} kB by its four ranks, and {kb(large)} kB with twice the batch. "
+                       f"You said {answer!r}; it was {scheme!r}. {why}", *figures)
+
+
+def _call(attempt, small, large):
+    try:
+        answer = attempt(list(small), list(large))
+    except Exception as e:
+        return Answer("crashed", f"Your function raised {type(e).__name__}: {e}\nIt was given small={small} and large={large}.")
+    if answer not in SCHEMES:
+        return wrong("not one of the three answers", f'Your function returned {answer!r}. Return "data", "tensor" or "pipeline".')
+    return answer
+
+
+fingerprints = Exercise("traffic fingerprints", fingerprint, judge, hints=[
+    "Print small and large for a run you know, from the tables above. In which of the three do the ranks send different amounts?",
+    "One scheme sends gradients, one number for each weight. What happens to their number when the batch doubles?",
+    "First test whether max(small) is well above min(small). Then test whether large is well above small.",
+])

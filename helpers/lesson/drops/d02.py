@@ -1,0 +1,171 @@
+"""Drop 02: average gradients over unequal shares, and write the ring all-reduce."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from ...runtime.failure import RankError
+from ...runtime.output import ranks
+from ...runtime.table import human
+from ...runtime.traffic import Traffic
+from ...runtime.world import World
+from ..practice import Answer, Exercise, right, wrong
+
+# -- the mean of unequal shares ------------------------------------------------------------------
+
+SHARES = ([2, 2, 2, 2], [5, 1, 1, 1])  # examples on each rank
+
+
+def weighted_average(gradient, examples):
+    """Return the gradient of the mean loss over all examples of all ranks.
+
+    gradient: this rank's, of the mean loss over its own examples; a 1-D tensor.
+    examples: how many examples this rank had. Ranks may have different numbers.
+    """
+    total = torch.tensor([float(examples)])
+    dist.all_reduce(total)
+    gradient = gradient * examples / total
+    dist.all_reduce(gradient)
+    return gradient
+
+
+def _average_on_rank(attempt, shares):
+    """One rank's part of the check: its gradient, what the attempt makes of it, and what the twin has."""
+    torch.manual_seed(3)
+    rank, each = dist.get_rank(), torch.randn(sum(shares), 1000)  # a gradient for every example, the same on all ranks
+    mine = torch.split(each, shares)[rank]
+    return attempt(mine.mean(0), shares[rank]), each
+
+
+def judge_average(attempt) -> Answer:
+    with World(4, timeout=5) as world:
+        for shares in SHARES:
+            results = world.run(_average_on_rank, attempt, shares)
+            each = results[0][1]
+            own = [part.mean(0) for part in torch.split(each, shares)]
+            for rank, (got, _) in enumerate(results):
+                if not isinstance(got, torch.Tensor) or got.shape != each[0].shape:
+                    return wrong("nothing returned", f"Return a tensor of the gradient's shape; rank {rank} returned {type(got).__name__}.")
+                near = lambda other: torch.allclose(got, other, atol=1e-5)
+                if near(each.mean(0)):
+                    continue
+                if near(own[rank]):
+                    return wrong("never summed over the ranks", f"Rank {rank} still has only its own gradient. Each rank would walk off by itself.")
+                if near(sum(own)):
+                    return wrong("a sum where the mean was meant", "Every rank holds the sum of four gradients, four times the twin's when shares are equal. "
+                                 "The twin's loss is a mean over examples, so its gradient is one too.", ("size against the twin's", "4.0", "1.0"))
+                if near(sum(own) / 4):
+                    return wrong("equal weights for unequal shares", f"With {shares} examples you weigh each rank 1/4. A rank's gradient is a mean over its own "
+                                 "examples: one with 5 of the 8 examples must count 5/8.")
+                return wrong("another value than the twin's", f"Rank {rank} is off by up to {(got - each.mean(0)).abs().max():.2g} with {shares} examples.")
+    return right("Equal to the twin on every rank, with equal and with unequal shares.")
+
+
+average = Exercise("the mean of unequal shares", weighted_average, judge_average, hints=[
+    "A mean over all examples = the sum over examples, divided by their number. What must each rank add to the sum?",
+    "gradient * examples is the sum over this rank's examples. Both that and the number of examples need an all_reduce.",
+    "all_reduce works in place on a tensor: total = torch.tensor([float(examples)]); dist.all_reduce(total).",
+])
+
+
+# -- the ring -----------------------------------------------------------------------------------
+
+def ring_all_reduce(x, rank, world_size):
+    """Make x, a 1-D tensor, the sum of all ranks' x: in place, with dist.send and dist.recv only."""
+    chunks = list(torch.tensor_split(x, world_size))  # views: what is written to a chunk is written to x
+    right_of, left_of = (rank + 1) % world_size, (rank - 1) % world_size
+
+    def pass_on(outgoing, incoming):
+        if rank % 2 == 0:  # even ranks speak first, odd ranks listen first, so that somebody always listens
+            dist.send(chunks[outgoing].contiguous(), right_of)
+            dist.recv(incoming, left_of)
+        else:
+            dist.recv(incoming, left_of)
+            dist.send(chunks[outgoing].contiguous(), right_of)
+
+    for step in range(world_size - 1):  # reduce-scatter: sums grow as they go round
+        outgoing, incoming = (rank - step) % world_size, (rank - step - 1) % world_size
+        buffer = torch.empty_like(chunks[incoming])
+        pass_on(outgoing, buffer)
+        chunks[incoming] += buffer
+    for step in range(world_size - 1):  # all-gather: finished sums go round
+        outgoing, incoming = (rank + 1 - step) % world_size, (rank - step) % world_size
+        pass_on(outgoing, chunks[incoming])
+
+
+CASES = [(4, 400_000), (2, 100_001), (3, 100_001), (5, 99_999), (4, 1_003)]  # ranks, elements; some do not divide
+
+
+def _ring_on_rank(attempt, n, elements):
+    """One rank's part: run the attempt on the first n ranks. Returns what it left in x, and what the answer is."""
+    rank = dist.get_rank()
+    if rank >= n:
+        return None
+    numbers = [torch.arange(elements, dtype=torch.float32) % 97 * (r + 1) for r in range(n)]
+    x = numbers[rank].clone()
+    attempt(x, rank, n)
+    return bool(torch.equal(x, sum(numbers))), bool(torch.allclose(x, sum(numbers) / n)), bool(torch.equal(x, numbers[rank]))
+
+
+def judge_ring(attempt) -> Answer:
+    reached = 0.0
+    with World(5, timeout=4) as world:
+        for n, elements in CASES:
+            case = f"{n} ranks, {elements:,} elements"
+            try:
+                results = world.run(_ring_on_rank, attempt, n, elements)[:n]
+            except RankError as e:
+                return _stuck(e, case) or Answer("crashed", f"With {case}:\n{e}")
+            if all(averaged and not summed for summed, averaged, _ in results):
+                return wrong("the mean where the sum was meant", f"With {case} every rank holds the mean. "
+                             "An all-reduce sums; whoever wants the mean divides afterwards.")
+            if all(untouched for *_, untouched in results):
+                return wrong("x was not changed", f"With {case} x is as it was on every rank. "
+                             "Work in place: write into x[...], or into views of x.")
+            if off := [r for r, (summed, *_) in enumerate(results) if not summed]:
+                return wrong("another value than the sum", f"With {case} x is not the sum on {ranks(off, of=n)}. "
+                             "Which chunk does a rank send in step k, and which one does it receive?")
+            if mistake := _wasteful(world.traffic, n, 4 * elements, case):
+                return mistake
+            reached = reached or max(world.traffic.counted) / (4 * elements)
+    return right("The sum on 2, 3, 4 and 5 ranks, also where the length does not divide, and no rank sent more than it must.",
+                 ("bytes sent by each of 4 ranks, for a tensor of S bytes", f"{reached:.2f}·S", "2·(4−1)/4 = 1.50·S"))
+
+
+def _stuck(error: RankError, case: str) -> Answer | None:
+    """A hang in which every rank does the same thing has a name."""
+    doing = {seen.where["in"]["op"] for seen in error.seen if seen.where and seen.where["in"]}
+    if error.kind != "timeout" or doing not in ({"send"}, {"recv"}):
+        return None
+    first, other = ("sends", "receives") if doing == {"send"} else ("receives", "sends")
+    return Answer("crashed", f"With {case} every rank {first} and waits; nobody {other}. A send ends when its receiver takes the data, "
+                             f"so on a ring somebody must do it the other way round: even ranks send first, odd ranks receive first.\n\n{error}",
+                  f"everybody {first} before anybody {other}")
+
+
+def _wasteful(traffic: Traffic, n: int, size: int, case: str) -> Answer | None:
+    """Name what moves more than 2(n−1) chunks a rank. `size`: bytes of the tensor."""
+    if helped := {row.op for rows in traffic.ranks for row in rows} - {"send", "recv"}:
+        return wrong("another collective does the work", f"You called {', '.join(sorted(helped))}. Use dist.send and dist.recv only: they are what it is made of.")
+    sent = traffic.counted[:n]
+    allowed = 2 * (n - 1) * -(-size // 4 // n) * 4  # the chunks of a length that n does not divide are rounded up
+    figures = [("bytes sent by the busiest rank", f"{max(sent) / size:.2f}·S", f"{2 * (n - 1) / n:.2f}·S")]
+    if max(sent) <= allowed:
+        return None
+    if sent[0] >= (n - 1) * size and n > 2 and max(sent[1:]) <= 1.01 * size:
+        return wrong("everything through rank 0", f"With {case} rank 0 sent {human(sent[0])} and rank 1 only {human(sent[1])}. "
+                     "The sum is right, but one link carries n−1 times the load, and it grows with every rank you add.", *figures)
+    if min(sent) >= (n - 1) * size:
+        return wrong("the whole tensor round the ring", f"With {case} every rank sent {human(sent[0])}: the tensor, n−1 times over. "
+                     "Cut it into n chunks and pass one chunk a step.", *figures)
+    return wrong("more bytes than needed", f"With {case} the busiest rank sent {human(max(sent))}, where {human(allowed)} are enough: "
+                 "n−1 chunks to sum, n−1 to spread.", *figures)
+
+
+ring = Exercise("a ring all-reduce", ring_all_reduce, judge_ring, hints=[
+    "Cut x into n chunks with torch.tensor_split: they are views of x. In each step a rank sends one chunk to the right and receives one from the left.",
+    "First n−1 steps: in step k rank r sends chunk (r−k) % n and adds what it receives to chunk (r−k−1) % n. Then which chunk is finished, and where?",
+    "Then n−1 more steps: in step k rank r sends chunk (r+1−k) % n and overwrites chunk (r−k) % n with what it receives.",
+    "If it hangs: even ranks send first and then receive, odd ranks receive first and then send.",
+])

@@ -1,0 +1,158 @@
+"""Predictions and exercises: the reader commits, writes a few lines, and is told why they are right or not.
+
+An exercise runs the reader's function on real ranks and answers in one of four ways:
+not started, right, wrong and why, crashed or hung. What is wrong is told from what was
+measured (values, bytes, order, who waits for whom), and named as the misconception it shows.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from html import escape
+
+from ..runtime.failure import RankError
+
+KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!"}
+COLOURS = {"not started": "#767676", "right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}
+
+
+@dataclass
+class Answer:
+    """What a check has to say. `misconception` is the short name of the mistake, for wrong answers."""
+
+    kind: str
+    text: str
+    misconception: str | None = None
+    figures: list[tuple[str, str, str]] = field(default_factory=list)  # (what, reached, target)
+
+    def __repr__(self) -> str:
+        head = f"{KINDS[self.kind]} {self.kind}" + (f": {self.misconception}" if self.misconception else "")
+        lines = [head, *textwrap.wrap(self.text, 100, break_on_hyphens=False)] if "\n" not in self.text else [head, self.text]
+        return "\n".join(lines + [f"  {what}: {reached} (target {target})" for what, reached, target in self.figures])
+
+    def _repr_html_(self) -> str:
+        head = f"{KINDS[self.kind]} {self.kind}" + (f": {escape(self.misconception)}" if self.misconception else "")
+        body = escape(self.text)
+        if "\n" in self.text:
+            body = f'<pre style="margin:.4em 0;white-space:pre-wrap">{body}</pre>'
+        figures = "".join(f"<li>{escape(w)}: <b>{escape(r)}</b> (target {escape(t)})</li>" for w, r, t in self.figures)
+        return (f'<div style="border-left:4px solid {COLOURS[self.kind]};padding:.3em .9em;margin:.3em 0">'
+                f'<b>{head}</b><br>{body}{f"<ul>{figures}</ul>" if figures else ""}</div>')
+
+
+def wrong(misconception: str, text: str, *figures) -> Answer:
+    return Answer("wrong", text, misconception, list(figures))
+
+
+def right(text: str, *figures) -> Answer:
+    return Answer("right", text, None, list(figures))
+
+
+@dataclass
+class Exercise:
+    """One exercise. `judge(attempt)` runs it on ranks and returns an Answer; `reference` passes it.
+
+    A judge may let a RankError through: it becomes 'crashed', with the ranks' own report.
+    """
+
+    name: str
+    reference: Callable
+    judge: Callable[[Callable], Answer]
+    hints: list[str]
+    _shown: int = 0
+
+    def check(self, attempt: Callable) -> Answer:
+        """Run the reader's function on real ranks and say what came of it."""
+        if not callable(attempt):
+            raise TypeError(f"check() takes your function itself, without brackets after its name, not {attempt!r}")
+        wanted, given = (list(inspect.signature(f).parameters) for f in (self.reference, attempt))
+        if len(wanted) != len(given):
+            return Answer("wrong", f"The function takes ({', '.join(wanted)}); yours takes ({', '.join(given)}).",
+                          "other arguments than asked for")
+        if _is_empty(attempt):
+            return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
+        try:
+            return self.judge(attempt)
+        except RankError as e:
+            return Answer("crashed", str(e))
+
+    def hint(self) -> _Text:
+        """The next hint; after the last one, where to find the solution."""
+        if self._shown == len(self.hints):
+            return _Text("That was the last hint. solution() shows one way to do it.")
+        self._shown += 1
+        return _Text(f"Hint {self._shown} of {len(self.hints)}: {self.hints[self._shown - 1]}")
+
+    def solution(self) -> _Text:
+        """One way to do it, which passes the check."""
+        return _Text(textwrap.dedent(inspect.getsource(self.reference)), code=True)
+
+    def __repr__(self) -> str:
+        return f"Exercise {self.name!r}: check(your_function), hint(), solution()"
+
+
+class _Text:
+    """Text that a notebook shows as it is, without quotes."""
+
+    def __init__(self, text: str, code: bool = False):
+        self.text, self.code = text, code
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_markdown_(self) -> str:
+        return f"```python\n{self.text}\n```" if self.code else self.text
+
+
+def _is_empty(function: Callable) -> bool:
+    """Whether the body is only `...`, `pass` or a docstring."""
+    nothing = {"RESUME", "NOP", "LOAD_CONST", "POP_TOP", "RETURN_VALUE", "RETURN_CONST"}
+    return inspect.isfunction(function) and all(
+        step.opname in nothing and (step.opname in ("RESUME", "NOP") or step.argval in (None, ..., function.__doc__))
+        for step in dis.get_instructions(function))
+
+
+class Prediction:
+    """A question with a few possible answers, to be committed to before the cell that answers it."""
+
+    def __init__(self, question: str, *options: str):
+        if len(options) < 2:
+            raise ValueError("a prediction needs at least two options to choose from")
+        self.question, self.options, self.chosen = question, options, None
+
+    def choose(self, option: str) -> None:
+        if option not in self.options:
+            raise ValueError(f"{option!r} is not an option; choose one of {', '.join(map(repr, self.options))}")
+        self.chosen = option
+
+    def reveal(self, answer: str, because: str = "") -> _Text:
+        """Hold the reader's choice against `answer`, one of the options, found by running."""
+        if answer not in self.options:
+            raise ValueError(f"the answer {answer!r} is not among the options {', '.join(map(repr, self.options))}")
+        said = {None: "You made no prediction this time.", answer: "You predicted that."}.get(
+            self.chosen, f"You predicted: {self.chosen}.")
+        return _Text(f"Measured: {answer}. {said} {because}".strip())
+
+    def _text(self) -> str:
+        return self.question + "\n" + "\n".join(f"  ○ {o}" for o in self.options)
+
+    def __repr__(self) -> str:
+        return self._text()
+
+    def _repr_mimebundle_(self, **_):
+        """Buttons where a kernel runs; the same question as text where none does."""
+        import ipywidgets as widgets
+        question = widgets.HTML(f"<b>{escape(self.question)}</b>")
+        buttons = widgets.RadioButtons(options=self.options, value=self.chosen, layout=widgets.Layout(width="max-content"))
+        buttons.observe(lambda change: self.choose(change["new"]) if change["new"] else None, names="value")
+        box = widgets.VBox([question, buttons])
+        return {"text/plain": self._text(), **{k: v for k, v in box._repr_mimebundle_().items() if k != "text/plain"}}
+
+
+def predict(question: str, *options: str) -> Prediction:
+    """Ask before showing: `guess = predict("How many?", "one", "two")`, later `guess.reveal("two")`."""
+    return Prediction(question, *options)

@@ -1,0 +1,200 @@
+"""Every exercise: its solution passes, an empty one is not started, each listed mistake is caught and named."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers.lesson.drops import d01, d02
+
+# -- drop 01 ---------------------------------------------------------------------------------
+
+
+def dp_grows(small, large):  # data parallelism sends activations
+    if max(small) > 1.5 * min(small):
+        return "pipeline"
+    return "data" if large[0] > 1.5 * small[0] else "tensor"
+
+
+def all_that_is_even_is_tensor(small, large):  # tensor parallelism sends weights
+    return "pipeline" if max(small) > 1.5 * min(small) else "tensor"
+
+
+def pipeline_all_reduces(small, large):  # a pipeline needs an all-reduce
+    return "data" if large[0] < 1.5 * small[0] else "pipeline"
+
+
+def uneven_is_tensor(small, large):
+    if max(small) > 1.5 * min(small):
+        return "tensor"
+    return "pipeline" if large[0] > 1.5 * small[0] else "data"
+
+
+def a_typo(small, large):
+    return "DP"
+
+
+def a_bug(small, large):
+    return small[9]
+
+
+# -- drop 02 ---------------------------------------------------------------------------------
+
+def never_reduced(gradient, examples):
+    return gradient
+
+
+def summed(gradient, examples):
+    dist.all_reduce(gradient)
+    return gradient
+
+
+def plain_mean(gradient, examples):
+    dist.all_reduce(gradient)
+    return gradient / dist.get_world_size()
+
+
+def forgot_return(gradient, examples):
+    dist.all_reduce(gradient)
+
+
+def half(gradient, examples):
+    return d02.weighted_average(gradient, examples) / 2
+
+
+def whole_tensor(x, rank, world_size):
+    outgoing, incoming = x.clone(), torch.empty_like(x)
+    for _ in range(world_size - 1):
+        if rank % 2 == 0:
+            dist.send(outgoing, (rank + 1) % world_size)
+            dist.recv(incoming, (rank - 1) % world_size)
+        else:
+            dist.recv(incoming, (rank - 1) % world_size)
+            dist.send(outgoing, (rank + 1) % world_size)
+        x += incoming
+        outgoing = incoming.clone()
+
+
+def all_send_first(x, rank, world_size):
+    incoming = torch.empty_like(x)
+    dist.send(x.clone(), (rank + 1) % world_size)
+    dist.recv(incoming, (rank - 1) % world_size)
+    x += incoming
+
+
+def all_receive_first(x, rank, world_size):
+    incoming = torch.empty_like(x)
+    dist.recv(incoming, (rank - 1) % world_size)
+    dist.send(x.clone(), (rank + 1) % world_size)
+    x += incoming
+
+
+def through_rank_0(x, rank, world_size):
+    other = torch.empty_like(x)
+    if rank == 0:
+        for r in range(1, world_size):
+            dist.recv(other, r)
+            x += other
+        for r in range(1, world_size):
+            dist.send(x, r)
+    else:
+        dist.send(x, 0)
+        dist.recv(x, 0)
+
+
+def averaged(x, rank, world_size):
+    d02.ring_all_reduce(x, rank, world_size)
+    x /= world_size
+
+
+def rebound(x, rank, world_size):
+    x = x + 1
+
+
+def only_half_the_way(x, rank, world_size):
+    chunks = torch.tensor_split(x, world_size)
+    incoming = torch.empty_like(chunks[(rank - 1) % world_size])
+    if rank % 2 == 0:
+        dist.send(chunks[rank].contiguous(), (rank + 1) % world_size)
+        dist.recv(incoming, (rank - 1) % world_size)
+    else:
+        dist.recv(incoming, (rank - 1) % world_size)
+        dist.send(chunks[rank].contiguous(), (rank + 1) % world_size)
+    chunks[(rank - 1) % world_size].add_(incoming)
+
+
+def the_library(x, rank, world_size):
+    group = None if world_size == 5 else dist.new_group(list(range(world_size)), use_local_synchronization=True)
+    dist.all_reduce(x, group=group)
+
+
+def a_bad_index(x, rank, world_size):
+    dist.send(torch.tensor_split(x, world_size)[rank + 1], (rank + 1) % world_size)
+
+
+MISTAKES = [
+    (d01.fingerprints, dp_grows, "wrong", "data parallelism sends activations"),
+    (d01.fingerprints, all_that_is_even_is_tensor, "wrong", "tensor parallelism sends weights"),
+    (d01.fingerprints, pipeline_all_reduces, "wrong", "a pipeline needs an all-reduce"),
+    (d01.fingerprints, uneven_is_tensor, "wrong", "a pipeline needs an all-reduce"),
+    (d01.fingerprints, a_typo, "wrong", "not one of the three answers"),
+    (d01.fingerprints, a_bug, "crashed", None),
+    (d02.average, never_reduced, "wrong", "never summed over the ranks"),
+    (d02.average, summed, "wrong", "a sum where the mean was meant"),
+    (d02.average, plain_mean, "wrong", "equal weights for unequal shares"),
+    (d02.average, forgot_return, "wrong", "nothing returned"),
+    (d02.average, half, "wrong", "another value than the twin's"),
+    (d02.ring, whole_tensor, "wrong", "the whole tensor round the ring"),
+    (d02.ring, all_send_first, "crashed", "everybody sends before anybody receives"),
+    (d02.ring, all_receive_first, "crashed", "everybody receives before anybody sends"),
+    (d02.ring, through_rank_0, "wrong", "everything through rank 0"),
+    (d02.ring, averaged, "wrong", "the mean where the sum was meant"),
+    (d02.ring, rebound, "wrong", "x was not changed"),
+    (d02.ring, only_half_the_way, "wrong", "another value than the sum"),
+    (d02.ring, the_library, "wrong", "another collective does the work"),
+    (d02.ring, a_bad_index, "crashed", None),
+]
+EXERCISES = [d01.fingerprints, d02.average, d02.ring]
+
+
+@pytest.mark.parametrize("exercise, attempt, kind, name", MISTAKES, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_mistake_is_caught_and_named(exercise, attempt, kind, name):
+    answer = exercise.check(attempt)
+    assert (answer.kind, answer.misconception) == (kind, name), answer
+    print(answer)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
+def test_the_solution_passes_its_own_check(exercise):
+    start = time.monotonic()
+    answer = exercise.check(exercise.reference)
+    assert answer.kind == "right", answer
+    print(answer, time.monotonic() - start)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
+def test_empty_is_not_started_and_gives_the_first_hint(exercise):
+    def two(a, b):
+        """Documented."""
+        ...
+
+    def three(a, b, c):
+        pass
+    answer = exercise.check(two if exercise is not d02.ring else three)
+    assert answer.kind == "not started" and exercise.hints[0] in answer.text
+
+
+def test_hints_come_in_steps_and_the_solution_on_request():
+    exercise = d02.ring
+    exercise._shown = 0
+    said = [str(exercise.hint()) for _ in range(len(exercise.hints) + 2)]
+    assert said[0].startswith("Hint 1 of 4") and said[3].startswith("Hint 4 of 4")
+    assert said[4] == said[5] and "solution()" in said[4]
+    assert "def ring_all_reduce(x, rank, world_size):" in str(exercise.solution())
+
+
+def test_other_arguments_and_no_function_are_refused():
+    assert d02.ring.check(lambda x: None).misconception == "other arguments than asked for"
+    with pytest.raises(TypeError, match="your function itself, without brackets"):
+        d02.ring.check(3)
