@@ -64,7 +64,10 @@ def test_the_list_forms_count_alike(world):
     def lists():
         n, part = dist.get_world_size(), torch.ones(1000)
         dist.all_gather([torch.empty(1000) for _ in range(n)], part)
-        dist.reduce_scatter(part, [torch.ones(1000) for _ in range(n)])
+        try:
+            dist.reduce_scatter(part, [torch.ones(1000) for _ in range(n)])
+        except RuntimeError as e:  # gloo learnt this form late; it is counted when it is asked for
+            assert "does not support reduce_scatter" in str(e)
         dist.all_to_all([torch.empty(1000) for _ in range(n)], [torch.ones(1000) for _ in range(n)])
     world.run(lists)
     assert [(r.op, r.payload) for r in world.traffic.ranks[3]] == [

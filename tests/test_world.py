@@ -20,6 +20,10 @@ from helpers import World
 from helpers.runtime.failure import RankError, RanksInterrupted
 from helpers.runtime import meter
 
+# A limit in seconds is what the reader should see on an idle laptop; these tests must also pass on
+# a machine that runs several at once. bench/ranks.py measures.
+SLACK = 5
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
@@ -29,7 +33,7 @@ def total():
     return x.item()
 
 
-def assert_usable(world, state_kept: bool | None = None):
+def assert_usable(world):
     n = len(world)
     assert world.run(total) == [n * (n + 1) / 2] * n
 
@@ -38,7 +42,7 @@ def fails(world, fn, *args, within: float, **kwargs) -> RankError:
     start = time.monotonic()
     with pytest.raises(RankError) as caught:
         world.run(fn, *args, **kwargs)
-    assert time.monotonic() - start < within
+    assert time.monotonic() - start < within * SLACK
     assert_usable(world)
     return caught.value
 
@@ -353,7 +357,7 @@ def test_stop_frees_the_cell(world, stuck):
     threading.Timer(0.5, press).start()
     with pytest.raises(RanksInterrupted) as caught:
         world.run(hang, stuck)
-    assert time.monotonic() - pressed[0] < 1
+    assert time.monotonic() - pressed[0] < 1 * SLACK
     assert str(caught.value).startswith("stopped, as you asked.")
     if stuck == "collective":
         assert "ranks 1–3 waited in barrier" in str(caught.value)
@@ -404,7 +408,7 @@ def test_no_rank_outlives_the_kernel(manner):
         time.sleep(0.3)
         os.killpg(kernel.pid, signal.SIGKILL) if manner == "group" else kernel.kill()
     kernel.wait(10)
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 2 * SLACK
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(pids)
@@ -418,11 +422,13 @@ def test_a_script_needs_no_main_guard_and_runs_once():
 
 
 @linux
-def test_two_hundred_worlds_leave_nothing():
+def test_two_hundred_worlds_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # others may be making worlds beside us
+
     def open_things():
         gc.collect()
         return (len(os.listdir("/proc/self/fd")), threading.active_count(),
-                len([f for f in os.listdir(tempfile.gettempdir()) if f.startswith("three-axes-")]))
+                os.listdir(tmp_path))
     with World(1):
         pass
     before = open_things()

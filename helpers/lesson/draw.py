@@ -35,6 +35,10 @@ def rank_colour(rank: int) -> str:
     return RANKS[rank % len(RANKS)]
 
 
+def _ranks(n: int) -> str:
+    return f"{n} rank{'s' * (n > 1)}"
+
+
 class Picture:
     """A figure with words for those who cannot see it. A notebook shows both; `figure` is matplotlib's."""
 
@@ -145,7 +149,7 @@ def who_to_whom(named: dict[str, Traffic]) -> Picture:
         ax.imshow(sent, cmap="Greys", vmin=0, vmax=max(sent.max() * 1.6, 1e-9))
         for a in range(n):
             for b in range(n):
-                if sent[a, b] >= 0.005:
+                if sent[a, b] > 0.01 * sent.max():  # headers and acknowledgements are left out
                     ax.text(b, a, f"{sent[a, b]:.3g}", ha="center", va="center", fontsize=10)
                     parts.append(f"{name}: rank {a} sent {sent[a, b]:.3g} MB to rank {b}")
         ax.set(xticks=range(n), yticks=range(n), xlabel="to rank", ylabel="from rank" if ax is axes[0][0] else "", title=name)
@@ -212,9 +216,9 @@ def memory_by_ranks(held: dict[int, dict[str, int]], title: str) -> Picture:
         base += sizes
     for x, top in zip(positions, base):
         ax.text(x, top, f"{top:.3g}", ha="center", va="bottom")
-    ax.set(xticks=positions, xticklabels=[f"{n} rank{'s' * (n > 1)}" for n in held], ylabel="MB on each rank", title=title,
+    ax.set(xticks=positions, xticklabels=[_ranks(n) for n in held], ylabel="MB on each rank", title=title,
            ylim=(0, base.max() * 1.15))
     handles, labels = ax.get_legend_handles_labels()
     ax.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return Picture(figure, title + ". " + "; ".join(
-        f"{n} ranks: " + ", ".join(f"{kind} {human(memory[kind])}" for kind in kinds) for n, memory in held.items()))
+        f"{_ranks(n)}: " + ", ".join(f"{kind} {human(memory[kind])}" for kind in kinds) for n, memory in held.items()))

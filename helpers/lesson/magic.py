@@ -14,6 +14,7 @@ from ..runtime.world import World, latest
 
 @magic_arguments()
 @argument("world", nargs="?", help="name of a World; the one made last if left out")
+@argument("--traffic", metavar="NAME", help="keep the bytes that this cell moved in the variable NAME")
 @argument("--timeout", type=float, help="seconds after which the cell counts as hung")
 def ranks(line: str, cell: str) -> None:
     """Run this cell on every rank. Variables stay from cell to cell, on each rank its own.
@@ -33,6 +34,8 @@ def ranks(line: str, cell: str) -> None:
     file = shell.compile.cache(source, shell.execution_count, raw_code=f"%%ranks {line}\n{cell}")
     linecache.cache[file] = (len(source), None, f"%%ranks {line}\n{cell}".splitlines(keepends=True), file)
     values = world.cell(source, file, **({"timeout": args.timeout} if args.timeout else {}))
+    if args.traffic:
+        shell.user_ns[args.traffic] = world.traffic
     if text := output.fold([v or "" for v in values]):
         print(text)
 

@@ -71,25 +71,28 @@ class Report:
 
 
 class Recorder:
-    """Counts this rank's collectives from `start()` to `stop()`; None is counted before and after.
+    """Counts this rank's collectives from `start()` to `stop()`.
 
-    The last collective is also written to `box`, a small file that outlives this
+    With `on` false it leaves PyTorch alone and counts nothing. The last collective is also written to `box`, a small file that outlives this
     process: when gloo aborts it, the kernel can still read what it was doing.
     """
 
-    def __init__(self, box: int):
-        self.box = box
+    def __init__(self, box: int, on: bool = True):
+        self.box, self.on = box, on
         self.counter = wire.Counter()
         self.last: dict | None = None  # the collective issued last, as written to the box
         self._groups: dict[str, tuple[str, list[int], int]] = {}
-        self._library = torch.library.Library("c10d", "IMPL")
+        if on:
+            self._get_in_front()
+        self.start()
+
+    def _get_in_front(self) -> None:
+        self._libraries = [torch.library.Library("c10d", "IMPL"), torch.library.Library("_c10d_functional", "IMPL")]
         for name in OPERATORS:
-            self._library.impl(name, self._in_front_of(name), "ADInplaceOrView")
-        self._functional = torch.library.Library("_c10d_functional", "IMPL")
-        self._functional.impl("wait_tensor", self._wait_tensor, "ADInplaceOrView")
+            self._libraries[0].impl(name, self._in_front_of(name), "ADInplaceOrView")
+        self._libraries[1].impl("wait_tensor", self._wait_tensor, "ADInplaceOrView")
         self._wait = dist.Work.wait
         dist.Work.wait = lambda work, *args, **kwargs: self._waiting(work, args, kwargs)
-        self.start()
 
     def start(self) -> None:
         self.rows: dict[tuple[str, str], Row] = {}
@@ -98,12 +101,15 @@ class Recorder:
         self._in_flight = self._peak = self._number = 0
         self.last = None
         self._groups.clear()  # a group may have gone and its name been used again
-        self.counter.refresh()
+        if self.on:
+            self.counter.refresh()
         self._before = self.counter.read()
         self._settled = sum(self._before.values())
         os.pwrite(self.box, bytes(BOX_BYTES), 0)
 
     def stop(self) -> Report:
+        if not self.on:
+            return Report()
         self._settle()
         self.counter.refresh()  # connections made by groups that no collective has used
         now = self.counter.read()

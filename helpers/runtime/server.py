@@ -8,6 +8,7 @@ This module imports no torch, so that the server can start before the notebook d
 from __future__ import annotations
 
 import multiprocessing as mp
+import signal
 import sys
 import types
 from contextlib import contextmanager
@@ -28,8 +29,13 @@ def warm() -> None:
     if ctx.get_start_method() == "forkserver":
         from multiprocessing import forkserver
         ctx.set_forkserver_preload(PRELOAD)
-        with main_hidden():
-            forkserver.ensure_running()
+        # A stop button pressed meanwhile is for the notebook; the server inherits that it is blocked.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with main_hidden():
+                forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -85,3 +85,15 @@ class Traffic:
 
     def _repr_html_(self) -> str | None:
         return self.table()._repr_html_() if any(self.ranks) else None
+
+
+def side_by_side(runs: dict[str, tuple[Traffic, float]]) -> Table:
+    """Bytes sent by the busiest rank of each run, three ways. runs: name -> (its traffic, the prediction)."""
+    rows = []
+    for name, (traffic, predicted) in runs.items():
+        busiest = max(range(len(traffic.ranks)), key=lambda r: traffic.wire[r] or traffic.counted[r])
+        wire = traffic.wire[busiest]
+        rows.append([name, human(predicted), human(traffic.counted[busiest]), human(wire),
+                     "n/a" if wire is None or not predicted else f"{wire / predicted:.2f}"])
+    return Table(["run", "predicted", "counted", "on the wire", "wire ÷ predicted"], rows,
+                 title="bytes sent by the busiest rank")

@@ -58,6 +58,7 @@ class Setup(NamedTuple):
     device: str
     folder: str  # private to this world: rendezvous and black boxes
     environ: dict[str, str]
+    counted: bool
 
 
 def main(setup: Setup, control, output, leash) -> None:
@@ -113,13 +114,15 @@ class Rank:
         self.running: int | None = None  # number of the call the main thread is in
         self.aborting: int | None = None
         box = os.open(os.path.join(setup.folder, f"box-{setup.rank}"), os.O_RDWR | os.O_CREAT, 0o600)
-        self.recorder = meter.Recorder(box)
+        self.recorder = meter.Recorder(box, setup.counted)
         self.names: dict = {}
 
     # -- the main thread -------------------------------------------------------------
 
     def serve(self) -> None:
         signal.signal(signal.SIGINT, self._interrupted)
+        if sys.platform != "win32":
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
         threading.Thread(target=self._listen, daemon=True).start()
         if self.setup.device != "cpu":
             torch.cuda.set_device(self.setup.rank)

@@ -49,12 +49,13 @@ class World:
     """n ranks beside the kernel, alive until `close()`, the end of a `with` block, or the end of the kernel.
 
     n: number of processes, 1 to 64. timeout: seconds after which a call counts as hung
-    (None: never); `run(..., timeout=)` sets it for one call.
+    (None: never); `run(..., timeout=)` sets it for one call. counted: whether bytes are counted
+    (`traffic`); without, collectives run untouched and failures cannot name them.
     Ranks talk over gloo on the loopback interface, and over NCCL as well where the
     machine has a GPU for each.
     """
 
-    def __init__(self, n: int = 4, *, timeout: float | None = 30.0):
+    def __init__(self, n: int = 4, *, timeout: float | None = 30.0, counted: bool = True):
         if worker.here:
             raise RuntimeError(f"this is rank {worker.here.setup.rank} already: "
                                "a world is made in the notebook, not inside a rank")
@@ -62,8 +63,8 @@ class World:
             raise TypeError(f"World({n!r}): the number of ranks is a whole number from 1 to 64, such as World(4)")
         if not 1 <= n <= 64:
             raise ValueError(f"World({n}): the number of ranks is a whole number from 1 to 64, such as World(4)")
-        self.n, self.timeout, self.number = n, timeout, next(_numbers)
-        self.traffic: Traffic | None = None  # of the last call
+        self.n, self.timeout, self.number, self._counted = n, timeout, next(_numbers), counted
+        self.traffic: Traffic | None = None  # of the last run() or cell
         self._calls = itertools.count(1)
         self._generation = 0
         self._broken = False  # a call was left in a way that only fresh ranks can mend
@@ -102,11 +103,11 @@ class World:
 
     def push(self, **names) -> None:
         """Set variables in every rank's namespace: `world.push(lr=0.1)`."""
-        self._call("push", cloudpickle.dumps(names))
+        self._call("push", cloudpickle.dumps(names), keep_traffic=False)
 
     def pull(self, name: str) -> list:
         """A variable's value on every rank, rank 0's first."""
-        return self._call("pull", name)
+        return self._call("pull", name, keep_traffic=False)
 
     # -- life ------------------------------------------------------------------------
 
@@ -147,7 +148,8 @@ class World:
         server.warm()
         with server.main_hidden():
             for r in range(self.n):
-                self._ranks.add(worker.Setup(r, self.n, self._backend, device, self._folder, environ))
+                self._ranks.add(worker.Setup(r, self.n, self._backend, device, self._folder, environ,
+                                              self._counted))
         captured = [output.Captured() for _ in range(self.n)]
         try:
             formed = self._join(START_SECONDS, captured)
@@ -176,7 +178,7 @@ class World:
 
     # -- one call --------------------------------------------------------------------
 
-    def _call(self, kind: str, *details, timeout: float | None = _OWN) -> list:
+    def _call(self, kind: str, *details, timeout: float | None = _OWN, keep_traffic: bool = True) -> list:
         self._check_open()
         timeout = self.timeout if timeout is _OWN else timeout
         if self._broken:
@@ -198,7 +200,8 @@ class World:
             view.end()
         if trouble is not None:
             raise trouble
-        self.traffic = Traffic([done[r][2] for r in range(self.n)])
+        if keep_traffic:
+            self.traffic = Traffic([done[r][2] for r in range(self.n)])
         if not all(joined for *_, joined in done.values()):  # the reader destroyed the group: mend it
             self._mend([])
         return [pickle.loads(done[r][1]) for r in range(self.n)]

@@ -5,12 +5,33 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from ... import toy
+from ...runtime import meter
 from ...runtime.failure import RankError
 from ...runtime.output import ranks
 from ...runtime.table import human
 from ...runtime.traffic import Traffic
 from ...runtime.world import World
 from ..practice import Answer, Exercise, right, wrong
+
+# -- what data parallelism does not save ----------------------------------------------------------
+
+def memory_on(n: int, b: int = 8, s: int = 32) -> dict[str, int]:
+    """Bytes by kind that rank 0 of n really holds in one data-parallel step with Adam."""
+    def step():
+        model = toy.ToyTransformer(hidden=256)
+        optimizer = torch.optim.AdamW(model.parameters())
+        rank, size = dist.get_rank(), dist.get_world_size()
+        tokens, targets = (toy.my_share(x, rank, size) for x in toy.make_batch(b, s))
+        with meter.saved_activations(model) as held:
+            loss = toy.loss_of(model(tokens), targets)
+        loss.backward()
+        toy.average_gradients(model)
+        optimizer.step()
+        return meter.memory(model, optimizer, held)
+    with World(n) as world:
+        return world.run(step)[0]
+
 
 # -- the mean of unequal shares ------------------------------------------------------------------
 

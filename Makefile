@@ -1,0 +1,34 @@
+# make lab    the course in JupyterLab        make lab PORT=9999 for another port
+# make test   all tests and all notebooks
+# Both first make a virtual environment in .venv, once.
+
+PYTHON ?= python3
+PORT ?= 8888
+VENV ?= .venv
+READY := $(VENV)/.ready
+BIN := $(VENV)/bin
+
+.PHONY: lab test refresh bench clean
+
+lab: $(READY)
+	$(BIN)/jupyter lab --port=$(PORT) $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/01_three_things_called_parallel.ipynb
+
+test: $(READY)
+	$(BIN)/python tests/run_all.py
+
+# Run the notebooks anew and store their outputs: after a change to them or to helpers.
+refresh: $(READY)
+	$(BIN)/python tests/refresh.py
+
+bench: $(READY)
+	$(BIN)/python bench/ranks.py
+
+clean:
+	rm -rf $(VENV)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Three Axes needs Python 3.10 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@

@@ -1,0 +1,41 @@
+"""Run notebooks from a clean kernel and store what they print: `make refresh`, or with names of notebooks.
+
+Only content is stored: no timings, no machine's metadata, no live widgets (they leave
+their text behind), so that a difference between two versions is a difference for the reader.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parent.parent
+METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"}}
+LIVE = "application/vnd.jupyter.widget-view+json"
+
+
+def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.NotebookNode:
+    notebook.metadata = nbformat.from_dict(METADATA)
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    for i, cell in enumerate(notebook.cells):
+        cell.id = f"drop-{number}-{i:02d}"
+        cell.metadata = nbformat.from_dict({"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {})
+        for output in cell.get("outputs", ()):
+            output.get("data", {}).pop(LIVE, None)
+    return notebook
+
+
+def refresh(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
+    nbformat.write(normalise(notebook, path.name[:2]), path)
+
+
+if __name__ == "__main__":
+    os.environ["THREE_AXES_STREAM_AFTER"] = "60"  # output at the end of a cell, as nbval will compare it
+    for path in map(Path, sys.argv[1:] or sorted((ROOT / "notebooks").glob("*.ipynb"))):
+        print("refreshing", path.name, flush=True)
+        refresh(path)

@@ -1,0 +1,39 @@
+"""What `make test` runs: all tests and all notebooks, in parallel; then a look for processes left behind."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = "THREE_AXES_TEST", str(uuid.uuid4())  # in the environment of everything that descends from this run
+
+
+def left_behind() -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if "=".join(MARK).encode() in (folder / "environ").read_bytes():
+                found.append(f"{folder.name}: {(folder / 'comm').read_text().strip()}")
+        except OSError:
+            pass  # gone meanwhile, or somebody else's
+    return found
+
+
+def main() -> int:
+    environ = dict([MARK], **os.environ, THREE_AXES_STREAM_AFTER="60")  # no live output: it is not the same twice
+    tests = subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbval", "--nbval-cell-timeout=60", "-n", str(max(2, os.cpu_count() or 2)),
+         "--dist", "loadfile", "tests", "notebooks", *sys.argv[1:]], cwd=ROOT, env=environ)
+    deadline = time.monotonic() + 5
+    while (left := left_behind()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if left:
+        print("processes left behind:", *left, sep="\n  ")
+    return tests.returncode or bool(left)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""The form of the notebooks: order, length, stored outputs, nothing of one machine. nbval runs them."""
+
+import re
+from pathlib import Path
+from statistics import median
+
+import nbformat
+import pytest
+
+from refresh import LIVE, normalise
+
+NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.name[:2])
+def drop(request):
+    return request.param, nbformat.read(request.param, as_version=4)
+
+
+def text(notebook) -> str:
+    return "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+
+
+def code(notebook) -> list:
+    return [c for c in notebook.cells if c.cell_type == "code"]
+
+
+def test_they_are_numbered_without_a_gap():
+    assert [path.name[:3] for path in NOTEBOOKS] == [f"{i:02d}_" for i in range(1, len(NOTEBOOKS) + 1)]
+
+
+def test_title_minutes_and_outcome_come_first(drop):
+    path, notebook = drop
+    first = notebook.cells[0].source.splitlines()
+    assert first[0].startswith(f"# {path.name[:2]} · ")
+    assert re.match(r"\*[5-8] minutes( \+ training)?\. Afterwards you can .*\*$", first[2])
+
+
+def test_it_can_be_read_in_its_minutes(drop):
+    _, notebook = drop
+    words = len(re.sub(r"<[^>]+>", " ", text(notebook)).split())
+    assert 550 <= words <= 950, f"{words} words"
+    lengths = [len(c.source.splitlines()) for c in code(notebook)]
+    assert 6 <= len(lengths) <= 14 and median(lengths) <= 8 and max(lengths) <= 20, lengths
+
+
+def test_it_asks_before_it_shows_and_has_all_its_parts(drop):
+    _, notebook = drop
+    source = "\n".join(c.source for c in notebook.cells)
+    for part in ("predict(", ".reveal(", ".check(", "## Check yourself", "## Cheat sheet", "**Next.**"):
+        assert part in source, f"no {part}"
+    assert len(re.findall(r"<details><summary>\d\. ", source)) == 3 == source.count("</details>")
+
+
+def test_outputs_are_stored_and_clean(drop):
+    _, notebook = drop
+    for cell in code(notebook):
+        for output in cell.outputs:
+            assert output.output_type != "error" or "raises-exception" in cell.metadata.get("tags", [])
+            assert output.get("name") != "stderr", f"stderr under: {cell.source[:60]}"
+            assert LIVE not in output.get("data", {})
+    counts = [c.execution_count for c in code(notebook)]
+    assert counts == list(range(1, len(counts) + 1)), "not from one run of a clean kernel; make refresh"
+
+
+def test_a_cell_that_is_not_compared_says_why(drop):
+    _, notebook = drop
+    for cell in code(notebook):
+        if "nbval-ignore-output" in cell.metadata.get("tags", []):
+            assert re.search(r"^# .*not compared", cell.source, re.M), cell.source
+
+
+def test_nothing_of_one_machine(drop):
+    path, _ = drop
+    assert not re.search(r"/(home|Users|root|work|tmp|content)/|[A-Z]:\\\\", path.read_text())
+
+
+def test_only_content_is_stored(drop):
+    path, notebook = drop
+    assert nbformat.writes(notebook) == nbformat.writes(normalise(nbformat.read(path, as_version=4), path.name[:2]))
+
+
+def test_every_picture_has_words(drop):
+    _, notebook = drop
+    for cell in code(notebook):
+        for output in cell.outputs:
+            if "image/png" in output.get("data", {}):
+                assert output.metadata["image/png"]["alt"]

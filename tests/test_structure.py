@@ -1,0 +1,72 @@
+"""The shape of the project: which way imports run, how fast they are not, and that its lists agree."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HELPERS = ROOT / "helpers"
+# What each part may import of the others. `toy` and `train` are read by learners: they stand alone.
+MAY = {"theory": set(), "toy": set(), "runtime": {"theory"}, "lesson": {"theory", "runtime", "toy"}}
+
+
+def imports(file: Path) -> set[str]:
+    """Absolute names of all modules that a file imports."""
+    package = list(file.relative_to(ROOT).with_suffix("").parts[:-1])
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[:len(package) - node.level + 1]) if node.level else ""
+            base = ".".join(filter(None, [base, node.module]))
+            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("part", MAY)
+def test_arrows_run_one_way(part):
+    files = list((HELPERS / part).rglob("*.py")) if (HELPERS / part).is_dir() else [HELPERS / f"{part}.py"]
+    assert files
+    for file in files:
+        parts = {name.split(".")[1] for name in imports(file) if name.startswith("helpers.")}
+        assert parts <= MAY[part] | {part}, f"{file.relative_to(ROOT)} imports {parts - MAY[part] - {part}}"
+
+
+def test_theory_needs_no_torch():
+    for file in (HELPERS / "theory").rglob("*.py"):
+        assert not {name for name in imports(file) if name.split(".")[0] in ("torch", "matplotlib", "IPython")}
+    loaded = subprocess.run([sys.executable, "-c", "import sys, helpers.theory; print('torch' in sys.modules)"],
+                            capture_output=True, text=True, cwd=ROOT).stdout
+    assert loaded.strip() == "False"
+
+
+def test_files_stay_small_enough_to_be_read():
+    for file in HELPERS.rglob("*.py"):
+        assert len(file.read_text().splitlines()) <= 450, file
+
+
+def names(requirements) -> dict[str, str]:
+    """'torch>=2.9' -> {'torch': '>=2.9'}"""
+    return {m[1].lower(): m[2] for r in requirements if (m := re.match(r"([A-Za-z0-9_.-]+)\s*(.*)", r))}
+
+
+def test_the_three_lists_of_packages_agree():
+    needed = names(r for r in requires("three-axes") if "extra ==" not in r)
+    conda = names(re.findall(r"^      - (?!-)(\S+)$", (ROOT / "environment.yml").read_text(), re.M))
+    assert conda == needed
+    pinned = re.findall(r"^([a-z0-9_.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.M)
+    for name in needed | names(r.split(";")[0] for r in requires("three-axes") if "extra ==" in r):
+        assert name in dict(pinned), f"constraints.txt has no exact version of {name}"
+
+
+def test_every_python_that_is_named_is_admitted():
+    text = (ROOT / "pyproject.toml").read_text()
+    assert 'requires-python = ">=3.10"' in text and "(3, 10)" in (ROOT / "Makefile").read_text()
+    for file in HELPERS.rglob("*.py"):
+        ast.parse(file.read_text(), feature_version=(3, 10))
