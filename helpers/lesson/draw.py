@@ -146,13 +146,17 @@ def who_to_whom(named: dict[str, Traffic]) -> Picture:
     parts = []
     for ax, (name, traffic) in zip(axes[0], named.items()):
         sent = np.array(traffic.matrix if traffic.matrix else np.zeros((n, n))) / 1e6
-        ax.imshow(sent, cmap="Greys", vmin=0, vmax=max(sent.max() * 1.6, 1e-9))
         for a in range(n):
             for b in range(n):
-                if sent[a, b] > 0.01 * sent.max():  # headers and acknowledgements are left out
-                    ax.text(b, a, f"{sent[a, b]:.3g}", ha="center", va="center", fontsize=10)
+                much = sent[a, b] > 0.01 * sent.max()  # headers and acknowledgements are left out
+                ax.add_patch(plt.Rectangle((b - 0.47, a - 0.47), 0.94, 0.94, edgecolor=FAINT,
+                                           facecolor=mpl.colors.to_rgba(rank_colour(a), 0.35) if much else "none"))
+                if much:
+                    ax.text(b, a, f"{sent[a, b]:.3g}", ha="center", va="center")
                     parts.append(f"{name}: rank {a} sent {sent[a, b]:.3g} MB to rank {b}")
-        ax.set(xticks=range(n), yticks=range(n), xlabel="to rank", ylabel="from rank" if ax is axes[0][0] else "", title=name)
+        ax.set(xticks=range(n), yticks=range(n), xlabel="to rank", ylabel="from rank" if ax is axes[0][0] else "", title=name,
+               xlim=(-0.6, n - 0.4), ylim=(n - 0.4, -0.6), aspect="equal")
+        ax.tick_params(length=0)
         for r in range(n):
             ax.get_xticklabels()[r].set_color(rank_colour(r)), ax.get_yticklabels()[r].set_color(rank_colour(r))
             ax.get_xticklabels()[r].set_fontweight("bold"), ax.get_yticklabels()[r].set_fontweight("bold")

@@ -29,26 +29,27 @@ def _speaks() -> bool:
 available = _speaks()
 
 
-def connections() -> list[socket.socket]:
-    """Every connected TCP socket of this process whose two ends are on this machine.
+def connections() -> dict[tuple[int, int], socket.socket]:
+    """(local port, remote port) -> socket, for every TCP connection of this process that stays on this machine.
 
-    The socket objects are duplicates: the caller closes them, gloo keeps its own.
+    The sockets are duplicates: the caller closes them, gloo keeps its own.
     """
-    found = []
+    found = {}
     for name in os.listdir("/dev/fd"):
-        fd = int(name)
         try:
-            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
-            s = socket.socket(fileno=os.dup(fd))
-        except OSError:  # the descriptor of listdir itself, closed by now
-            continue
+            s = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # the descriptor of listdir itself, closed by now
         try:
-            local = (s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM
-                     and s.getpeername()[0] in ("127.0.0.1", "::1", "::ffff:127.0.0.1"))
-        except OSError:  # a listening socket has no peer
-            local = False
-        found.append(s) if local else s.close()
+            host, port = s.getpeername()[:2]
+            if s.type == socket.SOCK_STREAM and host in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+                found[s.getsockname()[1], port] = s
+                continue
+        except (OSError, ValueError):
+            pass  # it listens, or has just been cut, or is no TCP socket at all
+        s.close()
     return found
 
 
@@ -59,7 +60,7 @@ def cut() -> None:
     the connection goes. Closing the connection from another thread ends it in
     milliseconds, on this rank and on its peers, and the process lives on.
     """
-    for s in connections():
+    for s in connections().values():
         try:
             s.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -76,8 +77,7 @@ class Counter:
     def refresh(self) -> None:
         """Look for connections again: a new process group brings its own."""
         self.close()
-        for s in connections() if available else ():
-            self._open[s.getsockname()[1], s.getpeername()[1]] = s
+        self._open = connections() if available else {}
 
     def read(self) -> dict[tuple[int, int], int]:
         """(local port, remote port) -> bytes sent since the connection was made.
@@ -93,7 +93,6 @@ class Counter:
     def close(self) -> None:
         for s in self._open.values():
             s.close()
-        self._open.clear()
 
 
 def _sent(s: socket.socket) -> int:
