@@ -7,7 +7,7 @@ are the twin's.
 
     split            each rank holds             what moves, and when
     data   (DP)      the model, 1/d of the batch  gradients, once a step
-    tensor (TP)      1/t of every matrix          activations, four times a block
+    tensor (TP)      1/t of the blocks' matrices  activations and their gradients, four times a block
     pipeline (PP)    1/p of the blocks            activations at the p-1 boundaries
 
 Letters as everywhere in the course: b sequences, s tokens each, h hidden, a heads.

@@ -31,6 +31,18 @@ def uneven_is_tensor(small, large):
     return "pipeline" if large[0] > 1.5 * small[0] else "data"
 
 
+def exactly_double(small, large):
+    if max(small) > 1.5 * min(small):
+        return "pipeline"
+    return "tensor" if large[0] >= 2 * small[0] else "data"
+
+
+def by_the_amount(small, large):
+    if max(small) < 1e6:
+        return "pipeline"
+    return "tensor" if large[0] > 1.5 * small[0] else "data"
+
+
 def a_typo(small, large):
     return "DP"
 
@@ -53,6 +65,18 @@ def summed(gradient, examples):
 def plain_mean(gradient, examples):
     dist.all_reduce(gradient)
     return gradient / dist.get_world_size()
+
+
+def not_divided(gradient, examples):
+    gradient = gradient * examples
+    dist.all_reduce(gradient)
+    return gradient
+
+
+def eight_examples(gradient, examples):
+    gradient = gradient * examples / 8
+    dist.all_reduce(gradient)
+    return gradient
 
 
 def forgot_return(gradient, examples):
@@ -125,8 +149,39 @@ def only_half_the_way(x, rank, world_size):
 
 
 def the_library(x, rank, world_size):
-    group = None if world_size == 5 else dist.new_group(list(range(world_size)), use_local_synchronization=True)
-    dist.all_reduce(x, group=group)
+    dist.all_reduce(x)
+
+
+def through_the_last(x, rank, world_size):
+    last, other = world_size - 1, torch.empty_like(x)
+    if rank == last:
+        for r in range(last):
+            dist.recv(other, r)
+            x += other
+        for r in range(last):
+            dist.send(x, r)
+    else:
+        dist.send(x, last)
+        dist.recv(x, last)
+
+
+def the_remainder_left_out(x, rank, world_size):
+    d02.ring_all_reduce(x[:len(x) // world_size * world_size], rank, world_size)
+
+
+def never_waits(x, rank, world_size):
+    d02.ring_all_reduce(x, rank, world_size)
+    extra = torch.ones(3)
+    works = [dist.isend(extra, (rank + 1) % world_size), dist.irecv(torch.empty(3), (rank - 1) % world_size)]
+    del works
+
+
+def reduce_scatter_only(x, rank, world_size):
+    before = x.clone()
+    d02.ring_all_reduce(x, rank, world_size)
+    for i, (now, old) in enumerate(zip(torch.tensor_split(x, world_size), torch.tensor_split(before, world_size))):
+        if i != (rank + 1) % world_size:
+            now.copy_(old)
 
 
 def a_bad_index(x, rank, world_size):
@@ -138,21 +193,29 @@ MISTAKES = [
     (d01.fingerprints, all_that_is_even_is_tensor, "wrong", "tensor parallelism sends weights"),
     (d01.fingerprints, pipeline_all_reduces, "wrong", "a pipeline needs an all-reduce"),
     (d01.fingerprints, uneven_is_tensor, "wrong", "a pipeline needs an all-reduce"),
+    (d01.fingerprints, exactly_double, "wrong", "the wire is never exactly double"),
+    (d01.fingerprints, by_the_amount, "wrong", "judged by the amount"),
     (d01.fingerprints, a_typo, "wrong", "not one of the three answers"),
     (d01.fingerprints, a_bug, "crashed", None),
     (d02.average, never_reduced, "wrong", "never summed over the ranks"),
     (d02.average, summed, "wrong", "a sum where the mean was meant"),
     (d02.average, plain_mean, "wrong", "equal weights for unequal shares"),
+    (d02.average, not_divided, "wrong", "summed, not divided by the number of examples"),
+    (d02.average, eight_examples, "wrong", "another value than the twin's"),
     (d02.average, forgot_return, "wrong", "nothing returned"),
     (d02.average, half, "wrong", "another value than the twin's"),
-    (d02.ring, whole_tensor, "wrong", "the whole tensor round the ring"),
+    (d02.ring, whole_tensor, "wrong", "the whole tensor, not a chunk"),
     (d02.ring, all_send_first, "crashed", "everybody sends before anybody receives"),
     (d02.ring, all_receive_first, "crashed", "everybody receives before anybody sends"),
-    (d02.ring, through_rank_0, "wrong", "everything through rank 0"),
+    (d02.ring, through_rank_0, "wrong", "everything through one rank"),
     (d02.ring, averaged, "wrong", "the mean where the sum was meant"),
     (d02.ring, rebound, "wrong", "x was not changed"),
     (d02.ring, only_half_the_way, "wrong", "another value than the sum"),
     (d02.ring, the_library, "wrong", "another collective does the work"),
+    (d02.ring, through_the_last, "wrong", "everything through one rank"),
+    (d02.ring, the_remainder_left_out, "wrong", "the remainder is left out"),
+    (d02.ring, never_waits, "wrong", "a message nobody waits for"),
+    (d02.ring, reduce_scatter_only, "wrong", "half of the way"),
     (d02.ring, a_bad_index, "crashed", None),
 ]
 EXERCISES = [d01.fingerprints, d02.average, d02.ring]
@@ -187,6 +250,9 @@ def test_empty_is_not_started_and_gives_the_first_hint(exercise):
 
 def test_hints_come_in_steps_and_the_solution_on_request():
     exercise = d02.ring
+    exercise._shown = 0
+    exercise.check(lambda x, rank, world_size: None)  # not started: that was the first hint
+    assert str(exercise.hint()).startswith("Hint 2 of 4")
     exercise._shown = 0
     said = [str(exercise.hint()) for _ in range(len(exercise.hints) + 2)]
     assert said[0].startswith("Hint 1 of 4") and said[3].startswith("Hint 4 of 4")

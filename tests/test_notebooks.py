@@ -33,7 +33,7 @@ def test_title_minutes_and_outcome_come_first(drop):
     path, notebook = drop
     first = notebook.cells[0].source.splitlines()
     assert first[0].startswith(f"# {path.name[:2]} · ")
-    assert re.match(r"\*[5-8] minutes( \+ training)?\. Afterwards you can .*\*$", first[2])
+    assert re.match(r"\*[5-8] minutes(, .*?)?\. Afterwards you can .*\*$", first[2])
 
 
 def test_it_can_be_read_in_its_minutes(drop):

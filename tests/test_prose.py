@@ -11,21 +11,16 @@ from helpers.theory.collectives import book
 from test_notebooks import NOTEBOOKS, text
 
 N = sum(p.numel() for p in toy.ToyTransformer(hidden=256).parameters())
-SENT_DATA = human(book("all_reduce", 4 * N, 4))
-SENT_TENSOR_4B = human(16 * book("all_reduce", 4 * (4 * 8) * 32 * 256, 4))
 
 # For each drop, sentences whose figures no cell prints, with the figures put in by computing them.
 COMPUTED = {
-    "01": [f"each sends 2·(4−1)/4 = {book('all_reduce', 1, 4)} times that",
-           "and tensor parallelism overtakes it: "
-           f"{SENT_TENSOR_4B} against {SENT_DATA}",
+    "01": [f"On four ranks each sends {book('all_reduce', 1, 4)} times its tensor",
            f"4·*L* = {4 * 4} in all",
-           "each rank has 2 of the 8 examples"],
-    "02": [f"each of four ranks sent {SENT_DATA}, {book('all_reduce', 1, 4)} times the gradients",
-           f"The gradients here are {human(4 * N)} on each rank",
+           "Each rank has 2 of the 8 examples"],
+    "02": [f"In drop 01 each rank sent {human(book('all_reduce', 4 * N, 4))} under data parallelism. "
+           f"There are only {human(4 * N)} of gradients",
+           f"On four ranks it was {book('all_reduce', 1, 4)} times",
            f"Six steps, a quarter of the tensor each: 6/4 = {6 / 4}.",
-           f"{book('all_reduce', 1, 2):.0f} for two ranks, {book('all_reduce', 1, 4)} for four, {book('all_reduce', 1, 8)} for eight",
-           f"The loop above made {len(list(toy.ToyTransformer(hidden=256).parameters()))} all-reduces",
            f"{human(4 * N)} of parameters, as much of gradients, twice as much for Adam",
            f"From {book('all_reduce', 1, 8)}·S to {book('all_reduce', 1, 64):.2f}·S: one eighth more"],
 }

@@ -197,10 +197,12 @@ def ring(n: int = 4) -> Picture:
         for spine in ax.spines.values():
             spine.set_visible(False)
         if step == 0:
+            ax.set_xticks([c + 0.5 for c in range(n)], range(n), fontsize=9)
+            ax.set_xlabel("chunk", fontsize=9)
             ax.set_yticks([r + 0.5 for r in range(n)], [f"rank {r}" for r in range(n)], fontsize=10)
             ax.tick_params(length=0)
-    figure.supxlabel(f"columns are the {n} chunks · the number says how many ranks' values a chunk sums · hatched: just received",
-                     fontsize=9.5)
+    figure.supxlabel("a number says how many ranks' values a chunk sums · hatched: just received from the rank above "
+                     f"(rank 0 from rank {n - 1})", fontsize=9.5)
     return Picture(figure, f"Ring all-reduce on {n} ranks. In steps 1 to {n - 1} each rank passes one chunk on and the receiver adds it, "
                            f"until each rank holds one chunk summed over all {n}. In steps {n} to {2 * n - 2} the finished chunks go round.")
 
@@ -226,3 +228,20 @@ def memory_by_ranks(held: dict[int, dict[str, int]], title: str) -> Picture:
     ax.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return Picture(figure, title + ". " + "; ".join(
         f"{_ranks(n)}: " + ", ".join(f"{kind} {human(memory[kind])}" for kind in kinds) for n, memory in held.items()))
+
+
+@_styled
+def loss_curves(panels: dict[str, dict[str, Sequence[float]]], title: str) -> Picture:
+    """A panel for each name, with a line for each named list of losses."""
+    figure, axes = _panels(len(panels), 4.2 * len(panels), 2.8)
+    looks = dict(zip(next(iter(panels.values())), ((INK, "-", "o"), ("#D55E00", "--", "s"))))
+    parts = []
+    for ax, (name, lines) in zip(axes[0], panels.items()):
+        for what, losses in lines.items():
+            colour, dash, marker = looks[what]
+            ax.plot(losses, color=colour, linestyle=dash, marker=marker, markersize=4, label=what)
+            parts.append(f"{name}, {what}: from {losses[0]:.2f} to {losses[-1]:.2f}")
+        ax.set(title=name, xlabel="step", ylabel="loss" if ax is axes[0][0] else "")
+        ax.set_ylim(0, max(max(losses) for lines in panels.values() for losses in lines.values()) * 1.1)
+        ax.legend(loc="lower left")
+    return Picture(figure, title + ". " + "; ".join(parts))

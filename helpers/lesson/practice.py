@@ -74,6 +74,7 @@ class Exercise:
             return Answer("wrong", f"The function takes ({', '.join(wanted)}); yours takes ({', '.join(given)}).",
                           "other arguments than asked for")
         if _is_empty(attempt):
+            self._shown = max(self._shown, 1)
             return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
         try:
             return self.judge(attempt)

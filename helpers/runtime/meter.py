@@ -68,6 +68,7 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     wire: dict[tuple[int, int], int] | None = None  # (local port, remote port) -> bytes; None: not known
     peak_in_flight: int = 0  # bytes of the tensors that collectives held at once, at most
+    not_waited: int = 0  # collectives begun whose end nobody in Python waited for
 
 
 class Recorder:
@@ -98,7 +99,7 @@ class Recorder:
         self.rows: dict[tuple[str, str], Row] = {}
         self._open: list[tuple[dist.Work, Row, int]] = []  # issued, not known to have ended
         self._since_quiet: list[Row] = []
-        self._in_flight = self._peak = self._number = 0
+        self._in_flight = self._peak = self._number = self._forgotten = 0
         self.last = None
         self._groups.clear()  # a group may have gone and its name been used again
         if self.on:
@@ -114,8 +115,9 @@ class Recorder:
         self.counter.refresh()  # connections made by groups that no collective has used
         now = self.counter.read()
         sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()} if wire.available else None
+        not_waited = len(self._open) + self._forgotten
         self._open.clear()
-        return Report(list(self.rows.values()), sent, self._peak)
+        return Report(list(self.rows.values()), sent, self._peak, not_waited)
 
     def pending(self) -> dict | None:
         """The last collective, if this rank is still in it."""
@@ -185,6 +187,7 @@ class Recorder:
     def _quiet(self) -> None:
         """Where nothing is under way, credit the bytes sent so far to what was."""
         if all(work.is_completed() for work, *_ in self._open):
+            self._forgotten += len(self._open)
             self._open.clear()
             self._in_flight = 0
             self._settle()

@@ -10,8 +10,8 @@ from ...runtime.world import World
 from ..practice import Answer, Exercise, right, wrong
 
 SCHEMES = ("data", "tensor", "pipeline")
-# Sizes chosen so that the amount alone gives nothing away: each scheme is once the largest or smallest.
-SIZES = ({"hidden": 64, "b": 8, "s": 64}, {"hidden": 256, "b": 4, "s": 16})
+# Sizes chosen so that the amount alone gives nothing away: data parallelism sends most in one, least in the other.
+SIZES = ({"hidden": 64, "b": 64, "s": 64}, {"hidden": 256, "b": 4, "s": 16})
 
 
 def split(scheme: str, hidden: int = 256) -> torch.nn.Module:
@@ -29,17 +29,18 @@ def step(model: torch.nn.Module, scheme: str, b: int, s: int) -> float | None:
     return run(model, *toy.make_batch(b, s))
 
 
-def bytes_sent(world: World, scheme: str, hidden: int, b: int, s: int) -> tuple[list[float], list[float]]:
-    """What each rank sends in one step, with b sequences and with 2b.
+def bytes_sent(world: World, scheme: str, hidden: int, b: int, s: int) -> list[tuple[list[float], list[float]]]:
+    """(on the wire, by the book): what each rank sends in one step, with b sequences and with 2b.
 
-    By the operating system's count; by PyTorch's and the book where the system does not say.
+    Where the system does not count the wire, the book stands in for it.
     """
     world.cell(f"from helpers.lesson.drops.d01 import split, step\nmodel = split({scheme!r}, {hidden})")
     found = []
     for batch in (b, 2 * b):
         world.cell(f"step(model, {scheme!r}, {batch}, {s}); None")
-        found.append(world.traffic.counted if None in world.traffic.wire else world.traffic.wire)
-    return found[0], found[1]
+        traffic = world.traffic
+        found.append((traffic.counted if None in traffic.wire else traffic.wire, traffic.counted))
+    return list(zip(*found))
 
 
 def fingerprint(small, large):
@@ -72,19 +73,31 @@ MISTAKES = {
 
 
 def judge(attempt) -> Answer:
-    said = []
+    runs = []  # (scheme, wire of the small batch, of the large, and what the book says of both)
     with World(4, timeout=20) as world:
         for sizes in SIZES:
             for scheme in SCHEMES:
-                small, large = bytes_sent(world, scheme, **sizes)
-                answer = _call(attempt, small, large)
-                if isinstance(answer, Answer):
-                    return answer
-                said.append((scheme, answer, small, large))
-    missed = [(scheme, answer, small, large) for scheme, answer, small, large in said if answer != scheme]
-    figures = [("runs named", f"{len(said) - len(missed)} of {len(said)}", f"{len(said)} of {len(said)}")]
+                (small, large), by_the_book = bytes_sent(world, scheme, **sizes)
+                runs.append((scheme, small, large, by_the_book))
+    try:
+        said = [attempt(list(small), list(large)) for _, small, large, _ in runs]
+        scaled = [attempt([x * 1000 for x in small], [x * 1000 for x in large]) for _, small, large, _ in runs]
+        if_exact = [attempt(*map(list, book)) for *_, book in runs]
+    except Exception as e:
+        return Answer("crashed", f"Your function raised {type(e).__name__}: {e}\n"
+                                 f"It was given lists of four numbers each, such as {runs[0][1]} and {runs[0][2]}.")
+    if odd := [answer for answer in said if answer not in SCHEMES]:
+        return wrong("not one of the three answers", f'Your function returned {odd[0]!r}. Return "data", "tensor" or "pipeline".')
+    missed = [(scheme, answer, small, large) for (scheme, small, large, _), answer in zip(runs, said) if answer != scheme]
+    figures = [("runs named", f"{len(runs) - len(missed)} of {len(runs)}", f"{len(runs)} of {len(runs)}")]
+    if scaled != said:
+        return wrong("judged by the amount", "With a thousand times the bytes in every number your function gives other answers. A larger model sends "
+                     "more under each scheme: compare the ranks with each other, and the two batches with each other.", *figures)
     if not missed:
         return right("You can tell data, tensor and pipeline parallelism from outside, by their bytes alone.", *figures)
+    if if_exact == [scheme for scheme, *_ in runs]:
+        return wrong("the wire is never exactly double", "Right idea. But headers do not grow with the batch, so the larger run sends a "
+                     "little less than twice as much: ask for clearly more, such as 1.5 times.", *figures)
     for (ran, said_it_was), (name, why) in MISTAKES.items():
         fits = [m for m in missed if ran in (None, m[0]) and said_it_was in (None, m[1])]
         if fits:
@@ -95,18 +108,8 @@ def judge(attempt) -> Answer:
                        f"You said {answer!r}; it was {scheme!r}. {why}", *figures)
 
 
-def _call(attempt, small, large):
-    try:
-        answer = attempt(list(small), list(large))
-    except Exception as e:
-        return Answer("crashed", f"Your function raised {type(e).__name__}: {e}\nIt was given small={small} and large={large}.")
-    if answer not in SCHEMES:
-        return wrong("not one of the three answers", f'Your function returned {answer!r}. Return "data", "tensor" or "pipeline".')
-    return answer
-
-
 fingerprints = Exercise("traffic fingerprints", fingerprint, judge, hints=[
-    "Print small and large for a run you know, from the tables above. In which of the three do the ranks send different amounts?",
+    "Look at the pictures of who sends to whom: under which scheme do the ranks send different amounts?",
     "One scheme sends gradients, one number for each weight. What happens to their number when the batch doubles?",
     "First test whether max(small) is well above min(small). Then test whether large is well above small.",
 ])

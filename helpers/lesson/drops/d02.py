@@ -8,13 +8,33 @@ import torch.distributed as dist
 from ... import toy
 from ...runtime import meter
 from ...runtime.failure import RankError
-from ...runtime.output import ranks
 from ...runtime.table import human
 from ...runtime.traffic import Traffic
 from ...runtime.world import World
 from ..practice import Answer, Exercise, right, wrong
 
 # -- what data parallelism does not save ----------------------------------------------------------
+
+def losses(world: World, optimizer: str, combine: str, steps: int = 12) -> list[float]:
+    """The mean loss of all ranks, step by step, of data-parallel training on one batch.
+
+    optimizer: "SGD" (rate 0.1) or "AdamW" (rate 0.001). combine: "mean" of the ranks' gradients, or their "sum".
+    """
+    def train():
+        model = toy.ToyTransformer(hidden=64)
+        update = {"SGD": lambda p: torch.optim.SGD(p, 0.1), "AdamW": lambda p: torch.optim.AdamW(p, 0.001)}[optimizer](model.parameters())
+        tokens, targets = toy.make_batch(b=8, s=32)
+        found = []
+        for _ in range(steps):
+            model.zero_grad()
+            found.append(toy.data_parallel_step(model, tokens, targets))
+            if combine == "sum":
+                for p in model.parameters():
+                    p.grad *= dist.get_world_size()
+            update.step()
+        return found
+    return [sum(step) / len(step) for step in zip(*world.run(train))]
+
 
 def memory_on(n: int, b: int = 8, s: int = 32) -> dict[str, int]:
     """Bytes by kind that rank 0 of n really holds in one data-parallel step with Adam."""
@@ -35,7 +55,7 @@ def memory_on(n: int, b: int = 8, s: int = 32) -> dict[str, int]:
 
 # -- the mean of unequal shares ------------------------------------------------------------------
 
-SHARES = ([2, 2, 2, 2], [5, 1, 1, 1])  # examples on each rank
+SHARES = ([2, 2, 2, 2], [5, 1, 1, 1], [3, 1, 1, 2])  # examples on each rank
 
 
 def weighted_average(gradient, examples):
@@ -78,7 +98,9 @@ def judge_average(attempt) -> Answer:
                                  "The twin's loss is a mean over examples, so its gradient is one too.", ("size against the twin's", "4.0", "1.0"))
                 if near(sum(own) / 4):
                     return wrong("equal weights for unequal shares", f"With {shares} examples you weigh each rank 1/4. A rank's gradient is a mean over its own "
-                                 "examples: one with 5 of the 8 examples must count 5/8.")
+                                 f"examples: one with {shares[0]} of the {sum(shares)} examples must count {shares[0]}/{sum(shares)}.")
+                if near(each.sum(0)):
+                    return wrong("summed, not divided by the number of examples", "Every rank holds the sum over all examples. Divide by how many there are on all ranks.")
                 return wrong("another value than the twin's", f"Rank {rank} is off by up to {(got - each.mean(0)).abs().max():.2g} with {shares} examples.")
     return right("Equal to the twin on every rank, with equal and with unequal shares.")
 
@@ -118,67 +140,86 @@ def ring_all_reduce(x, rank, world_size):
 CASES = [(4, 400_000), (2, 100_001), (3, 100_001), (5, 99_999), (4, 1_003)]  # ranks, elements; some do not divide
 
 
-def _ring_on_rank(attempt, n, elements):
-    """One rank's part: run the attempt on the first n ranks. Returns what it left in x, and what the answer is."""
-    rank = dist.get_rank()
-    if rank >= n:
-        return None
+def _ring_on_rank(attempt, elements):
+    """One rank's part: run the attempt. Returns what it left in x, and what the answer is."""
+    rank, n = dist.get_rank(), dist.get_world_size()
     numbers = [torch.arange(elements, dtype=torch.float32) % 97 * (r + 1) for r in range(n)]
     x = numbers[rank].clone()
     attempt(x, rank, n)
-    return bool(torch.equal(x, sum(numbers))), bool(torch.allclose(x, sum(numbers) / n)), bool(torch.equal(x, numbers[rank]))
+    return x, numbers[rank], sum(numbers)
 
 
 def judge_ring(attempt) -> Answer:
     reached = 0.0
-    with World(5, timeout=4) as world:
-        for n, elements in CASES:
-            case = f"{n} ranks, {elements:,} elements"
+    for n, elements in CASES:
+        case = f"{n} ranks, {elements:,} elements"
+        with World(n, timeout=4) as world:
             try:
-                results = world.run(_ring_on_rank, attempt, n, elements)[:n]
+                results = world.run(_ring_on_rank, attempt, elements)
             except RankError as e:
                 return _stuck(e, case) or Answer("crashed", f"With {case}:\n{e}")
-            if all(averaged and not summed for summed, averaged, _ in results):
-                return wrong("the mean where the sum was meant", f"With {case} every rank holds the mean. "
-                             "An all-reduce sums; whoever wants the mean divides afterwards.")
-            if all(untouched for *_, untouched in results):
-                return wrong("x was not changed", f"With {case} x is as it was on every rank. "
-                             "Work in place: write into x[...], or into views of x.")
-            if off := [r for r, (summed, *_) in enumerate(results) if not summed]:
-                return wrong("another value than the sum", f"With {case} x is not the sum on {ranks(off, of=n)}. "
-                             "Which chunk does a rank send in step k, and which one does it receive?")
-            if mistake := _wasteful(world.traffic, n, 4 * elements, case):
+            if world.traffic.not_waited:
+                return wrong("a message nobody waits for", f"With {case} {world.traffic.not_waited} isend or irecv were never waited for: "
+                             "keep what they return and call .wait() on it, or the data may come after you have used it.")
+            if mistake := _wrong_sum(results, case) or _wasteful(world.traffic, 4 * elements, case):
                 return mistake
             reached = reached or max(world.traffic.counted) / (4 * elements)
     return right("The sum on 2, 3, 4 and 5 ranks, also where the length does not divide, and no rank sent more than it must.",
                  ("bytes sent by each of 4 ranks, for a tensor of S bytes", f"{reached:.2f}·S", "2·(4−1)/4 = 1.50·S"))
 
 
+def _wrong_sum(results, case: str) -> Answer | None:
+    """Name what is wrong with the values. results: (x, what it was before, the sum) for each rank."""
+    n = len(results)
+    if all(torch.equal(x, total) for x, _, total in results):
+        return None
+    if all(torch.allclose(x, total / n) for x, _, total in results):
+        return wrong("the mean where the sum was meant", f"With {case} every rank holds the mean. "
+                     "An all-reduce sums; whoever wants the mean divides afterwards.")
+    if all(torch.equal(x, before) for x, before, _ in results):
+        return wrong("x was not changed", f"With {case} x is as it was on every rank. "
+                     "Work in place: write into x[...], or into views of x.")
+    whole = len(results[0][0]) // n * n
+    if whole < len(results[0][0]) and all(torch.equal(x[:whole], total[:whole]) for x, _, total in results):
+        return wrong("the remainder is left out", f"With {case} all is right but the last {len(results[0][0]) - whole}: {n} chunks of equal length "
+                     "do not cover x. torch.tensor_split makes some chunks one longer.")
+    good = [[i for i, (a, b) in enumerate(zip(torch.tensor_split(x, n), torch.tensor_split(total, n))) if torch.equal(a, b)]
+            for x, _, total in results]
+    chunks = "; ".join(f"rank {r}: {', '.join(map(str, chunks)) or 'none'}" for r, chunks in enumerate(good))
+    if all(len(chunks) == 1 for chunks in good):
+        return wrong("half of the way", f"With {case} each rank has one finished chunk ({chunks}). That is the reduce-scatter, "
+                     "the first half of the job. Now the finished chunks must go round.")
+    return wrong("another value than the sum", f"With {case} these of the {n} chunks hold the sum: {chunks}. "
+                 "In step k, which chunk does a rank send, and which one does it receive? Is what it receives added, or written over?")
+
+
 def _stuck(error: RankError, case: str) -> Answer | None:
     """A hang in which every rank does the same thing has a name."""
-    doing = {seen.where["in"]["op"] for seen in error.seen if seen.where and seen.where["in"]}
-    if error.kind != "timeout" or doing not in ({"send"}, {"recv"}):
+    doing = [seen.where["in"]["op"] if seen.where and seen.where["in"] else None for seen in error.seen]
+    if error.kind != "timeout" or len(set(doing)) > 1 or doing[0] not in ("send", "recv"):
         return None
-    first, other = ("sends", "receives") if doing == {"send"} else ("receives", "sends")
-    return Answer("crashed", f"With {case} every rank {first} and waits; nobody {other}. A send ends when its receiver takes the data, "
+    first, other = ("sends", "receives") if doing[0] == "send" else ("receives", "sends")
+    return Answer("crashed", f"With {case} every rank {first} and waits; nobody {other}. On gloo a send ends when its receiver takes the data, "
                              f"so on a ring somebody must do it the other way round: even ranks send first, odd ranks receive first.\n\n{error}",
                   f"everybody {first} before anybody {other}")
 
 
-def _wasteful(traffic: Traffic, n: int, size: int, case: str) -> Answer | None:
+def _wasteful(traffic: Traffic, size: int, case: str) -> Answer | None:
     """Name what moves more than 2(n−1) chunks a rank. `size`: bytes of the tensor."""
     if helped := {row.op for rows in traffic.ranks for row in rows} - {"send", "recv"}:
         return wrong("another collective does the work", f"You called {', '.join(sorted(helped))}. Use dist.send and dist.recv only: they are what it is made of.")
-    sent = traffic.counted[:n]
+    sent, n = traffic.counted, len(traffic.ranks)
     allowed = 2 * (n - 1) * -(-size // 4 // n) * 4  # the chunks of a length that n does not divide are rounded up
     figures = [("bytes sent by the busiest rank", f"{max(sent) / size:.2f}·S", f"{2 * (n - 1) / n:.2f}·S")]
     if max(sent) <= allowed:
         return None
-    if sent[0] >= (n - 1) * size and n > 2 and max(sent[1:]) <= 1.01 * size:
-        return wrong("everything through rank 0", f"With {case} rank 0 sent {human(sent[0])} and rank 1 only {human(sent[1])}. "
+    hub = sent.index(max(sent))
+    others = [s for r, s in enumerate(sent) if r != hub]
+    if sent[hub] >= (n - 1) * size and n > 2 and max(others) <= 1.01 * size:
+        return wrong("everything through one rank", f"With {case} rank {hub} sent {human(sent[hub])} and the others at most {human(max(others))}. "
                      "The sum is right, but one link carries n−1 times the load, and it grows with every rank you add.", *figures)
     if min(sent) >= (n - 1) * size:
-        return wrong("the whole tensor round the ring", f"With {case} every rank sent {human(sent[0])}: the tensor, n−1 times over. "
+        return wrong("the whole tensor, not a chunk", f"With {case} every rank sent {human(sent[0])}: the tensor, n−1 times over. "
                      "Cut it into n chunks and pass one chunk a step.", *figures)
     return wrong("more bytes than needed", f"With {case} the busiest rank sent {human(max(sent))}, where {human(allowed)} are enough: "
                  "n−1 chunks to sum, n−1 to spread.", *figures)
