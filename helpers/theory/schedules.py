@@ -105,7 +105,7 @@ def zb_h1(p: int, m: int, v: int = 1) -> Schedule:
 def zb_h2(p: int, m: int) -> Schedule:
     """Zero bubble H2 (Qi et al. 2023): twice the warm-up, so that no rank waits for its first backward.
 
-    Costs memory: rank r holds up to 2(p-r)-1 microbatches. Gradients must be applied without
+    Costs memory: every rank holds up to 2p-1 microbatches, counting those whose W waits. Gradients must be applied without
     a barrier between ranks for the bubble to go away altogether.
     """
     _check(p, m)

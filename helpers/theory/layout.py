@@ -1,0 +1,109 @@
+"""How a model is laid out on ranks: the choices that memory and time depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .models import ModelShape
+
+SCHEDULES = ("GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-H2", "ZB-V")
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """dp · tp · pp ranks. The counts may be NumPy arrays of one shape, to look at many layouts at once.
+
+    microbatch: sequences that go through the model together (b). interleave: chunks on each pipeline
+    rank (v). zero: 0 to 3, what is split over dp: nothing, optimizer state, gradients too, weights too
+    (3 is what FSDP does). recompute: none; selective, the attention scores only; full, all of a layer.
+    sequence_parallel: split what lies between the matrices over tp as well. fused_attention: an
+    attention that never stores the scores. gradient_bytes: 2 or 4 for each gradient.
+    """
+
+    dp: int | np.ndarray = 1
+    tp: int | np.ndarray = 1
+    pp: int | np.ndarray = 1
+    microbatch: int | np.ndarray = 1
+    interleave: int | np.ndarray = 1
+    schedule: str = "1F1B"
+    zero: int = 0
+    recompute: str = "none"
+    sequence_parallel: bool = True
+    fused_attention: bool = True
+    gradient_bytes: int = 2
+
+    @property
+    def ranks(self):
+        """d · t · p: how many devices it takes."""
+        return self.dp * self.tp * self.pp
+
+    def __str__(self) -> str:
+        parts = [f"TP {self.tp}", f"PP {self.pp}", f"DP {self.dp}", f"b {self.microbatch}"]
+        if np.any(np.asarray(self.interleave) > 1):
+            parts.append(f"v {self.interleave}")
+        if np.any(np.asarray(self.pp) > 1):
+            parts.append(self.schedule)
+        parts += [f"ZeRO-{self.zero}"] * bool(self.zero) + ["SP"] * bool(self.sequence_parallel and np.any(np.asarray(self.tp) > 1))
+        parts += [f"{self.recompute} recompute"] * (self.recompute != "none")
+        return " · ".join(parts)
+
+
+def check(model: ModelShape, layout: Layout, global_batch: int | None = None, gpus: int | None = None) -> None:
+    """Refuse, in one sentence with the nearest valid choice, a layout that cannot be.
+
+    For one layout of plain numbers. Raises ValueError. global_batch: sequences in one step over all ranks.
+    """
+    d, t, p, b, v = layout.dp, layout.tp, layout.pp, layout.microbatch, layout.interleave
+    for name, value in (("dp", d), ("tp", t), ("pp", p), ("microbatch", b), ("interleave", v)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+    if layout.schedule not in SCHEDULES:
+        raise ValueError(f"unknown schedule {layout.schedule!r}; known are {', '.join(SCHEDULES)}")
+    if layout.recompute not in RECOMPUTE:
+        raise ValueError(f"unknown recompute {layout.recompute!r}; known are {', '.join(RECOMPUTE)}")
+    if layout.zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero is 0, 1, 2 or 3, not {layout.zero!r}")
+    if gpus is not None and layout.ranks != gpus:
+        raise ValueError(f"dp·tp·pp = {d}·{t}·{p} = {layout.ranks}, but there are {gpus} GPUs")
+    if model.heads % t:
+        raise ValueError(f"tp {t} does not divide {model.heads} attention heads; {_divisors(model.heads, t)}")
+    if model.kv_heads % t and t % model.kv_heads:
+        raise ValueError(f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads; {_divisors(model.heads, t)}")
+    if model.ffn % t:
+        raise ValueError(f"tp {t} does not divide the feed-forward width {model.ffn}; {_divisors(model.ffn, t)}")
+    if layers_on_stage(model.layers, p * v, 0) is None:
+        raise ValueError(f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do "
+                         f"{model.layers} + 2 with the embedding and the head counted; {_divisors(model.layers, p * v)}")
+    if layout.schedule == "interleaved" and (p == 1 or v == 1):
+        raise ValueError("interleaving needs pp and interleave of at least 2; use 1F1B otherwise")
+    if layout.schedule != "interleaved" and v > 1:
+        raise ValueError(f"interleave {v} needs the schedule 'interleaved', not {layout.schedule!r}")
+    if global_batch is not None:
+        if global_batch % (d * b):
+            raise ValueError(f"a batch of {global_batch} does not divide by dp·microbatch = {d}·{b} = {d * b}; "
+                             f"take {max(1, global_batch // (d * b)) * d * b}, or another microbatch")
+        m = global_batch // (d * b)
+        if layout.schedule == "interleaved" and m % p:
+            raise ValueError(f"interleaving needs microbatches in groups of pp: {m} is no multiple of {p}")
+
+
+def _divisors(n: int, near: int) -> str:
+    fits = [k for k in range(1, n + 1) if n % k == 0]
+    below, above = max(k for k in fits if k <= near), min((k for k in fits if k >= near), default=n)
+    return f"take {below}" + (f" or {above}" if above != below else "")
+
+
+def layers_on_stage(layers: int, stages: int, stage: int) -> int | None:
+    """Layers that `stage` holds; None where they cannot be spread.
+
+    Evenly, or with one less on the first and last stage, where the embedding and the head
+    stand for a layer (as Llama 3 405B: 126 layers on 16 stages).
+    """
+    if layers % stages == 0:
+        return layers // stages
+    if stages > 1 and (layers + 2) % stages == 0:
+        return (layers + 2) // stages - (stage in (0, stages - 1))
+    return None

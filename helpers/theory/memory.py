@@ -1,0 +1,123 @@
+"""How many bytes each GPU holds, and for what: formulas a reader can redo by hand.
+
+Letters as everywhere: N parameters; d, t, p the sizes of data, tensor and pipeline
+parallelism; m microbatches of b sequences of s tokens; h hidden, a heads, L layers, v chunks on
+each pipeline rank. Half-precision numbers take 2 bytes, float32 takes 4.
+
+Sources: states, Rajbhandari et al. 2020 (ZeRO), section 3.1; activations, Korthikanti et al.
+2022, section 4 and Table 2, here for any width, grouped queries and gated feed-forward parts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .layout import Layout, layers_on_stage
+from .models import ModelShape
+
+# What people count for one parameter trained with Adam, and how they come to differ.
+BYTES_PER_PARAMETER = {
+    "all float32": {"weights": 4, "gradients": 4, "optimizer": 8},  # 16: Adam keeps m and v
+    "mixed": {"weights": 2, "gradients": 2, "optimizer": 12},  # 16: m, v and a float32 master copy of the weights
+    "mixed, float32 gradients": {"weights": 2, "gradients": 4, "optimizer": 12},  # 18: Megatron-LM
+    "mixed, both gradients": {"weights": 2, "gradients": 6, "optimizer": 12},  # 20: a float32 sum beside the half-precision ones
+    "mixed, no master copy": {"weights": 2, "gradients": 2, "optimizer": 8},  # 12
+    "8-bit Adam": {"weights": 2, "gradients": 2, "optimizer": 6},  # 10: master copy, m and v of one byte each
+}
+
+WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 12  # of mixed precision: half-precision weights; float32 master copy, m and v
+
+
+def states(params: float, d: float = 1, zero: int = 0, weights: int = WEIGHT_BYTES, gradients: int = 2,
+           optimizer: int = OPTIMIZER_BYTES) -> dict[str, float]:
+    """Bytes of weights, gradients and optimizer state for `params` parameters on one of d ranks.
+
+    zero 1 splits the optimizer state over d, zero 2 the gradients too, zero 3 the weights too.
+    16·N bytes in all without ZeRO, 16·N/d with ZeRO-3.
+    """
+    return {"weights": weights * params / (d if zero >= 3 else 1),
+            "gradients": gradients * params / (d if zero >= 2 else 1),
+            "optimizer": optimizer * params / (d if zero >= 1 else 1)}
+
+
+def stage_params(model: ModelShape, layout: Layout, stage: int) -> float:
+    """Parameters on one GPU of pipeline stage `stage` (0 to p-1), ZeRO left aside.
+
+    Matrices, biases and embeddings are split over t; the norms, which are not, are counted as if they were:
+    they are less than one parameter in ten thousand.
+    """
+    p, v = layout.pp, layout.interleave
+    layers = sum(layers_on_stage(model.layers, p * v, stage + p * chunk) for chunk in range(v))
+    held = layers * model.layer_params
+    if stage == 0:
+        held += model.embedding_params
+    if stage == p - 1:
+        held += model.head_params
+        if model.tied and p > 1:  # the last stage needs a copy of the embedding
+            held += model.vocab * model.hidden
+    return held / layout.tp
+
+
+def activations_per_layer(model: ModelShape, layout: Layout, seq_len: float) -> dict[str, float]:
+    """Bytes that one layer keeps for backward, for one microbatch, by what for.
+
+    For a GPT without fused attention the sum is s·b·h·(10 + 24/t + 5·a·s/(h·t)), with sequence
+    parallelism s·b·h·(34/t + 5·a·s/(h·t)): Korthikanti et al. 2022, Table 2. Dropout masks, of one byte
+    each, are counted for models with biases, which use dropout, and not for gated ones, which do not.
+    """
+    t, sb, h = layout.tp, seq_len * layout.microbatch, model.hidden
+    between = t if layout.sequence_parallel else 1  # what lies between the matrices
+    dropout = 0 if model.gated else 1
+    if layout.recompute == "full":
+        return {"layer input": 2 * sb * h / between}
+    terms = {
+        "norm inputs": 4 * sb * h / between,
+        "attention input": 2 * sb * h / between,
+        "queries, keys, values": 2 * sb * (model.q_width + 2 * model.kv_width) / t,
+        "attention output": 2 * sb * model.q_width / t,
+        "feed-forward input": 2 * sb * h / between,
+        "feed-forward inside": 2 * sb * model.ffn * (3 if model.gated else 2) / t,
+        "dropout masks": dropout * 2 * sb * h / between,
+    }
+    if not layout.fused_attention and layout.recompute == "none":
+        terms["attention scores"] = (2 + 3 * dropout) * sb * seq_len * model.heads / t  # softmax; its mask and dropped copy
+    return terms
+
+
+def in_flight(layout: Layout, m: float, stage: int) -> float:
+    """Microbatches whose activations stage `stage` holds at its fullest, in units of all its chunks.
+
+    1F1B: p - stage. Interleaved: p·(1 + (p-1)/(p·v)) on the first stage. See `schedules` for the orders.
+    """
+    p, v = layout.pp, layout.interleave
+    most = {"GPipe": m, "1F1B": p - stage, "ZB-H1": p, "ZB-H2": 2 * p - 1, "ZB-V": p,
+            "interleaved": ((v - 1) * p + 2 * (p - stage - 1) + 1) / v}[layout.schedule]
+    return np.minimum(m, most)
+
+
+def stage_memory(model: ModelShape, layout: Layout, seq_len: int, m: float, stage: int, overhead: float = 0.0) -> dict[str, float]:
+    """Bytes on one GPU of a pipeline stage, by what for. `overhead`: context, communicators and the like."""
+    parts = states(stage_params(model, layout, stage), layout.dp, layout.zero, gradients=layout.gradient_bytes)
+    layers = sum(layers_on_stage(model.layers, layout.pp * layout.interleave, stage + layout.pp * c) for c in range(layout.interleave))
+    per_layer = sum(activations_per_layer(model, layout, seq_len).values())
+    parts["activations"] = layers * per_layer * in_flight(layout, m, stage)
+    if layout.recompute == "full":  # one layer is whole again while its backward runs
+        whole = Layout(**{**layout.__dict__, "recompute": "none"})
+        parts["activations"] += sum(activations_per_layer(model, whole, seq_len).values())
+    sb, t = seq_len * layout.microbatch, layout.tp
+    if stage == 0 and not model.gated:  # a byte a number for the dropout mask behind the embedding
+        parts["activations"] += sb * model.hidden / (t if layout.sequence_parallel else 1) * in_flight(layout, m, 0)
+    if stage == layout.pp - 1:  # one microbatch at a time: the norm's and the head's input, float32 scores
+        parts["logits"] = 4 * sb * model.hidden / t + 4 * sb * model.vocab / t
+    if layout.zero == 3:  # two layers' weights are gathered at a time, one in use and one on its way
+        parts["gathered weights"] = 2 * WEIGHT_BYTES * model.layer_params / layout.tp
+    if overhead:
+        parts["overhead"] = overhead
+    return parts
+
+
+def largest_stage(model: ModelShape, layout: Layout, seq_len: int, m: float, overhead: float = 0.0) -> tuple[int, dict[str, float]]:
+    """(stage, its bytes by what for) of the pipeline stage that holds most: the one that must fit."""
+    stages = [stage_memory(model, layout, seq_len, m, k, overhead) for k in range(layout.pp)]
+    fullest = max(range(layout.pp), key=lambda k: sum(stages[k].values()))
+    return fullest, stages[fullest]

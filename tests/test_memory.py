@@ -1,0 +1,145 @@
+"""Memory by formula, against the tables it comes from and against runs that were measured."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from helpers.theory.layout import Layout, check, layers_on_stage
+from helpers.theory.memory import (
+    BYTES_PER_PARAMETER, activations_per_layer, in_flight, largest_stage, stage_memory, stage_params, states)
+from helpers.theory.models import MODELS, ModelShape
+from helpers.theory.schedules import gpipe, interleaved, one_f_one_b, simulate, zb_h1, zb_h2
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+LLAMA = MODELS["llama-3-70b"]
+
+
+def rows(name):
+    with open(DATA / name) as f:
+        return list(csv.DictReader(f))
+
+
+@pytest.mark.parametrize("row", rows("zero_2020_table1.csv"), ids=lambda r: f"{r['params_b']}B-{r['dp_degree']}")
+def test_the_zero_papers_table_1(row):
+    n, d = float(row["params_b"]) * 1e9, int(row["dp_degree"])
+    for zero, column in ((1, "pos_gb"), (2, "pos_g_gb"), (3, "pos_g_p_gb")):
+        gb, printed = sum(states(n, d, zero).values()) / 1e9, float(row[column])
+        assert gb == pytest.approx(printed, rel=0.005, abs=0.006), (zero, gb, printed)
+
+
+def test_sixteen_bytes_and_its_variants():
+    total = {name: sum(parts.values()) for name, parts in BYTES_PER_PARAMETER.items()}
+    assert sorted(total.values()) == [10, 12, 16, 16, 18, 20]
+    assert sum(states(7e9).values()) == 112e9
+    for parts in BYTES_PER_PARAMETER.values():
+        assert sum(states(1, **parts).values()) == sum(parts.values())
+
+
+@pytest.mark.parametrize("layout, gb", [(Layout(dp=4, tp=8, pp=2, zero=1), 30.9), (Layout(dp=8, tp=8, zero=1), 48.5),
+                                        (Layout(dp=64, zero=3), 17.6), (Layout(dp=4, tp=8, pp=2), 70.6)])
+def test_a_70b_on_64_gpus(layout, gb):
+    """What a well-known calculator puts at 369 GiB a GPU is 30.9 GB of states."""
+    assert layout.ranks == 64
+    each = [sum(states(stage_params(LLAMA, layout, k), layout.dp, layout.zero).values()) for k in range(layout.pp)]
+    assert round(sum(each) / len(each) / 1e9, 1) == gb
+
+
+@pytest.mark.parametrize("t", [1, 2, 8])
+def test_korthikantis_table_2(t):
+    s, b = 2048, 4
+    model = MODELS["gpt3-175b"]
+    a, h = model.heads, model.hidden
+    plain = dict(tp=t, microbatch=b, fused_attention=False, sequence_parallel=False)
+    formulas = {  # the names in the data file -> how we say it
+        "tensor parallel": Layout(**plain),
+        "tensor+sequence parallel": Layout(**{**plain, "sequence_parallel": True}),
+        "tensor parallel + selective recompute": Layout(**plain, recompute="selective"),
+        "tensor+sequence parallel + selective recompute": Layout(**{**plain, "sequence_parallel": True}, recompute="selective"),
+        "full recompute": Layout(**plain, recompute="full"),
+    }
+    for row in rows("korthikanti_2022_table2.csv"):
+        if layout := formulas.get(row["configuration"]):
+            expected = eval(row["bytes_per_layer_formula"], {"s": s, "b": b, "h": h, "a": a, "t": t})
+            assert sum(activations_per_layer(model, layout, s).values()) == pytest.approx(expected), row["configuration"]
+
+
+def test_a_fused_attention_drops_5as_over_h():
+    model, s = MODELS["gpt3-175b"], 2048
+    stored, fused = (sum(activations_per_layer(model, Layout(fused_attention=f, sequence_parallel=False), s).values()) for f in (False, True))
+    assert stored - fused == 5 * model.heads * s * s
+    assert fused == 34 * s * model.hidden
+
+
+@pytest.mark.parametrize("p, m", [(4, 8), (4, 16), (8, 32), (4, 2)])
+def test_in_flight_is_what_the_schedules_do(p, m):
+    for name, make in (("GPipe", gpipe), ("1F1B", one_f_one_b), ("ZB-H1", zb_h1), ("ZB-H2", zb_h2)):
+        line = simulate(make(p, m))
+        for r in range(p):
+            assert line.in_flight(r) <= in_flight(Layout(pp=p, schedule=name), m, r)
+        assert line.in_flight(0) == in_flight(Layout(pp=p, schedule=name), m, 0)
+    if m % p == 0:
+        line = simulate(interleaved(p, m, 2))
+        for r in range(p):
+            assert line.in_flight(r) == pytest.approx(2 * in_flight(Layout(pp=p, interleave=2, schedule="interleaved"), m, r))
+
+
+def test_korthikantis_first_stage_interleaved():
+    p, v = 8, 3
+    assert in_flight(Layout(pp=p, interleave=v, schedule="interleaved"), 64, 0) == pytest.approx(p * (1 + (p - 1) / (p * v)))
+
+
+def test_measured_memory_of_zero_bubbles_1f1b():
+    """Table 4 of Qi et al. 2023, in GiB: within 4 % in the mean."""
+    errors = []
+    for row in rows("zero_bubble_2023.csv"):
+        if row["schedule"] == "1F1B":
+            model = ModelShape("gpt", int(row["layers"]), int(row["hidden"]), int(row["heads"]), 51200, biases=True, positions=1024)
+            layout = Layout(pp=int(row["pp_gpus"]), microbatch=int(row["microbatch_seqs"]), gradient_bytes=4,
+                            fused_attention=False, sequence_parallel=False)
+            _, parts = largest_stage(model, layout, 1024, int(row["num_microbatches"]))
+            errors.append(abs(sum(parts.values()) / 2**30 / float(row["measured_mem_gb"]) - 1))
+    assert len(errors) == 12 and sum(errors) / 12 < 0.04
+
+
+def test_the_largest_stage_is_the_first_unless_the_head_is_heavy():
+    light = Layout(tp=8, pp=4, microbatch=1)
+    assert largest_stage(LLAMA, light, 8192, 32)[0] == 0
+    head = ModelShape("head", 8, 1024, 16, 500_000, gated=True)
+    assert largest_stage(head, Layout(pp=4), 8192, 32)[0] == 3
+
+
+@pytest.mark.parametrize("layers, stages, each", [(8, 4, [2, 2, 2, 2]), (126, 16, [7] + [8] * 14 + [7]), (22, 8, [2] + [3] * 6 + [2])])
+def test_layers_are_spread(layers, stages, each):
+    assert [layers_on_stage(layers, stages, k) for k in range(stages)] == each
+    assert layers_on_stage(9, 4, 0) is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(["llama-3-8b", "llama-3-70b", "gpt3-175b"]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]),
+       st.integers(1, 64), st.integers(0, 3), st.sampled_from(["none", "selective", "full"]), st.booleans(), st.integers(1, 8))
+def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, recompute, sp, b):
+    model, s, m = MODELS[name], 4096, 4 * p
+    at = lambda **k: sum(stage_memory(model, Layout(**{**dict(dp=d, tp=t, pp=p, zero=zero, recompute=recompute, sequence_parallel=sp, microbatch=b), **k}), s, m, 0).values())
+    here = at()
+    assert here > 0
+    assert at(tp=2 * t) < here and at(dp=2 * d) <= here and at(microbatch=b + 1) > here
+    assert at(zero=min(3, zero + 1)) <= here or zero == 2  # gathering weights may cost a little more than it saves
+    assert at(sequence_parallel=True) <= here
+    assert at(recompute="full") <= at(recompute="selective") <= at(recompute="none") or p == 1
+
+
+@pytest.mark.parametrize("layout, said", [
+    (Layout(tp=3), "tp 3 does not divide 64 attention heads; take 2 or 4"),
+    (Layout(pp=3), r"80 layers do not divide over 3 stages .*; take 2 or 4"),
+    (Layout(dp=3, tp=8), "dp·tp·pp = 3·8·1 = 24, but there are 64 GPUs"),
+    (Layout(dp=8, tp=8, microbatch=3), "a batch of 128 does not divide by dp·microbatch = 8·3 = 24; take 120"),
+    (Layout(tp=0), "tp must be a whole number of at least 1, not 0"), (Layout(zero=4), "zero is 0, 1, 2 or 3, not 4"),
+    (Layout(schedule="1f1b"), "unknown schedule '1f1b'; known are GPipe, 1F1B"),
+    (Layout(pp=2, dp=32, interleave=2), "interleave 2 needs the schedule 'interleaved'"),
+    (Layout(dp=64, schedule="interleaved"), "interleaving needs pp and interleave of at least 2")])
+def test_refusals_name_the_nearest(layout, said):
+    gpus = 64 if "GPUs" in said or "interleav" in said else None
+    with pytest.raises(ValueError, match=said):
+        check(LLAMA, layout, 128, gpus)
