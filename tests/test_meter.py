@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from helpers import World
 from helpers.runtime import meter
-from helpers.runtime.table import human
+from helpers.table import human
 from helpers.theory import collectives
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO is Linux's")

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from helpers import toy
-from helpers.runtime.table import human
+from helpers.table import human
 from helpers.theory.collectives import book
 from test_notebooks import NOTEBOOKS, text
 

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patheffects import withStroke
 
-from ..runtime.table import human
+from ..table import human
 from ..runtime.traffic import Traffic
 
 RANKS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .meter import Report, Row
-from .table import Table, human
+from ..table import Table, human
 
 
 class Traffic:

@@ -97,7 +97,7 @@ def _divisors(n: int, near: int) -> str:
 
 
 def layers_on_stage(layers: int, stages: int, stage: int) -> int | None:
-    """Layers that `stage` holds; None where they cannot be spread.
+    """Layers that `stage` of `stages` holds; None where they cannot be spread.
 
     Evenly, or with one less on the first and last stage, where the embedding and the head
     stand for a layer (as Llama 3 405B: 126 layers on 16 stages).
@@ -107,3 +107,10 @@ def layers_on_stage(layers: int, stages: int, stage: int) -> int | None:
     if stages > 1 and (layers + 2) % stages == 0:
         return (layers + 2) // stages - (stage in (0, stages - 1))
     return None
+
+
+def layers_on_rank(layers: int, layout: Layout, rank):
+    """Layers in all the chunks of a pipeline rank, for a layout that `check` admits. Takes arrays."""
+    p, stages = layout.pp, layout.pp * layout.interleave
+    one_less = (rank == 0) * 1 + (rank == p - 1) * 1
+    return np.where(layers % stages == 0, layers // p, (layers + 2) // p - one_less)

@@ -10,9 +10,11 @@ Sources: states, Rajbhandari et al. 2020 (ZeRO), section 3.1; activations, Korth
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from .layout import Layout, layers_on_stage
+from .layout import Layout, layers_on_rank
 from .models import ModelShape
 
 # What people count for one parameter trained with Adam, and how they come to differ.
@@ -40,21 +42,16 @@ def states(params: float, d: float = 1, zero: int = 0, weights: int = WEIGHT_BYT
             "optimizer": optimizer * params / (d if zero >= 1 else 1)}
 
 
-def stage_params(model: ModelShape, layout: Layout, stage: int) -> float:
-    """Parameters on one GPU of pipeline stage `stage` (0 to p-1), ZeRO left aside.
+def stage_params(model: ModelShape, layout: Layout, stage):
+    """Parameters on one GPU of pipeline rank `stage` (0 to p-1), ZeRO left aside. Takes arrays.
 
     Matrices, biases and embeddings are split over t; the norms, which are not, are counted as if they were:
     they are less than one parameter in ten thousand.
     """
-    p, v = layout.pp, layout.interleave
-    layers = sum(layers_on_stage(model.layers, p * v, stage + p * chunk) for chunk in range(v))
-    held = layers * model.layer_params
-    if stage == 0:
-        held += model.embedding_params
-    if stage == p - 1:
-        held += model.head_params
-        if model.tied and p > 1:  # the last stage needs a copy of the embedding
-            held += model.vocab * model.hidden
+    first, last = stage == 0, stage == layout.pp - 1
+    copied = (model.vocab * model.hidden if model.tied else 0) * (layout.pp > 1)  # the last stage needs the embedding too
+    held = (layers_on_rank(model.layers, layout, stage) * model.layer_params
+            + first * model.embedding_params + last * (model.head_params + copied))
     return held / layout.tp
 
 
@@ -95,29 +92,35 @@ def in_flight(layout: Layout, m: float, stage: int) -> float:
     return np.minimum(m, most)
 
 
-def stage_memory(model: ModelShape, layout: Layout, seq_len: int, m: float, stage: int, overhead: float = 0.0) -> dict[str, float]:
-    """Bytes on one GPU of a pipeline stage, by what for. `overhead`: context, communicators and the like."""
+def stage_memory(model: ModelShape, layout: Layout, seq_len: int, m, stage, overhead: float = 0.0) -> dict[str, float]:
+    """Bytes on one GPU of a pipeline rank, by what for. Takes arrays. `overhead`: context, communicators and the like."""
     parts = states(stage_params(model, layout, stage), layout.dp, layout.zero, gradients=layout.gradient_bytes)
-    layers = sum(layers_on_stage(model.layers, layout.pp * layout.interleave, stage + layout.pp * c) for c in range(layout.interleave))
-    per_layer = sum(activations_per_layer(model, layout, seq_len).values())
-    parts["activations"] = layers * per_layer * in_flight(layout, m, stage)
-    if layout.recompute == "full":  # one layer is whole again while its backward runs
-        whole = Layout(**{**layout.__dict__, "recompute": "none"})
-        parts["activations"] += sum(activations_per_layer(model, whole, seq_len).values())
     sb, t = seq_len * layout.microbatch, layout.tp
-    if stage == 0 and not model.gated:  # a byte a number for the dropout mask behind the embedding
-        parts["activations"] += sb * model.hidden / (t if layout.sequence_parallel else 1) * in_flight(layout, m, 0)
-    if stage == layout.pp - 1:  # one microbatch at a time: the norm's and the head's input, float32 scores
-        parts["logits"] = 4 * sb * model.hidden / t + 4 * sb * model.vocab / t
-    if layout.zero == 3:  # two layers' weights are gathered at a time, one in use and one on its way
-        parts["gathered weights"] = 2 * WEIGHT_BYTES * model.layer_params / layout.tp
-    if overhead:
-        parts["overhead"] = overhead
+    first, last = stage == 0, stage == layout.pp - 1
+    per_layer = sum(activations_per_layer(model, layout, seq_len).values())
+    held = layers_on_rank(model.layers, layout, stage) * per_layer
+    if not model.gated:  # a byte a number for the dropout mask behind the embedding
+        held = held + first * sb * model.hidden / (t if layout.sequence_parallel else 1)
+    parts["activations"] = held * in_flight(layout, m, stage)
+    if layout.recompute == "full":  # one layer is whole again while its backward runs
+        whole = replace(layout, recompute="none")
+        parts["activations"] = parts["activations"] + sum(activations_per_layer(model, whole, seq_len).values())
+    # One microbatch at a time: the norm's and the head's input, and float32 scores.
+    parts["logits"] = last * 4.0 * sb * (model.hidden + model.vocab) / t
+    # Two layers' weights are gathered at a time, one in use and one on its way.
+    parts["gathered weights"] = (layout.zero == 3) * 2.0 * WEIGHT_BYTES * model.layer_params / t
+    parts["overhead"] = overhead
     return parts
 
 
 def largest_stage(model: ModelShape, layout: Layout, seq_len: int, m: float, overhead: float = 0.0) -> tuple[int, dict[str, float]]:
-    """(stage, its bytes by what for) of the pipeline stage that holds most: the one that must fit."""
+    """(stage, its bytes by what for) of the pipeline rank that holds most: the one that must fit."""
     stages = [stage_memory(model, layout, seq_len, m, k, overhead) for k in range(layout.pp)]
     fullest = max(range(layout.pp), key=lambda k: sum(stages[k].values()))
-    return fullest, stages[fullest]
+    return fullest, {name: float(size) for name, size in stages[fullest].items() if size}
+
+
+def peak_memory(model: ModelShape, layout: Layout, seq_len: int, m, overhead: float = 0.0):
+    """Bytes on the fullest GPU, for arrays of layouts: what `largest_stage` finds, which is one of the first two ranks or the last."""
+    candidates = (0, np.minimum(1, layout.pp - 1), layout.pp - 1)
+    return np.max([sum(stage_memory(model, layout, seq_len, m, k, overhead).values()) for k in candidates], axis=0)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from ... import toy
 from ...runtime import meter
 from ...runtime.failure import RankError
-from ...runtime.table import human
+from ...table import human
 from ...runtime.traffic import Traffic
 from ...runtime.world import World
 from ..practice import Answer, Exercise, right, wrong

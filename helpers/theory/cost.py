@@ -1,0 +1,227 @@
+"""How long a training step takes: a sum of named terms, each a line to be redone by hand.
+
+The slowest pipeline stage sets the pace. For one microbatch, forward, a layer on one GPU takes
+
+    matrices         FLOPs / (achievable FLOP/s · products) + bytes / (bandwidth · memory)
+    attention        FLOPs / (achievable FLOP/s · scores), and the bytes of the scores where they are stored
+    elementwise      bytes of norms, dropout, activation function / (bandwidth · memory)
+    tensor parallel  two all-reduces of 2·s·b·h bytes over the links of the group
+
+and backward twice that (a third time forward where it recomputes). Around the m microbatches
+stand the head, the sends between stages, the bubble, data parallelism and the optimizer.
+
+Letters as in `memory`. The six constants each have a meaning, and are fitted to two published
+tables of A100 runs and to nothing else (data/cost_constants.json). Whatever else they are held
+against, by bench/cost_model.py, is prediction.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from ..table import Table, human
+from .hardware import Cluster
+from .layout import Layout, check
+from .memory import largest_stage
+from .models import ModelShape
+
+OVERHEAD = 2e9  # bytes: the CUDA context, communicators, the allocator's slack
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What is reached of what is printed: see data/cost_constants.json for units and bounds."""
+
+    products: float
+    scores: float
+    memory: float
+    link: float
+    nic: float
+    kernel: float
+
+
+@cache
+def constants() -> Constants:
+    """The fitted constants."""
+    found = json.loads((Path(__file__).resolve().parents[2] / "data" / "cost_constants.json").read_text())
+    return Constants(**{f.name: found[f.name]["value"] for f in fields(Constants)})
+
+
+def group_bandwidth(cluster: Cluster, c: Constants, members, stride):
+    """Bytes/s that each rank can send in a ring of `members` ranks that are `stride` apart. Takes arrays.
+
+    Inside a node, the link's. A ring across nodes leaves each node once, so it can use the ports of all
+    its members there: members per node · port, but never more than the link.
+    """
+    inside = np.minimum(members, np.maximum(1, cluster.node // stride))
+    ports = np.minimum(inside, cluster.rails) * cluster.nic * c.nic
+    link = cluster.link * c.link
+    return np.where(members * stride > cluster.node, np.minimum(link, ports), link)
+
+
+def layer_forward(model: ModelShape, layout: Layout, cluster: Cluster, seq_len: int, c: Constants) -> dict[str, float]:
+    """Seconds of one layer's forward for one microbatch on one GPU, by what for. Takes arrays."""
+    t, s, h, gpu = layout.tp, seq_len, model.hidden, cluster.device
+    sb = s * layout.microbatch
+    product = lambda k, n: _product(sb, k, n, gpu, c)
+    stream = lambda nbytes, kernels: nbytes / (gpu.bandwidth * c.memory) + kernels * c.kernel
+    matrices = (product(h, (model.q_width + 2 * model.kv_width) / t) + product(model.q_width / t, h)
+                + (2 if model.gated else 1) * product(h, model.ffn / t) + product(model.ffn / t, h))
+    # 4·s·width FLOPs a token; a fused attention skips the half above the diagonal.
+    attention = 4.0 * sb * s * model.q_width / t * (0.5 if layout.fused_attention else 1) / (gpu.achievable * c.scores) + c.kernel
+    if not layout.fused_attention:  # 11 bytes a score: written, scaled and masked, softmax, dropout and its mask, read
+        attention = attention + stream(11.0 * sb * s * model.heads / t, 4)
+    # Two norms (8 bytes a number), two residual sums (8), two dropouts (6); the activation function inside.
+    between = t if layout.sequence_parallel else 1
+    light = (stream(sb * h * (16 if model.gated else 22) / between, 4)
+             + stream(2.0 * sb * model.ffn * (3 if model.gated else 2) / t, 1))
+    latency = np.where(np.asarray(t) > cluster.node, cluster.nic_latency, cluster.link_latency)
+    reduce = 2.0 * (t - 1) / t * 2 * sb * h / group_bandwidth(cluster, c, t, 1) + 2 * (t - 1) * latency
+    return {"matrices": matrices, "attention": attention, "elementwise": light, "tensor parallel": 2 * reduce}
+
+
+def _product(rows, k, n, gpu, c: Constants):
+    """Seconds of a matrix product (rows × k) · (k × n) in half precision."""
+    moved = 2.0 * (rows * k + k * n + rows * n)
+    return 2.0 * rows * k * n / (gpu.achievable * c.products) + moved / (gpu.bandwidth * c.memory) + c.kernel
+
+
+def step_terms(model: ModelShape, layout: Layout, cluster: Cluster, m, seq_len: int, overlap: bool = True,
+               c: Constants | None = None) -> dict[str, float]:
+    """Seconds of one step by what for, with m microbatches. Arrays in `layout` and `m` give arrays.
+
+    overlap: whether gradients and weights travel while layers compute. A tenth of it always shows.
+    """
+    c = c or constants()
+    t, p, d, v, L, h = layout.tp, layout.pp, layout.dp, layout.interleave, model.layers, model.hidden
+    sb, gpu = seq_len * layout.microbatch, cluster.device
+    many = np.asarray(p) > 1
+    once = layer_forward(model, layout, cluster, seq_len, c)
+    forwards = 2 if layout.recompute == "full" else 1
+    layer = {name: (2 + forwards) * seconds for name, seconds in once.items()}
+    layer["tensor parallel"] = (1 + forwards) * once["tensor parallel"]  # backward has as many all-reduces as forward
+    if layout.recompute == "selective" and not layout.fused_attention:
+        layer["attention"] = layer["attention"] + once["attention"]
+
+    # Stages: the inner ones hold `deep` layers; the ends one less where L + 2 is what divides.
+    short = np.where(L % (p * v) == 0, 0, 1)
+    deep = (L + 2 * short * many) / p
+    each = sum(layer.values())
+    head = 3 * _product(sb, h, model.vocab / t, gpu, c) + 16.0 * sb * model.vocab / t / (gpu.bandwidth * c.memory) + 6 * c.kernel
+    last = (deep - short * many) * each + head
+    pace = np.where(many, np.maximum(deep * each, last), last)  # of the slowest stage
+    terms = {name: m * deep * seconds for name, seconds in layer.items()}
+    terms["head"] = m * (pace - deep * each)
+
+    hop = 2.0 * sb * h / t
+    near = t * p <= cluster.node
+    hop = hop / np.where(near, cluster.link * c.link, cluster.nic * c.nic) + np.where(near, cluster.link_latency, cluster.nic_latency)
+    terms["pipeline sends"] = many * 2.0 * (m * v + p - 1) * hop
+    terms["bubble"] = many * (L * each + head - pace) / v
+
+    mine = model.params / (t * p)  # parameters on this GPU before ZeRO
+    ring = group_bandwidth(cluster, c, d, t)
+    share = (d - 1) / d
+    g = layout.gradient_bytes
+    if layout.zero == 3:  # gathered for every forward and every backward, reduced for every backward
+        sync = share * mine * (2 + 2 + g) * m / ring
+    elif layout.zero:  # gradients reduced to their owner, updated weights gathered
+        sync = share * mine * (g + 2) / ring
+    else:
+        sync = 2 * share * mine * g / ring
+    if overlap:
+        under = (m if layout.zero == 3 else 2 / (2 + forwards)) * deep * each
+        sync = np.maximum(sync - under, 0.1 * sync)
+    terms["data parallel"] = sync
+    terms["optimizer"] = 30.0 * mine / (d if layout.zero else 1) / (gpu.bandwidth * c.memory)  # 16 read, 14 written
+    return terms
+
+
+FORMULAS = {
+    "matrices": "m · L/p · (3, or 4 with full recompute) · [FLOPs/(achievable·products) + bytes/(bandwidth·memory)]",
+    "attention": "the same for 4·s²·b·h/t FLOPs, half of them with a fused attention",
+    "elementwise": "the same for the bytes of norms, residuals, dropout and activation function",
+    "tensor parallel": "4 (6 with full recompute) all-reduces a layer of 2·s·b·h bytes, 2(t-1)/t of them sent",
+    "head": "what the vocabulary's products add to the slowest stage, m times",
+    "pipeline sends": "2·(m·v + p - 1) sends of 2·s·b·h/t bytes",
+    "bubble": "the time of all other stages for one microbatch, divided by v",
+    "data parallel": "gradients (and weights with ZeRO) around the ring, less what hides under backward",
+    "optimizer": "30 bytes a parameter through memory",
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A step on paper: `time` in seconds and `memory` in bytes, each by what for. `stage` is the fullest one."""
+
+    model: ModelShape
+    layout: Layout
+    cluster: Cluster
+    global_batch: int
+    seq_len: int
+    time: dict[str, float]
+    memory: dict[str, float]
+    stage: int
+
+    @property
+    def step_seconds(self) -> float:
+        return sum(self.time.values())
+
+    @property
+    def memory_bytes(self) -> float:
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_bytes <= self.cluster.device.memory
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        return self.global_batch * self.seq_len / self.step_seconds / self.layout.ranks
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: what the model needs, over what the GPUs could print."""
+        return self.tokens_per_second_per_gpu * self.model.flops_per_token(self.seq_len) / self.cluster.device.flops
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation: recomputed forwards count as well."""
+        return self.mfu * (4 / 3 if self.layout.recompute == "full" else 1)
+
+    def __repr__(self) -> str:
+        return "\n".join([f"{self.model.name} on {self.layout.ranks} × {self.cluster.device.name}: {self.layout}", "",
+                          repr(self.time_table()), "", repr(self.memory_table()), "", self.summary()])
+
+    def summary(self) -> str:
+        room = self.cluster.device.memory - self.memory_bytes
+        return (f"{self.step_seconds:.2f} s a step, {self.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, MFU {self.mfu:.1%}; "
+                f"{human(self.memory_bytes)} on the fullest GPU, {human(abs(room))} {'free' if room >= 0 else 'too much'}")
+
+    def time_table(self) -> Table:
+        total = self.step_seconds
+        rows = [[name, f"{s:.3f}", f"{s / total:.1%}", FORMULAS[name]] for name, s in self.time.items()]
+        return Table(["time", "seconds", "share", "how"], rows, ["step", f"{total:.3f}", "100 %", ""])
+
+    def memory_table(self) -> Table:
+        rows = [[name, human(size)] for name, size in self.memory.items()]
+        return Table([f"memory, stage {self.stage}", "a GPU"], rows, ["total", human(self.memory_bytes)])
+
+
+def estimate(model: ModelShape, layout: Layout, cluster: Cluster, *, global_batch: int, seq_len: int, overlap: bool = True) -> Estimate:
+    """Time and memory of one training step. Raises ValueError, in a sentence, for a layout that cannot be (see `check`).
+
+    global_batch: sequences of seq_len tokens in one step over all ranks.
+    """
+    check(model, layout, global_batch)
+    if seq_len < 1:
+        raise ValueError(f"seq_len must be at least 1, not {seq_len}")
+    m = global_batch // (layout.dp * layout.microbatch)
+    time = {name: float(s) for name, s in step_terms(model, layout, cluster, m, seq_len, overlap).items()}
+    stage, memory = largest_stage(model, layout, seq_len, m, OVERHEAD)
+    return Estimate(model, layout, cluster, global_batch, seq_len, time, memory, stage)

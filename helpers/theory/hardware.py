@@ -1,0 +1,96 @@
+"""Devices and clusters: the published numbers that time and memory depend on.
+
+Speeds are what the maker prints, per GPU and in one direction; what is really reached of
+them are the efficiencies in `cost.Constants`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU. flops: printed dense half-precision FLOP/s, which MFU divides by. achievable: what the best
+    single matrix product was measured to reach. bandwidth: bytes/s of its own memory. memory: bytes."""
+
+    name: str
+    flops: float
+    achievable: float
+    bandwidth: float
+    memory: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of GPUs. link: bytes/s that a GPU can send inside its node; nic: to other nodes.
+
+    link_latency, nic_latency: seconds for one message. Both speeds are per GPU and in one direction.
+    rails: ports of a node that one group can use at once; all, unless the software knows only one ring.
+    """
+
+    name: str
+    device: Device
+    node: int = 8
+    link: float = 300e9
+    nic: float = 25e9
+    link_latency: float = 5e-6
+    nic_latency: float = 15e-6
+    rails: int = 64
+
+    def __post_init__(self):
+        for field in ("node", "link", "nic"):
+            if not isinstance(getattr(self, field), (int, float)) or isinstance(getattr(self, field), bool) or getattr(self, field) <= 0:
+                raise ValueError(f"cluster {self.name!r}: {field} must be a positive number, not {getattr(self, field)!r}")
+
+
+DEVICES: dict[str, Device] = {d.name: d for d in (
+    # Printed: NVIDIA's data sheets, SXM, without sparsity. Achievable: 87 % of it on an A100 and 80 % on an
+    # H100, which runs into its power limit (Bekman, Machine Learning Engineering, matmul benchmarks, 2024).
+    Device("a100-40gb", 312e12, 271e12, 1.555e12, 40e9),
+    Device("a100-80gb", 312e12, 271e12, 2.039e12, 80e9),
+    Device("h100-80gb", 989.4e12, 794e12, 3.35e12, 80e9),
+    Device("h100-96gb", 989.4e12, 794e12, 2.4e12, 96e9),  # HBM2e
+    Device("h200", 989.4e12, 794e12, 4.8e12, 141e9),
+)}
+
+CLUSTERS: dict[str, Cluster] = {c.name: c for c in (
+    # DGX A100: NVLink 3, 600 GB/s both ways; eight 200 Gb/s InfiniBand ports for eight GPUs.
+    Cluster("dgx-a100", DEVICES["a100-80gb"], 8, 300e9, 25e9),
+    # DGX H100: NVLink 4, 900 GB/s both ways; eight 400 Gb/s ports.
+    Cluster("dgx-h100", DEVICES["h100-80gb"], 8, 450e9, 50e9),
+    Cluster("dgx-h200", DEVICES["h200"], 8, 450e9, 50e9),
+    # Qi et al. 2023: A100 nodes on RoCE, read as 100 Gb/s a GPU.
+    Cluster("a100-roce", DEVICES["a100-80gb"], 8, 300e9, 12.5e9),
+)}
+
+
+def find_cluster(name: str) -> Cluster:
+    """A cluster by name, or from a JSON file with the fields of `Cluster` (device by name).
+
+    Raises ValueError in one sentence for an unknown name, with the nearest, and for a bad file.
+    """
+    if name.lower() in CLUSTERS:
+        return CLUSTERS[name.lower()]
+    if not name.endswith(".json"):
+        near = difflib.get_close_matches(name.lower(), CLUSTERS, 1, cutoff=0.3)
+        hint = f"; the nearest is {near[0]!r}" if near else ""
+        raise ValueError(f"unknown cluster {name!r}{hint}. Known are {', '.join(CLUSTERS)}, or give a JSON file")
+    try:
+        fields = json.loads(Path(name).read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ValueError(f"cannot read {name}: {e.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"{name} is not a JSON file") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{name} holds no JSON object, so no cluster")
+    device = fields.pop("device", None)
+    if not isinstance(device, str) or device not in DEVICES:
+        raise ValueError(f"{name}: device must be one of {', '.join(DEVICES)}, not {device!r}")
+    fields = {"name": Path(name).stem, **fields, "device": DEVICES[device]}
+    if unknown := set(fields) - set(Cluster.__dataclass_fields__):
+        raise ValueError(f"{name}: unknown field {sorted(unknown)[0]!r}; known are {', '.join(Cluster.__dataclass_fields__)}")
+    return Cluster(**fields)
