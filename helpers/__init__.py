@@ -12,7 +12,8 @@ def __getattr__(name: str):
         raise AttributeError(f"module 'helpers' has no attribute {name!r}")
     from .runtime import server
     server.warm()  # first of all: it imports torch for the ranks while the notebook does for itself
-    from .runtime.world import World
+    with server.undisturbed():
+        from .runtime.world import World
     if "IPython" in sys.modules:
         from .lesson import magic
         magic.register()

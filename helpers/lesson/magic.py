@@ -29,11 +29,13 @@ def ranks(line: str, cell: str) -> None:
         raise UsageError(f"{args.world!r} is not a World")
     if world is None:
         raise UsageError("there is no open World yet: run  world = World(4)  first")
+    if wrong := [text for text in cell.splitlines() if text.startswith(("%", "!", "?"))]:
+        raise UsageError(f"{wrong[0]!r}: a %%ranks cell holds Python only, since the ranks are no notebooks")
     # The magic's own line is line 1 of what the reader sees, so a blank stands in for it.
     source = "\n" + cell
     file = shell.compile.cache(source, shell.execution_count, raw_code=f"%%ranks {line}\n{cell}")
     linecache.cache[file] = (len(source), None, f"%%ranks {line}\n{cell}".splitlines(keepends=True), file)
-    values = world.cell(source, file, **({"timeout": args.timeout} if args.timeout else {}))
+    values = world.cell(source, file, **({} if args.timeout is None else {"timeout": args.timeout}))
     if args.traffic:
         shell.user_ns[args.traffic] = world.traffic
     if text := output.fold([v or "" for v in values]):

@@ -69,16 +69,19 @@ class Exercise:
         """Run the reader's function on real ranks and say what came of it."""
         if not callable(attempt):
             raise TypeError(f"check() takes your function itself, without brackets after its name, not {attempt!r}")
-        wanted, given = (list(inspect.signature(f).parameters) for f in (self.reference, attempt))
-        if len(wanted) != len(given):
-            return Answer("wrong", f"The function takes ({', '.join(wanted)}); yours takes ({', '.join(given)}).",
-                          "other arguments than asked for")
+        wanted = list(inspect.signature(self.reference).parameters)
+        try:
+            inspect.signature(attempt).bind(*wanted)
+        except (TypeError, ValueError):
+            return Answer("wrong", f"Your function is called with ({', '.join(wanted)}), and cannot be.", "other arguments than asked for")
         if _is_empty(attempt):
             self._shown = max(self._shown, 1)
             return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
         try:
             return self.judge(attempt)
         except RankError as e:
+            return Answer("crashed", str(e))
+        except TypeError as e:  # it cannot travel to the ranks
             return Answer("crashed", str(e))
 
     def hint(self) -> _Text:

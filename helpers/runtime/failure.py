@@ -7,6 +7,7 @@ what has become of the ranks' variables.
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import time
@@ -60,8 +61,17 @@ def raised(seen: list[Seen], first: list[int], state: str) -> str:
     parts = []
     for (kind, message, frames), members in said.items():
         parts.append(f"{ranks(members, of=len(seen))} raised {kind}" + (f": {message}" if message else ""))
-        parts += ["    " + lines.show(f) for f in frames]
+        parts += ["    " + line for line in _unrepeated([lines.show(f) for f in frames])]
     return "\n".join(parts + _others(seen, first) + [state])
+
+
+def _unrepeated(shown: list[str]) -> list[str]:
+    """A recursion's thousand equal lines, as one and how often."""
+    out = []
+    for line, group in itertools.groupby(shown):
+        times = len(list(group))
+        out.append(line + (f"   ({times} times)" if times > 1 else ""))
+    return out if len(out) <= 12 else [*out[:6], f"… {len(out) - 12} lines …", *out[-6:]]
 
 
 def result(seen: list[Seen], first: list[int], state: str) -> str:
@@ -93,6 +103,8 @@ def timeout(seen: list[Seen], seconds: float, state: str) -> str:
     stuck = {r: s.where["in"] for r, s in enumerate(seen) if s.where and s.where["in"]}
     never = sorted({other for inside in stuck.values() for other in inside["needs"]} - set(stuck))
     ops = {_collective(inside, peer=False) for inside in stuck.values()}
+    if "new_group" in ops and never:
+        parts.append("Every rank must call new_group and init_device_mesh, also one that will not be a member.")
     if never:
         waiting = [r for r, inside in stuck.items() if set(never) & set(inside["needs"])]
         parts.append(f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(never)}, which never came.")
@@ -119,7 +131,11 @@ def _others(seen: list[Seen], but: list[int], heading: str = "Meanwhile:") -> li
     for r, s in enumerate(seen):
         if r not in but:
             doing.setdefault(_doing(s), []).append(r)
-    return [heading] + [f"    {ranks(members)} {what}" for what, members in doing.items()] if doing else []
+    return [heading] + [f"    {ranks(members)} {_verb(what, members)}" for what, members in doing.items()] if doing else []
+
+
+def _verb(what: str, members: list[int]) -> str:
+    return "were" + what[3:] if what.startswith("was ") and len(members) > 1 else what
 
 
 def _doing(s: Seen) -> str:
@@ -147,6 +163,8 @@ def _collective(box: dict, peer: bool = True) -> str:
         text += f" of {box['dtype']}{box['shape']}"
     if peer and box["op"] in ("send", "recv") and len(box["needs"]) == 1:
         text += f" {'to' if box['op'] == 'send' else 'from'} rank {box['needs'][0]}"
+    if box["op"] in ("broadcast", "reduce", "gather", "scatter"):
+        text += f", root {box['peer']},"
     return text + ("" if box["axis"] == "world" else f" in group {box['axis']}")
 
 

@@ -29,11 +29,13 @@ def _libraries() -> tuple[str, ...]:
 
 
 LIBRARIES = _libraries()
+OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def readers(frames: list[Line]) -> list[Line]:
-    """The reader's lines among these; where there are none, the last line, whosever it is."""
-    return [f for f in frames if not f.file.startswith(LIBRARIES)] or frames[-1:]
+    """The reader's lines among these; where there are none, the last line, unless it is our own."""
+    last = [f for f in frames[-1:] if not f.file.startswith(OURS)]
+    return [f for f in frames if not f.file.startswith(LIBRARIES)] or last
 
 
 def innermost(frame: FrameType | None) -> Line | None:

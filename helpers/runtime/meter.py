@@ -46,6 +46,7 @@ OPERATORS = {
 
 _BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 BOX_BYTES = 1024
+REMEMBERED = 200  # collectives of a call whose shapes are compared between ranks
 
 
 @dataclass
@@ -69,6 +70,8 @@ class Report:
     wire: dict[tuple[int, int], int] | None = None  # (local port, remote port) -> bytes; None: not known
     peak_in_flight: int = 0  # bytes of the tensors that collectives held at once, at most
     not_waited: int = 0  # collectives begun whose end nobody in Python waited for
+    # ranks of a group -> what this rank brought to its collectives, one after the other (the first ones)
+    brought: dict[tuple[int, ...], list[str]] = field(default_factory=dict)
 
 
 class Recorder:
@@ -102,11 +105,18 @@ class Recorder:
         self._in_flight = self._peak = self._number = self._forgotten = 0
         self.last = None
         self._groups.clear()  # a group may have gone and its name been used again
+        self._brought: dict[tuple[int, ...], list[str]] = {}
         if self.on:
-            self.counter.refresh()
+            self.counter.reset()
         self._before = self.counter.read()
         self._settled = sum(self._before.values())
         os.pwrite(self.box, bytes(BOX_BYTES), 0)
+
+    def finish(self) -> None:
+        """Wait for what was begun and never waited for: left alone, it would meet the next call's collectives."""
+        for work, *_ in self._open:
+            if not work.is_completed():
+                self._wait(work)
 
     def stop(self) -> Report:
         if not self.on:
@@ -117,7 +127,7 @@ class Recorder:
         sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()} if wire.available else None
         not_waited = len(self._open) + self._forgotten
         self._open.clear()
-        return Report(list(self.rows.values()), sent, self._peak, not_waited)
+        return Report(list(self.rows.values()), sent, self._peak, not_waited, self._brought)
 
     def pending(self) -> dict | None:
         """The last collective, if this rank is still in it."""
@@ -143,6 +153,7 @@ class Recorder:
             row.book += collectives.book(name, payload, size, me, root or 0)
             if row not in self._since_quiet:
                 self._since_quiet.append(row)
+            self._remember(name, members, args[at_whole] if at_whole is not None else None, payload)
             self._note(name, axis, members, args[at_whole] if at_whole is not None else None, root)
             with torch._C._ExcludeDispatchKeyGuard(_BELOW):
                 result = call(*args, **kwargs)
@@ -169,15 +180,21 @@ class Recorder:
             self._settled += self.counter.total() - before
         return known
 
+    def _remember(self, op: str, members: list[int], tensors, payload: int) -> None:
+        """For `Traffic` to see whether all brought the same. Sends have two sides that differ, all_to_all may be uneven."""
+        brought = self._brought.setdefault(tuple(members), [])
+        if op not in ("send", "recv") and len(brought) < REMEMBERED:
+            first = _first(tensors)
+            size = "" if first is None or op == "all_to_all" else f" of {payload // max(1, first.element_size())} {str(first.dtype).removeprefix('torch.')}"
+            brought.append(op + size)
+
     def _note(self, op: str, axis: str, members: list[int], tensors, root: int | None) -> None:
-        first = tensors
-        while isinstance(first, (list, tuple)):
-            first = first[0] if first else None
+        first = _first(tensors)
         self._number += 1
         self.last = {
-            "op": op, "axis": axis, "number": self._number, "at": time.monotonic(),
+            "op": op, "axis": axis, "number": self._number, "at": time.monotonic(), "peer": root,
             # whom this rank cannot go on without
-            "needs": [members[root]] if op in ("send", "recv") and root is not None else members,
+            "needs": [members[root]] if op in ("send", "recv") and root is not None and root < len(members) else members,
             "shape": None if first is None or op == "barrier" else list(first.shape),
             "dtype": None if first is None or op == "barrier" else str(first.dtype).removeprefix("torch."),
             "line": lines.innermost(sys._getframe(2)),
@@ -232,6 +249,12 @@ class Recorder:
         if waited_for is not None:
             waited_for.waited += time.perf_counter() - start
         return result
+
+
+def _first(tensors) -> torch.Tensor | None:
+    while isinstance(tensors, (list, tuple)):
+        tensors = tensors[0] if tensors else None
+    return tensors
 
 
 def _nbytes(tensors) -> int:

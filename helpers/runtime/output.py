@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 KEEP = 32_000  # bytes kept of the beginning, and as many of the end, of one rank's output in one call
 
@@ -45,7 +46,7 @@ def ranks(members: list[int], of: int | None = None) -> str:
     """'rank 2', 'ranks 0–3', 'ranks 0, 2 and 3'; with `of`, 'all 4 ranks' where none is missing."""
     members = sorted(members)
     if of is not None and len(members) == of > 1:
-        return f"all {of} ranks"
+        return f"all {of} ranks" if of > 2 else "both ranks"
     if len(members) == 1:
         return f"rank {members[0]}"
     if len(members) > 2 and members == list(range(members[0], members[-1] + 1)):
@@ -99,3 +100,31 @@ class Stream:
             unseen.head, unseen.tail, unseen.dropped = c.head[self.shown[rank]:], c.tail, c.dropped
             texts.append(str(unseen))
         return fold(texts)
+
+
+class View:
+    """What the reader sees of a call: its output at the end, and on the way if it takes longer than `after` seconds."""
+
+    def __init__(self, captured: list[Captured], after: float):
+        self.stream, self.after = Stream(captured), after
+        self.started = self.shown = time.monotonic()
+        self.bar = None
+
+    def tick(self, progress: dict[int, tuple[int, int | None]], n: int) -> None:
+        now = time.monotonic()
+        if now - self.started < self.after or now - self.shown < 0.2:
+            return
+        self.shown = now
+        if text := self.stream.new():
+            print(text, flush=True)
+        if len(progress) == n:  # the slowest rank is how far the call is
+            from tqdm.auto import tqdm
+            done, total = min(progress.values(), key=lambda p: p[0])
+            self.bar = self.bar or tqdm(total=total, leave=False)
+            self.bar.update(done - self.bar.n)
+
+    def end(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+        if text := self.stream.rest():
+            print(text, flush=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import signal
 import sys
+import threading
 import types
 from contextlib import contextmanager
 
@@ -27,8 +28,9 @@ def warm() -> None:
     """Start the server, whose imports go on in the background. Called on import of `World`."""
     ctx = context()
     if ctx.get_start_method() == "forkserver":
-        from multiprocessing import forkserver
+        from multiprocessing import forkserver, resource_tracker
         ctx.set_forkserver_preload(PRELOAD)
+        resource_tracker.ensure_running()  # on its own, for it would undo the mask below
         # A stop button pressed meanwhile is for the notebook; the server inherits that it is blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -50,3 +52,22 @@ def main_hidden():
         yield
     finally:
         sys.modules["__main__"] = real
+
+
+@contextmanager
+def undisturbed(again: bool = True):
+    """Put off a stop until the block has ended: one that breaks into an import of torch leaves half of it behind.
+
+    again: whether the stop then takes effect, or was meant for what has ended meanwhile.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = []
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed and again:
+        raise KeyboardInterrupt

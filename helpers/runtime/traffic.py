@@ -22,6 +22,7 @@ class Traffic:
         self.peak_in_flight = [r.peak_in_flight for r in reports]
         self.not_waited = sum(r.not_waited for r in reports)
         self._connections = [r.wire for r in reports]
+        self._brought = [r.brought for r in reports]
 
     @property
     def counted(self) -> list[float]:
@@ -56,6 +57,21 @@ class Traffic:
                 if there in owner:
                     sent[rank][owner[there]] += size
         return sent
+
+    def disagreement(self) -> str | None:
+        """Ranks of one group whose collectives differ in kind, size or type: bytes were exchanged, but mean nothing.
+
+        Some such meetings end without an error, since PyTorch does not compare.
+        """
+        for members in dict.fromkeys(key for brought in self._brought for key in brought):
+            lists = {r: self._brought[r].get(members, []) for r in members}
+            for i in range(max(map(len, lists.values()))):
+                said = {r: (mine[i] if i < len(mine) else "nothing") for r, mine in lists.items()}
+                if len(set(said.values())) > 1:
+                    first, other = members[0], next(r for r in members if said[r] != said[members[0]])
+                    return (f"collective number {i + 1} of the call does not agree: rank {first} brought {said[first]}, "
+                            f"rank {other} {said[other]}. What it left in the tensors means nothing.")
+        return None
 
     def calls(self, op: str, axis: str | None = None, rank: int = 0) -> int:
         """How often `rank` called `op` (on `axis`, if given)."""

@@ -69,15 +69,24 @@ def cut() -> None:
 
 
 class Counter:
-    """Bytes this rank has put on the wire, by connection."""
+    """Bytes this rank has put on the wire, by connection, those that have closed since `reset` included."""
 
     def __init__(self):
         self._open: dict[tuple[int, int], socket.socket] = {}
+        self._closed: dict[tuple[int, int], int] = {}
+
+    def reset(self) -> None:
+        """Forget the connections that have closed, and look which are open."""
+        self.refresh()
+        self._closed.clear()
 
     def refresh(self) -> None:
-        """Look for connections again: a new process group brings its own."""
-        self.close()
-        self._open = connections() if available else {}
+        """Look for connections again: a process group brings its own, and takes them with it."""
+        found = connections() if available else {}
+        self._closed |= {ports: _sent(s) for ports, s in self._open.items() if ports not in found}
+        for s in self._open.values():
+            s.close()
+        self._open = found
 
     def read(self) -> dict[tuple[int, int], int]:
         """(local port, remote port) -> bytes sent since the connection was made.
@@ -85,14 +94,10 @@ class Counter:
         Each byte that was handed over counts once, however often TCP had to repeat it,
         and at once, not when it is acknowledged: an acknowledgement may take 40 ms.
         """
-        return {ports: _sent(s) for ports, s in self._open.items()}
+        return self._closed | {ports: _sent(s) for ports, s in self._open.items()}
 
     def total(self) -> int:
-        return sum(map(_sent, self._open.values()))
-
-    def close(self) -> None:
-        for s in self._open.values():
-            s.close()
+        return sum(self.read().values())
 
 
 def _sent(s: socket.socket) -> int:

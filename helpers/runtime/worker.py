@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import multiprocessing
 import os
 import pickle
 import queue
+import random
 import re
 import signal
 import sys
@@ -22,10 +24,13 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import cloudpickle
+import numpy
 import torch
 import torch.distributed as dist
 
 from . import lines, meter, wire
+
+MESSAGE = 2000  # characters of an error's message that are shown
 
 here: Rank | None = None  # the rank this process is; None in the kernel
 
@@ -73,9 +78,9 @@ def main(setup: Setup, control, output, leash) -> None:
     os.environ.update(setup.environ)
     for fd in (1, 2):
         os.dup2(output.fileno(), fd)
-    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
-    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
     torch.set_num_threads(1)  # ranks share the machine's cores: more threads only get in each other's way
+    torch.manual_seed(setup.rank), random.seed(setup.rank), numpy.random.seed(setup.rank)  # forked alike, they would draw alike
+    multiprocessing.current_process()._config["daemon"] = False  # a DataLoader may have workers here
     here = Rank(setup, control)
     here.serve()
 
@@ -92,9 +97,19 @@ def _end_with_kernel(leash) -> None:
     import fcntl
     os.setsid()
     fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
+    os.register_at_fork(after_in_child=_end_with_rank)
     fcntl.fcntl(leash, fcntl.F_SETFL, fcntl.fcntl(leash, fcntl.F_GETFL) | os.O_ASYNC)
     if leash.poll(0):
         os._exit(0)  # it went before we were listening
+
+
+def _end_with_rank() -> None:
+    """In a process forked by a rank (a DataLoader's worker): it is no rank, and ends when the rank does."""
+    global here
+    here = None
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 
 
 def _name_process(name: str) -> None:
@@ -113,6 +128,7 @@ class Rank:
         self.jobs: queue.SimpleQueue = queue.SimpleQueue()
         self.running: int | None = None  # number of the call the main thread is in
         self.aborting: int | None = None
+        self.began = 0.0  # when it began
         box = os.open(os.path.join(setup.folder, f"box-{setup.rank}"), os.O_RDWR | os.O_CREAT, 0o600)
         self.recorder = meter.Recorder(box, setup.counted)
         self.names: dict = {}
@@ -135,30 +151,44 @@ class Rank:
                 self._join(*details)
                 self._send("joined", number)
             else:
-                self._send("done", number, *self._call(number, kind, *details))
+                answer = self._call(number, kind, *details)
+                if here is None:
+                    os._exit(0)  # the reader's code has forked, and this is the fork
+                self._send("done", number, *answer)
 
     def _join(self, generation: int) -> None:
         """Form the group, again if there was one: same processes, same variables, new connections."""
         if dist.is_initialized():
             dist.destroy_process_group()
+        os.makedirs(self.setup.folder, exist_ok=True)
         meeting = os.path.join(self.setup.folder, f"meeting-{generation}")
         dist.init_process_group(self.setup.backend, init_method=f"file://{meeting}", timeout=timedelta(minutes=30),
                                 rank=self.setup.rank, world_size=self.setup.size)
+        # Groups are found by name. A mesh made before must not find another group under its old name.
+        dist.distributed_c10d._world.group_count += 1000 * generation
 
-    def _call(self, number: int, kind: str, payload: bytes):
+    def _call(self, number: int, kind: str, payload: bytes, path: list[str]):
         """Run one call. Returns (ok, pickled result or Error, Report, is the group still there)."""
+        sys.path[:] = path
+        sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
+        sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
         self.recorder.start()
         value, error = None, None
         try:
             try:
-                self.running = number
+                self.running, self.began = number, time.monotonic()
                 value = getattr(self, "_" + kind)(*pickle.loads(payload))
+                self.recorder.finish()
             finally:
                 self.running = None  # from here on an interrupt is ignored
         except BaseException as e:  # noqa: BLE001  the reader's code may raise anything, SystemExit included
             error = self._describe(e, aborted=self.aborting == number)
         report = self.recorder.stop()
-        sys.stdout.flush(), sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:  # the reader's code has closed or replaced it
+                pass
         if sys.platform != "win32":
             ctypes.CDLL(None).fflush(None)  # what C++ printed waits in a buffer of its own
         if error is None:
@@ -196,7 +226,15 @@ class Rank:
         frames = [lines.Line(f.filename, f.lineno, f.name) for f in traceback.extract_tb(e.__traceback__)]
         if isinstance(e, SyntaxError) and e.lineno:
             frames = [lines.Line(e.filename or "?", e.lineno, "")]
-        message = e.msg if isinstance(e, SyntaxError) else str(e)
+        try:
+            message = e.msg if isinstance(e, SyntaxError) else str(e)
+        except Exception:
+            message = "(its message cannot be shown)"
+        if len(message) > MESSAGE:
+            message = f"{message[:MESSAGE]}… ({len(message):,} characters)"
+        message = "\n".join([message, *getattr(e, "__notes__", ())])
+        if e.__cause__ is not None:
+            message += f"\ncaused by {type(e.__cause__).__name__}: {str(e.__cause__)[:MESSAGE]}"
         return Error(type(e).__name__, message, lines.readers(frames), aborted)
 
     # -- the listening thread --------------------------------------------------------
@@ -217,7 +255,17 @@ class Rank:
     def _where(self) -> dict:
         """What the main thread is doing now, for the kernel to tell the reader."""
         frame = sys._current_frames().get(threading.main_thread().ident)
-        return {"running": self.running, "line": lines.innermost(frame), "in": self.recorder.pending()}
+        line = lines.innermost(frame)
+        return {"running": self.running, "line": line, "in": self.recorder.pending() or self._forming(frame, line)}
+
+    def _forming(self, frame, line) -> dict | None:
+        """Making a group is a meeting too, though no collective."""
+        while frame is not None:
+            if frame.f_code.co_name == "new_group" and "distributed" in frame.f_code.co_filename:
+                return {"op": "new_group", "axis": "world", "shape": None, "dtype": None, "peer": None, "line": line,
+                        "at": self.began, "needs": list(range(self.setup.size))}
+            frame = frame.f_back
+        return None
 
     def _abort(self, number: int) -> None:
         """End the call: free the main thread from a collective, then from anything else Python can leave."""

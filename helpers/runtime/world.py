@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import json
 import os
 import pickle
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from multiprocessing.connection import wait
@@ -27,7 +27,7 @@ import cloudpickle
 
 from . import failure, output, server, worker
 from .failure import RankError, RanksInterrupted, Seen
-from .meter import BOX_BYTES
+from .processes import Processes
 from .traffic import Traffic
 
 START_SECONDS = 60  # for the fork server's imports on a slow machine
@@ -38,6 +38,17 @@ STREAM_AFTER = float(os.environ.get("THREE_AXES_STREAM_AFTER", 2))  # seconds be
 _OWN = object()  # as a call's timeout: the world's own
 _numbers = itertools.count(1)
 _open: weakref.WeakSet[World] = weakref.WeakSet()
+
+
+KEPT = ("The ranks are alive and keep their variables. Their groups were formed anew: subgroups, meshes and "
+        "models in DDP or FSDP must be made again.")
+FRESH = "All ranks were started afresh: the variables of earlier cells are gone, so run those cells again."
+
+
+def _seconds(timeout: float | None) -> float | None:
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
+        raise ValueError(f"timeout={timeout!r}: give a positive number of seconds, or None for no limit")
+    return timeout
 
 
 def latest() -> World | None:
@@ -63,14 +74,15 @@ class World:
             raise TypeError(f"World({n!r}): the number of ranks is a whole number from 1 to 64, such as World(4)")
         if not 1 <= n <= 64:
             raise ValueError(f"World({n}): the number of ranks is a whole number from 1 to 64, such as World(4)")
-        self.n, self.timeout, self.number, self._counted = n, timeout, next(_numbers), counted
+        self.n, self.timeout, self.number, self._counted = n, _seconds(timeout), next(_numbers), counted
         self.traffic: Traffic | None = None  # of the last run() or cell
         self._calls = itertools.count(1)
         self._generation = 0
         self._broken = False  # a call was left in a way that only fresh ranks can mend
-        self._receiving = False  # an answer is being read
+        self._midway = False  # a message is being sent or read
+        self._lock = threading.Lock()
         self._folder = tempfile.mkdtemp(prefix="three-axes-")
-        self._ranks = _Ranks(self._folder)
+        self._ranks = Processes(self._folder)
         self._finalizer = weakref.finalize(self, self._ranks.end, folder=True)
         self._start()
         _open.add(self)
@@ -130,6 +142,10 @@ class World:
     def __exit__(self, *_) -> None:
         self.close()
 
+    def __reduce__(self):
+        raise TypeError("a World belongs to the notebook and cannot be sent to a rank; "
+                        "there, dist.get_rank() and dist.get_world_size() say what you need")
+
     def __len__(self) -> int:
         return self.n
 
@@ -145,13 +161,11 @@ class World:
         cuda = torch.cuda.is_available() and torch.cuda.device_count() >= self.n
         self._backend, device = ("cpu:gloo,cuda:nccl", "cuda") if cuda else ("gloo", "cpu")
         environ = dict(os.environ, GLOO_SOCKET_IFNAME="lo" if sys.platform == "linux" else "lo0")
-        server.warm()
-        with server.main_hidden():
-            for r in range(self.n):
-                self._ranks.add(worker.Setup(r, self.n, self._backend, device, self._folder, environ,
-                                              self._counted))
+        os.makedirs(self._folder, exist_ok=True)
         captured = [output.Captured() for _ in range(self.n)]
         try:
+            for r in range(self.n):
+                self._ranks.add(worker.Setup(r, self.n, self._backend, device, self._folder, environ, self._counted))
             formed = self._join(START_SECONDS, captured)
         except BaseException:
             self.close()
@@ -180,28 +194,40 @@ class World:
 
     def _call(self, kind: str, *details, timeout: float | None = _OWN, keep_traffic: bool = True) -> list:
         self._check_open()
-        timeout = self.timeout if timeout is _OWN else timeout
+        timeout = self.timeout if timeout is _OWN else _seconds(timeout)
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("this world is busy with a call from another thread; make a second World for it")
+        try:
+            return self._locked_call(kind, details, timeout, keep_traffic)
+        finally:
+            self._lock.release()
+
+    def _locked_call(self, kind: str, details: tuple, timeout: float | None, keep_traffic: bool) -> list:
         if self._broken:
             self._restart()
+            print("note: the last call was broken off. " + FRESH)
         number = next(self._calls)
         captured = [output.Captured() for _ in range(self.n)]
-        view = _View(captured)
+        view = output.View(captured, STREAM_AFTER)
         try:
-            self._send(kind, number, pickle.dumps(details))
+            self._broken = True  # until it has ended in good order
+            self._send(kind, number, pickle.dumps(details), sys.path, seconds=timeout)
             done, progress = self._collect("done", number, range(self.n), timeout, captured, view)
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
             trouble = self._fail(number, done, captured, timeout) if failed else None
+            self._broken = False
         except KeyboardInterrupt:
-            if self._receiving:  # half an answer is in the pipe: nothing after it can be read
-                self._restart()
-            self._broken = True  # unless the ranks can be freed in good order, here
-            trouble = self._interrupted(number, captured)
+            with server.undisturbed(again=False):  # a second press says the same
+                trouble = self._interrupted(number, captured)
         finally:
             view.end()
         if trouble is not None:
             raise trouble
+        traffic = Traffic([done[r][2] for r in range(self.n)])
+        if warning := traffic.disagreement():
+            print(f"warning: {warning}")
         if keep_traffic:
-            self.traffic = Traffic([done[r][2] for r in range(self.n)])
+            self.traffic = traffic
         if not all(joined for *_, joined in done.values()):  # the reader destroyed the group: mend it
             self._mend([])
         return [pickle.loads(done[r][1]) for r in range(self.n)]
@@ -212,20 +238,38 @@ class World:
         if not self.is_open:
             raise RuntimeError(f"this World({self.n}) is closed; make a new one with World({self.n})")
 
-    def _send(self, *message, to=None) -> None:
+    def _send(self, *message, to=None, seconds: float | None = START_SECONDS) -> None:
+        """Tell ranks something. One that does not take it within `seconds` is ended: it cannot be spoken to any more."""
         data = pickle.dumps(message)
-        for r in range(self.n) if to is None else to:
-            try:
-                self._ranks.controls[r].send_bytes(data)
-            except OSError:
-                pass  # it is gone, as its closed pipe will say
+        members = range(self.n) if to is None else to
+        if len(data) < 1 << 14:  # fits into the pipe, whatever the rank is doing
+            for r in members:
+                self._deliver(r, data)
+            return
+        self._midway = True
+        threads = {r: threading.Thread(target=self._deliver, args=(r, data), daemon=True) for r in members}
+        for thread in threads.values():
+            thread.start()
+        deadline = None if seconds is None else time.monotonic() + seconds
+        for r, thread in threads.items():
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                self._ranks.processes[r].kill()
+                thread.join()
+        self._midway = False
+
+    def _deliver(self, rank: int, data: bytes) -> None:
+        try:
+            self._ranks.controls[rank].send_bytes(data)
+        except OSError:
+            pass  # it is gone, as its closed pipe will say
 
     def _collect(self, kind: str, number: int, members, seconds: float | None,
-                 captured=None, view=None) -> tuple[dict[int, tuple], dict]:
+                 captured=None, view=None, late: tuple[int, dict] | None = None) -> tuple[dict[int, tuple], dict]:
         """Wait for the answers `kind` to call `number`, and read the ranks' output meanwhile.
 
         Returns early, with fewer answers, when one says that its rank failed, when a process ends,
-        or after `seconds`. `captured` takes the output.
+        or after `seconds`. `captured` takes the output. late: (an earlier call, where its answers go that come now).
         """
         captured = captured or [output.Captured() for _ in range(self.n)]
         answers: dict[int, tuple] = {}
@@ -247,15 +291,17 @@ class World:
                 elif item in of_control:
                     r = of_control[item]
                     try:
-                        self._receiving = True
+                        self._midway = True
                         answer, its_number, *rest = pickle.loads(item.recv_bytes())
-                        self._receiving = False
+                        self._midway = False
                     except (EOFError, OSError):
-                        self._receiving = False
+                        self._midway = False
                         wait([self._ranks.processes[r].sentinel], 1)  # its pipe closes before its end is known
                         del of_control[item]
                         ended = True
                         continue
+                    if late and answer == "done" and its_number == late[0]:
+                        late[1][r] = tuple(rest)
                     if its_number != number:
                         continue  # from a call that was given up
                     if answer == "progress":
@@ -298,10 +344,14 @@ class World:
         return RankError(failure.raised(seen, raised, state), "raised", raised, not self._lost, seen)
 
     def _interrupted(self, number: int, captured) -> RanksInterrupted:
-        seen = self._look(number, {}, captured)
-        busy = [r for r, s in enumerate(seen) if s.where is None or s.where["running"] == number]
-        state = self._mend(busy, number, captured, seen)
-        return RanksInterrupted(failure.interrupted(seen, state))
+        if self._midway:  # half a message is in a pipe: nothing after it could be understood
+            self._midway = False
+            self._restart()
+            return RanksInterrupted("stopped, as you asked, while data was on its way.\n" + FRESH)
+        done: dict[int, tuple] = {}
+        seen = self._look(number, done, captured)
+        busy = [r for r, s in enumerate(seen) if r not in done and (s.where is None or s.where["running"] == number)]
+        return RanksInterrupted(failure.interrupted(seen, self._mend(busy, number, captured, seen)))
 
     def _collect_rest(self, number, done, seconds, captured) -> dict:
         """More answers within `seconds`, whether they tell of success or not."""
@@ -319,13 +369,13 @@ class World:
     def _look(self, number: int, done: dict, captured) -> list[Seen]:
         """What is known of every rank, asking those that are still in the call."""
         seen = [Seen() for _ in range(self.n)]
-        for r, (ok, payload, *_) in done.items():
-            seen[r].finished = ok
-            seen[r].error = None if ok else pickle.loads(payload)
         asked = [r for r in range(self.n) if r not in done and r not in self._dead()]
         question = next(self._calls)
         self._send("where", question, to=asked)
-        answers, _ = self._collect("where", question, asked, ANSWER_SECONDS, captured) if asked else ({}, None)
+        answers, _ = self._collect("where", question, asked, ANSWER_SECONDS, captured, late=(number, done)) if asked else ({}, None)
+        for r, (ok, payload, *_) in done.items():
+            seen[r].finished = ok
+            seen[r].error = None if ok else pickle.loads(payload)
         for r in range(self.n):
             seen[r].exit = self._ranks.processes[r].exitcode
             seen[r].box = self._ranks.box(r)
@@ -350,86 +400,18 @@ class World:
         self._lost = len(freed) < len(busy) or bool(self._dead()) or not self._join(5)
         if self._lost:
             self._restart()
-            return "All ranks were started afresh: the variables of earlier cells are gone, so run those cells again."
+            return FRESH
         self._broken = False
-        return ("The ranks are alive and keep their variables; their groups were formed anew."
-                if self.n > 1 else "The rank is alive and keeps its variables.")
+        return KEPT
 
 
-class _Ranks:
-    """The processes of one world and the pipes to them. Holds no World, so that a forgotten World can end."""
-
-    def __init__(self, folder: str):
-        self.folder, self.owner = folder, os.getpid()
-        self.processes, self.controls, self.outputs, self.leashes = [], [], [], []
-
-    def add(self, setup: worker.Setup) -> None:
-        context = server.context()
-        mine, its = context.Pipe()
-        printed, printing = context.Pipe(duplex=False)
-        leashed, leash = context.Pipe(duplex=False)
-        os.set_blocking(printed.fileno(), False)
-        process = context.Process(target=worker.main, args=(setup, its, printing, leashed), daemon=True)
-        self.processes.append(process)
-        self.controls.append(mine)
-        self.outputs.append(printed)
-        self.leashes.append(leash)
-        process.start()
-        for end in (its, printing, leashed):
-            end.close()
-
-    def box(self, rank: int) -> dict | None:
-        """The last collective that a rank entered in this call, also when its process is gone."""
-        try:
-            with open(os.path.join(self.folder, f"box-{rank}"), "rb") as f:
-                return json.loads(f.read(BOX_BYTES).rstrip(b"\0"))
-        except (OSError, ValueError):
-            return None
-
-    def end(self, folder: bool = False) -> None:
-        """Kill the processes and close the pipes. Killing is safe: ranks own nothing that outlives them."""
-        if os.getpid() != self.owner:
-            return  # a fork of the kernel that ends: the ranks are not its own
-        for p in self.processes:
-            if p.pid is not None:
-                p.kill()
-        for p in self.processes:
-            if p.pid is not None:
-                p.join()
-                p.close()
-        for pipe in (*self.controls, *self.outputs, *self.leashes):
-            pipe.close()
-        self.processes, self.controls, self.outputs, self.leashes = [], [], [], []
-        if folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+def _forget_in_fork() -> None:
+    for w in list(_open):
+        w._ranks.forget()
 
 
-class _View:
-    """What the reader sees of a call: its output at the end, and of a long one also on the way."""
-
-    def __init__(self, captured):
-        self.stream = output.Stream(captured)
-        self.started = self.shown = time.monotonic()
-        self.bar = None
-
-    def tick(self, progress: dict[int, tuple[int, int | None]], n: int) -> None:
-        now = time.monotonic()
-        if now - self.started < STREAM_AFTER or now - self.shown < 0.2:
-            return
-        self.shown = now
-        if text := self.stream.new():
-            print(text, flush=True)
-        if len(progress) == n:  # the slowest rank is how far the call is
-            from tqdm.auto import tqdm
-            done, total = min(progress.values(), key=lambda p: p[0])
-            self.bar = self.bar or tqdm(total=total, leave=False)
-            self.bar.update(done - self.bar.n)
-
-    def end(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-        if text := self.stream.rest():
-            print(text, flush=True)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_fork)
 
 
 @atexit.register

@@ -11,7 +11,7 @@ from ..practice import Answer, Exercise, right, wrong
 
 SCHEMES = ("data", "tensor", "pipeline")
 # Sizes chosen so that the amount alone gives nothing away: data parallelism sends most in one, least in the other.
-SIZES = ({"hidden": 64, "b": 64, "s": 64}, {"hidden": 256, "b": 4, "s": 16})
+SIZES = ({"hidden": 32, "b": 32, "s": 64}, {"hidden": 256, "b": 4, "s": 16})
 
 
 def split(scheme: str, hidden: int = 256) -> torch.nn.Module:
@@ -83,14 +83,14 @@ def judge(attempt) -> Answer:
         said = [attempt(list(small), list(large)) for _, small, large, _ in runs]
         scaled = [attempt([x * 1000 for x in small], [x * 1000 for x in large]) for _, small, large, _ in runs]
         if_exact = [attempt(*map(list, book)) for *_, book in runs]
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         return Answer("crashed", f"Your function raised {type(e).__name__}: {e}\n"
                                  f"It was given lists of four numbers each, such as {runs[0][1]} and {runs[0][2]}.")
-    if odd := [answer for answer in said if answer not in SCHEMES]:
+    if odd := [answer for answer in said if not isinstance(answer, str) or answer not in SCHEMES]:
         return wrong("not one of the three answers", f'Your function returned {odd[0]!r}. Return "data", "tensor" or "pipeline".')
     missed = [(scheme, answer, small, large) for (scheme, small, large, _), answer in zip(runs, said) if answer != scheme]
     figures = [("runs named", f"{len(runs) - len(missed)} of {len(runs)}", f"{len(runs)} of {len(runs)}")]
-    if scaled != said:
+    if list(map(str, scaled)) != said:
         return wrong("judged by the amount", "With a thousand times the bytes in every number your function gives other answers. A larger model sends "
                      "more under each scheme: compare the ranks with each other, and the two batches with each other.", *figures)
     if not missed:
