@@ -22,6 +22,7 @@ refresh: $(READY)
 
 bench: $(READY)
 	$(BIN)/python bench/ranks.py
+	$(BIN)/python bench/cost_model.py
 
 clean:
 	rm -rf $(VENV)

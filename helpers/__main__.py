@@ -1,0 +1,126 @@
+"""Size a cluster from the command line, without torch and without a GPU.
+
+    python -m helpers plan llama-3-70b --gpus 64 --cluster dgx-h100 --batch 128 --seq 8192
+    python -m helpers memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1 --batch 128 --seq 8192
+    python -m helpers bytes llama-3-8b --dp 8 --tp 2 --batch 64 --seq 4096
+    python -m helpers bubble --pp 4 --microbatches 8 --schedule 1F1B
+
+A model is a name, or a JSON file: a Hugging Face config.json will do. A cluster is a name, or a JSON
+file with a device and the speeds of its links. `--json` prints the same for other programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from .table import Table, human
+from .theory import collectives, schedules
+from .theory.cost import estimate
+from .theory.hardware import CLUSTERS, find_cluster
+from .theory.layout import RECOMPUTE, SCHEDULES, Layout
+from .theory.models import MODELS, find_model
+from .theory.planner import plan
+
+
+def _layout(args) -> Layout:
+    return Layout(args.dp, args.tp, args.pp, args.microbatch, args.interleave, args.schedule, args.zero, args.recompute, not args.no_sp)
+
+
+def run_plan(args) -> tuple[str, dict]:
+    made = plan(find_model(args.model), find_cluster(args.cluster), gpus=args.gpus, global_batch=args.batch, seq_len=args.seq)
+    best = made.estimate()
+    out = [repr(made.table(args.rows)), "", f"best: {best.layout}", best.summary(), "", repr(best.time_table()), "", repr(best.memory_table())]
+    if made.impossible:
+        out += ["", f"{len(made.impossible)} of the (dp, tp, pp) cannot be:"]
+        out += [f"  {axes}: {reason}" for axes, reason in list(made.impossible.items())[:5]]
+    if flips := made.flips():
+        out += ["", "what would change the winner:", *(f"  {what} × {factor:g}: {row.layout}" for what, factor, row in flips)]
+    rows = [{"dp": r.layout.dp, "tp": r.layout.tp, "pp": r.layout.pp, "layout": str(r.layout), "step_seconds": r.seconds, "memory_bytes": r.memory}
+            for r in made.by_axes[:args.rows]]
+    return "\n".join(out), {"layouts": made.looked_at, "fit": len(made.ranked), "ranked": rows, "time": best.time, "memory": best.memory, "mfu": best.mfu}
+
+
+def run_memory(args) -> tuple[str, dict]:
+    made = estimate(find_model(args.model), _layout(args), find_cluster(args.cluster), global_batch=args.batch, seq_len=args.seq)
+    return repr(made), {"memory": made.memory, "memory_bytes": made.memory_bytes, "stage": made.stage, "fits": made.fits,
+                        "time": made.time, "step_seconds": made.step_seconds, "mfu": made.mfu}
+
+
+def run_bytes(args) -> tuple[str, dict]:
+    model, layout = find_model(args.model), _layout(args)
+    made = estimate(model, layout, find_cluster(args.cluster), global_batch=args.batch, seq_len=args.seq)  # refuses what cannot be
+    d, t, p = layout.dp, layout.tp, layout.pp
+    m = args.batch // (d * layout.microbatch)
+    activation = 2.0 * args.seq * layout.microbatch * model.hidden
+    mine = model.params / (t * p)
+    gathers = collectives.book("all_gather", 2 * mine, d)
+    reduced = collectives.book("reduce_scatter", layout.gradient_bytes * mine, d)
+    sent = {
+        "data parallel": m * (2 * gathers + reduced) if layout.zero == 3 else gathers + reduced if layout.zero else 2 * reduced,
+        "tensor parallel": m * model.layers / p * (6 if layout.recompute == "full" else 4) * collectives.book("all_reduce", activation, t),
+        "pipeline": (p > 1) * 2.0 * m * layout.interleave * activation / t,
+    }
+    table = Table(["axis", "sent by each GPU in a step"], [[axis, human(size)] for axis, size in sent.items()],
+                  ["total", human(sum(sent.values()))], title=f"{model.name}: {made.layout}")
+    return repr(table), {"bytes": sent}
+
+
+def run_bubble(args) -> tuple[str, dict]:
+    make = {"GPipe": schedules.gpipe, "1F1B": schedules.one_f_one_b, "ZB-H1": schedules.zb_h1, "ZB-H2": schedules.zb_h2, "ZB-V": schedules.zb_v}
+    v = args.interleave
+    schedule = schedules.interleaved(args.pp, args.microbatches, v) if args.schedule == "interleaved" else make[args.schedule](args.pp, args.microbatches)
+    share = schedule.v  # a chunk is a fraction of a rank's layers
+    line = schedules.simulate(schedule, schedules.Times(1 / share, 1 / share, 1 / share))
+    held = [line.in_flight(r) for r in range(args.pp)]
+    text = (f"{schedule.name}, p = {args.pp}, m = {args.microbatches}: {line.makespan:g} units (forward 1, backward 2), "
+            f"{line.bubble:.2%} of wall time idle\nheld at once, by rank: {held}" + (f", each 1/{share} of a rank's layers" if share > 1 else ""))
+    return text, {"makespan": line.makespan, "bubble": line.bubble, "in_flight": held}
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m helpers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = top.add_subparsers(dest="command", required=True, metavar="plan, memory, bytes or bubble")
+    for name, run, help in (("plan", run_plan, "rank all layouts"), ("memory", run_memory, "time and memory of one layout"),
+                            ("bytes", run_bytes, "what each GPU sends in a step"), ("bubble", run_bubble, "a pipeline schedule")):
+        sub = commands.add_parser(name, help=help)
+        sub.set_defaults(run=run)
+        sub.add_argument("--json", action="store_true", help="print JSON")
+        if name == "bubble":
+            sub.add_argument("--microbatches", type=int, required=True)
+        else:
+            sub.add_argument("model", help=f"{', '.join(MODELS)}, or a JSON file")
+            sub.add_argument("--cluster", default="dgx-h100", help=f"{', '.join(CLUSTERS)}, or a JSON file")
+            sub.add_argument("--batch", type=int, default=128, help="sequences in a step, over all GPUs")
+            sub.add_argument("--seq", type=int, default=4096, help="tokens in a sequence")
+        if name == "plan":
+            sub.add_argument("--gpus", type=int, required=True)
+            sub.add_argument("--rows", type=int, default=10)
+            continue
+        sub.add_argument("--pp", type=int, default=1, required=name == "bubble")
+        sub.add_argument("--interleave", type=int, default=2 if name == "bubble" else 1)
+        sub.add_argument("--schedule", choices=SCHEDULES, default="1F1B")
+        if name != "bubble":
+            sub.add_argument("--dp", type=int, default=1)
+            sub.add_argument("--tp", type=int, default=1)
+            sub.add_argument("--microbatch", type=int, default=1)
+            sub.add_argument("--zero", type=int, default=0)
+            sub.add_argument("--recompute", choices=RECOMPUTE, default="none")
+            sub.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        text, data = args.run(args)
+    except ValueError as e:
+        print(f"{e}", file=sys.stderr)
+        return 2
+    print(json.dumps(data, default=float) if args.json else text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Which layout? Look at all of them, say why most will not do, rank the rest, and say what would change the answer.
+
+The same formulas as `cost` and `memory`, evaluated for all layouts of a kind at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from ..table import Table, human
+from .cost import OVERHEAD, Estimate, estimate, step_terms
+from .hardware import Cluster
+from .layout import Layout, check
+from .memory import peak_memory
+from .models import ModelShape
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layout that can be, with its step time (s) and the fullest GPU's memory (bytes)."""
+
+    layout: Layout
+    seconds: float
+    memory: float
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """(dp, tp, pp)"""
+        return self.layout.dp, self.layout.tp, self.layout.pp
+
+
+@dataclass
+class Plan:
+    """All layouts of a model on a cluster. `ranked`: those that fit, fastest first. `too_large`: those that do not,
+    with the least first. `impossible`: (dp, tp, pp) -> why it cannot be at all."""
+
+    model: ModelShape
+    cluster: Cluster
+    gpus: int
+    global_batch: int
+    seq_len: int
+    ranked: list[Row]
+    too_large: list[Row]
+    impossible: dict[tuple[int, int, int], str]
+    looked_at: int
+    fixed: dict = field(default_factory=dict)
+
+    @property
+    def best(self) -> Row:
+        if not self.ranked:
+            least = f"; the smallest needs {human(self.too_large[0].memory)}" if self.too_large else ""
+            raise ValueError(f"{self.model.name} does not fit {self.gpus} × {self.cluster.device.name} "
+                             f"of {human(self.cluster.device.memory)}{least}")
+        return self.ranked[0]
+
+    @cached_property
+    def by_axes(self) -> list[Row]:
+        """The best of each (dp, tp, pp), fastest first."""
+        first: dict[tuple[int, int, int], Row] = {}
+        for row in self.ranked:
+            first.setdefault(row.axes, row)
+        return list(first.values())
+
+    def estimate(self, row: Row | None = None) -> Estimate:
+        """The best layout, or another row, with its time and memory by what for."""
+        return estimate(self.model, (row or self.best).layout, self.cluster, global_batch=self.global_batch, seq_len=self.seq_len)
+
+    def why(self, dp: int, tp: int, pp: int) -> str:
+        """Why this (dp, tp, pp) is where it is: its rank and what it loses to the best, or the reason it is out."""
+        if (dp, tp, pp) in self.impossible:
+            return self.impossible[dp, tp, pp]
+        axes = [row.axes for row in self.by_axes]
+        if (dp, tp, pp) not in axes:
+            close = next((row for row in self.too_large if row.axes == (dp, tp, pp)), None)
+            if close is None:
+                return f"dp·tp·pp = {dp}·{tp}·{pp} = {dp * tp * pp}, but there are {self.gpus} GPUs"
+            over = close.memory - self.cluster.device.memory
+            return f"it does not fit: at its smallest ({close.layout}) {human(close.memory)} a GPU, {human(over)} too much"
+        place = axes.index((dp, tp, pp))
+        mine, best = self.estimate(self.by_axes[place]), self.estimate()
+        if place == 0:
+            rivals = f", {self.by_axes[1].seconds / best.step_seconds - 1:.1%} ahead of {self.by_axes[1].layout}" if len(axes) > 1 else ""
+            return f"the fastest: {best.step_seconds:.2f} s a step{rivals}"
+        loses = sorted(((mine.time[k] - best.time[k], k) for k in mine.time), reverse=True)[:2]
+        named = " and ".join(f"{s:.2f} s on {k}" for s, k in loses if s > 0)
+        return (f"number {place + 1} of {len(axes)}: {mine.step_seconds:.2f} s, {mine.step_seconds / best.step_seconds - 1:.1%} slower than "
+                f"{best.layout}; it loses {named}")
+
+    def flips(self) -> list[tuple[str, float, Row]]:
+        """(what, times how much, the winner then): the smallest change of each that makes another (dp, tp, pp) win."""
+        c = self.cluster
+        changes = {
+            "speed between nodes": lambda f: dict(cluster=replace(c, nic=c.nic * f)),
+            "speed inside a node": lambda f: dict(cluster=replace(c, link=c.link * f)),
+            "memory of a GPU": lambda f: dict(cluster=replace(c, device=replace(c.device, memory=c.device.memory * f))),
+            "global batch": lambda f: dict(global_batch=int(self.global_batch * f)) if float(self.global_batch * f).is_integer() else None,
+            "sequence length": lambda f: dict(seq_len=int(self.seq_len * f)),
+        }
+        found = []
+        for what, change in changes.items():
+            for factor in (0.75, 1.5, 0.5, 2, 0.25, 4, 0.125, 8):
+                if (changed := change(factor)) is None:
+                    continue
+                other = plan(**{**dict(model=self.model, cluster=c, gpus=self.gpus, global_batch=self.global_batch, seq_len=self.seq_len),
+                                **changed}, **self.fixed)
+                if other.ranked and other.best.axes != self.best.axes:
+                    found.append((what, factor, other.best))
+                    break
+        return found
+
+    def table(self, rows: int = 10) -> Table:
+        """The best of each (dp, tp, pp)."""
+        best = self.best.seconds
+        tokens = self.global_batch * self.seq_len / self.gpus
+        return Table(
+            ["layout", "step", "behind", "tokens/s/GPU", "memory"],
+            [[str(r.layout), f"{r.seconds:.2f} s", f"{r.seconds / best - 1:.1%}", f"{tokens / r.seconds:,.0f}", human(r.memory)]
+             for r in self.by_axes[:rows]],
+            title=f"{self.model.name} on {self.gpus} × {self.cluster.device.name} ({self.cluster.name}), "
+                  f"batch {self.global_batch} × {self.seq_len}: {self.looked_at:,} layouts, {len(self.ranked):,} fit")
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+
+def plan(model: ModelShape, cluster: Cluster, *, gpus: int, global_batch: int, seq_len: int,
+         zeros: tuple[int, ...] = (0, 1, 2, 3), recomputes: tuple[str, ...] = ("none", "full"), overlap: bool = True) -> Plan:
+    """Every layout of `model` on `gpus` GPUs: all dp·tp·pp, microbatches, interleavings, ZeRO stages, recompute, SP.
+
+    Fused attention throughout, so 'selective' recompute would be 'none'. Raises ValueError for numbers that make no
+    sense. A plan without a layout that fits has an empty `ranked`.
+    """
+    for name, value in (("gpus", gpus), ("global_batch", global_batch), ("seq_len", seq_len)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+    space, impossible = _space(model, gpus, global_batch)
+    if not len(space):
+        return Plan(model, cluster, gpus, global_batch, seq_len, [], [], impossible, 0)
+    rows: list[Row] = []
+    for zero, recompute, sp in itertools.product(zeros, recomputes, (True, False)):
+        for schedule in ("1F1B", "interleaved"):
+            d, t, p, b, v = space.T
+            chosen = space[((v > 1) == (schedule == "interleaved")) & ((t > 1) | sp) & ((d > 1) | (zero == min(zeros)))]
+            if not len(chosen):  # what would make no difference is looked at once
+                continue
+            d, t, p, b, v = chosen.T
+            many = Layout(d, t, p, b, v, schedule, zero, recompute, sp)
+            m = global_batch // (d * b)
+            seconds = sum(step_terms(model, many, cluster, m, seq_len, overlap).values())
+            held = peak_memory(model, many, seq_len, m, OVERHEAD)
+            rows += [Row(Layout(*axes, schedule, zero, recompute, sp), s, h)
+                     for axes, s, h in zip(chosen.tolist(), seconds.tolist(), held.tolist())]
+    fit = sorted((r for r in rows if r.memory <= cluster.device.memory), key=lambda r: r.seconds)
+    large = sorted((r for r in rows if r.memory > cluster.device.memory), key=lambda r: r.memory)
+    return Plan(model, cluster, gpus, global_batch, seq_len, fit, large, impossible, len(rows),
+                dict(zeros=zeros, recomputes=recomputes, overlap=overlap))
+
+
+def _space(model: ModelShape, gpus: int, global_batch: int) -> tuple[np.ndarray, dict[tuple[int, int, int], str]]:
+    """(an array of rows dp, tp, pp, microbatch, interleave; which (dp, tp, pp) cannot be, and why)."""
+    space, impossible = [], {}
+    for t in _divisors(gpus):
+        for p in _divisors(gpus // t):
+            d = gpus // t // p
+            try:
+                check(model, Layout(d, t, p), global_batch)
+            except ValueError as e:
+                impossible[d, t, p] = str(e)
+                continue
+            for b in _divisors(global_batch // d):
+                if b > 64:
+                    break
+                m = global_batch // d // b
+                depths = [1] if p == 1 else [v for v in range(1, model.layers // p + 2)
+                                             if (model.layers % (p * v) == 0 or (model.layers + 2) % (p * v) == 0) and (v == 1 or m % p == 0)]
+                space += [(d, t, p, b, v) for v in depths]
+    return np.array(space), impossible
+
+
+def _divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]

@@ -1,0 +1,23 @@
+"""The cost model against published runs: a change that makes it worse is noticed. bench/cost_model.py prints the table."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+from cost_model import SETS, errors  # noqa: E402
+
+# Mean error of seconds per step, in percent, that each table must stay below.
+BELOW = {
+    "Korthikanti 2022, T5 (fitted)": 3.6, "Narayanan 2021, T1 (fitted)": 5, "Narayanan 2021, T2 PTD-P": 6,
+    "Narayanan 2021, T2 ZeRO-3": 20, "MT-NLG 530B": 10, "Zero Bubble, 1F1B and interleaved": 8, "Llama 3 405B, T4 (2 of 3 rows)": 10,
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_error_stays_below(name):
+    ours, null = errors(name)
+    assert 100 * np.abs(ours).mean() < BELOW[name]
+    assert np.abs(null).mean() > 0

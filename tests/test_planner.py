@@ -1,0 +1,136 @@
+"""The cost model's terms, the planner's choices, and the command line."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from helpers.__main__ import main
+from helpers.theory import CLUSTERS, MODELS, Layout, estimate, plan
+from helpers.theory.cost import constants, group_bandwidth, step_terms
+from helpers.theory.hardware import find_cluster
+from helpers.theory.memory import largest_stage, peak_memory
+
+LLAMA2, LLAMA3, DGX = MODELS["llama-2-70b"], MODELS["llama-3-70b"], CLUSTERS["dgx-h100"]
+
+
+def test_a_ring_across_nodes_uses_the_ports_of_its_members():
+    c = replace(constants(), link=1.0, nic=1.0)
+    bandwidth = lambda members, stride: float(group_bandwidth(DGX, c, members, stride))
+    assert bandwidth(8, 1) == 450e9  # one node
+    assert bandwidth(8, 8) == 50e9  # one member in each of eight nodes
+    assert bandwidth(16, 1) == 400e9  # eight in each of two
+    assert bandwidth(16, 4) == 100e9
+
+
+def test_arrays_give_what_numbers_give():
+    d, t, p, b = np.array([8, 4, 2, 16]), np.array([8, 8, 4, 4]), np.array([1, 2, 8, 1]), np.array([1, 2, 1, 4])
+    m = 128 // (d * b)
+    many = Layout(d, t, p, b, np.ones(4, int), zero=1)
+    together = step_terms(LLAMA3, many, DGX, m, 8192)
+    held = peak_memory(LLAMA3, many, 8192, m)
+    for i in range(4):
+        one = Layout(int(d[i]), int(t[i]), int(p[i]), int(b[i]), zero=1)
+        alone = step_terms(LLAMA3, one, DGX, int(m[i]), 8192)
+        for name, seconds in alone.items():
+            assert float(np.broadcast_to(together[name], 4)[i]) == pytest.approx(float(seconds)), name
+        assert held[i] == pytest.approx(sum(largest_stage(LLAMA3, one, 8192, int(m[i]))[1].values()))
+
+
+def test_mfu_by_hand():
+    e = estimate(LLAMA3, Layout(dp=4, tp=8, pp=2, zero=1), DGX, global_batch=128, seq_len=8192)
+    flops = LLAMA3.flops_per_token(8192) * 128 * 8192
+    assert e.mfu == pytest.approx(flops / e.step_seconds / 64 / 989.4e12)
+    assert e.hfu == e.mfu and e.fits and "MFU" in repr(e)
+    assert e.step_seconds == pytest.approx(sum(e.time.values())) and all(s >= 0 for s in e.time.values())
+
+
+def test_four_by_four_by_four_for_llama_2_70b():
+    """What NVIDIA's own base configuration for 64 H100s takes: TP 4, PP 4."""
+    made = plan(LLAMA2, DGX, gpus=64, global_batch=128, seq_len=4096)
+    assert (4, 4, 4) in [row.axes for row in made.by_axes[:3]]
+    across_nodes = [row for row in made.by_axes if row.layout.tp > 8]
+    assert all(row.seconds > 1.5 * made.best.seconds for row in across_nodes)
+
+
+def test_a_plan_explains_itself():
+    made = plan(LLAMA3, DGX, gpus=64, global_batch=128, seq_len=8192)
+    best = made.best
+    assert made.why(*best.axes).startswith("the fastest")
+    assert "slower than" in made.why(4, 8, 2) and "it loses" in made.why(4, 8, 2)
+    assert made.why(3, 1, 1) == "dp·tp·pp = 3·1·1 = 3, but there are 64 GPUs"
+    assert "tp" in made.why(1, 64, 1) or "slower" in made.why(1, 64, 1)
+    assert [r.seconds for r in made.ranked] == sorted(r.seconds for r in made.ranked)
+    assert all(r.memory <= 80e9 for r in made.ranked) and all(r.memory > 80e9 for r in made.too_large)
+    assert made.estimate().step_seconds == pytest.approx(best.seconds)
+    for what, factor, winner in made.flips():
+        assert winner.axes != best.axes
+
+
+def test_what_does_not_fit_says_by_how_much():
+    made = plan(MODELS["llama-3-405b"], DGX, gpus=8, global_batch=64, seq_len=8192)
+    assert not made.ranked
+    assert "too much" in made.why(*made.too_large[0].axes)
+    with pytest.raises(ValueError, match="does not fit 8 × h100-80gb of 80.0 GB; the smallest needs"):
+        made.best
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(["llama-3-8b", "opt-30b", "gpt3-175b"]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]),
+       st.sampled_from([1, 2, 4, 8]), st.sampled_from([0, 1, 3]), st.sampled_from(["none", "full"]))
+def test_time_is_positive_and_faster_parts_are_never_slower(name, t, p, d, zero, recompute):
+    model, layout = MODELS[name], Layout(d, t, p, zero=zero, recompute=recompute)
+    at = lambda **k: sum(map(float, step_terms(model, layout, replace(DGX, **k), 64, 2048).values()))
+    here = at()
+    assert 0 < here < float("inf")
+    assert at(nic=2 * DGX.nic) <= here and at(link=2 * DGX.link) <= here
+    assert at(device=replace(DGX.device, achievable=2 * DGX.device.achievable)) < here
+    terms = step_terms(model, layout, DGX, 64, 2048)
+    assert (terms["bubble"] == 0) == (p == 1) and all(v >= 0 for v in terms.values())
+
+
+def test_the_command_line(capsys):
+    assert main("plan llama-3-70b --gpus 64 --cluster dgx-h100 --batch 128 --seq 8192".split()) == 0
+    out = capsys.readouterr().out
+    assert "what would change the winner" in out and "best: TP" in out
+    assert main("plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --json".split()) == 0
+    assert json.loads(capsys.readouterr().out)["ranked"][0]["step_seconds"] > 0
+    assert main("memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1 --batch 128 --seq 8192".split()) == 0
+    assert "optimizer" in capsys.readouterr().out
+    assert main("bubble --pp 4 --microbatches 8".split()) == 0
+    assert "27.27% of wall time idle\nheld at once, by rank: [4, 3, 2, 1]" in capsys.readouterr().out
+    assert main("bytes llama-3-8b --dp 8 --batch 64 --seq 4096 --json".split()) == 0
+    sent = json.loads(capsys.readouterr().out)["bytes"]
+    assert sent["data parallel"] == pytest.approx(2 * 7 / 8 * 2 * MODELS["llama-3-8b"].params) and sent["tensor parallel"] == 0
+
+
+@pytest.mark.parametrize("command, said", [
+    ("plan llama-3-70bb --gpus 64", "the nearest is 'llama-3-70b'"), ("plan llama-3-70b --gpus 0", "gpus must be a whole number"),
+    ("plan llama-3-70b --gpus 8 --cluster dgx-h1000", "the nearest is 'dgx-h100'"), ("memory llama-3-70b --tp 3", "take 2 or 4"),
+    ("bubble --pp 4 --microbatches 9 --schedule interleaved", "take a multiple of 4"), ("plan llama-3-405b --gpus 8", "does not fit")])
+def test_bad_input_is_one_sentence(command, said, capsys):
+    assert main(command.split()) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_clusters_from_a_file(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"device": "a100-80gb", "node": 4, "nic": 12.5e9}))
+    mine = find_cluster(str(path))
+    assert (mine.name, mine.node, mine.nic, mine.device.name) == ("mine", 4, 12.5e9, "a100-80gb")
+    for text, said in (('{"device": "gpu"}', "device must be one of"), ('{"device": "h200", "nic": -1}', "nic must be a positive number"),
+                       ('{"device": "h200", "wires": 3}', "unknown field 'wires'"), ("[1]", "no JSON object")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            find_cluster(str(path))
+
+
+def test_it_loads_without_torch_in_a_moment():
+    code = "import time; a = time.perf_counter(); import helpers.theory, sys; print(time.perf_counter() - a, 'torch' in sys.modules)"
+    seconds, torch = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert torch == "False" and float(seconds) < 3  # 0.1 s on an idle laptop
