@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 .PHONY: lab test refresh bench clean
 
 lab: $(READY)
-	$(BIN)/jupyter lab --port=$(PORT) $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/01_three_things_called_parallel.ipynb
+	$(BIN)/jupyter lab --port=$(PORT) $(if $(filter 0,$(shell id -u)),--allow-root) \
+	  --LabApp.default_url=/lab/tree/notebooks/01_three_things_called_parallel.ipynb
 
 test: $(READY)
 	$(BIN)/python tests/run_all.py

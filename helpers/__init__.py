@@ -1,6 +1,6 @@
 """Three Axes: data, tensor and pipeline parallelism, learnt by running them.
 
-`World` starts real ranks beside the notebook. `helpers.theory` needs neither torch nor
+`World` starts real ranks beside the notebook; `progress` wraps a loop that runs on them. `helpers.theory` needs neither torch nor
 ranks, so nothing is imported here until it is asked for.
 """
 
@@ -8,13 +8,14 @@ import sys
 
 
 def __getattr__(name: str):
-    if name != "World":
+    if name not in ("World", "progress"):
         raise AttributeError(f"module 'helpers' has no attribute {name!r}")
     from .runtime import server
     server.warm()  # first of all: it imports torch for the ranks while the notebook does for itself
     with server.undisturbed():
+        from .runtime.worker import progress
         from .runtime.world import World
     if "IPython" in sys.modules:
         from .lesson import magic
         magic.register()
-    return World
+    return {"World": World, "progress": progress}[name]

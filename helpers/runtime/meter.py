@@ -105,6 +105,7 @@ class Recorder:
         self._in_flight = self._peak = self._number = self._forgotten = 0
         self.last = None
         self._groups.clear()  # a group may have gone and its name been used again
+        self._unseen = not wire.available  # whether bytes moved that the operating system does not count
         self._brought: dict[tuple[int, ...], list[str]] = {}
         if self.on:
             self.counter.reset()
@@ -124,7 +125,7 @@ class Recorder:
         self._settle()
         self.counter.refresh()  # connections made by groups that no collective has used
         now = self.counter.read()
-        sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()} if wire.available else None
+        sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()} if not self._unseen else None
         not_waited = len(self._open) + self._forgotten
         self._open.clear()
         return Report(list(self.rows.values()), sent, self._peak, not_waited, self._brought)
@@ -151,10 +152,13 @@ class Recorder:
             row.calls += 1
             row.payload += payload
             row.book += collectives.book(name, payload, size, me, root or 0)
-            if row not in self._since_quiet:
+            whole = args[at_whole] if at_whole is not None else None
+            if (first := _first(whole)) is not None and first.device.type != "cpu":
+                row.wire, self._unseen = None, True  # NCCL moves these, past the operating system's counters
+            elif row not in self._since_quiet:
                 self._since_quiet.append(row)
-            self._remember(name, members, args[at_whole] if at_whole is not None else None, payload)
-            self._note(name, axis, members, args[at_whole] if at_whole is not None else None, root)
+            self._remember(name, members, first, payload)
+            self._note(name, axis, members, first, root)
             with torch._C._ExcludeDispatchKeyGuard(_BELOW):
                 result = call(*args, **kwargs)
             work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
@@ -180,16 +184,14 @@ class Recorder:
             self._settled += self.counter.total() - before
         return known
 
-    def _remember(self, op: str, members: list[int], tensors, payload: int) -> None:
+    def _remember(self, op: str, members: list[int], first: torch.Tensor | None, payload: int) -> None:
         """For `Traffic` to see whether all brought the same. Sends have two sides that differ, all_to_all may be uneven."""
         brought = self._brought.setdefault(tuple(members), [])
         if op not in ("send", "recv") and len(brought) < REMEMBERED:
-            first = _first(tensors)
             size = "" if first is None or op == "all_to_all" else f" of {payload // max(1, first.element_size())} {str(first.dtype).removeprefix('torch.')}"
             brought.append(op + size)
 
-    def _note(self, op: str, axis: str, members: list[int], tensors, root: int | None) -> None:
-        first = _first(tensors)
+    def _note(self, op: str, axis: str, members: list[int], first: torch.Tensor | None, root: int | None) -> None:
         self._number += 1
         self.last = {
             "op": op, "axis": axis, "number": self._number, "at": time.monotonic(), "peer": root,
