@@ -167,7 +167,7 @@ def data_parallel_step(model: nn.Module, tokens, targets, group=None) -> float:
 
 # -- tensor parallel: split the matrices ----------------------------------------------------
 
-class _Enter(torch.autograd.Function):
+class Enter(torch.autograd.Function):
     """f of Megatron-LM (Shoeybi et al. 2019, figure 3): forward the same x everywhere, backward the sum of dx."""
 
     @staticmethod
@@ -182,7 +182,7 @@ class _Enter(torch.autograd.Function):
         return dx, None
 
 
-class _Leave(torch.autograd.Function):
+class Leave(torch.autograd.Function):
     """g of Megatron-LM: forward the sum of the ranks' partial y, backward the same dy everywhere."""
 
     @staticmethod
@@ -215,8 +215,8 @@ def split_width(model: ToyTransformer, group=None) -> ToyTransformer:
                 _keep(getattr(part, name), rank, size, dim=0)  # nn.Linear stores its matrix transposed
             for name in rows:
                 _keep(getattr(part, name), rank, size, dim=1)
-            part.register_forward_pre_hook(lambda _, args: (_Enter.apply(args[0], group),))
-            part.register_forward_hook(lambda _, args, y: _Leave.apply(y, group))
+            part.register_forward_pre_hook(lambda _, args: (Enter.apply(args[0], group),))
+            part.register_forward_hook(lambda _, args, y: Leave.apply(y, group))
     return model
 
 

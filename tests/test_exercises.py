@@ -1,12 +1,16 @@
 """Every exercise: its solution passes, an empty one is not started, each listed mistake is caught and named."""
 
+import inspect
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from helpers.lesson.drops import d01, d02
+import torch.nn.functional as F
+
+from helpers import toy
+from helpers.lesson.drops import d01, d02, d03
 
 # -- drop 01 ---------------------------------------------------------------------------------
 
@@ -188,7 +192,69 @@ def a_bad_index(x, rank, world_size):
     dist.send(torch.tensor_split(x, world_size)[rank + 1], (rank + 1) % world_size)
 
 
+# -- drop 03 ---------------------------------------------------------------------------------
+
+def reduce_after_columns(x, up, down, rank, world_size):
+    x = toy.Enter.apply(x, None)
+    inside = toy.Leave.apply(x @ up.chunk(world_size, dim=1)[rank], None)
+    return toy.Leave.apply(F.gelu(inside) @ down.chunk(world_size, dim=0)[rank], None)
+
+
+def rows_first(x, up, down, rank, world_size):
+    part = F.gelu(x.chunk(world_size, dim=1)[rank] @ up.chunk(world_size, dim=0)[rank])
+    return toy.Leave.apply(part, None) @ down
+
+
+def no_enter(x, up, down, rank, world_size):
+    inside = F.gelu(x @ up.chunk(world_size, dim=1)[rank])
+    return toy.Leave.apply(inside @ down.chunk(world_size, dim=0)[rank], None)
+
+
+def plain_all_reduce(x, up, down, rank, world_size):
+    y = F.gelu(x @ up.chunk(world_size, dim=1)[rank]) @ down.chunk(world_size, dim=0)[rank]
+    dist.all_reduce(y)
+    return y
+
+
+def no_leave(x, up, down, rank, world_size):
+    x = toy.Enter.apply(x, None)
+    return F.gelu(x @ up.chunk(world_size, dim=1)[rank]) @ down.chunk(world_size, dim=0)[rank]
+
+
+def all_by_itself(x, up, down, rank, world_size):
+    return F.gelu(x @ up) @ down
+
+
+def only_columns(x, up, down, rank, world_size):
+    return F.gelu(x @ up.chunk(world_size, dim=1)[rank])
+
+
+def sums_twice(x, up, down, rank, world_size):
+    y = d03.split_mlp(x, up, down, rank, world_size)
+    return toy.Leave.apply(y, None) / world_size
+
+
+def rows_of_another(x, up, down, rank, world_size):
+    x = toy.Enter.apply(x, None)
+    inside = F.gelu(x @ up.chunk(world_size, dim=1)[rank])
+    return toy.Leave.apply(inside @ down.chunk(world_size, dim=0)[(rank + 1) % world_size], None)
+
+
+def shapes_that_do_not_meet(x, up, down, rank, world_size):
+    return x @ up.chunk(world_size, dim=0)[rank]
+
+
 MISTAKES = [
+    (d03.mlp, reduce_after_columns, "wrong", "an all-reduce after the column split"),
+    (d03.mlp, rows_first, "wrong", "the non-linearity of partial sums"),
+    (d03.mlp, no_enter, "wrong", "the backward all-reduce is missing"),
+    (d03.mlp, plain_all_reduce, "wrong", "the backward all-reduce is missing"),
+    (d03.mlp, no_leave, "wrong", "partial outputs never summed"),
+    (d03.mlp, all_by_itself, "wrong", "every rank did more than its share"),
+    (d03.mlp, sums_twice, "wrong", "more messages than needed"),
+    (d03.mlp, only_columns, "wrong", "another shape than the output's"),
+    (d03.mlp, rows_of_another, "wrong", "another output"),
+    (d03.mlp, shapes_that_do_not_meet, "crashed", None),
     (d01.fingerprints, dp_grows, "wrong", "data parallelism sends activations"),
     (d01.fingerprints, all_that_is_even_is_tensor, "wrong", "tensor parallelism sends weights"),
     (d01.fingerprints, pipeline_all_reduces, "wrong", "a pipeline needs an all-reduce"),
@@ -218,7 +284,7 @@ MISTAKES = [
     (d02.ring, reduce_scatter_only, "wrong", "half of the way"),
     (d02.ring, a_bad_index, "crashed", None),
 ]
-EXERCISES = [d01.fingerprints, d02.average, d02.ring]
+EXERCISES = [d01.fingerprints, d02.average, d02.ring, d03.mlp]
 
 
 @pytest.mark.parametrize("exercise, attempt, kind, name", MISTAKES, ids=lambda x: getattr(x, "__name__", ""))
@@ -244,7 +310,10 @@ def test_empty_is_not_started_and_gives_the_first_hint(exercise):
 
     def three(a, b, c):
         pass
-    answer = exercise.check(two if exercise is not d02.ring else three)
+    def five(a, b, c, d, e):
+        ...
+    empty = {2: two, 3: three, 5: five}[len(inspect.signature(exercise.reference).parameters)]
+    answer = exercise.check(empty)
     assert answer.kind == "not started" and exercise.hints[0] in answer.text
 
 

@@ -23,6 +23,7 @@ COMPUTED = {
            f"Six steps, a quarter of the tensor each: 6/4 = {6 / 4}.",
            f"{human(4 * N)} of parameters, as much of gradients, twice as much for Adam",
            f"From {book('all_reduce', 1, 8)}·S to {book('all_reduce', 1, 64):.2f}·S: one eighth more"],
+    "03": [f"one all-reduce forward and one backward: 4·2·2 = {4 * 2 * 2}, of 4·*bsh* bytes each"],
 }
 FIGURE = r"\d[\d.,]* ?(?:[kMGT]i?B|%|ms|µs)(?!\w)"
 

@@ -245,3 +245,42 @@ def loss_curves(panels: dict[str, dict[str, Sequence[float]]], title: str) -> Pi
         ax.set_ylim(0, max(max(losses) for lines in panels.values() for losses in lines.values()) * 1.1)
         ax.legend(loc="lower left")
     return Picture(figure, title + ". " + "; ".join(parts))
+
+
+@_styled
+def matrix_cuts(n: int = 4) -> Picture:
+    """x · W = y, with W cut by columns, then by rows: what each rank holds, and what it gets."""
+    figure, axes = _panels(2, 9.6, 2.5)
+    for ax, by, title in zip(axes[0], ("columns", "rows"), ("by columns: each rank gets some columns of y", "by rows: each rank gets a share of every number")):
+        blank = dict(facecolor="#F2F2F2", edgecolor=INK)
+        _matrix(ax, 0.0, 1.0, 0.7, n, "columns" if by == "rows" else None, blank)
+        ax.text(1.2, 0.35, "·", fontsize=18, ha="center", va="center")
+        _matrix(ax, 1.4, 1.0, 1.0, n, by, blank)
+        ax.text(2.65, 0.35, "=", fontsize=16, ha="center", va="center")
+        if by == "columns":
+            _matrix(ax, 2.9, 1.0, 0.7, n, "columns", blank)
+        else:
+            for r in range(n):
+                at = 2.9 + 0.17 * r
+                ax.add_patch(plt.Rectangle((at, 0.09 * (n - 1 - r)), 0.9, 0.6, facecolor=mpl.colors.to_rgba(rank_colour(r), 0.85), edgecolor=PAPER, hatch=HATCH))
+                ax.text(at + 0.06, 0.09 * (n - 1 - r) + 0.02, str(r), fontsize=9, fontweight="bold", color=PAPER, va="bottom",
+                        path_effects=[withStroke(linewidth=2, foreground=INK)])
+        for at, name in ((0.5, "x"), (1.9, "W"), (3.4, "y")):
+            ax.text(at, -0.12, name if not (by == "rows" and name == "y") else "y = the sum of these", ha="center", va="top")
+        ax.set_title(title, fontsize=11)
+        ax.set(xlim=(-0.1, 4.4), ylim=(-0.35, 1.1), aspect="equal")
+        ax.axis("off")
+    return Picture(figure, f"A matrix product x times W on {n} ranks. Cut by columns, each rank holds all of x and some columns of W and gets the same "
+                           "columns of y. Cut by rows, each rank holds some columns of x and the same rows of W and gets a share of every number of y, to be summed.")
+
+
+def _matrix(ax, at: float, width: float, height: float, n: int, by: str | None, plain: dict) -> None:
+    """A rectangle, in coloured strips with their rank's number where it is cut."""
+    if by is None:
+        ax.add_patch(plt.Rectangle((at, 0), width, height, **plain))
+        return
+    for r in range(n):
+        corner, w, h = ((at + width * r / n, 0), width / n, height) if by == "columns" else ((at, height * (n - 1 - r) / n), width, height / n)
+        ax.add_patch(plt.Rectangle(corner, w, h, facecolor=rank_colour(r), edgecolor=PAPER, linewidth=1.5))
+        ax.text(corner[0] + w / 2, corner[1] + h / 2, str(r), ha="center", va="center", fontsize=10, fontweight="bold", color=PAPER,
+                path_effects=[withStroke(linewidth=2, foreground=INK)])
