@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from helpers import toy
-from helpers.lesson.drops import d01, d02, d03
+from helpers.lesson.drops import d01, d02, d03, d04
 
 # -- drop 01 ---------------------------------------------------------------------------------
 
@@ -231,7 +231,8 @@ def only_columns(x, up, down, rank, world_size):
 
 def sums_twice(x, up, down, rank, world_size):
     y = d03.split_mlp(x, up, down, rank, world_size)
-    return toy.Leave.apply(y, None) / world_size
+    toy.Leave.apply(y.detach(), None)
+    return y
 
 
 def rows_of_another(x, up, down, rank, world_size):
@@ -244,7 +245,50 @@ def shapes_that_do_not_meet(x, up, down, rank, world_size):
     return x @ up.chunk(world_size, dim=0)[rank]
 
 
+# -- drop 04 ---------------------------------------------------------------------------------
+
+def stage_loop(receive_first=False, grad=True, downstream=False, loss_everywhere=False, forgets_send=False):
+    """The solution of drop 04, with one mistake built in."""
+    def pipeline(stage, tokens, targets, empty, rank, world_size):
+        last = world_size - 1
+        x = tokens
+        if receive_first and rank < last:
+            dist.recv(torch.empty_like(empty), rank + 1)
+        if rank > 0:
+            x = empty
+            dist.recv(x, rank - 1)
+            if grad:
+                x.requires_grad_()
+        y = stage(x)
+        if rank == last or loss_everywhere:
+            loss = toy.loss_of(y, targets)
+            if rank == last:
+                loss.backward()
+        if rank < last:
+            dist.send(y.detach(), rank + 1)
+            dy = torch.empty_like(y)
+            dist.recv(dy, rank + 1)
+            y.backward(dy)
+        if rank > 0 and not forgets_send:
+            dist.send(x.grad, (rank + 1) % world_size if downstream else rank - 1)
+        return loss.item() if rank == last or loss_everywhere else None
+    return pipeline
+
+
+def detached_backward(stage, tokens, targets, empty, rank, world_size):
+    loss = d04.pipeline(stage, tokens, targets, empty, rank, world_size)
+    for p in stage.parameters():
+        p.grad *= 2
+    return loss
+
+
 MISTAKES = [
+    (d04.loop, stage_loop(receive_first=True), "crashed", "neighbours that wait for each other"),
+    (d04.loop, stage_loop(forgets_send=True), "crashed", "neighbours that wait for each other"),
+    (d04.loop, stage_loop(grad=False), "wrong", "a received activation that does not require grad"),
+    (d04.loop, stage_loop(downstream=True), "crashed", "a gradient sent downstream"),
+    (d04.loop, stage_loop(loss_everywhere=True), "wrong", "the loss on every stage"),
+    (d04.loop, detached_backward, "wrong", "other gradients than the twin's"),
     (d03.mlp, reduce_after_columns, "wrong", "an all-reduce after the column split"),
     (d03.mlp, rows_first, "wrong", "the non-linearity of partial sums"),
     (d03.mlp, no_enter, "wrong", "the backward all-reduce is missing"),
@@ -284,7 +328,7 @@ MISTAKES = [
     (d02.ring, reduce_scatter_only, "wrong", "half of the way"),
     (d02.ring, a_bad_index, "crashed", None),
 ]
-EXERCISES = [d01.fingerprints, d02.average, d02.ring, d03.mlp]
+EXERCISES = [d01.fingerprints, d02.average, d02.ring, d03.mlp, d04.loop]
 
 
 @pytest.mark.parametrize("exercise, attempt, kind, name", MISTAKES, ids=lambda x: getattr(x, "__name__", ""))
@@ -312,7 +356,9 @@ def test_empty_is_not_started_and_gives_the_first_hint(exercise):
         pass
     def five(a, b, c, d, e):
         ...
-    empty = {2: two, 3: three, 5: five}[len(inspect.signature(exercise.reference).parameters)]
+    def six(a, b, c, d, e, f):
+        pass
+    empty = {2: two, 3: three, 5: five, 6: six}[len(inspect.signature(exercise.reference).parameters)]
     answer = exercise.check(empty)
     assert answer.kind == "not started" and exercise.hints[0] in answer.text
 

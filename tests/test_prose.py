@@ -24,6 +24,8 @@ COMPUTED = {
            f"{human(4 * N)} of parameters, as much of gradients, twice as much for Adam",
            f"From {book('all_reduce', 1, 8)}·S to {book('all_reduce', 1, 64):.2f}·S: one eighth more"],
     "03": [f"one all-reduce forward and one backward: 4·2·2 = {4 * 2 * 2}, of 4·*bsh* bytes each"],
+    "04": [f"sent {human(16 * book('all_reduce', 4 * 8 * 32 * 256, 4))} from every rank (drop 03), "
+           f"{ {12: 'twelve'}[16 * book('all_reduce', 1, 4) / 2] } times as much as a middle stage"],
 }
 FIGURE = r"\d[\d.,]* ?(?:[kMGT]i?B|%|ms|µs)(?!\w)"
 

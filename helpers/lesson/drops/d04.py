@@ -1,0 +1,145 @@
+"""Drop 04: the loop of a pipeline stage, and how little of the time each stage works."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from ... import toy
+from ...runtime.failure import RankError
+from ...runtime.world import World
+from ..practice import Answer, Exercise, right, wrong
+
+
+def pipeline(stage, tokens, targets, empty, rank, world_size):
+    """One training step of a pipeline, as each rank runs it. Return the loss on the last rank, None on the others.
+
+    stage: this rank's layers. tokens and targets: the batch. empty: a tensor of an activation's shape to receive into.
+    Leave the gradients in the stage's parameters.
+    """
+    last = world_size - 1
+    x = tokens
+    if rank > 0:
+        x = empty
+        dist.recv(x, rank - 1)
+        x.requires_grad_()  # so that backward leaves a gradient to send
+    y = stage(x)
+    if rank == last:
+        loss = toy.loss_of(y, targets)
+        loss.backward()
+    else:
+        dist.send(y.detach(), rank + 1)
+        dy = torch.empty_like(y)
+        dist.recv(dy, rank + 1)
+        y.backward(dy)
+    if rank > 0:
+        dist.send(x.grad, rank - 1)
+    return loss.item() if rank == last else None
+
+
+def timed_step(world: World, hidden: int = 256, b: int = 16, s: int = 64) -> list[list[tuple[str, float, float]]]:
+    """For each rank, its (kind, start, end) of forward and backward in one step, in seconds from the first start."""
+    def run():
+        model = toy.ToyTransformer(hidden)
+        toy.share_weights(model)
+        stage, spans, began = toy.split_depth(model), [], {}
+        stage.register_forward_pre_hook(lambda *_: began.update(F=time.monotonic()))
+        stage.register_forward_hook(lambda *_: spans.append(("F", began["F"], time.monotonic())))
+        backward = torch.Tensor.backward
+
+        def timed(*args, **kwargs):
+            start = time.monotonic()
+            backward(*args, **kwargs)
+            spans.append(("B", start, time.monotonic()))
+        batch = toy.make_batch(b, s)
+        toy.pipeline_step(stage, *batch)  # once to warm up
+        spans.clear()
+        torch.Tensor.backward = timed
+        try:
+            dist.barrier()
+            toy.pipeline_step(stage, *batch)
+        finally:
+            torch.Tensor.backward = backward
+        return spans
+    ranks = world.run(run)
+    first = min(start for spans in ranks for _, start, _ in spans)
+    return [[(kind, start - first, end - first) for kind, start, end in spans] for spans in ranks]
+
+
+def together(ranks: list[list[tuple[str, float, float]]]) -> float:
+    """Share of the working time in which more than one rank worked."""
+    edges = sorted([(start, 1) for spans in ranks for _, start, _ in spans] + [(end, -1) for spans in ranks for _, _, end in spans])
+    working = several = 0.0
+    busy = 0
+    for (at, change), (then, _) in zip(edges, edges[1:]):
+        busy += change
+        working += (then - at) * (busy > 0)
+        several += (then - at) * (busy > 1)
+    return several / working
+
+
+def _on_rank(attempt):
+    """One rank's part: the attempt's answer, the twin's loss, and whether the stage's gradients are the twin's."""
+    sizes, batch = dict(hidden=256, seq_len=16), toy.make_batch(4, 16)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    twin = toy.ToyTransformer(**sizes)
+    expected = toy.twin_step(twin, *batch)
+    stage = toy.split_depth(toy.ToyTransformer(**sizes))
+    answer = attempt(stage, *batch, torch.empty(4, 16, 256), rank, size)
+    same = all(mine.grad is not None and torch.allclose(mine.grad, theirs.grad, atol=1e-5)
+               for mine, theirs in zip(stage.parameters(), toy.split_depth(twin).parameters()))
+    return answer, expected, same
+
+
+def judge(attempt) -> Answer:
+    for p in (2, 4):
+        with World(p, timeout=4) as world:
+            try:
+                results = world.run(_on_rank, attempt)
+            except RankError as e:
+                return _named(e, p) or Answer("crashed", f"On {p} stages:\n{e}")
+            sent = world.traffic.payload
+        if early := [r for r, (answer, *_) in enumerate(results[:-1]) if answer is not None]:
+            return wrong("the loss on every stage", f"Rank {early[0]} returned a loss. Only the last stage has the scores that a loss compares with "
+                         "the targets; what the others have are activations.")
+        answer, expected, _ = results[-1]
+        if not isinstance(answer, float) or abs(answer - expected) > 1e-4:
+            return wrong("another loss than the twin's", f"The last rank returned {answer!r}; the twin's loss is {expected:.4f}.")
+        if off := [r for r, (*_, same) in enumerate(results) if not same]:
+            return wrong("other gradients than the twin's", f"On {p} stages the gradients of rank {off[0]} differ. Does each stage run backward "
+                         "from the gradient that came from the next one?")
+        activation = 4 * 4 * 16 * 256
+        most = 2 * activation if p > 2 else activation
+        if max(sent) > most:
+            return wrong("more bytes than needed", f"The busiest of {p} ranks sent {max(sent):,.0f} bytes; {most:,} are enough: "
+                         "an activation on, a gradient back.")
+    return right("The loss, and every stage's gradients, are the twin's, with one message each way at each boundary.",
+                 ("bytes sent by a middle stage, in activations", f"{max(sent) / activation:.0f}", "2"))
+
+
+def _named(error: RankError, p: int) -> Answer | None:
+    """Mistakes that end in a crash or a hang and have a name."""
+    said = [s.error.message for s in error.seen if s.error and not s.error.aborted]
+    if any("NoneType" in text or "does not require grad" in text for text in said):
+        return wrong("a received activation that does not require grad", "What comes from the stage before is a new tensor, and autograd does not know "
+                     "that you need its gradient: x.requires_grad_() before the forward. Otherwise there is nothing to send back.")
+    doing = {r: s.where["in"] for r, s in enumerate(error.seen) if s.where and s.where["in"]}
+    last = p - 1
+    if error.kind == "timeout" and doing.get(last, {}).get("op") == "send" and doing[last]["needs"] != [last - 1]:
+        return Answer("crashed", f"On {p} stages the last rank sends to rank {doing[last]['needs'][0]}. Activations go down the line, gradients come back up: "
+                                 f"to rank − 1.\n\n{error}", "a gradient sent downstream")
+    if error.kind == "timeout" and doing and all(inside["op"] in ("send", "recv") for inside in doing.values()):
+        return Answer("crashed", f"On {p} stages the ranks wait for messages that do not come. For each recv some rank must send, and in the same order: "
+                                 f"forward from the first to the last, backward from the last to the first.\n\n{error}",
+                      "neighbours that wait for each other")
+    return None
+
+
+loop = Exercise("the loop of a stage", pipeline, judge, hints=[
+    "Three kinds of rank: the first has no rank before it, the last none behind it. Write it for a middle one, then leave out what the ends lack.",
+    "Forward: recv x from rank − 1, y = stage(x), send y.detach() to rank + 1. The last rank computes the loss instead of sending.",
+    "Backward: recv dy from rank + 1, y.backward(dy), send x.grad to rank − 1. The last rank begins with loss.backward().",
+    "x must require a gradient before the forward: x.requires_grad_().",
+])
