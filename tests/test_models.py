@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from helpers import toy
-from helpers.theory.models import MODELS, ModelShape, find_model
+from helpers.theory.models import MODELS, find_model
 
 
 @pytest.mark.parametrize("name, params", [

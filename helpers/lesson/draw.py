@@ -7,7 +7,6 @@ with any colour vision; every coloured thing also carries its name.
 
 from __future__ import annotations
 
-import warnings
 import functools
 from collections.abc import Sequence
 

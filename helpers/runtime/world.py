@@ -15,7 +15,6 @@ import atexit
 import itertools
 import os
 import pickle
-import shutil
 import sys
 import tempfile
 import threading
@@ -180,7 +179,7 @@ class World:
         self._generation += 1
         number = next(self._calls)
         self._send("join", number, self._generation)
-        joined, _ = self._collect("joined", number, range(self.n), seconds, captured)
+        joined = self._collect("joined", number, range(self.n), seconds, captured)
         return len(joined) == self.n
 
     def _dead(self) -> list[int]:
@@ -212,7 +211,7 @@ class World:
         try:
             self._broken = True  # until it has ended in good order
             self._send(kind, number, pickle.dumps(details), sys.path, seconds=timeout)
-            done, progress = self._collect("done", number, range(self.n), timeout, captured, view)
+            done = self._collect("done", number, range(self.n), timeout, captured, view)
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
             trouble = self._fail(number, done, captured, timeout) if failed else None
             self._broken = False
@@ -265,7 +264,7 @@ class World:
             pass  # it is gone, as its closed pipe will say
 
     def _collect(self, kind: str, number: int, members, seconds: float | None,
-                 captured=None, view=None, late: tuple[int, dict] | None = None) -> tuple[dict[int, tuple], dict]:
+                 captured=None, view=None, late: tuple[int, dict] | None = None) -> dict[int, tuple]:
         """Wait for the answers `kind` to call `number`, and read the ranks' output meanwhile.
 
         Returns early, with fewer answers, when one says that its rank failed, when a process ends,
@@ -317,7 +316,7 @@ class World:
                 break
         for r in members:  # all that was printed before the answer is in the pipe by now
             output.drain(self._ranks.outputs[r].fileno(), captured[r])
-        return answers, progress
+        return answers
 
     # -- when a call fails -----------------------------------------------------------
 
@@ -360,7 +359,7 @@ class World:
             missing = [r for r in range(self.n) if r not in done and r not in found and r not in self._dead()]
             if not missing:
                 break
-            more, _ = self._collect("done", number, missing, until - time.monotonic(), captured)
+            more = self._collect("done", number, missing, until - time.monotonic(), captured)
             found |= more
             if not more:
                 break
@@ -372,7 +371,7 @@ class World:
         asked = [r for r in range(self.n) if r not in done and r not in self._dead()]
         question = next(self._calls)
         self._send("where", question, to=asked)
-        answers, _ = self._collect("where", question, asked, ANSWER_SECONDS, captured, late=(number, done)) if asked else ({}, None)
+        answers = self._collect("where", question, asked, ANSWER_SECONDS, captured, late=(number, done)) if asked else {}
         for r, (ok, payload, *_) in done.items():
             seen[r].finished = ok
             seen[r].error = None if ok else pickle.loads(payload)
