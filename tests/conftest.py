@@ -2,6 +2,10 @@
 
 import cloudpickle
 import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True)  # the same examples on every machine
+settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items):

@@ -116,7 +116,7 @@ def test_layers_are_spread(layers, stages, each):
     assert layers_on_stage(9, 4, 0) is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(st.sampled_from(["llama-3-8b", "llama-3-70b", "gpt3-175b"]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]),
        st.integers(1, 64), st.integers(0, 3), st.sampled_from(["none", "selective", "full"]), st.booleans(), st.integers(1, 8))
 def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, recompute, sp, b):

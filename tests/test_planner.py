@@ -79,7 +79,7 @@ def test_what_does_not_fit_says_by_how_much():
         made.best
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.sampled_from(["llama-3-8b", "opt-30b", "gpt3-175b"]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]),
        st.sampled_from([1, 2, 4, 8]), st.sampled_from([0, 1, 3]), st.sampled_from(["none", "full"]))
 def test_time_is_positive_and_faster_parts_are_never_slower(name, t, p, d, zero, recompute):
@@ -87,8 +87,10 @@ def test_time_is_positive_and_faster_parts_are_never_slower(name, t, p, d, zero,
     at = lambda **k: sum(map(float, step_terms(model, layout, replace(DGX, **k), 64, 2048).values()))
     here = at()
     assert 0 < here < float("inf")
-    assert at(nic=2 * DGX.nic) <= here and at(link=2 * DGX.link) <= here
-    assert at(device=replace(DGX.device, achievable=2 * DGX.device.achievable)) < here
+    no_more = here * (1 + 1e-9)
+    assert at(nic=2 * DGX.nic) <= no_more and at(link=2 * DGX.link) <= no_more
+    # A step that waits for its communication all the time gains nothing from a faster GPU, but loses nothing either.
+    assert at(device=replace(DGX.device, achievable=2 * DGX.device.achievable)) <= no_more
     terms = step_terms(model, layout, DGX, 64, 2048)
     assert (terms["bubble"] == 0) == (p == 1) and all(v >= 0 for v in terms.values())
 
