@@ -235,6 +235,46 @@ def sums_twice(x, up, down, rank, world_size):
     return y
 
 
+def all_the_way_back(x, up, down, rank, world_size):
+    class Alone(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            y = F.gelu(x @ up.chunk(world_size, dim=1)[rank]) @ down.chunk(world_size, dim=0)[rank]
+            dist.all_reduce(y)
+            return y
+
+        @staticmethod
+        def backward(ctx, dy):
+            with torch.enable_grad():
+                x = ctx.saved_tensors[0].detach().requires_grad_()
+                return torch.autograd.grad(F.gelu(x @ up) @ down, x, dy)[0]
+    return Alone.apply(x)
+
+
+def gathered(x, up, down, rank, world_size):
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            out = [torch.empty_like(y) for _ in range(world_size)]
+            dist.all_gather(out, y)
+            return sum(out)
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy
+    inside = F.gelu(toy.Enter.apply(x, None) @ up.chunk(world_size, dim=1)[rank])
+    return Gather.apply(inside @ down.chunk(world_size, dim=0)[rank])
+
+
+def entered_twice(x, up, down, rank, world_size):
+    return toy.Enter.apply(d03.split_mlp(x, up, down, rank, world_size), None)
+
+
+def cut_off(x, up, down, rank, world_size):
+    return d03.split_mlp(x, up, down, rank, world_size).detach()
+
+
 def rows_of_another(x, up, down, rank, world_size):
     x = toy.Enter.apply(x, None)
     inside = F.gelu(x @ up.chunk(world_size, dim=1)[rank])
@@ -295,6 +335,10 @@ MISTAKES = [
     (d03.mlp, plain_all_reduce, "wrong", "the backward all-reduce is missing"),
     (d03.mlp, no_leave, "wrong", "partial outputs never summed"),
     (d03.mlp, all_by_itself, "wrong", "every rank did more than its share"),
+    (d03.mlp, all_the_way_back, "wrong", "every rank did more than its share"),
+    (d03.mlp, gathered, "wrong", "more bytes than needed"),
+    (d03.mlp, entered_twice, "wrong", "a gradient summed once too often"),
+    (d03.mlp, cut_off, "wrong", "an output cut off from x"),
     (d03.mlp, sums_twice, "wrong", "more messages than needed"),
     (d03.mlp, only_columns, "wrong", "another shape than the output's"),
     (d03.mlp, rows_of_another, "wrong", "another output"),

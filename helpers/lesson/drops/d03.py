@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ... import toy
 from ...runtime import meter, worker
 from ...runtime.world import World
+from ...theory.collectives import book
 from ..practice import Answer, Exercise, right, wrong
 
 
@@ -84,9 +85,13 @@ def _on_rank(attempt):
         return found
     near = lambda a, b: bool(torch.allclose(a, b, rtol=1e-7, atol=1e-9))
     found |= {"y": near(got, y), "bent": near(got, bent_parts)}
+    found |= {"cut": not got.requires_grad, "dx": False, "dx_twice": False}
     if got.requires_grad:
-        got.backward(dy)
-    found["dx"] = mine.grad is not None and near(mine.grad, whole_x.grad)
+        with FlopCounterMode(display=False) as back:
+            got.backward(dy)
+        found["flops"] += back.get_total_flops()
+        if mine.grad is not None:
+            found |= {"dx": near(mine.grad, whole_x.grad), "dx_twice": near(mine.grad, t * whole_x.grad)}
     return found
 
 
@@ -95,7 +100,7 @@ def judge(attempt) -> Answer:
         with World(t, timeout=5) as world:
             results = world.run(_on_rank, attempt)
             traffic = world.traffic
-        whole = 2 * TOKENS * HIDDEN * 4 * HIDDEN * 2
+        whole = 2 * (2 * TOKENS * HIDDEN * 4 * HIDDEN * 2)  # two products forward, two backward
         work = max(r["flops"] for r in results) / whole
         figures = [(f"share of the work on the busiest of {t} ranks", f"{work:.2f}", f"{1 / t:.2f}")]
         if any(r["shape"] != (TOKENS, HIDDEN) for r in results):
@@ -112,12 +117,22 @@ def judge(attempt) -> Answer:
             return wrong("another output", f"On {t} ranks the output is not that of one process. Which part of `up` and of `down` does a rank take?")
         if work > 1.01 / t:
             return wrong("every rank did more than its share", "The output is right, but a rank multiplied more than its part. Cut both matrices before you multiply.", *figures)
+        if any(r["cut"] for r in results):
+            return wrong("an output cut off from x", "The output is right, but autograd cannot get from it back to x. A detach() on the way "
+                         "ends the graph there.", *figures)
+        if all(r["dx_twice"] for r in results):
+            return wrong("a gradient summed once too often", f"The gradient of x is {t} times too large: it is added over the ranks where it is whole already. "
+                         "Each of toy.Enter and toy.Leave belongs in one place.", *figures)
         if not all(r["dx"] for r in results):
             return wrong("the backward all-reduce is missing", "The output is right, the gradient of x is not: each rank has only what came back through its own "
                          "columns. Forward, x goes to every rank unchanged; backward, the ranks' gradients must be added: toy.Enter.", *figures)
         if (calls := sum(row.calls for row in traffic.ranks[0])) > 2:
             return wrong("more messages than needed", f"Right, but with {calls} collectives: "
                          "one all-reduce forward and one backward are enough.", *figures)
+        allowed = 2 * book("all_reduce", 8 * TOKENS * HIDDEN, t)
+        if max(traffic.counted) > 1.01 * allowed:
+            return wrong("more bytes than needed", f"Right, but the busiest rank sent {max(traffic.counted):,.0f} bytes, where {allowed:,.0f} are enough: "
+                         "an all-reduce moves less than gathering every rank's share.", *figures)
     return right("The output and the gradient of x are the twin's, with one all-reduce forward and one backward.", *figures)
 
 

@@ -117,7 +117,7 @@ def judge(attempt) -> Answer:
         if max(sent) > most:
             return wrong("more bytes than needed", f"The busiest of {p} ranks sent {max(sent):,.0f} bytes; {most:,} are enough: "
                          "an activation on, a gradient back.")
-    return right("The loss, and every stage's gradients, are the twin's, with one message each way at each boundary.",
+    return right("The loss, and every stage's gradients, are the twin's, and no stage sent more than an activation on and a gradient back.",
                  ("bytes sent by a middle stage, in activations", f"{max(sent) / activation:.0f}", "2"))
 
 
@@ -126,7 +126,7 @@ def _named(error: RankError, p: int) -> Answer | None:
     said = [s.error.message for s in error.seen if s.error and not s.error.aborted]
     if any("NoneType" in text or "does not require grad" in text for text in said):
         return wrong("a received activation that does not require grad", "What comes from the stage before is a new tensor, and autograd does not know "
-                     "that you need its gradient: x.requires_grad_() before the forward. Otherwise there is nothing to send back.")
+                     "that you need its gradient: x.requires_grad_() before the forward. Otherwise, or if no backward ran, there is nothing to send back.")
     doing = {r: s.where["in"] for r, s in enumerate(error.seen) if s.where and s.where["in"]}
     last = p - 1
     if error.kind == "timeout" and doing.get(last, {}).get("op") == "send" and doing[last]["needs"] != [last - 1]:
