@@ -118,26 +118,6 @@ def _cube(ax, cut: int, n: int) -> None:
 
 
 @_styled
-def three_ways(traffic: Traffic, predicted: float | Sequence[float], title: str) -> Picture:
-    """Bytes sent per rank as bars: predicted by formula, counted from PyTorch, measured on the wire."""
-    n = len(traffic.ranks)
-    each = list(predicted) if isinstance(predicted, Sequence) else [predicted] * n
-    wire = [w or 0 for w in traffic.wire]
-    figure, ((ax,),) = _panels(1, 7.2, 2.8)
-    ways = (("predicted", each, "none", ""), ("counted", traffic.counted, "light", ""), ("on the wire", wire, "full", HATCH))
-    for i, (name, values, fill, hatch) in enumerate(ways):
-        for r, value in enumerate(values):
-            ax.bar(r + (i - 1) * 0.27, value / 1e6, 0.25, hatch=hatch, linewidth=1.4, edgecolor=rank_colour(r),
-                   facecolor={"none": PAPER, "light": mpl.colors.to_rgba(rank_colour(r), 0.45), "full": mpl.colors.to_rgba(rank_colour(r), 0.85)}[fill])
-        ax.bar(0, 0, label=name, hatch=hatch, edgecolor=INK, facecolor={"none": PAPER, "light": FAINT, "full": "#8a8a8a"}[fill])
-    ax.set(xticks=range(n), xticklabels=[f"rank {r}" for r in range(n)], ylabel="MB sent", title=title)
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return Picture(figure, title + ". " + "; ".join(
-        f"rank {r}: predicted {human(p)}, counted {human(c)}, on the wire {human(w)}"
-        for r, (p, c, w) in enumerate(zip(each, traffic.counted, traffic.wire))))
-
-
-@_styled
 def who_to_whom(named: dict[str, Traffic]) -> Picture:
     """A panel for each run: the bytes that each rank (row) sent to each other rank (column)."""
     n = len(next(iter(named.values())).ranks)

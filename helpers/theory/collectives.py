@@ -19,8 +19,6 @@ sends, which differs in three places. Both answer in bytes sent by one rank.
 
 from __future__ import annotations
 
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
-
 
 def book(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float:
     """Bytes that `rank` sends for `op` on `n` ranks by a bandwidth-optimal ring.

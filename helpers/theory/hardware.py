@@ -7,9 +7,10 @@ them are the efficiencies in `cost.Constants`.
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from .files import read_object
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,7 @@ def find_cluster(name: str) -> Cluster:
         near = difflib.get_close_matches(name.lower(), CLUSTERS, 1, cutoff=0.3)
         hint = f"; the nearest is {near[0]!r}" if near else ""
         raise ValueError(f"unknown cluster {name!r}{hint}. Known are {', '.join(CLUSTERS)}, or give a JSON file")
-    try:
-        fields = json.loads(Path(name).read_text(encoding="utf-8"))
-    except OSError as e:
-        raise ValueError(f"cannot read {name}: {e.strerror}") from None
-    except (ValueError, RecursionError):
-        raise ValueError(f"{name} is not a JSON file") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{name} holds no JSON object, so no cluster")
+    fields = read_object(Path(name), "cluster")
     device = fields.pop("device", None)
     if not isinstance(device, str) or device not in DEVICES:
         raise ValueError(f"{name}: device must be one of {', '.join(DEVICES)}, not {device!r}")

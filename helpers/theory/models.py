@@ -7,9 +7,10 @@ grouped queries), f the width of the feed-forward part, V vocabulary.
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from .files import read_object
 
 
 @dataclass(frozen=True)
@@ -159,14 +160,7 @@ _GPT_LIKE = ("gpt2", "opt", "gpt_neox", "gpt_neo", "bloom", "gptj", "falcon")
 
 def from_config(path: Path) -> ModelShape:
     """Read a shape from a JSON file. See `find_model` for what it refuses."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise ValueError(f"cannot read {path}: {e.strerror}") from None
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path} is not a JSON file") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds no JSON object, so no model")
+    config = read_object(path, "model")
     sizes = {}
     for field, aliases in _NAMES.items():
         value = next((config[a] for a in aliases if config.get(a) is not None), None)
