@@ -5,92 +5,205 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
+from helpers.theory import schedules
 
 STEPS, RATE = 3, 0.1
 
 
-def twin(tied=False, frozen=False, **sizes):
-    return prepare(toy.ToyTransformer(seed=0, **sizes), tied, frozen)
-
-
-def prepare(model, tied, frozen):
-    model.double()
-    if tied:
-        model[-1].score.weight = model[0].token.weight
+def prepare(seed, tied=False, frozen=False, **sizes):
+    model = toy.ToyTransformer(seed=seed, tied=tied, hidden=32, seq_len=16, **sizes).double()
     if frozen:
         model[2].mlp.up.weight.requires_grad_(False)
     return model
 
 
-def train(model, step):
+def named(model, held):
+    """The parameters of `held`, which is `model` or a part of it, by their names in `model`."""
+    here = {id(p) for p in held.parameters()}
+    return {f"{path}.{name}": p for path, part in model.named_modules() for name, p in part._parameters.items() if id(p) in here}
+
+
+def train(model, held, step):
+    """Three steps by plain gradient descent: losses, gradients and weights by name."""
     losses, gradients = [], []
     for i in range(STEPS):
-        model.zero_grad()
-        losses.append(step(model, *toy.make_batch(8, 16, seed=i)))
-        gradients.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+        held.zero_grad()
+        losses.append(step(*toy.make_batch(8, 16, seed=i)))
+        gradients.append({name: None if p.grad is None else p.grad.clone() for name, p in named(model, held).items()})
         with torch.no_grad():
-            for p in model.parameters():
+            for p in held.parameters():
                 if p.grad is not None:
                     p -= RATE * p.grad
-    return losses, gradients, [p.detach().clone() for p in model.parameters()]
+    return losses, gradients, {name: p.detach().clone() for name, p in named(model, held).items()}
 
 
-def on_ranks(scheme, tied, frozen, sizes):
-    """Train split; return, on each rank, what its parameters should be compared with, and how."""
-    group = dist.new_group(list(range(sizes.pop("ranks"))))
-    if dist.get_rank() >= dist.get_world_size(group) or dist.get_rank(group) < 0:
+def same(name, whole, mine, tp=(0, 1)):
+    """Whether `mine` is what rank tp[0] of tp[1] should hold of the twin's `whole`."""
+    if whole is None or mine is None:
+        return whole is mine
+    matrix = name.split(".")[-2]
+    if matrix in ("q", "k", "v", "up"):
+        whole = whole.chunk(tp[1], 0)[tp[0]]
+    if matrix in ("out", "down"):
+        whole = whole.chunk(tp[1], 1)[tp[0]]
+    return torch.allclose(whole, mine, rtol=1e-12, atol=1e-14)
+
+
+def equals_the_twin(got, reference, tp=(0, 1)):
+    """Whether gradients of every step, and the weights after them, are the twin's for all that this rank holds."""
+    return all(same(name, whole[name], t, tp) for whole, mine in zip([*reference[1], reference[2]], [*got[1], got[2]])
+               for name, t in mine.items())
+
+
+def on_ranks(scheme, ranks, kinds):
+    """Train split over the first `ranks` ranks; agreement has to be earned, so each begins with another seed."""
+    group = dist.new_group(list(range(ranks)))
+    if dist.get_rank() >= ranks:
         return None
-    model = prepare(toy.ToyTransformer(seed=dist.get_rank(), **sizes), tied, frozen)  # agreement has to be earned
+    model = prepare(dist.get_rank(), **kinds)
     toy.share_weights(model, group)
     if scheme == "data":
-        return train(model, lambda *a: toy.data_parallel_step(*a, group=group))
+        return train(model, model, lambda *a: toy.data_parallel_step(model, *a, group=group))
+    if scheme == "data, overlapped":
+        finish = toy.overlap_gradients(model, bucket=1e4, group=group)
+        return train(model, model, lambda *a: toy.data_parallel_step(model, *a, group=group, average=finish))
     if scheme == "tensor":
-        return train(toy.split_width(model, group), toy.tensor_parallel_step)
-    return train(toy.split_depth(model, group), lambda *a: toy.pipeline_step(*a, group=group))
+        toy.split_width(model, group)
+        return train(model, model, lambda *a: toy.tensor_parallel_step(model, *a))
+    if scheme == "tensor, sequence":
+        toy.split_width(model, group, sequence=True)
 
-
-def same(a, b):
-    if a is None or b is None:
-        return a is b
-    return torch.allclose(a, b, rtol=1e-12, atol=1e-14)
-
-
-def cut(tensors, names, scheme, rank, size):
-    """The twin's tensors as `rank` holds them after the split."""
-    kept = []
-    for name, t in zip(names, tensors):
-        stage, matrix = int(name.split(".")[0]), name.split(".")[-2]
-        if scheme == "pipeline":
-            each = 4 // size
-            owner = 0 if stage == 0 else size - 1 if stage == 5 else (stage - 1) // each
-            if owner != rank:
-                continue
-        if scheme == "tensor" and t is not None and matrix in ("q", "k", "v", "up"):
-            t = t.chunk(size, 0)[rank]
-        if scheme == "tensor" and t is not None and matrix in ("out", "down"):
-            t = t.chunk(size, 1)[rank]
-        kept.append(t)
-    return kept
+        def step(*batch):
+            loss = toy.tensor_parallel_step(model, *batch)
+            toy.sum_norm_gradients(model, group)
+            return loss
+        return train(model, model, step)
+    stage = toy.split_depth(model, group)
+    return train(model, stage, lambda *a: toy.pipeline_step(stage, *a, group=group))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("scheme, tied, frozen", [("data", False, False), ("data", True, True), ("tensor", False, False),
-                                                  ("tensor", True, True), ("pipeline", False, False), ("pipeline", False, True)])
-def test_a_split_equals_its_twin(world, scheme, tied, frozen, ranks):
-    sizes = dict(hidden=32, seq_len=16)
-    reference = twin(tied, frozen, **sizes)
-    names = [n for n, _ in reference.named_parameters()]
-    losses, gradients, weights = train(reference, toy.twin_step)
-    all_got = world.run(on_ranks, scheme, tied, frozen, dict(sizes, ranks=ranks))[:ranks]
-    if scheme == "data":  # each rank knows the loss of its share
-        assert [sum(each) / ranks for each in zip(*(got[0] for got in all_got))] == pytest.approx(losses, rel=1e-12)
-    for rank, got in enumerate(all_got):
-        if scheme == "tensor" or scheme == "pipeline" and rank == ranks - 1:
-            assert got[0] == pytest.approx(losses, rel=1e-12)
-        for step in range(STEPS):
-            mine = cut(gradients[step], names, scheme, rank, ranks)
-            assert len(mine) == len(got[1][step]) and all(map(same, mine, got[1][step]))
-        assert all(map(same, cut(weights, names, scheme, rank, ranks), got[2]))
+@pytest.mark.parametrize("kinds", [{}, {"tied": True}, {"frozen": True}], ids=lambda k: " ".join(k) or "plain")
+@pytest.mark.parametrize("scheme", ["data", "data, overlapped", "tensor", "tensor, sequence", "pipeline"])
+def test_a_split_equals_its_twin(world, scheme, kinds, ranks):
+    model = prepare(0, **kinds)
+    reference = train(model, model, lambda *a: toy.twin_step(model, *a))
+    results = world.run(on_ranks, scheme, ranks, kinds)[:ranks]
+    if scheme.startswith("data"):  # each rank knows the loss of its share
+        assert [sum(each) / ranks for each in zip(*(got[0] for got in results))] == pytest.approx(reference[0], rel=1e-12)
+    held = set()
+    for rank, got in enumerate(results):
+        if scheme.startswith("tensor") or scheme == "pipeline" and rank == ranks - 1:
+            assert got[0] == pytest.approx(reference[0], rel=1e-12)
+        assert equals_the_twin(got, reference, (rank, ranks) if scheme.startswith("tensor") else (0, 1))
+        held |= set(got[2])
+    assert held == set(reference[2])
+
+
+ORDERS = {"GPipe": (schedules.gpipe, (4, 8)), "1F1B": (schedules.one_f_one_b, (4, 8)), "two stages": (schedules.one_f_one_b, (2, 4)),
+          "interleaved": (schedules.interleaved, (4, 8, 2)), "interleaved on 2": (schedules.interleaved, (2, 4, 2)),
+          "looped BFS": (schedules.looped_bfs, (4, 4, 2)), "ZB-H1": (schedules.zb_h1, (4, 8)), "ZB-H2": (schedules.zb_h2, (4, 8)),
+          "ZB-V": (schedules.zb_v, (4, 8)), "DualPipe-V": (schedules.dualpipe_v, (4, 8))}
+
+
+def on_a_schedule(schedule, kinds):
+    group = dist.new_group(list(range(schedule.p)))
+    rank, stages = dist.get_rank(), len(schedule.rank_of)
+    if rank >= schedule.p:
+        return None
+    model = prepare(rank, layers=stages, **kinds)
+    toy.share_weights(model, group)
+    chunks = {k: toy.stage_of(model, k, stages) for k in range(stages) if schedule.rank_of[k] == rank}
+    held = torch.nn.ModuleList(toy.split_backward(chunk) for chunk in chunks.values())
+
+    def step(tokens, targets):
+        return toy.run_schedule(chunks, schedule.ops[rank], schedule.rank_of, tokens.chunk(schedule.m), targets.chunk(schedule.m), group)
+    return train(model, held, step)
+
+
+@pytest.mark.parametrize("kinds", [{}, {"tied": True, "frozen": True}], ids=lambda k: " ".join(k) or "plain")
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_schedule_on_real_ranks_equals_the_twin(world, name, kinds):
+    order, sizes = ORDERS[name]
+    schedule = order(*sizes)
+    model = prepare(0, layers=len(schedule.rank_of), **kinds)
+    reference = train(model, model, lambda *a: toy.twin_step(model, *a))
+    results = world.run(on_a_schedule, schedule, kinds)[:schedule.p]
+    assert results[schedule.rank_of[-1]][0] == pytest.approx(reference[0], rel=1e-12)
+    assert all(equals_the_twin(got, reference) for got in results)
+
+
+def on_a_grid(sizes, sequence):
+    d, p, t = sizes
+    grid = toy.grid_groups(d, p, t)
+    model = prepare(dist.get_rank())
+    stage = toy.on_grid(model, grid, sequence)
+    ops = schedules.one_f_one_b(p, 2).ops[grid["pp"].get_local_rank()]
+
+    def step(*batch):
+        return toy.grid_step(stage, *batch, ops, 2, grid)
+    return train(model, stage, step), tuple(grid[name].get_local_rank() for name in ("dp", "pp", "tp"))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_all_three_axes_on_eight_ranks_equal_the_twin(sequence):
+    from helpers import World
+    model = prepare(0)
+    reference = train(model, model, lambda *a: toy.twin_step(model, *a))
+    with World(8) as eight:
+        results = eight.run(on_a_grid, (2, 2, 2), sequence)
+        assert [at for _, at in results] == [(i, j, k) for i in range(2) for j in range(2) for k in range(2)]
+        assert all(equals_the_twin(got, reference, (k, 2)) for got, (_, _, k) in results)
+        losses = [[a + b for a, b in zip(results[2][0][0], results[6][0][0])]]
+        assert [x / 2 for x in losses[0]] == pytest.approx(reference[0], rel=1e-12)
+        with pytest.raises(Exception, match=r"d·p·t = 2·2·3 = 12, but there are 8 ranks"):
+            eight.run(toy.grid_groups, 2, 2, 3)
+
+
+def adam(model, step, apply):
+    losses = []
+    for i in range(STEPS):
+        losses.append(step(*toy.make_batch(8, 16, seed=i)))
+        apply()
+    return losses
+
+
+def on_zero(stage, ranks, frozen):
+    group = dist.new_group(list(range(ranks)))
+    if dist.get_rank() >= ranks:
+        return None
+    model = prepare(dist.get_rank(), frozen=frozen)
+    toy.share_weights(model, group)
+    zero = {1: toy.Zero1, 2: toy.Zero2, 3: toy.Zero3}[stage](model, group=group)
+    losses = adam(model, lambda *a: toy.data_parallel_step(model, *a, group=group, average=lambda *_: None), zero.step)
+    held = sum({p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}.values())
+    if stage == 3:
+        for unit in zero.units:
+            zero.fill(unit)
+    return losses, [p.detach().clone() for p in model.parameters()], held
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_equals_adam_on_the_twin(world, stage, ranks, frozen):
+    model = prepare(0, frozen=frozen)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = adam(model, lambda *a: toy.twin_step(model, *a), lambda: (optimizer.step(), optimizer.zero_grad()))
+    results = world.run(on_zero, stage, ranks, frozen)[:ranks]
+    assert [sum(each) / ranks for each in zip(*(got[0] for got in results))] == pytest.approx(losses, rel=1e-12)
+    for _, weights, held in results:
+        assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(weights, model.parameters()))
+        assert (held <= 8 * 32 * 128) == (stage == 3)  # under ZeRO-3 nothing is left between steps but a frozen matrix
+
+
+def test_zero_refuses_a_tied_model(world):
+    def refuse():
+        try:
+            toy.Zero3(prepare(0, tied=True))
+        except ValueError as e:
+            return str(e)
+    assert "share a parameter" in world.run(refuse)[0]
 
 
 def test_a_twin_that_knows_nothing_scores_ln_256():

@@ -45,8 +45,8 @@ def connections() -> dict[tuple[int, int], socket.socket]:
         try:
             host, port = s.getpeername()[:2]
             if s.type == socket.SOCK_STREAM and host in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
-                found[s.getsockname()[1], port] = s
-                continue
+                if found.setdefault((s.getsockname()[1], port), s) is s:
+                    continue
         except (OSError, ValueError):
             pass  # it listens, or has just been cut, or is no TCP socket at all
         s.close()

@@ -1,0 +1,27 @@
+"""The one model of this course, and the ways to split it.
+
+`ToyTransformer` run in one process is the *twin*: a split is right when its loss, gradients
+and updated weights are the twin's.
+
+    module     split            each rank holds                what moves, and when
+    data       data (DP)        the model, 1/d of the batch     gradients, once a step
+    zero       ZeRO 1, 2, 3     as data, with less kept d times  gradients and weights, once or twice a step
+    tensor     tensor (TP, SP)  1/t of the blocks' matrices     activations and their gradients, in every block
+    pipeline   pipeline (PP)    1/p of the blocks               activations at the stages' boundaries
+    grid       all three        1/(t·p) of the blocks           all of the above, each in its own group
+
+Each file reads top to bottom. Letters as everywhere in the course: b sequences, s tokens each,
+h hidden, a heads; d, t, p the sizes of data, tensor and pipeline parallelism; m microbatches.
+"""
+
+from .backward import split_backward
+from .data import (average_gradients, data_parallel_step, my_share, overlap_gradients, share_weights)
+from .grid import grid_groups, grid_step, on_grid
+from .model import MLP, VOCABULARY, Attention, Block, Embedding, Head, ToyTransformer, loss_of, make_batch, twin_step
+from .pace import StandIn, pace
+from .pipeline import pipeline_step, run_schedule, split_depth, stage_of
+from .tensor import (Enter, GatherSequence, Leave, ScatterSequence, ShareSequence, WholeSequence, split_width,
+                     sum_norm_gradients, tensor_parallel_step)
+from .zero import Zero1, Zero2, Zero3
+
+__all__ = [name for name in dir() if not name.startswith("_")]

@@ -1,0 +1,115 @@
+"""The model: a transformer of four blocks, small enough for a laptop and shaped like a large one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+VOCABULARY = 256  # a token is a byte
+
+
+class Attention(nn.Module):
+    """Causal self-attention. The columns of q, k and v belong to heads: h/a of them each."""
+
+    def __init__(self, hidden: int, heads: int):
+        super().__init__()
+        self.head_size = hidden // heads
+        self.q = nn.Linear(hidden, hidden, bias=False)
+        self.k = nn.Linear(hidden, hidden, bias=False)
+        self.v = nn.Linear(hidden, hidden, bias=False)
+        self.out = nn.Linear(hidden, hidden, bias=False)
+
+    def forward(self, x):  # (b, s, h)
+        q, k, v = (each(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (b, a, s, h/a)
+                   for each in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))  # (b, s, h)
+
+
+class MLP(nn.Module):
+    """Widen to 4h, bend, narrow to h."""
+
+    def __init__(self, hidden: int):
+        super().__init__()
+        self.up = nn.Linear(hidden, 4 * hidden, bias=False)
+        self.down = nn.Linear(4 * hidden, hidden, bias=False)
+
+    def forward(self, x):  # (b, s, h)
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, hidden: int, heads: int):
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(hidden), Attention(hidden, heads)
+        self.norm2, self.mlp = nn.LayerNorm(hidden), MLP(hidden)
+
+    def forward(self, x):  # (b, s, h)
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Embedding(nn.Module):
+    """Token ids to vectors: what the token is, plus where it stands."""
+
+    def __init__(self, hidden: int, seq_len: int):
+        super().__init__()
+        self.token, self.position = nn.Embedding(VOCABULARY, hidden), nn.Embedding(seq_len, hidden)
+
+    def forward(self, tokens):  # (b, s) -> (b, s, h)
+        return self.token(tokens) + self.position.weight[:tokens.shape[1]]
+
+
+class Head(nn.Module):
+    """Vectors to a score for each possible next token."""
+
+    def __init__(self, hidden: int):
+        super().__init__()
+        self.norm, self.score = nn.LayerNorm(hidden), nn.Linear(hidden, VOCABULARY, bias=False)
+
+    def forward(self, x):  # (b, s, h) -> (b, s, 256)
+        return self.score(self.norm(x))
+
+
+class ToyTransformer(nn.Sequential):
+    """embedding, four blocks, head: 12h² parameters a block, and some at the ends.
+
+    hidden: a multiple of `heads`. heads: a multiple of 4, so that four ranks can share them.
+    seq_len: the longest text it can read. seed: of the weights; equal seeds give equal twins.
+    tied: whether the head scores with the embedding's own matrix. Raises ValueError for sizes that do not fit.
+    """
+
+    def __init__(self, hidden: int = 256, heads: int = 4, layers: int = 4, seq_len: int = 64, seed: int = 0, tied: bool = False):
+        if heads % 4 or hidden % heads:
+            raise ValueError(f"hidden={hidden}, heads={heads}: heads must be a multiple of 4, "
+                             f"and hidden a multiple of heads; try hidden={max(1, hidden // 4) * 4}, heads=4")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            super().__init__(Embedding(hidden, seq_len), *(Block(hidden, heads) for _ in range(layers)), Head(hidden))
+        self.hidden, self.heads, self.seq_len, self.tied = hidden, heads, seq_len, tied
+        self.token_parts = 1  # in how many parts the tokens between blocks are cut, by sequence parallelism
+        if tied:
+            self[-1].score.weight = self[0].token.weight
+
+    @property
+    def blocks(self) -> list[Block]:
+        return list(self)[1:-1]
+
+
+def make_batch(b: int = 8, s: int = 32, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tokens, targets), each (b, s): random bytes, and for each the byte that follows it."""
+    text = torch.randint(VOCABULARY, (b, s + 1), generator=torch.Generator().manual_seed(seed))
+    return text[:, :-1], text[:, 1:]
+
+
+def loss_of(scores, targets):
+    """Mean cross-entropy over all tokens. A model that knows nothing of random bytes scores ln 256 = 5.55."""
+    return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
+def twin_step(model: nn.Module, tokens, targets) -> float:
+    """Forward and backward in one process. Returns the loss; the gradients stay in the model."""
+    loss = loss_of(model(tokens), targets)
+    loss.backward()
+    return loss.item()

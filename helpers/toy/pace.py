@@ -1,0 +1,49 @@
+"""Timed stand-ins for compute. Many ranks on few cores cannot all compute at once, but they can all wait at once,
+as if each had a device of its own. What they show of time is emulated; what they send is sent."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+from .backward import do_or_put_off
+from .model import VOCABULARY
+
+
+class _Pause(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, forward, input, weight):
+        ctx.seconds = input, weight
+        time.sleep(forward)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx, dy):
+        input, weight = ctx.seconds
+        time.sleep(input)
+        do_or_put_off(lambda: time.sleep(weight))
+        return dy, None, None, None
+
+
+def pace(module: nn.Module, forward: float, backward: float) -> nn.Module:
+    """Make `module` take that many seconds longer, forward and backward, without using a core. Returns it."""
+    module.register_forward_hook(lambda _, args, y: _Pause.apply(y, forward, backward, 0))
+    return module
+
+
+class StandIn(nn.Module):
+    """A pipeline stage that only takes time: `forward`, `input` and `weight` seconds for F, I and W; B is both of these."""
+
+    hidden, token_parts = VOCABULARY, 1  # what the last one makes can pass for scores
+
+    def __init__(self, forward: float, input: float, weight: float):
+        super().__init__()
+        self.seconds = forward, input, weight
+        self.scale = nn.Parameter(torch.ones(self.hidden))
+
+    def forward(self, x):
+        if not x.is_floating_point():  # tokens, (b, s): the first stage makes the first activation, (b, s, 256)
+            x = (x / VOCABULARY).unsqueeze(-1).expand(*x.shape, self.hidden)
+        return _Pause.apply(x * self.scale, *self.seconds)

@@ -1,0 +1,137 @@
+"""Tensor parallelism: every matrix of a block is cut over the ranks; and sequence parallelism, which cuts what lies between.
+
+The functions come in pairs: what one does forward, the other does backward.
+
+                     forward                          backward
+    Enter            nothing                          all-reduce            f of Megatron-LM
+    Leave            all-reduce                       nothing               g
+    GatherSequence   all-gather                       reduce-scatter        g of Korthikanti et al. 2022
+    ScatterSequence  reduce-scatter                   all-gather            ḡ
+    ShareSequence    take my part                     all-gather            where sequence parallelism begins
+    WholeSequence    all-gather                       take my part          where it ends
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from .model import Block, ToyTransformer, twin_step
+
+
+class Enter(torch.autograd.Function):
+    """f of Megatron-LM (Shoeybi et al. 2019, figure 3): forward the same x everywhere, backward the sum of dx."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dx):
+        dx = dx.clone()
+        dist.all_reduce(dx, group=ctx.group)
+        return dx, None
+
+
+class Leave(torch.autograd.Function):
+    """g of Megatron-LM: forward the sum of the ranks' partial y, backward the same dy everywhere."""
+
+    @staticmethod
+    def forward(ctx, y, group):
+        y = y.clone()
+        dist.all_reduce(y, group=group)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, None
+
+
+# -- sequence parallelism: b·s·h numbers between the pairs become b·(s/t)·h -------------------
+
+def gather_tokens(x, group=None):
+    """(b, s/t, h) of each rank -> (b, s, h) on all."""
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return torch.cat(parts, dim=1)
+
+
+def sum_tokens(y, group=None):
+    """(b, s, h), a share of a sum on each rank -> (b, s/t, h), this rank's tokens of the sum."""
+    parts = [part.contiguous() for part in y.chunk(dist.get_world_size(group), dim=1)]
+    mine = torch.empty_like(parts[0])
+    dist.reduce_scatter(mine, parts, group=group)
+    return mine
+
+
+def my_tokens(x, group=None):
+    """(b, s, h) -> (b, s/t, h): this rank's tokens."""
+    return x.chunk(dist.get_world_size(group), dim=1)[dist.get_rank(group)].contiguous()
+
+
+def _pair(name: str, forward, backward, doc: str):
+    """An autograd function from what it does forward and what it does backward, each (x, group) -> y."""
+    def run_forward(ctx, x, group):
+        ctx.group = group
+        return forward(x, group)
+    return type(name, (torch.autograd.Function,), {
+        "__doc__": doc, "__module__": __name__, "forward": staticmethod(run_forward),
+        "backward": staticmethod(lambda ctx, dy: (backward(dy, ctx.group), None))})
+
+
+GatherSequence = _pair("GatherSequence", gather_tokens, sum_tokens, "Before a pair: every rank needs all tokens.")
+ScatterSequence = _pair("ScatterSequence", sum_tokens, gather_tokens, "Behind a pair: add the shares, keep my tokens.")
+ShareSequence = _pair("ShareSequence", my_tokens, gather_tokens, "Where all ranks hold the same x: keep my tokens.")
+WholeSequence = _pair("WholeSequence", gather_tokens, my_tokens, "Where all ranks go on with the same x: fetch all tokens.")
+
+
+# -- the split model -------------------------------------------------------------------------
+
+def split_width(model: ToyTransformer, group=None, sequence: bool = False) -> ToyTransformer:
+    """Keep this rank's columns of q, k, v, up and rows of out, down. The model is changed in place and returned.
+
+    A column split makes each rank's output a part of the vector; the row split that
+    follows takes just that part in. So a pair needs one sum, at its end, and that sum's
+    mirror image in backward, at its start.
+    sequence: between the pairs each rank holds its tokens only (s must divide by the ranks); after
+    backward call `sum_norm_gradients`.
+    Raises ValueError if the group's size does not divide heads.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if model.heads % size:
+        raise ValueError(f"{model.heads} heads do not divide by {size} ranks; "
+                         f"use a number of ranks that divides {model.heads}, or more heads")
+    before, behind = (GatherSequence, ScatterSequence) if sequence else (Enter, Leave)
+    for block in model.blocks:
+        for part, columns, rows in ((block.attention, ("q", "k", "v"), ("out",)), (block.mlp, ("up",), ("down",))):
+            for name in columns:
+                _keep(getattr(part, name), rank, size, dim=0)  # nn.Linear stores its matrix transposed
+            for name in rows:
+                _keep(getattr(part, name), rank, size, dim=1)
+            part.register_forward_pre_hook(lambda _, args: (before.apply(args[0], group),))
+            part.register_forward_hook(lambda _, args, y: behind.apply(y, group))
+    if sequence:
+        model.token_parts = size
+        model.blocks[0].register_forward_pre_hook(lambda _, args: (ShareSequence.apply(args[0], group),))
+        model.blocks[-1].register_forward_hook(lambda _, args, y: WholeSequence.apply(y, group))
+    return model
+
+
+def _keep(linear: nn.Linear, rank: int, size: int, dim: int) -> None:
+    linear.weight = nn.Parameter(linear.weight.data.chunk(size, dim)[rank].clone(),
+                                 requires_grad=linear.weight.requires_grad)
+
+
+tensor_parallel_step = twin_step  # every rank sees the whole batch and ends with the whole loss
+
+
+def sum_norm_gradients(model: nn.Module, group=None) -> None:
+    """Under sequence parallelism a block's norms see a rank's tokens only: add up their gradients, once a step."""
+    norms = [norm for block in model.modules() if isinstance(block, Block) for norm in (block.norm1, block.norm2)]
+    gradients = [p.grad for norm in norms for p in norm.parameters() if p.grad is not None]
+    flat = parameters_to_vector(gradients)
+    dist.all_reduce(flat, group=group)
+    vector_to_parameters(flat, gradients)

@@ -1,0 +1,148 @@
+"""ZeRO by hand (Rajbhandari et al. 2020): data parallelism that keeps less of everything d times.
+
+A *unit* is a module whose parameters are laid end to end, filled up to a multiple of d, and cut into d
+shards. Rank r owns shard r: it alone keeps that part's optimizer state, and updates it.
+
+              kept whole               kept as a shard              moved, in elements, times (d-1)/d
+    Zero1     weights, gradients       optimizer state              N gradients, N weights
+    Zero2     weights                  gradients, optimizer state   the same
+    Zero3     nothing                  all                          N gradients, 2·N weights
+
+(Gradients are reduce-scattered, weights all-gathered, each N·(d-1)/d by the book.)
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+
+
+class Unit:
+    """The trainable parameters of one module, and this rank's shard of them."""
+
+    def __init__(self, parameters: list[nn.Parameter], group=None):
+        self.parameters, self.group, self.size = parameters, group, dist.get_world_size(group)
+        self.n = sum(p.numel() for p in parameters)
+        self.each = -(-self.n // self.size)  # elements of a shard: n/d, rounded up
+        whole = self._fill(parameters_to_vector(parameters).detach())
+        self.shard = nn.Parameter(whole.chunk(self.size)[dist.get_rank(group)].clone())
+
+    def _fill(self, flat: torch.Tensor) -> torch.Tensor:
+        return torch.cat([flat, flat.new_zeros(self.each * self.size - self.n)])
+
+    def reduce_gradients(self) -> None:
+        """The mean of the ranks' gradients, this rank's shard of it, into shard.grad (added to what is there)."""
+        whole = self._fill(parameters_to_vector([p.grad for p in self.parameters]))
+        mine = torch.empty_like(self.shard)
+        dist.reduce_scatter(mine, list(whole.chunk(self.size)), group=self.group)
+        mine /= self.size
+        self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
+
+    def gather_weights(self) -> None:
+        """Every rank's shard, put together, into the parameters."""
+        parts = [torch.empty_like(self.shard.data) for _ in range(self.size)]
+        dist.all_gather(parts, self.shard.data, group=self.group)
+        pieces = torch.cat(parts)[:self.n].split([p.numel() for p in self.parameters])
+        for p, piece in zip(self.parameters, pieces):
+            p.data.copy_(piece.view_as(p))
+
+
+class _Zero:
+    """What the three have in common. `model` is an nn.Sequential; each of its parts is a unit.
+
+    Call `step()` after backward. Raises ValueError for a model whose parts share parameters.
+    """
+
+    def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None):
+        trainable = [[p for p in part.parameters() if p.requires_grad] for part in model]
+        if len({id(p) for part in trainable for p in part}) < sum(map(len, trainable)):
+            raise ValueError("two parts of the model share a parameter; ZeRO cuts each part alone, so give it an untied model")
+        self.units = [Unit(parameters, group) if parameters else None for parameters in trainable]
+        self.optimizer = torch.optim.AdamW([unit.shard for unit in self.units if unit], lr=lr)
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Zero1(_Zero):
+    """Optimizer state in shards. Gradients are whole until the step."""
+
+    def step(self) -> None:
+        for unit in filter(None, self.units):
+            unit.reduce_gradients()
+            for p in unit.parameters:
+                p.grad = None
+        super().step()
+        for unit in filter(None, self.units):
+            unit.gather_weights()
+
+
+class Zero2(_Zero):
+    """Gradients in shards too: a unit's are reduced as soon as backward has all of them, and the whole ones let go."""
+
+    def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None):
+        super().__init__(model, lr, group)
+        for unit in filter(None, self.units):
+            self._watch(unit)
+
+    def _watch(self, unit: Unit) -> None:
+        missing = set(unit.parameters)
+
+        def found(p: nn.Parameter) -> None:
+            missing.discard(p)
+            if not missing:
+                unit.reduce_gradients()
+                self._let_go(unit)
+                missing.update(unit.parameters)
+        for p in unit.parameters:
+            p.register_post_accumulate_grad_hook(found)
+
+    def _let_go(self, unit: Unit) -> None:
+        for p in unit.parameters:
+            p.grad = None
+
+    def step(self) -> None:
+        super().step()
+        for unit in filter(None, self.units):
+            unit.gather_weights()
+
+
+class Zero3(Zero2):
+    """Weights in shards too: a unit's are gathered before its forward and again before its backward, and let go after.
+
+    PyTorch calls this fully sharded data parallelism, FSDP.
+    """
+
+    def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None):
+        super().__init__(model, lr, group)
+        for part, unit in zip(model, self.units):
+            if unit:
+                part.register_forward_pre_hook(lambda _, args, unit=unit: self.fill(unit))
+                part.register_forward_hook(lambda _, args, y, unit=unit: self._after_forward(unit, y))
+                self.empty(unit)
+
+    def _after_forward(self, unit: Unit, y: torch.Tensor) -> None:
+        self.empty(unit)
+        if y.requires_grad:
+            y.register_hook(lambda dy: self.fill(unit))  # the first thing backward does here
+
+    def fill(self, unit: Unit) -> None:
+        """Make room for a unit's weights and gather them."""
+        for p in unit.parameters:
+            p.untyped_storage().resize_(p.numel() * p.element_size())
+        unit.gather_weights()
+
+    def empty(self, unit: Unit) -> None:
+        """Free the memory behind the weights. What autograd has saved of them is the same memory, and comes back with them."""
+        for p in unit.parameters:
+            p.untyped_storage().resize_(0)
+
+    def _let_go(self, unit: Unit) -> None:
+        super()._let_go(unit)
+        self.empty(unit)
+
+    def step(self) -> None:
+        _Zero.step(self)  # nothing to gather: the next forward will
