@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import World, toy
-from helpers.runtime import meter, server
+from helpers.runtime import memory, server
 from helpers.runtime.failure import RankError, RanksInterrupted
 
 
@@ -117,7 +117,7 @@ def main() -> None:
         rows.append(("stop button in a blocked collective: to a free cell", f"{statistics.median(interrupted() for _ in range(5)):.2f} s", "≤ 1 s"))
     with World(8) as world:
         world.run(dist.barrier)
-        rows.append(("8 ranks together, proportional memory", f"{sum(map(meter.resident, world.pids)) / 1e6:.0f} MB", "≤ 450 MB"))
+        rows.append(("8 ranks together, proportional memory", f"{sum(map(memory.resident, world.pids)) / 1e6:.0f} MB", "≤ 450 MB"))
     rows.append(("a data-parallel step of the toy model, counted over not", f"{counting():.2f}×", "≤ 1.10×"))
     print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, {os.cpu_count()} cores\n")
     print("| measured | median | aim |\n|---|---|---|")

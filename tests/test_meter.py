@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import World
-from helpers.runtime import meter
+from helpers.runtime import memory, meter
 from helpers.table import human
 from helpers.theory import collectives
 
@@ -186,11 +186,11 @@ def test_memory_by_kind():
     model = torch.nn.Sequential(torch.nn.Linear(100, 50, bias=False), torch.nn.ReLU(), torch.nn.Linear(50, 10, bias=False))
     model[2].also = model[2].weight  # seen twice, held once
     optimizer = torch.optim.AdamW(model.parameters())
-    with meter.saved_activations(model) as held:
+    with memory.saved_activations(model) as held:
         loss = model(torch.ones(8, 100)).sum()
     loss.backward()
     optimizer.step()
-    found = meter.memory(model, optimizer, held)
+    found = memory.by_kind(model, optimizer, held.peak)
     weights = (100 * 50 + 50 * 10) * 4
     assert (found["parameters"], found["gradients"], found["optimizer"]) == (weights, weights, 2 * weights)
     assert found["activations"] == (8 * 100 + 8 * 50) * 4  # the input, and ReLU's output, which the last layer shares

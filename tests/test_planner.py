@@ -11,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 from helpers.__main__ import main
 from helpers.theory import CLUSTERS, MODELS, Layout, estimate, plan
-from helpers.theory.cost import constants, group_bandwidth, step_terms
+from helpers.theory.collectives import group_bandwidth
+from helpers.theory.cost import constants, step_terms
 from helpers.theory.hardware import find_cluster
 from helpers.theory.memory import largest_stage, peak_memory
 
@@ -20,7 +21,7 @@ LLAMA2, LLAMA3, DGX = MODELS["llama-2-70b"], MODELS["llama-3-70b"], CLUSTERS["dg
 
 def test_a_ring_across_nodes_uses_the_ports_of_its_members():
     c = replace(constants(), link=1.0, nic=1.0)
-    bandwidth = lambda members, stride: float(group_bandwidth(DGX, c, members, stride))
+    bandwidth = lambda members, stride: float(group_bandwidth(DGX, members, stride, c.link, c.nic))
     assert bandwidth(8, 1) == 450e9  # one node
     assert bandwidth(8, 8) == 50e9  # one member in each of eight nodes
     assert bandwidth(16, 1) == 400e9  # eight in each of two

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from helpers import World
 from helpers.runtime.failure import RankError, RanksInterrupted
-from helpers.runtime import meter
+from helpers.runtime import memory
 
 # A limit in seconds is what the reader should see on an idle laptop; these tests must also pass on
 # a machine that runs several at once. bench/ranks.py measures.
@@ -157,7 +157,7 @@ def test_a_long_call_speaks_while_it_runs(world, capfd, monkeypatch):
 
 @linux
 def test_a_gigabyte_of_output_is_cut(world, capfd):
-    before = meter.resident()
+    before = memory.resident()
 
     def flood():
         if dist.get_rank() == 1:
@@ -169,7 +169,7 @@ def test_a_gigabyte_of_output_is_cut(world, capfd):
     world.run(flood, timeout=120)
     out = capfd.readouterr().out
     assert "first" in out and out.rstrip().endswith("last") and re.search(r"… 1,04\d\.\d MB left out …", out)
-    assert len(out) < 80_000 and meter.resident() - before < 100e6
+    assert len(out) < 80_000 and memory.resident() - before < 100e6
 
 
 def test_a_result_of_200_megabytes(world):

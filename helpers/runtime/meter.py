@@ -1,4 +1,4 @@
-"""Counting, on each rank: what PyTorch was asked to move, and what memory is held for.
+"""Counting, on each rank: what PyTorch was asked to move.
 
 Every collective, whoever issues it (`dist.all_reduce`, DDP's buckets in C++, FSDP,
 DTensor, a pipeline's sends), passes PyTorch's dispatcher as an operator of the
@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +19,8 @@ import torch.distributed as dist
 
 from ..theory import collectives
 from . import lines, wire
+from .clock import Span
+from .fabric import Fabric
 
 # c10d operator -> (name, argument with the process group, argument with the whole tensor, argument with the root or peer)
 OPERATORS = {
@@ -72,6 +73,9 @@ class Report:
     not_waited: int = 0  # collectives begun whose end nobody in Python waited for
     # ranks of a group -> what this rank brought to its collectives, one after the other (the first ones)
     brought: dict[tuple[int, ...], list[str]] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)  # what it did when
+    levels: list[tuple[float, int]] = field(default_factory=list)  # (when, bytes of activations held since then)
+    late: int = 0  # operations that an emulated fabric would have ended sooner than this machine did
 
 
 class Recorder:
@@ -86,6 +90,7 @@ class Recorder:
         self.counter = wire.Counter()
         self.last: dict | None = None  # the collective issued last, as written to the box
         self._groups: dict[str, tuple[str, list[int], int]] = {}
+        self.fabric: Fabric | None = None
         if on:
             self._get_in_front()
         self.start()
@@ -104,6 +109,8 @@ class Recorder:
         self._since_quiet: list[Row] = []
         self._in_flight = self._peak = self._number = self._forgotten = 0
         self.last = None
+        self.spans: list[Span] = []
+        self.levels: list[tuple[float, int]] = []
         self._groups.clear()  # a group may have gone and its name been used again
         self._unseen = not wire.available  # whether bytes moved that the operating system does not count
         self._brought: dict[tuple[int, ...], list[str]] = {}
@@ -121,14 +128,15 @@ class Recorder:
 
     def stop(self) -> Report:
         if not self.on:
-            return Report()
+            return Report(spans=self.spans, levels=self.levels)
         self._settle()
         self.counter.refresh()  # connections made by groups that no collective has used
         now = self.counter.read()
         sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()} if not self._unseen else None
         not_waited = len(self._open) + self._forgotten
         self._open.clear()
-        return Report(list(self.rows.values()), sent, self._peak, not_waited, self._brought)
+        return Report(list(self.rows.values()), sent, self._peak, not_waited, self._brought, self.spans, self.levels,
+                      self.fabric.late if self.fabric else 0)
 
     def pending(self) -> dict | None:
         """The last collective, if this rank is still in it."""
@@ -159,9 +167,15 @@ class Recorder:
                 self._since_quiet.append(row)
             self._remember(name, members, first, payload)
             self._note(name, axis, members, first, root)
+            ticket = self.fabric and self.fabric.come(name, group.group_name, members, me, root,
+                                                      args[3] if name in ("send", "recv") else 0, payload)
             with torch._C._ExcludeDispatchKeyGuard(_BELOW):
                 result = call(*args, **kwargs)
             work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
+            if ticket:
+                tensors = result[0] if isinstance(result, tuple) else []
+                work = self.fabric.hold(ticket, group.group_name, work, tensors if isinstance(_first(tensors[:1]), torch.Tensor) else [])
+                result = (tensors, work.boxed()) if isinstance(result, tuple) else work.boxed()
             self._open.append((work, row, in_flight))
             self._in_flight += in_flight
             self._peak = max(self._peak, self._in_flight)
@@ -232,24 +246,33 @@ class Recorder:
         self._since_quiet.clear()
 
     def _waiting(self, work: dist.Work, args, kwargs):
-        start = time.perf_counter()
+        start = time.monotonic()
         try:
-            return self._wait(work, *args, **kwargs)
+            ended = self._wait(work, *args, **kwargs)
+            if self.fabric and (failure := self.fabric.failed.pop(work, None)):
+                raise failure
+            return ended
         finally:
             for i, (other, row, size) in enumerate(self._open):
                 if other is work:
-                    row.waited += time.perf_counter() - start
+                    self._waited(row, start)
                     self._in_flight -= size
                     del self._open[i]
                     break
 
+    def _waited(self, row: Row, start: float) -> None:
+        end = time.monotonic()
+        row.waited += end - start
+        if end - start > 1e-4:  # less would not be seen
+            self.spans.append(Span("wait", row.op, start, end))
+
     def _wait_tensor(self, tensor):
-        start = time.perf_counter()
+        start = time.monotonic()
         waited_for = next((row for work, row, _ in self._open if not work.is_completed()), None)
         with torch._C._ExcludeDispatchKeyGuard(_BELOW):
             result = torch.ops._c10d_functional.wait_tensor.default(tensor)
         if waited_for is not None:
-            waited_for.waited += time.perf_counter() - start
+            self._waited(waited_for, start)
         return result
 
 
@@ -263,62 +286,3 @@ def _nbytes(tensors) -> int:
     if isinstance(tensors, torch.Tensor):
         return tensors.nbytes
     return sum(map(_nbytes, tensors))
-
-
-def _storages(tensors) -> dict[int, int]:
-    """Address -> bytes of the memory behind these tensors, each piece once (tied weights, views)."""
-    found = {}
-    for t in tensors:
-        if t is None:
-            continue
-        t = t.to_local() if hasattr(t, "to_local") else t  # a DTensor holds its own shard only
-        found[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-    return found
-
-
-@contextmanager
-def saved_activations(model: torch.nn.Module):
-    """Count the bytes that autograd keeps for backward while the block runs forward.
-
-    Yields a dict that grows: address -> bytes. Parameters are not activations and are
-    left out; memory that several operations save is counted once.
-    """
-    held: dict[int, int] = {}
-    weights = _storages(model.parameters())
-
-    def keep(t):
-        for address, size in _storages([t]).items():
-            if address not in weights:
-                held[address] = size
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        yield held
-
-
-def memory(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
-           activations: dict[int, int] | None = None, buffers: int = 0) -> dict[str, int]:
-    """Bytes this rank holds, by what for: exact tensor bytes, and beside them what the process occupies.
-
-    activations: what `saved_activations` yielded. buffers: `Report.peak_in_flight`.
-    'resident' is the whole process as the operating system counts it (0 where it does not say).
-    """
-    state = optimizer.state.values() if optimizer else ()
-    return {
-        "parameters": sum(_storages(model.parameters()).values()),
-        "gradients": sum(_storages(p.grad for p in model.parameters()).values()),
-        "optimizer": sum(_storages(v for s in state for v in s.values()
-                                   if isinstance(v, torch.Tensor) and v.dim()).values()),
-        "activations": sum((activations or {}).values()),
-        "communication": buffers,
-        "resident": resident(),
-    }
-
-
-def resident(pid: int | str = "self") -> int:
-    """Proportional resident bytes of a process: shared pages are split among those who share them."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as f:
-            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("Pss:"))
-    except (OSError, StopIteration):
-        return 0

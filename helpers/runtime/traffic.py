@@ -14,12 +14,14 @@ class Traffic:
     `ranks[r]` is the list of that rank's rows. All sizes are bytes *sent by one rank*,
     except `payload`, which is the size of the tensors that the collectives were about.
     not_waited: isend, irecv and other begun collectives that nobody waited for (those that DDP
-    and functional collectives wait for inside C++ are among them).
+    and functional collectives wait for inside C++ are among them). late: operations that took longer on this machine
+    than on the emulated fabric, if there is one.
     """
 
     def __init__(self, reports: Sequence[Report]):
         self.ranks: list[list[Row]] = [r.rows for r in reports]
         self.peak_in_flight = [r.peak_in_flight for r in reports]
+        self.late = sum(r.late for r in reports)
         self.not_waited = sum(r.not_waited for r in reports)
         self._connections = [r.wire for r in reports]
         self._brought = [r.brought for r in reports]

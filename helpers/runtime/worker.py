@@ -28,7 +28,9 @@ import numpy
 import torch
 import torch.distributed as dist
 
+from ..theory.hardware import Cluster
 from . import lines, meter, wire
+from .fabric import Fabric
 
 MESSAGE = 2000  # characters of an error's message that are shown
 
@@ -64,6 +66,7 @@ class Setup(NamedTuple):
     folder: str  # private to this world: rendezvous and black boxes
     environ: dict[str, str]
     counted: bool
+    fabric: Cluster | None  # the network to emulate
 
 
 def main(setup: Setup, control, output, leash) -> None:
@@ -160,10 +163,14 @@ class Rank:
         """Form the group, again if there was one: same processes, same variables, new connections."""
         if dist.is_initialized():
             dist.destroy_process_group()
+        if self.recorder.fabric:
+            self.recorder.fabric.close()
         os.makedirs(self.setup.folder, exist_ok=True)
         meeting = os.path.join(self.setup.folder, f"meeting-{generation}")
         dist.init_process_group(self.setup.backend, init_method=f"file://{meeting}", timeout=timedelta(minutes=30),
                                 rank=self.setup.rank, world_size=self.setup.size)
+        if self.setup.fabric:
+            self.recorder.fabric = Fabric(self.setup.fabric, self.setup.folder, generation)
         # Groups are found by name. A mesh made before must not find another group under its old name.
         dist.distributed_c10d._world.group_count += 1000 * generation
 
@@ -271,6 +278,8 @@ class Rank:
         """End the call: free the main thread from a collective, then from anything else Python can leave."""
         self.aborting = number
         wire.cut()
+        if self.recorder.fabric:
+            self.recorder.fabric.close()
         pause = 0.03  # a collective that was cut raises by itself, with a better line than ours
         while self.running == number:
             time.sleep(pause)

@@ -24,7 +24,9 @@ from multiprocessing.connection import wait
 
 import cloudpickle
 
+from ..theory.hardware import Cluster
 from . import failure, output, server, worker
+from .clock import Timeline
 from .failure import RankError, RanksInterrupted, Seen
 from .processes import Processes
 from .traffic import Traffic
@@ -60,12 +62,14 @@ class World:
 
     n: number of processes, 1 to 64. timeout: seconds after which a call counts as hung
     (None: never); `run(..., timeout=)` sets it for one call. counted: whether bytes are counted
-    (`traffic`); without, collectives run untouched and failures cannot name them.
+    (`traffic`); without, collectives run untouched and failures cannot name them. fabric: a cluster whose
+    network is emulated, so that each collective takes as long as it would there (see `runtime.fabric`).
     Ranks talk over gloo on the loopback interface, and over NCCL as well where the
     machine has a GPU for each.
     """
 
-    def __init__(self, n: int = 4, *, timeout: float | None = 30.0, counted: bool = True):
+    def __init__(self, n: int = 4, *, timeout: float | None = 30.0, counted: bool = True,
+                 fabric: Cluster | None = None):
         if worker.here:
             raise RuntimeError(f"this is rank {worker.here.setup.rank} already: "
                                "a world is made in the notebook, not inside a rank")
@@ -73,8 +77,12 @@ class World:
             raise TypeError(f"World({n!r}): the number of ranks is a whole number from 1 to 64, such as World(4)")
         if not 1 <= n <= 64:
             raise ValueError(f"World({n}): the number of ranks is a whole number from 1 to 64, such as World(4)")
+        if fabric is not None and not (isinstance(fabric, Cluster) and counted):
+            raise TypeError(f"fabric={fabric!r}, counted={counted}: a fabric is a helpers.theory.Cluster, and needs counted=True")
         self.n, self.timeout, self.number, self._counted = n, _seconds(timeout), next(_numbers), counted
+        self.fabric = fabric
         self.traffic: Traffic | None = None  # of the last run() or cell
+        self.timeline: Timeline | None = None  # of the same
         self._calls = itertools.count(1)
         self._generation = 0
         self._broken = False  # a call was left in a way that only fresh ranks can mend
@@ -152,7 +160,8 @@ class World:
         if not self.is_open:
             return f"World({self.n}), closed"
         pids = ", ".join(map(str, self.pids))
-        return f"World({self.n}): {self.n} ranks over {self._backend}, processes {pids}"
+        on = "" if self.fabric is None else f" on an emulated network ({self.fabric.name}, {self.fabric.node} ranks to a node)"
+        return f"World({self.n}): {self.n} ranks over {self._backend}{on}, processes {pids}"
 
     def _start(self) -> None:
         """Fresh processes in a fresh group."""
@@ -164,7 +173,7 @@ class World:
         captured = [output.Captured() for _ in range(self.n)]
         try:
             for r in range(self.n):
-                self._ranks.add(worker.Setup(r, self.n, self._backend, device, self._folder, environ, self._counted))
+                self._ranks.add(worker.Setup(r, self.n, self._backend, device, self._folder, environ, self._counted, self.fabric))
             formed = self._join(START_SECONDS, captured)
         except BaseException:
             self.close()
@@ -227,6 +236,7 @@ class World:
             print(f"warning: {warning}")
         if keep_traffic:
             self.traffic = traffic
+            self.timeline = Timeline([done[r][2].spans for r in range(self.n)], [done[r][2].levels for r in range(self.n)])
         if not all(joined for *_, joined in done.values()):  # the reader destroyed the group: mend it
             self._mend([])
         return [pickle.loads(done[r][1]) for r in range(self.n)]

@@ -1,4 +1,4 @@
-"""How many bytes each rank must send for a collective.
+"""How many bytes each rank must send for a collective, and how long it takes on a cluster.
 
 One convention throughout: `payload` is the size in bytes of the *whole* tensor
 that the collective is about, the same number on every rank.
@@ -14,10 +14,21 @@ that the collective is about, the same number on every rank.
 `book` is the textbook's answer, the bandwidth-optimal ring (Patarasu & Yuan 2009,
 "Bandwidth optimal all-reduce algorithms for clusters of workstations"; the same
 counts are in the NCCL performance notes). `gloo` is what the gloo library really
-sends, which differs in three places. Both answer in bytes sent by one rank.
+sends, which differs in three places. Both answer in bytes sent by one rank. `seconds` puts
+time to them: messages · latency + bytes / bandwidth.
 """
 
 from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from .hardware import Cluster
+
+ALGORITHMS = ("ring", "tree", "hierarchical")
 
 
 def book(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float:
@@ -64,6 +75,52 @@ def gloo(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float
     if op == "reduce":
         return (n - 1) / n * payload + (payload / n if far else 0)
     return book(op, payload, n, rank, root)
+
+
+# -- seconds -----------------------------------------------------------------------------------
+
+def group_bandwidth(cluster: Cluster, members, stride, link: float = 1.0, nic: float = 1.0):
+    """Bytes/s that each rank can send in a ring of `members` ranks that are `stride` apart. Takes arrays.
+
+    Inside a node, the link's. A ring across nodes leaves each node once, so it can use the ports of all
+    its members there: members per node · port, but never more than the link. link, nic: what share of the
+    printed speeds is reached.
+    """
+    inside = np.minimum(members, np.maximum(1, cluster.node // stride))
+    return np.where(members * stride > cluster.node, _across(cluster, inside, link, nic), cluster.link * link)
+
+
+def _across(cluster: Cluster, inside, link: float = 1.0, nic: float = 1.0):
+    """Bytes/s for each rank of a ring across nodes, with `inside` members in each."""
+    return np.minimum(cluster.link * link, np.minimum(inside, cluster.rails) * cluster.nic * nic)
+
+
+def seconds(op: str, payload: float, ranks: Sequence[int], cluster: Cluster, algorithm: str = "ring") -> float:
+    """How long `op` takes among `ranks` of a cluster, at its printed speeds: messages · latency + bytes / bandwidth.
+
+    op, payload: as for `book`. ranks: numbers in the cluster, node by node. algorithm: 'ring', and for all_reduce also
+    'tree' (two binary trees at once, each for half of the bytes: Sanders et al. 2009) and 'hierarchical' (reduce-scatter
+    in each node, all-reduce between nodes by each GPU for its share, all-gather in each node).
+    Raises ValueError for an unknown op or algorithm.
+    """
+    n = len(ranks)
+    _check(op, n)
+    if algorithm not in ALGORITHMS or algorithm != "ring" and op != "all_reduce":
+        raise ValueError(f"{op} by {algorithm!r}: the algorithms are ring, and for all_reduce also tree and hierarchical")
+    in_node = Counter(r // cluster.node for r in ranks)
+    nodes, inside = len(in_node), min(in_node.values())
+    latency = cluster.link_latency if nodes == 1 else cluster.nic_latency
+    bandwidth = cluster.link if nodes == 1 else float(_across(cluster, inside))
+    if n == 1 or op == "recv":
+        return 0.0
+    if algorithm == "tree":
+        return 2 * math.ceil(math.log2(n)) * latency + 2 * payload / bandwidth
+    if algorithm == "hierarchical":
+        near = 2 * (inside - 1) * cluster.link_latency + book("all_reduce", payload, inside) / cluster.link
+        far = 2 * (nodes - 1) * cluster.nic_latency + book("all_reduce", payload / inside, nodes) / cluster.nic
+        return near + (far if nodes > 1 else 0.0)
+    messages = {"all_reduce": 2 * (n - 1), "barrier": 2 * (n - 1), "send": 1}.get(op, n - 1)
+    return messages * latency + max(book(op, payload, n, r) for r in range(n)) / bandwidth
 
 
 def _check(op: str, n: int) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from ..table import Table, human
+from .collectives import group_bandwidth
 from .hardware import Cluster
 from .layout import Layout, check
 from .memory import largest_stage
@@ -53,18 +54,6 @@ def constants() -> Constants:
     return Constants(**{f.name: found[f.name]["value"] for f in fields(Constants)})
 
 
-def group_bandwidth(cluster: Cluster, c: Constants, members, stride):
-    """Bytes/s that each rank can send in a ring of `members` ranks that are `stride` apart. Takes arrays.
-
-    Inside a node, the link's. A ring across nodes leaves each node once, so it can use the ports of all
-    its members there: members per node · port, but never more than the link.
-    """
-    inside = np.minimum(members, np.maximum(1, cluster.node // stride))
-    ports = np.minimum(inside, cluster.rails) * cluster.nic * c.nic
-    link = cluster.link * c.link
-    return np.where(members * stride > cluster.node, np.minimum(link, ports), link)
-
-
 def layer_forward(model: ModelShape, layout: Layout, cluster: Cluster, seq_len: int, c: Constants) -> dict[str, float]:
     """Seconds of one layer's forward for one microbatch on one GPU, by what for. Takes arrays."""
     t, s, h, gpu = layout.tp, seq_len, model.hidden, cluster.device
@@ -82,7 +71,7 @@ def layer_forward(model: ModelShape, layout: Layout, cluster: Cluster, seq_len: 
     light = (stream(sb * h * (16 if model.gated else 22) / between, 4)
              + stream(2.0 * sb * model.ffn * (3 if model.gated else 2) / t, 1))
     latency = np.where(np.asarray(t) > cluster.node, cluster.nic_latency, cluster.link_latency)
-    reduce = 2.0 * (t - 1) / t * 2 * sb * h / group_bandwidth(cluster, c, t, 1) + 2 * (t - 1) * latency
+    reduce = 2.0 * (t - 1) / t * 2 * sb * h / group_bandwidth(cluster, t, 1, c.link, c.nic) + 2 * (t - 1) * latency
     return {"matrices": matrices, "attention": attention, "elementwise": light, "tensor parallel": 2 * reduce}
 
 
@@ -126,7 +115,7 @@ def step_terms(model: ModelShape, layout: Layout, cluster: Cluster, m, seq_len: 
     terms["bubble"] = many * (L * each + head - pace) / v
 
     mine = model.params / (t * p)  # parameters on this GPU before ZeRO
-    ring = group_bandwidth(cluster, c, d, t)
+    ring = group_bandwidth(cluster, d, t, c.link, c.nic)
     share = (d - 1) / d
     g = layout.gradient_bytes
     if layout.zero == 3:  # gathered for every forward and every backward, reduced for every backward

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from .model import Block, ToyTransformer, twin_step
+from .names import reduce_scatter
 
 
 class Enter(torch.autograd.Function):
@@ -61,9 +62,9 @@ def gather_tokens(x, group=None):
 
 def sum_tokens(y, group=None):
     """(b, s, h), a share of a sum on each rank -> (b, s/t, h), this rank's tokens of the sum."""
-    parts = [part.contiguous() for part in y.chunk(dist.get_world_size(group), dim=1)]
+    parts = torch.stack(y.chunk(dist.get_world_size(group), dim=1))  # (t, b, s/t, h)
     mine = torch.empty_like(parts[0])
-    dist.reduce_scatter(mine, parts, group=group)
+    reduce_scatter(mine, parts.flatten(0, 1), group=group)
     return mine
 
 

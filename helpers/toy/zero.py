@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
+from .names import reduce_scatter
+
 
 class Unit:
     """The trainable parameters of one module, and this rank's shard of them."""
@@ -36,7 +38,7 @@ class Unit:
         """The mean of the ranks' gradients, this rank's shard of it, into shard.grad (added to what is there)."""
         whole = self._fill(parameters_to_vector([p.grad for p in self.parameters]))
         mine = torch.empty_like(self.shard)
-        dist.reduce_scatter(mine, list(whole.chunk(self.size)), group=self.group)
+        reduce_scatter(mine, whole, group=self.group)
         mine /= self.size
         self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ... import toy
-from ...runtime import meter
+from ...runtime import memory
 from ...runtime.failure import RankError
 from ...table import human
 from ...runtime.traffic import Traffic
@@ -43,12 +43,12 @@ def memory_on(n: int, b: int = 8, s: int = 32) -> dict[str, int]:
         optimizer = torch.optim.AdamW(model.parameters())
         rank, size = dist.get_rank(), dist.get_world_size()
         tokens, targets = (toy.my_share(x, rank, size) for x in toy.make_batch(b, s))
-        with meter.saved_activations(model) as held:
+        with memory.saved_activations(model) as held:
             loss = toy.loss_of(model(tokens), targets)
         loss.backward()
         toy.average_gradients(model)
         optimizer.step()
-        return meter.memory(model, optimizer, held)
+        return memory.by_kind(model, optimizer, held.peak)
     with World(n) as world:
         return world.run(step)[0]
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from ... import toy
-from ...runtime import meter, worker
+from ...runtime import memory, worker
 from ...runtime.world import World
 from ...theory.collectives import book
 from ..practice import Answer, Exercise, right, wrong
@@ -20,11 +20,11 @@ def memory_on(t: int, b: int = 8, s: int = 32) -> dict[str, int]:
         model = toy.split_width(toy.ToyTransformer(hidden=256))
         optimizer = torch.optim.AdamW(model.parameters())
         tokens, targets = toy.make_batch(b, s)
-        with meter.saved_activations(model) as held:
+        with memory.saved_activations(model) as held:
             loss = toy.loss_of(model(tokens), targets)
         loss.backward()
         optimizer.step()
-        return meter.memory(model, optimizer, held)
+        return memory.by_kind(model, optimizer, held.peak)
     with World(t) as world:
         return world.run(step)[0]
 

@@ -1,0 +1,90 @@
+"""One clock for all ranks: who did what when, and how much was held for backward meanwhile.
+
+    with span("F", 3):          on a rank: what runs here is the forward of microbatch 3
+        y = stage(x)
+
+Waits for collectives record themselves. After the call, `world.timeline` has every rank's
+spans. The clock is the machine's monotonic one, which its processes share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+COMPUTE = ("F", "B", "I", "W", "step")
+
+
+class Span(NamedTuple):
+    """Something that took time on one rank. Seconds on the shared clock.
+
+    kind: F forward, B backward, I and W its two parts, step the optimizer, wait for a collective. label: which one.
+    """
+
+    kind: str
+    label: str
+    start: float
+    end: float
+
+
+@contextmanager
+def span(kind: str, label: str | int = ""):
+    """On a rank, record what runs in this block. Anywhere else, do nothing."""
+    from .worker import here
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        if here:
+            here.recorder.spans.append(Span(kind, str(label), start, time.monotonic()))
+
+
+def around(op):
+    """A span for one operation of a schedule: what `toy.run_schedule` takes."""
+    return span(op.kind, op.microbatch)
+
+
+class Timeline:
+    """What every rank did in one call. Times are seconds from the first rank's first span.
+
+    rows[rank]: its spans by start. levels[rank]: (time, bytes held for backward from then on), where `saved_activations` watched.
+    """
+
+    unit, level_unit = "s", "B"
+
+    def __init__(self, spans: Sequence[list[Span]], levels: Sequence[list[tuple[float, int]]]):
+        first = min((s.start for rank in spans for s in rank), default=0.0)
+        self.rows = [sorted((s._replace(start=s.start - first, end=s.end - first) for s in rank), key=lambda s: s.start) for rank in spans]
+        self.levels = [[(at - first, size) for at, size in rank] for rank in levels]
+
+    @property
+    def makespan(self) -> float:
+        """From the first start to the last end."""
+        return max((s.end for rank in self.rows for s in rank), default=0.0)
+
+    def seconds(self, rank: int, *kinds: str) -> float:
+        """How long `rank` spent in spans of these kinds."""
+        return sum(s.end - s.start for s in self.rows[rank] if s.kind in kinds)
+
+    @property
+    def bubble(self) -> float:
+        """Share of wall time in which a rank does not compute, mean over ranks."""
+        return 1 - sum(self.seconds(r, *COMPUTE) for r in range(len(self.rows))) / (self.makespan * len(self.rows))
+
+    def in_flight(self, rank: int) -> int:
+        """The most microbatches that `rank` had run forward and not yet backward."""
+        held = most = 0
+        for s in self.rows[rank]:
+            held += (s.kind == "F") - (s.kind in "BW")
+            most = max(most, held)
+        return most
+
+    def peak(self, rank: int) -> int:
+        """The most bytes that `rank` held for backward at once."""
+        return max((size for _, size in self.levels[rank]), default=0)
+
+    def __repr__(self) -> str:
+        rows = [f"rank {r}: " + " ".join(s.kind + s.label for s in row if s.kind != "wait") for r, row in enumerate(self.rows)]
+        return "\n".join(rows) if any(self.rows) else "no spans: nothing was recorded on the ranks"

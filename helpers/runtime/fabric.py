@@ -1,0 +1,136 @@
+"""An emulated network: collectives take as long as they would on a described cluster.
+
+`World(8, fabric=cluster)` sends every byte for real, over gloo, and then holds the result back until
+the moment when the cluster would have delivered it:
+
+    begins   when the last rank of the group has come, and the rank's link is free
+    ends     `theory.collectives.seconds` later
+
+Ranks that wait use no core, so eight of them keep time on two cores. A fabric faster than this
+machine cannot be emulated: `late` counts the operations whose real bytes came after their time.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ..theory.collectives import seconds
+from ..theory.hardware import Cluster
+
+SLOTS = 1 << 14  # arrivals that are remembered, for each group and rank
+ROOTED = ("broadcast", "scatter")  # a rank may be through before others have come
+
+
+class Arrivals:
+    """When each rank of a group came to its k-th operation: a file in memory that all of them share."""
+
+    def __init__(self, path: str, members: int):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(fd, members * SLOTS * 8)
+        self.shared = mmap.mmap(fd, members * SLOTS * 8)
+        os.close(fd)
+
+    def note(self, member: int, k: int, at: float) -> None:
+        struct.pack_into("d", self.shared, (member * SLOTS + k % SLOTS) * 8, at)
+
+    def of(self, member: int, k: int) -> float:
+        return struct.unpack_from("d", self.shared, (member * SLOTS + k % SLOTS) * 8)[0]
+
+
+class Ticket(NamedTuple):
+    """An operation that this rank has come to."""
+
+    op: str
+    came: float
+    duration: float  # seconds, by the theory
+    line: str  # what it keeps busy: links inside a node, ports between nodes; sends leave and arrive on lines of their own
+    awaited: Callable[[], float]  # when the last rank that it needs had come; to be asked after it has ended for real
+
+
+class Fabric:
+    """This rank's side of the network. `folder` is private to the world; `generation` counts its groupings."""
+
+    def __init__(self, cluster: Cluster, folder: str, generation: int):
+        self.cluster, self.folder, self.generation = cluster, folder, generation
+        self.late = 0
+        self.failed: dict[dist.Work, Exception] = {}  # held back, and then cut
+        self._arrivals: dict[str, Arrivals] = {}
+        self._counts: Counter[tuple] = Counter()
+        self._streams: dict[str, queue.SimpleQueue] = {}
+        self._busy: dict[str, float] = {}  # line -> until when
+        self._lock, self._closed = threading.Lock(), threading.Event()
+
+    def come(self, op: str, group: str, members: list[int], me: int, peer: int | None, tag: int, payload: float) -> Ticket:
+        """Tell the others that this rank comes to `op` now; to be called before it begins.
+
+        group: its name. members: its ranks as the world numbers them. me: this rank's place among them. peer: the root's or partner's.
+        """
+        alone = op in ("send", "recv")
+        pair = (peer, me) if op == "recv" else (me, peer)
+        key = (group, *pair, tag) if alone else (group,)
+        self._counts[op == "recv", key] += 1
+        k = self._counts[op == "recv", key]
+        if alone:
+            k = hash((k, *pair, tag))  # a slot for each message, whatever order tags come in
+        if group not in self._arrivals:
+            plain = "".join(c if c.isalnum() else "-" for c in group)
+            self._arrivals[group] = Arrivals(os.path.join(self.folder, f"arrivals-{self.generation}-{plain}"), len(members))
+        arrivals, came = self._arrivals[group], time.monotonic()
+        if op != "recv":
+            arrivals.note(me, k, came)
+        needs = {"send": [me], "recv": [peer]}.get(op, (me, peer) if op in ROOTED else range(len(members)))
+        ranks = [members[i] for i in pair] if alone else members
+        far = len({r // self.cluster.node for r in ranks}) > 1
+        return Ticket(op, came, seconds("send" if alone else op, payload, ranks, self.cluster),
+                      ("ports" if far else "links") + (f" {op}" if alone else ""), lambda: max(arrivals.of(i, k) for i in needs))
+
+    def hold(self, ticket: Ticket, group: str, work: dist.Work, result) -> dist.Work:
+        """A Work that ends when the fabric would have ended `work`. result: what its future shall hold."""
+        future = torch.futures.Future()
+        held = torch._C._distributed_c10d._create_work_from_future(future)
+
+        def end() -> None:
+            try:
+                work.wait()
+            except Exception as e:  # the connection was cut: whoever waits for this must hear of it
+                self.failed[held] = e
+            else:
+                with self._lock:
+                    self._busy[ticket.line] = until = max(ticket.awaited(), self._busy.get(ticket.line, 0.0)) + ticket.duration
+                self.late += time.monotonic() > until + 0.001
+                self._closed.wait(max(0.0, until - time.monotonic()))
+            future.set_result(result)
+
+        if ticket.op in ("send", "recv"):  # must not wait behind another whose partner comes later
+            threading.Thread(target=end, daemon=True).start()
+        else:
+            self._stream(group).put(end)
+        return held
+
+    def _stream(self, group: str) -> queue.SimpleQueue:
+        """Collectives of one group run one after the other, as on a device's stream."""
+        if group not in self._streams:
+            stream = self._streams[group] = queue.SimpleQueue()
+
+            def serve():
+                while (end := stream.get()) is not None:
+                    end()
+            threading.Thread(target=serve, daemon=True).start()
+        return self._streams[group]
+
+    def close(self) -> None:
+        """Let go of whatever is held back: the call has been given up."""
+        self._closed.set()
+        for stream in self._streams.values():
+            stream.put(None)

@@ -1,0 +1,103 @@
+"""What memory is held for, on each rank: exact tensor bytes, and what the operating system counts."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+
+import torch
+
+from . import worker
+
+
+def _storages(tensors) -> dict[int, int]:
+    """Piece of memory -> bytes, for the memory behind these tensors, each piece once (tied weights, views)."""
+    found = {}
+    for t in tensors:
+        if t is None:
+            continue
+        t = t.to_local() if hasattr(t, "to_local") else t  # a DTensor holds its own shard only
+        found[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
+    return found
+
+
+class Held:
+    """Bytes kept for backward: `now`, and the most so far, `peak`. Memory that several operations save counts once."""
+
+    def __init__(self):
+        self.now = self.peak = 0
+        self._users: dict[int, int] = {}  # piece of memory -> saved tensors in it
+
+    def add(self, piece: int, size: int) -> None:
+        self._users[piece] = self._users.get(piece, 0) + 1
+        if self._users[piece] == 1:
+            self._change(size)
+
+    def remove(self, piece: int, size: int) -> None:
+        self._users[piece] -= 1
+        if not self._users[piece]:
+            del self._users[piece]
+            self._change(-size)
+
+    def _change(self, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        if worker.here:
+            worker.here.recorder.levels.append((time.monotonic(), self.now))
+
+
+class _Saved:
+    """A tensor that autograd keeps. When it lets go, `held` falls."""
+
+    def __init__(self, tensor: torch.Tensor, held: Held):
+        self.tensor, self.held = tensor, held
+        (self.piece, self.size), = _storages([tensor]).items()
+        held.add(self.piece, self.size)
+
+    def __del__(self):
+        self.held.remove(self.piece, self.size)
+
+
+@contextmanager
+def saved_activations(model: torch.nn.Module):
+    """Watch the bytes that autograd keeps for backward, from forwards that run in this block until they are let go.
+
+    Yields a `Held`. Parameters are not activations and are left out. On a rank the rise and fall goes into `world.timeline`.
+    """
+    held = Held()
+    weights = set(_storages(model.parameters()))
+
+    def keep(t):
+        of_weight = isinstance(t._base if t._is_view() else t, torch.nn.Parameter) or not _storages([t]).keys() - weights
+        return t if of_weight else _Saved(t, held)
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t.tensor if isinstance(t, _Saved) else t):
+        yield held
+
+
+def by_kind(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
+           activations: int = 0, buffers: int = 0) -> dict[str, int]:
+    """Bytes this rank holds, by what for: exact tensor bytes, and beside them what the process occupies.
+
+    activations: the peak that `saved_activations` saw. buffers: `Report.peak_in_flight`.
+    'resident' is the whole process as the operating system counts it (0 where it does not say).
+    """
+    state = optimizer.state.values() if optimizer else ()
+    return {
+        "parameters": sum(_storages(model.parameters()).values()),
+        "gradients": sum(_storages(p.grad for p in model.parameters()).values()),
+        "optimizer": sum(_storages(v for s in state for v in s.values()
+                                   if isinstance(v, torch.Tensor) and v.dim()).values()),
+        "activations": activations,
+        "communication": buffers,
+        "resident": resident(),
+    }
+
+
+def resident(pid: int | str = "self") -> int:
+    """Proportional resident bytes of a process: shared pages are split among those who share them."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as f:
+            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return 0
