@@ -263,22 +263,3 @@ def _matrix(ax, at: float, width: float, height: float, n: int, by: str | None, 
         ax.add_patch(plt.Rectangle(corner, w, h, facecolor=rank_colour(r), edgecolor=PAPER, linewidth=1.5))
         ax.text(corner[0] + w / 2, corner[1] + h / 2, str(r), ha="center", va="center", fontsize=10, fontweight="bold", color=PAPER,
                 path_effects=[withStroke(linewidth=2, foreground=INK)])
-
-
-@_styled
-def timeline(ranks: Sequence[Sequence[tuple[str, float, float]]], title: str) -> Picture:
-    """A row for each rank with what it ran when: (kind, start, end) in seconds. F is light, B dark, idle empty."""
-    n = len(ranks)
-    end = max(stop for spans in ranks for *_, stop in spans)
-    figure, ((ax,),) = _panels(1, 8.6, 0.55 * n + 1.2)
-    for r, spans in enumerate(ranks):
-        for kind, start, stop in spans:
-            shade = mpl.colors.to_rgba(rank_colour(r), 0.45 if kind == "F" else 1.0)
-            ax.barh(r, 1e3 * (stop - start), left=1e3 * start, height=0.72, facecolor=shade, edgecolor=PAPER)
-            if stop - start > 0.03 * end:
-                ax.text(1e3 * (start + stop) / 2, r, kind, ha="center", va="center", fontweight="bold",
-                        color=INK if kind == "F" else PAPER, path_effects=[] if kind == "F" else [withStroke(linewidth=2, foreground=INK)])
-    ax.set(yticks=range(n), yticklabels=[f"rank {r}" for r in range(n)], ylim=(n - 0.5, -0.5), xlim=(0, 1e3 * end),
-           xlabel="milliseconds (F forward, B backward, empty: waiting)", title=title)
-    ax.tick_params(axis="y", length=0)
-    return Picture(figure, title + ". A row for each rank: a forward and a backward, and waiting in between.")

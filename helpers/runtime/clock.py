@@ -47,7 +47,7 @@ def around(op):
 
 
 class Timeline:
-    """What every rank did in one call. Times are seconds from the first rank's first span.
+    """What every rank did in one call. Times are seconds from the first computation on any rank.
 
     rows[rank]: its spans by start. levels[rank]: (time, bytes held for backward from then on), where `saved_activations` watched.
     """
@@ -55,9 +55,10 @@ class Timeline:
     unit, level_unit = "s", "B"
 
     def __init__(self, spans: Sequence[list[Span]], levels: Sequence[list[tuple[float, int]]]):
-        first = min((s.start for rank in spans for s in rank), default=0.0)
-        self.rows = [sorted((s._replace(start=s.start - first, end=s.end - first) for s in rank), key=lambda s: s.start) for rank in spans]
-        self.levels = [[(at - first, size) for at, size in rank] for rank in levels]
+        first = min((s.start for rank in spans for s in rank if s.kind in COMPUTE), default=min((s.start for rank in spans for s in rank), default=0.0))
+        self.rows = [sorted((s._replace(start=max(0.0, s.start - first), end=s.end - first) for s in rank if s.end > first),
+                            key=lambda s: s.start) for rank in spans]
+        self.levels = [[(max(0.0, at - first), size) for at, size in rank] for rank in levels]
 
     @property
     def makespan(self) -> float:

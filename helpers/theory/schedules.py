@@ -286,6 +286,30 @@ class Timeline:
 
     schedule: Schedule
     runs: list[list[Run]]
+    unit: str = "units of time"
+    level_unit = "in flight"
+
+    @property
+    def rows(self) -> list[list[tuple[str, str, float, float]]]:
+        """For each rank (kind, label, start, end), as pictures need it. A chunk after the first is marked: 3, 3', 3''."""
+        return [[(r.op.kind, str(r.op.microbatch) + "'" * (sorted(k for k, at in enumerate(self.schedule.rank_of) if at == rank).index(r.op.stage)),
+                  r.start, r.end) for r in runs] for rank, runs in enumerate(self.runs)]
+
+    @property
+    def levels(self) -> list[list[tuple[float, int]]]:
+        """For each rank (time, activations held from then on): a forward's from its start, until its backward ends."""
+        found = []
+        for runs in self.runs:
+            held, steps = 0, [(0.0, 0)]
+            for run in runs:
+                held += (run.op.kind == "F") - (run.op.kind in "BW")
+                steps.append((run.start if run.op.kind == "F" else run.end, held))
+            found.append(steps)
+        return found
+
+    def peak(self, rank: int) -> int:
+        """As `in_flight`: what a picture marks."""
+        return self.in_flight(rank)
 
     @property
     def makespan(self) -> float:

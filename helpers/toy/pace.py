@@ -45,5 +45,5 @@ class StandIn(nn.Module):
 
     def forward(self, x):
         if not x.is_floating_point():  # tokens, (b, s): the first stage makes the first activation, (b, s, 256)
-            x = (x / VOCABULARY).unsqueeze(-1).expand(*x.shape, self.hidden)
+            x = (x / VOCABULARY).unsqueeze(-1).repeat(1, 1, self.hidden)
         return _Pause.apply(x * self.scale, *self.seconds)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 import torch.distributed as dist
 
 from ... import toy
+from ...runtime import clock
+from ...runtime.clock import Timeline
 from ...runtime.failure import RankError
 from ...runtime.world import World
+from ...theory.schedules import gpipe
 from ..practice import Answer, Exercise, right, wrong
 
 
@@ -39,38 +40,24 @@ def pipeline(stage, tokens, targets, empty, rank, world_size):
     return loss.item() if rank == last else None
 
 
-def timed_step(world: World, hidden: int = 256, b: int = 16, s: int = 64) -> list[list[tuple[str, float, float]]]:
-    """For each rank, its (kind, start, end) of forward and backward in one step, in seconds from the first start."""
+def timed_step(world: World, hidden: int = 256, b: int = 16, s: int = 64) -> Timeline:
+    """One step of the pipeline with one batch, on the clock."""
     def run():
-        model = toy.ToyTransformer(hidden)
-        toy.share_weights(model)
-        stage, spans, began = toy.split_depth(model), [], {}
-        stage.register_forward_pre_hook(lambda *_: began.update(F=time.monotonic()))
-        stage.register_forward_hook(lambda *_: spans.append(("F", began["F"], time.monotonic())))
-        backward = torch.Tensor.backward
-
-        def timed(*args, **kwargs):
-            start = time.monotonic()
-            backward(*args, **kwargs)
-            spans.append(("B", start, time.monotonic()))
-        batch = toy.make_batch(b, s)
-        toy.pipeline_step(stage, *batch)  # once to warm up
-        spans.clear()
-        torch.Tensor.backward = timed
-        try:
+        rank, p = dist.get_rank(), dist.get_world_size()
+        stage = toy.split_depth(toy.ToyTransformer(hidden, seed=0))
+        tokens, targets = toy.make_batch(b, s)
+        for record in (False, True):  # once to warm up
             dist.barrier()
-            toy.pipeline_step(stage, *batch)
-        finally:
-            torch.Tensor.backward = backward
-        return spans
-    ranks = world.run(run)
-    first = min(start for spans in ranks for _, start, _ in spans)
-    return [[(kind, start - first, end - first) for kind, start, end in spans] for spans in ranks]
+            toy.run_schedule({rank: stage}, gpipe(p, 1).ops[rank], list(range(p)), [tokens], [targets],
+                             **{"around": clock.around} if record else {})
+    world.run(run)
+    return world.timeline
 
 
-def together(ranks: list[list[tuple[str, float, float]]]) -> float:
+def together(timeline: Timeline) -> float:
     """Share of the working time in which more than one rank worked."""
-    edges = sorted([(start, 1) for spans in ranks for _, start, _ in spans] + [(end, -1) for spans in ranks for _, _, end in spans])
+    spans = [s for row in timeline.rows for s in row if s.kind in clock.COMPUTE]
+    edges = sorted([(s.start, 1) for s in spans] + [(s.end, -1) for s in spans])
     working = several = 0.0
     busy = 0
     for (at, change), (then, _) in zip(edges, edges[1:]):
