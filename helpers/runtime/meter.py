@@ -138,9 +138,13 @@ class Recorder:
         return Report(list(self.rows.values()), sent, self._peak, not_waited, self._brought, self.spans, self.levels,
                       self.fabric.late if self.fabric else 0)
 
+    def calm(self) -> bool:
+        """Whether nothing is under way."""
+        return all(work.is_completed() for work, *_ in self._open)
+
     def pending(self) -> dict | None:
         """The last collective, if this rank is still in it."""
-        return self.last if any(not work.is_completed() for work, *_ in self._open) else None
+        return None if self.calm() else self.last
 
     def _in_front_of(self, operator: str):
         call = getattr(torch.ops.c10d, operator).default
@@ -219,7 +223,7 @@ class Recorder:
 
     def _quiet(self) -> None:
         """Where nothing is under way, credit the bytes sent so far to what was."""
-        if all(work.is_completed() for work, *_ in self._open):
+        if self.calm():
             self._forgotten += len(self._open)
             self._open.clear()
             self._in_flight = 0

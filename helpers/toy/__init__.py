@@ -20,8 +20,8 @@ from .grid import grid_groups, grid_step, on_grid
 from .model import MLP, VOCABULARY, Attention, Block, Embedding, Head, ToyTransformer, loss_of, make_batch, twin_step
 from .pace import StandIn, pace
 from .pipeline import pipeline_step, run_schedule, split_depth, stage_of
-from .tensor import (Enter, GatherSequence, Leave, ScatterSequence, ShareSequence, WholeSequence, split_width,
-                     sum_norm_gradients, tensor_parallel_step)
+from .tensor import (Enter, Leave, conjugate, gather_sequence, gather_tokens, my_tokens, scatter_sequence,
+                     share_sequence, split_width, sum_norm_gradients, sum_tokens, tensor_parallel_step, whole_sequence)
 from .zero import Zero1, Zero2, Zero3
 
 __all__ = [name for name in dir() if not name.startswith("_")]

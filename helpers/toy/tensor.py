@@ -2,13 +2,13 @@
 
 The functions come in pairs: what one does forward, the other does backward.
 
-                     forward                          backward
-    Enter            nothing                          all-reduce            f of Megatron-LM
-    Leave            all-reduce                       nothing               g
-    GatherSequence   all-gather                       reduce-scatter        g of Korthikanti et al. 2022
-    ScatterSequence  reduce-scatter                   all-gather            ḡ
-    ShareSequence    take my part                     all-gather            where sequence parallelism begins
-    WholeSequence    all-gather                       take my part          where it ends
+                      forward                          backward
+    Enter             nothing                          all-reduce            f of Megatron-LM
+    Leave             all-reduce                       nothing               g
+    gather_sequence   all-gather                       reduce-scatter        g of Korthikanti et al. 2022
+    scatter_sequence  reduce-scatter                   all-gather            ḡ
+    share_sequence    take my part                     all-gather            where sequence parallelism begins
+    whole_sequence    all-gather                       take my part          where it ends
 """
 
 from __future__ import annotations
@@ -73,20 +73,24 @@ def my_tokens(x, group=None):
     return x.chunk(dist.get_world_size(group), dim=1)[dist.get_rank(group)].contiguous()
 
 
-def _pair(name: str, forward, backward, doc: str):
-    """An autograd function from what it does forward and what it does backward, each (x, group) -> y."""
-    def run_forward(ctx, x, group):
-        ctx.group = group
-        return forward(x, group)
-    return type(name, (torch.autograd.Function,), {
-        "__doc__": doc, "__module__": __name__, "forward": staticmethod(run_forward),
-        "backward": staticmethod(lambda ctx, dy: (backward(dy, ctx.group), None))})
+def conjugate(forward, backward):
+    """A function (x, group) -> y for autograd, from what it does forward and what it does backward, both (x, group) -> y."""
+    class Pair(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, group):
+            ctx.group = group
+            return forward(x, group)
+
+        @staticmethod
+        def backward(ctx, dy):
+            return backward(dy, ctx.group), None
+    return lambda x, group=None: Pair.apply(x, group)
 
 
-GatherSequence = _pair("GatherSequence", gather_tokens, sum_tokens, "Before a pair: every rank needs all tokens.")
-ScatterSequence = _pair("ScatterSequence", sum_tokens, gather_tokens, "Behind a pair: add the shares, keep my tokens.")
-ShareSequence = _pair("ShareSequence", my_tokens, gather_tokens, "Where all ranks hold the same x: keep my tokens.")
-WholeSequence = _pair("WholeSequence", gather_tokens, my_tokens, "Where all ranks go on with the same x: fetch all tokens.")
+gather_sequence = conjugate(gather_tokens, sum_tokens)  # before a pair: every rank needs all tokens
+scatter_sequence = conjugate(sum_tokens, gather_tokens)  # behind a pair: add the shares, keep my tokens
+share_sequence = conjugate(my_tokens, gather_tokens)  # where all ranks hold the same x: keep my tokens
+whole_sequence = conjugate(gather_tokens, my_tokens)  # where all ranks go on with the same x: fetch all tokens
 
 
 # -- the split model -------------------------------------------------------------------------
@@ -105,19 +109,19 @@ def split_width(model: ToyTransformer, group=None, sequence: bool = False) -> To
     if model.heads % size:
         raise ValueError(f"{model.heads} heads do not divide by {size} ranks; "
                          f"use a number of ranks that divides {model.heads}, or more heads")
-    before, behind = (GatherSequence, ScatterSequence) if sequence else (Enter, Leave)
+    before, behind = (gather_sequence, scatter_sequence) if sequence else (Enter.apply, Leave.apply)
     for block in model.blocks:
         for part, columns, rows in ((block.attention, ("q", "k", "v"), ("out",)), (block.mlp, ("up",), ("down",))):
             for name in columns:
                 _keep(getattr(part, name), rank, size, dim=0)  # nn.Linear stores its matrix transposed
             for name in rows:
                 _keep(getattr(part, name), rank, size, dim=1)
-            part.register_forward_pre_hook(lambda _, args: (before.apply(args[0], group),))
-            part.register_forward_hook(lambda _, args, y: behind.apply(y, group))
+            part.register_forward_pre_hook(lambda _, args: (before(args[0], group),))
+            part.register_forward_hook(lambda _, args, y: behind(y, group))
     if sequence:
         model.token_parts = size
-        model.blocks[0].register_forward_pre_hook(lambda _, args: (ShareSequence.apply(args[0], group),))
-        model.blocks[-1].register_forward_hook(lambda _, args, y: WholeSequence.apply(y, group))
+        model.blocks[0].register_forward_pre_hook(lambda _, args: (share_sequence(args[0], group),))
+        model.blocks[-1].register_forward_hook(lambda _, args, y: whole_sequence(y, group))
     return model
 
 

@@ -1,0 +1,198 @@
+"""Drop 05: when data parallelism sends, and how to hide it under backward."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ... import toy
+from ...runtime import worker
+from ...runtime.clock import Timeline, span
+from ...runtime.failure import RankError
+from ...runtime.traffic import Traffic
+from ...runtime.world import World
+from ...theory.hardware import DEVICES, Cluster
+from ..practice import Answer, Exercise, right, wrong
+
+# Emulated: four machines with one rank each, on 100 Mb/s Ethernet. Compute is emulated too, 20 and 40 ms a block.
+NETWORK = Cluster("100 Mb/s Ethernet", DEVICES["a100-80gb"], node=1, nic=12.5e6, nic_latency=0.2e-3)
+FORWARD, BACKWARD = 0.020, 0.040
+BUCKET = 100_000
+
+
+def paced_model() -> toy.ToyTransformer:
+    """The toy with hidden 64, whose blocks take as long as if each rank had a device of its own."""
+    model = toy.ToyTransformer(hidden=64, seed=0)
+    for block in model.blocks:
+        toy.pace(block, FORWARD, BACKWARD)
+    return model
+
+
+def step(model, average, optimizer, batch) -> None:
+    """One step with its parts on the clock. average(): what is left to do after backward."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tokens, targets = (toy.my_share(t, rank, size) for t in batch)
+    with span("F"):
+        loss = toy.loss_of(model(tokens), targets)
+    with span("B"):
+        loss.backward()
+    average()
+    with span("step"):
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _trace(how: str) -> None:
+    model = paced_model()
+    average = lambda: None
+    if how == "after":
+        average = lambda plain=model: toy.average_gradients(plain)
+    elif how == "buckets":
+        average = toy.overlap_gradients(model, BUCKET)
+    elif how == "DDP":
+        model = DistributedDataParallel(model, bucket_cap_mb=BUCKET / 2**20)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for i in range(3):  # DDP makes its buckets after the first step
+        worker.here.recorder.start()  # the last step only
+        dist.barrier()
+        step(model, average, optimizer, toy.make_batch(16, 16, seed=i))
+
+
+def trace(world: World, how: str, tries: int = 3) -> tuple[Timeline, Traffic]:
+    """A data-parallel step on the clock, and its bytes: the shortest of a few, for other programs can only add to it.
+
+    how: 'alone' (nothing is sent), 'after' backward, in 'buckets' under it, or PyTorch's 'DDP'.
+    """
+    found = []
+    for _ in range(tries):
+        world.run(_trace, how)
+        found.append((world.timeline, world.traffic))
+    return min(found, key=lambda pair: pair[0].makespan)
+
+
+def exposed(timeline: Timeline, alone: Timeline) -> float:
+    """Seconds by which communication makes a step longer than the same step without."""
+    return timeline.makespan - alone.makespan
+
+
+# -- practice --------------------------------------------------------------------------------
+
+def overlap(model, world_size):
+    """Send gradients while backward runs.
+
+    Register a hook on every parameter that starts the all-reduce of its gradient as soon as it is there.
+    Return a function finish(), called after backward and before the optimizer's step: then every p.grad is the ranks' mean.
+    """
+    under_way = []
+
+    def start(p):
+        under_way.append((dist.all_reduce(p.grad, async_op=True), p))
+
+    def finish():
+        for work, p in under_way:
+            work.wait()
+            p.grad /= world_size
+        under_way.clear()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(start)
+    return finish
+
+
+STEPS, LAYERS, WIDTH = 3, 6, 192
+
+
+def _layers(paced: bool) -> torch.nn.Sequential:
+    """Six linear layers: few parameters, so that each can have an all-reduce of its own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    for layer in model if paced else ():
+        toy.pace(layer, 0.0, 0.030)
+    return model
+
+
+def _on_rank(attempt):
+    """One rank's part: what the gradients were after each step, and what was under way when."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    recorder = worker.here.recorder
+    model, twin = _layers(paced=True), _layers(paced=False)
+    finish = attempt(model, size)
+    if not callable(finish):
+        return {"finish": repr(finish)[:60]}
+    found = {"finish": None, "begun": 0, "left": 0, "off": None, "calls": 0}
+    for i in range(STEPS):
+        batch = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(i))
+        twin.zero_grad(), model.zero_grad()
+        (100 * twin(batch).square().mean()).backward()
+        loss = 100 * model(toy.my_share(batch, rank, size)).square().mean()
+        count = lambda: sum(row.calls for row in recorder.rows.values())
+        before = count()
+        with span("B"):
+            loss.backward()
+        mine = next(model.parameters()).grad.clone() if recorder.calm() else None
+        found["begun"] += count() - before
+        finish()
+        found["left"] += not recorder.calm()
+        found["calls"] = count() - before
+        recorder.finish()
+        p, whole = next(model.parameters()).grad, next(twin.parameters()).grad
+        if not all(torch.allclose(a.grad, b.grad, atol=1e-6, rtol=1e-3) for a, b in zip(model.parameters(), twin.parameters())):
+            ratio = (p.norm() / whole.norm()).item()
+            near = lambda target: torch.allclose(p, target, atol=1e-6, rtol=1e-3)
+            found["off"] = found["off"] or ("sum" if near(whole * size) else "twice" if near(whole / size) else
+                                            "own" if mine is not None and near(mine) else f"{ratio:.2f}")
+    inside = [s for s in recorder.spans if s.kind == "wait" and any(b.start < s.start < b.end for b in recorder.spans if b.kind == "B")]
+    found["inside"] = sum(s.end - s.start for s in inside)
+    found["after"] = sum(s.end - s.start for s in recorder.spans if s.kind == "wait") - found["inside"]
+    return found
+
+
+def judge(attempt) -> Answer:
+    with World(4, timeout=8, fabric=NETWORK) as world:
+        try:
+            results = world.run(_on_rank, attempt)
+        except RankError as e:
+            if e.kind == "raised" and any(s.error and "NoneType" in s.error.message for s in e.seen):
+                return wrong("a hook that comes too early", "When your hook runs, p.grad is not there yet. register_post_accumulate_grad_hook calls it after "
+                             "the gradient has been put into p.grad.")
+            raise
+        traffic = world.traffic
+    first = results[0]
+    if first["finish"] is not None:
+        return wrong("no finish() returned", f"You return {first['finish']}; return the function that waits, without calling it.")
+    off = next((r["off"] for r in results if r["off"]), None)
+    if first["begun"] == 0 and first["calls"] == 0:
+        return wrong("gradients never exchanged", "No all-reduce was called. Is the hook registered on every parameter?")
+    if off == "twice":
+        return wrong("averaging twice", "The gradients are the mean divided by the number of ranks once more. Divide in one place only.")
+    if off == "sum":
+        return wrong("the sum, not the mean", "all_reduce adds. Divide by world_size, once, after you have waited.")
+    if any(r["left"] for r in results):
+        return wrong("never waiting before the step", "After finish() an all-reduce was still under way. Here the gradients "
+                     f"{'came out wrong' if off else 'came out right, by luck'}: an optimizer that steps now may use unfinished sums.")
+    if off:
+        return wrong("other gradients than the twin's", f"After {STEPS} steps the gradients differ from the twin's (length {off} times the twin's)."
+                     if off != "own" else "The gradients are this rank's own: what was reduced never came back into p.grad.")
+    bytes_ = 4 * LAYERS * WIDTH**2
+    one = STEPS * (1.5 * bytes_ / NETWORK.nic)
+    waits_inside = max(r["inside"] for r in results)
+    figures = [("waiting after backward, as a share of the all-reduce's time", f"{max(r['after'] for r in results) / one:.1f}", "at most 0.5")]
+    if waits_inside > 0.25 * one:
+        return wrong("waiting inside the hook", "The hook waits for its all-reduce to end, so backward stands still meanwhile, and nothing overlaps. "
+                     "Start it with async_op=True, keep what it returns, and wait in finish().")
+    if first["begun"] == 0:
+        return wrong("all sent after backward", "Right gradients, but nothing was sent while backward ran: the hook itself must start the all-reduce.", *figures)
+    if max(traffic.payload) > 1.05 * STEPS * bytes_:
+        return wrong("more bytes than needed", f"The all-reduces were about {max(traffic.payload) / STEPS / 1e6:.2f} MB a step; the gradients are {bytes_ / 1e6:.2f} MB.", *figures)
+    if max(r["after"] for r in results) > 0.6 * one:
+        return wrong("most of it after backward", "Right, but most of the waiting is left after backward. Start each all-reduce as soon as its gradient is there.", *figures)
+    return right("Every gradient is the twin's, and most of the all-reduce ran under backward.", *figures)
+
+
+overlapped = Exercise("overlap the gradients", overlap, judge, hints=[
+    "p.register_post_accumulate_grad_hook(f) calls f(p) as soon as backward has put the gradient into p.grad.",
+    "dist.all_reduce(p.grad, async_op=True) returns at once. What it returns has wait(); keep it, with p, in a list.",
+    "finish() goes through the list: wait, then p.grad /= world_size. Empty the list for the next step.",
+])
