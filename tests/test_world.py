@@ -477,3 +477,10 @@ def test_nothing_goes_through_shared_memory(world):
     before = used()
     world.run(lambda x: x * 2, torch.zeros(1_000_000))
     assert used() == before
+
+
+def test_a_function_with_an_attribute_called_ops_can_travel(world):
+    class Plan:
+        ops = [1, 2]
+    plan = Plan()
+    assert world.run(lambda: torch.ones(1).item() + len(plan.ops)) == [3.0] * 4

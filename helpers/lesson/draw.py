@@ -8,7 +8,10 @@ with any colour vision; every coloured thing also carries its name.
 from __future__ import annotations
 
 import functools
+from base64 import b64encode
 from collections.abc import Sequence
+from html import escape
+from io import BytesIO
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -43,18 +46,24 @@ class Picture:
 
     def __init__(self, figure: plt.Figure, alt: str):
         self.figure, self.alt = figure, alt
-        plt.close(figure)  # shown once, by us, not again by the inline backend
+        plt.close(figure)  # (where pyplot knows it) shown once, by us, not again by the inline backend
 
     def __repr__(self) -> str:
         return f"[picture: {self.alt}]"
 
-    def _repr_mimebundle_(self, **_):
-        from io import BytesIO
+    def png(self) -> bytes:
         out = BytesIO()
-        with mpl.rc_context(STYLE):
+        with mpl.rc_context({**STYLE, "figure.constrained_layout.use": False}):  # the figure has its layout by now
             self.figure.savefig(out, format="png", dpi=110)
+        return out.getvalue()
+
+    def html(self) -> str:
+        """For inside another text."""
+        return f'<img alt="{escape(self.alt)}" src="data:image/png;base64,{b64encode(self.png()).decode()}">'
+
+    def _repr_mimebundle_(self, **_):
         width, height = (self.figure.get_size_inches() * 110).round().astype(int).tolist()
-        return ({"image/png": out.getvalue(), "text/plain": repr(self)},
+        return ({"image/png": self.png(), "text/plain": repr(self)},
                 {"image/png": {"alt": self.alt, "width": width, "height": height}})
 
 

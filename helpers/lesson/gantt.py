@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
-from matplotlib.patheffects import withStroke
+import matplotlib.figure
 
 from ..table import human
 from .draw import FAINT, HATCH, INK, PAPER, Picture, _styled, rank_colour
 
-# How full a rank's colour is, and how it is filled.
-LOOKS = {"F": (0.35, ""), "B": (1.0, ""), "I": (0.8, ""), "W": (0.55, "...."), "step": (1.0, "xx")}
-WORDS = {"F": "light: forward (F)", "B": "dark: backward (B)", "I": "dark: gradient of the input (I)", "W": "dotted: gradient of the weights (W)",
-         "step": "crossed: optimizer", "wait": "hatched: waiting for others"}
+# How full a rank's colour is, and how high the box.
+LOOKS = {"F": (0.35, 0.74), "B": (1.0, 0.74), "I": (1.0, 0.74), "W": (0.6, 0.44), "step": (1.0, 0.2)}
+WORDS = {"F": "light: forward (F)", "B": "dark: backward (B)", "I": "dark: gradient of the input (I)", "W": "low: gradient of the weights (W)",
+         "step": "thin: optimizer", "wait": "hatched: waiting for others"}
 
 
 @_styled
@@ -26,14 +25,20 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
     """
     panels = panels if isinstance(panels, Mapping) else {"": panels}
     strips = {name: any(map(len, t.levels)) if memory is None else memory for name, t in panels.items()}
-    heights = [len(t.rows) * (0.66 if strips[name] else 0.42) + 0.55 for name, t in panels.items()]
-    figure, axes = plt.subplots(len(panels), 1, figsize=(9.6, sum(heights) + 0.5), squeeze=False, height_ratios=heights)
+    rows = [len(t.rows) * (0.62 if strips[name] else 0.42) for name, t in panels.items()]
+    around, foot = 0.95, 0.3  # inches for a panel's title and axis, and for the legend
+    height, width = sum(rows) + around * len(rows) + foot, 9.6
+    with mpl.rc_context({"figure.constrained_layout.use": False}):  # the places are known
+        figure = mpl.figure.Figure(figsize=(width, height))
     kinds = [k for k in WORDS if any(s[0] == k for t in panels.values() for row in t.rows for s in row)]
-    for ax, (name, t) in zip(axes[:, 0], panels.items()):
+    top = height
+    for i, (name, t) in enumerate(panels.items()):
+        top -= around + rows[i]
+        ax = figure.add_axes((0.07, (top + 0.55) / height, 0.85 if strips[name] else 0.91, rows[i] / height))
         longest = max(o.makespan for o in panels.values() if o.unit == t.unit)
         _panel(ax, t, strips[name], longest, _path(t) if critical else set())
-        ax.set_title(" · ".join(filter(None, [title if ax is axes[0, 0] else "", name])))
-    figure.supxlabel(" · ".join([WORDS[k] for k in kinds] + ["empty: idle"]), fontsize=9.5)
+        ax.set_title(" · ".join(filter(None, [title if i == 0 else "", name])))
+    figure.text(0.5, 0.08 / height, " · ".join([WORDS[k] for k in kinds] + ["empty: idle"]), fontsize=9.5, ha="center")
     return Picture(figure, title + ". " * bool(title) + " ".join(_words(name, t, strips[name]) for name, t in panels.items()))
 
 
@@ -48,10 +53,21 @@ def _panel(ax, t, strip: bool, longest: float, path: set) -> None:
     below = 0.42 if strip else 0.0
     for rank, row in enumerate(t.rows):
         y = rank * (1 + below)
-        for kind, label, start, end in sorted(row, key=lambda s: s[0] == "wait"):  # waits lie on top
-            _box(ax, rank, y, kind, label, scale * start, scale * (end - start), scale * longest, (rank, start) in path)
+        for kind in [*LOOKS, "wait"]:  # waits lie on top
+            boxes = [(scale * start, scale * (end - start)) for what, _, start, end in row if what == kind]
+            if not boxes:
+                continue
+            alpha, high = LOOKS.get(kind, (0.0, 0.74))
+            colour = _mixed(rank, alpha)
+            wait = dict(hatch=HATCH, edgecolor="#777777") if kind == "wait" else dict(edgecolor=PAPER)
+            ax.broken_barh(boxes, (y - high / 2, high), facecolor=colour, linewidth=0.8, **wait)
+            for (start, width), label in zip(boxes, (s[1] for s in row if s[0] == kind)):
+                _name(ax, kind, label, start + width / 2, y, width / (scale * longest), colour)
+        marked = [(scale * start, scale * (end - start)) for _, _, start, end in row if (rank, start) in path]
+        if marked:
+            ax.broken_barh(marked, (y - 0.37, 0.74), facecolor="none", edgecolor=INK, linewidth=2.2, zorder=3)
         if strip and tops[rank]:
-            _strip(ax, rank, t, y + 0.44, below, scale, max(tops), longest)
+            _strip(ax, t, rank, y + 0.44, below, scale, max(tops), longest)
     last = (len(t.rows) - 1) * (1 + below)
     ax.set(yticks=[r * (1 + below) for r in range(len(t.rows))], yticklabels=[f"rank {r}" for r in range(len(t.rows))],
            ylim=(last + 0.5 + below, -0.5), xlim=(0, scale * longest), xlabel="milliseconds" if t.unit == "s" else t.unit)
@@ -59,24 +75,23 @@ def _panel(ax, t, strip: bool, longest: float, path: set) -> None:
     ax.spines["left"].set_visible(False)
 
 
-def _box(ax, rank: int, y: float, kind: str, label: str, start: float, width: float, longest: float, on_path: bool) -> None:
-    if kind == "wait":
-        ax.barh(y, width, left=start, height=0.74, facecolor=PAPER, edgecolor="#777777", hatch=HATCH, linewidth=0.5)
+def _mixed(rank: int, alpha: float) -> tuple[float, ...]:
+    """A rank's colour on paper, so much of it."""
+    return tuple(alpha * c + 1 - alpha for c in mpl.colors.to_rgb(rank_colour(rank)))
+
+
+def _name(ax, kind: str, label: str, x: float, y: float, share: float, colour) -> None:
+    """Write an operation's name where it fits."""
+    fits = share * 9.0 * 72 / 5.6  # characters
+    text = label if kind == "step" or len(kind + label) > fits else kind + label
+    if kind == "wait" or not text or len(text) > fits:
         return
-    alpha, hatch = LOOKS[kind]
-    ax.barh(y, width, left=start, height=0.74, facecolor=mpl.colors.to_rgba(rank_colour(rank), alpha), hatch=hatch,
-            edgecolor=INK if on_path else PAPER, linewidth=2.2 if on_path else 0.8, zorder=3 if on_path else 2)
-    text = kind + label
-    room = width / longest * 9.0 * 72 / 5.4  # characters of this size that fit
-    if kind == "step" or room < len(text):
-        text = label
-    if text and room >= len(text):
-        light = alpha < 0.5
-        ax.text(start + width / 2, y, text, ha="center", va="center", fontsize=9, fontweight="bold", color=INK if light else PAPER,
-                path_effects=[] if light else [withStroke(linewidth=2, foreground=INK)], zorder=4)
+    red, green, blue = colour
+    dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.42
+    ax.text(x, y, text, ha="center", va="center", fontsize=9, fontweight="bold", color=PAPER if dark else INK, zorder=4, clip_on=True)
 
 
-def _strip(ax, rank: int, t, top: float, height: float, scale: float, most: float, longest: float) -> None:
+def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: float, longest: float) -> None:
     """What the rank holds, as steps that grow upwards from the strip's floor."""
     floor, tall = top + height - 0.06, height - 0.12
     steps = t.levels[rank]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from ..runtime.failure import RankError
+from .draw import Picture
 
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!"}
 COLOURS = {"not started": "#767676", "right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}
@@ -28,6 +29,7 @@ class Answer:
     text: str
     misconception: str | None = None
     figures: list[tuple[str, str, str]] = field(default_factory=list)  # (what, reached, target)
+    picture: Picture | None = None
 
     def __repr__(self) -> str:
         head = f"{KINDS[self.kind]} {self.kind}" + (f": {self.misconception}" if self.misconception else "")
@@ -41,7 +43,7 @@ class Answer:
             body = f'<pre style="margin:.4em 0;white-space:pre-wrap">{body}</pre>'
         figures = "".join(f"<li>{escape(w)}: <b>{escape(r)}</b> (target {escape(t)})</li>" for w, r, t in self.figures)
         return (f'<div style="border-left:4px solid {COLOURS[self.kind]};padding:.3em .9em;margin:.3em 0">'
-                f'<b>{head}</b><br>{body}{f"<ul>{figures}</ul>" if figures else ""}</div>')
+                f'<b>{head}</b><br>{body}{f"<ul>{figures}</ul>" if figures else ""}</div>{self.picture.html() if self.picture else ""}')
 
 
 def wrong(misconception: str, text: str, *figures) -> Answer:

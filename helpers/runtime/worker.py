@@ -8,6 +8,7 @@ and can be freed. The two pipes to the kernel are not TCP: freeing a rank cuts a
 from __future__ import annotations
 
 import ast
+import copyreg
 import ctypes
 import multiprocessing
 import os
@@ -33,6 +34,9 @@ from . import lines, meter, wire
 from .fabric import Fabric
 
 MESSAGE = 2000  # characters of an error's message that are shown
+
+# A function that says `torch` and `x.ops` makes cloudpickle send torch.ops along, which is no module and has no name of its own.
+copyreg.pickle(type(torch.ops), lambda _: (getattr, (torch, "ops")))
 
 here: Rank | None = None  # the rank this process is; None in the kernel
 

@@ -360,7 +360,11 @@ class Timeline:
 
 
 class Stuck(ValueError):
-    """An order that can never finish. The message says which rank waits for what."""
+    """An order that can never finish. `waits`: for each rank that stands still (rank, its next operation, what that needs)."""
+
+    def __init__(self, waits: list[tuple[int, Op, Op]]):
+        super().__init__("; ".join(f"rank {rank} can never start {op.kind}{op.microbatch} of stage {op.stage}" for rank, op, _ in waits[:4]))
+        self.waits = waits
 
 
 def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
@@ -398,7 +402,7 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
             if _key(op) in waiting:
                 ready.append(waiting.pop(_key(op)))
     if left := [(rank, ops[len(mine)]) for rank, (ops, mine) in enumerate(zip(schedule.ops, runs)) if len(mine) < len(ops)]:
-        raise Stuck("; ".join(f"rank {rank} can never start {op.kind}{op.microbatch} of stage {op.stage}" for rank, op in left[:4]))
+        raise Stuck([(rank, op, next(need for need in _needs(op, last) if _key(need) not in end)) for rank, op in left])
     by_op = {_key(run.op): run.op for mine in runs for run in mine}  # `after` names the operation that really ran, B or I
     runs = [[run._replace(after=run.after and by_op[_key(run.after)]) for run in mine] for mine in runs]
     return Timeline(schedule, runs)

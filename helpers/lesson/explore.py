@@ -1,0 +1,94 @@
+"""Explorers: move a slider, and see what the theory says. Without a kernel the picture of the first setting stays.
+
+`schedules()` for pipelines. Every explorer is an `Explorer`: named controls, and a function from their values to a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..theory import schedules as orders
+from ..theory.schedules import Times, simulate
+from . import gantt
+from .draw import Picture
+
+
+class Explorer:
+    """Controls over a picture. draw(**values) gives a `Picture`, or raises ValueError, whose sentence is then shown.
+
+    controls: name -> (label, possible values, first value). `show(**values)` draws without widgets; `set(**values)` moves the controls.
+    """
+
+    def __init__(self, draw: Callable[..., Picture], controls: dict[str, tuple[str, list, object]]):
+        self.draw, self.controls = draw, controls
+        self.values = {name: first for name, (_, _, first) in controls.items()}
+        self.said = ""
+        self.picture = draw(**self.values)
+        self._widgets: dict = {}
+
+    def set(self, **values) -> None:
+        """Move controls; the picture follows. Raises ValueError for a value that a control does not have."""
+        for name, value in values.items():
+            if name not in self.controls or value not in self.controls[name][1]:
+                allowed = ", ".join(map(str, self.controls[name][1])) if name in self.controls else f"the controls {', '.join(self.controls)}"
+                raise ValueError(f"{name}={value!r}: choose from {allowed}")
+        self.values |= values
+        try:
+            self.picture, self.said = self.draw(**self.values), ""
+        except ValueError as e:
+            self.said = str(e)  # the last picture stays, with the reason why this one cannot be
+
+    def show(self) -> Picture:
+        """The picture as it stands."""
+        return self.picture
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{label} {self.values[name]}" for name, (label, *_) in self.controls.items()) + "\n" + repr(self.picture)
+
+    def _repr_mimebundle_(self, **_):
+        """Sliders where a kernel runs; the picture where none does."""
+        import ipywidgets as widgets
+        image = widgets.Image(value=self.picture.png(), format="png", layout=widgets.Layout(max_width="100%"))
+        image.add_class("three-axes-explorer")
+        words = widgets.HTML()
+        moving = False
+
+        def changed(_) -> None:
+            if not moving:
+                self.set(**{name: control.value for name, control in self._widgets.items()})
+                image.value, words.value = self.picture.png(), f"<b>{self.said}</b>"
+
+        def control(name, label, options, first):
+            made = widgets.SelectionSlider(options=options, value=first, description=label, continuous_update=False) if isinstance(first, int) \
+                else widgets.Dropdown(options=options, value=first, description=label)
+            made.style.description_width = "initial"
+            made.observe(changed, names="value")
+            return made
+        self._widgets = {name: control(name, label, options, self.values[name]) for name, (label, options, _) in self.controls.items()}
+        rows = widgets.HBox(list(self._widgets.values()), layout=widgets.Layout(flex_flow="row wrap"))
+        box = widgets.VBox([rows, words, image])
+        bundle, metadata = self.picture._repr_mimebundle_()
+        return {**bundle, "text/plain": repr(self), **{k: v for k, v in box._repr_mimebundle_().items() if k != "text/plain"}}, metadata
+
+
+SCHEDULES: dict[str, Callable] = {
+    "GPipe": lambda p, m, v: orders.gpipe(p, m), "1F1B": lambda p, m, v: orders.one_f_one_b(p, m),
+    "interleaved 1F1B": orders.interleaved, "ZB-H1": lambda p, m, v: orders.zb_h1(p, m), "ZB-H2": lambda p, m, v: orders.zb_h2(p, m),
+    "ZB-V": lambda p, m, v: orders.zb_v(p, m)}
+
+
+def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:
+    """A schedule on paper, forward 1 and backward 2 units; a stage in v chunks takes 1/v of that for each. Raises ValueError."""
+    made = SCHEDULES[schedule](p, m, v)
+    chunk = 1 / made.v
+    timeline = simulate(made, Times(chunk, chunk, chunk))
+    held = max(timeline.in_flight(r) for r in range(p)) / made.v
+    title = (f"{made.name}, p = {p}, m = {m}" + (f", v = {made.v}" if made.v > 1 else "")
+             + f": {timeline.makespan:.4g} units, bubble {timeline.bubble:.1%}, at most {held:.3g} microbatches in flight")
+    return gantt.timeline(timeline, title, memory=True)
+
+
+def schedules(schedule: str = "1F1B", p: int = 4, m: int = 8, v: int = 2) -> Explorer:
+    """Choose a schedule, stages, microbatches and chunks. v counts for the interleaved one only."""
+    return Explorer(draw_schedule, {"schedule": ("schedule", list(SCHEDULES), schedule), "p": ("stages p", [2, 4, 8], p),
+                                    "m": ("microbatches m", list(range(1, 33)), m), "v": ("chunks v", [2, 3, 4], v)})
