@@ -8,6 +8,7 @@ with any colour vision; every coloured thing also carries its name.
 from __future__ import annotations
 
 import functools
+import math
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
@@ -20,6 +21,7 @@ from matplotlib.patheffects import withStroke
 
 from ..table import human
 from ..runtime.traffic import Traffic
+from ..theory.placement import crosses, groups
 
 RANKS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"]
 INK, PAPER, FAINT = "#222222", "#FFFFFF", "#D8D8D8"
@@ -130,7 +132,8 @@ def _cube(ax, cut: int, n: int) -> None:
 def who_to_whom(named: dict[str, Traffic]) -> Picture:
     """A panel for each run: the bytes that each rank (row) sent to each other rank (column)."""
     n = len(next(iter(named.values())).ranks)
-    figure, axes = _panels(len(named), 3.2 * len(named), 3.3)
+    width = 3.2 if n <= 4 else 0.66 * n
+    figure, axes = _panels(len(named), width * len(named), width + 0.1)
     parts = []
     for ax, (name, traffic) in zip(axes[0], named.items()):
         sent = np.array(traffic.matrix if traffic.matrix else np.zeros((n, n))) / 1e6
@@ -272,3 +275,37 @@ def _matrix(ax, at: float, width: float, height: float, n: int, by: str | None, 
         ax.add_patch(plt.Rectangle(corner, w, h, facecolor=rank_colour(r), edgecolor=PAPER, linewidth=1.5))
         ax.text(corner[0] + w / 2, corner[1] + h / 2, str(r), ha="center", va="center", fontsize=10, fontweight="bold", color=PAPER,
                 path_effects=[withStroke(linewidth=2, foreground=INK)])
+
+
+@_styled
+def placement(sizes: dict[str, int], node: int) -> Picture:
+    """Ranks on nodes, and the groups along each axis: a panel for each, outermost axis last. A group has
+    the colour of its first rank; one that leaves its node is dashed."""
+    n = math.prod(sizes.values())
+    nodes, wide = -(-n // node), max(1, round(node**0.5))
+    spot = lambda r: ((r // node) * (wide + 0.7) + r % node % wide, -(r % node // wide))
+    figure, axes = _panels(len(sizes), 3.5 * len(sizes), 0.75 * (node // wide) + 1.1)
+    parts = []
+    for ax, axis in zip(axes[0], reversed(sizes)):
+        for k in range(nodes):
+            x = k * (wide + 0.7)
+            ax.add_patch(plt.Rectangle((x - 0.45, -(node // wide) + 0.52), wide - 0.1, node // wide - 0.08, facecolor="#F2F2F2", edgecolor=FAINT))
+            ax.text(x + wide / 2 - 0.5, 0.62, f"node {k}", ha="center", va="bottom", fontsize=9)
+        found = groups(axis, sizes)
+        for members in found:
+            far = crosses(members, node)
+            points = [spot(r) for r in members]
+            for (x0, y0), (x1, y1) in zip(points, points[1:]):
+                ax.annotate("", (x1, y1), (x0, y0), arrowprops=dict(arrowstyle="-", linewidth=4 if not far else 3, color=rank_colour(members[0]),
+                                                                   linestyle="--" if far else "-", connectionstyle="arc3,rad=0.16"))
+        for r in range(n):
+            first = next(members[0] for members in found if r in members)
+            ax.add_patch(plt.Circle(spot(r), 0.3, facecolor=rank_colour(first), edgecolor=PAPER, linewidth=1.5, zorder=3))
+            ax.text(*spot(r), str(r), ha="center", va="center", fontweight="bold", color=PAPER, zorder=4,
+                    path_effects=[withStroke(linewidth=2.5, foreground=INK)])
+        across = sum(crosses(members, node) for members in found)
+        ax.set_title(f"{axis}: {len(found)} groups of {sizes[axis]}" + (f", {across} between nodes" if across else ", inside nodes"), fontsize=11)
+        ax.set(xlim=(-0.6, nodes * (wide + 0.7) - 1.1), ylim=(-(node // wide) + 0.4, 0.95), aspect="equal")
+        ax.axis("off")
+        parts.append(f"{axis}: " + ", ".join("–".join(map(str, g)) for g in found) + (" cross nodes" if across else " stay inside a node"))
+    return Picture(figure, f"{n} ranks on {nodes} nodes of {node}, and their groups. " + "; ".join(parts) + ".")

@@ -1,0 +1,52 @@
+"""Which rank goes where: coordinates on the grid of axes, the groups along each, and which of them leave a node.
+
+`sizes` names the axes from the outermost to the innermost, such as {"dp": 2, "pp": 2, "tp": 2}. The innermost
+coordinate changes fastest with the rank, so its groups are neighbours: rank = (i·p + j)·t + k.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+Sizes = dict[str, int]
+
+
+def coordinates(rank: int, sizes: Sizes) -> dict[str, int]:
+    """Where a rank stands along each axis. Raises ValueError for a rank that is not on the grid."""
+    n = math.prod(sizes.values())
+    if not 0 <= rank < n:
+        raise ValueError(f"rank {rank} is not on a grid of {' × '.join(map(str, sizes.values()))} = {n}, whose ranks are 0 to {n - 1}")
+    found = {}
+    for axis, size in reversed(sizes.items()):
+        rank, found[axis] = divmod(rank, size)
+    return {axis: found[axis] for axis in sizes}
+
+
+def stride(axis: str, sizes: Sizes) -> int:
+    """How far apart neighbours along an axis are, in ranks: the product of the sizes further in."""
+    return math.prod(list(sizes.values())[list(sizes).index(axis) + 1:])
+
+
+def group(rank: int, axis: str, sizes: Sizes) -> list[int]:
+    """The ranks that differ from `rank` along `axis` only, itself among them."""
+    step = stride(axis, sizes)
+    first = rank - coordinates(rank, sizes)[axis] * step
+    return [first + i * step for i in range(sizes[axis])]
+
+
+def groups(axis: str, sizes: Sizes) -> list[list[int]]:
+    """All groups along an axis. Together they hold every rank once."""
+    return [list(g) for g in sorted({tuple(group(r, axis, sizes)) for r in range(math.prod(sizes.values()))})]
+
+
+def crosses(ranks: Sequence[int], node: int) -> bool:
+    """Whether these ranks are on more than one node of `node` ranks."""
+    return len({r // node for r in ranks}) > 1
+
+
+def axis_between(a: int, b: int, sizes: Sizes) -> str | None:
+    """The one axis along which two ranks differ; None if there is none or more than one: they never talk."""
+    there = coordinates(b, sizes)
+    differ = [axis for axis, i in coordinates(a, sizes).items() if there[axis] != i]
+    return differ[0] if len(differ) == 1 else None
