@@ -309,3 +309,29 @@ def placement(sizes: dict[str, int], node: int) -> Picture:
         ax.axis("off")
         parts.append(f"{axis}: " + ", ".join("–".join(map(str, g)) for g in found) + (" cross nodes" if across else " stay inside a node"))
     return Picture(figure, f"{n} ranks on {nodes} nodes of {node}, and their groups. " + "; ".join(parts) + ".")
+
+
+PARTS = {"weights": (INK, ""), "gradients": ("#777777", ""), "optimizer": ("#B5B5B5", ""), "activations": (PAPER, "...."), "logits": (PAPER, "xxxx"),
+         "gathered weights": (PAPER, "----"), "overhead": (PAPER, "")}
+
+
+@_styled
+def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: str) -> Picture:
+    """Stacked bars: what one GPU of each pipeline stage holds, bytes by kind, and the device's capacity as a line."""
+    figure, ((ax,),) = _panels(1, 8.4, 3.1)
+    base = np.zeros(len(stages))
+    for kind, (colour, hatch) in PARTS.items():
+        sizes = np.array([stage.get(kind, 0.0) for stage in stages]) / 1e9
+        if sizes.any():
+            ax.bar(range(len(stages)), sizes, 0.6, bottom=base, label=kind, facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.8)
+            base += sizes
+    for x, top in enumerate(base):
+        ax.text(x, top, f"{top:.1f}", ha="center", va="bottom", fontweight="bold" if top == base.max() else "normal")
+    ax.axhline(capacity / 1e9, color="#D55E00", linestyle="--", linewidth=1.8)
+    ax.text(len(stages) - 0.5, capacity / 1e9, f" holds {capacity / 1e9:.0f}", color="#B5482A", va="center", ha="left")
+    ax.set(xticks=range(len(stages)), xticklabels=[f"stage {k}" for k in range(len(stages))], ylabel="GB on each GPU", title=title,
+           ylim=(0, 1.12 * max(base.max(), capacity / 1e9)), xlim=(-0.6, len(stages) - 0.5))
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.14, 1.0))
+    return Picture(figure, f"{title}. " + "; ".join(f"stage {k}: {top:.1f} GB, of it " + ", ".join(f"{kind} {stage[kind] / 1e9:.1f}" for kind in PARTS if stage.get(kind))
+                                                    for k, (stage, top) in enumerate(zip(stages, base))) + f". The device holds {capacity / 1e9:.0f} GB.")

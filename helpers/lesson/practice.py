@@ -28,20 +28,20 @@ class Answer:
     kind: str
     text: str
     misconception: str | None = None
-    figures: list[tuple[str, str, str]] = field(default_factory=list)  # (what, reached, target)
+    figures: list[tuple[str, str, str]] = field(default_factory=list)  # (what, reached, target or '')
     picture: Picture | None = None
 
     def __repr__(self) -> str:
         head = f"{KINDS[self.kind]} {self.kind}" + (f": {self.misconception}" if self.misconception else "")
         lines = [head, *textwrap.wrap(self.text, 100, break_on_hyphens=False)] if "\n" not in self.text else [head, self.text]
-        return "\n".join(lines + [f"  {what}: {reached} (target {target})" for what, reached, target in self.figures])
+        return "\n".join(lines + [f"  {what}: {reached}" + (f" (target {target})" if target else "") for what, reached, target in self.figures])
 
     def _repr_html_(self) -> str:
         head = f"{KINDS[self.kind]} {self.kind}" + (f": {escape(self.misconception)}" if self.misconception else "")
         body = escape(self.text)
         if "\n" in self.text:
             body = f'<pre style="margin:.4em 0;white-space:pre-wrap">{body}</pre>'
-        figures = "".join(f"<li>{escape(w)}: <b>{escape(r)}</b> (target {escape(t)})</li>" for w, r, t in self.figures)
+        figures = "".join(f"<li>{escape(w)}: <b>{escape(r)}</b>{f' (target {escape(t)})' if t else ''}</li>" for w, r, t in self.figures)
         return (f'<div style="border-left:4px solid {COLOURS[self.kind]};padding:.3em .9em;margin:.3em 0">'
                 f'<b>{head}</b><br>{body}{f"<ul>{figures}</ul>" if figures else ""}</div>{self.picture.html() if self.picture else ""}')
 

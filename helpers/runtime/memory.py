@@ -10,7 +10,7 @@ import torch
 from . import worker
 
 
-def _storages(tensors) -> dict[int, int]:
+def storages(tensors) -> dict[int, int]:
     """Piece of memory -> bytes, for the memory behind these tensors, each piece once (tied weights, views)."""
     found = {}
     for t in tensors:
@@ -51,7 +51,7 @@ class _Saved:
 
     def __init__(self, tensor: torch.Tensor, held: Held):
         self.tensor, self.held = tensor, held
-        (self.piece, self.size), = _storages([tensor]).items()
+        (self.piece, self.size), = storages([tensor]).items()
         held.add(self.piece, self.size)
 
     def __del__(self):
@@ -65,10 +65,10 @@ def saved_activations(model: torch.nn.Module):
     Yields a `Held`. Parameters are not activations and are left out. On a rank the rise and fall goes into `world.timeline`.
     """
     held = Held()
-    weights = set(_storages(model.parameters()))
+    weights = set(storages(model.parameters()))
 
     def keep(t):
-        of_weight = isinstance(t._base if t._is_view() else t, torch.nn.Parameter) or not _storages([t]).keys() - weights
+        of_weight = isinstance(t._base if t._is_view() else t, torch.nn.Parameter) or not storages([t]).keys() - weights
         return t if of_weight else _Saved(t, held)
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t.tensor if isinstance(t, _Saved) else t):
@@ -84,9 +84,9 @@ def by_kind(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = No
     """
     state = optimizer.state.values() if optimizer else ()
     return {
-        "parameters": sum(_storages(model.parameters()).values()),
-        "gradients": sum(_storages(p.grad for p in model.parameters()).values()),
-        "optimizer": sum(_storages(v for s in state for v in s.values()
+        "parameters": sum(storages(model.parameters()).values()),
+        "gradients": sum(storages(p.grad for p in model.parameters()).values()),
+        "optimizer": sum(storages(v for s in state for v in s.values()
                                    if isinstance(v, torch.Tensor) and v.dim()).values()),
         "activations": activations,
         "communication": buffers,
