@@ -6,11 +6,16 @@ import nbformat
 import pytest
 
 from helpers import toy
+from helpers.lesson.drops import d05, d07
 from helpers.table import human
+from helpers.theory import CLUSTERS, cost
 from helpers.theory.collectives import book
+from helpers.theory.memory import states
 from test_notebooks import NOTEBOOKS, text
 
 N = sum(p.numel() for p in toy.ToyTransformer(hidden=256).parameters())
+SMALL = 4 * sum(p.numel() for p in d05.paced_model().parameters())
+DGX = CLUSTERS["dgx-h100"]
 
 # For each drop, sentences whose figures no cell prints, with the figures put in by computing them.
 COMPUTED = {
@@ -26,7 +31,21 @@ COMPUTED = {
     "03": [f"one all-reduce forward and one backward: 4·2·2 = {4 * 2 * 2}, of 4·*bsh* bytes each"],
     "04": [f"sent {human(16 * book('all_reduce', 4 * 8 * 32 * 256, 4))} from every rank (drop 03), "
            f"{ {12: 'twelve'}[16 * book('all_reduce', 1, 4) / 2] } times as much as a middle stage"],
+    "05": [f"{1e3 * d05.FORWARD:.0f} ms forward, {1e3 * d05.BACKWARD:.0f} ms backward",
+           f"held back until it would have ended over {8 * d05.NETWORK.nic / 1e6:.0f} Mb/s Ethernet",
+           f"The toy has {human(SMALL)} of gradients here, and on four ranks each sends {book('all_reduce', 1, 4)} times that: "
+           f"{human(book('all_reduce', SMALL, 4))} over {human(d05.NETWORK.nic)}/s, {1e3 * book('all_reduce', SMALL, 4) / d05.NETWORK.nic:.0f} ms. "
+           f"A step that computes for {4e3 * (d05.FORWARD + d05.BACKWARD):.0f} ms takes half as long again.",
+           "(25 MB each, unless you say otherwise)"],
+    "06": [f"NVLink against one 400 Gb/s port is {DGX.link / 1e9:.0f} to {DGX.nic / 1e9:.0f} GB/s",
+           "10 ms forward and 20 ms backward a block"],
+    "07": ["a timed wait of 30 ms a forward"],
+    "08": [],
+    "09": [f"So 7·10⁹ parameters take {human(sum(states(7e9).values()))} before the first token. A device of {DGX.device.memory / 1e9:.0f} GB does not hold them.",
+           f"{human(4 * 175e9)}: nearly nine devices of {DGX.device.memory / 1e9:.0f} GB",
+           "The 2 GB of overhead stand for", "Your plan fits on the average stage with 1 GB to spare."],
 }
+assert d07.UNIT == 0.030 and cost.OVERHEAD == 2e9
 FIGURE = r"\d[\d.,]* ?(?:[kMGT]i?B|%|ms|µs)(?!\w)"
 
 

@@ -50,7 +50,7 @@ class _Saved:
     """A tensor that autograd keeps. When it lets go, `held` falls."""
 
     def __init__(self, tensor: torch.Tensor, held: Held):
-        self.tensor, self.held = tensor, held
+        self.tensor, self.held = tensor.detach(), held  # with its history it would keep itself alive
         (self.piece, self.size), = storages([tensor]).items()
         held.add(self.piece, self.size)
 

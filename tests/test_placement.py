@@ -1,0 +1,45 @@
+"""Coordinates and groups on the grid of axes, against each other and against PyTorch's DeviceMesh."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.theory import placement
+
+GRIDS = st.permutations(["dp", "pp", "tp"]).flatmap(lambda order: st.tuples(*(st.integers(1, 6) for _ in order)).map(lambda n: dict(zip(order, n))))
+
+
+@given(GRIDS)
+def test_groups_partition_the_ranks_and_hold_one_coordinate_free(sizes):
+    n = math.prod(sizes.values())
+    for axis in sizes:
+        groups = placement.groups(axis, sizes)
+        assert sorted(r for g in groups for r in g) == list(range(n)) and {len(g) for g in groups} == {sizes[axis]}
+        for members in groups:
+            others = {tuple(v for a, v in placement.coordinates(r, sizes).items() if a != axis) for r in members}
+            assert len(others) == 1 and members == placement.group(members[-1], axis, sizes)
+            assert all(b - a == placement.stride(axis, sizes) for a, b in zip(members, members[1:]))
+    a, b = 0, n - 1
+    assert placement.axis_between(a, b, sizes) == (next((x for x in sizes if sizes[x] > 1), None) if sum(s > 1 for s in sizes.values()) == 1 else None)
+
+
+def test_it_is_the_grid_that_pytorch_makes(world):
+    def mesh():
+        from helpers import toy
+        grid = toy.grid_groups(2, 1, 2)
+        import torch.distributed as dist
+        return {axis: dist.get_process_group_ranks(grid[axis].get_group()) for axis in ("dp", "pp", "tp")}
+    sizes = {"dp": 2, "pp": 1, "tp": 2}
+    assert world.run(mesh) == [{axis: placement.group(r, axis, sizes) for axis in sizes} for r in range(4)]
+
+
+def test_what_crosses_a_node():
+    llama = {"dp": 128, "pp": 16, "tp": 8}
+    assert [axis for axis in llama if placement.crosses(placement.group(0, axis, llama), 8)] == ["dp", "pp"]
+
+
+def test_a_rank_off_the_grid_is_refused():
+    with pytest.raises(ValueError, match=r"rank 8 is not on a grid of 2 × 2 × 2 = 8, whose ranks are 0 to 7"):
+        placement.coordinates(8, {"dp": 2, "pp": 2, "tp": 2})

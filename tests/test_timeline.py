@@ -1,0 +1,109 @@
+"""Spans on one clock, activations as they come and go, and the pictures and explorers made of them."""
+
+import statistics
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers import toy
+from helpers.lesson import explore, gantt
+from helpers.lesson.drops import d07
+from helpers.runtime import memory
+from helpers.runtime.clock import span
+from helpers.theory import schedules
+
+
+def test_spans_waits_and_one_clock(world):
+    def work():
+        with span("F", 0):
+            time.sleep(0.02)
+        dist.barrier()
+        if dist.get_rank() == 3:
+            time.sleep(0.1)
+        dist.all_reduce(torch.ones(10))
+    world.run(work)
+    t = world.timeline
+    assert [[s.kind for s in row][0] for row in t.rows] == ["F"] * 4
+    assert t.seconds(0, "wait") > 0.09 > t.seconds(3, "wait")
+    ends = [max(s.end for s in row) for row in t.rows]
+    assert max(ends) - min(ends) < 0.05  # all left the sum together: one clock
+    assert "rank 0: F0" in repr(t)
+
+
+def test_a_span_in_the_kernel_does_nothing():
+    with span("F"):
+        pass
+
+
+@pytest.mark.parametrize("make", [schedules.gpipe, schedules.one_f_one_b])
+@pytest.mark.parametrize("m", [4, 8, 16])
+def test_in_flight_is_exact_and_the_bubble_near(world, make, m):
+    schedule = make(4, m)
+    t = d07.on_ranks(world, schedule, tries=1, unit=0.01)
+    paper = schedules.simulate(schedule)
+    assert [t.in_flight(r) for r in range(4)] == [paper.in_flight(r) for r in range(4)]
+    one = 1 * 1 * 256 * 4  # bytes of one microbatch's activation; an inner stage keeps nothing else
+    assert [t.peak(r) / one for r in (0, 1, 2)] == [paper.in_flight(r) for r in (0, 1, 2)]
+    assert 0 < t.bubble - paper.bubble < 0.15  # bench/schedules.py measures how near
+
+
+def test_activations_rise_and_fall():
+    block = toy.ToyTransformer(hidden=32).blocks[0]
+    x = torch.randn(2, 8, 32, requires_grad=True)
+    with memory.saved_activations(block) as held:
+        y = block(x)
+        full = held.now
+        with memory.saved_activations(block) as inner:
+            other = block(x)
+        assert inner.now == full
+        del other
+        assert inner.now == 0 and inner.peak == full
+    assert held.peak >= full > 0
+    y.sum().backward()
+    del y
+    assert held.now == 0
+
+
+def test_weights_are_not_activations_even_when_fsdp_swaps_them(world):
+    def kept():
+        from torch.distributed.fsdp import fully_shard
+        sizes = []
+        for shard in (False, True):
+            block = toy.ToyTransformer(hidden=32).blocks[0]
+            if shard:
+                fully_shard(block)
+            with memory.saved_activations(block) as held:
+                block(torch.ones(2, 8, 32, requires_grad=True))
+                sizes.append(held.peak)
+        return sizes
+    plain, sharded = world.run(kept)[0]
+    assert plain == sharded
+
+
+def test_a_picture_of_measured_and_predicted(world):
+    schedule = schedules.one_f_one_b(4, 4)
+    measured = d07.on_ranks(world, schedule, tries=1, unit=0.002)
+    picture = gantt.timeline({"predicted": d07.on_paper(schedule), "measured": measured}, "1F1B", critical=True)
+    assert picture.png()[:4] == b"\x89PNG" and "Peaks: 4, 3, 2, 1" in picture.alt and "rank 3 F0 B0 F1 B1" in picture.alt
+
+
+def test_an_explorer_moves_refuses_and_says_why():
+    e = explore.schedules("1F1B", p=4, m=8)
+    assert "27.3%" in e.picture.alt
+    e.set(schedule="GPipe", m=16)
+    assert "15.8%" in e.picture.alt and e.said == ""
+    e.set(schedule="interleaved 1F1B", m=9)
+    assert "multiple of 4" in e.said and "GPipe" in e.picture.alt  # the last picture stays
+    with pytest.raises(ValueError, match="choose from"):
+        e.set(p=5)
+    bundle, _ = e._repr_mimebundle_()
+    assert {"image/png", "text/plain", "application/vnd.jupyter.widget-view+json"} <= set(bundle)
+
+
+def test_moving_a_slider_redraws():
+    e = explore.schedules()
+    e._repr_mimebundle_()
+    e._widgets["m"].value = 12
+    assert "m = 12" in e.picture.alt
