@@ -132,7 +132,7 @@ def _cube(ax, cut: int, n: int) -> None:
 def who_to_whom(named: dict[str, Traffic]) -> Picture:
     """A panel for each run: the bytes that each rank (row) sent to each other rank (column)."""
     n = len(next(iter(named.values())).ranks)
-    width = 3.2 if n <= 4 else 0.66 * n
+    width = 3.2 if n <= 4 else 0.56 * n
     figure, axes = _panels(len(named), width * len(named), width + 0.1)
     parts = []
     for ax, (name, traffic) in zip(axes[0], named.items()):
@@ -149,8 +149,8 @@ def who_to_whom(named: dict[str, Traffic]) -> Picture:
                xlim=(-0.6, n - 0.4), ylim=(n - 0.4, -0.6), aspect="equal")
         ax.tick_params(length=0)
         for r in range(n):
-            ax.get_xticklabels()[r].set_color(rank_colour(r)), ax.get_yticklabels()[r].set_color(rank_colour(r))
-            ax.get_xticklabels()[r].set_fontweight("bold"), ax.get_yticklabels()[r].set_fontweight("bold")
+            for tick in (ax.get_xticklabels()[r], ax.get_yticklabels()[r]):
+                tick.set(color=rank_colour(r), fontweight="bold", path_effects=[withStroke(linewidth=2, foreground=INK)])
         for spine in ax.spines.values():
             spine.set_visible(False)
     figure.supxlabel("MB, measured by the operating system", fontsize=10)

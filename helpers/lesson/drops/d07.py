@@ -37,9 +37,10 @@ def on_ranks(world: World, schedule: Schedule, tries: int = 2, unit: float = UNI
     return min(found, key=lambda t: t.makespan)
 
 
-def on_paper(schedule: Schedule, unit: float = UNIT):
+def on_paper(schedule: Schedule, unit: float = UNIT) -> schedules.Timeline:
     """The same on paper, in seconds, so that both have one scale."""
-    return schedules.Timeline(schedule, schedules.simulate(schedule, Times(unit, unit, unit)).runs, unit="s")
+    runs = schedules.simulate(schedule).runs  # in whole units, which add up without rounding: ties stay ties
+    return schedules.Timeline(schedule, [[r._replace(start=unit * r.start, end=unit * r.end) for r in mine] for mine in runs], unit="s")
 
 
 def with_real_compute(world: World, schedule: Schedule, b: int = 16, s: int = 64) -> Timeline:
