@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ import torch.distributed as dist
 
 from ..theory.hardware import Cluster
 from . import lines, meter, wire
+from .budget import Budget
 from .fabric import Fabric
 
 MESSAGE = 2000  # characters of an error's message that are shown
@@ -71,6 +73,7 @@ class Setup(NamedTuple):
     environ: dict[str, str]
     counted: bool
     fabric: Cluster | None  # the network to emulate
+    memory: float | None  # bytes of tensors that this rank may hold
 
 
 def main(setup: Setup, control, output, leash) -> None:
@@ -138,6 +141,7 @@ class Rank:
         self.began = 0.0  # when it began
         box = os.open(os.path.join(setup.folder, f"box-{setup.rank}"), os.O_RDWR | os.O_CREAT, 0o600)
         self.recorder = meter.Recorder(box, setup.counted)
+        self.budget = Budget(setup.rank, setup.memory) if setup.memory else None
         self.names: dict = {}
 
     # -- the main thread -------------------------------------------------------------
@@ -188,13 +192,16 @@ class Rank:
         try:
             try:
                 self.running, self.began = number, time.monotonic()
-                value = getattr(self, "_" + kind)(*pickle.loads(payload))
+                with self.budget or nullcontext():
+                    value = getattr(self, "_" + kind)(*pickle.loads(payload))
                 self.recorder.finish()
             finally:
                 self.running = None  # from here on an interrupt is ignored
         except BaseException as e:  # noqa: BLE001  the reader's code may raise anything, SystemExit included
             error = self._describe(e, aborted=self.aborting == number)
         report = self.recorder.stop()
+        if self.budget:
+            report.levels = self.budget.take_levels()
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()

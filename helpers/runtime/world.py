@@ -64,12 +64,13 @@ class World:
     (None: never); `run(..., timeout=)` sets it for one call. counted: whether bytes are counted
     (`traffic`); without, collectives run untouched and failures cannot name them. fabric: a cluster whose
     network is emulated, so that each collective takes as long as it would there (see `runtime.fabric`).
+    memory: bytes of tensors that each rank may hold; one more is an out-of-memory error (see `runtime.budget`).
     Ranks talk over gloo on the loopback interface, and over NCCL as well where the
     machine has a GPU for each.
     """
 
     def __init__(self, n: int = 4, *, timeout: float | None = 30.0, counted: bool = True,
-                 fabric: Cluster | None = None):
+                 fabric: Cluster | None = None, memory: float | None = None):
         if worker.here:
             raise RuntimeError(f"this is rank {worker.here.setup.rank} already: "
                                "a world is made in the notebook, not inside a rank")
@@ -80,7 +81,9 @@ class World:
         if fabric is not None and not (isinstance(fabric, Cluster) and counted):
             raise TypeError(f"fabric={fabric!r}, counted={counted}: a fabric is a helpers.theory.Cluster, and needs counted=True")
         self.n, self.timeout, self.number, self._counted = n, _seconds(timeout), next(_numbers), counted
-        self.fabric = fabric
+        if memory is not None and (isinstance(memory, bool) or not isinstance(memory, (int, float)) or not memory > 0):
+            raise ValueError(f"memory={memory!r}: give the bytes of tensors that each rank may hold, such as 50e6, or None for no limit")
+        self.fabric, self.memory = fabric, memory
         self.traffic: Traffic | None = None  # of the last run() or cell
         self.timeline: Timeline | None = None  # of the same
         self._calls = itertools.count(1)
@@ -173,7 +176,7 @@ class World:
         captured = [output.Captured() for _ in range(self.n)]
         try:
             for r in range(self.n):
-                self._ranks.add(worker.Setup(r, self.n, self._backend, device, self._folder, environ, self._counted, self.fabric))
+                self._ranks.add(worker.Setup(r, self.n, self._backend, device, self._folder, environ, self._counted, self.fabric, self.memory))
             formed = self._join(START_SECONDS, captured)
         except BaseException:
             self.close()
