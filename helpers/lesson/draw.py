@@ -335,3 +335,19 @@ def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: 
     ax.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.14, 1.0))
     return Picture(figure, f"{title}. " + "; ".join(f"stage {k}: {top:.1f} GB, of it " + ", ".join(f"{kind} {stage[kind] / 1e9:.1f}" for kind in PARTS if stage.get(kind))
                                                     for k, (stage, top) in enumerate(zip(stages, base))) + f". The device holds {capacity / 1e9:.0f} GB.")
+
+
+@_styled
+def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> Picture:
+    """A panel for each run: every rank's peak in every step, and the budget as a line. The last step failed."""
+    figure, axes = _panels(len(runs), 2.9 * len(runs), 2.7)
+    parts = []
+    for ax, (name, peaks) in zip(axes[0], runs.items()):
+        for rank in range(len(peaks[0])):  # the later ones are smaller, and lie on top
+            ax.plot([p[rank] / 1e6 for p in peaks], color=rank_colour(rank), marker="os^Dv<>p"[rank % 8], markersize=max(3.0, 9 - 2 * rank), linewidth=1.6, label=f"rank {rank}")
+        ax.axhline(budget / 1e6, color="#D55E00", linestyle="--", linewidth=1.8)
+        ax.plot(len(peaks) - 1, max(peaks[-1]) / 1e6, marker="x", color=INK, markersize=11, markeredgewidth=2.5)
+        ax.set(title=name, xlabel="step", ylabel="MB, peak of the step" if ax is axes[0][0] else "", ylim=(0, 1.35 * budget / 1e6), xlim=(-0.4, 9))
+        parts.append(f"{name}: " + ", ".join(f"{max(p) / 1e6:.2f}" for p in peaks) + f" MB on the fullest rank, at the end {min(peaks[-1]) / 1e6:.2f} on the emptiest")
+    axes[0][-1].legend(loc="lower right", fontsize=8.5)
+    return Picture(figure, f"Peaks of memory, step by step; the budget is {human(budget)}. " + "; ".join(parts) + ".")

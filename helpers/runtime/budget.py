@@ -57,9 +57,9 @@ class Budget(TorchDispatchMode):
 
     def _weigh(self, func) -> None:
         held = self.now
+        self.peak = max(self.peak, held)  # also of an attempt that fails
         if self.limit is not None and held > self.limit:
             raise torch.OutOfMemoryError(self._report(held, func))
-        self.peak = max(self.peak, held)
         if not self.levels or self.levels[-1][1] != held:
             self.levels.append((time.monotonic(), held))
 

@@ -268,7 +268,7 @@ class Recorder:
         end = time.monotonic()
         row.waited += end - start
         if end - start > 1e-4:  # less would not be seen
-            self.spans.append(Span("wait", row.op, start, end))
+            self.spans.append(Span("wait", f"{row.op} {row.axis}", start, end))
 
     def _wait_tensor(self, tensor):
         start = time.monotonic()

@@ -1,0 +1,15 @@
+"""Record the four incidents of drop 10 anew, from real ranks: python data/incidents/make.py"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from helpers.lesson.drops import d10
+
+ORDER = ("long batch", "gather on rank 0", "optimizer state", "leak")  # of run_1 to run_4
+
+if __name__ == "__main__":
+    for number, cause in enumerate(ORDER, 1):
+        file = Path(__file__).parent / f"run_{number}.json"
+        file.write_text(json.dumps(asdict(d10.crash(cause)), indent=1) + "\n")
+        print(file.name)

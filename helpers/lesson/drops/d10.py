@@ -1,0 +1,271 @@
+"""Drop 10: runs that ran out of memory, told apart by their traces, and the ladder of remedies under one budget."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+from ... import toy
+from ...runtime import worker
+from ...runtime.failure import RankError
+from ...runtime.world import World
+from ...table import Table, human
+from ..practice import Answer, Exercise, right, wrong
+
+CAUSES = ("optimizer state", "leak", "long batch", "gather on rank 0")
+FOLDER = Path(__file__).resolve().parents[3] / "data" / "incidents"
+HIDDEN, RANKS, USUAL, LONG = 64, 4, 32, 160  # of the incidents: sequences of 32 tokens, and one of 160
+BUDGET = 6.5e6  # bytes for each rank
+
+
+@dataclass
+class Run:
+    """What is left of a run that ended out of memory. peaks[step][rank]: the most bytes of tensors that the rank held in that step.
+
+    tokens[step]: the length of its longest sequence. log: what was printed. error: the last words of the rank that failed.
+    """
+
+    tokens: list[int]
+    peaks: list[list[int]]
+    log: list[str]
+    error: str
+    budget: float
+
+    def __repr__(self) -> str:
+        return "\n".join([*self.log, self.error])
+
+
+def load(number: int) -> Run:
+    """Incident 1 to 4, recorded from real ranks by data/incidents/make.py."""
+    return Run(**json.loads((FOLDER / f"run_{number}.json").read_text()))
+
+
+def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidden: int = HIDDEN) -> Run:
+    """Train the toy on four real ranks under a memory budget, with one thing wrong, until a rank is out of memory.
+
+    cause: one of CAUSES. at: the step at which the long batch or the checkpoint comes. Raises ValueError if the run survives.
+    """
+    def train(first: bool, step: int, tokens: int) -> tuple[int, float]:
+        here = worker.here.names
+        rank, d = dist.get_rank(), dist.get_world_size()
+        if first:
+            here["model"] = toy.ToyTransformer(hidden=hidden, seq_len=LONG, seed=0)
+            here["optimizer"] = (torch.optim.AdamW if cause in CAUSES[:1] else torch.optim.SGD)(here["model"].parameters(), lr=1e-3)
+            here["kept"], here["shards"] = [], torch.zeros(1_500_000 // 4)  # a share of a larger model's states
+        model, budget_ = here["model"], worker.here.budget
+        budget_.peak = budget_.now
+        x, y = (toy.my_share(t, rank, d) for t in toy.make_batch(4 * d, tokens, seed=step))
+        scores = model(x)
+        loss = toy.loss_of(scores, y)
+        if cause == "leak":
+            here["kept"].append(scores)  # "for the metrics"
+        loss.backward()
+        toy.average_gradients(model)
+        here["optimizer"].step(), here["optimizer"].zero_grad()
+        if cause == "gather on rank 0" and step == at:
+            parts = [torch.empty_like(here["shards"]) for _ in range(d)] if rank == 0 else None
+            dist.gather(here["shards"], parts)
+        return budget_.peak, loss.item()
+
+    found = Run([], [], [], "", budget)
+    with World(RANKS, memory=budget, timeout=30) as world:
+        for step in range(steps):
+            tokens = LONG if cause == "long batch" and step == at else USUAL
+            found.tokens.append(tokens)
+            try:
+                results = world.run(train, step == 0, step, tokens)
+            except RankError as e:
+                found.peaks.append(world.run(lambda: worker.here.budget.peak))
+                found.error = next(str(s.error.message) for s in e.seen if s.error and s.error.type == "OutOfMemoryError")
+                return found
+            found.peaks.append([peak for peak, _ in results])
+            found.log.append(f"step {step:2}  loss {sum(loss for _, loss in results) / RANKS:.3f}  {16 * tokens:5} tokens")
+    raise ValueError(f"{cause} survived {steps} steps under a budget of {human(budget)}: {found.peaks}")
+
+
+# -- the ladder --------------------------------------------------------------------------------
+
+REMEDIES = ("nothing", "DP on 8 ranks", "ZeRO-1", "ZeRO-3", "4 microbatches", "recompute", "TP + SP", "offload")
+LADDER_BUDGET = 8e6
+
+
+class _Outside:
+    """Saved activations as plain bytes, outside of what the budget counts: as if in the host's memory."""
+
+    @staticmethod
+    def pack(t: torch.Tensor):
+        return (t.detach().numpy().copy(), t.dtype) if t.numel() > 1000 and not isinstance(t._base if t._is_view() else t, torch.nn.Parameter) else t
+
+    @staticmethod
+    def unpack(kept):
+        return torch.from_numpy(kept[0]) if isinstance(kept, tuple) else kept
+
+
+def _try(remedy: str, tokens: int, b: int) -> tuple[float, int]:
+    """One rank's part: two steps with Adam on b sequences a rank. Returns the second one's seconds, and the peak of bytes."""
+    rank, d = dist.get_rank(), dist.get_world_size()
+    model = toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG, seed=0)
+    average, microbatches = toy.average_gradients, 4 if remedy in ("4 microbatches", "TP + SP") else 1
+    if remedy == "TP + SP":
+        toy.split_width(model, sequence=True)
+        average = toy.sum_norm_gradients
+    if remedy == "recompute":
+        for block in model.blocks:
+            block.forward = lambda x, plain=block.forward: checkpoint(plain, x, use_reentrant=False)
+    if remedy.startswith("ZeRO"):
+        zero = (toy.Zero1 if remedy == "ZeRO-1" else toy.Zero3)(model)
+        apply, average = zero.step, lambda model: None
+    else:
+        optimizer = torch.optim.AdamW(model.parameters())
+        apply = lambda: (optimizer.step(), optimizer.zero_grad())
+    batch = toy.make_batch(b * d, tokens)
+    mine = batch if remedy == "TP + SP" else [toy.my_share(t, rank, d) for t in batch]
+    for _ in range(2):
+        dist.barrier()
+        worker.here.budget.peak = 0
+        start = time.monotonic()
+        for x, y in zip(*(t.chunk(microbatches) for t in mine)):
+            with torch.autograd.graph.saved_tensors_hooks(_Outside.pack, _Outside.unpack) if remedy == "offload" else nullcontext():
+                loss = toy.loss_of(model(x), y) / microbatches
+            loss.backward()
+            del loss
+        average(model)
+        apply()
+    return time.monotonic() - start, worker.here.budget.peak
+
+
+def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: int = 4) -> dict:
+    """Try a remedy on the long batch, on real ranks under a budget: did it fit, its peak without a limit, and seconds of a step."""
+    ranks = 8 if remedy == "DP on 8 ranks" else RANKS
+    with World(ranks, memory=1e12, timeout=60) as roomy:
+        results = roomy.run(_try, remedy, tokens, b)
+    found = {"peak": max(peak for _, peak in results), "seconds": max(s for s, _ in results), "fits": True, "error": ""}
+    with World(ranks, memory=budget, timeout=60) as tight:
+        try:
+            tight.run(_try, remedy, tokens, b)
+        except RankError as e:
+            found |= {"fits": False, "error": next((s.error.message for s in e.seen if s.error and s.error.type == "OutOfMemoryError"), str(e))}
+    return found
+
+
+def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
+    """Bytes at the start of backward, by hand, in float32. One unit is b·s·h numbers.
+
+    A block keeps 16 units (drop 06 counted 7 of them for t = 4, and 5.5 with SP), the head 2, and scores, their softmax and its
+    gradient 256/h each.
+    """
+    n = sum(p.numel() for p in toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG).parameters())
+    unit = 4 * b * tokens * HIDDEN
+    head = 2 + 3 * toy.VOCABULARY / HIDDEN
+    states, blocks = 12 * n, 4 * 16 * unit
+    if remedy == "ZeRO-1":
+        states = (4 + 4 + 8 / RANKS) * n - 4 * n + 4 * n / RANKS  # gradients are not there yet; the shard of the weights is kept twice
+    elif remedy == "ZeRO-3":
+        states = 12 * n / RANKS
+    elif remedy == "4 microbatches":
+        return 16 * n + (4 * 16 + head) * unit / 4
+    elif remedy == "recompute":
+        return states + max(4 + head, 4 + 16 + 5) * unit  # four inputs; then the head, or a whole block again and its first gradients
+    elif remedy == "TP + SP":
+        ends = (2 * toy.VOCABULARY + LONG) * HIDDEN
+        return 16 * ((n - ends) / RANKS + ends) + (4 * 5.5 + head) * unit
+    elif remedy == "offload":
+        return states + head * unit
+    return states + blocks + head * unit
+
+
+def ladder(tried: dict[str, dict]) -> Table:
+    """The remedies side by side. Seconds are left out: they are of one run."""
+    rows = [[name, human(predicted(name)), human(r["peak"]), "fits" if r["fits"] else "out of memory"] for name, r in tried.items()]
+    return Table(["remedy", "predicted", "measured peak", f"under {human(LADDER_BUDGET)}"], rows, title="one rank, the batch with long sequences")
+
+
+# -- practice ----------------------------------------------------------------------------------
+
+def diagnose(tokens, peaks):
+    """Why did the run end out of memory? One of "optimizer state", "leak", "long batch", "gather on rank 0".
+
+    tokens[step]: the longest sequence of that step. peaks[step][rank]: the most bytes that the rank held in it; the last step failed.
+    """
+    last = peaks[-1]
+    if max(last) > 1.1 * min(last):
+        return "gather on rank 0"
+    if tokens[-1] > tokens[0]:
+        return "long batch"
+    if len(peaks) <= 2:
+        return "optimizer state"
+    return "leak"
+
+
+SIGNATURES = {
+    "optimizer state": "All ranks rise together between the first step and the second, and there is no third. Adam makes its state in the first optimizer step.",
+    "leak": "All ranks rise a little in every step, with batches of one size. Something is kept that nobody needs.",
+    "long batch": "Level for a long time; then one step's sequences are longer, and all ranks rise with them. Activations grow with s.",
+    "gather on rank 0": "Level, and then rank 0 alone rises. Something collects everybody's tensors on it.",
+}
+
+
+def _judge_diagnosis(attempted) -> Answer:
+    recorded = {run: load(run) for run in (1, 2, 3, 4)}
+    fresh = [crash(cause, at=2) for cause in CAUSES if cause != "leak"]  # a leak takes its time
+    runs = [(f"incident {k}", run) for k, run in recorded.items()] + [("a run just now", run) for run in fresh]
+    truth = [diagnose(run.tokens, run.peaks) for _, run in runs]
+    with World(1, timeout=5) as world:
+        said = world.run(lambda cases: [attempted(*case) for case in cases], [(run.tokens, run.peaks) for _, run in runs])[0]
+    for (where, run), mine, cause in zip(runs, said, truth):
+        if mine not in CAUSES:
+            return wrong("no diagnosis", f"For {where} you return {mine!r}; the answers are {', '.join(map(repr, CAUSES))}.")
+        if mine == cause:
+            continue
+        name = {("gather on rank 0", "long batch"): "one rank is not all ranks", ("gather on rank 0", "leak"): "one rank is not all ranks",
+                ("long batch", "leak"): "a spike is not a slope", ("optimizer state", "leak"): "a step up is not a slope",
+                ("leak", "long batch"): "a slope is not a spike"}.get((cause, mine), f"{mine} where it was {cause}")
+        levels = " → ".join(human(max(p)) for p in ([*run.peaks[:2], *run.peaks[-2:]] if len(run.peaks) > 3 else run.peaks))
+        return wrong(name, f"{where.capitalize()}: you say {mine}, it was {cause}. {SIGNATURES[cause]} (Its fullest rank: {levels}; sequences of {run.tokens[0]}, at the end {run.tokens[-1]}.)")
+    return right("Four recorded runs and three that crashed just now, each told from its trace.", ("runs told apart", str(len(runs)), str(len(runs))))
+
+
+signature = Exercise("diagnose four traces", diagnose, _judge_diagnosis, hints=[
+    "Look at the last step first. Is it one rank, or all of them? max and min of peaks[-1].",
+    "All of them: were the sequences of that step longer than before?",
+    "Neither: how long did it live? The optimizer's state comes in the second step. A leak takes its time.",
+])
+
+
+def remedy():
+    """The cheapest remedy for the long batch that fits under the budget: one of d10.REMEDIES."""
+    return "4 microbatches"
+
+
+def _judge_remedy(attempted) -> Answer:
+    with World(1, timeout=5) as world:
+        name = world.run(attempted)[0]
+    if name not in REMEDIES:
+        return wrong("no remedy", f"You return {name!r}; the remedies are {', '.join(map(repr, REMEDIES))}.")
+    tried = attempt(name)
+    figures = [("peak of the fullest rank", human(tried["peak"]), f"at most {human(LADDER_BUDGET)}")]
+    if not tried["fits"]:
+        why = {"DP on 8 ranks": ("more DP fixes OOM", "Each rank still has the same share of a batch, and the whole model. More ranks make the batch larger, not the rank's memory."),
+               "ZeRO-1": ("ZeRO shrinks activations", "ZeRO cuts states. Here the activations rose: they are the batch's, and no rank holds another's."),
+               "ZeRO-3": ("ZeRO shrinks activations", "Even all of the states cut in four leave the activations as they are.")}
+        title, text = why.get(name, ("nothing changed", "The same run ends the same way."))
+        return wrong(title, f"Tried just now, and out of memory again: {tried['error']}. {text}", *figures)
+    if name != remedy():
+        price = {"recompute": "every block's forward runs twice: a third more compute", "TP + SP": "all-reduces in every layer, which drop 06 made you pay",
+                 "offload": "all that is kept travels to the host's memory and back"}[name]
+        return wrong("it fits, but costs more than it must", f"It fits. Its price: {price}. One remedy costs nearly nothing: the same work in smaller pieces.", *figures)
+    return right("It fits, for the same work: gradients are added up over smaller pieces before the step.", *figures)
+
+
+cheapest = Exercise("the cheapest remedy", remedy, _judge_remedy, hints=[
+    "What rose: states or activations? Read what the error says was held.",
+    "Activations grow with the microbatch. Which remedies change that, and which change states only?",
+    "Of those that fit: which one computes nothing twice and sends nothing more?",
+])
