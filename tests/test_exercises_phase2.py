@@ -6,12 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import PrepareModuleInput
 
 from empty import empty
 from helpers import toy
 from helpers.lesson.drops import d05, d06, d07, d08, d09
+from helpers.theory import placement, schedules
 from helpers.toy.names import reduce_scatter
 
 # -- drop 05 ---------------------------------------------------------------------------------
@@ -112,6 +113,56 @@ def hangs(model, world_size):
     return one_leaves
 
 
+def forgot_async(model, world_size):
+    works = []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: works.append(dist.all_reduce(p.grad)))
+    return lambda: [work.wait() for work in works]
+
+
+def waits_by_future(model, world_size):
+    def start(p):
+        dist.all_reduce(p.grad, async_op=True).get_future().wait()
+        p.grad /= world_size
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(start)
+    return lambda: None
+
+
+def one_parameter_only(model, world_size):
+    return d05.overlap(model[-1], world_size)
+
+
+def list_never_emptied(model, world_size):
+    works = []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: works.append((dist.all_reduce(p.grad, async_op=True), p)))
+
+    def finish():
+        for work, p in works:
+            work.wait()
+            p.grad /= world_size
+    return finish
+
+
+def waits_for_the_one_before(model, world_size):  # right: it does overlap
+    works = []
+
+    def start(p):
+        if works:
+            works[-1][0].wait()
+        works.append((dist.all_reduce(p.grad, async_op=True), p))
+
+    def finish():
+        for work, p in works:
+            work.wait()
+            p.grad /= world_size
+        works.clear()
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(start)
+    return finish
+
+
 def buckets_of_two(model, world_size):  # right
     return toy.overlap_gradients(model, bucket=2 * 4 * 192 * 192)
 
@@ -141,6 +192,15 @@ def misspelt():
     return {**d06.usual_plan(), "attention": "all"}
 
 
+def unknown_part():
+    return {"attn": PrepareModuleInput(**WHOLE), **d06.usual_plan()}
+
+
+def sharded_input():
+    cut = dict(input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=False)
+    return d06.usual_plan() | {"attention": PrepareModuleInput(**cut), "mlp": PrepareModuleInput(**cut)}
+
+
 def sequence_with(forward_gather, forward_sum):
     def attempt(x, up, down, rank, world_size):
         return forward_sum(F.gelu(forward_gather(x) @ up) @ down)
@@ -151,6 +211,8 @@ _sum_whole = lambda y, group=None: (dist.all_reduce(y := y.clone()), y)[1]
 gather, scatter = toy.gather_sequence, toy.scatter_sequence
 no_backward_gather = sequence_with(gather, toy.conjugate(toy.sum_tokens, lambda dy, group: F.pad(dy, (0, 0, 0, dy.shape[1] * (dist.get_world_size() - 1)))))
 slice_in_backward = sequence_with(toy.conjugate(toy.gather_tokens, toy.my_tokens), scatter)
+identity_in_backward = sequence_with(gather, toy.conjugate(toy.sum_tokens, lambda dy, group: dy))
+leave_without_gather = sequence_with(lambda x: x.repeat(1, dist.get_world_size(), 1), lambda y: toy.Leave.apply(y, None))
 plain_functions = sequence_with(toy.gather_tokens, toy.sum_tokens)
 all_reduce_and_slice = sequence_with(gather, lambda y: toy.share_sequence(toy.Leave.apply(y, None)))
 whole_output = sequence_with(gather, lambda y: toy.Leave.apply(y, None))
@@ -225,6 +287,20 @@ def own_order(rank, p, m):  # right: the last two backwards of rank 0 are its ow
     return ops if rank else ops
 
 
+def overruns(rank, p, m):
+    w = p - 1 - rank
+    return [f"F{i}" for i in range(w)] + [text for i in range(m) for text in (f"F{w + i}", f"B{i}")]
+
+
+def without_min(rank, p, m):
+    w = p - 1 - rank
+    return [f"F{i}" for i in range(w)] + [t for i in range(m - w) for t in (f"F{w + i}", f"B{i}")] + [f"B{i}" for i in range(max(0, m - w), m)]
+
+
+def split_backward(rank, p, m):
+    return [f"{op.kind}{op.microbatch}" for op in schedules.zb_h1(p, m).ops[rank]]
+
+
 def smaller_bubble(schedule, p, m):
     return (p - 1) / (m + p - 1) / (2 if schedule == "1F1B" else 1)
 
@@ -234,6 +310,10 @@ def smaller_bubble(schedule, p, m):
 def tp_outermost(rank, d, t, p):
     k, j, i = rank // (d * p), rank // d % p, rank % d
     return {"tp": [x * d * p + j * d + i for x in range(t)], "pp": [k * d * p + x * d + i for x in range(p)], "dp": [k * d * p + j * d + x for x in range(d)]}
+
+
+def tp_in_the_middle(rank, d, t, p):
+    return {axis: placement.group(rank, axis, {"dp": d, "tp": t, "pp": p}) for axis in ("tp", "pp", "dp")}
 
 
 def dp_in_the_middle(rank, d, t, p):
@@ -258,6 +338,10 @@ def without_itself(rank, d, t, p):
 def beyond(rank, d, t, p):
     good = d08.groups(rank, d, t, p)
     return good | {"dp": [rank % (t * p) + x * t * p * 2 for x in range(d)] if d > 1 and rank < t * p else good["dp"]}
+
+
+def from_itself_on(rank, d, t, p):
+    return {axis: [rank] + [r for r in g if r != rank] for axis, g in d08.groups(rank, d, t, p).items()}
 
 
 def coordinates_only(rank, d, t, p):
@@ -327,6 +411,16 @@ def sends_first(x, rank, world_size):
     return x.chunk(world_size)[rank]
 
 
+def through_rank_0(x, rank, world_size):
+    dist.reduce(x, 0)
+    dist.broadcast(x, 0)
+    return x.chunk(world_size)[rank]
+
+
+def single_precision(x, rank, world_size):
+    return d09.ring_reduce_scatter(x, rank, world_size).float()
+
+
 def mean_chunk(x, rank, world_size):
     return d09.ring_reduce_scatter(x, rank, world_size) / world_size
 
@@ -363,7 +457,11 @@ MISTAKES = [
     (d05.overlapped, all_at_the_end, "wrong", "all sent after backward"),
     (d05.overlapped, no_hooks_at_all, "wrong", "gradients never exchanged"),
     (d05.overlapped, called_finish, "wrong", "no finish() returned"),
-    (d05.overlapped, a_copy_that_never_comes_back, "wrong", "other gradients than the twin's"),
+    (d05.overlapped, a_copy_that_never_comes_back, "wrong", "a sum that never comes back"),
+    (d05.overlapped, forgot_async, "wrong", "waiting inside the hook"),
+    (d05.overlapped, waits_by_future, "wrong", "waiting inside the hook"),
+    (d05.overlapped, one_parameter_only, "wrong", "some gradients never exchanged"),
+    (d05.overlapped, list_never_emptied, "wrong", "work of earlier steps still in the list"),
     (d05.overlapped, in_double, "wrong", "more bytes than needed"),
     (d05.overlapped, one_bucket, "wrong", "most of it after backward"),
     (d05.overlapped, hangs, "crashed", None),
@@ -371,10 +469,14 @@ MISTAKES = [
     (d06.plan, attention_only, "wrong", "one all-reduce for each matrix"),
     (d06.plan, mlp_left_whole, "wrong", "matrices left whole"),
     (d06.plan, all_whole, "wrong", "matrices left whole"),
-    (d06.plan, a_list, "wrong", "no plan"),
+    (d06.plan, a_list, "wrong", "no plan for this block"),
     (d06.plan, misspelt, "crashed", None),
+    (d06.plan, unknown_part, "wrong", "no plan for this block"),
+    (d06.plan, sharded_input, "wrong", "other collectives instead"),
     (d06.sequence, no_backward_gather, "wrong", "the gather in backward is missing"),
-    (d06.sequence, slice_in_backward, "wrong", "the gather in backward is missing"),
+    (d06.sequence, slice_in_backward, "wrong", "the sum in backward is missing"),
+    (d06.sequence, identity_in_backward, "wrong", "the gather in backward is missing"),
+    (d06.sequence, leave_without_gather, "wrong", "another shape than the tokens'"),
     (d06.sequence, plain_functions, "wrong", "an output cut off from x"),
     (d06.sequence, all_reduce_and_slice, "wrong", "more bytes than tensor parallelism alone"),
     (d06.sequence, whole_output, "wrong", "another shape than the tokens'"),
@@ -393,6 +495,12 @@ MISTAKES = [
     (d07.one_f_one_b, one_forward_missing, "wrong", "a forward is missing"),
     (d07.one_f_one_b, never_ends, "crashed", None),
     (d07.share, smaller_bubble, "wrong", "1F1B shrinks the bubble"),
+    (d07.share, lambda schedule, p, m: (p - 1) / (3 * m + p - 1), "wrong", "a missing drain"),
+    (d07.share, lambda schedule, p, m: m / (m + p - 1), "wrong", "the busy share"),
+    (d07.share, lambda schedule, p, m: 100 * (p - 1) / (m + p - 1), "wrong", "percent instead of a share"),
+    (d07.one_f_one_b, overruns, "wrong", "a forward too many"),
+    (d07.one_f_one_b, without_min, "wrong", "a forward too many"),
+    (d07.one_f_one_b, split_backward, "wrong", "a backward in two parts"),
     (d07.share, lambda schedule, p, m: (p - 1) / m, "wrong", "the other definition of bubble"),
     (d07.share, lambda schedule, p, m: p / (m + p), "wrong", "p where p-1 was meant"),
     (d07.share, lambda schedule, p, m: "a quarter", "wrong", "no number"),
@@ -402,12 +510,14 @@ MISTAKES = [
     (d08.members, overlapping, "wrong", "groups that do not partition the ranks"),
     (d08.members, too_many, "wrong", "groups of another size"),
     (d08.members, without_itself, "wrong", "a rank outside its own group"),
-    (d08.members, beyond, "wrong", "d·t·p is not the number of ranks"),
+    (d08.members, beyond, "wrong", "ranks that do not exist"),
     (d08.members, coordinates_only, "wrong", "no groups"),
     (d08.across, by_size, "wrong", "size where reach was meant"),
     (d08.across, outwards, "wrong", "TP outermost"),
     (d08.across, ones_too, "wrong", "a group of one"),
     (d08.across, always_dp, "wrong", "other axes"),
+    (d08.across, lambda d, t, p, node: ["tp" if t > node else None], "wrong", "no list of axes"),
+    (d08.members, tp_in_the_middle, "wrong", "TP outermost"),
     (d09.states, counts(t_of_gradients=False), "wrong", "gradients not divided by t"),
     (d09.states, counts(zeros=(1, 1, 1)), "wrong", "ZeRO-1 divides everything"),
     (d09.states, counts(optimizer=8), "wrong", "the master copy is forgotten"),
@@ -415,6 +525,11 @@ MISTAKES = [
     (d09.states, counts(take=sum), "wrong", "all stages on one GPU"),
     (d09.states, counts(zeros=(3, 3, 1)), "wrong", "ZeRO-2 leaves gradients whole"),
     (d09.states, counts(weights=4), "wrong", "another number"),
+    (d09.states, lambda stages, d, t, zero: 16 * max(stages) / t, "wrong", "ZeRO left out"),
+    (d09.states, counts(4, 4, 8), "wrong", "all float32, not mixed precision"),
+    (d09.states, counts(take=lambda s: s[0]), "wrong", "the first stage, not the largest"),
+    (d09.ring, through_rank_0, "wrong", "everything through one rank"),
+    (d09.ring, single_precision, "wrong", "not one chunk"),
     (d09.states, as_text, "wrong", "no number"),
     (d09.ring, sum_and_slice, "wrong", "an all-reduce, of which most is thrown away"),
     (d09.ring, gloos_own, "wrong", "an all-reduce, of which most is thrown away"),
@@ -425,7 +540,7 @@ MISTAKES = [
     (d09.ring, whole_sum, "wrong", "not one chunk"),
     (d09.ring, no_adding, "wrong", "another sum"),
 ]
-OTHERWISE_RIGHT = [(d05.overlapped, buckets_of_two), (d06.sequence, with_classes), (d07.one_f_one_b, own_order), (d09.ring, straight_to_the_owner)]
+OTHERWISE_RIGHT = [(d05.overlapped, waits_for_the_one_before), (d07.share, lambda schedule, p, m: round((p - 1) / (m + p - 1), 4)), (d08.members, from_itself_on), (d05.overlapped, buckets_of_two), (d06.sequence, with_classes), (d07.one_f_one_b, own_order), (d09.ring, straight_to_the_owner)]
 EXERCISES = [d05.overlapped, d06.plan, d06.sequence, d07.one_f_one_b, d07.share, d08.members, d08.across, d09.states, d09.ring]
 
 

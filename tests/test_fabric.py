@@ -21,9 +21,20 @@ def eight():
         yield world
 
 
-def best(world, fn, *args):
-    """The least of three runs' longest rank: a loaded machine can only add."""
-    return min(max(world.run(fn, *args)) for _ in range(3))
+def best(world, fn, *args, enough=0.0):
+    """The least of some runs' longest rank: a loaded machine can only add. No more runs than it takes to come below `enough`."""
+    least = float("inf")
+    for _ in range(10):
+        least = min(least, max(world.run(fn, *args)))
+        if least <= enough:
+            break
+    return least
+
+
+def takes(world, expected, fn, *args, rel=0.1):
+    """Whether it takes so many seconds, to 10 %."""
+    measured = best(world, fn, *args, enough=(1 + rel) * expected)
+    assert (1 - rel) * expected < measured <= (1 + rel) * expected, (measured, expected)
 
 
 def timed(op, elements, members):
@@ -53,9 +64,7 @@ def test_a_collective_takes_what_the_theory_says(eight, op, members):
     if op == "send":
         members = members[:2]
     elements = 50_000
-    expected = seconds(op, 4 * elements, members, SLOW)
-    measured = best(eight, timed, op, elements, members)
-    assert expected * 0.97 < measured < expected * 1.1 + 0.002
+    takes(eight, seconds(op, 4 * elements, members, SLOW), timed, op, elements, members)
 
 
 def test_two_at_once_share_the_line(eight):
@@ -68,7 +77,7 @@ def test_two_at_once_share_the_line(eight):
         for work in works:
             work.wait()
         return time.monotonic() - start
-    assert best(eight, both) == pytest.approx(2 * seconds("all_reduce", 2e5, range(8), SLOW), rel=0.1)
+    takes(eight, 2 * seconds("all_reduce", 2e5, range(8), SLOW), both)
 
 
 def test_it_begins_when_the_last_has_come(eight):
@@ -79,7 +88,7 @@ def test_it_begins_when_the_last_has_come(eight):
         time.sleep(0.1 if dist.get_rank() == 3 else 0)
         dist.all_reduce(x)
         return time.monotonic() - start
-    assert best(eight, late) == pytest.approx(0.1 + seconds("all_reduce", 2e5, range(8), SLOW), rel=0.1)
+    takes(eight, 0.1 + seconds("all_reduce", 2e5, range(8), SLOW), late)
 
 
 def test_what_waits_meanwhile_can_compute(eight):
@@ -91,8 +100,7 @@ def test_what_waits_meanwhile_can_compute(eight):
         time.sleep(0.1)
         work.wait()
         return time.monotonic() - start
-    expected = max(0.1, seconds("all_reduce", 2e5, range(8), SLOW))
-    assert best(eight, overlapped) == pytest.approx(expected, rel=0.1)
+    takes(eight, max(0.1, seconds("all_reduce", 2e5, range(8), SLOW)), overlapped)
 
 
 def test_values_and_bytes_are_real(eight):
@@ -120,9 +128,8 @@ def test_ddp_and_fsdp_feel_it(eight):
         start = time.monotonic()
         model(torch.ones(2, 200)).sum().backward()
         return time.monotonic() - start
-    reduce = seconds("all_reduce", 80_000, range(8), SLOW)
-    assert best(eight, step, "ddp") == pytest.approx(reduce, rel=0.15)
-    assert best(eight, step, "fsdp") > 0.9 * seconds("reduce_scatter", 80_000, range(8), SLOW)
+    takes(eight, seconds("all_reduce", 80_000, range(8), SLOW), step, "ddp", rel=0.2)
+    assert best(eight, step, "fsdp", enough=1) > 0.9 * seconds("reduce_scatter", 80_000, range(8), SLOW)
 
 
 def test_a_stop_does_not_wait_for_it(eight):
@@ -135,7 +142,7 @@ def test_a_stop_does_not_wait_for_it(eight):
         eight.run(hang)
     assert time.monotonic() - start < 3
     assert eight.run(lambda: dist.get_rank()) == list(range(8))
-    assert best(eight, timed, "all_reduce", 50_000, list(range(8))) == pytest.approx(seconds("all_reduce", 2e5, range(8), SLOW), rel=0.1)
+    takes(eight, seconds("all_reduce", 2e5, range(8), SLOW), timed, "all_reduce", 50_000, list(range(8)))
 
 
 def test_one_held_back_is_let_go_when_the_call_fails(eight):
@@ -165,7 +172,7 @@ def test_a_pipeline_of_stand_ins_keeps_its_schedule_on_it(eight):
         toy.run_schedule({dist.get_rank(): stage}, gpipe(2, 2).ops[dist.get_rank()], [0, 1], tokens.chunk(2), targets.chunk(2), group)
         return time.monotonic() - start
     send = seconds("send", 2 * 8 * 256 * 4, [0, 1], SLOW)
-    assert best(eight, step) == pytest.approx(2 * (3 * 0.02 + send), rel=0.2)
+    takes(eight, 2 * (3 * 0.02 + send), step, rel=0.2)
 
 
 def test_what_is_no_fabric_is_refused():
@@ -177,3 +184,76 @@ def test_what_is_no_fabric_is_refused():
 
 def test_it_says_that_it_is_emulated(eight):
     assert "on an emulated network (two slow nodes, 4 ranks to a node)" in repr(eight)
+
+
+def test_who_waits_inside_cpp_hears_of_a_failure_too(eight):
+    def functional():
+        import torch.distributed._functional_collectives as fc
+        if dist.get_rank() == 1:
+            time.sleep(0.2)
+            raise ValueError("the one at fault")
+        x = fc.all_reduce(torch.ones(4), "sum", dist.group.WORLD) + 0
+        globals()["went_on"] = True
+        return x
+    with pytest.raises(RankError, match="rank 1 raised ValueError: the one at fault"):
+        eight.run(functional)
+    assert eight.run(lambda: "went_on" in globals()) == [False] * 8
+
+
+def test_code_that_catches_everything_keeps_its_rank(eight):
+    def stubborn():
+        if dist.get_rank() == 0:
+            raise ValueError("stop")
+        for _ in range(20):
+            try:
+                dist.barrier()
+            except RuntimeError:
+                time.sleep(0.02)
+    eight.push(kept=7)
+    with pytest.raises(RankError, match="stop"):
+        eight.run(stubborn)
+    assert eight.pull("kept") == [7] * 8
+
+
+def test_a_sender_sends_one_thing_at_a_time(eight):
+    def fan():
+        rank, x = dist.get_rank(), torch.ones(50_000)
+        dist.barrier()
+        start = time.monotonic()
+        if rank == 0:
+            for work in [dist.isend(x, r) for r in (1, 2, 3)]:
+                work.wait()
+        elif rank < 4:
+            dist.recv(x, 0)
+        return time.monotonic() - start
+    one = seconds("send", 2e5, [0, 1], SLOW)
+    times = min((eight.run(fan) for _ in range(5)), key=sum)
+    assert times[1:4] == pytest.approx([one, 2 * one, 3 * one], rel=0.1)
+
+
+def test_a_receive_from_anybody_works(eight):
+    def anybody():
+        x = torch.zeros(1)
+        if dist.get_rank() == 0:
+            return dist.recv(x) + x.item()
+        if dist.get_rank() == 3:
+            dist.send(x + 1, 0)
+    assert eight.run(anybody)[0] == 4
+
+
+def test_many_groups_leave_no_threads(eight):
+    def groups():
+        import threading
+        for _ in range(10):
+            group = dist.new_group(list(range(8)))
+            dist.all_reduce(torch.ones(1), group=group)
+            dist.destroy_process_group(group)
+        return threading.active_count()
+    eight.run(groups)
+    assert max(eight.run(groups)) < 60
+
+
+@pytest.mark.parametrize("wrong", [dict(link=float("nan")), dict(nic=0), dict(link_latency=-1.0), dict(nic_latency=float("inf"))])
+def test_clusters_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ValueError, match="must be a"):
+        Cluster("no", DEVICES["a100-80gb"], **wrong)

@@ -194,3 +194,14 @@ def test_memory_by_kind():
     weights = (100 * 50 + 50 * 10) * 4
     assert (found["parameters"], found["gradients"], found["optimizer"]) == (weights, weights, 2 * weights)
     assert found["activations"] == (8 * 100 + 8 * 50) * 4  # the input, and ReLU's output, which the last layer shares
+
+
+def test_collectives_inside_a_dtensor_operator_are_counted(world):
+    def product():
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard
+        mesh = init_device_mesh("cpu", (4,))
+        a, b = (DTensor.from_local(torch.ones(64, 64), mesh, [Shard(dim)]) for dim in (0, 1))
+        return (a @ b).shape
+    world.run(product)
+    assert world.traffic.counted[0] > 0 and world.traffic.wire[0] == pytest.approx(world.traffic.counted[0], rel=0.1, abs=3000)

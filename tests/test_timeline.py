@@ -107,3 +107,31 @@ def test_moving_a_slider_redraws():
     e._repr_mimebundle_()
     e._widgets["m"].value = 12
     assert "m = 12" in e.picture.alt
+
+
+def test_a_change_in_place_is_still_found():
+    layer = torch.nn.Linear(4, 4)
+    with memory.saved_activations(layer):
+        y = torch.ones(2, 4, requires_grad=True).exp()
+        z = layer(y)
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        z.sum().backward()
+    with memory.saved_activations(layer):
+        z = layer(torch.ones(2, 4, requires_grad=True))
+    with torch.no_grad():
+        layer.weight.zero_()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        z.sum().backward()
+
+
+def test_spans_inside_each_other_count_once(world):
+    def nested():
+        with span("F"):
+            with span("F"):
+                time.sleep(0.02)
+    world.run(nested)
+    assert 0 <= world.timeline.bubble < 1
+    world.run(lambda: None)
+    with pytest.raises(ValueError, match="nothing was recorded"):
+        world.timeline.bubble

@@ -82,7 +82,7 @@ class Exercise:
         try:
             return self.judge(attempt)
         except RankError as e:
-            return Answer("crashed", str(e))
+            return Answer("crashed", e.report)
         except TypeError as e:  # it cannot travel to the ranks
             return Answer("crashed", str(e))
 

@@ -66,19 +66,26 @@ class Timeline:
         return max((s.end for rank in self.rows for s in rank), default=0.0)
 
     def seconds(self, rank: int, *kinds: str) -> float:
-        """How long `rank` spent in spans of these kinds."""
-        return sum(s.end - s.start for s in self.rows[rank] if s.kind in kinds)
+        """How long `rank` spent in spans of these kinds. What lies inside another is counted once."""
+        total = until = 0.0
+        for s in self.rows[rank]:
+            if s.kind in kinds and s.end > until:
+                total += s.end - max(s.start, until)
+                until = s.end
+        return total
 
     @property
     def bubble(self) -> float:
-        """Share of wall time in which a rank does not compute, mean over ranks."""
+        """Share of wall time in which a rank does not compute, mean over ranks. Raises ValueError where nothing was recorded."""
+        if not self.makespan:
+            raise ValueError("nothing was recorded: run what you want to see inside `with span(\"F\"):` on the ranks")
         return 1 - sum(self.seconds(r, *COMPUTE) for r in range(len(self.rows))) / (self.makespan * len(self.rows))
 
     def in_flight(self, rank: int) -> int:
         """The most microbatches that `rank` had run forward and not yet backward."""
         held = most = 0
         for s in self.rows[rank]:
-            held += (s.kind == "F") - (s.kind in "BW")
+            held += (s.kind == "F") - (s.kind in ("B", "W"))
             most = max(most, held)
         return most
 

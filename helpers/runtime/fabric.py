@@ -3,21 +3,23 @@
 `World(8, fabric=cluster)` sends every byte for real, over gloo, and then holds the result back until
 the moment when the cluster would have delivered it:
 
-    begins   when the last rank of the group has come, and the rank's link is free
+    begins   when the last rank of the group has come and has its link free
     ends     `theory.collectives.seconds` later
 
 Ranks that wait use no core, so eight of them keep time on two cores. A fabric faster than this
-machine cannot be emulated: `late` counts the operations whose real bytes came after their time.
+machine cannot be emulated: `Traffic.late` counts the operations whose real bytes came after their time.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import queue
 import struct
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
@@ -30,6 +32,13 @@ from ..theory.hardware import Cluster
 
 SLOTS = 1 << 14  # arrivals that are remembered, for each group and rank
 ROOTED = ("broadcast", "scatter")  # a rank may be through before others have come
+
+
+class Lost(RuntimeError):
+    """Raised in code that waits inside C++ (DDP, functional collectives), where a failure of ours cannot be handed over."""
+
+    def __init__(self):
+        super().__init__("Connection closed while this rank was in a collective")
 
 
 class Arrivals:
@@ -68,7 +77,9 @@ class Fabric:
         self._arrivals: dict[str, Arrivals] = {}
         self._counts: Counter[tuple] = Counter()
         self._streams: dict[str, queue.SimpleQueue] = {}
-        self._busy: dict[str, float] = {}  # line -> until when
+        self._queued: dict[str, float] = {}  # line -> until when, with what has been called
+        self._busy: dict[str, float] = {}  # line -> until when, with what has ended
+        self.awaited_in_python: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._lock, self._closed = threading.Lock(), threading.Event()
 
     def come(self, op: str, group: str, members: list[int], me: int, peer: int | None, tag: int, payload: float) -> Ticket:
@@ -86,31 +97,39 @@ class Fabric:
         if group not in self._arrivals:
             plain = "".join(c if c.isalnum() else "-" for c in group)
             self._arrivals[group] = Arrivals(os.path.join(self.folder, f"arrivals-{self.generation}-{plain}"), len(members))
-        arrivals, came = self._arrivals[group], time.monotonic()
-        if op != "recv":
-            arrivals.note(me, k, came)
         needs = {"send": [me], "recv": [peer]}.get(op, (me, peer) if op in ROOTED else range(len(members)))
         ranks = [members[i] for i in pair] if alone else members
         far = len({r // self.cluster.node for r in ranks}) > 1
-        return Ticket(op, came, seconds("send" if alone else op, payload, ranks, self.cluster),
-                      ("ports" if far else "links") + (f" {op}" if alone else ""), lambda: max(arrivals.of(i, k) for i in needs))
+        duration, line = seconds("send" if alone else op, payload, ranks, self.cluster), ("ports" if far else "links") + (f" {op}" if alone else "")
+        arrivals, came = self._arrivals[group], time.monotonic()
+        if op != "recv":
+            with self._lock:
+                ready = max(came, self._queued.get(line, 0.0))
+                self._queued[line] = ready + duration
+            arrivals.note(me, k, ready)
+        return Ticket(op, came, duration, line, lambda: max(arrivals.of(i, k) for i in needs))
 
     def hold(self, ticket: Ticket, group: str, work: dist.Work, result) -> dist.Work:
         """A Work that ends when the fabric would have ended `work`. result: what its future shall hold."""
+        if self._closed.is_set():
+            return work
         future = torch.futures.Future()
         held = torch._C._distributed_c10d._create_work_from_future(future)
 
         def end() -> None:
             try:
                 work.wait()
-            except Exception as e:  # the connection was cut: whoever waits for this must hear of it
-                self.failed[held] = e
-            else:
                 with self._lock:
                     self._busy[ticket.line] = until = max(ticket.awaited(), self._busy.get(ticket.line, 0.0)) + ticket.duration
-                self.late += time.monotonic() > until + 0.001
-                self._closed.wait(max(0.0, until - time.monotonic()))
-            future.set_result(result)
+                    self._queued[ticket.line] = max(self._queued.get(ticket.line, 0.0), until)
+                self.late += time.monotonic() > max(until, ticket.came) + 0.001
+                self._closed.wait(min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX))
+            except Exception as e:  # the connection was cut: whoever waits for this must hear of it
+                self.failed[held] = e.with_traceback(None)
+                if held not in self.awaited_in_python:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(Lost))
+            finally:
+                future.set_result(result)
 
         if ticket.op in ("send", "recv"):  # must not wait behind another whose partner comes later
             threading.Thread(target=end, daemon=True).start()
@@ -126,6 +145,7 @@ class Fabric:
             def serve():
                 while (end := stream.get()) is not None:
                     end()
+                    del end  # and with it the work, whose group may have been destroyed
             threading.Thread(target=serve, daemon=True).start()
         return self._streams[group]
 

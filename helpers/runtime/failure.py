@@ -28,6 +28,12 @@ class RankError(RuntimeError):
         super().__init__(message)
         self.kind, self.ranks, self.state_kept, self.seen = kind, sorted(at_fault), state_kept, seen
 
+    @property
+    def report(self) -> str:
+        """The message without its last line, which tells what is left of the world, and without advice on timeouts: for a world
+        that nobody will use again."""
+        return "\n".join(str(self).split("\n")[:-1]).replace(", with timeout=… in seconds", "")
+
     def _render_traceback_(self) -> list[str]:
         """IPython shows this and not a traceback through our own code."""
         return str(self).split("\n")

@@ -47,15 +47,23 @@ class Held:
 
 
 class _Saved:
-    """A tensor that autograd keeps. When it lets go, `held` falls."""
+    """A tensor that autograd keeps. When it lets go, `held` falls; None for a weight, which is not counted."""
 
-    def __init__(self, tensor: torch.Tensor, held: Held):
+    def __init__(self, tensor: torch.Tensor, held: Held | None):
         self.tensor, self.held = tensor.detach(), held  # with its history it would keep itself alive
+        self.version = tensor._version
         (self.piece, self.size), = storages([tensor]).items()
-        held.add(self.piece, self.size)
+        if held:
+            held.add(self.piece, self.size)
+
+    def unpack(self) -> torch.Tensor:
+        if self.tensor._version != self.version:  # autograd's own check does not see tensors that pass through hooks
+            raise RuntimeError("a tensor that backward needs has been changed in place since the forward; take an operation that makes a new one")
+        return self.tensor
 
     def __del__(self):
-        self.held.remove(self.piece, self.size)
+        if self.held:
+            self.held.remove(self.piece, self.size)
 
 
 @contextmanager
@@ -69,9 +77,9 @@ def saved_activations(model: torch.nn.Module):
 
     def keep(t):
         of_weight = isinstance(t._base if t._is_view() else t, torch.nn.Parameter) or not storages([t]).keys() - weights
-        return t if of_weight else _Saved(t, held)
+        return _Saved(t, None if of_weight else held)
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t.tensor if isinstance(t, _Saved) else t):
+    with torch.autograd.graph.saved_tensors_hooks(keep, _Saved.unpack):
         yield held
 
 

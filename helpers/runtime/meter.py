@@ -45,7 +45,9 @@ OPERATORS = {
     "recv_any_source_": ("recv", 1, 0, None),
 }
 
-_BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+# At this key the dispatcher passes also when a DTensor's own operator calls a collective, below autograd.
+_KEY = "BackendSelect"
+_BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 BOX_BYTES = 1024
 REMEMBERED = 200  # collectives of a call whose shapes are compared between ranks
 
@@ -98,8 +100,8 @@ class Recorder:
     def _get_in_front(self) -> None:
         self._libraries = [torch.library.Library("c10d", "IMPL"), torch.library.Library("_c10d_functional", "IMPL")]
         for name in OPERATORS:
-            self._libraries[0].impl(name, self._in_front_of(name), "ADInplaceOrView")
-        self._libraries[1].impl("wait_tensor", self._wait_tensor, "ADInplaceOrView")
+            self._libraries[0].impl(name, self._in_front_of(name), _KEY, with_keyset=True)
+        self._libraries[1].impl("wait_tensor", self._wait_tensor, _KEY, with_keyset=True)
         self._wait = dist.Work.wait
         dist.Work.wait = lambda work, *args, **kwargs: self._waiting(work, args, kwargs)
 
@@ -112,6 +114,8 @@ class Recorder:
         self.spans: list[Span] = []
         self.levels: list[tuple[float, int]] = []
         self._groups.clear()  # a group may have gone and its name been used again
+        if self.fabric:
+            self.fabric.late = 0
         self._unseen = not wire.available  # whether bytes moved that the operating system does not count
         self._brought: dict[tuple[int, ...], list[str]] = {}
         if self.on:
@@ -150,7 +154,7 @@ class Recorder:
         call = getattr(torch.ops.c10d, operator).default
         name, at_group, at_whole, at_root = OPERATORS[operator]
 
-        def counted(*args, **kwargs):
+        def counted(keys, *args, **kwargs):
             group = dist.ProcessGroup.unbox(args[at_group])
             axis, members, me = self._axis(group)
             size = len(members)
@@ -171,10 +175,9 @@ class Recorder:
                 self._since_quiet.append(row)
             self._remember(name, members, first, payload)
             self._note(name, axis, members, first, root)
-            ticket = self.fabric and self.fabric.come(name, group.group_name, members, me, root,
+            ticket = self.fabric and operator != "recv_any_source_" and self.fabric.come(name, group.group_name, members, me, root,
                                                       args[3] if name in ("send", "recv") else 0, payload)
-            with torch._C._ExcludeDispatchKeyGuard(_BELOW):
-                result = call(*args, **kwargs)
+            result = call.redispatch(keys & _BELOW, *args, **kwargs)
             work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
             if ticket:
                 tensors = result[0] if isinstance(result, tuple) else []
@@ -251,6 +254,9 @@ class Recorder:
 
     def _waiting(self, work: dist.Work, args, kwargs):
         start = time.monotonic()
+        if self.fabric:
+            self.fabric.awaited_in_python.add(work)
+            args, kwargs = (), {}  # a work that is held back knows no timeout of its own
         try:
             ended = self._wait(work, *args, **kwargs)
             if self.fabric and (failure := self.fabric.failed.pop(work, None)):
@@ -270,11 +276,10 @@ class Recorder:
         if end - start > 1e-4:  # less would not be seen
             self.spans.append(Span("wait", f"{row.op} {row.axis}", start, end))
 
-    def _wait_tensor(self, tensor):
+    def _wait_tensor(self, keys, tensor):
         start = time.monotonic()
         waited_for = next((row for work, row, _ in self._open if not work.is_completed()), None)
-        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
-            result = torch.ops._c10d_functional.wait_tensor.default(tensor)
+        result = torch.ops._c10d_functional.wait_tensor.default.redispatch(keys & _BELOW, tensor)
         if waited_for is not None:
             self._waited(waited_for, start)
         return result

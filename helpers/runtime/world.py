@@ -336,7 +336,7 @@ class World:
     def _fail(self, number: int, done: dict, captured, timeout) -> RankError:
         """Find out what happened, free the ranks, mend the world, and say it all."""
         if self._dead() or not all(ok for ok, *_ in done.values()):  # let those who fail at the same moment say so
-            done |= self._collect_rest(number, done, 0.05, captured)
+            done |= self._collect_rest(number, done, 0.1, captured)
             if done and all(ok or pickle.loads(error).follows for ok, error, *_ in done.values()):
                 wait([p.sentinel for p in self._ranks.processes], 1)  # they lost a rank that is about to be known dead
         seen = self._look(number, done, captured)

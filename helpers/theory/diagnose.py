@@ -32,7 +32,9 @@ def read(orders: Sequence[Sequence[str]], m: int) -> Schedule:
             if not found:
                 raise Illegal(f"rank {rank}: {text!r} is no operation; write F0 for the forward of microbatch 0, B0 for its backward", "no list of operations")
             if int(found[2]) >= m:
-                raise Illegal(f"rank {rank}: {text} is of microbatch {int(found[2])}, but there are {m}, from 0 to {m - 1}", "microbatches counted from 1")
+                from_one = not any(isinstance(t, str) and t[1:] == "0" for t in order)
+                raise Illegal(f"rank {rank}: {text} is of microbatch {int(found[2])}, but there are {m}, from 0 to {m - 1}." + ("" if from_one else
+                              " After the warm-up, fewer forwards are left than there are microbatches."), "microbatches counted from 1" if from_one else "a forward too many")
             mine.append(Op(found[1], int(found[2]), rank))
         _check_rank(rank, mine, m)
         ops.append(mine)

@@ -7,6 +7,7 @@ them are the efficiencies in `cost.Constants`.
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,9 +44,11 @@ class Cluster:
     rails: int = 64
 
     def __post_init__(self):
-        for field in ("node", "link", "nic"):
-            if not isinstance(getattr(self, field), (int, float)) or isinstance(getattr(self, field), bool) or getattr(self, field) <= 0:
-                raise ValueError(f"cluster {self.name!r}: {field} must be a positive number, not {getattr(self, field)!r}")
+        for field in ("node", "link", "nic", "link_latency", "nic_latency"):
+            value, latency = getattr(self, field), field.endswith("latency")
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or value < 0 or value == 0 and not latency:
+                raise ValueError(f"cluster {self.name!r}: {field} must be {'a number of at least 0' if latency else 'a positive number'}, not {value!r}")
 
 
 DEVICES: dict[str, Device] = {d.name: d for d in (

@@ -157,7 +157,7 @@ def judge_ring(attempt) -> Answer:
             try:
                 results = world.run(_ring_on_rank, attempt, elements)
             except RankError as e:
-                return _stuck(e, case) or Answer("crashed", f"With {case}:\n{e}")
+                return _stuck(e, case) or Answer("crashed", f"With {case}:\n{e.report}")
             if world.traffic.not_waited:
                 return wrong("a message nobody waits for", f"With {case} {world.traffic.not_waited} isend or irecv were never waited for: "
                              "keep what they return and call .wait() on it, or the data may come after you have used it.")
@@ -200,7 +200,7 @@ def _stuck(error: RankError, case: str) -> Answer | None:
         return None
     first, other = ("sends", "receives") if doing[0] == "send" else ("receives", "sends")
     return Answer("crashed", f"With {case} every rank {first} and waits; nobody {other}. On gloo a send ends when its receiver takes the data, "
-                             f"so on a ring somebody must do it the other way round: even ranks send first, odd ranks receive first.\n\n{error}",
+                             f"so on a ring somebody must do it the other way round: even ranks send first, odd ranks receive first.\n\n{error.report}",
                   f"everybody {first} before anybody {other}")
 
 

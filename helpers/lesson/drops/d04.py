@@ -88,7 +88,7 @@ def judge(attempt) -> Answer:
             try:
                 results = world.run(_on_rank, attempt)
             except RankError as e:
-                return _named(e, p) or Answer("crashed", f"On {p} stages:\n{e}")
+                return _named(e, p) or Answer("crashed", f"On {p} stages:\n{e.report}")
             sent = world.traffic.payload
         if early := [r for r, (answer, *_) in enumerate(results[:-1]) if answer is not None]:
             return wrong("the loss on every stage", f"Rank {early[0]} returned a loss. Only the last stage has the scores that a loss compares with "
@@ -118,10 +118,10 @@ def _named(error: RankError, p: int) -> Answer | None:
     last = p - 1
     if error.kind == "timeout" and doing.get(last, {}).get("op") == "send" and doing[last]["needs"] != [last - 1]:
         return Answer("crashed", f"On {p} stages the last rank sends to rank {doing[last]['needs'][0]}. Activations go down the line, gradients come back up: "
-                                 f"to rank − 1.\n\n{error}", "a gradient sent downstream")
+                                 f"to rank − 1.\n\n{error.report}", "a gradient sent downstream")
     if error.kind == "timeout" and doing and all(inside["op"] in ("send", "recv") for inside in doing.values()):
         return Answer("crashed", f"On {p} stages the ranks wait for messages that do not come. For each recv some rank must send, and in the same order: "
-                                 f"forward from the first to the last, backward from the last to the first.\n\n{error}",
+                                 f"forward from the first to the last, backward from the last to the first.\n\n{error.report}",
                       "neighbours that wait for each other")
     return None
 

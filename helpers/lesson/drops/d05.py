@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -100,7 +102,7 @@ def overlap(model, world_size):
     return finish
 
 
-STEPS, LAYERS, WIDTH = 3, 6, 192
+STEPS, LAYERS, WIDTH, PAUSE = 3, 6, 192, 0.030
 
 
 def _layers(paced: bool) -> torch.nn.Sequential:
@@ -109,47 +111,58 @@ def _layers(paced: bool) -> torch.nn.Sequential:
         torch.manual_seed(0)
         model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     for layer in model if paced else ():
-        toy.pace(layer, 0.0, 0.030)
+        toy.pace(layer, 0.0, PAUSE)
     return model
 
 
 def _on_rank(attempt):
-    """One rank's part: what the gradients were after each step, and what was under way when."""
+    """One rank's part: what the gradients were after each step, what was under way when, and how long backward took."""
     rank, size = dist.get_rank(), dist.get_world_size()
     recorder = worker.here.recorder
-    model, twin = _layers(paced=True), _layers(paced=False)
+    model, twin, alone = _layers(paced=True), _layers(paced=False), _layers(paced=False)
     finish = attempt(model, size)
     if not callable(finish):
         return {"finish": repr(finish)[:60]}
-    found = {"finish": None, "begun": 0, "early": 0.0, "left": 0, "off": None, "calls": 0}
+    found = {"finish": None, "begun": 0, "early": 0.0, "left": 0, "off": None, "step": 0, "calls": 0, "backward": 1e9}
     payload = lambda: sum(row.payload for row in recorder.rows.values())
+    count = lambda: sum(row.calls for row in recorder.rows.values())
     # What is under way when the last layer's turn comes, which is the first layer, does not depend on how busy this machine is.
-    model[0].register_full_backward_pre_hook(lambda *_: found.update(early=payload()))
+    model[0].register_forward_hook(lambda _, args, y: y.register_hook(lambda dy: found.update(early=payload())) and None)
     for i in range(STEPS):
         batch = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(i))
-        twin.zero_grad(), model.zero_grad()
-        (100 * twin(batch).square().mean()).backward()
+        for net, rows in ((twin, batch), (alone, toy.my_share(batch, rank, size))):
+            net.zero_grad()
+            (100 * net(rows).square().mean()).backward()
+        model.zero_grad()
         loss = 100 * model(toy.my_share(batch, rank, size)).square().mean()
-        count = lambda: sum(row.calls for row in recorder.rows.values())
-        before, moved = count(), payload()
-        with span("B"):
-            loss.backward()
-        mine = next(model.parameters()).grad.clone() if recorder.calm() else None
+        before, moved, start = count(), payload(), time.monotonic()
+        loss.backward()
+        found["backward"] = min(found["backward"], time.monotonic() - start)
         found["begun"] += count() - before
         finish()
         found["left"] += not recorder.calm()
         found["calls"] = count() - before
         found["share"] = (found["early"] - moved) / max(1, payload() - moved)
         recorder.finish()
-        p, whole = next(model.parameters()).grad, next(twin.parameters()).grad
-        if not all(torch.allclose(a.grad, b.grad, atol=1e-6, rtol=1e-3) for a, b in zip(model.parameters(), twin.parameters())):
-            ratio = (p.norm() / whole.norm()).item()
-            near = lambda target: torch.allclose(p, target, atol=1e-6, rtol=1e-3)
-            found["off"] = found["off"] or ("sum" if near(whole * size) else "twice" if near(whole / size) else
-                                            "own" if mine is not None and near(mine) else f"{ratio:.2f}")
-    inside = [s for s in recorder.spans if s.kind == "wait" and any(b.start < s.start < b.end for b in recorder.spans if b.kind == "B")]
-    found["inside"] = sum(s.end - s.start for s in inside)
+        if found["off"] is None:
+            found["off"], found["step"] = _off(model, twin, alone, size), i
     return found
+
+
+def _off(model, twin, alone, size: int) -> str | None:
+    """How the gradients differ from the twin's: None if they do not."""
+    same = lambda scale, other: all(a.grad is not None and torch.allclose(a.grad, scale * b.grad, atol=1e-6, rtol=1e-3)
+                                    for a, b in zip(model.parameters(), other.parameters()))
+    if same(1, twin):
+        return None
+    if same(size, twin):
+        return "sum"
+    if same(1 / size, twin):
+        return "twice"
+    if same(1, alone) or same(1 / size, alone):
+        return "own"
+    mine = [torch.allclose(a.grad, b.grad, atol=1e-6, rtol=1e-3) for a, b in zip(model.parameters(), alone.parameters())]
+    return "some own" if any(mine) else f"{(model[0].weight.grad.norm() / twin[0].weight.grad.norm()).item():.2f}"
 
 
 def judge(attempt) -> Answer:
@@ -157,7 +170,10 @@ def judge(attempt) -> Answer:
         try:
             results = world.run(_on_rank, attempt)
         except RankError as e:
-            if e.kind == "raised" and any(s.error and "NoneType" in s.error.message for s in e.seen):
+            said = " ".join(s.error.message for s in e.seen if s.error and not s.error.aborted)
+            if "has no attribute 'wait'" in said:
+                return wrong("waiting inside the hook", "Without async_op=True, all_reduce waits for its own end and returns None: there is nothing left to wait for, and nothing overlapped.")
+            if "must be Tensor, not NoneType" in said or "NoneType" in said and "tensor" in said.lower():
                 return wrong("a hook that comes too early", "When your hook runs, p.grad is not there yet. register_post_accumulate_grad_hook calls it after "
                              "the gradient has been put into p.grad.")
             raise
@@ -165,7 +181,7 @@ def judge(attempt) -> Answer:
     first = results[0]
     if first["finish"] is not None:
         return wrong("no finish() returned", f"You return {first['finish']}; return the function that waits, without calling it.")
-    off = next((r["off"] for r in results if r["off"]), None)
+    off, step = next(((r["off"], r["step"]) for r in results if r["off"]), (None, 0))
     if first["begun"] == 0 and first["calls"] == 0:
         return wrong("gradients never exchanged", "No all-reduce was called. Is the hook registered on every parameter?")
     if off == "twice":
@@ -175,16 +191,20 @@ def judge(attempt) -> Answer:
     if any(r["left"] for r in results):
         return wrong("never waiting before the step", "After finish() an all-reduce was still under way. Here the gradients "
                      f"{'came out wrong' if off else 'came out right, by luck'}: an optimizer that steps now may use unfinished sums.")
+    if off == "own":
+        return wrong("a sum that never comes back", "The gradients are this rank's own: what was reduced is not what lies in p.grad.")
+    if off == "some own":
+        return wrong("some gradients never exchanged", "Some gradients are this rank's own. Is the hook registered on every parameter?")
+    if off and step > 0:
+        return wrong("work of earlier steps still in the list", f"The first step's gradients are the twin's, those of step {step + 1} are not. Empty your list at the end of finish().")
     if off:
-        return wrong("other gradients than the twin's", f"After {STEPS} steps the gradients differ from the twin's (length {off} times the twin's)."
-                     if off != "own" else "The gradients are this rank's own: what was reduced never came back into p.grad.")
+        return wrong("other gradients than the twin's", f"The gradients differ from the twin's (length {off} times the twin's). Does anything change p.grad while it is being summed?")
     bytes_ = 4 * LAYERS * WIDTH**2
-    one = STEPS * (1.5 * bytes_ / NETWORK.nic)
-    waits_inside = max(r["inside"] for r in results)
+    one = 1.5 * bytes_ / NETWORK.nic
     share = min(r["share"] for r in results)
     figures = [("share of the gradients on their way before the first layer's backward", f"{share:.2f}", "at least 0.50")]
-    if waits_inside > 0.25 * one:
-        return wrong("waiting inside the hook", "The hook waits for its all-reduce to end, so backward stands still meanwhile, and nothing overlaps. "
+    if min(r["backward"] for r in results) - LAYERS * PAUSE > 0.5 * one:
+        return wrong("waiting inside the hook", "Backward took longer by most of the all-reduces: a hook that waits for its own all-reduce makes backward stand still, and nothing overlaps. "
                      "Start it with async_op=True, keep what it returns, and wait in finish().")
     if first["begun"] == 0:
         return wrong("all sent after backward", "Right gradients, but nothing was sent while backward ran: the hook itself must start the all-reduce.", *figures)

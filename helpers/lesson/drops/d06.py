@@ -35,6 +35,8 @@ def one_step(world: World, sequence: bool, b: int = 8, s: int = 32) -> Traffic:
     def run():
         model = model_on_rank(sequence)
         toy.tensor_parallel_step(model, *toy.make_batch(b, s))
+        if sequence:
+            toy.sum_norm_gradients(model)
     world.run(run)
     return world.traffic
 
@@ -118,7 +120,9 @@ def _with_plan(make_plan):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     plan = make_plan()
     if not isinstance(plan, dict):
-        return {"plan": type(plan).__name__}
+        return {"plan": f"You return a {type(plan).__name__}; return a dictionary: name of a part -> how to split it."}
+    if unknown := set(plan) - set(dict(block.named_modules())):
+        return {"plan": f"The block has no part called {sorted(unknown)[0]!r}. Its parts are {', '.join(name for name, _ in block.named_modules() if name)}."}
     parallelize_module(block, mesh, plan)
     x = torch.randn(2, 8, 64, dtype=torch.float64)
     mine, whole = (x.clone().requires_grad_() for _ in range(2))
@@ -150,10 +154,10 @@ def _judge_plan(attempt) -> Answer:
         except RankError as e:
             said = next((s.error for s in e.seen if s.error and not s.error.aborted), None)
             if said and "Sharding" in said.message or said and "shard" in said.message.lower():
-                return Answer("crashed", f"PyTorch could not follow the plan:\n{e}", "a plan that does not fit together")
+                return Answer("crashed", f"PyTorch could not follow the plan:\n{e.report}", "a plan that does not fit together")
             raise
     if found["plan"]:
-        return wrong("no plan", f"You return a {found['plan']}; return a dictionary: name of a part -> how to split it.")
+        return wrong("no plan for this block", found["plan"])
     figures = [("all-reduces of a step", str(found["forward"] + found["backward"]), "4"),
                ("share of the matrices on a rank", f"{found['share']:.2f}", "0.25")]
     if not found["y"] or not found["dx"]:
@@ -182,7 +186,7 @@ def sequence_mlp(x, up, down, rank, world_size):
     """gelu(x @ up) @ down for this rank's tokens, with tensor and sequence parallelism.
 
     x: (b, s/t, h), this rank's tokens. up: (h, 4h/t) and down: (4h/t, h), this rank's parts. Return (b, s/t, h).
-    toy.conjugate(forward, backward) makes an autograd function of two plain ones, such as
+    toy.conjugate(forward, backward) makes an autograd function of two plain ones, each called with (x, group), such as
     toy.gather_tokens (b, s/t, h) -> (b, s, h), and toy.sum_tokens, which adds the ranks' (b, s, h) and keeps (b, s/t, h).
     """
     gather = toy.conjugate(toy.gather_tokens, toy.sum_tokens)
@@ -207,10 +211,13 @@ def _sequence_on_rank(attempt):
     if shape != (B, S // t, H):
         return {"shape": shape}
     near = lambda a, b: torch.allclose(a, b, rtol=1e-7, atol=1e-9)
-    gathered = any(row.op in ("all_gather", "all_reduce") for row in worker.here.recorder.rows.values())
+    gathered = any(row.op == "all_gather" for row in worker.here.recorder.rows.values())
+    sums = lambda: sum(row.calls for row in worker.here.recorder.rows.values() if row.op in ("reduce_scatter", "all_reduce"))
+    forward = sums()
     found = {"shape": shape, "gathered": gathered, "y": near(got, toy.my_tokens(y)), "cut": not got.requires_grad, "dx": False}
     if got.requires_grad:
         got.backward(toy.my_tokens(dy))
+        found["summed"] = sums() > forward
         if mine.grad is not None:
             found |= {"dx": near(mine.grad, toy.my_tokens(whole.grad))}
     return found
@@ -219,7 +226,13 @@ def _sequence_on_rank(attempt):
 def _judge_sequence(attempt) -> Answer:
     for t in (2, 4):
         with World(t, timeout=5) as world:
-            results = world.run(_sequence_on_rank, attempt)
+            try:
+                results = world.run(_sequence_on_rank, attempt)
+            except RankError as e:
+                if any(s.error and "invalid gradient" in s.error.message for s in e.seen):
+                    return wrong("the gather in backward is missing", "Backward passes on a gradient of another shape than the forward's input. Behind the pair a rank has the gradient of its own tokens "
+                                 "only, and must gather all; before the pair it goes back to its own tokens.")
+                raise
             sent = max(world.traffic.counted)
         found = results[0]
         allowed = 2 * book("all_reduce", 8 * B * S * H, t)
@@ -233,6 +246,9 @@ def _judge_sequence(attempt) -> Answer:
         if any(r["cut"] for r in results):
             return wrong("an output cut off from x", "The output is right, but autograd cannot get back to x: toy.gather_tokens alone has no backward. "
                          "toy.conjugate gives it one.", *figures)
+        if not all(r["dx"] for r in results) and not found["summed"]:
+            return wrong("the sum in backward is missing", "The output is right, the gradient of x is not. Every rank used every token, so each has a share of every token's gradient: before the "
+                         "pair, backward must add the shares.", *figures)
         if not all(r["dx"] for r in results):
             return wrong("the gather in backward is missing", "The output is right, the gradient of x is not. Backward mirrors forward: behind the pair a rank has the gradient of its own "
                          "tokens only, and must gather all; before the pair each rank has a share of every token's gradient, to be added.", *figures)

@@ -96,8 +96,8 @@ def _orders(attempt, p: int, m: int):
 
 def judge(attempt) -> Answer:
     with World(P, timeout=5) as world:
-        small, large = world.run(lambda: (_orders(attempt, P, M), _orders(attempt, 8, 32)))[0]
-        for orders, m in ((small, M), (large, 32)):
+        small, few, large = world.run(lambda: (_orders(attempt, P, M), _orders(attempt, P, 2), _orders(attempt, 8, 32)))[0]
+        for orders, m in ((small, M), (few, 2), (large, 32)):
             try:
                 timeline = diagnose.run(diagnose.read(orders, m))
             except Illegal as e:
@@ -126,9 +126,12 @@ def _measure(orders, timeline) -> Answer | None:
     figures = [(f"time for p = {p}, m = {m}", f"{timeline.makespan:.0f} units", f"{reference.makespan:.0f} units"),
                ("microbatches in flight, by rank", str(held), str([reference.in_flight(r) for r in range(p)]))]
     leading = [next((i for i, op in enumerate(order) if op[0] != "F"), len(order)) for order in orders]
+    if any(op.kind in "IW" for ops in timeline.schedule.ops for op in ops):
+        return Answer("wrong", f"This is {timeline.schedule.name}: its backward is split in two, I and W. Drop 12 comes to that. Here write B.", "a backward in two parts", figures)
     gap = next(((r, a, b, why) for r, a, b, why in diagnose.idle(timeline)
                 if not any(r == r2 and a2 <= a and b <= b2 for r2, a2, b2, _ in diagnose.idle(reference))), None)
-    why = f" An idle time that 1F1B does not have: rank {gap[0]}, from {gap[1]:.0f} to {gap[2]:.0f}: {gap[3]}." if gap else ""
+    longer = timeline.makespan > reference.makespan
+    why = f" An idle time that 1F1B does not have: rank {gap[0]}, from {gap[1]:.0f} to {gap[2]:.0f}: {gap[3]}." if gap and longer else ""
     picture = gantt.timeline(timeline, "yours, on paper, with its critical path", critical=True) if p * m <= 64 else None
     if timeline.schedule.name.startswith("GPipe"):
         return Answer("wrong", f"This is {timeline.schedule.name}. It takes as long as 1F1B, since both have the same bubble. But every rank holds all {m} microbatches.",
@@ -137,7 +140,7 @@ def _measure(orders, timeline) -> Answer | None:
         late = next(r for r in range(p) if held[r] > p - r)
         return Answer("wrong", f"Rank {late} runs {leading[late]} forwards before its first backward, and holds {held[late]} microbatches at once. It need not: "
                       f"its first backward can come after {p - 1 - late} warm-up forwards and one more." + why, "a warm-up that is too long", figures, picture)
-    if timeline.makespan > reference.makespan:
+    if longer:
         short = next((r for r in range(p) if leading[r] < p - r), None)
         name = "a warm-up that is too short" if short is not None else "longer than need be"
         return Answer("wrong", f"A legal order, but it takes {timeline.makespan:.0f} units where {reference.makespan:.0f} are enough." + why, name, figures, picture)
@@ -161,27 +164,38 @@ def _judge_bubble(attempt) -> Answer:
     cases = [(name, p, m) for name in make for p, m in ((4, 8), (8, 32), (2, 1), (1, 4))]
     with World(P, timeout=10) as world:
         said = world.run(lambda: [attempt(*case) for case in cases])[0]
-        measured = {name: on_ranks(world, make[name](P, M), 1, 0.01).bubble for name in make}
-    for (name, p, m), value in zip(cases, said):
+        measured = {name: on_ranks(world, make[name](P, M), 1).bubble for name in make}
+    evidence = ("measured just now on four ranks: GPipe and 1F1B", " and ".join(f"{x:.2f}" for x in measured.values()), "both a little over 0.27")
+    for (name, p, m), given in zip(cases, said):
         target = schedules.simulate(make[name](p, m)).bubble
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            return wrong("no number", f"bubble({name!r}, {p}, {m}) returned {value!r}.")
-        if abs(value - target) < 1e-9:
+        try:
+            value = float(given) if not isinstance(given, (str, bool)) else None
+        except (TypeError, ValueError):
+            value = None
+        if value is None:
+            return wrong("no number", f"bubble({name!r}, {p}, {m}) returned {given!r}.")
+        if abs(value - target) < 5e-4:
             continue
         figures = [(f"{name}, p = {p}, m = {m}", f"{value:.4f}", f"{target:.4f}")]
-        if name == "1F1B" and (p, m) == (4, 8):
-            figures.append(("measured just now on four ranks: GPipe and 1F1B", " and ".join(f"{x:.2f}" for x in measured.values()), "the same"))
+        if abs(value - 100 * target) < 5e-2:
+            return wrong("percent instead of a share", "The number is right, as percent. Return a share of 1.", *figures)
+        if abs(value - (1 - target)) < 5e-4:
+            return wrong("the busy share", "That is the share in which a rank works. The bubble is the rest.", *figures)
+        if name == "1F1B" and (p, m) == (4, 8) and value < target:
+            figures.append(evidence)
             return wrong("1F1B shrinks the bubble", "GPipe was right, so the formula is known. 1F1B begins and ends as GPipe does; it only holds less in between.", *figures)
-        if abs(value - (p - 1) / m) < 1e-9:
+        if any(abs(value - (p - 1) / (k * m + p - 1)) < 5e-4 for k in (2, 3)):
+            return wrong("a missing drain", "You count the wait before the first forward of the last stage, but not the way back: after its last backward, p-1 backwards still climb to the first stage.", *figures)
+        if abs(value - (p - 1) / m) < 5e-4:
             return wrong("the other definition of bubble", "You divide by the ideal time: (p-1)/m. Here the bubble is a share of wall time, which has the bubble in it.", *figures)
-        if abs(value - p / (m + p)) < 1e-9 or abs(value - p / (m + p - 1)) < 1e-9:
+        if abs(value - p / (m + p)) < 5e-4 or abs(value - p / (m + p - 1)) < 5e-4:
             return wrong("p where p-1 was meant", "The last stage starts after p-1 others, not p.", *figures)
         return wrong("another share", f"For {name} with p = {p}, m = {m} the simulator finds another share.", *figures)
     return right("Both have the same bubble, by formula, by simulation and on real ranks.",
-                 ("p = 4, m = 8", f"{said[0]:.4f}", "0.2727"), ("p = 8, m = 32", f"{said[1]:.4f}", "0.1795"))
+                 ("p = 4, m = 8", f"{float(said[0]):.4f}", "0.2727"), ("p = 8, m = 32", f"{float(said[1]):.4f}", "0.1795"), evidence)
 
 
 share = Exercise("the share of the bubble", bubble, _judge_bubble, hints=[
-    "Count one rank's time: m forwards and m backwards. And the whole: the first stage starts at once, the last one p-1 forwards later.",
+    "Count one rank's time: m forwards and m backwards. And the whole: the last stage starts p-1 forwards late, and behind its last backward p-1 backwards still climb to the first.",
     "Per stage the work is m units of (forward + backward); the time is m + p - 1 of them.",
 ])

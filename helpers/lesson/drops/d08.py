@@ -38,12 +38,12 @@ def expected_bytes(hidden: int, b: int, s: int, d: int, p: int, t: int, rank: in
 def by_axis(traffic: Traffic, sizes: Sizes, predicted: dict[str, float], rank: int = 0) -> Table:
     """Bytes that `rank` sent along each axis, three ways. Two ranks share one axis at most, so who sent to whom tells the axis."""
     counted = {axis: sum(row.book for row in traffic.ranks[rank] if row.axis == axis) for axis in sizes}
-    wire = dict.fromkeys(sizes, 0 if traffic.matrix else None)
+    wire: dict = dict.fromkeys(sizes, 0 if traffic.matrix else None)
     for other, sent in enumerate(traffic.matrix[rank] if traffic.matrix else []):
         if axis := placement.axis_between(rank, other, sizes):
             wire[axis] += sent
     rows = [[axis, human(predicted[axis]), human(counted[axis]), human(wire[axis]),
-             "n/a" if wire[axis] is None else f"{wire[axis] / predicted[axis]:.2f}"] for axis in reversed(sizes)]
+             "n/a" if wire[axis] is None or not predicted[axis] else f"{wire[axis] / predicted[axis]:.2f}"] for axis in reversed(sizes)]
     return Table(["axis", "predicted", "counted", "on the wire", "wire ÷ predicted"], rows, title=f"bytes sent by rank {rank}, along each axis")
 
 
@@ -121,7 +121,7 @@ def _judge_groups(attempt) -> Answer:
             everywhere = [attempt(rank, 2, 2, 2) for rank in range(8)]
             sums = {}
             for axis in ("tp", "pp", "dp"):
-                for members in sorted({tuple(g[axis]) for g in everywhere}):
+                for members in sorted({tuple(sorted(int(x) for x in g[axis])) for g in everywhere}):
                     made = dist.new_group(list(members))
                     if dist.get_rank() in members:
                         x = torch.ones(1)
@@ -138,14 +138,14 @@ def _about(mine: list, d: int, t: int, p: int) -> Answer | None:
     sizes = {"tp": t, "pp": p, "dp": d}
     truth = [groups(rank, d, t, p) for rank in range(8)]
     try:
-        mine = [{axis: [int(x) for x in g[axis]] for axis in sizes} for g in mine]
+        mine = [{axis: sorted(int(x) for x in g[axis]) for axis in sizes} for g in mine]
     except Exception:
         return wrong("no groups", f"{where} you return {str(mine[0])[:120]}; return a dictionary with tp, pp and dp, each a list of ranks.")
     if mine == truth:
         return None
-    outward = {"tp": t, "pp": p, "dp": d}  # tp outermost
-    if d * t * p > max(d, t, p) and mine == [{axis: placement.group(rank, axis, outward) for axis in sizes} for rank in range(8)]:
-        return wrong("TP outermost", f"{where} rank 0 shares its matrices with {mine[0]['tp']}, far apart. TP talks most, so its ranks must be neighbours: tp is innermost.")
+    if t > 1 and any(mine == [{axis: placement.group(rank, axis, dict(zip(order, (sizes[a] for a in order)))) for axis in sizes} for rank in range(8)]
+                     for order in (("tp", "pp", "dp"), ("tp", "dp", "pp"), ("dp", "tp", "pp"), ("pp", "tp", "dp"))):
+        return wrong("TP outermost", f"{where} rank 0 shares its matrices with {mine[0]['tp']}, which are not neighbours. TP talks most, so its ranks must be: tp is innermost.")
     if mine == [{axis: placement.group(rank, axis, {"pp": p, "dp": d, "tp": t}) for axis in sizes} for rank in range(8)]:
         return wrong("DP inside PP", f"{where} neighbouring stages of a pipeline end up further apart than copies of the model. tp innermost, then pp, then dp.")
     for axis, size in sizes.items():
@@ -155,8 +155,8 @@ def _about(mine: list, d: int, t: int, p: int) -> Answer | None:
             if len(set(g[axis])) != size:
                 return wrong("groups of another size", f"{where} rank {rank} is in a {axis} group of {len(set(g[axis]))} ranks; it should be {size}.")
             if any(not 0 <= r < 8 for r in g[axis]):
-                return wrong("d·t·p is not the number of ranks", f"{where} the {axis} group of rank {rank} is {g[axis]}; the ranks are 0 to 7.")
-            if other := next((r for r in g[axis] if set(mine[r][axis]) != set(g[axis])), None):
+                return wrong("ranks that do not exist", f"{where} the {axis} group of rank {rank} is {g[axis]}; the ranks are 0 to 7.")
+            if (other := next((r for r in g[axis] if set(mine[r][axis]) != set(g[axis])), None)) is not None:
                 return wrong("groups that do not partition the ranks", f"{where} rank {rank} says its {axis} group is {g[axis]}, rank {other} of that group says {mine[other][axis]}. "
                              "Every rank must be in exactly one group along each axis.")
     rank, axis = next((rank, axis) for rank in range(8) for axis in sizes if mine[rank][axis] != truth[rank][axis])
@@ -172,7 +172,10 @@ members = Exercise("the groups of a rank", groups, _judge_groups, hints=[
 
 
 def crossing(d, t, p, node):
-    """Which axes have groups that leave a node of `node` ranks: a list out of "tp", "pp", "dp". tp innermost, then pp, then dp."""
+    """Which axes have groups that leave a node of `node` ranks: a list out of "tp", "pp", "dp". tp innermost, then pp, then dp.
+
+    The sizes divide the node, or the node them.
+    """
     reach = {"tp": (t, t), "pp": (p, t * p), "dp": (d, d * t * p)}
     return [axis for axis, (size, span) in reach.items() if size > 1 and span > node]
 
@@ -185,11 +188,14 @@ def _judge_crossing(attempt) -> Answer:
         try:
             said = world.run(lambda: [attempt(*case) for case in CASES])[0]
         except RankError as e:
-            return Answer("crashed", str(e))
+            return Answer("crashed", e.report)
     by_size: Callable = lambda d, t, p, node: [a for a, n in (("tp", t), ("pp", p), ("dp", d)) if n > node]
     outward: Callable = lambda d, t, p, node: [a for a, n, span in (("dp", d, d), ("pp", p, d * p), ("tp", t, d * t * p)) if n > 1 and span > node]
     alone: Callable = lambda d, t, p, node: [a for a, span in (("tp", t), ("pp", t * p), ("dp", d * t * p)) if span > node]
-    as_sets = lambda answers: [sorted(a) if isinstance(a, (list, tuple, set)) else a for a in answers]
+    for case, a in zip(CASES, said):
+        if not isinstance(a, (list, tuple, set)) or not set(a) <= {"tp", "pp", "dp"}:
+            return wrong("no list of axes", f"crossing{case} returned {a!r}; return a list out of \"tp\", \"pp\" and \"dp\", which may be empty.")
+    as_sets = lambda answers: [sorted(a) for a in answers]
     truth = [crossing(*case) for case in CASES]
     if as_sets(said) == as_sets(truth):
         return right("Also for 16,384 GPUs: TP 8 stays in its node, PP 16 and DP 128 leave it.", ("layouts", str(len(CASES)), str(len(CASES))))

@@ -52,7 +52,7 @@ def measured_states(world: World, kind: str) -> tuple[dict[str, int], Traffic]:
         rank, d = dist.get_rank(), dist.get_world_size()
         model = toy.ToyTransformer(seed=0)
         if kind == "DP":
-            wrapped = DistributedDataParallel(model)
+            wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)  # else its buckets are a second copy of the gradients
             optimizer = torch.optim.AdamW(wrapped.parameters())
             step = lambda: optimizer.step()
         elif kind == "FSDP":
@@ -213,21 +213,36 @@ def _judge_bytes(attempt) -> Answer:
         measured = [max(world.run(_measured, zero)) for zero in range(4)]
         cases = [(stages, 2, 2, zero) for zero in range(4)] + [([7e9], 64, 1, zero) for zero in range(4)] + [([1.75e10] * 2 + [2e10], 8, 8, 1)]
         said = world.run(lambda: [attempt(list(s), d, t, z) for s, d, t, z in cases])[0]
-    for case, value in zip(cases, said):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+    for i, (case, value) in enumerate(zip(cases, said)):
+        try:
+            said[i] = float(value) if not isinstance(value, (str, bool)) else None
+        except (TypeError, ValueError):
+            said[i] = None
+        if said[i] is None:
             return wrong("no number", f"bytes_per_gpu{case} returned {value!r}.")
+    every = lambda s, d, t, z, weights=2, gradients=2, optimizer=12: (weights / (d if z >= 3 else 1) + gradients / (d if z >= 2 else 1) + optimizer / (d if z >= 1 else 1))
     others = {
         "gradients not divided by t": lambda s, d, t, z: bytes_per_gpu(s, d, t, z) + (2 - 2 / t) * max(s) / (d if z >= 2 else 1),
         "ZeRO-1 divides everything": lambda s, d, t, z: 16 * max(s) / t / (d if z >= 1 else 1),
         "the master copy is forgotten": lambda s, d, t, z: bytes_per_gpu(s, d, t, z) - 4 * max(s) / t / (d if z >= 1 else 1),
         "the average stage, not the largest": lambda s, d, t, z: bytes_per_gpu([sum(s) / len(s)], d, t, z),
         "all stages on one GPU": lambda s, d, t, z: bytes_per_gpu([sum(s)], d, t, z),
+        "gradients divided by neither t nor p": lambda s, d, t, z: bytes_per_gpu(s, d, t, z) + 2 * (sum(s) - max(s) / t) / (d if z >= 2 else 1),
+        "ZeRO left out": lambda s, d, t, z: 16 * max(s) / t,
+        "all float32, not mixed precision": lambda s, d, t, z: max(s) / t * every(s, d, t, z, 4, 4, 8),
+        "the first stage, not the largest": lambda s, d, t, z: bytes_per_gpu(s[:1], d, t, z),
+        "the last stage, not the largest": lambda s, d, t, z: bytes_per_gpu(s[-1:], d, t, z),
         "nothing divided by t": lambda s, d, t, z: bytes_per_gpu(s, d, 1, z),
         "ZeRO-2 leaves gradients whole": lambda s, d, t, z: bytes_per_gpu(s, d, t, 1 if z == 2 else z),
         "ZeRO-3 leaves weights whole": lambda s, d, t, z: bytes_per_gpu(s, d, t, min(z, 2)),
     }
     why = {
-        "gradients not divided by t": "A rank has gradients only for the parameters it holds: the split over t divides them too. A well-known calculator makes this mistake, and answers 369 GiB where 31 GB are right.",
+        "gradients not divided by t": "A rank has gradients only for the parameters it holds: the split over t divides them too.",
+        "gradients divided by neither t nor p": "A rank has gradients only for the parameters it holds: its stage's, cut by t. Calculators that forget this answer ten times too much for a 70B.",
+        "ZeRO left out": "16 bytes a parameter whatever `zero` says: stages 1, 2 and 3 divide more and more of it by d.",
+        "all float32, not mixed precision": "4 + 4 + 8 is the other way to 16. ZeRO divides them differently: mixed precision has 2 + 2 + 12.",
+        "the first stage, not the largest": "Here the first stage is often the largest, but not always. Take the maximum.",
+        "the last stage, not the largest": "The model fits when its fullest GPU does. Take the maximum.",
         "ZeRO-1 divides everything": "ZeRO-1 divides the optimizer's state only: 4·N stays, 12·N/d is divided.",
         "the master copy is forgotten": "Mixed precision keeps a float32 copy of the weights beside m and v: 12 bytes, not 8.",
         "the average stage, not the largest": "The model fits when its fullest GPU does. Stages are not equal: take the largest.",
@@ -238,9 +253,12 @@ def _judge_bytes(attempt) -> Answer:
     }
     near = lambda a, b: abs(a - b) <= 1e-9 * max(abs(a), abs(b))
     truth = [bytes_per_gpu(*case) for case in cases]
-    figures = [(f"ZeRO-{z} on real ranks: the fullest of 2 × 2 × 2", f"{value:,.0f} B", f"{real:,} B") for z, (value, real) in enumerate(zip(said, measured))]
+    figures = [(f"ZeRO-{z}, you, and the fullest of 2 × 2 × 2 real ranks", f"{value:,.0f} B", f"{real:,} B") for z, (value, real) in enumerate(zip(said, measured))]
+    if (off := next((i for i, (a, b) in enumerate(zip(said, truth)) if not near(a, b)), 0)) > 3:
+        s, d, t, z = cases[off]
+        figures.append((f"ZeRO-{z}, stages of {', '.join(f'{n:.3g}' for n in s)}, d = {d}, t = {t}", f"{said[off]:,.0f} B", f"{truth[off]:,.0f} B"))
     if all(map(near, said, truth)):
-        if any(int(value) != real for value, real in zip(said, measured)):
+        if any(round(value) != real for value, real in zip(said, measured)):
             raise AssertionError(f"the formula says {said[:4]}, the ranks hold {measured}")
         return right("Equal to the byte to what the fullest of eight real ranks holds, for every ZeRO stage.", *figures)
     for name, other in others.items():
@@ -283,8 +301,8 @@ def _scatter_on_rank(attempt, length: int):
     whole = torch.arange(length, dtype=torch.float64) * (n * (n + 1) / 2)
     got = attempt(x.clone(), rank, n)
     parts = whole.chunk(n)
-    if not isinstance(got, torch.Tensor) or got.shape != parts[rank].shape:
-        return {"shape": tuple(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__}
+    if not isinstance(got, torch.Tensor) or got.shape != parts[rank].shape or got.dtype != x.dtype:
+        return {"shape": f"{got.dtype} of {tuple(got.shape)}".removeprefix("torch.") if isinstance(got, torch.Tensor) else type(got).__name__}
     return {"shape": None, "right": torch.equal(got, parts[rank]), "whose": next((i for i, part in enumerate(parts) if torch.equal(got, part)), None),
             "mean": torch.allclose(got, parts[rank] / n)}
 
@@ -298,24 +316,28 @@ def _judge_scatter(attempt) -> Answer:
             except RankError as e:
                 if e.kind == "timeout" and all(s.where and s.where["in"] and s.where["in"]["op"] == "send" for s in e.seen if s.where):
                     return Answer("crashed", f"On {n} ranks everybody sends before anybody receives, and a send may wait for its receiver. Begin the send with dist.isend, "
-                                  f"receive, then wait.\n\n{e}", "everybody sends before anybody receives")
-                return Answer("crashed", f"On {n} ranks:\n{e}")
-            sent, counted = world.traffic.wire, world.traffic.counted
+                                  f"receive, then wait.\n\n{e.report}", "everybody sends before anybody receives")
+                return Answer("crashed", f"On {n} ranks:\n{e.report}")
+            sent, counted, forgotten = world.traffic.wire, world.traffic.counted, world.traffic.not_waited
         for rank, r in enumerate(results):
             if r["shape"] is not None:
-                return wrong("not one chunk", f"On {n} ranks rank {rank} returns {r['shape']}; its chunk has {length // n} elements.")
+                return wrong("not one chunk", f"On {n} ranks rank {rank} returns {r['shape']}; its chunk is float64 of ({length // n},).")
             if not r["right"]:
                 if r["mean"]:
                     return wrong("the mean, not the sum", f"On {n} ranks the values are the sum divided by {n}.")
                 if r["whose"] is not None:
                     return wrong("another rank's chunk", f"On {n} ranks rank {rank} ends with chunk {r['whose']}. The sum is complete: begin the ring one place earlier or later.")
+                if forgotten:
+                    return wrong("a message nobody waits for", "An isend or irecv was begun and never waited for. Wait before you use what it brings, and before you change what it sends.")
                 return wrong("another sum", f"On {n} ranks the chunk of rank {rank} is not the sum over all ranks. In each of {n - 1} steps a rank adds what it receives to the chunk that it will pass on next.")
         size, allowed = 8 * length, book("reduce_scatter", 8 * length, n)
         most = max(s if s is not None else c for s, c in zip(sent, counted))
         figures = [(f"bytes sent by the busiest of {n} ranks, in units of S", f"{most / size:.2f}", f"{allowed / size:.2f}"), ("gloo's own", f"{gloo('reduce_scatter', size, n) / size:.2f}", "")]
         if most > 1.05 * allowed:
-            name = "an all-reduce, of which most is thrown away" if abs(most / (2 * allowed) - 1) < 0.1 else "more bytes than a ring"
-            return wrong(name, f"The values are right, but the busiest rank sent {most / size:.2f} S. Each step needs one chunk only, S/{n}, and there are {n - 1} steps.", *figures)
+            least = min(s if s is not None else c for s, c in zip(sent, counted))
+            name = ("everything through one rank" if most > 1.5 * least else
+                    "an all-reduce, of which most is thrown away" if n == 4 and abs(most / (2 * allowed) - 1) < 0.1 else "more bytes than a ring")
+            return wrong(name, f"The values are right, but the busiest rank sent {most / size:.2f} S. Each step needs one chunk only, S/{n}, in {n - 1} steps.", *figures)
     return right("The textbook's bytes, half of what gloo's own reduce-scatter sends.", *figures)
 
 

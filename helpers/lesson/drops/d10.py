@@ -151,7 +151,7 @@ def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: i
         try:
             tight.run(_try, remedy, tokens, b)
         except RankError as e:
-            found |= {"fits": False, "error": next((s.error.message for s in e.seen if s.error and s.error.type == "OutOfMemoryError"), str(e))}
+            found |= {"fits": False, "error": next((s.error.message for s in e.seen if s.error and s.error.type == "OutOfMemoryError"), e.report)}
     return found
 
 
