@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from helpers import toy
-from helpers.lesson.drops import d05, d07
+from helpers.lesson.drops import d05, d06, d07, d10
 from helpers.table import human
 from helpers.theory import CLUSTERS, cost
 from helpers.theory.collectives import book
@@ -36,14 +36,17 @@ COMPUTED = {
            f"The toy has {human(SMALL)} of gradients here, and on four ranks each sends {book('all_reduce', 1, 4)} times that: "
            f"{human(book('all_reduce', SMALL, 4))} over {human(d05.NETWORK.nic)}/s, {1e3 * book('all_reduce', SMALL, 4) / d05.NETWORK.nic:.0f} ms. "
            f"A step that computes for {4e3 * (d05.FORWARD + d05.BACKWARD):.0f} ms takes half as long again.",
-           "(25 MB each, unless you say otherwise)"],
-    "06": [f"NVLink against one 400 Gb/s port is {DGX.link / 1e9:.0f} to {DGX.nic / 1e9:.0f} GB/s",
+           "(25 MiB each, the first 1 MiB, unless you say otherwise)"],
+    "06": [f"A port out of the node has a {({10: 'tenth'})[d06.ONE_NODE.link / d06.ONE_NODE.nic]} of a link's bandwidth "
+           f"(NVLink to one {8 * DGX.nic / 1e9:.0f} Gb/s port: a {({9: 'ninth'})[DGX.link / DGX.nic]})",
+           f"about {({5: 'five'})[round(d06.ONE_NODE.link / (2 * d06.ONE_NODE.nic))]} times as long",
            "10 ms forward and 20 ms backward a block"],
-    "07": ["a timed wait of 30 ms a forward"],
+    "07": ["a timed wait of 30 ms a forward", f"One microbatch is {human(4 * 256)} here"],
     "08": [],
     "09": [f"So 7·10⁹ parameters take {human(sum(states(7e9).values()))} before the first token. A device of {DGX.device.memory / 1e9:.0f} GB does not hold them.",
            f"{human(4 * 175e9)}: nearly nine devices of {DGX.device.memory / 1e9:.0f} GB",
            "The 2 GB of overhead stand for", "Your plan fits on the average stage with 1 GB to spare."],
+    "10": [f"under a budget of {d10.BUDGET / 1e6:.1f} MB", f"under a budget of {d10.LADDER_BUDGET / 1e6:.0f} MB"],
 }
 assert d07.UNIT == 0.030 and cost.OVERHEAD == 2e9
 FIGURE = r"\d[\d.,]* ?(?:[kMGT]i?B|%|ms|µs)(?!\w)"

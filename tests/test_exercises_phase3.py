@@ -1,0 +1,101 @@
+"""Every exercise of drop 10: its solution passes, an empty one is not started, each listed mistake is caught and named."""
+
+import json
+import time
+from dataclasses import asdict
+
+import pytest
+
+from empty import empty
+from helpers.lesson.drops import d10
+
+# -- drop 10 ---------------------------------------------------------------------------------
+
+
+def growth_is_a_leak(tokens, peaks):
+    last = peaks[-1]
+    if max(last) > 1.1 * min(last):
+        return "gather on rank 0"
+    return "optimizer state" if len(peaks) <= 2 else "leak"
+
+
+def never_looks_at_ranks(tokens, peaks):
+    if tokens[-1] > tokens[0]:
+        return "long batch"
+    return "optimizer state" if len(peaks) <= 2 else "leak"
+
+
+def all_is_a_long_batch(tokens, peaks):
+    return d10.diagnose(tokens, peaks) if max(peaks[-1]) > 1.1 * min(peaks[-1]) else "long batch"
+
+
+def a_step_is_a_slope(tokens, peaks):
+    found = d10.diagnose(tokens, peaks)
+    return "leak" if found == "optimizer state" else found
+
+
+def words(tokens, peaks):
+    return "out of memory"
+
+
+def a_bug(tokens, peaks):
+    return peaks[99]
+
+
+MISTAKES = [
+    (d10.signature, growth_is_a_leak, "wrong", "a spike is not a slope"),
+    (d10.signature, never_looks_at_ranks, "wrong", "one rank is not all ranks"),
+    (d10.signature, all_is_a_long_batch, "wrong", "long batch where it was optimizer state"),
+    (d10.signature, a_step_is_a_slope, "wrong", "a step up is not a slope"),
+    (d10.signature, words, "wrong", "no diagnosis"),
+    (d10.signature, a_bug, "crashed", None),
+    (d10.cheapest, lambda: "DP on 8 ranks", "wrong", "more DP fixes OOM"),
+    (d10.cheapest, lambda: "ZeRO-1", "wrong", "ZeRO shrinks activations"),
+    (d10.cheapest, lambda: "ZeRO-3", "wrong", "ZeRO shrinks activations"),
+    (d10.cheapest, lambda: "nothing", "wrong", "nothing changed"),
+    (d10.cheapest, lambda: "offload", "wrong", "it fits, but costs more than it must"),
+    (d10.cheapest, lambda: "recompute", "wrong", "it fits, but costs more than it must"),
+    (d10.cheapest, lambda: "buy more", "wrong", "no remedy"),
+]
+EXERCISES = [d10.signature, d10.cheapest]
+
+
+@pytest.mark.parametrize("exercise, attempt, kind, name", MISTAKES, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_mistake_is_caught_and_named(exercise, attempt, kind, name):
+    answer = exercise.check(attempt)
+    assert (answer.kind, answer.misconception) == (kind, name), answer
+    print(answer)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
+def test_what_is_right_passes(exercise):
+    start = time.monotonic()
+    answer = exercise.check(exercise.reference)
+    assert answer.kind == "right", answer
+    print(answer, time.monotonic() - start)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
+def test_empty_is_not_started_and_gives_the_first_hint(exercise):
+    answer = exercise.check(empty(exercise))
+    assert answer.kind == "not started" and exercise.hints[0] in answer.text
+
+
+@pytest.mark.parametrize("number, cause", enumerate(("long batch", "gather on rank 0", "optimizer state", "leak"), 1))
+def test_the_recorded_incidents_can_be_recorded_again(number, cause):
+    recorded, again = d10.load(number), d10.crash(cause)
+    assert recorded.tokens == again.tokens and recorded.log == again.log
+    assert [max(p) for p in recorded.peaks] == pytest.approx([max(p) for p in again.peaks], rel=0.02)
+    assert json.loads(json.dumps(asdict(again)))["budget"] == d10.BUDGET
+
+
+@pytest.mark.parametrize("remedy", d10.REMEDIES)
+def test_the_ladder_is_predicted(remedy):
+    tried = d10.attempt(remedy)
+    assert tried["peak"] == pytest.approx(d10.predicted(remedy), rel=0.13 if remedy == "offload" else 0.05)
+    assert tried["fits"] == (tried["peak"] <= d10.LADDER_BUDGET)
+
+
+def test_a_run_that_survives_is_no_incident():
+    with pytest.raises(ValueError, match="survived 2 steps"):
+        d10.crash("leak", steps=2)
