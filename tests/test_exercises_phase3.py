@@ -1,4 +1,4 @@
-"""Every exercise of drop 10: its solution passes, an empty one is not started, each listed mistake is caught and named."""
+"""Every exercise of drops 10 and 11: its solution passes, an empty one is not started, each listed mistake is caught and named."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from empty import empty
-from helpers.lesson.drops import d10
+from helpers.lesson.drops import d10, d11
 
 # -- drop 10 ---------------------------------------------------------------------------------
 
@@ -42,7 +42,47 @@ def a_bug(tokens, peaks):
     return peaks[99]
 
 
+# -- drop 11 ---------------------------------------------------------------------------------
+
+AXES = ("tp", "pp", "dp", "rest")
+
+
+def shares(ratio):
+    def attempt(before, after):
+        beyond = {x: after["parts"][x] - ratio(before, after) * before["parts"][x] for x in AXES}
+        total = sum(beyond.values()) or 1
+        return {x: s / total for x, s in beyond.items()}
+    return attempt
+
+
+def the_second_run_only(before, after):
+    total = sum(after["parts"][x] for x in AXES)
+    return {x: after["parts"][x] / total for x in AXES}
+
+
+def the_network_is_slow(before, after):
+    worst = max(AXES, key=after["parts"].get)
+    return {x: float(x == worst) for x in AXES}
+
+
+def seconds_not_shares(before, after):
+    ratio = after["batch"] / after["ranks"] * before["ranks"] / before["batch"]
+    return {x: after["parts"][x] - ratio * before["parts"][x] for x in AXES}
+
+
 MISTAKES = [
+    (d11.split, shares(lambda b, a: 1.0), "wrong", "seconds compared as they are"),
+    (d11.split, shares(lambda b, a: b["ranks"] / a["ranks"]), "wrong", "throughput compared at different batches"),
+    (d11.split, the_second_run_only, "wrong", "what is large is not what was lost"),
+    (d11.split, the_network_is_slow, "wrong", "all of it blamed on one cause"),
+    (d11.split, seconds_not_shares, "wrong", "shares that do not sum to one"),
+    (d11.split, lambda before, after: "tp", "wrong", "no shares"),
+    (d11.placing, lambda: (1, 8, 1, 1), "wrong", "TP scaled with the cluster"),
+    (d11.placing, lambda: (8, 1, 1, 1), "wrong", "it does not fit"),
+    (d11.placing, lambda: (2, 2, 1, 1), "wrong", "d·t·p is not 8"),
+    (d11.placing, lambda: (2, 1, 4, 1), "wrong", "a starved pipeline"),
+    (d11.placing, lambda: (1, 4, 2, 3), "wrong", "sizes that do not divide"),
+    (d11.placing, lambda: "TP 4", "wrong", "no layout"),
     (d10.signature, growth_is_a_leak, "wrong", "a spike is not a slope"),
     (d10.signature, never_looks_at_ranks, "wrong", "one rank is not all ranks"),
     (d10.signature, all_is_a_long_batch, "wrong", "long batch where it was optimizer state"),
@@ -57,7 +97,7 @@ MISTAKES = [
     (d10.cheapest, lambda: "recompute", "wrong", "it fits, but costs more than it must"),
     (d10.cheapest, lambda: "buy more", "wrong", "no remedy"),
 ]
-EXERCISES = [d10.signature, d10.cheapest]
+EXERCISES = [d10.signature, d10.cheapest, d11.split, d11.placing]
 
 
 @pytest.mark.parametrize("exercise, attempt, kind, name", MISTAKES, ids=lambda x: getattr(x, "__name__", ""))
@@ -99,3 +139,16 @@ def test_the_ladder_is_predicted(remedy):
 def test_a_run_that_survives_is_no_incident():
     with pytest.raises(ValueError, match="survived 2 steps"):
         d10.crash("leak", steps=2)
+
+
+def test_a_step_on_the_fabric_is_the_sum_of_its_parts():
+    before, after = d11.measure(1, 4, 1), d11.measure(1, 8, 1)
+    for run in (before, after):
+        assert sum(run.parts.values()) == pytest.approx(run.seconds)
+    lost = d11.lost(before, after)
+    assert sum(lost.values()) == pytest.approx(after.seconds) and lost["tp"] == max(lost["tp"], lost["pp"], lost["dp"])
+
+
+def test_sizes_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="d·m must divide the batch of 8"):
+        d11.measure(3, 1, 1)

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from helpers import toy
-from helpers.lesson.drops import d05, d06, d07, d10
+from helpers.lesson.drops import d05, d06, d07, d10, d11
 from helpers.table import human
 from helpers.theory import CLUSTERS, cost
 from helpers.theory.collectives import book
@@ -15,6 +15,7 @@ from test_notebooks import NOTEBOOKS, text
 
 N = sum(p.numel() for p in toy.ToyTransformer(hidden=256).parameters())
 SMALL = 4 * sum(p.numel() for p in d05.paced_model().parameters())
+loss_of = lambda scheme: 1 - d11.published()[scheme][-1][1] / d11.published()[scheme][0][1]
 DGX = CLUSTERS["dgx-h100"]
 
 # For each drop, sentences whose figures no cell prints, with the figures put in by computing them.
@@ -46,6 +47,7 @@ COMPUTED = {
     "09": [f"So 7·10⁹ parameters take {human(sum(states(7e9).values()))} before the first token. A device of {DGX.device.memory / 1e9:.0f} GB does not hold them.",
            f"{human(4 * 175e9)}: nearly nine devices of {DGX.device.memory / 1e9:.0f} GB",
            "The 2 GB of overhead stand for", "Your plan fits on the average stage with 1 GB to spare."],
+    "11": [f"It loses {loss_of('PTD-P'):.0%} on four times the GPUs".replace("%", " %"), f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %")],
     "10": [f"under a budget of {d10.BUDGET / 1e6:.1f} MB", f"under a budget of {d10.LADDER_BUDGET / 1e6:.0f} MB"],
 }
 assert d07.UNIT == 0.030 and cost.OVERHEAD == 2e9

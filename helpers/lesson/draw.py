@@ -351,3 +351,47 @@ def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> 
         parts.append(f"{name}: " + ", ".join(f"{max(p) / 1e6:.2f}" for p in peaks) + f" MB on the fullest rank, at the end {min(peaks[-1]) / 1e6:.2f} on the emptiest")
     axes[0][-1].legend(loc="lower right", fontsize=8.5)
     return Picture(figure, f"Peaks of memory, step by step; the budget is {human(budget)}. " + "; ".join(parts) + ".")
+
+
+@_styled
+def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms") -> Picture:
+    """Bars that add up, one panel for each name: the first part is what would be ideal, each other part comes on top, the last bar is the sum.
+
+    panels: name -> {part: seconds}. Parts of less than half a percent are left out.
+    """
+    scale = {"ms": 1e3, "s": 1.0}[unit]
+    figure, axes = _panels(len(panels), 9.6, 0.36 * max(map(len, panels.values())) + 1.4)
+    words = []
+    longest = max(sum(parts.values()) for parts in panels.values())
+    for ax, (name, parts) in zip(axes[0], panels.items()):
+        total, base, rows = sum(parts.values()), 0.0, []
+        for i, (part, size) in enumerate(parts.items()):
+            if i == 0 or abs(size) > 0.005 * total:
+                rows.append((part, base, size, "#B5B5B5" if i == 0 else "#E69F00"))
+            base += size
+        rows.append(("observed", 0.0, total, INK))
+        for y, (part, start, size, colour) in enumerate(rows):
+            ax.barh(y, scale * size, left=scale * start, height=0.66, color=colour, hatch=HATCH if colour == "#E69F00" else "", edgecolor=PAPER)
+            ax.text(scale * (max(start, start + size) + 0.015 * longest), y, f"{scale * size:.3g}", va="center", fontsize=9)
+        ax.set(yticks=range(len(rows)), yticklabels=[part for part, *_ in rows], ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.16 * scale * longest),
+               title=name, xlabel={"ms": "milliseconds", "s": "seconds"}[unit])
+        ax.tick_params(axis="y", length=0)
+        words.append(f"{name}: " + ", ".join(part for part, *_ in rows))
+    return Picture(figure, "A step's time, part by part, from what would be ideal to what is observed. " + "; ".join(words) + ".")
+
+
+@_styled
+def scaling(lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel: str) -> Picture:
+    """(GPUs, throughput of one of them) for each name. Level is perfect; what falls is what each added GPU loses."""
+    figure, ((ax,),) = _panels(1, 7.6, 3.0)
+    words = []
+    for i, (name, points) in enumerate(lines.items()):
+        x, y = zip(*points)
+        ax.plot(x, y, color=RANKS[i], marker="os^Dv<"[i % 6], linestyle=("-", "--", ":")[i % 3], label=name)
+        words.append(f"{name}: " + ", ".join(f"{b:.3g} at {a:g}" for a, b in points))
+    ticks = sorted({x for points in lines.values() for x, _ in points})
+    ax.set_xscale("log")
+    ax.set(xticks=ticks, xticklabels=[f"{x:g}" for x in ticks], xlabel="GPUs", ylabel=ylabel, title=title, ylim=(0, 1.1 * max(y for p in lines.values() for _, y in p)))
+    ax.minorticks_off()
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return Picture(figure, f"{title}. " + "; ".join(words) + ".")
