@@ -1,4 +1,4 @@
-"""Every exercise of drops 10 and 11: its solution passes, an empty one is not started, each listed mistake is caught and named."""
+"""Every exercise of drops 10-12: its solution passes, an empty one is not started, each listed mistake is caught and named."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from empty import empty
-from helpers.lesson.drops import d10, d11
+from helpers.lesson.drops import d10, d11, d12
 
 # -- drop 10 ---------------------------------------------------------------------------------
 
@@ -70,7 +70,35 @@ def seconds_not_shares(before, after):
     return {x: after["parts"][x] - ratio * before["parts"][x] for x in AXES}
 
 
+# -- drop 12 ---------------------------------------------------------------------------------
+
+def equal_stages(layers, p, head):
+    return [layers // p + (k < layers % p) for k in range(p)]
+
+
+def loses_the_remainder(layers, p, head):
+    return [layers // p] * p
+
+
+def all_on_the_first(layers, p, head):
+    return [layers - p + 1] + [1] * (p - 1)
+
+
 MISTAKES = [
+    (d12.choice, lambda: ("interleaved", 13, 4), "wrong", "interleaving is free"),
+    (d12.choice, lambda: ("1F1B", 64, 1), "wrong", "m larger is always possible"),
+    (d12.choice, lambda: ("1F1B", 13, 1), "wrong", "the bubble is still there"),
+    (d12.choice, lambda: ("ZB-H1", 13, 1), "wrong", "the bubble is still there"),
+    (d12.choice, lambda: ("ZB-H2", 13, 1), "wrong", "more memory than there is"),
+    (d12.choice, lambda: ("GPipe", 13, 1), "wrong", "more memory than there is"),
+    (d12.choice, lambda: "ZB-V", "wrong", "no choice"),
+    (d12.choice, lambda: ("a faster network", 13, 1), "wrong", "no choice"),
+    (d12.balanced, equal_stages, "wrong", "the head is forgotten"),
+    (d12.balanced, loses_the_remainder, "wrong", "the head is forgotten"),
+    (d12.balanced, all_on_the_first, "wrong", "a stage that is too long"),
+    (d12.balanced, lambda layers, p, head: [4] * p, "wrong", "the head is forgotten"),
+    (d12.balanced, lambda layers, p, head: [layers] * p, "wrong", "layers lost or doubled"),
+    (d12.balanced, lambda layers, p, head: layers // p, "wrong", "no layers for each stage"),
     (d11.split, shares(lambda b, a: 1.0), "wrong", "seconds compared as they are"),
     (d11.split, shares(lambda b, a: b["ranks"] / a["ranks"]), "wrong", "throughput compared at different batches"),
     (d11.split, the_second_run_only, "wrong", "what is large is not what was lost"),
@@ -97,7 +125,7 @@ MISTAKES = [
     (d10.cheapest, lambda: "recompute", "wrong", "it fits, but costs more than it must"),
     (d10.cheapest, lambda: "buy more", "wrong", "no remedy"),
 ]
-EXERCISES = [d10.signature, d10.cheapest, d11.split, d11.placing]
+EXERCISES = [d10.signature, d10.cheapest, d11.split, d11.placing, d12.choice, d12.balanced]
 
 
 @pytest.mark.parametrize("exercise, attempt, kind, name", MISTAKES, ids=lambda x: getattr(x, "__name__", ""))

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from helpers import toy
-from helpers.lesson.drops import d05, d06, d07, d10, d11
+from helpers.lesson.drops import d05, d06, d07, d10, d11, d12
 from helpers.table import human
 from helpers.theory import CLUSTERS, cost
 from helpers.theory.collectives import book
@@ -47,6 +47,8 @@ COMPUTED = {
     "09": [f"So 7·10⁹ parameters take {human(sum(states(7e9).values()))} before the first token. A device of {DGX.device.memory / 1e9:.0f} GB does not hold them.",
            f"{human(4 * 175e9)}: nearly nine devices of {DGX.device.memory / 1e9:.0f} GB",
            "The 2 GB of overhead stand for", "Your plan fits on the average stage with 1 GB to spare."],
+    "12": [f"says (*p*−1)/(*m*+*p*−1) = 7/20, so {d12.paper(d12.REMEDIES['1F1B, 8 stages'][0]).bubble:.0%}".replace("%", " %"),
+           f"# 12 · Your pipeline has a {7 / 20:.0%} bubble".replace("%", " %"), "## Practice 1: below 15 %"],
     "11": [f"It loses {loss_of('PTD-P'):.0%} on four times the GPUs".replace("%", " %"), f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %")],
     "10": [f"under a budget of {d10.BUDGET / 1e6:.1f} MB", f"under a budget of {d10.LADDER_BUDGET / 1e6:.0f} MB"],
 }

@@ -71,3 +71,10 @@ def test_every_python_that_is_named_is_admitted():
     assert 'requires-python = ">=3.10"' in text and "(3, 10)" in (ROOT / "Makefile").read_text()
     for file in HELPERS.rglob("*.py"):
         ast.parse(file.read_text(), feature_version=(3, 10))
+
+
+def test_ranks_that_run_exercises_import_no_pictures():
+    drops = [f"helpers.lesson.drops.{file.stem}" for file in (HELPERS / "lesson" / "drops").glob("d*.py")]
+    loaded = subprocess.run([sys.executable, "-c", f"import sys, {', '.join(drops)}; print('matplotlib' in sys.modules)"],
+                            capture_output=True, text=True, cwd=ROOT).stdout
+    assert loaded.strip() == "False"

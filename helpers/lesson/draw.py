@@ -372,7 +372,7 @@ def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms") -> Picture:
         rows.append(("observed", 0.0, total, INK))
         for y, (part, start, size, colour) in enumerate(rows):
             ax.barh(y, scale * size, left=scale * start, height=0.66, color=colour, hatch=HATCH if colour == "#E69F00" else "", edgecolor=PAPER)
-            ax.text(scale * (max(start, start + size) + 0.015 * longest), y, f"{scale * size:.3g}", va="center", fontsize=9)
+            ax.text(scale * (max(start, start + size) + 0.015 * longest), y, f"{scale * size:,.0f}" if scale * size >= 100 else f"{scale * size:.3g}", va="center", fontsize=9)
         ax.set(yticks=range(len(rows)), yticklabels=[part for part, *_ in rows], ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.16 * scale * longest),
                title=name, xlabel={"ms": "milliseconds", "s": "seconds"}[unit])
         ax.tick_params(axis="y", length=0)

@@ -13,7 +13,7 @@ from .draw import FAINT, HATCH, INK, PAPER, Picture, _styled, rank_colour
 # How full a rank's colour is, and how high the box.
 LOOKS = {"F": (0.35, 0.74), "B": (1.0, 0.74), "I": (1.0, 0.74), "W": (0.6, 0.44), "step": (1.0, 0.2)}
 WORDS = {"F": "light: forward (F)", "B": "dark: backward (B)", "I": "dark: gradient of the input (I)", "W": "low: gradient of the weights (W)",
-         "step": "thin: optimizer", "wait": "hatched: waiting for others"}
+         "step": "thin: step", "wait": "hatched: waiting for others"}
 
 
 @_styled

@@ -13,9 +13,12 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
+from typing import TYPE_CHECKING
 
 from ..runtime.failure import RankError
-from .draw import Picture
+
+if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
+    from .draw import Picture
 
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!"}
 COLOURS = {"not started": "#767676", "right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}

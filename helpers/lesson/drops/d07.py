@@ -14,7 +14,6 @@ from ...runtime.world import World
 from ...theory import diagnose, schedules
 from ...theory.diagnose import Illegal
 from ...theory.schedules import Schedule, Times
-from .. import gantt
 from ..practice import Answer, Exercise, right, wrong
 
 UNIT = 0.030  # seconds of a stand-in's forward; its backward takes two of them
@@ -95,6 +94,7 @@ def _orders(attempt, p: int, m: int):
 
 
 def judge(attempt) -> Answer:
+    from .. import gantt  # ranks import this module, and need no matplotlib
     with World(P, timeout=5) as world:
         small, few, large = world.run(lambda: (_orders(attempt, P, M), _orders(attempt, P, 2), _orders(attempt, 8, 32)))[0]
         for orders, m in ((small, M), (few, 2), (large, 32)):
@@ -120,6 +120,7 @@ def judge(attempt) -> Answer:
 
 def _measure(orders, timeline) -> Answer | None:
     """What is wrong with a legal order that is longer, or holds more, than 1F1B."""
+    from .. import gantt
     p, m = timeline.schedule.p, timeline.schedule.m
     reference = schedules.simulate(schedules.one_f_one_b(p, m))
     held = [timeline.in_flight(r) for r in range(p)]

@@ -1,0 +1,176 @@
+"""Drop 12: a bubble of 35 % with the number of microbatches fixed: what is left to do, what each costs, and an order that fits."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import torch.distributed as dist
+
+from ... import toy
+from ...runtime import clock
+from ...runtime.clock import Timeline
+from ...runtime.world import World
+from ...table import Table
+from ...theory import schedules
+from ...theory.schedules import Schedule, Times, simulate
+from ..practice import Answer, Exercise, right, wrong
+
+P, M, LIMIT = 8, 13, 8  # stages, microbatches, and how many of them a rank can hold
+UNIT = 0.030  # seconds of a stage's forward on real ranks (a stand-in); I and W take one each
+
+MAKE = {"GPipe": lambda p, m, v: schedules.gpipe(p, m), "1F1B": lambda p, m, v: schedules.one_f_one_b(p, m), "interleaved": schedules.interleaved,
+        "ZB-H1": lambda p, m, v: schedules.zb_h1(p, m), "ZB-H2": lambda p, m, v: schedules.zb_h2(p, m), "ZB-V": lambda p, m, v: schedules.zb_v(p, m)}
+
+
+def paper(schedule: Schedule, work: float = 1.0) -> schedules.Timeline:
+    """A schedule on paper. work: of a stage's forward, in units; backward is two of them. A stage in v chunks takes 1/v for each."""
+    each = work / schedule.v
+    return simulate(schedule, Times(each, each, each))
+
+
+def held(timeline: schedules.Timeline) -> float:
+    """The most microbatches in flight on any rank, a chunk counting as 1/v."""
+    return max(timeline.in_flight(r) for r in range(timeline.schedule.p)) / timeline.schedule.v
+
+
+REMEDIES = {  # name -> (schedule, units of a stage's forward, messages for each boundary and microbatch, who pays)
+    "1F1B, 8 stages": (schedules.one_f_one_b(P, M), 1.0, 1, ""),
+    "half the microbatch, m = 26": (schedules.one_f_one_b(P, 2 * M), 0.5, 2, "smaller matrices; needs b > 1"),
+    "4 stages, TP 2": (schedules.one_f_one_b(P // 2, M), 1.0, 1, "TP's all-reduces in every layer"),
+    "interleaved, v = 2": (schedules.interleaved(P, M, 2), 1.0, 2, "memory, messages × 2"),
+    "interleaved, v = 4": (schedules.interleaved(P, M, 4), 1.0, 4, "memory, messages × 4"),
+    "ZB-H1": (schedules.zb_h1(P, M), 1.0, 1, "memory of the last stages"),
+    "ZB-V": (schedules.zb_v(P, M), 1.0, 2, "messages × 2, a more complex order"),
+}
+
+
+def remedies() -> Table:
+    """What each remedy makes of the step, on paper. Times are in units of a forward of one stage of eight."""
+    rows = []
+    for name, (schedule, work, messages, price) in REMEDIES.items():
+        line = paper(schedule, work)
+        rows.append([name, f"{line.makespan:.1f}", f"{line.bubble:.1%}", f"{held(line) * (0.5 if '26' in name else 1):.1f}", str(messages), price])
+    return Table(["remedy", "units", "bubble", "microbatches held", "messages", "the price"], rows, title=f"p = {P}, m = {M}: (p−1)/(m+p−1) = 7/20")
+
+
+def on_ranks(world: World, schedule: Schedule, unit: float = UNIT, tries: int = 1) -> Timeline:
+    """A schedule on real ranks with stand-ins; the shortest of a few."""
+    def run():
+        rank, v = dist.get_rank(), schedule.v
+        chunks = {k: toy.StandIn(unit / v, unit / v, unit / v) for k, at in enumerate(schedule.rank_of) if at == rank}
+        tokens, targets = toy.make_batch(schedule.m, 1)
+        dist.barrier()
+        toy.run_schedule(chunks, schedule.ops[rank], schedule.rank_of, tokens.chunk(schedule.m), targets.chunk(schedule.m), around=clock.around)
+    found = []
+    for _ in range(tries):
+        world.run(run)
+        found.append(world.timeline)
+    return min(found, key=lambda t: t.makespan)
+
+
+def with_a_head(layers: list[int], head: float) -> schedules.Timeline:
+    """1F1B where stage k has layers[k] layers, and the last one also the head, which costs as much as `head` layers. A layer's forward is 1."""
+    work = [float(n) for n in layers]
+    work[-1] += head
+    return simulate(schedules.one_f_one_b(len(layers), M), Times(work, work, work))
+
+
+def published() -> Table:
+    """Bubble rates of Qi et al. 2023, Table 5, beside those simulated from the times of their Table 9, for p = 8, m = 24."""
+    rows = []
+    with open(Path(__file__).resolve().parents[3] / "data" / "zero_bubble_2023.csv") as f:
+        for r in csv.DictReader(f):
+            if r["pp_gpus"] == "8" and r["schedule"] in ("1F1B", "ZB-H1", "ZB-H2") and r["num_microbatches"] == "24":
+                make = {"1F1B": schedules.one_f_one_b, "ZB-H1": schedules.zb_h1, "ZB-H2": schedules.zb_h2}[r["schedule"]]
+                f_, b, w, c = (float(r[k]) for k in ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms"))
+                m = int(r["num_microbatches"])
+                cost = simulate(make(8, m), Times(f_, b, w, c)).longest_rank
+                rows.append([f"{r['model']}, m = {m}", r["schedule"], f"{float(r['computed_bubble_rate']):.4f}", f"{(cost - m * (f_ + b + w)) / cost:.4f}"])
+    return Table(["model", "schedule", "published", "simulated"], rows, title="share of bubble, p = 8")
+
+
+# -- practice ----------------------------------------------------------------------------------
+
+def choose():
+    """(schedule, m, v) for eight stages, with a bubble below 15 % and at most 8 microbatches held. m is 13."""
+    return "ZB-V", 13, 2
+
+
+def _judge_choice(attempted) -> Answer:
+    with World(1, timeout=5) as world:
+        said = world.run(attempted)[0]
+    try:
+        name, m, v = said
+        m, v = int(m), int(v)
+    except (TypeError, ValueError):
+        return wrong("no choice", f"You return {said!r}; return a schedule's name, m and v.")
+    if name not in MAKE:
+        return wrong("no choice", f"{name!r} is no schedule; there are {', '.join(map(repr, MAKE))}.")
+    if m != M:
+        return wrong("m larger is always possible", f"m is {M} and stays so: the global batch is fixed by the optimizer, and a microbatch is one sequence already.")
+    try:
+        schedule = MAKE[name](P, m, v)
+    except ValueError as e:
+        return wrong("no such schedule", str(e))
+    line = paper(schedule)
+    figures = [("bubble, p = 8, m = 13", f"{line.bubble:.1%}", "below 15 %"), ("microbatches held", f"{held(line):.1f}", f"at most {LIMIT}")]
+    if held(line) > LIMIT:
+        if name == "interleaved":
+            return wrong("interleaving is free", f"It cuts the bubble by v, but a rank must hold microbatches of all its chunks: {held(line):.1f} at once, where 1F1B holds {LIMIT}. Its messages grow by v as well.", *figures)
+        return wrong("more memory than there is", f"A rank would hold {held(line):.1f} microbatches.", *figures)
+    if line.bubble >= 0.15:
+        why = " It fills 1F1B's gaps with W, but the warm-up is as long as before." if name == "ZB-H1" else ""
+        return wrong("the bubble is still there", f"It fits, and its bubble is {line.bubble:.1%}.{why} What else can a rank do while it waits for the others to warm up?", *figures)
+    plain = schedules.one_f_one_b(P, M)
+    with World(P, timeout=30) as world:
+        yours, theirs = on_ranks(world, schedule), on_ranks(world, plain)
+    figures.append(("a step on eight real ranks, 1F1B's being 1", f"{yours.makespan / theirs.makespan:.2f}", f"{line.makespan / paper(plain).makespan:.2f} on paper"))
+    return right("Half of the idle time went into the other chunk of each rank, half into weight gradients that nobody waits for.", *figures)
+
+
+choice = Exercise("below 15 % under a memory limit", choose, _judge_choice, hints=[
+    "The table above has all you need: bubble and microbatches held. m stays 13.",
+    "Interleaving is out: what does it hold? ZB-H1 is close. Which schedule has two chunks a rank and splits backward?",
+    "ZB-V: two chunks, down the ranks and back up, backward in two parts.",
+])
+
+
+def balance(layers, p, head):
+    """How many layers each of p stages gets, as a list, so that the slowest stage is as fast as can be.
+
+    The last stage also has the head, which costs as much as `head` layers. Every stage gets at least one layer.
+    """
+    def spread(last):
+        each, more = divmod(layers - last, p - 1)
+        return [each + (k < more) for k in range(p - 1)] + [last]
+    return min((spread(last) for last in range(1, layers - p + 2)), key=lambda stages: max(*stages[:-1], stages[-1] + head))
+
+
+def _judge_balance(attempted) -> Answer:
+    cases = [(32, 8, 3), (32, 8, 0), (40, 8, 2), (24, 4, 5), (16, 4, 1)]
+    with World(1, timeout=5) as world:
+        said = world.run(lambda: [attempted(*case) for case in cases])[0]
+    for (layers, p, head), mine in zip(cases, said):
+        where = f"With {layers} layers, {p} stages and a head of {head}"
+        if not isinstance(mine, (list, tuple)) or len(mine) != p or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in mine):
+            return wrong("no layers for each stage", f"{where} you return {mine!r}; return {p} whole numbers of at least 1.")
+        if sum(mine) != layers:
+            return wrong("layers lost or doubled", f"{where} your stages hold {sum(mine)} layers.")
+        load = max([*mine[:-1], mine[-1] + head])
+        reference = balance(layers, p, head)
+        best = max(*reference[:-1], reference[-1] + head)
+        figures = [(f"slowest stage: {layers} layers, p = {p}, head {head}", str(load), str(best)),
+                   ("the step, in units of a layer's forward", f"{with_a_head(list(mine), head).makespan:.0f}", f"{with_a_head(reference, head).makespan:.0f}")]
+        if load > best:
+            if mine[-1] == max(mine) and head:
+                return wrong("the head is forgotten", f"{where} the last stage carries {mine[-1]} layers and the head, and all others wait for it in every microbatch. Give it fewer layers.", *figures)
+            return wrong("a stage that is too long", f"{where} the slowest stage takes {load}; {best} is possible.", *figures)
+    return right("The slowest stage is as short as can be: it sets the pace of every microbatch.", figures[0])
+
+
+balanced = Exercise("balance the stages", balance, _judge_balance, hints=[
+    "Every microbatch waits for the slowest stage. How many layers may the last one have, if the head costs `head`?",
+    "Spread layers + head evenly over p stages: about (layers + head) / p each. The last stage gets that minus head, at least 1.",
+    "Try each number of layers for the last stage, spread the others evenly, and take the one whose slowest stage is fastest.",
+])
