@@ -1,13 +1,9 @@
 """The cost model against published runs: a change that makes it worse is noticed. bench/cost_model.py prints the table."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
-from cost_model import SETS, errors  # noqa: E402
+from helpers.theory.validation import SETS, errors
 
 # Mean error of seconds per step, in percent, that each table must stay below.
 BELOW = {

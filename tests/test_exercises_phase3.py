@@ -1,4 +1,4 @@
-"""Every exercise of drops 10-12: its solution passes, an empty one is not started, each listed mistake is caught and named."""
+"""Every exercise of drops 10-13: its solution passes, an empty one is not started, each listed mistake is caught and named."""
 
 import json
 import time
@@ -7,7 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from empty import empty
-from helpers.lesson.drops import d10, d11, d12
+from helpers.lesson import explore
+from helpers.lesson.drops import d10, d11, d12, d13
 
 # -- drop 10 ---------------------------------------------------------------------------------
 
@@ -84,7 +85,35 @@ def all_on_the_first(layers, p, head):
     return [layers - p + 1] + [1] * (p - 1)
 
 
+# -- drop 13 ---------------------------------------------------------------------------------
+
+def always_fsdp(case):
+    return d13.ANSWERS[3], d13.REASONS[3]
+
+
+def more_than_needed(case):
+    return (d13.ANSWERS[1], d13.REASONS[1]) if case.startswith("1B") else d13.quick(case)
+
+
+def right_for_another_reason(case):
+    answer, reason = d13.quick(case)
+    return answer, d13.REASONS[2] if case.startswith("30B") else reason
+
+
+def fsdp_for_the_node(case):  # a fair alternative
+    return (d13.ANSWERS[3], d13.REASONS[3]) if case.startswith("30B") else d13.quick(case)
+
+
 MISTAKES = [
+    (d13.tuple_, lambda: (2, 16, 1), "wrong", "it cannot be"),
+    (d13.tuple_, lambda: (8, 2, 1), "wrong", "d·t·p is not 32"),
+    (d13.tuple_, lambda: (1, 8, 4), "wrong", "more model parallelism than needed"),
+    (d13.tuple_, lambda: (4, 8, 1), "wrong", "more than five percent behind"),
+    (d13.tuple_, lambda: "TP 8", "wrong", "no layout"),
+    (d13.cases, always_fsdp, "wrong", "an axis too many"),
+    (d13.cases, more_than_needed, "wrong", "an axis too many"),
+    (d13.cases, right_for_another_reason, "wrong", "right for another reason"),
+    (d13.cases, lambda case: "DP", "wrong", "no answer with a reason"),
     (d12.choice, lambda: ("interleaved", 13, 4), "wrong", "interleaving is free"),
     (d12.choice, lambda: ("1F1B", 64, 1), "wrong", "m larger is always possible"),
     (d12.choice, lambda: ("1F1B", 13, 1), "wrong", "the bubble is still there"),
@@ -125,7 +154,7 @@ MISTAKES = [
     (d10.cheapest, lambda: "recompute", "wrong", "it fits, but costs more than it must"),
     (d10.cheapest, lambda: "buy more", "wrong", "no remedy"),
 ]
-EXERCISES = [d10.signature, d10.cheapest, d11.split, d11.placing, d12.choice, d12.balanced]
+EXERCISES = [d10.signature, d10.cheapest, d11.split, d11.placing, d12.choice, d12.balanced, d13.tuple_, d13.cases]
 
 
 @pytest.mark.parametrize("exercise, attempt, kind, name", MISTAKES, ids=lambda x: getattr(x, "__name__", ""))
@@ -180,3 +209,22 @@ def test_a_step_on_the_fabric_is_the_sum_of_its_parts():
 def test_sizes_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="d·m must divide the batch of 8"):
         d11.measure(3, 1, 1)
+
+
+def test_a_fair_alternative_passes():
+    assert d13.cases.check(fsdp_for_the_node).kind == "right"
+
+
+def test_the_tree_is_held_against_the_planner():
+    table = d13.tree_against_planner()
+    assert [row[-1] for row in table.rows[:2]] == ["0%", "0%"] and all(row[-1] != "does not fit" for row in table.rows)
+
+
+@pytest.mark.parametrize("make", [explore.memory, explore.plans])
+def test_every_setting_of_an_explorer_is_drawn_or_refused_in_words(make):
+    e = make()
+    for name, (_, options, first) in e.controls.items():
+        for option in options:
+            e.set(**{name: option})
+            assert e.picture.png()[:4] == b"\x89PNG" and (not e.said or len(e.said) > 20)
+        e.set(**{name: first})

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from helpers import toy
-from helpers.lesson.drops import d05, d06, d07, d10, d11, d12
+from helpers.lesson.drops import d05, d06, d07, d10, d11, d12, d13
 from helpers.table import human
 from helpers.theory import CLUSTERS, cost
 from helpers.theory.collectives import book
@@ -15,6 +15,7 @@ from test_notebooks import NOTEBOOKS, text
 
 N = sum(p.numel() for p in toy.ToyTransformer(hidden=256).parameters())
 SMALL = 4 * sum(p.numel() for p in d05.paced_model().parameters())
+behind = [int(row[-1].rstrip("%")) for row in d13.tree_against_planner().rows[2:]]  # of the larger models
 loss_of = lambda scheme: 1 - d11.published()[scheme][-1][1] / d11.published()[scheme][0][1]
 DGX = CLUSTERS["dgx-h100"]
 
@@ -47,6 +48,9 @@ COMPUTED = {
     "09": [f"So 7·10⁹ parameters take {human(sum(states(7e9).values()))} before the first token. A device of {DGX.device.memory / 1e9:.0f} GB does not hold them.",
            f"{human(4 * 175e9)}: nearly nine devices of {DGX.device.memory / 1e9:.0f} GB",
            "The 2 GB of overhead stand for", "Your plan fits on the average stage with 1 GB to spare."],
+    "13": [f"counts a GPU as full at {0.6:.0%}, for activations".replace("%", " %"),
+           f"{min(behind)} to {max(behind)} % slower than need be for larger ones", "A choice that flips when the network is 25 % slower",
+           "Within 5 % of the best", "Two layouts are 2 % apart", "tool says 30 % faster"],
     "12": [f"says (*p*−1)/(*m*+*p*−1) = 7/20, so {d12.paper(d12.REMEDIES['1F1B, 8 stages'][0]).bubble:.0%}".replace("%", " %"),
            f"# 12 · Your pipeline has a {7 / 20:.0%} bubble".replace("%", " %"), "## Practice 1: below 15 %"],
     "11": [f"It loses {loss_of('PTD-P'):.0%} on four times the GPUs".replace("%", " %"), f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %")],

@@ -395,3 +395,45 @@ def scaling(lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel:
     ax.minorticks_off()
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return Picture(figure, f"{title}. " + "; ".join(words) + ".")
+
+
+@_styled
+def decision_tree() -> Picture:
+    """The rule of thumb: three questions, four answers."""
+    figure, ((ax,),) = _panels(1, 9.6, 3.0)
+    boxes = {"q1": (0.0, 2, "16·N bytes: do they\nfit one GPU?"), "a1": (2.0, 2, "DP"), "q2": (0.0, 1, "do they fit\none node?"),
+             "a2": (2.0, 1, "FSDP, or TP in the\nnode and DP across"), "a3": (2.0, 0, "TP in the node,\nPP across, DP on top")}
+    for name, (x, y, text) in boxes.items():
+        ax.text(x, y, text, ha="center", va="center", fontsize=11, fontweight="bold" if name[0] == "a" else "normal",
+                bbox=dict(boxstyle="round,pad=0.45", facecolor="#F2F2F2" if name[0] == "q" else "#CFE6F5", edgecolor=INK))
+    for a, b, word in (("q1", "a1", "yes"), ("q1", "q2", "no"), ("q2", "a2", "yes"), ("q2", "a3", "no")):
+        (x0, y0, _), (x1, y1, _) = boxes[a], boxes[b]
+        ax.annotate("", (x1 - (0.62 if x1 > x0 else 0), y1 + (0.3 if x1 == x0 else 0)), (x0 + (0.52 if x1 > x0 else 0), y0 - (0.3 if x1 == x0 else 0)),
+                    arrowprops=dict(arrowstyle="->", color=INK))
+        ax.text((x0 + x1) / 2 + (0 if x1 > x0 else 0.12), (y0 + y1) / 2 + 0.1, word, fontsize=10, ha="center" if x1 > x0 else "left")
+    ax.set(xlim=(-0.7, 3), ylim=(-0.5, 2.5))
+    ax.axis("off")
+    return Picture(figure, "A decision tree. Do 16 bytes for each parameter fit one GPU? Yes: data parallelism. No: do they fit one node? Yes: FSDP, or tensor parallelism in the node "
+                           "and data parallelism across. No: tensor parallelism in the node, pipeline across, data parallelism on top.")
+
+
+@_styled
+def ranking(plan, rows: int = 8) -> Picture:
+    """The best layouts of a plan, each as a bar of where its time goes."""
+    best = plan.by_axes[:rows]
+    estimates = [plan.estimate(row) for row in best]
+    figure, ((ax,),) = _panels(1, 9.6, 0.42 * len(best) + 1.2)
+    groups_ = {"computing": ("matrices", "attention", "elementwise", "head", "optimizer"), "tensor parallel": ("tensor parallel",),
+               "pipeline: bubble and sends": ("bubble", "pipeline sends"), "data parallel": ("data parallel",)}
+    base = np.zeros(len(best))
+    for (name, parts), (colour, hatch) in zip(groups_.items(), (("#B5B5B5", ""), ("#E69F00", HATCH), ("#0072B2", ""), ("#009E73", "...."))):
+        sizes = np.array([sum(e.time.get(p, 0.0) for p in parts) for e in estimates])
+        ax.barh(range(len(best)), sizes, 0.68, left=base, color=colour, hatch=hatch, edgecolor=PAPER, label=name)
+        base += sizes
+    for y, (row, total) in enumerate(zip(best, base)):
+        ax.text(total, y, f" {total:.2f} s · {row.memory / 1e9:.0f} GB", va="center", fontsize=9)
+    ax.set(yticks=range(len(best)), yticklabels=[f"DP {d} · TP {t} · PP {p}" for d, t, p in (r.axes for r in best)], ylim=(len(best) - 0.5, -0.5),
+           xlim=(0, 1.25 * base.max()), xlabel="seconds of a step", title=f"{plan.model.name} on {plan.gpus} × {plan.cluster.device.name}, batch {plan.global_batch}")
+    ax.tick_params(axis="y", length=0)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=9)
+    return Picture(figure, "The best layouts, fastest first: " + "; ".join(f"DP {r.axes[0]} · TP {r.axes[1]} · PP {r.axes[2]}: {r.seconds:.2f} s, {human(r.memory)}" for r in best) + ".")

@@ -1,16 +1,21 @@
 """Explorers: move a slider, and see what the theory says. Without a kernel the picture of the first setting stays.
 
-`schedules()` for pipelines. Every explorer is an `Explorer`: named controls, and a function from their values to a picture.
+`schedules()` for pipelines, `memory()` for what fits, `plans()` for what is fastest. Every explorer is an `Explorer`: named controls, and a function from their values to a picture.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..theory import CLUSTERS, Layout, plan
 from ..theory import schedules as orders
+from ..theory.cost import OVERHEAD
+from ..theory.layout import check
+from ..theory.memory import stage_memory
+from ..theory.models import find_model
 from ..theory.schedules import Times, simulate
 from . import gantt
-from .draw import Picture
+from .draw import Picture, memory_by_stage, ranking
 
 
 class Explorer:
@@ -92,3 +97,32 @@ def schedules(schedule: str = "1F1B", p: int = 4, m: int = 8, v: int = 2) -> Exp
     """Choose a schedule, stages, microbatches and chunks. v counts for the interleaved one only."""
     return Explorer(draw_schedule, {"schedule": ("schedule", list(SCHEDULES), schedule), "p": ("stages p", [2, 4, 8], p),
                                     "m": ("microbatches m", list(range(1, 33)), m), "v": ("chunks v", [2, 3, 4], v)})
+
+
+def draw_memory(model: str, d: int, t: int, p: int, b: int, zero: int, recompute: str) -> Picture:
+    """What a GPU of each stage holds, with 64 sequences for each pipeline in a step and the model's usual length. Raises ValueError."""
+    shape = find_model(model)
+    layout = Layout(d, t, p, b, zero=zero, recompute=recompute)
+    check(shape, layout, 64 * d)
+    stages = [stage_memory(shape, layout, 8192 if "llama-3" in model else 4096, 64 // b, k, OVERHEAD) for k in range(p)]
+    return memory_by_stage(stages, CLUSTERS["dgx-h100"].device.memory, f"{model}: {layout}")
+
+
+def memory(model: str = "llama-3-70b") -> Explorer:
+    """Choose a layout: stacked bars for each pipeline stage, and what an H100 holds."""
+    return Explorer(draw_memory, {"model": ("model", ["llama-2-7b", "llama-2-13b", "llama-3-70b", "llama-3-405b"], model), "d": ("DP d", [1, 2, 4, 8, 16, 64], 4),
+                                  "t": ("TP t", [1, 2, 4, 8], 8), "p": ("PP p", [1, 2, 4, 8], 2), "b": ("microbatch b", [1, 2, 4], 1), "zero": ("ZeRO", [0, 1, 2, 3], 1),
+                                  "recompute": ("recompute", ["none", "full"], "none")})
+
+
+def draw_plan(model: str, gpus: int, batch: int, cluster: str) -> Picture:
+    """The best layouts by theory, for sequences of 4096 tokens. Raises ValueError where nothing fits."""
+    found = plan(find_model(model), CLUSTERS[cluster], gpus=gpus, global_batch=batch, seq_len=4096)
+    found.best  # says in words that nothing fits
+    return ranking(found)
+
+
+def plans(model: str = "llama-2-13b", gpus: int = 32) -> Explorer:
+    """Choose a model and a cluster: the best (DP, TP, PP), and where their time goes."""
+    return Explorer(draw_plan, {"model": ("model", ["llama-2-7b", "llama-2-13b", "opt-30b", "llama-2-70b", "gpt3-175b"], model), "gpus": ("GPUs", [8, 16, 32, 64, 128, 256], gpus),
+                                "batch": ("batch", [64, 128, 256, 512, 1024], 256), "cluster": ("cluster", list(CLUSTERS), "dgx-a100")})

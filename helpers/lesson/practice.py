@@ -138,13 +138,13 @@ class Prediction:
             raise ValueError(f"{option!r} is not an option; choose one of {', '.join(map(repr, self.options))}")
         self.chosen = option
 
-    def reveal(self, answer: str, because: str = "") -> _Text:
-        """Hold the reader's choice against `answer`, one of the options, found by running."""
+    def reveal(self, answer: str, because: str = "", found: str = "Measured") -> _Text:
+        """Hold the reader's choice against `answer`, one of the options. found: how it was, 'Measured' or 'Computed'."""
         if answer not in self.options:
             raise ValueError(f"the answer {answer!r} is not among the options {', '.join(map(repr, self.options))}")
         said = {None: "You made no prediction this time.", answer: "You predicted that."}.get(
             self.chosen, f"You predicted: {self.chosen}.")
-        return _Text(f"Measured: {answer}. {said} {because}".strip())
+        return _Text(f"{found}: {answer}. {said} {because}".strip())
 
     def _text(self) -> str:
         return self.question + "\n" + "\n".join(f"  ○ {o}" for o in self.options)

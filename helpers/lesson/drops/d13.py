@@ -1,0 +1,144 @@
+"""Drop 13: the planner in the reader's hands, a rule of thumb held against it, and four quick cases."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ...runtime.world import World
+from ...table import Table, human
+from ...theory import CLUSTERS, Layout, Plan, plan
+from ...theory.memory import states
+from ...theory.models import ModelShape, find_model
+from ..practice import Answer, Exercise, right, wrong
+
+MODEL, CLUSTER, GPUS, BATCH, SEQ = "opt-30b", "dgx-a100", 32, 256, 2048
+
+
+@cache
+def the_plan() -> Plan:
+    """OPT-30B on 32 A100s in four nodes, 256 sequences of 2048 tokens in a step."""
+    return plan(find_model(MODEL), CLUSTERS[CLUSTER], gpus=GPUS, global_batch=BATCH, seq_len=SEQ)
+
+
+def refused() -> Table:
+    """One (dp, tp, pp) of each kind that is out, and why."""
+    p = the_plan()
+    alone = plan(find_model(MODEL), CLUSTERS[CLUSTER], gpus=GPUS, global_batch=BATCH, seq_len=SEQ, zeros=(0,), recomputes=("none",))
+    rows = [[f"DP {d} · TP {t} · PP {pp}", why.split(";")[0]] for (d, t, pp), why in list(p.impossible.items())[:2]]
+    rows.append(["DP 32 without ZeRO or recompute", alone.why(32, 1, 1).split(")")[-1].strip().removeprefix("it does not fit: ")])
+    return Table(["layout", "why not"], rows)
+
+
+def flips() -> Table:
+    """The smallest changes that make another (dp, tp, pp) win."""
+    rows = [[what, f"× {factor:g}", f"DP {row.axes[0]} · TP {row.axes[1]} · PP {row.axes[2]}"] for what, factor, row in the_plan().flips()]
+    best = the_plan().best.axes
+    return Table(["change", "by", "then wins"], rows, title=f"now wins DP {best[0]} · TP {best[1]} · PP {best[2]}")
+
+
+# -- a rule of thumb -----------------------------------------------------------------------------
+
+def tree(model: ModelShape, gpus: int, cluster=CLUSTERS[CLUSTER]) -> tuple[str, tuple[int, int, int]]:
+    """The decision tree of this drop: what it says, and as (d, t, p)."""
+    room = 0.6 * cluster.device.memory  # the rest is for activations
+    need = sum(states(model.params).values())
+    t = max(k for k in range(1, cluster.node + 1) if cluster.node % k == 0 and model.heads % k == 0)
+    if need <= room:
+        return "fits one GPU: DP", (gpus, 1, 1)
+    if need <= room * cluster.node or gpus <= cluster.node:
+        return "fits one node: FSDP", (gpus, 1, 1)
+    for p in (k for k in range(1, gpus // t + 1) if (gpus // t) % k == 0 and model.layers % k == 0):
+        if need / (t * p) <= room:
+            return "else: TP in the node, PP across, DP on top", (gpus // (t * p), t, p)
+    return "else: TP in the node, PP across, DP on top", (1, t, gpus // t)
+
+
+TREE_CASES = (("llama-3.2-1b", 8, 64, 4096), ("llama-2-13b", 16, 128, 4096), ("opt-30b", 8, 64, 2048), ("opt-30b", 32, 256, 2048), ("llama-2-70b", 64, 256, 4096),
+              ("gpt3-175b", 64, 512, 2048), ("gpt3-175b", 256, 1024, 2048))
+
+
+@cache
+def tree_against_planner() -> Table:
+    """Where the tree says what the planner would, and what it costs where not."""
+    rows = []
+    for name, gpus, batch, seq in TREE_CASES:
+        model = find_model(name)
+        found = plan(model, CLUSTERS[CLUSTER], gpus=gpus, global_batch=batch, seq_len=seq)
+        said, axes = tree(model, gpus)
+        row = next((r for r in found.by_axes if r.axes == axes), None)
+        behind = "does not fit" if row is None else f"{row.seconds / found.best.seconds - 1:.0%}"
+        show = lambda a: f"{a[0]}·{a[1]}·{a[2]}"
+        rows.append([f"{name} on {gpus}", said, show(axes), show(found.best.axes), behind])
+    return Table(["model", "the tree says", "d·t·p", "planner", "behind"], rows)
+
+
+# -- practice ------------------------------------------------------------------------------------
+
+def pick():
+    """(d, t, p) for OPT-30B on 32 A100s in four nodes of eight."""
+    return 16, 2, 1
+
+
+def _judge_pick(attempted) -> Answer:
+    with World(1, timeout=5) as world:
+        said = world.run(attempted)[0]
+    try:
+        d, t, p = (int(x) for x in said)
+    except (TypeError, ValueError):
+        return wrong("no layout", f"You return {said!r}; return three whole numbers d, t, p.")
+    found = the_plan()
+    if min(d, t, p) < 1 or d * t * p != GPUS:
+        return wrong("d·t·p is not 32", f"{d}·{t}·{p} = {d * t * p}.")
+    row = next((r for r in found.by_axes if r.axes == (d, t, p)), None)
+    why = found.why(d, t, p)
+    if row is None:
+        return wrong("it cannot be", why[0].upper() + why[1:] + ".")
+    score = found.best.seconds / row.seconds
+    figures = [("speed, the best being 1", f"{score:.3f}", "at least 0.95"), ("the best choice of the rest", str(row.layout), ""), ("memory of the fullest GPU", human(row.memory), "80.0 GB")]
+    if score >= 0.95:
+        return right(f"It is {why}.", *figures)
+    if t > CLUSTERS[CLUSTER].node:
+        return wrong("TP beyond the node", f"A node has eight GPUs. It is {why}.", *figures)
+    if t * p >= 16:
+        return wrong("more model parallelism than needed", f"It fits with far less of it, and every axis has its price. It is {why}.", *figures)
+    return wrong("more than five percent behind", f"It is {why}.", *figures)
+
+
+tuple_ = Exercise("DP, TP, PP for 30B on 32", pick, _judge_pick, hints=[
+    "States alone: 16 bytes × 30·10⁹ = 480 GB. ZeRO cuts them over d, so even t = p = 1 need not fail.",
+    "TP costs in every layer, so no more of it than memory asks for. Look at the first rows of the table.",
+    "t = 2, p = 1 leaves d = 16: two nodes' worth of copies, and a small tp group inside a node.",
+])
+
+ANSWERS = ("DP alone", "TP in the node", "TP in the node, PP across, DP on top", "FSDP")
+REASONS = ("the states fit one GPU with room to spare", "too large for a GPU, and links inside the node are fast", "too large for a node", "no surgery on the model, and the states are cut by all ranks")
+QUICK = {"1B on 8 GPUs with NVLink": (0, 0), "30B on 8 GPUs with NVLink": (1, 1), "200B on 64 GPUs in 8 nodes": (2, 2), "13B on 16 GPUs in 2 nodes, for a team that will not touch its model": (3, 3)}
+
+
+def quick(case):
+    """(answer, reason) for a case: one of d13.ANSWERS and one of d13.REASONS."""
+    answer, reason = QUICK[case]
+    return ANSWERS[answer], REASONS[reason]
+
+
+def _judge_quick(attempted) -> Answer:
+    with World(1, timeout=5) as world:
+        said = world.run(lambda: [attempted(case) for case in QUICK])[0]
+    for (case, (answer, reason)), mine in zip(QUICK.items(), said):
+        if not isinstance(mine, (tuple, list)) or len(mine) != 2 or mine[0] not in ANSWERS or mine[1] not in REASONS:
+            return wrong("no answer with a reason", f"{case}: you return {mine!r}; return one of d13.ANSWERS and one of d13.REASONS.")
+        fair = case.startswith("30B") and mine == (ANSWERS[3], REASONS[3]) or case.startswith("30B") and list(mine) == [ANSWERS[3], REASONS[3]]
+        if mine[0] != ANSWERS[answer] and not fair:
+            why = {0: "16 bytes a parameter are 16 GB: nothing needs cutting, and DP sends least.", 1: "480 GB of states do not fit a GPU; in one node TP's all-reduces run over NVLink. (FSDP is a fair alternative.)",
+                   2: "3,200 GB of states do not fit eight GPUs of 80 GB. TP fills the node, PP goes across, DP takes what is left.", 3: "208 GB over 16 GPUs are 13 GB each with FSDP, and it wraps the model as it is."}[answer]
+            return wrong("an axis too many" if answer == 0 else "another axis than needed", f"{case}: not {mine[0]!r}. {why}")
+        if mine[1] != REASONS[reason] and not fair:
+            return wrong("right for another reason", f"{case}: {mine[0]!r} is right, but not because {mine[1]}.")
+    return right("Four cases, and four reasons that would stand in a meeting.", ("cases", "4", "4"))
+
+
+cases = Exercise("four quick cases", quick, _judge_quick, hints=[
+    "Begin with 16 bytes a parameter, and compare with a GPU of 80 GB, then with a node of eight.",
+    "1B: 16 GB. 30B: 480 GB. 200B: 3,200 GB. 13B: 208 GB.",
+    "Then what the team wants. FSDP wraps a model as it is; TP and PP change its code.",
+])
