@@ -178,7 +178,7 @@ def test_empty_is_not_started_and_gives_the_first_hint(exercise):
     assert answer.kind == "not started" and exercise.hints[0] in answer.text
 
 
-@pytest.mark.parametrize("number, cause", enumerate(("long batch", "gather on rank 0", "optimizer state", "leak"), 1))
+@pytest.mark.parametrize("number, cause", list(enumerate(("long batch", "gather on rank 0", "optimizer state", "leak"), 1)))
 def test_the_recorded_incidents_can_be_recorded_again(number, cause):
     recorded, again = d10.load(number), d10.crash(cause)
     assert recorded.tokens == again.tokens and recorded.log == again.log
@@ -189,7 +189,7 @@ def test_the_recorded_incidents_can_be_recorded_again(number, cause):
 @pytest.mark.parametrize("remedy", d10.REMEDIES)
 def test_the_ladder_is_predicted(remedy):
     tried = d10.attempt(remedy)
-    assert tried["peak"] == pytest.approx(d10.predicted(remedy), rel=0.13 if remedy == "offload" else 0.05)
+    assert tried["peak"] == pytest.approx(d10.predicted(remedy), rel=0.15 if remedy == "offload" else 0.07)
     assert tried["fits"] == (tried["peak"] <= d10.LADDER_BUDGET)
 
 
