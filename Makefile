@@ -24,6 +24,7 @@ refresh: $(READY)
 bench: $(READY)
 	$(BIN)/python bench/ranks.py
 	$(BIN)/python bench/schedules.py
+	$(BIN)/python bench/fabric.py
 	$(BIN)/python bench/cost_model.py
 
 clean:

@@ -16,9 +16,9 @@ def tight():
 
 def test_a_tensor_too_many_is_an_error_of_its_rank(tight):
     def greedy():
-        kept = torch.zeros(1_000_000)
+        kept = [torch.zeros(1_000_000)]
         if dist.get_rank() == 1:
-            more = torch.zeros(2_000_000)
+            kept.append(torch.zeros(2_000_000))
         dist.barrier()
     with pytest.raises(RankError, match=r"rank 1 raised OutOfMemoryError: rank 1 is out of memory: zeros made it 12.0 MB, and the budget is 10.0 MB") as e:
         tight.run(greedy)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import World
-from helpers.runtime import memory, meter
+from helpers.runtime import memory
 from helpers.table import human
 from helpers.theory import collectives
 

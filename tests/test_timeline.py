@@ -1,6 +1,5 @@
 """Spans on one clock, activations as they come and go, and the pictures and explorers made of them."""
 
-import statistics
 import time
 
 import pytest

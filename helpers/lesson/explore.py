@@ -21,7 +21,8 @@ from .draw import Picture, memory_by_stage, ranking
 class Explorer:
     """Controls over a picture. draw(**values) gives a `Picture`, or raises ValueError, whose sentence is then shown.
 
-    controls: name -> (label, possible values, first value). `show(**values)` draws without widgets; `set(**values)` moves the controls.
+    controls: name -> (label, possible values, first value). `set(**values)` moves them; `picture` is what they show, and `said` why the last
+    setting could not be drawn.
     """
 
     def __init__(self, draw: Callable[..., Picture], controls: dict[str, tuple[str, list, object]]):
@@ -42,10 +43,6 @@ class Explorer:
             self.picture, self.said = self.draw(**self.values), ""
         except ValueError as e:
             self.said = str(e)  # the last picture stays, with the reason why this one cannot be
-
-    def show(self) -> Picture:
-        """The picture as it stands."""
-        return self.picture
 
     def __repr__(self) -> str:
         return ", ".join(f"{label} {self.values[name]}" for name, (label, *_) in self.controls.items()) + "\n" + repr(self.picture)

@@ -41,6 +41,21 @@ def one_step(world: World, sequence: bool, b: int = 8, s: int = 32) -> Traffic:
     return world.traffic
 
 
+def one_step_by_pytorch(world: World, b: int = 8, s: int = 32) -> Traffic:
+    """The same step with `parallelize_module`, each pair's input made a DTensor once: PyTorch's tensor parallelism with Megatron's four."""
+    def run():
+        model = toy.ToyTransformer(seed=0)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+        whole = lambda: PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False)
+        for block in model.blocks:
+            parallelize_module(block, mesh, {**{f"attention.{name}": ColwiseParallel() for name in "qkv"}, "attention.out": RowwiseParallel(),
+                                             "mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel(), "attention": whole(), "mlp": whole()})
+        worker.here.recorder.start()  # the setting up is not counted
+        toy.tensor_parallel_step(model, *toy.make_batch(b, s))
+    world.run(run)
+    return world.traffic
+
+
 def kept_for_backward(world: World, b: int = 8, s: int = 32) -> dict[str, list[float]]:
     """Bytes that one block keeps for backward on rank 0, split over t ranks: by TP alone, and with SP. Columns: t = 1, world's."""
     def run(sequence):

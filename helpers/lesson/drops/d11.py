@@ -11,7 +11,6 @@ import torch.distributed as dist
 from ... import toy
 from ...runtime import worker
 from ...runtime.clock import Timeline, span
-from ...runtime.failure import RankError
 from ...runtime.world import World
 from ...theory import CLUSTERS, Layout, estimate
 from ...theory.hardware import DEVICES, Cluster

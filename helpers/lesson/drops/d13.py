@@ -6,7 +6,7 @@ from functools import cache
 
 from ...runtime.world import World
 from ...table import Table, human
-from ...theory import CLUSTERS, Layout, Plan, plan
+from ...theory import CLUSTERS, Plan, plan
 from ...theory.memory import states
 from ...theory.models import ModelShape, find_model
 from ..practice import Answer, Exercise, right, wrong
