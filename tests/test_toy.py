@@ -133,10 +133,10 @@ def test_every_schedule_on_real_ranks_equals_the_twin(world, name, kinds):
     assert all(equals_the_twin(got, reference) for got in results)
 
 
-def on_a_grid(sizes, sequence):
+def on_a_grid(sizes, sequence, kinds):
     d, p, t = sizes
     grid = toy.grid_groups(d, p, t)
-    model = prepare(dist.get_rank())
+    model = prepare(dist.get_rank(), **kinds)
     stage = toy.on_grid(model, grid, sequence)
     ops = schedules.one_f_one_b(p, 2).ops[grid["pp"].get_local_rank()]
 
@@ -145,13 +145,14 @@ def on_a_grid(sizes, sequence):
     return train(model, stage, step), tuple(grid[name].get_local_rank() for name in ("dp", "pp", "tp"))
 
 
+@pytest.mark.parametrize("kinds", [{}, {"tied": True, "frozen": True}], ids=lambda k: " ".join(k) or "plain")
 @pytest.mark.parametrize("sequence", [False, True])
-def test_all_three_axes_on_eight_ranks_equal_the_twin(sequence):
+def test_all_three_axes_on_eight_ranks_equal_the_twin(sequence, kinds):
     from helpers import World
-    model = prepare(0)
+    model = prepare(0, **kinds)
     reference = train(model, model, lambda *a: toy.twin_step(model, *a))
     with World(8) as eight:
-        results = eight.run(on_a_grid, (2, 2, 2), sequence)
+        results = eight.run(on_a_grid, (2, 2, 2), sequence, kinds)
         assert [at for _, at in results] == [(i, j, k) for i in range(2) for j in range(2) for k in range(2)]
         assert all(equals_the_twin(got, reference, (k, 2)) for got, (_, _, k) in results)
         losses = [[a + b for a, b in zip(results[2][0][0], results[6][0][0])]]
