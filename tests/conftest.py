@@ -8,6 +8,16 @@ settings.register_profile("repeatable", derandomize=True)  # the same examples o
 settings.load_profile("repeatable")
 
 
+pytest.register_assert_rewrite("exercise_tests")
+
+
+def pytest_generate_tests(metafunc):
+    import exercise_tests
+    names = list(metafunc.fixturenames)
+    if metafunc.function.__module__ == "exercise_tests" and (cases := exercise_tests.cases(metafunc.module, names)) is not None:
+        metafunc.parametrize(names, cases, ids=lambda x: getattr(x, "name", getattr(x, "__name__", "")))
+
+
 def pytest_collection_modifyitems(items):
     for module in {item.module for item in items if hasattr(item, "module")}:
         cloudpickle.register_pickle_by_value(module)  # ranks need not import the tests

@@ -1,6 +1,5 @@
 """Every exercise of drops 01-04: its solution passes, an empty one is not started, each listed mistake is caught and named."""
 
-import time
 
 import pytest
 import torch
@@ -8,7 +7,8 @@ import torch.distributed as dist
 
 import torch.nn.functional as F
 
-from empty import empty
+from exercise_tests import (test_a_mistake_is_caught_and_named, test_empty_is_not_started_and_gives_the_first_hint,  # noqa: F401
+                            test_what_is_right_passes)
 from helpers import toy
 from helpers.lesson.drops import d01, d02, d03, d04
 
@@ -373,27 +373,6 @@ MISTAKES = [
     (d02.ring, a_bad_index, "crashed", None),
 ]
 EXERCISES = [d01.fingerprints, d02.average, d02.ring, d03.mlp, d04.loop]
-
-
-@pytest.mark.parametrize("exercise, attempt, kind, name", MISTAKES, ids=lambda x: getattr(x, "__name__", ""))
-def test_a_mistake_is_caught_and_named(exercise, attempt, kind, name):
-    answer = exercise.check(attempt)
-    assert (answer.kind, answer.misconception) == (kind, name), answer
-    print(answer)
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
-def test_the_solution_passes_its_own_check(exercise):
-    start = time.monotonic()
-    answer = exercise.check(exercise.reference)
-    assert answer.kind == "right", answer
-    print(answer, time.monotonic() - start)
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
-def test_empty_is_not_started_and_gives_the_first_hint(exercise):
-    answer = exercise.check(empty(exercise))
-    assert answer.kind == "not started" and exercise.hints[0] in answer.text
 
 
 def test_hints_come_in_steps_and_the_solution_on_request():

@@ -1,15 +1,14 @@
 """Every exercise of drops 05-09: its solution passes, an empty one is not started, each listed mistake is caught and named."""
 
-import time
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import PrepareModuleInput
 
-from empty import empty
+from exercise_tests import (test_a_mistake_is_caught_and_named, test_empty_is_not_started_and_gives_the_first_hint,  # noqa: F401
+                            test_what_is_right_passes)
 from helpers import toy
 from helpers.lesson.drops import d05, d06, d07, d08, d09
 from helpers.theory import placement, schedules
@@ -542,25 +541,3 @@ MISTAKES = [
 ]
 OTHERWISE_RIGHT = [(d05.overlapped, waits_for_the_one_before), (d07.share, lambda schedule, p, m: round((p - 1) / (m + p - 1), 4)), (d08.members, from_itself_on), (d05.overlapped, buckets_of_two), (d06.sequence, with_classes), (d07.one_f_one_b, own_order), (d09.ring, straight_to_the_owner)]
 EXERCISES = [d05.overlapped, d06.plan, d06.sequence, d07.one_f_one_b, d07.share, d08.members, d08.across, d09.states, d09.ring]
-
-
-@pytest.mark.parametrize("exercise, attempt, kind, name", MISTAKES, ids=lambda x: getattr(x, "__name__", ""))
-def test_a_mistake_is_caught_and_named(exercise, attempt, kind, name):
-    answer = exercise.check(attempt)
-    assert (answer.kind, answer.misconception) == (kind, name), answer
-    print(answer)
-
-
-@pytest.mark.parametrize("exercise, attempt", [(e, e.reference) for e in EXERCISES] + OTHERWISE_RIGHT, ids=lambda x: getattr(x, "name", getattr(x, "__name__", "")))
-def test_what_is_right_passes(exercise, attempt):
-    start = time.monotonic()
-    answer = exercise.check(attempt)
-    assert answer.kind == "right", answer
-    print(answer, time.monotonic() - start)
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
-def test_empty_is_not_started_and_gives_the_first_hint(exercise):
-    answer = exercise.check(empty(exercise))
-    assert answer.kind == "not started" and exercise.hints[0] in answer.text
-    assert repr(exercise.hint()) and exercise.reference.__name__ in str(exercise.solution())

@@ -1,12 +1,12 @@
 """Every exercise of drops 10-13: its solution passes, an empty one is not started, each listed mistake is caught and named."""
 
 import json
-import time
 from dataclasses import asdict
 
 import pytest
 
-from empty import empty
+from exercise_tests import (test_a_mistake_is_caught_and_named, test_empty_is_not_started_and_gives_the_first_hint,  # noqa: F401
+                            test_what_is_right_passes)
 from helpers.lesson import explore
 from helpers.lesson.drops import d10, d11, d12, d13
 
@@ -155,27 +155,6 @@ MISTAKES = [
     (d10.cheapest, lambda: "buy more", "wrong", "no remedy"),
 ]
 EXERCISES = [d10.signature, d10.cheapest, d11.split, d11.placing, d12.choice, d12.balanced, d13.tuple_, d13.cases]
-
-
-@pytest.mark.parametrize("exercise, attempt, kind, name", MISTAKES, ids=lambda x: getattr(x, "__name__", ""))
-def test_a_mistake_is_caught_and_named(exercise, attempt, kind, name):
-    answer = exercise.check(attempt)
-    assert (answer.kind, answer.misconception) == (kind, name), answer
-    print(answer)
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
-def test_what_is_right_passes(exercise):
-    start = time.monotonic()
-    answer = exercise.check(exercise.reference)
-    assert answer.kind == "right", answer
-    print(answer, time.monotonic() - start)
-
-
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
-def test_empty_is_not_started_and_gives_the_first_hint(exercise):
-    answer = exercise.check(empty(exercise))
-    assert answer.kind == "not started" and exercise.hints[0] in answer.text
 
 
 @pytest.mark.parametrize("number, cause", list(enumerate(("long batch", "gather on rank 0", "optimizer state", "leak"), 1)))

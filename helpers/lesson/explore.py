@@ -13,7 +13,6 @@ from ..theory.cost import OVERHEAD
 from ..theory.layout import check
 from ..theory.memory import stage_memory
 from ..theory.models import find_model
-from ..theory.schedules import Times, simulate
 from . import gantt
 from .draw import Picture, memory_by_stage, ranking
 
@@ -53,12 +52,10 @@ class Explorer:
         image = widgets.Image(value=self.picture.png(), format="png", layout=widgets.Layout(max_width="100%"))
         image.add_class("three-axes-explorer")
         words = widgets.HTML()
-        moving = False
 
         def changed(_) -> None:
-            if not moving:
-                self.set(**{name: control.value for name, control in self._widgets.items()})
-                image.value, words.value = self.picture.png(), f"<b>{self.said}</b>"
+            self.set(**{name: control.value for name, control in self._widgets.items()})
+            image.value, words.value = self.picture.png(), f"<b>{self.said}</b>"
 
         def control(name, label, options, first):
             made = widgets.SelectionSlider(options=options, value=first, description=label, continuous_update=False) if isinstance(first, int) \
@@ -82,11 +79,9 @@ SCHEDULES: dict[str, Callable] = {
 def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:
     """A schedule on paper, forward 1 and backward 2 units; a stage in v chunks takes 1/v of that for each. Raises ValueError."""
     made = SCHEDULES[schedule](p, m, v)
-    chunk = 1 / made.v
-    timeline = simulate(made, Times(chunk, chunk, chunk))
-    held = max(timeline.in_flight(r) for r in range(p)) / made.v
+    timeline = orders.paper(made)
     title = (f"{made.name}, p = {p}, m = {m}" + (f", v = {made.v}" if made.v > 1 else "")
-             + f": {timeline.makespan:.4g} units, bubble {timeline.bubble:.1%}, at most {held:.3g} microbatches in flight")
+             + f": {timeline.makespan:.4g} units, bubble {timeline.bubble:.1%}, at most {orders.held(timeline):.3g} microbatches in flight")
     return gantt.timeline(timeline, title, memory=True)
 
 

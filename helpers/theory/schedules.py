@@ -408,6 +408,17 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
     return Timeline(schedule, runs)
 
 
+def paper(schedule: Schedule, work: float = 1.0) -> Timeline:
+    """`simulate` where F, I and W of a stage take `work` each, and 1/v of that for each of its v chunks."""
+    each = work / schedule.v
+    return simulate(schedule, Times(each, each, each))
+
+
+def held(timeline: Timeline) -> float:
+    """The most microbatches in flight on any rank, a chunk counting as 1/v."""
+    return max(timeline.in_flight(r) for r in range(timeline.schedule.p)) / timeline.schedule.v
+
+
 def _needs(op: Op, last: int) -> Iterator[Op]:
     if op.kind == "F":
         if op.stage > 0:

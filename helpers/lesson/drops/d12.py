@@ -5,33 +5,17 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-import torch.distributed as dist
-
-from ... import toy
-from ...runtime import clock
-from ...runtime.clock import Timeline
 from ...runtime.world import World
 from ...table import Table
 from ...theory import schedules
-from ...theory.schedules import Schedule, Times, simulate
+from ...theory.schedules import Times, held, paper, simulate
 from ..practice import Answer, Exercise, right, wrong
+from .d07 import on_ranks
 
 P, M, LIMIT = 8, 13, 8  # stages, microbatches, and how many of them a rank can hold
-UNIT = 0.030  # seconds of a stage's forward on real ranks (a stand-in); I and W take one each
 
 MAKE = {"GPipe": lambda p, m, v: schedules.gpipe(p, m), "1F1B": lambda p, m, v: schedules.one_f_one_b(p, m), "interleaved": schedules.interleaved,
         "ZB-H1": lambda p, m, v: schedules.zb_h1(p, m), "ZB-H2": lambda p, m, v: schedules.zb_h2(p, m), "ZB-V": lambda p, m, v: schedules.zb_v(p, m)}
-
-
-def paper(schedule: Schedule, work: float = 1.0) -> schedules.Timeline:
-    """A schedule on paper. work: of a stage's forward, in units; backward is two of them. A stage in v chunks takes 1/v for each."""
-    each = work / schedule.v
-    return simulate(schedule, Times(each, each, each))
-
-
-def held(timeline: schedules.Timeline) -> float:
-    """The most microbatches in flight on any rank, a chunk counting as 1/v."""
-    return max(timeline.in_flight(r) for r in range(timeline.schedule.p)) / timeline.schedule.v
 
 
 REMEDIES = {  # name -> (schedule, units of a stage's forward, messages for each boundary and microbatch, who pays)
@@ -52,21 +36,6 @@ def remedies() -> Table:
         line = paper(schedule, work)
         rows.append([name, f"{line.makespan:.1f}", f"{line.bubble:.1%}", f"{held(line) * (0.5 if '26' in name else 1):.1f}", str(messages), price])
     return Table(["remedy", "units", "bubble", "microbatches held", "messages", "the price"], rows, title=f"p = {P}, m = {M}: (p−1)/(m+p−1) = 7/20")
-
-
-def on_ranks(world: World, schedule: Schedule, unit: float = UNIT, tries: int = 1) -> Timeline:
-    """A schedule on real ranks with stand-ins; the shortest of a few."""
-    def run():
-        rank, v = dist.get_rank(), schedule.v
-        chunks = {k: toy.StandIn(unit / v, unit / v, unit / v) for k, at in enumerate(schedule.rank_of) if at == rank}
-        tokens, targets = toy.make_batch(schedule.m, 1)
-        dist.barrier()
-        toy.run_schedule(chunks, schedule.ops[rank], schedule.rank_of, tokens.chunk(schedule.m), targets.chunk(schedule.m), around=clock.around)
-    found = []
-    for _ in range(tries):
-        world.run(run)
-        found.append(world.timeline)
-    return min(found, key=lambda t: t.makespan)
 
 
 def with_a_head(layers: list[int], head: float) -> schedules.Timeline:
@@ -124,7 +93,7 @@ def _judge_choice(attempted) -> Answer:
         return wrong("the bubble is still there", f"It fits, and its bubble is {line.bubble:.1%}.{why} What else can a rank do while it waits for the others to warm up?", *figures)
     plain = schedules.one_f_one_b(P, M)
     with World(P, timeout=30) as world:
-        yours, theirs = on_ranks(world, schedule), on_ranks(world, plain)
+        yours, theirs = on_ranks(world, schedule, tries=1), on_ranks(world, plain, tries=1)
     figures.append(("a step on eight real ranks, 1F1B's being 1", f"{yours.makespan / theirs.makespan:.2f}", f"{line.makespan / paper(plain).makespan:.2f} on paper"))
     return right("Half of the idle time went into the other chunk of each rank, half into weight gradients that nobody waits for.", *figures)
 
