@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HELPERS = ROOT / "helpers"
 # What each part may import of the others. `toy` is read by learners: it stands alone.
 MAY = {"table": set(), "theory": {"table"}, "toy": set(), "runtime": {"theory", "table"},
-       "lesson": {"theory", "runtime", "toy", "table"}, "__main__": {"theory", "table"}}
+       "lesson": {"theory", "runtime", "toy", "table", "train", "checkpoint"}, "checkpoint": set(), "sharding": {"toy", "train"}, "train": {"theory", "toy", "checkpoint", "sharding"}, "__main__": {"theory", "table"}}
 
 
 def imports(file: Path) -> set[str]:

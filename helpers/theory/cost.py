@@ -120,12 +120,12 @@ def step_terms(model: ModelShape, layout: Layout, cluster: Cluster, m, seq_len: 
     g = layout.gradient_bytes
     if layout.zero == 3:  # gathered for every forward and every backward, reduced for every backward
         sync = share * mine * (2 + 2 + g) * m / ring
-    elif layout.zero:  # gradients reduced to their owner, updated weights gathered
-        sync = share * mine * (g + 2) / ring
+    elif layout.zero:  # gradients reduced to their owner (ZeRO-2, which has no room for a sum of them: for every backward), updated weights gathered
+        sync = share * mine * (g * (m if layout.zero == 2 else 1) + 2) / ring
     else:
         sync = 2 * share * mine * g / ring
     if overlap:
-        under = (m if layout.zero == 3 else 2 / (2 + forwards)) * deep * each
+        under = {3: m, 2: m * 2 / (2 + forwards)}.get(layout.zero, 2 / (2 + forwards)) * deep * each
         sync = np.maximum(sync - under, c.exposed * sync)
     terms["data parallel"] = sync
     terms["optimizer"] = 30.0 * mine / (d if layout.zero else 1) / (gpu.bandwidth * c.memory)  # 16 read, 14 written

@@ -131,7 +131,8 @@ def plan(model: ModelShape, cluster: Cluster, *, gpus: int, global_batch: int, s
          zeros: tuple[int, ...] = (0, 1, 2, 3), recomputes: tuple[str, ...] = ("none", "full"), overlap: bool = True) -> Plan:
     """Every layout of `model` on `gpus` GPUs: all dp·tp·pp, microbatches, interleavings, ZeRO stages, recompute, SP.
 
-    Fused attention throughout, so 'selective' recompute would be 'none'. Raises ValueError for numbers that make no
+    Fused attention throughout, so 'selective' recompute would be 'none'. With a pipeline no more than ZeRO-1: DeepSpeed refuses 2 and 3
+    there, Megatron-LM has none, and PyTorch's schedules keep whole gradients and weights until the last microbatch. Raises ValueError for numbers that make no
     sense. A plan without a layout that fits has an empty `ranked`.
     """
     for name, value in (("gpus", gpus), ("global_batch", global_batch), ("seq_len", seq_len)):
@@ -144,7 +145,7 @@ def plan(model: ModelShape, cluster: Cluster, *, gpus: int, global_batch: int, s
     for zero, recompute, sp in itertools.product(zeros, recomputes, (True, False)):
         for schedule in ("1F1B", "interleaved"):
             d, t, p, b, v = space.T
-            chosen = space[((v > 1) == (schedule == "interleaved")) & ((t > 1) | sp) & ((d > 1) | (zero == min(zeros)))]
+            chosen = space[((v > 1) == (schedule == "interleaved")) & ((t > 1) | sp) & ((d > 1) | (zero == min(zeros))) & ((p == 1) | (zero <= 1))]
             if not len(chosen):  # what would make no difference is looked at once
                 continue
             d, t, p, b, v = chosen.T

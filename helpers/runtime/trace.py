@@ -1,0 +1,239 @@
+"""The real model on fake ranks: PyTorch's own FSDP2 and tensor parallelism, run as one rank of many, without their memory.
+
+`trace(find_model("llama-3-70b"), Layout(dp=8, tp=8, zero=3), seq_len=8192)` builds all 80 layers, splits them with
+`parallelize_module` and `fully_shard` as a training script would, and runs one forward and backward. Tensors are
+fake: they have a shape and a type, and no numbers. The process group is fake too: it says that all 64 ranks are there,
+and every collective ends at once. What is real is PyTorch's code, so that what it asks for can be counted: each
+collective, and each tensor that comes and goes.
+
+    python -m helpers.runtime.trace llama-3-70b --dp 8 --tp 8 --seq 8192
+
+It runs in a process of its own, since a process can have one default group only, and no more than one rank is needed:
+under FSDP and tensor parallelism all ranks do the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+
+from ..table import Table, human
+from ..theory import collectives
+from ..theory.layout import Layout, check
+from ..theory.models import ModelShape, find_model
+
+PLANS = ("Megatron's", "usual")
+
+
+@dataclass
+class Call:
+    """One kind of collective on one axis: how often in a step, and how large the whole tensors are, in bytes."""
+
+    op: str
+    axis: str
+    calls: int
+    payload: float
+
+
+@dataclass
+class Trace:
+    """What one rank of `layout.ranks` asked for in one step. `memory`: bytes by what for, at the moment of the peak."""
+
+    model: ModelShape
+    layout: Layout
+    seq_len: int
+    params: int
+    calls: list[Call]
+    memory: dict[str, float]
+    seconds: float = field(compare=False)  # that the tracing took
+    resident: int = field(compare=False)  # bytes that the tracing process took at most
+
+    @property
+    def peak(self) -> float:
+        return sum(self.memory.values())
+
+    def count(self, op: str, axis: str) -> int:
+        return sum(c.calls for c in self.calls if (c.op, c.axis) == (op, axis))
+
+    def payload(self, op: str, axis: str) -> float:
+        return sum(c.payload for c in self.calls if (c.op, c.axis) == (op, axis))
+
+    def sent(self, axis: str) -> float:
+        """Bytes that a rank sends for an axis in a step, by the book."""
+        n = {"dp": self.layout.dp, "tp": self.layout.tp}[axis]
+        return sum(collectives.book(c.op, c.payload, n) for c in self.calls if c.axis == axis)
+
+    def table(self) -> Table:
+        size = {"dp": self.layout.dp, "tp": self.layout.tp}
+        return Table(["collective", "axis", "calls", "whole tensors", "sent by this rank"],
+                     [[c.op, c.axis, str(c.calls), human(c.payload), human(collectives.book(c.op, c.payload, size[c.axis]))] for c in self.calls],
+                     title=f"{self.model.name}, one of {self.layout.ranks} ranks, one step of {self.layout.microbatch} × {self.seq_len} tokens")
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def trace(model: ModelShape, layout: Layout, *, seq_len: int, plan: str = "Megatron's", timeout: float = 300) -> Trace:
+    """One step with one microbatch of `model` under FSDP (zero 3) over dp and tensor parallelism over tp.
+
+    plan: "Megatron's" enters each pair of matrices once, and splits vocabulary and loss; "usual" is what PyTorch's tutorials
+    give, each matrix by itself, embedding and head whole. layout.gradient_bytes: what gradients travel in. Raises ValueError
+    for what cannot be traced: pipelines, ZeRO below 3, sizes that do not divide.
+    """
+    check(model, layout)
+    if layout.pp != 1 or layout.zero != 3:
+        raise ValueError(f"a trace is of FSDP and tensor parallelism: pp 1 and zero 3, not pp {layout.pp} and zero {layout.zero}")
+    if model.kv_heads % layout.tp or model.vocab % layout.tp:
+        raise ValueError(f"tp {layout.tp} must divide {model.kv_heads} key/value heads and a vocabulary of {model.vocab}")
+    if plan not in PLANS or plan == "usual" and layout.sequence_parallel:
+        raise ValueError(f"plan {plan!r}: plans are {' and '.join(map(repr, PLANS))}, and the usual one goes without sequence parallelism")
+    if layout.sequence_parallel and seq_len % layout.tp:
+        raise ValueError(f"with sequence parallelism tp {layout.tp} must divide the sequence of {seq_len} tokens")
+    wanted = json.dumps({"model": asdict(model), "layout": asdict(layout), "seq_len": seq_len, "plan": plan})
+    done = subprocess.run([sys.executable, "-m", "helpers.runtime.trace", "--child"], input=wanted, capture_output=True, text=True, timeout=timeout)
+    if done.returncode:
+        raise RuntimeError(f"the trace failed: {done.stderr.strip()}")
+    said = json.loads(done.stdout.splitlines()[-1])
+    return Trace(model, layout, seq_len, said["params"], [Call(**c) for c in said["calls"]], said["memory"], said["seconds"], said["resident"])
+
+
+# -- on paper ----------------------------------------------------------------------------------
+
+def expected(model: ModelShape, layout: Layout, seq_len: int, plan: str = "Megatron's") -> list[Call]:
+    """The collectives of a microbatch by hand: what `trace` should count, to the byte where dp divides every matrix.
+
+    FSDP gathers each layer for its forward and again for its backward, and what is left (embedding, last norm, head) once; it reduces
+    each once. Tensor parallelism has Megatron's four all-reduces a layer, or with sequence parallelism four pairs of gather and
+    scatter; a split vocabulary adds one at each end, and the split loss three of a float32 a token. The usual plan sums each matrix's
+    input gradient by itself: seven a layer where one gates (two forward; q, k, v, gate and up backward), and none at the ends.
+    Recomputing runs a layer's collectives again, but for its last, whose result nobody needs.
+    """
+    d, t, L, h = layout.dp, layout.tp, model.layers, model.hidden
+    sb = seq_len * layout.microbatch
+    found: list[Call] = []
+
+    def add(op: str, axis: str, calls: int, payload: float) -> None:
+        if calls and {"dp": d, "tp": t}[axis] > 1:
+            found.append(Call(op, axis, calls, payload))
+    layer = layer_bytes(model, t)
+    rest = root_bytes(model, 1 if plan == "usual" else t)
+    add("all_gather", "dp", 2 * L + 1, 2 * (2 * L * layer + rest))
+    add("reduce_scatter", "dp", L + 1, layout.gradient_bytes * (L * layer + rest))
+    again = layout.recompute == "full"
+    norms = (2 * L + 1) * (1 if model.gated else 2)
+    if plan == "usual":
+        each = 2 + (5 if model.gated else 4) + again
+        add("all_reduce", "tp", L * each, L * each * 2 * sb * h)
+    elif layout.sequence_parallel:
+        add("all_gather", "tp", (4 + 2 * again) * L + 2, ((4 + 2 * again) * L + 2) * 2 * sb * h)
+        add("reduce_scatter", "tp", (4 + again) * L + 2, ((4 + again) * L + 2) * 2 * sb * h)
+        add("all_reduce", "tp", norms + 3, norms * 2 * h + 3 * 4 * sb)
+    else:
+        add("all_reduce", "tp", (4 + again) * L + 2 + 3, ((4 + again) * L + 2) * 2 * sb * h + 3 * 4 * sb)
+    return sorted(found, key=lambda c: (c.op, c.axis))
+
+
+def layer_bytes(model: ModelShape, t: int) -> float:
+    """Numbers of one layer on one of t ranks: norms, and biases behind a split by rows, are on all of them."""
+    whole = 2 * model.hidden * (1 if model.gated else 2) + model.biases * 2 * model.hidden
+    return (model.layer_params - whole) / t + whole
+
+
+def root_bytes(model: ModelShape, t: int) -> float:
+    """The same for embedding, last norm and head."""
+    norm = model.hidden * (1 if model.gated else 2)
+    return (model.vocab * model.hidden * (1 if model.tied else 2)) / t + norm + model.positions * model.hidden
+
+
+def beyond(model: ModelShape, layout: Layout, seq_len: int) -> dict[str, float]:
+    """Bytes that plain PyTorch holds at the peak and `theory.memory`, which counts Megatron-LM's fused kernels, does not; by what for."""
+    t, sb, h = layout.tp, seq_len * layout.microbatch, model.hidden
+    layers = 0 if layout.recompute == "full" else model.layers  # at the peak, which is at the loss
+    return {
+        "gathered inputs, kept whole by DTensor": layers * 4.0 * sb * h * (1 - 1 / t) if layout.sequence_parallel else 0.0,
+        "SiLU's output, kept beside its input": layers * 2.0 * sb * model.ffn / t if model.gated else 0.0,
+        "scores: more float32 copies, and one in bfloat16": (14.0 if t > 1 else 10.0) * sb * model.vocab / t,  # a split loss makes one more
+        "embedding and head, gathered until the end": 2.0 * root_bytes(model, t),
+    }
+
+
+# -- the other process -------------------------------------------------------------------------
+
+def _child(model: ModelShape, layout: Layout, seq_len: int, plan: str) -> dict:
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor.parallel import loss_parallel
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from .shaped import Transformer, parallelize
+    from .watch import Watch
+    start = time.perf_counter()
+    dist.init_process_group("fake", rank=0, world_size=layout.ranks, store=FakeStore())
+    mesh = init_device_mesh("cpu", (layout.dp, layout.tp), mesh_dim_names=("dp", "tp"))
+    axis_of = {mesh.get_group(axis).group_name: axis for axis in ("dp", "tp")}
+    with torch.device("meta"):
+        net = Transformer(model, recompute=layout.recompute == "full")
+    params = sum(p.numel() for p in net.parameters())
+    if layout.tp > 1:
+        parallelize(net, mesh["tp"], layout.sequence_parallel, plan)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16 if layout.gradient_bytes == 2 else torch.float32)
+    for part in (*net.layers, net):
+        fully_shard(part, mesh=mesh["dp"], mp_policy=policy)
+    with FakeTensorMode(allow_non_fake_inputs=True), Watch(axis_of) as watch:
+        net.to_empty(device="cpu")
+        watch.kind_of(net.parameters(), "weights")
+        optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        watch.kind_of((p.grad for p in net.parameters()), "gradients")
+        watch.kind_of((s for state in optimizer.state.values() for s in state.values()), "optimizer")
+        watch.start()
+        tokens = torch.zeros(layout.microbatch, seq_len, dtype=torch.long)
+        split_loss = layout.tp > 1 and plan != "usual"
+        with loss_parallel() if split_loss else torch.enable_grad():
+            scores = net(tokens)
+            F.cross_entropy(scores.flatten(0, 1).float(), tokens.flatten()).backward()
+    dist.destroy_process_group()
+    return {"params": params, "calls": watch.calls, "memory": watch.memory(), "seconds": time.perf_counter() - start,
+            "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m helpers.runtime.trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a name, or a JSON file, as for python -m helpers plan")
+    parser.add_argument("--dp", type=int, default=8)
+    parser.add_argument("--tp", type=int, default=8)
+    parser.add_argument("--microbatch", type=int, default=1)
+    parser.add_argument("--seq", type=int, default=4096)
+    parser.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
+    parser.add_argument("--usual", action="store_true", help="the tutorials' plan instead of Megatron's")
+    parser.add_argument("--recompute", choices=("none", "full"), default="none")
+    args = parser.parse_args()
+    layout = Layout(args.dp, args.tp, 1, args.microbatch, zero=3, recompute=args.recompute, sequence_parallel=not (args.no_sp or args.usual))
+    try:
+        found = trace(find_model(args.model), layout, seq_len=args.seq, plan="usual" if args.usual else "Megatron's")
+    except ValueError as e:
+        sys.exit(str(e))
+    print(found, f"\n{found.params:,} parameters; {human(found.peak)} on this rank at the peak: "
+          + ", ".join(f"{kind} {human(size)}" for kind, size in found.memory.items()) + f"; traced in {found.seconds:.0f} s and {human(found.resident)}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--child"]:
+        given = json.load(sys.stdin)
+        print(json.dumps(_child(ModelShape(**given["model"]), Layout(**given["layout"]), given["seq_len"], given["plan"])))
+    else:
+        main()

@@ -1,0 +1,283 @@
+"""The real sharded training: every layout is the twin, and whatever befalls a run, it goes on from its last checkpoint."""
+
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import World, checkpoint, toy, train
+from helpers.train import Config, Trainer
+
+SMALL = Config(hidden=32, seq_len=16, batch=16, steps=20, warmup=5)
+LAYOUTS = [(8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 8, 1), (1, 4, 2), (1, 2, 4)]
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def world():
+    with World(8, timeout=120) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def twin():
+    """The losses of 20 steps of the same model in this process, with nothing but torch."""
+    model, text = SMALL.model(), train.read_text()
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=SMALL.weight_decay)
+    losses = []
+    for step in range(SMALL.steps):
+        tokens, targets = train.batch_of(text, step, SMALL)
+        losses.append(toy.twin_step(model, tokens, targets))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), SMALL.clip)
+        optimizer.param_groups[0]["lr"] = train.learning_rate(step, SMALL)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def losses_of(config: Config, steps: int) -> list[float]:
+    trainer = Trainer(config)
+    return [trainer.step()["loss"] for _ in range(steps)]
+
+
+def near(losses, others, bound):
+    assert len(losses) == len(others)
+    assert max(abs(a / b - 1) for a, b in zip(losses, others)) < bound
+
+
+@pytest.mark.parametrize("dp, tp, pp", LAYOUTS)
+def test_every_layout_is_the_twin(world, twin, dp, tp, pp):
+    ranks = world.run(losses_of, replace(SMALL, dp=dp, tp=tp, pp=pp), 20)
+    assert all(losses == ranks[0] for losses in ranks)
+    near(ranks[0], twin, 1e-6)
+
+
+@pytest.mark.parametrize("choice", [dict(dp=4, tp=2, sp=True), dict(dp=2, tp=2, pp=2, sp=True), dict(dp=8, shard=2), dict(dp=4, tp=2, shard=1),
+                                    dict(dp=4, pp=2, microbatch=1, schedule="GPipe"), dict(dp=8, microbatch=1)], ids=str)
+def test_so_is_every_other_choice(world, twin, choice):
+    near(world.run(losses_of, replace(SMALL, **choice), 6)[0], twin[:6], 1e-6)
+
+
+def test_half_precision_follows_the_twin_from_afar(world, twin):
+    near(world.run(losses_of, replace(SMALL, dp=2, tp=2, pp=2, precision="bfloat16"), 6)[0], twin[:6], 2e-2)
+
+
+def test_it_goes_on_under_another_layout(world, twin, tmp_path):
+    def begin(config):
+        trainer = Trainer(config)
+        losses = [trainer.step()["loss"] for _ in range(5)]
+        trainer.save()
+        return losses
+
+    def go_on(config, folder, steps):
+        trainer = Trainer(config)
+        wrote = trainer.resume(folder)
+        losses = [trainer.step()["loss"] for _ in range(steps)]
+        trainer.save()
+        return wrote, losses
+    here = replace(SMALL, out=str(tmp_path))
+    near(world.run(begin, replace(here, dp=2, tp=2, pp=2))[0], twin[:5], 1e-6)
+    for start, choice, wrote in ((5, dict(dp=4, pp=2), "dp 2 · tp 2 · pp 2"), (8, dict(dp=1, tp=4, pp=2, sp=True), "dp 4 · tp 1 · pp 2"),
+                                 (11, dict(dp=8, shard=2), "dp 1 · tp 4 · pp 2 · sp")):
+        by, losses = world.run(go_on, replace(here, **choice), checkpoint.complete(tmp_path)[-1], 3)[0]
+        assert by == wrote
+        near(losses, twin[start:start + 3], 1e-5)
+    with World(1, timeout=60) as alone:
+        near(alone.run(go_on, here, checkpoint.complete(tmp_path)[-1], 6)[0][1], twin[14:], 1e-5)
+    assert [p.name for p in checkpoint.complete(tmp_path)] == [f"step-{k:06d}" for k in (5, 8, 11, 14, 20)]
+
+
+# -- what cannot be ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("choice, said", [
+    (dict(dp=2, tp=2), "dp·tp·pp = 2·2·1 = 4, but 8 processes were started; start one for each, as torchrun --nproc-per-node 4"),
+    (dict(tp=3), "dp·tp·pp = ?·3·1, but 8 processes were started"),
+    (dict(tp=8, heads=4), "tp 8 does not divide 4 attention heads; take 4"),
+    (dict(pp=8), "8 stages"),
+    (dict(dp=8, batch=12), "a batch of 12 does not divide by dp·microbatch"),
+    (dict(dp=8, shard=3), "shard 3 does not divide dp 8"),
+    (dict(tp=8, sp=True, seq_len=12), "tp 8 must divide the sequence of 12 tokens"),
+    (dict(dp=8, schedule="ZB-V"), "schedule is one of 1F1B, GPipe"),
+    (dict(dp=8, lr=-1.0), "lr must be positive, not -1.0"),
+    (dict(dp=8, steps=0), "steps must be at least 1, not 0"),
+    (dict(dp=8, batch=4), "a batch of 4"),
+])
+def test_what_cannot_be_is_refused_in_a_sentence(choice, said):
+    with pytest.raises(ValueError, match=re.escape(said)) as refusal:
+        replace(SMALL, **choice).checked(8)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_text_that_is_missing_or_too_short(tmp_path):
+    with pytest.raises(ValueError, match="the text .*nowhere.txt cannot be read .*; give a file with --text"):
+        train.read_text(str(tmp_path / "nowhere.txt"))
+    (tmp_path / "short.txt").write_text("hello")
+    with pytest.raises(ValueError, match="the text has 5 bytes; sequences of 16 need at least 18"):
+        train.batch_of(train.read_text(str(tmp_path / "short.txt")), 0, SMALL)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of one process with checkpoints at steps 2 and 4."""
+    run = tmp_path_factory.mktemp("trained")
+    done = command("--steps", "4", "--every", "2", out=run)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def command(*options, out, launcher=(), **kwargs):
+    options = ["-m", "helpers.train", "--hidden", "32", "--seq-len", "16", "--batch", "8", "--out", str(out), *options]
+    return subprocess.run([sys.executable, *launcher, *options], cwd=HERE.parent, capture_output=True, text=True, timeout=180,
+                          env=dict(os.environ, OMP_NUM_THREADS="1", **kwargs))
+
+
+@pytest.mark.parametrize("harm, said", [
+    (lambda c: (c / "__0_0.distcp").write_bytes((c / "__0_0.distcp").read_bytes()[:1000]), "step-000004 is damaged: __0_0.distcp has 1,000 of"),
+    (lambda c: (c / "__0_0.distcp").unlink(), "step-000004 is damaged: __0_0.distcp is missing"),
+    (lambda c: (c / checkpoint.ABOUT).write_text("{"), "its about.json cannot be read"),
+])
+def test_a_damaged_checkpoint_is_refused_and_another_named(trained, tmp_path, harm, said):
+    run = shutil.copytree(trained, tmp_path / "run")
+    harm(run / "step-000004")
+    done = command("--steps", "6", out=run)
+    assert done.returncode == 2 and said in done.stderr and "complete ones are step-000002" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert len(train.read_metrics(run)) == 4, "nothing may be lost"
+
+
+def test_a_checkpoint_of_another_model_or_none(trained, tmp_path):
+    done = command("--steps", "6", "--layers", "8", out=trained)
+    assert done.returncode == 2 and "holds a model of" in done.stderr and "'layers': 4" in done.stderr and "another --out" in done.stderr
+    done = command("--sample", "The", out=tmp_path)
+    assert done.returncode == 2 and "has no complete checkpoint yet" in done.stderr
+
+
+def test_the_trained_model_writes(trained):
+    done = command("--sample", "The ", out=trained)
+    assert done.returncode == 0 and done.stdout.startswith("The ")
+
+
+def test_a_full_disk_loses_nothing(tmp_path):
+    """A limit on the size of files stands for the disk: the checkpoint does not fit, the metrics do."""
+    def run(config):
+        said = []
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
+        try:
+            train.train(config, said.append)
+        except ValueError as e:
+            return said, str(e)
+    config = replace(SMALL, dp=2, steps=4, every=2, out=str(tmp_path))
+    with World(2, timeout=60) as world:
+        said, end = world.run(run, config)[0]
+    assert len(said) == 2 and "step-000002 could not be written" in said[0] and "File too large" in said[0] and "training goes on" in said[0]
+    assert "its last checkpoint is missing" in end
+    assert len(train.read_metrics(tmp_path)) == 4 and not list(tmp_path.glob("step-*"))
+
+
+# -- launchers, and what befalls a run -------------------------------------------------------------
+
+def torchrun(ranks):
+    return "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)
+
+
+def whole(run: Path, steps: int) -> None:
+    """Every step is in the metrics, once, and the loss is the one that an undisturbed run has."""
+    lines = train.read_metrics(run)
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    config = Config(hidden=32, seq_len=16, batch=8, steps=steps)
+    with World(1, timeout=60) as alone:
+        near([line["loss"] for line in lines], alone.run(losses_of, config, steps)[0], 1e-5)
+
+
+def test_a_run_that_is_killed_goes_on(tmp_path):
+    going = subprocess.Popen([sys.executable, *torchrun(4), "-m", "helpers.train", "--hidden", "32", "--seq-len", "16", "--batch", "8", "--dp", "2", "--pp", "2",
+                              "--steps", "2000", "--every", "3", "--out", str(tmp_path)], cwd=HERE.parent, stderr=subprocess.DEVNULL,
+                             env=dict(os.environ, OMP_NUM_THREADS="1"), start_new_session=True)
+    try:
+        deadline = time.monotonic() + 90
+        while len(checkpoint.complete(tmp_path)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(going.pid, signal.SIGKILL)  # torchrun and, as it dies, what it started
+    finally:
+        going.wait()
+    _wait_for_end_of(tmp_path)
+    last = checkpoint.complete(tmp_path)[-1].name
+    steps = int(last[5:]) + 3
+    done = command("--dp", "2", "--steps", str(steps), out=tmp_path, launcher=torchrun(2))
+    assert done.returncode == 0 and f"going on from {last}, the last complete checkpoint (written under dp 2 · tp 1 · pp 2)" in done.stderr
+    assert [line["step"] for line in train.read_metrics(tmp_path)] == list(range(1, steps + 1))
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+def _wait_for_end_of(run: Path) -> None:
+    """The ranks that torchrun leaves when it is killed are orphans: end them."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(run).encode() in (folder / "cmdline").read_bytes():
+                os.kill(int(folder.name), signal.SIGKILL)
+        except OSError:
+            pass
+    time.sleep(0.5)
+
+
+def test_torchrun_starts_again_when_a_rank_dies(tmp_path):
+    """Rank 1 ends itself, once, after the first checkpoint."""
+    script = tmp_path / "dies.py"
+    script.write_text("import os, sys\nfrom helpers import train, checkpoint\nstep = train.Trainer.step\n"
+                      "def dies(self):\n    if self.number == 5 and os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+                      "        os._exit(9)\n    return step(self)\ntrain.Trainer.step = dies\nsys.exit(train.main())\n")
+    run = tmp_path / "run"
+    done = subprocess.run([sys.executable, *torchrun(2), "--max-restarts", "1", str(script), "--hidden", "32", "--seq-len", "16", "--batch", "8", "--steps", "8",
+                           "--every", "3", "--dp", "2", "--out", str(run)], cwd=HERE.parent, capture_output=True, text=True, timeout=180,
+                          env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parent)))
+    assert done.returncode == 0, done.stderr
+    assert "going on from step-000003" in done.stderr
+    whole(run, 8)
+
+
+def test_accelerate_launches_the_same_script(tmp_path):
+    launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "4", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+                "--main_process_port", "0")
+    done = command("--dp", "2", "--tp", "2", "--steps", "3", out=tmp_path, launcher=launcher)
+    assert done.returncode == 0, done.stderr
+    whole(tmp_path, 3)
+
+
+def _namespaces() -> list[str] | None:
+    """A command that gives a network of its own, if this system permits it."""
+    for way in (["unshare", "--net"], ["unshare", "--user", "--map-root-user", "--net"]):
+        if shutil.which("unshare") and shutil.which("ip") and shutil.which("nsenter") and not subprocess.run(
+                [*way, "sh", "-c", "ip link add this type veth peer name that"], capture_output=True).returncode:
+            return way
+    return None
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["both stay", "one is lost"])
+def test_two_hosts(tmp_path, lost):
+    if (way := _namespaces()) is None:
+        pytest.skip("network namespaces are not permitted here (unshare --net), or ip is missing")
+    run = tmp_path / "run"
+    steps = 24 if lost else 4
+    train_it = ("exec " + sys.executable + " -m torch.distributed.run --nnodes 1:2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 "
+                "--rdzv-conf is_host=$FIRST,last_call_timeout=4,keep_alive_interval=1 --max-restarts 9 --local-addr $HOST -m helpers.train --tp 2 --hidden 32 --seq-len 16 --batch 8 "
+                f"--steps {steps} --every 4 --timeout 8 --out {run}")
+    done = subprocess.run([*way, str(HERE / "two_hosts.sh"), str(tmp_path), str(run / "step-000004") if lost else "-", "sh", "-c", train_it], cwd=HERE.parent,
+                          env=dict(os.environ, OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=200)
+    said = (tmp_path / "host0").read_text()
+    assert done.returncode == 0, said
+    whole(run, steps)
+    if lost:
+        assert re.search(r"has lost the others .*step-\d+ is complete: start the same command again", said)
+        assert re.search(r"going on from step-\d+, the last complete checkpoint \(written under dp 2 · tp 2", said)
+        assert "steps under dp 1 · tp 2 · pp 1" in said
+    else:
+        assert "4 steps under dp 2 · tp 2 · pp 1" in said
