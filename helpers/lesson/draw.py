@@ -354,8 +354,8 @@ def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> 
 
 
 @_styled
-def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms") -> Picture:
-    """Bars that add up, one panel for each name: the first part is what would be ideal, each other part comes on top, the last bar is the sum.
+def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str = "observed") -> Picture:
+    """Bars that add up, one panel for each name: the first part is what would be ideal, each other part comes on top, and the last bar, called `last`, is the sum.
 
     panels: name -> {part: seconds}. Parts of less than half a percent are left out.
     """
@@ -369,7 +369,7 @@ def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms") -> Picture:
             if i == 0 or abs(size) > 0.005 * total:
                 rows.append((part, base, size, "#B5B5B5" if i == 0 else "#E69F00"))
             base += size
-        rows.append(("observed", 0.0, total, INK))
+        rows.append((last, 0.0, total, INK))
         for y, (part, start, size, colour) in enumerate(rows):
             ax.barh(y, scale * size, left=scale * start, height=0.66, color=colour, hatch=HATCH if colour == "#E69F00" else "", edgecolor=PAPER)
             ax.text(scale * (max(start, start + size) + 0.015 * longest), y, f"{scale * size:,.0f}" if scale * size >= 100 else f"{scale * size:.3g}", va="center", fontsize=9)
