@@ -104,6 +104,9 @@ class Config:
         check(self.shape, Layout(self.dp, self.tp, self.pp, microbatch), self.batch)
         if self.layers % self.pp:
             raise ValueError(f"{self.layers} layers do not divide over {self.pp} stages")
+        if self.schedule == "1F1B" and self.batch // (self.dp * microbatch) < self.pp:
+            raise ValueError(f"1F1B needs at least as many microbatches as stages: {self.batch // (self.dp * microbatch)} of {microbatch} sequences are too few for "
+                             f"{self.pp}; take a smaller microbatch, a larger batch, or --schedule GPipe")
         if self.sp and self.seq_len % self.tp:
             raise ValueError(f"with sequence parallelism tp {self.tp} must divide the sequence of {self.seq_len} tokens")
         return replace(self, shard=shard, microbatch=microbatch)
@@ -334,7 +337,9 @@ def write(model: toy.ToyTransformer, prompt: str, length: int, seed: int = 0) ->
 # -- processes ---------------------------------------------------------------------------------
 
 def _has_gpu() -> bool:
-    return torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    """Whether there is a GPU for each rank of this machine."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or (dist.get_world_size() if dist.is_initialized() else 1))
+    return torch.cuda.is_available() and torch.cuda.device_count() >= ranks
 
 
 def join_group(timeout: float) -> None:

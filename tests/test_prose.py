@@ -6,9 +6,11 @@ import nbformat
 import pytest
 
 from helpers import toy
-from helpers.lesson.drops import d05, d06, d07, d10, d11, d12, d13
+from helpers.lesson.drops import d05, d06, d07, d10, d11, d12, d13, d14
+from helpers.lesson.defence import Defence
+from helpers.runtime.trace import beyond
 from helpers.table import human
-from helpers.theory import CLUSTERS, cost
+from helpers.theory import CLUSTERS, Layout, cost
 from helpers.theory.collectives import book
 from helpers.theory.memory import states
 from test_notebooks import NOTEBOOKS, text
@@ -48,6 +50,7 @@ COMPUTED = {
     "09": [f"So 7·10⁹ parameters take {human(sum(states(7e9).values()))} before the first token. A device of {DGX.device.memory / 1e9:.0f} GB does not hold them.",
            f"{human(4 * 175e9)}: nearly nine devices of {DGX.device.memory / 1e9:.0f} GB",
            "The 2 GB of overhead stand for", "Your plan fits on the average stage with 1 GB to spare."],
+    "14": ["within 1 %"],
     "13": [f"counts a GPU as full at {0.6:.0%}, for activations".replace("%", " %"),
            f"{min(behind)} to {max(behind)} % slower than need be for larger ones", "A choice that flips when the network is 25 % slower",
            "Within 5 % of the best", "Two layouts are 2 % apart", "tool says 30 % faster"],
@@ -56,6 +59,20 @@ COMPUTED = {
     "11": [f"It loses {loss_of('PTD-P'):.0%} on four times the GPUs".replace("%", " %"), f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %")],
     "10": [f"under a budget of {d10.BUDGET / 1e6:.1f} MB", f"under a budget of {d10.LADDER_BUDGET / 1e6:.0f} MB"],
 }
+LAYOUT = Defence(d14.the_plan(), Layout(dp=4, tp=8, pp=2, zero=1))
+SLOW = LAYOUT.with_cluster(nic=LAYOUT.of.cluster.nic / 2)
+
+
+def test_what_drop_14_says_of_the_common_answer():
+    first, second = d14.the_plan().by_axes[:2]
+    assert (first.axes, first.layout.recompute) == ((64, 1, 1), "full") and second.axes == (4, 4, 4) and second.memory > 78e9
+    assert second.seconds / first.seconds < 1.01
+    room = 1 - LAYOUT.estimate.memory_bytes / LAYOUT.of.cluster.device.memory
+    assert 0.28 < room < 0.32 and SLOW.step_seconds / LAYOUT.estimate.step_seconds < 1.03 and LAYOUT.traffic()["tp"][0] > 1e12
+    kept = sum(beyond(d14.MODEL, d14.TRACED, d14.SEQ).values())
+    assert 0.3 < kept / DGX.device.memory < 0.36  # "a third of the GPU"
+
+
 assert d07.UNIT == 0.030 and cost.OVERHEAD == 2e9
 FIGURE = r"\d[\d.,]* ?(?:[kMGT]i?B|%|ms|µs)(?!\w)"
 

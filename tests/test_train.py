@@ -103,6 +103,7 @@ def test_it_goes_on_under_another_layout(world, twin, tmp_path):
     (dict(tp=3), "dp·tp·pp = ?·3·1, but 8 processes were started"),
     (dict(tp=8, heads=4), "tp 8 does not divide 4 attention heads; take 4"),
     (dict(pp=8), "8 stages"),
+    (dict(dp=4, pp=2, microbatch=4), "1F1B needs at least as many microbatches as stages: 1 of 4 sequences are too few for 2"),
     (dict(dp=8, batch=12), "a batch of 12 does not divide by dp·microbatch"),
     (dict(dp=8, shard=3), "shard 3 does not divide dp 8"),
     (dict(tp=8, sp=True, seq_len=12), "tp 8 must divide the sequence of 12 tokens"),

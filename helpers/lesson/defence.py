@@ -43,6 +43,10 @@ class Defence:
         given = dict(model=self.of.model, layout=self.layout, cluster=self.of.cluster, global_batch=self.of.global_batch, seq_len=self.of.seq_len) | changed
         return estimate(given["model"], given["layout"], given["cluster"], global_batch=given["global_batch"], seq_len=given["seq_len"])
 
+    def with_cluster(self, **changed) -> Estimate:
+        """The same step on a cluster whose fields are `changed`."""
+        return self._with(cluster=replace(self.of.cluster, **changed))
+
     @property
     def microbatches(self) -> int:
         return self.of.global_batch // (self.layout.dp * self.layout.microbatch)
@@ -97,15 +101,16 @@ class Defence:
         return f"{self._tokens(mine)}: the bubble and the gradients are shared by half as many tokens. " + self._best(other, mine)
 
     def half_the_network(self) -> str:
-        slow = replace(self.of.cluster, nic=self.of.cluster.nic / 2)
-        mine = self._with(cluster=slow)
-        other = plan(self.of.model, slow, gpus=self.of.gpus, global_batch=self.of.global_batch, seq_len=self.of.seq_len)
+        mine = self.with_cluster(nic=self.of.cluster.nic / 2)
+        other = plan(self.of.model, mine.cluster, gpus=self.of.gpus, global_batch=self.of.global_batch, seq_len=self.of.seq_len)
         return f"{self._tokens(mine)}. " + self._best(other, mine)
 
     @staticmethod
     def _best(found: Plan, mine: Estimate) -> str:
         if not found.ranked:
             return "Nothing fits then."
+        if found.best.layout == mine.layout:
+            return "This one is then still the fastest."
         return f"Then the fastest is {found.best.layout}, {mine.step_seconds / found.best.seconds - 1:.1%} ahead of this one."
 
     def pure_fsdp(self) -> str:

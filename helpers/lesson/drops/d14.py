@@ -1,0 +1,258 @@
+"""Drop 14: a layout for 70B on 64 GPUs defended, the real model traced, and the real 4-layer model trained on whatever is there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ... import toy, train
+from ...runtime import memory
+from ...runtime.trace import Trace, beyond, expected, layer_bytes, root_bytes, trace
+from ...runtime.world import World
+from ...table import Table, human
+from ...theory import CLUSTERS, Layout, Plan, plan
+from ...theory.collectives import book
+from ...theory.memory import stage_memory, states
+from ...theory.models import find_model
+from ...train import Config
+from ..practice import Answer, Exercise, right, wrong
+
+MODEL, CLUSTER, GPUS, BATCH, SEQ = find_model("llama-3-70b"), CLUSTERS["dgx-h100"], 64, 128, 8192
+
+
+@cache
+def the_plan() -> Plan:
+    """Llama-3-70B on 64 H100s in eight nodes, 128 sequences of 8192 tokens in a step."""
+    return plan(MODEL, CLUSTER, gpus=GPUS, global_batch=BATCH, seq_len=SEQ)
+
+
+def states_table() -> Table:
+    """Weights, gradients and optimizer of the 70B on one GPU, under five layouts."""
+    rows = [("one GPU, if it could", 1, 1, 0), ("TP 8 · PP 2, no ZeRO", 16, 4, 0), ("TP 8 · DP 8, ZeRO-1", 8, 8, 1), ("TP 8 · PP 2 · DP 4, ZeRO-1", 16, 4, 1), ("DP 64, ZeRO-3", 1, 64, 3)]
+    return Table(["layout", "states on a GPU"], [[name, human(sum(states(MODEL.params / cut, d, zero).values()))] for name, cut, d, zero in rows],
+                 title=f"{MODEL.name}: {MODEL.params:,} parameters, 16 bytes each")
+
+
+# -- the real model, traced ----------------------------------------------------------------------
+
+TRACED = Layout(dp=8, tp=8, zero=3)
+
+
+@cache
+def traced(how: str = "Megatron's") -> Trace:
+    """The 70B under FSDP 8 × TP 8, one of 64 ranks: by Megatron's plan with sequence parallelism, or by the usual one without."""
+    layout = TRACED if how != "usual" else Layout(dp=8, tp=8, zero=3, sequence_parallel=False)
+    return trace(MODEL, layout, seq_len=SEQ, plan=how)
+
+
+def against_formula(found: Trace, how: str = "Megatron's") -> Table:
+    """Collectives of one microbatch: counted from PyTorch, and by hand."""
+    by_hand = expected(found.model, found.layout, found.seq_len, how)
+    return Table(["collective", "axis", "counted", "by hand", "bytes counted", "by hand"],
+                 [[c.op, c.axis, str(c.calls), str(e.calls), human(c.payload), human(e.payload)] for c, e in zip(found.calls, by_hand, strict=True)],
+                 title=f"{found.model.name} on 64 fake ranks, one microbatch: collectives of rank 0, whole tensors")
+
+
+def memory_against_theory(found: Trace) -> Table:
+    """The peak on a rank: the theory's terms, what plain PyTorch adds, and what was traced."""
+    theory = {k: float(v) for k, v in stage_memory(found.model, found.layout, found.seq_len, 1, 0).items() if v}
+    more = beyond(found.model, found.layout, found.seq_len)
+    rows = [[name, human(size)] for name, size in theory.items()] + [[f"+ {name}", human(size)] for name, size in more.items()]
+    total = sum(theory.values()) + sum(more.values())
+    return Table(["on paper", "a GPU"], rows, [f"sum; traced: {human(found.peak)}", human(total)], title="the peak of one microbatch")
+
+
+# -- the small model, trained --------------------------------------------------------------------
+
+def world_here() -> World:
+    """A rank for each GPU where there are two or more, one rank on a single GPU, else eight ranks on the CPU."""
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return World(next((n for n in (8, 4, 2, 1) if n <= there), 8), timeout=300)
+
+
+def layout_here(ranks: int) -> dict[str, int]:
+    """(dp, tp, pp) for the 4-layer model: every axis gets a factor of two as long as there are ranks."""
+    return {8: dict(dp=2, tp=2, pp=2), 4: dict(dp=1, tp=2, pp=2), 2: dict(dp=2, tp=1, pp=1), 1: dict(dp=1, tp=1, pp=1)}[ranks]
+
+
+def twin(config: Config, steps: int) -> list[float]:
+    """The losses of the same steps in one process, with nothing but torch."""
+    model, text = config.model(), train.read_text(config.text)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=config.weight_decay)
+    losses = []
+    for step in range(steps):
+        losses.append(toy.twin_step(model, *train.batch_of(text, step, config)))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimizer.param_groups[0]["lr"] = train.learning_rate(step, config)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+@contextmanager
+def losses_live(run: Path):
+    """Draw the losses of a run while it goes on, from the lines that it writes, and once more at its end."""
+    from IPython.display import display
+
+    from .. import draw
+    ended = threading.Event()
+
+    def picture():
+        return draw.loss_curves({"training": {"loss": [line["loss"] for line in train.read_metrics(run)] or [5.6]}}, "Loss, step by step")
+    shown = display(picture(), display_id=True)
+
+    def follow() -> None:
+        while not ended.wait(1.0):
+            shown.update(picture())
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        shown.update(picture())
+
+
+def train_on(world: World, config: Config) -> str:
+    """Train on the ranks of a world until `config.steps`, from the last checkpoint in `config.out` if there is one. Returns what was said."""
+    def run(config):
+        said: list[str] = []
+        done = train.train(config, said.append).number
+        return " ".join([*said, f"{done} steps are done."])
+    with losses_live(Path(config.out)):
+        return world.run(run, config)[0]
+
+
+def three_ways(world: World, config: Config) -> Table:
+    """One step: bytes that rank 0 sends for each axis, predicted, counted and, as a sum, on the wire; and the states it holds."""
+    ranks = world.run(_second_step, config)
+    config, held = ranks[0]
+    traffic = world.traffic
+    counted = {axis: sum(row.book for row in traffic.ranks[0] if row.axis == axis and row.op != "recv") for axis in ("tp", "shard", "pp")}
+    rows = [[{"shard": "dp (FSDP)"}.get(axis, axis), human(size), human(counted[axis])] for axis, size in sent_by_first(config).items() if size]
+    rows.append(["weights and Adam's state", human(states_of_first(config)), human(held)])
+    wire = traffic.wire[0]
+    return Table(["rank 0, one step", "predicted", "counted"], rows,
+                 ["all axes, on the wire", "", "n/a" if wire is None else human(round(wire, -4))], title=config.layout)
+
+
+def _second_step(config: Config) -> tuple[Config, int]:
+    """On a rank: two steps, of which the second is counted. The configuration with its zeros filled in, and bytes of weights and Adam's state."""
+    from ...runtime import worker
+    trainer = train.Trainer(config)
+    trainer.step()
+    dist.barrier()
+    worker.here.recorder.start()
+    trainer.step()
+    held = memory.by_kind(trainer.model, trainer.optimizer)
+    return trainer.config, held["parameters"] + held["optimizer"]
+
+
+def _first_stage(config: Config) -> tuple[float, float]:
+    """Numbers that a rank of the first stage holds before dp: (in a layer, in the rest)."""
+    shape, t = config.shape, config.tp
+    rest = shape.embedding_params if config.pp > 1 else root_bytes(shape, 1)  # the ends are not split over tp
+    return layer_bytes(shape, t), rest
+
+
+def sent_by_first(config: Config) -> dict[str, float]:
+    """Bytes that rank 0 sends in a step, by axis, float32.
+
+    tp: 4 all-reduces a layer and microbatch. pp: one send a microbatch. dp: FSDP gathers the rest once, and each layer once for each
+    forward and once more for backward (with a pipeline the layers then stay until the end of the step); it reduces all of it once.
+    """
+    layer, rest = _first_stage(config)
+    layers, m = config.layers // config.pp, config.batch // config.dp // config.microbatch
+    activation = 4 * config.microbatch * config.seq_len * config.hidden
+    gathers = rest + layers * layer * ((m + 1) if config.pp > 1 else 2 * m)
+    return {"tp": m * layers * 4 * book("all_reduce", activation, config.tp),
+            "shard": book("all_gather", 4 * gathers, config.shard) + book("reduce_scatter", 4 * (rest + layers * layer), config.shard),
+            "pp": (config.pp > 1) * m * activation}
+
+
+def states_of_first(config: Config) -> float:
+    """Bytes of float32 weights and Adam's two on rank 0 between steps."""
+    layer, rest = _first_stage(config)
+    return 12 * (rest + config.layers // config.pp * layer) / config.shard
+
+
+def with_accelerate(config: Config, steps: int) -> list[float]:
+    """The same model by accelerate's own API, on the ranks of a group that has been started. Data parallel: its ParallelismConfig refuses CPU groups."""
+    from accelerate import Accelerator
+    # What a launcher sets. The address is asked for and not used: the group is there.
+    os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()), "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    model = config.model()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=config.weight_decay))
+    text, losses = train.read_text(config.text), []
+    for step in range(steps):
+        tokens, targets = (each.chunk(accelerator.num_processes)[accelerator.process_index].to(accelerator.device) for each in train.batch_of(text, step, config))
+        loss = train.loss_of(model(tokens), targets)
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), config.clip)
+        optimizer.param_groups[0]["lr"] = train.learning_rate(step, config)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(accelerator.reduce(loss.detach(), "mean").item())
+    return losses
+
+
+# -- practice --------------------------------------------------------------------------------------
+
+def meeting(n, d, t, p, m, node):
+    """(bytes of states on a GPU with ZeRO-1, bubble as a share of wall time, the axes that cross nodes)."""
+    held = n / (t * p)
+    states_bytes = 4 * held + 12 * held / d
+    bubble = (p - 1) / (m + p - 1)
+    strides = {"tp": (t, 1), "pp": (p, t), "dp": (d, t * p)}
+    crossing = {axis for axis, (size, stride) in strides.items() if size > 1 and size * stride > node}
+    return states_bytes, bubble, crossing
+
+
+CASES = ((70_553_706_496, 4, 8, 2, 32, 8), (70_553_706_496, 4, 4, 4, 32, 8), (30e9, 2, 2, 2, 16, 8), (70_553_706_496, 8, 8, 1, 16, 8), (1e9, 8, 1, 1, 4, 8), (175e9, 2, 16, 2, 16, 8))
+
+
+def _judge_meeting(attempted) -> Answer:
+    with World(1, timeout=5) as world:
+        said = world.run(lambda: [attempted(*case) for case in CASES])[0]
+    for case, mine in zip(CASES, said):
+        n, d, t, p, m, node = case
+        where = f"N = {n:.3g}, DP {d}, TP {t}, PP {p}, m = {m}"
+        if not isinstance(mine, tuple) or len(mine) != 3 or not isinstance(mine[2], (set, frozenset)) or not all(isinstance(x, (int, float)) for x in mine[:2]):
+            return wrong("not three answers", f"{where}: you return {mine!r}; return bytes, a share, and a set of names such as {{'dp'}}.")
+        held, bubble, crossing = meeting(*case)
+        close = lambda a, b: abs(a - b) <= 0.005 * max(abs(a), abs(b), 1e-9)
+        figure = ("states on a GPU", human(mine[0]), human(held))
+        if not close(mine[0], held):
+            part, state = n / (t * p), {"ZeRO-1 divides everything": 16 * n / (t * p * d), "gradients not divided by t·p": 2 * n + 2 * n / (t * p) + 12 * n / (t * p * d),
+                                        "nothing divided by d": 16 * n / (t * p), "the model is not divided by t·p": 4 * n + 12 * n / d, "the master copy is forgotten": 4 * n / (t * p) + 8 * n / (t * p * d)}
+            state["ZeRO-2, not ZeRO-1"] = 2 * part + 14 * part / d
+            name = next((name for name, value in state.items() if close(mine[0], value)), "other bytes")
+            return wrong(name, f"{where}: on a GPU lie N/(t·p) parameters with 2 bytes of weight and 2 of gradient each; only the 12 of master copy, m and v are divided by d.", figure)
+        if not close(mine[1], bubble) and not (mine[1] == bubble == 0):
+            name = "idle over ideal time" if p > 1 and close(mine[1], (p - 1) / m) else "p − 1 slots forgotten" if p > 1 and close(mine[1], p / (m + p)) else "another bubble"
+            return wrong(name, f"{where}: of m + p − 1 slots p − 1 are idle.", ("bubble", f"{mine[1]:.3f}", f"{bubble:.3f}"))
+        if mine[2] != crossing:
+            alone = [axis for axis in mine[2] - crossing if {"tp": t, "pp": p, "dp": d}.get(axis) == 1]
+            if alone:
+                return wrong("an axis of size one", f"{where}: {alone[0]} has one rank to a group and sends nothing.")
+            if "tp" in mine[2] - crossing:
+                return wrong("TP outermost", f"{where}: TP is innermost. Ranks 0 to {t - 1} are a group, on one node of {node}.")
+            return wrong("groups misplaced", f"{where}: neighbours along tp are 1 apart, along pp t = {t}, along dp t·p = {t * p}. A group of size k with stride s reaches "
+                         f"over k·s ranks, and a node has {node}.", ("crossing", ", ".join(sorted(mine[2])) or "none", ", ".join(sorted(crossing)) or "none"))
+    return right("Three answers for six layouts. You can say them in a meeting, and the reviewer can redo them.", ("layouts", "6", "6"))
+
+
+defend = Exercise("three of the reviewer's questions, for any layout", meeting, _judge_meeting, hints=[
+    "N/(t·p) parameters are on a GPU before ZeRO. Weights and gradients take 2 bytes each and stay whole; ZeRO-1 cuts the other 12 over d.",
+    "A pipeline of p stages and m microbatches has m + p − 1 slots, and each stage idles in p − 1 of them.",
+    "TP is innermost: stride 1. PP: stride t. DP: stride t·p. A group of k ranks with stride s stays inside a node when k·s is at most the node's size. An axis of size 1 crosses nothing.",
+])
