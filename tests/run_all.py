@@ -23,7 +23,8 @@ def left_behind() -> list[str]:
 
 
 def main() -> int:
-    environ = dict([MARK], **os.environ, THREE_AXES_STREAM_AFTER="60")  # no live output: it is not the same twice
+    environ = dict([MARK], **os.environ, THREE_AXES_STREAM_AFTER="60",  # no live output: it is not the same twice
+                   THREE_AXES_PROGRESS="")
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "--nbval", "--nbval-cell-timeout=60", "-n", str(max(2, os.cpu_count() or 2)),
          "--dist", "loadfile", "tests", "notebooks", *sys.argv[1:]], cwd=ROOT, env=environ)

@@ -88,20 +88,20 @@ def all_on_the_first(layers, p, head):
 # -- drop 13 ---------------------------------------------------------------------------------
 
 def always_fsdp(case):
-    return d13.ANSWERS[3], d13.REASONS[3]
+    return d13.ANSWERS[3], d13.REASONS[1]
 
 
 def more_than_needed(case):
-    return (d13.ANSWERS[1], d13.REASONS[1]) if case.startswith("1B") else d13.quick(case)
+    return (d13.ANSWERS[1], d13.REASONS[3]) if case.startswith("1B") else d13.quick(case)
 
 
 def right_for_another_reason(case):
     answer, reason = d13.quick(case)
-    return answer, d13.REASONS[2] if case.startswith("30B") else reason
+    return answer, d13.REASONS[0] if case.startswith("30B") else reason
 
 
 def fsdp_for_the_node(case):  # a fair alternative
-    return (d13.ANSWERS[3], d13.REASONS[3]) if case.startswith("30B") else d13.quick(case)
+    return (d13.ANSWERS[3], d13.REASONS[1]) if case.startswith("30B") else d13.quick(case)
 
 
 MISTAKES = [
@@ -121,6 +121,15 @@ MISTAKES = [
     (d12.choice, lambda: ("ZB-H2", 13, 1), "wrong", "more memory than there is"),
     (d12.choice, lambda: ("GPipe", 13, 1), "wrong", "more memory than there is"),
     (d12.choice, lambda: "ZB-V", "wrong", "no choice"),
+    (d12.choice, lambda: ("ZB-V", 13, 99), "wrong", "no such schedule"),
+    (d12.choice, lambda: ("interleaved", 13, 1), "wrong", "no such schedule"),
+    (d12.choice, lambda: (["ZB-V"], 13, 2), "wrong", "no choice"),
+    (d12.balanced, lambda layers, p, head: [-(-layers // p)] * (p - 1) + [layers + (p - 1) * (-layers // p)], "wrong", "the head is forgotten"),
+    (d12.balanced, lambda layers, p, head: [layers // p + 2] * (p - 1) + [layers - (p - 1) * (layers // p + 2)], "wrong", "the last stage takes what is left"),
+    (d11.split, lambda before, after: dict.fromkeys(("tp", "pp", "dp", "rest")), "wrong", "no shares"),
+    (d11.split, lambda before, after: {k: 100 * v for k, v in d11.causes(before, after).items()}, "wrong", "percent where shares are asked for"),
+    (d13.cases, lambda case: ("FSDP", d13.REASONS[3]) if case.startswith("30B") else d13.quick(case), "wrong", "right for another reason"),
+    (d13.tuple_, lambda: (16.0, 2, 1), "wrong", "no layout"),
     (d12.choice, lambda: ("a faster network", 13, 1), "wrong", "no choice"),
     (d12.balanced, equal_stages, "wrong", "the head is forgotten"),
     (d12.balanced, loses_the_remainder, "wrong", "the head is forgotten"),
@@ -192,6 +201,7 @@ def test_sizes_that_do_not_divide_are_refused():
 
 def test_a_fair_alternative_passes():
     assert d13.cases.check(fsdp_for_the_node).kind == "right"
+    assert d12.balanced.check(lambda layers, p, head: __import__("numpy").array(d12.balance(layers, p, head))).kind == "right"
 
 
 def test_the_tree_is_held_against_the_planner():

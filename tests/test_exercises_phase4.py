@@ -29,7 +29,7 @@ def with_crossing(crossing):
 
 
 MISTAKES = [
-    (d14.defend, lambda n, d, t, p, m, node: None, "wrong", "not three answers"),
+    (d14.defend, lambda n, d, t, p, m, node: n, "wrong", "not three answers"),
     (d14.defend, lambda n, d, t, p, m, node: (1.0, 0.1, ["dp"]), "wrong", "not three answers"),
     (d14.defend, with_states(lambda n, d, t, p: 16 * n / (d * t * p)), "wrong", "ZeRO-1 divides everything"),
     (d14.defend, with_states(lambda n, d, t, p: 2 * n + 2 * n / (t * p) + 12 * n / (d * t * p)), "wrong", "gradients not divided by t·p"),
@@ -40,8 +40,9 @@ MISTAKES = [
     (d14.defend, with_bubble(lambda p, m: (p - 1) / m), "wrong", "idle over ideal time"),
     (d14.defend, with_bubble(lambda p, m: p / (m + p)), "wrong", "p − 1 slots forgotten"),
     (d14.defend, with_bubble(lambda p, m: 0.5), "wrong", "another bubble"),
-    (d14.defend, with_crossing(lambda d, t, p, node: {"tp", "pp", "dp"} if d * t * p > node else set()), "wrong", "groups misplaced"),
-    (d14.defend, with_crossing(lambda d, t, p, node: {"dp", "pp"}), "wrong", "an axis of size one"),
+    (d14.defend, with_crossing(lambda d, t, p, node: {"tp", "pp", "dp"} if d * t * p > node else set()), "wrong", "TP outermost"),
+    (d14.defend, with_crossing(lambda d, t, p, node: {"dp"} if d * t * p > node else set()), "wrong", "groups misplaced"),
+    (d14.defend, with_crossing(lambda d, t, p, node: {axis for axis, k, s in (("pp", p, t), ("dp", d, t * p)) if k * s > node}), "wrong", "an axis of size one"),
     (d14.defend, with_crossing(lambda d, t, p, node: {"tp"} if t > 1 and d * t * p > node else set()), "wrong", "TP outermost"),
     (d14.defend, lambda n, d, t, p, m, node: 1 / 0, "crashed", None),
 ]
@@ -65,8 +66,8 @@ def test_layouts_of_every_kind_can_be_defended():
         assert len(defended.answers) == 6 and defended.estimate.step_seconds == pytest.approx(row.seconds)
     with pytest.raises(ValueError, match="takes 32 GPUs, and there are 64"):
         Defence(d14.the_plan(), Layout(4, 4, 2))
-    with pytest.raises(ValueError, match="tp 64 neither divides|tp 64 does not"):
-        Defence(d14.the_plan(), Layout(1, 64, 1))
+    with pytest.raises(ValueError, match="a batch of 128 does not divide"):
+        Defence(d14.the_plan(), Layout(64, 1, 1, microbatch=3))
 
 
 def test_the_page_is_whole_in_itself(page, tmp_path):

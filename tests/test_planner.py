@@ -99,7 +99,7 @@ def test_time_is_positive_and_faster_parts_are_never_slower(name, t, p, d, zero,
 def test_the_command_line(capsys):
     assert main("plan llama-3-70b --gpus 64 --cluster dgx-h100 --batch 128 --seq 8192".split()) == 0
     out = capsys.readouterr().out
-    assert "what would change the winner" in out and "best: TP" in out
+    assert "what would change the winner" in out and "best: DP" in out
     assert main("plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --json".split()) == 0
     assert json.loads(capsys.readouterr().out)["ranked"][0]["step_seconds"] > 0
     assert main("memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1 --batch 128 --seq 8192".split()) == 0

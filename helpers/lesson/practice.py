@@ -16,6 +16,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ..runtime.failure import RankError
+from . import progress
 
 if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
     from .draw import Picture
@@ -83,7 +84,10 @@ class Exercise:
             self._shown = max(self._shown, 1)
             return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
         try:
-            return self.judge(attempt)
+            answer = self.judge(attempt)
+            if answer.kind == "right":
+                progress.note(self.name)
+            return answer
         except RankError as e:
             return Answer("crashed", e.report)
         except TypeError as e:  # it cannot travel to the ranks

@@ -41,7 +41,7 @@ class Layout:
         return self.dp * self.tp * self.pp
 
     def __str__(self) -> str:
-        parts = [f"TP {self.tp}", f"PP {self.pp}", f"DP {self.dp}", f"b {self.microbatch}"]
+        parts = [f"DP {self.dp}", f"TP {self.tp}", f"PP {self.pp}", f"b {self.microbatch}"]
         if np.any(np.asarray(self.interleave) > 1):
             parts.append(f"v {self.interleave}")
         if np.any(np.asarray(self.pp) > 1):

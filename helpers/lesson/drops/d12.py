@@ -24,7 +24,7 @@ REMEDIES = {  # name -> (schedule, units of a stage's forward, messages for each
     "4 stages, TP 2": (schedules.one_f_one_b(P // 2, M), 1.0, 1, "TP's all-reduces in every layer"),
     "interleaved, v = 2": (schedules.interleaved(P, M, 2), 1.0, 2, "memory, messages × 2"),
     "interleaved, v = 4": (schedules.interleaved(P, M, 4), 1.0, 4, "memory, messages × 4"),
-    "ZB-H1": (schedules.zb_h1(P, M), 1.0, 1, "memory of the last stages"),
+    "ZB-H1": (schedules.zb_h1(P, M), 1.0, 1, "every rank holds 8, not only the first"),
     "ZB-V": (schedules.zb_v(P, M), 1.0, 2, "messages × 2, a more complex order"),
 }
 
@@ -74,7 +74,7 @@ def _judge_choice(attempted) -> Answer:
         m, v = int(m), int(v)
     except (TypeError, ValueError):
         return wrong("no choice", f"You return {said!r}; return a schedule's name, m and v.")
-    if name not in MAKE:
+    if not isinstance(name, str) or name not in MAKE:
         return wrong("no choice", f"{name!r} is no schedule; there are {', '.join(map(repr, MAKE))}.")
     if m != M:
         return wrong("m larger is always possible", f"m is {M} and stays so: the global batch is fixed by the optimizer, and a microbatch is one sequence already.")
@@ -82,11 +82,13 @@ def _judge_choice(attempted) -> Answer:
         schedule = MAKE[name](P, m, v)
     except ValueError as e:
         return wrong("no such schedule", str(e))
+    if v != schedule.v or name == "interleaved" and v == 1:
+        return wrong("no such schedule", f"{name} with {v} chunk{'s' * (v != 1)} a rank: " + ("interleaving begins with 2." if name == "interleaved" else f"it has {schedule.v}."))
     line = paper(schedule)
     figures = [("bubble, p = 8, m = 13", f"{line.bubble:.1%}", "below 15 %"), ("microbatches held", f"{held(line):.1f}", f"at most {LIMIT}")]
     if held(line) > LIMIT:
         if name == "interleaved":
-            return wrong("interleaving is free", f"It cuts the bubble by v, but a rank must hold microbatches of all its chunks: {held(line):.1f} at once, where 1F1B holds {LIMIT}. Its messages grow by v as well.", *figures)
+            return wrong("interleaving is free", f"It cuts the idle time by v, but a rank must hold microbatches of all its chunks: {held(line):.1f} at once, where 1F1B holds {LIMIT}. Its messages grow by v as well.", *figures)
         return wrong("more memory than there is", f"A rank would hold {held(line):.1f} microbatches.", *figures)
     if line.bubble >= 0.15:
         why = " It fills 1F1B's gaps with W, but the warm-up is as long as before." if name == "ZB-H1" else ""
@@ -95,7 +97,7 @@ def _judge_choice(attempted) -> Answer:
     with World(P, timeout=30) as world:
         yours, theirs = on_ranks(world, schedule, tries=1), on_ranks(world, plain, tries=1)
     figures.append(("a step on eight real ranks, 1F1B's being 1", f"{yours.makespan / theirs.makespan:.2f}", f"{line.makespan / paper(plain).makespan:.2f} on paper"))
-    return right("Half of the idle time went into the other chunk of each rank, half into weight gradients that nobody waits for.", *figures)
+    return right("Of 21 idle units W fills 14, since nobody waits for it. The second chunk of each rank halves the 7 that are left.", *figures)
 
 
 choice = Exercise("below 15 % under a memory limit", choose, _judge_choice, hints=[
@@ -122,17 +124,21 @@ def _judge_balance(attempted) -> Answer:
         said = world.run(lambda: [attempted(*case) for case in cases])[0]
     for (layers, p, head), mine in zip(cases, said):
         where = f"With {layers} layers, {p} stages and a head of {head}"
-        if not isinstance(mine, (list, tuple)) or len(mine) != p or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in mine):
+        mine = mine.tolist() if hasattr(mine, "tolist") else mine
+        mine = [n.item() if hasattr(n, "item") else n for n in mine] if isinstance(mine, (list, tuple)) else mine
+        if not isinstance(mine, list) or len(mine) != p or any(isinstance(n, bool) or not isinstance(n, int) for n in mine):
             return wrong("no layers for each stage", f"{where} you return {mine!r}; return {p} whole numbers of at least 1.")
         if sum(mine) != layers:
             return wrong("layers lost or doubled", f"{where} your stages hold {sum(mine)} layers.")
+        if min(mine) < 1:
+            return wrong("the last stage takes what is left", f"{where} a stage of yours has {min(mine)} layers. Spread what is missing over all stages, not over the last.")
         load = max([*mine[:-1], mine[-1] + head])
         reference = balance(layers, p, head)
         best = max(*reference[:-1], reference[-1] + head)
         figures = [(f"slowest stage: {layers} layers, p = {p}, head {head}", str(load), str(best)),
                    ("the step, in units of a layer's forward", f"{with_a_head(list(mine), head).makespan:.0f}", f"{with_a_head(reference, head).makespan:.0f}")]
         if load > best:
-            if mine[-1] == max(mine) and head:
+            if head and mine[-1] + head == load:
                 return wrong("the head is forgotten", f"{where} the last stage carries {mine[-1]} layers and the head, and all others wait for it in every microbatch. Give it fewer layers.", *figures)
             return wrong("a stage that is too long", f"{where} the slowest stage takes {load}; {best} is possible.", *figures)
     return right("The slowest stage is as short as can be: it sets the pace of every microbatch.", figures[0])

@@ -1,0 +1,87 @@
+"""What `make cards`, `make cheatsheet`, `make slides` and `make colab REPO=owner/name` run.
+
+    python -m helpers.lesson.make cards            build/cards.html, .pdf, cards-eight-to-a-sheet.html, cards-anki.txt
+    python -m helpers.lesson.make cheatsheet       build/cheatsheet.html, .pdf
+    python -m helpers.lesson.make slides 07        build/slides/07.html (all drops without a number)
+    python -m helpers.lesson.make colab owner/name  a badge and the clone's address in every notebook
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+UNNAMED = "OWNER/three-axes"  # until `make colab` has been told where the course lives
+
+SETUP = '''# Fetches the course where it is not installed (Colab, Kaggle). Elsewhere it does nothing.
+from importlib.util import find_spec
+if not find_spec("helpers"):
+    import os, sys
+    if not os.path.isdir("../helpers") and not os.path.isdir("three-axes"):
+        !git clone --quiet --depth 1 https://github.com/{repo} three-axes
+    sys.path.insert(0, os.path.abspath(".." if os.path.isdir("../helpers") else "three-axes"))
+    %pip install --quiet accelerate cloudpickle tqdm "ipywidgets>=8.1"'''
+BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/{repo}/blob/main/notebooks/{name})"
+
+
+def notebooks() -> list[Path]:
+    """The fourteen, in order."""
+    return sorted((ROOT / "notebooks").glob("[01]*.ipynb"))
+
+
+def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nbformat.NotebookNode:
+    """Put the setup cell behind the title, and with a real `repo` a badge under it. Doing it twice, or for another repo, leaves one of each."""
+    title, *rest = notebook.cells
+    lines = [line for line in title.source.split("\n") if not line.startswith("[![Open in Colab]")]
+    if repo != UNNAMED:
+        lines[1:1] = ["", BADGE.format(repo=repo, name=name)] if lines[1:2] == [""] else [BADGE.format(repo=repo, name=name)]
+    else:
+        lines = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).split("\n")
+    title.source = "\n".join(lines)
+    setup = nbformat.v4.new_code_cell(SETUP.format(repo=repo), metadata={"tags": ["setup"]})
+    if rest and "setup" in rest[0].metadata.get("tags", []):
+        old = rest.pop(0)
+        setup.execution_count = old.execution_count
+    notebook.cells = [title, setup, *rest]
+    return notebook
+
+
+def make_colab(repo: str) -> None:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        raise ValueError(f"{repo!r} is no repository; give owner/name, as in make colab REPO=owner/name")
+    for path in notebooks():
+        notebook = stamp(nbformat.read(path, as_version=4), path.name, repo)
+        for i, cell in enumerate(notebook.cells):
+            cell.id = f"drop-{path.name[:2]}-{i:02d}"
+        nbformat.write(notebook, path)
+    print(f"{len(notebooks())} notebooks open in Colab from github.com/{repo}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m helpers.lesson.make", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("cards", "cheatsheet", "slides", "colab"))
+    parser.add_argument("which", nargs="?", default="", help="slides: a drop's number; colab: owner/name")
+    args = parser.parse_args(argv)
+    try:
+        if args.what == "colab":
+            make_colab(args.which)
+        elif args.what == "slides":
+            from .slides import write
+            write(args.which, BUILD / "slides")
+        else:
+            from . import paper
+            getattr(paper, f"write_{args.what}")(BUILD)
+    except ValueError as e:
+        print(e, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
