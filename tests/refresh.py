@@ -35,6 +35,7 @@ def refresh(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    os.environ["THREE_AXES_PROGRESS"] = ""
     os.environ["THREE_AXES_STREAM_AFTER"] = "60"  # output at the end of a cell, as nbval will compare it
     for path in map(Path, sys.argv[1:] or sorted((ROOT / "notebooks").glob("*.ipynb"))):
         print("refreshing", path.name, flush=True)

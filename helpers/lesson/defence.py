@@ -151,11 +151,11 @@ class Defence:
         return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(str(self.layout))}</title>
 <style>@page {{ size: A4; margin: 12mm }} body {{ font: 10pt/1.35 sans-serif; color: #222; background: #fff; max-width: 186mm; margin: auto }}
 h1 {{ font-size: 15pt; margin: 0 0 2mm }} h2 {{ font-size: 11pt; margin: 3mm 0 1mm }} dt {{ font-weight: bold }} dd {{ margin: 0 0 1.2mm 0 }}
-img {{ max-width: 100%; max-height: 46mm; display: block }} table {{ border-collapse: collapse; font-size: 9pt }} td, th {{ padding: 0 2mm; text-align: left }} small {{ color: #555 }}</style>
+figure {{ display: inline-block; width: 49%; margin: 0; vertical-align: top }} img {{ width: 100%; height: auto }} table {{ border-collapse: collapse; font-size: 9pt }} td, th {{ padding: 0 2mm; text-align: left }} small {{ color: #555 }}</style>
 <h1>{escape(str(self.layout))}</h1>
 <p>{escape(of.model.name)}, {of.model.params:,} parameters, on {of.gpus} × {of.cluster.device.name} ({escape(of.cluster.name)}), {of.global_batch} sequences of {of.seq_len:,} tokens in a step.<br>
 <b>{escape(e.summary())}</b><br>Among all layouts of DP {self.layout.dp} · TP {self.layout.tp} · PP {self.layout.pp}: {escape(place)}.</p>
-<h2>Where the time goes</h2>{self.time_picture().html()}<h2>Memory</h2>{self.memory_picture().html()}
+<h2>Where the time goes, and the memory</h2><figure>{self.time_picture().html()}</figure><figure>{self.memory_picture().html()}</figure>
 <h2>Six questions</h2><dl>{answers}</dl>
 <h2>What would change the choice</h2>{self.sensitivities()._repr_html_()}
 <small>Computed by Three Axes' cost model, which misses published runs by 2 to 11 % in most of its tables, and more in eager PyTorch. Measure the first three before you buy.</small></html>"""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import os
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -101,7 +102,9 @@ class Exercise:
         return _Text(f"Hint {self._shown} of {len(self.hints)}: {self.hints[self._shown - 1]}")
 
     def solution(self) -> _Text:
-        """One way to do it, which passes the check."""
+        """One way to do it, which passes the check. With THREE_AXES_SOLUTIONS=hidden in the environment it stays hidden: for classes."""
+        if os.environ.get("THREE_AXES_SOLUTIONS") == "hidden":
+            return _Text("Your teacher has put the solutions away. hint() still helps.")
         return _Text(textwrap.dedent(inspect.getsource(self.reference)), code=True)
 
     def __repr__(self) -> str:

@@ -1,0 +1,195 @@
+"""The reader's path in a real browser: JupyterLab as `make lab` starts it, and a headless Chromium that clicks and types.
+
+Where no Chromium is found these tests are skipped, and say so. .ci/run installs one.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
+if CHROMIUM is None:
+    pytest.skip("no Chromium on this machine: install chromium to run the reader's path in a browser", allow_module_level=True)
+sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
+
+MINUTE = 60_000  # for Playwright, in milliseconds
+SETTINGS = {"@jupyterlab/notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},  # all cells are in the page
+            "@jupyterlab/docmanager-extension/plugin.jupyterlab-settings": {"autosave": False},
+            "@jupyterlab/apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false", "checkForUpdates": False}}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """The address of a JupyterLab over a copy of the notebooks, and the folder it keeps its files in."""
+    folder = tmp_path_factory.mktemp("lab")
+    shutil.copytree(ROOT / "notebooks", folder / "notebooks", ignore=shutil.ignore_patterns(".*"))
+    for name, content in SETTINGS.items():
+        file = folder / "settings" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(content))
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    environ = os.environ | {"JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+                            "JUPYTER_CONFIG_DIR": str(folder / "config"), "THREE_AXES_PROGRESS": str(folder / "progress.json")}
+    server = subprocess.Popen([sys.executable, "-m", "jupyterlab", "--no-browser", f"--port={port}", "--allow-root", "--IdentityProvider.token=",
+                               f"--ServerApp.root_dir={folder / 'notebooks'}"], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    address = f"http://localhost:{port}/lab"
+    try:
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(address, timeout=5)
+                break
+            except OSError:
+                time.sleep(0.25)
+        yield address, folder
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Notebook:
+    """A notebook opened in JupyterLab, by what a reader does with it."""
+
+    def __init__(self, browser, lab, number: str):
+        self.address, self.folder = lab
+        name = next(p.name for p in sorted((ROOT / "notebooks").glob(f"{number}_*.ipynb")))
+        self.page = browser.new_page(viewport={"width": 1366, "height": 900})
+        self.page.goto(f"{self.address}/workspaces/w{number}/tree/{name}", timeout=2 * MINUTE)
+        self.page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell", timeout=2 * MINUTE)
+        self.wait_for_kernel()
+
+    def wait_for_kernel(self) -> None:
+        self.page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]', timeout=3 * MINUTE)
+
+    def run_all(self) -> None:
+        self.page.click('.lm-MenuBar-itemLabel:text-is("Run")')
+        self.page.click('.lm-Menu-itemLabel:text-is("Run All Cells")')
+        self.page.wait_for_function("[...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].some(p => p.textContent.includes('*'))", timeout=MINUTE)
+        self.wait_until_done()
+
+    def wait_until_done(self) -> None:
+        self.page.wait_for_function("![...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].some(p => p.textContent.includes('*'))", timeout=5 * MINUTE)
+
+    def errors(self) -> list[str]:
+        return self.page.locator('.jp-RenderedText[data-mime-type="application/vnd.jupyter.error"]').all_inner_texts()
+
+    def cell(self, text: str):
+        return self.page.locator(".jp-CodeCell", has_text=text).last
+
+    def write(self, cell, code: str) -> None:
+        """Put code into a cell in place of what is there, and run it with Shift+Enter."""
+        cell.locator(".cm-content").click()
+        self.page.keyboard.press("Control+A")
+        self.page.keyboard.insert_text(code)
+        self.page.keyboard.press("Shift+Enter")
+
+    def close(self) -> None:
+        """End its kernel, and the page."""
+        self.page.close()
+        sessions = json.load(urllib.request.urlopen(self.address.replace("/lab", "/api/sessions")))
+        for session in sessions:
+            urllib.request.urlopen(urllib.request.Request(self.address.replace("/lab", f"/api/sessions/{session['id']}"), method="DELETE"))
+
+
+@pytest.fixture
+def notebook(browser, lab, request):
+    opened = Notebook(browser, lab, request.param)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("notebook", ["01"], indirect=True)
+def test_predict_fail_read_why_pass_and_stop(notebook):
+    page = notebook.page
+    notebook.run_all()
+    assert notebook.errors() == []
+
+    guess = notebook.cell("predict(")
+    option = guess.locator(".widget-radio-box label").nth(1)
+    chosen = option.inner_text()
+    option.click()
+    notebook.cell(".reveal(").locator(".cm-content").click()
+    page.keyboard.press("Shift+Enter")
+    notebook.cell(".reveal(").locator(".jp-OutputArea", has_text="You predicted").wait_for(timeout=MINUTE)
+    assert chosen in notebook.cell(".reveal(").inner_text() or "You predicted that" in notebook.cell(".reveal(").inner_text()
+
+    practice = notebook.cell("def fingerprint")
+    output = practice.locator(".jp-OutputArea-output")
+    notebook.write(practice, 'def fingerprint(rows):\n    return "data"\n\nd01.fingerprints.check(fingerprint)')
+    output.get_by_text("✗ wrong").wait_for(timeout=MINUTE)
+    assert "not started" not in output.inner_text() and len(output.inner_text()) > 60, "the mistake is named and explained"
+    solution = notebook.cell("d01.fingerprints.check")
+    from helpers.lesson.drops import d01
+    notebook.write(solution, str(d01.fingerprints.solution()).replace("def " + d01.fingerprints.reference.__name__, "def fingerprint") + "\n\nd01.fingerprints.check(fingerprint)")
+    notebook.cell("d01.fingerprints.check").locator(".jp-OutputArea-output").get_by_text("✓ right").wait_for(timeout=MINUTE)
+    assert d01.fingerprints.name in json.loads((notebook.folder / "progress.json").read_text())
+
+    hung = notebook.cell("d01.fingerprints.check")
+    notebook.write(hung, "from helpers import World\nstuck = World(2, timeout=None)\ndef wait():\n    import torch.distributed as dist\n    if dist.get_rank() == 0:\n        dist.barrier()\n"
+                         "    else:\n        dist.recv(__import__('torch').zeros(1), src=0)\nstuck.run(wait)")
+    page.wait_for_timeout(3000)
+    page.click('[data-command="notebook:interrupt-kernel"], button[title^="Interrupt the kernel"], jp-button[title^="Interrupt the kernel"]')
+    hung = notebook.cell("stuck = World")
+    hung.locator(".jp-OutputArea-output", has_text="waited in").first.wait_for(timeout=MINUTE)
+    notebook.write(notebook.cell("stuck = World"), "print('and on:', stuck.run(lambda: 6 * 7)); stuck.close()")
+    page.get_by_text("and on: [42, 42]").wait_for(timeout=MINUTE)
+
+
+@pytest.mark.parametrize("notebook", ["07"], indirect=True)
+def test_a_slider_by_keyboard_and_by_mouse(notebook):
+    page = notebook.page
+    notebook.run_all()
+    assert notebook.errors() == []
+    picture = page.locator(".three-axes-explorer img, img.three-axes-explorer").last
+    before = picture.get_attribute("src")
+    handle = page.locator(".noUi-handle").nth(1)
+    handle.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("b => [...document.querySelectorAll('.three-axes-explorer img, img.three-axes-explorer')].pop().src != b", arg=before, timeout=MINUTE)
+    after = picture.get_attribute("src")
+    box = handle.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 80, box["y"] + box["height"] / 2, steps=5)
+    page.mouse.up()
+    page.wait_for_function("b => [...document.querySelectorAll('.three-axes-explorer img, img.three-axes-explorer')].pop().src != b", arg=after, timeout=MINUTE)
+
+
+@pytest.mark.parametrize("notebook", ["12"], indirect=True)
+def test_a_drop_of_the_third_phase(notebook):
+    notebook.run_all()
+    assert notebook.errors() == []
+
+
+@pytest.mark.parametrize("notebook", ["14"], indirect=True)
+def test_the_last_drop_a_card_and_the_final(notebook):
+    page = notebook.page
+    notebook.run_all()
+    assert notebook.errors() == []
+    card = page.locator(".three-axes-card").last
+    front = card.inner_text()
+    page.get_by_role("button", name="show", exact=True).click()
+    page.wait_for_function("f => document.querySelector('.three-axes-card').innerText.length > f + 20", arg=len(front), timeout=MINUTE)
+    page.get_by_role("button", name="not yet", exact=True).click()
+    page.wait_for_function("f => !document.querySelector('.three-axes-card').innerText.includes(f)", arg=front.splitlines()[-1], timeout=MINUTE)
+    final = notebook.cell("final.Quiz()")
+    final.locator(".widget-radio-box label").nth(1).click()
+    final.get_by_text("Read again: drop 01").wait_for(timeout=MINUTE)
