@@ -52,12 +52,12 @@ COMPUTED = {
            "The 2 GB of overhead stand for", "Your plan fits on the average stage with 1 GB to spare."],
     "14": ["within 1 %"],
     "13": [f"counts a GPU as full at {0.6:.0%}, for activations".replace("%", " %"),
-           f"{min(behind)} to {max(behind)} % slower than need be for larger ones", "A choice that flips when the network is 25 % slower",
+           f"{min(behind)} to {max(behind)} % slower than need be for larger ones", 
            "Within 5 % of the best", "Two layouts are 2 % apart", "tool says 30 % faster"],
     "12": [f"says (*p*−1)/(*m*+*p*−1) = 7/20, so {d12.paper(d12.REMEDIES['1F1B, 8 stages'][0]).bubble:.0%}".replace("%", " %"),
            f"# 12 · Your pipeline has a {7 / 20:.0%} bubble".replace("%", " %"), "## Practice 1: below 15 %"],
     "11": [f"It loses {loss_of('PTD-P'):.0%} on four times the GPUs".replace("%", " %"), f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %")],
-    "10": [f"under a budget of {d10.BUDGET / 1e6:.1f} MB", f"under a budget of {d10.LADDER_BUDGET / 1e6:.0f} MB"],
+    "10": [f"under a budget of {d10.BUDGET / 1e6:.1f} MB", f"under a budget of {d10.LADDER_BUDGET / 1e6:.0f} MB", "each rank also holds 1.5 MB of other states"],
 }
 LAYOUT = Defence(d14.the_plan(), Layout(dp=4, tp=8, pp=2, zero=1))
 SLOW = LAYOUT.with_cluster(nic=LAYOUT.of.cluster.nic / 2)

@@ -38,12 +38,9 @@ def notebooks() -> list[Path]:
 def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nbformat.NotebookNode:
     """Put the setup cell behind the title, and with a real `repo` a badge under it. Doing it twice, or for another repo, leaves one of each."""
     title, *rest = notebook.cells
-    lines = [line for line in title.source.split("\n") if not line.startswith("[![Open in Colab]")]
-    if repo != UNNAMED:
-        lines[1:1] = ["", BADGE.format(repo=repo, name=name)] if lines[1:2] == [""] else [BADGE.format(repo=repo, name=name)]
-    else:
-        lines = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).split("\n")
-    title.source = "\n".join(lines)
+    head, _, rest_of_it = re.sub(r"\n\[!\[Open in Colab\].*\n", "", title.source).partition("\n")
+    badge = "" if repo == UNNAMED else f"\n{BADGE.format(repo=repo, name=name)}\n"
+    title.source = f"{head}\n{badge}{rest_of_it}"
     setup = nbformat.v4.new_code_cell(SETUP.format(repo=repo), metadata={"tags": ["setup"]})
     if rest and "setup" in rest[0].metadata.get("tags", []):
         old = rest.pop(0)
