@@ -1,14 +1,18 @@
 # make lab    the course in JupyterLab        make lab PORT=9999 for another port
 # make test   all tests and all notebooks
-# Both first make a virtual environment in .venv, once.
+# make cards, make cheatsheet, make slides (make slides DROP=07): printed things and decks, into build/
+# make colab REPO=owner/name   where the course lives, written into every notebook
+# All first make a virtual environment in .venv, once.
 
 PYTHON ?= python3
 PORT ?= 8888
+DROP ?=
+REPO ?=
 VENV ?= .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: lab test refresh bench clean
+.PHONY: lab test refresh bench cards cheatsheet slides colab clean
 
 lab: $(READY)
 	$(BIN)/jupyter lab --port=$(PORT) $(if $(filter 0,$(shell id -u)),--allow-root) \
@@ -27,8 +31,17 @@ bench: $(READY)
 	$(BIN)/python bench/fabric.py
 	$(BIN)/python bench/cost_model.py
 
+cards cheatsheet: $(READY)
+	$(BIN)/python -m helpers.lesson.make $@
+
+slides: $(READY)
+	$(BIN)/python -m helpers.lesson.make slides $(DROP)
+
+colab: $(READY)
+	$(BIN)/python -m helpers.lesson.make colab $(REPO)
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) build
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
