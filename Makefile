@@ -30,6 +30,7 @@ bench: $(READY)
 	$(BIN)/python bench/schedules.py
 	$(BIN)/python bench/fabric.py
 	$(BIN)/python bench/cost_model.py
+	$(BIN)/python bench/training.py
 
 cards cheatsheet: $(READY)
 	$(BIN)/python -m helpers.lesson.make $@
