@@ -68,9 +68,7 @@ def run_bytes(args) -> tuple[str, dict]:
 
 
 def run_bubble(args) -> tuple[str, dict]:
-    make = {"GPipe": schedules.gpipe, "1F1B": schedules.one_f_one_b, "ZB-H1": schedules.zb_h1, "ZB-H2": schedules.zb_h2, "ZB-V": schedules.zb_v}
-    v = args.interleave
-    schedule = schedules.interleaved(args.pp, args.microbatches, v) if args.schedule == "interleaved" else make[args.schedule](args.pp, args.microbatches)
+    schedule = schedules.MAKE[args.schedule](args.pp, args.microbatches, args.interleave if args.schedule == "interleaved" else 1)
     share = schedule.v  # a chunk is a fraction of a rank's layers
     line = schedules.simulate(schedule, schedules.Times(1 / share, 1 / share, 1 / share))
     held = [line.in_flight(r) for r in range(args.pp)]

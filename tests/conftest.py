@@ -18,7 +18,11 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(names, cases, ids=lambda x: getattr(x, "name", getattr(x, "__name__", "")))
 
 
+LONG = ("test_train", "test_browser", "14_", "test_exercises", "test_trace")  # first, so that no worker ends with a long file alone
+
+
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: next((i for i, name in enumerate(LONG) if item.path.name.startswith(name)), len(LONG)))
     for module in {item.module for item in items if hasattr(item, "module")}:
         cloudpickle.register_pickle_by_value(module)  # ranks need not import the tests
 

@@ -70,15 +70,9 @@ class Explorer:
         return {**bundle, "text/plain": repr(self), **{k: v for k, v in box._repr_mimebundle_().items() if k != "text/plain"}}, metadata
 
 
-SCHEDULES: dict[str, Callable] = {
-    "GPipe": lambda p, m, v: orders.gpipe(p, m), "1F1B": lambda p, m, v: orders.one_f_one_b(p, m),
-    "interleaved 1F1B": orders.interleaved, "ZB-H1": lambda p, m, v: orders.zb_h1(p, m), "ZB-H2": lambda p, m, v: orders.zb_h2(p, m),
-    "ZB-V": lambda p, m, v: orders.zb_v(p, m)}
-
-
 def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:
     """A schedule on paper, forward 1 and backward 2 units; a stage in v chunks takes 1/v of that for each. Raises ValueError."""
-    made = SCHEDULES[schedule](p, m, v)
+    made = orders.MAKE[schedule](p, m, v)
     timeline = orders.paper(made)
     title = (f"{made.name}, p = {p}, m = {m}" + (f", v = {made.v}" if made.v > 1 else "")
              + f": {timeline.makespan:.4g} units, bubble {timeline.bubble:.1%}, at most {orders.held(timeline):.3g} microbatches in flight")
@@ -87,7 +81,7 @@ def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:
 
 def schedules(schedule: str = "1F1B", p: int = 4, m: int = 8, v: int = 2) -> Explorer:
     """Choose a schedule, stages, microbatches and chunks. v counts for the interleaved one only."""
-    return Explorer(draw_schedule, {"schedule": ("schedule", list(SCHEDULES), schedule), "p": ("stages p", [2, 4, 8], p),
+    return Explorer(draw_schedule, {"schedule": ("schedule", list(orders.MAKE), schedule), "p": ("stages p", [2, 4, 8], p),
                                     "m": ("microbatches m", list(range(1, 33)), m), "v": ("chunks v", [2, 3, 4], v)})
 
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from functools import cache
+
 import matplotlib as mpl
 import matplotlib.figure
+from matplotlib.collections import PathCollection
+from matplotlib.textpath import TextPath
+from matplotlib.transforms import Affine2D
 
 from ..table import human
 from .draw import FAINT, HATCH, INK, PAPER, Picture, _styled, rank_colour
@@ -51,6 +56,7 @@ def _panel(ax, t, strip: bool, longest: float, path: set) -> None:
     scale = 1e3 if t.unit == "s" else 1
     tops = [max((size for _, size in steps), default=0) for steps in t.levels]
     below = 0.42 if strip else 0.0
+    names: list[tuple[str, float, float, str]] = []
     for rank, row in enumerate(t.rows):
         y = rank * (1 + below)
         for kind in [*LOOKS, "wait"]:  # waits lie on top
@@ -62,12 +68,17 @@ def _panel(ax, t, strip: bool, longest: float, path: set) -> None:
             wait = dict(hatch=HATCH, edgecolor="#777777") if kind == "wait" else dict(edgecolor=PAPER)
             ax.broken_barh(boxes, (y - high / 2, high), facecolor=colour, linewidth=0.8, **wait)
             for (start, width), label in zip(boxes, (s[1] for s in row if s[0] == kind)):
-                _name(ax, kind, label, start + width / 2, y, width / (scale * longest), colour)
+                if text := _name(kind, label, width / (scale * longest)):
+                    names.append((text, start + width / 2, y, _on(colour)))
         marked = [(scale * start, scale * (end - start)) for _, _, start, end in row if (rank, start) in path]
         if marked:
             ax.broken_barh(marked, (y - 0.37, 0.74), facecolor="none", edgecolor=INK, linewidth=2.2, zorder=3)
         if strip and tops[rank]:
             _strip(ax, t, rank, y + 0.44, below, scale, max(tops), longest)
+    if names:  # as shapes, all in one: a hundred texts take a tenth of a second more
+        texts, x, ys, colours = zip(*names)
+        ax.add_collection(PathCollection([_shape(text) for text in texts], offsets=list(zip(x, ys)), offset_transform=ax.transData, facecolors=colours, linewidths=0, zorder=4,
+                                         transform=Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans), autolim=False)
     last = (len(t.rows) - 1) * (1 + below)
     ax.set(yticks=[r * (1 + below) for r in range(len(t.rows))], yticklabels=[f"rank {r}" for r in range(len(t.rows))],
            ylim=(last + 0.5 + below, -0.5), xlim=(0, scale * longest), xlabel="milliseconds" if t.unit == "s" else t.unit)
@@ -80,15 +91,25 @@ def _mixed(rank: int, alpha: float) -> tuple[float, ...]:
     return tuple(alpha * c + 1 - alpha for c in mpl.colors.to_rgb(rank_colour(rank)))
 
 
-def _name(ax, kind: str, label: str, x: float, y: float, share: float, colour) -> None:
-    """Write an operation's name where it fits."""
+def _name(kind: str, label: str, share: float) -> str:
+    """An operation's name where it fits into its share of the width, else nothing."""
     fits = share * 9.0 * 72 / 5.6  # characters
     text = label if kind == "step" or len(kind + label) > fits else kind + label
-    if kind == "wait" or not text or len(text) > fits:
-        return
+    return "" if kind == "wait" or len(text) > fits else text
+
+
+def _on(colour) -> str:
+    """Ink or paper, whichever can be read on a colour."""
     red, green, blue = colour
-    dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.42
-    ax.text(x, y, text, ha="center", va="center", fontsize=9, fontweight="bold", color=PAPER if dark else INK, zorder=4, clip_on=True)
+    return PAPER if 0.3 * red + 0.59 * green + 0.11 * blue < 0.42 else INK
+
+
+@cache
+def _shape(text: str) -> mpl.path.Path:
+    """A short text as a shape around (0, 0), in points."""
+    path = TextPath((0, 0), text, size=9, prop=mpl.font_manager.FontProperties(weight="bold"))
+    box = path.get_extents()
+    return Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2).transform_path(path)
 
 
 def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: float, longest: float) -> None:

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
-                                               parallelize_module)
+from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, PrepareModuleOutput, RowwiseParallel,
+                                               SequenceParallel, parallelize_module)
 from torch.utils.checkpoint import checkpoint
 
 from ..theory.models import ModelShape
@@ -145,5 +145,10 @@ def parallelize(net: Transformer, mesh: DeviceMesh, sp: bool, plan: str) -> None
                        "head": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)}
     for layer in net.layers:
         parallelize_module(layer, mesh, {name: how for name, how in each.items() if name != "mlp.gate" or layer.mlp.gate is not None})
+        if sp and net.position is not None:
+            ends["position"] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))  # (s, h): my tokens' positions
     if ends:
+        tied = net.head.weight is net.token.weight
         parallelize_module(net, mesh, ends)
+        if tied:  # each got a matrix of its own; both are split by rows, so one will do
+            net.head.weight = net.token.weight

@@ -133,7 +133,8 @@ def expected(model: ModelShape, layout: Layout, seq_len: int, plan: str = "Megat
         each = 2 + (5 if model.gated else 4) + again
         add("all_reduce", "tp", L * each, L * each * 2 * sb * h)
     elif layout.sequence_parallel:
-        add("all_gather", "tp", (4 + 2 * again) * L + 2, ((4 + 2 * again) * L + 2) * 2 * sb * h)
+        learned = model.positions > 0  # their gradient is gathered once
+        add("all_gather", "tp", (4 + 2 * again) * L + 2 + learned, ((4 + 2 * again) * L + 2) * 2 * sb * h + learned * 2 * seq_len * h)
         add("reduce_scatter", "tp", (4 + again) * L + 2, ((4 + again) * L + 2) * 2 * sb * h)
         add("all_reduce", "tp", norms + 3, norms * 2 * h + 3 * 4 * sb)
     else:
@@ -208,7 +209,16 @@ def _child(model: ModelShape, layout: Layout, seq_len: int, plan: str) -> dict:
             F.cross_entropy(scores.flatten(0, 1).float(), tokens.flatten()).backward()
     dist.destroy_process_group()
     return {"params": params, "calls": watch.calls, "memory": watch.memory(), "seconds": time.perf_counter() - start,
-            "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+            "resident": _most_resident()}
+
+
+def _most_resident() -> int:
+    """Bytes that this process took at most. On Linux ru_maxrss may be the parent's, which it takes over."""
+    try:
+        with open("/proc/self/status") as f:
+            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def main() -> None:

@@ -8,15 +8,11 @@ from pathlib import Path
 from ...runtime.world import World
 from ...table import Table
 from ...theory import schedules
-from ...theory.schedules import Times, held, paper, simulate
+from ...theory.schedules import MAKE, Times, held, paper, simulate
 from ..practice import Answer, Exercise, right, wrong
 from .d07 import on_ranks
 
 P, M, LIMIT = 8, 13, 8  # stages, microbatches, and how many of them a rank can hold
-
-MAKE = {"GPipe": lambda p, m, v: schedules.gpipe(p, m), "1F1B": lambda p, m, v: schedules.one_f_one_b(p, m), "interleaved": schedules.interleaved,
-        "ZB-H1": lambda p, m, v: schedules.zb_h1(p, m), "ZB-H2": lambda p, m, v: schedules.zb_h2(p, m), "ZB-V": lambda p, m, v: schedules.zb_v(p, m)}
-
 
 REMEDIES = {  # name -> (schedule, units of a stage's forward, messages for each boundary and microbatch, who pays)
     "1F1B, 8 stages": (schedules.one_f_one_b(P, M), 1.0, 1, ""),
