@@ -31,6 +31,7 @@ bench: $(READY)
 	$(BIN)/python bench/fabric.py
 	$(BIN)/python bench/cost_model.py
 	$(BIN)/python bench/training.py
+	$(BIN)/python bench/course.py
 
 cards cheatsheet: $(READY)
 	$(BIN)/python -m helpers.lesson.make $@

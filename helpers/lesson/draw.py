@@ -17,6 +17,7 @@ from io import BytesIO
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.patheffects import withStroke
 
 from ..table import human
@@ -56,7 +57,7 @@ class Picture:
     def png(self) -> bytes:
         out = BytesIO()
         with mpl.rc_context({**STYLE, "figure.constrained_layout.use": False}):  # the figure has its layout by now
-            self.figure.savefig(out, format="png", dpi=110)
+            FigureCanvasAgg(self.figure).print_png(out, pil_kwargs={"compress_level": 3})  # savefig would draw it twice
         return out.getvalue()
 
     def html(self) -> str:
@@ -76,6 +77,13 @@ def _styled(picture):
         with mpl.rc_context(STYLE):
             return picture(*args, **kwargs)
     return drawn
+
+
+def _fix(figure, left: float, right: float, top: float, bottom: float) -> None:
+    """Margins in inches, for pictures that are redrawn under a slider: finding them out takes as long as drawing."""
+    width, height = figure.get_size_inches()
+    figure.set_layout_engine("none")
+    figure.axes[0].set_position((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
 
 
 def _panels(columns: int, width: float, height: float):
@@ -319,6 +327,7 @@ PARTS = {"weights": (INK, ""), "gradients": ("#777777", ""), "optimizer": ("#B5B
 def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: str) -> Picture:
     """Stacked bars: what one GPU of each pipeline stage holds, bytes by kind, and the device's capacity as a line."""
     figure, ((ax,),) = _panels(1, 8.4, 3.1)
+    _fix(figure, left=0.6, right=2.3, top=0.35, bottom=0.35)
     base = np.zeros(len(stages))
     for kind, (colour, hatch) in PARTS.items():
         sizes = np.array([stage.get(kind, 0.0) for stage in stages]) / 1e9
@@ -423,6 +432,7 @@ def ranking(plan, rows: int = 8) -> Picture:
     best = plan.by_axes[:rows]
     estimates = [plan.estimate(row) for row in best]
     figure, ((ax,),) = _panels(1, 9.6, 0.42 * len(best) + 1.2)
+    _fix(figure, left=1.65, right=0.15, top=0.35, bottom=0.85)
     groups_ = {"computing": ("matrices", "attention", "elementwise", "head", "optimizer"), "tensor parallel": ("tensor parallel",),
                "pipeline: bubble and sends": ("bubble", "pipeline sends"), "data parallel": ("data parallel",)}
     base = np.zeros(len(best))
@@ -435,5 +445,5 @@ def ranking(plan, rows: int = 8) -> Picture:
     ax.set(yticks=range(len(best)), yticklabels=[f"DP {d} · TP {t} · PP {p}" for d, t, p in (r.axes for r in best)], ylim=(len(best) - 0.5, -0.5),
            xlim=(0, 1.25 * base.max()), xlabel="seconds of a step", title=f"{plan.model.name} on {plan.gpus} × {plan.cluster.device.name}, batch {plan.global_batch}")
     ax.tick_params(axis="y", length=0)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=9)
+    figure.legend(loc="lower center", ncols=4, fontsize=9)
     return Picture(figure, "The best layouts, fastest first: " + "; ".join(f"DP {r.axes[0]} · TP {r.axes[1]} · PP {r.axes[2]}: {r.seconds:.2f} s, {human(r.memory)}" for r in best) + ".")

@@ -105,7 +105,7 @@ def draw_plan(model: str, gpus: int, batch: int, cluster: str) -> Picture:
     """The best layouts by theory, for sequences of 4096 tokens. Raises ValueError where nothing fits."""
     found = plan(find_model(model), CLUSTERS[cluster], gpus=gpus, global_batch=batch, seq_len=4096)
     found.best  # says in words that nothing fits
-    return ranking(found)
+    return ranking(found, rows=4)
 
 
 def plans(model: str = "llama-2-13b", gpus: int = 32) -> Explorer:
