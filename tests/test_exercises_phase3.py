@@ -218,3 +218,11 @@ def test_every_setting_of_an_explorer_is_drawn_or_refused_in_words(make):
             e.set(**{name: option})
             assert e.picture.png()[:4] == b"\x89PNG" and (not e.said or len(e.said) > 20)
         e.set(**{name: first})
+
+
+def test_every_cure_is_run_on_real_ranks_and_near_paper():
+    with World(8, timeout=60) as world:
+        found = d12.run_all(world, unit=0.03)
+    assert list(found)[:-2] == list(d12.REMEDIES) and len(d12.side_by_side(found).rows) == len(found)
+    for name, (on_paper, measured) in found.items():
+        assert -0.02 < measured.bubble - on_paper.bubble < (0.3 if "v = 4" in name else 0.15), name

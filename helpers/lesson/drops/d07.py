@@ -19,14 +19,14 @@ from ..practice import Answer, Exercise, right, wrong
 UNIT = 0.030  # seconds of a stand-in's forward; its backward takes two of them
 
 
-def on_ranks(world: World, schedule: Schedule, tries: int = 2, unit: float = UNIT) -> Timeline:
+def on_ranks(world: World, schedule: Schedule, tries: int = 2, unit: float = UNIT, work: list[float] | None = None) -> Timeline:
     """A schedule run on real ranks with timed stand-ins for compute; a stage in v chunks takes 1/v of `unit` for each.
 
-    The shortest of a few: other programs can only add to it.
+    work: how many times `unit` each stage takes, if they differ. The shortest of a few: other programs can only add to it.
     """
     def run():
-        rank, each = dist.get_rank(), unit / schedule.v
-        chunks = {k: toy.StandIn(each, each, each) for k, at in enumerate(schedule.rank_of) if at == rank}
+        rank = dist.get_rank()
+        chunks = {k: toy.StandIn(*[unit / schedule.v * (work[k] if work else 1)] * 3) for k, at in enumerate(schedule.rank_of) if at == rank}
         tokens, targets = toy.make_batch(schedule.m, 1)
         with memory.saved_activations(torch.nn.ModuleList(chunks.values())):
             dist.barrier()

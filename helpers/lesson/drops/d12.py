@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+from contextlib import nullcontext
 from pathlib import Path
 
+from ...runtime.clock import Timeline
 from ...runtime.world import World
 from ...table import Table
 from ...theory import schedules
@@ -39,6 +41,29 @@ def with_a_head(layers: list[int], head: float) -> schedules.Timeline:
     work = [float(n) for n in layers]
     work[-1] += head
     return simulate(schedules.one_f_one_b(len(layers), M), Times(work, work, work))
+
+
+def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[schedules.Timeline, Timeline]]:
+    """Every remedy and two ways to balance, on real ranks with timed stand-ins: name -> (on paper, measured).
+
+    The four stages run on four ranks of their own. unit: seconds of a forward of one stage of eight, four of its layers.
+    """
+    found = {}
+    for name, (schedule, work, *_) in REMEDIES.items():
+        four = "4 stages" in name  # each with the work of two, on two GPUs: in a unit's time again
+        with World(P // 2) if four else nullcontext(world) as ranks:
+            found[name] = paper(schedule, work), on_ranks(ranks, schedule, tries=1, unit=unit * work)
+    for name, layers in (("a head of 3, equal stages", [4] * P), ("a head of 3, balanced", [4, 4, 4, 4, 5, 5, 5, 1])):
+        work = [float(n) for n in layers[:-1]] + [layers[-1] + 3.0]
+        found[name] = with_a_head(layers, 3), on_ranks(world, schedules.one_f_one_b(P, M), tries=1, unit=unit / 4, work=work)
+    return found
+
+
+def side_by_side(found: dict) -> Table:
+    """Bubbles on paper and on the ranks, and how long a step took beside 1F1B's."""
+    plain = found["1F1B, 8 stages"][1].makespan
+    return Table(["order", "bubble, predicted", "measured", "step, 1F1B being 1"],
+                 [[name, f"{on_paper.bubble:.1%}", f"{real.bubble:.1%}", f"{real.makespan / plain:.2f}"] for name, (on_paper, real) in found.items()])
 
 
 def published() -> Table:
