@@ -7,6 +7,7 @@ import pytest
 
 from exercise_tests import (test_a_mistake_is_caught_and_named, test_empty_is_not_started_and_gives_the_first_hint,  # noqa: F401
                             test_what_is_right_passes)
+from helpers import World
 from helpers.lesson import explore
 from helpers.lesson.drops import d10, d11, d12, d13
 
