@@ -47,7 +47,8 @@ def test_title_minutes_and_outcome_come_first(drop):
 
 def test_it_can_be_read_in_its_minutes(drop):
     path, notebook = drop
-    words = len(re.sub(r"<[^>]+>", " ", text(notebook)).split())
+    prose = re.sub(r"<details><summary>The fourteen drops.*?</details>", "", text(notebook), flags=re.S)  # a map, to be looked at
+    words = len(re.sub(r"<[^>]+>", " ", prose).split())
     assert 550 <= words <= 950, f"{words} words"
     lengths = [len(c.source.splitlines()) for c in code(notebook)[1:]]  # without the setup
     ends = 2 if path.name.startswith("14") else 0  # the course's final and the cards
@@ -59,7 +60,7 @@ def test_it_asks_before_it_shows_and_has_all_its_parts(drop):
     source = "\n".join(c.source for c in notebook.cells)
     for part in ("predict(", ".reveal(", ".check(", "## Check yourself", "## Cheat sheet", "**Next.**"):
         assert part in source, f"no {part}"
-    assert len(re.findall(r"<details><summary>\d\. ", source)) == 3 == source.count("</details>")
+    assert len(re.findall(r"<details><summary>\d\. ", source)) == 3 <= source.count("</details>")
 
 
 def test_outputs_are_stored_and_clean(drop):

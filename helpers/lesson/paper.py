@@ -96,7 +96,7 @@ def write_cheatsheet(folder: Path) -> None:
     columns, found = rows()
     numbers = figures()
     html = lambda c, r: "<table><tr>" + "".join(f"<th>{escape(x)}</th>" for x in c) + "</tr>" + "".join("<tr>" + "".join(f"<td>{escape(x)}</td>" for x in row) + "</tr>" for row in r) + "</table>"
-    page = f"@page {{ size: A4 landscape; margin: 7mm }} table {{ font-size: 7.2pt; line-height: 1.2 }} td, th {{ padding: 0.3mm 1.5mm }}"
+    page = "@page { size: A4 landscape; margin: 7mm } table { font-size: 7.2pt; line-height: 1.2 } td, th { padding: 0.3mm 1.5mm }"
     (folder / "cheatsheet.html").write_text(f"<!doctype html><title>Three Axes: cheat sheet</title>{STYLE}{page}</style><h1>Three Axes</h1>{html(columns, found)}"
                                             f"<h1>In figures: {escape(numbers.title)}</h1>{html(numbers.columns, numbers.rows)}", encoding="utf-8")
     figure = Figure(figsize=A4)

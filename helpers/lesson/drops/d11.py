@@ -13,8 +13,7 @@ from ...runtime import worker
 from ...runtime.clock import Timeline, span
 from ...runtime.world import World
 from ...table import Table
-from ...theory import CLUSTERS, Layout, estimate
-from ...theory.collectives import seconds
+from ...theory import CLUSTERS, Layout, collectives, estimate
 from ...theory.hardware import DEVICES, Cluster
 from ...theory.models import find_model
 from ...theory.schedules import one_f_one_b
@@ -127,7 +126,7 @@ def by_hand() -> Table:
     """The toy's tensor parallel all-reduce of b·s·h float32 numbers on 4 and on 8 ranks, as `theory.collectives.seconds` has it."""
     payload, rows = 4 * BATCH * TOKENS * SIZES["hidden"], []
     for t, latency in ((4, NODES.link_latency), (8, NODES.nic_latency)):
-        whole = seconds("all_reduce", payload, range(t), NODES)
+        whole = collectives.seconds("all_reduce", payload, range(t), NODES)
         start = 2 * (t - 1) * latency
         rows.append([f"TP {t}", f"{2 * (t - 1)} × {1e3 * latency:.1f} ms", f"{1e3 * start:.1f} ms", f"{1e3 * (whole - start):.1f} ms", f"{1e3 * whole:.1f} ms", f"{16e3 * whole:.0f} ms"])
     return Table(["all-reduce", "messages", "latency", "bytes", "together", "16 of them"], rows)
