@@ -27,7 +27,7 @@ def main() -> int:
                    THREE_AXES_PROGRESS="")
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "--nbval", "--nbval-cell-timeout=60", "-n", str(max(2, os.cpu_count() or 2)),
-         "--dist", "loadfile", "tests", "notebooks", *sys.argv[1:]], cwd=ROOT, env=environ)
+         "--dist", "loadfile", "--no-loadscope-reorder", "tests", "notebooks", *sys.argv[1:]], cwd=ROOT, env=environ)
     deadline = time.monotonic() + 5
     while (left := left_behind()) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import statistics
 import threading
+import time
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -149,6 +151,31 @@ def three_ways(world: World, config: Config) -> Table:
     wire = traffic.wire[0]
     return Table(["rank 0, one step", "predicted", "counted"], rows,
                  ["all axes, on the wire", "", "n/a" if wire is None else human(round(wire, -4))], title=config.layout)
+
+
+def speeds(world: World, config: Config) -> Table:
+    """Tokens per second of the run in `config.out`, beside what this machine could do if matrix products were all there is."""
+    seconds = statistics.median(line["seconds"] for line in train.read_metrics(Path(config.out))[5:])
+    devices = world.n if torch.cuda.is_available() and torch.cuda.device_count() >= world.n else min(world.n, os.cpu_count() or 1)
+    flops = world.run(_product_speed)[0] * devices
+    tokens = config.batch * config.seq_len
+    bound = flops / config.shape.flops_per_token(config.seq_len)
+    return Table(["tokens/s", "", "share"], [["predicted from FLOPs alone", f"{bound:,.0f}", "100%"], ["measured", f"{tokens / seconds:,.0f}", f"{tokens / seconds / bound:.1%}"]],
+                 title=f"{config.layout}: {flops / 1e9:,.0f} GFLOP/s of {devices} device{'s' * (devices > 1)}, {config.shape.flops_per_token(config.seq_len) / 1e6:.1f} MFLOP a token")
+
+
+def _product_speed() -> float:
+    """FLOP/s of a large matrix product on rank 0, while the others wait."""
+    device = "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= dist.get_world_size() else "cpu"
+    speed = 0.0
+    if dist.get_rank() == 0:
+        a = torch.randn(1024, 1024, device=device)
+        for _ in range(5):
+            start = time.perf_counter()
+            (a @ a)[0, 0].item()
+            speed = max(speed, 2 * 1024**3 / (time.perf_counter() - start))
+    dist.barrier()
+    return speed
 
 
 def _second_step(config: Config) -> tuple[Config, int]:
