@@ -185,10 +185,17 @@ def test_the_last_drop_a_card_and_the_final(notebook):
     assert notebook.errors() == []
     card = page.locator(".three-axes-card").last
     front = card.inner_text()
-    page.get_by_role("button", name="show", exact=True).click()
-    page.wait_for_function("f => document.querySelector('.three-axes-card').innerText.length > f + 20", arg=len(front), timeout=MINUTE)
-    page.get_by_role("button", name="not yet", exact=True).click()
-    page.wait_for_function("f => !document.querySelector('.three-axes-card').innerText.includes(f)", arg=front.splitlines()[-1], timeout=MINUTE)
+
+    def press(button, until) -> None:
+        """Click until it shows: right after a long run a widget may be there before it listens."""
+        for _ in range(20):
+            page.get_by_role("button", name=button, exact=True).click()
+            page.wait_for_timeout(1500)
+            if until(card.inner_text()):
+                return
+        raise AssertionError(f"{button!r} does nothing: {card.inner_text()}")
+    press("show", lambda text: len(text) > len(front) + 20)
+    press("not yet", lambda text: front.splitlines()[-1] not in text)
     final = notebook.cell("final.Quiz()")
     final.locator(".widget-radio-box label").nth(1).click()
     final.get_by_text("Read again: drop 01").wait_for(timeout=MINUTE)

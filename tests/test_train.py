@@ -237,7 +237,7 @@ def test_torchrun_starts_again_when_a_rank_dies(tmp_path):
                       "def dies(self):\n    if self.number == 5 and os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
                       "        os._exit(9)\n    return step(self)\ntrain.Trainer.step = dies\nsys.exit(train.main())\n")
     run = tmp_path / "run"
-    done = subprocess.run([sys.executable, *torchrun(2), "--max-restarts", "1", str(script), "--hidden", "32", "--seq-len", "16", "--batch", "8", "--steps", "8",
+    done = subprocess.run([sys.executable, *torchrun(2), "--max-restarts", "3", str(script), "--hidden", "32", "--seq-len", "16", "--batch", "8", "--steps", "8",
                            "--every", "3", "--dp", "2", "--out", str(run)], cwd=HERE.parent, capture_output=True, text=True, timeout=180,
                           env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parent)))
     assert done.returncode == 0, done.stderr

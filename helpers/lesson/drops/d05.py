@@ -184,7 +184,7 @@ def judge(attempt) -> Answer:
     off, step = next(((r["off"], r["step"]) for r in results if r["off"]), (None, 0))
     if first["begun"] == 0 and first["calls"] == 0:
         return wrong("gradients never exchanged", "No all-reduce was called. Is the hook registered on every parameter?")
-    if off == "twice":
+    if off == "twice" and step == 0:
         return wrong("averaging twice", "The gradients are the mean divided by the number of ranks once more. Divide in one place only.")
     if off == "sum":
         return wrong("the sum, not the mean", "all_reduce adds. Divide by world_size, once, after you have waited.")

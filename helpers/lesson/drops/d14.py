@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import threading
 import time
@@ -238,6 +239,29 @@ def with_accelerate(config: Config, steps: int) -> list[float]:
         optimizer.zero_grad()
         losses.append(accelerator.reduce(loss.detach(), "mean").item())
     return losses
+
+
+def hello() -> str:
+    """On a process of either launcher: join the group if nobody has, and say so together with the others."""
+    torch.set_num_threads(1)  # a process forked from a kernel that has multiplied matrices hangs with more
+    if not dist.is_initialized():
+        os.environ |= {"OMP_NUM_THREADS": "1"}
+        from accelerate import PartialState
+        PartialState(cpu=True)
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    print(f"rank {dist.get_rank()} of {one.item():.0f}, process {os.getpid()}")
+
+
+@contextmanager
+def signals_kept():
+    """Put the kernel's signal handlers back afterwards: accelerate's launcher replaces them, and with them the stop button."""
+    kept = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 # -- practice --------------------------------------------------------------------------------------
