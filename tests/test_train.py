@@ -237,11 +237,16 @@ def test_torchrun_starts_again_when_a_rank_dies(tmp_path):
                       "def dies(self):\n    if self.number == 5 and os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
                       "        os._exit(9)\n    return step(self)\ntrain.Trainer.step = dies\nsys.exit(train.main())\n")
     run = tmp_path / "run"
-    done = subprocess.run([sys.executable, *torchrun(2), "--max-restarts", "3", str(script), "--hidden", "32", "--seq-len", "16", "--batch", "8", "--steps", "8",
-                           "--every", "3", "--dp", "2", "--out", str(run)], cwd=HERE.parent, capture_output=True, text=True, timeout=180,
-                          env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parent)))
-    assert done.returncode == 0, done.stderr
-    assert "going on from step-000003" in done.stderr
+    said = ""
+    for _ in range(3):  # gloo may meet an address of the dead rank; then torchrun gives up in the end, and one starts again by hand
+        done = subprocess.run([sys.executable, *torchrun(2), "--max-restarts", "2", str(script), "--hidden", "32", "--seq-len", "16", "--batch", "8", "--steps", "8",
+                               "--every", "3", "--dp", "2", "--timeout", "8", "--out", str(run)], cwd=HERE.parent, capture_output=True, text=True, timeout=180,
+                              env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parent)))
+        said += done.stderr
+        if done.returncode == 0:
+            break
+        assert "start the same command again to go on from it" in done.stderr
+    assert done.returncode == 0 and "going on from step-000003" in said, said
     whole(run, 8)
 
 
