@@ -16,8 +16,8 @@ import json
 import sys
 
 from .table import Table, human
-from .theory import collectives, schedules
-from .theory.cost import estimate
+from .theory import schedules
+from .theory.cost import estimate, sent
 from .theory.hardware import CLUSTERS, find_cluster
 from .theory.layout import RECOMPUTE, SCHEDULES, Layout
 from .theory.models import MODELS, find_model
@@ -51,20 +51,11 @@ def run_memory(args) -> tuple[str, dict]:
 def run_bytes(args) -> tuple[str, dict]:
     model, layout = find_model(args.model), _layout(args)
     made = estimate(model, layout, find_cluster(args.cluster), global_batch=args.batch, seq_len=args.seq)  # refuses what cannot be
-    d, t, p = layout.dp, layout.tp, layout.pp
-    m = args.batch // (d * layout.microbatch)
-    activation = 2.0 * args.seq * layout.microbatch * model.hidden
-    mine = model.params / (t * p)
-    gathers = collectives.book("all_gather", 2 * mine, d)
-    reduced = collectives.book("reduce_scatter", layout.gradient_bytes * mine, d)
-    sent = {
-        "data parallel": m * (2 * gathers + reduced) if layout.zero == 3 else gathers + reduced if layout.zero else 2 * reduced,
-        "tensor parallel": m * model.layers / p * (6 if layout.recompute == "full" else 4) * collectives.book("all_reduce", activation, t),
-        "pipeline": (p > 1) * 2.0 * m * layout.interleave * activation / t,
-    }
-    table = Table(["axis", "sent by each GPU in a step"], [[axis, human(size)] for axis, size in sent.items()],
-                  ["total", human(sum(sent.values()))], title=f"{model.name}: {made.layout}")
-    return repr(table), {"bytes": sent}
+    names = {"dp": "data parallel", "tp": "tensor parallel", "pp": "pipeline"}
+    by_axis = {names[axis]: size for axis, size in sent(model, layout, args.batch, args.seq).items()}
+    table = Table(["axis", "sent by each GPU in a step"], [[axis, human(size)] for axis, size in by_axis.items()],
+                  ["total", human(sum(by_axis.values()))], title=f"{model.name}: {made.layout}")
+    return repr(table), {"bytes": by_axis}
 
 
 def run_bubble(args) -> tuple[str, dict]:

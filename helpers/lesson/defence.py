@@ -10,7 +10,7 @@ from pathlib import Path
 from ..table import Table, human
 from ..theory import Plan, plan
 from ..theory.collectives import book
-from ..theory.cost import OVERHEAD, Estimate, estimate
+from ..theory.cost import OVERHEAD, Estimate, estimate, sent
 from ..theory.layout import Layout
 from ..theory.memory import stage_memory
 from ..theory.placement import crosses, groups
@@ -66,17 +66,12 @@ class Defence:
 
     def traffic(self) -> dict[str, tuple[float, bool]]:
         """Axis -> (bytes that a GPU sends in a step by the book, whether its groups cross nodes)."""
-        model, l, m = self.of.model, self.layout, self.microbatches
-        activation, mine = 2.0 * self.of.seq_len * l.microbatch * model.hidden, model.params / (l.tp * l.pp)
-        gathers, reduced = book("all_gather", 2 * mine, l.dp), book("reduce_scatter", l.gradient_bytes * mine, l.dp)
-        sent = {"tp": m * model.layers / l.pp * (6 if l.recompute == "full" else 4) * book("all_reduce", activation, l.tp),
-                "pp": (l.pp > 1) * 2.0 * m * l.interleave * activation / l.tp,
-                "dp": {0: 2 * reduced, 1: gathers + reduced, 2: gathers + m * reduced, 3: m * (2 * gathers + reduced)}[l.zero]}
-        sizes = {"dp": l.dp, "pp": l.pp, "tp": l.tp}
-        return {axis: (size, any(crosses(g, self.of.cluster.node) for g in groups(axis, sizes))) for axis, size in sent.items() if sizes[axis] > 1}
+        l = self.layout
+        sizes = {"dp": l.dp, "pp": l.pp, "tp": l.tp}  # outermost first
+        return {axis: (size, any(crosses(g, self.of.cluster.node) for g in groups(axis, sizes))) for axis, size in sent(self.of.model, l, self.of.global_batch, self.of.seq_len).items() if sizes[axis] > 1}
 
     def crossing(self) -> str:
-        parts = [f"{axis.upper()} sends {human(size)} a GPU and step {'between nodes' if far else 'inside the node'}" for axis, (size, far) in self.traffic().items()]
+        parts = [f"{axis.upper()} sends {human(size)} a GPU and step {'between nodes' if far else 'inside the node'}" for axis, (size, far) in sorted(self.traffic().items(), key=lambda found: "tp pp dp".index(found[0]))]
         exposed = self.estimate.time["data parallel"]
         return "; ".join(parts) + f". Of the data parallel traffic {exposed:.2f} s of {self.estimate.step_seconds:.2f} s shows; the rest runs under backward."
 

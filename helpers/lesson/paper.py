@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from ..table import Table, human
 from ..theory import CLUSTERS, MODELS, Layout, estimate
-from ..theory.collectives import book
+from ..theory.cost import sent
 from ..theory.memory import states
 from .cards import Card, load
 from .make import notebooks
@@ -81,12 +81,9 @@ def figures() -> Table:
     schemes = {"DP 8": Layout(dp=8), "ZeRO-1, DP 8": Layout(dp=8, zero=1), "FSDP (ZeRO-3), DP 8": Layout(dp=8, zero=3), "TP 8 with SP": Layout(tp=8), "PP 8, 1F1B": Layout(pp=8), "DP 2 · TP 2 · PP 2": Layout(dp=2, tp=2, pp=2)}
     table = []
     for name, l in schemes.items():
-        m, part = batch // (l.dp * l.microbatch), model.params / (l.tp * l.pp)
-        activation = 2.0 * seq * l.microbatch * model.hidden
-        gathers, reduced = book("all_gather", 2 * part, l.dp), book("reduce_scatter", 2 * part, l.dp)
-        sent = m * model.layers / l.pp * 4 * book("all_reduce", activation, l.tp) + (l.pp > 1) * 2 * m * activation / l.tp + {0: 2 * reduced, 1: gathers + reduced, 3: m * (2 * gathers + reduced)}[l.zero]
+        part = model.params / (l.tp * l.pp)
         e = estimate(model, l, cluster, global_batch=batch, seq_len=seq)
-        table.append([name, human(sum(states(part, l.dp, l.zero).values())), human(e.memory_bytes), human(sent), f"{e.time['bubble'] / e.step_seconds:.0%}", f"{e.step_seconds:.2f} s"])
+        table.append([name, human(sum(states(part, l.dp, l.zero).values())), human(e.memory_bytes), human(sum(sent(model, l, batch, seq).values())), f"{e.time['bubble'] / e.step_seconds:.0%}", f"{e.step_seconds:.2f} s"])
     return Table(["Llama-3-8B on 8 H100s", "states", "memory, fullest", "sent in a step", "bubble", "step"], table, title=f"batch {batch} × {seq} tokens, microbatch 1, by helpers.theory")
 
 

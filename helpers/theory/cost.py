@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from ..table import Table, human
-from .collectives import group_bandwidth
+from .collectives import book, group_bandwidth
 from .hardware import Cluster
 from .layout import Layout, check
 from .memory import largest_stage
@@ -143,6 +143,17 @@ FORMULAS = {
     "data parallel": "gradients (and weights with ZeRO) around the ring, less what hides under backward",
     "optimizer": "30 bytes a parameter through memory",
 }
+
+
+def sent(model: ModelShape, layout: Layout, global_batch: int, seq_len: int) -> dict[str, float]:
+    """Bytes that a GPU sends in one step for each axis, dp, tp and pp, by the book: what `step_terms` puts time to."""
+    d, t, p = layout.dp, layout.tp, layout.pp
+    m = global_batch // (d * layout.microbatch)
+    activation, mine = 2.0 * seq_len * layout.microbatch * model.hidden, model.params / (t * p)
+    gathers, reduced = book("all_gather", 2 * mine, d), book("reduce_scatter", layout.gradient_bytes * mine, d)
+    return {"dp": {0: 2 * reduced, 1: gathers + reduced, 2: gathers + m * reduced, 3: m * (2 * gathers + reduced)}[layout.zero],
+            "tp": m * model.layers / p * (6 if layout.recompute == "full" else 4) * book("all_reduce", activation, t),
+            "pp": (p > 1) * 2.0 * m * layout.interleave * activation / t}
 
 
 @dataclass(frozen=True)
