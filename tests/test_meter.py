@@ -9,6 +9,8 @@ import torch.distributed as dist
 
 from helpers import World
 from helpers.runtime import memory
+from helpers.runtime.meter import Report
+from helpers.runtime.traffic import Traffic
 from helpers.table import human
 from helpers.theory import collectives
 
@@ -122,6 +124,13 @@ def test_who_sent_to_whom(world):
             assert (sent > S * 4) == (b == (a - 1) % 4)  # gloo's ring runs downwards
     world.run(issue, "gather", S)
     assert [row[0] > 0 for row in world.traffic.matrix] == [False, True, True, True]
+
+
+def test_two_ranks_may_have_the_same_port():
+    """The system gives a port twice if the other ends differ: here rank 0 and rank 2 both call from 50000."""
+    reports = [Report(wire={(50000, 4001): 10}), Report(wire={(4001, 50000): 20, (4001, 50007): 30}),
+               Report(wire={(50007, 4001): 40, (50000, 4003): 50}), Report(wire={(4003, 50000): 60})]
+    assert Traffic(reports).matrix == [[0, 10, 0, 0], [20, 0, 30, 0], [0, 40, 0, 50], [0, 0, 60, 0]]
 
 
 @linux

@@ -51,13 +51,14 @@ class Traffic:
         """matrix[a][b]: bytes that rank a sent to rank b, by the operating system's count."""
         if None in self._connections:
             return None
-        owner = {here: rank for rank, c in enumerate(self._connections) for here, _ in c}
+        # By both ports: the system gives one port to two ranks if they connect to different ones.
+        end = {ports: rank for rank, connections in enumerate(self._connections) for ports in connections}
         n = len(self._connections)
         sent = [[0] * n for _ in range(n)]
         for rank, connections in enumerate(self._connections):
-            for (_, there), size in connections.items():
-                if there in owner:
-                    sent[rank][owner[there]] += size
+            for (here, there), size in connections.items():
+                if (there, here) in end:
+                    sent[rank][end[there, here]] += size
         return sent
 
     def disagreement(self) -> str | None:
