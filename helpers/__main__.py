@@ -25,11 +25,13 @@ from .theory.planner import plan
 
 
 def _layout(args) -> Layout:
-    return Layout(args.dp, args.tp, args.pp, args.microbatch, args.interleave, args.schedule, args.zero, args.recompute, not args.no_sp)
+    return Layout(args.dp, args.tp, args.pp, args.microbatch, args.interleave, args.schedule, args.zero, args.recompute, not args.no_sp,
+                  eager=args.eager, balanced=args.balanced)
 
 
 def run_plan(args) -> tuple[str, dict]:
-    made = plan(find_model(args.model), find_cluster(args.cluster), gpus=args.gpus, global_batch=args.batch, seq_len=args.seq)
+    made = plan(find_model(args.model), find_cluster(args.cluster), gpus=args.gpus, global_batch=args.batch, seq_len=args.seq,
+                eager=args.eager, balanced=args.balanced)
     best = made.estimate()
     out = [repr(made.table(args.rows)), "", f"best: {best.layout}", best.summary(), "", repr(best.time_table()), "", repr(best.memory_table())]
     if made.impossible:
@@ -83,6 +85,8 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("--cluster", default="dgx-h100", help=f"{', '.join(CLUSTERS)}, or a JSON file")
             sub.add_argument("--batch", type=int, default=128, help="sequences in a step, over all GPUs")
             sub.add_argument("--seq", type=int, default=4096, help="tokens in a sequence")
+            sub.add_argument("--eager", action="store_true", help="PyTorch's operations one by one, no fused kernels, no compiler")
+            sub.add_argument("--balanced", action="store_true", help="fewer layers on the last pipeline stages, to make up for the head")
         if name == "plan":
             sub.add_argument("--gpus", type=int, required=True)
             sub.add_argument("--rows", type=int, default=10)

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from helpers.theory.layout import Layout, check, layers_on_stage
+from helpers.theory.cost import estimate
+from helpers.theory.hardware import CLUSTERS
+from helpers.theory.layout import RECOMPUTE, Layout, check, layers_on_rank, layers_on_stage
 from helpers.theory.memory import (
     BYTES_PER_PARAMETER, activations_per_layer, in_flight, largest_stage, stage_memory, stage_params, states)
 from helpers.theory.models import MODELS, ModelShape
@@ -116,9 +118,46 @@ def test_layers_are_spread(layers, stages, each):
     assert layers_on_stage(9, 4, 0) is None
 
 
+def test_balanced_stages_make_room_for_the_head():
+    """A head worth four layers: 16 layers on four stages are 5, 5, 5 and 1."""
+    model = ModelShape("1B", 16, 2048, 32, 131072, ffn=8192, gated=True, tied=True)
+    assert model.vocab * model.hidden / model.layer_params == pytest.approx(4, rel=0.01)
+    each = lambda p: [int(layers_on_rank(model, Layout(pp=p, balanced=True), r)) for r in range(p)]
+    assert each(1) == [16] and each(2) == [10, 6] and each(4) == [5, 5, 5, 1] and each(8) == [3, 3, 3, 3, 3, 1, 0, 0]
+    even, balanced = (estimate(model, Layout(pp=4, balanced=b), CLUSTERS["dgx-h100"], global_batch=32, seq_len=4096) for b in (False, True))
+    assert balanced.time["head"] < 0.1 * even.time["head"] and balanced.step_seconds < even.step_seconds
+    check(LLAMA, Layout(pp=3, balanced=True))  # 80 layers need not divide
+    with pytest.raises(ValueError, match="one chunk on each pipeline rank, not 2; take interleave 1"):
+        check(LLAMA, Layout(pp=2, interleave=2, schedule="interleaved", balanced=True))
+
+
+def test_one_by_one_costs_memory_and_time():
+    """PyTorch as written, against fused kernels, for a layer of Llama-3-8B: what it keeps and what it moves."""
+    model, s = MODELS["llama-3-8b"], 8192
+    eager, fused = Layout(eager=True), Layout()
+    layer = lambda layout: sum(activations_per_layer(model, layout, s).values())
+    assert layer(eager) - layer(fused) == 2 * s * 14336  # SiLU's output
+    held = lambda **k: stage_memory(model, Layout(**k), s, 1, 0)
+    assert held(eager=True)["logits"] - held()["logits"] == 10 * s * 128256
+    assert held(eager=True, gradient_bytes=4)["gradients"] == 6 * model.params and held(eager=True)["gradients"] == 2 * model.params
+    assert held(eager=True, zero=3, dp=8)["gathered weights"] - held(zero=3, dp=8)["gathered weights"] == pytest.approx(2 * 2 * 128256 * 4096, rel=1e-3)
+    time = lambda **k: estimate(model, Layout(**k), CLUSTERS["dgx-h100"], global_batch=1, seq_len=s)
+    gpt = lambda **k: estimate(MODELS["gpt3-175b"], Layout(tp=8, **k), CLUSTERS["dgx-h100"], global_batch=1, seq_len=2048).time["elementwise"]
+    assert 3 < time(eager=True).time["elementwise"] / time().time["elementwise"] < 5
+    assert gpt(eager=True) == gpt()  # its norms and GELU are fused in PyTorch as well
+
+
+def test_every_second_product_is_kept():
+    """torchtitan's policy on Llama-3-8B, by hand: input, q, v, attention's output, gate and down, of 8, 8, 2, 8, 28 and 8 KiB a token."""
+    model, s = MODELS["llama-3-8b"], 4096
+    assert sum(activations_per_layer(model, Layout(recompute="per-op"), s).values()) == s * 1024 * (8 + 8 + 2 + 8 + 28 + 8)
+    seconds = [estimate(model, Layout(recompute=r), CLUSTERS["dgx-h100"], global_batch=1, seq_len=s).step_seconds for r in ("none", "per-op", "full")]
+    assert seconds == sorted(seconds)
+
+
 @settings(max_examples=600, deadline=None)
 @given(st.sampled_from(["llama-3-8b", "llama-3-70b", "gpt3-175b"]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]),
-       st.integers(1, 64), st.integers(0, 3), st.sampled_from(["none", "selective", "full"]), st.booleans(), st.integers(1, 8))
+       st.integers(1, 64), st.integers(0, 3), st.sampled_from(RECOMPUTE), st.booleans(), st.integers(1, 8))
 def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, recompute, sp, b):
     model, s, m = MODELS[name], 4096, 4 * p
     at = lambda **k: sum(stage_memory(model, Layout(**{**dict(dp=d, tp=t, pp=p, zero=zero, recompute=recompute, sequence_parallel=sp, microbatch=b), **k}), s, m, 0).values())
@@ -128,6 +167,8 @@ def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, re
     assert at(zero=min(3, zero + 1)) <= here or zero == 2  # gathering weights may cost a little more than it saves
     assert at(sequence_parallel=True) <= here
     assert at(recompute="full") <= at(recompute="selective") <= at(recompute="none") or p == 1
+    assert at(recompute="full") <= at(recompute="per-op") < at(recompute="none") or p == 1
+    assert at(eager=True) >= here
 
 
 @pytest.mark.parametrize("layout, said", [

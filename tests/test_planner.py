@@ -28,6 +28,23 @@ def test_a_ring_across_nodes_uses_the_ports_of_its_members():
     assert bandwidth(16, 4) == 100e9
 
 
+def test_measured_rings_set_the_pace_where_they_are_slower():
+    c = replace(constants(), link=1.0, nic=1.0)
+    slow = replace(DGX, rings=((2, 360e9), (8, 90e9)))
+    bandwidth = lambda members, stride: float(group_bandwidth(slow, members, stride, c.link, c.nic))
+    assert bandwidth(8, 1) == 450e9  # inside a node nothing changes
+    assert [bandwidth(n, 1) for n in (16, 64, 512)] == pytest.approx([360e9, 90e9, 90e9])
+    assert bandwidth(32, 1) == pytest.approx(180e9)  # halfway in the logarithms
+    assert bandwidth(8, 8) == 50e9  # one port is slower still
+
+
+@pytest.mark.parametrize("rings", ["fast", [[2]], [[2, "x"]], [[1, 1e9]], [[4, 1e9], [2, 2e9]], [[2, -1]], [[2, 1e9], [2, 1e9]], 5, [None]])
+def test_bad_rings_are_refused_in_a_sentence(rings, tmp_path):
+    (tmp_path / "mine.json").write_text(json.dumps({"device": "h100-80gb", "rings": rings}))
+    with pytest.raises(ValueError, match="rings (must be|are) pairs"):
+        find_cluster(str(tmp_path / "mine.json"))
+
+
 def test_arrays_give_what_numbers_give():
     d, t, p, b = np.array([8, 4, 2, 16]), np.array([8, 8, 4, 4]), np.array([1, 2, 8, 1]), np.array([1, 2, 1, 4])
     m = 128 // (d * b)

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from ..table import Table, human
 from ..theory import collectives
 from ..theory.layout import Layout, check
+from ..theory.memory import EAGER_SCORE_BYTES
 from ..theory.models import ModelShape, find_model
 
 PLANS = ("Megatron's", "usual")
@@ -91,6 +92,8 @@ def trace(model: ModelShape, layout: Layout, *, seq_len: int, plan: str = "Megat
     check(model, layout)
     if layout.pp != 1 or layout.zero != 3:
         raise ValueError(f"a trace is of FSDP and tensor parallelism: pp 1 and zero 3, not pp {layout.pp} and zero {layout.zero}")
+    if layout.recompute not in ("none", "full"):
+        raise ValueError(f"a trace recomputes all of a layer ('full') or nothing ('none'), not {layout.recompute!r}")
     if model.kv_heads % layout.tp or model.vocab % layout.tp:
         raise ValueError(f"tp {layout.tp} must divide {model.kv_heads} key/value heads and a vocabulary of {model.vocab}")
     if plan not in PLANS or plan == "usual" and layout.sequence_parallel:
@@ -161,7 +164,7 @@ def beyond(model: ModelShape, layout: Layout, seq_len: int) -> dict[str, float]:
     return {
         "gathered inputs, kept whole by DTensor": layers * 4.0 * sb * h * (1 - 1 / t) if layout.sequence_parallel else 0.0,
         "SiLU's output, kept beside its input": layers * 2.0 * sb * model.ffn / t if model.gated else 0.0,
-        "scores: more float32 copies, and one in bfloat16": (14.0 if t > 1 else 10.0) * sb * model.vocab / t,  # a split loss makes one more
+        "scores: more float32 copies, and one in bfloat16": (EAGER_SCORE_BYTES + 4 * (t > 1)) * sb * model.vocab / t,  # a split loss makes one more
         "embedding and head, gathered until the end": 2.0 * root_bytes(model, t),
     }
 

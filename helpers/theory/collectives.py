@@ -83,16 +83,21 @@ def group_bandwidth(cluster: Cluster, members, stride, link: float = 1.0, nic: f
     """Bytes/s that each rank can send in a ring of `members` ranks that are `stride` apart. Takes arrays.
 
     Inside a node, the link's. A ring across nodes leaves each node once, so it can use the ports of all
-    its members there: members per node · port, but never more than the link. link, nic: what share of the
-    printed speeds is reached.
+    its members there: members per node · port, but never more than the link, nor than was measured for so
+    many nodes (`Cluster.rings`). link, nic: what share of the printed speeds is reached.
     """
     inside = np.minimum(members, np.maximum(1, cluster.node // stride))
-    return np.where(members * stride > cluster.node, _across(cluster, inside, link, nic), cluster.link * link)
+    nodes = np.maximum(1, members * stride / cluster.node)
+    return np.where(nodes > 1, _across(cluster, nodes, inside, link, nic), cluster.link * link)
 
 
-def _across(cluster: Cluster, inside, link: float = 1.0, nic: float = 1.0):
-    """Bytes/s for each rank of a ring across nodes, with `inside` members in each."""
-    return np.minimum(cluster.link * link, np.minimum(inside, cluster.rails) * cluster.nic * nic)
+def _across(cluster: Cluster, nodes, inside, link: float = 1.0, nic: float = 1.0):
+    """Bytes/s for each rank of a ring across `nodes` nodes, with `inside` members in each."""
+    by_ports = np.minimum(cluster.link * link, np.minimum(inside, cluster.rails) * cluster.nic * nic)
+    if not cluster.rings:
+        return by_ports
+    sizes, speeds = np.log(np.array(cluster.rings)).T  # between two measured sizes, on the straight line of the logarithms
+    return np.minimum(by_ports, np.exp(np.interp(np.log(nodes), sizes, speeds)))
 
 
 def seconds(op: str, payload: float, ranks: Sequence[int], cluster: Cluster, algorithm: str = "ring") -> float:
@@ -110,7 +115,7 @@ def seconds(op: str, payload: float, ranks: Sequence[int], cluster: Cluster, alg
     in_node = Counter(r // cluster.node for r in ranks)
     nodes, inside = len(in_node), min(in_node.values())
     latency = cluster.link_latency if nodes == 1 else cluster.nic_latency
-    bandwidth = cluster.link if nodes == 1 else float(_across(cluster, inside))
+    bandwidth = cluster.link if nodes == 1 else float(_across(cluster, nodes, inside))
     if n == 1 or op == "recv":
         return 0.0
     if algorithm == "tree":

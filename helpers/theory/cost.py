@@ -27,7 +27,7 @@ import numpy as np
 from ..table import Table, human
 from .collectives import book, group_bandwidth
 from .hardware import Cluster
-from .layout import Layout, check
+from .layout import Layout, check, layers_on_rank
 from .memory import largest_stage
 from .models import ModelShape
 
@@ -68,11 +68,31 @@ def layer_forward(model: ModelShape, layout: Layout, cluster: Cluster, seq_len: 
         attention = attention + stream(11.0 * sb * s * model.heads / t, 4)
     # Two norms (8 bytes a number), two residual sums (8), two dropouts (6); the activation function inside.
     between = t if layout.sequence_parallel else 1
-    light = (stream(sb * h * (16 if model.gated else 22) / between, 4)
-             + stream(2.0 * sb * model.ffn * (3 if model.gated else 2) / t, 1))
+    if layout.eager and model.gated:
+        # One by one. A norm in float32: to float32 6 bytes, square 8, mean 4, product 8, back 6, weight 4. A residual sum 6. Positions
+        # turned into queries and keys: minus one half 2, put together 4, times cosine 4 and sine 4, sum 6. SiLU 4, times the other half 6.
+        light = (stream(sb * h * (2 * 36 + 2 * 6) / between, 14) + stream(20.0 * sb * (model.q_width + model.kv_width) / t, 10)
+                 + stream(10.0 * sb * model.ffn / t, 2))
+    else:  # PyTorch's own LayerNorm, GELU and dropout, which a GPT is made of, are fused kernels in any case
+        light = (stream(sb * h * (16 if model.gated else 22) / between, 4)
+                 + stream(2.0 * sb * model.ffn * (3 if model.gated else 2) / t, 1))
     latency = np.where(np.asarray(t) > cluster.node, cluster.nic_latency, cluster.link_latency)
     reduce = 2.0 * (t - 1) / t * 2 * sb * h / group_bandwidth(cluster, t, 1, c.link, c.nic) + 2 * (t - 1) * latency
     return {"matrices": matrices, "attention": attention, "elementwise": light, "tensor parallel": 2 * reduce}
+
+
+def _again(model: ModelShape, layout: Layout, cluster: Cluster, seq_len: int, c: Constants, once: dict) -> dict[str, float]:
+    """What of `once`, a layer's forward, backward computes again."""
+    if layout.recompute == "full":
+        return once
+    if layout.recompute == "selective":
+        return {} if layout.fused_attention else {"attention": once["attention"]}
+    if layout.recompute == "per-op":  # keys, attention's output, and up where there is a gate, or down
+        product = lambda k, n: _product(seq_len * layout.microbatch, k, n, cluster.device, c)
+        h, t = model.hidden, layout.tp
+        return {"matrices": product(h, model.kv_width / t) + product(model.q_width / t, h) + product(h, model.ffn / t),
+                "elementwise": once["elementwise"]}
+    return {}
 
 
 def _product(rows, k, n, gpu, c: Constants):
@@ -92,18 +112,17 @@ def step_terms(model: ModelShape, layout: Layout, cluster: Cluster, m, seq_len: 
     sb, gpu = seq_len * layout.microbatch, cluster.device
     many = np.asarray(p) > 1
     once = layer_forward(model, layout, cluster, seq_len, c)
-    forwards = 2 if layout.recompute == "full" else 1
-    layer = {name: (2 + forwards) * seconds for name, seconds in once.items()}
-    layer["tensor parallel"] = (1 + forwards) * once["tensor parallel"]  # backward has as many all-reduces as forward
-    if layout.recompute == "selective" and not layout.fused_attention:
-        layer["attention"] = layer["attention"] + once["attention"]
+    again = _again(model, layout, cluster, seq_len, c, once)
+    # Backward computes twice as much as forward, and has as many all-reduces.
+    layer = {name: (2 if name == "tensor parallel" else 3) * seconds + again.get(name, 0) for name, seconds in once.items()}
 
     # Stages: the inner ones hold `deep` layers; the ends one less where L + 2 is what divides.
-    short = np.where(L % (p * v) == 0, 0, 1)
-    deep = (L + 2 * short * many) / p
+    short = np.where((L % (p * v) == 0) | layout.balanced, 0, 1)
+    deep = layers_on_rank(model, layout, 0) + short * many
     each = sum(layer.values())
-    head = 3 * _product(sb, h, model.vocab / t, gpu, c) + 16.0 * sb * model.vocab / t / (gpu.bandwidth * c.memory) + 6 * c.kernel
-    last = (deep - short * many) * each + head
+    scores = 36.0 if layout.eager else 16.0  # bytes moved for each; one by one: to float32 6, softmax 8, and backward 4, 12 and 6
+    head = 3 * _product(sb, h, model.vocab / t, gpu, c) + scores * sb * model.vocab / t / (gpu.bandwidth * c.memory) + 6 * c.kernel
+    last = layers_on_rank(model, layout, p - 1) * each + head
     pace = np.where(many, np.maximum(deep * each, last), last)  # of the slowest stage
     terms = {name: m * deep * seconds for name, seconds in layer.items()}
     terms["head"] = m * (pace - deep * each)
@@ -125,7 +144,8 @@ def step_terms(model: ModelShape, layout: Layout, cluster: Cluster, m, seq_len: 
     else:
         sync = 2 * share * mine * g / ring
     if overlap:
-        under = {3: m, 2: m * 2 / (2 + forwards)}.get(layout.zero, 2 / (2 + forwards)) * deep * each
+        backward = 2 / (4 if layout.recompute == "full" else 3)  # without what it computes again
+        under = {3: m, 2: m * backward}.get(layout.zero, backward) * deep * each
         sync = np.maximum(sync - under, c.exposed * sync)
     terms["data parallel"] = sync
     terms["optimizer"] = 30.0 * mine / (d if layout.zero else 1) / (gpu.bandwidth * c.memory)  # 16 read, 14 written

@@ -32,6 +32,8 @@ class Cluster:
 
     link_latency, nic_latency: seconds for one message. Both speeds are per GPU and in one direction.
     rails: ports of a node that one group can use at once; all, unless the software knows only one ring.
+    rings: (nodes, bytes/s) that an all-reduce over so many whole nodes was measured to reach for each rank (what nccl-tests
+    print as busbw), the fewest nodes first. Fabrics slow down as they grow; without it each port keeps its speed.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Cluster:
     link_latency: float = 5e-6
     nic_latency: float = 15e-6
     rails: int = 64
+    rings: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self):
         for field in ("node", "link", "nic", "link_latency", "nic_latency"):
@@ -49,6 +52,9 @@ class Cluster:
             number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
             if not number or value < 0 or value == 0 and not latency:
                 raise ValueError(f"cluster {self.name!r}: {field} must be {'a number of at least 0' if latency else 'a positive number'}, not {value!r}")
+        nodes = [ring[0] for ring in self.rings]
+        if nodes != sorted(set(nodes)) or not all(n > 1 and 0 < speed < math.inf for n, speed in self.rings):
+            raise ValueError(f"cluster {self.name!r}: rings are pairs of nodes (2 or more, rising) and bytes/s, not {self.rings!r}")
 
 
 DEVICES: dict[str, Device] = {d.name: d for d in (
@@ -90,4 +96,8 @@ def find_cluster(name: str) -> Cluster:
     fields = {"name": Path(name).stem, **fields, "device": DEVICES[device]}
     if unknown := set(fields) - set(Cluster.__dataclass_fields__):
         raise ValueError(f"{name}: unknown field {sorted(unknown)[0]!r}; known are {', '.join(Cluster.__dataclass_fields__)}")
+    try:
+        fields["rings"] = tuple((int(nodes), float(speed)) for nodes, speed in fields.get("rings", ()))
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name}: rings must be pairs of nodes and bytes/s, [[2, 3.6e11], [4, 1.6e11]] say, not {fields['rings']!r}") from None
     return Cluster(**fields)

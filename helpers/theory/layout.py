@@ -9,7 +9,7 @@ import numpy as np
 from .models import ModelShape
 
 SCHEDULES = ("GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-H2", "ZB-V")
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "per-op", "full")
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,12 @@ class Layout:
 
     microbatch: sequences that go through the model together (b). interleave: chunks on each pipeline
     rank (v). zero: 0 to 3, what is split over dp: nothing, optimizer state, gradients too, weights too
-    (3 is what FSDP does). recompute: none; selective, the attention scores only; full, all of a layer.
+    (3 is what FSDP does). recompute: none; selective, the attention scores only; per-op, all but the attention and every
+    second matrix product (torchtitan's default); full, all of a layer.
     sequence_parallel: split what lies between the matrices over tp as well. fused_attention: an
-    attention that never stores the scores. gradient_bytes: 2 or 4 for each gradient.
+    attention that never stores the scores. gradient_bytes: 2 or 4 for each gradient. eager: PyTorch's
+    operations one by one, as written, instead of fused kernels (Megatron-LM's, or a compiler's).
+    balanced: the last pipeline stages hold fewer layers, to make up for the head's work.
     """
 
     dp: int | np.ndarray = 1
@@ -34,6 +37,8 @@ class Layout:
     sequence_parallel: bool = True
     fused_attention: bool = True
     gradient_bytes: int = 2
+    eager: bool = False
+    balanced: bool = False
 
     @property
     def ranks(self):
@@ -47,7 +52,7 @@ class Layout:
         if np.any(np.asarray(self.pp) > 1):
             parts.append(self.schedule)
         parts += [f"ZeRO-{self.zero}"] * bool(self.zero) + ["SP"] * bool(self.sequence_parallel and np.any(np.asarray(self.tp) > 1))
-        parts += [f"{self.recompute} recompute"] * (self.recompute != "none")
+        parts += [f"{self.recompute} recompute"] * (self.recompute != "none") + ["eager"] * self.eager + ["balanced"] * bool(self.balanced and np.any(np.asarray(self.pp) > 1))
         return " · ".join(parts)
 
 
@@ -74,7 +79,9 @@ def check(model: ModelShape, layout: Layout, global_batch: int | None = None, gp
         raise ValueError(f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads; {_divisors(model.heads, t)}")
     if model.ffn % t:
         raise ValueError(f"tp {t} does not divide the feed-forward width {model.ffn}; {_divisors(model.ffn, t)}")
-    if layers_on_stage(model.layers, p * v, 0) is None:
+    if layout.balanced and v > 1:
+        raise ValueError(f"balanced stages are worked out for one chunk on each pipeline rank, not {v}; take interleave 1")
+    if not layout.balanced and layers_on_stage(model.layers, p * v, 0) is None:
         raise ValueError(f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do "
                          f"{model.layers} + 2 with the embedding and the head counted; {_divisors(model.layers, p * v)}")
     if layout.schedule == "interleaved" and (p == 1 or v == 1):
@@ -109,8 +116,15 @@ def layers_on_stage(layers: int, stages: int, stage: int) -> int | None:
     return None
 
 
-def layers_on_rank(layers: int, layout: Layout, rank):
-    """Layers in all the chunks of a pipeline rank, for a layout that `check` admits. Takes arrays."""
-    p, stages = layout.pp, layout.pp * layout.interleave
+def layers_on_rank(model: ModelShape, layout: Layout, rank):
+    """Layers in all the chunks of a pipeline rank, for a layout that `check` admits. Takes arrays.
+
+    Balanced: each rank in turn takes its share, rounded up, of the layers and the head, which counts for as many
+    layers as have its parameters; what is left lies before the head (so Hugging Face's nanotron splits).
+    """
+    p, stages, layers = layout.pp, layout.pp * layout.interleave, model.layers
+    if layout.balanced:
+        share = np.ceil((layers + (np.asarray(p) > 1) * model.vocab * model.hidden / model.layer_params) / p)
+        return np.clip(layers - share * rank, 0, share)
     one_less = (rank == 0) * 1 + (rank == p - 1) * 1
     return np.where(layers % stages == 0, layers // p, (layers + 2) // p - one_less)

@@ -28,6 +28,8 @@ BYTES_PER_PARAMETER = {
 }
 
 WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 12  # of mixed precision: half-precision weights; float32 master copy, m and v
+SCORE_BYTES = 4  # for each of the vocabulary's scores, in float32
+EAGER_SCORE_BYTES = 10  # more of them, one by one: half-precision ones, their softmax and its gradient in float32
 
 
 def states(params: float, d: float = 1, zero: int = 0, weights: int = WEIGHT_BYTES, gradients: int = 2,
@@ -50,7 +52,7 @@ def stage_params(model: ModelShape, layout: Layout, stage):
     """
     first, last = stage == 0, stage == layout.pp - 1
     copied = (model.vocab * model.hidden if model.tied else 0) * (layout.pp > 1)  # the last stage needs the embedding too
-    held = (layers_on_rank(model.layers, layout, stage) * model.layer_params
+    held = (layers_on_rank(model, layout, stage) * model.layer_params
             + first * model.embedding_params + last * (model.head_params + copied))
     return held / layout.tp
 
@@ -67,6 +69,10 @@ def activations_per_layer(model: ModelShape, layout: Layout, seq_len: float) -> 
     dropout = 0 if model.gated else 1
     if layout.recompute == "full":
         return {"layer input": 2 * sb * h / between}
+    if layout.recompute == "per-op":  # of q, k, v, out, (gate,) up, down in this order the first, third and so on are kept
+        kept = {"layer input": 2 * sb * h / between, "queries, values": 2 * sb * (model.q_width + model.kv_width) / t,
+                "attention output": 2 * sb * model.q_width / t, "feed-forward inside": 2 * sb * model.ffn / t}
+        return kept | ({"feed-forward output": 2 * sb * h / between} if model.gated else {})
     terms = {
         "norm inputs": 4 * sb * h / between,
         "attention input": 2 * sb * h / between,
@@ -76,6 +82,8 @@ def activations_per_layer(model: ModelShape, layout: Layout, seq_len: float) -> 
         "feed-forward inside": 2 * sb * model.ffn * (3 if model.gated else 2) / t,
         "dropout masks": dropout * 2 * sb * h / between,
     }
+    if layout.eager and model.gated:
+        terms["SiLU's output"] = 2 * sb * model.ffn / t
     if not layout.fused_attention and layout.recompute == "none":
         terms["attention scores"] = (2 + 3 * dropout) * sb * seq_len * model.heads / t  # softmax; its mask and dropped copy
     return terms
@@ -94,21 +102,24 @@ def in_flight(layout: Layout, m: float, stage: int) -> float:
 
 def stage_memory(model: ModelShape, layout: Layout, seq_len: int, m, stage, overhead: float = 0.0) -> dict[str, float]:
     """Bytes on one GPU of a pipeline rank, by what for. Takes arrays. `overhead`: context, communicators and the like."""
-    parts = states(stage_params(model, layout, stage), layout.dp, layout.zero, gradients=layout.gradient_bytes)
+    # Where gradients are summed in float32, autograd makes half-precision ones first; fused kernels add to the sum at once.
+    gradients = layout.gradient_bytes + 2 * (layout.eager and layout.gradient_bytes == 4)
+    parts = states(stage_params(model, layout, stage), layout.dp, layout.zero, gradients=gradients)
     sb, t = seq_len * layout.microbatch, layout.tp
     first, last = stage == 0, stage == layout.pp - 1
     per_layer = sum(activations_per_layer(model, layout, seq_len).values())
-    held = layers_on_rank(model.layers, layout, stage) * per_layer
+    held = layers_on_rank(model, layout, stage) * per_layer
     if not model.gated:  # a byte a number for the dropout mask behind the embedding
         held = held + first * sb * model.hidden / (t if layout.sequence_parallel else 1)
     parts["activations"] = held * in_flight(layout, m, stage)
-    if layout.recompute == "full":  # one layer is whole again while its backward runs
+    if layout.recompute in ("per-op", "full"):  # one layer is whole again while its backward runs
         whole = replace(layout, recompute="none")
         parts["activations"] = parts["activations"] + sum(activations_per_layer(model, whole, seq_len).values())
     # One microbatch at a time: the norm's and the head's input, and float32 scores.
-    parts["logits"] = last * 4.0 * sb * (model.hidden + model.vocab) / t
-    # Two layers' weights are gathered at a time, one in use and one on its way.
-    parts["gathered weights"] = (layout.zero == 3) * 2.0 * WEIGHT_BYTES * model.layer_params / t
+    parts["logits"] = last * sb * (4.0 * model.hidden + (SCORE_BYTES + EAGER_SCORE_BYTES * layout.eager) * model.vocab) / t
+    # Two layers' weights are gathered at a time, one in use and one on its way. PyTorch's FSDP keeps embedding and head gathered as well.
+    ends = layout.eager * (first * model.embedding_params + last * model.head_params)
+    parts["gathered weights"] = (layout.zero == 3) * WEIGHT_BYTES * (2.0 * model.layer_params + ends) / t
     parts["overhead"] = overhead
     return parts
 

@@ -128,17 +128,18 @@ class Plan:
 
 
 def plan(model: ModelShape, cluster: Cluster, *, gpus: int, global_batch: int, seq_len: int,
-         zeros: tuple[int, ...] = (0, 1, 2, 3), recomputes: tuple[str, ...] = ("none", "full"), overlap: bool = True) -> Plan:
+         zeros: tuple[int, ...] = (0, 1, 2, 3), recomputes: tuple[str, ...] = ("none", "full"), overlap: bool = True,
+         eager: bool = False, balanced: bool = False) -> Plan:
     """Every layout of `model` on `gpus` GPUs: all dp·tp·pp, microbatches, interleavings, ZeRO stages, recompute, SP.
 
     Fused attention throughout, so 'selective' recompute would be 'none'. With a pipeline no more than ZeRO-1: DeepSpeed refuses 2 and 3
-    there, Megatron-LM has none, and PyTorch's schedules keep whole gradients and weights until the last microbatch. Raises ValueError for numbers that make no
-    sense. A plan without a layout that fits has an empty `ranked`.
+    there, Megatron-LM has none, and PyTorch's schedules keep whole gradients and weights until the last microbatch. eager,
+    balanced: see `Layout`. Raises ValueError for numbers that make no sense. A plan without a layout that fits has an empty `ranked`.
     """
     for name, value in (("gpus", gpus), ("global_batch", global_batch), ("seq_len", seq_len)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
-    space, impossible = _space(model, gpus, global_batch)
+    space, impossible = _space(model, gpus, global_batch, balanced)
     if not len(space):
         return Plan(model, cluster, gpus, global_batch, seq_len, [], [], impossible, 0)
     rows: list[Row] = []
@@ -149,26 +150,26 @@ def plan(model: ModelShape, cluster: Cluster, *, gpus: int, global_batch: int, s
             if not len(chosen):  # what would make no difference is looked at once
                 continue
             d, t, p, b, v = chosen.T
-            many = Layout(d, t, p, b, v, schedule, zero, recompute, sp)
+            many = Layout(d, t, p, b, v, schedule, zero, recompute, sp, eager=eager, balanced=balanced)
             m = global_batch // (d * b)
             seconds = sum(step_terms(model, many, cluster, m, seq_len, overlap).values())
             held = peak_memory(model, many, seq_len, m, OVERHEAD)
-            rows += [Row(Layout(*axes, schedule, zero, recompute, sp), s, h)
+            rows += [Row(Layout(*axes, schedule, zero, recompute, sp, eager=eager, balanced=balanced), s, h)
                      for axes, s, h in zip(chosen.tolist(), seconds.tolist(), held.tolist())]
     fit = sorted((r for r in rows if r.memory <= cluster.device.memory), key=lambda r: r.seconds)
     large = sorted((r for r in rows if r.memory > cluster.device.memory), key=lambda r: r.memory)
     return Plan(model, cluster, gpus, global_batch, seq_len, fit, large, impossible, len(rows),
-                dict(zeros=zeros, recomputes=recomputes, overlap=overlap))
+                dict(zeros=zeros, recomputes=recomputes, overlap=overlap, eager=eager, balanced=balanced))
 
 
-def _space(model: ModelShape, gpus: int, global_batch: int) -> tuple[np.ndarray, dict[tuple[int, int, int], str]]:
+def _space(model: ModelShape, gpus: int, global_batch: int, balanced: bool) -> tuple[np.ndarray, dict[tuple[int, int, int], str]]:
     """(an array of rows dp, tp, pp, microbatch, interleave; which (dp, tp, pp) cannot be, and why)."""
     space, impossible = [], {}
     for t in _divisors(gpus):
         for p in _divisors(gpus // t):
             d = gpus // t // p
             try:
-                check(model, Layout(d, t, p), global_batch)
+                check(model, Layout(d, t, p, balanced=balanced), global_batch)
             except ValueError as e:
                 impossible[d, t, p] = str(e)
                 continue
@@ -176,7 +177,7 @@ def _space(model: ModelShape, gpus: int, global_batch: int) -> tuple[np.ndarray,
                 if b > 64:
                     break
                 m = global_batch // d // b
-                depths = [1] if p == 1 else [v for v in range(1, model.layers // p + 2)
+                depths = [1] if p == 1 or balanced else [v for v in range(1, model.layers // p + 2)
                                              if (model.layers % (p * v) == 0 or (model.layers + 2) % (p * v) == 0) and (v == 1 or m % p == 0)]
                 space += [(d, t, p, b, v) for v in depths]
     return np.array(space), impossible
