@@ -29,7 +29,7 @@ INK, PAPER, FAINT = "#222222", "#FFFFFF", "#D8D8D8"
 HATCH = "////"  # communication
 
 STYLE = {
-    "figure.dpi": 110, "figure.facecolor": PAPER, "figure.constrained_layout.use": True,
+    "text.hinting": "no_hinting", "figure.dpi": 110, "figure.facecolor": PAPER, "figure.constrained_layout.use": True,
     "font.size": 11, "axes.titlesize": 12, "axes.titlelocation": "left", "axes.titleweight": "bold",
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
     "text.color": INK, "legend.frameon": False, "xtick.color": INK, "ytick.color": INK, "hatch.linewidth": 0.7,
@@ -57,7 +57,7 @@ class Picture:
     def png(self) -> bytes:
         out = BytesIO()
         with mpl.rc_context({**STYLE, "figure.constrained_layout.use": False}):  # the figure has its layout by now
-            FigureCanvasAgg(self.figure).print_png(out, pil_kwargs={"compress_level": 3})  # savefig would draw it twice
+            FigureCanvasAgg(self.figure).print_png(out, pil_kwargs={"compress_level": 1})  # savefig would draw it twice
         return out.getvalue()
 
     def html(self) -> str:
@@ -151,7 +151,7 @@ def who_to_whom(named: dict[str, Traffic]) -> Picture:
                 ax.add_patch(plt.Rectangle((b - 0.47, a - 0.47), 0.94, 0.94, edgecolor=FAINT,
                                            facecolor=mpl.colors.to_rgba(rank_colour(a), 0.35) if much else "none"))
                 if much:
-                    ax.text(b, a, f"{sent[a, b]:.3g}", ha="center", va="center")
+                    ax.text(b, a, f"{sent[a, b]:.3g}" if sent[a, b] >= 1 else f"{sent[a, b]:.2f}", ha="center", va="center")
                     parts.append(f"{name}: rank {a} sent {sent[a, b]:.3g} MB to rank {b}")
         ax.set(xticks=range(n), yticks=range(n), xlabel="to rank", ylabel="from rank" if ax is axes[0][0] else "", title=name,
                xlim=(-0.6, n - 0.4), ylim=(n - 0.4, -0.6), aspect="equal")
@@ -190,7 +190,7 @@ def ring(n: int = 4) -> Picture:
                 ax.add_patch(plt.Rectangle((chunk, rank), 0.94, 0.94, facecolor=mpl.colors.to_rgba("#0072B2", 0.08 + 0.7 * shade),
                                            hatch=HATCH if new else "", edgecolor=INK if new else FAINT, linewidth=0.8))
                 ax.text(chunk + 0.47, rank + 0.5, frame[rank, chunk], ha="center", va="center", fontsize=10, fontweight="bold",
-                        color=INK, bbox=dict(boxstyle="round,pad=0.12", facecolor=PAPER, edgecolor="none", alpha=0.75) if new else None)
+                        color=PAPER if shade > 0.9 and not new else INK, bbox=dict(boxstyle="round,pad=0.12", facecolor=PAPER, edgecolor="none", alpha=0.75) if new else None)
         ax.set(xlim=(-0.1, n), ylim=(n, -0.1), aspect="equal", xticks=[], yticks=[])
         ax.set_title("start" if step == 0 else f"step {step}", loc="center", fontsize=10, fontweight="normal")
         for spine in ax.spines.values():
@@ -348,17 +348,22 @@ def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: 
 
 @_styled
 def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> Picture:
-    """A panel for each run: every rank's peak in every step, and the budget as a line. The last step failed."""
+    """A panel for each run: the ranks' peaks in every step, those that go their own way by name, and the budget as a line. The last step failed."""
     figure, axes = _panels(len(runs), 2.9 * len(runs), 2.7)
     parts = []
     for ax, (name, peaks) in zip(axes[0], runs.items()):
-        for rank in range(len(peaks[0])):  # the later ones are smaller, and lie on top
-            ax.plot([p[rank] / 1e6 for p in peaks], color=rank_colour(rank), marker="os^Dv<>p"[rank % 8], markersize=max(3.0, 9 - 2 * rank), linewidth=1.6, label=f"rank {rank}")
+        usual = [sorted(p)[len(p) // 2] for p in peaks]
+        alike = [rank for rank in range(len(peaks[0])) if all(abs(p[rank] - u) < 0.02 * budget for p, u in zip(peaks, usual))]
+        ax.plot([u / 1e6 for u in usual], color=INK, marker="o", markersize=4, linewidth=1.6)
+        for rank in set(range(len(peaks[0]))) - set(alike):
+            ax.plot([p[rank] / 1e6 for p in peaks], color=rank_colour(rank), marker="s", markersize=5, linewidth=1.6)
+            ax.text(len(peaks) - 0.7, peaks[-1][rank] / 1e6, f"rank {rank}", fontsize=9, va="center")
+        ax.text(0, usual[0] / 1e6 - 0.06 * budget / 1e6, "all ranks" if len(alike) == len(peaks[0]) else "the other ranks", fontsize=9, va="top")
         ax.axhline(budget / 1e6, color="#D55E00", linestyle="--", linewidth=1.8)
         ax.plot(len(peaks) - 1, max(peaks[-1]) / 1e6, marker="x", color=INK, markersize=11, markeredgewidth=2.5)
         ax.set(title=name, xlabel="step", ylabel="MB, peak of the step" if ax is axes[0][0] else "", ylim=(0, 1.35 * budget / 1e6), xlim=(-0.4, 9))
         parts.append(f"{name}: " + ", ".join(f"{max(p) / 1e6:.2f}" for p in peaks) + f" MB on the fullest rank, at the end {min(peaks[-1]) / 1e6:.2f} on the emptiest")
-    axes[0][-1].legend(loc="lower right", fontsize=8.5)
+    figure.supxlabel(f"dashed: the budget of {human(budget)} · ×: the step that failed", fontsize=10)
     return Picture(figure, f"Peaks of memory, step by step; the budget is {human(budget)}. " + "; ".join(parts) + ".")
 
 
@@ -366,26 +371,32 @@ def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> 
 def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str = "observed") -> Picture:
     """Bars that add up, one panel for each name: the first part is what would be ideal, each other part comes on top, and the last bar, called `last`, is the sum.
 
-    panels: name -> {part: seconds}. Parts of less than half a percent are left out.
+    panels: name -> {part: seconds}. Parts of less than a percent are summed up as 'other'.
     """
     scale = {"ms": 1e3, "s": 1.0}[unit]
-    figure, axes = _panels(len(panels), 9.6, 0.36 * max(map(len, panels.values())) + 1.4)
-    words = []
+    words, drawn = [], {}
     longest = max(sum(parts.values()) for parts in panels.values())
-    for ax, (name, parts) in zip(axes[0], panels.items()):
-        total, base, rows = sum(parts.values()), 0.0, []
+    for name, parts in panels.items():
+        total, base, rows, other = sum(parts.values()), 0.0, [], 0.0
         for i, (part, size) in enumerate(parts.items()):
-            if i == 0 or abs(size) > 0.005 * total:
-                rows.append((part, base, size, "#B5B5B5" if i == 0 else "#E69F00"))
+            if i and abs(size) < 0.01 * total:
+                other += size
+                continue
+            rows.append((part, base, size, "#B5B5B5" if i == 0 else "#E69F00"))
             base += size
-        rows.append((last, 0.0, total, INK))
+        if abs(other) > 0.001 * total:
+            rows.append(("other", base, other, "#E69F00"))
+        drawn[name] = rows + [(last, 0.0, total, INK)]
+    heights = [len(rows) for rows in drawn.values()]
+    figure, axes = plt.subplots(len(drawn), figsize=(9.6, 0.34 * sum(heights) + 0.5 * len(drawn) + 0.5), squeeze=False, sharex=True, height_ratios=heights)
+    for ax, (name, rows) in zip(axes[:, 0], drawn.items()):
         for y, (part, start, size, colour) in enumerate(rows):
             ax.barh(y, scale * size, left=scale * start, height=0.66, color=colour, hatch=HATCH if colour == "#E69F00" else "", edgecolor=PAPER)
-            ax.text(scale * (max(start, start + size) + 0.015 * longest), y, f"{scale * size:,.0f}" if scale * size >= 100 else f"{scale * size:.3g}", va="center", fontsize=9)
-        ax.set(yticks=range(len(rows)), yticklabels=[part for part, *_ in rows], ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.16 * scale * longest),
-               title=name, xlabel={"ms": "milliseconds", "s": "seconds"}[unit])
+            ax.text(scale * (max(start, start + size) + 0.015 * longest), y, f"{scale * size:,.0f}" if unit == "ms" else f"{scale * size:.2f}", va="center", fontsize=9)
+        ax.set(yticks=range(len(rows)), yticklabels=[part for part, *_ in rows], ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.1 * scale * longest), title=name)
         ax.tick_params(axis="y", length=0)
-        words.append(f"{name}: " + ", ".join(part for part, *_ in rows))
+        words.append(f"{name}: " + ", ".join(part for part, *_ in rows if part != "other"))
+    axes[-1, 0].set_xlabel({"ms": "milliseconds", "s": "seconds"}[unit])
     return Picture(figure, "A step's time, part by part, from what would be ideal to what is observed. " + "; ".join(words) + ".")
 
 
@@ -400,7 +411,11 @@ def scaling(lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel:
         words.append(f"{name}: " + ", ".join(f"{b:.3g} at {a:g}" for a, b in points))
     ticks = sorted({x for points in lines.values() for x, _ in points})
     ax.set_xscale("log")
-    ax.set(xticks=ticks, xticklabels=[f"{x:g}" for x in ticks], xlabel="GPUs", ylabel=ylabel, title=title, ylim=(0, 1.1 * max(y for p in lines.values() for _, y in p)))
+    values = [y for points in lines.values() for _, y in points]
+    low = 0.0 if min(values) < 0.7 * max(values) else float(f"{0.8 * max(values):.2g}")
+    ax.set(xticks=ticks, xticklabels=[f"{x:g}" for x in ticks], xlabel="GPUs", ylabel=ylabel, title=title, ylim=(low, low + 1.1 * (max(values) - low)))
+    if low:
+        ax.annotate(f"the axis begins at {low:.4g}", (0.01, 0.03), xycoords="axes fraction", fontsize=9)
     ax.minorticks_off()
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return Picture(figure, f"{title}. " + "; ".join(words) + ".")
@@ -412,14 +427,15 @@ def decision_tree() -> Picture:
     figure, ((ax,),) = _panels(1, 9.6, 3.0)
     boxes = {"q1": (0.0, 2, "16·N bytes: do they\nfit one GPU?"), "a1": (2.0, 2, "DP"), "q2": (0.0, 1, "do they fit\none node?"),
              "a2": (2.0, 1, "FSDP, or TP in the\nnode and DP across"), "a3": (2.0, 0, "TP in the node,\nPP across, DP on top")}
+    boxed = {}
     for name, (x, y, text) in boxes.items():
-        ax.text(x, y, text, ha="center", va="center", fontsize=11, fontweight="bold" if name[0] == "a" else "normal",
-                bbox=dict(boxstyle="round,pad=0.45", facecolor="#F2F2F2" if name[0] == "q" else "#CFE6F5", edgecolor=INK))
+        boxed[name] = ax.text(x, y, text, ha="center", va="center", fontsize=11, fontweight="bold" if name[0] == "a" else "normal",
+                              bbox=dict(boxstyle="round,pad=0.45", facecolor="#F2F2F2" if name[0] == "q" else "#CFE6F5", edgecolor=INK))
+    figure.canvas.draw()  # a box has no size before
     for a, b, word in (("q1", "a1", "yes"), ("q1", "q2", "no"), ("q2", "a2", "yes"), ("q2", "a3", "no")):
         (x0, y0, _), (x1, y1, _) = boxes[a], boxes[b]
-        ax.annotate("", (x1 - (0.62 if x1 > x0 else 0), y1 + (0.3 if x1 == x0 else 0)), (x0 + (0.52 if x1 > x0 else 0), y0 - (0.3 if x1 == x0 else 0)),
-                    arrowprops=dict(arrowstyle="->", color=INK))
-        ax.text((x0 + x1) / 2 + (0 if x1 > x0 else 0.12), (y0 + y1) / 2 + 0.1, word, fontsize=10, ha="center" if x1 > x0 else "left")
+        ax.annotate("", (x1, y1), (x0, y0), arrowprops=dict(arrowstyle="->", color=INK, patchA=boxed[a].get_bbox_patch(), patchB=boxed[b].get_bbox_patch(), shrinkA=0, shrinkB=2))
+        ax.text((x0 + x1) / 2 + (0 if x1 > x0 else 0.06), (y0 + y1) / 2 + 0.1 * (x1 > x0), word, fontsize=10, ha="center" if x1 > x0 else "left", va="bottom" if x1 > x0 else "center")
     ax.set(xlim=(-0.7, 3), ylim=(-0.5, 2.5))
     ax.axis("off")
     return Picture(figure, "A decision tree. Do 16 bytes for each parameter fit one GPU? Yes: data parallelism. No: do they fit one node? Yes: FSDP, or tensor parallelism in the node "
@@ -428,7 +444,7 @@ def decision_tree() -> Picture:
 
 @_styled
 def ranking(plan, rows: int = 8) -> Picture:
-    """The best layouts of a plan, each as a bar of where its time goes."""
+    """The best layouts of a plan, each as a bar of where its time goes. Computing, which all need, is cut off below, for the rest to be seen."""
     best = plan.by_axes[:rows]
     estimates = [plan.estimate(row) for row in best]
     figure, ((ax,),) = _panels(1, 9.6, 0.42 * len(best) + 1.2)
@@ -436,14 +452,17 @@ def ranking(plan, rows: int = 8) -> Picture:
     groups_ = {"computing": ("matrices", "attention", "elementwise", "head", "optimizer"), "tensor parallel": ("tensor parallel",),
                "pipeline: bubble and sends": ("bubble", "pipeline sends"), "data parallel": ("data parallel",)}
     base = np.zeros(len(best))
+    cut = 0.9 * min(sum(e.time.get(p, 0.0) for p in groups_["computing"]) for e in estimates)
     for (name, parts), (colour, hatch) in zip(groups_.items(), (("#B5B5B5", ""), ("#E69F00", HATCH), ("#0072B2", ""), ("#009E73", "...."))):
         sizes = np.array([sum(e.time.get(p, 0.0) for p in parts) for e in estimates])
-        ax.barh(range(len(best)), sizes, 0.68, left=base, color=colour, hatch=hatch, edgecolor=PAPER, label=name)
+        there = np.flatnonzero(sizes)
+        ax.barh(there, sizes[there], 0.68, left=base[there], color=colour, hatch=hatch, edgecolor=PAPER, label=name)
         base += sizes
     for y, (row, total) in enumerate(zip(best, base)):
         ax.text(total, y, f" {total:.2f} s · {row.memory / 1e9:.0f} GB", va="center", fontsize=9)
     ax.set(yticks=range(len(best)), yticklabels=[f"DP {d} · TP {t} · PP {p}" for d, t, p in (r.axes for r in best)], ylim=(len(best) - 0.5, -0.5),
-           xlim=(0, 1.25 * base.max()), xlabel="seconds of a step", title=f"{plan.model.name} on {plan.gpus} × {plan.cluster.device.name}, batch {plan.global_batch}")
+           xlim=(cut, cut + 1.25 * (base.max() - cut)), xlabel=f"seconds of a step (the axis begins at {cut:.1f})", title=f"{plan.model.name} on {plan.gpus} × {plan.cluster.device.name}, batch {plan.global_batch}")
     ax.tick_params(axis="y", length=0)
+    ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5))
     figure.legend(loc="lower center", ncols=4, fontsize=9)
     return Picture(figure, "The best layouts, fastest first: " + "; ".join(f"DP {r.axes[0]} · TP {r.axes[1]} · PP {r.axes[2]}: {r.seconds:.2f} s, {human(r.memory)}" for r in best) + ".")

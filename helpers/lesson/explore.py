@@ -58,8 +58,8 @@ class Explorer:
             image.value, words.value = self.picture.png(), f"<b>{self.said}</b>"
 
         def control(name, label, options, first):
-            made = widgets.SelectionSlider(options=options, value=first, description=label, continuous_update=False) if isinstance(first, int) \
-                else widgets.Dropdown(options=options, value=first, description=label)
+            made = widgets.SelectionSlider(options=options, value=first, description=label + "\u2002", continuous_update=False) if isinstance(first, int) \
+                else widgets.Dropdown(options=options, value=first, description=label + "\u2002")
             made.style.description_width = "initial"
             made.observe(changed, names="value")
             return made

@@ -15,10 +15,11 @@ from matplotlib.transforms import Affine2D
 from ..table import human
 from .draw import FAINT, HATCH, INK, PAPER, Picture, _styled, rank_colour
 
+WIDTH = 9.6  # inches
 # How full a rank's colour is, and how high the box.
 LOOKS = {"F": (0.35, 0.74), "B": (1.0, 0.74), "I": (1.0, 0.74), "W": (0.6, 0.44), "step": (1.0, 0.2)}
 WORDS = {"F": "light: forward (F)", "B": "dark: backward (B)", "I": "dark: gradient of the input (I)", "W": "low: gradient of the weights (W)",
-         "step": "thin: step", "wait": "hatched: waiting for others"}
+         "step": "thin: optimizer step", "later": "underlined: second chunk of layers", "wait": "hatched: waiting for others"}
 
 
 @_styled
@@ -32,10 +33,11 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
     strips = {name: any(map(len, t.levels)) if memory is None else memory for name, t in panels.items()}
     rows = [len(t.rows) * (0.62 if strips[name] else 0.42) for name, t in panels.items()]
     around, foot = 0.95, 0.3  # inches for a panel's title and axis, and for the legend
-    height, width = sum(rows) + around * len(rows) + foot, 9.6
+    height = sum(rows) + around * len(rows) + foot
     with mpl.rc_context({"figure.constrained_layout.use": False}):  # the places are known
-        figure = mpl.figure.Figure(figsize=(width, height))
-    kinds = [k for k in WORDS if any(s[0] == k for t in panels.values() for row in t.rows for s in row)]
+        figure = mpl.figure.Figure(figsize=(WIDTH, height))
+    drawn = [s for t in panels.values() for row in t.rows for s in row]
+    kinds = [k for k in WORDS if any(k in (s[0], "later" if _later(s[1]) else "") for s in drawn)]
     top = height
     for i, (name, t) in enumerate(panels.items()):
         top -= around + rows[i]
@@ -57,19 +59,23 @@ def _panel(ax, t, strip: bool, longest: float, path: set) -> None:
     tops = [max((size for _, size in steps), default=0) for steps in t.levels]
     below = 0.42 if strip else 0.0
     names: list[tuple[str, float, float, str]] = []
+    naming = _naming(t, longest)
     for rank, row in enumerate(t.rows):
         y = rank * (1 + below)
-        for kind in [*LOOKS, "wait"]:  # waits lie on top
-            boxes = [(scale * start, scale * (end - start)) for what, _, start, end in row if what == kind]
-            if not boxes:
-                continue
-            alpha, high = LOOKS.get(kind, (0.0, 0.74))
+        waits = _waits(row, 0.01 * longest)
+        for kind, (alpha, high) in LOOKS.items():
             colour = _mixed(rank, alpha)
-            wait = dict(hatch=HATCH, edgecolor="#777777") if kind == "wait" else dict(edgecolor=PAPER)
-            ax.broken_barh(boxes, (y - high / 2, high), facecolor=colour, linewidth=0.8, **wait)
-            for (start, width), label in zip(boxes, (s[1] for s in row if s[0] == kind)):
-                if text := _name(kind, label, width / (scale * longest)):
-                    names.append((text, start + width / 2, y, _on(colour)))
+            if not (mine := [s for s in row if s[0] == kind]):
+                continue
+            ax.broken_barh([(scale * start, scale * (end - start)) for *_, start, end in mine], (y - high / 2, high), facecolor=colour, linewidth=0.8, edgecolor=PAPER)
+            for _, label, start, end in mine:
+                pieces = _uncovered(start, end, waits)
+                if len(pieces) == 1 and (text := naming(kind, label, pieces[0][1] - pieces[0][0])):
+                    names.append((text, scale * sum(pieces[0]) / 2, y, _on(colour)))
+        if later := [s for s in row if _later(s[1])]:
+            ax.broken_barh([(scale * start, scale * (end - start)) for *_, start, end in later], (y + 0.3, 0.11), facecolor=INK, edgecolor=PAPER, linewidth=0.8)
+        if waits:
+            ax.broken_barh([(scale * start, scale * (end - start)) for start, end in waits], (y - 0.37, 0.74), facecolor=PAPER, linewidth=0.8, hatch=HATCH, edgecolor="#777777")
         marked = [(scale * start, scale * (end - start)) for _, _, start, end in row if (rank, start) in path]
         if marked:
             ax.broken_barh(marked, (y - 0.37, 0.74), facecolor="none", edgecolor=INK, linewidth=2.2, zorder=3)
@@ -91,11 +97,50 @@ def _mixed(rank: int, alpha: float) -> tuple[float, ...]:
     return tuple(alpha * c + 1 - alpha for c in mpl.colors.to_rgb(rank_colour(rank)))
 
 
-def _name(kind: str, label: str, share: float) -> str:
-    """An operation's name where it fits into its share of the width, else nothing."""
-    fits = share * 9.0 * 72 / 5.6  # characters
-    text = label if kind == "step" or len(kind + label) > fits else kind + label
-    return "" if kind == "wait" or len(text) > fits else text
+def _later(label: str) -> bool:
+    """Whether an operation belongs to a rank's second (or fourth) chunk of layers."""
+    return label.count("'") % 2 == 1
+
+
+def _waits(row, least: float) -> list[tuple[float, float]]:
+    """Where a rank waits; waits that touch are one, and slivers shorter than `least` none."""
+    joined: list[list[float]] = []
+    for kind, _, start, end in row:
+        if kind == "wait":
+            if joined and start - joined[-1][1] < least / 4:
+                joined[-1][1] = max(end, joined[-1][1])
+            else:
+                joined.append([start, end])
+    return [(start, end) for start, end in joined if end - start >= least]
+
+
+def _uncovered(start: float, end: float, waits) -> list[tuple[float, float]]:
+    """The pieces of an operation that no wait covers."""
+    pieces, at = [], start
+    for begin, until in waits:
+        if begin < end and until > start:
+            pieces.append((at, begin))
+            at = until
+    return [(begin, until) for begin, until in pieces + [(at, end)] if until > begin]
+
+
+def _naming(t, longest: float):
+    """naming(kind, label, length): an operation's name where it fits, else nothing.
+
+    On paper all operations of a kind are named alike: whole, by their number, or not at all. Measured ones are named where there is room.
+    """
+    fits = lambda text, length: not text or _wide(text) + 3 <= length / longest * 0.85 * WIDTH * 72  # points
+
+    def styles(kind: str, label: str) -> tuple[str, str]:
+        plain = label[:-1] if _later(label) else label  # the line under it says the same
+        return (plain if kind == "step" else kind + plain), plain
+    if not hasattr(t, "schedule"):
+        return lambda kind, label, length: styles(kind, label)[0] if fits(styles(kind, label)[0], length) else ""
+    chosen = {}
+    for kind in LOOKS:
+        mine = [s for row in t.rows for s in row if s[0] == kind]
+        chosen[kind] = next((i for i in (0, 1) if all(fits(styles(kind, label)[i], end - start) for _, label, start, end in mine)), None)
+    return lambda kind, label, _: "" if chosen[kind] is None else styles(kind, label)[chosen[kind]]
 
 
 def _on(colour) -> str:
@@ -112,6 +157,11 @@ def _shape(text: str) -> mpl.path.Path:
     return Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2).transform_path(path)
 
 
+@cache
+def _wide(text: str) -> float:
+    return _shape(text).get_extents().width
+
+
 def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: float, longest: float) -> None:
     """What the rank holds, as steps that grow upwards from the strip's floor."""
     floor, tall = top + height - 0.06, height - 0.12
@@ -121,7 +171,7 @@ def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: floa
     ax.fill_between(times, floor, heights + heights[-1:], step="post", color="#8C8C8C", alpha=0.55, linewidth=0)
     ax.plot([0, scale * longest], [floor, floor], color=FAINT, linewidth=0.8)
     at, peak = max(steps, key=lambda s: s[1])
-    words = human(peak) if t.level_unit == "B" else f"{peak} {t.level_unit}"
+    words = human(peak) if t.level_unit == "B" else f"{peak / t.schedule.v:.3g} in flight"
     ax.plot([scale * at], [floor - tall * peak / most], marker="v", color=INK, markersize=4)
     ax.annotate("▾ peak\n" + words, (1.0, (top + floor) / 2 - 0.2), (4, 0), xycoords=("axes fraction", "data"),
                 textcoords="offset points", fontsize=8.5, ha="left", va="center")
@@ -131,6 +181,6 @@ def _words(name: str, t, strip: bool) -> str:
     rows = ", ".join(f"rank {r} " + " ".join(kind + label for kind, label, *_ in row if kind != "wait")[:120] for r, row in enumerate(t.rows))
     held = ""
     if strip:
-        held = " Peaks: " + ", ".join(human(t.peak(r)) if t.level_unit == "B" else str(t.peak(r)) for r in range(len(t.rows))) + "."
+        held = " Peaks: " + ", ".join(human(t.peak(r)) if t.level_unit == "B" else f"{t.peak(r) / t.schedule.v:.3g}" for r in range(len(t.rows))) + "."
     # Measured times and bytes are left out: the words are compared from run to run.
     return (f"{name}: " if name else "") + rows + "." + held

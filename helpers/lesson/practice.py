@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import inspect
 import os
+import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class Answer:
 
     def _repr_html_(self) -> str:
         head = f"{KINDS[self.kind]} {self.kind}" + (f": {escape(self.misconception)}" if self.misconception else "")
-        body = escape(self.text)
+        body = re.sub("`([^`]+)`", r"<code>\1</code>", escape(self.text))
         if "\n" in self.text:
             body = f'<pre style="margin:.4em 0;white-space:pre-wrap">{body}</pre>'
         figures = "".join(f"<li>{escape(w)}: <b>{escape(r)}</b>{f' (target {escape(t)})' if t else ''}</li>" for w, r, t in self.figures)
@@ -149,9 +150,8 @@ class Prediction:
         """Hold the reader's choice against `answer`, one of the options. found: how it was, 'Measured' or 'Computed'."""
         if answer not in self.options:
             raise ValueError(f"the answer {answer!r} is not among the options {', '.join(map(repr, self.options))}")
-        said = {None: "You made no prediction this time.", answer: "You predicted that."}.get(
-            self.chosen, f"You predicted: {self.chosen}.")
-        return _Text(f"{found}: {answer}. {said} {because}".strip())
+        said = {None: "", answer: "You predicted that."}.get(self.chosen, f"You predicted: {self.chosen}.")
+        return _Text(" ".join(filter(None, (f"{found}: {answer}.", said, because))))
 
     def _text(self) -> str:
         return self.question + "\n" + "\n".join(f"  ○ {o}" for o in self.options)

@@ -15,14 +15,22 @@ from nbconvert import HTMLExporter
 
 from .make import notebooks
 
-STYLE = """body { margin: 0; font: 2.1vw/1.4 sans-serif; color: #222; background: #fff }
-section { box-sizing: border-box; min-height: 100vh; padding: 4vh 5vw; scroll-snap-align: start; overflow: hidden; border-bottom: 1px solid #ddd }
-html { scroll-snap-type: y mandatory } pre { font-size: 1.7vw; line-height: 1.35; white-space: pre-wrap; margin: .4em 0 } img { max-width: 88vw; max-height: 60vh; min-height: 40vh; width: auto; height: auto }
-table { border-collapse: collapse; font-size: 1.75vw } td, th { padding: .2em .8em; text-align: left } h1 { font-size: 3.4vw } h2 { font-size: 2.8vw } .jp-InputPrompt, .jp-OutputPrompt, .anchor-link { display: none }
-.jp-CodeCell .jp-InputArea { background: #f5f5f5; padding: .3em .8em } .highlight .k, .highlight .kn, .highlight .ow { font-weight: bold } .highlight .s1, .highlight .s2, .highlight .sd { color: #8a3b12 } .highlight .c1 { color: #555 }"""
-TURN = """document.addEventListener("keydown", e => { const step = {ArrowRight: 1, ArrowDown: 1, PageDown: 1, " ": 1, ArrowLeft: -1, ArrowUp: -1, PageUp: -1}[e.key];
- if (step) { e.preventDefault(); const all = [...document.querySelectorAll("section")]; const now = all.findIndex(s => s.getBoundingClientRect().bottom > innerHeight / 2);
- all[Math.max(0, Math.min(all.length - 1, now + step))].scrollIntoView() } })"""
+STYLE = """body { margin: 0; font: 2.1vw/1.4 sans-serif; color: #222; background: #fff } html { scroll-snap-type: y proximity }
+section { box-sizing: border-box; min-height: 100vh; padding: 3.5vh 5vw; scroll-snap-align: start; overflow: hidden; border-bottom: 1px solid #ddd; --fit: 1; font-size: calc(2.1vw * var(--fit)) }
+h1 { font-size: 1.6em } h2 { font-size: 1.35em } h1, h2, p { margin: .35em 0 } img { display: block; max-width: 90vw; max-height: calc(72vh * var(--fit)); width: auto; height: calc(72vh * var(--fit)); object-fit: contain; object-position: left top }
+pre { font-size: .76em; line-height: 1.35; white-space: pre-wrap; margin: .35em 0 } .input_area, .jp-InputArea { background: #f5f5f5; padding: .2em .8em; margin-top: .5em }
+table { border-collapse: collapse; font-size: .83em } td, th { padding: .15em .8em; text-align: left } .jp-InputPrompt, .jp-OutputPrompt, .anchor-link { display: none }
+.highlight .k, .highlight .kn, .highlight .ow { font-weight: bold } .highlight .s1, .highlight .s2, .highlight .sd { color: #8a3b12 } .highlight .c1 { color: #555 }"""
+# What is higher than the screen is set smaller, down to six tenths; what still is, turns by half screens.
+TURN = """const all = [...document.querySelectorAll("section")];
+function fit() { for (const s of all) { for (let k = 1; k > .59; k -= .05) { s.style.setProperty("--fit", k); if (s.scrollHeight <= innerHeight + 1) break } } }
+addEventListener("load", fit); addEventListener("resize", fit);
+addEventListener("keydown", e => { const step = {ArrowRight: 1, ArrowDown: 1, PageDown: 1, " ": 1, ArrowLeft: -1, ArrowUp: -1, PageUp: -1}[e.key];
+ if (!step) return; e.preventDefault(); const now = all.findIndex(s => s.getBoundingClientRect().bottom > innerHeight / 2), box = all[now].getBoundingClientRect();
+ if (step > 0 && box.bottom > innerHeight + 9 || step < 0 && box.top < -9) scrollBy(0, step * innerHeight / 2);
+ else all[Math.max(0, Math.min(all.length - 1, now + step))].scrollIntoView() })"""
+SHORT = 200  # characters of text that do not deserve a slide to themselves
+LINES = 24  # that fit a slide in readable letters
 
 
 def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNode]]:
@@ -30,20 +38,45 @@ def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNod
     slides: list[list] = []
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            if "setup" in cell.metadata.get("tags", []) or ".check(" in cell.source:
+            if "setup" in cell.metadata.get("tags", []) or ".check(" in cell.source or cell.source.startswith("cards."):
                 continue
-            if slides[-1] and any("image/png" in o.get("data", {}) for o in cell.outputs):
-                slides.append([])  # a picture has a slide to itself
+            if any("image/png" in o.get("data", {}) for o in cell.outputs):
+                if sum(len(c.source) for c in slides[-1]) > SHORT:
+                    slides.append([])  # a picture has a slide to itself, but for a heading
+                cell = nbformat.v4.new_code_cell("", outputs=cell.outputs, metadata={"transient": {"remove_source": True}})
+            elif _lines(slides[-1]) + _lines([cell]) > LINES:
+                slides.append([])
             slides[-1].append(cell)
             if cell.outputs:  # what follows is about what was shown
                 slides.append([])
             continue
-        for part in re.split(r"(?m)^(?=#{1,2} )", re.sub(r"<details>.*?</details>", "", cell.source, flags=re.S)):
+        told = re.sub(r"<details>.*?</details>", "", cell.source, flags=re.S)
+        told = re.sub(r"(?m)^.*\.hint\(\).*$", "", told)  # of an exercise, which is left out
+        for part in re.split(r"(?m)^(?=#{1,2} )", told):
             if part.strip() and not re.match(r"## (Practice|Check yourself)", part):
-                if part.startswith("#") or not slides:
+                if not slides or part.startswith("#") and (slides[-1] and not _short(slides[-1])):
                     slides.append([])
                 slides[-1].append(nbformat.v4.new_markdown_cell(part))
-    return [cells for cells in slides if cells]
+    joined: list[list] = []
+    for cells in filter(None, slides):
+        if joined and (_short(joined[-1]) or _short(cells) and not cells[0].source.startswith("#") and len(joined[-1]) < 3):
+            joined[-1] = joined[-1] + cells
+        else:
+            joined.append(cells)
+    return joined
+
+
+def _lines(cells: list) -> float:
+    """About how many lines of a slide these cells take."""
+    told = sum(1 + len(line) / 75 for c in cells if c.cell_type == "markdown" for line in filter(None, c.source.splitlines()))
+    code = sum(len(c.source.splitlines()) for c in cells if c.cell_type == "code")
+    shown = sum(len((o.get("text") or o.get("data", {}).get("text/plain", "")).splitlines()) for c in cells if c.cell_type == "code" for o in c.outputs)
+    return told + code + shown
+
+
+def _short(cells: list) -> bool:
+    """A heading or a sentence, or what ends in a colon, and so belongs to what follows."""
+    return all(c.cell_type == "markdown" for c in cells) and (sum(len(c.source) for c in cells) < SHORT or cells[-1].source.rstrip().endswith(":"))
 
 
 def deck(path: Path) -> str:

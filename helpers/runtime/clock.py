@@ -58,7 +58,10 @@ class Timeline:
         first = min((s.start for rank in spans for s in rank if s.kind in COMPUTE), default=min((s.start for rank in spans for s in rank), default=0.0))
         self.rows = [sorted((s._replace(start=max(0.0, s.start - first), end=s.end - first) for s in rank if s.end > first),
                             key=lambda s: s.start) for rank in spans]
-        self.levels = [[(max(0.0, at - first), size) for at, size in rank] for rank in levels]
+        self.levels = []
+        for rank in levels:
+            before = [size for at, size in rank if at <= first][-1:]  # held when it began, of a warm-up perhaps
+            self.levels.append([(0.0, size) for size in before] + [(at - first, size) for at, size in rank if at > first])
 
     @property
     def makespan(self) -> float:

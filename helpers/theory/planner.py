@@ -87,8 +87,9 @@ class Plan:
             return f"the fastest: {best.step_seconds:.2f} s a step{rivals}"
         loses = sorted(((mine.time[k] - best.time[k], k) for k in mine.time), reverse=True)[:2]
         named = " and ".join(f"{s:.2f} s on {k}" for s, k in loses if s > 0)
-        return (f"number {place + 1} of {len(axes)}: {mine.step_seconds:.2f} s, {mine.step_seconds / best.step_seconds - 1:.1%} slower than "
-                f"{best.layout}; it loses {named}")
+        gains = sum(s for s, k in loses if s > 0) - (mine.step_seconds - best.step_seconds)
+        return (f"number {place + 1} of {len(axes)} (dp, tp, pp): {mine.step_seconds:.2f} s, {mine.step_seconds / best.step_seconds - 1:.1%} slower than "
+                f"{best.layout}; it loses {named}" + (f", and wins back {gains:.2f} s elsewhere" if gains >= 0.005 else ""))
 
     def flips(self) -> list[tuple[str, float, Row]]:
         """(what, times how much, the winner then): the smallest change of each that makes another (dp, tp, pp) win."""

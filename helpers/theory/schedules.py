@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 
@@ -293,15 +294,15 @@ class Timeline:
     schedule: Schedule
     runs: list[list[Run]]
     unit: str = "units of time"
-    level_unit = "in flight"
+    level_unit = "chunks in flight"
 
-    @property
+    @cached_property
     def rows(self) -> list[list[tuple[str, str, float, float]]]:
         """For each rank (kind, label, start, end), as pictures need it. A chunk after the first is marked: 3, 3', 3''."""
         return [[(r.op.kind, str(r.op.microbatch) + "'" * (sorted(k for k, at in enumerate(self.schedule.rank_of) if at == rank).index(r.op.stage)),
                   r.start, r.end) for r in runs] for rank, runs in enumerate(self.runs)]
 
-    @property
+    @cached_property
     def levels(self) -> list[list[tuple[float, int]]]:
         """For each rank (time, activations held from then on): a forward's from its start, until its backward ends."""
         found = []
