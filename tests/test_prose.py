@@ -40,8 +40,8 @@ COMPUTED = {
            f"The toy has {human(SMALL)} of gradients here, and on four ranks each sends {book('all_reduce', 1, 4)} times that: "
            f"{human(book('all_reduce', SMALL, 4))} over {human(d05.NETWORK.nic)}/s, {1e3 * book('all_reduce', SMALL, 4) / d05.NETWORK.nic:.0f} ms. "
            f"A step that computes for {4e3 * (d05.FORWARD + d05.BACKWARD):.0f} ms takes half as long again.",
-           "(25 MiB each, the first 1 MiB, unless you say otherwise)"],
-    "06": [f"A port out of the node has a {({10: 'tenth'})[d06.ONE_NODE.link / d06.ONE_NODE.nic]} of a link's bandwidth "
+           f"(25 MiB each, the first 1 MiB, unless you say otherwise; here we say {human(d05.BUCKET)}, since the toy is small)"],
+    "06": [f"A port has a {({10: 'tenth'})[d06.ONE_NODE.link / d06.ONE_NODE.nic]} of a link's bandwidth "
            f"(NVLink to one {8 * DGX.nic / 1e9:.0f} Gb/s port: a {({9: 'ninth'})[DGX.link / DGX.nic]})",
            f"about {({5: 'five'})[round(d06.ONE_NODE.link / (2 * d06.ONE_NODE.nic))]} times as long",
            "10 ms forward and 20 ms backward a block"],

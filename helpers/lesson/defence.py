@@ -14,7 +14,8 @@ from ..theory.cost import OVERHEAD, Estimate, estimate, sent
 from ..theory.layout import Layout
 from ..theory.memory import stage_memory
 from ..theory.placement import crosses, groups
-from .draw import Picture, memory_by_stage, waterfall
+from .draw import memory_by_stage, waterfall
+from .picture import Picture
 
 QUESTIONS = ("What does the fullest GPU hold?", "What crosses the nodes?", "How large is the bubble?", "What if the batch halves?",
              "What if the network between nodes halves?", "Why not pure FSDP?")

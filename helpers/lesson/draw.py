@@ -1,99 +1,29 @@
-"""The pictures, in one colour language through all fourteen drops.
-
-A rank has its colour and its number wherever it appears. Forward is light, backward dark,
-communication hatched, idle time empty. The eight colours are Okabe and Ito's, told apart
-with any colour vision; every coloured thing also carries its name.
-"""
+"""The pictures of the drops, but for timelines (gantt.py)."""
 
 from __future__ import annotations
 
-import functools
 import math
-from base64 import b64encode
 from collections.abc import Sequence
-from html import escape
-from io import BytesIO
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.patheffects import withStroke
 
-from ..table import human
 from ..runtime.traffic import Traffic
+from ..table import human
 from ..theory.placement import crosses, groups
-
-RANKS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"]
-INK, PAPER, FAINT = "#222222", "#FFFFFF", "#D8D8D8"
-HATCH = "////"  # communication
-
-STYLE = {
-    "text.hinting": "no_hinting", "figure.dpi": 110, "figure.facecolor": PAPER, "figure.constrained_layout.use": True,
-    "font.size": 11, "axes.titlesize": 12, "axes.titlelocation": "left", "axes.titleweight": "bold",
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
-    "text.color": INK, "legend.frameon": False, "xtick.color": INK, "ytick.color": INK, "hatch.linewidth": 0.7,
-}
-
-
-def rank_colour(rank: int) -> str:
-    return RANKS[rank % len(RANKS)]
+from .picture import FAINT, HATCH, INK, PAPER, RANKS, Picture, fix, rank_colour, row_of_panels, styled
 
 
 def _ranks(n: int) -> str:
     return f"{n} rank{'s' * (n > 1)}"
 
 
-class Picture:
-    """A figure with words for those who cannot see it. A notebook shows both; `figure` is matplotlib's."""
-
-    def __init__(self, figure: plt.Figure, alt: str):
-        self.figure, self.alt = figure, alt
-        plt.close(figure)  # (where pyplot knows it) shown once, by us, not again by the inline backend
-
-    def __repr__(self) -> str:
-        return f"[picture: {self.alt}]"
-
-    def png(self) -> bytes:
-        out = BytesIO()
-        with mpl.rc_context({**STYLE, "figure.constrained_layout.use": False}):  # the figure has its layout by now
-            FigureCanvasAgg(self.figure).print_png(out, pil_kwargs={"compress_level": 1})  # savefig would draw it twice
-        return out.getvalue()
-
-    def html(self) -> str:
-        """For inside another text."""
-        return f'<img alt="{escape(self.alt)}" src="data:image/png;base64,{b64encode(self.png()).decode()}">'
-
-    def _repr_mimebundle_(self, **_):
-        width, height = (self.figure.get_size_inches() * 110).round().astype(int).tolist()
-        return ({"image/png": self.png(), "text/plain": repr(self)},
-                {"image/png": {"alt": self.alt, "width": width, "height": height}})
-
-
-def _styled(picture):
-    """Have a function draw in our style, whatever the notebook has set."""
-    @functools.wraps(picture)
-    def drawn(*args, **kwargs):
-        with mpl.rc_context(STYLE):
-            return picture(*args, **kwargs)
-    return drawn
-
-
-def _fix(figure, left: float, right: float, top: float, bottom: float) -> None:
-    """Margins in inches, for pictures that are redrawn under a slider: finding them out takes as long as drawing."""
-    width, height = figure.get_size_inches()
-    figure.set_layout_engine("none")
-    figure.axes[0].set_position((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
-
-
-def _panels(columns: int, width: float, height: float):
-    return plt.subplots(1, columns, figsize=(width, height), squeeze=False)
-
-
-@_styled
+@styled
 def cuts(n: int = 4) -> Picture:
     """The block of work, batch × width × depth, cut by each of the three axes and coloured by rank."""
-    figure, axes = _panels(3, 9.6, 2.9)
+    figure, axes = row_of_panels(3, 9.6, 2.9)
     titles = ("data: cut the batch", "tensor: cut the width", "pipeline: cut the depth")
     for axis, (ax, title) in enumerate(zip(axes[0], titles)):
         _cube(ax, axis, n)
@@ -136,12 +66,12 @@ def _cube(ax, cut: int, n: int) -> None:
     ax.axis("off")
 
 
-@_styled
+@styled
 def who_to_whom(named: dict[str, Traffic]) -> Picture:
     """A panel for each run: the bytes that each rank (row) sent to each other rank (column)."""
     n = len(next(iter(named.values())).ranks)
     width = 3.2 if n <= 4 else 0.56 * n
-    figure, axes = _panels(len(named), width * len(named), width + 0.1)
+    figure, axes = row_of_panels(len(named), width * len(named), width + 0.1)
     parts = []
     for ax, (name, traffic) in zip(axes[0], named.items()):
         sent = np.array(traffic.matrix if traffic.matrix else np.zeros((n, n))) / 1e6
@@ -166,7 +96,7 @@ def who_to_whom(named: dict[str, Traffic]) -> Picture:
                    "Who sent how much to whom: not measured on this system.")
 
 
-@_styled
+@styled
 def ring(n: int = 4) -> Picture:
     """The ring all-reduce, step by step: how many ranks' numbers each chunk holds the sum of."""
     steps = 2 * (n - 1) + 1
@@ -181,7 +111,7 @@ def ring(n: int = 4) -> Picture:
             arrows.append((to, chunk))
         held = after
         frames.append(held.copy()), moved.append(arrows)
-    figure, axes = _panels(steps, 1.42 * steps, 2.05)
+    figure, axes = row_of_panels(steps, 1.42 * steps, 2.05)
     for step, (ax, frame) in enumerate(zip(axes[0], frames)):
         for rank in range(n):
             for chunk in range(n):
@@ -206,10 +136,10 @@ def ring(n: int = 4) -> Picture:
                            f"until each rank holds one chunk summed over all {n}. In steps {n} to {2 * n - 2} the finished chunks go round.")
 
 
-@_styled
+@styled
 def memory_by_ranks(held: dict[int, dict[str, int]], title: str) -> Picture:
     """Stacked bars: what one rank holds (bytes by kind) for each number of ranks."""
-    figure, ((ax,),) = _panels(1, 7.2, 2.9)
+    figure, ((ax,),) = row_of_panels(1, 7.2, 2.9)
     kinds = [k for k in next(iter(held.values())) if k not in ("resident", "communication")]
     looks = dict(zip(kinds, ((INK, ""), ("#777777", ""), ("#B5B5B5", ""), (PAPER, "...."))))
     positions = range(len(held))
@@ -229,10 +159,10 @@ def memory_by_ranks(held: dict[int, dict[str, int]], title: str) -> Picture:
         f"{_ranks(n)}: " + ", ".join(f"{kind} {human(memory[kind])}" for kind in kinds) for n, memory in held.items()))
 
 
-@_styled
+@styled
 def loss_curves(panels: dict[str, dict[str, Sequence[float]]], title: str) -> Picture:
     """A panel for each name, with a line for each named list of losses."""
-    figure, axes = _panels(len(panels), 4.2 * len(panels), 2.8)
+    figure, axes = row_of_panels(len(panels), 4.2 * len(panels), 2.8)
     looks = dict(zip(next(iter(panels.values())), ((INK, "-", "o"), ("#D55E00", "--", "s"))))
     parts = []
     for ax, (name, lines) in zip(axes[0], panels.items()):
@@ -246,10 +176,10 @@ def loss_curves(panels: dict[str, dict[str, Sequence[float]]], title: str) -> Pi
     return Picture(figure, title + ". " + "; ".join(parts))
 
 
-@_styled
+@styled
 def matrix_cuts(n: int = 4) -> Picture:
     """x · W = y, with W cut by columns, then by rows: what each rank holds, and what it gets."""
-    figure, axes = _panels(2, 9.6, 2.5)
+    figure, axes = row_of_panels(2, 9.6, 2.5)
     for ax, by, title in zip(axes[0], ("columns", "rows"), ("by columns: each rank gets some columns of y", "by rows: each rank gets a share of every number")):
         blank = dict(facecolor="#F2F2F2", edgecolor=INK)
         _matrix(ax, 0.0, 1.0, 0.7, n, "columns" if by == "rows" else None, blank)
@@ -285,14 +215,14 @@ def _matrix(ax, at: float, width: float, height: float, n: int, by: str | None, 
                 path_effects=[withStroke(linewidth=2, foreground=INK)])
 
 
-@_styled
+@styled
 def placement(sizes: dict[str, int], node: int) -> Picture:
     """Ranks on nodes, and the groups along each axis: a panel for each, outermost axis last. A group has
     the colour of its first rank; one that leaves its node is dashed."""
     n = math.prod(sizes.values())
     nodes, wide = -(-n // node), max(1, round(node**0.5))
     spot = lambda r: ((r // node) * (wide + 0.7) + r % node % wide, -(r % node // wide))
-    figure, axes = _panels(len(sizes), 3.5 * len(sizes), 0.75 * (node // wide) + 1.1)
+    figure, axes = row_of_panels(len(sizes), 3.5 * len(sizes), 0.75 * (node // wide) + 1.1)
     parts = []
     for ax, axis in zip(axes[0], reversed(sizes)):
         for k in range(nodes):
@@ -323,11 +253,11 @@ PARTS = {"weights": (INK, ""), "gradients": ("#777777", ""), "optimizer": ("#B5B
          "gathered weights": (PAPER, "----"), "overhead": (PAPER, "")}
 
 
-@_styled
+@styled
 def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: str) -> Picture:
     """Stacked bars: what one GPU of each pipeline stage holds, bytes by kind, and the device's capacity as a line."""
-    figure, ((ax,),) = _panels(1, 8.4, 3.1)
-    _fix(figure, left=0.6, right=2.3, top=0.35, bottom=0.35)
+    figure, ((ax,),) = row_of_panels(1, 8.4, 3.1)
+    fix(figure, left=0.6, right=2.3, top=0.35, bottom=0.35)
     base = np.zeros(len(stages))
     for kind, (colour, hatch) in PARTS.items():
         sizes = np.array([stage.get(kind, 0.0) for stage in stages]) / 1e9
@@ -346,10 +276,10 @@ def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: 
                                                     for k, (stage, top) in enumerate(zip(stages, base))) + f". The device holds {capacity / 1e9:.0f} GB.")
 
 
-@_styled
+@styled
 def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> Picture:
     """A panel for each run: the ranks' peaks in every step, those that go their own way by name, and the budget as a line. The last step failed."""
-    figure, axes = _panels(len(runs), 2.9 * len(runs), 2.7)
+    figure, axes = row_of_panels(len(runs), 2.9 * len(runs), 2.7)
     parts = []
     for ax, (name, peaks) in zip(axes[0], runs.items()):
         usual = [sorted(p)[len(p) // 2] for p in peaks]
@@ -367,7 +297,7 @@ def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> 
     return Picture(figure, f"Peaks of memory, step by step; the budget is {human(budget)}. " + "; ".join(parts) + ".")
 
 
-@_styled
+@styled
 def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str = "observed") -> Picture:
     """Bars that add up, one panel for each name: the first part is what would be ideal, each other part comes on top, and the last bar, called `last`, is the sum.
 
@@ -400,10 +330,10 @@ def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str =
     return Picture(figure, "A step's time, part by part, from what would be ideal to what is observed. " + "; ".join(words) + ".")
 
 
-@_styled
+@styled
 def scaling(lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel: str) -> Picture:
     """(GPUs, throughput of one of them) for each name. Level is perfect; what falls is what each added GPU loses."""
-    figure, ((ax,),) = _panels(1, 7.6, 3.0)
+    figure, ((ax,),) = row_of_panels(1, 7.6, 3.0)
     words = []
     for i, (name, points) in enumerate(lines.items()):
         x, y = zip(*points)
@@ -421,10 +351,10 @@ def scaling(lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel:
     return Picture(figure, f"{title}. " + "; ".join(words) + ".")
 
 
-@_styled
+@styled
 def decision_tree() -> Picture:
     """The rule of thumb: three questions, four answers."""
-    figure, ((ax,),) = _panels(1, 9.6, 3.0)
+    figure, ((ax,),) = row_of_panels(1, 9.6, 3.0)
     boxes = {"q1": (0.0, 2, "16·N bytes: do they\nfit one GPU?"), "a1": (2.0, 2, "DP"), "q2": (0.0, 1, "do they fit\none node?"),
              "a2": (2.0, 1, "FSDP, or TP in the\nnode and DP across"), "a3": (2.0, 0, "TP in the node,\nPP across, DP on top")}
     boxed = {}
@@ -442,13 +372,13 @@ def decision_tree() -> Picture:
                            "and data parallelism across. No: tensor parallelism in the node, pipeline across, data parallelism on top.")
 
 
-@_styled
+@styled
 def ranking(plan, rows: int = 8) -> Picture:
     """The best layouts of a plan, each as a bar of where its time goes. Computing, which all need, is cut off below, for the rest to be seen."""
     best = plan.by_axes[:rows]
     estimates = [plan.estimate(row) for row in best]
-    figure, ((ax,),) = _panels(1, 9.6, 0.42 * len(best) + 1.2)
-    _fix(figure, left=1.65, right=0.15, top=0.35, bottom=0.85)
+    figure, ((ax,),) = row_of_panels(1, 9.6, 0.42 * len(best) + 1.2)
+    fix(figure, left=1.65, right=0.15, top=0.35, bottom=0.85)
     groups_ = {"computing": ("matrices", "attention", "elementwise", "head", "optimizer"), "tensor parallel": ("tensor parallel",),
                "pipeline: bubble and sends": ("bubble", "pipeline sends"), "data parallel": ("data parallel",)}
     base = np.zeros(len(best))

@@ -14,7 +14,8 @@ from ..theory.layout import check
 from ..theory.memory import stage_memory
 from ..theory.models import find_model
 from . import gantt
-from .draw import Picture, memory_by_stage, ranking
+from .draw import memory_by_stage, ranking
+from .picture import Picture
 
 
 class Explorer:

@@ -13,7 +13,7 @@ from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
 
 from ..table import human
-from .draw import FAINT, HATCH, INK, PAPER, Picture, _styled, rank_colour
+from .picture import FAINT, HATCH, INK, PAPER, Picture, rank_colour, styled
 
 WIDTH = 9.6  # inches
 # How full a rank's colour is, and how high the box.
@@ -22,7 +22,7 @@ WORDS = {"F": "light: forward (F)", "B": "dark: backward (B)", "I": "dark: gradi
          "step": "thin: optimizer step", "later": "underlined: second chunk of layers", "wait": "hatched: waiting for others"}
 
 
-@_styled
+@styled
 def timeline(panels, title: str = "", memory: bool | None = None, critical: bool = False) -> Picture:
     """Timelines, one above the other: measured ones (`world.timeline`) and simulated ones (`schedules.simulate`).
 

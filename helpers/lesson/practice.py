@@ -21,7 +21,7 @@ from ..runtime.failure import RankError
 from . import progress
 
 if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
-    from .draw import Picture
+    from .picture import Picture
 
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!"}
 COLOURS = {"not started": "#767676", "right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}

@@ -1,0 +1,79 @@
+"""What a picture is: a figure with words, in one colour language through all fourteen drops.
+
+A rank has its colour and its number wherever it appears. Forward is light, backward dark,
+communication hatched, idle time empty. The eight colours are Okabe and Ito's, told apart
+with any colour vision; every coloured thing also carries its name.
+"""
+
+from __future__ import annotations
+
+import functools
+from base64 import b64encode
+from html import escape
+from io import BytesIO
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+RANKS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"]
+INK, PAPER, FAINT = "#222222", "#FFFFFF", "#D8D8D8"
+HATCH = "////"  # communication
+
+STYLE = {
+    "text.hinting": "no_hinting", "figure.dpi": 110, "figure.facecolor": PAPER, "figure.constrained_layout.use": True,
+    "font.size": 11, "axes.titlesize": 12, "axes.titlelocation": "left", "axes.titleweight": "bold",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
+    "text.color": INK, "legend.frameon": False, "xtick.color": INK, "ytick.color": INK, "hatch.linewidth": 0.7,
+}
+
+
+def rank_colour(rank: int) -> str:
+    return RANKS[rank % len(RANKS)]
+
+
+class Picture:
+    """A figure with words for those who cannot see it. A notebook shows both; `figure` is matplotlib's."""
+
+    def __init__(self, figure: plt.Figure, alt: str):
+        self.figure, self.alt = figure, alt
+        plt.close(figure)  # (where pyplot knows it) shown once, by us, not again by the inline backend
+
+    def __repr__(self) -> str:
+        return f"[picture: {self.alt}]"
+
+    def png(self) -> bytes:
+        out = BytesIO()
+        with mpl.rc_context({**STYLE, "figure.constrained_layout.use": False}):  # the figure has its layout by now
+            FigureCanvasAgg(self.figure).print_png(out, pil_kwargs={"compress_level": 1})  # savefig would draw it twice
+        return out.getvalue()
+
+    def html(self) -> str:
+        """For inside another text."""
+        return f'<img alt="{escape(self.alt)}" src="data:image/png;base64,{b64encode(self.png()).decode()}">'
+
+    def _repr_mimebundle_(self, **_):
+        width, height = (self.figure.get_size_inches() * 110).round().astype(int).tolist()
+        return ({"image/png": self.png(), "text/plain": repr(self)},
+                {"image/png": {"alt": self.alt, "width": width, "height": height}})
+
+
+def styled(picture):
+    """Have a function draw in our style, whatever the notebook has set."""
+    @functools.wraps(picture)
+    def drawn(*args, **kwargs):
+        with mpl.rc_context(STYLE):
+            return picture(*args, **kwargs)
+    return drawn
+
+
+def fix(figure, left: float, right: float, top: float, bottom: float) -> None:
+    """Margins in inches, for pictures that are redrawn under a slider: finding them out takes as long as drawing."""
+    width, height = figure.get_size_inches()
+    figure.set_layout_engine("none")
+    figure.axes[0].set_position((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
+
+
+def row_of_panels(columns: int, width: float, height: float):
+    """(figure, axes): a row of panels, inches in all."""
+    return plt.subplots(1, columns, figsize=(width, height), squeeze=False)
