@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -40,8 +42,8 @@ def on_ranks(world: World, schedule: Schedule, tries: int = 2, unit: float = UNI
 
 def on_paper(schedule: Schedule, unit: float = UNIT) -> schedules.Timeline:
     """The same on paper, in seconds, so that both have one scale."""
-    runs = schedules.simulate(schedule).runs  # in whole units, which add up without rounding: ties stay ties
-    return schedules.Timeline(schedule, [[r._replace(start=unit * r.start, end=unit * r.end) for r in mine] for mine in runs], unit="s")
+    line = schedules.simulate(schedule)  # in whole units, which add up without rounding: ties stay ties
+    return replace(line, start=unit * line.start, end=unit * line.end, unit="s")
 
 
 def with_real_compute(world: World, schedule: Schedule, b: int = 16, s: int = 64) -> Timeline:
