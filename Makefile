@@ -11,6 +11,7 @@ REPO ?=
 VENV ?= .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
+PEERS ?= .venv-peers
 
 .PHONY: lab test refresh bench cards cheatsheet slides colab clean
 
@@ -25,13 +26,10 @@ test: $(READY)
 refresh: $(READY)
 	$(BIN)/python tests/refresh.py
 
-bench: $(READY)
-	$(BIN)/python bench/ranks.py
-	$(BIN)/python bench/schedules.py
-	$(BIN)/python bench/fabric.py
-	$(BIN)/python bench/cost_model.py
-	$(BIN)/python bench/training.py
-	$(BIN)/python bench/course.py
+# Half an hour: tables and a figure in build/bench. What people would use instead goes into an environment of its own.
+bench: $(READY) $(PEERS)/.ready
+	$(PEERS)/bin/python bench/peers.py
+	for table in ranks counting fabric schedules cost_model training course; do $(BIN)/python bench/$$table.py || exit 1; done
 
 cards cheatsheet: $(READY)
 	$(BIN)/python -m helpers.lesson.make $@
@@ -43,11 +41,18 @@ colab: $(READY)
 	$(BIN)/python -m helpers.lesson.make colab $(REPO)
 
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) $(PEERS) build
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "Three Axes needs Python 3.10 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+# A peer that cannot be had on this system is left out of the table.
+$(PEERS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	for peer in ipyparallel torchmonarch; do $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $$peer || true; done
 	@touch $@

@@ -1,9 +1,32 @@
-"""How well the cost model does on published runs, as Markdown: `python bench/cost_model.py`. The sets are in helpers/theory/validation.py."""
+"""How well the cost model does on published runs, and how long the planner takes: `python bench/cost_model.py`. The sets are in helpers/theory/validation.py."""
 
-from helpers.theory import validation
+from __future__ import annotations
+
+import statistics
+import time
+
+from report import save
+
+from helpers.theory import CLUSTERS, MODELS, plan, validation
+
+SPACES = (("llama-3-70b", 64, 128, 8192), ("llama-3-405b", 16384, 2048, 8192))
+
+
+def planning(model: str, gpus: int, batch: int, seq_len: int) -> tuple[int, float]:
+    """(layouts looked at, seconds), median of nine."""
+    took = []
+    for _ in range(9):
+        start = time.perf_counter()
+        found = plan(MODELS[model], CLUSTERS["dgx-h100"], gpus=gpus, global_batch=batch, seq_len=seq_len)
+        took.append(time.perf_counter() - start)
+    return found.looked_at, statistics.median(took)
+
 
 if __name__ == "__main__":
     found = validation.table()
-    print("| " + " | ".join(found.columns) + " |\n" + "|---" * len(found.columns) + "|")
-    for row in found.rows:
-        print("| " + " | ".join(row) + " |")
+    save("cost_model", "The cost model against published runs, seconds per step", found.columns, found.rows)
+    rows = []
+    for model, gpus, batch, seq_len in SPACES:
+        layouts, seconds = planning(model, gpus, batch, seq_len)
+        rows.append([f"{model} on {gpus:,} GPUs", f"{layouts:,}", f"{1e3 * seconds:.0f} ms", f"{1e6 * seconds / layouts:.0f} µs"])
+    save("planner", "The planner", ["", "layouts", "all of them", "each"], rows)

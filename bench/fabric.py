@@ -9,9 +9,9 @@ import time
 
 import torch
 import torch.distributed as dist
+from report import save
 
 from helpers import World
-from helpers.table import Table
 from helpers.theory import DEVICES, Cluster
 from helpers.theory.collectives import seconds
 
@@ -48,8 +48,7 @@ def main() -> None:
                 measured = statistics.median(max(world.run(timed, op, members)) for _ in range(7))
                 worst = max(worst, abs(measured / theory - 1))
                 rows.append([f"{op} on {members}", f"{1e3 * theory:.1f} ms", f"{1e3 * measured:.1f} ms", f"{measured / theory:.3f}"])
-    print(Table(["operation", "theory", "measured", "ratio"], rows, title="eight ranks, two emulated nodes"))
-    print(f"\nlargest difference {worst:.1%} (to reach: 10 %)")
+    save("fabric", "The emulated network: eight ranks on two nodes", ["operation", "theory", "measured", "ratio"], rows, f"Largest difference {worst:.1%}.")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast the ranks are, measured here and now: `make bench`, or `python bench/ranks.py`.
 
-Prints a Markdown table: what is measured, the median, and what is aimed at. Nothing here is
+What is measured, the median, and what is aimed at. Nothing here is
 a test: a slow or busy machine gives slow figures. Ratios are of pairs measured in turn.
 """
 
@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 
-import torch
 import torch.distributed as dist
+from report import save
 
 from helpers import World, toy
 from helpers.runtime import memory, server
@@ -119,10 +119,7 @@ def main() -> None:
         world.run(dist.barrier)
         rows.append(("8 ranks together, proportional memory", f"{sum(map(memory.resident, world.pids)) / 1e6:.0f} MB", "≤ 450 MB"))
     rows.append(("a data-parallel step of the toy model, counted over not", f"{counting():.2f}×", "≤ 1.10×"))
-    print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, {os.cpu_count()} cores\n")
-    print("| measured | median | aim |\n|---|---|---|")
-    for row in rows:
-        print("| " + " | ".join(row) + " |", flush=True)
+    save("ranks", "How fast the ranks are", ["measured", "median", "aim"], [list(row) for row in rows])
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
-"""`helpers.train` against a bare script that does the same with PyTorch alone: paired steps on eight ranks, and the ratio.
+"""`helpers.train` against a bare script that does the same with PyTorch alone, and against accelerate: `python bench/training.py`.
 
-Both have FSDP 2 × TP 2 × 1F1B 2, the same sizes, clipping and AdamW; they take turns, step by step, in the same processes.
+Eight ranks, the same sizes, clipping and AdamW; the two of a pair take turns, step by step, in the same processes. The bare script has
+FSDP 2 × TP 2 × 1F1B 2; accelerate on CPU ranks has data parallelism.
 """
 
 from __future__ import annotations
 
+import builtins
+import os
 import statistics
 import time
 
 import torch
 import torch.distributed as dist
+from report import save
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -18,9 +22,12 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
 from helpers import World, toy
+from helpers.runtime import memory
+from helpers.table import human
 from helpers.train import Config, Trainer, read_text
 
 CONFIG = Config(dp=2, tp=2, pp=2, batch=32, microbatch=8, steps=100)
+REPLICATED = Config(dp=8, shard=1, batch=32, steps=100)
 
 
 class Bare:
@@ -62,25 +69,77 @@ class Bare:
         self.optimizer.zero_grad()
 
 
-def pairs(n: int) -> list[tuple[float, float]]:
-    ours, bare = Trainer(CONFIG), Bare()
+class ByAccelerate:
+    """The same training through accelerate's own API: data parallel, which is what it does on CPU ranks."""
+
+    def __init__(self):
+        from accelerate import Accelerator
+        os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()),
+                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}  # what a launcher sets
+        self.accelerator = Accelerator(cpu=True)
+        model = toy.ToyTransformer(CONFIG.hidden, CONFIG.heads, CONFIG.layers, CONFIG.seq_len)
+        self.model, self.optimizer = self.accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
+        self.text = read_text()
+
+    def step(self):
+        starts = torch.randint(len(self.text) - CONFIG.seq_len, (CONFIG.batch // dist.get_world_size(), 1))
+        at = starts + torch.arange(CONFIG.seq_len)
+        loss = toy.loss_of(self.model(self.text[at]), self.text[at + 1])
+        self.accelerator.backward(loss)
+        self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.accelerator.reduce(loss.detach(), "mean").item()
+
+
+MAKE = {"helpers.train, 2·2·2": lambda: Trainer(CONFIG), "bare script, 2·2·2": Bare,
+        "helpers.train, 8·1·1": lambda: Trainer(REPLICATED), "accelerate, 8·1·1": ByAccelerate}
+
+
+def pairs(one: str, other: str, n: int) -> list[tuple[float, float]]:
+    """On a rank: seconds of a step of each, taken in turn."""
+    both = [MAKE[one](), MAKE[other]()]
     found = []
     for i in range(n + 3):
         took = {}
-        for one in ((ours, bare), (bare, ours))[i % 2]:  # nobody is always first
+        for which in (both, both[::-1])[i % 2]:  # nobody is always first
             dist.barrier()
             start = time.perf_counter()
-            one.step()
+            which.step()
             dist.barrier()
-            took[one] = time.perf_counter() - start
+            took[which] = time.perf_counter() - start
         if i >= 3:
-            found.append((took[ours], took[bare]))
+            found.append((took[both[0]], took[both[1]]))
     return found
 
 
+def prepare(name: str) -> None:
+    builtins.alone = MAKE[name]()  # where the next call finds it
+    for _ in range(3):
+        builtins.alone.step()
+
+
+def step() -> None:
+    builtins.alone.step()
+
+
+def main() -> None:
+    rows, held = [], {}
+    for name in MAKE:  # memory and bytes: each by itself
+        with World(8, timeout=600) as world:
+            world.run(prepare, name)
+            world.run(step)
+            held[name] = sum(map(memory.resident, world.pids)), world.traffic.wire[0]
+    for ours, other in (list(MAKE)[:2], list(MAKE)[2:]):
+        with World(8, timeout=600, counted=False) as world:
+            found = world.run(pairs, ours, other, 40)[0]
+        for name, seconds in zip((ours, other), map(statistics.median, zip(*found))):
+            resident, wire = held[name]
+            rows.append([name, f"{1e3 * seconds:.0f} ms", f"{CONFIG.batch * CONFIG.seq_len / seconds:,.0f}",
+                         f"{statistics.median(b / a for a, b in found):.2f}×" if name == ours else "", human(resident), human(wire)])
+    save("training", "Training on eight gloo ranks: a step, paired", ["", "step", "tokens/s", "throughput of helpers.train over the other", "memory of all ranks", "sent by rank 0"],
+         rows, "40 pairs. helpers.train also follows a schedule of the learning rate, writes metrics and can save.", packages=("accelerate",))
+
+
 if __name__ == "__main__":
-    with World(8, timeout=600, counted=False) as world:
-        found = world.run(pairs, 40)[0]
-    ours, bare = (statistics.median(x) for x in zip(*found))
-    ratio = statistics.median(b / a for a, b in found)
-    print(f"a step: helpers.train {1e3 * ours:.0f} ms, a bare script {1e3 * bare:.0f} ms; throughput {ratio:.2f} times the bare script's ({len(found)} pairs)")
+    main()

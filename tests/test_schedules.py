@@ -94,13 +94,17 @@ def pytorchs(name: str, p: int, m: int, v: int) -> list[list[Op]]:
     return orders
 
 
+PYTORCHS = {  # by PyTorch's names
+    "GPipe": lambda p, m, v: gpipe(p, m), "1F1B": lambda p, m, v: one_f_one_b(p, m),
+    "Interleaved1F1B": interleaved, "LoopedBFS": looped_bfs, "InterleavedZeroBubble": lambda p, m, v: zb_h1(p, m, v),
+    "ZBVZeroBubble": lambda p, m, v: zb_v(p, m), "DualPipeV": lambda p, m, v: dualpipe_v(p, m)}
+CHUNKS = {"GPipe": 1, "1F1B": 1, "ZBVZeroBubble": 2, "DualPipeV": 2}  # on a rank, where the schedule says
+
+
 @pytest.mark.parametrize("p, m, v", [(2, 4, 2), (4, 8, 2), (4, 8, 3), (3, 7, 2), (4, 16, 2), (8, 16, 4), (4, 12, 2)])
-@pytest.mark.parametrize("name, ours", [
-    ("GPipe", lambda p, m, v: gpipe(p, m)), ("1F1B", lambda p, m, v: one_f_one_b(p, m)),
-    ("Interleaved1F1B", interleaved), ("LoopedBFS", looped_bfs), ("InterleavedZeroBubble", lambda p, m, v: zb_h1(p, m, v)),
-    ("ZBVZeroBubble", lambda p, m, v: zb_v(p, m)), ("DualPipeV", lambda p, m, v: dualpipe_v(p, m))])
+@pytest.mark.parametrize("name, ours", PYTORCHS.items())
 def test_orders_are_pytorchs(name, ours, p, m, v):
-    v = {"GPipe": 1, "1F1B": 1, "ZBVZeroBubble": 2, "DualPipeV": 2}.get(name, v)
+    v = CHUNKS.get(name, v)
     if name in ("Interleaved1F1B", "InterleavedZeroBubble") and m % (m // p):
         for refuse in (ours, lambda *sizes: pytorchs(name, *sizes)):
             with pytest.raises(ValueError):

@@ -118,11 +118,15 @@ class Recorder:
             self.fabric.late = 0
         self._unseen = not wire.available  # whether bytes moved that the operating system does not count
         self._brought: dict[tuple[int, ...], list[str]] = {}
-        if self.on:
-            self.counter.reset()
+        self.counter.forget()
         self._before = self.counter.read()
         self._settled = sum(self._before.values())
         os.pwrite(self.box, bytes(BOX_BYTES), 0)
+
+    def joined(self) -> None:
+        """A world has been formed: look at its connections."""
+        if self.on:
+            self.counter.refresh()
 
     def finish(self) -> None:
         """Wait for what was begun and never waited for: left alone, it would meet the next call's collectives."""
@@ -200,9 +204,10 @@ class Recorder:
             elif described in ("undefined", ""):
                 described = "ranks " + ",".join(map(str, members))
             known = self._groups[group.group_name] = described, members, group.rank()
-            before = self.counter.total()
-            self.counter.refresh()  # the group may have brought connections, and bytes to greet its ranks
-            self._settled += self.counter.total() - before
+            if described != "world":  # whose connections are there from the beginning
+                before = self.counter.total()
+                self.counter.refresh()  # the group may have brought connections, and bytes to greet its ranks
+                self._settled += self.counter.total() - before
         return known
 
     def _remember(self, op: str, members: list[int], first: torch.Tensor | None, payload: int) -> None:

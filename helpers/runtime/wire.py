@@ -29,28 +29,36 @@ def _speaks() -> bool:
 available = _speaks()
 
 
-def connections() -> dict[tuple[int, int], socket.socket]:
-    """(local port, remote port) -> socket, for every TCP connection of this process that stays on this machine.
-
-    The sockets are duplicates: the caller closes them, gloo keeps its own.
-    """
+def _sockets(but: set[int] = frozenset()) -> dict[int, int]:
+    """inode -> descriptor, for every socket of this process but through some descriptors: several may lead to one socket."""
     found = {}
-    for name in os.listdir("/dev/fd"):
+    for descriptor in set(map(int, os.listdir("/dev/fd"))) - but:
         try:
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            s = socket.socket(fileno=os.dup(int(name)))
+            status = os.fstat(descriptor)
         except OSError:
             continue  # the descriptor of listdir itself, closed by now
-        try:
-            host, port = s.getpeername()[:2]
-            if s.type == socket.SOCK_STREAM and host in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
-                if found.setdefault((s.getsockname()[1], port), s) is s:
-                    continue
-        except (OSError, ValueError):
-            pass  # it listens, or has just been cut, or is no TCP socket at all
-        s.close()
+        if stat.S_ISSOCK(status.st_mode):
+            found[status.st_ino] = descriptor
     return found
+
+
+def _connection(descriptor: int) -> tuple[tuple[int, int], socket.socket] | None:
+    """((local port, remote port), a duplicate of the socket) of a TCP connection that stays on this machine; None for anything else.
+
+    The caller closes the duplicate, gloo keeps its own.
+    """
+    try:
+        s = socket.socket(fileno=os.dup(descriptor))
+    except OSError:
+        return None
+    try:
+        host, port = s.getpeername()[:2]
+        if s.type == socket.SOCK_STREAM and host in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+            return (s.getsockname()[1], port), s
+    except (OSError, ValueError):
+        pass  # it listens, or has just been cut, or is no TCP socket at all
+    s.close()
+    return None
 
 
 def cut() -> None:
@@ -60,33 +68,36 @@ def cut() -> None:
     the connection goes. Closing the connection from another thread ends it in
     milliseconds, on this rank and on its peers, and the process lives on.
     """
-    for s in connections().values():
-        try:
-            s.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the peer was faster
-        s.close()
+    for descriptor in _sockets().values():
+        if found := _connection(descriptor):
+            try:
+                found[1].shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # the peer was faster
+            found[1].close()
 
 
 class Counter:
-    """Bytes this rank has put on the wire, by connection, those that have closed since `reset` included."""
+    """Bytes this rank has put on the wire, by connection, those that have closed since `forget` included."""
 
     def __init__(self):
-        self._open: dict[tuple[int, int], socket.socket] = {}
+        self._open: dict[int, tuple[tuple[int, int], socket.socket]] = {}  # by inode
         self._closed: dict[tuple[int, int], int] = {}
 
-    def reset(self) -> None:
-        """Forget the connections that have closed, and look which are open."""
-        self.refresh()
+    def forget(self) -> None:
+        """Forget the connections that have closed."""
         self._closed.clear()
 
     def refresh(self) -> None:
         """Look for connections again: a process group brings its own, and takes them with it."""
-        found = connections() if available else {}
-        self._closed |= {ports: _sent(s) for ports, s in self._open.items() if ports not in found}
-        for s in self._open.values():
+        there = _sockets({s.fileno() for _, s in self._open.values()}) if available else {}
+        for inode in set(self._open) - set(there):  # only our duplicate is left
+            ports, s = self._open.pop(inode)
+            self._closed[ports] = _sent(s)
             s.close()
-        self._open = found
+        for inode in set(there) - set(self._open):
+            if found := _connection(there[inode]):
+                self._open[inode] = found
 
     def read(self) -> dict[tuple[int, int], int]:
         """(local port, remote port) -> bytes sent since the connection was made.
@@ -94,7 +105,7 @@ class Counter:
         Each byte that was handed over counts once, however often TCP had to repeat it,
         and at once, not when it is acknowledged: an acknowledgement may take 40 ms.
         """
-        return self._closed | {ports: _sent(s) for ports, s in self._open.items()}
+        return self._closed | {ports: _sent(s) for ports, s in self._open.values()}
 
     def total(self) -> int:
         return sum(self.read().values())

@@ -177,6 +177,7 @@ class Rank:
         meeting = os.path.join(self.setup.folder, f"meeting-{generation}")
         dist.init_process_group(self.setup.backend, init_method=f"file://{meeting}", timeout=timedelta(minutes=30),
                                 rank=self.setup.rank, world_size=self.setup.size)
+        self.recorder.joined()
         if self.setup.fabric:
             self.recorder.fabric = Fabric(self.setup.fabric, self.setup.folder, generation)
         # Groups are found by name. A mesh made before must not find another group under its old name.
