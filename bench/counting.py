@@ -34,7 +34,7 @@ SCHEMES = ("DDP", "FSDP2", "TP", "1F1B")
 
 
 def prepare(scheme: str) -> None:
-    """On a rank: make `step`, where the functions below find it, and run it once, since the first makes buckets and buffers."""
+    """On a rank: make `step`, where the functions below find it, and run it: the first ones make buckets and buffers."""
     torch.manual_seed(0)
     tokens, targets = toy.make_batch(b=8, s=32)
     if scheme == "DDP":
@@ -59,7 +59,8 @@ def prepare(scheme: str) -> None:
         schedule = Schedule1F1B(stage, 4, loss_fn=toy.loss_of)
         step = lambda: schedule.step(*[tokens] * (me == 0), **({"target": targets, "losses": []} if me == n - 1 else {}))
     builtins.step = step
-    step()
+    for _ in range(3):
+        step()
 
 
 def run() -> None:
@@ -87,12 +88,14 @@ def by_flight_recorder() -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-def seen(world: World, by):
+def seen(scheme: str, by):
     """What rank 0 says; None where the step cannot run while it is watched."""
-    try:
-        return world.run(by)[0]
-    except RankError:
-        return None
+    with World(4, counted=False) as world:
+        world.run(prepare, scheme)
+        try:
+            return world.run(by)[0]
+        except RankError:
+            return None
 
 
 def main() -> None:
@@ -104,7 +107,7 @@ def main() -> None:
             world.run(run)
             traffic = world.traffic
             calls = sum(row.calls for row in traffic.ranks[0] if row.op != "recv")
-            others = [seen(world, by) for by in (by_comm_debug, by_profiler, by_flight_recorder)]
+        others = [seen(scheme, by) for by in (by_comm_debug, by_profiler, by_flight_recorder)]
         said = lambda found: f"{found[0]} calls, {human(found[1])}" if found else "the step fails under it"
         rows.append([scheme, human(traffic.wire[0]), human(traffic.counted[0]), said((calls, traffic.payload[0])), f"{others[0]} calls, no bytes" if others[0] else "the step fails under it",
                      said(others[1]), said(others[2])])
