@@ -335,14 +335,14 @@ def measure(name: str, doing: str) -> dict:
     return found
 
 
-def told(found: dict) -> str:
-    """A failure's row in words."""
+def told(found: dict, says: bool = True) -> str:
+    """A failure's row in words: after how long, what it says (unless nothing need be said), whether state is kept, and what is left behind."""
     if "seconds" not in found:
         return f"hangs (> {PATIENCE} s)" + left(found)
     said = "its error" if found["error"] else "which rank" if found["rank"] else "neither rank nor error"
     if found["rank"] and found["error"]:
         said = "rank and error" + (", and where the others wait" if found["where"] else "")
-    return f"{found['seconds']:.1f} s: {said}; state {'kept' if found.get('kept') else 'lost'}" + (", then hangs" if found["hung"] else "") + left(found)
+    return f"{found['seconds']:.1f} s" + f": {said}" * says + f"; state {'kept' if found.get('kept') else 'lost'}" + ", then hangs" * found["hung"] + left(found)
 
 
 def left(found: dict) -> str:
@@ -365,8 +365,7 @@ def main() -> None:
              ["memory of 8 ranks", *(show(middle(n, "memory", "bytes") and middle(n, "memory", "bytes") / 1e6, "{:.0f} MB") for n in names)],
              *([what, *(told(rows[n][doing][0]) for n in names)] for doing, what in (
                  ("raises", "rank 1 raises, the others wait"), ("dies", "rank 1 is killed"))),
-             ["the stop button", *(f"{rows[n]['stopped'][0]['seconds']:.1f} s; state {'kept' if rows[n]['stopped'][0].get('kept') else 'lost'}" + left(rows[n]["stopped"][0])
-                                   if "seconds" in rows[n]["stopped"][0] else f"hangs (> {PATIENCE} s)" + left(rows[n]["stopped"][0]) for n in names)],
+             ["the stop button", *(told(rows[n]["stopped"][0], says=False) for n in names)],
              ["the kernel is killed", *(f"{rows[n]['killed'][0]['left']} processes left" for n in names)]]
     save("peers", "Ranks beside a kernel, four of them", ["", *names], table, packages=("accelerate", "ipyparallel", "torchmonarch"))
     bars("peers", "A further call on four ranks", {n: 1e3 * middle(n, "call", "seconds") for n in names if middle(n, "call", "seconds")}, "milliseconds")

@@ -67,6 +67,16 @@ def test_mfu_by_hand():
     assert e.step_seconds == pytest.approx(sum(e.time.values())) and all(s >= 0 for s in e.time.values())
 
 
+def test_an_estimate_draws_itself():
+    e = estimate(LLAMA3, Layout(dp=4, tp=8, pp=2, zero=1), DGX, global_batch=128, seq_len=8192)
+    for table in (e.time_table(), e.memory_table()):
+        bars = [row[table.columns.index("drawn")] for row in table.rows]
+        assert "".join(b.strip("\u2007") for b in bars) == "█" * 28  # they add up
+        assert all(len(b) == 28 for b in bars)
+        ends = [len(b.rstrip("\u2007")) for b in bars if b.strip("\u2007")]
+        assert ends == sorted(ends) and ends[-1] == 28  # each begins where the one before it ends
+
+
 def test_four_by_four_by_four_for_llama_2_70b():
     """What NVIDIA's own base configuration for 64 H100s takes: TP 4, PP 4."""
     made = plan(LLAMA2, DGX, gpus=64, global_batch=128, seq_len=4096)

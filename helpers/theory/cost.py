@@ -31,6 +31,7 @@ from .layout import Layout, check, layers_on_rank
 from .memory import largest_stage
 from .models import ModelShape
 
+WIDE = 28  # letters of a bar
 OVERHEAD = 2e9  # bytes: the CUDA context, communicators, the allocator's slack
 
 
@@ -225,13 +226,20 @@ class Estimate:
                 f"{human(self.memory_bytes)} on the fullest GPU, {human(abs(room))} {'free' if room >= 0 else 'too much'}")
 
     def time_table(self) -> Table:
+        """Drawn as a waterfall: each part begins where the one above it ends."""
         total = self.step_seconds
-        rows = [[name, f"{s:.3f}", f"{s / total:.1%}", FORMULAS[name]] for name, s in self.time.items()]
-        return Table(["time", "seconds", "share", "how"], rows, ["step", f"{total:.3f}", "100 %", ""])
+        rows = [[name, f"{s:.3f}", f"{s / total:.1%}", bar, FORMULAS[name]] for (name, s), bar in zip(self.time.items(), _waterfall(self.time))]
+        return Table(["time", "seconds", "share", "drawn", "how"], rows, ["step", f"{total:.3f}", "100 %", "█" * WIDE, ""])
 
     def memory_table(self) -> Table:
-        rows = [[name, human(size)] for name, size in self.memory.items()]
-        return Table([f"memory, stage {self.stage}", "a GPU"], rows, ["total", human(self.memory_bytes)])
+        rows = [[name, human(size), bar] for (name, size), bar in zip(self.memory.items(), _waterfall(self.memory))]
+        return Table([f"memory, stage {self.stage}", "a GPU", "drawn"], rows, ["total", human(self.memory_bytes), "█" * WIDE])
+
+
+def _waterfall(parts: dict[str, float]) -> list[str]:
+    """A bar in letters for each part, behind as much empty space as the parts before it take; all of one width."""
+    ends = [round(WIDE * x / sum(parts.values())) for x in np.cumsum(list(parts.values()))]
+    return [("\u2007" * start + "█" * (end - start)).ljust(WIDE, "\u2007") for start, end in zip([0, *ends], ends)]
 
 
 def estimate(model: ModelShape, layout: Layout, cluster: Cluster, *, global_batch: int, seq_len: int, overlap: bool = True) -> Estimate:
