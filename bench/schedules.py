@@ -17,6 +17,7 @@ from report import save
 from helpers import World
 from helpers.lesson.drops import d07
 from helpers.theory import schedules
+from helpers.theory.simulation import Times, simulate
 
 ROOT = Path(__file__).resolve().parent.parent
 MAKE = {"1F1B": schedules.one_f_one_b, "ZB-H1": schedules.zb_h1, "ZB-H2": schedules.zb_h2}
@@ -27,7 +28,7 @@ def on_ranks() -> None:
     with World(4) as world:
         for name, make in (("GPipe", schedules.gpipe), ("1F1B", schedules.one_f_one_b)):
             for m in (4, 8, 16):
-                paper, real = schedules.simulate(make(4, m)), d07.on_ranks(world, make(4, m), tries=3)
+                paper, real = simulate(make(4, m)), d07.on_ranks(world, make(4, m), tries=3)
                 held = [real.in_flight(r) for r in range(4)]
                 off = real.bubble - paper.bubble
                 worst = max(worst, abs(off))
@@ -46,7 +47,7 @@ def published() -> dict[str, list[float]]:
             if r["schedule"] in MAKE and r["computed_bubble_rate"]:
                 f_, b, w, c = (float(r[k]) for k in ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms"))
                 p, m = int(r["pp_gpus"]), int(r["num_microbatches"])
-                cost = schedules.simulate(MAKE[r["schedule"]](p, m), schedules.Times(f_, b, w, c)).longest_rank
+                cost = simulate(MAKE[r["schedule"]](p, m), Times(f_, b, w, c)).longest_rank
                 off.setdefault(r["schedule"], []).append(abs((cost - m * (f_ + b + w)) / cost - float(r["computed_bubble_rate"])))
     return off
 
@@ -64,7 +65,7 @@ def clock(p: int, m: int, v: int) -> tuple[int, float]:
     took = []
     for _ in range(5):
         start = time.perf_counter()
-        schedules.simulate(made).makespan
+        simulate(made).makespan
         took.append(time.perf_counter() - start)
     return sum(map(len, made.ops)), statistics.median(took)
 

@@ -22,6 +22,7 @@ from .theory.hardware import CLUSTERS, find_cluster
 from .theory.layout import RECOMPUTE, SCHEDULES, Layout
 from .theory.models import MODELS, find_model
 from .theory.planner import plan
+from .theory.simulation import Times, simulate
 
 
 def _layout(args) -> Layout:
@@ -63,7 +64,7 @@ def run_bytes(args) -> tuple[str, dict]:
 def run_bubble(args) -> tuple[str, dict]:
     schedule = schedules.MAKE[args.schedule](args.pp, args.microbatches, args.interleave if args.schedule == "interleaved" else 1)
     share = schedule.v  # a chunk is a fraction of a rank's layers
-    line = schedules.simulate(schedule, schedules.Times(1 / share, 1 / share, 1 / share))
+    line = simulate(schedule, Times(1 / share, 1 / share, 1 / share))
     held = [line.in_flight(r) for r in range(args.pp)]
     text = (f"{schedule.name}, p = {args.pp}, m = {args.microbatches}: {line.makespan:g} units (forward 1, backward 2), "
             f"{line.bubble:.2%} of wall time idle\nheld at once, by rank: {held}" + (f", each 1/{share} of a rank's layers" if share > 1 else ""))

@@ -4,6 +4,7 @@ import pytest
 
 from helpers.theory import diagnose, schedules
 from helpers.theory.diagnose import Illegal
+from helpers.theory.simulation import simulate
 
 
 def text(schedule):
@@ -41,7 +42,7 @@ def test_a_standstill_is_told_rank_by_rank():
 
 
 def test_every_idle_time_has_its_reason():
-    timeline = schedules.simulate(schedules.one_f_one_b(4, 8))
+    timeline = simulate(schedules.one_f_one_b(4, 8))
     found = diagnose.idle(timeline)
     assert sum(b - a for _, a, b, _ in found) == pytest.approx(timeline.bubble * timeline.makespan * 4)
     assert found[0] == (0, 4.0, 10.0, "B0 waits for B0 on rank 1")

@@ -175,7 +175,7 @@ def test_every_relative_link_leads_somewhere(file):
             assert not anchor or anchor in anchors(there.read_text()), target
 
 
-NAMES = {"d" + n: f"helpers.lesson.drops.d{n}" for n in BOOKS} | {"toy": "helpers.toy", "draw": "helpers.lesson.draw", "schedules": "helpers.theory.schedules"}
+NAMES = {"d" + n: f"helpers.lesson.drops.d{n}" for n in BOOKS} | {"toy": "helpers.toy", "draw": "helpers.lesson.draw", "schedules": "helpers.theory.schedules", "simulation": "helpers.theory.simulation"}
 
 
 @pytest.mark.parametrize("number", BOOKS)

@@ -12,7 +12,8 @@ from helpers.theory.layout import RECOMPUTE, Layout, check, layers_on_rank, laye
 from helpers.theory.memory import (
     BYTES_PER_PARAMETER, activations_per_layer, in_flight, largest_stage, stage_memory, stage_params, states)
 from helpers.theory.models import MODELS, ModelShape
-from helpers.theory.schedules import gpipe, interleaved, one_f_one_b, simulate, zb_h1, zb_h2
+from helpers.theory.schedules import gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
+from helpers.theory.simulation import simulate
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 LLAMA = MODELS["llama-3-70b"]

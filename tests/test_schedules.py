@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from helpers.theory.schedules import (
-    Op, Schedule, Stuck, Times, dualpipe_v, gpipe, interleaved, looped_bfs, one_f_one_b, simulate, zb_h1, zb_h2, zb_v)
+from helpers.theory.schedules import Op, Schedule, dualpipe_v, gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1, zb_h2, zb_v
+from helpers.theory.simulation import Stuck, Times, simulate
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 SIMPLE = [gpipe, one_f_one_b, zb_h1, zb_h2, zb_v]

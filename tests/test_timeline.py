@@ -12,6 +12,7 @@ from helpers.lesson.drops import d07
 from helpers.runtime import memory
 from helpers.runtime.clock import span
 from helpers.theory import schedules
+from helpers.theory.simulation import simulate
 
 
 def test_spans_waits_and_one_clock(world):
@@ -41,7 +42,7 @@ def test_a_span_in_the_kernel_does_nothing():
 def test_in_flight_is_exact_and_the_bubble_near(world, make, m):
     schedule = make(4, m)
     t = d07.on_ranks(world, schedule, tries=1, unit=0.01)
-    paper = schedules.simulate(schedule)
+    paper = simulate(schedule)
     assert [t.in_flight(r) for r in range(4)] == [paper.in_flight(r) for r in range(4)]
     one = 1 * 1 * 256 * 4  # bytes of one microbatch's activation; an inner stage keeps nothing else
     assert [t.peak(r) / one for r in (0, 1, 2)] == [paper.in_flight(r) for r in (0, 1, 2)]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from ..theory import CLUSTERS, Layout, plan
 from ..theory import schedules as orders
+from ..theory import simulation
 from ..theory.cost import OVERHEAD
 from ..theory.layout import check
 from ..theory.memory import stage_memory
@@ -74,9 +75,9 @@ class Explorer:
 def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:
     """A schedule on paper, forward 1 and backward 2 units; a stage in v chunks takes 1/v of that for each. Raises ValueError."""
     made = orders.MAKE[schedule](p, m, v)
-    timeline = orders.paper(made)
+    timeline = simulation.paper(made)
     title = (f"{made.name}, p = {p}, m = {m}" + (f", v = {made.v}" if made.v > 1 else "")
-             + f": {timeline.makespan:.4g} units, bubble {timeline.bubble:.1%}, at most {orders.held(timeline):.3g} microbatches in flight")
+             + f": {timeline.makespan:.4g} units, bubble {timeline.bubble:.1%}, at most {simulation.held(timeline):.3g} microbatches in flight")
     return gantt.timeline(timeline, title, memory=True)
 
 

@@ -24,7 +24,7 @@ WORDS = {"F": "light: forward (F)", "B": "dark: backward (B)", "I": "dark: gradi
 
 @styled
 def timeline(panels, title: str = "", memory: bool | None = None, critical: bool = False) -> Picture:
-    """Timelines, one above the other: measured ones (`world.timeline`) and simulated ones (`schedules.simulate`).
+    """Timelines, one above the other: measured ones (`world.timeline`) and simulated ones (`simulation.simulate`).
 
     panels: one timeline, or name -> timeline. memory: whether to draw what each rank holds under its row, the peak marked; by
     default where it is known. critical: mark a simulated timeline's critical path. Timelines in the same unit get the same scale.

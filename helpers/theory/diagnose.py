@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 from . import schedules
-from .schedules import Op, Schedule, Stuck, Timeline, simulate
+from .schedules import Op, Schedule
+from .simulation import Stuck, Timeline, simulate
 
 
 class Illegal(ValueError):

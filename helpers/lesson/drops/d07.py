@@ -13,9 +13,10 @@ from ...runtime import clock, memory
 from ...runtime.clock import Timeline
 from ...runtime.traffic import Traffic
 from ...runtime.world import World
-from ...theory import diagnose, schedules
+from ...theory import diagnose, schedules, simulation
 from ...theory.diagnose import Illegal
-from ...theory.schedules import Schedule, Times
+from ...theory.schedules import Schedule
+from ...theory.simulation import Times, simulate
 from ..practice import Answer, Exercise, right, wrong
 
 UNIT = 0.030  # seconds of a stand-in's forward; its backward takes two of them
@@ -40,9 +41,9 @@ def on_ranks(world: World, schedule: Schedule, tries: int = 2, unit: float = UNI
     return min(found, key=lambda t: t.makespan)
 
 
-def on_paper(schedule: Schedule, unit: float = UNIT) -> schedules.Timeline:
+def on_paper(schedule: Schedule, unit: float = UNIT) -> simulation.Timeline:
     """The same on paper, in seconds, so that both have one scale."""
-    line = schedules.simulate(schedule)  # in whole units, which add up without rounding: ties stay ties
+    line = simulate(schedule)  # in whole units, which add up without rounding: ties stay ties
     return replace(line, start=unit * line.start, end=unit * line.end, unit="s")
 
 
@@ -110,7 +111,7 @@ def judge(attempt) -> Answer:
                 return answer
         mine, reference = diagnose.read(small, M), schedules.one_f_one_b(P, M)
         yours, theirs = on_ranks(world, mine, 1, 0.008), on_ranks(world, reference, 1, 0.008)
-    slots = schedules.simulate(diagnose.read(large, 32), Times(1, 0.5, 0.5)).makespan
+    slots = simulate(diagnose.read(large, 32), Times(1, 0.5, 0.5)).makespan
     paper = diagnose.run(mine)
     name = "This is 1F1B." if mine.name == "1F1B" else f"This one is {mine.name}: not 1F1B to the letter, and as good."
     answer = right(f"{name} The bubble is GPipe's, {paper.bubble:.2%} of wall time; what shrank is the number of microbatches in flight. "
@@ -126,7 +127,7 @@ def _measure(orders, timeline) -> Answer | None:
     """What is wrong with a legal order that is longer, or holds more, than 1F1B."""
     from .. import gantt
     p, m = timeline.schedule.p, timeline.schedule.m
-    reference = schedules.simulate(schedules.one_f_one_b(p, m))
+    reference = simulate(schedules.one_f_one_b(p, m))
     held = [timeline.in_flight(r) for r in range(p)]
     figures = [(f"time for p = {p}, m = {m}", f"{timeline.makespan:.0f} units", f"{reference.makespan:.0f} units"),
                ("microbatches in flight, by rank", str(held), str([reference.in_flight(r) for r in range(p)]))]
@@ -172,7 +173,7 @@ def _judge_bubble(attempt) -> Answer:
         measured = {name: on_ranks(world, make[name](P, M), 1).bubble for name in make}
     evidence = ("measured just now on four ranks: GPipe and 1F1B", " and ".join(f"{x:.2f}" for x in measured.values()), "both a little over 0.27")
     for (name, p, m), given in zip(cases, said):
-        target = schedules.simulate(make[name](p, m)).bubble
+        target = simulate(make[name](p, m)).bubble
         try:
             value = float(given) if not isinstance(given, (str, bool)) else None
         except (TypeError, ValueError):

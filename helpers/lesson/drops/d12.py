@@ -9,8 +9,9 @@ from pathlib import Path
 from ...runtime.clock import Timeline
 from ...runtime.world import World
 from ...table import Table
-from ...theory import schedules
-from ...theory.schedules import MAKE, Times, held, paper, simulate
+from ...theory import schedules, simulation
+from ...theory.schedules import MAKE
+from ...theory.simulation import Times, held, paper, simulate
 from ..practice import Answer, Exercise, right, wrong
 from .d07 import on_ranks
 
@@ -36,14 +37,14 @@ def remedies() -> Table:
     return Table(["remedy", "units", "bubble", "microbatches held", "messages", "the price"], rows, title=f"p = {P}, m = {M}: (p−1)/(m+p−1) = 7/20")
 
 
-def with_a_head(layers: list[int], head: float) -> schedules.Timeline:
+def with_a_head(layers: list[int], head: float) -> simulation.Timeline:
     """1F1B where stage k has layers[k] layers, and the last one also the head, which costs as much as `head` layers. A layer's forward is 1."""
     work = [float(n) for n in layers]
     work[-1] += head
     return simulate(schedules.one_f_one_b(len(layers), M), Times(work, work, work))
 
 
-def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[schedules.Timeline, Timeline]]:
+def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Timeline, Timeline]]:
     """Every remedy and two ways to balance, on real ranks with timed stand-ins: name -> (on paper, measured).
 
     The four stages run on four ranks of their own. unit: seconds of a forward of one stage of eight, four of its layers.

@@ -1,0 +1,231 @@
+"""Running a schedule on paper: when each operation starts, where a rank stands idle, and what it holds meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from .schedules import Op, Schedule
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long each operation takes, in any unit: one number, or one for each stage.
+
+    forward, input (I) and weight (W); a whole backward takes input + weight. send: from one rank to
+    another, during which neither rank is busy. The defaults are the usual picture: backward twice
+    forward, and links that cost nothing.
+    """
+
+    forward: float | Sequence[float] = 1.0
+    input: float | Sequence[float] = 1.0
+    weight: float | Sequence[float] = 1.0
+    send: float = 0.0
+
+    def of(self, kind: str, stage: int) -> float:
+        at = lambda t: t[stage] if isinstance(t, Sequence) else t
+        if kind == "F":
+            return at(self.forward)
+        return (kind in "BI") * at(self.input) + (kind in "BW") * at(self.weight)
+
+
+class Run(NamedTuple):
+    """One operation on the clock. `after` is the operation that it had to wait for, None if none."""
+
+    op: Op
+    start: float
+    end: float
+    after: Op | None
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A schedule with times, in arrays over all operations, rank after rank: start, end, and `after`, the number of the operation that
+    each had to wait for, -1 if none. `runs[rank]` has the same, in order."""
+
+    schedule: Schedule
+    start: np.ndarray
+    end: np.ndarray
+    after: np.ndarray
+    unit: str = "units of time"
+    level_unit = "chunks in flight"
+
+    @cached_property
+    def runs(self) -> list[list[Run]]:
+        """For each rank, its operations on the clock."""
+        ops = [op for mine in self.schedule.ops for op in mine]
+        every = iter([Run(op, start, end, None if after < 0 else ops[after])
+                      for op, start, end, after in zip(ops, self.start.tolist(), self.end.tolist(), self.after.tolist())])
+        return [list(islice(every, len(mine))) for mine in self.schedule.ops]
+
+    @cached_property
+    def rows(self) -> list[list[tuple[str, str, float, float]]]:
+        """For each rank (kind, label, start, end), as pictures need it. A chunk after the first is marked: 3, 3', 3''."""
+        return [[(r.op.kind, str(r.op.microbatch) + "'" * (sorted(k for k, at in enumerate(self.schedule.rank_of) if at == rank).index(r.op.stage)),
+                  r.start, r.end) for r in runs] for rank, runs in enumerate(self.runs)]
+
+    @cached_property
+    def levels(self) -> list[list[tuple[float, int]]]:
+        """For each rank (time, activations held from then on): a forward's from its start, until its backward ends."""
+        found = []
+        for runs in self.runs:
+            held, steps = 0, [(0.0, 0)]
+            for run in runs:
+                held += (run.op.kind == "F") - (run.op.kind in "BW")
+                steps.append((run.start if run.op.kind == "F" else run.end, held))
+            found.append(steps)
+        return found
+
+    def peak(self, rank: int) -> int:
+        """As `in_flight`: what a picture marks."""
+        return self.in_flight(rank)
+
+    @property
+    def makespan(self) -> float:
+        """From the first start to the last end."""
+        return float(self.end.max())
+
+    @property
+    def bubble(self) -> float:
+        """Share of wall time in which a rank idles, mean over ranks: (p-1)/(m+p-1) for GPipe and 1F1B.
+
+        (Some papers divide by the ideal time instead, which gives (p-1)/m; this is never that.)
+        """
+        return 1 - float((self.end - self.start).sum()) / (self.makespan * self.schedule.p)
+
+    @property
+    def longest_rank(self) -> float:
+        """From a rank's own first start to its own last end, for the rank that takes longest.
+
+        The step's time where steps follow each other without a barrier: what the Zero Bubble
+        paper calls cost. With a barrier it is `makespan`.
+        """
+        return max(runs[-1].end - runs[0].start for runs in self.runs)
+
+    def in_flight(self, rank: int) -> int:
+        """The most activations (one microbatch of one chunk each) that a rank holds at once."""
+        held = most = 0
+        for op in self.schedule.ops[rank]:
+            held += (op.kind == "F") - (op.kind in "BW")
+            most = max(most, held)
+        return most
+
+    @property
+    def critical_path(self) -> list[Run]:
+        """The chain of operations, first to last, none of which could start sooner: shorten one, and all ends sooner."""
+        by_op = {run.op: (rank, i) for rank, runs in enumerate(self.runs) for i, run in enumerate(runs)}
+        rank, i = max(((rank, len(runs) - 1) for rank, runs in enumerate(self.runs)), key=lambda at: self.runs[at[0]][-1].end)
+        path = []
+        while True:
+            run = self.runs[rank][i]
+            path.append(run)
+            if run.after is not None:
+                rank, i = by_op[run.after]
+            elif i > 0:
+                i -= 1
+            else:
+                return path[::-1]
+
+
+class Stuck(ValueError):
+    """An order that can never finish. `waits`: for each rank that stands still (rank, its next operation, what that needs)."""
+
+    def __init__(self, waits: list[tuple[int, Op, Op]]):
+        super().__init__("; ".join(f"rank {rank} can never start {op.kind}{op.microbatch} of stage {op.stage}" for rank, op, _ in waits[:4]))
+        self.waits = waits
+
+
+def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
+    """When each operation runs, if every rank does its own in order, each as soon as what it needs has come.
+
+    F needs the F of the stage before it; I and B need those of the stage after it, and the
+    stage's own F; W needs its own I. Raises Stuck where an order cannot finish. All ranks that can go on do so together,
+    in arrays: a million operations take about half a second.
+    """
+    every = [op for ops in schedule.ops for op in ops]
+    kinds = np.frombuffer("".join(map(itemgetter(0), every)).encode(), np.uint8)
+    microbatch, stage = (np.fromiter(map(itemgetter(k), every), int, len(every)) for k in (1, 2))
+    lengths, lives = [len(ops) for ops in schedule.ops], np.array(schedule.rank_of)
+    rank, last = np.repeat(np.arange(schedule.p), lengths), len(lives) - 1
+    forward, weight = kinds == ord("F"), kinds == ord("W")
+    back = ~(forward | weight)  # I and B answer the same need: the gradient of a stage's input
+    takes = np.empty(len(kinds))
+    for kind in np.unique(kinds):
+        takes[kinds == kind] = np.array([times.of(chr(kind), s) for s in range(last + 1)], float)[stage[kinds == kind]]
+
+    # What can be needed has a place in `done`, for its end. The last place is for what is there from the beginning.
+    each = (microbatch.max() + 1) * (last + 1)
+    place = lambda what, at: what * each + microbatch * (last + 1) + at
+    nothing = 3 * each
+    gives = np.select([forward, weight], [place(0, stage), place(2, stage)], place(1, stage))
+    own = np.select([forward, weight], [nothing, place(1, stage)], place(0, stage))
+    from_before, from_behind = forward & (stage > 0), back & (stage < last)
+    other = np.select([from_before, from_behind], [place(0, stage - 1), place(1, stage + 1)], nothing)
+    away = (from_before & (lives[stage - 1] != rank)) | (from_behind & (lives[np.minimum(stage + 1, last)] != rank))
+    travels = np.where(away, times.send, 0.0)
+
+    done = np.full(nothing + 1, np.inf)
+    done[nothing] = 0.0
+    start, waited, free = np.empty(len(kinds)), np.zeros(len(kinds), bool), np.zeros(schedule.p)
+    ends = np.cumsum(lengths)
+    at = ends - lengths  # each rank's next operation
+    working = np.flatnonzero(at < ends)
+    while len(working):
+        now = at[working]
+        arrives = done[other[now]] + travels[now]
+        can = np.maximum(arrives, done[own[now]]) < np.inf
+        if not can.all():
+            if not can.any():
+                _stuck(schedule, at - (ends - lengths), lambda need: done[_place(need, each, last)] == np.inf)
+            now, go, arrives = now[can], working[can], arrives[can]
+        else:
+            go = working
+        waited[now] = arrives > free[go]
+        start[now] = begin = np.maximum(free[go], arrives)
+        free[go] = done[gives[now]] = begin + takes[now]
+        at[go] += 1
+        if (at[go] == ends[go]).any():
+            working = np.flatnonzero(at < ends)
+    number = np.full(nothing + 1, -1)
+    number[gives] = np.arange(len(kinds))
+    return Timeline(schedule, start, start + takes, np.where(waited, number[other], -1))
+
+
+def _place(op: Op, each: int, last: int) -> int:
+    return {"F": 0, "I": 1, "W": 2}[op.kind] * each + op.microbatch * (last + 1) + op.stage
+
+
+def _stuck(schedule: Schedule, done: Sequence[int], missing: Callable[[Op], bool]) -> None:
+    """Raise Stuck. done[rank]: how many of its operations have run."""
+    last = len(schedule.rank_of) - 1
+    left = [(rank, ops[n]) for rank, (ops, n) in enumerate(zip(schedule.ops, done)) if n < len(ops)]
+    raise Stuck([(rank, op, next(need for need in _needs(op, last) if missing(need))) for rank, op in left])
+
+
+def paper(schedule: Schedule, work: float = 1.0) -> Timeline:
+    """`simulate` where F, I and W of a stage take `work` each, and 1/v of that for each of its v chunks."""
+    each = work / schedule.v
+    return simulate(schedule, Times(each, each, each))
+
+
+def held(timeline: Timeline) -> float:
+    """The most microbatches in flight on any rank, a chunk counting as 1/v."""
+    return max(timeline.in_flight(r) for r in range(timeline.schedule.p)) / timeline.schedule.v
+
+
+def _needs(op: Op, last: int) -> Iterator[Op]:
+    if op.kind == "F":
+        if op.stage > 0:
+            yield op._replace(stage=op.stage - 1)
+    elif op.kind == "W":
+        yield op._replace(kind="I")
+    else:
+        yield op._replace(kind="F")
+        if op.stage < last:
+            yield op._replace(kind="I", stage=op.stage + 1)
