@@ -29,6 +29,7 @@ refresh: $(READY)
 # Half an hour: tables and a figure in build/bench. What people would use instead goes into an environment of its own.
 bench: $(READY) $(PEERS)/.ready
 	$(PEERS)/bin/python bench/peers.py
+	$(PEERS)/bin/python bench/cost_peers.py
 	for table in ranks counting fabric schedules cost_model training course; do $(BIN)/python bench/$$table.py || exit 1; done
 
 cards cheatsheet: $(READY)
@@ -54,5 +55,5 @@ $(READY): pyproject.toml constraints.txt
 $(PEERS)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
-	for peer in ipyparallel torchmonarch; do $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $$peer || true; done
+	for peer in ipyparallel torchmonarch llm-analysis; do $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $$peer || true; done
 	@touch $@

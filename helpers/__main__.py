@@ -34,7 +34,7 @@ def run_plan(args) -> tuple[str, dict]:
     made = plan(find_model(args.model), find_cluster(args.cluster), gpus=args.gpus, global_batch=args.batch, seq_len=args.seq,
                 eager=args.eager, balanced=args.balanced)
     best = made.estimate()
-    out = [repr(made.table(args.rows)), "", f"best: {best.layout}", best.summary(), "", repr(best.time_table()), "", repr(best.memory_table())]
+    out = [repr(made.table(args.rows)), "", f"best: {best.layout}", best.summary(), "", repr(best.time_table()), "", repr(best.memory_table()), "", best.went_in()]
     if made.impossible:
         out += ["", f"{len(made.impossible)} of the (dp, tp, pp) cannot be:"]
         out += [f"  {axes}: {reason}" for axes, reason in list(made.impossible.items())[:5]]

@@ -75,6 +75,9 @@ def test_an_estimate_draws_itself():
         assert all(len(b) == 28 for b in bars)
         ends = [len(b.rstrip("\u2007")) for b in bars if b.strip("\u2007")]
         assert ends == sorted(ends) and ends[-1] == 28  # each begins where the one before it ends
+    everything = estimate(LLAMA3, Layout(dp=8, tp=8, zero=3, eager=True), DGX, global_batch=128, seq_len=8192)  # every part has its formula
+    assert "gathered weights" in repr(everything) and "logits" in repr(everything)
+    assert "s = 8,192, b = 1, m = 32, h = 8,192, L = 80" in e.went_in() and "70,553,706,496 parameters" in e.went_in()
 
 
 def test_four_by_four_by_four_for_llama_2_70b():

@@ -166,6 +166,17 @@ FORMULAS = {
 }
 
 
+HELD = {
+    "weights": "2 bytes a parameter of the stage, /t (/d with ZeRO-3)",
+    "gradients": "2 or 4 bytes a parameter (6 where they are summed in float32 one by one), /t (/d from ZeRO-2 on)",
+    "optimizer": "12 bytes a parameter, /t (/d from ZeRO-1 on)",
+    "activations": "layers of the stage · what a layer keeps · microbatches in flight",
+    "logits": "4·s·b·(h + V)/t, 10 more for each score where operations run one by one",
+    "gathered weights": "2 bytes a parameter of two layers, /t",
+    "overhead": "context, communicators, the allocator's slack: assumed",
+}
+
+
 def sent(model: ModelShape, layout: Layout, global_batch: int, seq_len: int) -> dict[str, float]:
     """Bytes that a GPU sends in one step for each axis, dp, tp and pp, by the book: what `step_terms` puts time to."""
     d, t, p = layout.dp, layout.tp, layout.pp
@@ -218,7 +229,7 @@ class Estimate:
 
     def __repr__(self) -> str:
         return "\n".join([f"{self.model.name} on {self.layout.ranks} × {self.cluster.device.name}: {self.layout}", "",
-                          repr(self.time_table()), "", repr(self.memory_table()), "", self.summary()])
+                          repr(self.time_table()), "", repr(self.memory_table()), "", self.went_in(), "", self.summary()])
 
     def summary(self) -> str:
         room = self.cluster.device.memory - self.memory_bytes
@@ -232,8 +243,19 @@ class Estimate:
         return Table(["time", "seconds", "share", "drawn", "how"], rows, ["step", f"{total:.3f}", "100 %", "█" * WIDE, ""])
 
     def memory_table(self) -> Table:
-        rows = [[name, human(size), bar] for (name, size), bar in zip(self.memory.items(), _waterfall(self.memory))]
-        return Table([f"memory, stage {self.stage}", "a GPU", "drawn"], rows, ["total", human(self.memory_bytes), "█" * WIDE])
+        """The fullest stage's, drawn alike."""
+        rows = [[name, human(size), bar, HELD[name]] for (name, size), bar in zip(self.memory.items(), _waterfall(self.memory))]
+        return Table([f"memory, stage {self.stage}", "a GPU", "drawn", "how"], rows, ["total", human(self.memory_bytes), "█" * WIDE, ""])
+
+    def went_in(self) -> str:
+        """The numbers behind the formulas."""
+        model, at, gpu, c = self.model, self.layout, self.cluster.device, constants()
+        m = self.global_batch // (at.dp * at.microbatch)
+        letters = dict(s=self.seq_len, b=at.microbatch, m=m, h=model.hidden, L=model.layers, V=model.vocab, d=at.dp, t=at.tp, p=at.pp, v=at.interleave)
+        speeds = dict(achievable=gpu.achievable, bandwidth=gpu.bandwidth, link=self.cluster.link, port=self.cluster.nic)
+        return ("went in: " + ", ".join(f"{k} = {value:,}" for k, value in letters.items()) + f", {model.params:,} parameters, "
+                + ", ".join(f"{k} {value:.4g}/s" for k, value in speeds.items()) + "; of these "
+                + ", ".join(f"{f.name} {getattr(c, f.name):g}" for f in fields(c)) + " (data/cost_constants.json)")
 
 
 def _waterfall(parts: dict[str, float]) -> list[str]:
