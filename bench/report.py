@@ -37,7 +37,7 @@ def bars(name: str, title: str, values: dict[str, float], unit: str) -> None:
         figure, ((ax,),) = row_of_panels(1, 8.0, 0.4 * len(values) + 1.0)
         ax.barh(range(len(values)), list(values.values()), 0.66, color=["#0072B2", *["#B5B5B5"] * (len(values) - 1)])
         for y, value in enumerate(values.values()):
-            ax.text(value, y, f" {value:.3g}", va="center", color=INK)
+            ax.text(value, y, f" {value:,.0f}" if value >= 100 else f" {value:.3g}", va="center", color=INK)
         ax.set(yticks=range(len(values)), yticklabels=list(values), ylim=(len(values) - 0.5, -0.5), xscale="log", xlabel=unit, title=title,
                xlim=(0.5 * min(values.values()), 3 * max(values.values())))
         return Picture(figure, title)
