@@ -126,6 +126,18 @@ def test_who_sent_to_whom(world):
     assert [row[0] > 0 for row in world.traffic.matrix] == [False, True, True, True]
 
 
+@linux
+def test_a_world_formed_anew_inside_a_call_is_counted(world, tmp_path):
+    def again(meeting):
+        rank, n = dist.get_rank(), dist.get_world_size()
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=n)
+        dist.all_reduce(torch.ones(S))
+    world.run(again, tmp_path / "meeting")
+    row, = world.traffic.ranks[0]
+    assert 1.5 * 4 * S < row.wire < 1.51 * 4 * S
+
+
 def test_two_ranks_may_have_the_same_port():
     """The system gives a port twice if the other ends differ: here rank 0 and rank 2 both call from 50000."""
     reports = [Report(wire={(50000, 4001): 10}), Report(wire={(4001, 50000): 20, (4001, 50007): 30}),

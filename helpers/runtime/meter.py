@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+import weakref
 from dataclasses import dataclass, field
 
 import torch
@@ -92,6 +93,7 @@ class Recorder:
         self.counter = wire.Counter()
         self.last: dict | None = None  # the collective issued last, as written to the box
         self._groups: dict[str, tuple[str, list[int], int]] = {}
+        self._known = lambda: None  # the group whose connections were looked at when it was formed
         self.fabric: Fabric | None = None
         if on:
             self._get_in_front()
@@ -124,9 +126,10 @@ class Recorder:
         os.pwrite(self.box, bytes(BOX_BYTES), 0)
 
     def joined(self) -> None:
-        """A world has been formed: look at its connections."""
+        """A world has been formed: look at its connections now, not in every call."""
         if self.on:
             self.counter.refresh()
+            self._known = weakref.ref(dist.group.WORLD)  # (a reference would keep its connections open)
 
     def finish(self) -> None:
         """Wait for what was begun and never waited for: left alone, it would meet the next call's collectives."""
@@ -204,7 +207,7 @@ class Recorder:
             elif described in ("undefined", ""):
                 described = "ranks " + ",".join(map(str, members))
             known = self._groups[group.group_name] = described, members, group.rank()
-            if described != "world":  # whose connections are there from the beginning
+            if group is not self._known():
                 before = self.counter.total()
                 self.counter.refresh()  # the group may have brought connections, and bytes to greet its ranks
                 self._settled += self.counter.total() - before
