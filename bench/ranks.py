@@ -4,7 +4,6 @@ What is measured, the median, and what is aimed at. Nothing here is
 a test: a slow or busy machine gives slow figures. Ratios are of pairs measured in turn.
 """
 
-import os
 import signal
 import statistics
 import subprocess
@@ -13,6 +12,7 @@ import threading
 import time
 
 import torch.distributed as dist
+from peers import dies, raises, stuck
 from report import save
 
 from helpers import World, toy
@@ -73,24 +73,6 @@ def to_failure(world, fn, **kwargs) -> float:
     return statistics.median(timed(fail) for _ in range(5))
 
 
-def one_raises():
-    if dist.get_rank() == 1:
-        raise ValueError
-    dist.barrier()
-
-
-def one_dies():
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.barrier()
-
-
-def stuck():
-    if dist.get_rank() != 1:
-        dist.barrier()
-    time.sleep(60)
-
-
 def main() -> None:
     rows = []
     seconds, ratio = cold()
@@ -102,8 +84,8 @@ def main() -> None:
         for _ in range(20):
             world.run(int)
         rows.append(("a trivial call, 4 ranks", f"{statistics.median(timed(lambda: world.run(int)) for _ in range(200)) * 1e3:.1f} ms", "≤ 5 ms"))
-        rows.append(("a rank raises, three wait: to the message", f"{to_failure(world, one_raises):.2f} s", "≤ 1 s"))
-        rows.append(("a rank is killed: to the message", f"{to_failure(world, one_dies):.2f} s", "≤ 1.5 s"))
+        rows.append(("a rank raises, three wait: to the message", f"{to_failure(world, raises):.2f} s", "≤ 1 s"))
+        rows.append(("a rank is killed: to the message", f"{to_failure(world, dies):.2f} s", "≤ 1.5 s"))
 
         def interrupted() -> float:
             pressed = []

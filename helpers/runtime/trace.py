@@ -20,12 +20,12 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from ..table import Table, human
 from ..theory import collectives
 from ..theory.layout import Layout, check
-from ..theory.memory import EAGER_SCORE_BYTES
+from ..theory.memory import EAGER_SCORE_BYTES, activations_per_layer
 from ..theory.models import ModelShape, find_model
 
 PLANS = ("Megatron's", "usual")
@@ -163,7 +163,7 @@ def beyond(model: ModelShape, layout: Layout, seq_len: int) -> dict[str, float]:
     layers = 0 if layout.recompute == "full" else model.layers  # at the peak, which is at the loss
     return {
         "gathered inputs, kept whole by DTensor": layers * 4.0 * sb * h * (1 - 1 / t) if layout.sequence_parallel else 0.0,
-        "SiLU's output, kept beside its input": layers * 2.0 * sb * model.ffn / t if model.gated else 0.0,
+        "SiLU's output, kept beside its input": layers * activations_per_layer(model, replace(layout, eager=True, recompute="none"), seq_len).get("SiLU's output", 0.0),
         "scores: more float32 copies, and one in bfloat16": (EAGER_SCORE_BYTES + 4 * (t > 1)) * sb * model.vocab / t,  # a split loss makes one more
         "embedding and head, gathered until the end": 2.0 * root_bytes(model, t),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -182,7 +182,9 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
         can = np.maximum(arrives, done[own[now]]) < np.inf
         if not can.all():
             if not can.any():
-                _stuck(schedule, at - (ends - lengths), lambda need: done[_place(need, each, last)] == np.inf)
+                lacks = np.where(done[own[now]] == np.inf, own[now], other[now]).tolist()
+                needed = [Op("FIW"[place // each], place % each // (last + 1), place % (last + 1)) for place in lacks]
+                raise Stuck(list(zip(working.tolist(), (every[i] for i in now), needed)))
             now, go, arrives = now[can], working[can], arrives[can]
         else:
             go = working
@@ -197,17 +199,6 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
     return Timeline(schedule, start, start + takes, np.where(waited, number[other], -1))
 
 
-def _place(op: Op, each: int, last: int) -> int:
-    return {"F": 0, "I": 1, "W": 2}[op.kind] * each + op.microbatch * (last + 1) + op.stage
-
-
-def _stuck(schedule: Schedule, done: Sequence[int], missing: Callable[[Op], bool]) -> None:
-    """Raise Stuck. done[rank]: how many of its operations have run."""
-    last = len(schedule.rank_of) - 1
-    left = [(rank, ops[n]) for rank, (ops, n) in enumerate(zip(schedule.ops, done)) if n < len(ops)]
-    raise Stuck([(rank, op, next(need for need in _needs(op, last) if missing(need))) for rank, op in left])
-
-
 def paper(schedule: Schedule, work: float = 1.0) -> Timeline:
     """`simulate` where F, I and W of a stage take `work` each, and 1/v of that for each of its v chunks."""
     each = work / schedule.v
@@ -217,15 +208,3 @@ def paper(schedule: Schedule, work: float = 1.0) -> Timeline:
 def held(timeline: Timeline) -> float:
     """The most microbatches in flight on any rank, a chunk counting as 1/v."""
     return max(timeline.in_flight(r) for r in range(timeline.schedule.p)) / timeline.schedule.v
-
-
-def _needs(op: Op, last: int) -> Iterator[Op]:
-    if op.kind == "F":
-        if op.stage > 0:
-            yield op._replace(stage=op.stage - 1)
-    elif op.kind == "W":
-        yield op._replace(kind="I")
-    else:
-        yield op._replace(kind="F")
-        if op.stage < last:
-            yield op._replace(kind="I", stage=op.stage + 1)

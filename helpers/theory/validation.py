@@ -23,6 +23,8 @@ from .cost import constants, step_terms
 from .hardware import CLUSTERS
 from .layout import Layout
 from .models import MODELS, ModelShape
+from .schedules import one_f_one_b, zb_h1, zb_h2
+from .simulation import Times, simulate
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 A100, H100, ROCE = CLUSTERS["dgx-a100"], CLUSTERS["dgx-h100"], CLUSTERS["a100-roce"]
@@ -119,6 +121,17 @@ def zero_bubble():
             layout = Layout(1, 1, p, b, v, "interleaved" if v > 1 else "1F1B", sequence_parallel=False, fused_attention=False, gradient_bytes=4)
             real = m * b / (p * float(r["measured_samples_per_gpu_per_s"]))
             yield seconds(model, layout, ROCE, m * b, 1024), real, model, p, m * b, 1024, ROCE
+
+
+def bubble_rates():
+    """Zero Bubble's rates (Table 5) beside those simulated from the times of its Table 9, which need no cost model: (row of the table, simulated)."""
+    make = {"1F1B": one_f_one_b, "ZB-H1": zb_h1, "ZB-H2": zb_h2}
+    for r in rows("zero_bubble_2023.csv"):
+        if r["schedule"] in make:
+            f, b, w, send = (float(r[k]) for k in ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms"))
+            m = int(r["num_microbatches"])
+            cost = simulate(make[r["schedule"]](int(r["pp_gpus"]), m), Times(f, b, w, send)).longest_rank
+            yield r, (cost - m * (f + b + w)) / cost
 
 
 def llama_405b():

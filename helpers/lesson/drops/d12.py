@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from contextlib import nullcontext
-from pathlib import Path
 
 from ...runtime.clock import Timeline
 from ...runtime.world import World
@@ -12,6 +10,7 @@ from ...table import Table
 from ...theory import schedules, simulation
 from ...theory.schedules import MAKE
 from ...theory.simulation import Times, held, paper, simulate
+from ...theory.validation import bubble_rates
 from ..practice import Answer, Exercise, right, wrong
 from .d07 import on_ranks
 
@@ -39,9 +38,13 @@ def remedies() -> Table:
 
 def with_a_head(layers: list[int], head: float) -> simulation.Timeline:
     """1F1B where stage k has layers[k] layers, and the last one also the head, which costs as much as `head` layers. A layer's forward is 1."""
-    work = [float(n) for n in layers]
-    work[-1] += head
+    work = _work(layers, head)
     return simulate(schedules.one_f_one_b(len(layers), M), Times(work, work, work))
+
+
+def _work(layers: list[int], head: float) -> list[float]:
+    """What each stage does, in forwards of a layer."""
+    return [*map(float, layers[:-1]), layers[-1] + float(head)]
 
 
 def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Timeline, Timeline]]:
@@ -55,8 +58,7 @@ def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Tim
         with World(P // 2) if four else nullcontext(world) as ranks:
             found[name] = paper(schedule, work), on_ranks(ranks, schedule, tries=1, unit=unit * work)
     for name, layers in (("a head of 3, equal stages", [4] * P), ("a head of 3, balanced", [4, 4, 4, 4, 5, 5, 5, 1])):
-        work = [float(n) for n in layers[:-1]] + [layers[-1] + 3.0]
-        found[name] = with_a_head(layers, 3), on_ranks(world, schedules.one_f_one_b(P, M), tries=1, unit=unit / 4, work=work)
+        found[name] = with_a_head(layers, 3), on_ranks(world, schedules.one_f_one_b(P, M), tries=1, unit=unit / 4, work=_work(layers, 3))
     return found
 
 
@@ -69,15 +71,8 @@ def side_by_side(found: dict) -> Table:
 
 def published() -> Table:
     """Bubble rates of Qi et al. 2023, Table 5, beside those simulated from the times of their Table 9, for p = 8, m = 24."""
-    rows = []
-    with open(Path(__file__).resolve().parents[3] / "data" / "zero_bubble_2023.csv") as f:
-        for r in csv.DictReader(f):
-            if r["pp_gpus"] == "8" and r["schedule"] in ("1F1B", "ZB-H1", "ZB-H2") and r["num_microbatches"] == "24":
-                make = {"1F1B": schedules.one_f_one_b, "ZB-H1": schedules.zb_h1, "ZB-H2": schedules.zb_h2}[r["schedule"]]
-                f_, b, w, c = (float(r[k]) for k in ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms"))
-                m = int(r["num_microbatches"])
-                cost = simulate(make(8, m), Times(f_, b, w, c)).longest_rank
-                rows.append([f"{r['model']}, m = {m}", r["schedule"], f"{float(r['computed_bubble_rate']):.4f}", f"{(cost - m * (f_ + b + w)) / cost:.4f}"])
+    rows = [[f"{r['model']}, m = {r['num_microbatches']}", r["schedule"], f"{float(r['computed_bubble_rate']):.4f}", f"{rate:.4f}"]
+            for r, rate in bubble_rates() if r["pp_gpus"] == "8" and r["num_microbatches"] == "24"]
     return Table(["model", "schedule", "published", "simulated"], rows, title="share of bubble, p = 8")
 
 
