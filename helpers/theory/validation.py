@@ -151,10 +151,19 @@ def llama_405b():
         yield min(guesses), real, model, n, batch, s, H100
 
 
+def torchtitan():
+    """FSDP2 without a compiler: half-precision weights are gathered, gradients summed in float32."""
+    for r in rows("torchtitan_2024_a100.csv"):
+        model, n, b, s = MODELS[r["model"]], int(r["gpus"]), int(r["microbatch_seqs"]), int(r["seq_len"])
+        layout = Layout(n, microbatch=b, zero=3, recompute=r["recompute"], gradient_bytes=4, eager=True)
+        yield seconds(model, layout, A100, n * b, s, overlap=True), b * s / float(r["tokens_per_gpu_per_s"]), model, n, n * b, s, A100
+
+
 SETS = {
     "Korthikanti 2022, T5 (fitted)": korthikanti, "Narayanan 2021, T1 (fitted)": narayanan_1,
     "Narayanan 2021, T2 PTD-P": lambda: narayanan_2("PTD-P"), "Narayanan 2021, T2 ZeRO-3": lambda: narayanan_2("ZeRO-3"),
     "MT-NLG 530B": mt_nlg, "Zero Bubble, 1F1B and interleaved": zero_bubble, "Llama 3 405B, T4": llama_405b,
+    "torchtitan, FSDP on 64 A100": torchtitan,
 }
 
 
