@@ -171,7 +171,7 @@ class Trainer:
         self.mesh = mesh_of(config, self.device.type)
         self.stage_number, self.data_rank = self.mesh.get_local_rank("pp"), self.mesh.get_local_rank("replicate") * config.shard + self.mesh.get_local_rank("shard")
         self.model = shard_model(stage_of(config, self.stage_number).to(self.device), config, self.mesh)
-        self.optimizer = torch.optim.AdamW(self._groups(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay)
+        self.optimizer = torch.optim.AdamW(self._groups(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
         self.microbatches = config.batch // config.dp // config.microbatch
         self.number = 0
         if config.pp > 1:
@@ -200,7 +200,7 @@ class Trainer:
         dist.all_reduce(sums)
         loss, norm = sums[0].item(), sums[1].sqrt().item()
         for p in self.model.parameters():
-            p.grad.mul_(min(1.0, c.clip / (norm + 1e-6)))
+            p.grad.to_local().mul_(min(1.0, c.clip / (norm + 1e-6)))
         rate = learning_rate(self.number, c)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -393,8 +393,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def lost_contact(e: RuntimeError) -> bool:
     """Whether an error says that another rank is gone, and not that something is wrong here."""
-    return isinstance(e, (dist.DistBackendError, dist.DistNetworkError)) or any(
-        word in str(e) for word in ("Connection closed", "Connection reset", "Timed out", "timed out", "Connect timeout", "Broken pipe"))
+    gloo = ("connection closed", "connection reset", "connection refused", "broken pipe", "timed out", "timeout", "no route to host", "unreachable")
+    return isinstance(e, (dist.DistBackendError, dist.DistNetworkError)) or any(word in str(e).lower() for word in gloo)
 
 
 if __name__ == "__main__":

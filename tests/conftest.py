@@ -1,5 +1,7 @@
 """Shared by all tests: one world of four ranks."""
 
+import signal
+
 import cloudpickle
 import pytest
 from hypothesis import settings
@@ -7,6 +9,8 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True)  # the same examples on every machine
 settings.load_profile("repeatable")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell gives to a background job, where no stop button would work
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest.register_assert_rewrite("exercise_tests")
 

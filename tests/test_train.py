@@ -230,6 +230,20 @@ def _wait_for_end_of(run: Path) -> None:
     time.sleep(0.5)
 
 
+@pytest.mark.parametrize("said, lost", [
+    ("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242", True),
+    ("[../gloo/transport/tcp/pair.cc:553] Read error [10.77.0.2]:4242: Connection reset by peer", True),
+    ("[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 8000ms for recv operation to complete", True),
+    ("[../gloo/transport/tcp/pair.cc:193] Connect timeout [127.0.0.1]:4242", True),
+    ("Application timeout caused pair closure", True),
+    ("writev [10.77.0.2]:4242: Broken pipe", True),
+    ("[../gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4", False),
+    ("mat1 and mat2 shapes cannot be multiplied (4x8 and 4x8)", False),
+])
+def test_a_lost_rank_is_told_from_a_mistake(said, lost):
+    assert train.lost_contact(RuntimeError(said)) is lost
+
+
 def test_torchrun_starts_again_when_a_rank_dies(tmp_path):
     """Rank 1 ends itself, once, after the first checkpoint."""
     script = tmp_path / "dies.py"
