@@ -7,7 +7,6 @@ FSDP 2 × TP 2 × 1F1B 2; accelerate on CPU ranks has data parallelism.
 from __future__ import annotations
 
 import builtins
-import os
 import statistics
 import time
 
@@ -22,6 +21,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
 from helpers import World, toy
+from helpers.lesson.drops.d14 import ByAccelerate
 from helpers.runtime import memory
 from helpers.table import human
 from helpers.train import Config, Trainer, read_text
@@ -47,7 +47,7 @@ class Bare:
                 fully_shard(block, mesh=self.mesh["dp"])
         fully_shard(self.model, mesh=self.mesh["dp"])
         split = [p for p in self.model.parameters() if p.device_mesh.ndim == 2]
-        self.optimizer = torch.optim.AdamW([{"params": split}, {"params": [p for p in self.model.parameters() if p.device_mesh.ndim == 1]}], lr=3e-3)
+        self.optimizer = torch.optim.AdamW([{"params": split}, {"params": [p for p in self.model.parameters() if p.device_mesh.ndim == 1]}], lr=3e-3, fused=True)
         stage = PipelineStage(self.model, self.index, 2, torch.device("cpu"), group=self.mesh.get_group("pp"))
         self.schedule = Schedule1F1B(stage, 2, loss_fn=toy.loss_of)
         self.text = read_text()
@@ -64,36 +64,13 @@ class Bare:
         dist.all_reduce(squares)
         norm = squares.sqrt().item()
         for p in self.model.parameters():
-            p.grad.mul_(min(1.0, 1.0 / (norm + 1e-6)))
+            p.grad.to_local().mul_(min(1.0, 1.0 / (norm + 1e-6)))
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-
-class ByAccelerate:
-    """The same training through accelerate's own API: data parallel, which is what it does on CPU ranks."""
-
-    def __init__(self):
-        from accelerate import Accelerator
-        os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()),
-                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}  # what a launcher sets
-        self.accelerator = Accelerator(cpu=True)
-        model = toy.ToyTransformer(CONFIG.hidden, CONFIG.heads, CONFIG.layers, CONFIG.seq_len)
-        self.model, self.optimizer = self.accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
-        self.text = read_text()
-
-    def step(self):
-        starts = torch.randint(len(self.text) - CONFIG.seq_len, (CONFIG.batch // dist.get_world_size(), 1))
-        at = starts + torch.arange(CONFIG.seq_len)
-        loss = toy.loss_of(self.model(self.text[at]), self.text[at + 1])
-        self.accelerator.backward(loss)
-        self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.accelerator.reduce(loss.detach(), "mean").item()
 
 
 MAKE = {"helpers.train, 2·2·2": lambda: Trainer(CONFIG), "bare script, 2·2·2": Bare,
-        "helpers.train, 8·1·1": lambda: Trainer(REPLICATED), "accelerate, 8·1·1": ByAccelerate}
+        "helpers.train, 8·1·1": lambda: Trainer(REPLICATED), "accelerate, 8·1·1": lambda: ByAccelerate(REPLICATED)}
 
 
 def pairs(one: str, other: str, n: int) -> list[tuple[float, float]]:

@@ -7,7 +7,7 @@
 On several machines, run the same on each of them (two of four ranks here), where HOST is the name of one of them:
 
     torchrun --nnodes 1:2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
-             --max-restarts 9 -m helpers.train --tp 2 --pp 2 --out /shared/run
+             --max-restarts 3 -m helpers.train --tp 2 --pp 2 --out /shared/run
 
 dp is left to what is there, so when the machine other than HOST is lost, torchrun starts again on one, and the run goes on
 from its last checkpoint with half the data parallelism. HOST itself keeps the list of who is there: without it, start again.
@@ -35,6 +35,7 @@ import math
 import os
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -348,9 +349,37 @@ def join_group(timeout: float) -> None:
     if _has_gpu():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        store, rank, n = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(60.0, timeout))))
+        store = dist.PrefixStore(agree_on_attempt(store, rank, n), store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=n, timeout=timedelta(seconds=timeout))
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def agree_on_attempt(store: dist.Store, rank: int, n: int) -> str:
+    """A name that the n ranks which are starting have in common, and none that was started before them.
+
+    torchrun keeps one store for all its restarts, and gloo would look up the addresses of ranks that are dead. So every rank asks with
+    a token of its own, and rank 0 answers each until it has come. Raises DistNetworkError when a rank does not within the store's timeout.
+    """
+    if rank:
+        token = uuid.uuid4().hex
+        store.set(f"asks/{rank}", token)
+        name = store.get(f"answer/{token}").decode()
+        store.set(f"{name}/came/{rank}", "")
+        return name
+    name, missing = uuid.uuid4().hex, set(range(1, n))
+    deadline = time.monotonic() + store.timeout.total_seconds()
+    while missing:
+        for other in list(missing):
+            if store.check([f"asks/{other}"]):  # perhaps of a dead rank; the answer is then read by nobody
+                store.set(f"answer/{store.get(f'asks/{other}').decode()}", name)
+            if store.check([f"{name}/came/{other}"]):
+                missing.remove(other)
+        if time.monotonic() > deadline:
+            raise dist.DistNetworkError(f"timed out waiting for ranks {sorted(missing)} of {n}")
+        time.sleep(0.01)
+    return name
 
 
 def parser() -> argparse.ArgumentParser:

@@ -105,7 +105,7 @@ def trace(model: ModelShape, layout: Layout, *, seq_len: int, plan: str = "Megat
     if done.returncode:
         raise RuntimeError(f"the trace failed: {done.stderr.strip()}")
     said = json.loads(done.stdout.splitlines()[-1])
-    return Trace(model, layout, seq_len, said["params"], [Call(**c) for c in said["calls"]], said["memory"], said["seconds"], said["resident"])
+    return Trace(**said | {"model": model, "layout": layout, "calls": [Call(**c) for c in said["calls"]]})
 
 
 # -- on paper ----------------------------------------------------------------------------------
@@ -171,7 +171,8 @@ def beyond(model: ModelShape, layout: Layout, seq_len: int) -> dict[str, float]:
 
 # -- the other process -------------------------------------------------------------------------
 
-def _child(model: ModelShape, layout: Layout, seq_len: int, plan: str) -> dict:
+def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str) -> Trace:
+    """What `trace` does, unchecked and in this process, which must have no process group."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -211,8 +212,7 @@ def _child(model: ModelShape, layout: Layout, seq_len: int, plan: str) -> dict:
             scores = net(tokens)
             F.cross_entropy(scores.flatten(0, 1).float(), tokens.flatten()).backward()
     dist.destroy_process_group()
-    return {"params": params, "calls": watch.calls, "memory": watch.memory(), "seconds": time.perf_counter() - start,
-            "resident": _most_resident()}
+    return Trace(model, layout, seq_len, params, [Call(**c) for c in watch.calls], watch.memory(), time.perf_counter() - start, _most_resident())
 
 
 def _most_resident() -> int:
@@ -247,6 +247,6 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--child"]:
         given = json.load(sys.stdin)
-        print(json.dumps(_child(ModelShape(**given["model"]), Layout(**given["layout"]), given["seq_len"], given["plan"])))
+        print(json.dumps(asdict(trace_here(ModelShape(**given["model"]), Layout(**given["layout"]), given["seq_len"], given["plan"]))))
     else:
         main()

@@ -148,6 +148,8 @@ def step_terms(model: ModelShape, layout: Layout, cluster: Cluster, m, seq_len: 
         backward = 2 / (4 if layout.recompute == "full" else 3)  # without what it computes again
         under = {3: m, 2: m * backward}.get(layout.zero, backward) * deep * each
         sync = np.maximum(sync - under, c.exposed * sync)
+    if layout.zero == 3:  # to and from the buffers that travel: a weight is read and written twice (2 bytes each), a gradient read (2) and written (g)
+        sync = sync + m * mine * (2 * (2 + 2) + 2 + g) / (gpu.bandwidth * c.memory)
     terms["data parallel"] = sync
     terms["optimizer"] = 30.0 * mine / (d if layout.zero else 1) / (gpu.bandwidth * c.memory)  # 16 read, 14 written
     return terms
@@ -161,7 +163,7 @@ FORMULAS = {
     "head": "what the vocabulary's products add to the slowest stage, m times",
     "pipeline sends": "2·(m·v + p - 1) sends of 2·s·b·h/t bytes",
     "bubble": "the time of all other stages for one microbatch, divided by v",
-    "data parallel": "gradients (and weights with ZeRO) around the ring, less what hides under backward",
+    "data parallel": "gradients (and weights with ZeRO) around the ring, less what hides under backward; ZeRO-3 copies them as well",
     "optimizer": "30 bytes a parameter through memory",
 }
 

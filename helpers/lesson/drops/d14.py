@@ -7,6 +7,7 @@ import signal
 import statistics
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -48,10 +49,16 @@ TRACED = Layout(dp=8, tp=8, zero=3)
 
 
 @cache
+def _traces() -> dict[str, Trace]:
+    """Both plans side by side, since each takes one core some ten seconds."""
+    layouts = {"Megatron's": TRACED, "usual": Layout(dp=8, tp=8, zero=3, sequence_parallel=False)}
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(layouts, pool.map(lambda how: trace(MODEL, layouts[how], seq_len=SEQ, plan=how), layouts)))
+
+
 def traced(how: str = "Megatron's") -> Trace:
     """The 70B under FSDP 8 × TP 8, one of 64 ranks: by Megatron's plan with sequence parallelism, or by the usual one without."""
-    layout = TRACED if how != "usual" else Layout(dp=8, tp=8, zero=3, sequence_parallel=False)
-    return trace(MODEL, layout, seq_len=SEQ, plan=how)
+    return _traces()[how]
 
 
 def against_formula(found: Trace, how: str = "Megatron's") -> Table:
@@ -219,26 +226,38 @@ def states_of_first(config: Config) -> float:
     return 12 * (rest + config.layers // config.pp * layer) / config.shard
 
 
+class ByAccelerate:
+    """The same training by accelerate's own API, on the ranks of a group that has been started. Data parallel: its ParallelismConfig refuses CPU groups."""
+
+    def __init__(self, config: Config):
+        from accelerate import Accelerator
+        # What a launcher sets. The address is asked for and not used: the group is there.
+        os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()), "MASTER_ADDR": "127.0.0.1",
+                       "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}
+        self.config, self.text, self.number = config, train.read_text(config.text), 0
+        self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
+        model = config.model()
+        self.model, self.optimizer = self.accelerator.prepare(
+            model, torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True))
+
+    def step(self) -> float:
+        """One step. Returns the mean loss of all ranks."""
+        here = self.accelerator
+        tokens, targets = (each.chunk(here.num_processes)[here.process_index].to(here.device) for each in train.batch_of(self.text, self.number, self.config))
+        loss = train.loss_of(self.model(tokens), targets)
+        here.backward(loss)
+        here.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        self.optimizer.param_groups[0]["lr"] = train.learning_rate(self.number, self.config)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.number += 1
+        return here.reduce(loss.detach(), "mean").item()
+
+
 def with_accelerate(config: Config, steps: int) -> list[float]:
-    """The same model by accelerate's own API, on the ranks of a group that has been started. Data parallel: its ParallelismConfig refuses CPU groups."""
-    from accelerate import Accelerator
-    # What a launcher sets. The address is asked for and not used: the group is there.
-    os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()), "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    model = config.model()
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=config.weight_decay))
-    text, losses = train.read_text(config.text), []
-    for step in range(steps):
-        tokens, targets = (each.chunk(accelerator.num_processes)[accelerator.process_index].to(accelerator.device) for each in train.batch_of(text, step, config))
-        loss = train.loss_of(model(tokens), targets)
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(model.parameters(), config.clip)
-        optimizer.param_groups[0]["lr"] = train.learning_rate(step, config)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(accelerator.reduce(loss.detach(), "mean").item())
-    return losses
+    """The losses of accelerate's first steps."""
+    training = ByAccelerate(config)
+    return [training.step() for _ in range(steps)]
 
 
 def hello() -> str:
