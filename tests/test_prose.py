@@ -64,9 +64,9 @@ SLOW = LAYOUT.with_cluster(nic=LAYOUT.of.cluster.nic / 2)
 
 
 def test_what_drop_14_says_of_the_common_answer():
-    first, second = d14.the_plan().by_axes[:2]
-    assert (first.axes, first.layout.recompute) == ((64, 1, 1), "full") and second.axes == (4, 4, 4) and second.memory > 78e9
-    assert second.seconds / first.seconds < 1.01
+    *brim, third = d14.the_plan().by_axes[:3]
+    assert all(min(row.axes) > 1 and row.memory > 78e9 for row in brim) and (third.axes, third.layout.recompute) == ((64, 1, 1), "full")
+    assert third.seconds / brim[0].seconds < 1.02
     room = 1 - LAYOUT.estimate.memory_bytes / LAYOUT.of.cluster.device.memory
     assert 0.28 < room < 0.32 and SLOW.step_seconds / LAYOUT.estimate.step_seconds < 1.03 and LAYOUT.traffic()["tp"][0] > 1e12
     kept = sum(beyond(d14.MODEL, d14.TRACED, d14.SEQ).values())
