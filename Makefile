@@ -12,6 +12,7 @@ VENV ?= .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 PEERS ?= .venv-peers
+SETTINGS := $(VENV)/share/jupyter/lab/settings
 
 .PHONY: lab test refresh bench cards cheatsheet slides colab clean
 
@@ -44,11 +45,12 @@ colab: $(READY)
 clean:
 	rm -rf $(VENV) $(PEERS) build
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt data/jupyterlab.json
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "Three Axes needs Python 3.10 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@mkdir -p $(SETTINGS) && cp data/jupyterlab.json $(SETTINGS)/overrides.json
 	@touch $@
 
 # A peer that cannot be had on this system is left out of the table.
