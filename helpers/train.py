@@ -427,4 +427,7 @@ def lost_contact(e: RuntimeError) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # at once: a thread of gloo's that still holds a Python object would abort an interpreter on its way out

@@ -229,7 +229,8 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
     last = checkpoint.complete(tmp_path)[-1].name
     steps = int(last[5:]) + 3
     done = command("--dp", "2", "--steps", str(steps), out=tmp_path, launcher=torchrun(2))
-    assert done.returncode == 0 and f"going on from {last}, the last complete checkpoint (written under dp 2 · tp 1 · pp 2)" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert f"going on from {last}, the last complete checkpoint (written under dp 2 · tp 1 · pp 2)" in done.stderr
     assert [line["step"] for line in train.read_metrics(tmp_path)] == list(range(1, steps + 1))
     assert not list(tmp_path.glob("*.unfinished"))
 
@@ -277,9 +278,9 @@ def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():
 def test_torchrun_starts_again_when_a_rank_dies(tmp_path):
     """Rank 1 ends itself, once, after the first checkpoint."""
     script = tmp_path / "dies.py"
-    script.write_text("import os, sys\nfrom helpers import train, checkpoint\nstep = train.Trainer.step\n"
+    script.write_text("import os\nfrom helpers import train, checkpoint\nstep = train.Trainer.step\n"
                       "def dies(self):\n    if self.number == 5 and os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
-                      "        os._exit(9)\n    return step(self)\ntrain.Trainer.step = dies\nsys.exit(train.main())\n")
+                      "        os._exit(9)\n    return step(self)\ntrain.Trainer.step = dies\nos._exit(train.main())\n")
     run = tmp_path / "run"
     done = subprocess.run([sys.executable, *torchrun(2), "--max-restarts", "1", str(script), "--hidden", "32", "--seq-len", "16", "--batch", "8", "--steps", "8",
                            "--every", "3", "--dp", "2", "--timeout", "8", "--out", str(run)], cwd=HERE.parent, capture_output=True, text=True, timeout=180,
