@@ -191,8 +191,7 @@ def test_the_rank_that_raised_comes_first_and_state_is_kept(world):
     assert (error.kind, error.ranks, error.state_kept) == ("raised", [1], True)
     assert text.startswith("rank 1 raised ValueError: no good\n    test_world.py, line ")
     assert 'raise ValueError("no good")' in text
-    waiting = re.findall(r"ranks? ([\d, and]+) waited in barrier, \d\.\d s   test_world.py, line \d+:  dist.barrier\(\)", text)
-    assert sorted(re.findall(r"\d", " ".join(waiting))) == ["0", "2", "3"]  # together where their tenths of a second agree
+    assert re.search(r"ranks 0, 2 and 3 waited in barrier, \d+\.\d s   test_world.py, line \d+:  dist.barrier\(\)", text)
     assert "torch/" not in text and "helpers/" not in text
     assert world.pull("kept") == [7] * 4
 
@@ -246,8 +245,8 @@ def test_mismatched_collectives_end_in_a_table(world):
     error = fails(world, different, within=2, timeout=0.5)
     text = str(error)
     assert (error.kind, error.state_kept) == ("timeout", True)
-    assert re.search(r"ranks 0–2 waited in all_reduce of float32\[3\], 0\.\d s .*dist\.all_reduce", text)
-    assert re.search(r"rank 3 waited in barrier, 0\.\d s .*dist\.barrier", text)
+    assert re.search(r"ranks 0–2 waited in all_reduce of float32\[3\], \d+\.\d s .*dist\.all_reduce", text)
+    assert re.search(r"rank 3 waited in barrier, \d+\.\d s .*dist\.barrier", text)
     assert "different collectives" in text
 
 

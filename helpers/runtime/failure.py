@@ -132,34 +132,37 @@ def interrupted(seen: list[Seen], state: str) -> str:
 
 
 def _others(seen: list[Seen], but: list[int], heading: str = "Meanwhile:") -> list[str]:
-    """A line for each thing that the ranks not in `but` were doing, equal ones together."""
-    doing: dict[str, list[int]] = {}
+    """A line for each thing that the ranks not in `but` were doing, equal ones together, with the longest of their waits."""
+    doing: dict[tuple[str, str], list[int]] = {}
     for r, s in enumerate(seen):
         if r not in but:
             doing.setdefault(_doing(s), []).append(r)
-    return [heading] + [f"    {ranks(members)} {_verb(what, members)}" for what, members in doing.items()] if doing else []
+
+    def line(what: str, where: str, members: list[int]) -> str:
+        waits = [time.monotonic() - seen[r].where["in"]["at"] for r in members if what.startswith("waited")]
+        return f"    {ranks(members)} {_verb(what, members)}" + (f", {max(waits):.1f} s" if waits else "") + where
+    return [heading] + [line(*told, members) for told, members in doing.items()] if doing else []
 
 
 def _verb(what: str, members: list[int]) -> str:
     return "were" + what[3:] if what.startswith("was ") and len(members) > 1 else what
 
 
-def _doing(s: Seen) -> str:
+def _doing(s: Seen) -> tuple[str, str]:
+    """(what a rank was doing, where in its code), to be said after its name."""
     if s.finished:
-        return "had finished"
+        return "had finished", ""
     if s.error and s.error.follows:
-        return "lost the connection" + (f" at {lines.show(s.error.lines[-1])}" if s.error.lines else "")
+        return "lost the connection", f" at {lines.show(s.error.lines[-1])}" if s.error.lines else ""
     if s.error and not s.error.aborted:
-        return f"raised {s.error.type}"
+        return f"raised {s.error.type}", ""
     if s.where is None:
-        return "did not answer"
+        return "did not answer", ""
     if inside := s.where["in"]:
-        since = time.monotonic() - inside["at"]
-        line = inside["line"] and lines.Line(*inside["line"])
-        return f"waited in {_collective(inside)}, {since:.1f} s" + (f"   {lines.show(line)}" if line else "")
+        return f"waited in {_collective(inside)}", f"   {lines.show(lines.Line(*inside['line']))}" if inside["line"] else ""
     if s.where["line"]:
-        return f"was at {lines.show(s.where['line'])}"
-    return "had finished"
+        return "was at", f" {lines.show(s.where['line'])}"
+    return "had finished", ""
 
 
 def _collective(box: dict, peer: bool = True) -> str:
