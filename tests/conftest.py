@@ -1,6 +1,8 @@
 """Shared by all tests: one world of four ranks."""
 
 import signal
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import cloudpickle
 import pytest
@@ -29,6 +31,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: next((i for i, name in enumerate(LONG) if item.path.name.startswith(name)), len(LONG)))
     for module in {item.module for item in items if hasattr(item, "module")}:
         cloudpickle.register_pickle_by_value(module)  # ranks need not import the tests
+
+
+@pytest.fixture(scope="module")
+def aside():
+    """Call a function in another process, one for all calls of a module: a new one takes longer to start than most take to run."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+        yield lambda fn, *args: other.submit(fn, *args).result(120)
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,7 @@
 import os
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 
 import pytest
 
@@ -15,13 +13,6 @@ from helpers.theory.memory import stage_memory
 
 SHORT = replace(MODELS["llama-3-8b"], layers=4)
 GPT = replace(MODELS["opt-30b"], layers=3, positions=2048)  # 2,050 would be padded to divide by dp
-
-
-@pytest.fixture(scope="module")
-def traced():
-    """`trace` of what is known to be valid, in one process for all: a new one takes longer to start than to trace a small model."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
-        yield lambda *what: other.submit(trace_here, *what).result(120)
 
 
 def on_paper(model, layout, seq_len):
@@ -40,24 +31,26 @@ def on_paper(model, layout, seq_len):
     (GPT, Layout(4, 8, zero=3, sequence_parallel=False), 2048, "usual"),
     (GPT, Layout(8, 4, zero=3), 2048, "Megatron's"),
 ], ids=str)
-def test_collectives_are_the_formulas_to_the_byte(traced, model, layout, seq_len, plan):
-    found = traced(model, layout, seq_len, plan)
+def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len, plan):
+    found = aside(trace_here, model, layout, seq_len, plan)
     assert found.params == model.params
     assert found.calls == expected(model, layout, seq_len, plan)
 
 
 @pytest.mark.parametrize("layout", [Layout(8, 8, zero=3), Layout(8, 8, zero=3, sequence_parallel=False), Layout(16, 4, zero=3, microbatch=2), Layout(8, 8, zero=3, recompute="full")], ids=str)
-def test_memory_is_the_theory_and_what_is_named(traced, layout):
+def test_memory_is_the_theory_and_what_is_named(aside, layout):
     model = MODELS["llama-3-8b"]
-    assert traced(model, layout, 8192, "Megatron's").peak == pytest.approx(on_paper(model, layout, 8192), rel=0.05)
+    assert aside(trace_here, model, layout, 8192, "Megatron's").peak == pytest.approx(on_paper(model, layout, 8192), rel=0.05)
 
 
-def test_the_70b_on_a_laptop():
+def test_the_70b_on_a_laptop(aside):
     model, layout = MODELS["llama-3-70b"], Layout(8, 8, zero=3)
     found = trace(model, layout, seq_len=8192)
     assert found.params == 70_553_706_496 and found.calls == expected(model, layout, 8192)
     assert found.peak == pytest.approx(on_paper(model, layout, 8192), rel=0.05)
     assert found.resident < 800e6
+    usual = aside(trace_here, model, replace(layout, sequence_parallel=False), 8192, "usual")
+    assert usual.count("all_reduce", "tp") == 7 * 80
     states = sum(found.memory[kind] for kind in ("weights", "gradients", "optimizer"))
     assert states == pytest.approx(16 * model.params / 64, rel=0.001)
 

@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from datetime import timedelta
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -149,36 +148,29 @@ def main_of(run: Path, *options: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-@pytest.fixture(scope="module")
-def alone():
-    """`main_of` in another process, one for all: a new one takes longer to start than to say what is wrong."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
-        yield lambda *what: other.submit(main_of, *what).result(120)
-
-
 @pytest.mark.parametrize("harm, said", [
     (lambda c: (c / "__0_0.distcp").write_bytes((c / "__0_0.distcp").read_bytes()[:1000]), "step-000004 is damaged: __0_0.distcp has 1,000 of"),
     (lambda c: (c / "__0_0.distcp").unlink(), "step-000004 is damaged: __0_0.distcp is missing"),
     (lambda c: (c / checkpoint.ABOUT).write_text("{"), "its about.json cannot be read"),
 ])
-def test_a_damaged_checkpoint_is_refused_and_another_named(trained, alone, tmp_path, harm, said):
+def test_a_damaged_checkpoint_is_refused_and_another_named(trained, aside, tmp_path, harm, said):
     run = shutil.copytree(trained, tmp_path / "run")
     harm(run / "step-000004")
-    code, _, err = alone(run, "--steps", "6")
+    code, _, err = aside(main_of, run, "--steps", "6")
     assert code == 2 and said in err and "complete ones are step-000002" in err
     assert len(err.strip().splitlines()) == 1
     assert len(train.read_metrics(run)) == 4, "nothing may be lost"
 
 
-def test_a_checkpoint_of_another_model_or_none(trained, alone, tmp_path):
-    code, _, err = alone(trained, "--steps", "6", "--layers", "8")
+def test_a_checkpoint_of_another_model_or_none(trained, aside, tmp_path):
+    code, _, err = aside(main_of, trained, "--steps", "6", "--layers", "8")
     assert code == 2 and "holds a model of" in err and "'layers': 4" in err and "another --out" in err
-    code, _, err = alone(tmp_path, "--sample", "The")
+    code, _, err = aside(main_of, tmp_path, "--sample", "The")
     assert code == 2 and "has no complete checkpoint yet" in err
 
 
-def test_the_trained_model_writes(trained, alone):
-    code, out, _ = alone(trained, "--sample", "The ")
+def test_the_trained_model_writes(trained, aside):
+    code, out, _ = aside(main_of, trained, "--sample", "The ")
     assert code == 0 and out.startswith("The ")
 
 

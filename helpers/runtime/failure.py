@@ -133,36 +133,37 @@ def interrupted(seen: list[Seen], state: str) -> str:
 
 def _others(seen: list[Seen], but: list[int], heading: str = "Meanwhile:") -> list[str]:
     """A line for each thing that the ranks not in `but` were doing, equal ones together, with the longest of their waits."""
-    doing: dict[tuple[str, str], list[int]] = {}
+    doing: dict[tuple[str, str], dict[int, float | None]] = {}
     for r, s in enumerate(seen):
         if r not in but:
-            doing.setdefault(_doing(s), []).append(r)
-
-    def line(what: str, where: str, members: list[int]) -> str:
-        waits = [time.monotonic() - seen[r].where["in"]["at"] for r in members if what.startswith("waited")]
-        return f"    {ranks(members)} {_verb(what, members)}" + (f", {max(waits):.1f} s" if waits else "") + where
-    return [heading] + [line(*told, members) for told, members in doing.items()] if doing else []
+            what, since, where = _doing(s)
+            doing.setdefault((what, where), {})[r] = since
+    told = []
+    for (what, where), members in doing.items():
+        longest = "" if None in members.values() else f", {time.monotonic() - min(members.values()):.1f} s"
+        told.append(f"    {ranks(list(members))} {_verb(what, list(members))}{longest}{where}")
+    return [heading, *told] if doing else []
 
 
 def _verb(what: str, members: list[int]) -> str:
     return "were" + what[3:] if what.startswith("was ") and len(members) > 1 else what
 
 
-def _doing(s: Seen) -> tuple[str, str]:
-    """(what a rank was doing, where in its code), to be said after its name."""
+def _doing(s: Seen) -> tuple[str, float | None, str]:
+    """(what a rank was doing, since when it waited if it did, where in its code)."""
     if s.finished:
-        return "had finished", ""
+        return "had finished", None, ""
     if s.error and s.error.follows:
-        return "lost the connection", f" at {lines.show(s.error.lines[-1])}" if s.error.lines else ""
+        return "lost the connection", None, f" at {lines.show(s.error.lines[-1])}" if s.error.lines else ""
     if s.error and not s.error.aborted:
-        return f"raised {s.error.type}", ""
+        return f"raised {s.error.type}", None, ""
     if s.where is None:
-        return "did not answer", ""
+        return "did not answer", None, ""
     if inside := s.where["in"]:
-        return f"waited in {_collective(inside)}", f"   {lines.show(lines.Line(*inside['line']))}" if inside["line"] else ""
+        return f"waited in {_collective(inside)}", inside["at"], f"   {lines.show(lines.Line(*inside['line']))}" if inside["line"] else ""
     if s.where["line"]:
-        return "was at", f" {lines.show(s.where['line'])}"
-    return "had finished", ""
+        return "was at", None, f" {lines.show(s.where['line'])}"
+    return "had finished", None, ""
 
 
 def _collective(box: dict, peer: bool = True) -> str:
