@@ -32,7 +32,7 @@ def _layout(args) -> Layout:
 
 def run_plan(args) -> tuple[str, dict]:
     made = plan(find_model(args.model), find_cluster(args.cluster), gpus=args.gpus, global_batch=args.batch, seq_len=args.seq,
-                eager=args.eager, balanced=args.balanced)
+                schedules=tuple(args.schedules), eager=args.eager, balanced=args.balanced)
     best = made.estimate()
     out = [repr(made.table(args.rows)), "", f"best: {best.layout}", best.summary(), "", repr(best.time_table()), "", repr(best.memory_table()), "", best.went_in()]
     if made.impossible:
@@ -91,6 +91,8 @@ def parser() -> argparse.ArgumentParser:
         if name == "plan":
             sub.add_argument("--gpus", type=int, required=True)
             sub.add_argument("--rows", type=int, default=10)
+            sub.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=["1F1B", "interleaved"], metavar="NAME",
+                             help=f"of {', '.join(SCHEDULES)}: what your framework runs (default 1F1B interleaved)")
             continue
         sub.add_argument("--pp", type=int, default=1, required=name == "bubble")
         sub.add_argument("--interleave", type=int, default=2 if name == "bubble" else 1)

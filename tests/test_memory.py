@@ -10,7 +10,7 @@ from helpers.theory.cost import estimate
 from helpers.theory.hardware import CLUSTERS
 from helpers.theory.layout import RECOMPUTE, Layout, check, layers_on_rank, layers_on_stage
 from helpers.theory.memory import (
-    BYTES_PER_PARAMETER, activations_per_layer, in_flight, largest_stage, stage_memory, stage_params, states)
+    BYTES_PER_PARAMETER, activations_per_layer, in_flight, largest_stage, peak_memory, stage_memory, stage_params, states)
 from helpers.theory.models import MODELS, ModelShape
 from helpers.theory.schedules import gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
 from helpers.theory.simulation import simulate
@@ -93,17 +93,26 @@ def test_korthikantis_first_stage_interleaved():
     assert in_flight(Layout(pp=p, interleave=v, schedule="interleaved"), 64, 0) == pytest.approx(p * (1 + (p - 1) / (p * v)))
 
 
-def test_measured_memory_of_zero_bubbles_1f1b():
+@pytest.mark.parametrize("printed, schedule", [("1F1B", "1F1B"), ("ZB-1p", "ZB-H1")])
+def test_measured_memory_of_zero_bubbles_runs(printed, schedule):
     """Table 4 of Qi et al. 2023, in GiB: within 4 % in the mean."""
     errors = []
     for row in rows("zero_bubble_2023.csv"):
-        if row["schedule"] == "1F1B":
+        if row["schedule"] == printed:
             model = ModelShape("gpt", int(row["layers"]), int(row["hidden"]), int(row["heads"]), 51200, biases=True, positions=1024)
             layout = Layout(pp=int(row["pp_gpus"]), microbatch=int(row["microbatch_seqs"]), gradient_bytes=4,
-                            fused_attention=False, sequence_parallel=False)
+                            schedule=schedule, fused_attention=False, sequence_parallel=False)
             _, parts = largest_stage(model, layout, 1024, int(row["num_microbatches"]))
             errors.append(abs(sum(parts.values()) / 2**30 / float(row["measured_mem_gb"]) - 1))
     assert len(errors) == 12 and sum(errors) / 12 < 0.04
+
+
+def test_the_first_rank_of_a_v_holds_embedding_and_head():
+    model, v = MODELS["llama-3-8b"], Layout(pp=4, schedule="ZB-V")
+    params = [stage_params(model, v, rank) for rank in range(4)]
+    assert params[0] == 8 * model.layer_params + model.embedding_params + model.head_params and params[1:] == [8 * model.layer_params] * 3
+    stage, parts = largest_stage(model, v, 2048, 8)
+    assert stage == 0 and parts["logits"] and sum(parts.values()) == pytest.approx(peak_memory(model, v, 2048, 8))
 
 
 def test_the_largest_stage_is_the_first_unless_the_head_is_heavy():
@@ -128,7 +137,7 @@ def test_balanced_stages_make_room_for_the_head():
     even, balanced = (estimate(model, Layout(pp=4, balanced=b), CLUSTERS["dgx-h100"], global_batch=32, seq_len=4096) for b in (False, True))
     assert balanced.time["head"] < 0.1 * even.time["head"] and balanced.step_seconds < even.step_seconds
     check(LLAMA, Layout(pp=3, balanced=True))  # 80 layers need not divide
-    with pytest.raises(ValueError, match="one chunk on each pipeline rank, not 2; take interleave 1"):
+    with pytest.raises(ValueError, match="one chunk on each pipeline rank, not 2; take 1F1B"):
         check(LLAMA, Layout(pp=2, interleave=2, schedule="interleaved", balanced=True))
 
 

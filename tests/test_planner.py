@@ -1,6 +1,8 @@
 """The cost model's terms, the planner's choices, and the command line."""
 
+import itertools
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,9 +14,12 @@ from hypothesis import given, settings, strategies as st
 from helpers.__main__ import main
 from helpers.theory import CLUSTERS, MODELS, Layout, estimate, plan
 from helpers.theory.collectives import group_bandwidth
-from helpers.theory.cost import constants, step_terms
+from helpers.theory.cost import constants, layer_forward, step_terms
 from helpers.theory.hardware import find_cluster
+from helpers.theory.layout import SCHEDULES, ZERO_BUBBLE, check
 from helpers.theory.memory import largest_stage, peak_memory
+from helpers.theory.schedules import MAKE
+from helpers.theory.simulation import Times, simulate
 
 LLAMA2, LLAMA3, DGX = MODELS["llama-2-70b"], MODELS["llama-3-70b"], CLUSTERS["dgx-h100"]
 
@@ -57,6 +62,45 @@ def test_arrays_give_what_numbers_give():
         for name, seconds in alone.items():
             assert float(np.broadcast_to(together[name], 4)[i]) == pytest.approx(float(seconds)), name
         assert held[i] == pytest.approx(sum(largest_stage(LLAMA3, one, 8192, int(m[i]))[1].values()))
+
+
+def test_the_bubble_of_schedules_that_split_backward_is_the_simulated_one():
+    """GPT-3 without a head: all stages alike, a backward's I no shorter than its W or its forward."""
+    model = replace(MODELS["gpt3-175b"], vocab=1)
+    for name, p, b in itertools.product(ZERO_BUBBLE, (2, 4, 8), (1, 2)):
+        layout = Layout(tp=8, pp=p, microbatch=b, schedule=name)
+        m = 3 * p
+        once = layer_forward(model, layout, DGX, 2048, constants())
+        terms = step_terms(model, layout, DGX, m, 2048)
+        each = model.layers / p / layout.chunks
+        forward, weight = each * float(sum(once.values())), each * float(once["matrices"])
+        whole = sum(float(terms[k]) for k in ("matrices", "attention", "elementwise", "tensor parallel")) / m / layout.chunks
+        inputs = whole - forward - weight
+        line = simulate(MAKE[name](p, m, 1), Times(forward, inputs, weight))
+        assert float(terms["bubble"]) == pytest.approx(line.makespan - m * whole * layout.chunks, rel=2e-3), name
+
+
+def test_schedules_that_split_backward_are_asked_for():
+    everything = plan(LLAMA3, DGX, gpus=64, global_batch=128, seq_len=8192, schedules=SCHEDULES)
+    usual = plan(LLAMA3, DGX, gpus=64, global_batch=128, seq_len=8192)
+    of = lambda made: {row.layout.schedule for row in made.ranked + made.too_large}
+    assert of(usual) == {"1F1B", "interleaved"} and of(everything) == set(SCHEDULES)
+    assert everything.best.layout.schedule in ZERO_BUBBLE and everything.best.seconds < usual.best.seconds
+    rows = everything.ranked + everything.too_large
+    assert len({row.layout for row in rows}) == len(rows) == everything.looked_at
+    for row in rows:
+        check(LLAMA3, row.layout, 128)  # raises where it looks at what cannot be
+    with pytest.raises(ValueError, match="unknown schedule 'ZB'; known are GPipe"):
+        plan(LLAMA3, DGX, gpus=64, global_batch=128, seq_len=8192, schedules=("ZB",))
+
+
+@pytest.mark.parametrize("layout, said", [
+    (Layout(dp=64, schedule="ZB-H1"), "ZB-H1 needs pp of at least 2"), (Layout(tp=8, pp=8, schedule="ZB-H1", recompute="full"), "take recompute 'none', or 1F1B"),
+    (Layout(tp=4, pp=16, schedule="ZB-V"), "80 layers do not divide over 32; take ZB-H1"), (Layout(4, 2, 8, 4, schedule="ZB-H2"), "fills 8 stages with 16 microbatches, and there are 8"),
+    (Layout(8, 1, 8, schedule="ZB-V", balanced=True), "for one chunk on each pipeline rank, not 2")])
+def test_schedules_that_split_backward_are_refused_in_a_sentence(layout, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check(LLAMA3, layout, 128)
 
 
 def test_mfu_by_hand():
@@ -130,6 +174,8 @@ def test_the_command_line(capsys):
     assert main("plan llama-3-70b --gpus 64 --cluster dgx-h100 --batch 128 --seq 8192".split()) == 0
     out = capsys.readouterr().out
     assert "what would change the winner" in out and "best: DP" in out
+    assert main("plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --schedules 1F1B ZB-V".split()) == 0
+    assert "ZB-V · ZeRO-1" in capsys.readouterr().out
     assert main("plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --json".split()) == 0
     assert json.loads(capsys.readouterr().out)["ranked"][0]["step_seconds"] > 0
     assert main("memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1 --batch 128 --seq 8192".split()) == 0

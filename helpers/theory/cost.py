@@ -122,7 +122,8 @@ def step_terms(model: ModelShape, layout: Layout, cluster: Cluster, m, seq_len: 
     deep = layers_on_rank(model, layout, 0) + short * many
     each = sum(layer.values())
     scores = 36.0 if layout.eager else 16.0  # bytes moved for each; one by one: to float32 6, softmax 8, and backward 4, 12 and 6
-    head = 3 * _product(sb, h, model.vocab / t, gpu, c) + scores * sb * model.vocab / t / (gpu.bandwidth * c.memory) + 6 * c.kernel
+    vocabulary = _product(sb, h, model.vocab / t, gpu, c)  # forward; its input's gradient and its weights' take as long
+    head = 3 * vocabulary + scores * sb * model.vocab / t / (gpu.bandwidth * c.memory) + 6 * c.kernel
     last = layers_on_rank(model, layout, p - 1) * each + head
     pace = np.where(many, np.maximum(deep * each, last), last)  # of the slowest stage
     terms = {name: m * deep * seconds for name, seconds in layer.items()}
@@ -131,8 +132,17 @@ def step_terms(model: ModelShape, layout: Layout, cluster: Cluster, m, seq_len: 
     hop = 2.0 * sb * h / t
     near = t * p <= cluster.node
     hop = hop / np.where(near, cluster.link * c.link, cluster.nic * c.nic) + np.where(near, cluster.link_latency, cluster.nic_latency)
-    terms["pipeline sends"] = many * 2.0 * (m * v + p - 1) * hop
-    terms["bubble"] = many * (L * each + head - pace) / v
+    terms["pipeline sends"] = many * 2.0 * (m * layout.chunks + p - 1) * hop
+    behind = pace > deep * each  # the head's stage is the slowest
+    others = lambda a_layer, a_head: (L - np.where(behind, layers_on_rank(model, layout, p - 1), deep)) * a_layer + np.where(behind, 0, a_head)
+    weight = others(once["matrices"], vocabulary)
+    forward = others(sum(once.values()), (head - vocabulary) / 2)
+    inputs = others(each, head) - forward - weight
+    terms["bubble"] = many * {  # as simulated, to the digit; the optimizer waits for all, as it does where gradients are clipped
+        "ZB-H1": forward + inputs - weight,
+        "ZB-H2": np.maximum(forward, forward + inputs - 2 * weight),
+        "ZB-V": np.maximum(inputs / 2, inputs - weight),
+    }.get(layout.schedule, (forward + inputs + weight) / v)
 
     mine = model.params / (t * p)  # parameters on this GPU before ZeRO
     ring = group_bandwidth(cluster, d, t, c.link, c.nic)
@@ -161,8 +171,8 @@ FORMULAS = {
     "elementwise": "the same for the bytes of norms, residuals, dropout and activation function",
     "tensor parallel": "4 (6 with full recompute) all-reduces a layer of 2·s·b·h bytes, 2(t-1)/t of them sent",
     "head": "what the vocabulary's products add to the slowest stage, m times",
-    "pipeline sends": "2·(m·v + p - 1) sends of 2·s·b·h/t bytes",
-    "bubble": "the time of all other stages for one microbatch, divided by v",
+    "pipeline sends": "2·(m·v + p - 1) sends of 2·s·b·h/t bytes; v = 2 for ZB-V",
+    "bubble": "the time of all other stages for one microbatch, divided by v; where W waits, of that F + I - W (ZB-H1), F + I - 2W (ZB-H2; F at least) or I - W (ZB-V; half of I at least)",
     "data parallel": "gradients (and weights with ZeRO) around the ring, less what hides under backward; ZeRO-3 copies them as well",
     "optimizer": "30 bytes a parameter through memory",
 }
@@ -187,7 +197,7 @@ def sent(model: ModelShape, layout: Layout, global_batch: int, seq_len: int) -> 
     gathers, reduced = book("all_gather", 2 * mine, d), book("reduce_scatter", layout.gradient_bytes * mine, d)
     return {"dp": {0: 2 * reduced, 1: gathers + reduced, 2: gathers + m * reduced, 3: m * (2 * gathers + reduced)}[layout.zero],
             "tp": m * model.layers / p * (6 if layout.recompute == "full" else 4) * book("all_reduce", activation, t),
-            "pp": (p > 1) * 2.0 * m * layout.interleave * activation / t}
+            "pp": (p > 1) * 2.0 * m * layout.chunks * activation / t}
 
 
 @dataclass(frozen=True)

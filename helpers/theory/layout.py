@@ -9,6 +9,7 @@ import numpy as np
 from .models import ModelShape
 
 SCHEDULES = ("GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-H2", "ZB-V")
+ZERO_BUBBLE = {"ZB-H1": 1, "ZB-H2": 2, "ZB-V": 2}  # microbatches for each rank of the pipeline that they need to be full
 RECOMPUTE = ("none", "selective", "per-op", "full")
 
 
@@ -39,6 +40,11 @@ class Layout:
     gradient_bytes: int = 2
     eager: bool = False
     balanced: bool = False
+
+    @property
+    def chunks(self):
+        """Stages on each pipeline rank: v, and 2 for ZB-V, which goes down the ranks and back up."""
+        return 2 if self.schedule == "ZB-V" else self.interleave
 
     @property
     def ranks(self):
@@ -79,8 +85,8 @@ def check(model: ModelShape, layout: Layout, global_batch: int | None = None, gp
         raise ValueError(f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads; {_divisors(model.heads, t)}")
     if model.ffn % t:
         raise ValueError(f"tp {t} does not divide the feed-forward width {model.ffn}; {_divisors(model.ffn, t)}")
-    if layout.balanced and v > 1:
-        raise ValueError(f"balanced stages are worked out for one chunk on each pipeline rank, not {v}; take interleave 1")
+    if layout.balanced and layout.chunks > 1:
+        raise ValueError(f"balanced stages are worked out for one chunk on each pipeline rank, not {layout.chunks}; take 1F1B")
     if not layout.balanced and layers_on_stage(model.layers, p * v, 0) is None:
         raise ValueError(f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do "
                          f"{model.layers} + 2 with the embedding and the head counted; {_divisors(model.layers, p * v)}")
@@ -88,6 +94,13 @@ def check(model: ModelShape, layout: Layout, global_batch: int | None = None, gp
         raise ValueError("interleaving needs pp and interleave of at least 2; use 1F1B otherwise")
     if layout.schedule != "interleaved" and v > 1:
         raise ValueError(f"interleave {v} needs the schedule 'interleaved', not {layout.schedule!r}")
+    if layout.schedule in ZERO_BUBBLE:
+        if p == 1:
+            raise ValueError(f"{layout.schedule} needs pp of at least 2; use 1F1B otherwise")
+        if layout.recompute in ("per-op", "full"):
+            raise ValueError(f"{layout.schedule} lets weight gradients wait, and they need what {layout.recompute} recompute drops; take recompute 'none', or 1F1B")
+        if layout.schedule == "ZB-V" and model.layers % (2 * p):
+            raise ValueError(f"ZB-V has two stages on each of {p} ranks, and {model.layers} layers do not divide over {2 * p}; take ZB-H1, or another pp")
     if global_batch is not None:
         if global_batch % (d * b):
             raise ValueError(f"a batch of {global_batch} does not divide by dp·microbatch = {d}·{b} = {d * b}; "
@@ -95,6 +108,8 @@ def check(model: ModelShape, layout: Layout, global_batch: int | None = None, gp
         m = global_batch // (d * b)
         if layout.schedule == "interleaved" and m % p:
             raise ValueError(f"interleaving needs microbatches in groups of pp: {m} is no multiple of {p}")
+        if m < (needed := p * ZERO_BUBBLE.get(layout.schedule, 0)):
+            raise ValueError(f"{layout.schedule} fills {p} stages with {needed} microbatches, and there are {m}; take a smaller microbatch, or 1F1B")
 
 
 def _divisors(n: int, near: int) -> str:

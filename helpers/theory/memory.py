@@ -50,11 +50,16 @@ def stage_params(model: ModelShape, layout: Layout, stage):
     Matrices, biases and embeddings are split over t; the norms, which are not, are counted as if they were:
     they are less than one parameter in ten thousand.
     """
-    first, last = stage == 0, stage == layout.pp - 1
-    copied = (model.vocab * model.hidden if model.tied else 0) * (layout.pp > 1)  # the last stage needs the embedding too
+    first, last = stage == 0, stage == _head_rank(layout)
+    copied = (model.vocab * model.hidden if model.tied else 0) * (_head_rank(layout) != 0)  # the last stage needs the embedding too
     held = (layers_on_rank(model, layout, stage) * model.layer_params
             + first * model.embedding_params + last * (model.head_params + copied))
     return held / layout.tp
+
+
+def _head_rank(layout: Layout):
+    """The pipeline rank that holds the head: the last, and the first where stages run down the ranks and back up."""
+    return layout.pp * 0 if layout.schedule == "ZB-V" else layout.pp - 1
 
 
 def activations_per_layer(model: ModelShape, layout: Layout, seq_len: float) -> dict[str, float]:
@@ -106,7 +111,7 @@ def stage_memory(model: ModelShape, layout: Layout, seq_len: int, m, stage, over
     gradients = layout.gradient_bytes + 2 * (layout.eager and layout.gradient_bytes == 4)
     parts = states(stage_params(model, layout, stage), layout.dp, layout.zero, gradients=gradients)
     sb, t = seq_len * layout.microbatch, layout.tp
-    first, last = stage == 0, stage == layout.pp - 1
+    first, last = stage == 0, stage == _head_rank(layout)
     per_layer = sum(activations_per_layer(model, layout, seq_len).values())
     held = layers_on_rank(model, layout, stage) * per_layer
     if not model.gated:  # a byte a number for the dropout mask behind the embedding

@@ -14,7 +14,7 @@ import numpy as np
 from ..table import Table, human
 from .cost import OVERHEAD, Estimate, estimate, step_terms
 from .hardware import Cluster
-from .layout import Layout, check
+from .layout import SCHEDULES, ZERO_BUBBLE, Layout, check
 from .memory import peak_memory
 from .models import ModelShape
 
@@ -129,25 +129,28 @@ class Plan:
 
 
 def plan(model: ModelShape, cluster: Cluster, *, gpus: int, global_batch: int, seq_len: int,
-         zeros: tuple[int, ...] = (0, 1, 2, 3), recomputes: tuple[str, ...] = ("none", "full"), overlap: bool = True,
-         eager: bool = False, balanced: bool = False) -> Plan:
-    """Every layout of `model` on `gpus` GPUs: all dp·tp·pp, microbatches, interleavings, ZeRO stages, recompute, SP.
+         zeros: tuple[int, ...] = (0, 1, 2, 3), recomputes: tuple[str, ...] = ("none", "full"),
+         schedules: tuple[str, ...] = ("1F1B", "interleaved"), overlap: bool = True, eager: bool = False, balanced: bool = False) -> Plan:
+    """Every layout of `model` on `gpus` GPUs: all dp·tp·pp, microbatches, schedules, interleavings, ZeRO stages, recompute, SP.
 
     Fused attention throughout, so 'selective' recompute would be 'none'. With a pipeline no more than ZeRO-1: DeepSpeed refuses 2 and 3
-    there, Megatron-LM has none, and PyTorch's schedules keep whole gradients and weights until the last microbatch. eager,
-    balanced: see `Layout`. Raises ValueError for numbers that make no sense. A plan without a layout that fits has an empty `ranked`.
+    there, Megatron-LM has none, and PyTorch's schedules keep whole gradients and weights until the last microbatch. schedules: what your
+    framework runs; those that leave no bubble are asked for by name. eager, balanced: see `Layout`. Raises ValueError for numbers that make no sense. A plan without a layout that fits has an empty `ranked`.
     """
     for name, value in (("gpus", gpus), ("global_batch", global_batch), ("seq_len", seq_len)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+    if unknown := [schedule for schedule in schedules if schedule not in SCHEDULES]:
+        raise ValueError(f"unknown schedule {unknown[0]!r}; known are {', '.join(SCHEDULES)}")
     space, impossible = _space(model, gpus, global_batch, balanced)
     if not len(space):
         return Plan(model, cluster, gpus, global_batch, seq_len, [], [], impossible, 0)
     rows: list[Row] = []
-    for zero, recompute, sp in itertools.product(zeros, recomputes, (True, False)):
-        for schedule in ("1F1B", "interleaved"):
-            d, t, p, b, v = space.T
-            chosen = space[((v > 1) == (schedule == "interleaved")) & ((t > 1) | sp) & ((d > 1) | (zero == min(zeros))) & ((p == 1) | (zero <= 1))]
+    for schedule, recompute in itertools.product(schedules, recomputes):
+        can = space[_runs(schedule, recompute, model, space, global_batch)]
+        for zero, sp in itertools.product(zeros, (True, False)):
+            d, t, p, b, v = can.T
+            chosen = can[((t > 1) | sp) & ((d > 1) | (zero == min(zeros))) & ((p == 1) | (zero <= 1))]
             if not len(chosen):  # what would make no difference is looked at once
                 continue
             d, t, p, b, v = chosen.T
@@ -160,7 +163,7 @@ def plan(model: ModelShape, cluster: Cluster, *, gpus: int, global_batch: int, s
     fit = sorted((r for r in rows if r.memory <= cluster.device.memory), key=lambda r: r.seconds)
     large = sorted((r for r in rows if r.memory > cluster.device.memory), key=lambda r: r.memory)
     return Plan(model, cluster, gpus, global_batch, seq_len, fit, large, impossible, len(rows),
-                dict(zeros=zeros, recomputes=recomputes, overlap=overlap, eager=eager, balanced=balanced))
+                dict(zeros=zeros, recomputes=recomputes, schedules=schedules, overlap=overlap, eager=eager, balanced=balanced))
 
 
 def _space(model: ModelShape, gpus: int, global_batch: int, balanced: bool) -> tuple[np.ndarray, dict[tuple[int, int, int], str]]:
@@ -182,6 +185,19 @@ def _space(model: ModelShape, gpus: int, global_batch: int, balanced: bool) -> t
                                              if (model.layers % (p * v) == 0 or (model.layers + 2) % (p * v) == 0) and (v == 1 or m % p == 0)]
                 space += [(d, t, p, b, v) for v in depths]
     return np.array(space), impossible
+
+
+def _runs(schedule: str, recompute: str, model: ModelShape, space: np.ndarray, global_batch: int) -> np.ndarray:
+    """Which rows of the space `schedule` can run, as `check` has it. Without a pipeline all schedules are one, 1F1B."""
+    d, t, p, b, v = space.T
+    if schedule == "interleaved":
+        return v > 1
+    if schedule == "1F1B":
+        return v == 1
+    if schedule in ZERO_BUBBLE:
+        layers = 2 * p if schedule == "ZB-V" else 1
+        return (v == 1) & (p > 1) & (recompute == "none") & (model.layers % layers == 0) & (global_batch // (d * b) >= ZERO_BUBBLE[schedule] * p)
+    return (v == 1) & (p > 1)
 
 
 def _divisors(n: int) -> list[int]:
