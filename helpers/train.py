@@ -166,7 +166,7 @@ class Trainer:
 
     def __init__(self, config: Config):
         self.config = config = config.checked(dist.get_world_size())
-        self.device = torch.device("cuda", torch.cuda.current_device()) if _has_gpu() else torch.device("cpu")
+        self.device = torch.device("cuda", torch.cuda.current_device()) if a_gpu_each() else torch.device("cpu")
         self.text = read_text(config.text)
         batch_of(self.text, 0, config)  # is there enough of it?
         self.mesh = mesh_of(config, self.device.type)
@@ -337,16 +337,16 @@ def write(model: toy.ToyTransformer, prompt: str, length: int, seed: int = 0) ->
 
 # -- processes ---------------------------------------------------------------------------------
 
-def _has_gpu() -> bool:
-    """Whether there is a GPU for each rank of this machine."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or (dist.get_world_size() if dist.is_initialized() else 1))
+def a_gpu_each(ranks: int = 0) -> bool:
+    """Whether this machine has a GPU for each of its ranks (0: as many as were started here)."""
+    ranks = ranks or int(os.environ.get("LOCAL_WORLD_SIZE") or (dist.get_world_size() if dist.is_initialized() else 1))
     return torch.cuda.is_available() and torch.cuda.device_count() >= ranks
 
 
 def join_group(timeout: float) -> None:
     """Join the group that torchrun or accelerate has started, or make one of this process alone."""
-    backend = "cpu:gloo,cuda:nccl" if _has_gpu() else "gloo"
-    if _has_gpu():
+    backend = "cpu:gloo,cuda:nccl" if a_gpu_each() else "gloo"
+    if a_gpu_each():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if "RANK" in os.environ:
         store, rank, n = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(60.0, timeout))))

@@ -95,6 +95,23 @@ def test_accelerate_trains_the_same_model_to_the_same_loss():
     assert losses[0] == losses[3] == pytest.approx(d14.twin(config, 5), rel=1e-5)
 
 
+def test_accelerate_shards_over_gpus():
+    """Its state is told that these CPU ranks are GPUs, so that what it would do there runs here."""
+    def on_gpus(config, steps):
+        from accelerate import PartialState
+        from accelerate.utils import DistributedType
+        d14.as_launched()
+        PartialState(cpu=True)
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        return d14.with_accelerate(config, steps)
+    config = Config(hidden=32, seq_len=16, batch=16, steps=5, warmup=2)
+    with World(4, timeout=60) as world:
+        losses = world.run(on_gpus, config, 5)
+        ops = {row.op for row in world.traffic.ranks[0]}
+    assert losses[0] == losses[3] == pytest.approx(d14.twin(config, 5), rel=1e-5)
+    assert {"all_gather", "reduce_scatter"} <= ops, "FSDP did not shard"
+
+
 def test_a_world_for_every_machine():
     assert all(math.prod(d14.layout_here(n).values()) == n for n in (1, 2, 4, 8))
 

@@ -165,7 +165,7 @@ def three_ways(world: World, config: Config) -> Table:
 def speeds(world: World, config: Config) -> Table:
     """Tokens per second of the run in `config.out`, beside what this machine could do if matrix products were all there is."""
     seconds = statistics.median(line["seconds"] for line in train.read_metrics(Path(config.out))[5:])
-    devices = world.n if torch.cuda.is_available() and torch.cuda.device_count() >= world.n else min(world.n, os.cpu_count() or 1)
+    devices = world.n if train.a_gpu_each(world.n) else min(world.n, os.cpu_count() or 1)
     flops = world.run(_product_speed)[0] * devices
     tokens = config.batch * config.seq_len
     bound = flops / config.shape.flops_per_token(config.seq_len)
@@ -175,7 +175,7 @@ def speeds(world: World, config: Config) -> Table:
 
 def _product_speed() -> float:
     """FLOP/s of a large matrix product on rank 0, while the others wait."""
-    device = "cuda" if torch.cuda.is_available() and torch.cuda.device_count() >= dist.get_world_size() else "cpu"
+    device = "cuda" if train.a_gpu_each() else "cpu"
     speed = 0.0
     if dist.get_rank() == 0:
         a = torch.randn(1024, 1024, device=device)
@@ -227,16 +227,30 @@ def states_of_first(config: Config) -> float:
     return 12 * (rest + config.layers // config.pp * layer) / config.shard
 
 
+def as_launched() -> None:
+    """Set what a launcher sets and accelerate asks for. The address is not used: the group is there."""
+    os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()), "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}
+
+
+def _accelerator():
+    """FSDP2 over all ranks, block by block; on CPU ranks, which accelerate does not shard over, data parallelism."""
+    from accelerate import Accelerator, PartialState
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, ParallelismConfig
+    here = PartialState(cpu=not train.a_gpu_each())
+    if here.distributed_type != DistributedType.MULTI_GPU or here.num_processes == 1:
+        return Accelerator()
+    by_block = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"])
+    return Accelerator(fsdp_plugin=by_block, parallelism_config=ParallelismConfig(dp_shard_size=dist.get_world_size()))
+
+
 class ByAccelerate:
-    """The same training by accelerate's own API, on the ranks of a group that has been started. Data parallel: its ParallelismConfig refuses CPU groups."""
+    """The same training by accelerate's own API, on the ranks of a group that has been started."""
 
     def __init__(self, config: Config):
-        from accelerate import Accelerator
-        # What a launcher sets. The address is asked for and not used: the group is there.
-        os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()), "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}
+        as_launched()
         self.config, self.text, self.number = config, train.read_text(config.text), 0
-        self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
+        self.accelerator = _accelerator()
         model = config.model()
         self.model, self.optimizer = self.accelerator.prepare(
             model, torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True))
