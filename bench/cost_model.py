@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 
 from report import save
 
 from helpers.theory import CLUSTERS, MODELS, plan, validation
+from helpers.theory.layout import SCHEDULES
 
 SPACES = (("llama-3-70b", 64, 128, 8192), ("llama-3-405b", 16384, 2048, 8192))
+USUAL = ("1F1B", "interleaved")
 
 
-def planning(model: str, gpus: int, batch: int, seq_len: int) -> tuple[int, float]:
+def planning(model: str, gpus: int, batch: int, seq_len: int, schedules: tuple[str, ...]) -> tuple[int, float]:
     """(layouts looked at, seconds), median of nine."""
     took = []
     for _ in range(9):
         start = time.perf_counter()
-        found = plan(MODELS[model], CLUSTERS["dgx-h100"], gpus=gpus, global_batch=batch, seq_len=seq_len)
+        found = plan(MODELS[model], CLUSTERS["dgx-h100"], gpus=gpus, global_batch=batch, seq_len=seq_len, schedules=schedules)
         took.append(time.perf_counter() - start)
     return found.looked_at, statistics.median(took)
 
@@ -26,7 +29,7 @@ if __name__ == "__main__":
     found = validation.table()
     save("cost_model", "The cost model against published runs, seconds per step", found.columns, found.rows)
     rows = []
-    for model, gpus, batch, seq_len in SPACES:
-        layouts, seconds = planning(model, gpus, batch, seq_len)
-        rows.append([f"{model} on {gpus:,} GPUs", f"{layouts:,}", f"{1e3 * seconds:.0f} ms", f"{1e6 * seconds / layouts:.0f} µs"])
+    for (model, gpus, batch, seq_len), schedules in itertools.product(SPACES, (USUAL, SCHEDULES)):
+        layouts, seconds = planning(model, gpus, batch, seq_len, schedules)
+        rows.append([f"{model} on {gpus:,} GPUs, {len(schedules)} schedules", f"{layouts:,}", f"{1e3 * seconds:.0f} ms", f"{1e6 * seconds / layouts:.0f} µs"])
     save("planner", "The planner", ["", "layouts", "all of them", "each"], rows)

@@ -24,9 +24,9 @@ if CHROMIUM is None:
 sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
 
 MINUTE = 60_000  # for Playwright, in milliseconds
-SETTINGS = {"@jupyterlab/notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},  # all cells are in the page
-            "@jupyterlab/docmanager-extension/plugin.jupyterlab-settings": {"autosave": False},
-            "@jupyterlab/apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false", "checkForUpdates": False}}
+SETTINGS = json.loads((ROOT / "data" / "jupyterlab.json").read_text()) | {
+    "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # all cells are in the page
+    "@jupyterlab/docmanager-extension:plugin": {"autosave": False}}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def lab(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     shutil.copytree(ROOT / "notebooks", folder / "notebooks", ignore=shutil.ignore_patterns(".*"))
     for name, content in SETTINGS.items():
-        file = folder / "settings" / name
+        file = folder / "settings" / f"{name.replace(':', '/')}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(content))
     with socket.socket() as s:
@@ -84,11 +84,26 @@ class Notebook:
             return kernel && kernel.connectionStatus == 'connected' && kernel.status == 'idle' }""", timeout=3 * MINUTE)
         self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.info")  # it has answered
 
-    def run_all(self) -> None:
-        """What the menu's "Run All Cells" does; returns when the last one has ended."""
-        self.page.evaluate("() => { window.ended = false; window.jupyterapp.commands.execute('notebook:run-all-cells').finally(() => window.ended = true) }")
+    def _command(self, name: str) -> None:
+        """What an entry of the menu does; returns when it has ended."""
+        self.page.evaluate("name => { window.ended = false; window.jupyterapp.commands.execute(name).finally(() => window.ended = true) }", name)
         self.page.wait_for_function("window.ended", timeout=5 * MINUTE)
         self.wait_for_kernel()
+
+    def run_all(self) -> None:
+        self._command("notebook:run-all-cells")
+
+    def run(self, *texts: str) -> None:
+        """Run the cells that contain these texts, one after the other."""
+        for text in texts:
+            found = self.page.evaluate("""text => { const notebook = window.jupyterapp.shell.currentWidget.content
+                notebook.activeCellIndex = notebook.widgets.findIndex(cell => cell.model.type == 'code' && cell.model.sharedModel.source.includes(text))
+                return notebook.activeCell.model.sharedModel.source }""", text)
+            assert text in found, f"no cell has {text!r}"
+            self._command("notebook:run-cell")
+
+    def sources(self) -> list[str]:
+        return self.page.evaluate("() => window.jupyterapp.shell.currentWidget.content.widgets.map(cell => cell.model.sharedModel.source)")
 
     def errors(self) -> list[str]:
         return self.page.locator('.jp-RenderedText[data-mime-type="application/vnd.jupyter.error"]').all_inner_texts()
@@ -155,7 +170,7 @@ def test_predict_fail_read_why_pass_and_stop(notebook):
 @pytest.mark.parametrize("notebook", ["07", "09", "13"], indirect=True)
 def test_a_slider_by_keyboard_and_by_mouse(notebook):
     page = notebook.page
-    notebook.run_all()
+    notebook.run("from helpers.lesson", "explore.")
     assert notebook.errors() == []
     picture = page.locator(".three-axes-explorer img, img.three-axes-explorer").last
     before = picture.get_attribute("src")
@@ -173,15 +188,22 @@ def test_a_slider_by_keyboard_and_by_mouse(notebook):
 
 
 @pytest.mark.parametrize("notebook", ["14"], indirect=True)
-def test_the_last_drop_a_card_and_the_final(notebook):
+def test_training_as_it_goes_a_card_and_the_final(notebook):
     page = notebook.page
-    notebook.run_all()
+    notebook.run("from helpers.lesson.defence")
+    notebook.write(notebook.cell("d14.train_on"), next(source for source in notebook.sources() if "d14.train_on" in source).replace("steps=50", "steps=6"))
+    curve = notebook.cell("d14.train_on").locator(".jp-OutputArea-output img")
+    curve.wait_for(timeout=MINUTE)
+    at_first = curve.get_attribute("src")
+    page.get_by_text("6 steps are done.").wait_for(timeout=2 * MINUTE)
+    assert curve.count() == 1 and curve.get_attribute("src") != at_first, "one picture, drawn anew"
+    notebook.run("final.Quiz()", "cards.deck()")
     assert notebook.errors() == []
     card = page.locator(".three-axes-card").last
     front, question = card.inner_text(), card.locator("b").first.inner_text()
 
     def press(button, until) -> None:
-        """Click until it shows: right after a long run a widget may be there before it listens."""
+        """Click until it shows: a widget may be there before it listens."""
         for _ in range(20):
             page.get_by_role("button", name=button, exact=True).click()
             page.wait_for_timeout(1500)
