@@ -124,7 +124,8 @@ def step_terms(model: ModelShape, layout: Layout, cluster: Cluster, m, seq_len: 
     scores = 36.0 if layout.eager else 16.0  # bytes moved for each; one by one: to float32 6, softmax 8, and backward 4, 12 and 6
     vocabulary = _product(sb, h, model.vocab / t, gpu, c)  # forward; its input's gradient and its weights' take as long
     head = 3 * vocabulary + scores * sb * model.vocab / t / (gpu.bandwidth * c.memory) + 6 * c.kernel
-    last = layers_on_rank(model, layout, p - 1) * each + head
+    on_last = layers_on_rank(model, layout, p - 1)
+    last = on_last * each + head
     pace = np.where(many, np.maximum(deep * each, last), last)  # of the slowest stage
     terms = {name: m * deep * seconds for name, seconds in layer.items()}
     terms["head"] = m * (pace - deep * each)
@@ -133,8 +134,9 @@ def step_terms(model: ModelShape, layout: Layout, cluster: Cluster, m, seq_len: 
     near = t * p <= cluster.node
     hop = hop / np.where(near, cluster.link * c.link, cluster.nic * c.nic) + np.where(near, cluster.link_latency, cluster.nic_latency)
     terms["pipeline sends"] = many * 2.0 * (m * layout.chunks + p - 1) * hop
-    behind = pace > deep * each  # the head's stage is the slowest
-    others = lambda a_layer, a_head: (L - np.where(behind, layers_on_rank(model, layout, p - 1), deep)) * a_layer + np.where(behind, 0, a_head)
+    head_slows = pace > deep * each  # its stage is the slowest
+    layers_elsewhere = L - np.where(head_slows, on_last, deep)
+    others = lambda a_layer, a_head: layers_elsewhere * a_layer + np.where(head_slows, 0, a_head)
     weight = others(once["matrices"], vocabulary)
     forward = others(sum(once.values()), (head - vocabulary) / 2)
     inputs = others(each, head) - forward - weight
