@@ -16,7 +16,7 @@ from peers import dies, raises, stuck
 from report import save
 
 from helpers import World, toy
-from helpers.runtime import memory, server
+from helpers.runtime import memory
 from helpers.runtime.failure import RankError, RanksInterrupted
 
 
@@ -29,7 +29,7 @@ def timed(action) -> float:
 def cold() -> tuple[float, float]:
     """Seconds from nothing to the first answer of 4 ranks, and to import the same modules once."""
     first = "from helpers import World; World(4).run(int)"
-    imports = "import " + ", ".join(server.PRELOAD)
+    imports = "import helpers.runtime.preload"
     pairs = [[timed(lambda: subprocess.run([sys.executable, "-c", code], check=True)) for code in (first, imports)]
              for _ in range(3)]
     return statistics.median(a for a, _ in pairs), statistics.median(a / b for a, b in pairs)

@@ -47,6 +47,19 @@ def test_stop_during_warm_up_leaves_the_server_alive():
     assert out == "[1, 1]\n"
 
 
+@linux
+def test_another_package_of_this_name_where_the_kernel_starts(tmp_path):
+    """The fork server imports ours, and ranks start where the kernel is, with all imported."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "helpers.py").write_text("")
+    (tmp_path / "script.py").write_text("import gc, os\nfrom helpers import World\n"
+                                        "print(World(2).run(lambda: (os.getcwd(), gc.get_freeze_count() > 0)))")
+    out = subprocess.run([sys.executable, str(tmp_path / "script.py")], cwd=here, capture_output=True, text=True, timeout=60,
+                         env=dict(os.environ, PYTHONPATH=os.getcwd()))
+    assert out.stdout == f"{[(str(here), True)] * 2}\n", out.stderr
+
+
 def test_stop_during_the_import_is_put_off():
     out = run_script("""
         import signal, threading

@@ -8,16 +8,15 @@ This module imports no torch, so that the server can start before the notebook d
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
 import signal
 import sys
 import threading
 import types
 from contextlib import contextmanager
+from pathlib import Path
 
-# What the fork server imports before the first rank is needed. FSDP, DTensor and pipelining
-# come along: a rank that imported them by itself would take seconds.
-PRELOAD = ["numpy", "cloudpickle", "torch", "torch.distributed", "torch.nn.parallel", "torch.distributed.fsdp",
-           "torch.distributed.tensor.parallel", "torch.distributed.pipelining"]
+ROOT = Path(__file__).resolve().parents[2]  # of the package
 
 
 def context():
@@ -29,15 +28,27 @@ def warm() -> None:
     ctx = context()
     if ctx.get_start_method() == "forkserver":
         from multiprocessing import forkserver, resource_tracker
-        ctx.set_forkserver_preload(PRELOAD)
+        ctx.set_forkserver_preload(["helpers.runtime.preload"])
         resource_tracker.ensure_running()  # on its own, for it would undo the mask below
         # A stop button pressed meanwhile is for the notebook; the server inherits that it is blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with main_hidden():
+            with main_hidden(), _inside(ROOT):
                 forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _inside(folder: Path):
+    """Work in a folder, where a new Python finds this package before any other of its name. Ranks start in the notebook's."""
+    before = os.open(".", os.O_RDONLY)  # by its number, for it may have been deleted
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
 
 
 @contextmanager
