@@ -154,7 +154,7 @@ class Prediction:
         return _Text(" ".join(filter(None, (f"{found}: {answer}.", said, because))))
 
     def _text(self) -> str:
-        return self.question + "\n" + "\n".join(f"  ○ {o}" for o in self.options)
+        return "\n".join([textwrap.fill(self.question, 100, break_on_hyphens=False), *(f"  ○ {o}" for o in self.options)])
 
     def __repr__(self) -> str:
         return self._text()
