@@ -445,6 +445,14 @@ def test_two_hundred_worlds_leave_nothing(tmp_path, monkeypatch):
 
 
 @linux
+def test_a_world_leaves_the_kernel_in_its_folder(world, monkeypatch):
+    """The fork server starts in another one; where it runs already, other threads of the kernel see nothing of that."""
+    monkeypatch.setattr(os, "chdir", lambda folder: pytest.fail(f"moved to {folder}"))
+    with World(1) as another:
+        assert another.run(os.getcwd) == [os.getcwd()]
+
+
+@linux
 def test_nothing_listens_beyond_loopback(world):
     mine = {os.stat(f"/proc/{pid}/fd/{fd}").st_ino for pid in [os.getpid(), *world.pids]
             for fd in os.listdir(f"/proc/{pid}/fd") if os.path.exists(f"/proc/{pid}/fd/{fd}")}

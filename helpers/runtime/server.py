@@ -26,7 +26,7 @@ def context():
 def warm() -> None:
     """Start the server, whose imports go on in the background. Called on import of `World`."""
     ctx = context()
-    if ctx.get_start_method() == "forkserver":
+    if ctx.get_start_method() == "forkserver" and not _runs():
         from multiprocessing import forkserver, resource_tracker
         ctx.set_forkserver_preload(["helpers.runtime.preload"])
         resource_tracker.ensure_running()  # on its own, for it would undo the mask below
@@ -39,10 +39,20 @@ def warm() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _runs() -> bool:
+    """Whether this process has started the server, and it has not ended since."""
+    from multiprocessing.forkserver import _forkserver
+    try:
+        pid = _forkserver._forkserver_pid  # there is no public one
+        return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
+
+
 @contextmanager
 def _inside(folder: Path):
     """Work in a folder, where a new Python finds this package before any other of its name. Ranks start in the notebook's."""
-    before = os.open(".", os.O_RDONLY)  # by its number, for it may have been deleted
+    before = os.open(".", os.O_PATH)  # by its number, for it may have been deleted
     os.chdir(folder)
     try:
         yield
