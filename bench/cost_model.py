@@ -9,10 +9,9 @@ import time
 from report import save
 
 from helpers.theory import CLUSTERS, MODELS, plan, validation
-from helpers.theory.layout import SCHEDULES
+from helpers.theory.layout import SCHEDULES, USUAL
 
 SPACES = (("llama-3-70b", 64, 128, 8192), ("llama-3-405b", 16384, 2048, 8192))
-USUAL = ("1F1B", "interleaved")
 
 
 def planning(model: str, gpus: int, batch: int, seq_len: int, schedules: tuple[str, ...]) -> tuple[int, float]:

@@ -19,7 +19,7 @@ from .table import Table, human
 from .theory import schedules
 from .theory.cost import estimate, sent
 from .theory.hardware import CLUSTERS, find_cluster
-from .theory.layout import RECOMPUTE, SCHEDULES, Layout
+from .theory.layout import RECOMPUTE, SCHEDULES, USUAL, Layout
 from .theory.models import MODELS, find_model
 from .theory.planner import plan
 from .theory.simulation import Times, simulate
@@ -91,8 +91,8 @@ def parser() -> argparse.ArgumentParser:
         if name == "plan":
             sub.add_argument("--gpus", type=int, required=True)
             sub.add_argument("--rows", type=int, default=10)
-            sub.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=["1F1B", "interleaved"], metavar="NAME",
-                             help=f"of {', '.join(SCHEDULES)}: what your framework runs (default 1F1B interleaved)")
+            sub.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=USUAL, metavar="NAME",
+                             help=f"of {', '.join(SCHEDULES)}: what your framework runs (default {' '.join(USUAL)})")
             continue
         sub.add_argument("--pp", type=int, default=1, required=name == "bubble")
         sub.add_argument("--interleave", type=int, default=2 if name == "bubble" else 1)

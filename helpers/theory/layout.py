@@ -9,6 +9,7 @@ import numpy as np
 from .models import ModelShape
 
 SCHEDULES = ("GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-H2", "ZB-V")
+USUAL = ("1F1B", "interleaved")  # what Megatron-LM runs
 ZERO_BUBBLE = {"ZB-H1": 1, "ZB-H2": 2, "ZB-V": 2}  # microbatches for each rank of the pipeline that they need to be full
 RECOMPUTE = ("none", "selective", "per-op", "full")
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..table import Table, human
 from .cost import OVERHEAD, Estimate, estimate, step_terms
 from .hardware import Cluster
-from .layout import SCHEDULES, ZERO_BUBBLE, Layout, check
+from .layout import SCHEDULES, USUAL, ZERO_BUBBLE, Layout, check
 from .memory import peak_memory
 from .models import ModelShape
 
@@ -130,12 +130,13 @@ class Plan:
 
 def plan(model: ModelShape, cluster: Cluster, *, gpus: int, global_batch: int, seq_len: int,
          zeros: tuple[int, ...] = (0, 1, 2, 3), recomputes: tuple[str, ...] = ("none", "full"),
-         schedules: tuple[str, ...] = ("1F1B", "interleaved"), overlap: bool = True, eager: bool = False, balanced: bool = False) -> Plan:
+         schedules: tuple[str, ...] = USUAL, overlap: bool = True, eager: bool = False, balanced: bool = False) -> Plan:
     """Every layout of `model` on `gpus` GPUs: all dp·tp·pp, microbatches, schedules, interleavings, ZeRO stages, recompute, SP.
 
     Fused attention throughout, so 'selective' recompute would be 'none'. With a pipeline no more than ZeRO-1: DeepSpeed refuses 2 and 3
     there, Megatron-LM has none, and PyTorch's schedules keep whole gradients and weights until the last microbatch. schedules: what your
-    framework runs; those that leave no bubble are asked for by name. eager, balanced: see `Layout`. Raises ValueError for numbers that make no sense. A plan without a layout that fits has an empty `ranked`.
+    framework runs; those that split the backward are asked for by name. eager, balanced: see `Layout`. Raises ValueError for numbers that
+    make no sense and unknown schedules. A plan without a layout that fits has an empty `ranked`.
     """
     for name, value in (("gpus", gpus), ("global_batch", global_batch), ("seq_len", seq_len)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
