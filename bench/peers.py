@@ -31,6 +31,8 @@ from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
+from helpers.runtime.ports import free_port
+
 MARK = "THREE_AXES_BENCH"
 PATIENCE = 20  # seconds until a failure script is called hung
 DOING = ("cold", "first", "call", "memory", "raises", "dies", "stopped", "killed")
@@ -83,19 +85,12 @@ def stuck() -> None:
     time.sleep(300)
 
 
-def grouped(rank: int, n: int, port: int, fn) -> None:
+def grouped(rank: int, n: int, port: str, fn) -> None:
     """For launchers that know no groups: make one, run fn."""
     import torch.distributed as dist
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=n, timeout=timedelta(minutes=10))
     fn()
     dist.destroy_process_group()
-
-
-def free_port() -> int:
-    import socket
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 # -- the peers: start(n), then call(fn) ------------------------------------------------------------
@@ -137,7 +132,7 @@ class Launcher(Spawn):
 
     def call(self, fn):
         from accelerate import notebook_launcher
-        notebook_launcher(_prepared, (fn,), num_processes=self.n, use_port=str(free_port()))
+        notebook_launcher(_prepared, (fn,), num_processes=self.n, use_port=free_port())
 
 
 def _prepared(fn) -> None:

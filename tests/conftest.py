@@ -1,10 +1,14 @@
-"""Shared by all tests: one world of four ranks."""
+"""Shared by all tests: one world of four ranks; kernels that need no ports."""
 
 import signal
+import tempfile
+import uuid
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import cloudpickle
+import nbval.kernel
 import pytest
 from hypothesis import settings
 
@@ -15,6 +19,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell gives to a
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest.register_assert_rewrite("exercise_tests")
+
+
+class KernelWithoutPorts(nbval.kernel.KernelManager):
+    """A kernel's five ports are chosen a second before it takes them, and ranks of other tests may take one meanwhile.
+    Then it never answers. So it listens in files."""
+
+    def __init__(self, **kwargs):
+        super().__init__(transport="ipc", ip=str(Path(tempfile.gettempdir()) / f"kernel-{uuid.uuid4().hex}"), **kwargs)
+
+
+nbval.kernel.KernelManager = KernelWithoutPorts
 
 
 def pytest_generate_tests(metafunc):

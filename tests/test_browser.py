@@ -6,7 +6,6 @@ Where no Chromium is found these tests are skipped, and say so. .ci/run installs
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from helpers.lesson.drops.d01 import fingerprints
+from helpers.runtime.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
@@ -38,13 +38,11 @@ def lab(tmp_path_factory):
         file = folder / "settings" / f"{name.replace(':', '/')}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(content))
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()  # kernels have none: see conftest
     environ = os.environ | {"JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
                             "JUPYTER_CONFIG_DIR": str(folder / "config"), "THREE_AXES_PROGRESS": str(folder / "progress.json")}
     server = subprocess.Popen([sys.executable, "-m", "jupyterlab", "--no-browser", "--expose-app-in-browser", f"--port={port}", "--allow-root", "--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True",
-                               f"--ServerApp.root_dir={folder / 'notebooks'}"], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                               f"--ServerApp.root_dir={folder / 'notebooks'}", "--KernelManager.transport=ipc"], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"http://localhost:{port}/lab"
     try:
         for _ in range(240):

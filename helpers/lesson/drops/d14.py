@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import statistics
 import threading
 import time
@@ -286,13 +285,6 @@ def hello() -> str:
     one = torch.ones(1)
     dist.all_reduce(one)
     print(f"rank {dist.get_rank()} of {one.item():.0f}, process {os.getpid()}")
-
-
-def free_port() -> str:
-    """A port for accelerate's launcher, which always takes the same one, and fails where somebody else's run has it."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
 
 
 @contextmanager
