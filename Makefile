@@ -48,6 +48,7 @@ clean:
 $(READY): pyproject.toml constraints.txt data/jupyterlab.json
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "Three Axes needs Python 3.10 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Installing into $(VENV), once. This can take some minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	@mkdir -p $(SETTINGS) && cp data/jupyterlab.json $(SETTINGS)/overrides.json

@@ -87,8 +87,56 @@ def forgot_return(gradient, examples):
     dist.all_reduce(gradient)
 
 
-def half(gradient, examples):
-    return d02.weighted_average(gradient, examples) / 2
+def returns_what_all_reduce_returns(gradient, examples):
+    return dist.all_reduce(gradient)
+
+
+def as_numpy(gradient, examples):
+    return d02.weighted_average(gradient, examples).numpy()
+
+
+def mean_of_all_numbers(gradient, examples):
+    return gradient.mean()
+
+
+def by_the_ranks(gradient, examples):
+    return not_divided(gradient, examples) / dist.get_world_size()
+
+
+def weights_forgotten(gradient, examples):
+    total = torch.tensor(float(examples))
+    dist.all_reduce(total)
+    return summed(gradient, examples) / total
+
+
+def only_its_own_term(gradient, examples):
+    total = torch.tensor(float(examples))
+    dist.all_reduce(total)
+    return gradient * examples / total
+
+
+def a_third(gradient, examples):
+    return d02.weighted_average(gradient, examples) / 3
+
+
+def sums_go_round(x, rank, world_size, steps):
+    chunks = list(torch.tensor_split(x, world_size))
+    for step in range(steps):
+        outgoing, incoming = (rank - step) % world_size, (rank - step - 1) % world_size
+        buffer = torch.empty_like(chunks[incoming])
+        work = dist.isend(chunks[outgoing].clone(), (rank + 1) % world_size)
+        dist.recv(buffer, (rank - 1) % world_size)
+        work.wait()
+        chunks[incoming] += buffer
+
+
+def adds_all_the_way(x, rank, world_size):
+    sums_go_round(x, rank, world_size, 2 * (world_size - 1))
+
+
+def off_the_end_of_the_ring(x, rank, world_size):
+    dist.send(x, rank + 1) if rank % 2 == 0 else dist.recv(x, rank - 1)
+    dist.send(x, rank + 1) if rank % 2 else dist.recv(x, rank - 1)
 
 
 def whole_tensor(x, rank, world_size):
@@ -181,11 +229,7 @@ def never_waits(x, rank, world_size):
 
 
 def reduce_scatter_only(x, rank, world_size):
-    before = x.clone()
-    d02.ring_all_reduce(x, rank, world_size)
-    for i, (now, old) in enumerate(zip(torch.tensor_split(x, world_size), torch.tensor_split(before, world_size))):
-        if i != (rank + 1) % world_size:
-            now.copy_(old)
+    sums_go_round(x, rank, world_size, world_size - 1)
 
 
 def a_bad_index(x, rank, world_size):
@@ -281,6 +325,28 @@ def rows_of_another(x, up, down, rank, world_size):
     return toy.Leave.apply(inside @ down.chunk(world_size, dim=0)[(rank + 1) % world_size], None)
 
 
+def sum_not_used(x, up, down, rank, world_size):
+    y = F.gelu(toy.Enter.apply(x, None) @ up.chunk(world_size, dim=1)[rank]) @ down.chunk(world_size, dim=0)[rank]
+    toy.Leave.apply(y, None)
+    return y
+
+
+def mean_of_the_shares(x, up, down, rank, world_size):
+    return d03.split_mlp(x, up, down, rank, world_size) / world_size
+
+
+def swapped(x, up, down, rank, world_size):
+    x = toy.Leave.apply(x, None)
+    return toy.Enter.apply(F.gelu(x @ up.chunk(world_size, dim=1)[rank]) @ down.chunk(world_size, dim=0)[rank], None)
+
+
+def gathers_the_columns(x, up, down, rank, world_size):
+    inside = F.gelu(x @ up.chunk(world_size, dim=1)[rank])
+    parts = [torch.empty_like(inside) for _ in range(world_size)]
+    dist.all_gather(parts, inside)
+    return torch.cat(parts, dim=1) @ down
+
+
 def shapes_that_do_not_meet(x, up, down, rank, world_size):
     return x @ up.chunk(world_size, dim=0)[rank]
 
@@ -315,6 +381,34 @@ def stage_loop(receive_first=False, grad=True, downstream=False, loss_everywhere
     return pipeline
 
 
+def pipeline_of_a_beginner(first_sends_back=False, item_everywhere=False, own_loss=False, one_tensor=False):
+    """The solution of drop 04 with the slips of somebody who writes it for the first time."""
+    def pipeline(stage, tokens, targets, empty, rank, world_size):
+        last, loss = world_size - 1, None
+        x = tokens
+        if rank > 0:
+            x = empty
+            dist.recv(x, rank - 1)
+            x.requires_grad_()
+        y = stage(x)
+        if rank < last:
+            dist.send(y.detach(), rank + 1)
+        if rank == last:
+            loss = toy.loss_of(y, targets)
+            loss.backward()
+        elif own_loss:
+            loss = y.square().mean()
+            loss.backward()
+        else:
+            dy = x.detach() if one_tensor and rank > 0 else torch.empty_like(y)
+            dist.recv(dy, rank + 1)
+            y.backward(dy)
+        if rank > 0 or first_sends_back:
+            dist.send(x.grad, rank - 1)
+        return loss.item() if rank == last or item_everywhere else None
+    return pipeline
+
+
 def detached_backward(stage, tokens, targets, empty, rank, world_size):
     loss = d04.pipeline(stage, tokens, targets, empty, rank, world_size)
     for p in stage.parameters():
@@ -323,6 +417,22 @@ def detached_backward(stage, tokens, targets, empty, rank, world_size):
 
 
 MISTAKES = [
+    (d04.loop, pipeline_of_a_beginner(first_sends_back=True), "crashed", "a gradient sent by the first rank"),
+    (d04.loop, pipeline_of_a_beginner(item_everywhere=True), "crashed", "a loss asked of every rank"),
+    (d04.loop, pipeline_of_a_beginner(own_loss=True), "crashed", "a gradient that nobody receives"),
+    (d04.loop, pipeline_of_a_beginner(one_tensor=True), "wrong", "other gradients than the twin's"),
+    (d03.mlp, sum_not_used, "wrong", "a sum that is not used"),
+    (d03.mlp, mean_of_the_shares, "wrong", "the mean where the sum was meant"),
+    (d03.mlp, swapped, "wrong", "Enter and Leave swapped"),
+    (d03.mlp, gathers_the_columns, "wrong", "an output cut off from x"),
+    (d02.average, returns_what_all_reduce_returns, "wrong", "nothing returned"),
+    (d02.average, as_numpy, "wrong", "no tensor returned"),
+    (d02.average, mean_of_all_numbers, "wrong", "another shape than the gradient's"),
+    (d02.average, by_the_ranks, "wrong", "divided by the number of ranks"),
+    (d02.average, weights_forgotten, "wrong", "weights forgotten"),
+    (d02.average, only_its_own_term, "wrong", "one rank's term only"),
+    (d02.ring, adds_all_the_way, "wrong", "finished sums added once more"),
+    (d02.ring, off_the_end_of_the_ring, "crashed", None),
     (d04.loop, stage_loop(receive_first=True), "crashed", "neighbours that wait for each other"),
     (d04.loop, stage_loop(forgets_send=True), "crashed", "neighbours that wait for each other"),
     (d04.loop, stage_loop(grad=False), "wrong", "a received activation that does not require grad"),
@@ -357,7 +467,7 @@ MISTAKES = [
     (d02.average, not_divided, "wrong", "summed, not divided by the number of examples"),
     (d02.average, eight_examples, "wrong", "another value than the twin's"),
     (d02.average, forgot_return, "wrong", "nothing returned"),
-    (d02.average, half, "wrong", "another value than the twin's"),
+    (d02.average, a_third, "wrong", "another value than the twin's"),
     (d02.ring, whole_tensor, "wrong", "the whole tensor, not a chunk"),
     (d02.ring, all_send_first, "crashed", "everybody sends before anybody receives"),
     (d02.ring, all_receive_first, "crashed", "everybody receives before anybody sends"),

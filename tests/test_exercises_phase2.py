@@ -446,6 +446,27 @@ def straight_to_the_owner(x, rank, world_size):  # right: another way with the s
     return chunks[rank]
 
 
+def called_finish_over_all(model, world_size):
+    def divide():
+        for p in model.parameters():
+            p.grad /= world_size
+    return divide()
+
+
+def the_last_of_the_loop(model, world_size):
+    works = []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda _: works.append(dist.all_reduce(p.grad, async_op=True)))
+
+    def finish():
+        for work in works:
+            work.wait()
+        works.clear()
+        for p in model.parameters():
+            p.grad /= world_size
+    return finish
+
+
 MISTAKES = [
     (d05.overlapped, hooks(wait="hook"), "wrong", "waiting inside the hook"),
     (d05.overlapped, hooks(wait="never"), "wrong", "never waiting before the step"),
@@ -456,6 +477,8 @@ MISTAKES = [
     (d05.overlapped, all_at_the_end, "wrong", "all sent after backward"),
     (d05.overlapped, no_hooks_at_all, "wrong", "gradients never exchanged"),
     (d05.overlapped, called_finish, "wrong", "no finish() returned"),
+    (d05.overlapped, called_finish_over_all, "wrong", "no finish() returned"),
+    (d05.overlapped, the_last_of_the_loop, "wrong", "some gradients never exchanged"),
     (d05.overlapped, a_copy_that_never_comes_back, "wrong", "a sum that never comes back"),
     (d05.overlapped, forgot_async, "wrong", "waiting inside the hook"),
     (d05.overlapped, waits_by_future, "wrong", "waiting inside the hook"),

@@ -99,6 +99,15 @@ def test_two_worlds_at_once(world):
     assert_usable(world)
 
 
+@pytest.mark.parametrize("call, said", [
+    (lambda: dist.send(torch.ones(2), dist.get_rank() + 1), "rank 3 would send to rank 4, which does not exist: ranks go from 0 to 3. Around a ring take"),
+    (lambda: dist.recv(torch.ones(2), dist.get_rank() - 1), "rank 0 would receive from rank -1, which does not exist"),
+    (lambda: dist.broadcast(torch.ones(2), 7), "rank 0 calls broadcast with root 7, which does not exist"),
+])
+def test_a_rank_that_does_not_exist_is_not_waited_for(world, call, said):
+    assert said in str(fails(world, call, within=3))
+
+
 @pytest.mark.parametrize("n, error", [(0, ValueError), (-1, ValueError), (65, ValueError), ("4", TypeError),
                                       (2.0, TypeError), (True, TypeError), (None, TypeError)])
 def test_a_bad_size_is_refused_in_one_sentence(n, error):

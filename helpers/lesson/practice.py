@@ -81,7 +81,7 @@ class Exercise:
         try:
             inspect.signature(attempt).bind(*wanted)
         except (TypeError, ValueError):
-            return Answer("wrong", f"Your function is called with ({', '.join(wanted)}), and cannot be.", "other arguments than asked for")
+            return Answer("wrong", f"The check calls your function with ({', '.join(wanted)}), and yours cannot take that. Keep the def line as it was given.", "other arguments than asked for")
         if _is_empty(attempt):
             self._shown = max(self._shown, 1)
             return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")

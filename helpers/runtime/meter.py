@@ -170,6 +170,8 @@ class Recorder:
             if name in ("gather", "scatter"):
                 payload *= size
             root = None if at_root is None else args[at_root]
+            if root is not None and not 0 <= root < size:  # gloo would wait for it for ever
+                raise ValueError(_nobody(name, me, root, size))
             self._quiet()
             row = self.rows.setdefault((name, axis), Row(name, axis))
             row.calls += 1
@@ -291,6 +293,14 @@ class Recorder:
         if waited_for is not None:
             self._waited(waited_for, start)
         return result
+
+
+def _nobody(op: str, me: int, peer: int, size: int) -> str:
+    """Why an operation whose other side, or root, does not exist is refused."""
+    does = {"send": f"would send to rank {peer}", "recv": f"would receive from rank {peer}"}.get(op, f"calls {op} with root {peer}")
+    ends = (" Around a ring take (rank ± 1) % world_size; on a line the first rank has nobody before it, and the last nobody behind it."
+            if op in ("send", "recv") else "")
+    return f"rank {me} {does}, which does not exist: ranks go from 0 to {size - 1}.{ends}"
 
 
 def _first(tensors) -> torch.Tensor | None:

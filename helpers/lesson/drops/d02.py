@@ -86,9 +86,14 @@ def judge_average(attempt) -> Answer:
             each = results[0][1]
             own = [part.mean(0) for part in torch.split(each, shares)]
             for rank, (got, _) in enumerate(results):
-                if not isinstance(got, torch.Tensor) or got.shape != each[0].shape:
-                    return wrong("nothing returned", f"Return a tensor of the gradient's shape; rank {rank} returned {type(got).__name__}.")
+                if got is None:
+                    return wrong("nothing returned", "Your function returned None. dist.all_reduce returns None too: it writes the sum into the tensor that you give it. Return that tensor.")
+                if not isinstance(got, torch.Tensor):
+                    return wrong("no tensor returned", f"Return a tensor of PyTorch; rank {rank} returned a {type(got).__module__}.{type(got).__name__}.")
+                if got.shape != each[0].shape:
+                    return wrong("another shape than the gradient's", f"Rank {rank} returned a tensor of shape {tuple(got.shape)}; the gradient's is {tuple(each[0].shape)}.")
                 near = lambda other: torch.allclose(got.float(), other, atol=1e-5)
+                mine = shares[rank] / sum(shares) * own[rank]
                 if near(each.mean(0)):
                     continue
                 if near(own[rank]):
@@ -101,6 +106,12 @@ def judge_average(attempt) -> Answer:
                                  f"examples: one with {shares[0]} of the {sum(shares)} examples must count {shares[0]}/{sum(shares)}.")
                 if near(each.sum(0)):
                     return wrong("summed, not divided by the number of examples", "Every rank holds the sum over all examples. Divide by how many there are on all ranks.")
+                if near(each.sum(0) / 4):
+                    return wrong("divided by the number of ranks", f"You sum gradient · examples over the ranks. That is a sum over {sum(shares)} examples, so divide by {sum(shares)}, not by 4.")
+                if near(sum(own) / sum(shares)):
+                    return wrong("weights forgotten", "You divide by the number of all examples, but sum the ranks' means. Multiply each by its number of examples first.")
+                if near(mine):
+                    return wrong("one rank's term only", f"Rank {rank} has gradient · examples / all examples. That is what it must add to the sum: all_reduce it.")
                 return wrong("another value than the twin's", f"Rank {rank} is off by up to {(got - each.mean(0)).abs().max():.2g} with {shares} examples.")
     return right("Equal to the twin on every rank, with equal and with unequal shares.")
 
@@ -161,15 +172,15 @@ def judge_ring(attempt) -> Answer:
             if world.traffic.not_waited:
                 return wrong("a message nobody waits for", f"With {case} {world.traffic.not_waited} isend or irecv were never waited for: "
                              "keep what they return and call .wait() on it, or the data may come after you have used it.")
-            if mistake := _wrong_sum(results, case) or _wasteful(world.traffic, 4 * elements, case):
+            if mistake := _wrong_sum(results, case, max(world.traffic.counted) / (4 * elements)) or _wasteful(world.traffic, 4 * elements, case):
                 return mistake
             reached = reached or max(world.traffic.counted) / (4 * elements)
     return right("The sum on 2, 3, 4 and 5 ranks, also where the length does not divide, and no rank sent more than it must.",
                  ("bytes sent by each of 4 ranks, for a tensor of S bytes", f"{reached:.2f}·S", "2·(4−1)/4 = 1.50·S"))
 
 
-def _wrong_sum(results, case: str) -> Answer | None:
-    """Name what is wrong with the values. results: (x, what it was before, the sum) for each rank."""
+def _wrong_sum(results, case: str, sent: float) -> Answer | None:
+    """Name what is wrong with the values. results: (x, what it was before, the sum) for each rank. sent: tensors sent by the busiest."""
     n = len(results)
     if all(torch.equal(x, total) for x, _, total in results):
         return None
@@ -186,6 +197,9 @@ def _wrong_sum(results, case: str) -> Answer | None:
     good = [[i for i, (a, b) in enumerate(zip(torch.tensor_split(x, n), torch.tensor_split(total, n))) if torch.equal(a, b)]
             for x, _, total in results]
     chunks = "; ".join(f"rank {r}: {', '.join(map(str, chunks)) or 'none'}" for r, chunks in enumerate(good))
+    if all(len(chunks) == 1 for chunks in good) and sent > 1.01 * (n - 1) / n:
+        return wrong("finished sums added once more", f"With {case} each rank has one finished chunk ({chunks}), and the chunks did go round. "
+                     "What arrives in the second half is a finished sum: write it over yours, do not add it.")
     if all(len(chunks) == 1 for chunks in good):
         return wrong("half of the way", f"With {case} each rank has one finished chunk ({chunks}). That is the reduce-scatter, "
                      "the first half of the job. Now the finished chunks must go round.")

@@ -84,7 +84,7 @@ def _on_rank(attempt):
     if found["shape"] != tuple(y.shape):
         return found
     near = lambda a, b: bool(torch.allclose(a, b, rtol=1e-7, atol=1e-9))
-    found |= {"y": near(got, y), "bent": near(got, bent_parts)}
+    found |= {"y": near(got, y), "bent": near(got, bent_parts), "got": got.detach(), "whole": y.detach(), "of_t_x": F.gelu(t * x @ up) @ down}
     found |= {"cut": not got.requires_grad, "dx": False, "dx_twice": False}
     if got.requires_grad:
         with FlopCounterMode(display=False) as back:
@@ -109,17 +109,25 @@ def judge(attempt) -> Answer:
             if any(r["bent"] for r in results):
                 return wrong("the non-linearity of partial sums", "You sum gelu of the parts, where gelu of the sum was meant. Split `up` by columns: "
                              "then each rank has whole numbers to bend, only fewer of them.")
-            if results[0]["sums"] == 0:
+            of_all, one = sum(r["got"] for r in results), results[0]
+            if torch.allclose(t * one["got"], one["whole"]):
+                return wrong("the mean where the sum was meant", "The output is that of one process, divided by the number of ranks. The ranks hold shares of one sum: nothing is to be divided.")
+            if one["sums"] == 1 and torch.allclose(of_all, one["whole"]):
+                return wrong("a sum that is not used", "Each rank returns its share of the output, though there was an all-reduce. toy.Leave leaves its argument alone: "
+                             "use what it returns.")
+            if torch.allclose(of_all, one["of_t_x"]):
+                return wrong("Enter and Leave swapped", "x is summed over the ranks, where it is whole already, and the output is not. toy.Enter stands before the column cut, toy.Leave behind the row cut.")
+            if one["sums"] == 0:
                 return wrong("partial outputs never summed", "Each rank holds its share of the sum. A row split ends with one all-reduce: toy.Leave.")
-            if results[0]["sums"] > 1:
+            if one["sums"] > 1:
                 return wrong("an all-reduce after the column split", "After a column split the ranks hold different columns. To add them up mixes columns that do not "
                              "belong together. They need no exchange at all if a row split follows.")
             return wrong("another output", f"On {t} ranks the output is not that of one process. Which part of `up` and of `down` does a rank take?")
         if work > 1.01 / t:
             return wrong("every rank did more than its share", "The output is right, but a rank multiplied more than its part. Cut both matrices before you multiply.", *figures)
         if any(r["cut"] for r in results):
-            return wrong("an output cut off from x", "The output is right, but autograd cannot get from it back to x. A detach() on the way "
-                         "ends the graph there.", *figures)
+            return wrong("an output cut off from x", "The output is right, but autograd cannot get from it back to x: it follows neither a detach() nor a tensor that "
+                         "dist.all_gather has filled. Nothing needs gathering here: a rank's columns of `up` meet its rows of `down`.")
         if all(r["dx_twice"] for r in results):
             return wrong("a gradient summed once too often", f"The gradient of x is {t} times too large: it is added over the ranks where it is whole already. "
                          "Each of toy.Enter and toy.Leave belongs in one place.", *figures)

@@ -17,7 +17,7 @@ from ..practice import Answer, Exercise, right, wrong
 def pipeline(stage, tokens, targets, empty, rank, world_size):
     """One training step of a pipeline, as each rank runs it. Return the loss on the last rank, None on the others.
 
-    stage: this rank's layers. tokens and targets: the batch. empty: a tensor of an activation's shape to receive into.
+    stage: this rank's layers. tokens and targets: the batch. empty: a tensor of an activation's shape to receive into; it becomes x.
     Leave the gradients in the stage's parameters.
     """
     last = world_size - 1
@@ -98,7 +98,7 @@ def judge(attempt) -> Answer:
             return wrong("another loss than the twin's", f"The last rank returned {answer!r}; the twin's loss is {expected:.4f}.")
         if off := [r for r, (*_, same) in enumerate(results) if not same]:
             return wrong("other gradients than the twin's", f"On {p} stages the gradients of rank {off[0]} differ. Does each stage run backward "
-                         "from the gradient that came from the next one?")
+                         "from the gradient that came from the next one, and did you receive that into a tensor of its own? `empty` is your x, and backward still needs it.")
         activation = 4 * 4 * 16 * 256
         most = 2 * activation if p > 2 else activation
         if max(sent) > most:
@@ -110,8 +110,14 @@ def judge(attempt) -> Answer:
 
 def _named(error: RankError, p: int) -> Answer | None:
     """Mistakes that end in a crash or a hang and have a name."""
-    said = [s.error.message for s in error.seen if s.error and not s.error.aborted]
-    if any("NoneType" in text or "does not require grad" in text for text in said):
+    said = {r: s.error.message for r, s in enumerate(error.seen) if s.error and not s.error.aborted}
+    no_tensor = [r for r, text in said.items() if "Expected parameter `tensor`" in text and "NoneType" in text]
+    if 0 in no_tensor:
+        return Answer("crashed", f"On {p} stages rank 0 sends a gradient, and has none: tokens get no gradient, and no rank comes before it. "
+                                 f"Send x.grad only where rank > 0.\n\n{error.report}", "a gradient sent by the first rank")
+    if any("'NoneType' object has no attribute 'item'" in text for text in said.values()):
+        return Answer("crashed", f"On {p} stages only the last rank has a loss. The others return None.\n\n{error.report}", "a loss asked of every rank")
+    if no_tensor or any("does not require grad" in text for text in said.values()):
         return wrong("a received activation that does not require grad", "What comes from the stage before is a new tensor, and autograd does not know "
                      "that you need its gradient: x.requires_grad_() before the forward. Otherwise, or if no backward ran, there is nothing to send back.")
     doing = {r: s.where["in"] for r, s in enumerate(error.seen) if s.where and s.where["in"]}
@@ -119,6 +125,11 @@ def _named(error: RankError, p: int) -> Answer | None:
     if error.kind == "timeout" and doing.get(last, {}).get("op") == "send" and doing[last]["needs"] != [last - 1]:
         return Answer("crashed", f"On {p} stages the last rank sends to rank {doing[last]['needs'][0]}. Activations go down the line, gradients come back up: "
                                  f"to rank − 1.\n\n{error.report}", "a gradient sent downstream")
+    unheard = {r: inside["needs"][0] for r, inside in doing.items() if inside["op"] == "send" and error.seen[inside["needs"][0]].finished}
+    if error.kind == "timeout" and unheard:
+        r, peer = next(iter(unheard.items()))
+        return Answer("crashed", f"On {p} stages rank {r} sends a gradient back to rank {peer}, which has finished without receiving it. Only the last stage begins "
+                                 f"its backward from a loss. The others receive dy from rank + 1 and begin with y.backward(dy).\n\n{error.report}", "a gradient that nobody receives")
     if error.kind == "timeout" and doing and all(inside["op"] in ("send", "recv") for inside in doing.values()):
         return Answer("crashed", f"On {p} stages the ranks wait for messages that do not come. For each recv some rank must send, and in the same order: "
                                  f"forward from the first to the last, backward from the last to the first.\n\n{error.report}",

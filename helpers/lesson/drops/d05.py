@@ -161,7 +161,7 @@ def _off(model, twin, alone, size: int) -> str | None:
         return "twice"
     if same(1, alone) or same(1 / size, alone):
         return "own"
-    mine = [torch.allclose(a.grad, b.grad, atol=1e-6, rtol=1e-3) for a, b in zip(model.parameters(), alone.parameters())]
+    mine = [any(torch.allclose(a.grad, scale * b.grad, atol=1e-6, rtol=1e-3) for scale in (1, 1 / size)) for a, b in zip(model.parameters(), alone.parameters())]
     return "some own" if any(mine) else f"{(model[0].weight.grad.norm() / twin[0].weight.grad.norm()).item():.2f}"
 
 
@@ -173,6 +173,8 @@ def judge(attempt) -> Answer:
             said = " ".join(s.error.message for s in e.seen if s.error and not s.error.aborted)
             if "has no attribute 'wait'" in said:
                 return wrong("waiting inside the hook", "Without async_op=True, all_reduce waits for its own end and returns None: there is nothing left to wait for, and nothing overlapped.")
+            if "for /=: 'NoneType'" in said:
+                return wrong("no finish() returned", "finish ran before there was a gradient to divide. Return the function itself, without brackets behind its name.")
             if "must be Tensor, not NoneType" in said or "NoneType" in said and "tensor" in said.lower():
                 return wrong("a hook that comes too early", "When your hook runs, p.grad is not there yet. register_post_accumulate_grad_hook calls it after "
                              "the gradient has been put into p.grad.")
@@ -180,7 +182,7 @@ def judge(attempt) -> Answer:
         traffic = world.traffic
     first = results[0]
     if first["finish"] is not None:
-        return wrong("no finish() returned", f"You return {first['finish']}; return the function that waits, without calling it.")
+        return wrong("no finish() returned", f"You return {first['finish']}; return the function itself, without brackets behind its name.")
     off, step = next(((r["off"], r["step"]) for r in results if r["off"]), (None, 0))
     if first["begun"] == 0 and first["calls"] == 0:
         return wrong("gradients never exchanged", "No all-reduce was called. Is the hook registered on every parameter?")
@@ -194,7 +196,7 @@ def judge(attempt) -> Answer:
     if off == "own":
         return wrong("a sum that never comes back", "The gradients are this rank's own: what was reduced is not what lies in p.grad.")
     if off == "some own":
-        return wrong("some gradients never exchanged", "Some gradients are this rank's own. Is the hook registered on every parameter?")
+        return wrong("some gradients never exchanged", "Some gradients are this rank's own. Is the hook on every parameter, and does it use the p that it is given? A lambda made in a loop sees the last p of the loop.")
     if off and step > 0:
         return wrong("work of earlier steps still in the list", f"The first step's gradients are the twin's, those of step {step + 1} are not. Empty your list at the end of finish().")
     if off:

@@ -119,7 +119,8 @@ QUICK = tuple(_KEY)
 
 def quick(case):
     """(answer, reason) for a case: one of d13.ANSWERS and one of d13.REASONS."""
-    answer, reason = _KEY[case]
+    from helpers.lesson.drops.d13 import ANSWERS, QUICK, REASONS
+    answer, reason = [(0, 2), (1, 3), (2, 0), (3, 1)][QUICK.index(case)]
     return ANSWERS[answer], REASONS[reason]
 
 
