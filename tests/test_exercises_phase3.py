@@ -82,6 +82,12 @@ def loses_the_remainder(layers, p, head):
     return [layers // p] * p
 
 
+def one_layer_less(layers, p, head):
+    last = max(1, layers // p - 1)
+    each, more = divmod(layers - last, p - 1)
+    return [each + (k >= p - 1 - more) for k in range(p - 1)] + [last]
+
+
 def all_on_the_first(layers, p, head):
     return [layers - p + 1] + [1] * (p - 1)
 
@@ -115,21 +121,24 @@ MISTAKES = [
     (d13.cases, more_than_needed, "wrong", "an axis too many"),
     (d13.cases, right_for_another_reason, "wrong", "right for another reason"),
     (d13.cases, lambda case: "DP", "wrong", "no answer with a reason"),
-    (d12.choice, lambda: ("interleaved", 13, 4), "wrong", "interleaving is free"),
+    (d12.choice, lambda: ("interleaved", 16, 2), "wrong", "interleaving is free"),
     (d12.choice, lambda: ("1F1B", 64, 1), "wrong", "m larger is always possible"),
-    (d12.choice, lambda: ("1F1B", 13, 1), "wrong", "the bubble is still there"),
-    (d12.choice, lambda: ("ZB-H1", 13, 1), "wrong", "the bubble is still there"),
-    (d12.choice, lambda: ("ZB-H2", 13, 1), "wrong", "more memory than there is"),
-    (d12.choice, lambda: ("GPipe", 13, 1), "wrong", "more memory than there is"),
+    (d12.choice, lambda: ("1F1B", 16, 1), "wrong", "the bubble is still there"),
+    (d12.choice, lambda: ("ZB-V", 16, 2), "wrong", "messages are free"),
+    (d12.choice, lambda: ("interleaved", 16, 4), "wrong", "messages are free"),
+    (d12.choice, lambda: ("ZB-H1", 13, 1), "wrong", "m larger is always possible"),
+    (d12.choice, lambda: ("ZB-H2", 16, 1), "wrong", "more memory than there is"),
+    (d12.choice, lambda: ("GPipe", 16, 1), "wrong", "more memory than there is"),
     (d12.choice, lambda: "ZB-V", "wrong", "no choice"),
-    (d12.choice, lambda: ("ZB-V", 13, 99), "wrong", "no such schedule"),
-    (d12.choice, lambda: ("interleaved", 13, 1), "wrong", "no such schedule"),
-    (d12.choice, lambda: (["ZB-V"], 13, 2), "wrong", "no choice"),
+    (d12.choice, lambda: ("ZB-V", 16, 99), "wrong", "no such schedule"),
+    (d12.choice, lambda: ("interleaved", 16, 1), "wrong", "no such schedule"),
+    (d12.choice, lambda: (["ZB-V"], 16, 2), "wrong", "no choice"),
     (d12.balanced, lambda layers, p, head: [-(-layers // p)] * (p - 1) + [layers + (p - 1) * (-layers // p)], "wrong", "the head is forgotten"),
     (d12.balanced, lambda layers, p, head: [layers // p + 2] * (p - 1) + [layers - (p - 1) * (layers // p + 2)], "wrong", "the last stage takes what is left"),
     (d11.split, lambda before, after: dict.fromkeys(("tp", "pp", "dp", "rest")), "wrong", "no shares"),
     (d11.split, lambda before, after: {k: 100 * v for k, v in d11.causes(before, after).items()}, "wrong", "percent where shares are asked for"),
-    (d13.cases, lambda case: ("FSDP", d13.REASONS[3]) if case.startswith("30B") else d13.quick(case), "wrong", "right for another reason"),
+    (d13.cases, lambda case: ("FSDP", d13.REASONS[0]) if case.startswith("30B") else d13.quick(case), "wrong", "right for another reason"),
+    (d12.balanced, one_layer_less, "wrong", "the last stage is still too long"),
     (d13.tuple_, lambda: (16.0, 2, 1), "wrong", "no layout"),
     (d12.choice, lambda: ("a faster network", 13, 1), "wrong", "no choice"),
     (d12.balanced, equal_stages, "wrong", "the head is forgotten"),
@@ -149,6 +158,7 @@ MISTAKES = [
     (d11.placing, lambda: (2, 2, 1, 1), "wrong", "d·t·p is not 8"),
     (d11.placing, lambda: (2, 1, 4, 1), "wrong", "a starved pipeline"),
     (d11.placing, lambda: (1, 4, 2, 3), "wrong", "sizes that do not divide"),
+    (d11.placing, lambda: (1, 4, 2, 8), "wrong", "more microbatches than the pipeline needs"),
     (d11.placing, lambda: "TP 4", "wrong", "no layout"),
     (d10.signature, growth_is_a_leak, "wrong", "a spike is not a slope"),
     (d10.signature, never_looks_at_ranks, "wrong", "one rank is not all ranks"),
@@ -181,6 +191,8 @@ def test_the_ladder_is_predicted(remedy):
     tried = d10.attempt(remedy)
     assert tried["peak"] == pytest.approx(d10.predicted(remedy), rel=0.15 if remedy == "offload" else 0.07)
     assert tried["fits"] == (tried["peak"] <= d10.LADDER_BUDGET)
+    assert tried["forwards"] == (2 if remedy == "recompute" else 1)
+    assert (tried["host"] > 0) == (remedy == "offload") and (tried["sent"] > 10e6) == (remedy == "TP + SP")
 
 
 def test_a_run_that_survives_is_no_incident():
@@ -203,6 +215,9 @@ def test_sizes_that_do_not_divide_are_refused():
 
 def test_a_fair_alternative_passes():
     assert d13.cases.check(fsdp_for_the_node).kind == "right"
+    assert d13.cases.check(lambda case: ("FSDP", d13.REASONS[3]) if case.startswith("30B") else d13.quick(case)).kind == "right"
+    early = d12.balanced.check(lambda layers, p, head: sorted(d12.balance(layers, p, head)[:-1], reverse=True) + d12.balance(layers, p, head)[-1:])
+    assert early.kind == "right" and "of 40 layers, though: with the long stages last, of 32." in early.text
     assert d12.balanced.check(lambda layers, p, head: __import__("numpy").array(d12.balance(layers, p, head))).kind == "right"
 
 

@@ -10,9 +10,10 @@ from helpers.lesson.drops import d05, d06, d07, d10, d11, d12, d13, d14
 from helpers.lesson.defence import Defence
 from helpers.runtime.trace import beyond
 from helpers.table import human
-from helpers.theory import CLUSTERS, Layout, cost
+from helpers.theory import CLUSTERS, Layout, cost, plan
 from helpers.theory.collectives import book
 from helpers.theory.memory import states
+from helpers.theory.models import find_model
 from test_notebooks import NOTEBOOKS, text
 
 N = sum(p.numel() for p in toy.ToyTransformer(hidden=256).parameters())
@@ -21,6 +22,14 @@ behind = [int(row[-1].rstrip("%")) for row in d13.tree_against_planner().rows[2:
 loss_of = lambda scheme: 1 - d11.published()[scheme][-1][1] / d11.published()[scheme][0][1]
 DGX = CLUSTERS["dgx-h100"]
 
+LAYOUT = Defence(d14.the_plan(), Layout(dp=4, tp=8, pp=2, zero=1))
+TUNED = next(row for row in d14.the_plan().by_axes if row.axes == (4, 8, 2))
+NODE = plan(find_model("opt-30b"), CLUSTERS["dgx-a100"], gpus=8, global_batch=64, seq_len=2048)
+TOY = sum(p.numel() for p in d10.toy.ToyTransformer(hidden=d10.HIDDEN, seq_len=d10.LONG).parameters())
+UNIT = 4 * 4 * d10.LONG * d10.HIDDEN
+THEN = {(k, what): {row.axes: row.seconds for row in d13.the_plan().changed(what, factor).by_axes}[d13.the_plan().by_axes[k].axes] / winner.seconds - 1
+        for what, factor, winner in d13.the_plan().flips() for k in range(3)}
+assert max(THEN[2, what] for _, what in THEN) < 0.04 and sum(THEN[1, what] > 0.2 for what in {what for _, what in THEN}) == 2  # as drop 13 says
 # For each drop, sentences whose figures no cell prints, with the figures put in by computing them.
 COMPUTED = {
     "01": [f"On four ranks each sends {book('all_reduce', 1, 4)} times its tensor",
@@ -50,16 +59,18 @@ COMPUTED = {
     "09": [f"So 7·10⁹ parameters take {human(sum(states(7e9).values()))} before the first token. A device of {DGX.device.memory / 1e9:.0f} GB does not hold them.",
            f"{human(4 * 175e9)}: nearly nine devices of {DGX.device.memory / 1e9:.0f} GB",
            "The 2 GB of overhead stand for", "Your plan fits on the average stage with 1 GB to spare."],
-    "14": ["within 1 %"],
-    "13": [f"counts a GPU as full at {0.6:.0%}, for activations".replace("%", " %"),
+    "14": ["within 1 %", f"{LAYOUT.estimate.step_seconds - TUNED.seconds:.2f} s slower, {(TUNED.memory - LAYOUT.estimate.memory_bytes) / 1e9:.0f} GB smaller"],
+    "13": ["It keeps 40 % of the memory for activations", f"with four times the sequence it is {THEN[0, 'sequence length']:.0%} behind".replace("%", " %"), "is never more than 4 % behind",
+           f"TP in the node would be {NODE.by_axes[[r.axes for r in NODE.by_axes].index((1, 8, 1))].seconds / NODE.best.seconds - 1:.0%} behind".replace("%", " %"),
            f"{min(behind)} to {max(behind)} % slower than need be for larger ones", 
            "Within 5 % of the best", "Two layouts are 2 % apart", "tool says 30 % faster"],
     "12": [f"says (*p*−1)/(*m*+*p*−1) = 7/20, so {d12.paper(d12.REMEDIES['1F1B, 8 stages'][0]).bubble:.0%}".replace("%", " %"),
            f"# 12 · Your pipeline has a {7 / 20:.0%} bubble".replace("%", " %"), "## Practice 1: below 15 %"],
     "11": [f"It loses {loss_of('PTD-P'):.0%} on four times the GPUs".replace("%", " %"), f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %")],
-    "10": [f"under a budget of {d10.BUDGET / 1e6:.1f} MB", f"under a budget of {d10.LADDER_BUDGET / 1e6:.0f} MB", "each rank also holds 1.5 MB of other states"],
+    "10": [f"under a budget of {d10.BUDGET / 1e6:.1f} MB", f"under a budget of {d10.LADDER_BUDGET / 1e6:.0f} MB", "each rank also holds 1.5 MB of other states",
+           f"*N* = {TOY:,} parameters", f"is {UNIT / 1e6:.3f} MB", f"the head {2 + 3 * d10.toy.VOCABULARY / d10.HIDDEN:.0f}",
+           f"12·*N* + 78 units = {12 * TOY / 1e6:.1f} + {78 * UNIT / 1e6:.1f} = {d10.predicted('nothing') / 1e6:.1f} MB", f"12·*N* + 25 units = {d10.predicted('recompute') / 1e6:.1f} MB"],
 }
-LAYOUT = Defence(d14.the_plan(), Layout(dp=4, tp=8, pp=2, zero=1))
 SLOW = LAYOUT.with_cluster(nic=LAYOUT.of.cluster.nic / 2)
 
 

@@ -355,7 +355,7 @@ def scaling(lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel:
 def decision_tree() -> Picture:
     """The rule of thumb: three questions, four answers."""
     figure, ((ax,),) = row_of_panels(1, 9.6, 3.0)
-    boxes = {"q1": (0.0, 2, "16·N bytes: do they\nfit one GPU?"), "a1": (2.0, 2, "DP"), "q2": (0.0, 1, "do they fit\none node?"),
+    boxes = {"q1": (0.0, 2, "16·N bytes: at most 60 %\nof one GPU's memory?"), "a1": (2.0, 2, "DP"), "q2": (0.0, 1, "at most 60 % of a node's,\nor is there only one node?"),
              "a2": (2.0, 1, "FSDP, or TP in the\nnode and DP across"), "a3": (2.0, 0, "TP in the node,\nPP across, DP on top")}
     boxed = {}
     for name, (x, y, text) in boxes.items():
@@ -368,7 +368,7 @@ def decision_tree() -> Picture:
         ax.text((x0 + x1) / 2 + (0 if x1 > x0 else 0.06), (y0 + y1) / 2 + 0.1 * (x1 > x0), word, fontsize=10, ha="center" if x1 > x0 else "left", va="bottom" if x1 > x0 else "center")
     ax.set(xlim=(-0.7, 3), ylim=(-0.5, 2.5))
     ax.axis("off")
-    return Picture(figure, "A decision tree. Do 16 bytes for each parameter fit one GPU? Yes: data parallelism. No: do they fit one node? Yes: FSDP, or tensor parallelism in the node "
+    return Picture(figure, "A decision tree. Are 16 bytes for each parameter at most 60 % of one GPU's memory? Yes: data parallelism. No: are they at most 60 % of a node's, or is there only one node? Yes: FSDP, or tensor parallelism in the node "
                            "and data parallelism across. No: tensor parallelism in the node, pipeline across, data parallelism on top.")
 
 

@@ -17,9 +17,9 @@ from .picture import FAINT, HATCH, INK, PAPER, Picture, rank_colour, styled
 
 WIDTH = 9.6  # inches
 # How full a rank's colour is, and how high the box.
-LOOKS = {"F": (0.35, 0.74), "B": (1.0, 0.74), "I": (1.0, 0.74), "W": (0.6, 0.44), "step": (1.0, 0.2)}
+LOOKS = {"F": (0.35, 0.74), "B": (1.0, 0.74), "I": (1.0, 0.74), "W": (0.6, 0.44), "step": (1.0, 0.2), "busy": (1.0, 0.2)}
 WORDS = {"F": "light: forward (F)", "B": "dark: backward (B)", "I": "dark: gradient of the input (I)", "W": "low: gradient of the weights (W)",
-         "step": "thin: optimizer step", "later": "underlined: second chunk of layers", "wait": "hatched: waiting for others"}
+         "step": "thin: optimizer step", "busy": "thin: computing", "later": "underlined: second chunk of layers", "wait": "hatched: waiting for others"}
 
 
 @styled
@@ -133,7 +133,7 @@ def _naming(t, longest: float):
 
     def styles(kind: str, label: str) -> tuple[str, str]:
         plain = label[:-1] if _later(label) else label  # the line under it says the same
-        return (plain if kind == "step" else kind + plain), plain
+        return (plain if kind in ("step", "busy") else kind + plain), plain
     if not hasattr(t, "schedule"):
         return lambda kind, label, length: styles(kind, label)[0] if fits(styles(kind, label)[0], length) else ""
     chosen = {}

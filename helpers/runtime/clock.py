@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-COMPUTE = ("F", "B", "I", "W", "step")
+COMPUTE = ("F", "B", "I", "W", "step", "busy")
 
 
 class Span(NamedTuple):
     """Something that took time on one rank. Seconds on the shared clock.
 
-    kind: F forward, B backward, I and W its two parts, step the optimizer, wait for a collective. label: which one.
+    kind: F forward, B backward, I and W its two parts, step the optimizer, busy a whole step in one piece, wait for a collective. label: which one.
     """
 
     kind: str

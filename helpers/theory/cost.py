@@ -192,14 +192,19 @@ HELD = {
 
 
 def sent(model: ModelShape, layout: Layout, global_batch: int, seq_len: int) -> dict[str, float]:
-    """Bytes that a GPU sends in one step for each axis, dp, tp and pp, by the book: what `step_terms` puts time to."""
+    """Bytes that a GPU sends in one step for each axis, dp, tp and pp, by the book: of the pipeline's stages, an inner one.
+
+    An inner stage sends an activation on and a gradient back for each of its chunks. Of two stages each is an end: the first
+    never sends a gradient on, the last no activation, so with v chunks each has one message less (with ZB-V two: its turn stays on the rank).
+    """
     d, t, p = layout.dp, layout.tp, layout.pp
     m = global_batch // (d * layout.microbatch)
     activation, mine = 2.0 * seq_len * layout.microbatch * model.hidden, model.params / (t * p)
+    saved = (p == 2) * (2 if layout.schedule == "ZB-V" else 1)
     gathers, reduced = book("all_gather", 2 * mine, d), book("reduce_scatter", layout.gradient_bytes * mine, d)
     return {"dp": {0: 2 * reduced, 1: gathers + reduced, 2: gathers + m * reduced, 3: m * (2 * gathers + reduced)}[layout.zero],
             "tp": m * model.layers / p * (6 if layout.recompute == "full" else 4) * book("all_reduce", activation, t),
-            "pp": (p > 1) * 2.0 * m * layout.chunks * activation / t}
+            "pp": (p > 1) * m * (2.0 * layout.chunks - saved) * activation / t}
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,16 @@ class Row:
         return self.layout.dp, self.layout.tp, self.layout.pp
 
 
+# What may turn out otherwise -> what `plan` is then given, from a plan and a factor. A batch of 0 stands for one that is no whole number.
+CHANGES = {
+    "speed between nodes": lambda p, f: {"cluster": replace(p.cluster, nic=p.cluster.nic * f)},
+    "speed inside a node": lambda p, f: {"cluster": replace(p.cluster, link=p.cluster.link * f)},
+    "memory of a GPU": lambda p, f: {"cluster": replace(p.cluster, device=replace(p.cluster.device, memory=p.cluster.device.memory * f))},
+    "global batch": lambda p, f: {"global_batch": int(p.global_batch * f) if float(p.global_batch * f).is_integer() else 0},
+    "sequence length": lambda p, f: {"seq_len": max(1, int(p.seq_len * f))},
+}
+
+
 @dataclass
 class Plan:
     """All layouts of a model on a cluster. `ranked`: those that fit, fastest first. `too_large`: those that do not,
@@ -93,25 +103,20 @@ class Plan:
 
     def flips(self) -> list[tuple[str, float, Row]]:
         """(what, times how much, the winner then): the smallest change of each that makes another (dp, tp, pp) win."""
-        c = self.cluster
-        changes = {
-            "speed between nodes": lambda f: dict(cluster=replace(c, nic=c.nic * f)),
-            "speed inside a node": lambda f: dict(cluster=replace(c, link=c.link * f)),
-            "memory of a GPU": lambda f: dict(cluster=replace(c, device=replace(c.device, memory=c.device.memory * f))),
-            "global batch": lambda f: dict(global_batch=int(self.global_batch * f)) if float(self.global_batch * f).is_integer() else None,
-            "sequence length": lambda f: dict(seq_len=int(self.seq_len * f)),
-        }
         found = []
-        for what, change in changes.items():
+        for what in CHANGES:
             for factor in (0.75, 1.5, 0.5, 2, 0.25, 4, 0.125, 8):
-                if (changed := change(factor)) is None:
-                    continue
-                other = plan(**{**dict(model=self.model, cluster=c, gpus=self.gpus, global_batch=self.global_batch, seq_len=self.seq_len),
-                                **changed}, **self.fixed)
-                if other.ranked and other.best.axes != self.best.axes:
+                other = self.changed(what, factor)
+                if other is not None and other.ranked and other.best.axes != self.best.axes:
                     found.append((what, factor, other.best))
                     break
         return found
+
+    def changed(self, what: str, factor: float) -> Plan | None:
+        """The plan with one thing (of CHANGES) times `factor`; None where that leaves no whole batch."""
+        given = dict(model=self.model, cluster=self.cluster, gpus=self.gpus, global_batch=self.global_batch, seq_len=self.seq_len)
+        given |= CHANGES[what](self, factor)
+        return plan(**given, **self.fixed) if given["global_batch"] else None
 
     def table(self, rows: int = 10) -> Table:
         """The best of each (dp, tp, pp)."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import json
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,17 +99,21 @@ LADDER_BUDGET = 8e6
 class _Outside:
     """Saved activations as plain bytes, outside of what the budget counts: as if in the host's memory."""
 
-    @staticmethod
-    def pack(t: torch.Tensor):
-        return (t.detach().numpy().copy(), t.dtype) if t.numel() > 1000 and not isinstance(t._base if t._is_view() else t, torch.nn.Parameter) else t
+    def __init__(self):
+        self.moved = 0  # bytes, out and back
 
-    @staticmethod
-    def unpack(kept):
-        return torch.from_numpy(kept[0]) if isinstance(kept, tuple) else kept
+    def pack(self, t: torch.Tensor):
+        if t.numel() <= 1000 or isinstance(t._base if t._is_view() else t, torch.nn.Parameter):
+            return t
+        self.moved += 2 * t.nbytes
+        return t.detach().numpy().copy()
+
+    def unpack(self, kept):
+        return kept if isinstance(kept, torch.Tensor) else torch.from_numpy(kept)
 
 
-def _try(remedy: str, tokens: int, b: int) -> tuple[float, int]:
-    """One rank's part: two steps with Adam on b sequences a rank. Returns the second one's seconds, and the peak of bytes."""
+def _try(remedy: str, tokens: int, b: int) -> dict:
+    """One rank's part: two steps with Adam on b sequences a rank. Returns the second one's peak of bytes and what it cost."""
     rank, d = dist.get_rank(), dist.get_world_size()
     model = toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG, seed=0)
     average, microbatches = toy.average_gradients, 4 if remedy in ("4 microbatches", "TP + SP") else 1
@@ -119,6 +123,8 @@ def _try(remedy: str, tokens: int, b: int) -> tuple[float, int]:
     if remedy == "recompute":
         for block in model.blocks:
             block.forward = lambda x, plain=block.forward: checkpoint(plain, x, use_reentrant=False)
+    forwards = collections.Counter()  # sequences that go through a block's MLP, which runs again where the block does
+    model.blocks[0].mlp.register_forward_pre_hook(lambda _, args: forwards.update(sequences=len(args[0])))
     if remedy.startswith("ZeRO"):
         zero = (toy.Zero1 if remedy == "ZeRO-1" else toy.Zero3)(model)
         apply, average = zero.step, lambda model: None
@@ -129,24 +135,30 @@ def _try(remedy: str, tokens: int, b: int) -> tuple[float, int]:
     mine = batch if remedy == "TP + SP" else [toy.my_share(t, rank, d) for t in batch]
     for _ in range(2):
         dist.barrier()
+        worker.here.recorder.start()
         worker.here.budget.peak = 0
-        start = time.monotonic()
+        forwards.clear()
+        outside = _Outside()
         for x, y in zip(*(t.chunk(microbatches) for t in mine)):
-            with torch.autograd.graph.saved_tensors_hooks(_Outside.pack, _Outside.unpack) if remedy == "offload" else nullcontext():
+            with torch.autograd.graph.saved_tensors_hooks(outside.pack, outside.unpack) if remedy == "offload" else nullcontext():
                 loss = toy.loss_of(model(x), y) / microbatches
             loss.backward()
             del loss
         average(model)
         apply()
-    return time.monotonic() - start, worker.here.budget.peak
+    return {"peak": worker.here.budget.peak, "forwards": forwards["sequences"] / (b * (d if remedy == "TP + SP" else 1)), "host": outside.moved}
 
 
 def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: int = 4) -> dict:
-    """Try a remedy on the long batch, on real ranks under a budget: did it fit, its peak without a limit, and seconds of a step."""
+    """Try a remedy on the long batch, on real ranks under a budget: did it fit, its peak without a limit, and what a step cost.
+
+    forwards: how often a sequence goes through a block. sent: bytes by the busiest rank. host: bytes to the host's memory and back.
+    """
     ranks = 8 if remedy == "DP on 8 ranks" else RANKS
     with World(ranks, memory=1e12, timeout=60) as roomy:
         results = roomy.run(_try, remedy, tokens, b)
-    found = {"peak": max(peak for _, peak in results), "seconds": max(s for s, _ in results), "fits": True, "error": ""}
+        found = {"sent": max(roomy.traffic.counted), "fits": True, "error": ""}
+    found |= {what: max(r[what] for r in results) for what in results[0]}
     with World(ranks, memory=budget, timeout=60) as tight:
         try:
             tight.run(_try, remedy, tokens, b)
@@ -185,6 +197,12 @@ def ladder(tried: dict[str, dict]) -> Table:
     """The remedies side by side. Peaks differ a little from run to run, as gloo lets go of its buffers; seconds are left out altogether."""
     rows = [[name, human(predicted(name)), f"{r['peak'] / predicted(name):.1f}", "fits" if r["fits"] else "out of memory"] for name, r in tried.items()]
     return Table(["remedy", "predicted peak", "measured ÷ predicted", f"under {human(LADDER_BUDGET)}"], rows, title="one rank, the batch with long sequences")
+
+
+def prices(tried: dict[str, dict]) -> Table:
+    """What a step costs with each remedy that fits, and with none."""
+    rows = [[name, f"{r['forwards']:g}", human(r["sent"]), human(r["host"]) if r["host"] else ""] for name, r in tried.items() if r["fits"] or name == "nothing"]
+    return Table(["remedy", "forwards of a block", "sent by a rank", "to the host and back"], rows, title="one step, counted on the ranks")
 
 
 # -- practice ----------------------------------------------------------------------------------
@@ -242,7 +260,7 @@ signature = Exercise("diagnose four traces", diagnose, _judge_diagnosis, hints=[
 
 
 def remedy():
-    """The cheapest remedy for the long batch that fits under the budget: one of d10.REMEDIES."""
+    """The remedy that fits under the budget, computes nothing twice and moves nothing more: one of d10.REMEDIES."""
     return "4 microbatches"
 
 

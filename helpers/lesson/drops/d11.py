@@ -65,7 +65,7 @@ def measure(d: int, t: int, p: int, m: int = 1, cluster: Cluster = NODES, tries:
             dist.barrier(grid[group].get_group())  # connections are made before the clock runs
         worker.here.recorder.start()
         dist.barrier()
-        with span("step"):
+        with span("busy"):
             toy.grid_step(stage, *batch, ops, m, grid)
     found = []
     with World(d * t * p, fabric=cluster, timeout=60) as world:
@@ -78,7 +78,7 @@ def measure(d: int, t: int, p: int, m: int = 1, cluster: Cluster = NODES, tries:
 def _parts(layout: tuple, timeline: Timeline) -> Measured:
     d, t, p, m = layout
     n = len(timeline.rows)
-    steps = [next(s for s in row if s.kind == "step") for row in timeline.rows]
+    steps = [next(s for s in row if s.kind == "busy") for row in timeline.rows]
     seconds = max(s.end for s in steps) - min(s.start for s in steps)
     only = {t: "tp", p: "pp", d: "dp"}[n] if n in (t, p, d) else None  # a group of all ranks is the world
     axis = lambda s: s.label.split()[1].replace("world", only or "world")
@@ -228,7 +228,7 @@ def _judge_place(attempted) -> Answer:
     if min(d, t, p, m) < 1 or d * t * p != 8:
         return wrong("d·t·p is not 8", f"{d}·{t}·{p} = {d * t * p}. The three sizes must multiply to the number of ranks.")
     if t * p < 4:
-        return wrong("it does not fit", f"Each rank would hold 1/{t * p} of the model, and a quarter is the most that fits. That is why data parallelism alone is no choice here.")
+        return wrong("it does not fit", f"Each rank would hold 1/{t * p} of the model, and a quarter is the most that fits: t·p must be at least 4.")
     try:
         mine = measure(d, t, p, m)
     except ValueError as e:
@@ -245,6 +245,8 @@ def _judge_place(attempted) -> Answer:
     if p > 1 and m < 2 * p:
         return wrong("a starved pipeline", f"{p} stages and {m} microbatches: the bubble alone is {(p - 1) / (m + p - 1):.0%}. More microbatches, or fewer stages.", *figures)
     worst = max(("tp", "pp", "dp"), key=lambda a: mine.parts[a])
+    if m > 2 * p and worst == "tp":
+        return wrong("more microbatches than the pipeline needs", f"{m} microbatches start every all-reduce of a layer {m} times, and each time the ranks wait for the last of them. The bubble alone does not ask for so many.", *figures)
     return wrong("slower than it could be", f"It fits. But a rank still stands still for {worst} {mine.parts[worst]:.2f} s a step. Which axis may cross the nodes most cheaply?", *figures)
 
 

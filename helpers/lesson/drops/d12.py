@@ -14,14 +14,15 @@ from ...theory.validation import bubble_rates
 from ..practice import Answer, Exercise, right, wrong
 from .d07 import on_ranks
 
-P, M, LIMIT = 8, 13, 8  # stages, microbatches, and how many of them a rank can hold
+P, M = 8, 13  # stages, microbatches
+ASKED, LIMIT = 16, 10  # in the practice: microbatches, and how many of them a rank can hold
 
 REMEDIES = {  # name -> (schedule, units of a stage's forward, messages for each boundary and microbatch, who pays)
     "1F1B, 8 stages": (schedules.one_f_one_b(P, M), 1.0, 1, ""),
     "half the microbatch, m = 26": (schedules.one_f_one_b(P, 2 * M), 0.5, 2, "smaller matrices; needs b > 1"),
     "4 stages, TP 2": (schedules.one_f_one_b(P // 2, M), 1.0, 1, "TP's all-reduces in every layer"),
-    "interleaved, v = 2": (schedules.interleaved(P, M, 2), 1.0, 2, "memory, messages × 2"),
-    "interleaved, v = 4": (schedules.interleaved(P, M, 4), 1.0, 4, "memory, messages × 4"),
+    "interleaved, v = 2": (schedules.interleaved(P, M, 2), 1.0, 2, f"memory × {M / P:.1f}; messages × 2"),
+    "interleaved, v = 4": (schedules.interleaved(P, M, 4), 1.0, 4, f"memory × {M / P:.1f}; messages × 4"),
     "ZB-H1": (schedules.zb_h1(P, M), 1.0, 1, "every rank holds 8, not only the first"),
     "ZB-V": (schedules.zb_v(P, M), 1.0, 2, "messages × 2, a more complex order"),
 }
@@ -79,8 +80,8 @@ def published() -> Table:
 # -- practice ----------------------------------------------------------------------------------
 
 def choose():
-    """(schedule, m, v) for eight stages, with a bubble below 15 % and at most 8 microbatches held. m is 13."""
-    return "ZB-V", 13, 2
+    """(schedule, m, v) for eight stages: a bubble below 15 %, at most 10 microbatches held, no more messages than 1F1B. m is 16."""
+    return "ZB-H1", 16, 1
 
 
 def _judge_choice(attempted) -> Answer:
@@ -93,8 +94,8 @@ def _judge_choice(attempted) -> Answer:
         return wrong("no choice", f"You return {said!r}; return a schedule's name, m and v.")
     if not isinstance(name, str) or name not in MAKE:
         return wrong("no choice", f"{name!r} is no schedule; there are {', '.join(map(repr, MAKE))}.")
-    if m != M:
-        return wrong("m larger is always possible", f"m is {M} and stays so: the global batch is fixed by the optimizer, and a microbatch is one sequence already.")
+    if m != ASKED:
+        return wrong("m larger is always possible", f"m is {ASKED} and stays so: the global batch is fixed by the optimizer, and a microbatch is one sequence already.")
     try:
         schedule = MAKE[name](P, m, v)
     except ValueError as e:
@@ -102,25 +103,28 @@ def _judge_choice(attempted) -> Answer:
     if v != schedule.v or name == "interleaved" and v == 1:
         return wrong("no such schedule", f"{name} with {v} chunk{'s' * (v != 1)} a rank: " + ("interleaving begins with 2." if name == "interleaved" else f"it has {schedule.v}."))
     line = paper(schedule)
-    figures = [("bubble, p = 8, m = 13", f"{line.bubble:.1%}", "below 15 %"), ("microbatches held", f"{held(line):.1f}", f"at most {LIMIT}")]
+    figures = [("bubble, p = 8, m = 16", f"{line.bubble:.1%}", "below 15 %"), ("microbatches held", f"{held(line):.1f}", f"at most {LIMIT}"),
+               ("messages for each boundary and microbatch", str(v), "1")]
     if held(line) > LIMIT:
         if name == "interleaved":
-            return wrong("interleaving is free", f"It cuts the idle time by v, but a rank must hold microbatches of all its chunks: {held(line):.1f} at once, where 1F1B holds {LIMIT}. Its messages grow by v as well.", *figures)
+            return wrong("interleaving is free", f"It cuts the idle time by v, but its warm-up is longer: a rank holds 1 + (p−1)/(p·v) times what 1F1B does, {held(line):.1f} where that has {P}. Its messages grow by v as well.", *figures)
         return wrong("more memory than there is", f"A rank would hold {held(line):.1f} microbatches.", *figures)
     if line.bubble >= 0.15:
         why = " It fills 1F1B's gaps with W, but the warm-up is as long as before." if name == "ZB-H1" else ""
         return wrong("the bubble is still there", f"It fits, and its bubble is {line.bubble:.1%}.{why} What else can a rank do while it waits for the others to warm up?", *figures)
-    plain = schedules.one_f_one_b(P, M)
+    if v > 1:
+        return wrong("messages are free", f"Bubble and memory are right. But with {v} chunks a rank each microbatch crosses each boundary {v} times, and these links are full.", *figures)
+    plain = schedules.one_f_one_b(P, ASKED)
     with World(P, timeout=30) as world:
         yours, theirs = on_ranks(world, schedule, tries=1), on_ranks(world, plain, tries=1)
     figures.append(("a step on eight real ranks, 1F1B's being 1", f"{yours.makespan / theirs.makespan:.2f}", f"{line.makespan / paper(plain).makespan:.2f} on paper"))
-    return right("Of 21 idle units W fills 14, since nobody waits for it. The second chunk of each rank halves the 7 that are left.", *figures)
+    return right("Of 21 idle units W fills 14, since nobody waits for it. No message is added. The 7 that are left are the first microbatch's way down.", *figures)
 
 
 choice = Exercise("below 15 % under a memory limit", choose, _judge_choice, hints=[
-    "The table above has all you need: bubble and microbatches held. m stays 13.",
-    "Interleaving is out: what does it hold? ZB-H1 is close. Which schedule has two chunks a rank and splits backward?",
-    "ZB-V: two chunks, down the ranks and back up, backward in two parts.",
+    "With m = 13 the table shows who is close. What becomes of (p−1)/(m+p−1), and of its relatives, with m = 16? m stays 16.",
+    "d12.paper(d12.MAKE[name](8, 16, v)) draws any of them on paper, and d12.held(…) says what it holds. More chunks a rank are more messages.",
+    "One chunk a rank, backward in two parts, no longer warm-up than 1F1B's: ZB-H1.",
 ])
 
 
@@ -128,10 +132,11 @@ def balance(layers, p, head):
     """How many layers each of p stages gets, as a list, so that the slowest stage is as fast as can be.
 
     The last stage also has the head, which costs as much as `head` layers. Every stage gets at least one layer.
+    Of the others the long ones come last, where few microbatches are in flight.
     """
     def spread(last):
         each, more = divmod(layers - last, p - 1)
-        return [each + (k < more) for k in range(p - 1)] + [last]
+        return [each + (k >= p - 1 - more) for k in range(p - 1)] + [last]
     return min((spread(last) for last in range(1, layers - p + 2)), key=lambda stages: max(*stages[:-1], stages[-1] + head))
 
 
@@ -139,6 +144,7 @@ def _judge_balance(attempted) -> Answer:
     cases = [(32, 8, 3), (32, 8, 0), (40, 8, 2), (24, 4, 5), (16, 4, 1)]
     with World(1, timeout=5) as world:
         said = world.run(lambda: [attempted(*case) for case in cases])[0]
+    early = None
     for (layers, p, head), mine in zip(cases, said):
         where = f"With {layers} layers, {p} stages and a head of {head}"
         mine = mine.tolist() if hasattr(mine, "tolist") else mine
@@ -155,10 +161,15 @@ def _judge_balance(attempted) -> Answer:
         figures = [(f"slowest stage: {layers} layers, p = {p}, head {head}", str(load), str(best)),
                    ("the step, in units of a layer's forward", f"{with_a_head(list(mine), head).makespan:.0f}", f"{with_a_head(reference, head).makespan:.0f}")]
         if load > best:
+            if head and mine[-1] + head == load and mine[-1] < layers // p:
+                return wrong("the last stage is still too long", f"{where} the last stage takes {load} with its head, and {best} is possible. Give it fewer layers yet.", *figures)
             if head and mine[-1] + head == load:
                 return wrong("the head is forgotten", f"{where} the last stage carries {mine[-1]} layers and the head, and all others wait for it in every microbatch. Give it fewer layers.", *figures)
             return wrong("a stage that is too long", f"{where} the slowest stage takes {load}; {best} is possible.", *figures)
-    return right("The slowest stage is as short as can be: it sets the pace of every microbatch.", figures[0])
+        if mine[0] > reference[0]:
+            early = early or (layers, p, p * mine[0], p * reference[0])  # the first has p microbatches in flight
+    more = " With {} layers on {} stages rank 0 keeps the activations of {} layers, though: with the long stages last, of {}.".format(*early) if early else ""
+    return right("The slowest stage is as short as can be: it sets the pace of every microbatch." + more, figures[0])
 
 
 balanced = Exercise("balance the stages", balance, _judge_balance, hints=[

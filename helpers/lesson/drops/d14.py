@@ -310,7 +310,7 @@ def meeting(n, d, t, p, m, node):
     return states_bytes, bubble, crossing
 
 
-CASES = ((70_553_706_496, 4, 8, 2, 32, 8), (70_553_706_496, 4, 4, 4, 32, 8), (30e9, 2, 2, 2, 16, 8), (70_553_706_496, 1, 8, 8, 128, 8), (70_553_706_496, 8, 8, 1, 16, 8), (1e9, 8, 1, 1, 4, 8), (175e9, 2, 16, 2, 16, 8))
+CASES = ((70_553_706_496, 4, 8, 2, 32, 8), (70_553_706_496, 4, 4, 4, 32, 8), (30e9, 2, 2, 2, 16, 8), (70_553_706_496, 1, 8, 8, 128, 8), (70_553_706_496, 8, 8, 1, 16, 8), (1e9, 8, 1, 1, 4, 8), (175e9, 2, 16, 2, 16, 8), (30e9, 4, 2, 2, 16, 8), (8e9, 16, 4, 1, 16, 8))
 
 
 def _judge_meeting(attempted) -> Answer:
@@ -337,11 +337,16 @@ def _judge_meeting(attempted) -> Answer:
             alone = [axis for axis in mine[2] - crossing if {"tp": t, "pp": p, "dp": d}.get(axis) == 1]
             if alone:
                 return wrong("an axis of size one", f"{where}: {alone[0]} has one rank to a group and sends nothing.")
+            if mine[2] - crossing and mine[2] == {axis for axis, (size, _) in {"tp": (t, 1), "pp": (p, t), "dp": (d, t * p)}.items() if size > 1}:
+                return wrong("the whole job, not each group", f"{where}: {d * t * p} ranks do not fit a node of {node}, but a group of one axis may. Ask it for each: how many ranks, how far apart?")
+            if crossing - mine[2] == {"dp"} and t * p < node:
+                return wrong("a replica smaller than a node keeps DP inside", f"{where}: a replica takes {t * p} ranks of a node of {node}. But the dp group has one rank of each replica, {t * p} apart: "
+                             f"{d} of them reach over {d * t * p} ranks.")
             if "tp" in mine[2] - crossing:
                 return wrong("TP outermost", f"{where}: TP is innermost. Ranks 0 to {t - 1} are a group, on one node of {node}.")
             return wrong("groups misplaced", f"{where}: neighbours along tp are 1 apart, along pp t = {t}, along dp t·p = {t * p}. A group of size k with stride s reaches "
                          f"over k·s ranks, and a node has {node}.", ("crossing", ", ".join(sorted(mine[2])) or "none", ", ".join(sorted(crossing)) or "none"))
-    return right("Three answers for seven layouts. You can say them in a meeting, and the reviewer can redo them.", ("layouts", "7", "7"))
+    return right("Three answers for nine layouts. You can say them in a meeting, and the reviewer can redo them.", ("layouts", "9", "9"))
 
 
 defend = Exercise("three of the reviewer's questions, for any layout", meeting, _judge_meeting, hints=[
