@@ -5,7 +5,7 @@
     python -m helpers bytes llama-3-8b --dp 8 --tp 2 --batch 64 --seq 4096
     python -m helpers bubble --pp 4 --microbatches 8 --schedule 1F1B
 
-A model is a name, or a JSON file: a Hugging Face config.json will do. A cluster is a name, or a JSON
+A model is a name, or a JSON file: the config.json of a dense decoder on Hugging Face will do. A cluster is a name, or a JSON
 file with a device and the speeds of its links. `--json` prints the same for other programs.
 """
 
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 
 from .table import Table, human
 from .theory import schedules
+from .theory.checks import whole
 from .theory.cost import estimate, sent
 from .theory.hardware import CLUSTERS, find_cluster
 from .theory.layout import RECOMPUTE, SCHEDULES, USUAL, Layout
@@ -25,12 +27,16 @@ from .theory.planner import plan
 from .theory.simulation import Times, simulate
 
 
+MOST = 2_000_000  # operations of a schedule, some seconds' work
+
+
 def _layout(args) -> Layout:
     return Layout(args.dp, args.tp, args.pp, args.microbatch, args.interleave, args.schedule, args.zero, args.recompute, not args.no_sp,
                   eager=args.eager, balanced=args.balanced)
 
 
 def run_plan(args) -> tuple[str, dict]:
+    whole("--rows", args.rows)
     made = plan(find_model(args.model), find_cluster(args.cluster), gpus=args.gpus, global_batch=args.batch, seq_len=args.seq,
                 schedules=tuple(args.schedules), eager=args.eager, balanced=args.balanced)
     best = made.estimate()
@@ -62,7 +68,14 @@ def run_bytes(args) -> tuple[str, dict]:
 
 
 def run_bubble(args) -> tuple[str, dict]:
-    schedule = schedules.MAKE[args.schedule](args.pp, args.microbatches, args.interleave if args.schedule == "interleaved" else 1)
+    if args.schedule != "interleaved" and args.interleave is not None:
+        raise ValueError(f"--interleave belongs to the schedule interleaved, not to {args.schedule}")
+    chunks = 2 if args.interleave is None else args.interleave
+    if args.schedule == "interleaved" and args.pp < 2:
+        raise ValueError(f"interleaving needs --pp of at least 2, not {args.pp}")
+    if args.pp * args.microbatches * chunks > MOST:
+        raise ValueError(f"{args.pp} stages and {args.microbatches:,} microbatches are more than {MOST:,} operations to draw up; take fewer microbatches")
+    schedule = schedules.MAKE[args.schedule](args.pp, args.microbatches, chunks if args.schedule == "interleaved" else 1)
     share = schedule.v  # a chunk is a fraction of a rank's layers
     line = simulate(schedule, Times(1 / share, 1 / share, 1 / share))
     held = [line.in_flight(r) for r in range(args.pp)]
@@ -90,12 +103,12 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("--balanced", action="store_true", help="fewer layers on the last pipeline stages, to make up for the head")
         if name == "plan":
             sub.add_argument("--gpus", type=int, required=True)
-            sub.add_argument("--rows", type=int, default=10)
+            sub.add_argument("--rows", type=int, default=10, help="layouts to print")
             sub.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=USUAL, metavar="NAME",
                              help=f"of {', '.join(SCHEDULES)}: what your framework runs (default {' '.join(USUAL)})")
             continue
         sub.add_argument("--pp", type=int, default=1, required=name == "bubble")
-        sub.add_argument("--interleave", type=int, default=2 if name == "bubble" else 1)
+        sub.add_argument("--interleave", type=int, default=None if name == "bubble" else 1, help="chunks on each pipeline rank")
         sub.add_argument("--schedule", choices=SCHEDULES, default="1F1B")
         if name != "bubble":
             sub.add_argument("--dp", type=int, default=1)
@@ -114,9 +127,18 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as e:
         print(f"{e}", file=sys.stderr)
         return 2
-    print(json.dumps(data, default=float) if args.json else text)
+    try:
+        print(json.dumps(data, default=float, allow_nan=False) if args.json else text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, head say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as e:
+        print(f"cannot print: {e.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return 0
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # where bars cannot be shown there are question marks
     sys.exit(main())

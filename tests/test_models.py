@@ -49,6 +49,34 @@ def test_bad_files_are_refused_in_a_sentence(tmp_path, text, said):
         find_model(str(path))
 
 
+LLAMA = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 11008, "vocab_size": 32000}
+
+
+@pytest.mark.parametrize("changed, said", [
+    ({"num_local_experts": 8}, "has experts .num_local_experts is 8., and a mixture of experts is not modelled here"),
+    ({"model_type": "starcoder2"}, "the layers of model_type 'starcoder2' are not known here; known are bloom"),
+    ({"tie_word_embeddings": "false"}, "tied must be true or false, not 'false'"), ({"gated": "no"}, "gated must be true or false, not 'no'"),
+    ({"head_dim": -128}, "head_dim must be a whole number of at least 0, not -128"), ({"positions": "abc"}, "positions must be a whole number"),
+    ({"hidden_size": 10**400}, "hidden must be at most 100,000,000; a number of more than 100 digits"),
+    ({"model_type": "opt", "word_embed_proj_dim": 512}, "an embedding of 512 beside a hidden size of 4096 is not modelled here")])
+def test_what_is_not_modelled_is_refused_and_not_read_as_something_else(tmp_path, changed, said):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA | changed))
+    with pytest.raises(ValueError, match=said):
+        find_model(str(path))
+
+
+def test_a_file_may_begin_with_a_mark_and_say_what_its_layers_are(tmp_path):
+    path = tmp_path / "C.JSON"
+    path.write_text(json.dumps(LLAMA), encoding="utf-8-sig")
+    assert find_model(str(path)).params == MODELS["llama-2-7b"].params
+    path.write_text(json.dumps(LLAMA | {"model_type": "mine", "gated": True, "tied": True}))
+    assert find_model(str(path)).params == MODELS["llama-2-7b"].params - 32000 * 4096
+    path.write_text(json.dumps({"model_type": "gemma", "num_hidden_layers": 18, "hidden_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 1,
+                                "head_dim": 256, "intermediate_size": 16384, "vocab_size": 256000}))
+    assert find_model(str(path)).params == 2_506_172_416  # gemma-2b's published weights: its head is its embedding
+
+
 def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(ValueError, match="unknown model 'llama3-70b'; the nearest is 'llama-3-70b'"):
         find_model("llama3-70b")

@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -90,7 +92,7 @@ def test_schedules_that_split_backward_are_asked_for():
     assert len({row.layout for row in rows}) == len(rows) == everything.looked_at
     for row in rows:
         check(LLAMA3, row.layout, 128)  # raises where it looks at what cannot be
-    with pytest.raises(ValueError, match="unknown schedule 'ZB'; known are GPipe"):
+    with pytest.raises(ValueError, match="schedules are some of GPipe, .* 'ZB' is given"):
         plan(LLAMA3, DGX, gpus=64, global_batch=128, seq_len=8192, schedules=("ZB",))
 
 
@@ -101,6 +103,64 @@ def test_schedules_that_split_backward_are_asked_for():
 def test_schedules_that_split_backward_are_refused_in_a_sentence(layout, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         check(LLAMA3, layout, 128)
+
+
+@pytest.mark.parametrize("given, said", [
+    (dict(gpus=48, schedules=("ZB-V",), balanced=True), "for one chunk on each pipeline rank, which ZB-V have more of"),
+    (dict(recomputes=("all",)), "recomputes are some of none, selective, per-op, full; 'all' is given"), (dict(zeros=()), "none is given"),
+    (dict(zeros=(7,)), "zeros are some of 0, 1, 2, 3; 7 is given"), (dict(global_batch=0), "global_batch must be a whole number of at least 1, not 0"),
+    (dict(seq_len=10**22), "seq_len must be at most 1,000,000,000; a number of 23 digits is given"), (dict(gpus=2.0), "gpus must be a whole number")])
+def test_a_plan_of_nonsense_is_refused_in_a_sentence(given, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        plan(MODELS["opt-30b"], DGX, **dict(gpus=64, global_batch=128, seq_len=2048) | given)
+
+
+def test_a_balanced_plan_is_what_check_admits():
+    rows = plan(MODELS["toy"], DGX, gpus=64, global_batch=64, seq_len=64, schedules=SCHEDULES, balanced=True)
+    for row in rows.ranked + rows.too_large:
+        check(MODELS["toy"], row.layout, 64)
+    assert max(row.layout.pp for row in rows.ranked) == 4 and "take pp 4, or less" in rows.impossible[8, 1, 8]
+
+
+def test_what_cannot_be_laid_out_says_why():
+    seven = plan(MODELS["llama-3-8b"], DGX, gpus=7, global_batch=128, seq_len=4096)
+    assert "0 fit" in repr(seven)
+    with pytest.raises(ValueError, match="cannot be laid out on 7 GPUs with a batch of 128: .* a batch of 128 does not divide by"):
+        seven.best
+
+
+def test_short_sequences_and_large_batches_have_a_plan_too():
+    assert plan(MODELS["toy"], DGX, gpus=4, global_batch=8, seq_len=1).flips() is not None
+    assert plan(MODELS["llama-3-8b"], DGX, gpus=64, global_batch=4_194_304, seq_len=4096).ranked
+
+
+def test_no_number_out_of_range_comes_through(tmp_path):
+    device = DGX.device
+    for broken in (dict(rails=0), dict(rails=-3), dict(node=7.5), dict(rails="four"), dict(link=10**400), dict(nic=float("nan")), dict(device="h100-80gb"),
+                   dict(rings=((1, 1e11),)), dict(rings=((4, 1e11), (2, 1e11))), dict(rings={"24": "1e11"}), dict(rings=((2.9, 1e11),))):
+        with pytest.raises(ValueError, match=f"cluster 'dgx-h100': {next(iter(broken))}"):
+            replace(DGX, **broken)
+    for broken in (dict(bandwidth=-1e12), dict(achievable=0), dict(achievable=2 * device.flops), dict(memory=float("inf"))):
+        with pytest.raises(ValueError, match=f"device 'h100-80gb': {next(iter(broken))}"):
+            replace(device, **broken)
+    for broken in (dict(global_batch="64"), dict(seq_len=1.5), dict(seq_len=float("nan"))):
+        with pytest.raises(ValueError, match="must be a whole number"):
+            estimate(MODELS["toy"], Layout(), DGX, **dict(global_batch=8, seq_len=64) | broken)
+    with pytest.raises(ValueError, match="gradient_bytes is 2 or 4, not -4"):
+        estimate(MODELS["toy"], Layout(gradient_bytes=-4), DGX, global_batch=8, seq_len=64)
+
+
+def test_a_terminal_without_bars_or_with_a_closed_pipe(tmp_path):
+    command = [sys.executable, "-m", "helpers", "memory", "llama-3-8b", "--dp", "8", "--zero", "3"]
+    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
+    said = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
+    assert said.returncode == 0 and "s a step" in said.stdout and not said.stderr
+    first = subprocess.run(f"{shlex.join(command)} | head -1", shell=True, capture_output=True, text=True, timeout=60)
+    assert first.stdout and not first.stderr
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            refused = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert refused.returncode == 1 and refused.stderr == "cannot print: No space left on device\n"
 
 
 def test_mfu_by_hand():
@@ -165,7 +225,7 @@ def test_time_is_positive_and_faster_parts_are_never_slower(name, t, p, d, zero,
     no_more = here * (1 + 1e-9)
     assert at(nic=2 * DGX.nic) <= no_more and at(link=2 * DGX.link) <= no_more
     # A step that waits for its communication all the time gains nothing from a faster GPU, but loses nothing either.
-    assert at(device=replace(DGX.device, achievable=2 * DGX.device.achievable)) <= no_more
+    assert at(device=replace(DGX.device, flops=2 * DGX.device.flops, achievable=2 * DGX.device.achievable)) <= no_more
     terms = step_terms(model, layout, DGX, 64, 2048)
     assert (terms["bubble"] == 0) == (p == 1) and all(v >= 0 for v in terms.values())
 

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from ..table import Table, human
+from .checks import whole
 from .collectives import book, group_bandwidth
 from .hardware import Cluster
 from .layout import Layout, check, layers_on_rank
@@ -289,8 +290,8 @@ def estimate(model: ModelShape, layout: Layout, cluster: Cluster, *, global_batc
     global_batch: sequences of seq_len tokens in one step over all ranks.
     """
     check(model, layout, global_batch)
-    if seq_len < 1:
-        raise ValueError(f"seq_len must be at least 1, not {seq_len}")
+    whole("global_batch", global_batch)
+    whole("seq_len", seq_len)
     m = global_batch // (layout.dp * layout.microbatch)
     time = {name: float(s) for name, s in step_terms(model, layout, cluster, m, seq_len, overlap).items()}
     stage, memory = largest_stage(model, layout, seq_len, m, OVERHEAD)

@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 
 
+def is_file(name: str) -> bool:
+    """Whether a name on the command line means a JSON file."""
+    return name.lower().endswith(".json")
+
+
 def read_object(path: Path, what: str) -> dict:
     """The JSON object in `path`, which should hold a `what`. Raises ValueError where there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as e:
         raise ValueError(f"cannot read {path}: {e.strerror}") from None
     except (ValueError, RecursionError):

@@ -7,23 +7,30 @@ them are the efficiencies in `cost.Constants`.
 from __future__ import annotations
 
 import difflib
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import read_object
+from .checks import positive, whole
+from .files import is_file, read_object
 
 
 @dataclass(frozen=True)
 class Device:
     """One GPU. flops: printed dense half-precision FLOP/s, which MFU divides by. achievable: what the best
-    single matrix product was measured to reach. bandwidth: bytes/s of its own memory. memory: bytes."""
+    single matrix product was measured to reach, at most flops. bandwidth: bytes/s of its own memory. memory: bytes.
+    Raises ValueError for anything but positive numbers."""
 
     name: str
     flops: float
     achievable: float
     bandwidth: float
     memory: float
+
+    def __post_init__(self):
+        for field in ("flops", "achievable", "bandwidth", "memory"):
+            positive(f"device {self.name!r}: {field}", getattr(self, field))
+        if self.achievable > self.flops:
+            raise ValueError(f"device {self.name!r}: achievable {self.achievable:g} is more than the printed flops {self.flops:g}")
 
 
 @dataclass(frozen=True)
@@ -47,14 +54,22 @@ class Cluster:
     rings: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self):
-        for field in ("node", "link", "nic", "link_latency", "nic_latency"):
-            value, latency = getattr(self, field), field.endswith("latency")
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or value < 0 or value == 0 and not latency:
-                raise ValueError(f"cluster {self.name!r}: {field} must be {'a number of at least 0' if latency else 'a positive number'}, not {value!r}")
-        nodes = [ring[0] for ring in self.rings]
-        if nodes != sorted(set(nodes)) or not all(n > 1 and 0 < speed < math.inf for n, speed in self.rings):
-            raise ValueError(f"cluster {self.name!r}: rings are pairs of nodes (2 or more, rising) and bytes/s, not {self.rings!r}")
+        called = f"cluster {self.name!r}: "
+        if not isinstance(self.device, Device):
+            raise ValueError(f"{called}device must be a Device, DEVICES['h100-80gb'] say, not {self.device!r}")
+        for field in ("node", "rails"):
+            whole(called + field, getattr(self, field))
+        for field in ("link", "nic", "link_latency", "nic_latency"):
+            positive(called + field, getattr(self, field), zero=field.endswith("latency"))
+        try:
+            for nodes, speed in self.rings:
+                whole("nodes", nodes, 2)
+                positive("bytes/s", speed)
+            rising = sorted({nodes for nodes, _ in self.rings}) == [nodes for nodes, _ in self.rings]
+        except (TypeError, ValueError):
+            rising = False
+        if not rising:
+            raise ValueError(f"{called}rings must be pairs of nodes (2 or more, rising) and bytes/s, ((2, 3.6e11), (4, 1.6e11)) say, not {self.rings!r}")
 
 
 DEVICES: dict[str, Device] = {d.name: d for d in (
@@ -87,7 +102,7 @@ def find_cluster(name: str) -> Cluster:
     """
     if name.lower() in CLUSTERS:
         return CLUSTERS[name.lower()]
-    if not name.endswith(".json"):
+    if not is_file(name):
         near = difflib.get_close_matches(name.lower(), CLUSTERS, 1, cutoff=0.3)
         hint = f"; the nearest is {near[0]!r}" if near else ""
         raise ValueError(f"unknown cluster {name!r}{hint}. Known are {', '.join(CLUSTERS)}, or give a JSON file")
@@ -98,8 +113,6 @@ def find_cluster(name: str) -> Cluster:
     fields = {"name": Path(name).stem, **fields, "device": DEVICES[device]}
     if unknown := set(fields) - set(Cluster.__dataclass_fields__):
         raise ValueError(f"{name}: unknown field {sorted(unknown)[0]!r}; known are {', '.join(Cluster.__dataclass_fields__)}")
-    try:
-        fields["rings"] = tuple((int(nodes), float(speed)) for nodes, speed in fields.get("rings", ()))
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name}: rings must be pairs of nodes and bytes/s, [[2, 3.6e11], [4, 1.6e11]] say, not {fields['rings']!r}") from None
+    if isinstance(fields.get("rings"), list):
+        fields["rings"] = tuple(tuple(ring) if isinstance(ring, list) else ring for ring in fields["rings"])
     return Cluster(**fields)

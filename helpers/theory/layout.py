@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .checks import divisors, whole
 from .models import ModelShape
 
 SCHEDULES = ("GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-H2", "ZB-V")
@@ -70,14 +71,15 @@ def check(model: ModelShape, layout: Layout, global_batch: int | None = None, gp
     """
     d, t, p, b, v = layout.dp, layout.tp, layout.pp, layout.microbatch, layout.interleave
     for name, value in (("dp", d), ("tp", t), ("pp", p), ("microbatch", b), ("interleave", v)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        whole(name, value, 1, 10**7)
     if layout.schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {layout.schedule!r}; known are {', '.join(SCHEDULES)}")
     if layout.recompute not in RECOMPUTE:
         raise ValueError(f"unknown recompute {layout.recompute!r}; known are {', '.join(RECOMPUTE)}")
     if layout.zero not in (0, 1, 2, 3):
         raise ValueError(f"zero is 0, 1, 2 or 3, not {layout.zero!r}")
+    if layout.gradient_bytes not in (2, 4):
+        raise ValueError(f"gradient_bytes is 2 or 4, not {layout.gradient_bytes!r}")
     if gpus is not None and layout.ranks != gpus:
         raise ValueError(f"dp·tp·pp = {d}·{t}·{p} = {layout.ranks}, but there are {gpus} GPUs")
     if model.heads % t:
@@ -88,6 +90,8 @@ def check(model: ModelShape, layout: Layout, global_batch: int | None = None, gp
         raise ValueError(f"tp {t} does not divide the feed-forward width {model.ffn}; {_divisors(model.ffn, t)}")
     if layout.balanced and layout.chunks > 1:
         raise ValueError(f"balanced stages are worked out for one chunk on each pipeline rank, not {layout.chunks}; take 1F1B")
+    if layout.balanced and p > model.layers:
+        raise ValueError(f"{model.layers} layers do not give each of {p} stages one; take pp {model.layers}, or less")
     if not layout.balanced and layers_on_stage(model.layers, p * v, 0) is None:
         raise ValueError(f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do "
                          f"{model.layers} + 2 with the embedding and the head counted; {_divisors(model.layers, p * v)}")
@@ -103,6 +107,7 @@ def check(model: ModelShape, layout: Layout, global_batch: int | None = None, gp
         if layout.schedule == "ZB-V" and model.layers % (2 * p):
             raise ValueError(f"ZB-V has two stages on each of {p} ranks, and {model.layers} layers do not divide over {2 * p}; take ZB-H1, or another pp")
     if global_batch is not None:
+        whole("global_batch", global_batch)
         if global_batch % (d * b):
             raise ValueError(f"a batch of {global_batch} does not divide by dp·microbatch = {d}·{b} = {d * b}; "
                              f"take {max(1, global_batch // (d * b)) * d * b}, or another microbatch")
@@ -114,7 +119,7 @@ def check(model: ModelShape, layout: Layout, global_batch: int | None = None, gp
 
 
 def _divisors(n: int, near: int) -> str:
-    fits = [k for k in range(1, n + 1) if n % k == 0]
+    fits = divisors(n)
     below, above = max(k for k in fits if k <= near), min((k for k in fits if k >= near), default=n)
     return f"take {below}" + (f" or {above}" if above != below else "")
 
@@ -136,7 +141,8 @@ def layers_on_rank(model: ModelShape, layout: Layout, rank):
     """Layers in all the chunks of a pipeline rank, for a layout that `check` admits. Takes arrays.
 
     Balanced: each rank in turn takes its share, rounded up, of the layers and the head, which counts for as many
-    layers as have its parameters; what is left lies before the head (so Hugging Face's nanotron splits).
+    layers as have its parameters; what is left lies before the head (so Hugging Face's nanotron splits, also where a share
+    rounded up leaves the last stages none).
     """
     p, stages, layers = layout.pp, layout.pp * layout.interleave, model.layers
     if layout.balanced:

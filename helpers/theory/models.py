@@ -10,7 +10,8 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import read_object
+from .checks import whole
+from .files import is_file, read_object
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,17 @@ class ModelShape:
     positions: int = 0
 
     def __post_init__(self):
+        for field in ("layers", "hidden", "heads", "vocab"):
+            whole(f"{self.name}: {field}", getattr(self, field), 1, 10_000 if field == "layers" else 10**8)
         for field, default in (("kv_heads", self.heads), ("ffn", 4 * self.hidden)):
+            whole(f"{self.name}: {field}", getattr(self, field), 0, 10**9)
             if not getattr(self, field):
                 object.__setattr__(self, field, default)
-        for field in ("layers", "hidden", "heads", "vocab", "kv_heads", "ffn"):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{self.name}: {field} must be a whole number of at least 1, not {value!r}")
+        for field in ("head_dim", "positions"):
+            whole(f"{self.name}: {field}", getattr(self, field), 0, 10**8)
+        for field in ("gated", "biases", "qkv_biases", "tied"):
+            if not isinstance(getattr(self, field), bool):
+                raise ValueError(f"{self.name}: {field} must be true or false, not {getattr(self, field)!r}")
         if not self.head_dim:
             if self.hidden % self.heads:
                 raise ValueError(f"{self.name}: hidden {self.hidden} does not divide by {self.heads} heads; "
@@ -131,14 +136,14 @@ MODELS: dict[str, ModelShape] = {m.name: m for m in (
 
 
 def find_model(name: str) -> ModelShape:
-    """A shape by name, or from a JSON file: ours, or a Hugging Face config.json.
+    """A shape by name, or from a JSON file: ours, or a Hugging Face config.json of a dense decoder (see `_GATED` and `_PLAIN`).
 
-    Raises ValueError in one sentence for an unknown name (with the nearest), an unreadable file,
-    or a file without the numbers that are needed.
+    Raises ValueError in one sentence for an unknown name (with the nearest), an unreadable file, a file without
+    the numbers that are needed, and a model whose layers are others than those priced here: experts, or a type not known.
     """
     if name.lower() in MODELS:
         return MODELS[name.lower()]
-    if name.endswith(".json"):
+    if is_file(name):
         return from_config(Path(name))
     near = difflib.get_close_matches(name.lower(), MODELS, 1, cutoff=0.3)
     hint = f"; the nearest is {near[0]!r}" if near else ""
@@ -155,7 +160,9 @@ _NAMES = {
     "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn"),
     "head_dim": ("head_dim",),
 }
-_GPT_LIKE = ("gpt2", "opt", "gpt_neox", "gpt_neo", "bloom", "gptj", "falcon")
+# Hugging Face's model_type -> whether its head is the embedding again where the file does not say
+_GATED = {"llama": False, "mistral": False, "qwen2": False, "qwen3": False, "phi3": False, "gemma": True, "gemma2": True}
+_PLAIN = {"gpt2": True, "opt": True, "gpt_neox": False, "gpt_neo": True, "bloom": True, "gptj": False, "falcon": True}
 
 
 def from_config(path: Path) -> ModelShape:
@@ -169,20 +176,41 @@ def from_config(path: Path) -> ModelShape:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise ValueError(f"{path}: {field} must be a whole number, not {value!r}")
         sizes[field] = value or 0
-    kind = str(config.get("model_type", ""))
-    gpt = kind in _GPT_LIKE
-    gated = config.get("gated", not gpt)
-    return ModelShape(
-        str(config.get("name") or config.get("_name_or_path") or path.stem), **sizes, gated=bool(gated),
-        biases=bool(config.get("biases", gpt)), qkv_biases=kind.startswith("qwen2"),
-        tied=bool(config.get("tie_word_embeddings", config.get("tied", gpt))),
-        positions=_positions(config, kind))
+    kind = config.get("model_type", "")
+    _refuse_other_layers(path, config, kind)
+    if config.get("multi_query") is True and not config.get("new_decoder_architecture"):  # falcon-7b
+        sizes["kv_heads"] = 1
+    plain = kind in _PLAIN
+    tied = next((config[k] for k in ("tie_word_embeddings", "tied") if k in config), (_GATED | _PLAIN).get(kind, False))
+    try:
+        return ModelShape(
+            str(config.get("name") or config.get("_name_or_path") or path.stem), **sizes, gated=config.get("gated", not plain),
+            biases=config.get("bias", False) if kind == "falcon" else config.get("biases", plain), qkv_biases=kind == "qwen2",
+            tied=tied, positions=_positions(config, kind))
+    except ValueError as e:
+        raise ValueError(f"{path}: {e}") from None
+
+
+def _refuse_other_layers(path: Path, config: dict, kind) -> None:
+    experts = {k: v for k, v in config.items() if ("expert" in k or "moe" in k) and isinstance(v, int) and v > 1}
+    if experts:
+        name, value = next(iter(experts.items()))
+        raise ValueError(f"{path} has experts ({name} is {value}), and a mixture of experts is not modelled here")
+    if kind and (not isinstance(kind, str) or kind not in _GATED | _PLAIN) and not {"gated", "tied"} <= set(config):
+        raise ValueError(f"{path}: the layers of model_type {kind!r} are not known here; known are {', '.join(sorted(_GATED | _PLAIN))}. "
+                         "If they are a decoder's, say so: add \"gated\" (three matrices in the feed-forward, or two) and \"tied\" (head and embedding one), each true or false")
+    if config.get("word_embed_proj_dim") not in (None, config.get("hidden_size")):
+        raise ValueError(f"{path}: an embedding of {config['word_embed_proj_dim']!r} beside a hidden size of {config.get('hidden_size')!r} is not modelled here")
 
 
 def _positions(config: dict, kind: str) -> int:
     """Learned positions: GPT-2 and OPT have them, rotary models have none."""
     if kind == "opt":
-        return int(config.get("max_position_embeddings") or 0) + 2
-    if kind == "gpt2":
-        return int(config.get("n_positions") or config.get("max_position_embeddings") or 0)
-    return int(config.get("positions") or 0)
+        name, more = "max_position_embeddings", 2
+    elif kind == "gpt2":
+        name, more = next((k for k in ("n_positions", "max_position_embeddings") if config.get(k)), "n_positions"), 0
+    else:
+        name, more = "positions", 0
+    value = config.get(name) or 0
+    whole(name, value, 0)
+    return value + more

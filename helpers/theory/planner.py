@@ -12,9 +12,10 @@ from functools import cached_property
 import numpy as np
 
 from ..table import Table, human
+from .checks import divisors, whole
 from .cost import OVERHEAD, Estimate, estimate, step_terms
 from .hardware import Cluster
-from .layout import SCHEDULES, USUAL, ZERO_BUBBLE, Layout, check
+from .layout import RECOMPUTE, SCHEDULES, USUAL, ZERO_BUBBLE, Layout, check
 from .memory import peak_memory
 from .models import ModelShape
 
@@ -62,7 +63,10 @@ class Plan:
     @property
     def best(self) -> Row:
         if not self.ranked:
-            least = f"; the smallest needs {human(self.too_large[0].memory)}" if self.too_large else ""
+            if not self.too_large:
+                (axes, reason), *_ = self.impossible.items()
+                raise ValueError(f"{self.model.name} cannot be laid out on {self.gpus} GPUs with a batch of {self.global_batch}: (dp, tp, pp) = {axes}, for one: {reason}")
+            least = f"; the smallest needs {human(self.too_large[0].memory)}"
             raise ValueError(f"{self.model.name} does not fit {self.gpus} × {self.cluster.device.name} "
                              f"of {human(self.cluster.device.memory)}{least}")
         return self.ranked[0]
@@ -119,8 +123,8 @@ class Plan:
         return plan(**given, **self.fixed) if given["global_batch"] else None
 
     def table(self, rows: int = 10) -> Table:
-        """The best of each (dp, tp, pp)."""
-        best = self.best.seconds
+        """The best of each (dp, tp, pp); no rows where nothing fits."""
+        best = self.ranked[0].seconds if self.ranked else 0.0
         tokens = self.global_batch * self.seq_len / self.gpus
         return Table(
             ["layout", "step", "behind", "tokens/s/GPU", "memory"],
@@ -143,17 +147,19 @@ def plan(model: ModelShape, cluster: Cluster, *, gpus: int, global_batch: int, s
     framework runs; those that split the backward are asked for by name. eager, balanced: see `Layout`. Raises ValueError for numbers that
     make no sense and unknown schedules. A plan without a layout that fits has an empty `ranked`.
     """
-    for name, value in (("gpus", gpus), ("global_batch", global_batch), ("seq_len", seq_len)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
-    if unknown := [schedule for schedule in schedules if schedule not in SCHEDULES]:
-        raise ValueError(f"unknown schedule {unknown[0]!r}; known are {', '.join(SCHEDULES)}")
+    for name, value, most in (("gpus", gpus, 10**7), ("global_batch", global_batch, 10**9), ("seq_len", seq_len, 10**9)):
+        whole(name, value, 1, most)
+    for name, given, known in (("schedules", schedules, SCHEDULES), ("recomputes", recomputes, RECOMPUTE), ("zeros", zeros, (0, 1, 2, 3))):
+        if not given or (unknown := [each for each in given if each not in known]):
+            raise ValueError(f"{name} are some of {', '.join(map(str, known))}; {repr(unknown[0]) if given else 'none'} is given")
+    if balanced and set(schedules) <= {"interleaved", "ZB-V"}:
+        raise ValueError(f"balanced stages are worked out for one chunk on each pipeline rank, which {' and '.join(schedules)} have more of; take 1F1B, ZB-H1 or ZB-H2 as well")
     space, impossible = _space(model, gpus, global_batch, balanced)
     if not len(space):
         return Plan(model, cluster, gpus, global_batch, seq_len, [], [], impossible, 0)
     rows: list[Row] = []
     for schedule, recompute in itertools.product(schedules, recomputes):
-        can = space[_runs(schedule, recompute, model, space, global_batch)]
+        can = space[_runs(schedule, recompute, model, space, global_batch, balanced)]
         for zero, sp in itertools.product(zeros, (True, False)):
             d, t, p, b, v = can.T
             chosen = can[((t > 1) | sp) & ((d > 1) | (zero == min(zeros))) & ((p == 1) | (zero <= 1))]
@@ -175,17 +181,15 @@ def plan(model: ModelShape, cluster: Cluster, *, gpus: int, global_batch: int, s
 def _space(model: ModelShape, gpus: int, global_batch: int, balanced: bool) -> tuple[np.ndarray, dict[tuple[int, int, int], str]]:
     """(an array of rows dp, tp, pp, microbatch, interleave; which (dp, tp, pp) cannot be, and why)."""
     space, impossible = [], {}
-    for t in _divisors(gpus):
-        for p in _divisors(gpus // t):
+    for t in divisors(gpus):
+        for p in divisors(gpus // t):
             d = gpus // t // p
             try:
                 check(model, Layout(d, t, p, balanced=balanced), global_batch)
             except ValueError as e:
                 impossible[d, t, p] = str(e)
                 continue
-            for b in _divisors(global_batch // d):
-                if b > 64:
-                    break
+            for b in (b for b in range(1, 65) if global_batch // d % b == 0):
                 m = global_batch // d // b
                 depths = [1] if p == 1 or balanced else [v for v in range(1, model.layers // p + 2)
                                              if (model.layers % (p * v) == 0 or (model.layers + 2) % (p * v) == 0) and (v == 1 or m % p == 0)]
@@ -193,7 +197,7 @@ def _space(model: ModelShape, gpus: int, global_batch: int, balanced: bool) -> t
     return np.array(space), impossible
 
 
-def _runs(schedule: str, recompute: str, model: ModelShape, space: np.ndarray, global_batch: int) -> np.ndarray:
+def _runs(schedule: str, recompute: str, model: ModelShape, space: np.ndarray, global_batch: int, balanced: bool) -> np.ndarray:
     """Which rows of the space `schedule` can run, as `check` has it. Without a pipeline all schedules are one, 1F1B."""
     d, t, p, b, v = space.T
     if schedule == "interleaved":
@@ -202,9 +206,5 @@ def _runs(schedule: str, recompute: str, model: ModelShape, space: np.ndarray, g
         return v == 1
     if schedule in ZERO_BUBBLE:
         layers = 2 * p if schedule == "ZB-V" else 1
-        return (v == 1) & (p > 1) & (recompute == "none") & (model.layers % layers == 0) & (global_batch // (d * b) >= ZERO_BUBBLE[schedule] * p)
+        return (v == 1) & (p > 1) & (recompute == "none") & (not (balanced and schedule == "ZB-V")) & (model.layers % layers == 0) & (global_batch // (d * b) >= ZERO_BUBBLE[schedule] * p)
     return (v == 1) & (p > 1)
-
-
-def _divisors(n: int) -> list[int]:
-    return [k for k in range(1, n + 1) if n % k == 0]
