@@ -108,7 +108,8 @@ def read_about(folder: Path) -> dict:
     try:
         about = json.loads((folder / ABOUT).read_text())
         files = about["files"]
-    except (OSError, ValueError, KeyError):
+        about["step"], about["model"].items(), files.items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{folder} is not a complete checkpoint: its {ABOUT} cannot be read; {_others(folder)}") from None
     for name, size in files.items():
         path = folder / name

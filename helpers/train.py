@@ -53,6 +53,7 @@ from .theory.models import ModelShape
 
 SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+MOST = 10**9  # of any number of a run: steps, seconds, a seed
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 
 
@@ -84,12 +85,17 @@ class Config:
     every: int = 50
     timeout: float = 60.0  # seconds without an answer after which another rank counts as lost
 
-    def checked(self, ranks: int) -> Config:
-        """With the zeros filled in. Raises ValueError, a sentence with what to do, for what cannot be."""
+    def __post_init__(self):
+        """Raises ValueError for numbers that no run can have."""
         for f in fields(self):
             value, least = getattr(self, f.name), 0 if f.name in ("dp", "shard", "microbatch", "warmup", "seed", "weight_decay") else 1
             if f.type in ("int", "float") and (value < least if f.type == "int" else not (value > 0 or value == 0 == least)):
                 raise ValueError(f"{f.name} must be {'at least ' + str(least) if f.type == 'int' else 'positive'}, not {value}")
+            if f.type in ("int", "float") and value > MOST:
+                raise ValueError(f"{f.name} must be at most {MOST:,}, not {value}")
+
+    def checked(self, ranks: int) -> Config:
+        """With the zeros filled in. Raises ValueError, a sentence with what to do, for what cannot be."""
         if not self.dp and ranks % (self.tp * self.pp) == 0:
             return replace(self, dp=ranks // (self.tp * self.pp)).checked(ranks)
         if (needed := max(1, self.dp) * self.tp * self.pp) != ranks:
@@ -265,16 +271,20 @@ def learning_rate(step: int, config: Config) -> float:
 def train(config: Config, say: Callable[[str], None] = lambda line: None) -> Trainer:
     """A whole run on this rank. `say` gets a line when something happens that one should know; call it on rank 0.
 
-    Raises ValueError for a configuration, a text or a checkpoint that will not do.
+    Raises ValueError for a configuration, a text, a folder or a checkpoint that will not do, and where the loss is no number any more.
     """
+    run = Path(config.out) if config.out else None
+    if run:  # on every rank, so that all of them end where it cannot be
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise ValueError(f"{run} cannot be the run's folder: {e.strerror}") from None
     trainer = Trainer(config)
     config, chief = trainer.config, dist.get_rank() == 0
-    run = Path(config.out) if config.out else None
     if run and (found := checkpoint.complete(run)):
         layout = trainer.resume(found[-1])
         say(f"going on from {found[-1].name}, the last complete checkpoint (written under {layout})")
     if chief and run:
-        run.mkdir(parents=True, exist_ok=True)
         keep_metrics(run, trainer.number)
     bar = tqdm(total=config.steps, initial=trainer.number, unit="step", disable=None if chief else True)
     with bar, open(run / "metrics.jsonl", "a") if chief and run else open(os.devnull, "w") as metrics:
@@ -282,6 +292,9 @@ def train(config: Config, say: Callable[[str], None] = lambda line: None) -> Tra
         while not trainer.done:
             start = time.perf_counter()
             line = trainer.step()
+            if not (math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"])):
+                raise ValueError(f"step {trainer.number} has a loss of {line['loss']} and a gradient norm of {line['grad_norm']}, so training has ended; "
+                                 "nothing was saved after it. Take a smaller lr")
             line |= {"seconds": time.perf_counter() - start}
             line |= {"tokens_per_second": config.batch * config.seq_len / line["seconds"]}
             print(json.dumps(line), file=metrics, flush=True)
@@ -312,7 +325,9 @@ def read_metrics(run: Path) -> list[dict]:
     for line in (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else ():
         try:
             found.append(json.loads(line))
-        except ValueError:
+            found[-1]["step"]
+        except (ValueError, TypeError, KeyError):
+            del found[-1:]
             break
     return found
 
@@ -394,11 +409,13 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     args = vars(parser().parse_args(argv))
     prompt = args.pop("sample")
-    config = Config(**args)
     chief = os.environ.get("RANK", "0") == "0"
     say = lambda line: print(line, file=sys.stderr, flush=True) if chief else None
     try:
+        config = Config(**args)
         if prompt is not None:
+            if not config.out:
+                raise ValueError("--sample needs --out, the folder of a run")
             print(sample(Path(config.out), prompt))
             return 0
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))

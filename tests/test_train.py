@@ -106,6 +106,8 @@ def test_it_goes_on_under_another_layout(world, twin, tmp_path):
     (dict(dp=8, schedule="ZB-V"), "schedule is one of 1F1B, GPipe"),
     (dict(dp=8, lr=-1.0), "lr must be positive, not -1.0"),
     (dict(dp=8, steps=0), "steps must be at least 1, not 0"),
+    (dict(dp=8, lr=float("inf")), "lr must be at most 1,000,000,000, not inf"),
+    (dict(dp=8, timeout=1e300), "timeout must be at most 1,000,000,000, not 1e+300"),
     (dict(dp=8, batch=4), "a batch of 4"),
 ])
 def test_what_cannot_be_is_refused_in_a_sentence(choice, said):
@@ -153,6 +155,7 @@ def main_of(run: Path, *options: str) -> tuple[int, str, str]:
     (lambda c: (c / "__0_0.distcp").write_bytes((c / "__0_0.distcp").read_bytes()[:1000]), "step-000004 is damaged: __0_0.distcp has 1,000 of"),
     (lambda c: (c / "__0_0.distcp").unlink(), "step-000004 is damaged: __0_0.distcp is missing"),
     (lambda c: (c / checkpoint.ABOUT).write_text("{"), "its about.json cannot be read"),
+    (lambda c: (c / checkpoint.ABOUT).write_text('{"files": [], "model": {}, "step": 4}'), "its about.json cannot be read"),
 ])
 def test_a_damaged_checkpoint_is_refused_and_another_named(trained, aside, tmp_path, harm, said):
     run = shutil.copytree(trained, tmp_path / "run")
@@ -168,6 +171,22 @@ def test_a_checkpoint_of_another_model_or_none(trained, aside, tmp_path):
     assert code == 2 and "holds a model of" in err and "'layers': 4" in err and "another --out" in err
     code, _, err = aside(main_of, tmp_path, "--sample", "The")
     assert code == 2 and "has no complete checkpoint yet" in err
+
+
+def test_a_folder_that_cannot_be_and_a_sample_of_nothing(aside, tmp_path):
+    (tmp_path / "a_file").write_text("")
+    code, _, err = aside(main_of, tmp_path / "a_file", "--steps", "2")
+    assert code == 2 and err == f"{tmp_path / 'a_file'} cannot be the run's folder: File exists\n"
+    code, _, err = aside(main_of, Path(), "--out", "", "--sample", "The")
+    assert code == 2 and err == "--sample needs --out, the folder of a run\n"
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(aside, tmp_path):
+    code, _, err = aside(main_of, tmp_path / "run", "--steps", "8", "--every", "8", "--lr", "1e8", "--warmup", "0", "--clip", "1e8")
+    assert code == 2 and "so training has ended; nothing was saved after it. Take a smaller lr" in err.splitlines()[-1]
+    assert not checkpoint.complete(tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n[1]\n')
+    assert train.read_metrics(tmp_path / "run") == [{"step": 1}]
 
 
 def test_the_trained_model_writes(trained, aside):

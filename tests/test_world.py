@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -45,6 +46,70 @@ def fails(world, fn, *args, within: float, **kwargs) -> RankError:
     assert time.monotonic() - start < within * SLACK
     assert_usable(world)
     return caught.value
+
+
+class Odd(Exception):
+    """Cannot be shown, nor made again from its one argument."""
+
+    def __init__(self, a, b=None, *, notes=()):
+        super().__init__(a)
+        self.__notes__ = notes
+        if b is None:
+            raise TypeError("two are needed")
+
+    def __str__(self):
+        sys.exit(3)
+
+
+def odd_with_a_cause():
+    raise ValueError("outer") from Odd(1, 2)
+
+
+def odd_with_notes():
+    raise Odd(1, 2, notes=5)
+
+
+def test_an_exception_that_cannot_be_shown_costs_nothing(world):
+    assert "raised ValueError: outer\ncaused by Odd: (its message cannot be shown)" in str(fails(world, odd_with_a_cause, within=3))
+    assert "raised Odd: (its message cannot be shown)" in str(fails(world, odd_with_notes, within=3))
+
+
+def test_a_result_that_cannot_be_read_is_refused_with_its_rank(world):
+    error = fails(world, lambda: Odd(1, 2), within=3)
+    assert error.kind == "result" and "rank 0 ran to the end, but its result cannot be read in the notebook: TypeError: two are needed" in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.ranks, again.kind) == (str(error), [0], "result")
+
+
+def test_arguments_that_come_too_late_are_no_lack_of_memory():
+    with World(2) as pair:
+        error = fails(pair, len, bytes(500_000_000), timeout=0.05, within=5)
+        assert error.kind == "timeout" and "both ranks had not taken the 500 MB of the call's arguments after 0.05 s" in str(error)
+
+
+def test_a_call_in_code_that_is_not_the_readers_has_not_finished(world):
+    assert "ranks 0–3 were in code that is not yours" in str(fails(world, time.sleep, 100, timeout=0.5, within=3))
+
+
+@linux
+def test_a_fork_of_the_kernel_has_worlds_of_its_own():
+    code = """
+        import os
+        from helpers import World
+        with World(2) as world:
+            if (child := os.fork()) == 0:
+                try:
+                    world.run(lambda: 1)
+                except RuntimeError as e:
+                    print(e, flush=True)
+                with World(2) as mine:
+                    print(mine.run(lambda: 6 * 7), flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+            print(world.run(lambda: 1))
+    """
+    said = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=100)
+    assert said.stdout.splitlines()[1:] == ["[42, 42]", "[1, 1]"] and "of which this one is a fork; make a new one here" in said.stdout, said
 
 
 # -- calls and state ---------------------------------------------------------------------

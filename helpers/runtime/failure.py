@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..table import human
 from . import lines
 from .output import ranks
 from .worker import Error
@@ -33,6 +34,9 @@ class RankError(RuntimeError):
         """The message without its last line, which tells what is left of the world, and without advice on timeouts: for a world
         that nobody will use again."""
         return "\n".join(str(self).split("\n")[:-1]).replace(", with timeout=… in seconds", "")
+
+    def __reduce__(self):
+        return RankError, (str(self), self.kind, self.ranks, self.state_kept, self.seen)
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows this and not a traceback through our own code."""
@@ -85,6 +89,18 @@ def result(seen: list[Seen], first: list[int], state: str) -> str:
     return (f"{ranks(first, of=len(seen))} ran to the end, but the result cannot be sent back: "
             f"{seen[first[0]].error.message}\n"
             "Return numbers, strings, tensors, or lists and dicts of them.\n" + state)
+
+
+def unreadable(r: int, error: Exception, state: str) -> str:
+    """A result came, and the kernel cannot make it an object again."""
+    return (f"rank {r} ran to the end, but its result cannot be read in the notebook: {type(error).__name__}: {error}\n"
+            "Return numbers, strings, tensors, or lists and dicts of them.\n" + state)
+
+
+def not_taken(slow: list[int], n: int, size: int, seconds: float, state: str) -> str:
+    """`slow` ranks had not received the call when its time was over."""
+    return (f"{ranks(slow, of=n)} had not taken the {human(size)} of the call's arguments after {seconds:g} s, and had to be ended. "
+            f"Give it more time with timeout=… in seconds, or make the data on the ranks.\n" + state)
 
 
 def died(seen: list[Seen], dead: list[int], state: str) -> str:
@@ -163,6 +179,8 @@ def _doing(s: Seen) -> tuple[str, float | None, str]:
         return f"waited in {_collective(inside)}", inside["at"], f"   {lines.show(lines.Line(*inside['line']))}" if inside["line"] else ""
     if s.where["line"]:
         return "was at", None, f" {lines.show(s.where['line'])}"
+    if s.where["running"] is not None:
+        return "was in code that is not yours", None, ""
     return "had finished", None, ""
 
 

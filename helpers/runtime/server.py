@@ -49,6 +49,14 @@ def _runs() -> bool:
         return False
 
 
+def forget() -> None:
+    """In a fork of the kernel: the server is the kernel's child and not ours, and must see when that ends."""
+    from multiprocessing.forkserver import _forkserver
+    if _forkserver._forkserver_alive_fd is not None:
+        os.close(_forkserver._forkserver_alive_fd)
+        _forkserver.__init__()
+
+
 @contextmanager
 def _inside(folder: Path):
     """Work in a folder, where a new Python finds this package before any other of its name. Ranks start in the notebook's."""

@@ -62,6 +62,15 @@ class Error(NamedTuple):
         return re.search(r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout", self.message) is not None
 
 
+def _shown(x) -> str:
+    """What the reader's object says of itself, cut; whatever its __str__ does."""
+    try:
+        text = str(x)
+    except BaseException:  # noqa: BLE001
+        return "(its message cannot be shown)"
+    return text if len(text) <= MESSAGE else f"{text[:MESSAGE]}… ({len(text):,} characters)"
+
+
 class Setup(NamedTuple):
     """All that a new rank must know."""
 
@@ -213,8 +222,8 @@ class Rank:
         if error is None:
             try:
                 return True, cloudpickle.dumps(value), report, dist.is_initialized()
-            except Exception as e:
-                error = self._describe(e)._replace(cause="result", message=f"{type(value).__name__}: {e}")
+            except BaseException as e:  # noqa: BLE001  the reader's __reduce__ may raise anything too
+                error = self._describe(e)._replace(cause="result", message=f"{type(value).__name__}: {_shown(e)}")
         return False, cloudpickle.dumps(error), report, dist.is_initialized()
 
     def _function(self, fn: bytes):
@@ -245,16 +254,14 @@ class Rank:
         frames = [lines.Line(f.filename, f.lineno, f.name) for f in traceback.extract_tb(e.__traceback__)]
         if isinstance(e, SyntaxError) and e.lineno:
             frames = [lines.Line(e.filename or "?", e.lineno, "")]
+        said = [_shown(e.msg if isinstance(e, SyntaxError) else e)]
         try:
-            message = e.msg if isinstance(e, SyntaxError) else str(e)
-        except Exception:
-            message = "(its message cannot be shown)"
-        if len(message) > MESSAGE:
-            message = f"{message[:MESSAGE]}… ({len(message):,} characters)"
-        message = "\n".join([message, *getattr(e, "__notes__", ())])
+            said += map(_shown, list(e.__notes__)[:20])
+        except BaseException:  # noqa: BLE001  it has none, or the reader's class has notes of its own kind
+            pass
         if e.__cause__ is not None:
-            message += f"\ncaused by {type(e.__cause__).__name__}: {str(e.__cause__)[:MESSAGE]}"
-        return Error(type(e).__name__, message, lines.readers(frames), aborted)
+            said.append(f"caused by {type(e.__cause__).__name__}: {_shown(e.__cause__)}")
+        return Error(type(e).__name__, "\n".join(said), lines.readers(frames), aborted)
 
     # -- the listening thread --------------------------------------------------------
 

@@ -222,7 +222,10 @@ class World:
         view = output.View(captured, STREAM_AFTER)
         try:
             self._broken = True  # until it has ended in good order
-            self._send(kind, number, pickle.dumps(details), sys.path, seconds=timeout)
+            arguments = pickle.dumps(details)
+            if slow := self._send(kind, number, arguments, sys.path, seconds=timeout):
+                self._restart()
+                raise RankError(failure.not_taken(slow, self.n, len(arguments), timeout, FRESH), "timeout", slow, False, [Seen() for _ in range(self.n)])
             done = self._collect("done", number, range(self.n), timeout, captured, view)
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
             trouble = self._fail(number, done, captured, timeout) if failed else None
@@ -242,33 +245,44 @@ class World:
             self.timeline = Timeline([done[r][2].spans for r in range(self.n)], [done[r][2].levels for r in range(self.n)])
         if not all(joined for *_, joined in done.values()):  # the reader destroyed the group: mend it
             self._mend([])
-        return [pickle.loads(done[r][1]) for r in range(self.n)]
+        results = []
+        for r in range(self.n):
+            try:
+                results.append(pickle.loads(done[r][1]))
+            except Exception as e:  # what it does to be made again is the reader's code
+                raise RankError(failure.unreadable(r, e, "The ranks are alive and keep their variables."), "result", [r], True, [Seen(finished=True) for _ in range(self.n)]) from None
+        return results
 
     def _check_open(self) -> None:
+        if self._ranks.owner != os.getpid():
+            raise RuntimeError(f"this World({self.n}) belongs to process {self._ranks.owner}, of which this one is a fork; make a new one here")
         if worker.here:
             raise RuntimeError("a world cannot be used inside a rank: call it from the notebook")
         if not self.is_open:
             raise RuntimeError(f"this World({self.n}) is closed; make a new one with World({self.n})")
 
-    def _send(self, *message, to=None, seconds: float | None = START_SECONDS) -> None:
-        """Tell ranks something. One that does not take it within `seconds` is ended: it cannot be spoken to any more."""
+    def _send(self, *message, to=None, seconds: float | None = START_SECONDS) -> list[int]:
+        """Tell ranks something. One that does not take it within `seconds` is ended, for it cannot be spoken to any more; returns those."""
         data = pickle.dumps(message)
         members = range(self.n) if to is None else to
         if len(data) < 1 << 14:  # fits into the pipe, whatever the rank is doing
             for r in members:
                 self._deliver(r, data)
-            return
+            return []
         self._midway = True
         threads = {r: threading.Thread(target=self._deliver, args=(r, data), daemon=True) for r in members}
         for thread in threads.values():
             thread.start()
         deadline = None if seconds is None else time.monotonic() + seconds
+        slow = []
         for r, thread in threads.items():
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 self._ranks.processes[r].kill()
                 thread.join()
+                slow.append(r)
         self._midway = False
+        return slow
 
     def _deliver(self, rank: int, data: bytes) -> None:
         try:
@@ -418,6 +432,7 @@ class World:
 
 
 def _forget_in_fork() -> None:
+    server.forget()
     for w in list(_open):
         w._ranks.forget()
 
