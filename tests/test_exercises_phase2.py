@@ -210,6 +210,7 @@ _sum_whole = lambda y, group=None: (dist.all_reduce(y := y.clone()), y)[1]
 gather, scatter = toy.gather_sequence, toy.scatter_sequence
 no_backward_gather = sequence_with(gather, toy.conjugate(toy.sum_tokens, lambda dy, group: F.pad(dy, (0, 0, 0, dy.shape[1] * (dist.get_world_size() - 1)))))
 slice_in_backward = sequence_with(toy.conjugate(toy.gather_tokens, toy.my_tokens), scatter)
+identity_before_the_pair = sequence_with(toy.conjugate(toy.gather_tokens, lambda dy, group: dy), scatter)
 identity_in_backward = sequence_with(gather, toy.conjugate(toy.sum_tokens, lambda dy, group: dy))
 leave_without_gather = sequence_with(lambda x: x.repeat(1, dist.get_world_size(), 1), lambda y: toy.Leave.apply(y, None))
 plain_functions = sequence_with(toy.gather_tokens, toy.sum_tokens)
@@ -467,6 +468,11 @@ def the_last_of_the_loop(model, world_size):
     return finish
 
 
+def reach(leaves):
+    """An answer to drop 08's second practice: leaves(size, distance of neighbours, node)."""
+    return lambda d, t, p, node: [axis for axis, size, step in (("tp", t, 1), ("pp", p, t), ("dp", d, t * p)) if size > 1 and leaves(size, step, node)]
+
+
 MISTAKES = [
     (d05.overlapped, hooks(wait="hook"), "wrong", "waiting inside the hook"),
     (d05.overlapped, hooks(wait="never"), "wrong", "never waiting before the step"),
@@ -498,6 +504,7 @@ MISTAKES = [
     (d06.sequence, no_backward_gather, "wrong", "the gather in backward is missing"),
     (d06.sequence, slice_in_backward, "wrong", "the sum in backward is missing"),
     (d06.sequence, identity_in_backward, "wrong", "the gather in backward is missing"),
+    (d06.sequence, identity_before_the_pair, "wrong", "the sum in backward is missing"),
     (d06.sequence, leave_without_gather, "wrong", "another shape than the tokens'"),
     (d06.sequence, plain_functions, "wrong", "an output cut off from x"),
     (d06.sequence, all_reduce_and_slice, "wrong", "more bytes than tensor parallelism alone"),
@@ -507,6 +514,7 @@ MISTAKES = [
     (d07.one_f_one_b, warm(lambda rank, p, m: p), "wrong", "a warm-up that is too long"),
     (d07.one_f_one_b, warm(lambda rank, p, m: p - rank), "wrong", "a warm-up that is too long"),
     (d07.one_f_one_b, warm(lambda rank, p, m: max(0, p - 2 - rank)), "wrong", "a warm-up that is too short"),
+    (d07.one_f_one_b, warm(lambda rank, p, m: rank), "wrong", "the warm-up the wrong way round"),
     (d07.one_f_one_b, no_drain, "wrong", "a missing drain"),
     (d07.one_f_one_b, backward_first, "wrong", "a backward before its forward"),
     (d07.one_f_one_b, gpipe, "wrong", "GPipe instead of 1F1B"),
@@ -538,8 +546,11 @@ MISTAKES = [
     (d08.across, outwards, "wrong", "TP outermost"),
     (d08.across, ones_too, "wrong", "a group of one"),
     (d08.across, always_dp, "wrong", "other axes"),
+    (d08.across, reach(lambda size, step, node: size * step >= node), "wrong", "a full node is not left"),
+    (d08.across, reach(lambda size, step, node: (size - 1) * step > node), "wrong", "the far end is one rank further"),
+    (d08.across, reach(lambda size, step, node: step >= node), "wrong", "neighbours only"),
     (d08.across, lambda d, t, p, node: ["tp" if t > node else None], "wrong", "no list of axes"),
-    (d08.members, tp_in_the_middle, "wrong", "TP outermost"),
+    (d08.members, tp_in_the_middle, "wrong", "TP not innermost"),
     (d09.states, counts(t_of_gradients=False), "wrong", "gradients not divided by t"),
     (d09.states, counts(zeros=(1, 1, 1)), "wrong", "ZeRO-1 divides everything"),
     (d09.states, counts(optimizer=8), "wrong", "the master copy is forgotten"),
@@ -548,6 +559,8 @@ MISTAKES = [
     (d09.states, counts(zeros=(3, 3, 1)), "wrong", "ZeRO-2 leaves gradients whole"),
     (d09.states, counts(weights=4), "wrong", "another number"),
     (d09.states, lambda stages, d, t, zero: 16 * max(stages) / t, "wrong", "ZeRO left out"),
+    (d09.states, lambda stages, d, t, zero: max(stages) / t * ([16, 12 / d + 4, 14 + 2 / d, 14 + 2 / d][zero]), "wrong", "stages that do not add up"),
+    (d09.states, counts(2, 4, 12), "wrong", "float32 gradients"),
     (d09.states, counts(4, 4, 8), "wrong", "all float32, not mixed precision"),
     (d09.states, counts(take=lambda s: s[0]), "wrong", "the first stage, not the largest"),
     (d09.ring, through_rank_0, "wrong", "everything through one rank"),

@@ -12,7 +12,7 @@ from helpers.runtime.trace import beyond
 from helpers.table import human
 from helpers.theory import CLUSTERS, Layout, cost, plan
 from helpers.theory.collectives import book
-from helpers.theory.memory import states
+from helpers.theory.memory import stage_memory, states
 from helpers.theory.models import find_model
 from test_notebooks import NOTEBOOKS, text
 
@@ -25,6 +25,8 @@ DGX = CLUSTERS["dgx-h100"]
 LAYOUT = Defence(d14.the_plan(), Layout(dp=4, tp=8, pp=2, zero=1))
 TUNED = next(row for row in d14.the_plan().by_axes if row.axes == (4, 8, 2))
 NODE = plan(find_model("opt-30b"), CLUSTERS["dgx-a100"], gpus=8, global_batch=64, seq_len=2048)
+LLAMA = find_model("llama-3-70b")
+LEAST = max(sum(stage_memory(LLAMA, Layout(tp=8, pp=2, recompute="full"), 8192, 64, k, cost.OVERHEAD).values()) for k in range(2))
 TOY = sum(p.numel() for p in d10.toy.ToyTransformer(hidden=d10.HIDDEN, seq_len=d10.LONG).parameters())
 UNIT = 4 * 4 * d10.LONG * d10.HIDDEN
 THEN = {(k, what): {row.axes: row.seconds for row in d13.the_plan().changed(what, factor).by_axes}[d13.the_plan().by_axes[k].axes] / winner.seconds - 1
@@ -58,7 +60,9 @@ COMPUTED = {
     "08": [],
     "09": [f"So 7·10⁹ parameters take {human(sum(states(7e9).values()))} before the first token. A device of {DGX.device.memory / 1e9:.0f} GB does not hold them.",
            f"{human(4 * 175e9)}: nearly nine devices of {DGX.device.memory / 1e9:.0f} GB",
-           "The 2 GB of overhead stand for", "Your plan fits on the average stage with 1 GB to spare."],
+           "The 2 GB of overhead stand for", "Your plan fits on the average stage with 1 GB to spare.",
+           f"16: TP 8 · PP 2 with full recompute, {LEAST / 1e9:.1f} GB. Eight hold {8 * DGX.device.memory / 1e9:.0f} GB, and the states alone are {sum(states(LLAMA.params).values()) / 1e9:,.0f} GB",
+           f"{8 * stage_memory(LLAMA, Layout(tp=8), 8192, 1, 0)['activations'] / (8192 * LLAMA.hidden * LLAMA.layers):.1f} instead of 34"],
     "14": ["within 1 %", f"{LAYOUT.estimate.step_seconds - TUNED.seconds:.2f} s slower, {(TUNED.memory - LAYOUT.estimate.memory_bytes) / 1e9:.0f} GB smaller"],
     "13": ["It keeps 40 % of the memory for activations", f"with four times the sequence it is {THEN[0, 'sequence length']:.0%} behind".replace("%", " %"), "is never more than 4 % behind",
            f"TP in the node would be {NODE.by_axes[[r.axes for r in NODE.by_axes].index((1, 8, 1))].seconds / NODE.best.seconds - 1:.0%} behind".replace("%", " %"),

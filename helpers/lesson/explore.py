@@ -93,7 +93,7 @@ def draw_memory(model: str, d: int, t: int, p: int, b: int, zero: int, recompute
     layout = Layout(d, t, p, b, zero=zero, recompute=recompute)
     check(shape, layout, 64 * d)
     stages = [stage_memory(shape, layout, 8192 if "llama-3" in model else 4096, 64 // b, k, OVERHEAD) for k in range(p)]
-    return memory_by_stage(stages, CLUSTERS["dgx-h100"].device.memory, f"{model}: {layout}")
+    return memory_by_stage(stages, CLUSTERS["dgx-h100"].device.memory, f"{model} on {layout.ranks} GPUs: {layout}")
 
 
 def memory(model: str = "llama-3-70b") -> Explorer:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -211,6 +214,7 @@ B, S, H = 2, 16, 32
 
 
 def _sequence_on_rank(attempt):
+    warnings.filterwarnings("ignore", "c10d::.*autograd kernel")  # what the judge says in plainer words
     rank, t = dist.get_rank(), dist.get_world_size()
     g = torch.Generator().manual_seed(3)
     x, up, down, dy = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((B, S, H), (H, 4 * H), (4 * H, H), (B, S, H)))
@@ -242,10 +246,15 @@ def _judge_sequence(attempt) -> Answer:
             try:
                 results = world.run(_sequence_on_rank, attempt)
             except RankError as e:
-                if any(s.error and "invalid gradient" in s.error.message for s in e.seen):
-                    return wrong("the gather in backward is missing", "Backward passes on a gradient of another shape than the forward's input. Behind the pair a rank has the gradient of its own tokens "
-                                 "only, and must gather all; before the pair it goes back to its own tokens.")
-                raise
+                shapes = [re.findall(r"\[([\d, ]+)\]", s.error.message) for s in e.seen if s.error and "invalid gradient" in s.error.message]
+                if not shapes:
+                    raise
+                has, wanted = ([int(n) for n in shape.split(",")][1] for shape in shapes[0][-2:])  # tokens
+                if has > wanted:
+                    return wrong("the sum in backward is missing", f"Before the pair, backward hands on a gradient of {has} tokens, where forward took this rank's {wanted}. Every rank used every token, "
+                                 "so each has a share of every token's gradient: add the shares, and keep your own tokens.")
+                return wrong("the gather in backward is missing", f"Behind the pair, backward hands on a gradient of {has} tokens, where forward took {wanted}. A rank gets the gradient of its own "
+                             "tokens there, and must gather all of them.")
             sent = max(world.traffic.counted)
         found = results[0]
         allowed = 2 * book("all_reduce", 8 * B * S * H, t)
@@ -264,7 +273,8 @@ def _judge_sequence(attempt) -> Answer:
                          "pair, backward must add the shares.", *figures)
         if not all(r["dx"] for r in results):
             return wrong("the gather in backward is missing", "The output is right, the gradient of x is not. Backward mirrors forward: behind the pair a rank has the gradient of its own "
-                         "tokens only, and must gather all; before the pair each rank has a share of every token's gradient, to be added.", *figures)
+                         "tokens only, and must gather all; before the pair each rank has a share of every token's gradient, to be added. "
+                         "(A bare toy.sum_tokens has no backward of its own; toy.conjugate gives it one.)", *figures)
         if sent > 1.01 * allowed:
             return wrong("more bytes than tensor parallelism alone", "Right, but it sends more than TP's two all-reduces. An all-reduce is a reduce-scatter and an all-gather: use just the half that is "
                          "needed in each place.", *figures)

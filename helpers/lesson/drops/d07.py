@@ -106,6 +106,10 @@ def judge(attempt) -> Answer:
             try:
                 timeline = diagnose.run(diagnose.read(orders, m))
             except Illegal as e:
+                first = [next((k for k, op in enumerate(order) if str(op).startswith("B")), 0) for order in orders]  # forwards before the first backward
+                if first == sorted(first) and first[0] < first[-1]:
+                    return wrong("the warm-up the wrong way round", f"With p = {len(orders)}, m = {m} your later ranks warm up longer, so {e}. The first rank waits longest for its first backward: "
+                                 "its warm-up is the longest, and the last one has none.")
                 return wrong(e.misconception, f"With p = {len(orders)}, m = {m}: {e}")
             if answer := _measure(orders, timeline):
                 return answer

@@ -235,6 +235,8 @@ def _judge_bytes(attempt) -> Answer:
         "nothing divided by t": lambda s, d, t, z: bytes_per_gpu(s, d, 1, z),
         "ZeRO-2 leaves gradients whole": lambda s, d, t, z: bytes_per_gpu(s, d, t, 1 if z == 2 else z),
         "ZeRO-3 leaves weights whole": lambda s, d, t, z: bytes_per_gpu(s, d, t, min(z, 2)),
+        "stages that do not add up": lambda s, d, t, z: max(s) / t * sum(part / (d if z == k else 1) for part, k in ((12, 1), (2, 2), (2, 3))),
+        "float32 gradients": lambda s, d, t, z: max(s) / t * every(s, d, t, z, 2, 4, 12),
     }
     why = {
         "gradients not divided by t": "A rank has gradients only for the parameters it holds: the split over t divides them too.",
@@ -250,6 +252,8 @@ def _judge_bytes(attempt) -> Answer:
         "nothing divided by t": "Tensor parallelism cuts every parameter: each of t ranks holds 1/t of the stage.",
         "ZeRO-2 leaves gradients whole": "ZeRO-2 divides the gradients as well: 2·N stays, 14·N/d is divided.",
         "ZeRO-3 leaves weights whole": "ZeRO-3 divides the weights as well: 16·N/d.",
+        "stages that do not add up": "Each stage keeps what the one before divided: ZeRO-2 divides optimizer and gradients, ZeRO-3 all three.",
+        "float32 gradients": "2 + 4 + 12 is mixed precision with float32 gradients. Here they are half precision: 2 + 2 + 12.",
     }
     near = lambda a, b: abs(a - b) <= 1e-9 * max(abs(a), abs(b))
     truth = [bytes_per_gpu(*case) for case in cases]
