@@ -68,6 +68,12 @@ def test_what_cannot_be_traced_is_refused(layout, how, said):
         trace(SHORT, layout, **{"seq_len": 1024} | how)
 
 
+def test_an_older_pytorch_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr("helpers.runtime.trace.version", lambda name: "2.10.0+cpu")
+    with pytest.raises(ValueError, match="a trace needs PyTorch 2.11 or newer, .*; this is 2.10.0"):
+        trace(SHORT, Layout(dp=4, zero=3), seq_len=1024)
+
+
 def test_from_the_command_line():
     run = lambda *options: subprocess.run([sys.executable, "-m", "helpers.runtime.trace", *options], capture_output=True, text=True,
                                           cwd=os.path.dirname(os.path.dirname(__file__)))

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 
 from ..table import Table, human
 from ..theory import collectives
@@ -87,8 +88,10 @@ def trace(model: ModelShape, layout: Layout, *, seq_len: int, plan: str = "Megat
 
     plan: "Megatron's" enters each pair of matrices once, and splits vocabulary and loss; "usual" is what PyTorch's tutorials
     give, each matrix by itself, embedding and head whole. layout.gradient_bytes: what gradients travel in. Raises ValueError
-    for what cannot be traced: pipelines, ZeRO below 3, sizes that do not divide.
+    for what cannot be traced: pipelines, ZeRO below 3, sizes that do not divide, anything with PyTorch before 2.11.
     """
+    if tuple(map(int, version("torch").split(".")[:2])) < (2, 11):
+        raise ValueError(f"a trace needs PyTorch 2.11 or newer, whose collectives take fake tensors; this is {version('torch')}")
     check(model, layout)
     if layout.pp != 1 or layout.zero != 3:
         raise ValueError(f"a trace is of FSDP and tensor parallelism: pp 1 and zero 3, not pp {layout.pp} and zero {layout.zero}")
