@@ -130,12 +130,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         print(json.dumps(data, default=float, allow_nan=False) if args.json else text)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, head say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as e:
-        print(f"cannot print: {e.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+        if not isinstance(e, BrokenPipeError):  # there the reader, head say, has seen enough
+            print(f"cannot print: {e.strerror}", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -108,7 +108,7 @@ def read_about(folder: Path) -> dict:
     try:
         about = json.loads((folder / ABOUT).read_text())
         files = about["files"]
-        about["step"], about["model"].items(), files.items()
+        about["step"], about["model"].items(), files.items()  # what is read of it later
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{folder} is not a complete checkpoint: its {ABOUT} cannot be read; {_others(folder)}") from None
     for name, size in files.items():

@@ -87,11 +87,11 @@ class Config:
 
     def __post_init__(self):
         """Raises ValueError for numbers that no run can have."""
-        for f in fields(self):
+        for f in (f for f in fields(self) if f.type in ("int", "float")):
             value, least = getattr(self, f.name), 0 if f.name in ("dp", "shard", "microbatch", "warmup", "seed", "weight_decay") else 1
-            if f.type in ("int", "float") and (value < least if f.type == "int" else not (value > 0 or value == 0 == least)):
+            if value < least if f.type == "int" else not (value > 0 or value == 0 == least):
                 raise ValueError(f"{f.name} must be {'at least ' + str(least) if f.type == 'int' else 'positive'}, not {value}")
-            if f.type in ("int", "float") and value > MOST:
+            if value > MOST:
                 raise ValueError(f"{f.name} must be at most {MOST:,}, not {value}")
 
     def checked(self, ranks: int) -> Config:
@@ -273,14 +273,14 @@ def train(config: Config, say: Callable[[str], None] = lambda line: None) -> Tra
 
     Raises ValueError for a configuration, a text, a folder or a checkpoint that will not do, and where the loss is no number any more.
     """
+    trainer = Trainer(config)
+    config, chief = trainer.config, dist.get_rank() == 0
     run = Path(config.out) if config.out else None
     if run:  # on every rank, so that all of them end where it cannot be
         try:
             run.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise ValueError(f"{run} cannot be the run's folder: {e.strerror}") from None
-    trainer = Trainer(config)
-    config, chief = trainer.config, dist.get_rank() == 0
     if run and (found := checkpoint.complete(run)):
         layout = trainer.resume(found[-1])
         say(f"going on from {found[-1].name}, the last complete checkpoint (written under {layout})")
@@ -324,11 +324,11 @@ def read_metrics(run: Path) -> list[dict]:
     found = []
     for line in (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else ():
         try:
-            found.append(json.loads(line))
-            found[-1]["step"]
+            metrics = json.loads(line)
+            metrics["step"]
         except (ValueError, TypeError, KeyError):
-            del found[-1:]
             break
+        found.append(metrics)
     return found
 
 

@@ -353,10 +353,11 @@ def shapes_that_do_not_meet(x, up, down, rank, world_size):
 
 # -- drop 04 ---------------------------------------------------------------------------------
 
-def stage_loop(receive_first=False, grad=True, downstream=False, loss_everywhere=False, forgets_send=False):
+def stage_loop(receive_first=False, grad=True, downstream=False, loss_everywhere=False, forgets_send=False,
+               first_sends_back=False, item_everywhere=False, own_loss=False, one_tensor=False):
     """The solution of drop 04, with one mistake built in."""
     def pipeline(stage, tokens, targets, empty, rank, world_size):
-        last = world_size - 1
+        last, loss = world_size - 1, None
         x = tokens
         if receive_first and rank < last:
             dist.recv(torch.empty_like(empty), rank + 1)
@@ -372,40 +373,15 @@ def stage_loop(receive_first=False, grad=True, downstream=False, loss_everywhere
                 loss.backward()
         if rank < last:
             dist.send(y.detach(), rank + 1)
-            dy = torch.empty_like(y)
-            dist.recv(dy, rank + 1)
-            y.backward(dy)
-        if rank > 0 and not forgets_send:
+            if own_loss:
+                y.square().mean().backward()
+            else:
+                dy = x.detach() if one_tensor and rank > 0 else torch.empty_like(y)
+                dist.recv(dy, rank + 1)
+                y.backward(dy)
+        if rank > 0 and not forgets_send or first_sends_back:
             dist.send(x.grad, (rank + 1) % world_size if downstream else rank - 1)
-        return loss.item() if rank == last or loss_everywhere else None
-    return pipeline
-
-
-def pipeline_of_a_beginner(first_sends_back=False, item_everywhere=False, own_loss=False, one_tensor=False):
-    """The solution of drop 04 with the slips of somebody who writes it for the first time."""
-    def pipeline(stage, tokens, targets, empty, rank, world_size):
-        last, loss = world_size - 1, None
-        x = tokens
-        if rank > 0:
-            x = empty
-            dist.recv(x, rank - 1)
-            x.requires_grad_()
-        y = stage(x)
-        if rank < last:
-            dist.send(y.detach(), rank + 1)
-        if rank == last:
-            loss = toy.loss_of(y, targets)
-            loss.backward()
-        elif own_loss:
-            loss = y.square().mean()
-            loss.backward()
-        else:
-            dy = x.detach() if one_tensor and rank > 0 else torch.empty_like(y)
-            dist.recv(dy, rank + 1)
-            y.backward(dy)
-        if rank > 0 or first_sends_back:
-            dist.send(x.grad, rank - 1)
-        return loss.item() if rank == last or item_everywhere else None
+        return loss.item() if rank == last or loss_everywhere or item_everywhere else None
     return pipeline
 
 
@@ -417,10 +393,10 @@ def detached_backward(stage, tokens, targets, empty, rank, world_size):
 
 
 MISTAKES = [
-    (d04.loop, pipeline_of_a_beginner(first_sends_back=True), "crashed", "a gradient sent by the first rank"),
-    (d04.loop, pipeline_of_a_beginner(item_everywhere=True), "crashed", "a loss asked of every rank"),
-    (d04.loop, pipeline_of_a_beginner(own_loss=True), "crashed", "a gradient that nobody receives"),
-    (d04.loop, pipeline_of_a_beginner(one_tensor=True), "wrong", "other gradients than the twin's"),
+    (d04.loop, stage_loop(first_sends_back=True), "crashed", "a gradient sent by the first rank"),
+    (d04.loop, stage_loop(item_everywhere=True), "crashed", "a loss asked of every rank"),
+    (d04.loop, stage_loop(own_loss=True), "crashed", "a gradient that nobody receives"),
+    (d04.loop, stage_loop(one_tensor=True), "wrong", "other gradients than the twin's"),
     (d03.mlp, sum_not_used, "wrong", "a sum that is not used"),
     (d03.mlp, mean_of_the_shares, "wrong", "the mean where the sum was meant"),
     (d03.mlp, swapped, "wrong", "Enter and Leave swapped"),

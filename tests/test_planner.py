@@ -134,7 +134,7 @@ def test_short_sequences_and_large_batches_have_a_plan_too():
     assert plan(MODELS["llama-3-8b"], DGX, gpus=64, global_batch=4_194_304, seq_len=4096).ranked
 
 
-def test_no_number_out_of_range_comes_through(tmp_path):
+def test_no_number_out_of_range_comes_through():
     device = DGX.device
     for broken in (dict(rails=0), dict(rails=-3), dict(node=7.5), dict(rails="four"), dict(link=10**400), dict(nic=float("nan")), dict(device="h100-80gb"),
                    dict(rings=((1, 1e11),)), dict(rings=((4, 1e11), (2, 1e11))), dict(rings={"24": "1e11"}), dict(rings=((2.9, 1e11),))):
@@ -150,7 +150,7 @@ def test_no_number_out_of_range_comes_through(tmp_path):
         estimate(MODELS["toy"], Layout(gradient_bytes=-4), DGX, global_batch=8, seq_len=64)
 
 
-def test_a_terminal_without_bars_or_with_a_closed_pipe(tmp_path):
+def test_a_terminal_without_bars_or_with_a_closed_pipe():
     command = [sys.executable, "-m", "helpers", "memory", "llama-3-8b", "--dp", "8", "--zero", "3"]
     environ = os.environ | {"PYTHONIOENCODING": "ascii"}
     said = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)

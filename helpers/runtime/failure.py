@@ -20,6 +20,9 @@ from .output import ranks
 from .worker import Error
 
 
+RETURN = "Return numbers, strings, tensors, or lists and dicts of them.\n"
+
+
 class RankError(RuntimeError):
     """A call on the ranks failed. `ranks` are those at fault, `kind` is one of
     'raised', 'died', 'timeout', 'result'; `seen` is what was known of each rank.
@@ -87,20 +90,18 @@ def _unrepeated(shown: list[str]) -> list[str]:
 def result(seen: list[Seen], first: list[int], state: str) -> str:
     """The code ran on every rank, but a result could not be sent to the notebook."""
     return (f"{ranks(first, of=len(seen))} ran to the end, but the result cannot be sent back: "
-            f"{seen[first[0]].error.message}\n"
-            "Return numbers, strings, tensors, or lists and dicts of them.\n" + state)
+            f"{seen[first[0]].error.message}\n" + RETURN + state)
 
 
 def unreadable(r: int, error: Exception, state: str) -> str:
     """A result came, and the kernel cannot make it an object again."""
-    return (f"rank {r} ran to the end, but its result cannot be read in the notebook: {type(error).__name__}: {error}\n"
-            "Return numbers, strings, tensors, or lists and dicts of them.\n" + state)
+    return (f"rank {r} ran to the end, but its result cannot be read in the notebook: {type(error).__name__}: {error}\n" + RETURN + state)
 
 
 def not_taken(slow: list[int], n: int, size: int, seconds: float, state: str) -> str:
     """`slow` ranks had not received the call when its time was over."""
     return (f"{ranks(slow, of=n)} had not taken the {human(size)} of the call's arguments after {seconds:g} s, and had to be ended. "
-            f"Give it more time with timeout=… in seconds, or make the data on the ranks.\n" + state)
+            "Give it more time with timeout=… in seconds, or make the data on the ranks.\n" + state)
 
 
 def died(seen: list[Seen], dead: list[int], state: str) -> str:

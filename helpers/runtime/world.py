@@ -41,7 +41,8 @@ _numbers = itertools.count(1)
 _open: weakref.WeakSet[World] = weakref.WeakSet()
 
 
-KEPT = ("The ranks are alive and keep their variables. Their groups were formed anew: subgroups, meshes and "
+ALIVE = "The ranks are alive and keep their variables."
+KEPT = (f"{ALIVE} Their groups were formed anew: subgroups, meshes and "
         "models in DDP or FSDP must be made again.")
 FRESH = "All ranks were started afresh: the variables of earlier cells are gone, so run those cells again."
 
@@ -252,7 +253,7 @@ class World:
             try:
                 results.append(pickle.loads(done[r][1]))
             except Exception as e:  # what it does to be made again is the reader's code
-                raise RankError(failure.unreadable(r, e, "The ranks are alive and keep their variables."), "result", [r], True, [Seen(finished=True) for _ in range(self.n)]) from None
+                raise RankError(failure.unreadable(r, e, ALIVE), "result", [r], True, [Seen(finished=True) for _ in range(self.n)]) from None
         return results
 
     def _check_open(self) -> None:

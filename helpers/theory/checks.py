@@ -1,4 +1,4 @@
-"""Whole numbers: whether one is given, and what divides it."""
+"""Numbers that a user gives: whether they can be, and what divides them."""
 
 from __future__ import annotations
 

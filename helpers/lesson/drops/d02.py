@@ -93,7 +93,6 @@ def judge_average(attempt) -> Answer:
                 if got.shape != each[0].shape:
                     return wrong("another shape than the gradient's", f"Rank {rank} returned a tensor of shape {tuple(got.shape)}; the gradient's is {tuple(each[0].shape)}.")
                 near = lambda other: torch.allclose(got.float(), other, atol=1e-5)
-                mine = shares[rank] / sum(shares) * own[rank]
                 if near(each.mean(0)):
                     continue
                 if near(own[rank]):
@@ -110,7 +109,7 @@ def judge_average(attempt) -> Answer:
                     return wrong("divided by the number of ranks", f"You sum gradient · examples over the ranks. That is a sum over {sum(shares)} examples, so divide by {sum(shares)}, not by 4.")
                 if near(sum(own) / sum(shares)):
                     return wrong("weights forgotten", "You divide by the number of all examples, but sum the ranks' means. Multiply each by its number of examples first.")
-                if near(mine):
+                if near(shares[rank] / sum(shares) * own[rank]):
                     return wrong("one rank's term only", f"Rank {rank} has gradient · examples / all examples. That is what it must add to the sum: all_reduce it.")
                 return wrong("another value than the twin's", f"Rank {rank} is off by up to {(got - each.mean(0)).abs().max():.2g} with {shares} examples.")
     return right("Equal to the twin on every rank, with equal and with unequal shares.")
@@ -172,9 +171,10 @@ def judge_ring(attempt) -> Answer:
             if world.traffic.not_waited:
                 return wrong("a message nobody waits for", f"With {case} {world.traffic.not_waited} isend or irecv were never waited for: "
                              "keep what they return and call .wait() on it, or the data may come after you have used it.")
-            if mistake := _wrong_sum(results, case, max(world.traffic.counted) / (4 * elements)) or _wasteful(world.traffic, 4 * elements, case):
+            sent = max(world.traffic.counted) / (4 * elements)
+            if mistake := _wrong_sum(results, case, sent) or _wasteful(world.traffic, 4 * elements, case):
                 return mistake
-            reached = reached or max(world.traffic.counted) / (4 * elements)
+            reached = reached or sent
     return right("The sum on 2, 3, 4 and 5 ranks, also where the length does not divide, and no rank sent more than it must.",
                  ("bytes sent by each of 4 ranks, for a tensor of S bytes", f"{reached:.2f}·S", "2·(4−1)/4 = 1.50·S"))
 
@@ -197,10 +197,10 @@ def _wrong_sum(results, case: str, sent: float) -> Answer | None:
     good = [[i for i, (a, b) in enumerate(zip(torch.tensor_split(x, n), torch.tensor_split(total, n))) if torch.equal(a, b)]
             for x, _, total in results]
     chunks = "; ".join(f"rank {r}: {', '.join(map(str, chunks)) or 'none'}" for r, chunks in enumerate(good))
-    if all(len(chunks) == 1 for chunks in good) and sent > 1.01 * (n - 1) / n:
-        return wrong("finished sums added once more", f"With {case} each rank has one finished chunk ({chunks}), and the chunks did go round. "
-                     "What arrives in the second half is a finished sum: write it over yours, do not add it.")
     if all(len(chunks) == 1 for chunks in good):
+        if sent > 1.01 * (n - 1) / n:
+            return wrong("finished sums added once more", f"With {case} each rank has one finished chunk ({chunks}), and the chunks did go round. "
+                         "What arrives in the second half is a finished sum: write it over yours, do not add it.")
         return wrong("half of the way", f"With {case} each rank has one finished chunk ({chunks}). That is the reduce-scatter, "
                      "the first half of the job. Now the finished chunks must go round.")
     return wrong("another value than the sum", f"With {case} these of the {n} chunks hold the sum: {chunks}. "

@@ -151,8 +151,8 @@ def _on_rank(attempt):
 
 def _off(model, twin, alone, size: int) -> str | None:
     """How the gradients differ from the twin's: None if they do not."""
-    same = lambda scale, other: all(a.grad is not None and torch.allclose(a.grad, scale * b.grad, atol=1e-6, rtol=1e-3)
-                                    for a, b in zip(model.parameters(), other.parameters()))
+    near = lambda a, scale, b: torch.allclose(a.grad, scale * b.grad, atol=1e-6, rtol=1e-3)
+    same = lambda scale, other: all(a.grad is not None and near(a, scale, b) for a, b in zip(model.parameters(), other.parameters()))
     if same(1, twin):
         return None
     if same(size, twin):
@@ -161,8 +161,8 @@ def _off(model, twin, alone, size: int) -> str | None:
         return "twice"
     if same(1, alone) or same(1 / size, alone):
         return "own"
-    mine = [any(torch.allclose(a.grad, scale * b.grad, atol=1e-6, rtol=1e-3) for scale in (1, 1 / size)) for a, b in zip(model.parameters(), alone.parameters())]
-    return "some own" if any(mine) else f"{(model[0].weight.grad.norm() / twin[0].weight.grad.norm()).item():.2f}"
+    some_own = any(near(a, 1, b) or near(a, 1 / size, b) for a, b in zip(model.parameters(), alone.parameters()))
+    return "some own" if some_own else f"{(model[0].weight.grad.norm() / twin[0].weight.grad.norm()).item():.2f}"
 
 
 def judge(attempt) -> Answer:

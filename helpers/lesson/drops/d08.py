@@ -143,13 +143,12 @@ def _about(mine: list, d: int, t: int, p: int) -> Answer | None:
         return wrong("no groups", f"{where} you return {str(mine[0])[:120]}; return a dictionary with tp, pp and dp, each a list of ranks.")
     if mine == truth:
         return None
-    if t > 1 and any(mine == [{axis: placement.group(rank, axis, dict(zip(order, (sizes[a] for a in order)))) for axis in sizes} for rank in range(8)]
-                     for order in (("dp", "tp", "pp"), ("pp", "tp", "dp"))):
+    ordered = lambda *order: mine == [{axis: placement.group(rank, axis, {a: sizes[a] for a in order}) for axis in sizes} for rank in range(8)]
+    if t > 1 and (ordered("dp", "tp", "pp") or ordered("pp", "tp", "dp")):
         return wrong("TP not innermost", f"{where} rank 0 shares its matrices with {mine[0]['tp']}, which are not neighbours: another axis counts faster. TP talks most, so its ranks must be neighbours.")
-    if t > 1 and any(mine == [{axis: placement.group(rank, axis, dict(zip(order, (sizes[a] for a in order)))) for axis in sizes} for rank in range(8)]
-                     for order in (("tp", "pp", "dp"), ("tp", "dp", "pp"))):
+    if t > 1 and (ordered("tp", "pp", "dp") or ordered("tp", "dp", "pp")):
         return wrong("TP outermost", f"{where} rank 0 shares its matrices with {mine[0]['tp']}, which are not neighbours. TP talks most, so its ranks must be: tp is innermost.")
-    if mine == [{axis: placement.group(rank, axis, {"pp": p, "dp": d, "tp": t}) for axis in sizes} for rank in range(8)]:
+    if ordered("pp", "dp", "tp"):
         return wrong("DP inside PP", f"{where} neighbouring stages of a pipeline end up further apart than copies of the model. tp innermost, then pp, then dp.")
     for axis, size in sizes.items():
         for rank, g in enumerate(mine):
@@ -195,10 +194,7 @@ def _judge_crossing(attempt) -> Answer:
     by_size: Callable = lambda d, t, p, node: [a for a, n in (("tp", t), ("pp", p), ("dp", d)) if n > node]
     outward: Callable = lambda d, t, p, node: [a for a, n, span in (("dp", d, d), ("pp", p, d * p), ("tp", t, d * t * p)) if n > 1 and span > node]
     alone: Callable = lambda d, t, p, node: [a for a, span in (("tp", t), ("pp", t * p), ("dp", d * t * p)) if span > node]
-    steps: Callable = lambda d, t, p: (("tp", t, 1), ("pp", p, t), ("dp", d, t * p))
-    full: Callable = lambda d, t, p, node: [a for a, n, step in steps(d, t, p) if n > 1 and n * step >= node]
-    ends: Callable = lambda d, t, p, node: [a for a, n, step in steps(d, t, p) if n > 1 and (n - 1) * step > node]
-    next_to: Callable = lambda d, t, p, node: [a for a, n, step in steps(d, t, p) if n > 1 and step >= node]
+    leave: Callable = lambda rule: lambda d, t, p, node: [a for a, n, step in (("tp", t, 1), ("pp", p, t), ("dp", d, t * p)) if n > 1 and rule(n, step, node)]
     for case, a in zip(CASES, said):
         if not isinstance(a, (list, tuple, set)) or not set(a) <= {"tp", "pp", "dp"}:
             return wrong("no list of axes", f"crossing{case} returned {a!r}; return a list out of \"tp\", \"pp\" and \"dp\", which may be empty.")
@@ -212,9 +208,9 @@ def _judge_crossing(attempt) -> Answer:
             (by_size, "size where reach was meant", "You compare a group's size with the node. But its ranks may stand apart: dp neighbours are t·p ranks apart, and two of them can be on two nodes."),
             (outward, "TP outermost", "You count from dp outwards. tp is innermost: its ranks are neighbours."),
             (alone, "a group of one", "A group of one rank sends nothing, wherever it stands."),
-            (full, "a full node is not left", "The reach is right. But a group that reaches over as many ranks as a node has fills it, and stays inside."),
-            (ends, "the far end is one rank further", "First and last are (size − 1) · distance apart. They are on two nodes as soon as that is the node's size, not only when it is more."),
-            (next_to, "neighbours only", "You ask whether neighbours are on two nodes. They may share one while the ends of the group do not.")):
+            (leave(lambda n, step, node: n * step >= node), "a full node is not left", "The reach is right. But a group that reaches over as many ranks as a node has fills it, and stays inside."),
+            (leave(lambda n, step, node: (n - 1) * step > node), "the far end is one rank further", "First and last are (size − 1) · distance apart. They are on two nodes as soon as that is the node's size, not only when it is more."),
+            (leave(lambda n, step, node: step >= node), "neighbours only", "You ask whether neighbours are on two nodes. They may share one while the ends of the group do not.")):
         if as_sets(said) == as_sets([other(*c) for c in CASES]):
             return wrong(name, text, *figures)
     return wrong("other axes", "How far does a group reach? Its size times the distance of its neighbours: 1 for tp, t for pp, t·p for dp.", *figures)

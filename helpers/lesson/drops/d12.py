@@ -161,9 +161,9 @@ def _judge_balance(attempted) -> Answer:
         figures = [(f"slowest stage: {layers} layers, p = {p}, head {head}", str(load), str(best)),
                    ("the step, in units of a layer's forward", f"{with_a_head(list(mine), head).makespan:.0f}", f"{with_a_head(reference, head).makespan:.0f}")]
         if load > best:
-            if head and mine[-1] + head == load and mine[-1] < layers // p:
-                return wrong("the last stage is still too long", f"{where} the last stage takes {load} with its head, and {best} is possible. Give it fewer layers yet.", *figures)
             if head and mine[-1] + head == load:
+                if mine[-1] < layers // p:
+                    return wrong("the last stage is still too long", f"{where} the last stage takes {load} with its head, and {best} is possible. Give it fewer layers yet.", *figures)
                 return wrong("the head is forgotten", f"{where} the last stage carries {mine[-1]} layers and the head, and all others wait for it in every microbatch. Give it fewer layers.", *figures)
             return wrong("a stage that is too long", f"{where} the slowest stage takes {load}; {best} is possible.", *figures)
         if mine[0] > reference[0]:

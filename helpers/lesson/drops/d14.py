@@ -334,10 +334,11 @@ def _judge_meeting(attempted) -> Answer:
             name = "idle over ideal time" if p > 1 and close(mine[1], (p - 1) / m) else "p − 1 slots forgotten" if p > 1 and close(mine[1], p / (m + p)) else "another bubble"
             return wrong(name, f"{where}: of m + p − 1 slots p − 1 are idle.", ("bubble", f"{mine[1]:.3f}", f"{bubble:.3f}"))
         if mine[2] != crossing:
-            alone = [axis for axis in mine[2] - crossing if {"tp": t, "pp": p, "dp": d}.get(axis) == 1]
+            sizes = {"tp": t, "pp": p, "dp": d}
+            alone = [axis for axis in mine[2] - crossing if sizes.get(axis) == 1]
             if alone:
                 return wrong("an axis of size one", f"{where}: {alone[0]} has one rank to a group and sends nothing.")
-            if mine[2] - crossing and mine[2] == {axis for axis, (size, _) in {"tp": (t, 1), "pp": (p, t), "dp": (d, t * p)}.items() if size > 1}:
+            if mine[2] - crossing and mine[2] == {axis for axis, size in sizes.items() if size > 1}:
                 return wrong("the whole job, not each group", f"{where}: {d * t * p} ranks do not fit a node of {node}, but a group of one axis may. Ask it for each: how many ranks, how far apart?")
             if crossing - mine[2] == {"dp"} and t * p < node:
                 return wrong("a replica smaller than a node keeps DP inside", f"{where}: a replica takes {t * p} ranks of a node of {node}. But the dp group has one rank of each replica, {t * p} apart: "
