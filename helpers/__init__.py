@@ -5,13 +5,15 @@ ranks, so nothing is imported here until it is asked for.
 """
 
 import sys
+from multiprocessing import parent_process
 
 
 def __getattr__(name: str):
     if name not in ("World", "progress"):
         raise AttributeError(f"module 'helpers' has no attribute {name!r}")
     from .runtime import server
-    server.warm()  # first of all: it imports torch for the ranks while the notebook does for itself
+    if parent_process() is None:  # a rank that imports this has no use for ranks
+        server.warm()  # first of all: it imports torch for the ranks while the notebook does for itself
     with server.undisturbed():
         from .runtime.worker import progress
         from .runtime.world import World

@@ -117,6 +117,16 @@ def test_a_rank_that_forks_is_one_rank(pair, capfd):
     assert not alive(child)
 
 
+@linux
+def test_a_rank_that_imports_world_starts_no_server_of_its_own(pair):
+    """As a reader's own module does that is used on ranks; it took seconds on each."""
+    def imports():
+        from helpers import World, progress  # noqa: F401
+        from helpers.runtime import server
+        return server._runs()
+    assert pair.run(imports) == [False, False]
+
+
 def test_dataloader_workers_on_ranks(pair):
     def load():
         from torch.utils.data import DataLoader

@@ -58,22 +58,26 @@ def lab(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def browser():
+def page(lab):
+    """JupyterLab in a browser, with nothing open."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
+        page = chromium.new_page(viewport={"width": 1366, "height": 900})
+        page.goto(lab[0], timeout=2 * MINUTE)
+        page.wait_for_function("() => window.jupyterapp?.shell", timeout=2 * MINUTE)
+        page.evaluate("() => window.jupyterapp.restored")
+        yield page
         chromium.close()
 
 
 class Notebook:
     """A notebook opened in JupyterLab, by what a reader does with it."""
 
-    def __init__(self, browser, lab, number: str):
-        self.address, self.folder = lab
+    def __init__(self, page, folder: Path, number: str):
+        self.page, self.folder = page, folder
         name = next(p.name for p in sorted((ROOT / "notebooks").glob(f"{number}_*.ipynb")))
-        self.page = browser.new_page(viewport={"width": 1366, "height": 900})
-        self.page.goto(f"{self.address}/workspaces/w{number}/tree/{name}", timeout=2 * MINUTE)
-        self.page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell", timeout=2 * MINUTE)
+        page.evaluate("path => { window.jupyterapp.commands.execute('docmanager:open', {path}) }", name)
+        page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell", timeout=2 * MINUTE)
         self.wait_for_kernel()
 
     def wait_for_kernel(self) -> None:
@@ -117,16 +121,14 @@ class Notebook:
         self.page.keyboard.press("Shift+Enter")
 
     def close(self) -> None:
-        """End its kernel, and the page."""
-        self.page.close()
-        sessions = json.load(urllib.request.urlopen(self.address.replace("/lab", "/api/sessions")))
-        for session in sessions:
-            urllib.request.urlopen(urllib.request.Request(self.address.replace("/lab", f"/api/sessions/{session['id']}"), method="DELETE"))
+        """End its kernel, and put it away unsaved."""
+        self.page.evaluate("""async () => { const panel = window.jupyterapp.shell.currentWidget
+            await panel.sessionContext.shutdown(); panel.dispose() }""")
 
 
 @pytest.fixture
-def notebook(browser, lab, request):
-    opened = Notebook(browser, lab, request.param)
+def notebook(page, lab, request):
+    opened = Notebook(page, lab[1], request.param)
     yield opened
     opened.close()
 

@@ -85,7 +85,7 @@ def test_the_page_is_whole_in_itself(page, tmp_path):
 @pytest.mark.parametrize("choice", [dict(dp=2, tp=2, pp=2), dict(dp=4, pp=2), dict(dp=4, tp=2), dict(dp=8), dict(dp=2, tp=4)], ids=str)
 def test_every_byte_of_a_training_step_is_predicted(choice):
     with World(8, timeout=120) as world:
-        table = d14.three_ways(world, Config(hidden=64, seq_len=32, batch=32, microbatch=2, steps=2, **choice))
+        table = d14.three_ways(world, Config(hidden=64, seq_len=32, batch=32, microbatch=4, steps=2, **choice))
     assert len(table.rows) == sum(size > 1 for size in choice.values()) + 1
     for what, predicted, counted in table.rows:
         assert predicted == counted, what
