@@ -76,7 +76,7 @@ MISTAKES = {
 
 @cache
 def _runs() -> list[tuple]:
-    """(scheme, wire of the small batch, of the large, and what the book says of both) for each scheme and size. Run once, whatever is checked how often."""
+    """(scheme, wire of the small batch, of the large, and what the book says of both) for each scheme and size. Measured once, for all checks."""
     with World(4, timeout=20) as world:
         return [(scheme, *wire, by_the_book) for sizes in SIZES for scheme in SCHEMES for wire, by_the_book in [bytes_sent(world, scheme, **sizes)]]
 
