@@ -348,10 +348,6 @@ def coordinates_only(rank, d, t, p):
     return rank % t, rank // t % p, rank // (t * p)
 
 
-def by_size(d, t, p, node):
-    return [axis for axis, size in (("tp", t), ("pp", p), ("dp", d)) if size > node]
-
-
 def outwards(d, t, p, node):
     return [axis for axis, size, span in (("dp", d, d), ("pp", p, d * p), ("tp", t, d * t * p)) if size > 1 and span > node]
 
@@ -542,7 +538,7 @@ MISTAKES = [
     (d08.members, without_itself, "wrong", "a rank outside its own group"),
     (d08.members, beyond, "wrong", "ranks that do not exist"),
     (d08.members, coordinates_only, "wrong", "no groups"),
-    (d08.across, by_size, "wrong", "size where reach was meant"),
+    (d08.across, reach(lambda size, step, node: size > node), "wrong", "size where reach was meant"),
     (d08.across, outwards, "wrong", "TP outermost"),
     (d08.across, ones_too, "wrong", "a group of one"),
     (d08.across, always_dp, "wrong", "other axes"),

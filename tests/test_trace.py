@@ -43,12 +43,14 @@ def test_memory_is_the_theory_and_what_is_named(aside, layout):
     assert aside(trace_here, model, layout, 8192, "Megatron's").peak == pytest.approx(on_paper(model, layout, 8192), rel=0.05)
 
 
-def test_the_70b_on_a_laptop():
+def test_the_70b_on_a_laptop(aside):
     model, layout = MODELS["llama-3-70b"], Layout(8, 8, zero=3)
     found = trace(model, layout, seq_len=8192)
     assert found.params == 70_553_706_496 and found.calls == expected(model, layout, 8192)
     assert found.peak == pytest.approx(on_paper(model, layout, 8192), rel=0.05)
     assert found.resident < 800e6
+    usual = aside(trace_here, model, replace(layout, sequence_parallel=False), 8192, "usual")
+    assert usual.count("all_reduce", "tp") == 7 * 80
     states = sum(found.memory[kind] for kind in ("weights", "gradients", "optimizer"))
     assert states == pytest.approx(16 * model.params / 64, rel=0.001)
 

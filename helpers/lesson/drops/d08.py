@@ -191,7 +191,6 @@ def _judge_crossing(attempt) -> Answer:
             said = world.run(lambda: [attempt(*case) for case in CASES])[0]
         except RankError as e:
             return Answer("crashed", e.report)
-    by_size: Callable = lambda d, t, p, node: [a for a, n in (("tp", t), ("pp", p), ("dp", d)) if n > node]
     outward: Callable = lambda d, t, p, node: [a for a, n, span in (("dp", d, d), ("pp", p, d * p), ("tp", t, d * t * p)) if n > 1 and span > node]
     alone: Callable = lambda d, t, p, node: [a for a, span in (("tp", t), ("pp", t * p), ("dp", d * t * p)) if span > node]
     leave: Callable = lambda rule: lambda d, t, p, node: [a for a, n, step in (("tp", t, 1), ("pp", p, t), ("dp", d, t * p)) if n > 1 and rule(n, step, node)]
@@ -205,7 +204,7 @@ def _judge_crossing(attempt) -> Answer:
     case, mine, target = next((c, a, b) for c, a, b in zip(CASES, as_sets(said), as_sets(truth)) if a != b)
     figures = [(f"d = {case[0]}, t = {case[1]}, p = {case[2]}, nodes of {case[3]}", str(mine), str(target))]
     for other, name, text in (
-            (by_size, "size where reach was meant", "You compare a group's size with the node. But its ranks may stand apart: dp neighbours are t·p ranks apart, and two of them can be on two nodes."),
+            (leave(lambda n, step, node: n > node), "size where reach was meant", "You compare a group's size with the node. But its ranks may stand apart: dp neighbours are t·p ranks apart, and two of them can be on two nodes."),
             (outward, "TP outermost", "You count from dp outwards. tp is innermost: its ranks are neighbours."),
             (alone, "a group of one", "A group of one rank sends nothing, wherever it stands."),
             (leave(lambda n, step, node: n * step >= node), "a full node is not left", "The reach is right. But a group that reaches over as many ranks as a node has fills it, and stays inside."),
