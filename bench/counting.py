@@ -41,10 +41,10 @@ def prepare(scheme: str) -> None:
         model = torch.nn.parallel.DistributedDataParallel(toy.ToyTransformer(hidden=256))
         step = lambda: toy.loss_of(model(tokens), targets).backward()
     elif scheme == "FSDP2":
-        model = toy.ToyTransformer(hidden=256)
+        model, mesh = toy.ToyTransformer(hidden=256), init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
         for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         step = lambda: toy.loss_of(model(tokens), targets).backward()
     elif scheme == "TP":
         model = toy.ToyTransformer(hidden=256)

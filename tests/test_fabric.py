@@ -120,8 +120,9 @@ def test_ddp_and_fsdp_feel_it(eight):
         if kind == "ddp":
             model = torch.nn.parallel.DistributedDataParallel(model)
         else:
+            from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
-            fully_shard(model, reshard_after_forward=False)
+            fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), reshard_after_forward=False)
         for _ in range(2):  # DDP makes its buckets anew after the first
             model(torch.ones(2, 200)).sum().backward()
         dist.barrier()

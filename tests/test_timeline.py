@@ -68,12 +68,13 @@ def test_activations_rise_and_fall():
 
 def test_weights_are_not_activations_even_when_fsdp_swaps_them(world):
     def kept():
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
-        sizes = []
+        sizes, mesh = [], init_device_mesh("cpu", (4,))
         for shard in (False, True):
             block = toy.ToyTransformer(hidden=32).blocks[0]
             if shard:
-                fully_shard(block)
+                fully_shard(block, mesh=mesh)
             with memory.saved_activations(block) as held:
                 block(torch.ones(2, 8, 32, requires_grad=True))
                 sizes.append(held.peak)

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from helpers import World, checkpoint, train
+from helpers import World, train
 from helpers.lesson.drops import d14
-from helpers.train import Config, Trainer
+from helpers.train import Config, Trainer, checkpoint, launch
 
 SMALL = Config(hidden=32, seq_len=16, batch=16, steps=20, warmup=5)
 LAYOUTS = [(8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 8, 1), (1, 4, 2), (1, 2, 4)]
@@ -148,7 +148,7 @@ def main_of(run: Path, *options: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            code = train.main(["--hidden", "32", "--seq-len", "16", "--batch", "8", "--out", str(run), *options])
+            code = launch.main(["--hidden", "32", "--seq-len", "16", "--batch", "8", "--out", str(run), *options])
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -204,7 +204,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
         said = []
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
         try:
-            train.train(config, said.append)
+            train.train(config, say=said.append)
         except ValueError as e:
             return said, str(e)
     config = replace(SMALL, dp=2, steps=4, every=2, out=str(tmp_path))
@@ -273,7 +273,7 @@ def _wait_for_end_of(run: Path) -> None:
     ("mat1 and mat2 shapes cannot be multiplied (4x8 and 4x8)", False),
 ])
 def test_a_lost_rank_is_told_from_a_mistake(said, lost):
-    assert train.lost_contact(RuntimeError(said)) is lost
+    assert launch.lost_contact(RuntimeError(said)) is lost
 
 
 def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():
@@ -282,21 +282,21 @@ def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():
     names = []
     for _ in range(2):
         with ThreadPoolExecutor(3) as ranks:
-            said = list(ranks.map(lambda rank: train.agree_on_attempt(store, rank, 3), range(3)))
+            said = list(ranks.map(lambda rank: launch.agree_on_attempt(store, rank, 3), range(3)))
         assert len(set(said)) == 1
         names.append(said[0])
     assert names[0] != names[1]
     store.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(dist.DistNetworkError, match=r"timed out waiting for ranks \[1\] of 2"):
-        train.agree_on_attempt(dist.PrefixStore("alone", store), 0, 2)
+        launch.agree_on_attempt(dist.PrefixStore("alone", store), 0, 2)
 
 
 def test_torchrun_starts_again_when_a_rank_dies(tmp_path):
     """Rank 1 ends itself, once, after the first checkpoint."""
     script = tmp_path / "dies.py"
-    script.write_text("import os\nfrom helpers import train, checkpoint\nstep = train.Trainer.step\n"
+    script.write_text("import os\nfrom helpers import train\nfrom helpers.train import launch\nstep = train.Trainer.step\n"
                       "def dies(self):\n    if self.number == 5 and os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
-                      "        os._exit(9)\n    return step(self)\ntrain.Trainer.step = dies\nos._exit(train.main())\n")
+                      "        os._exit(9)\n    return step(self)\ntrain.Trainer.step = dies\nos._exit(launch.main())\n")
     run = tmp_path / "run"
     done = subprocess.run([sys.executable, *torchrun(2), "--max-restarts", "1", str(script), "--hidden", "32", "--seq-len", "16", "--batch", "8", "--steps", "8",
                            "--every", "3", "--dp", "2", "--timeout", "8", "--out", str(run)], cwd=HERE.parent, capture_output=True, text=True, timeout=180,

@@ -36,7 +36,7 @@ class Budget(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         fresh = False
         for t in tree_iter(made):
-            if isinstance(t, torch.Tensor) and t.device.type == "cpu":
+            if isinstance(t, torch.Tensor) and t.device.type != "meta":
                 fresh |= self._watch(t.untyped_storage())
         if fresh:
             self._weigh(func)

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from .. import devices
+
 COMPUTE = ("F", "B", "I", "W", "step", "busy")
 
 
@@ -31,13 +33,19 @@ class Span(NamedTuple):
 
 @contextmanager
 def span(kind: str, label: str | int = ""):
-    """On a rank, record what runs in this block. Anywhere else, do nothing."""
+    """On a rank, record what runs in this block. Anywhere else, do nothing.
+
+    On a GPU the span begins when what was asked for earlier is done, and ends when what it asked for is.
+    """
     from .worker import here
+    if here:
+        devices.synchronize(here.device)
     start = time.monotonic()
     try:
         yield
     finally:
         if here:
+            devices.synchronize(here.device)
             here.recorder.spans.append(Span(kind, str(label), start, time.monotonic()))
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from .. import devices
 from ..theory import collectives
 from . import lines, wire
 from .clock import Span
@@ -81,6 +82,42 @@ class Report:
     late: int = 0  # operations that an emulated fabric would have ended sooner than this machine did
 
 
+class OnStream:
+    """Stands for the Work that NCCL does not return for a synchronous collective (since PyTorch 2.8).
+
+    It has ended when the GPU has come to this place of its stream.
+    """
+
+    def __init__(self, device: torch.device):
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(device))
+
+    def is_completed(self) -> bool:
+        return self._event.query()
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class InBatch:
+    """Stands for the Work of a send or receive until its batch has been issued whole: NCCL begins with none before."""
+
+    def is_completed(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        """Nothing has begun that could be waited for."""
+
+
+@dataclass
+class Issued:
+    """A collective that was begun, and is not known to have ended."""
+
+    work: dist.Work | OnStream | InBatch
+    row: Row
+    size: int  # bytes that it holds
+
+
 class Recorder:
     """Counts this rank's collectives from `start()` to `stop()`.
 
@@ -95,6 +132,7 @@ class Recorder:
         self._groups: dict[str, tuple[str, list[int], int]] = {}
         self._known = lambda: None  # the group whose connections were looked at when it was formed
         self.fabric: Fabric | None = None
+        self._inside = False  # whether a collective is being issued: some backends hold the caller until it has ended
         if on:
             self._get_in_front()
         self.start()
@@ -106,10 +144,12 @@ class Recorder:
         self._libraries[1].impl("wait_tensor", self._wait_tensor, _KEY, with_keyset=True)
         self._wait = dist.Work.wait
         dist.Work.wait = lambda work, *args, **kwargs: self._waiting(work, args, kwargs)
+        self._end_batch = dist.ProcessGroup._end_coalescing
+        dist.ProcessGroup._end_coalescing = lambda group, *device: self._batch_issued(group, *device)
 
     def start(self) -> None:
         self.rows: dict[tuple[str, str], Row] = {}
-        self._open: list[tuple[dist.Work, Row, int]] = []  # issued, not known to have ended
+        self._open: list[Issued] = []
         self._since_quiet: list[Row] = []
         self._in_flight = self._peak = self._number = self._forgotten = 0
         self.last = None
@@ -133,9 +173,9 @@ class Recorder:
 
     def finish(self) -> None:
         """Wait for what was begun and never waited for: left alone, it would meet the next call's collectives."""
-        for work, *_ in self._open:
-            if not work.is_completed():
-                self._wait(work)
+        for issued in self._open:
+            if not issued.work.is_completed():
+                self._wait(issued.work) if isinstance(issued.work, dist.Work) else issued.work.wait()
 
     def stop(self) -> Report:
         if not self.on:
@@ -151,11 +191,11 @@ class Recorder:
 
     def calm(self) -> bool:
         """Whether nothing is under way."""
-        return all(work.is_completed() for work, *_ in self._open)
+        return all(issued.work.is_completed() for issued in self._open)
 
     def pending(self) -> dict | None:
         """The last collective, if this rank is still in it."""
-        return None if self.calm() else self.last
+        return self.last if self._inside or not self.calm() else None
 
     def _in_front_of(self, operator: str):
         call = getattr(torch.ops.c10d, operator).default
@@ -186,25 +226,47 @@ class Recorder:
             self._note(name, axis, members, first, root)
             ticket = self.fabric and operator != "recv_any_source_" and self.fabric.come(name, group.group_name, members, me, root,
                                                       args[3] if name in ("send", "recv") else 0, payload)
-            result = call.redispatch(keys & _BELOW, *args, **kwargs)
+            self._inside = True
+            try:
+                result = call.redispatch(keys & _BELOW, *args, **kwargs)
+            finally:
+                self._inside = False
             work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
             if ticket:
                 tensors = result[0] if isinstance(result, tuple) else []
                 work = self.fabric.hold(ticket, group.group_name, work, tensors if isinstance(_first(tensors[:1]), torch.Tensor) else [])
                 result = (tensors, work.boxed()) if isinstance(result, tuple) else work.boxed()
-            self._open.append((work, row, in_flight))
-            self._in_flight += in_flight
-            self._peak = max(self._peak, self._in_flight)
+            self._peak = max(self._peak, self._in_flight + in_flight)
+            if work is None:
+                work = self._stand_in(name, first)
+            if work is not None:
+                self._open.append(Issued(work, row, in_flight))
+                self._in_flight += in_flight
             return result
 
         return counted
+
+    def _stand_in(self, name: str, tensor: torch.Tensor | None) -> OnStream | InBatch | None:
+        """What tells when a collective has ended that came back without a Work. None: it has."""
+        if name in ("send", "recv"):
+            return InBatch()  # alone, a send has a Work in every backend
+        on = tensor.device if tensor is not None else devices.CPU
+        return None if on.type == "cpu" else OnStream(on)
+
+    def _batch_issued(self, group: dist.ProcessGroup, *device):
+        """In front of `ProcessGroup._end_coalescing`, where the sends of a batch begin together, with one Work."""
+        work = self._end_batch(group, *device)
+        for issued in self._open:
+            if isinstance(issued.work, InBatch) and work is not None:
+                issued.work = work
+        return work
 
     def _axis(self, group: dist.ProcessGroup) -> tuple[str, list[int], int]:
         """What to call the group, its ranks as the world numbers them, and which of them this is."""
         known = self._groups.get(group.group_name)
         if known is None:
             described, members = group.group_desc.removeprefix("mesh_"), dist.get_process_group_ranks(group)
-            if described == "default_pg":
+            if described in ("default_pg", "default"):  # a mesh over all ranks makes the latter where it finds gloo and a GPU
                 described = "world"
             elif described in ("undefined", ""):
                 described = "ranks " + ",".join(map(str, members))
@@ -273,12 +335,10 @@ class Recorder:
                 raise failure
             return ended
         finally:
-            for i, (other, row, size) in enumerate(self._open):
-                if other is work:
-                    self._waited(row, start)
-                    self._in_flight -= size
-                    del self._open[i]
-                    break
+            if awaited := [issued for issued in self._open if issued.work is work]:  # several, of a batch
+                self._waited(awaited[0].row, start)
+                self._in_flight -= sum(issued.size for issued in awaited)
+                self._open = [issued for issued in self._open if issued.work is not work]
 
     def _waited(self, row: Row, start: float) -> None:
         end = time.monotonic()
@@ -288,7 +348,7 @@ class Recorder:
 
     def _wait_tensor(self, keys, tensor):
         start = time.monotonic()
-        waited_for = next((row for work, row, _ in self._open if not work.is_completed()), None)
+        waited_for = next((issued.row for issued in self._open if not issued.work.is_completed()), None)
         result = torch.ops._c10d_functional.wait_tensor.default.redispatch(keys & _BELOW, tensor)
         if waited_for is not None:
             self._waited(waited_for, start)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import copyreg
 import ctypes
+import io
 import multiprocessing
 import os
 import pickle
@@ -30,6 +31,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
+from .. import devices
 from ..theory.hardware import Cluster
 from . import lines, meter, wire
 from .budget import Budget
@@ -47,6 +49,23 @@ class Aborted(BaseException):
     """Raised in the reader's code when the kernel ends the call. Not an Exception: `except Exception` lets it pass."""
 
 
+class _OnCpu(cloudpickle.Pickler):
+    """Sends tensors of a GPU as the CPU's: the kernel may have no GPU, and takes none."""
+
+    def reducer_override(self, x):
+        if isinstance(x, torch.Tensor) and x.device.type == "cuda":
+            there = x.detach().cpu().requires_grad_(x.requires_grad)
+            return (torch.nn.Parameter(there, x.requires_grad) if isinstance(x, torch.nn.Parameter) else there).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return super().reducer_override(x)
+
+
+def _dumps(result) -> bytes:
+    """A call's result, as the kernel will read it."""
+    with io.BytesIO() as file:
+        _OnCpu(file).dump(result)
+        return file.getvalue()
+
+
 class Error(NamedTuple):
     """What went wrong on one rank."""
 
@@ -57,9 +76,15 @@ class Error(NamedTuple):
     cause: str = ""  # 'result' when the code ran and only its result could not be sent
 
     @property
+    def spoils(self) -> bool:
+        """After it the process can use its GPU no more. (Being out of memory is no such error.)"""
+        return self.type == "AcceleratorError" or "CUDA error:" in self.message or "HIP error:" in self.message
+
+    @property
     def follows(self) -> bool:
         """It tells of a connection lost, so the fault lies with another rank."""
-        return re.search(r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout", self.message) is not None
+        return re.search(r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout|"
+                         r"remote process exited|communicator was aborted", self.message) is not None
 
 
 def _shown(x) -> str:
@@ -76,8 +101,7 @@ class Setup(NamedTuple):
 
     rank: int
     size: int
-    backend: str
-    device: str
+    device: str  # 'cpu', or 'cuda' for a GPU to each rank
     folder: str  # private to this world: rendezvous and black boxes
     environ: dict[str, str]
     counted: bool
@@ -143,6 +167,7 @@ class Rank:
 
     def __init__(self, setup: Setup, control):
         self.setup, self.control = setup, control
+        self.device = devices.CPU if setup.device == "cpu" else torch.device(setup.device, setup.rank)
         self.sending = threading.Lock()
         self.jobs: queue.SimpleQueue = queue.SimpleQueue()
         self.running: int | None = None  # number of the call the main thread is in
@@ -160,11 +185,9 @@ class Rank:
         if sys.platform != "win32":
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
         threading.Thread(target=self._listen, daemon=True).start()
-        if self.setup.device != "cpu":
-            torch.cuda.set_device(self.setup.rank)
-        self.names.update(
-            __name__="__main__", torch=torch, dist=dist, rank=self.setup.rank, world_size=self.setup.size,
-            device=torch.device("cpu" if self.setup.device == "cpu" else f"{self.setup.device}:{self.setup.rank}"))
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self.names.update(__name__="__main__", torch=torch, dist=dist, rank=self.setup.rank, world_size=self.setup.size, device=self.device)
         while True:
             kind, number, *details = self.jobs.get()
             if kind == "join":
@@ -184,7 +207,7 @@ class Rank:
             self.recorder.fabric.close()
         os.makedirs(self.setup.folder, exist_ok=True)
         meeting = os.path.join(self.setup.folder, f"meeting-{generation}")
-        dist.init_process_group(self.setup.backend, init_method=f"file://{meeting}", timeout=timedelta(minutes=30),
+        dist.init_process_group(devices.BACKENDS[self.device.type], init_method=f"file://{meeting}", timeout=timedelta(minutes=30),
                                 rank=self.setup.rank, world_size=self.setup.size)
         self.recorder.joined()
         if self.setup.fabric:
@@ -205,6 +228,7 @@ class Rank:
                 with self.budget or nullcontext():
                     value = getattr(self, "_" + kind)(*pickle.loads(payload))
                 self.recorder.finish()
+                devices.synchronize(self.device)  # a collective that hangs there is this call's, not the next one's
             finally:
                 self.running = None  # from here on an interrupt is ignored
         except BaseException as e:  # noqa: BLE001  the reader's code may raise anything, SystemExit included
@@ -221,7 +245,7 @@ class Rank:
             ctypes.CDLL(None).fflush(None)  # what C++ printed waits in a buffer of its own
         if error is None:
             try:
-                return True, cloudpickle.dumps(value), report, dist.is_initialized()
+                return True, _dumps(value), report, dist.is_initialized()
             except BaseException as e:  # noqa: BLE001  the reader's __reduce__ may raise anything too
                 error = self._describe(e)._replace(cause="result", message=f"{type(value).__name__}: {_shown(e)}")
         return False, cloudpickle.dumps(error), report, dist.is_initialized()
@@ -297,6 +321,8 @@ class Rank:
         """End the call: free the main thread from a collective, then from anything else Python can leave."""
         self.aborting = number
         wire.cut()
+        if self.device.type == "cuda":
+            self._free_gpu()
         if self.recorder.fabric:
             self.recorder.fabric.close()
         pause = 0.03  # a collective that was cut raises by itself, with a better line than ours
@@ -305,6 +331,14 @@ class Rank:
             if self.running == number and sys.platform != "win32":
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             pause = 0.1
+
+    @staticmethod
+    def _free_gpu() -> None:
+        """NCCL's collectives wait on the GPU, where there is no connection to cut: abort its communicators, and with them the groups."""
+        try:
+            dist.distributed_c10d._abort_process_group()  # PyTorch has no public one
+        except Exception:  # noqa: BLE001  then the kernel ends this process
+            pass
 
     def _interrupted(self, *_) -> None:
         if self.running is not None and self.aborting == self.running:

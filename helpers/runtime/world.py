@@ -24,6 +24,7 @@ from multiprocessing.connection import wait
 
 import cloudpickle
 
+from .. import devices
 from ..theory.hardware import Cluster
 from . import failure, output, server, worker
 from .clock import Timeline
@@ -33,7 +34,7 @@ from .traffic import Traffic
 
 START_SECONDS = 60  # for the fork server's imports on a slow machine
 ANSWER_SECONDS = 0.2  # for a rank to say where it is
-ABORT_SECONDS = 0.5  # for a rank to leave what it is in; then its process is ended
+ABORT_SECONDS = {"cpu": 0.5, "cuda": 5.0}  # for a rank to leave what it is in; then its process is ended
 STREAM_AFTER = float(os.environ.get("THREE_AXES_STREAM_AFTER", 2))  # seconds before a call shows output while it runs
 
 _OWN = object()  # as a call's timeout: the world's own
@@ -66,11 +67,15 @@ class World:
     (`traffic`); without, collectives run untouched and failures cannot name them. fabric: a cluster whose
     network is emulated, so that each collective takes as long as it would there (see `runtime.fabric`).
     memory: bytes of tensors that each rank may hold; one more is an out-of-memory error (see `runtime.budget`).
-    Ranks talk over gloo on the loopback interface, and over NCCL as well where the
-    machine has a GPU for each.
+
+    Ranks compute on the CPU and talk over gloo on the loopback interface. They see no GPU, so that code which asks
+    for one behaves as on a laptop. gpus=True gives each rank a GPU of its own, `device`, whose tensors travel over NCCL:
+    the operating system does not count those. Results come back on the CPU. A call is over when its GPU has done
+    all that was asked of it, so that a collective that hangs is the call's own, and named. A CUDA error leaves
+    a rank's GPU unusable: then all ranks start afresh, and their variables are gone.
     """
 
-    def __init__(self, n: int = 4, *, timeout: float | None = 30.0, counted: bool = True,
+    def __init__(self, n: int = 4, *, gpus: bool = False, timeout: float | None = 30.0, counted: bool = True,
                  fabric: Cluster | None = None, memory: float | None = None):
         if worker.here:
             raise RuntimeError(f"this is rank {worker.here.setup.rank} already: "
@@ -81,10 +86,16 @@ class World:
             raise ValueError(f"World({n}): the number of ranks is a whole number from 1 to 64, such as World(4)")
         if fabric is not None and not (isinstance(fabric, Cluster) and counted):
             raise TypeError(f"fabric={fabric!r}, counted={counted}: a fabric is a helpers.theory.Cluster, and needs counted=True")
+        if gpus and fabric is not None:
+            raise ValueError("gpus=True and fabric=: an emulated network holds back what gloo sends, not what NCCL does; leave one of the two out")
+        if gpus and n > (there := devices.gpus()):
+            raise ValueError(f"World({n}, gpus=True): each rank needs a GPU of its own, and PyTorch finds {there} that it can use with NCCL. "
+                             + (f"World({there}, gpus=True) takes {'it' if there == 1 else 'them all'}; " if there else "") + f"World({n}) runs on the CPU")
         self.n, self.timeout, self.number, self._counted = n, _seconds(timeout), next(_numbers), counted
         if memory is not None and (isinstance(memory, bool) or not isinstance(memory, (int, float)) or not memory > 0):
             raise ValueError(f"memory={memory!r}: give the bytes of tensors that each rank may hold, such as 50e6, or None for no limit")
         self.fabric, self.memory = fabric, memory
+        self.gpus, self._device = gpus, "cuda" if gpus else "cpu"
         self.traffic: Traffic | None = None  # of the last run() or cell
         self.timeline: Timeline | None = None  # of the same
         self._calls = itertools.count(1)
@@ -167,19 +178,19 @@ class World:
             return f"World({self.n}), closed"
         pids = ", ".join(map(str, self.pids))
         on = "" if self.fabric is None else f" on an emulated network ({self.fabric.name}, {self.fabric.node} ranks to a node)"
-        return f"World({self.n}): {self.n} ranks over {self._backend}{on}, processes {pids}"
+        over = "NCCL, a GPU each" if self.gpus else "gloo"
+        return f"World({self.n}): {self.n} ranks over {over}{on}, processes {pids}"
 
     def _start(self) -> None:
         """Fresh processes in a fresh group."""
-        import torch
-        cuda = torch.cuda.is_available() and torch.cuda.device_count() >= self.n
-        self._backend, device = ("cpu:gloo,cuda:nccl", "cuda") if cuda else ("gloo", "cpu")
         environ = dict(os.environ, GLOO_SOCKET_IFNAME="lo" if sys.platform == "linux" else "lo0")
+        if not self.gpus:
+            environ |= devices.NO_GPUS
         os.makedirs(self._folder, exist_ok=True)
         captured = [output.Captured() for _ in range(self.n)]
         try:
             for r in range(self.n):
-                self._ranks.add(worker.Setup(r, self.n, self._backend, device, self._folder, environ, self._counted, self.fabric, self.memory))
+                self._ranks.add(worker.Setup(r, self.n, self._device, self._folder, environ, self._counted, self.fabric, self.memory))
             formed = self._join(START_SECONDS, captured)
         except BaseException:
             self.close()
@@ -421,12 +432,13 @@ class World:
         freed = {}
         if busy and not self._dead():
             self._send("abort", number, to=busy)
-            freed = self._collect_rest(number, {r: () for r in range(self.n) if r not in busy}, ABORT_SECONDS, captured)
+            freed = self._collect_rest(number, {r: () for r in range(self.n) if r not in busy}, ABORT_SECONDS[self._device], captured)
         for r in self._dead():
             if seen and seen[r].exit is None:  # it died of being freed, or while it was asked
                 seen[r].exit = self._ranks.processes[r].exitcode
                 seen[r].said = str(captured[r]) if captured else ""
-        self._lost = len(freed) < len(busy) or bool(self._dead()) or not self._join(5)
+        spoilt = seen and any(s.error and s.error.spoils for s in seen)
+        self._lost = spoilt or len(freed) < len(busy) or bool(self._dead()) or not self._join(5)
         if self._lost:
             self._restart()
             return FRESH

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -56,9 +57,10 @@ def measured_states(world: World, kind: str) -> tuple[dict[str, int], Traffic]:
             optimizer = torch.optim.AdamW(wrapped.parameters())
             step = lambda: optimizer.step()
         elif kind == "FSDP":
+            mesh = init_device_mesh("cpu", (d,), mesh_dim_names=("dp",))
             for block in model.blocks:
-                fully_shard(block)
-            wrapped = fully_shard(model)
+                fully_shard(block, mesh=mesh)
+            wrapped = fully_shard(model, mesh=mesh)
             optimizer = torch.optim.AdamW(model.parameters())
             step = lambda: optimizer.step()
         else:

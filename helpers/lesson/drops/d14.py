@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ... import toy, train
-from ...runtime import memory
+from ... import devices, toy, train
+from ...runtime import memory, worker
 from ...runtime.trace import Trace, beyond, expected, layer_bytes, root_bytes, trace
 from ...runtime.world import World
 from ...table import Table, human
@@ -82,9 +82,9 @@ def memory_against_theory(found: Trace) -> Table:
 # -- the small model, trained --------------------------------------------------------------------
 
 def world_here() -> World:
-    """A rank for each GPU where there are two or more, one rank on a single GPU, else eight ranks on the CPU."""
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return World(next((n for n in (8, 4, 2, 1) if n <= there), 8), timeout=300)
+    """A rank on each of 8, 4, 2 or 1 GPUs, as many as there are, else eight ranks on the CPU."""
+    n = next((n for n in (8, 4, 2, 1) if n <= devices.gpus()), None)
+    return World(n, gpus=True, timeout=300) if n else World(8, timeout=300)
 
 
 def layout_here(ranks: int) -> dict[str, int]:
@@ -138,7 +138,7 @@ def train_on(world: World, config: Config) -> str:
     """Train on the ranks of a world until `config.steps`, from the last checkpoint in `config.out` if there is one. Returns what was said."""
     def run(config):
         said: list[str] = []
-        done = train.train(config, said.append).number
+        done = train.train(config, worker.here.device, said.append).number
         return " ".join([*said, f"{done} steps are done."])
     with losses_live(Path(config.out)):
         return world.run(run, config)[0]
@@ -165,32 +165,36 @@ def three_ways(world: World, config: Config) -> Table:
 def speeds(world: World, config: Config) -> Table:
     """Tokens per second of the run in `config.out`, beside what this machine could do if matrix products were all there is."""
     seconds = statistics.median(line["seconds"] for line in train.read_metrics(Path(config.out))[5:])
-    devices = world.n if train.a_gpu_each(world.n) else min(world.n, os.cpu_count() or 1)
-    flops = world.run(_product_speed)[0] * devices
+    count = world.n if world.gpus else min(world.n, os.cpu_count() or 1)
+    flops = world.run(_product_speed)[0] * count
     tokens = config.batch * config.seq_len
     bound = flops / config.shape.flops_per_token(config.seq_len)
     return Table(["tokens/s", "", "share"], [["predicted from FLOPs alone", f"{bound:,.0f}", "100%"], ["measured", f"{tokens / seconds:,.0f}", f"{tokens / seconds / bound:.1%}"]],
-                 title=f"{config.layout}: {flops / 1e9:,.0f} GFLOP/s of {devices} device{'s' * (devices > 1)}, {config.shape.flops_per_token(config.seq_len) / 1e6:.1f} MFLOP a token")
+                 title=f"{config.layout}: {flops / 1e9:,.0f} GFLOP/s of {count} device{'s' * (count > 1)}, {config.shape.flops_per_token(config.seq_len) / 1e6:.1f} MFLOP a token")
 
 
 def _product_speed() -> float:
-    """FLOP/s of a large matrix product on rank 0, while the others wait."""
-    device = "cuda" if train.a_gpu_each() else "cpu"
-    speed = 0.0
-    if dist.get_rank() == 0:
-        a = torch.randn(1024, 1024, device=device)
-        for _ in range(5):
-            start = time.perf_counter()
-            (a @ a)[0, 0].item()
-            speed = max(speed, 2 * 1024**3 / (time.perf_counter() - start))
+    """FLOP/s of a float32 matrix product on rank 0, while the others wait. It is made large enough to take 10 ms."""
+    device, n, seconds = worker.here.device, 512, 0.0
+    while dist.get_rank() == 0 and seconds < 0.01:
+        n *= 2
+        a = torch.randn(n, n, device=device)
+        seconds = min(_seconds_of(lambda: a @ a, device) for _ in range(5))
     dist.barrier()
-    return speed
+    return 2 * n**3 / seconds if seconds else 0.0
+
+
+def _seconds_of(work, device) -> float:
+    devices.synchronize(device)
+    start = time.perf_counter()
+    work()
+    devices.synchronize(device)
+    return time.perf_counter() - start
 
 
 def _second_step(config: Config) -> tuple[Config, int]:
     """On a rank: two steps, of which the second is counted. The configuration with its zeros filled in, and bytes of weights and Adam's state."""
-    from ...runtime import worker
-    trainer = train.Trainer(config)
+    trainer = train.Trainer(config, worker.here.device)
     trainer.step()
     dist.barrier()
     worker.here.recorder.start()
@@ -237,7 +241,7 @@ def _accelerator():
     """FSDP2 over all ranks, block by block; on CPU ranks, which accelerate does not shard over, data parallelism."""
     from accelerate import Accelerator, PartialState
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, ParallelismConfig
-    here = PartialState(cpu=not train.a_gpu_each())
+    here = PartialState(cpu=worker.here.device.type == "cpu")
     if here.distributed_type != DistributedType.MULTI_GPU or here.num_processes == 1:
         return Accelerator()
     by_block = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"])
@@ -275,13 +279,19 @@ def with_accelerate(config: Config, steps: int) -> list[float]:
     return [training.step() for _ in range(steps)]
 
 
-def hello() -> str:
-    """On a process of either launcher: join the group if nobody has, and say so together with the others."""
+def hello() -> None:
+    """On a process of either launcher: join the group if nobody has, and say so together with the others.
+
+    On Colab accelerate starts no processes for fewer than two GPUs: it calls this in the kernel, where there is no group.
+    """
     torch.set_num_threads(1)  # a process forked from a kernel that has multiplied matrices hangs with more
     if not dist.is_initialized():
         os.environ |= {"OMP_NUM_THREADS": "1"}
         from accelerate import PartialState
         PartialState(cpu=True)
+    if not dist.is_initialized():
+        print(f"called in the kernel itself, process {os.getpid()}: no ranks were started")
+        return
     one = torch.ones(1)
     dist.all_reduce(one)
     print(f"rank {dist.get_rank()} of {one.item():.0f}, process {os.getpid()}")

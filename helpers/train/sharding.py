@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -15,17 +14,15 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, PrepareModuleOutput, RowwiseParallel,
                                                SequenceParallel, parallelize_module)
 
-from . import toy
-
-if TYPE_CHECKING:
-    from .train import Config
+from .. import devices, toy
+from .config import Config
 
 
 def mesh_of(config: Config, device: str) -> DeviceMesh:
     """The ranks as a box: tp innermost, where links are fastest, then the shards, the replicas, the stages."""
     mesh = init_device_mesh(device, (config.pp, config.dp // config.shard, config.shard, config.tp), mesh_dim_names=("pp", "replicate", "shard", "tp"))
     for group in mesh.get_all_groups():  # a group that is made later does not take over the first one's timeout
-        _set_pg_timeout(timedelta(seconds=config.timeout), group)
+        _set_pg_timeout(timedelta(seconds=config.timeout * devices.PATIENCE[device]), group)
     return mesh
 
 

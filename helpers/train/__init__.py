@@ -1,0 +1,34 @@
+"""Train the 4-layer model for real, sharded by (dp, tp, pp), on whatever is there: CPUs over gloo, GPUs over NCCL.
+
+    python -m helpers.train                                                          one process: the twin
+    torchrun --nproc-per-node 8 -m helpers.train --dp 2 --tp 2 --pp 2                 eight on one machine
+    accelerate launch --multi_gpu --num_processes 8 -m helpers.train --dp 2 --tp 2 --pp 2
+
+On several machines, run the same on each of them (two of four ranks here), where HOST is the name of one of them:
+
+    torchrun --nnodes 1:2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+             --max-restarts 3 -m helpers.train --tp 2 --pp 2 --out /shared/run
+
+dp is left to what is there, so when the machine other than HOST is lost, torchrun starts again on one, and the run goes on
+from its last checkpoint with half the data parallelism. HOST itself keeps the list of who is there: without it, start again.
+
+What splits what:
+
+    dp   FSDP2 (`fully_shard`): examples, weights, gradients and optimizer state. `--shard 2` of `--dp 8` keeps 4 replicas
+         of 2 shards each; `--shard 1` is plain data parallelism
+    tp   DTensor (`parallelize_module`): the matrices of every block; `--sp` also what lies between them
+    pp   `torch.distributed.pipelining`: the blocks; `--schedule 1F1B` or `GPipe`
+
+Every layout computes the twin's step: same text, same batch, same weights. The batch of step k depends on the seed
+and on k alone, so a run may go on under another layout. Text is bytes, by default this course's own prose.
+
+With `--out run` it writes run/metrics.jsonl, a line for each step, and every `--every` steps a checkpoint
+(see `helpers.train.checkpoint`). Started again with the same `--out` it goes on from the last complete one, and says so.
+`--sample "The "` afterwards lets the trained model write, in one process.
+"""
+
+from . import checkpoint  # noqa: F401
+from .config import Config  # noqa: F401
+from .data import batch_of, read_text  # noqa: F401
+from .run import read_metrics, sample, train, write  # noqa: F401
+from .trainer import Trainer, learning_rate, loss_of  # noqa: F401

@@ -1,0 +1,105 @@
+"""A whole run: from the last checkpoint to the last step, its metrics, and what the trained model writes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from .. import devices, toy
+from . import checkpoint
+from .config import Config
+from .trainer import Trainer
+
+
+def train(config: Config, device: torch.device = devices.CPU, say: Callable[[str], None] = lambda line: None,
+          watched: Callable[[], AbstractContextManager] = nullcontext) -> Trainer:
+    """A whole run on this rank.
+
+    device: see `Trainer`. say: gets a line when something happens that one should know. watched: makes the block in
+    which each step runs. Raises ValueError for a configuration, a text, a folder or a checkpoint that will not do, and where the loss is no number any more.
+    """
+    trainer = Trainer(config, device)
+    config, chief = trainer.config, dist.get_rank() == 0
+    run = Path(config.out) if config.out else None
+    if run:  # on every rank, so that all of them end where it cannot be
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise ValueError(f"{run} cannot be the run's folder: {e.strerror}") from None
+    if run and (found := checkpoint.complete(run)):
+        layout = trainer.resume(found[-1])
+        say(f"going on from {found[-1].name}, the last complete checkpoint (written under {layout})")
+    if chief and run:
+        keep_metrics(run, trainer.number)
+    bar = tqdm(total=config.steps, initial=trainer.number, unit="step", disable=None if chief else True)
+    with bar, open(run / "metrics.jsonl", "a") if chief and run else open(os.devnull, "w") as metrics:
+        unsaved = None
+        while not trainer.done:
+            start = time.perf_counter()
+            with watched():
+                line = trainer.step()
+            if not (math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"])):
+                raise ValueError(f"step {trainer.number} has a loss of {line['loss']} and a gradient norm of {line['grad_norm']}, so training has ended; "
+                                 "nothing was saved after it. Take a smaller lr")
+            line |= {"seconds": time.perf_counter() - start}
+            line |= {"tokens_per_second": config.batch * config.seq_len / line["seconds"]}
+            print(json.dumps(line), file=metrics, flush=True)
+            bar.update()
+            bar.set_postfix(loss=f"{line['loss']:.3f}")
+            if run and (trainer.number % config.every == 0 or trainer.done):
+                try:
+                    trainer.save()
+                    unsaved = None
+                except checkpoint.SaveFailed as e:
+                    unsaved = e
+                    say(f"{e}; training goes on, and the checkpoints before it are untouched")
+    if unsaved:
+        raise ValueError(f"training has ended, but its last checkpoint is missing: {unsaved}")
+    return trainer
+
+
+def keep_metrics(run: Path, step: int) -> None:
+    """Drop the lines of steps that a resumed run will do again, and one that was cut short."""
+    file = run / "metrics.jsonl"
+    kept = [line for line in read_metrics(run) if line["step"] <= step]
+    file.write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+
+def read_metrics(run: Path) -> list[dict]:
+    """The lines of a run's metrics, without one that is not yet whole."""
+    found = []
+    for line in (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else ():
+        try:
+            metrics = json.loads(line)
+            metrics["step"]
+        except (ValueError, TypeError, KeyError):
+            break
+        found.append(metrics)
+    return found
+
+
+def sample(run: Path, prompt: str = "The ", length: int = 200, seed: int = 0) -> str:
+    """What the model of the last complete checkpoint writes after `prompt`, in one process. Raises ValueError."""
+    if not (found := checkpoint.complete(run)):
+        raise ValueError(f"{run} has no complete checkpoint yet")
+    sizes = checkpoint.read_about(found[-1])["model"]
+    return write(checkpoint.load_weights(found[-1], toy.ToyTransformer(**sizes)), prompt, length, seed)
+
+
+@torch.no_grad()
+def write(model: toy.ToyTransformer, prompt: str, length: int, seed: int = 0) -> str:
+    """`prompt`, and `length` bytes that the model puts behind it."""
+    said, chance = list(prompt.encode()) or [10], torch.Generator().manual_seed(seed)
+    for _ in range(length):
+        scores = model(torch.tensor([said[-model.seq_len:]]))[0, -1]
+        said.append(torch.multinomial((scores / 0.7).softmax(-1), 1, generator=chance).item())
+    return bytes(said).decode(errors="replace")

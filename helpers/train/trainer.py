@@ -1,0 +1,127 @@
+"""One rank's share of a run: the split model, its optimizer, and a step."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+
+from .. import devices, toy
+from . import checkpoint
+from .config import SCHEDULES, Config
+from .data import batch_of, read_text
+from .sharding import mesh_of, shard_model, stage_of
+
+
+def loss_of(scores, targets):
+    """Mean cross-entropy, in float32 at least."""
+    return toy.loss_of(scores.float() if scores.dtype == torch.bfloat16 else scores, targets)
+
+
+class Trainer:
+    """This rank's share of a run: `step()` until `done`, `save()` and `resume()` in between. Needs a process group.
+
+    device: this rank's own; the group must carry its tensors. `number` counts the steps done.
+    Raises ValueError for a configuration that cannot be.
+    """
+
+    def __init__(self, config: Config, device: torch.device = devices.CPU):
+        self.config = config = config.checked(dist.get_world_size())
+        self.device = device
+        torch.backends.cuda.matmul.allow_tf32 = False  # its ten bits would part a layout from the twin
+        self.text = read_text(config.text)
+        batch_of(self.text, 0, config)  # is there enough of it?
+        self.mesh = mesh_of(config, self.device.type)
+        self.stage_number, self.data_rank = self.mesh.get_local_rank("pp"), self.mesh.get_local_rank("replicate") * config.shard + self.mesh.get_local_rank("shard")
+        self.model = shard_model(stage_of(config, self.stage_number).to(self.device), config, self.mesh)
+        self.optimizer = torch.optim.AdamW(self._groups(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
+        self.microbatches = config.batch // config.dp // config.microbatch
+        self.number = 0
+        if config.pp > 1:
+            stage = PipelineStage(self.model, self.stage_number, config.pp, self.device, group=self.mesh.get_group("pp"))
+            self.pipeline = SCHEDULES[config.schedule](stage, self.microbatches, loss_fn=loss_of)
+
+    def _groups(self) -> list[dict]:
+        """Parameters that are split over the same axes together: AdamW takes each group in one go, and cannot mix meshes."""
+        groups: dict[tuple, list] = {}
+        for p in self.model.parameters():
+            groups.setdefault(p.device_mesh.mesh_dim_names, []).append(p)
+        return [{"params": group} for group in groups.values()]
+
+    @property
+    def done(self) -> bool:
+        return self.number >= self.config.steps
+
+    def step(self) -> dict:
+        """One step. Returns its step number, loss, gradient norm before clipping, and learning rate, the same on every rank."""
+        c = self.config
+        whole = batch_of(self.text, self.number, c)
+        tokens, targets = (each.chunk(c.dp)[self.data_rank].to(self.device) for each in whole)
+        loss = self._forward_backward(tokens, targets)
+        # What every rank must know goes in one all-reduce of two numbers.
+        sums = torch.stack([loss / (c.dp * c.tp), self._my_squares()]).double()
+        dist.all_reduce(sums)
+        loss, norm = sums[0].item(), sums[1].sqrt().item()
+        for p in self.model.parameters():
+            p.grad.to_local().mul_(min(1.0, c.clip / (norm + 1e-6)))
+        rate = learning_rate(self.number, c)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.number += 1
+        return {"step": self.number, "loss": loss, "grad_norm": norm, "lr": rate}
+
+    def _forward_backward(self, tokens, targets):
+        """The mean loss of this rank's share, 0 where another stage knows it."""
+        if self.config.pp == 1:
+            total = 0.0
+            for i, (x, y) in enumerate(zip(tokens.chunk(self.microbatches), targets.chunk(self.microbatches))):
+                self.model.set_requires_gradient_sync(i == self.microbatches - 1)  # gradients add up here, and travel once
+                loss = loss_of(self.model(x), y) / self.microbatches
+                loss.backward()
+                total = total + loss.detach()
+            return total
+        losses: list[torch.Tensor] = []
+        last = self.stage_number == self.config.pp - 1
+        self.pipeline.step(*([tokens] if self.stage_number == 0 else []), target=targets if last else None, losses=losses)
+        return torch.stack(losses).detach().mean() if last else torch.zeros((), device=self.device)
+
+    def _my_squares(self):
+        """The squares of this rank's gradients, summed; what c ranks hold alike counts 1/c on each, so that all ranks' sum is the model's."""
+        squares = 0.0
+        for p in self.model.parameters():
+            shards = math.prod(p.device_mesh.size(i) for i, place in enumerate(p.placements) if not place.is_replicate())
+            copies = self.config.dp * self.config.tp / shards
+            squares = squares + p.grad.to_local().square().sum() / copies
+        return squares
+
+    # -- checkpoints
+
+    def save(self) -> Path:
+        """Write a checkpoint. Raises `checkpoint.SaveFailed`."""
+        return checkpoint.save(Path(self.config.out), self.number, self.model, self.optimizer, {"model": self.sizes, "layout": self.config.layout})
+
+    def resume(self, folder: Path) -> str:
+        """Go on from a checkpoint, of whatever layout. Returns which layout wrote it. Raises ValueError."""
+        about = checkpoint.read_about(folder)
+        if about["model"] != self.sizes:
+            raise ValueError(f"{folder} holds a model of {about['model']}, this run wants {self.sizes}; give the same sizes, or another --out")
+        checkpoint.load(folder, self.model, self.optimizer)
+        self.number = about["step"]
+        return about["layout"]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: getattr(self.config, name) for name in ("hidden", "heads", "layers", "seq_len")}
+
+
+def learning_rate(step: int, config: Config) -> float:
+    """Up in a straight line for `warmup` steps, then down a half cosine to a tenth at the last step."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    share = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return config.lr * (0.55 + 0.45 * math.cos(math.pi * min(1.0, share)))
