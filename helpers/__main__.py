@@ -1,9 +1,10 @@
-"""Size a cluster from the command line, without torch and without a GPU.
+"""Size a cluster from the command line, without torch and without a GPU; and check the machine that the course runs on.
 
     python -m helpers plan llama-3-70b --gpus 64 --cluster dgx-h100 --batch 128 --seq 8192
     python -m helpers memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1 --batch 128 --seq 8192
     python -m helpers bytes llama-3-8b --dp 8 --tp 2 --batch 64 --seq 4096
     python -m helpers bubble --pp 4 --microbatches 8 --schedule 1F1B
+    python -m helpers doctor
 
 A model is a name, or a JSON file: the config.json of a dense decoder on Hugging Face will do. A cluster is a name, or a JSON
 file with a device and the speeds of its links. `--json` prints the same for other programs.
@@ -86,7 +87,10 @@ def run_bubble(args) -> tuple[str, dict]:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m helpers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = top.add_subparsers(dest="command", required=True, metavar="plan, memory, bytes or bubble")
+    commands = top.add_subparsers(dest="command", required=True, metavar="plan, memory, bytes, bubble or doctor")
+    doctor = commands.add_parser("doctor", help="check this machine, its GPUs and its launchers")
+    doctor.add_argument("checks", nargs="*", type=int, metavar="NUMBER", help="which of the fourteen; all if none is given")
+    doctor.add_argument("--meet", default="", metavar="HOST", help="for the thirteenth: run it on two machines at once, HOST being the name of one of them")
     for name, run, help in (("plan", run_plan, "rank all layouts"), ("memory", run_memory, "time and memory of one layout"),
                             ("bytes", run_bytes, "what each GPU sends in a step"), ("bubble", run_bubble, "a pipeline schedule")):
         sub = commands.add_parser(name, help=help)
@@ -123,6 +127,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
+        if args.command == "doctor":
+            from .doctor import examine  # the one command that needs torch
+            return 0 if examine(args.checks, args.meet, lambda line: print(line, flush=True)) else 1
         text, data = args.run(args)
     except ValueError as e:
         print(f"{e}", file=sys.stderr)

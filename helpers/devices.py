@@ -12,8 +12,14 @@ import torch.distributed as dist
 
 CPU = torch.device("cpu")
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # type of device -> what init_process_group is given
-PATIENCE = {"cpu": 1, "cuda": 2}  # a group's timeout, in those after which we give up: NCCL's watchdog would kill the process first
-NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}  # environment of a process that shall see none
+PATIENCE = {
+    "cpu": 1,
+    "cuda": 2,
+}  # a group's timeout, in those after which we give up: NCCL's watchdog would kill the process first
+NO_GPUS = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "HIP_VISIBLE_DEVICES": "-1",
+}  # environment of a process that shall see none
 
 
 def gpus() -> int:

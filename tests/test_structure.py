@@ -14,7 +14,7 @@ HELPERS = ROOT / "helpers"
 # What each part may import of the others. `toy` is read by learners: it stands alone.
 MAY = {"table": set(), "theory": {"table"}, "toy": set(), "devices": set(), "runtime": {"theory", "table", "devices"},
        "train": {"theory", "toy", "devices"}, "lesson": {"theory", "runtime", "toy", "table", "devices", "train"},
-       "__main__": {"theory", "table"}}
+       "doctor": {"devices", "lesson", "runtime", "toy", "train"}, "__main__": {"theory", "table", "doctor"}}
 
 
 def imports(file: Path) -> set[str]:

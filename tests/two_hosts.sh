@@ -12,8 +12,8 @@ ip link add here type veth peer name there netns $far
 ip addr add 10.77.0.1/24 dev here; ip link set here up
 nsenter --net=/proc/$far/ns/net sh -c 'ip link set lo up; ip addr add 10.77.0.2/24 dev there; ip link set there up'
 
-FIRST=1 HOST=10.77.0.1 GLOO_SOCKET_IFNAME=here "$@" > "$logs/host0" 2>&1 & first=$!
-FIRST=0 HOST=10.77.0.2 GLOO_SOCKET_IFNAME=there nsenter --net=/proc/$far/ns/net "$@" > "$logs/host1" 2>&1 & second=$!
+FIRST=1 HOST=10.77.0.1 "$@" > "$logs/host0" 2>&1 & first=$!
+FIRST=0 HOST=10.77.0.2 nsenter --net=/proc/$far/ns/net "$@" > "$logs/host1" 2>&1 & second=$!
 if [ "$lose" != - ]; then
   until [ -e "$lose" ]; do sleep 0.1; done
   sleep 2

@@ -1,14 +1,20 @@
-"""The processes of one world, the pipes to them, and how they end."""
+"""The processes of one world, what they are told and answer, and how they end."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing.process
 import os
+import pickle
 import shutil
+import threading
+import time
+from multiprocessing.connection import wait
 
-from . import server, worker
+from . import output, server, worker
 from .meter import BOX_BYTES
+
+START_SECONDS = 60  # for the fork server's imports on a slow machine
 
 
 class Processes:
@@ -17,6 +23,7 @@ class Processes:
     def __init__(self, folder: str):
         self.folder, self.owner = folder, os.getpid()
         self.processes, self.controls, self.outputs, self.leashes = [], [], [], []
+        self.midway = False  # a message is being sent or read
 
     def add(self, setup: worker.Setup) -> None:
         server.warm()
@@ -56,6 +63,94 @@ class Processes:
                 return json.loads(f.read(BOX_BYTES).rstrip(b"\0"))
         except (OSError, ValueError):
             return None
+
+    # -- messages --------------------------------------------------------------------
+
+    def tell(self, *message, to=None, seconds: float | None = START_SECONDS) -> list[int]:
+        """Tell ranks something. One that does not take it within `seconds` is ended, for it cannot be spoken to any more; returns those."""
+        data = pickle.dumps(message)
+        members = range(len(self.processes)) if to is None else to
+        if len(data) < 1 << 14:  # fits into the pipe, whatever the rank is doing
+            for r in members:
+                self._deliver(r, data)
+            return []
+        self.midway = True
+        threads = {r: threading.Thread(target=self._deliver, args=(r, data), daemon=True) for r in members}
+        for thread in threads.values():
+            thread.start()
+        deadline = None if seconds is None else time.monotonic() + seconds
+        slow = []
+        for r, thread in threads.items():
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                self.processes[r].kill()
+                thread.join()
+                slow.append(r)
+        self.midway = False
+        return slow
+
+    def _deliver(self, rank: int, data: bytes) -> None:
+        try:
+            self.controls[rank].send_bytes(data)
+        except OSError:
+            pass  # it is gone, as its closed pipe will say
+
+    def collect(self, kind: str, number: int, members, seconds: float | None,
+                 captured=None, view=None, late: tuple[int, dict] | None = None) -> dict[int, tuple]:
+        """Wait for the answers `kind` to call `number`, and read the ranks' output meanwhile.
+
+        Returns early, with fewer answers, when one says that its rank failed, when a process ends,
+        or after `seconds`. `captured` takes the output. late: (an earlier call, where its answers go that come now).
+        """
+        captured = captured or [output.Captured() for _ in range(len(self.processes))]
+        answers: dict[int, tuple] = {}
+        progress: dict[int, tuple] = {}
+        deadline = None if seconds is None else time.monotonic() + seconds
+        of_control = {self.controls[r]: r for r in members}
+        of_output = {self.outputs[r]: r for r in members}
+        of_end = {self.processes[r].sentinel: r for r in members}
+        while len(answers) < len(members):
+            left = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
+            if left <= 0:
+                break
+            ready = wait([*of_control, *of_output, *of_end], left)
+            ended = False
+            for item in ready:
+                if item in of_output:
+                    if not output.drain(item.fileno(), captured[of_output[item]]):
+                        del of_output[item]
+                elif item in of_control:
+                    r = of_control[item]
+                    try:
+                        self.midway = True
+                        answer, its_number, *rest = pickle.loads(item.recv_bytes())
+                        self.midway = False
+                    except (EOFError, OSError):
+                        self.midway = False
+                        wait([self.processes[r].sentinel], 1)  # its pipe closes before its end is known
+                        del of_control[item]
+                        ended = True
+                        continue
+                    if late and answer == "done" and its_number == late[0]:
+                        late[1][r] = tuple(rest)
+                    if its_number != number:
+                        continue  # from a call that was given up
+                    if answer == "progress":
+                        progress[r] = tuple(rest)
+                    elif answer == kind:
+                        answers[r] = tuple(rest)
+                        ended |= kind == "done" and not rest[0]
+                else:
+                    ended = True
+            if view:
+                view.tick(progress, len(self.processes))
+            if ended:
+                break
+        for r in members:  # all that was printed before the answer is in the pipe by now
+            output.drain(self.outputs[r].fileno(), captured[r])
+        return answers
+
+    # -- the end ---------------------------------------------------------------------
 
     def end(self, folder: bool = False) -> None:
         """Kill the processes and close the pipes. Killing is safe: ranks own nothing that outlives them."""

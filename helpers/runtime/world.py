@@ -29,10 +29,9 @@ from ..theory.hardware import Cluster
 from . import failure, output, server, worker
 from .clock import Timeline
 from .failure import RankError, RanksInterrupted, Seen
-from .processes import Processes
+from .processes import START_SECONDS, Processes
 from .traffic import Traffic
 
-START_SECONDS = 60  # for the fork server's imports on a slow machine
 ANSWER_SECONDS = 0.2  # for a rank to say where it is
 ABORT_SECONDS = {"cpu": 0.5, "cuda": 5.0}  # for a rank to leave what it is in; then its process is ended
 STREAM_AFTER = float(os.environ.get("THREE_AXES_STREAM_AFTER", 2))  # seconds before a call shows output while it runs
@@ -52,6 +51,14 @@ def _seconds(timeout: float | None) -> float | None:
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
         raise ValueError(f"timeout={timeout!r}: give a positive number of seconds, or None for no limit")
     return timeout
+
+
+def _no_gpus_for(n: int) -> str:
+    """Why n ranks cannot have a GPU each; '' if they can."""
+    there = devices.gpus()
+    those = f"World({there}, gpus=True) takes {'it' if there == 1 else 'them all'}; " if there else ""
+    return "" if n <= there else (f"World({n}, gpus=True): each rank needs a GPU of its own, and PyTorch finds {there} that it can use "
+                                  f"with NCCL. {those}World({n}) runs on the CPU")
 
 
 def latest() -> World | None:
@@ -88,9 +95,8 @@ class World:
             raise TypeError(f"fabric={fabric!r}, counted={counted}: a fabric is a helpers.theory.Cluster, and needs counted=True")
         if gpus and fabric is not None:
             raise ValueError("gpus=True and fabric=: an emulated network holds back what gloo sends, not what NCCL does; leave one of the two out")
-        if gpus and n > (there := devices.gpus()):
-            raise ValueError(f"World({n}, gpus=True): each rank needs a GPU of its own, and PyTorch finds {there} that it can use with NCCL. "
-                             + (f"World({there}, gpus=True) takes {'it' if there == 1 else 'them all'}; " if there else "") + f"World({n}) runs on the CPU")
+        if gpus and (refusal := _no_gpus_for(n)):
+            raise ValueError(refusal)
         self.n, self.timeout, self.number, self._counted = n, _seconds(timeout), next(_numbers), counted
         if memory is not None and (isinstance(memory, bool) or not isinstance(memory, (int, float)) or not memory > 0):
             raise ValueError(f"memory={memory!r}: give the bytes of tensors that each rank may hold, such as 50e6, or None for no limit")
@@ -101,7 +107,6 @@ class World:
         self._calls = itertools.count(1)
         self._generation = 0
         self._broken = False  # a call was left in a way that only fresh ranks can mend
-        self._midway = False  # a message is being sent or read
         self._lock = threading.Lock()
         self._folder = tempfile.mkdtemp(prefix="three-axes-")
         self._ranks = Processes(self._folder)
@@ -204,8 +209,8 @@ class World:
         """Have every rank form the group anew. False if one did not."""
         self._generation += 1
         number = next(self._calls)
-        self._send("join", number, self._generation)
-        joined = self._collect("joined", number, range(self.n), seconds, captured)
+        self._ranks.tell("join", number, self._generation)
+        joined = self._ranks.collect("joined", number, range(self.n), seconds, captured)
         return len(joined) == self.n
 
     def _dead(self) -> list[int]:
@@ -237,10 +242,10 @@ class World:
         try:
             self._broken = True  # until it has ended in good order
             arguments = pickle.dumps(details)
-            if slow := self._send(kind, number, arguments, sys.path, seconds=timeout):
+            if slow := self._ranks.tell(kind, number, arguments, sys.path, seconds=timeout):
                 self._restart()
                 raise RankError(failure.not_taken(slow, self.n, len(arguments), timeout, FRESH), "timeout", slow, False, [Seen() for _ in range(self.n)])
-            done = self._collect("done", number, range(self.n), timeout, captured, view)
+            done = self._ranks.collect("done", number, range(self.n), timeout, captured, view)
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
             trouble = self._fail(number, done, captured, timeout) if failed else None
             self._broken = False
@@ -275,90 +280,6 @@ class World:
         if not self.is_open:
             raise RuntimeError(f"this World({self.n}) is closed; make a new one with World({self.n})")
 
-    def _send(self, *message, to=None, seconds: float | None = START_SECONDS) -> list[int]:
-        """Tell ranks something. One that does not take it within `seconds` is ended, for it cannot be spoken to any more; returns those."""
-        data = pickle.dumps(message)
-        members = range(self.n) if to is None else to
-        if len(data) < 1 << 14:  # fits into the pipe, whatever the rank is doing
-            for r in members:
-                self._deliver(r, data)
-            return []
-        self._midway = True
-        threads = {r: threading.Thread(target=self._deliver, args=(r, data), daemon=True) for r in members}
-        for thread in threads.values():
-            thread.start()
-        deadline = None if seconds is None else time.monotonic() + seconds
-        slow = []
-        for r, thread in threads.items():
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                self._ranks.processes[r].kill()
-                thread.join()
-                slow.append(r)
-        self._midway = False
-        return slow
-
-    def _deliver(self, rank: int, data: bytes) -> None:
-        try:
-            self._ranks.controls[rank].send_bytes(data)
-        except OSError:
-            pass  # it is gone, as its closed pipe will say
-
-    def _collect(self, kind: str, number: int, members, seconds: float | None,
-                 captured=None, view=None, late: tuple[int, dict] | None = None) -> dict[int, tuple]:
-        """Wait for the answers `kind` to call `number`, and read the ranks' output meanwhile.
-
-        Returns early, with fewer answers, when one says that its rank failed, when a process ends,
-        or after `seconds`. `captured` takes the output. late: (an earlier call, where its answers go that come now).
-        """
-        captured = captured or [output.Captured() for _ in range(self.n)]
-        answers: dict[int, tuple] = {}
-        progress: dict[int, tuple] = {}
-        deadline = None if seconds is None else time.monotonic() + seconds
-        of_control = {self._ranks.controls[r]: r for r in members}
-        of_output = {self._ranks.outputs[r]: r for r in members}
-        of_end = {self._ranks.processes[r].sentinel: r for r in members}
-        while len(answers) < len(members):
-            left = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
-            if left <= 0:
-                break
-            ready = wait([*of_control, *of_output, *of_end], left)
-            ended = False
-            for item in ready:
-                if item in of_output:
-                    if not output.drain(item.fileno(), captured[of_output[item]]):
-                        del of_output[item]
-                elif item in of_control:
-                    r = of_control[item]
-                    try:
-                        self._midway = True
-                        answer, its_number, *rest = pickle.loads(item.recv_bytes())
-                        self._midway = False
-                    except (EOFError, OSError):
-                        self._midway = False
-                        wait([self._ranks.processes[r].sentinel], 1)  # its pipe closes before its end is known
-                        del of_control[item]
-                        ended = True
-                        continue
-                    if late and answer == "done" and its_number == late[0]:
-                        late[1][r] = tuple(rest)
-                    if its_number != number:
-                        continue  # from a call that was given up
-                    if answer == "progress":
-                        progress[r] = tuple(rest)
-                    elif answer == kind:
-                        answers[r] = tuple(rest)
-                        ended |= kind == "done" and not rest[0]
-                else:
-                    ended = True
-            if view:
-                view.tick(progress, self.n)
-            if ended:
-                break
-        for r in members:  # all that was printed before the answer is in the pipe by now
-            output.drain(self._ranks.outputs[r].fileno(), captured[r])
-        return answers
-
     # -- when a call fails -----------------------------------------------------------
 
     def _fail(self, number: int, done: dict, captured, timeout) -> RankError:
@@ -384,8 +305,8 @@ class World:
         return RankError(failure.raised(seen, raised, state), "raised", raised, not self._lost, seen)
 
     def _interrupted(self, number: int, captured) -> RanksInterrupted:
-        if self._midway:  # half a message is in a pipe: nothing after it could be understood
-            self._midway = False
+        if self._ranks.midway:  # half a message is in a pipe: nothing after it could be understood
+            self._ranks.midway = False
             self._restart()
             return RanksInterrupted("stopped, as you asked, while data was on its way.\n" + FRESH)
         done: dict[int, tuple] = {}
@@ -400,7 +321,7 @@ class World:
             missing = [r for r in range(self.n) if r not in done and r not in found and r not in self._dead()]
             if not missing:
                 break
-            more = self._collect("done", number, missing, until - time.monotonic(), captured)
+            more = self._ranks.collect("done", number, missing, until - time.monotonic(), captured)
             found |= more
             if not more:
                 break
@@ -411,8 +332,8 @@ class World:
         seen = [Seen() for _ in range(self.n)]
         asked = [r for r in range(self.n) if r not in done and r not in self._dead()]
         question = next(self._calls)
-        self._send("where", question, to=asked)
-        answers = self._collect("where", question, asked, ANSWER_SECONDS, captured, late=(number, done)) if asked else {}
+        self._ranks.tell("where", question, to=asked)
+        answers = self._ranks.collect("where", question, asked, ANSWER_SECONDS, captured, late=(number, done)) if asked else {}
         for r, (ok, payload, *_) in done.items():
             seen[r].finished = ok
             seen[r].error = None if ok else pickle.loads(payload)
@@ -431,7 +352,7 @@ class World:
         """
         freed = {}
         if busy and not self._dead():
-            self._send("abort", number, to=busy)
+            self._ranks.tell("abort", number, to=busy)
             freed = self._collect_rest(number, {r: () for r in range(self.n) if r not in busy}, ABORT_SECONDS[self._device], captured)
         for r in self._dead():
             if seen and seen[r].exit is None:  # it died of being freed, or while it was asked

@@ -28,6 +28,7 @@ from .run import sample, train
 
 # -- joining -----------------------------------------------------------------------------------
 
+
 def join_group(timeout: float) -> tuple[torch.device, str]:
     """Join the group that a launcher has started, or make one of this process alone.
 
@@ -37,8 +38,10 @@ def join_group(timeout: float) -> tuple[torch.device, str]:
     """
     if "RANK" not in os.environ:
         if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-            raise ValueError("srun has started several processes and told none of them its rank; start with RANK=$SLURM_PROCID "
-                             "WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=HOST MASTER_PORT=29400 in each task's environment")
+            raise ValueError(
+                "srun has started several processes and told none of them its rank; start with RANK=$SLURM_PROCID "
+                "WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=HOST MASTER_PORT=29400 in each task's environment"
+            )
         store, rank, n = dist.HashStore(), 0, 1
     else:
         store, rank, n = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(60.0, timeout))))
@@ -50,9 +53,16 @@ def join_group(timeout: float) -> tuple[torch.device, str]:
     device = devices.CPU if taken is None else torch.device("cuda", taken[rank])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # what is wrong we say ourselves (see `within`)
-    dist.init_process_group(devices.BACKENDS[device.type], store=store, rank=rank, world_size=n,
-                            timeout=timedelta(seconds=timeout * devices.PATIENCE[device.type]))
+        os.environ.setdefault(
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
+        )  # what is wrong we say ourselves (see `within`)
+    dist.init_process_group(
+        devices.BACKENDS[device.type],
+        store=store,
+        rank=rank,
+        world_size=n,
+        timeout=timedelta(seconds=timeout * devices.PATIENCE[device.type]),
+    )
     return device, where(seen, taken)
 
 
@@ -64,8 +74,10 @@ def where(seen: list[tuple[str, ...]], taken: list[int] | None) -> str:
     there = len({gpu for gpus in seen for gpu in gpus})
     if not there:
         return f"{ranks} on the CPU over gloo"
-    return (f"{ranks} on the CPU over gloo. There {'are' if there > 1 else 'is'} {there} GPU{'s' * (there > 1)}, but each rank needs its own: "
-            "to train on GPUs, start on each machine no more ranks than it has GPUs")
+    return (
+        f"{ranks} on the CPU over gloo. There {'are' if there > 1 else 'is'} {there} GPU{'s' * (there > 1)}, but each rank needs its own: "
+        "to train on GPUs, start on each machine no more ranks than it has GPUs"
+    )
 
 
 def agree_on_attempt(store: dist.Store, rank: int, n: int) -> str:
@@ -96,7 +108,11 @@ def agree_on_attempt(store: dist.Store, rank: int, n: int) -> str:
 
 def _introduce(store: dist.Store, rank: int, n: int) -> list[dict]:
     """What every rank says of itself: the GPUs that it sees, its host, and its address on the way to the first rank."""
-    me = {"gpus": devices.identities(), "host": _host(), "address": own_address(os.environ.get("MASTER_ADDR", "127.0.0.1"))}
+    me = {
+        "gpus": devices.identities(),
+        "host": _host(),
+        "address": own_address(os.environ.get("MASTER_ADDR", "127.0.0.1")),
+    }
     store.set(f"about/{rank}", json.dumps(me))
     return [json.loads(store.get(f"about/{r}")) for r in range(n)]
 
@@ -125,7 +141,9 @@ def _reach_other_hosts(ranks: list[dict], rank: int) -> None:
 
     Left alone it takes the address of the machine's name, which on many systems is 127.0.1.1.
     """
-    others = [r["address"] for r in ranks if r["host"] != ranks[rank]["host"] and not _is_loopback(r["address"])]
+    others = [
+        r["address"] for r in ranks if r["host"] != ranks[rank]["host"] and not is_loopback(r["address"])
+    ]
     if not others or "GLOO_SOCKET_IFNAME" in os.environ:
         return
     mine = own_address(others[0])
@@ -134,23 +152,36 @@ def _reach_other_hosts(ranks: list[dict], rank: int) -> None:
             os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether no other machine could reach it there; also for no address at all."""
     return not address or ipaddress.ip_address(address).is_loopback
 
 
 # -- the command -------------------------------------------------------------------------------
 
+
 def parser(manual: str) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m helpers.train", description=manual, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        prog="python -m helpers.train",
+        description=manual,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     for f in fields(Config):
-        option = {"action": "store_true"} if f.type == "bool" else {"type": {"int": int, "float": float, "str": str}[f.type], "metavar": f.type}
-        made.add_argument(f"--{f.name.replace('_', '-')}", default=f.default, help=f"default {f.default!r}", **option)
+        option = (
+            {"action": "store_true"}
+            if f.type == "bool"
+            else {"type": {"int": int, "float": float, "str": str}[f.type], "metavar": f.type}
+        )
+        made.add_argument(
+            f"--{f.name.replace('_', '-')}", default=f.default, help=f"default {f.default!r}", **option
+        )
     made.add_argument("--sample", metavar="TEXT", help="let the model of --out go on with this text, and end")
     return made
 
 
 def main(argv: list[str] | None = None) -> int:
     from . import __doc__ as manual
+
     args = vars(parser(manual).parse_args(argv))
     prompt = args.pop("sample")
     chief = os.environ.get("RANK", "0") == "0"
@@ -199,21 +230,51 @@ def within(seconds: float, otherwise, device: torch.device):
 def _leave(config: Config, why: str) -> None:
     """Say that the others are lost, and end this process at once: a broken group cannot be left in good order."""
     saved = checkpoint.complete(Path(config.out)) if config.out else []
-    print(f"rank {os.environ.get('RANK', '0')} has lost the others ({why}). "
-          + (f"{saved[-1].name} is complete: start the same command again to go on from it." if saved else "There is no checkpoint to go on from."),
-          file=sys.stderr, flush=True)
+    print(
+        f"rank {os.environ.get('RANK', '0')} has lost the others ({why}). "
+        + (
+            f"{saved[-1].name} is complete: start the same command again to go on from it."
+            if saved
+            else "There is no checkpoint to go on from."
+        ),
+        file=sys.stderr,
+        flush=True,
+    )
     os._exit(1)
 
 
 # What gloo, NCCL and PyTorch's store say when another rank is gone or silent. NCCL's ncclSystemError is a call of the
 # operating system that failed, most often on a socket to another rank; its ncclInvalidUsage, ncclInvalidArgument,
 # ncclUnhandledCudaError and ncclInternalError are faults of this side.
-LOST = ("connection closed", "connection reset", "connection refused", "broken pipe", "timed out", "timeout", "no route to host", "unreachable",
-        "remote process exited", "ncclremoteerror", "communicator was aborted", "ncclsystemerror")
-HERE = ("duplicate gpu", "ncclinvalidusage", "ncclinvalidargument", "ncclunhandledcudaerror", "ncclinternalerror", "out of memory")
+LOST = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "timed out",
+    "timeout",
+    "no route to host",
+    "unreachable",
+    "remote process exited",
+    "ncclremoteerror",
+    "communicator was aborted",
+    "ncclsystemerror",
+)
+HERE = (
+    "duplicate gpu",
+    "ncclinvalidusage",
+    "ncclinvalidargument",
+    "ncclunhandledcudaerror",
+    "ncclinternalerror",
+    "out of memory",
+)
 
 
 def lost_contact(e: RuntimeError) -> bool:
     """Whether an error says that another rank is gone, and not that something is wrong here."""
     said = str(e).lower()
-    return isinstance(e, dist.DistNetworkError) or any(word in said for word in LOST) and not any(word in said for word in HERE)
+    return (
+        isinstance(e, dist.DistNetworkError)
+        or any(word in said for word in LOST)
+        and not any(word in said for word in HERE)
+    )

@@ -1,0 +1,98 @@
+// A c10d backend that moves bytes by gloo and answers as ProcessGroupNCCL does since PyTorch 2.8:
+// a synchronous collective returns no Work; sends and receives of a batch return none either, and the batch one
+// for all; after abort() nothing more can be asked of it.
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/utils/pybind.h>
+#include <pybind11/chrono.h>
+
+using namespace c10d;
+using Answer = c10::intrusive_ptr<Work>;
+
+// Several sends and receives that were begun together.
+class Batch : public Work {
+ public:
+  std::vector<Answer> parts;
+  bool wait(std::chrono::milliseconds timeout) override {
+    for (auto& part : parts) part->wait(timeout);
+    done_ = true;
+    return true;
+  }
+  bool isCompleted() override { return done_; }
+
+ private:
+  std::atomic<bool> done_{false};
+};
+
+class NcclLike : public Backend {
+ public:
+  explicit NcclLike(c10::intrusive_ptr<Backend> gloo) : Backend(gloo->getRank(), gloo->getSize()), gloo_(std::move(gloo)) {}
+
+  const std::string getBackendName() const override { return "nccl"; }
+  bool supportsCoalescing() const override { return true; }
+  void setTimeout(std::chrono::milliseconds timeout) override { gloo_->setTimeout(timeout); }
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return 0; }
+  void shutdown() override { gloo_->shutdown(); }
+  void abort() override { aborted_ = true; }
+
+  void startCoalescing() override { batch_ = c10::make_intrusive<Batch>(); }
+  Answer endCoalescing() override {
+    auto batch = std::move(batch_);
+    batch_ = nullptr;
+    return batch && !batch->parts.empty() ? Answer(batch) : nullptr;
+  }
+
+#define COLLECTIVE(name, parameters, arguments) \
+  Answer name parameters override { return collective(gloo_->name arguments, opts.asyncOp); }
+  using Tensors = std::vector<at::Tensor>;
+  using Lists = std::vector<std::vector<at::Tensor>>;
+  using Sizes = std::vector<int64_t>;
+  COLLECTIVE(broadcast, (Tensors& t, const BroadcastOptions& opts), (t, opts))
+  COLLECTIVE(allreduce, (Tensors& t, const AllreduceOptions& opts), (t, opts))
+  COLLECTIVE(allreduce_coalesced, (Tensors& t, const AllreduceCoalescedOptions& opts), (t, opts))
+  COLLECTIVE(reduce, (Tensors& t, const ReduceOptions& opts), (t, opts))
+  COLLECTIVE(allgather, (Lists& out, Tensors& in, const AllgatherOptions& opts), (out, in, opts))
+  COLLECTIVE(_allgather_base, (at::Tensor& out, at::Tensor& in, const AllgatherOptions& opts), (out, in, opts))
+  COLLECTIVE(allgather_into_tensor_coalesced, (Tensors& out, Tensors& in, const AllgatherOptions& opts), (out, in, opts))
+  COLLECTIVE(gather, (Lists& out, Tensors& in, const GatherOptions& opts), (out, in, opts))
+  COLLECTIVE(scatter, (Tensors& out, Lists& in, const ScatterOptions& opts), (out, in, opts))
+  COLLECTIVE(reduce_scatter, (Tensors& out, Lists& in, const ReduceScatterOptions& opts), (out, in, opts))
+  COLLECTIVE(_reduce_scatter_base, (at::Tensor& out, at::Tensor& in, const ReduceScatterOptions& opts), (out, in, opts))
+  COLLECTIVE(reduce_scatter_tensor_coalesced, (Tensors& out, Tensors& in, const ReduceScatterOptions& opts), (out, in, opts))
+  COLLECTIVE(alltoall, (Tensors& out, Tensors& in, const AllToAllOptions& opts), (out, in, opts))
+  COLLECTIVE(alltoall_base, (at::Tensor& out, at::Tensor& in, Sizes& a, Sizes& b, const AllToAllOptions& opts), (out, in, a, b, opts))
+  COLLECTIVE(barrier, (const BarrierOptions& opts), (opts))
+#undef COLLECTIVE
+
+  Answer send(Tensors& t, int to, int tag) override { return alone_or_in_batch(gloo_->send(t, to, tag)); }
+  Answer recv(Tensors& t, int from, int tag) override { return alone_or_in_batch(gloo_->recv(t, from, tag)); }
+
+ private:
+  c10::intrusive_ptr<Backend> gloo_;
+  c10::intrusive_ptr<Batch> batch_;
+  std::atomic<bool> aborted_{false};
+
+  Answer collective(Answer work, bool async) {
+    if (aborted_) throw std::runtime_error("NCCL communicator was aborted on rank " + std::to_string(rank_));
+    if (async) return work;
+    auto held = PyGILState_Check() ? std::make_unique<pybind11::gil_scoped_release>() : nullptr;
+    work->wait();
+    return nullptr;
+  }
+
+  Answer alone_or_in_batch(Answer work) {
+    if (!batch_) return work;
+    batch_->parts.push_back(std::move(work));
+    return nullptr;
+  }
+};
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  pybind11::module_::import("torch._C._distributed_c10d");
+  pybind11::class_<NcclLike, c10::intrusive_ptr<NcclLike>, Backend>(m, "NcclLike")
+      .def(pybind11::init<c10::intrusive_ptr<Backend>>())
+      .def("_set_default_timeout", &NcclLike::setTimeout);
+}
