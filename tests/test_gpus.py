@@ -16,6 +16,7 @@ from helpers import World, devices, doctor
 from helpers.__main__ import main
 from helpers.doctor.check import Check, Skipped, Wrong
 from helpers.runtime import meter
+from helpers.runtime.ports import free_port
 from helpers.runtime.worker import Error
 from helpers.train import launch
 
@@ -214,6 +215,17 @@ def test_a_worker_for_each_gpu_and_one_more(standin):
     for gpus, said in ((2, "2 ranks on GPUs over NCCL, one for each\n"), (1, "2 ranks on the CPU over gloo. There is 1 GPU, but each rank needs its own")):
         ran = subprocess.run(command, cwd=HERE.parent, env=standin(gpus), capture_output=True, text=True, timeout=120)
         assert ran.returncode == 0 and said in ran.stderr and "2 steps under dp 2" in ran.stderr, ran.stderr
+
+
+def test_tasks_that_see_one_gpu_each_and_know_no_local_rank(standin):
+    """srun --gpus-per-task=1, with the variables that the manual names."""
+    port = free_port()
+    ranks = [subprocess.Popen([sys.executable, "-m", "helpers.train", "--hidden", "32", "--seq-len", "16", "--batch", "8", "--steps", "2", "--tp", "2"], cwd=HERE.parent,
+                              env=standin(2) | {"RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": str(r)},
+                              stderr=subprocess.PIPE, text=True) for r in range(2)]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert said[0].startswith("2 ranks on GPUs over NCCL, one for each\n") and "2 steps under dp 1 · tp 2" in said[0]
 
 
 def test_an_emulated_network_and_gpus_exclude_each_other(standin):

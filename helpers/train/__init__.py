@@ -9,8 +9,16 @@ On several machines, run the same on each of them (two of four ranks here), wher
     torchrun --nnodes 1:2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
              --max-restarts 3 -m helpers.train --tp 2 --pp 2 --out /shared/run
 
-dp is left to what is there, so when the machine other than HOST is lost, torchrun starts again on one, and the run goes on
+    srun --ntasks 16 bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=HOST MASTER_PORT=29400 \\
+             python -m helpers.train --tp 2 --pp 2 --out /shared/run'
+
+With torchrun dp is left to what is there, so when the machine other than HOST is lost, torchrun starts again on one, and the run goes on
 from its last checkpoint with half the data parallelism. HOST itself keeps the list of who is there: without it, start again.
+
+The first line says on what the ranks train: on GPUs over NCCL where each rank can have one of its own, else all on the
+CPU over gloo. gloo listens on the network that leads to the other hosts; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name
+another one, as `ip addr` shows them. A rank that hears nothing for `--timeout` seconds says so and ends; on GPUs that
+is the longest a step may take.
 
 What splits what:
 

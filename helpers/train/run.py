@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,7 @@ from . import checkpoint
 from .config import Config
 from .trainer import Trainer
 
+tqdm.set_lock(threading.RLock())  # its own is for several processes, and outlives a rank that is killed
 
 def train(config: Config, device: torch.device = devices.CPU, say: Callable[[str], None] = lambda line: None,
           watched: Callable[[], AbstractContextManager] = nullcontext) -> Trainer:
