@@ -1,4 +1,6 @@
-"""How well the cost model does on published runs, and how long the planner takes: `python bench/cost_model.py`. The sets are in helpers/theory/validation.py."""
+"""How well the cost model does on published runs, and how long the planner takes: `python
+bench/cost_model.py`. The sets are in helpers/theory/validation.py.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,21 @@ from helpers.theory.layout import SCHEDULES, USUAL
 SPACES = (("llama-3-70b", 64, 128, 8192), ("llama-3-405b", 16384, 2048, 8192))
 
 
-def planning(model: str, gpus: int, batch: int, seq_len: int, schedules: tuple[str, ...]) -> tuple[int, float]:
+def planning(
+    model: str, gpus: int, batch: int, seq_len: int, schedules: tuple[str, ...]
+) -> tuple[int, float]:
     """(layouts looked at, seconds), median of nine."""
     took = []
     for _ in range(9):
         start = time.perf_counter()
-        found = plan(MODELS[model], CLUSTERS["dgx-h100"], gpus=gpus, global_batch=batch, seq_len=seq_len, schedules=schedules)
+        found = plan(
+            MODELS[model],
+            CLUSTERS["dgx-h100"],
+            gpus=gpus,
+            global_batch=batch,
+            seq_len=seq_len,
+            schedules=schedules,
+        )
         took.append(time.perf_counter() - start)
     return found.looked_at, statistics.median(took)
 
@@ -30,5 +41,12 @@ if __name__ == "__main__":
     rows = []
     for (model, gpus, batch, seq_len), schedules in itertools.product(SPACES, (USUAL, SCHEDULES)):
         layouts, seconds = planning(model, gpus, batch, seq_len, schedules)
-        rows.append([f"{model} on {gpus:,} GPUs, {len(schedules)} schedules", f"{layouts:,}", f"{1e3 * seconds:.0f} ms", f"{1e6 * seconds / layouts:.0f} µs"])
+        rows.append(
+            [
+                f"{model} on {gpus:,} GPUs, {len(schedules)} schedules",
+                f"{layouts:,}",
+                f"{1e3 * seconds:.0f} ms",
+                f"{1e6 * seconds / layouts:.0f} µs",
+            ]
+        )
     save("planner", "The planner", ["", "layouts", "all of them", "each"], rows)

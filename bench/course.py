@@ -1,4 +1,6 @@
-"""The course itself: seconds of each notebook under nbval, words and minutes of each drop, and how long a slider takes to redraw: `python bench/course.py`."""
+"""The course itself: seconds of each notebook under nbval, words and minutes of each drop, and how long a
+slider takes to redraw: `python bench/course.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("
 
 
 def latency(make) -> float:
-    """Seconds from a new setting to the picture's bytes, median over each value of each control, in this process without a browser."""
+    """Seconds from a new setting to the picture's bytes, median over each value of each control, in this
+    process without a browser.
+    """
     explorer = make()
     explorer.picture.png()
     took = []
@@ -36,17 +40,37 @@ def latency(make) -> float:
 
 
 def under_nbval(folder: Path) -> tuple[float, dict[str, tuple[float, bool]]]:
-    """All notebooks in one run of nbval, one after the other: (its seconds, notebook -> (its share of them, whether it gave what is stored))."""
+    """All notebooks in one run of nbval, one after the other: (its seconds, notebook -> (its share of them,
+    whether it gave what is stored)).
+    """
     report = folder / "report.xml"
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "pytest", "--nbval", "--nbval-cell-timeout=120", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *map(str, NOTEBOOKS)],
-                   cwd=NOTEBOOKS[0].parent.parent, capture_output=True, env={**os.environ, "THREE_AXES_STREAM_AFTER": "60", "THREE_AXES_PROGRESS": ""})
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--nbval",
+            "--nbval-cell-timeout=120",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={report}",
+            *map(str, NOTEBOOKS),
+        ],
+        cwd=NOTEBOOKS[0].parent.parent,
+        capture_output=True,
+        env={**os.environ, "THREE_AXES_STREAM_AFTER": "60", "THREE_AXES_PROGRESS": ""},
+    )
     seconds = time.perf_counter() - start
     cells = list(ElementTree.parse(report).iter("testcase"))
     found = {}
     for path in NOTEBOOKS:
         mine = [cell for cell in cells if path.stem in cell.get("classname")]
-        found[path.stem] = sum(float(cell.get("time")) for cell in mine), not any(len(cell) for cell in mine)  # a failed cell has its reason inside
+        found[path.stem] = (
+            sum(float(cell.get("time")) for cell in mine),
+            not any(len(cell) for cell in mine),
+        )  # a failed cell has its reason inside
     return seconds, found
 
 
@@ -63,11 +87,24 @@ def main() -> None:
     for path in NOTEBOOKS:
         seconds, same = found[path.stem]
         count, minutes = words(path)
-        rows.append([path.stem.replace("_", " "), minutes, str(count), f"{seconds:.1f} s", "yes" if same else "no"])
-    rows.append(["all", str(sum(int(r[1]) for r in rows)), str(sum(int(r[2]) for r in rows)), f"{total:.0f} s", ""])
-    sliders = "; ".join(f"{make.__name__} {1e3 * latency(make):.0f} ms" for make in (explore.schedules, explore.memory, explore.plans))
-    save("course", "The course", ["drop", "minutes", "words", "under nbval", "outputs as stored"], rows,
-         f"From a slider's setting to its picture, median: {sliders}.", packages=("nbval", "matplotlib"))
+        rows.append(
+            [path.stem.replace("_", " "), minutes, str(count), f"{seconds:.1f} s", "yes" if same else "no"]
+        )
+    rows.append(
+        ["all", str(sum(int(r[1]) for r in rows)), str(sum(int(r[2]) for r in rows)), f"{total:.0f} s", ""]
+    )
+    sliders = "; ".join(
+        f"{make.__name__} {1e3 * latency(make):.0f} ms"
+        for make in (explore.schedules, explore.memory, explore.plans)
+    )
+    save(
+        "course",
+        "The course",
+        ["drop", "minutes", "words", "under nbval", "outputs as stored"],
+        rows,
+        f"From a slider's setting to its picture, median: {sliders}.",
+        packages=("nbval", "matplotlib"),
+    )
 
 
 if __name__ == "__main__":

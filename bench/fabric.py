@@ -15,7 +15,9 @@ from helpers import World
 from helpers.theory import DEVICES, Cluster
 from helpers.theory.collectives import seconds
 
-CLUSTER = Cluster("two slow nodes", DEVICES["a100-80gb"], node=4, link=2.5e6, nic=0.5e6, link_latency=1e-3, nic_latency=5e-3)
+CLUSTER = Cluster(
+    "two slow nodes", DEVICES["a100-80gb"], node=4, link=2.5e6, nic=0.5e6, link_latency=1e-3, nic_latency=5e-3
+)
 ELEMENTS = 50_000
 
 
@@ -47,8 +49,21 @@ def main() -> None:
                 theory = seconds(op, 4 * ELEMENTS, members, CLUSTER)
                 measured = statistics.median(max(world.run(timed, op, members)) for _ in range(7))
                 worst = max(worst, abs(measured / theory - 1))
-                rows.append([f"{op} on {members}", f"{1e3 * theory:.1f} ms", f"{1e3 * measured:.1f} ms", f"{measured / theory:.3f}"])
-    save("fabric", "The emulated network: eight ranks on two nodes", ["operation", "theory", "measured", "ratio"], rows, f"Largest difference {worst:.1%}.")
+                rows.append(
+                    [
+                        f"{op} on {members}",
+                        f"{1e3 * theory:.1f} ms",
+                        f"{1e3 * measured:.1f} ms",
+                        f"{measured / theory:.3f}",
+                    ]
+                )
+    save(
+        "fabric",
+        "The emulated network: eight ranks on two nodes",
+        ["operation", "theory", "measured", "ratio"],
+        rows,
+        f"Largest difference {worst:.1%}.",
+    )
 
 
 if __name__ == "__main__":

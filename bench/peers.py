@@ -1,12 +1,15 @@
-"""Ranks beside a kernel: `World` against what people use instead, with the same script: `python bench/peers.py`.
+"""Ranks beside a kernel: `World` against what people use instead, with the same script: `python
+bench/peers.py`.
 
-Each measurement runs in a driver process of its own, which stands for the kernel: torch is imported before the clock starts.
+Each measurement runs in a driver process of its own, which stands for the kernel: torch is imported before
+the clock starts.
 A peer that is not installed is left out. What each is asked, on four gloo ranks:
 
     first      seconds to the ranks' first all-reduce; and cold, from starting Python
     call       milliseconds for a further call of one small all-reduce
     memory     proportional memory of eight ranks during a call, the driver left aside
-    raises     rank 1 raises while the others wait in a barrier: what the user reads, after how long, is state kept
+    raises     rank 1 raises while the others wait in a barrier: what the user reads, after how long, is state
+    kept
     dies       rank 1 is killed while the others wait
     stopped    SIGINT, as from the stop button, while the others wait
     killed     the driver itself is killed: what is left behind five seconds later
@@ -40,9 +43,11 @@ DOING = ("cold", "first", "call", "memory", "raises", "dies", "stopped", "killed
 
 # -- what the ranks run -------------------------------------------------------------------------
 
+
 def small() -> float:
     import torch
     import torch.distributed as dist
+
     x = torch.ones(1)
     dist.all_reduce(x)
     return float(x)
@@ -56,16 +61,19 @@ def hold() -> float:
 
 def remember() -> None:
     import builtins
+
     builtins.kept = 42
 
 
 def recall() -> int:
     import builtins
+
     return getattr(builtins, "kept", 0)
 
 
 def raises() -> None:
     import torch.distributed as dist
+
     if dist.get_rank() == 1:
         raise ValueError("no good")
     dist.barrier()
@@ -73,6 +81,7 @@ def raises() -> None:
 
 def dies() -> None:
     import torch.distributed as dist
+
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
@@ -80,6 +89,7 @@ def dies() -> None:
 
 def stuck() -> None:
     import torch.distributed as dist
+
     if dist.get_rank() != 1:
         dist.barrier()
     time.sleep(300)
@@ -88,12 +98,16 @@ def stuck() -> None:
 def grouped(rank: int, n: int, port: str, fn) -> None:
     """For launchers that know no groups: make one, run fn."""
     import torch.distributed as dist
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=n, timeout=timedelta(minutes=10))
+
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=n, timeout=timedelta(minutes=10)
+    )
     fn()
     dist.destroy_process_group()
 
 
 # -- the peers: start(n), then call(fn) ------------------------------------------------------------
+
 
 class Ours:
     """World of this course"""
@@ -102,6 +116,7 @@ class Ours:
 
     def start(self, n: int) -> None:
         from helpers import World
+
         self.world = World(n)
 
     def call(self, fn):
@@ -121,6 +136,7 @@ class Spawn:
 
     def call(self, fn):
         import torch.multiprocessing as mp
+
         mp.spawn(grouped, (self.n, free_port(), fn), self.n)
 
     def close(self) -> None:
@@ -132,11 +148,13 @@ class Launcher(Spawn):
 
     def call(self, fn):
         from accelerate import notebook_launcher
+
         notebook_launcher(_prepared, (fn,), num_processes=self.n, use_port=free_port())
 
 
 def _prepared(fn) -> None:
     from accelerate import PartialState
+
     PartialState(cpu=True)
     fn()
 
@@ -148,6 +166,7 @@ class IPyParallel:
 
     def start(self, n: int) -> None:
         import ipyparallel
+
         self.cluster = ipyparallel.Cluster(n=n, log_level=50)
         self.view = self.cluster.start_and_connect_sync(activate=False)[:]
         self.view.block = True
@@ -156,12 +175,22 @@ class IPyParallel:
 
         def join(rank, n, port):
             from datetime import timedelta
+
             import torch.distributed as dist
-            dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=n, timeout=timedelta(minutes=10))
+
+            dist.init_process_group(
+                "gloo",
+                init_method=f"tcp://127.0.0.1:{port}",
+                rank=rank,
+                world_size=n,
+                timeout=timedelta(minutes=10),
+            )
+
         self.view.map_sync(join, range(n), [n] * n, [port] * n)
 
     def call(self, fn):
         import peers  # the engines find the functions under this name
+
         return self.view.apply_sync(getattr(peers, fn.__name__))
 
     def close(self) -> None:
@@ -180,13 +209,22 @@ class Monarch:
             @endpoint
             async def join(self, n, port):
                 from datetime import timedelta
+
                 import torch.distributed as dist
                 from monarch.actor import current_rank
-                dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=current_rank().rank, world_size=n, timeout=timedelta(minutes=10))
+
+                dist.init_process_group(
+                    "gloo",
+                    init_method=f"tcp://127.0.0.1:{port}",
+                    rank=current_rank().rank,
+                    world_size=n,
+                    timeout=timedelta(minutes=10),
+                )
 
             @endpoint
             async def run(self, fn):
                 return fn()
+
         self.procs = this_host().spawn_procs(per_host={"ranks": n})
         self.ranks = self.procs.spawn("ranks", Rank)
         self.ranks.join.call(n, free_port()).get()
@@ -198,11 +236,17 @@ class Monarch:
         self.procs.stop().get()
 
 
-PEERS = {"World": (Ours, "helpers"), "notebook_launcher": (Launcher, "accelerate"), "mp.spawn": (Spawn, "torch"),
-         "ipyparallel": (IPyParallel, "ipyparallel"), "Monarch": (Monarch, "monarch")}
+PEERS = {
+    "World": (Ours, "helpers"),
+    "notebook_launcher": (Launcher, "accelerate"),
+    "mp.spawn": (Spawn, "torch"),
+    "ipyparallel": (IPyParallel, "ipyparallel"),
+    "Monarch": (Monarch, "monarch"),
+}
 
 
 # -- the driver: one measurement -------------------------------------------------------------------
+
 
 def timed(action) -> float:
     start = time.perf_counter()
@@ -216,6 +260,7 @@ def drive(name: str, doing: str) -> dict:
 
     def begin(n: int = 4) -> float:
         return timed(lambda: (peer.start(n), peer.call(small)))
+
     if doing in ("cold", "first"):
         seconds = begin()
         if doing == "first":  # the second one, in a kernel that has been used
@@ -236,6 +281,7 @@ def drive(name: str, doing: str) -> dict:
             nonlocal most
             while not done.wait(0.1):
                 most = max(most, sum(_proportional(pid) for pid in _descendants() if pid != os.getpid()))
+
         thread = threading.Thread(target=watch)
         thread.start()
         peer.call(hold)
@@ -260,8 +306,13 @@ def drive(name: str, doing: str) -> dict:
             said.write(f"{type(e).__name__}: {e}")
     seconds = time.perf_counter() - start - (doing == "stopped")
     text = said.getvalue()
-    result = {"seconds": seconds, "rank": bool(re.search(r"rank\s*:?\s*1\b|process 1\b|\[1:apply\]", text, re.I)), "error": "no good" in text,
-              "where": "barrier" in text, "text": text[-1500:]}
+    result = {
+        "seconds": seconds,
+        "rank": bool(re.search(r"rank\s*:?\s*1\b|process 1\b|\[1:apply\]", text, re.I)),
+        "error": "no good" in text,
+        "where": "barrier" in text,
+        "text": text[-1500:],
+    }
     print(json.dumps(result), flush=True)  # in case the next line hangs
     result["kept"] = False
     if peer.keeps:
@@ -286,7 +337,9 @@ def _descendants() -> list[int]:
 
 
 def _proportional(pid: int) -> int:
-    """Bytes, as helpers.runtime.memory.resident: importing that would start our fork server beside every peer."""
+    """Bytes, as helpers.runtime.memory.resident: importing that would start our fork server beside every
+    peer.
+    """
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -296,12 +349,21 @@ def _proportional(pid: int) -> int:
 
 # -- all of it ---------------------------------------------------------------------------------------
 
+
 def measure(name: str, doing: str) -> dict:
-    """One driver's answer, and how many processes it left behind; {'hung': True} where it had to be killed."""
+    """One driver's answer, and how many processes it left behind; {'hung': True} where it had to be
+    killed.
+    """
     os.environ[MARK] = mark = str(uuid.uuid4())
     start = time.perf_counter()
-    driver = subprocess.Popen([sys.executable, __file__, "--peer", name, "--do", doing], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                              start_new_session=True, env={**os.environ, MARK: mark})
+    driver = subprocess.Popen(
+        [sys.executable, __file__, "--peer", name, "--do", doing],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, MARK: mark},
+    )
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.extend(driver.stdout), daemon=True)
     reader.start()
@@ -315,7 +377,9 @@ def measure(name: str, doing: str) -> dict:
         found = {"left": len(_descendants())}
     else:
         try:
-            driver.wait(90 if doing in ("cold", "first", "call", "memory") else 25 + PATIENCE)  # starting may take some of it
+            driver.wait(
+                90 if doing in ("cold", "first", "call", "memory") else 25 + PATIENCE
+            )  # starting may take some of it
             hung = False
         except subprocess.TimeoutExpired:
             hung = True
@@ -332,13 +396,21 @@ def measure(name: str, doing: str) -> dict:
 
 
 def told(found: dict, says: bool = True) -> str:
-    """A failure's row in words: after how long, what it says (unless nothing need be said), whether state is kept, and what is left behind."""
+    """A failure's row in words: after how long, what it says (unless nothing need be said), whether state is
+    kept, and what is left behind.
+    """
     if "seconds" not in found:
         return f"hangs (> {PATIENCE} s)" + left(found)
     said = "its error" if found["error"] else "which rank" if found["rank"] else "neither rank nor error"
     if found["rank"] and found["error"]:
         said = "rank and error" + (", and where the others wait" if found["where"] else "")
-    return f"{found['seconds']:.1f} s" + f": {said}" * says + f"; state {'kept' if found.get('kept') else 'lost'}" + ", then hangs" * found["hung"] + left(found)
+    return (
+        f"{found['seconds']:.1f} s"
+        + f": {said}" * says
+        + f"; state {'kept' if found.get('kept') else 'lost'}"
+        + ", then hangs" * found["hung"]
+        + left(found)
+    )
 
 
 def left(found: dict) -> str:
@@ -347,24 +419,62 @@ def left(found: dict) -> str:
 
 def main() -> None:
     from report import bars, save
+
     names = [name for name, (_, module) in PEERS.items() if find_spec(module)]
     rows = {name: {doing: [] for doing in DOING} for name in names}
     for doing in DOING:
         for _ in range(3 if doing in ("cold", "first", "call") else 1):
             for name in names:  # in turn
                 rows[name][doing].append(measure(name, doing))
-    middle = lambda name, doing, key: statistics.median(f[key] for f in rows[name][doing] if key in f) if any(key in f for f in rows[name][doing]) else None
+    middle = lambda name, doing, key: (
+        statistics.median(f[key] for f in rows[name][doing] if key in f)
+        if any(key in f for f in rows[name][doing])
+        else None
+    )
     show = lambda value, text: "–" if value is None else text.format(value)
-    table = [["cold: from starting Python to the first all-reduce", *(show(middle(n, "cold", "all"), "{:.1f} s") for n in names)],
-             ["warm: to the first all-reduce of new ranks", *(show(middle(n, "first", "seconds"), "{:.2f} s") for n in names)],
-             ["a further call", *(show(middle(n, "call", "seconds") and 1e3 * middle(n, "call", "seconds"), "{:.1f} ms") for n in names)],
-             ["memory of 8 ranks", *(show(middle(n, "memory", "bytes") and middle(n, "memory", "bytes") / 1e6, "{:.0f} MB") for n in names)],
-             *([what, *(told(rows[n][doing][0]) for n in names)] for doing, what in (
-                 ("raises", "rank 1 raises, the others wait"), ("dies", "rank 1 is killed"))),
-             ["the stop button", *(told(rows[n]["stopped"][0], says=False) for n in names)],
-             ["the kernel is killed", *(f"{rows[n]['killed'][0]['left']} processes left" for n in names)]]
-    save("peers", "Ranks beside a kernel, four of them", ["", *names], table, packages=("accelerate", "ipyparallel", "torchmonarch"))
-    bars("peers", "A further call on four ranks", {n: 1e3 * middle(n, "call", "seconds") for n in names if middle(n, "call", "seconds")}, "milliseconds")
+    table = [
+        [
+            "cold: from starting Python to the first all-reduce",
+            *(show(middle(n, "cold", "all"), "{:.1f} s") for n in names),
+        ],
+        [
+            "warm: to the first all-reduce of new ranks",
+            *(show(middle(n, "first", "seconds"), "{:.2f} s") for n in names),
+        ],
+        [
+            "a further call",
+            *(
+                show(middle(n, "call", "seconds") and 1e3 * middle(n, "call", "seconds"), "{:.1f} ms")
+                for n in names
+            ),
+        ],
+        [
+            "memory of 8 ranks",
+            *(
+                show(middle(n, "memory", "bytes") and middle(n, "memory", "bytes") / 1e6, "{:.0f} MB")
+                for n in names
+            ),
+        ],
+        *(
+            [what, *(told(rows[n][doing][0]) for n in names)]
+            for doing, what in (("raises", "rank 1 raises, the others wait"), ("dies", "rank 1 is killed"))
+        ),
+        ["the stop button", *(told(rows[n]["stopped"][0], says=False) for n in names)],
+        ["the kernel is killed", *(f"{rows[n]['killed'][0]['left']} processes left" for n in names)],
+    ]
+    save(
+        "peers",
+        "Ranks beside a kernel, four of them",
+        ["", *names],
+        table,
+        packages=("accelerate", "ipyparallel", "torchmonarch"),
+    )
+    bars(
+        "peers",
+        "A further call on four ranks",
+        {n: 1e3 * middle(n, "call", "seconds") for n in names if middle(n, "call", "seconds")},
+        "milliseconds",
+    )
 
 
 if __name__ == "__main__":

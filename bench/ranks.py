@@ -30,8 +30,10 @@ def cold() -> tuple[float, float]:
     """Seconds from nothing to the first answer of 4 ranks, and to import the same modules once."""
     first = "from helpers import World; World(4).run(int)"
     imports = "import helpers.runtime.preload"
-    pairs = [[timed(lambda: subprocess.run([sys.executable, "-c", code], check=True)) for code in (first, imports)]
-             for _ in range(3)]
+    pairs = [
+        [timed(lambda: subprocess.run([sys.executable, "-c", code], check=True)) for code in (first, imports)]
+        for _ in range(3)
+    ]
     return statistics.median(a for a, _ in pairs), statistics.median(a / b for a, b in pairs)
 
 
@@ -70,6 +72,7 @@ def to_failure(world, fn, **kwargs) -> float:
             world.run(fn, **kwargs)
         except (RankError, RanksInterrupted):
             pass
+
     return statistics.median(timed(fail) for _ in range(5))
 
 
@@ -83,23 +86,49 @@ def main() -> None:
     with World(4) as world:
         for _ in range(20):
             world.run(int)
-        rows.append(("a trivial call, 4 ranks", f"{statistics.median(timed(lambda: world.run(int)) for _ in range(200)) * 1e3:.1f} ms", "≤ 5 ms"))
-        rows.append(("a rank raises, three wait: to the message", f"{to_failure(world, raises):.2f} s", "≤ 1 s"))
+        rows.append(
+            (
+                "a trivial call, 4 ranks",
+                f"{statistics.median(timed(lambda: world.run(int)) for _ in range(200)) * 1e3:.1f} ms",
+                "≤ 5 ms",
+            )
+        )
+        rows.append(
+            ("a rank raises, three wait: to the message", f"{to_failure(world, raises):.2f} s", "≤ 1 s")
+        )
         rows.append(("a rank is killed: to the message", f"{to_failure(world, dies):.2f} s", "≤ 1.5 s"))
 
         def interrupted() -> float:
             pressed = []
-            threading.Timer(0.3, lambda: (pressed.append(time.perf_counter()),
-                                          signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))).start()
+            threading.Timer(
+                0.3,
+                lambda: (
+                    pressed.append(time.perf_counter()),
+                    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT),
+                ),
+            ).start()
             to = time.perf_counter
             try:
                 world.run(stuck)
             except RanksInterrupted:
                 return to() - pressed[0]
-        rows.append(("stop button in a blocked collective: to a free cell", f"{statistics.median(interrupted() for _ in range(5)):.2f} s", "≤ 1 s"))
+
+        rows.append(
+            (
+                "stop button in a blocked collective: to a free cell",
+                f"{statistics.median(interrupted() for _ in range(5)):.2f} s",
+                "≤ 1 s",
+            )
+        )
     with World(8) as world:
         world.run(dist.barrier)
-        rows.append(("8 ranks together, proportional memory", f"{sum(map(memory.resident, world.pids)) / 1e6:.0f} MB", "≤ 450 MB"))
+        rows.append(
+            (
+                "8 ranks together, proportional memory",
+                f"{sum(map(memory.resident, world.pids)) / 1e6:.0f} MB",
+                "≤ 450 MB",
+            )
+        )
     rows.append(("a data-parallel step of the toy model, counted over not", f"{counting():.2f}×", "≤ 1.10×"))
     save("ranks", "How fast the ranks are", ["measured", "median", "aim"], [list(row) for row in rows])
 

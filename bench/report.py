@@ -1,4 +1,6 @@
-"""Where every bench leaves what it found: as Markdown in build/bench/, under date, versions and machine, and on the screen."""
+"""Where every bench leaves what it found: as Markdown in build/bench/, under date, versions and machine, and
+on the screen.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +37,42 @@ def bars(name: str, title: str, values: dict[str, float], unit: str) -> None:
     @styled
     def draw() -> Picture:
         figure, ((ax,),) = row_of_panels(1, 8.0, 0.4 * len(values) + 1.0)
-        ax.barh(range(len(values)), list(values.values()), 0.66, color=["#0072B2", *["#B5B5B5"] * (len(values) - 1)])
+        ax.barh(
+            range(len(values)),
+            list(values.values()),
+            0.66,
+            color=["#0072B2", *["#B5B5B5"] * (len(values) - 1)],
+        )
         for y, value in enumerate(values.values()):
             ax.text(value, y, f" {value:,.0f}" if value >= 100 else f" {value:.3g}", va="center", color=INK)
-        ax.set(yticks=range(len(values)), yticklabels=list(values), ylim=(len(values) - 0.5, -0.5), xscale="log", xlabel=unit, title=title,
-               xlim=(0.5 * min(values.values()), 3 * max(values.values())))
+        ax.set(
+            yticks=range(len(values)),
+            yticklabels=list(values),
+            ylim=(len(values) - 0.5, -0.5),
+            xscale="log",
+            xlabel=unit,
+            title=title,
+            xlim=(0.5 * min(values.values()), 3 * max(values.values())),
+        )
         return Picture(figure, title)
+
     BUILD.mkdir(parents=True, exist_ok=True)
     (BUILD / f"{name}.png").write_bytes(draw().png())
 
 
-def save(name: str, title: str, columns: list[str], rows: list[list[str]], *notes: str, packages: tuple[str, ...] = ()) -> None:
+def save(
+    name: str,
+    title: str,
+    columns: list[str],
+    rows: list[list[str]],
+    *notes: str,
+    packages: tuple[str, ...] = (),
+) -> None:
     """Print a table and write it to build/bench/NAME.md."""
-    head = f"{date.today()}, {versions(*packages)}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    head = (
+        f"{date.today()}, {versions(*packages)}, {os.cpu_count()} cores, {platform.system()}"
+        f" {platform.machine()}"
+    )
     text = "\n\n".join([f"### {title}", head, markdown(columns, rows), *notes]) + "\n"
     BUILD.mkdir(parents=True, exist_ok=True)
     (BUILD / f"{name}.md").write_text(text, encoding="utf-8")

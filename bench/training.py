@@ -1,6 +1,8 @@
-"""`helpers.train` against a bare script that does the same with PyTorch alone, and against accelerate: `python bench/training.py`.
+"""`helpers.train` against a bare script that does the same with PyTorch alone, and against accelerate:
+`python bench/training.py`.
 
-Eight ranks, the same sizes, clipping and AdamW; the two of a pair take turns, step by step, in the same processes. The bare script has
+Eight ranks, the same sizes, clipping and AdamW; the two of a pair take turns, step by step, in the same
+processes. The bare script has
 FSDP 2 × TP 2 × 1F1B 2; accelerate on CPU ranks has data parallelism.
 """
 
@@ -18,7 +20,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from helpers import World, toy
 from helpers.lesson.drops.d14 import ByAccelerate
@@ -31,23 +38,42 @@ REPLICATED = Config(dp=8, shard=1, batch=32, steps=100)
 
 
 class Bare:
-    """What one would write down without the course: no checkpoints, no schedule of the learning rate, no metrics."""
+    """What one would write down without the course: no checkpoints, no schedule of the learning rate, no
+    metrics.
+    """
 
     def __init__(self):
         self.mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
         whole = toy.ToyTransformer(CONFIG.hidden, CONFIG.heads, CONFIG.layers, CONFIG.seq_len)
         self.index = self.mesh.get_local_rank("pp")
-        self.model = nn.Sequential(*list(whole)[3 * self.index:3 * self.index + 3])
-        enter = lambda: PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False)
+        self.model = nn.Sequential(*list(whole)[3 * self.index : 3 * self.index + 3])
+        enter = lambda: PrepareModuleInput(
+            input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False
+        )
         for block in self.model:
             if isinstance(block, toy.Block):
-                parallelize_module(block, self.mesh["tp"], {
-                    "attention": enter(), "attention.q": ColwiseParallel(), "attention.k": ColwiseParallel(), "attention.v": ColwiseParallel(),
-                    "attention.out": RowwiseParallel(), "mlp": enter(), "mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel()})
+                parallelize_module(
+                    block,
+                    self.mesh["tp"],
+                    {
+                        "attention": enter(),
+                        "attention.q": ColwiseParallel(),
+                        "attention.k": ColwiseParallel(),
+                        "attention.v": ColwiseParallel(),
+                        "attention.out": RowwiseParallel(),
+                        "mlp": enter(),
+                        "mlp.up": ColwiseParallel(),
+                        "mlp.down": RowwiseParallel(),
+                    },
+                )
                 fully_shard(block, mesh=self.mesh["dp"])
         fully_shard(self.model, mesh=self.mesh["dp"])
         split = [p for p in self.model.parameters() if p.device_mesh.ndim == 2]
-        self.optimizer = torch.optim.AdamW([{"params": split}, {"params": [p for p in self.model.parameters() if p.device_mesh.ndim == 1]}], lr=3e-3, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            [{"params": split}, {"params": [p for p in self.model.parameters() if p.device_mesh.ndim == 1]}],
+            lr=3e-3,
+            fused=True,
+        )
         stage = PipelineStage(self.model, self.index, 2, torch.device("cpu"), group=self.mesh.get_group("pp"))
         self.schedule = Schedule1F1B(stage, 2, loss_fn=toy.loss_of)
         self.text = read_text()
@@ -69,8 +95,12 @@ class Bare:
         self.optimizer.zero_grad()
 
 
-MAKE = {"helpers.train, 2·2·2": lambda: Trainer(CONFIG), "bare script, 2·2·2": Bare,
-        "helpers.train, 8·1·1": lambda: Trainer(REPLICATED), "accelerate, 8·1·1": lambda: ByAccelerate(REPLICATED)}
+MAKE = {
+    "helpers.train, 2·2·2": lambda: Trainer(CONFIG),
+    "bare script, 2·2·2": Bare,
+    "helpers.train, 8·1·1": lambda: Trainer(REPLICATED),
+    "accelerate, 8·1·1": lambda: ByAccelerate(REPLICATED),
+}
 
 
 def pairs(one: str, other: str, n: int) -> list[tuple[float, float]]:
@@ -112,10 +142,31 @@ def main() -> None:
             found = world.run(pairs, ours, other, 40)[0]
         for name, seconds in zip((ours, other), map(statistics.median, zip(*found))):
             resident, wire = held[name]
-            rows.append([name, f"{1e3 * seconds:.0f} ms", f"{CONFIG.batch * CONFIG.seq_len / seconds:,.0f}",
-                         f"{statistics.median(b / a for a, b in found):.2f}×" if name == ours else "", human(resident), human(wire)])
-    save("training", "Training on eight gloo ranks: a step, paired", ["", "step", "tokens/s", "throughput of helpers.train over the other", "memory of all ranks", "sent by rank 0"],
-         rows, "40 pairs. helpers.train also follows a schedule of the learning rate, writes metrics and can save.", packages=("accelerate",))
+            rows.append(
+                [
+                    name,
+                    f"{1e3 * seconds:.0f} ms",
+                    f"{CONFIG.batch * CONFIG.seq_len / seconds:,.0f}",
+                    f"{statistics.median(b / a for a, b in found):.2f}×" if name == ours else "",
+                    human(resident),
+                    human(wire),
+                ]
+            )
+    save(
+        "training",
+        "Training on eight gloo ranks: a step, paired",
+        [
+            "",
+            "step",
+            "tokens/s",
+            "throughput of helpers.train over the other",
+            "memory of all ranks",
+            "sent by rank 0",
+        ],
+        rows,
+        "40 pairs. helpers.train also follows a schedule of the learning rate, writes metrics and can save.",
+        packages=("accelerate",),
+    )
 
 
 if __name__ == "__main__":

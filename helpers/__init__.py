@@ -1,6 +1,7 @@
 """Three Axes: data, tensor and pipeline parallelism, learnt by running them.
 
-`World` starts real ranks beside the notebook; `progress` wraps a loop that runs on them. `helpers.theory` needs neither torch nor
+`World` starts real ranks beside the notebook; `progress` wraps a loop that runs on them. `helpers.theory`
+needs neither torch nor
 ranks, so nothing is imported here until it is asked for.
 """
 
@@ -12,6 +13,7 @@ def __getattr__(name: str):
     if name not in ("World", "progress"):
         raise AttributeError(f"module 'helpers' has no attribute {name!r}")
     from .runtime import server
+
     if parent_process() is None:  # a rank that imports this has no use for ranks
         server.warm()  # first of all: it imports torch for the ranks while the notebook does for itself
     with server.undisturbed():
@@ -19,5 +21,6 @@ def __getattr__(name: str):
         from .runtime.world import World
     if "IPython" in sys.modules:
         from .lesson import magic
+
         magic.register()
     return {"World": World, "progress": progress}[name]

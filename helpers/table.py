@@ -25,15 +25,21 @@ class Table:
     column and those with sentences are aligned left, the others right.
     """
 
-    def __init__(self, columns: list[str], rows: list[list[str]], total: list[str] | None = None, title: str = ""):
+    def __init__(
+        self, columns: list[str], rows: list[list[str]], total: list[str] | None = None, title: str = ""
+    ):
         self.columns, self.rows, self.total, self.title = columns, rows, total, title
         self._left = [i == 0 or any(len(row[i]) > 32 for row in rows) for i in range(len(columns))]
 
     def __repr__(self) -> str:
         body = [self.columns, *self.rows] + ([self.total] if self.total else [])
         widths = [max(len(r[i]) for r in body) for i in range(len(self.columns))]
-        lines = ["  ".join(c.ljust(w) if left else c.rjust(w) for left, c, w in zip(self._left, row, widths)).rstrip()
-                 for row in body]
+        lines = [
+            "  ".join(
+                c.ljust(w) if left else c.rjust(w) for left, c, w in zip(self._left, row, widths)
+            ).rstrip()
+            for row in body
+        ]
         rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
         lines.insert(1, rule)
         if self.total:
@@ -42,12 +48,22 @@ class Table:
 
     def _repr_html_(self) -> str:
         def row(cells, tag, style=""):
-            made = (f'<{tag} style="text-align:{"left" if left else "right;white-space:nowrap"};padding:.15em .9em">{escape(c)}</{tag}>'
-                    for left, c in zip(self._left, cells))
+            made = (
+                f'<{tag} style="text-align:{"left" if left else "right;white-space:nowrap"};padding:.15em'
+                f' .9em">{escape(c)}</{tag}>'
+                for left, c in zip(self._left, cells)
+            )
             return f'<tr style="{style}">{"".join(made)}</tr>'
+
         body = "".join(row(r, "td") for r in self.rows)
         if self.total:
             body += row(self.total, "td", "border-top:1px solid currentColor;font-weight:600")
-        caption = f'<caption style="text-align:left;padding:.3em .9em">{escape(self.title)}</caption>' if self.title else ""
-        return (f'<table style="font-variant-numeric:tabular-nums">{caption}'
-                f"<thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>")
+        caption = (
+            f'<caption style="text-align:left;padding:.3em .9em">{escape(self.title)}</caption>'
+            if self.title
+            else ""
+        )
+        return (
+            f'<table style="font-variant-numeric:tabular-nums">{caption}'
+            f"<thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>"
+        )

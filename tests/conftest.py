@@ -15,18 +15,23 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True)  # the same examples on every machine
 settings.load_profile("repeatable")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell gives to a background job, where no stop button would work
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # what a shell gives to a background job, where no stop button would work
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest.register_assert_rewrite("exercise_tests")
 
 
 class KernelWithoutPorts(nbval.kernel.KernelManager):
-    """A kernel's five ports are chosen a second before it takes them, and ranks of other tests may take one meanwhile.
+    """A kernel's five ports are chosen a second before it takes them, and ranks of other tests may take one
+    meanwhile.
     Then it never answers. So it listens in files."""
 
     def __init__(self, **kwargs):
-        super().__init__(transport="ipc", ip=str(Path(tempfile.gettempdir()) / f"kernel-{uuid.uuid4().hex}"), **kwargs)
+        super().__init__(
+            transport="ipc", ip=str(Path(tempfile.gettempdir()) / f"kernel-{uuid.uuid4().hex}"), **kwargs
+        )
 
 
 nbval.kernel.KernelManager = KernelWithoutPorts
@@ -34,25 +39,50 @@ nbval.kernel.KernelManager = KernelWithoutPorts
 
 def pytest_generate_tests(metafunc):
     import exercise_tests
+
     names = list(metafunc.fixturenames)
-    if metafunc.function.__module__ == "exercise_tests" and (cases := exercise_tests.cases(metafunc.module, names)) is not None:
+    if (
+        metafunc.function.__module__ == "exercise_tests"
+        and (cases := exercise_tests.cases(metafunc.module, names)) is not None
+    ):
         metafunc.parametrize(names, cases, ids=lambda x: getattr(x, "name", getattr(x, "__name__", "")))
 
 
-# Two workers take files in this order. What keeps all cores busy comes beside what mostly waits, and no long file is left for the end.
-FIRST = ("test_train", "test_exercises_phase2", "test_exercises_phase1", "test_exercises_phase3",
-         "14_", "07_", "11_", "12_", "05_", "06_", "test_browser", "test_world", "test_trace", "test_exercises_phase4")
+# Two workers take files in this order. What keeps all cores busy comes beside what mostly waits, and no long
+# file is left for the end.
+FIRST = (
+    "test_train",
+    "test_exercises_phase2",
+    "test_exercises_phase1",
+    "test_exercises_phase3",
+    "14_",
+    "07_",
+    "11_",
+    "12_",
+    "05_",
+    "06_",
+    "test_browser",
+    "test_world",
+    "test_trace",
+    "test_exercises_phase4",
+)
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: next((i for i, name in enumerate(FIRST) if item.path.name.startswith(name)), len(FIRST)))
+    items.sort(
+        key=lambda item: next(
+            (i for i, name in enumerate(FIRST) if item.path.name.startswith(name)), len(FIRST)
+        )
+    )
     for module in {item.module for item in items if hasattr(item, "module")}:
         cloudpickle.register_pickle_by_value(module)  # ranks need not import the tests
 
 
 @pytest.fixture(scope="module")
 def aside():
-    """Call a function in another process, one for all calls of a module: a new one takes longer to start than most take to run."""
+    """Call a function in another process, one for all calls of a module: a new one takes longer to start than
+    most take to run.
+    """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
         yield lambda fn, *args: other.submit(fn, *args).result(120)
 
@@ -60,6 +90,7 @@ def aside():
 @pytest.fixture(scope="session")
 def shared_world():
     from helpers import World
+
     with World(4, timeout=20) as world:
         yield world
 

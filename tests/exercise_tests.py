@@ -1,4 +1,5 @@
-"""What every exercise must do. A test module that imports these names gives lists of its own, which conftest.py hands to them:
+"""What every exercise must do. A test module that imports these names gives lists of its own, which
+conftest.py hands to them:
 
 MISTAKES         (exercise, attempt, the answer's kind, its misconception)
 EXERCISES        their solutions must pass

@@ -12,8 +12,10 @@ import nbformat
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent
-METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
-            "language_info": {"name": "python"}}
+METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
 LIVE = "application/vnd.jupyter.widget-view+json"
 
 
@@ -22,7 +24,9 @@ def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.Notebook
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for i, cell in enumerate(notebook.cells):
         cell.id = f"drop-{number}-{i:02d}"
-        cell.metadata = nbformat.from_dict({"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {})
+        cell.metadata = nbformat.from_dict(
+            {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
+        )
         for output in cell.get("outputs", ()):
             output.get("data", {}).pop(LIVE, None)
     return notebook
@@ -30,7 +34,9 @@ def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.Notebook
 
 def refresh(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
+    NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+    ).execute()
     nbformat.write(normalise(notebook, path.name[:2]), path)
 
 

@@ -23,12 +23,32 @@ def left_behind() -> list[str]:
 
 
 def main() -> int:
-    environ = dict([MARK], **os.environ, THREE_AXES_STREAM_AFTER="60",  # no live output: it is not the same twice
-                   THREE_AXES_PROGRESS="")
+    environ = dict(
+        [MARK],
+        **os.environ,
+        THREE_AXES_STREAM_AFTER="60",  # no live output: it is not the same twice
+        THREE_AXES_PROGRESS="",
+    )
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # thousands of processes would each compile the same files
     tests = subprocess.run(
-        [sys.executable, "-m", "pytest", "--nbval", "--nbval-cell-timeout=120", "-n", str(max(2, os.cpu_count() or 2)),
-         "--dist", "loadfile", "--no-loadscope-reorder", "tests", "notebooks", *sys.argv[1:]], cwd=ROOT, env=environ)
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--nbval",
+            "--nbval-cell-timeout=120",
+            "-n",
+            str(max(2, os.cpu_count() or 2)),
+            "--dist",
+            "loadfile",
+            "--no-loadscope-reorder",
+            "tests",
+            "notebooks",
+            *sys.argv[1:],
+        ],
+        cwd=ROOT,
+        env=environ,
+    )
     deadline = time.monotonic() + 5
     while (left := left_behind()) and time.monotonic() < deadline:
         time.sleep(0.2)

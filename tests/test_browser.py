@@ -1,4 +1,5 @@
-"""The reader's path in a real browser: JupyterLab as `make lab` starts it, and a headless Chromium that clicks and types.
+"""The reader's path in a real browser: JupyterLab as `make lab` starts it, and a headless Chromium that
+clicks and types.
 
 Where no Chromium is found these tests are skipped, and say so. .ci/run installs one.
 """
@@ -18,15 +19,24 @@ from helpers.lesson.drops.d01 import fingerprints
 from helpers.runtime.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
+CHROMIUM = next(
+    filter(
+        None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
+    ),
+    None,
+)
 if CHROMIUM is None:
-    pytest.skip("no Chromium on this machine: install chromium to run the reader's path in a browser", allow_module_level=True)
+    pytest.skip(
+        "no Chromium on this machine: install chromium to run the reader's path in a browser",
+        allow_module_level=True,
+    )
 sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
 
 MINUTE = 60_000  # for Playwright, in milliseconds
 SETTINGS = json.loads((ROOT / "data" / "jupyterlab.json").read_text()) | {
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # all cells are in the page
-    "@jupyterlab/docmanager-extension:plugin": {"autosave": False}}
+    "@jupyterlab/docmanager-extension:plugin": {"autosave": False},
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +49,30 @@ def lab(tmp_path_factory):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(content))
     port = free_port()  # kernels have none: see conftest
-    environ = os.environ | {"JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
-                            "JUPYTER_CONFIG_DIR": str(folder / "config"), "THREE_AXES_PROGRESS": str(folder / "progress.json")}
-    server = subprocess.Popen([sys.executable, "-m", "jupyterlab", "--no-browser", "--expose-app-in-browser", f"--port={port}", "--allow-root", "--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True",
-                               f"--ServerApp.root_dir={folder / 'notebooks'}", "--KernelManager.transport=ipc"], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environ = os.environ | {
+        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "THREE_AXES_PROGRESS": str(folder / "progress.json"),
+    }
+    server = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "jupyterlab",
+            "--no-browser",
+            "--expose-app-in-browser",
+            f"--port={port}",
+            "--allow-root",
+            "--IdentityProvider.token=",
+            "--ServerApp.disable_check_xsrf=True",
+            f"--ServerApp.root_dir={folder / 'notebooks'}",
+            "--KernelManager.transport=ipc",
+        ],
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     address = f"http://localhost:{port}/lab"
     try:
         for _ in range(240):
@@ -82,13 +112,22 @@ class Notebook:
 
     def wait_for_kernel(self) -> None:
         """Until it is connected and has nothing to do."""
-        self.page.wait_for_function("""() => { const kernel = window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel
-            return kernel && kernel.connectionStatus == 'connected' && kernel.status == 'idle' }""", timeout=3 * MINUTE)
-        self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.info")  # it has answered
+        self.page.wait_for_function(
+            """() => { const kernel = window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel
+            return kernel && kernel.connectionStatus == 'connected' && kernel.status == 'idle' }""",
+            timeout=3 * MINUTE,
+        )
+        self.page.evaluate(
+            "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.info"
+        )  # it has answered
 
     def _command(self, name: str) -> None:
         """What an entry of the menu does; returns when it has ended."""
-        self.page.evaluate("name => { window.ended = false; window.jupyterapp.commands.execute(name).finally(() => window.ended = true) }", name)
+        self.page.evaluate(
+            "name => { window.ended = false; window.jupyterapp.commands.execute(name).finally(() =>"
+            " window.ended = true) }",
+            name,
+        )
         self.page.wait_for_function("window.ended", timeout=5 * MINUTE)
         self.wait_for_kernel()
 
@@ -98,17 +137,26 @@ class Notebook:
     def run(self, *texts: str) -> None:
         """Run the cells that contain these texts, one after the other."""
         for text in texts:
-            found = self.page.evaluate("""text => { const notebook = window.jupyterapp.shell.currentWidget.content
-                notebook.activeCellIndex = notebook.widgets.findIndex(cell => cell.model.type == 'code' && cell.model.sharedModel.source.includes(text))
-                return notebook.activeCell.model.sharedModel.source }""", text)
+            found = self.page.evaluate(
+                """text => { const notebook = window.jupyterapp.shell.currentWidget.content
+                const has = cell => cell.model.type == 'code' && cell.model.sharedModel.source.includes(text)
+                notebook.activeCellIndex = notebook.widgets.findIndex(has)
+                return notebook.activeCell.model.sharedModel.source }""",
+                text,
+            )
             assert text in found, f"no cell has {text!r}"
             self._command("notebook:run-cell")
 
     def sources(self) -> list[str]:
-        return self.page.evaluate("() => window.jupyterapp.shell.currentWidget.content.widgets.map(cell => cell.model.sharedModel.source)")
+        return self.page.evaluate(
+            "() => window.jupyterapp.shell.currentWidget.content.widgets.map(cell =>"
+            " cell.model.sharedModel.source)"
+        )
 
     def errors(self) -> list[str]:
-        return self.page.locator('.jp-RenderedText[data-mime-type="application/vnd.jupyter.error"]').all_inner_texts()
+        return self.page.locator(
+            '.jp-RenderedText[data-mime-type="application/vnd.jupyter.error"]'
+        ).all_inner_texts()
 
     def cell(self, text: str):
         return self.page.locator(".jp-CodeCell", has_text=text).last
@@ -146,24 +194,42 @@ def test_predict_fail_read_why_pass_and_stop(notebook):
     notebook.cell(".reveal(").locator(".cm-content").click()
     page.keyboard.press("Shift+Enter")
     notebook.cell(".reveal(").locator(".jp-OutputArea", has_text="You predicted").wait_for(timeout=MINUTE)
-    assert chosen in notebook.cell(".reveal(").inner_text() or "You predicted that" in notebook.cell(".reveal(").inner_text()
+    assert (
+        chosen in notebook.cell(".reveal(").inner_text()
+        or "You predicted that" in notebook.cell(".reveal(").inner_text()
+    )
 
     practice = notebook.cell("def fingerprint")
     output = practice.locator(".jp-OutputArea-output")
-    notebook.write(practice, 'def fingerprint(small, large):\n    return "data"\n\nfingerprints.check(fingerprint)')
+    notebook.write(
+        practice, 'def fingerprint(small, large):\n    return "data"\n\nfingerprints.check(fingerprint)'
+    )
     output.get_by_text("✗ wrong: ").wait_for(timeout=MINUTE)
     assert len(output.inner_text()) > 100, "the mistake is named and explained"
-    notebook.write(notebook.cell("fingerprints.check"), f"{fingerprints.solution()}\n\nfingerprints.check(fingerprint)")
-    notebook.cell("fingerprints.check").locator(".jp-OutputArea-output").get_by_text("✓ right").wait_for(timeout=MINUTE)
+    notebook.write(
+        notebook.cell("fingerprints.check"), f"{fingerprints.solution()}\n\nfingerprints.check(fingerprint)"
+    )
+    notebook.cell("fingerprints.check").locator(".jp-OutputArea-output").get_by_text("✓ right").wait_for(
+        timeout=MINUTE
+    )
     assert fingerprints.name in json.loads((notebook.folder / "progress.json").read_text())
 
-    notebook.write(notebook.cell("fingerprints.check"), "from helpers import World\nstuck = World(2, timeout=None)\ndef wait():\n    import torch.distributed as dist\n    if dist.get_rank() == 0:\n        dist.barrier()\n"
-                         "    else:\n        dist.recv(__import__('torch').zeros(1), src=0)\nstuck.run(wait)")
+    notebook.write(
+        notebook.cell("fingerprints.check"),
+        "from helpers import World\nstuck = World(2, timeout=None)\ndef wait():\n    import torch.distributed"
+        " as dist\n    if dist.get_rank() == 0:\n        dist.barrier()\n    else:\n       "
+        " dist.recv(__import__('torch').zeros(1), src=0)\nstuck.run(wait)",
+    )
     page.wait_for_timeout(3000)
-    page.click('[data-command="notebook:interrupt-kernel"], button[title^="Interrupt the kernel"], jp-button[title^="Interrupt the kernel"]')
+    page.click(
+        '[data-command="notebook:interrupt-kernel"], button[title^="Interrupt the kernel"],'
+        ' jp-button[title^="Interrupt the kernel"]'
+    )
     hung = notebook.cell("stuck = World")
     hung.locator(".jp-OutputArea-output", has_text="waited in").first.wait_for(timeout=MINUTE)
-    notebook.write(notebook.cell("stuck = World"), "print('and on:', stuck.run(lambda: 6 * 7)); stuck.close()")
+    notebook.write(
+        notebook.cell("stuck = World"), "print('and on:', stuck.run(lambda: 6 * 7)); stuck.close()"
+    )
     page.get_by_text("and on: [42, 42]").wait_for(timeout=MINUTE)
 
 
@@ -177,14 +243,24 @@ def test_a_slider_by_keyboard_and_by_mouse(notebook):
     handle = page.locator(".noUi-handle").first
     handle.focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("b => [...document.querySelectorAll('.three-axes-explorer img, img.three-axes-explorer')].pop().src != b", arg=before, timeout=MINUTE)
+    page.wait_for_function(
+        "b => [...document.querySelectorAll('.three-axes-explorer img, img.three-axes-explorer')].pop().src"
+        " != b",
+        arg=before,
+        timeout=MINUTE,
+    )
     after = picture.get_attribute("src")
     box = handle.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
     page.mouse.move(box["x"] - 80, box["y"] + box["height"] / 2, steps=5)
     page.mouse.up()
-    page.wait_for_function("b => [...document.querySelectorAll('.three-axes-explorer img, img.three-axes-explorer')].pop().src != b", arg=after, timeout=MINUTE)
+    page.wait_for_function(
+        "b => [...document.querySelectorAll('.three-axes-explorer img, img.three-axes-explorer')].pop().src"
+        " != b",
+        arg=after,
+        timeout=MINUTE,
+    )
 
 
 @pytest.mark.parametrize("notebook", ["14"], indirect=True)
@@ -192,7 +268,10 @@ def test_training_as_it_goes_a_card_and_the_final(notebook):
     page = notebook.page
     notebook.run("from helpers.lesson.defence")
     source = next(source for source in notebook.sources() if "d14.train_on" in source)
-    notebook.write(notebook.cell("d14.train_on"), source.replace("d14.world_here()", "__import__('helpers').World(2)").replace("steps=50", "steps=20"))
+    notebook.write(
+        notebook.cell("d14.train_on"),
+        source.replace("d14.world_here()", "__import__('helpers').World(2)").replace("steps=50", "steps=20"),
+    )
     curve = notebook.cell("d14.train_on").locator(".jp-OutputArea-output img")
     curve.wait_for(timeout=MINUTE)
     at_first = curve.get_attribute("src")
@@ -211,6 +290,7 @@ def test_training_as_it_goes_a_card_and_the_final(notebook):
             if until(card.inner_text()):
                 return
         raise AssertionError(f"{button!r} does nothing: {card.inner_text()}")
+
     press("show", lambda text: len(text) > len(front) + 20)
     press("not yet", lambda text: question not in text)
     final = notebook.cell("final.Quiz()")

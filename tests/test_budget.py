@@ -20,10 +20,19 @@ def test_a_tensor_too_many_is_an_error_of_its_rank(tight):
         if dist.get_rank() == 1:
             kept.append(torch.zeros(2_000_000))
         dist.barrier()
-    with pytest.raises(RankError, match=r"rank 1 raised OutOfMemoryError: rank 1 is out of memory: zeros made it 12.0 MB, and the budget is 10.0 MB") as e:
+
+    with pytest.raises(
+        RankError,
+        match=(
+            r"rank 1 raised OutOfMemoryError: rank 1 is out of memory: zeros made it 12.0 MB, and the budget"
+            r" is 10.0 MB"
+        ),
+    ) as e:
         tight.run(greedy)
     assert e.value.state_kept
-    assert tight.run(lambda: torch.zeros(2_000_000).numel()) == [2_000_000] * 2  # what the failed call held is free again
+    assert (
+        tight.run(lambda: torch.zeros(2_000_000).numel()) == [2_000_000] * 2
+    )  # what the failed call held is free again
 
 
 def test_it_says_what_held_the_memory(tight):
@@ -33,6 +42,7 @@ def test_it_says_what_held_the_memory(tight):
         model(torch.ones(4, 500)).sum().backward()
         optimizer.step()
         torch.zeros(1_000_000)
+
     with pytest.raises(RankError, match=r"Held: parameters 2.00 MB, gradients 2.00 MB, optimizer 4.00 MB"):
         tight.run(train)
 
@@ -42,6 +52,7 @@ def test_freed_memory_counts_no_more(tight):
         for _ in range(20):
             x = torch.zeros(2_000_000)
             del x
+
     tight.run(many)
 
 
@@ -52,6 +63,7 @@ def test_views_count_once_and_resized_storage_as_it_is(tight):
         x.untyped_storage().resize_(0)
         y = torch.zeros(2_000_000)
         return len(parts) + y.numel()
+
     tight.run(views)
 
 
@@ -60,6 +72,7 @@ def test_backward_is_counted_too(tight):
         x = torch.zeros(900_000, requires_grad=True)
         y = x.exp().exp()
         y.sum().backward()
+
     with pytest.raises(RankError, match="out of memory"):
         tight.run(deep)
 
@@ -70,6 +83,7 @@ def test_the_timeline_has_every_tensor(tight):
         y = torch.zeros(1_000_000)
         del x
         return y.sum().item()
+
     tight.run(rise)
     assert tight.timeline.peak(0) == pytest.approx(8e6, rel=0.01)
 
@@ -78,6 +92,7 @@ def test_a_step_fits_where_its_parts_fit():
     def step(b):
         model = toy.ToyTransformer(hidden=64)
         toy.twin_step(model, *toy.make_batch(b, 64))
+
     with World(1, memory=12e6) as small:
         small.run(step, 2)
         with pytest.raises(RankError, match="out of memory"):

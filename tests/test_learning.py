@@ -1,4 +1,6 @@
-"""Cards, cheat sheet, slides, the final, progress, Colab's cell, teachers' notes; and that every link and every name in the prose exists."""
+"""Cards, cheat sheet, slides, the final, progress, Colab's cell, teachers' notes; and that every link and
+every name in the prose exists.
+"""
 
 import copy
 import importlib
@@ -11,10 +13,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from test_notebooks import NOTEBOOKS, text
 
 from helpers.lesson import cards, final, make, paper, progress, slides
 from helpers.lesson.drops import d01
-from test_notebooks import NOTEBOOKS, text
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOKS = {path.name[:2]: nbformat.read(path, as_version=4) for path in NOTEBOOKS}
@@ -23,12 +25,15 @@ TITLES = {n: book.cells[0].source.splitlines()[0].lstrip("# ") for n, book in BO
 
 # -- cards -----------------------------------------------------------------------------------------
 
+
 def test_there_are_enough_cards_and_none_twice():
     deck = cards.load()
     assert len(deck) >= 60 and {c.drop for c in deck} == set(BOOKS)
     assert all(sum(c.drop == n for c in deck) >= 4 for n in BOOKS)
     words = [frozenset(re.findall(r"\w{4,}", c.front.lower())) for c in deck]
-    assert all(len(a & b) < 0.8 * len(a | b) or not a for i, a in enumerate(words) for b in words[:i]), "two cards ask the same"
+    assert all(len(a & b) < 0.8 * len(a | b) or not a for i, a in enumerate(words) for b in words[:i]), (
+        "two cards ask the same"
+    )
     assert all(len(c.front) < 150 and len(c.back) < 220 for c in deck)
 
 
@@ -44,7 +49,11 @@ def test_what_is_not_known_comes_again():
     assert "All known" in deck._face()
     deck.know(), deck.not_yet()  # nothing is left, and nothing happens
     deck.again()
-    assert deck.top == first and "folded" not in repr(deck) and first.front in deck._repr_mimebundle_()["text/html"]
+    assert (
+        deck.top == first
+        and "folded" not in repr(deck)
+        and first.front in deck._repr_mimebundle_()["text/html"]
+    )
     with pytest.raises(ValueError, match="there is no drop 15"):
         cards.deck(15)
 
@@ -62,6 +71,7 @@ def test_cards_are_printed_and_imported(tmp_path):
 
 # -- cheat sheet, slides, final ----------------------------------------------------------------------
 
+
 def test_the_cheat_sheet_is_one_page_that_every_drop_fills(tmp_path):
     columns, rows = paper.rows()
     assert {row[0] for row in rows} == set(BOOKS) and all(len(row) == len(columns) == 6 for row in rows)
@@ -75,7 +85,9 @@ def test_every_drop_becomes_slides(tmp_path):
     slides.write("", tmp_path)
     for number, book in BOOKS.items():
         page = (tmp_path / f"{number}.html").read_text()
-        assert page.count("<section>") >= 6 and "http" not in re.sub(r"http://www\.w3\.org\S*|https://github\.com\S*", "", re.sub(r"data:image[^\"]+", "", page))
+        assert page.count("<section>") >= 6 and "http" not in re.sub(
+            r"http://www\.w3\.org\S*|https://github\.com\S*", "", re.sub(r"data:image[^\"]+", "", page)
+        )
         assert ".check(" not in page and "Check yourself" not in page
     with pytest.raises(ValueError, match="there is no drop '15'"):
         slides.write("15", tmp_path)
@@ -86,7 +98,9 @@ def test_wrong_answers_of_the_final_point_to_a_heading_that_exists():
     assert len(quiz.questions) == 7 and len({q.where[0] for q in quiz.questions}) == 7
     for i, question in enumerate(quiz.questions, 1):
         assert sum(not why for why in question.options.values()) == 1
-        assert re.search(rf"^## {re.escape(question.where[1])}$", text(BOOKS[question.where[0]]), re.M), question.where
+        assert re.search(rf"^## {re.escape(question.where[1])}$", text(BOOKS[question.where[0]]), re.M), (
+            question.where
+        )
         for option, why in question.options.items():
             assert (f"drop {question.where[0]}" in question.judge(option)) == bool(why)
         assert "Right" in quiz.answer(i, question.right)
@@ -99,15 +113,21 @@ def test_teachers_have_a_note_for_every_drop():
     notes = (ROOT / "data" / "teaching.md").read_text()
     for title in TITLES.values():
         part = notes.split(f"## {title}\n")[1].split("\n## ")[0]
-        assert all(word in part for word in ("Timing:", "Ask:", "Expect:", "Five minutes:")) and 40 <= len(part.split()) <= 160, title
+        assert (
+            all(word in part for word in ("Timing:", "Ask:", "Expect:", "Five minutes:"))
+            and 40 <= len(part.split()) <= 160
+        ), title
 
 
 def test_solutions_can_be_hidden(monkeypatch):
     monkeypatch.setenv("THREE_AXES_SOLUTIONS", "hidden")
-    assert "put the solutions away" in str(d01.fingerprints.solution()) and "def " not in str(d01.fingerprints.solution())
+    assert "put the solutions away" in str(d01.fingerprints.solution()) and "def " not in str(
+        d01.fingerprints.solution()
+    )
 
 
 # -- progress ----------------------------------------------------------------------------------------
+
 
 def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
     file = tmp_path / "progress.json"
@@ -116,7 +136,9 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
     assert len(names) == len(set(names)) >= 20 and set(progress.exercises()) == set(BOOKS)
     assert f"0 of {len(names)} exercises passed" in repr(progress.show())
     assert d01.fingerprints.check(lambda small, large: "data").kind == "wrong" and not file.exists()
-    assert d01.fingerprints.check(d01.fingerprint).kind == "right" and json.loads(file.read_text()) == ["traffic fingerprints"]
+    assert d01.fingerprints.check(d01.fingerprint).kind == "right" and json.loads(file.read_text()) == [
+        "traffic fingerprints"
+    ]
     assert f"1 of {len(names)} exercises passed" in repr(progress.show())
     file.write_text("{ not json")
     assert progress.passed() == set()
@@ -128,6 +150,7 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
 
 # -- Colab -------------------------------------------------------------------------------------------
 
+
 def test_stamping_a_repository_is_idempotent_and_can_be_changed():
     for path in NOTEBOOKS:
         plain = nbformat.read(path, as_version=4)
@@ -135,9 +158,17 @@ def test_stamping_a_repository_is_idempotent_and_can_be_changed():
         twice = make.stamp(copy.deepcopy(once), path.name, "owner/name")
         other = make.stamp(copy.deepcopy(once), path.name, "some/where")
         back = make.stamp(copy.deepcopy(once), path.name)
-        assert [c.source for c in once.cells] == [c.source for c in twice.cells] and len(once.cells) == len(plain.cells)
-        assert once.cells[0].source.count("colab-badge") == 1 and f"owner/name/blob/main/notebooks/{path.name}" in once.cells[0].source
-        assert "owner/name" in once.cells[1].source and "owner" not in other.cells[0].source + other.cells[1].source
+        assert [c.source for c in once.cells] == [c.source for c in twice.cells] and len(once.cells) == len(
+            plain.cells
+        )
+        assert (
+            once.cells[0].source.count("colab-badge") == 1
+            and f"owner/name/blob/main/notebooks/{path.name}" in once.cells[0].source
+        )
+        assert (
+            "owner/name" in once.cells[1].source
+            and "owner" not in other.cells[0].source + other.cells[1].source
+        )
         assert [c.source for c in back.cells] == [c.source for c in make.stamp(plain, path.name).cells]
     with pytest.raises(ValueError, match="give owner/name"):
         make.make_colab("nonsense")
@@ -145,26 +176,54 @@ def test_stamping_a_repository_is_idempotent_and_can_be_changed():
 
 @pytest.mark.parametrize("clone", ["..", "three-axes"])
 def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone):
-    """A folder with a notebook, and a clone over it or beside it; an interpreter that does not know the course."""
+    """A folder with a notebook, and a clone over it or beside it; an interpreter that does not know the
+    course.
+    """
     root = (tmp_path / "course" / "notebooks") if clone == ".." else tmp_path / "content"
     root.mkdir(parents=True)
-    shutil.copytree(ROOT / "helpers", (root / clone).resolve() / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
-    cell = make.SETUP.format(repo="owner/name").replace("!git", "raise SystemExit('cloned anew') #").replace("%pip", "pass #")
-    code = f"import sys\nsys.path = [p for p in sys.path if {str(ROOT)!r} != p]\nsys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n{cell}\nimport helpers\nprint(helpers.__file__)"
+    shutil.copytree(
+        ROOT / "helpers", (root / clone).resolve() / "helpers", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    cell = (
+        make.SETUP.format(repo="owner/name")
+        .replace("!git", "raise SystemExit('cloned anew') #")
+        .replace("%pip", "pass #")
+    )
+    code = (
+        f"import sys\nsys.path = [p for p in sys.path if {str(ROOT)!r} != p]\nsys.meta_path = [f for f in"
+        f" sys.meta_path if 'editable' not in repr(f).lower()]\n{cell}\nimport"
+        " helpers\nprint(helpers.__file__)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert str(tmp_path.resolve()) in done.stdout
-    silent = subprocess.run([sys.executable, "-c", make.SETUP.replace("!git", "raise SystemExit('cloned') #").replace("%pip", "raise SystemExit('installed') #")], cwd=ROOT, capture_output=True, text=True)
+    silent = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            make.SETUP.replace("!git", "raise SystemExit('cloned') #").replace(
+                "%pip", "raise SystemExit('installed') #"
+            ),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")
 
 
 # -- links, names and terms ----------------------------------------------------------------------------
 
+
 def anchors(markdown: str) -> set[str]:
-    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", markdown, re.M)}
+    return {
+        re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", markdown, re.M)
+    }
 
 
-@pytest.mark.parametrize("file", [ROOT / "README.md", ROOT / "data" / "teaching.md", *NOTEBOOKS], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "file", [ROOT / "README.md", ROOT / "data" / "teaching.md", *NOTEBOOKS], ids=lambda p: p.name
+)
 def test_every_relative_link_leads_somewhere(file):
     prose = text(nbformat.read(file, as_version=4)) if file.suffix == ".ipynb" else file.read_text()
     for target in re.findall(r"\]\(([^)\s]+)\)", prose):
@@ -175,7 +234,12 @@ def test_every_relative_link_leads_somewhere(file):
             assert not anchor or anchor in anchors(there.read_text()), target
 
 
-NAMES = {"d" + n: f"helpers.lesson.drops.d{n}" for n in BOOKS} | {"toy": "helpers.toy", "draw": "helpers.lesson.draw", "schedules": "helpers.theory.schedules", "simulation": "helpers.theory.simulation"}
+NAMES = {"d" + n: f"helpers.lesson.drops.d{n}" for n in BOOKS} | {
+    "toy": "helpers.toy",
+    "draw": "helpers.lesson.draw",
+    "schedules": "helpers.theory.schedules",
+    "simulation": "helpers.theory.simulation",
+}
 
 
 @pytest.mark.parametrize("number", BOOKS)
@@ -196,13 +260,32 @@ def test_every_name_in_the_prose_exists(number):
 
 
 # term -> the drop that makes it bold where it explains it; no drop before may use it
-TERMS = {"rank": "01", "twin": "01", "reduce-scatter": "02", "bucket": "05", "bubble": "07", "microbatch": "07", "sequence parallelism": "06", "MFU": "11", "budget": "10"}
+TERMS = {
+    "rank": "01",
+    "twin": "01",
+    "reduce-scatter": "02",
+    "bucket": "05",
+    "bubble": "07",
+    "microbatch": "07",
+    "sequence parallelism": "06",
+    "MFU": "11",
+    "budget": "10",
+}
 
 
 @pytest.mark.parametrize("term", TERMS)
 def test_a_term_is_explained_before_it_is_used(term):
     for number, book in BOOKS.items():
-        prose = re.sub(r"\*\*Next\.\*\*.*|<[^>]+>|`[^`]*`|\[[^\]]*\]\([^)]*\)", "", text(book), flags=re.S if number < TERMS[term] else 0)
+        prose = re.sub(
+            r"\*\*Next\.\*\*.*|<[^>]+>|`[^`]*`|\[[^\]]*\]\([^)]*\)",
+            "",
+            text(book),
+            flags=re.S if number < TERMS[term] else 0,
+        )
         if number < TERMS[term]:
-            assert not re.search(rf"\b{term}s?\b", prose), f"drop {number} uses {term!r}, which drop {TERMS[term]} explains"
-    assert re.search(rf"\*\*[^*]*{term}[^*]*\*\*", text(BOOKS[TERMS[term]]), re.I), f"drop {TERMS[term]} does not make {term!r} bold where it explains it"
+            assert not re.search(rf"\b{term}s?\b", prose), (
+                f"drop {number} uses {term!r}, which drop {TERMS[term]} explains"
+            )
+    assert re.search(rf"\*\*[^*]*{term}[^*]*\*\*", text(BOOKS[TERMS[term]]), re.I), (
+        f"drop {TERMS[term]} does not make {term!r} bold where it explains it"
+    )

@@ -4,13 +4,22 @@ import csv
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from helpers.theory.cost import estimate
 from helpers.theory.hardware import CLUSTERS
 from helpers.theory.layout import RECOMPUTE, Layout, check, layers_on_rank, layers_on_stage
 from helpers.theory.memory import (
-    BYTES_PER_PARAMETER, activations_per_layer, in_flight, largest_stage, peak_memory, stage_memory, stage_params, states)
+    BYTES_PER_PARAMETER,
+    activations_per_layer,
+    in_flight,
+    largest_stage,
+    peak_memory,
+    stage_memory,
+    stage_params,
+    states,
+)
 from helpers.theory.models import MODELS, ModelShape
 from helpers.theory.schedules import gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
 from helpers.theory.simulation import simulate
@@ -24,7 +33,9 @@ def rows(name):
         return list(csv.DictReader(f))
 
 
-@pytest.mark.parametrize("row", rows("zero_2020_table1.csv"), ids=lambda r: f"{r['params_b']}B-{r['dp_degree']}")
+@pytest.mark.parametrize(
+    "row", rows("zero_2020_table1.csv"), ids=lambda r: f"{r['params_b']}B-{r['dp_degree']}"
+)
 def test_the_zero_papers_table_1(row):
     n, d = float(row["params_b"]) * 1e9, int(row["dp_degree"])
     for zero, column in ((1, "pos_gb"), (2, "pos_g_gb"), (3, "pos_g_p_gb")):
@@ -40,12 +51,21 @@ def test_sixteen_bytes_and_its_variants():
         assert sum(states(1, **parts).values()) == sum(parts.values())
 
 
-@pytest.mark.parametrize("layout, gb", [(Layout(dp=4, tp=8, pp=2, zero=1), 30.9), (Layout(dp=8, tp=8, zero=1), 48.5),
-                                        (Layout(dp=64, zero=3), 17.6), (Layout(dp=4, tp=8, pp=2), 70.6)])
+@pytest.mark.parametrize(
+    "layout, gb",
+    [
+        (Layout(dp=4, tp=8, pp=2, zero=1), 30.9),
+        (Layout(dp=8, tp=8, zero=1), 48.5),
+        (Layout(dp=64, zero=3), 17.6),
+        (Layout(dp=4, tp=8, pp=2), 70.6),
+    ],
+)
 def test_a_70b_on_64_gpus(layout, gb):
     """What a well-known calculator puts at 369 GiB a GPU is 30.9 GB of states."""
     assert layout.ranks == 64
-    each = [sum(states(stage_params(LLAMA, layout, k), layout.dp, layout.zero).values()) for k in range(layout.pp)]
+    each = [
+        sum(states(stage_params(LLAMA, layout, k), layout.dp, layout.zero).values()) for k in range(layout.pp)
+    ]
     assert round(sum(each) / len(each) / 1e9, 1) == gb
 
 
@@ -59,18 +79,25 @@ def test_korthikantis_table_2(t):
         "tensor parallel": Layout(**plain),
         "tensor+sequence parallel": Layout(**{**plain, "sequence_parallel": True}),
         "tensor parallel + selective recompute": Layout(**plain, recompute="selective"),
-        "tensor+sequence parallel + selective recompute": Layout(**{**plain, "sequence_parallel": True}, recompute="selective"),
+        "tensor+sequence parallel + selective recompute": Layout(
+            **{**plain, "sequence_parallel": True}, recompute="selective"
+        ),
         "full recompute": Layout(**plain, recompute="full"),
     }
     for row in rows("korthikanti_2022_table2.csv"):
         if layout := formulas.get(row["configuration"]):
             expected = eval(row["bytes_per_layer_formula"], {"s": s, "b": b, "h": h, "a": a, "t": t})
-            assert sum(activations_per_layer(model, layout, s).values()) == pytest.approx(expected), row["configuration"]
+            assert sum(activations_per_layer(model, layout, s).values()) == pytest.approx(expected), row[
+                "configuration"
+            ]
 
 
 def test_a_fused_attention_drops_5as_over_h():
     model, s = MODELS["gpt3-175b"], 2048
-    stored, fused = (sum(activations_per_layer(model, Layout(fused_attention=f, sequence_parallel=False), s).values()) for f in (False, True))
+    stored, fused = (
+        sum(activations_per_layer(model, Layout(fused_attention=f, sequence_parallel=False), s).values())
+        for f in (False, True)
+    )
     assert stored - fused == 5 * model.heads * s * s
     assert fused == 34 * s * model.hidden
 
@@ -85,12 +112,16 @@ def test_in_flight_is_what_the_schedules_do(p, m):
     if m % p == 0:
         line = simulate(interleaved(p, m, 2))
         for r in range(p):
-            assert line.in_flight(r) == pytest.approx(2 * in_flight(Layout(pp=p, interleave=2, schedule="interleaved"), m, r))
+            assert line.in_flight(r) == pytest.approx(
+                2 * in_flight(Layout(pp=p, interleave=2, schedule="interleaved"), m, r)
+            )
 
 
 def test_korthikantis_first_stage_interleaved():
     p, v = 8, 3
-    assert in_flight(Layout(pp=p, interleave=v, schedule="interleaved"), 64, 0) == pytest.approx(p * (1 + (p - 1) / (p * v)))
+    assert in_flight(Layout(pp=p, interleave=v, schedule="interleaved"), 64, 0) == pytest.approx(
+        p * (1 + (p - 1) / (p * v))
+    )
 
 
 @pytest.mark.parametrize("printed, schedule", [("1F1B", "1F1B"), ("ZB-1p", "ZB-H1")])
@@ -99,9 +130,23 @@ def test_measured_memory_of_zero_bubbles_runs(printed, schedule):
     errors = []
     for row in rows("zero_bubble_2023.csv"):
         if row["schedule"] == printed:
-            model = ModelShape("gpt", int(row["layers"]), int(row["hidden"]), int(row["heads"]), 51200, biases=True, positions=1024)
-            layout = Layout(pp=int(row["pp_gpus"]), microbatch=int(row["microbatch_seqs"]), gradient_bytes=4,
-                            schedule=schedule, fused_attention=False, sequence_parallel=False)
+            model = ModelShape(
+                "gpt",
+                int(row["layers"]),
+                int(row["hidden"]),
+                int(row["heads"]),
+                51200,
+                biases=True,
+                positions=1024,
+            )
+            layout = Layout(
+                pp=int(row["pp_gpus"]),
+                microbatch=int(row["microbatch_seqs"]),
+                gradient_bytes=4,
+                schedule=schedule,
+                fused_attention=False,
+                sequence_parallel=False,
+            )
             _, parts = largest_stage(model, layout, 1024, int(row["num_microbatches"]))
             errors.append(abs(sum(parts.values()) / 2**30 / float(row["measured_mem_gb"]) - 1))
     assert len(errors) == 12 and sum(errors) / 12 < 0.04
@@ -110,9 +155,16 @@ def test_measured_memory_of_zero_bubbles_runs(printed, schedule):
 def test_the_first_rank_of_a_v_holds_embedding_and_head():
     model, v = MODELS["llama-3-8b"], Layout(pp=4, schedule="ZB-V")
     params = [stage_params(model, v, rank) for rank in range(4)]
-    assert params[0] == 8 * model.layer_params + model.embedding_params + model.head_params and params[1:] == [8 * model.layer_params] * 3
+    assert (
+        params[0] == 8 * model.layer_params + model.embedding_params + model.head_params
+        and params[1:] == [8 * model.layer_params] * 3
+    )
     stage, parts = largest_stage(model, v, 2048, 8)
-    assert stage == 0 and parts["logits"] and sum(parts.values()) == pytest.approx(peak_memory(model, v, 2048, 8))
+    assert (
+        stage == 0
+        and parts["logits"]
+        and sum(parts.values()) == pytest.approx(peak_memory(model, v, 2048, 8))
+    )
 
 
 def test_the_largest_stage_is_the_first_unless_the_head_is_heavy():
@@ -122,7 +174,10 @@ def test_the_largest_stage_is_the_first_unless_the_head_is_heavy():
     assert largest_stage(head, Layout(pp=4), 8192, 32)[0] == 3
 
 
-@pytest.mark.parametrize("layers, stages, each", [(8, 4, [2, 2, 2, 2]), (126, 16, [7] + [8] * 14 + [7]), (22, 8, [2] + [3] * 6 + [2])])
+@pytest.mark.parametrize(
+    "layers, stages, each",
+    [(8, 4, [2, 2, 2, 2]), (126, 16, [7] + [8] * 14 + [7]), (22, 8, [2] + [3] * 6 + [2])],
+)
 def test_layers_are_spread(layers, stages, each):
     assert [layers_on_stage(layers, stages, k) for k in range(stages)] == each
     assert layers_on_stage(9, 4, 0) is None
@@ -133,8 +188,16 @@ def test_balanced_stages_make_room_for_the_head():
     model = ModelShape("1B", 16, 2048, 32, 131072, ffn=8192, gated=True, tied=True)
     assert model.vocab * model.hidden / model.layer_params == pytest.approx(4, rel=0.01)
     each = lambda p: [int(layers_on_rank(model, Layout(pp=p, balanced=True), r)) for r in range(p)]
-    assert each(1) == [16] and each(2) == [10, 6] and each(4) == [5, 5, 5, 1] and each(8) == [3, 3, 3, 3, 3, 1, 0, 0]
-    even, balanced = (estimate(model, Layout(pp=4, balanced=b), CLUSTERS["dgx-h100"], global_batch=32, seq_len=4096) for b in (False, True))
+    assert (
+        each(1) == [16]
+        and each(2) == [10, 6]
+        and each(4) == [5, 5, 5, 1]
+        and each(8) == [3, 3, 3, 3, 3, 1, 0, 0]
+    )
+    even, balanced = (
+        estimate(model, Layout(pp=4, balanced=b), CLUSTERS["dgx-h100"], global_batch=32, seq_len=4096)
+        for b in (False, True)
+    )
     assert balanced.time["head"] < 0.1 * even.time["head"] and balanced.step_seconds < even.step_seconds
     check(LLAMA, Layout(pp=3, balanced=True))  # 80 layers need not divide
     with pytest.raises(ValueError, match="one chunk on each pipeline rank, not 2; take 1F1B"):
@@ -142,54 +205,103 @@ def test_balanced_stages_make_room_for_the_head():
 
 
 def test_one_by_one_costs_memory_and_time():
-    """PyTorch as written, against fused kernels, for a layer of Llama-3-8B: what it keeps and what it moves."""
+    """PyTorch as written, against fused kernels, for a layer of Llama-3-8B: what it keeps and what
+    it moves.
+    """
     model, s = MODELS["llama-3-8b"], 8192
     eager, fused = Layout(eager=True), Layout()
     layer = lambda layout: sum(activations_per_layer(model, layout, s).values())
     assert layer(eager) - layer(fused) == 2 * s * 14336  # SiLU's output
     held = lambda **k: stage_memory(model, Layout(**k), s, 1, 0)
     assert held(eager=True)["logits"] - held()["logits"] == 10 * s * 128256
-    assert held(eager=True, gradient_bytes=4)["gradients"] == 6 * model.params and held(eager=True)["gradients"] == 2 * model.params
-    assert held(eager=True, zero=3, dp=8)["gathered weights"] - held(zero=3, dp=8)["gathered weights"] == pytest.approx(2 * 2 * 128256 * 4096, rel=1e-3)
+    assert (
+        held(eager=True, gradient_bytes=4)["gradients"] == 6 * model.params
+        and held(eager=True)["gradients"] == 2 * model.params
+    )
+    assert held(eager=True, zero=3, dp=8)["gathered weights"] - held(zero=3, dp=8)[
+        "gathered weights"
+    ] == pytest.approx(2 * 2 * 128256 * 4096, rel=1e-3)
     time = lambda **k: estimate(model, Layout(**k), CLUSTERS["dgx-h100"], global_batch=1, seq_len=s)
-    gpt = lambda **k: estimate(MODELS["gpt3-175b"], Layout(tp=8, **k), CLUSTERS["dgx-h100"], global_batch=1, seq_len=2048).time["elementwise"]
+    gpt = lambda **k: estimate(
+        MODELS["gpt3-175b"], Layout(tp=8, **k), CLUSTERS["dgx-h100"], global_batch=1, seq_len=2048
+    ).time["elementwise"]
     assert 3 < time(eager=True).time["elementwise"] / time().time["elementwise"] < 5
     assert gpt(eager=True) == gpt()  # its norms and GELU are fused in PyTorch as well
 
 
 def test_every_second_product_is_kept():
-    """torchtitan's policy on Llama-3-8B, by hand: input, q, v, attention's output, gate and down, of 8, 8, 2, 8, 28 and 8 KiB a token."""
+    """torchtitan's policy on Llama-3-8B, by hand: input, q, v, attention's output, gate and down, of 8, 8, 2,
+    8, 28 and 8 KiB a token.
+    """
     model, s = MODELS["llama-3-8b"], 4096
-    assert sum(activations_per_layer(model, Layout(recompute="per-op"), s).values()) == s * 1024 * (8 + 8 + 2 + 8 + 28 + 8)
-    seconds = [estimate(model, Layout(recompute=r), CLUSTERS["dgx-h100"], global_batch=1, seq_len=s).step_seconds for r in ("none", "per-op", "full")]
+    assert sum(activations_per_layer(model, Layout(recompute="per-op"), s).values()) == s * 1024 * (
+        8 + 8 + 2 + 8 + 28 + 8
+    )
+    seconds = [
+        estimate(model, Layout(recompute=r), CLUSTERS["dgx-h100"], global_batch=1, seq_len=s).step_seconds
+        for r in ("none", "per-op", "full")
+    ]
     assert seconds == sorted(seconds)
 
 
 @settings(max_examples=600, deadline=None)
-@given(st.sampled_from(["llama-3-8b", "llama-3-70b", "gpt3-175b"]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]),
-       st.integers(1, 64), st.integers(0, 3), st.sampled_from(RECOMPUTE), st.booleans(), st.integers(1, 8))
+@given(
+    st.sampled_from(["llama-3-8b", "llama-3-70b", "gpt3-175b"]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.integers(1, 64),
+    st.integers(0, 3),
+    st.sampled_from(RECOMPUTE),
+    st.booleans(),
+    st.integers(1, 8),
+)
 def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, recompute, sp, b):
     model, s, m = MODELS[name], 4096, 4 * p
-    at = lambda **k: sum(stage_memory(model, Layout(**{**dict(dp=d, tp=t, pp=p, zero=zero, recompute=recompute, sequence_parallel=sp, microbatch=b), **k}), s, m, 0).values())
+    at = lambda **k: sum(
+        stage_memory(
+            model,
+            Layout(
+                **{
+                    **dict(
+                        dp=d, tp=t, pp=p, zero=zero, recompute=recompute, sequence_parallel=sp, microbatch=b
+                    ),
+                    **k,
+                }
+            ),
+            s,
+            m,
+            0,
+        ).values()
+    )
     here = at()
     assert here > 0
     assert at(tp=2 * t) < here and at(dp=2 * d) <= here and at(microbatch=b + 1) > here
-    assert at(zero=min(3, zero + 1)) <= here or zero == 2  # gathering weights may cost a little more than it saves
+    assert (
+        at(zero=min(3, zero + 1)) <= here or zero == 2
+    )  # gathering weights may cost a little more than it saves
     assert at(sequence_parallel=True) <= here
     assert at(recompute="full") <= at(recompute="selective") <= at(recompute="none") or p == 1
     assert at(recompute="full") <= at(recompute="per-op") < at(recompute="none") or p == 1
     assert at(eager=True) >= here
 
 
-@pytest.mark.parametrize("layout, said", [
-    (Layout(tp=3), "tp 3 does not divide 64 attention heads; take 2 or 4"),
-    (Layout(pp=3), r"80 layers do not divide over 3 stages .*; take 2 or 4"),
-    (Layout(dp=3, tp=8), "dp·tp·pp = 3·8·1 = 24, but there are 64 GPUs"),
-    (Layout(dp=8, tp=8, microbatch=3), "a batch of 128 does not divide by dp·microbatch = 8·3 = 24; take 120"),
-    (Layout(tp=0), "tp must be a whole number of at least 1, not 0"), (Layout(zero=4), "zero is 0, 1, 2 or 3, not 4"),
-    (Layout(schedule="1f1b"), "unknown schedule '1f1b'; known are GPipe, 1F1B"),
-    (Layout(pp=2, dp=32, interleave=2), "interleave 2 needs the schedule 'interleaved'"),
-    (Layout(dp=64, schedule="interleaved"), "interleaving needs pp and interleave of at least 2")])
+@pytest.mark.parametrize(
+    "layout, said",
+    [
+        (Layout(tp=3), "tp 3 does not divide 64 attention heads; take 2 or 4"),
+        (Layout(pp=3), r"80 layers do not divide over 3 stages .*; take 2 or 4"),
+        (Layout(dp=3, tp=8), "dp·tp·pp = 3·8·1 = 24, but there are 64 GPUs"),
+        (
+            Layout(dp=8, tp=8, microbatch=3),
+            "a batch of 128 does not divide by dp·microbatch = 8·3 = 24; take 120",
+        ),
+        (Layout(tp=0), "tp must be a whole number of at least 1, not 0"),
+        (Layout(zero=4), "zero is 0, 1, 2 or 3, not 4"),
+        (Layout(schedule="1f1b"), "unknown schedule '1f1b'; known are GPipe, 1F1B"),
+        (Layout(pp=2, dp=32, interleave=2), "interleave 2 needs the schedule 'interleaved'"),
+        (Layout(dp=64, schedule="interleaved"), "interleaving needs pp and interleave of at least 2"),
+    ],
+)
 def test_refusals_name_the_nearest(layout, said):
     gpus = 64 if "GPUs" in said or "interleav" in said else None
     with pytest.raises(ValueError, match=said):

@@ -30,30 +30,46 @@ def issue(op: str, elements: int) -> None:
     whole, part = torch.ones(elements), torch.ones(elements // n)
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    {"all_reduce": lambda: dist.all_reduce(whole),
-     "all_gather": lambda: gather(whole, part),
-     "reduce_scatter": lambda: scatter(part, whole),
-     "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
-     "broadcast": lambda: dist.broadcast(whole, 0),
-     "reduce": lambda: dist.reduce(whole, 0),
-     "gather": lambda: dist.gather(part, list(whole.chunk(n)) if me == 0 else None),
-     "scatter": lambda: dist.scatter(part, list(whole.chunk(n)) if me == 0 else None),
-     "send": lambda: dist.send(whole, 1) if me == 0 else dist.recv(whole, 0) if me == 1 else None}[op]()
+    {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: gather(whole, part),
+        "reduce_scatter": lambda: scatter(part, whole),
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "reduce": lambda: dist.reduce(whole, 0),
+        "gather": lambda: dist.gather(part, list(whole.chunk(n)) if me == 0 else None),
+        "scatter": lambda: dist.scatter(part, list(whole.chunk(n)) if me == 0 else None),
+        "send": lambda: dist.send(whole, 1) if me == 0 else dist.recv(whole, 0) if me == 1 else None,
+    }[op]()
 
 
 @linux
-@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
-                                "gather", "scatter", "send"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "send",
+    ],
+)
 def test_payload_is_exact_and_the_wire_is_gloos(sized, op):
     n, whole = len(sized), S * 4
     for _ in range(2):
         sized.run(issue, op, S)
-        for r, (counted, wire, rows) in enumerate(zip(sized.traffic.counted, sized.traffic.wire, sized.traffic.ranks)):
+        for r, (counted, wire, rows) in enumerate(
+            zip(sized.traffic.counted, sized.traffic.wire, sized.traffic.ranks)
+        ):
             if op == "send" and r > 1:
                 assert rows == [] and wire == 0
                 continue
             mine = "recv" if op == "send" and r == 1 else op
-            row, = rows
+            (row,) = rows
             assert (row.op, row.axis, row.calls, row.payload) == (mine, "world", 1, whole)
             assert counted == collectives.book(mine, whole, n, r)
             predicted = collectives.gloo(mine, whole, n, r)
@@ -66,15 +82,25 @@ def test_the_list_forms_count_alike(world):
     def lists():
         n, part = dist.get_world_size(), torch.ones(1000)
         dist.all_gather([torch.empty(1000) for _ in range(n)], part)
-        for form in (lambda: dist.reduce_scatter(part, [torch.ones(1000) for _ in range(n)]),
-                     lambda: dist.all_to_all([torch.empty(1000) for _ in range(n)], [torch.ones(1000) for _ in range(n)])):
+        for form in (
+            lambda: dist.reduce_scatter(part, [torch.ones(1000) for _ in range(n)]),
+            lambda: dist.all_to_all(
+                [torch.empty(1000) for _ in range(n)], [torch.ones(1000) for _ in range(n)]
+            ),
+        ):
             try:
                 form()
-            except RuntimeError as e:  # gloo learnt these forms late; they are counted when they are asked for
+            except (
+                RuntimeError
+            ) as e:  # gloo learnt these forms late; they are counted when they are asked for
                 assert "does not support" in str(e)
+
     world.run(lists)
     assert [(r.op, r.payload) for r in world.traffic.ranks[3]] == [
-        ("all_gather", 16_000), ("reduce_scatter", 16_000), ("all_to_all", 16_000)]
+        ("all_gather", 16_000),
+        ("reduce_scatter", 16_000),
+        ("all_to_all", 16_000),
+    ]
 
 
 def test_it_sees_ddp_functional_collectives_and_meshes(world):
@@ -82,6 +108,7 @@ def test_it_sees_ddp_functional_collectives_and_meshes(world):
         from torch.distributed import _functional_collectives as functional
         from torch.distributed.device_mesh import init_device_mesh
         from torch.nn.parallel import DistributedDataParallel
+
         model = DistributedDataParallel(torch.nn.Linear(100, 10))
         model(torch.ones(2, 100)).sum().backward()
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -90,6 +117,7 @@ def test_it_sees_ddp_functional_collectives_and_meshes(world):
         even = dist.new_group([0, 2])
         if dist.get_rank() % 2 == 0:
             dist.all_reduce(torch.ones(5), group=even)
+
     world.run(everything)
     rows = {(r.op, r.axis): r.payload for r in world.traffic.ranks[0]}
     assert rows["all_reduce", "world"] == (100 * 10 + 10) * 4
@@ -102,6 +130,7 @@ def test_fsdp_and_tensor_parallel_are_seen(world):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
         model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False))
         fully_shard(model, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("dp",)))
         model(torch.ones(2, 64)).sum().backward()
@@ -109,6 +138,7 @@ def test_fsdp_and_tensor_parallel_are_seen(world):
         mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
         parallelize_module(pair, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
         pair(torch.ones(2, 8)).sum().backward()
+
     world.run(sharded)
     rows = {(r.op, r.axis): (r.calls, r.payload) for r in world.traffic.ranks[1]}
     assert rows["reduce_scatter", "world"] == (1, 64 * 64 * 4)
@@ -133,15 +163,20 @@ def test_a_world_formed_anew_inside_a_call_is_counted(world, tmp_path):
         dist.destroy_process_group()
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=n)
         dist.all_reduce(torch.ones(S))
+
     world.run(again, tmp_path / "meeting")
-    row, = world.traffic.ranks[0]
+    (row,) = world.traffic.ranks[0]
     assert 1.5 * 4 * S < row.wire < 1.51 * 4 * S
 
 
 def test_two_ranks_may_have_the_same_port():
     """The system gives a port twice if the other ends differ: here rank 0 and rank 2 both call from 50000."""
-    reports = [Report(wire={(50000, 4001): 10}), Report(wire={(4001, 50000): 20, (4001, 50007): 30}),
-               Report(wire={(50007, 4001): 40, (50000, 4003): 50}), Report(wire={(4003, 50000): 60})]
+    reports = [
+        Report(wire={(50000, 4001): 10}),
+        Report(wire={(4001, 50000): 20, (4001, 50007): 30}),
+        Report(wire={(50007, 4001): 40, (50000, 4003): 50}),
+        Report(wire={(4003, 50000): 60}),
+    ]
     assert Traffic(reports).matrix == [[0, 10, 0, 0], [20, 0, 30, 0], [0, 40, 0, 50], [0, 0, 60, 0]]
 
 
@@ -155,6 +190,7 @@ def test_overlapping_kinds_are_not_told_apart_but_the_total_is_known(world):
         for work in (a, b, c):
             work.wait()
         dist.all_reduce(torch.ones(S), group=None)
+
     world.run(overlap)
     reduce, broadcast = world.traffic.ranks[0]
     assert reduce.calls == 3 and reduce.wire is None and broadcast.wire is None
@@ -166,6 +202,7 @@ def test_waiting_is_timed(world):
     def late():
         time.sleep(0.3 if dist.get_rank() == 2 else 0)
         dist.barrier()
+
     world.run(late)
     waited = world.traffic.waited
     assert all(0.2 < waited[r] < 2 for r in (0, 1, 3)) and waited[2] < 0.2
@@ -174,7 +211,9 @@ def test_waiting_is_timed(world):
 def test_without_tcp_counters_the_column_says_so(world, monkeypatch):
     def unavailable():
         from helpers.runtime import wire
+
         wire.available = False
+
     world.run(unavailable)
     try:
         world.run(issue, "all_reduce", 1200)
@@ -196,15 +235,30 @@ def test_the_table(world):
     assert "no bytes moved" in repr(world.traffic)
 
 
-@pytest.mark.parametrize("n, text", [(0, "0 B"), (999, "999 B"), (999.6, "1.00 kB"), (1000, "1.00 kB"), (9994, "9.99 kB"), (9996, "10.0 kB"),
-                                     (99_960, "100 kB"), (999_600, "1.00 MB"), (18_874_368, "18.9 MB"),
-                                     (1.12e12, "1.12 TB"), (None, "n/a")])
+@pytest.mark.parametrize(
+    "n, text",
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999.6, "1.00 kB"),
+        (1000, "1.00 kB"),
+        (9994, "9.99 kB"),
+        (9996, "10.0 kB"),
+        (99_960, "100 kB"),
+        (999_600, "1.00 MB"),
+        (18_874_368, "18.9 MB"),
+        (1.12e12, "1.12 TB"),
+        (None, "n/a"),
+    ],
+)
 def test_bytes_for_people(n, text):
     assert human(n) == text
 
 
 def test_memory_by_kind():
-    model = torch.nn.Sequential(torch.nn.Linear(100, 50, bias=False), torch.nn.ReLU(), torch.nn.Linear(50, 10, bias=False))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(100, 50, bias=False), torch.nn.ReLU(), torch.nn.Linear(50, 10, bias=False)
+    )
     model[2].also = model[2].weight  # seen twice, held once
     optimizer = torch.optim.AdamW(model.parameters())
     with memory.saved_activations(model) as held:
@@ -214,15 +268,21 @@ def test_memory_by_kind():
     found = memory.by_kind(model, optimizer, held.peak)
     weights = (100 * 50 + 50 * 10) * 4
     assert (found["parameters"], found["gradients"], found["optimizer"]) == (weights, weights, 2 * weights)
-    assert found["activations"] == (8 * 100 + 8 * 50) * 4  # the input, and ReLU's output, which the last layer shares
+    assert (
+        found["activations"] == (8 * 100 + 8 * 50) * 4
+    )  # the input, and ReLU's output, which the last layer shares
 
 
 def test_collectives_inside_a_dtensor_operator_are_counted(world):
     def product():
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import DTensor, Shard
+
         mesh = init_device_mesh("cpu", (4,))
         a, b = (DTensor.from_local(torch.ones(64, 64), mesh, [Shard(dim)]) for dim in (0, 1))
         return (a @ b).shape
+
     world.run(product)
-    assert world.traffic.counted[0] > 0 and world.traffic.wire[0] == pytest.approx(world.traffic.counted[0], rel=0.1, abs=3000)
+    assert world.traffic.counted[0] > 0 and world.traffic.wire[0] == pytest.approx(
+        world.traffic.counted[0], rel=0.1, abs=3000
+    )

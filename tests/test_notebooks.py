@@ -12,10 +12,10 @@ from types import CodeType
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
+from refresh import LIVE, normalise
 
 from helpers.lesson.make import stamp
 from helpers.lesson.practice import Exercise
-from refresh import LIVE, normalise
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
 
@@ -57,7 +57,9 @@ def test_it_can_be_read_in_its_minutes(drop):
     words = len(re.sub(r"<[^>]+>", " ", text(notebook)).split())
     assert 550 <= words <= 950, f"{words} words"
     lengths = [len(c.source.splitlines()) for c in code(notebook)[1:]]  # without the setup
-    ends = 3 if path.name.startswith("14") else 0  # the ways out of the notebook, the course's final and the cards
+    ends = (
+        3 if path.name.startswith("14") else 0
+    )  # the ways out of the notebook, the course's final and the cards
     assert 6 <= len(lengths) <= 14 + ends and median(lengths) <= 8 and max(lengths) <= 20, lengths
 
 
@@ -69,7 +71,9 @@ def _names_in(notebook) -> set[str]:
             match node:
                 case ast.Import() | ast.ImportFrom():
                     found |= {(a.asname or a.name).split(".")[0] for a in node.names}
-                case ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                case (
+                    ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) | ast.ClassDef(name=name)
+                ):
                     found.add(name)
     return found
 
@@ -77,14 +81,21 @@ def _names_in(notebook) -> set[str]:
 def _names_used(function: CodeType) -> set[str]:
     """The globals that a function asks for, and those of the functions in it."""
     return {step.argval for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"}.union(
-        *(_names_used(inner) for inner in function.co_consts if isinstance(inner, CodeType)))
+        *(_names_used(inner) for inner in function.co_consts if isinstance(inner, CodeType))
+    )
 
 
 def test_a_solution_runs_where_it_is_pasted(drop):
     path, notebook = drop
     here = _names_in(notebook) | set(dir(builtins))
-    exercises = [e for e in vars(importlib.import_module(f"helpers.lesson.drops.d{path.name[:2]}")).values() if isinstance(e, Exercise)]
-    assert exercises and {e.name: _names_used(e.reference.__code__) - here for e in exercises} == {e.name: set() for e in exercises}
+    exercises = [
+        e
+        for e in vars(importlib.import_module(f"helpers.lesson.drops.d{path.name[:2]}")).values()
+        if isinstance(e, Exercise)
+    ]
+    assert exercises and {e.name: _names_used(e.reference.__code__) - here for e in exercises} == {
+        e.name: set() for e in exercises
+    }
 
 
 def test_it_asks_before_it_shows_and_has_all_its_parts(drop):
@@ -120,7 +131,9 @@ def test_nothing_of_one_machine(drop):
 
 def test_only_content_is_stored(drop):
     path, notebook = drop
-    assert nbformat.writes(notebook) == nbformat.writes(normalise(nbformat.read(path, as_version=4), path.name[:2]))
+    assert nbformat.writes(notebook) == nbformat.writes(
+        normalise(nbformat.read(path, as_version=4), path.name[:2])
+    )
 
 
 def test_every_picture_has_words(drop):

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from helpers.theory import placement
 
-GRIDS = st.permutations(["dp", "pp", "tp"]).flatmap(lambda order: st.tuples(*(st.integers(1, 6) for _ in order)).map(lambda n: dict(zip(order, n))))
+GRIDS = st.permutations(["dp", "pp", "tp"]).flatmap(
+    lambda order: st.tuples(*(st.integers(1, 6) for _ in order)).map(lambda n: dict(zip(order, n)))
+)
 
 
 @given(GRIDS)
@@ -16,21 +18,30 @@ def test_groups_partition_the_ranks_and_hold_one_coordinate_free(sizes):
     n = math.prod(sizes.values())
     for axis in sizes:
         groups = placement.groups(axis, sizes)
-        assert sorted(r for g in groups for r in g) == list(range(n)) and {len(g) for g in groups} == {sizes[axis]}
+        assert sorted(r for g in groups for r in g) == list(range(n)) and {len(g) for g in groups} == {
+            sizes[axis]
+        }
         for members in groups:
-            others = {tuple(v for a, v in placement.coordinates(r, sizes).items() if a != axis) for r in members}
+            others = {
+                tuple(v for a, v in placement.coordinates(r, sizes).items() if a != axis) for r in members
+            }
             assert len(others) == 1 and members == placement.group(members[-1], axis, sizes)
             assert all(b - a == placement.stride(axis, sizes) for a, b in zip(members, members[1:]))
     a, b = 0, n - 1
-    assert placement.axis_between(a, b, sizes) == (next((x for x in sizes if sizes[x] > 1), None) if sum(s > 1 for s in sizes.values()) == 1 else None)
+    assert placement.axis_between(a, b, sizes) == (
+        next((x for x in sizes if sizes[x] > 1), None) if sum(s > 1 for s in sizes.values()) == 1 else None
+    )
 
 
 def test_it_is_the_grid_that_pytorch_makes(world):
     def mesh():
         from helpers import toy
+
         grid = toy.grid_groups(2, 1, 2)
         import torch.distributed as dist
+
         return {axis: dist.get_process_group_ranks(grid[axis].get_group()) for axis in ("dp", "pp", "tp")}
+
     sizes = {"dp": 2, "pp": 1, "tp": 2}
     assert world.run(mesh) == [{axis: placement.group(r, axis, sizes) for axis in sizes} for r in range(4)]
 

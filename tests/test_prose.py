@@ -4,17 +4,17 @@ import re
 
 import nbformat
 import pytest
+from test_notebooks import NOTEBOOKS, text
 
 from helpers import toy
-from helpers.lesson.drops import d05, d06, d07, d10, d11, d12, d13, d14
 from helpers.lesson.defence import Defence
+from helpers.lesson.drops import d05, d06, d07, d10, d11, d12, d13, d14
 from helpers.runtime.trace import beyond
 from helpers.table import human
 from helpers.theory import CLUSTERS, Layout, cost, plan
 from helpers.theory.collectives import book
 from helpers.theory.memory import stage_memory, states
 from helpers.theory.models import find_model
-from test_notebooks import NOTEBOOKS, text
 
 N = sum(p.numel() for p in toy.ToyTransformer(hidden=256).parameters())
 SMALL = 4 * sum(p.numel() for p in d05.paced_model().parameters())
@@ -26,63 +26,139 @@ LAYOUT = Defence(d14.the_plan(), Layout(dp=4, tp=8, pp=2, zero=1))
 TUNED = next(row for row in d14.the_plan().by_axes if row.axes == (4, 8, 2))
 NODE = plan(find_model("opt-30b"), CLUSTERS["dgx-a100"], gpus=8, global_batch=64, seq_len=2048)
 LLAMA = find_model("llama-3-70b")
-LEAST = max(sum(stage_memory(LLAMA, Layout(tp=8, pp=2, recompute="full"), 8192, 64, k, cost.OVERHEAD).values()) for k in range(2))
+LEAST = max(
+    sum(stage_memory(LLAMA, Layout(tp=8, pp=2, recompute="full"), 8192, 64, k, cost.OVERHEAD).values())
+    for k in range(2)
+)
 TOY = sum(p.numel() for p in d10.toy.ToyTransformer(hidden=d10.HIDDEN, seq_len=d10.LONG).parameters())
 UNIT = 4 * 4 * d10.LONG * d10.HIDDEN
-THEN = {what: [float(cell.rstrip("%")) for cell in behind_then] for what, _, _, *behind_then in d13.flips().rows}
-assert max(third for _, _, third in THEN.values()) < 4 and sum(second > 20 for _, second, _ in THEN.values()) == 2  # as drop 13 says
+THEN = {
+    what: [float(cell.rstrip("%")) for cell in behind_then] for what, _, _, *behind_then in d13.flips().rows
+}
+assert (
+    max(third for _, _, third in THEN.values()) < 4
+    and sum(second > 20 for _, second, _ in THEN.values()) == 2
+)  # as drop 13 says
 # For each drop, sentences whose figures no cell prints, with the figures put in by computing them.
+KEPT = stage_memory(LLAMA, Layout(tp=8), 8192, 1, 0)
+IN_NODE = next(row for row in NODE.by_axes if row.axes == (1, 8, 1))
+EIGHT = d12.paper(d12.REMEDIES["1F1B, 8 stages"][0])
 COMPUTED = {
-    "01": [f"On four ranks each sends {book('all_reduce', 1, 4)} times its tensor",
-           f"4·*L* = {4 * 4} in all",
-           "Each rank has 2 of the 8 examples"],
-    "02": [f"In drop 01 each rank sent {human(book('all_reduce', 4 * N, 4))} under data parallelism. "
-           f"There are only {human(4 * N)} of gradients",
-           f"On four ranks it was {book('all_reduce', 1, 4)} times",
-           f"Six steps, a quarter of the tensor each: 6/4 = {6 / 4}.",
-           f"{human(4 * N)} of parameters, as much of gradients, twice as much for Adam",
-           f"From {book('all_reduce', 1, 8)}·S to {book('all_reduce', 1, 64):.2f}·S: one eighth more"],
+    "01": [
+        f"On four ranks each sends {book('all_reduce', 1, 4)} times its tensor",
+        f"4·*L* = {4 * 4} in all",
+        "Each rank has 2 of the 8 examples",
+    ],
+    "02": [
+        (
+            f"In drop 01 each rank sent {human(book('all_reduce', 4 * N, 4))} under data parallelism. "
+            f"There are only {human(4 * N)} of gradients"
+        ),
+        f"On four ranks it was {book('all_reduce', 1, 4)} times",
+        f"Six steps, a quarter of the tensor each: 6/4 = {6 / 4}.",
+        f"{human(4 * N)} of parameters, as much of gradients, twice as much for Adam",
+        f"From {book('all_reduce', 1, 8)}·S to {book('all_reduce', 1, 64):.2f}·S: one eighth more",
+    ],
     "03": [f"one all-reduce forward and one backward: 4·2·2 = {4 * 2 * 2}, of 4·*bsh* bytes each"],
-    "04": [f"sent {human(16 * book('all_reduce', 4 * 8 * 32 * 256, 4))} from every rank (drop 03), "
-           f"{ {12: 'twelve'}[16 * book('all_reduce', 1, 4) / 2] } times as much as a middle stage"],
-    "05": [f"{1e3 * d05.FORWARD:.0f} ms forward, {1e3 * d05.BACKWARD:.0f} ms backward",
-           f"held back until it would have ended over {8 * d05.NETWORK.nic / 1e6:.0f} Mb/s Ethernet",
-           f"The toy has {human(SMALL)} of gradients here, and on four ranks each sends {book('all_reduce', 1, 4)} times that: "
-           f"{human(book('all_reduce', SMALL, 4))} over {human(d05.NETWORK.nic)}/s, {1e3 * book('all_reduce', SMALL, 4) / d05.NETWORK.nic:.0f} ms. "
-           f"A step that computes for {4e3 * (d05.FORWARD + d05.BACKWARD):.0f} ms takes half as long again.",
-           f"(25 MiB each, the first 1 MiB, unless you say otherwise; here we say {human(d05.BUCKET)}, since the toy is small)"],
-    "06": [f"A port has a {({10: 'tenth'})[d06.ONE_NODE.link / d06.ONE_NODE.nic]} of a link's bandwidth "
-           f"(NVLink to one {8 * DGX.nic / 1e9:.0f} Gb/s port: a {({9: 'ninth'})[DGX.link / DGX.nic]})",
-           f"about {({5: 'five'})[round(d06.ONE_NODE.link / (2 * d06.ONE_NODE.nic))]} times as long",
-           "10 ms forward and 20 ms backward a block"],
+    "04": [
+        f"sent {human(16 * book('all_reduce', 4 * 8 * 32 * 256, 4))} from every rank (drop 03), "
+        f"{ {12: 'twelve'}[16 * book('all_reduce', 1, 4) / 2] } times as much as a middle stage"
+    ],
+    "05": [
+        f"{1e3 * d05.FORWARD:.0f} ms forward, {1e3 * d05.BACKWARD:.0f} ms backward",
+        f"held back until it would have ended over {8 * d05.NETWORK.nic / 1e6:.0f} Mb/s Ethernet",
+        (
+            f"The toy has {human(SMALL)} of gradients here, and on four ranks each sends"
+            f" {book('all_reduce', 1, 4)} times that: {human(book('all_reduce', SMALL, 4))} over"
+            f" {human(d05.NETWORK.nic)}/s, {1e3 * book('all_reduce', SMALL, 4) / d05.NETWORK.nic:.0f} ms. A"
+            f" step that computes for {4e3 * (d05.FORWARD + d05.BACKWARD):.0f} ms takes half as long again."
+        ),
+        (
+            f"(25 MiB each, the first 1 MiB, unless you say otherwise; here we say {human(d05.BUCKET)}, since"
+            " the toy is small)"
+        ),
+    ],
+    "06": [
+        (
+            f"A port has a {({10: 'tenth'})[d06.ONE_NODE.link / d06.ONE_NODE.nic]} of a link's bandwidth "
+            f"(NVLink to one {8 * DGX.nic / 1e9:.0f} Gb/s port: a {({9: 'ninth'})[DGX.link / DGX.nic]})"
+        ),
+        f"about {({5: 'five'})[round(d06.ONE_NODE.link / (2 * d06.ONE_NODE.nic))]} times as long",
+        "10 ms forward and 20 ms backward a block",
+    ],
     "07": ["a timed wait of 30 ms a forward", f"One microbatch is {human(4 * 256)} here"],
     "08": [],
-    "09": [f"So 7·10⁹ parameters take {human(sum(states(7e9).values()))} before the first token. A device of {DGX.device.memory / 1e9:.0f} GB does not hold them.",
-           f"{human(4 * 175e9)}: nearly nine devices of {DGX.device.memory / 1e9:.0f} GB",
-           "The 2 GB of overhead stand for", "Your plan fits on the average stage with 1 GB to spare.",
-           f"16: TP 8 · PP 2 with full recompute, {LEAST / 1e9:.1f} GB. Eight hold {8 * DGX.device.memory / 1e9:.0f} GB, and the states alone are {sum(states(LLAMA.params).values()) / 1e9:,.0f} GB",
-           f"{8 * stage_memory(LLAMA, Layout(tp=8), 8192, 1, 0)['activations'] / (8192 * LLAMA.hidden * LLAMA.layers):.1f} instead of 34"],
-    "14": ["within 1 %", f"{LAYOUT.estimate.step_seconds - TUNED.seconds:.2f} s slower, {(TUNED.memory - LAYOUT.estimate.memory_bytes) / 1e9:.0f} GB smaller"],
-    "13": ["It keeps 40 % of the memory for activations", f"with four times the sequence it is {THEN['sequence length'][0]:.0f} % behind", "is never more than 4 % behind",
-           f"TP in the node would be {NODE.by_axes[[r.axes for r in NODE.by_axes].index((1, 8, 1))].seconds / NODE.best.seconds - 1:.0%} behind".replace("%", " %"),
-           f"{min(behind)} to {max(behind)} % slower than need be for larger ones", 
-           "Within 5 % of the best", "Two layouts are 2 % apart", "tool says 30 % faster"],
-    "12": [f"says (*p*−1)/(*m*+*p*−1) = 7/20, so {d12.paper(d12.REMEDIES['1F1B, 8 stages'][0]).bubble:.0%}".replace("%", " %"),
-           f"# 12 · Your pipeline has a {7 / 20:.0%} bubble".replace("%", " %"), "## Practice 1: below 15 %"],
-    "11": [f"It loses {loss_of('PTD-P'):.0%} on four times the GPUs".replace("%", " %"), f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %")],
-    "10": [f"under a budget of {d10.BUDGET / 1e6:.1f} MB", f"under a budget of {d10.LADDER_BUDGET / 1e6:.0f} MB", "each rank also holds 1.5 MB of other states",
-           f"*N* = {TOY:,} parameters", f"is {UNIT / 1e6:.3f} MB", f"the head {2 + 3 * d10.toy.VOCABULARY / d10.HIDDEN:.0f}",
-           f"12·*N* + 78 units = {12 * TOY / 1e6:.1f} + {78 * UNIT / 1e6:.1f} = {d10.predicted('nothing') / 1e6:.1f} MB", f"12·*N* + 25 units = {d10.predicted('recompute') / 1e6:.1f} MB"],
+    "09": [
+        (
+            f"So 7·10⁹ parameters take {human(sum(states(7e9).values()))} before the first token. A device of"
+            f" {DGX.device.memory / 1e9:.0f} GB does not hold them."
+        ),
+        f"{human(4 * 175e9)}: nearly nine devices of {DGX.device.memory / 1e9:.0f} GB",
+        "The 2 GB of overhead stand for",
+        "Your plan fits on the average stage with 1 GB to spare.",
+        (
+            f"16: TP 8 · PP 2 with full recompute, {LEAST / 1e9:.1f} GB. Eight hold"
+            f" {8 * DGX.device.memory / 1e9:.0f} GB, and the states alone are"
+            f" {sum(states(LLAMA.params).values()) / 1e9:,.0f} GB"
+        ),
+        (f"{8 * KEPT['activations'] / (8192 * LLAMA.hidden * LLAMA.layers):.1f} instead of 34"),
+    ],
+    "14": [
+        "within 1 %",
+        (
+            f"{LAYOUT.estimate.step_seconds - TUNED.seconds:.2f} s slower,"
+            f" {(TUNED.memory - LAYOUT.estimate.memory_bytes) / 1e9:.0f} GB smaller"
+        ),
+    ],
+    "13": [
+        "It keeps 40 % of the memory for activations",
+        f"with four times the sequence it is {THEN['sequence length'][0]:.0f} % behind",
+        "is never more than 4 % behind",
+        f"TP in the node would be {IN_NODE.seconds / NODE.best.seconds - 1:.0%} behind".replace("%", " %"),
+        f"{min(behind)} to {max(behind)} % slower than need be for larger ones",
+        "Within 5 % of the best",
+        "Two layouts are 2 % apart",
+        "tool says 30 % faster",
+    ],
+    "12": [
+        f"says (*p*−1)/(*m*+*p*−1) = 7/20, so {EIGHT.bubble:.0%}".replace("%", " %"),
+        f"# 12 · Your pipeline has a {7 / 20:.0%} bubble".replace("%", " %"),
+        "## Practice 1: below 15 %",
+    ],
+    "11": [
+        f"It loses {loss_of('PTD-P'):.0%} on four times the GPUs".replace("%", " %"),
+        f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %"),
+    ],
+    "10": [
+        f"under a budget of {d10.BUDGET / 1e6:.1f} MB",
+        f"under a budget of {d10.LADDER_BUDGET / 1e6:.0f} MB",
+        "each rank also holds 1.5 MB of other states",
+        f"*N* = {TOY:,} parameters",
+        f"is {UNIT / 1e6:.3f} MB",
+        f"the head {2 + 3 * d10.toy.VOCABULARY / d10.HIDDEN:.0f}",
+        (
+            f"12·*N* + 78 units = {12 * TOY / 1e6:.1f} + {78 * UNIT / 1e6:.1f} ="
+            f" {d10.predicted('nothing') / 1e6:.1f} MB"
+        ),
+        f"12·*N* + 25 units = {d10.predicted('recompute') / 1e6:.1f} MB",
+    ],
 }
 SLOW = LAYOUT.with_cluster(nic=LAYOUT.of.cluster.nic / 2)
 
 
 def test_what_drop_14_says_of_the_common_answer():
     *brim, third = d14.the_plan().by_axes[:3]
-    assert all(min(row.axes) > 1 and row.memory > 78e9 for row in brim) and (third.axes, third.layout.recompute) == ((64, 1, 1), "full")
+    assert all(min(row.axes) > 1 and row.memory > 78e9 for row in brim) and (
+        third.axes,
+        third.layout.recompute,
+    ) == ((64, 1, 1), "full")
     assert third.seconds / brim[0].seconds < 1.02
     room = 1 - LAYOUT.estimate.memory_bytes / LAYOUT.of.cluster.device.memory
-    assert 0.28 < room < 0.32 and SLOW.step_seconds / LAYOUT.estimate.step_seconds < 1.03 and LAYOUT.traffic()["tp"][0] > 1e12
+    assert (
+        0.28 < room < 0.32
+        and SLOW.step_seconds / LAYOUT.estimate.step_seconds < 1.03
+        and LAYOUT.traffic()["tp"][0] > 1e12
+    )
     kept = sum(beyond(d14.MODEL, d14.TRACED, d14.SEQ).values())
     assert 0.3 < kept / DGX.device.memory < 0.36  # "a third of the GPU"
 
@@ -98,7 +174,15 @@ def test_figures_in_the_prose_are_true(path):
     computed = COMPUTED[path.name[:2]]
     for sentence in computed:
         assert sentence in prose, sentence
-    printed = "\n".join(str(o.get("text", "")) + str(o.get("data", {}).get("text/plain", ""))
-                        for c in notebook.cells if c.cell_type == "code" for o in c.outputs)
-    for figure in re.findall(FIGURE, re.sub(r"\[[^\]]*\]\([^)]*\)", "", prose)):  # links are other drops' titles
-        assert figure in printed or any(figure in sentence for sentence in computed), f"{figure} comes from nowhere"
+    printed = "\n".join(
+        str(o.get("text", "")) + str(o.get("data", {}).get("text/plain", ""))
+        for c in notebook.cells
+        if c.cell_type == "code"
+        for o in c.outputs
+    )
+    for figure in re.findall(
+        FIGURE, re.sub(r"\[[^\]]*\]\([^)]*\)", "", prose)
+    ):  # links are other drops' titles
+        assert figure in printed or any(figure in sentence for sentence in computed), (
+            f"{figure} comes from nowhere"
+        )

@@ -5,9 +5,21 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from helpers.theory.schedules import Op, Schedule, dualpipe_v, gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1, zb_h2, zb_v
+from helpers.theory.schedules import (
+    Op,
+    Schedule,
+    dualpipe_v,
+    gpipe,
+    interleaved,
+    looped_bfs,
+    one_f_one_b,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
 from helpers.theory.simulation import Stuck, Times, simulate
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -46,7 +58,9 @@ def test_memory_of_the_zero_bubble_schedules(p, m):
     assert [h2.in_flight(0), h1.in_flight(p - 1)] == [2 * p - 1, p]
     assert max(h1.in_flight(r) for r in range(p)) == p  # as 1F1B
     assert max(simulate(zb_v(p, m)).in_flight(r) for r in range(p)) <= 2 * p  # of half the size each
-    assert simulate(zb_v(p, m)).longest_rank == pytest.approx(6 * m) if m >= 2 * p else True  # no bubble at all
+    assert (
+        simulate(zb_v(p, m)).longest_rank == pytest.approx(6 * m) if m >= 2 * p else True
+    )  # no bubble at all
 
 
 def published():
@@ -54,13 +68,17 @@ def published():
         return [row for row in csv.DictReader(f) if row["schedule"] in ("1F1B", "1F1B-I", "ZB-H1", "ZB-H2")]
 
 
-@pytest.mark.parametrize("row", published(), ids=lambda r: f"{r['model']}-{r['num_microbatches']}-{r['schedule']}")
+@pytest.mark.parametrize(
+    "row", published(), ids=lambda r: f"{r['model']}-{r['num_microbatches']}-{r['schedule']}"
+)
 def test_published_bubble_rates(row):
     """Qi et al. 2023, Table 5, from the times of Table 9."""
     p, m = int(row["pp_gpus"]), int(row["num_microbatches"])
     f, i, w, send = (float(row[k]) for k in ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms"))
     v = (int(row["layers"]) + 2) // p if row["schedule"] == "1F1B-I" else 1  # one layer to a chunk
-    schedule = {"1F1B": one_f_one_b, "ZB-H1": zb_h1, "ZB-H2": zb_h2}.get(row["schedule"], lambda p, m: interleaved(p, m, v))
+    schedule = {"1F1B": one_f_one_b, "ZB-H1": zb_h1, "ZB-H2": zb_h2}.get(
+        row["schedule"], lambda p, m: interleaved(p, m, v)
+    )
     line = simulate(schedule(p, m), Times(f / v, i / v, w / v, send))
     rate = 1 - m * (f + i + w) / line.longest_rank
     printed = float(row["computed_bubble_rate"])
@@ -69,9 +87,11 @@ def test_published_bubble_rates(row):
 
 # -- the orders PyTorch has ---------------------------------------------------------------
 
+
 def pytorchs(name: str, p: int, m: int, v: int) -> list[list[Op]]:
     from torch.distributed.pipelining import schedules as torch_schedules
     from torch.distributed.pipelining.stage import PipelineStage
+
     stage = mock.create_autospec(PipelineStage, instance=True)
     stage.group_rank, stage.group_size, stage.submod, stage.num_stages = 0, p, None, p * v
     made = torch_schedules.get_schedule_class(name)(stage if v == 1 else [stage] * v, m)
@@ -79,29 +99,43 @@ def pytorchs(name: str, p: int, m: int, v: int) -> list[list[Op]]:
 
     def ops(actions):
         for a in actions:
-            kind = a and (a.computation_type.value if isinstance(a.computation_type.value, str) else str(a.computation_type))
+            kind = a and (
+                a.computation_type.value
+                if isinstance(a.computation_type.value, str)
+                else str(a.computation_type)
+            )
             if kind in (None, "REDUCE_GRAD"):
                 continue
             if getattr(a, "sub_actions", None):
                 yield from ops(a.sub_actions)
             else:
                 yield Op(kind, a.microbatch_index, a.stage_index)
+
     orders = [list(ops(order[rank])) for rank in range(p)]
     if name == "1F1B" and orders[-1][0].microbatch == 1:
         # torch 2.13 lists the last rank's forwards as 1 to m, where there are microbatches 0 to m-1.
         # It runs them rightly: the list is for show.
-        orders[-1] = [op._replace(microbatch=op.microbatch - 1) if op.kind == "F" else op for op in orders[-1]]
+        orders[-1] = [
+            op._replace(microbatch=op.microbatch - 1) if op.kind == "F" else op for op in orders[-1]
+        ]
     return orders
 
 
 PYTORCHS = {  # by PyTorch's names
-    "GPipe": lambda p, m, v: gpipe(p, m), "1F1B": lambda p, m, v: one_f_one_b(p, m),
-    "Interleaved1F1B": interleaved, "LoopedBFS": looped_bfs, "InterleavedZeroBubble": lambda p, m, v: zb_h1(p, m, v),
-    "ZBVZeroBubble": lambda p, m, v: zb_v(p, m), "DualPipeV": lambda p, m, v: dualpipe_v(p, m)}
+    "GPipe": lambda p, m, v: gpipe(p, m),
+    "1F1B": lambda p, m, v: one_f_one_b(p, m),
+    "Interleaved1F1B": interleaved,
+    "LoopedBFS": looped_bfs,
+    "InterleavedZeroBubble": lambda p, m, v: zb_h1(p, m, v),
+    "ZBVZeroBubble": lambda p, m, v: zb_v(p, m),
+    "DualPipeV": lambda p, m, v: dualpipe_v(p, m),
+}
 CHUNKS = {"GPipe": 1, "1F1B": 1, "ZBVZeroBubble": 2, "DualPipeV": 2}  # on a rank, where the schedule says
 
 
-@pytest.mark.parametrize("p, m, v", [(2, 4, 2), (4, 8, 2), (4, 8, 3), (3, 7, 2), (4, 16, 2), (8, 16, 4), (4, 12, 2)])
+@pytest.mark.parametrize(
+    "p, m, v", [(2, 4, 2), (4, 8, 2), (4, 8, 3), (3, 7, 2), (4, 16, 2), (8, 16, 4), (4, 12, 2)]
+)
 @pytest.mark.parametrize("name, ours", PYTORCHS.items())
 def test_orders_are_pytorchs(name, ours, p, m, v):
     v = CHUNKS.get(name, v)
@@ -121,8 +155,17 @@ def test_orders_are_pytorchs(name, ours, p, m, v):
 
 # -- what must hold of any -------------------------------------------------------------------
 
+
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(SIMPLE), st.integers(1, 6), st.integers(1, 20), st.floats(0.1, 5), st.floats(0.1, 5), st.floats(0.1, 5), st.floats(0, 1))
+@given(
+    st.sampled_from(SIMPLE),
+    st.integers(1, 6),
+    st.integers(1, 20),
+    st.floats(0.1, 5),
+    st.floats(0.1, 5),
+    st.floats(0.1, 5),
+    st.floats(0, 1),
+)
 def test_every_operation_runs_once_after_what_it_needs(make, p, m, f, i, w, send):
     schedule = make(p, m)
     line = simulate(schedule, Times(f, i, w, send))
@@ -148,7 +191,10 @@ def test_every_operation_runs_once_after_what_it_needs(make, p, m, f, i, w, send
             assert run.end >= done["I", mb, k].end
     path = line.critical_path
     assert path[-1].end == line.makespan and path[0].start == 0
-    assert all(b.start == pytest.approx(a.end) or b.start == pytest.approx(a.end + send) for a, b in zip(path, path[1:]))
+    assert all(
+        b.start == pytest.approx(a.end) or b.start == pytest.approx(a.end + send)
+        for a, b in zip(path, path[1:])
+    )
 
 
 def test_more_microbatches_never_mean_a_larger_bubble():
@@ -158,13 +204,19 @@ def test_more_microbatches_never_mean_a_larger_bubble():
 
 
 def test_a_slow_last_stage_sets_the_pace():
-    even, heavy = (simulate(one_f_one_b(4, 16), Times([1, 1, 1, x], [1, 1, 1, x], [1, 1, 1, x])) for x in (1, 1.5))
+    even, heavy = (
+        simulate(one_f_one_b(4, 16), Times([1, 1, 1, x], [1, 1, 1, x], [1, 1, 1, x])) for x in (1, 1.5)
+    )
     assert heavy.makespan == pytest.approx(even.makespan + 16 * 1.5, rel=0.02)
 
 
 def test_an_order_that_cannot_finish_says_where_it_stands():
-    backward_first = Schedule("mine", 1, [[Op("F", 0, 0), Op("B", 0, 0)], [Op("B", 0, 1), Op("F", 0, 1)]], [0, 1])
-    with pytest.raises(Stuck, match="rank 0 can never start B0 of stage 0; rank 1 can never start B0 of stage 1"):
+    backward_first = Schedule(
+        "mine", 1, [[Op("F", 0, 0), Op("B", 0, 0)], [Op("B", 0, 1), Op("F", 0, 1)]], [0, 1]
+    )
+    with pytest.raises(
+        Stuck, match="rank 0 can never start B0 of stage 0; rank 1 can never start B0 of stage 1"
+    ):
         simulate(backward_first)
 
 
@@ -177,5 +229,8 @@ def test_sizes_that_make_no_sense_are_refused(make):
 
 
 def test_uneven_rounds_are_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="9 microbatches do not go round 4 ranks evenly; take a multiple of 4, such as 8 or 12"):
+    with pytest.raises(
+        ValueError,
+        match="9 microbatches do not go round 4 ranks evenly; take a multiple of 4, such as 8 or 12",
+    ):
         interleaved(4, 9, 2)

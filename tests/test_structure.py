@@ -12,9 +12,17 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 HELPERS = ROOT / "helpers"
 # What each part may import of the others. `toy` is read by learners: it stands alone.
-MAY = {"table": set(), "theory": {"table"}, "toy": set(), "devices": set(), "runtime": {"theory", "table", "devices"},
-       "train": {"theory", "toy", "devices"}, "lesson": {"theory", "runtime", "toy", "table", "devices", "train"},
-       "doctor": {"devices", "lesson", "runtime", "toy", "train"}, "__main__": {"theory", "table", "doctor"}}
+MAY = {
+    "table": set(),
+    "theory": {"table"},
+    "toy": set(),
+    "devices": set(),
+    "runtime": {"theory", "table", "devices"},
+    "train": {"theory", "toy", "devices"},
+    "lesson": {"theory", "runtime", "toy", "table", "devices", "train"},
+    "doctor": {"devices", "lesson", "runtime", "toy", "train"},
+    "__main__": {"theory", "table", "doctor"},
+}
 
 
 def imports(file: Path) -> set[str]:
@@ -25,7 +33,7 @@ def imports(file: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package[:len(package) - node.level + 1]) if node.level else ""
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             base = ".".join(filter(None, [base, node.module]))
             found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
     return found
@@ -42,9 +50,15 @@ def test_arrows_run_one_way(part):
 
 def test_theory_needs_no_torch():
     for file in (HELPERS / "theory").rglob("*.py"):
-        assert not {name for name in imports(file) if name.split(".")[0] in ("torch", "matplotlib", "IPython")}
-    loaded = subprocess.run([sys.executable, "-c", "import sys, helpers.theory; print('torch' in sys.modules)"],
-                            capture_output=True, text=True, cwd=ROOT).stdout
+        assert not {
+            name for name in imports(file) if name.split(".")[0] in ("torch", "matplotlib", "IPython")
+        }
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import sys, helpers.theory; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    ).stdout
     assert loaded.strip() == "False"
 
 
@@ -76,6 +90,10 @@ def test_every_python_that_is_named_is_admitted():
 
 def test_ranks_that_run_exercises_import_no_pictures():
     drops = [f"helpers.lesson.drops.{file.stem}" for file in (HELPERS / "lesson" / "drops").glob("d*.py")]
-    loaded = subprocess.run([sys.executable, "-c", f"import sys, {', '.join(drops)}; print('matplotlib' in sys.modules)"],
-                            capture_output=True, text=True, cwd=ROOT).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", f"import sys, {', '.join(drops)}; print('matplotlib' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    ).stdout
     assert loaded.strip() == "False"

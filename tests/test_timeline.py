@@ -23,6 +23,7 @@ def test_spans_waits_and_one_clock(world):
         if dist.get_rank() == 3:
             time.sleep(0.1)
         dist.all_reduce(torch.ones(10))
+
     world.run(work)
     t = world.timeline
     assert [[s.kind for s in row][0] for row in t.rows] == ["F"] * 4
@@ -70,6 +71,7 @@ def test_weights_are_not_activations_even_when_fsdp_swaps_them(world):
     def kept():
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
+
         sizes, mesh = [], init_device_mesh("cpu", (4,))
         for shard in (False, True):
             block = toy.ToyTransformer(hidden=32).blocks[0]
@@ -79,6 +81,7 @@ def test_weights_are_not_activations_even_when_fsdp_swaps_them(world):
                 block(torch.ones(2, 8, 32, requires_grad=True))
                 sizes.append(held.peak)
         return sizes
+
     plain, sharded = world.run(kept)[0]
     assert plain == sharded
 
@@ -86,8 +89,14 @@ def test_weights_are_not_activations_even_when_fsdp_swaps_them(world):
 def test_a_picture_of_measured_and_predicted(world):
     schedule = schedules.one_f_one_b(4, 4)
     measured = d07.on_ranks(world, schedule, tries=1, unit=0.002)
-    picture = gantt.timeline({"predicted": d07.on_paper(schedule), "measured": measured}, "1F1B", critical=True)
-    assert picture.png()[:4] == b"\x89PNG" and "Peaks: 4, 3, 2, 1" in picture.alt and "rank 3 F0 B0 F1 B1" in picture.alt
+    picture = gantt.timeline(
+        {"predicted": d07.on_paper(schedule), "measured": measured}, "1F1B", critical=True
+    )
+    assert (
+        picture.png()[:4] == b"\x89PNG"
+        and "Peaks: 4, 3, 2, 1" in picture.alt
+        and "rank 3 F0 B0 F1 B1" in picture.alt
+    )
 
 
 def test_an_explorer_moves_refuses_and_says_why():
@@ -131,6 +140,7 @@ def test_spans_inside_each_other_count_once(world):
         with span("F"):
             with span("F"):
                 time.sleep(0.02)
+
     world.run(nested)
     assert 0 <= world.timeline.bubble < 1
     world.run(lambda: None)

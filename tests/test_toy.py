@@ -20,7 +20,12 @@ def prepare(seed, tied=False, frozen=False, **sizes):
 def named(model, held):
     """The parameters of `held`, which is `model` or a part of it, by their names in `model`."""
     here = {id(p) for p in held.parameters()}
-    return {f"{path}.{name}": p for path, part in model.named_modules() for name, p in part._parameters.items() if id(p) in here}
+    return {
+        f"{path}.{name}": p
+        for path, part in model.named_modules()
+        for name, p in part._parameters.items()
+        if id(p) in here
+    }
 
 
 def train(model, held, step):
@@ -29,7 +34,9 @@ def train(model, held, step):
     for i in range(STEPS):
         held.zero_grad()
         losses.append(step(*toy.make_batch(8, 16, seed=i)))
-        gradients.append({name: None if p.grad is None else p.grad.clone() for name, p in named(model, held).items()})
+        gradients.append(
+            {name: None if p.grad is None else p.grad.clone() for name, p in named(model, held).items()}
+        )
         with torch.no_grad():
             for p in held.parameters():
                 if p.grad is not None:
@@ -50,13 +57,20 @@ def same(name, whole, mine, tp=(0, 1)):
 
 
 def equals_the_twin(got, reference, tp=(0, 1)):
-    """Whether gradients of every step, and the weights after them, are the twin's for all that this rank holds."""
-    return all(same(name, whole[name], t, tp) for whole, mine in zip([*reference[1], reference[2]], [*got[1], got[2]])
-               for name, t in mine.items())
+    """Whether gradients of every step, and the weights after them, are the twin's for all that this rank
+    holds.
+    """
+    return all(
+        same(name, whole[name], t, tp)
+        for whole, mine in zip([*reference[1], reference[2]], [*got[1], got[2]])
+        for name, t in mine.items()
+    )
 
 
 def on_ranks(scheme, ranks, kinds):
-    """Train split over the first `ranks` ranks; agreement has to be earned, so each begins with another seed."""
+    """Train split over the first `ranks` ranks; agreement has to be earned, so each begins with
+    another seed.
+    """
     group = dist.new_group(list(range(ranks)))
     if dist.get_rank() >= ranks:
         return None
@@ -77,20 +91,25 @@ def on_ranks(scheme, ranks, kinds):
             loss = toy.tensor_parallel_step(model, *batch)
             toy.sum_norm_gradients(model, group)
             return loss
+
         return train(model, model, step)
     stage = toy.split_depth(model, group)
     return train(model, stage, lambda *a: toy.pipeline_step(stage, *a, group=group))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("kinds", [{}, {"tied": True}, {"frozen": True}], ids=lambda k: " ".join(k) or "plain")
+@pytest.mark.parametrize(
+    "kinds", [{}, {"tied": True}, {"frozen": True}], ids=lambda k: " ".join(k) or "plain"
+)
 @pytest.mark.parametrize("scheme", ["data", "data, overlapped", "tensor", "tensor, sequence", "pipeline"])
 def test_a_split_equals_its_twin(world, scheme, kinds, ranks):
     model = prepare(0, **kinds)
     reference = train(model, model, lambda *a: toy.twin_step(model, *a))
     results = world.run(on_ranks, scheme, ranks, kinds)[:ranks]
     if scheme.startswith("data"):  # each rank knows the loss of its share
-        assert [sum(each) / ranks for each in zip(*(got[0] for got in results))] == pytest.approx(reference[0], rel=1e-12)
+        assert [sum(each) / ranks for each in zip(*(got[0] for got in results))] == pytest.approx(
+            reference[0], rel=1e-12
+        )
     held = set()
     for rank, got in enumerate(results):
         if scheme.startswith("tensor") or scheme == "pipeline" and rank == ranks - 1:
@@ -100,10 +119,18 @@ def test_a_split_equals_its_twin(world, scheme, kinds, ranks):
     assert held == set(reference[2])
 
 
-ORDERS = {"GPipe": (schedules.gpipe, (4, 8)), "1F1B": (schedules.one_f_one_b, (4, 8)), "two stages": (schedules.one_f_one_b, (2, 4)),
-          "interleaved": (schedules.interleaved, (4, 8, 2)), "interleaved on 2": (schedules.interleaved, (2, 4, 2)),
-          "looped BFS": (schedules.looped_bfs, (4, 4, 2)), "ZB-H1": (schedules.zb_h1, (4, 8)), "ZB-H2": (schedules.zb_h2, (4, 8)),
-          "ZB-V": (schedules.zb_v, (4, 8)), "DualPipe-V": (schedules.dualpipe_v, (4, 8))}
+ORDERS = {
+    "GPipe": (schedules.gpipe, (4, 8)),
+    "1F1B": (schedules.one_f_one_b, (4, 8)),
+    "two stages": (schedules.one_f_one_b, (2, 4)),
+    "interleaved": (schedules.interleaved, (4, 8, 2)),
+    "interleaved on 2": (schedules.interleaved, (2, 4, 2)),
+    "looped BFS": (schedules.looped_bfs, (4, 4, 2)),
+    "ZB-H1": (schedules.zb_h1, (4, 8)),
+    "ZB-H2": (schedules.zb_h2, (4, 8)),
+    "ZB-V": (schedules.zb_v, (4, 8)),
+    "DualPipe-V": (schedules.dualpipe_v, (4, 8)),
+}
 
 
 def on_a_schedule(schedule, kinds):
@@ -117,7 +144,15 @@ def on_a_schedule(schedule, kinds):
     held = torch.nn.ModuleList(toy.split_backward(chunk) for chunk in chunks.values())
 
     def step(tokens, targets):
-        return toy.run_schedule(chunks, schedule.ops[rank], schedule.rank_of, tokens.chunk(schedule.m), targets.chunk(schedule.m), group)
+        return toy.run_schedule(
+            chunks,
+            schedule.ops[rank],
+            schedule.rank_of,
+            tokens.chunk(schedule.m),
+            targets.chunk(schedule.m),
+            group,
+        )
+
     return train(model, held, step)
 
 
@@ -128,7 +163,7 @@ def test_every_schedule_on_real_ranks_equals_the_twin(world, name, kinds):
     schedule = order(*sizes)
     model = prepare(0, layers=len(schedule.rank_of), **kinds)
     reference = train(model, model, lambda *a: toy.twin_step(model, *a))
-    results = world.run(on_a_schedule, schedule, kinds)[:schedule.p]
+    results = world.run(on_a_schedule, schedule, kinds)[: schedule.p]
     assert results[schedule.rank_of[-1]][0] == pytest.approx(reference[0], rel=1e-12)
     assert all(equals_the_twin(got, reference) for got in results)
 
@@ -142,6 +177,7 @@ def on_a_grid(sizes, sequence, kinds):
 
     def step(*batch):
         return toy.grid_step(stage, *batch, ops, 2, grid)
+
     return train(model, stage, step), tuple(grid[name].get_local_rank() for name in ("dp", "pp", "tp"))
 
 
@@ -149,6 +185,7 @@ def on_a_grid(sizes, sequence, kinds):
 @pytest.mark.parametrize("sequence", [False, True])
 def test_all_three_axes_on_eight_ranks_equal_the_twin(sequence, kinds):
     from helpers import World
+
     model = prepare(0, **kinds)
     reference = train(model, model, lambda *a: toy.twin_step(model, *a))
     with World(8) as eight:
@@ -176,8 +213,12 @@ def on_zero(stage, ranks, frozen):
     model = prepare(dist.get_rank(), frozen=frozen)
     toy.share_weights(model, group)
     zero = {1: toy.Zero1, 2: toy.Zero2, 3: toy.Zero3}[stage](model, group=group)
-    losses = adam(model, lambda *a: toy.data_parallel_step(model, *a, group=group, average=lambda *_: None), zero.step)
-    held = sum({p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}.values())
+    losses = adam(
+        model, lambda *a: toy.data_parallel_step(model, *a, group=group, average=lambda *_: None), zero.step
+    )
+    held = sum(
+        {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}.values()
+    )
     if stage == 3:
         for unit in zero.units:
             zero.fill(unit)
@@ -190,12 +231,18 @@ def on_zero(stage, ranks, frozen):
 def test_zero_equals_adam_on_the_twin(world, stage, ranks, frozen):
     model = prepare(0, frozen=frozen)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = adam(model, lambda *a: toy.twin_step(model, *a), lambda: (optimizer.step(), optimizer.zero_grad()))
+    losses = adam(
+        model, lambda *a: toy.twin_step(model, *a), lambda: (optimizer.step(), optimizer.zero_grad())
+    )
     results = world.run(on_zero, stage, ranks, frozen)[:ranks]
-    assert [sum(each) / ranks for each in zip(*(got[0] for got in results))] == pytest.approx(losses, rel=1e-12)
+    assert [sum(each) / ranks for each in zip(*(got[0] for got in results))] == pytest.approx(
+        losses, rel=1e-12
+    )
     for _, weights, held in results:
         assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(weights, model.parameters()))
-        assert (held <= 8 * 32 * 128) == (stage == 3)  # under ZeRO-3 nothing is left between steps but a frozen matrix
+        assert (held <= 8 * 32 * 128) == (
+            stage == 3
+        )  # under ZeRO-3 nothing is left between steps but a frozen matrix
 
 
 def test_zero_refuses_a_tied_model(world):
@@ -204,6 +251,7 @@ def test_zero_refuses_a_tied_model(world):
             toy.Zero3(prepare(0, tied=True))
         except ValueError as e:
             return str(e)
+
     assert "share a parameter" in world.run(refuse)[0]
 
 
@@ -217,7 +265,9 @@ def test_equal_seeds_are_equal_and_leave_the_generator_alone():
     torch.manual_seed(5)
     a, b, c = (toy.ToyTransformer(hidden=32, seed=s) for s in (1, 1, 2))
     assert torch.equal(torch.rand(1), expected)
-    assert torch.equal(a[1].mlp.up.weight, b[1].mlp.up.weight) and not torch.equal(a[1].mlp.up.weight, c[1].mlp.up.weight)
+    assert torch.equal(a[1].mlp.up.weight, b[1].mlp.up.weight) and not torch.equal(
+        a[1].mlp.up.weight, c[1].mlp.up.weight
+    )
 
 
 def test_twelve_h_squared_per_block():
@@ -238,14 +288,20 @@ def test_splits_that_do_not_divide_are_refused(world):
         said = []
         if dist.get_rank() < 3:
             model = toy.ToyTransformer(hidden=32)
-            for split in (lambda: toy.split_width(model, three), lambda: toy.split_depth(model, three),
-                          lambda: toy.data_parallel_step(model, *toy.make_batch(8, 8), group=three)):
+            for split in (
+                lambda: toy.split_width(model, three),
+                lambda: toy.split_depth(model, three),
+                lambda: toy.data_parallel_step(model, *toy.make_batch(8, 8), group=three),
+            ):
                 try:
                     split()
                 except ValueError as e:
                     said.append(str(e))
         return said
+
     said = world.run(refuse)[0]
-    assert said == ["4 heads do not divide by 3 ranks; use a number of ranks that divides 4, or more heads",
-                    "4 blocks do not divide by 3 stages; use a number of stages that divides 4",
-                    "a batch of 8 does not divide by 3 ranks; take a multiple of 3"]
+    assert said == [
+        "4 heads do not divide by 3 ranks; use a number of ranks that divides 4, or more heads",
+        "4 blocks do not divide by 3 stages; use a number of stages that divides 4",
+        "a batch of 8 does not divide by 3 ranks; take a multiple of 3",
+    ]

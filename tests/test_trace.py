@@ -1,4 +1,6 @@
-"""The real model on fake ranks: its collectives equal the formula to the byte, its memory the theory with what is named."""
+"""The real model on fake ranks: its collectives equal the formula to the byte, its memory the theory with
+what is named.
+"""
 
 import os
 import subprocess
@@ -16,31 +18,48 @@ GPT = replace(MODELS["opt-30b"], layers=3, positions=2048)  # 2,050 would be pad
 
 
 def on_paper(model, layout, seq_len):
-    return sum(stage_memory(model, layout, seq_len, 1, 0).values()) + sum(beyond(model, layout, seq_len).values())
+    return sum(stage_memory(model, layout, seq_len, 1, 0).values()) + sum(
+        beyond(model, layout, seq_len).values()
+    )
 
 
-@pytest.mark.parametrize("model, layout, seq_len, plan", [
-    (SHORT, Layout(8, 8, zero=3), 4096, "Megatron's"),
-    (SHORT, Layout(16, 4, microbatch=2, zero=3, gradient_bytes=4), 2048, "Megatron's"),
-    (SHORT, Layout(8, 8, zero=3, sequence_parallel=False), 4096, "Megatron's"),
-    (SHORT, Layout(8, 8, zero=3, sequence_parallel=False), 4096, "usual"),
-    (SHORT, Layout(8, 2, zero=3, recompute="full"), 4096, "Megatron's"),
-    (SHORT, Layout(8, 2, zero=3, recompute="full", sequence_parallel=False), 4096, "usual"),
-    (SHORT, Layout(64, 1, zero=3, sequence_parallel=False), 4096, "Megatron's"),
-    (SHORT, Layout(1, 8, zero=3), 4096, "Megatron's"),
-    (GPT, Layout(4, 8, zero=3, sequence_parallel=False), 2048, "usual"),
-    (GPT, Layout(8, 4, zero=3), 2048, "Megatron's"),
-], ids=str)
+@pytest.mark.parametrize(
+    "model, layout, seq_len, plan",
+    [
+        (SHORT, Layout(8, 8, zero=3), 4096, "Megatron's"),
+        (SHORT, Layout(16, 4, microbatch=2, zero=3, gradient_bytes=4), 2048, "Megatron's"),
+        (SHORT, Layout(8, 8, zero=3, sequence_parallel=False), 4096, "Megatron's"),
+        (SHORT, Layout(8, 8, zero=3, sequence_parallel=False), 4096, "usual"),
+        (SHORT, Layout(8, 2, zero=3, recompute="full"), 4096, "Megatron's"),
+        (SHORT, Layout(8, 2, zero=3, recompute="full", sequence_parallel=False), 4096, "usual"),
+        (SHORT, Layout(64, 1, zero=3, sequence_parallel=False), 4096, "Megatron's"),
+        (SHORT, Layout(1, 8, zero=3), 4096, "Megatron's"),
+        (GPT, Layout(4, 8, zero=3, sequence_parallel=False), 2048, "usual"),
+        (GPT, Layout(8, 4, zero=3), 2048, "Megatron's"),
+    ],
+    ids=str,
+)
 def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len, plan):
     found = aside(trace_here, model, layout, seq_len, plan)
     assert found.params == model.params
     assert found.calls == expected(model, layout, seq_len, plan)
 
 
-@pytest.mark.parametrize("layout", [Layout(8, 8, zero=3), Layout(8, 8, zero=3, sequence_parallel=False), Layout(16, 4, zero=3, microbatch=2), Layout(8, 8, zero=3, recompute="full")], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(8, 8, zero=3),
+        Layout(8, 8, zero=3, sequence_parallel=False),
+        Layout(16, 4, zero=3, microbatch=2),
+        Layout(8, 8, zero=3, recompute="full"),
+    ],
+    ids=str,
+)
 def test_memory_is_the_theory_and_what_is_named(aside, layout):
     model = replace(MODELS["llama-3-8b"], layers=16)
-    assert aside(trace_here, model, layout, 8192, "Megatron's").peak == pytest.approx(on_paper(model, layout, 8192), rel=0.05)
+    assert aside(trace_here, model, layout, 8192, "Megatron's").peak == pytest.approx(
+        on_paper(model, layout, 8192), rel=0.05
+    )
 
 
 def test_the_70b_on_a_laptop(aside):
@@ -55,14 +74,17 @@ def test_the_70b_on_a_laptop(aside):
     assert states == pytest.approx(16 * model.params / 64, rel=0.001)
 
 
-@pytest.mark.parametrize("layout, how, said", [
-    (Layout(4, 8, 2, zero=3), {}, "pp 1 and zero 3, not pp 2 and zero 3"),
-    (Layout(8, 8, zero=1), {}, "not pp 1 and zero 1"),
-    (Layout(4, 16, zero=3), {}, "tp 16 must divide 8 key/value heads"),
-    (Layout(8, 8, zero=3), {"plan": "usual"}, "the usual one goes without sequence parallelism"),
-    (Layout(8, 8, zero=3), {"plan": "mine"}, "plans are"),
-    (Layout(8, 8, zero=3), {"seq_len": 1001}, "must divide the sequence of 1001 tokens"),
-])
+@pytest.mark.parametrize(
+    "layout, how, said",
+    [
+        (Layout(4, 8, 2, zero=3), {}, "pp 1 and zero 3, not pp 2 and zero 3"),
+        (Layout(8, 8, zero=1), {}, "not pp 1 and zero 1"),
+        (Layout(4, 16, zero=3), {}, "tp 16 must divide 8 key/value heads"),
+        (Layout(8, 8, zero=3), {"plan": "usual"}, "the usual one goes without sequence parallelism"),
+        (Layout(8, 8, zero=3), {"plan": "mine"}, "plans are"),
+        (Layout(8, 8, zero=3), {"seq_len": 1001}, "must divide the sequence of 1001 tokens"),
+    ],
+)
 def test_what_cannot_be_traced_is_refused(layout, how, said):
     with pytest.raises(ValueError, match=said):
         trace(SHORT, layout, **{"seq_len": 1024} | how)
@@ -75,8 +97,12 @@ def test_an_older_pytorch_is_refused_in_a_sentence(monkeypatch):
 
 
 def test_from_the_command_line():
-    run = lambda *options: subprocess.run([sys.executable, "-m", "helpers.runtime.trace", *options], capture_output=True, text=True,
-                                          cwd=os.path.dirname(os.path.dirname(__file__)))
+    run = lambda *options: subprocess.run(
+        [sys.executable, "-m", "helpers.runtime.trace", *options],
+        capture_output=True,
+        text=True,
+        cwd=os.path.dirname(os.path.dirname(__file__)),
+    )
     done = run("llama-3.2-1b", "--dp", "4", "--tp", "2", "--seq", "1024")
     assert done.returncode == 0 and "all_gather" in done.stdout and "1,235,814,400 parameters" in done.stdout
     done = run("lama-3-8b")

@@ -1,4 +1,6 @@
-"""The real sharded training: every layout is the twin, and whatever befalls a run, it goes on from its last checkpoint."""
+"""The real sharded training: every layout is the twin, and whatever befalls a run, it goes on from its last
+checkpoint.
+"""
 
 import io
 import os
@@ -61,8 +63,19 @@ def test_every_layout_is_the_twin(world, twin, dp, tp, pp):
     near(ranks[0], twin, 1e-6)
 
 
-@pytest.mark.parametrize("choice", [dict(dp=4, tp=2, sp=True), dict(dp=2, tp=2, pp=2, sp=True), dict(dp=8, shard=2), dict(dp=4, tp=2, shard=1),
-                                    dict(dp=4, pp=2, microbatch=0), dict(dp=4, pp=2, microbatch=1, schedule="GPipe"), dict(dp=8, microbatch=1)], ids=str)
+@pytest.mark.parametrize(
+    "choice",
+    [
+        dict(dp=4, tp=2, sp=True),
+        dict(dp=2, tp=2, pp=2, sp=True),
+        dict(dp=8, shard=2),
+        dict(dp=4, tp=2, shard=1),
+        dict(dp=4, pp=2, microbatch=0),
+        dict(dp=4, pp=2, microbatch=1, schedule="GPipe"),
+        dict(dp=8, microbatch=1),
+    ],
+    ids=str,
+)
 def test_so_is_every_other_choice(world, twin, choice):
     near(world.run(losses_of, small(**choice), 6)[0], twin[:6], 1e-6)
 
@@ -84,13 +97,17 @@ def test_it_goes_on_under_another_layout(world, twin, tmp_path):
         losses = [trainer.step()["loss"] for _ in range(steps)]
         trainer.save()
         return wrote, losses
+
     here = {"out": str(tmp_path)}
     near(world.run(begin, small(2, 2, 2, **here))[0], twin[:5], 1e-6)
-    for start, choice, wrote in ((5, dict(dp=4, pp=2), "dp 2 · tp 2 · pp 2"), (8, dict(dp=1, tp=4, pp=2, sp=True), "dp 4 · tp 1 · pp 2"),
-                                 (11, dict(dp=8, shard=2), "dp 1 · tp 4 · pp 2 · sp")):
+    for start, choice, wrote in (
+        (5, dict(dp=4, pp=2), "dp 2 · tp 2 · pp 2"),
+        (8, dict(dp=1, tp=4, pp=2, sp=True), "dp 4 · tp 1 · pp 2"),
+        (11, dict(dp=8, shard=2), "dp 1 · tp 4 · pp 2 · sp"),
+    ):
         by, losses = world.run(go_on, small(**choice, **here), checkpoint.complete(tmp_path)[-1], 3)[0]
         assert by == wrote
-        near(losses, twin[start:start + 3], 1e-5)
+        near(losses, twin[start : start + 3], 1e-5)
     with World(1, timeout=60) as alone:
         near(alone.run(go_on, small(**here), checkpoint.complete(tmp_path)[-1], 6)[0][1], twin[14:], 1e-5)
     assert [p.name for p in checkpoint.complete(tmp_path)] == [f"step-{k:06d}" for k in (5, 8, 11, 14, 20)]
@@ -98,22 +115,35 @@ def test_it_goes_on_under_another_layout(world, twin, tmp_path):
 
 # -- what cannot be ------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("choice, said", [
-    (dict(dp=2, tp=2), "dp·tp·pp = 2·2·1 = 4, but 8 processes were started; start one for each, as torchrun --nproc-per-node 4"),
-    (dict(tp=3), "dp·tp·pp = ?·3·1, but 8 processes were started"),
-    (dict(tp=8, heads=4), "tp 8 does not divide 4 attention heads; take 4"),
-    (dict(pp=8), "8 stages"),
-    (dict(dp=4, pp=2, microbatch=4), "1F1B needs at least as many microbatches as stages: 1 of 4 sequences are too few for 2"),
-    (dict(dp=8, batch=12), "a batch of 12 does not divide by dp·microbatch"),
-    (dict(dp=8, shard=3), "shard 3 does not divide dp 8"),
-    (dict(tp=8, sp=True, seq_len=12), "tp 8 must divide the sequence of 12 tokens"),
-    (dict(dp=8, schedule="ZB-V"), "schedule is one of 1F1B, GPipe"),
-    (dict(dp=8, lr=-1.0), "lr must be positive, not -1.0"),
-    (dict(dp=8, steps=0), "steps must be at least 1, not 0"),
-    (dict(dp=8, lr=float("inf")), "lr must be at most 1,000,000,000, not inf"),
-    (dict(dp=8, timeout=1e300), "timeout must be at most 1,000,000,000, not 1e+300"),
-    (dict(dp=8, batch=4), "a batch of 4"),
-])
+
+@pytest.mark.parametrize(
+    "choice, said",
+    [
+        (
+            dict(dp=2, tp=2),
+            (
+                "dp·tp·pp = 2·2·1 = 4, but 8 processes were started; start one for each, as torchrun"
+                " --nproc-per-node 4"
+            ),
+        ),
+        (dict(tp=3), "dp·tp·pp = ?·3·1, but 8 processes were started"),
+        (dict(tp=8, heads=4), "tp 8 does not divide 4 attention heads; take 4"),
+        (dict(pp=8), "8 stages"),
+        (
+            dict(dp=4, pp=2, microbatch=4),
+            "1F1B needs at least as many microbatches as stages: 1 of 4 sequences are too few for 2",
+        ),
+        (dict(dp=8, batch=12), "a batch of 12 does not divide by dp·microbatch"),
+        (dict(dp=8, shard=3), "shard 3 does not divide dp 8"),
+        (dict(tp=8, sp=True, seq_len=12), "tp 8 must divide the sequence of 12 tokens"),
+        (dict(dp=8, schedule="ZB-V"), "schedule is one of 1F1B, GPipe"),
+        (dict(dp=8, lr=-1.0), "lr must be positive, not -1.0"),
+        (dict(dp=8, steps=0), "steps must be at least 1, not 0"),
+        (dict(dp=8, lr=float("inf")), "lr must be at most 1,000,000,000, not inf"),
+        (dict(dp=8, timeout=1e300), "timeout must be at most 1,000,000,000, not 1e+300"),
+        (dict(dp=8, batch=4), "a batch of 4"),
+    ],
+)
 def test_what_cannot_be_is_refused_in_a_sentence(choice, said):
     with pytest.raises(ValueError, match=re.escape(said)) as refusal:
         replace(SMALL, **choice).checked(8)
@@ -138,9 +168,27 @@ def trained(tmp_path_factory):
 
 
 def command(*options, out, launcher=(), **kwargs):
-    options = ["-m", "helpers.train", "--hidden", "32", "--seq-len", "16", "--batch", "8", "--out", str(out), *options]
-    return subprocess.run([sys.executable, *launcher, *options], cwd=HERE.parent, capture_output=True, text=True, timeout=180,
-                          env=dict(os.environ, OMP_NUM_THREADS="1", **kwargs))
+    options = [
+        "-m",
+        "helpers.train",
+        "--hidden",
+        "32",
+        "--seq-len",
+        "16",
+        "--batch",
+        "8",
+        "--out",
+        str(out),
+        *options,
+    ]
+    return subprocess.run(
+        [sys.executable, *launcher, *options],
+        cwd=HERE.parent,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=dict(os.environ, OMP_NUM_THREADS="1", **kwargs),
+    )
 
 
 def main_of(run: Path, *options: str) -> tuple[int, str, str]:
@@ -148,19 +196,30 @@ def main_of(run: Path, *options: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            code = launch.main(["--hidden", "32", "--seq-len", "16", "--batch", "8", "--out", str(run), *options])
+            code = launch.main(
+                ["--hidden", "32", "--seq-len", "16", "--batch", "8", "--out", str(run), *options]
+            )
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
     return code, out.getvalue(), err.getvalue()
 
 
-@pytest.mark.parametrize("harm, said", [
-    (lambda c: (c / "__0_0.distcp").write_bytes((c / "__0_0.distcp").read_bytes()[:1000]), "step-000004 is damaged: __0_0.distcp has 1,000 of"),
-    (lambda c: (c / "__0_0.distcp").unlink(), "step-000004 is damaged: __0_0.distcp is missing"),
-    (lambda c: (c / checkpoint.ABOUT).write_text("{"), "its about.json cannot be read"),
-    (lambda c: (c / checkpoint.ABOUT).write_text('{"files": [], "model": {}, "step": 4}'), "its about.json cannot be read"),
-])
+@pytest.mark.parametrize(
+    "harm, said",
+    [
+        (
+            lambda c: (c / "__0_0.distcp").write_bytes((c / "__0_0.distcp").read_bytes()[:1000]),
+            "step-000004 is damaged: __0_0.distcp has 1,000 of",
+        ),
+        (lambda c: (c / "__0_0.distcp").unlink(), "step-000004 is damaged: __0_0.distcp is missing"),
+        (lambda c: (c / checkpoint.ABOUT).write_text("{"), "its about.json cannot be read"),
+        (
+            lambda c: (c / checkpoint.ABOUT).write_text('{"files": [], "model": {}, "step": 4}'),
+            "its about.json cannot be read",
+        ),
+    ],
+)
 def test_a_damaged_checkpoint_is_refused_and_another_named(trained, aside, tmp_path, harm, said):
     run = shutil.copytree(trained, tmp_path / "run")
     harm(run / "step-000004")
@@ -186,8 +245,24 @@ def test_a_folder_that_cannot_be_and_a_sample_of_nothing(aside, tmp_path):
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(aside, tmp_path):
-    code, _, err = aside(main_of, tmp_path / "run", "--steps", "8", "--every", "8", "--lr", "1e8", "--warmup", "0", "--clip", "1e8")
-    assert code == 2 and "so training has ended; nothing was saved after it. Take a smaller lr" in err.splitlines()[-1]
+    code, _, err = aside(
+        main_of,
+        tmp_path / "run",
+        "--steps",
+        "8",
+        "--every",
+        "8",
+        "--lr",
+        "1e8",
+        "--warmup",
+        "0",
+        "--clip",
+        "1e8",
+    )
+    assert (
+        code == 2
+        and "so training has ended; nothing was saved after it. Take a smaller lr" in err.splitlines()[-1]
+    )
     assert not checkpoint.complete(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n[1]\n')
     assert train.read_metrics(tmp_path / "run") == [{"step": 1}]
@@ -200,6 +275,7 @@ def test_the_trained_model_writes(trained, aside):
 
 def test_a_full_disk_loses_nothing(tmp_path):
     """A limit on the size of files stands for the disk: the checkpoint does not fit, the metrics do."""
+
     def run(config):
         said = []
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
@@ -207,15 +283,22 @@ def test_a_full_disk_loses_nothing(tmp_path):
             train.train(config, say=said.append)
         except ValueError as e:
             return said, str(e)
+
     config = replace(SMALL, dp=2, steps=4, every=2, out=str(tmp_path))
     with World(2, timeout=60) as world:
         said, end = world.run(run, config)[0]
-    assert len(said) == 2 and "step-000002 could not be written" in said[0] and "File too large" in said[0] and "training goes on" in said[0]
+    assert (
+        len(said) == 2
+        and "step-000002 could not be written" in said[0]
+        and "File too large" in said[0]
+        and "training goes on" in said[0]
+    )
     assert "its last checkpoint is missing" in end
     assert len(train.read_metrics(tmp_path)) == 4 and not list(tmp_path.glob("step-*"))
 
 
 # -- launchers, and what befalls a run -------------------------------------------------------------
+
 
 def torchrun(ranks):
     return "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)
@@ -231,9 +314,32 @@ def whole(run: Path, steps: int) -> None:
 
 
 def test_a_run_that_is_killed_goes_on(tmp_path):
-    going = subprocess.Popen([sys.executable, *torchrun(2), "-m", "helpers.train", "--hidden", "32", "--seq-len", "16", "--batch", "8", "--pp", "2",
-                              "--steps", "2000", "--every", "3", "--out", str(tmp_path)], cwd=HERE.parent, stderr=subprocess.DEVNULL,
-                             env=dict(os.environ, OMP_NUM_THREADS="1"), start_new_session=True)
+    going = subprocess.Popen(
+        [
+            sys.executable,
+            *torchrun(2),
+            "-m",
+            "helpers.train",
+            "--hidden",
+            "32",
+            "--seq-len",
+            "16",
+            "--batch",
+            "8",
+            "--pp",
+            "2",
+            "--steps",
+            "2000",
+            "--every",
+            "3",
+            "--out",
+            str(tmp_path),
+        ],
+        cwd=HERE.parent,
+        stderr=subprocess.DEVNULL,
+        env=dict(os.environ, OMP_NUM_THREADS="1"),
+        start_new_session=True,
+    )
     try:
         deadline = time.monotonic() + 90
         while len(checkpoint.complete(tmp_path)) < 2 and time.monotonic() < deadline:
@@ -246,7 +352,10 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
     steps = int(last[5:]) + 3
     done = command("--dp", "2", "--steps", str(steps), out=tmp_path, launcher=torchrun(2))
     assert done.returncode == 0, done.stderr
-    assert f"going on from {last}, the last complete checkpoint (written under dp 1 · tp 1 · pp 2)" in done.stderr
+    assert (
+        f"going on from {last}, the last complete checkpoint (written under dp 1 · tp 1 · pp 2)"
+        in done.stderr
+    )
     assert [line["step"] for line in train.read_metrics(tmp_path)] == list(range(1, steps + 1))
     assert not list(tmp_path.glob("*.unfinished"))
 
@@ -262,26 +371,62 @@ def _wait_for_end_of(run: Path) -> None:
     time.sleep(0.5)
 
 
-@pytest.mark.parametrize("said, lost", [
-    ("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242", True),
-    ("[../gloo/transport/tcp/pair.cc:553] Read error [10.77.0.2]:4242: Connection reset by peer", True),
-    ("[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 8000ms for recv operation to complete", True),
-    ("[../gloo/transport/tcp/pair.cc:193] Connect timeout [127.0.0.1]:4242", True),
-    ("Application timeout caused pair closure", True),
-    ("writev [10.77.0.2]:4242: Broken pipe", True),
-    ("[../gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4", False),
-    ("mat1 and mat2 shapes cannot be multiplied (4x8 and 4x8)", False),
-    ("NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a network error, NCCL version 2.28\nncclRemoteError: A call failed possibly "
-     "due to a network error or a remote process exiting prematurely.", True),
-    ("NCCL communicator was aborted on rank 1.", True),
-    ("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=60000) ran for 60041 milliseconds", True),
-    ("NCCL error in: ProcessGroupNCCL.cpp:3356, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.28\nncclInvalidUsage: This usually reflects "
-     "invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000", False),
-    ("NCCL error in: ProcessGroupNCCL.cpp:3356, unhandled cuda error, NCCL version 2.28\nncclUnhandledCudaError: Call to CUDA function failed.\n"
-     "Last error:\nCuda failure 2 'out of memory' (timeout was not the reason)", False),
-])
+@pytest.mark.parametrize(
+    "said, lost",
+    [
+        ("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242", True),
+        ("[../gloo/transport/tcp/pair.cc:553] Read error [10.77.0.2]:4242: Connection reset by peer", True),
+        (
+            (
+                "[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 8000ms for recv operation to"
+                " complete"
+            ),
+            True,
+        ),
+        ("[../gloo/transport/tcp/pair.cc:193] Connect timeout [127.0.0.1]:4242", True),
+        ("Application timeout caused pair closure", True),
+        ("writev [10.77.0.2]:4242: Broken pipe", True),
+        ("[../gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4", False),
+        ("mat1 and mat2 shapes cannot be multiplied (4x8 and 4x8)", False),
+        (
+            (
+                "NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a network error, NCCL"
+                " version 2.28\nncclRemoteError: A call failed possibly due to a network error or a remote"
+                " process exiting prematurely."
+            ),
+            True,
+        ),
+        ("NCCL communicator was aborted on rank 1.", True),
+        (
+            (
+                "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE,"
+                " Timeout(ms)=60000) ran for 60041 milliseconds"
+            ),
+            True,
+        ),
+        (
+            (
+                "NCCL error in: ProcessGroupNCCL.cpp:3356, invalid usage (run with NCCL_DEBUG=WARN for"
+                " details), NCCL version 2.28\nncclInvalidUsage: This usually reflects invalid usage of NCCL"
+                " library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000"
+            ),
+            False,
+        ),
+        (
+            (
+                "NCCL error in: ProcessGroupNCCL.cpp:3356, unhandled cuda error, NCCL version"
+                " 2.28\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2"
+                " 'out of memory' (timeout was not the reason)"
+            ),
+            False,
+        ),
+    ],
+)
 def test_a_lost_rank_is_told_from_a_mistake(said, lost):
-    assert launch.lost_contact(dist.DistBackendError(said)) is lost and launch.lost_contact(RuntimeError(said)) is lost
+    assert (
+        launch.lost_contact(dist.DistBackendError(said)) is lost
+        and launch.lost_contact(RuntimeError(said)) is lost
+    )
 
 
 def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():
@@ -302,20 +447,63 @@ def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():
 def test_torchrun_starts_again_when_a_rank_dies(tmp_path):
     """Rank 1 ends itself, once, after the first checkpoint."""
     script = tmp_path / "dies.py"
-    script.write_text("import os\nfrom helpers import train\nfrom helpers.train import launch\nstep = train.Trainer.step\n"
-                      "def dies(self):\n    if self.number == 5 and os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
-                      "        os._exit(9)\n    return step(self)\ntrain.Trainer.step = dies\nos._exit(launch.main())\n")
+    script.write_text(
+        "import os\nfrom helpers import train\nfrom helpers.train import launch\nstep ="
+        " train.Trainer.step\ndef dies(self):\n    if self.number == 5 and os.environ['RANK'] == '1' and"
+        " os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n        os._exit(9)\n    return"
+        " step(self)\ntrain.Trainer.step = dies\nos._exit(launch.main())\n"
+    )
     run = tmp_path / "run"
-    done = subprocess.run([sys.executable, *torchrun(2), "--max-restarts", "1", str(script), "--hidden", "32", "--seq-len", "16", "--batch", "8", "--steps", "8",
-                           "--every", "3", "--dp", "2", "--timeout", "8", "--out", str(run)], cwd=HERE.parent, capture_output=True, text=True, timeout=180,
-                          env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parent)))
+    done = subprocess.run(
+        [
+            sys.executable,
+            *torchrun(2),
+            "--max-restarts",
+            "1",
+            str(script),
+            "--hidden",
+            "32",
+            "--seq-len",
+            "16",
+            "--batch",
+            "8",
+            "--steps",
+            "8",
+            "--every",
+            "3",
+            "--dp",
+            "2",
+            "--timeout",
+            "8",
+            "--out",
+            str(run),
+        ],
+        cwd=HERE.parent,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parent)),
+    )
     assert done.returncode == 0 and "going on from step-000003" in done.stderr, done.stderr
     whole(run, 8)
 
 
 def test_accelerate_launches_the_same_script(tmp_path):
-    launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
-                "--main_process_port", "0")
+    launcher = (
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        "0",
+    )
     done = command("--tp", "2", "--steps", "3", out=tmp_path, launcher=launcher)
     assert done.returncode == 0, done.stderr
     whole(tmp_path, 3)
@@ -324,8 +512,14 @@ def test_accelerate_launches_the_same_script(tmp_path):
 def _namespaces() -> list[str] | None:
     """A command that gives a network of its own, if this system permits it."""
     for way in (["unshare", "--net"], ["unshare", "--user", "--map-root-user", "--net"]):
-        if shutil.which("unshare") and shutil.which("ip") and shutil.which("nsenter") and not subprocess.run(
-                [*way, "sh", "-c", "ip link add this type veth peer name that"], capture_output=True).returncode:
+        if (
+            shutil.which("unshare")
+            and shutil.which("ip")
+            and shutil.which("nsenter")
+            and not subprocess.run(
+                [*way, "sh", "-c", "ip link add this type veth peer name that"], capture_output=True
+            ).returncode
+        ):
             return way
     return None
 
@@ -336,17 +530,37 @@ def test_two_hosts(tmp_path, lost):
         pytest.skip("network namespaces are not permitted here (unshare --net), or ip is missing")
     run = tmp_path / "run"
     steps, each = (24, 2) if lost else (4, 1)  # ranks on each host: tp crosses the link when each has one
-    train_it = (f"exec {sys.executable} -m torch.distributed.run --nnodes 1:2 --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 "
-                "--rdzv-conf is_host=$FIRST,last_call_timeout=4,keep_alive_interval=1 --max-restarts 1 --local-addr $HOST -m helpers.train --tp 2 --hidden 32 --seq-len 16 --batch 8 "
-                f"--steps {steps} --every 4 --timeout 8 --out {run}")
-    done = subprocess.run([*way, str(HERE / "two_hosts.sh"), str(tmp_path), str(run / "step-000004") if lost else "-", "sh", "-c", train_it], cwd=HERE.parent,
-                          env=dict(os.environ, OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=200)
+    train_it = (
+        f"exec {sys.executable} -m torch.distributed.run --nnodes 1:2 --nproc-per-node {each} --rdzv-backend"
+        " c10d --rdzv-endpoint 10.77.0.1:29400 --rdzv-conf"
+        " is_host=$FIRST,last_call_timeout=4,keep_alive_interval=1 --max-restarts 1 --local-addr $HOST -m"
+        f" helpers.train --tp 2 --hidden 32 --seq-len 16 --batch 8 --steps {steps} --every 4 --timeout 8"
+        f" --out {run}"
+    )
+    done = subprocess.run(
+        [
+            *way,
+            str(HERE / "two_hosts.sh"),
+            str(tmp_path),
+            str(run / "step-000004") if lost else "-",
+            "sh",
+            "-c",
+            train_it,
+        ],
+        cwd=HERE.parent,
+        env=dict(os.environ, OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     said = (tmp_path / "host0").read_text()
     assert done.returncode == 0, said
     whole(run, steps)
     if lost:
         assert re.search(r"has lost the others .*step-\d+ is complete: start the same command again", said)
-        assert re.search(r"going on from step-\d+, the last complete checkpoint \(written under dp 2 · tp 2", said)
+        assert re.search(
+            r"going on from step-\d+, the last complete checkpoint \(written under dp 2 · tp 2", said
+        )
         assert "steps under dp 1 · tp 2 · pp 1" in said
     else:
         assert "4 steps under dp 1 · tp 2 · pp 1" in said
@@ -355,8 +569,26 @@ def test_two_hosts(tmp_path, lost):
 def test_the_doctor_brings_two_hosts_together(tmp_path):
     if (way := _namespaces()) is None:
         pytest.skip("network namespaces are not permitted here (unshare --net), or ip is missing")
-    done = subprocess.run([*way, str(HERE / "two_hosts.sh"), str(tmp_path), "-", sys.executable, "-m", "helpers", "doctor", "13", "--meet", "10.77.0.1"], cwd=HERE.parent,
-                          env=dict(os.environ, OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=250)
+    done = subprocess.run(
+        [
+            *way,
+            str(HERE / "two_hosts.sh"),
+            str(tmp_path),
+            "-",
+            sys.executable,
+            "-m",
+            "helpers",
+            "doctor",
+            "13",
+            "--meet",
+            "10.77.0.1",
+        ],
+        cwd=HERE.parent,
+        env=dict(os.environ, OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
     reports = [(tmp_path / name).read_text() for name in ("host0", "host1")]
     assert done.returncode == 0, reports
     assert all("13 two hosts: ok" in said and "2 ranks trained together" in said for said in reports)

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from helpers import World
-from helpers.runtime.failure import RankError, RanksInterrupted
 from helpers.runtime import memory
+from helpers.runtime.failure import RankError, RanksInterrupted
 
 # A limit in seconds is what the reader should see on an idle laptop; these tests must also pass on
 # a machine that runs several at once. bench/ranks.py measures.
@@ -70,13 +70,19 @@ def odd_with_notes():
 
 
 def test_an_exception_that_cannot_be_shown_costs_nothing(world):
-    assert "raised ValueError: outer\ncaused by Odd: (its message cannot be shown)" in str(fails(world, odd_with_a_cause, within=3))
+    assert "raised ValueError: outer\ncaused by Odd: (its message cannot be shown)" in str(
+        fails(world, odd_with_a_cause, within=3)
+    )
     assert "raised Odd: (its message cannot be shown)" in str(fails(world, odd_with_notes, within=3))
 
 
 def test_a_result_that_cannot_be_read_is_refused_with_its_rank(world):
     error = fails(world, lambda: Odd(1, 2), within=3)
-    assert error.kind == "result" and "rank 0 ran to the end, but its result cannot be read in the notebook: TypeError: two are needed" in str(error)
+    assert (
+        error.kind == "result"
+        and "rank 0 ran to the end, but its result cannot be read in the notebook: TypeError: two are needed"
+        in str(error)
+    )
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.ranks, again.kind) == (str(error), [0], "result")
 
@@ -84,11 +90,16 @@ def test_a_result_that_cannot_be_read_is_refused_with_its_rank(world):
 def test_arguments_that_come_too_late_are_no_lack_of_memory():
     with World(2) as pair:
         error = fails(pair, len, bytes(500_000_000), timeout=0.05, within=5)
-        assert error.kind == "timeout" and "both ranks had not taken the 500 MB of the call's arguments after 0.05 s" in str(error)
+        assert (
+            error.kind == "timeout"
+            and "both ranks had not taken the 500 MB of the call's arguments after 0.05 s" in str(error)
+        )
 
 
 def test_a_call_in_code_that_is_not_the_readers_has_not_finished(world):
-    assert "ranks 0–3 were in code that is not yours" in str(fails(world, time.sleep, 100, timeout=0.5, within=3))
+    assert "ranks 0–3 were in code that is not yours" in str(
+        fails(world, time.sleep, 100, timeout=0.5, within=3)
+    )
 
 
 @linux
@@ -108,11 +119,17 @@ def test_a_fork_of_the_kernel_has_worlds_of_its_own():
             os.waitpid(child, 0)
             print(world.run(lambda: 1))
     """
-    said = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=100)
-    assert said.stdout.splitlines()[1:] == ["[42, 42]", "[1, 1]"] and "of which this one is a fork; make a new one here" in said.stdout, said
+    said = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=100
+    )
+    assert (
+        said.stdout.splitlines()[1:] == ["[42, 42]", "[1, 1]"]
+        and "of which this one is a fork; make a new one here" in said.stdout
+    ), said
 
 
 # -- calls and state ---------------------------------------------------------------------
+
 
 def test_results_come_in_rank_order(world):
     assert world.run(lambda a, b=0: (dist.get_rank(), a, b), 1, b=2) == [(r, 1, 2) for r in range(4)]
@@ -129,7 +146,10 @@ def test_names_stay_from_cell_to_cell(world):
     assert world.pull("x") == [1, 11, 21, 31]
     world.push(y=5)
     assert world.cell("x + y") == ["6", "16", "26", "36"]
-    assert world.cell("world_size, str(device), torch.ones(1).item(), dist.get_rank() == rank")[0] == "(4, 'cpu', 1.0, True)"
+    assert (
+        world.cell("world_size, str(device), torch.ones(1).item(), dist.get_rank() == rank")[0]
+        == "(4, 'cpu', 1.0, True)"
+    )
 
 
 def test_pull_of_an_unknown_name_says_how_to_make_one(world):
@@ -164,17 +184,39 @@ def test_two_worlds_at_once(world):
     assert_usable(world)
 
 
-@pytest.mark.parametrize("call, said", [
-    (lambda: dist.send(torch.ones(2), dist.get_rank() + 1), "rank 3 would send to rank 4, which does not exist: ranks go from 0 to 3. Around a ring take"),
-    (lambda: dist.recv(torch.ones(2), dist.get_rank() - 1), "rank 0 would receive from rank -1, which does not exist"),
-    (lambda: dist.broadcast(torch.ones(2), 7), "rank 0 calls broadcast with root 7, which does not exist"),
-])
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (
+            lambda: dist.send(torch.ones(2), dist.get_rank() + 1),
+            "rank 3 would send to rank 4, which does not exist: ranks go from 0 to 3. Around a ring take",
+        ),
+        (
+            lambda: dist.recv(torch.ones(2), dist.get_rank() - 1),
+            "rank 0 would receive from rank -1, which does not exist",
+        ),
+        (
+            lambda: dist.broadcast(torch.ones(2), 7),
+            "rank 0 calls broadcast with root 7, which does not exist",
+        ),
+    ],
+)
 def test_a_rank_that_does_not_exist_is_not_waited_for(world, call, said):
     assert said in str(fails(world, call, within=3))
 
 
-@pytest.mark.parametrize("n, error", [(0, ValueError), (-1, ValueError), (65, ValueError), ("4", TypeError),
-                                      (2.0, TypeError), (True, TypeError), (None, TypeError)])
+@pytest.mark.parametrize(
+    "n, error",
+    [
+        (0, ValueError),
+        (-1, ValueError),
+        (65, ValueError),
+        ("4", TypeError),
+        (2.0, TypeError),
+        (True, TypeError),
+        (None, TypeError),
+    ],
+)
 def test_a_bad_size_is_refused_in_one_sentence(n, error):
     with pytest.raises(error, match=r"whole number from 1 to 64, such as World\(4\)"):
         World(n)
@@ -202,12 +244,14 @@ def test_what_cannot_be_sent_is_refused(world):
 
 # -- output ------------------------------------------------------------------------------
 
+
 def test_output_is_whole_ordered_and_folded(world, capfd):
     def speak():
         r = dist.get_rank()
         time.sleep(0.05 * (3 - r))
         print("hello" if r < 3 else "two\nlines")
         os.write(1, b"from C\n" if r == 3 else b"")
+
     world.run(speak)
     assert capfd.readouterr().out == "ranks 0–2 │ hello\nrank 3\n  │ two\n  │ lines\n  │ from C\n"
 
@@ -215,12 +259,14 @@ def test_output_is_whole_ordered_and_folded(world, capfd):
 def test_a_long_call_speaks_while_it_runs(world, capfd, monkeypatch):
     from helpers.runtime import world as module
     from helpers.runtime.worker import progress
+
     monkeypatch.setattr(module, "STREAM_AFTER", 0.1)
 
     def speak():
         for i in progress(range(6)):
             print("step", i)
             time.sleep(0.15)
+
     world.run(speak)
     out, err = capfd.readouterr()
     steps = re.findall(r"step (\d)", out)
@@ -240,6 +286,7 @@ def test_a_gigabyte_of_output_is_cut(world, capfd):
             for _ in range(1000):
                 os.write(1, line * 1024)
             print("last")
+
     world.run(flood, timeout=120)
     out = capfd.readouterr().out
     assert "first" in out and out.rstrip().endswith("last") and re.search(r"… 1,04\d\.\d MB left out …", out)
@@ -253,6 +300,7 @@ def test_a_result_of_200_megabytes(world):
 
 # -- failures ----------------------------------------------------------------------------
 
+
 def test_the_rank_that_raised_comes_first_and_state_is_kept(world):
     world.push(kept=7)
 
@@ -260,12 +308,15 @@ def test_the_rank_that_raised_comes_first_and_state_is_kept(world):
         if dist.get_rank() == 1:
             raise ValueError("no good")
         dist.barrier()
+
     error = fails(world, one_fails, within=1)
     text = str(error)
     assert (error.kind, error.ranks, error.state_kept) == ("raised", [1], True)
     assert text.startswith("rank 1 raised ValueError: no good\n    test_world.py, line ")
     assert 'raise ValueError("no good")' in text
-    assert re.search(r"ranks 0, 2 and 3 waited in barrier, \d+\.\d s   test_world.py, line \d+:  dist.barrier\(\)", text)
+    assert re.search(
+        r"ranks 0, 2 and 3 waited in barrier, \d+\.\d s   test_world.py, line \d+:  dist.barrier\(\)", text
+    )
     assert "torch/" not in text and "helpers/" not in text
     assert world.pull("kept") == [7] * 4
 
@@ -278,6 +329,7 @@ def test_all_raise_alike_is_told_once(world):
 def test_all_raise_differently(world):
     def each():
         raise (KeyError if dist.get_rank() % 2 else ValueError)(f"at {dist.get_rank()}")
+
     error = fails(world, each, within=1)
     assert error.ranks == [0, 1, 2, 3]
     assert all(f"rank {r} raised" in str(error) for r in range(4))
@@ -298,9 +350,12 @@ def test_a_syntax_error_in_a_cell(world):
 def test_a_mismatch_is_explained_with_ranks_and_shapes(world, what):
     def mismatched(what):
         odd = dist.get_rank() == 2
-        x = torch.ones(200 if odd and what == "shape" else 100,
-                       dtype=torch.float64 if odd and what == "dtype" else torch.float32)
+        x = torch.ones(
+            200 if odd and what == "shape" else 100,
+            dtype=torch.float64 if odd and what == "dtype" else torch.float32,
+        )
         dist.all_reduce(x)
+
     error = fails(world, mismatched, what, within=3)
     text = str(error)
     assert (error.kind, error.state_kept) == ("died", False)
@@ -316,6 +371,7 @@ def test_mismatched_collectives_end_in_a_table(world):
             dist.barrier()
         else:
             dist.all_reduce(torch.ones(3))
+
     error = fails(world, different, within=2, timeout=0.5)
     text = str(error)
     assert (error.kind, error.state_kept) == ("timeout", True)
@@ -330,6 +386,7 @@ def test_a_rank_that_never_comes_is_named(world):
     def absent():
         if dist.get_rank() != 3:
             dist.all_reduce(torch.ones(3))
+
     text = str(fails(world, absent, within=2, timeout=0.5))
     assert "rank 3 had finished" in text and "ranks 0–2 wait for rank 3, which never came" in text
     assert world.pull("kept") == [8] * 4
@@ -340,14 +397,18 @@ def test_a_rank_that_computes_forever_is_named(world):
         while dist.get_rank() == 1:
             pass
         dist.barrier()
+
     error = fails(world, endless, within=2.5, timeout=0.5)
-    assert error.state_kept and "rank 1 was at test_world.py" in str(error) and "wait for rank 1" in str(error)
+    assert (
+        error.state_kept and "rank 1 was at test_world.py" in str(error) and "wait for rank 1" in str(error)
+    )
 
 
 def test_everybody_receives_first(world):
     def ring():
         dist.recv(torch.ones(1), (dist.get_rank() - 1) % 4)
         dist.send(torch.ones(1), (dist.get_rank() + 1) % 4)
+
     text = str(fails(world, ring, within=2, timeout=0.5))
     assert all(f"rank {r} waited in recv of float32[1] from rank {(r - 1) % 4}" in text for r in range(4))
     assert "Every one waits for another: 0 for 3, 1 for 0, 2 for 1, 3 for 2." in text
@@ -363,6 +424,7 @@ def test_arithmetic_that_cannot_be_left_costs_the_state_not_the_kernel(world):
         if dist.get_rank() == 0:
             x = torch.ones(1, 1).expand(8000, 8000)  # there at once
             x @ x
+
     error = fails(world, long_product, within=3, timeout=0.4)
     assert not error.state_kept and "variables of earlier cells are gone" in str(error)
 
@@ -373,6 +435,7 @@ def test_a_killed_rank_is_noticed(world, where):
         if dist.get_rank() == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier() if where == "barrier" else time.sleep(30)
+
     error = fails(world, killed, where, within=1.5)
     assert (error.kind, error.ranks) == ("died", [2])
     assert "rank 2 is gone: its process was killed (SIGKILL)" in str(error) and "out of memory" in str(error)
@@ -394,10 +457,12 @@ def test_a_rank_that_leaves(world):
 def test_out_of_memory_is_a_death_that_names_its_cause(world):
     def hog():
         import resource
+
         if dist.get_rank() == 1:
             resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))
             torch.empty(1 << 40, dtype=torch.uint8)
         dist.barrier()
+
     text = str(fails(world, hog, within=1.5))
     assert text.startswith("rank 1 raised RuntimeError") and "allocate" in text
 
@@ -422,12 +487,14 @@ def test_stop_frees_the_cell(world, stuck):
             while True:
                 pass
         time.sleep(60)
+
     world.push(kept=9)
     pressed = []
 
     def press():
         pressed.append(time.monotonic())
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
     threading.Timer(0.5, press).start()
     with pytest.raises(RanksInterrupted) as caught:
         world.run(hang, stuck)
@@ -454,8 +521,14 @@ def start_script(then: str, **kwargs) -> tuple[subprocess.Popen, list[int]]:
     script = tempfile.NamedTemporaryFile("w", suffix=".py", delete=False)
     script.write(textwrap.dedent(SCRIPT.format(then=then)))
     script.close()
-    kernel = subprocess.Popen([sys.executable, script.name], stdout=subprocess.PIPE, text=True,
-                              start_new_session=True, env=dict(os.environ, PYTHONPATH=os.getcwd()), **kwargs)
+    kernel = subprocess.Popen(
+        [sys.executable, script.name],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=dict(os.environ, PYTHONPATH=os.getcwd()),
+        **kwargs,
+    )
     pids = list(map(int, kernel.stdout.readline().split()))
     os.unlink(script.name)
     assert len(pids) == 4
@@ -468,15 +541,26 @@ def alive(pids) -> list[int]:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             return "gone"
-    return [p for p in pids if state(p) not in ("Z", "X", "gone")]  # a zombie has ended; whoever adopted it may take its time
+
+    return [
+        p for p in pids if state(p) not in ("Z", "X", "gone")
+    ]  # a zombie has ended; whoever adopted it may take its time
 
 
 @linux
-@pytest.mark.parametrize("manner", ["kernel", "group", "in a collective", "holding the interpreter", "ends", "exit"])
+@pytest.mark.parametrize(
+    "manner", ["kernel", "group", "in a collective", "holding the interpreter", "ends", "exit"]
+)
 def test_no_rank_outlives_the_kernel(manner):
-    then = {"ends": "", "exit": "import os; os._exit(1)",
-            "in a collective": "import torch.distributed as dist; world.run(lambda: dist.get_rank() and dist.barrier(), timeout=None)",
-            "holding the interpreter": "world.run(lambda: sum(range(10**10)), timeout=None)"}.get(manner, "time.sleep(60)")
+    then = {
+        "ends": "",
+        "exit": "import os; os._exit(1)",
+        "in a collective": (
+            "import torch.distributed as dist; world.run(lambda: dist.get_rank() and dist.barrier(),"
+            " timeout=None)"
+        ),
+        "holding the interpreter": "world.run(lambda: sum(range(10**10)), timeout=None)",
+    }.get(manner, "time.sleep(60)")
     kernel, pids = start_script(then)
     if manner not in ("ends", "exit"):
         time.sleep(0.3)
@@ -492,7 +576,9 @@ def test_no_rank_outlives_the_kernel(manner):
 def test_a_script_needs_no_main_guard_and_runs_once():
     kernel, _ = start_script("print(world.run(lambda: 1))")
     assert kernel.wait(timeout=20 * SLACK) == 0
-    assert kernel.stdout.read() == "[1, 1, 1, 1]\n"  # not communicate(): it passes over what readline() has buffered
+    assert (
+        kernel.stdout.read() == "[1, 1, 1, 1]\n"
+    )  # not communicate(): it passes over what readline() has buffered
 
 
 @linux
@@ -501,8 +587,8 @@ def test_two_hundred_worlds_leave_nothing(tmp_path, monkeypatch):
 
     def open_things():
         gc.collect()
-        return (len(os.listdir("/proc/self/fd")), threading.active_count(),
-                os.listdir(tmp_path))
+        return (len(os.listdir("/proc/self/fd")), threading.active_count(), os.listdir(tmp_path))
+
     with World(1):
         pass
     before = open_things()
@@ -520,7 +606,9 @@ def test_two_hundred_worlds_leave_nothing(tmp_path, monkeypatch):
 
 @linux
 def test_a_world_leaves_the_kernel_in_its_folder(world, monkeypatch):
-    """The fork server starts in another one; where it runs already, other threads of the kernel see nothing of that."""
+    """The fork server starts in another one; where it runs already, other threads of the kernel see nothing
+    of that.
+    """
     monkeypatch.setattr(os, "chdir", lambda folder: pytest.fail(f"moved to {folder}"))
     with World(1) as another:
         assert another.run(os.getcwd) == [os.getcwd()]
@@ -528,13 +616,19 @@ def test_a_world_leaves_the_kernel_in_its_folder(world, monkeypatch):
 
 @linux
 def test_nothing_listens_beyond_loopback(world):
-    mine = {os.stat(f"/proc/{pid}/fd/{fd}").st_ino for pid in [os.getpid(), *world.pids]
-            for fd in os.listdir(f"/proc/{pid}/fd") if os.path.exists(f"/proc/{pid}/fd/{fd}")}
+    mine = {
+        os.stat(f"/proc/{pid}/fd/{fd}").st_ino
+        for pid in [os.getpid(), *world.pids]
+        for fd in os.listdir(f"/proc/{pid}/fd")
+        if os.path.exists(f"/proc/{pid}/fd/{fd}")
+    }
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             local, state, inode = (line.split()[i] for i in (1, 3, 9))
             if state == "0A" and int(inode) in mine:
-                assert local.startswith("0100007F:") or local.startswith("0000000000000000FFFF00000100007F"), local
+                assert local.startswith("0100007F:") or local.startswith(
+                    "0000000000000000FFFF00000100007F"
+                ), local
 
 
 def test_a_kernel_that_has_computed_can_still_start_ranks():
@@ -555,7 +649,9 @@ def test_a_read_only_working_folder(tmp_path, monkeypatch):
 
 def test_nothing_goes_through_shared_memory(world):
     """So a container with 64 MB of /dev/shm, or none, will do."""
-    used = lambda: sum(f.stat().st_size for f in Path("/dev/shm").glob("*")) if os.path.isdir("/dev/shm") else 0
+    used = lambda: (
+        sum(f.stat().st_size for f in Path("/dev/shm").glob("*")) if os.path.isdir("/dev/shm") else 0
+    )
     before = used()
     world.run(lambda x: x * 2, torch.zeros(1_000_000))
     assert used() == before
@@ -564,5 +660,6 @@ def test_nothing_goes_through_shared_memory(world):
 def test_a_function_with_an_attribute_called_ops_can_travel(world):
     class Plan:
         ops = [1, 2]
+
     plan = Plan()
     assert world.run(lambda: torch.ones(1).item() + len(plan.ops)) == [3.0] * 4

@@ -1,10 +1,12 @@
-"""Fourteen checks of what the course needs from a machine: its processors, its GPUs, its network, its launchers.
+"""Fourteen checks of what the course needs from a machine: its processors, its GPUs, its network, its
+launchers.
 
     python -m helpers doctor                 all of them, some minutes
     python -m helpers doctor 4 10            the fourth and the tenth
     python -m helpers doctor 13 --meet HOST  on two machines at once, HOST being the name of one of them
 
-Each says what was seen. What is not as expected is WRONG, with what was expected and what to do. The report can be
+Each says what was seen. What is not as expected is WRONG, with what was expected and what to do. The report
+can be
 pasted into an issue; the command's exit status is 1 where something is wrong.
 """
 

@@ -48,7 +48,8 @@ def both(names: Iterable[str]) -> str:
 
 
 def worlds(least: int = 1, most: int = 8) -> list[tuple[str, int, bool]]:
-    """(name, ranks, on GPUs) of the worlds that this machine can have: four ranks on the CPU, and all its GPUs.
+    """(name, ranks, on GPUs) of the worlds that this machine can have: four ranks on the CPU, and all its
+    GPUs.
 
     least, most: of the GPUs.
     """

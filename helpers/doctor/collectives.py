@@ -130,4 +130,7 @@ def exact(meet: str) -> str:
                     counted == _counts(n),
                     f"on {name} rank {r} counted (calls, bytes) {counted}, not {_counts(n)}",
                 )
-    return f"{sum(calls for calls, _ in _counts(4).values())} calls of {len(_counts(4))} kinds exact and counted on {both(name for name, *_ in worlds())}"
+    return (
+        f"{sum(calls for calls, _ in _counts(4).values())} calls of {len(_counts(4))} kinds exact and counted"
+        f" on {both(name for name, *_ in worlds())}"
+    )

@@ -38,8 +38,8 @@ def _last_dies() -> None:
 
 @check(
     "failures",
-    "a rank that never comes, one that raises, one that is killed and the stop button: each named within seconds, the world usable "
-    "after it, and no rank left when this process is killed",
+    "a rank that never comes, one that raises, one that is killed and the stop button: each named within"
+    " seconds, the world usable after it, and no rank left when this process is killed",
     "on GPUs: report it with your NCCL's version. Until then restart the kernel after a failure",
 )
 def failures(meet: str) -> str:
@@ -67,7 +67,8 @@ def failures(meet: str) -> str:
                         f"on {name}, a rank that {what}: {e}",
                     )
                     told.append(
-                        f"{name}, {what}: {time.monotonic() - start:.1f} s, state {'kept' if e.state_kept else 'lost'}"
+                        f"{name}, {what}: {time.monotonic() - start:.1f} s, state"
+                        f" {'kept' if e.state_kept else 'lost'}"
                     )
                 expect(
                     world.run(add_ones) == [n] * n,
@@ -101,7 +102,10 @@ def _stopped(world: World) -> float:
 
 def _orphans(n: int, gpus: bool) -> None:
     """Kill a process that has a world; its ranks must go with it."""
-    code = f"from helpers import World; import time; w = World({n}, gpus={gpus}); print(*w.pids, flush=True); time.sleep(60)"
+    code = (
+        f"from helpers import World; import time; w = World({n}, gpus={gpus}); print(*w.pids, flush=True);"
+        " time.sleep(60)"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as kernel:

@@ -123,7 +123,8 @@ def too_many(meet: str) -> str:
         axes = {row.axis for row in world.traffic.ranks[0]}
     expect(
         axes == {"world", "second"},
-        f"collectives over a mesh of one axis of {n} ranks and one of two are shown on the axes {sorted(axes)}",
+        f"collectives over a mesh of one axis of {n} ranks and one of two are shown on the axes"
+        f" {sorted(axes)}",
     )
     return refusal
 

@@ -43,7 +43,9 @@ def _config(**choice):
 
 
 def _train(config, steps: int, folder: Path | None = None) -> list[float]:
-    """On a rank: `steps` losses, from the last checkpoint in `config.out` if there is one; then save there."""
+    """On a rank: `steps` losses, from the last checkpoint in `config.out` if there is one; then
+    save there.
+    """
     from ..train import Trainer, checkpoint
 
     trainer = Trainer(config, ours())
@@ -77,7 +79,8 @@ def _training_world():
 
 @check(
     "training",
-    "the twin's losses in every layout, within 0.00001 in float32 and 2 % in bfloat16; a checkpoint of GPUs goes on on the CPU, and back",
+    "the twin's losses in every layout, within 0.00001 in float32 and 2 % in bfloat16; a checkpoint of GPUs"
+    " goes on on the CPU, and back",
     "report it with the layout that differs",
 )
 def training(meet: str) -> str:
@@ -101,7 +104,10 @@ def training(meet: str) -> str:
             _apart(onwards, alone) < 1e-5,
             f"saved, resumed on the CPU and back: losses differ by {_apart(onwards, alone):.1e}",
         )
-    return f"{len(_layouts(n))} layouts of {n} on {'GPUs' if devices.gpus() else 'the CPU'}: within {worst:.0e} of the twin; bfloat16 {half:.1%}; resumed on the CPU and back"
+    return (
+        f"{len(_layouts(n))} layouts of {n} on {'GPUs' if devices.gpus() else 'the CPU'}: within {worst:.0e}"
+        f" of the twin; bfloat16 {half:.1%}; resumed on the CPU and back"
+    )
 
 
 @check(
@@ -184,7 +190,8 @@ from helpers import train
 from helpers.train import launch
 step = train.Trainer.step
 def dies(self):
-    if self.number == 5 and os.environ["RANK"] == os.environ["DIES"] and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if self.number == 5 and first and os.environ["RANK"] == os.environ["DIES"]:
         os._exit(9)
     return step(self)
 train.Trainer.step = dies
@@ -231,12 +238,14 @@ def torchrun(meet: str) -> str:
 @check(
     "two hosts",
     "ranks on both machines in one run",
-    "open the firewall between them for all ports, or name the network with GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
+    "open the firewall between them for all ports, or name the network with GLOO_SOCKET_IFNAME and"
+    " NCCL_SOCKET_IFNAME",
 )
 def two_hosts(meet: str) -> str:
     if not meet:
         raise Skipped(
-            "not asked for. Run  python -m helpers doctor 13 --meet HOST  on two machines at once, HOST being the name of one of them"
+            "not asked for. Run  python -m helpers doctor 13 --meet HOST  on two machines at once, HOST being"
+            " the name of one of them"
         )
     each, own = max(1, devices.gpus()), launch.own_address(meet)
     first = launch.is_loopback(own) or own == socket.gethostbyname(meet)  # are we HOST?
@@ -244,7 +253,14 @@ def two_hosts(meet: str) -> str:
     ran = _command(
         *f"-m torch.distributed.run --nnodes 2 --nproc-per-node {each} --rdzv-backend c10d".split(),
         *f"--rdzv-endpoint {meet}:{PORT} --rdzv-conf is_host={int(first)},join_timeout=60".split(),
-        *address, "-m", "helpers.train", *_small(), "--tp", "2", "--steps", "5",
+        *address,
+        "-m",
+        "helpers.train",
+        *_small(),
+        "--tp",
+        "2",
+        "--steps",
+        "5",
         seconds=200,
     )
     expect(ran.returncode == 0, f"torchrun ended with {ran.returncode}: {_tail(ran)}")
@@ -258,7 +274,8 @@ def two_hosts(meet: str) -> str:
 @check(
     "notebooks",
     "all fourteen give their stored outputs",
-    "open the named notebook, run it, and compare; with another PyTorch than constraints.txt has, a figure may differ",
+    "open the named notebook, run it, and compare; with another PyTorch than constraints.txt has, a figure"
+    " may differ",
 )
 def notebooks(meet: str) -> str:
     books = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))

@@ -1,4 +1,6 @@
-"""Flashcards: the course's questions, and the reader's own mistakes, to be gone through until all are known."""
+"""Flashcards: the course's questions, and the reader's own mistakes, to be gone through until all
+are known.
+"""
 
 from __future__ import annotations
 
@@ -62,17 +64,23 @@ class Deck:
         self.left, self.shown = deque(self.all), False
 
     def __repr__(self) -> str:
-        return f"{len(self.all)} cards, {len(self.left)} left\n" + "\n".join(f"  {c.drop}  {c.front}" for c in self.all)
+        return f"{len(self.all)} cards, {len(self.left)} left\n" + "\n".join(
+            f"  {c.drop}  {c.front}" for c in self.all
+        )
 
     def _face(self) -> str:
         if self.top is None:
             return "<b>All known.</b>"
         back = f"<p>{escape(self.top.back)}</p>" if self.shown else "<p>&nbsp;</p>"
-        return (f'<div style="border:1px solid #999;border-radius:6px;padding:.8em 1.2em;min-height:7em;max-width:46em;font-size:115%">'
-                f'<small>drop {self.top.drop} · {len(self.left)} left</small><p><b>{escape(self.top.front)}</b></p>{back}</div>')
+        return (
+            '<div style="border:1px solid #999;border-radius:6px;padding:.8em'
+            f' 1.2em;min-height:7em;max-width:46em;font-size:115%"><small>drop {self.top.drop} ·'
+            f" {len(self.left)} left</small><p><b>{escape(self.top.front)}</b></p>{back}</div>"
+        )
 
     def _repr_mimebundle_(self, **_):
         import ipywidgets as widgets
+
         face = widgets.HTML(self._face())
         face.add_class("three-axes-card")
         buttons = [widgets.Button(description=text) for text in ("show", "I know", "not yet", "again")]
@@ -81,12 +89,21 @@ class Deck:
             def pressed(_) -> None:
                 action()
                 face.value = self._face()
+
             return pressed
+
         for button, action in zip(buttons, (self.show, self.know, self.not_yet, self.again)):
             button.on_click(press(action))
         box = widgets.VBox([face, widgets.HBox(buttons)])
-        folded = "".join(f"<details><summary>{c.drop} · {escape(c.front)}</summary>{escape(c.back)}</details>" for c in self.all)
-        return {"text/plain": repr(self), "text/html": folded, **{k: v for k, v in box._repr_mimebundle_().items() if k != "text/plain"}}
+        folded = "".join(
+            f"<details><summary>{c.drop} · {escape(c.front)}</summary>{escape(c.back)}</details>"
+            for c in self.all
+        )
+        return {
+            "text/plain": repr(self),
+            "text/html": folded,
+            **{k: v for k, v in box._repr_mimebundle_().items() if k != "text/plain"},
+        }
 
 
 def deck(*drops: int) -> Deck:

@@ -1,15 +1,16 @@
-"""Explorers: move a slider, and see what the theory says. Without a kernel the picture of the first setting stays.
+"""Explorers: move a slider, and see what the theory says. Without a kernel the picture of the first setting
+stays.
 
-`schedules()` for pipelines, `memory()` for what fits, `plans()` for what is fastest. Every explorer is an `Explorer`: named controls, and a function from their values to a picture.
+`schedules()` for pipelines, `memory()` for what fits, `plans()` for what is fastest. Every explorer is an
+`Explorer`: named controls, and a function from their values to a picture.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..theory import CLUSTERS, Layout, plan
+from ..theory import CLUSTERS, Layout, plan, simulation
 from ..theory import schedules as orders
-from ..theory import simulation
 from ..theory.cost import OVERHEAD
 from ..theory.layout import check
 from ..theory.memory import stage_memory
@@ -20,9 +21,11 @@ from .picture import Picture
 
 
 class Explorer:
-    """Controls over a picture. draw(**values) gives a `Picture`, or raises ValueError, whose sentence is then shown.
+    """Controls over a picture. draw(**values) gives a `Picture`, or raises ValueError, whose sentence is then
+    shown.
 
-    controls: name -> (label, possible values, first value). `set(**values)` moves them; `picture` is what they show, and `said` why the last
+    controls: name -> (label, possible values, first value). `set(**values)` moves them; `picture` is what
+    they show, and `said` why the last
     setting could not be drawn.
     """
 
@@ -37,7 +40,11 @@ class Explorer:
         """Move controls; the picture follows. Raises ValueError for a value that a control does not have."""
         for name, value in values.items():
             if name not in self.controls or value not in self.controls[name][1]:
-                allowed = ", ".join(map(str, self.controls[name][1])) if name in self.controls else f"the controls {', '.join(self.controls)}"
+                allowed = (
+                    ", ".join(map(str, self.controls[name][1]))
+                    if name in self.controls
+                    else f"the controls {', '.join(self.controls)}"
+                )
                 raise ValueError(f"{name}={value!r}: choose from {allowed}")
         self.values |= values
         try:
@@ -46,11 +53,16 @@ class Explorer:
             self.said = str(e)  # the last picture stays, with the reason why this one cannot be
 
     def __repr__(self) -> str:
-        return ", ".join(f"{label} {self.values[name]}" for name, (label, *_) in self.controls.items()) + "\n" + repr(self.picture)
+        return (
+            ", ".join(f"{label} {self.values[name]}" for name, (label, *_) in self.controls.items())
+            + "\n"
+            + repr(self.picture)
+        )
 
     def _repr_mimebundle_(self, **_):
         """Sliders where a kernel runs; the picture where none does."""
         import ipywidgets as widgets
+
         image = widgets.Image(value=self.picture.png(), format="png", layout=widgets.Layout(max_width="100%"))
         image.add_class("three-axes-explorer")
         words = widgets.HTML()
@@ -60,47 +72,90 @@ class Explorer:
             image.value, words.value = self.picture.png(), f"<b>{self.said}</b>"
 
         def control(name, label, options, first):
-            made = widgets.SelectionSlider(options=options, value=first, description=label + "\u2002", continuous_update=False) if isinstance(first, int) \
+            made = (
+                widgets.SelectionSlider(
+                    options=options, value=first, description=label + "\u2002", continuous_update=False
+                )
+                if isinstance(first, int)
                 else widgets.Dropdown(options=options, value=first, description=label + "\u2002")
+            )
             made.style.description_width = "initial"
             made.observe(changed, names="value")
             return made
-        self._widgets = {name: control(name, label, options, self.values[name]) for name, (label, options, _) in self.controls.items()}
+
+        self._widgets = {
+            name: control(name, label, options, self.values[name])
+            for name, (label, options, _) in self.controls.items()
+        }
         rows = widgets.HBox(list(self._widgets.values()), layout=widgets.Layout(flex_flow="row wrap"))
         box = widgets.VBox([rows, words, image])
         bundle, metadata = self.picture._repr_mimebundle_()
-        return {**bundle, "text/plain": repr(self), **{k: v for k, v in box._repr_mimebundle_().items() if k != "text/plain"}}, metadata
+        return {
+            **bundle,
+            "text/plain": repr(self),
+            **{k: v for k, v in box._repr_mimebundle_().items() if k != "text/plain"},
+        }, metadata
 
 
 def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:
-    """A schedule on paper, forward 1 and backward 2 units; a stage in v chunks takes 1/v of that for each. Raises ValueError."""
+    """A schedule on paper, forward 1 and backward 2 units; a stage in v chunks takes 1/v of that for each.
+
+    Raises ValueError.
+    """
     made = orders.MAKE[schedule](p, m, v)
     timeline = simulation.paper(made)
-    title = (f"{made.name}, p = {p}, m = {m}" + (f", v = {made.v}" if made.v > 1 else "")
-             + f": {timeline.makespan:.4g} units, bubble {timeline.bubble:.1%}, at most {simulation.held(timeline):.3g} microbatches in flight")
+    title = (
+        f"{made.name}, p = {p}, m = {m}"
+        + (f", v = {made.v}" if made.v > 1 else "")
+        + f": {timeline.makespan:.4g} units, bubble {timeline.bubble:.1%}, at most"
+        f" {simulation.held(timeline):.3g} microbatches in flight"
+    )
     return gantt.timeline(timeline, title, memory=True)
 
 
 def schedules(schedule: str = "1F1B", p: int = 4, m: int = 8, v: int = 2) -> Explorer:
     """Choose a schedule, stages, microbatches and chunks. v counts for the interleaved one only."""
-    return Explorer(draw_schedule, {"schedule": ("schedule", list(orders.MAKE), schedule), "p": ("stages p", [2, 4, 8], p),
-                                    "m": ("microbatches m", list(range(1, 33)), m), "v": ("chunks v", [2, 3, 4], v)})
+    return Explorer(
+        draw_schedule,
+        {
+            "schedule": ("schedule", list(orders.MAKE), schedule),
+            "p": ("stages p", [2, 4, 8], p),
+            "m": ("microbatches m", list(range(1, 33)), m),
+            "v": ("chunks v", [2, 3, 4], v),
+        },
+    )
 
 
 def draw_memory(model: str, d: int, t: int, p: int, b: int, zero: int, recompute: str) -> Picture:
-    """What a GPU of each stage holds, with 64 sequences for each pipeline in a step and the model's usual length. Raises ValueError."""
+    """What a GPU of each stage holds, with 64 sequences for each pipeline in a step and the model's usual
+    length. Raises ValueError.
+    """
     shape = find_model(model)
     layout = Layout(d, t, p, b, zero=zero, recompute=recompute)
     check(shape, layout, 64 * d)
-    stages = [stage_memory(shape, layout, 8192 if "llama-3" in model else 4096, 64 // b, k, OVERHEAD) for k in range(p)]
-    return memory_by_stage(stages, CLUSTERS["dgx-h100"].device.memory, f"{model} on {layout.ranks} GPUs: {layout}")
+    stages = [
+        stage_memory(shape, layout, 8192 if "llama-3" in model else 4096, 64 // b, k, OVERHEAD)
+        for k in range(p)
+    ]
+    return memory_by_stage(
+        stages, CLUSTERS["dgx-h100"].device.memory, f"{model} on {layout.ranks} GPUs: {layout}"
+    )
 
 
 def memory(model: str = "llama-3-70b") -> Explorer:
     """Choose a layout: stacked bars for each pipeline stage, and what an H100 holds."""
-    return Explorer(draw_memory, {"model": ("model", ["llama-2-7b", "llama-2-13b", "llama-3-70b", "llama-3-405b"], model), "d": ("DP d", [1, 2, 4, 8, 16, 64], 4),
-                                  "t": ("TP t", [1, 2, 4, 8], 8), "p": ("PP p", [1, 2, 4, 8], 2), "b": ("microbatch b", [1, 2, 4], 1), "zero": ("ZeRO", [0, 1, 2, 3], 1),
-                                  "recompute": ("recompute", ["none", "full"], "none")})
+    return Explorer(
+        draw_memory,
+        {
+            "model": ("model", ["llama-2-7b", "llama-2-13b", "llama-3-70b", "llama-3-405b"], model),
+            "d": ("DP d", [1, 2, 4, 8, 16, 64], 4),
+            "t": ("TP t", [1, 2, 4, 8], 8),
+            "p": ("PP p", [1, 2, 4, 8], 2),
+            "b": ("microbatch b", [1, 2, 4], 1),
+            "zero": ("ZeRO", [0, 1, 2, 3], 1),
+            "recompute": ("recompute", ["none", "full"], "none"),
+        },
+    )
 
 
 def draw_plan(model: str, gpus: int, batch: int, cluster: str) -> Picture:
@@ -112,5 +167,12 @@ def draw_plan(model: str, gpus: int, batch: int, cluster: str) -> Picture:
 
 def plans(model: str = "llama-2-13b", gpus: int = 32) -> Explorer:
     """Choose a model and a cluster: the best (DP, TP, PP), and where their time goes."""
-    return Explorer(draw_plan, {"model": ("model", ["llama-2-7b", "llama-2-13b", "opt-30b", "llama-2-70b", "gpt3-175b"], model), "gpus": ("GPUs", [8, 16, 32, 64, 128, 256], gpus),
-                                "batch": ("batch", [64, 128, 256, 512, 1024], 256), "cluster": ("cluster", list(CLUSTERS), "dgx-a100")})
+    return Explorer(
+        draw_plan,
+        {
+            "model": ("model", ["llama-2-7b", "llama-2-13b", "opt-30b", "llama-2-70b", "gpt3-175b"], model),
+            "gpus": ("GPUs", [8, 16, 32, 64, 128, 256], gpus),
+            "batch": ("batch", [64, 128, 256, 512, 1024], 256),
+            "cluster": ("cluster", list(CLUSTERS), "dgx-a100"),
+        },
+    )

@@ -1,9 +1,10 @@
-"""The picture of who did what when: a row for each rank, its memory underneath, and predicted over measured."""
+"""The picture of who did what when: a row for each rank, its memory underneath, and predicted over
+measured.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
 from functools import cache
 
 import matplotlib as mpl
@@ -17,21 +18,41 @@ from .picture import FAINT, HATCH, INK, PAPER, Picture, rank_colour, styled
 
 WIDTH = 9.6  # inches
 # How full a rank's colour is, and how high the box.
-LOOKS = {"F": (0.35, 0.74), "B": (1.0, 0.74), "I": (1.0, 0.74), "W": (0.6, 0.44), "step": (1.0, 0.2), "busy": (1.0, 0.2)}
-WORDS = {"F": "light: forward (F)", "B": "dark: backward (B)", "I": "dark: gradient of the input (I)", "W": "low: gradient of the weights (W)",
-         "step": "thin: optimizer step", "busy": "thin: computing", "later": "underlined: second chunk of layers", "wait": "hatched: waiting for others"}
+LOOKS = {
+    "F": (0.35, 0.74),
+    "B": (1.0, 0.74),
+    "I": (1.0, 0.74),
+    "W": (0.6, 0.44),
+    "step": (1.0, 0.2),
+    "busy": (1.0, 0.2),
+}
+WORDS = {
+    "F": "light: forward (F)",
+    "B": "dark: backward (B)",
+    "I": "dark: gradient of the input (I)",
+    "W": "low: gradient of the weights (W)",
+    "step": "thin: optimizer step",
+    "busy": "thin: computing",
+    "later": "underlined: second chunk of layers",
+    "wait": "hatched: waiting for others",
+}
 
 
 @styled
 def timeline(panels, title: str = "", memory: bool | None = None, critical: bool = False) -> Picture:
-    """Timelines, one above the other: measured ones (`world.timeline`) and simulated ones (`simulation.simulate`).
+    """Timelines, one above the other: measured ones (`world.timeline`) and simulated ones
+    (`simulation.simulate`).
 
-    panels: one timeline, or name -> timeline. memory: whether to draw what each rank holds under its row, the peak marked; by
-    default where it is known. critical: mark a simulated timeline's critical path. Timelines in the same unit get the same scale.
+    panels: one timeline, or name -> timeline. memory: whether to draw what each rank holds under its row, the
+    peak marked; by
+    default where it is known. critical: mark a simulated timeline's critical path. Timelines in the same unit
+    get the same scale.
     """
     panels = panels if isinstance(panels, Mapping) else {"": panels}
     strips = {name: any(map(len, t.levels)) if memory is None else memory for name, t in panels.items()}
-    plain = 0.42 if sum(len(t.rows) for t in panels.values()) <= 12 else 0.26  # two panels of eight ranks are to fit a laptop's screen
+    plain = (
+        0.42 if sum(len(t.rows) for t in panels.values()) <= 12 else 0.26
+    )  # two panels of eight ranks are to fit a laptop's screen
     rows = [len(t.rows) * (0.62 if strips[name] else plain) for name, t in panels.items()]
     around, foot = 0.95, 0.3  # inches for a panel's title and axis, and for the legend
     height = sum(rows) + around * len(rows) + foot
@@ -46,13 +67,22 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
         longest = max(o.makespan for o in panels.values() if o.unit == t.unit)
         _panel(ax, t, strips[name], longest, _path(t) if critical else set())
         ax.set_title(" · ".join(filter(None, [title if i == 0 else "", name])))
-    figure.text(0.5, 0.08 / height, " · ".join([WORDS[k] for k in kinds] + ["empty: idle"]), fontsize=9.5, ha="center")
-    return Picture(figure, title + ". " * bool(title) + " ".join(_words(name, t, strips[name]) for name, t in panels.items()))
+    figure.text(
+        0.5, 0.08 / height, " · ".join([WORDS[k] for k in kinds] + ["empty: idle"]), fontsize=9.5, ha="center"
+    )
+    return Picture(
+        figure,
+        title + ". " * bool(title) + " ".join(_words(name, t, strips[name]) for name, t in panels.items()),
+    )
 
 
 def _path(t) -> set[tuple[int, float]]:
     """(rank, start) of the operations on the critical path."""
-    return {(t.schedule.rank_of[run.op.stage], run.start) for run in t.critical_path} if hasattr(t, "critical_path") else set()
+    return (
+        {(t.schedule.rank_of[run.op.stage], run.start) for run in t.critical_path}
+        if hasattr(t, "critical_path")
+        else set()
+    )
 
 
 def _panel(ax, t, strip: bool, longest: float, path: set) -> None:
@@ -68,15 +98,34 @@ def _panel(ax, t, strip: bool, longest: float, path: set) -> None:
             colour = _mixed(rank, alpha)
             if not (mine := [s for s in row if s[0] == kind]):
                 continue
-            ax.broken_barh([(scale * start, scale * (end - start)) for *_, start, end in mine], (y - high / 2, high), facecolor=colour, linewidth=0.8, edgecolor=PAPER)
+            ax.broken_barh(
+                [(scale * start, scale * (end - start)) for *_, start, end in mine],
+                (y - high / 2, high),
+                facecolor=colour,
+                linewidth=0.8,
+                edgecolor=PAPER,
+            )
             for _, label, start, end in mine:
                 pieces = _uncovered(start, end, waits)
                 if len(pieces) == 1 and (text := naming(kind, label, pieces[0][1] - pieces[0][0])):
                     names.append((text, scale * sum(pieces[0]) / 2, y, _on(colour)))
         if later := [s for s in row if _later(s[1])]:
-            ax.broken_barh([(scale * start, scale * (end - start)) for *_, start, end in later], (y + 0.3, 0.11), facecolor=INK, edgecolor=PAPER, linewidth=0.8)
+            ax.broken_barh(
+                [(scale * start, scale * (end - start)) for *_, start, end in later],
+                (y + 0.3, 0.11),
+                facecolor=INK,
+                edgecolor=PAPER,
+                linewidth=0.8,
+            )
         if waits:
-            ax.broken_barh([(scale * start, scale * (end - start)) for start, end in waits], (y - 0.37, 0.74), facecolor=PAPER, linewidth=0.8, hatch=HATCH, edgecolor="#777777")
+            ax.broken_barh(
+                [(scale * start, scale * (end - start)) for start, end in waits],
+                (y - 0.37, 0.74),
+                facecolor=PAPER,
+                linewidth=0.8,
+                hatch=HATCH,
+                edgecolor="#777777",
+            )
         marked = [(scale * start, scale * (end - start)) for _, _, start, end in row if (rank, start) in path]
         if marked:
             ax.broken_barh(marked, (y - 0.37, 0.74), facecolor="none", edgecolor=INK, linewidth=2.2, zorder=3)
@@ -84,11 +133,26 @@ def _panel(ax, t, strip: bool, longest: float, path: set) -> None:
             _strip(ax, t, rank, y + 0.44, below, scale, max(tops), longest)
     if names:  # as shapes, all in one: a hundred texts take a tenth of a second more
         texts, x, ys, colours = zip(*names)
-        ax.add_collection(PathCollection([_shape(text) for text in texts], offsets=list(zip(x, ys)), offset_transform=ax.transData, facecolors=colours, linewidths=0, zorder=4,
-                                         transform=Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans), autolim=False)
+        ax.add_collection(
+            PathCollection(
+                [_shape(text) for text in texts],
+                offsets=list(zip(x, ys)),
+                offset_transform=ax.transData,
+                facecolors=colours,
+                linewidths=0,
+                zorder=4,
+                transform=Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans,
+            ),
+            autolim=False,
+        )
     last = (len(t.rows) - 1) * (1 + below)
-    ax.set(yticks=[r * (1 + below) for r in range(len(t.rows))], yticklabels=[f"rank {r}" for r in range(len(t.rows))],
-           ylim=(last + 0.5 + below, -0.5), xlim=(0, scale * longest), xlabel="milliseconds" if t.unit == "s" else t.unit)
+    ax.set(
+        yticks=[r * (1 + below) for r in range(len(t.rows))],
+        yticklabels=[f"rank {r}" for r in range(len(t.rows))],
+        ylim=(last + 0.5 + below, -0.5),
+        xlim=(0, scale * longest),
+        xlabel="milliseconds" if t.unit == "s" else t.unit,
+    )
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
 
@@ -128,19 +192,30 @@ def _uncovered(start: float, end: float, waits) -> list[tuple[float, float]]:
 def _naming(t, longest: float):
     """naming(kind, label, length): an operation's name where it fits, else nothing.
 
-    On paper all operations of a kind are named alike: whole, by their number, or not at all. Measured ones are named where there is room.
+    On paper all operations of a kind are named alike: whole, by their number, or not at all. Measured ones
+    are named where there is room.
     """
     fits = lambda text, length: not text or _wide(text) + 3 <= length / longest * 0.85 * WIDTH * 72  # points
 
     def styles(kind: str, label: str) -> tuple[str, str]:
         plain = label[:-1] if _later(label) else label  # the line under it says the same
         return (plain if kind in ("step", "busy") else kind + plain), plain
+
     if not hasattr(t, "schedule"):
-        return lambda kind, label, length: styles(kind, label)[0] if fits(styles(kind, label)[0], length) else ""
+        return lambda kind, label, length: (
+            styles(kind, label)[0] if fits(styles(kind, label)[0], length) else ""
+        )
     chosen = {}
     for kind in LOOKS:
         mine = [s for row in t.rows for s in row if s[0] == kind]
-        chosen[kind] = next((i for i in (0, 1) if all(fits(styles(kind, label)[i], end - start) for _, label, start, end in mine)), None)
+        chosen[kind] = next(
+            (
+                i
+                for i in (0, 1)
+                if all(fits(styles(kind, label)[i], end - start) for _, label, start, end in mine)
+            ),
+            None,
+        )
     return lambda kind, label, _: "" if chosen[kind] is None else styles(kind, label)[chosen[kind]]
 
 
@@ -169,19 +244,39 @@ def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: floa
     steps = t.levels[rank]
     times = [scale * at for at, _ in steps] + [scale * longest]
     heights = [floor - tall * size / most for _, size in steps]
-    ax.fill_between(times, floor, heights + heights[-1:], step="post", color="#8C8C8C", alpha=0.55, linewidth=0)
+    ax.fill_between(
+        times, floor, heights + heights[-1:], step="post", color="#8C8C8C", alpha=0.55, linewidth=0
+    )
     ax.plot([0, scale * longest], [floor, floor], color=FAINT, linewidth=0.8)
     at, peak = max(steps, key=lambda s: s[1])
     words = human(peak) if t.level_unit == "B" else f"{peak / t.schedule.v:.3g} in flight"
     ax.plot([scale * at], [floor - tall * peak / most], marker="v", color=INK, markersize=4)
-    ax.annotate("▾ peak\n" + words, (1.0, (top + floor) / 2 - 0.2), (4, 0), xycoords=("axes fraction", "data"),
-                textcoords="offset points", fontsize=8.5, ha="left", va="center")
+    ax.annotate(
+        "▾ peak\n" + words,
+        (1.0, (top + floor) / 2 - 0.2),
+        (4, 0),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        fontsize=8.5,
+        ha="left",
+        va="center",
+    )
 
 
 def _words(name: str, t, strip: bool) -> str:
-    rows = ", ".join(f"rank {r} " + " ".join(kind + label for kind, label, *_ in row if kind != "wait")[:120] for r, row in enumerate(t.rows))
+    rows = ", ".join(
+        f"rank {r} " + " ".join(kind + label for kind, label, *_ in row if kind != "wait")[:120]
+        for r, row in enumerate(t.rows)
+    )
     held = ""
     if strip:
-        held = " Peaks: " + ", ".join(human(t.peak(r)) if t.level_unit == "B" else f"{t.peak(r) / t.schedule.v:.3g}" for r in range(len(t.rows))) + "."
+        held = (
+            " Peaks: "
+            + ", ".join(
+                human(t.peak(r)) if t.level_unit == "B" else f"{t.peak(r) / t.schedule.v:.3g}"
+                for r in range(len(t.rows))
+            )
+            + "."
+        )
     # Measured times and bytes are left out: the words are compared from run to run.
     return (f"{name}: " if name else "") + rows + "." + held

@@ -1,9 +1,10 @@
 """What `make cards`, `make cheatsheet`, `make slides` and `make colab REPO=owner/name` run.
 
-    python -m helpers.lesson.make cards            build/cards.html, .pdf, cards-eight-to-a-sheet.html, cards-anki.txt
-    python -m helpers.lesson.make cheatsheet       build/cheatsheet.html, .pdf
-    python -m helpers.lesson.make slides 07        build/slides/07.html (all drops without a number)
-    python -m helpers.lesson.make colab owner/name  a badge and the clone's address in every notebook
+python -m helpers.lesson.make cards            build/cards.html, .pdf, cards-eight-to-a-sheet.html,
+cards-anki.txt
+python -m helpers.lesson.make cheatsheet       build/cheatsheet.html, .pdf
+python -m helpers.lesson.make slides 07        build/slides/07.html (all drops without a number)
+python -m helpers.lesson.make colab owner/name  a badge and the clone's address in every notebook
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ if not find_spec("helpers"):
         !git clone --quiet --depth 1 https://github.com/{repo} three-axes
     sys.path.insert(0, os.path.abspath(".." if os.path.isdir("../helpers") else "three-axes"))
     %pip install --quiet accelerate cloudpickle tqdm "ipywidgets>=8.1"'''
-BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/{repo}/blob/main/notebooks/{name})"
+BADGE = (
+    "[![Open in"
+    " Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/{repo}/blob/main/notebooks/{name})"
+)
 
 
 def notebooks() -> list[Path]:
@@ -36,7 +40,10 @@ def notebooks() -> list[Path]:
 
 
 def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nbformat.NotebookNode:
-    """Put the setup cell behind the title, and with a real `repo` a badge under it. Doing it twice, or for another repo, leaves one of each."""
+    """Put the setup cell behind the title, and with a real `repo` a badge under it.
+
+    Doing it twice, or for another repo, leaves one of each.
+    """
     title, *rest = notebook.cells
     head, _, rest_of_it = re.sub(r"\n\[!\[Open in Colab\].*\n", "", title.source).partition("\n")
     badge = "" if repo == UNNAMED else f"\n{BADGE.format(repo=repo, name=name)}\n"
@@ -61,7 +68,11 @@ def make_colab(repo: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m helpers.lesson.make", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m helpers.lesson.make",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("what", choices=("cards", "cheatsheet", "slides", "colab"))
     parser.add_argument("which", nargs="?", default="", help="slides: a drop's number; colab: owner/name")
     args = parser.parse_args(argv)
@@ -70,9 +81,11 @@ def main(argv: list[str] | None = None) -> int:
             make_colab(args.which)
         elif args.what == "slides":
             from .slides import write
+
             write(args.which, BUILD / "slides")
         else:
             from . import paper
+
             getattr(paper, f"write_{args.what}")(BUILD)
     except ValueError as e:
         print(e, file=sys.stderr)

@@ -21,10 +21,23 @@ INK, PAPER, FAINT = "#222222", "#FFFFFF", "#D8D8D8"
 HATCH = "////"  # communication
 
 STYLE = {
-    "text.hinting": "no_hinting", "figure.dpi": 110, "figure.facecolor": PAPER, "figure.constrained_layout.use": True,
-    "font.size": 11, "axes.titlesize": 12, "axes.titlelocation": "left", "axes.titleweight": "bold",
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
-    "text.color": INK, "legend.frameon": False, "xtick.color": INK, "ytick.color": INK, "hatch.linewidth": 0.7,
+    "text.hinting": "no_hinting",
+    "figure.dpi": 110,
+    "figure.facecolor": PAPER,
+    "figure.constrained_layout.use": True,
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "legend.frameon": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "hatch.linewidth": 0.7,
 }
 
 
@@ -44,8 +57,12 @@ class Picture:
 
     def png(self) -> bytes:
         out = BytesIO()
-        with mpl.rc_context({**STYLE, "figure.constrained_layout.use": False}):  # the figure has its layout by now
-            FigureCanvasAgg(self.figure).print_png(out, pil_kwargs={"compress_level": 1})  # savefig would draw it twice
+        with mpl.rc_context(
+            {**STYLE, "figure.constrained_layout.use": False}
+        ):  # the figure has its layout by now
+            FigureCanvasAgg(self.figure).print_png(
+                out, pil_kwargs={"compress_level": 1}
+            )  # savefig would draw it twice
         return out.getvalue()
 
     def html(self) -> str:
@@ -54,24 +71,32 @@ class Picture:
 
     def _repr_mimebundle_(self, **_):
         width, height = (self.figure.get_size_inches() * 110).round().astype(int).tolist()
-        return ({"image/png": self.png(), "text/plain": repr(self)},
-                {"image/png": {"alt": self.alt, "width": width, "height": height}})
+        return (
+            {"image/png": self.png(), "text/plain": repr(self)},
+            {"image/png": {"alt": self.alt, "width": width, "height": height}},
+        )
 
 
 def styled(picture):
     """Have a function draw in our style, whatever the notebook has set."""
+
     @functools.wraps(picture)
     def drawn(*args, **kwargs):
         with mpl.rc_context(STYLE):
             return picture(*args, **kwargs)
+
     return drawn
 
 
 def fix(figure, left: float, right: float, top: float, bottom: float) -> None:
-    """Margins in inches, for pictures that are redrawn under a slider: finding them out takes as long as drawing."""
+    """Margins in inches, for pictures that are redrawn under a slider: finding them out takes as long as
+    drawing.
+    """
     width, height = figure.get_size_inches()
     figure.set_layout_engine("none")
-    figure.axes[0].set_position((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
+    figure.axes[0].set_position(
+        (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
+    )
 
 
 def row_of_panels(columns: int, width: float, height: float):

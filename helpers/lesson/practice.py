@@ -39,17 +39,35 @@ class Answer:
 
     def __repr__(self) -> str:
         head = f"{KINDS[self.kind]} {self.kind}" + (f": {self.misconception}" if self.misconception else "")
-        lines = [head, *textwrap.wrap(self.text, 100, break_on_hyphens=False)] if "\n" not in self.text else [head, self.text]
-        return "\n".join(lines + [f"  {what}: {reached}" + (f" (target {target})" if target else "") for what, reached, target in self.figures])
+        lines = (
+            [head, *textwrap.wrap(self.text, 100, break_on_hyphens=False)]
+            if "\n" not in self.text
+            else [head, self.text]
+        )
+        return "\n".join(
+            lines
+            + [
+                f"  {what}: {reached}" + (f" (target {target})" if target else "")
+                for what, reached, target in self.figures
+            ]
+        )
 
     def _repr_html_(self) -> str:
-        head = f"{KINDS[self.kind]} {self.kind}" + (f": {escape(self.misconception)}" if self.misconception else "")
+        head = f"{KINDS[self.kind]} {self.kind}" + (
+            f": {escape(self.misconception)}" if self.misconception else ""
+        )
         body = re.sub("`([^`]+)`", r"<code>\1</code>", escape(self.text))
         if "\n" in self.text:
             body = f'<pre style="margin:.4em 0;white-space:pre-wrap">{body}</pre>'
-        figures = "".join(f"<li>{escape(w)}: <b>{escape(r)}</b>{f' (target {escape(t)})' if t else ''}</li>" for w, r, t in self.figures)
-        return (f'<div style="border-left:4px solid {COLOURS[self.kind]};padding:.3em .9em;margin:.3em 0">'
-                f'<b>{head}</b><br>{body}{f"<ul>{figures}</ul>" if figures else ""}</div>{self.picture.html() if self.picture else ""}')
+        figures = "".join(
+            f"<li>{escape(w)}: <b>{escape(r)}</b>{f' (target {escape(t)})' if t else ''}</li>"
+            for w, r, t in self.figures
+        )
+        return (
+            f'<div style="border-left:4px solid {COLOURS[self.kind]};padding:.3em .9em;margin:.3em 0">'
+            f"<b>{head}</b><br>{body}{f'<ul>{figures}</ul>' if figures else ''}</div>"
+            f"{self.picture.html() if self.picture else ''}"
+        )
 
 
 def wrong(misconception: str, text: str, *figures) -> Answer:
@@ -76,12 +94,19 @@ class Exercise:
     def check(self, attempt: Callable) -> Answer:
         """Run the reader's function on real ranks and say what came of it."""
         if not callable(attempt):
-            raise TypeError(f"check() takes your function itself, without brackets after its name, not {attempt!r}")
+            raise TypeError(
+                f"check() takes your function itself, without brackets after its name, not {attempt!r}"
+            )
         wanted = list(inspect.signature(self.reference).parameters)
         try:
             inspect.signature(attempt).bind(*wanted)
         except (TypeError, ValueError):
-            return Answer("wrong", f"The check calls your function with ({', '.join(wanted)}), and yours cannot take that. Keep the def line as it was given.", "other arguments than asked for")
+            return Answer(
+                "wrong",
+                f"The check calls your function with ({', '.join(wanted)}), and yours cannot take that. Keep"
+                " the def line as it was given.",
+                "other arguments than asked for",
+            )
         if _is_empty(attempt):
             self._shown = max(self._shown, 1)
             return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
@@ -103,7 +128,10 @@ class Exercise:
         return _Text(f"Hint {self._shown} of {len(self.hints)}: {self.hints[self._shown - 1]}")
 
     def solution(self) -> _Text:
-        """One way to do it, which passes the check. With THREE_AXES_SOLUTIONS=hidden in the environment it stays hidden: for classes."""
+        """One way to do it, which passes the check.
+
+        With THREE_AXES_SOLUTIONS=hidden in the environment it stays hidden: for classes.
+        """
         if os.environ.get("THREE_AXES_SOLUTIONS") == "hidden":
             return _Text("Your teacher has put the solutions away. hint() still helps.")
         return _Text(textwrap.dedent(inspect.getsource(self.reference)), code=True)
@@ -129,8 +157,10 @@ def _is_empty(function: Callable) -> bool:
     """Whether the body is only `...`, `pass` or a docstring."""
     nothing = {"RESUME", "NOP", "LOAD_CONST", "POP_TOP", "RETURN_VALUE", "RETURN_CONST"}
     return inspect.isfunction(function) and all(
-        step.opname in nothing and (step.opname in ("RESUME", "NOP") or step.argval in (None, ..., function.__doc__))
-        for step in dis.get_instructions(function))
+        step.opname in nothing
+        and (step.opname in ("RESUME", "NOP") or step.argval in (None, ..., function.__doc__))
+        for step in dis.get_instructions(function)
+    )
 
 
 class Prediction:
@@ -143,18 +173,26 @@ class Prediction:
 
     def choose(self, option: str) -> None:
         if option not in self.options:
-            raise ValueError(f"{option!r} is not an option; choose one of {', '.join(map(repr, self.options))}")
+            raise ValueError(
+                f"{option!r} is not an option; choose one of {', '.join(map(repr, self.options))}"
+            )
         self.chosen = option
 
     def reveal(self, answer: str, because: str = "", found: str = "Measured") -> _Text:
-        """Hold the reader's choice against `answer`, one of the options. found: how it was, 'Measured' or 'Computed'."""
+        """Hold the reader's choice against `answer`, one of the options. found: how it was, 'Measured' or
+        'Computed'.
+        """
         if answer not in self.options:
-            raise ValueError(f"the answer {answer!r} is not among the options {', '.join(map(repr, self.options))}")
+            raise ValueError(
+                f"the answer {answer!r} is not among the options {', '.join(map(repr, self.options))}"
+            )
         said = {None: "", answer: "You predicted that."}.get(self.chosen, f"You predicted: {self.chosen}.")
         return _Text(" ".join(filter(None, (f"{found}: {answer}.", said, because))))
 
     def _text(self) -> str:
-        return "\n".join([textwrap.fill(self.question, 100, break_on_hyphens=False), *(f"  ○ {o}" for o in self.options)])
+        return "\n".join(
+            [textwrap.fill(self.question, 100, break_on_hyphens=False), *(f"  ○ {o}" for o in self.options)]
+        )
 
     def __repr__(self) -> str:
         return self._text()
@@ -162,11 +200,17 @@ class Prediction:
     def _repr_mimebundle_(self, **_):
         """Buttons where a kernel runs; the same question as text where none does."""
         import ipywidgets as widgets
+
         question = widgets.HTML(f"<b>{escape(self.question)}</b>")
-        buttons = widgets.RadioButtons(options=self.options, value=self.chosen, layout=widgets.Layout(width="max-content"))
+        buttons = widgets.RadioButtons(
+            options=self.options, value=self.chosen, layout=widgets.Layout(width="max-content")
+        )
         buttons.observe(lambda change: self.choose(change["new"]) if change["new"] else None, names="value")
         box = widgets.VBox([question, buttons])
-        return {"text/plain": self._text(), **{k: v for k, v in box._repr_mimebundle_().items() if k != "text/plain"}}
+        return {
+            "text/plain": self._text(),
+            **{k: v for k, v in box._repr_mimebundle_().items() if k != "text/plain"},
+        }
 
 
 def predict(question: str, *options: str) -> Prediction:

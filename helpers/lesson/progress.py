@@ -1,6 +1,8 @@
-"""Which exercises the reader has passed: a small file on this machine that may be deleted at any time. Nothing leaves it.
+"""Which exercises the reader has passed: a small file on this machine that may be deleted at any time.
+Nothing leaves it.
 
-The file is `progress.json` beside the notebooks' folder, or where THREE_AXES_PROGRESS says; "" for none at all.
+The file is `progress.json` beside the notebooks' folder, or where THREE_AXES_PROGRESS says; "" for none at
+all.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ DROPS = Path(__file__).parent / "drops"
 
 def file() -> Path | None:
     said = os.environ.get("THREE_AXES_PROGRESS")
-    return Path(said) if said else None if said == "" else Path(__file__).resolve().parents[2] / "progress.json"
+    return (
+        Path(said) if said else None if said == "" else Path(__file__).resolve().parents[2] / "progress.json"
+    )
 
 
 def passed() -> set[str]:
@@ -42,16 +46,30 @@ def note(exercise: str) -> None:
 def exercises() -> dict[str, list[str]]:
     """Drop -> the names of its exercises, in order."""
     from .practice import Exercise
+
     found = {}
     for path in sorted(DROPS.glob("d[01]*.py")):
         module = importlib.import_module(f"helpers.lesson.drops.{path.stem}")
-        found[re.sub(r"\D", "", path.stem)] = [x.name for x in vars(module).values() if isinstance(x, Exercise)]
+        found[re.sub(r"\D", "", path.stem)] = [
+            x.name for x in vars(module).values() if isinstance(x, Exercise)
+        ]
     return found
 
 
 def show() -> Table:
     """Drop by drop, what is done. Delete the file to begin anew."""
     done, all_ = passed(), exercises()
-    rows = [[drop, f"{'●' * sum(n in done for n in names)}{'○' * sum(n not in done for n in names)}", ", ".join(names)] for drop, names in all_.items()]
+    rows = [
+        [
+            drop,
+            f"{'●' * sum(n in done for n in names)}{'○' * sum(n not in done for n in names)}",
+            ", ".join(names),
+        ]
+        for drop, names in all_.items()
+    ]
     names = [n for group in all_.values() for n in group]
-    return Table(["drop", "passed", "exercises"], rows, title=f"{sum(n in done for n in names)} of {len(names)} exercises passed")
+    return Table(
+        ["drop", "passed", "exercises"],
+        rows,
+        title=f"{sum(n in done for n in names)} of {len(names)} exercises passed",
+    )

@@ -90,5 +90,7 @@ class Budget(TorchDispatchMode):
 
     def _report(self, held: int, func) -> str:
         parts = ", ".join(f"{kind} {human(size)}" for kind, size in self.by_kind().items() if size)
-        return (f"rank {self.rank} is out of memory: {func.__name__.split('.')[0]} made it {human(held)}, and the budget is {human(self.limit)}. "
-                f"Held: {parts}")
+        return (
+            f"rank {self.rank} is out of memory: {func.__name__.split('.')[0]} made it {human(held)}, and the"
+            f" budget is {human(self.limit)}. Held: {parts}"
+        )

@@ -22,7 +22,8 @@ COMPUTE = ("F", "B", "I", "W", "step", "busy")
 class Span(NamedTuple):
     """Something that took time on one rank. Seconds on the shared clock.
 
-    kind: F forward, B backward, I and W its two parts, step the optimizer, busy a whole step in one piece, wait for a collective. label: which one.
+    kind: F forward, B backward, I and W its two parts, step the optimizer, busy a whole step in one piece,
+    wait for a collective. label: which one.
     """
 
     kind: str
@@ -38,6 +39,7 @@ def span(kind: str, label: str | int = ""):
     On a GPU the span begins when what was asked for earlier is done, and ends when what it asked for is.
     """
     from .worker import here
+
     if here:
         devices.synchronize(here.device)
     start = time.monotonic()
@@ -57,19 +59,36 @@ def around(op):
 class Timeline:
     """What every rank did in one call. Times are seconds from the first computation on any rank.
 
-    rows[rank]: its spans by start. levels[rank]: (time, bytes held for backward from then on), where `saved_activations` watched.
+    rows[rank]: its spans by start. levels[rank]: (time, bytes held for backward from then on), where
+    `saved_activations` watched.
     """
 
     unit, level_unit = "s", "B"
 
     def __init__(self, spans: Sequence[list[Span]], levels: Sequence[list[tuple[float, int]]]):
-        first = min((s.start for rank in spans for s in rank if s.kind in COMPUTE), default=min((s.start for rank in spans for s in rank), default=0.0))
-        self.rows = [sorted((s._replace(start=max(0.0, s.start - first), end=s.end - first) for s in rank if s.end > first),
-                            key=lambda s: s.start) for rank in spans]
+        first = min(
+            (s.start for rank in spans for s in rank if s.kind in COMPUTE),
+            default=min((s.start for rank in spans for s in rank), default=0.0),
+        )
+        self.rows = [
+            sorted(
+                (
+                    s._replace(start=max(0.0, s.start - first), end=s.end - first)
+                    for s in rank
+                    if s.end > first
+                ),
+                key=lambda s: s.start,
+            )
+            for rank in spans
+        ]
         self.levels = []
         for rank in levels:
-            before = [size for at, size in rank if at <= first][-1:]  # held when it began, of a warm-up perhaps
-            self.levels.append([(0.0, size) for size in before] + [(at - first, size) for at, size in rank if at > first])
+            before = [size for at, size in rank if at <= first][
+                -1:
+            ]  # held when it began, of a warm-up perhaps
+            self.levels.append(
+                [(0.0, size) for size in before] + [(at - first, size) for at, size in rank if at > first]
+            )
 
     @property
     def makespan(self) -> float:
@@ -87,10 +106,17 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """Share of wall time in which a rank does not compute, mean over ranks. Raises ValueError where nothing was recorded."""
+        """Share of wall time in which a rank does not compute, mean over ranks.
+
+        Raises ValueError where nothing was recorded.
+        """
         if not self.makespan:
-            raise ValueError("nothing was recorded: run what you want to see inside `with span(\"F\"):` on the ranks")
-        return 1 - sum(self.seconds(r, *COMPUTE) for r in range(len(self.rows))) / (self.makespan * len(self.rows))
+            raise ValueError(
+                'nothing was recorded: run what you want to see inside `with span("F"):` on the ranks'
+            )
+        return 1 - sum(self.seconds(r, *COMPUTE) for r in range(len(self.rows))) / (
+            self.makespan * len(self.rows)
+        )
 
     def in_flight(self, rank: int) -> int:
         """The most microbatches that `rank` had run forward and not yet backward."""
@@ -105,5 +131,8 @@ class Timeline:
         return max((size for _, size in self.levels[rank]), default=0)
 
     def __repr__(self) -> str:
-        rows = [f"rank {r}: " + " ".join(s.kind + s.label for s in row if s.kind != "wait") for r, row in enumerate(self.rows)]
+        rows = [
+            f"rank {r}: " + " ".join(s.kind + s.label for s in row if s.kind != "wait")
+            for r, row in enumerate(self.rows)
+        ]
         return "\n".join(rows) if any(self.rows) else "no spans: nothing was recorded on the ranks"

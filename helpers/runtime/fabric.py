@@ -35,7 +35,9 @@ ROOTED = ("broadcast", "scatter")  # a rank may be through before others have co
 
 
 class Lost(RuntimeError):
-    """Raised in code that waits inside C++ (DDP, functional collectives), where a failure of ours cannot be handed over."""
+    """Raised in code that waits inside C++ (DDP, functional collectives), where a failure of ours cannot be
+    handed over.
+    """
 
     def __init__(self):
         super().__init__("Connection closed while this rank was in a collective")
@@ -63,12 +65,19 @@ class Ticket(NamedTuple):
     op: str
     came: float
     duration: float  # seconds, by the theory
-    line: str  # what it keeps busy: links inside a node, ports between nodes; sends leave and arrive on lines of their own
-    awaited: Callable[[], float]  # when the last rank that it needs had come; to be asked after it has ended for real
+    # What it keeps busy: links inside a node, ports between nodes; sends leave and arrive on lines of their
+    # own
+    line: str
+    awaited: Callable[
+        [], float
+    ]  # when the last rank that it needs had come; to be asked after it has ended for real
 
 
 class Fabric:
-    """This rank's side of the network. `folder` is private to the world; `generation` counts its groupings."""
+    """This rank's side of the network.
+
+    `folder` is private to the world; `generation` counts its groupings.
+    """
 
     def __init__(self, cluster: Cluster, folder: str, generation: int):
         self.cluster, self.folder, self.generation = cluster, folder, generation
@@ -82,10 +91,13 @@ class Fabric:
         self.awaited_in_python: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._lock, self._closed = threading.Lock(), threading.Event()
 
-    def come(self, op: str, group: str, members: list[int], me: int, peer: int | None, tag: int, payload: float) -> Ticket:
+    def come(
+        self, op: str, group: str, members: list[int], me: int, peer: int | None, tag: int, payload: float
+    ) -> Ticket:
         """Tell the others that this rank comes to `op` now; to be called before it begins.
 
-        group: its name. members: its ranks as the world numbers them. me: this rank's place among them. peer: the root's or partner's.
+        group: its name. members: its ranks as the world numbers them. me: this rank's place among them. peer:
+        the root's or partner's.
         """
         alone = op in ("send", "recv")
         pair = (peer, me) if op == "recv" else (me, peer)
@@ -96,11 +108,16 @@ class Fabric:
             k = hash((k, *pair, tag))  # a slot for each message, whatever order tags come in
         if group not in self._arrivals:
             plain = "".join(c if c.isalnum() else "-" for c in group)
-            self._arrivals[group] = Arrivals(os.path.join(self.folder, f"arrivals-{self.generation}-{plain}"), len(members))
+            self._arrivals[group] = Arrivals(
+                os.path.join(self.folder, f"arrivals-{self.generation}-{plain}"), len(members)
+            )
         needs = {"send": [me], "recv": [peer]}.get(op, (me, peer) if op in ROOTED else range(len(members)))
         ranks = [members[i] for i in pair] if alone else members
         far = len({r // self.cluster.node for r in ranks}) > 1
-        duration, line = seconds("send" if alone else op, payload, ranks, self.cluster), ("ports" if far else "links") + (f" {op}" if alone else "")
+        duration, line = (
+            seconds("send" if alone else op, payload, ranks, self.cluster),
+            ("ports" if far else "links") + (f" {op}" if alone else ""),
+        )
         arrivals, came = self._arrivals[group], time.monotonic()
         if op != "recv":
             with self._lock:
@@ -120,14 +137,18 @@ class Fabric:
             try:
                 work.wait()
                 with self._lock:
-                    self._busy[ticket.line] = until = max(ticket.awaited(), self._busy.get(ticket.line, 0.0)) + ticket.duration
+                    self._busy[ticket.line] = until = (
+                        max(ticket.awaited(), self._busy.get(ticket.line, 0.0)) + ticket.duration
+                    )
                     self._queued[ticket.line] = max(self._queued.get(ticket.line, 0.0), until)
                 self.late += time.monotonic() > max(until, ticket.came) + 0.001
                 self._closed.wait(min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX))
             except Exception as e:  # the connection was cut: whoever waits for this must hear of it
                 self.failed[held] = e.with_traceback(None)
                 if held not in self.awaited_in_python:
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(Lost))
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(Lost)
+                    )
             finally:
                 future.set_result(result)
 
@@ -146,6 +167,7 @@ class Fabric:
                 while (end := stream.get()) is not None:
                     end()
                     del end  # and with it the work, whose group may have been destroyed
+
             threading.Thread(target=serve, daemon=True).start()
         return self._streams[group]
 

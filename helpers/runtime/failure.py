@@ -19,7 +19,6 @@ from . import lines
 from .output import ranks
 from .worker import Error
 
-
 RETURN = "Return numbers, strings, tensors, or lists and dicts of them.\n"
 
 
@@ -34,7 +33,8 @@ class RankError(RuntimeError):
 
     @property
     def report(self) -> str:
-        """The message without its last line, which tells what is left of the world, and without advice on timeouts: for a world
+        """The message without its last line, which tells what is left of the world, and without advice on
+        timeouts: for a world
         that nobody will use again."""
         return "\n".join(str(self).split("\n")[:-1]).replace(", with timeout=… in seconds", "")
 
@@ -89,19 +89,27 @@ def _unrepeated(shown: list[str]) -> list[str]:
 
 def result(seen: list[Seen], first: list[int], state: str) -> str:
     """The code ran on every rank, but a result could not be sent to the notebook."""
-    return (f"{ranks(first, of=len(seen))} ran to the end, but the result cannot be sent back: "
-            f"{seen[first[0]].error.message}\n" + RETURN + state)
+    return (
+        f"{ranks(first, of=len(seen))} ran to the end, but the result cannot be sent back: "
+        f"{seen[first[0]].error.message}\n" + RETURN + state
+    )
 
 
 def unreadable(r: int, error: Exception, state: str) -> str:
     """A result came, and the kernel cannot make it an object again."""
-    return (f"rank {r} ran to the end, but its result cannot be read in the notebook: {type(error).__name__}: {error}\n" + RETURN + state)
+    return (
+        f"rank {r} ran to the end, but its result cannot be read in the notebook: {type(error).__name__}:"
+        f" {error}\n" + RETURN + state
+    )
 
 
 def not_taken(slow: list[int], n: int, size: int, seconds: float, state: str) -> str:
     """`slow` ranks had not received the call when its time was over."""
-    return (f"{ranks(slow, of=n)} had not taken the {human(size)} of the call's arguments after {seconds:g} s, and had to be ended. "
-            "Give it more time with timeout=… in seconds, or make the data on the ranks.\n" + state)
+    return (
+        f"{ranks(slow, of=n)} had not taken the {human(size)} of the call's arguments after {seconds:g} s,"
+        " and had to be ended. Give it more time with timeout=… in seconds, or make the data on the ranks.\n"
+        + state
+    )
 
 
 def died(seen: list[Seen], dead: list[int], state: str) -> str:
@@ -127,18 +135,30 @@ def timeout(seen: list[Seen], seconds: float, state: str) -> str:
     never = sorted({other for inside in stuck.values() for other in inside["needs"]} - set(stuck))
     ops = {_collective(inside, peer=False) for inside in stuck.values()}
     if "new_group" in ops and never:
-        parts.append("Every rank must call new_group and init_device_mesh, also one that will not be a member.")
+        parts.append(
+            "Every rank must call new_group and init_device_mesh, also one that will not be a member."
+        )
     if never:
         waiting = [r for r, inside in stuck.items() if set(never) & set(inside["needs"])]
-        parts.append(f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(never)}, which never came.")
+        parts.append(
+            f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(never)}, which never"
+            " came."
+        )
     elif all(inside["op"] in ("send", "recv") for inside in stuck.values()) and stuck:
-        parts.append("Every one waits for another: " +
-                     ", ".join(f"{r} for {inside['needs'][0]}" for r, inside in stuck.items()) + ".")
+        parts.append(
+            "Every one waits for another: "
+            + ", ".join(f"{r} for {inside['needs'][0]}" for r, inside in stuck.items())
+            + "."
+        )
     elif len(ops) > 1:
-        parts.append("The ranks are in different collectives: each waits for the others to enter its own. "
-                     "All ranks of a group must call the same collectives in the same order.")
+        parts.append(
+            "The ranks are in different collectives: each waits for the others to enter its own. "
+            "All ranks of a group must call the same collectives in the same order."
+        )
     elif stuck:
-        parts.append("All are in the same collective: its data may only need longer, with timeout=… in seconds.")
+        parts.append(
+            "All are in the same collective: its data may only need longer, with timeout=… in seconds."
+        )
     else:
         parts.append("No rank is in a collective: it may only need longer, with timeout=… in seconds.")
     return "\n".join(parts + [state])
@@ -149,7 +169,9 @@ def interrupted(seen: list[Seen], state: str) -> str:
 
 
 def _others(seen: list[Seen], but: list[int], heading: str = "Meanwhile:") -> list[str]:
-    """A line for each thing that the ranks not in `but` were doing, equal ones together, with the longest of their waits."""
+    """A line for each thing that the ranks not in `but` were doing, equal ones together, with the longest of
+    their waits.
+    """
     doing: dict[tuple[str, str], dict[int, float | None]] = {}
     for r, s in enumerate(seen):
         if r not in but:
@@ -177,7 +199,11 @@ def _doing(s: Seen) -> tuple[str, float | None, str]:
     if s.where is None:
         return "did not answer", None, ""
     if inside := s.where["in"]:
-        return f"waited in {_collective(inside)}", inside["at"], f"   {lines.show(lines.Line(*inside['line']))}" if inside["line"] else ""
+        return (
+            f"waited in {_collective(inside)}",
+            inside["at"],
+            f"   {lines.show(lines.Line(*inside['line']))}" if inside["line"] else "",
+        )
     if s.where["line"]:
         return "was at", None, f" {lines.show(s.where['line'])}"
     if s.where["running"] is not None:
@@ -211,16 +237,22 @@ def _mismatch(seen: list[Seen], aborted: list[int]) -> str | None:
     parts = ["the ranks met in one collective with tensors that do not match:"]
     for what, members in brought.items():
         line = seen[members[0]].box["line"]
-        parts.append(f"    {ranks(members)} called {what}" + (f"   {lines.show(lines.Line(*line))}" if line else ""))
-    parts.append("Every rank must bring the same shape and dtype. PyTorch does not check this; "
-                 f"gloo ended the process of {ranks(aborted)} when the bytes did not fit.")
+        parts.append(
+            f"    {ranks(members)} called {what}" + (f"   {lines.show(lines.Line(*line))}" if line else "")
+        )
+    parts.append(
+        "Every rank must bring the same shape and dtype. PyTorch does not check this; "
+        f"gloo ended the process of {ranks(aborted)} when the bytes did not fit."
+    )
     return "\n".join(parts)
 
 
 def _manner(status: int | None) -> str:
     if status == -signal.SIGKILL:
-        return ("its process was killed (SIGKILL). If you did not do that, the machine ran out of memory: "
-                "use a smaller model, batch or world")
+        return (
+            "its process was killed (SIGKILL). If you did not do that, the machine ran out of memory: "
+            "use a smaller model, batch or world"
+        )
     if status is not None and status < 0:
         return f"its process died of {signal.Signals(-status).name}"
     return f"its process ended by itself (exit status {status})"

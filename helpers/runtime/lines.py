@@ -50,7 +50,11 @@ def innermost(frame: FrameType | None) -> Line | None:
 def place(line: Line) -> str:
     """'Cell In[7], line 3' in a notebook, 'train.py, line 3' elsewhere."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    named = shell.compile.format_code_name(line.file) if shell and hasattr(shell.compile, "format_code_name") else None
+    named = (
+        shell.compile.format_code_name(line.file)
+        if shell and hasattr(shell.compile, "format_code_name")
+        else None
+    )
     where = " ".join(named) if named else os.path.basename(line.file)
     return f"{where}, line {line.number}"
 

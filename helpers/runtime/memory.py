@@ -11,7 +11,9 @@ from . import worker
 
 
 def storages(tensors) -> dict[int, int]:
-    """Piece of memory -> bytes, for the memory behind these tensors, each piece once (tied weights, views)."""
+    """Piece of memory -> bytes, for the memory behind these tensors, each piece once (tied weights,
+    views).
+    """
     found = {}
     for t in tensors:
         if t is None:
@@ -22,7 +24,10 @@ def storages(tensors) -> dict[int, int]:
 
 
 class Held:
-    """Bytes kept for backward: `now`, and the most so far, `peak`. Memory that several operations save counts once."""
+    """Bytes kept for backward: `now`, and the most so far, `peak`.
+
+    Memory that several operations save counts once.
+    """
 
     def __init__(self):
         self.now = self.peak = 0
@@ -47,18 +52,26 @@ class Held:
 
 
 class _Saved:
-    """A tensor that autograd keeps. When it lets go, `held` falls; None for a weight, which is not counted."""
+    """A tensor that autograd keeps.
+
+    When it lets go, `held` falls; None for a weight, which is not counted.
+    """
 
     def __init__(self, tensor: torch.Tensor, held: Held | None):
         self.tensor, self.held = tensor.detach(), held  # with its history it would keep itself alive
         self.version = tensor._version
-        (self.piece, self.size), = storages([tensor]).items()
+        ((self.piece, self.size),) = storages([tensor]).items()
         if held:
             held.add(self.piece, self.size)
 
     def unpack(self) -> torch.Tensor:
-        if self.tensor._version != self.version:  # autograd's own check does not see tensors that pass through hooks
-            raise RuntimeError("a tensor that backward needs has been changed in place since the forward; take an operation that makes a new one")
+        if (
+            self.tensor._version != self.version
+        ):  # autograd's own check does not see tensors that pass through hooks
+            raise RuntimeError(
+                "a tensor that backward needs has been changed in place since the forward; take an operation"
+                " that makes a new one"
+            )
         return self.tensor
 
     def __del__(self):
@@ -68,23 +81,32 @@ class _Saved:
 
 @contextmanager
 def saved_activations(model: torch.nn.Module):
-    """Watch the bytes that autograd keeps for backward, from forwards that run in this block until they are let go.
+    """Watch the bytes that autograd keeps for backward, from forwards that run in this block until they are
+    let go.
 
-    Yields a `Held`. Parameters are not activations and are left out. On a rank the rise and fall goes into `world.timeline`.
+    Yields a `Held`. Parameters are not activations and are left out. On a rank the rise and fall goes into
+    `world.timeline`.
     """
     held = Held()
     weights = set(storages(model.parameters()))
 
     def keep(t):
-        of_weight = isinstance(t._base if t._is_view() else t, torch.nn.Parameter) or not storages([t]).keys() - weights
+        of_weight = (
+            isinstance(t._base if t._is_view() else t, torch.nn.Parameter)
+            or not storages([t]).keys() - weights
+        )
         return _Saved(t, None if of_weight else held)
 
     with torch.autograd.graph.saved_tensors_hooks(keep, _Saved.unpack):
         yield held
 
 
-def by_kind(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None,
-           activations: int = 0, buffers: int = 0) -> dict[str, int]:
+def by_kind(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    activations: int = 0,
+    buffers: int = 0,
+) -> dict[str, int]:
     """Bytes this rank holds, by what for: exact tensor bytes, and beside them what the process occupies.
 
     activations: the peak that `saved_activations` saw. buffers: `Report.peak_in_flight`.
@@ -94,8 +116,9 @@ def by_kind(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = No
     return {
         "parameters": sum(storages(model.parameters()).values()),
         "gradients": sum(storages(p.grad for p in model.parameters()).values()),
-        "optimizer": sum(storages(v for s in state for v in s.values()
-                                   if isinstance(v, torch.Tensor) and v.dim()).values()),
+        "optimizer": sum(
+            storages(v for s in state for v in s.values() if isinstance(v, torch.Tensor) and v.dim()).values()
+        ),
         "activations": activations,
         "communication": buffers,
         "resident": resident(),

@@ -24,7 +24,8 @@ from . import lines, wire
 from .clock import Span
 from .fabric import Fabric
 
-# c10d operator -> (name, argument with the process group, argument with the whole tensor, argument with the root or peer)
+# c10d operator -> (name, argument with the process group, argument with the whole tensor, argument with the
+# root or peer)
 OPERATORS = {
     "allreduce_": ("all_reduce", 1, 0, None),
     "allreduce_coalesced_": ("all_reduce", 1, 0, None),
@@ -78,7 +79,9 @@ class Report:
     # ranks of a group -> what this rank brought to its collectives, one after the other (the first ones)
     brought: dict[tuple[int, ...], list[str]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)  # what it did when
-    levels: list[tuple[float, int]] = field(default_factory=list)  # (when, bytes of activations held since then)
+    levels: list[tuple[float, int]] = field(
+        default_factory=list
+    )  # (when, bytes of activations held since then)
     late: int = 0  # operations that an emulated fabric would have ended sooner than this machine did
 
 
@@ -100,7 +103,9 @@ class OnStream:
 
 
 class InBatch:
-    """Stands for the Work of a send or receive until its batch has been issued whole: NCCL begins with none before."""
+    """Stands for the Work of a send or receive until its batch has been issued whole: NCCL begins with none
+    before.
+    """
 
     def is_completed(self) -> bool:
         return False
@@ -121,7 +126,8 @@ class Issued:
 class Recorder:
     """Counts this rank's collectives from `start()` to `stop()`.
 
-    With `on` false it leaves PyTorch alone and counts nothing. The last collective is also written to `box`, a small file that outlives this
+    With `on` false it leaves PyTorch alone and counts nothing. The last collective is also written to `box`,
+    a small file that outlives this
     process: when gloo aborts it, the kernel can still read what it was doing.
     """
 
@@ -132,13 +138,18 @@ class Recorder:
         self._groups: dict[str, tuple[str, list[int], int]] = {}
         self._known = lambda: None  # the group whose connections were looked at when it was formed
         self.fabric: Fabric | None = None
-        self._inside = False  # whether a collective is being issued: some backends hold the caller until it has ended
+        self._inside = (
+            False  # whether a collective is being issued: some backends hold the caller until it has ended
+        )
         if on:
             self._get_in_front()
         self.start()
 
     def _get_in_front(self) -> None:
-        self._libraries = [torch.library.Library("c10d", "IMPL"), torch.library.Library("_c10d_functional", "IMPL")]
+        self._libraries = [
+            torch.library.Library("c10d", "IMPL"),
+            torch.library.Library("_c10d_functional", "IMPL"),
+        ]
         for name in OPERATORS:
             self._libraries[0].impl(name, self._in_front_of(name), _KEY, with_keyset=True)
         self._libraries[1].impl("wait_tensor", self._wait_tensor, _KEY, with_keyset=True)
@@ -172,7 +183,9 @@ class Recorder:
             self._known = weakref.ref(dist.group.WORLD)  # (a reference would keep its connections open)
 
     def finish(self) -> None:
-        """Wait for what was begun and never waited for: left alone, it would meet the next call's collectives."""
+        """Wait for what was begun and never waited for: left alone, it would meet the next call's
+        collectives.
+        """
         for issued in self._open:
             if not issued.work.is_completed():
                 self._wait(issued.work) if isinstance(issued.work, dist.Work) else issued.work.wait()
@@ -183,11 +196,21 @@ class Recorder:
         self._settle()
         self.counter.refresh()  # connections made by groups that no collective has used
         now = self.counter.read()
-        sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()} if not self._unseen else None
+        sent = (
+            {ports: n - self._before.get(ports, 0) for ports, n in now.items()} if not self._unseen else None
+        )
         not_waited = len(self._open) + self._forgotten
         self._open.clear()
-        return Report(list(self.rows.values()), sent, self._peak, not_waited, self._brought, self.spans, self.levels,
-                      self.fabric.late if self.fabric else 0)
+        return Report(
+            list(self.rows.values()),
+            sent,
+            self._peak,
+            not_waited,
+            self._brought,
+            self.spans,
+            self.levels,
+            self.fabric.late if self.fabric else 0,
+        )
 
     def calm(self) -> bool:
         """Whether nothing is under way."""
@@ -224,8 +247,19 @@ class Recorder:
                 self._since_quiet.append(row)
             self._remember(name, members, first, payload)
             self._note(name, axis, members, first, root)
-            ticket = self.fabric and operator != "recv_any_source_" and self.fabric.come(name, group.group_name, members, me, root,
-                                                      args[3] if name in ("send", "recv") else 0, payload)
+            ticket = (
+                self.fabric
+                and operator != "recv_any_source_"
+                and self.fabric.come(
+                    name,
+                    group.group_name,
+                    members,
+                    me,
+                    root,
+                    args[3] if name in ("send", "recv") else 0,
+                    payload,
+                )
+            )
             self._inside = True
             try:
                 result = call.redispatch(keys & _BELOW, *args, **kwargs)
@@ -234,7 +268,12 @@ class Recorder:
             work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
             if ticket:
                 tensors = result[0] if isinstance(result, tuple) else []
-                work = self.fabric.hold(ticket, group.group_name, work, tensors if isinstance(_first(tensors[:1]), torch.Tensor) else [])
+                work = self.fabric.hold(
+                    ticket,
+                    group.group_name,
+                    work,
+                    tensors if isinstance(_first(tensors[:1]), torch.Tensor) else [],
+                )
                 result = (tensors, work.boxed()) if isinstance(result, tuple) else work.boxed()
             self._peak = max(self._peak, self._in_flight + in_flight)
             if work is None:
@@ -254,7 +293,9 @@ class Recorder:
         return None if on.type == "cpu" else OnStream(on)
 
     def _batch_issued(self, group: dist.ProcessGroup, *device):
-        """In front of `ProcessGroup._end_coalescing`, where the sends of a batch begin together, with one Work."""
+        """In front of `ProcessGroup._end_coalescing`, where the sends of a batch begin together, with one
+        Work.
+        """
         work = self._end_batch(group, *device)
         for issued in self._open:
             if isinstance(issued.work, InBatch) and work is not None:
@@ -266,7 +307,10 @@ class Recorder:
         known = self._groups.get(group.group_name)
         if known is None:
             described, members = group.group_desc.removeprefix("mesh_"), dist.get_process_group_ranks(group)
-            if described in ("default_pg", "default"):  # a mesh over all ranks makes the latter where it finds gloo and a GPU
+            if described in (
+                "default_pg",
+                "default",
+            ):  # a mesh over all ranks makes the latter where it finds gloo and a GPU
                 described = "world"
             elif described in ("undefined", ""):
                 described = "ranks " + ",".join(map(str, members))
@@ -278,18 +322,37 @@ class Recorder:
         return known
 
     def _remember(self, op: str, members: list[int], first: torch.Tensor | None, payload: int) -> None:
-        """For `Traffic` to see whether all brought the same. Sends have two sides that differ, all_to_all may be uneven."""
+        """For `Traffic` to see whether all brought the same.
+
+        Sends have two sides that differ, all_to_all may be uneven.
+        """
         brought = self._brought.setdefault(tuple(members), [])
         if op not in ("send", "recv") and len(brought) < REMEMBERED:
-            size = "" if first is None or op == "all_to_all" else f" of {payload // max(1, first.element_size())} {str(first.dtype).removeprefix('torch.')}"
+            size = (
+                ""
+                if first is None or op == "all_to_all"
+                else (
+                    f" of {payload // max(1, first.element_size())} {str(first.dtype).removeprefix('torch.')}"
+                )
+            )
             brought.append(op + size)
 
-    def _note(self, op: str, axis: str, members: list[int], first: torch.Tensor | None, root: int | None) -> None:
+    def _note(
+        self, op: str, axis: str, members: list[int], first: torch.Tensor | None, root: int | None
+    ) -> None:
         self._number += 1
         self.last = {
-            "op": op, "axis": axis, "number": self._number, "at": time.monotonic(), "peer": root,
+            "op": op,
+            "axis": axis,
+            "number": self._number,
+            "at": time.monotonic(),
+            "peer": root,
             # whom this rank cannot go on without
-            "needs": [members[root]] if op in ("send", "recv") and root is not None and root < len(members) else members,
+            "needs": (
+                [members[root]]
+                if op in ("send", "recv") and root is not None and root < len(members)
+                else members
+            ),
             "shape": None if first is None or op == "barrier" else list(first.shape),
             "dtype": None if first is None or op == "barrier" else str(first.dtype).removeprefix("torch."),
             "line": lines.innermost(sys._getframe(2)),
@@ -357,9 +420,15 @@ class Recorder:
 
 def _nobody(op: str, me: int, peer: int, size: int) -> str:
     """Why an operation whose other side, or root, does not exist is refused."""
-    does = {"send": f"would send to rank {peer}", "recv": f"would receive from rank {peer}"}.get(op, f"calls {op} with root {peer}")
-    ends = (" Around a ring take (rank ± 1) % world_size; on a line the first rank has nobody before it, and the last nobody behind it."
-            if op in ("send", "recv") else "")
+    does = {"send": f"would send to rank {peer}", "recv": f"would receive from rank {peer}"}.get(
+        op, f"calls {op} with root {peer}"
+    )
+    ends = (
+        " Around a ring take (rank ± 1) % world_size; on a line the first rank has nobody before it, and the"
+        " last nobody behind it."
+        if op in ("send", "recv")
+        else ""
+    )
     return f"rank {me} {does}, which does not exist: ranks go from 0 to {size - 1}.{ends}"
 
 

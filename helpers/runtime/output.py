@@ -9,7 +9,9 @@ KEEP = 32_000  # bytes kept of the beginning, and as many of the end, of one ran
 
 
 class Captured:
-    """The output of one rank in one call: beginning and end kept, the middle of a flood counted and dropped."""
+    """The output of one rank in one call: beginning and end kept, the middle of a flood counted and
+    dropped.
+    """
 
     def __init__(self):
         self.head, self.tail, self.dropped = bytearray(), bytearray(), 0
@@ -88,7 +90,7 @@ class Stream:
         fresh = []
         for rank, c in enumerate(self.captured):
             end = c.head.rfind(b"\n") + 1
-            fresh.append(c.head[self.shown[rank]:end].decode("utf-8", "replace"))
+            fresh.append(c.head[self.shown[rank] : end].decode("utf-8", "replace"))
             self.shown[rank] = max(end, self.shown[rank])
         return fold(fresh)
 
@@ -97,13 +99,15 @@ class Stream:
         texts = []
         for rank, c in enumerate(self.captured):
             unseen = Captured()
-            unseen.head, unseen.tail, unseen.dropped = c.head[self.shown[rank]:], c.tail, c.dropped
+            unseen.head, unseen.tail, unseen.dropped = c.head[self.shown[rank] :], c.tail, c.dropped
             texts.append(str(unseen))
         return fold(texts)
 
 
 class View:
-    """What the reader sees of a call: its output at the end, and on the way if it takes longer than `after` seconds."""
+    """What the reader sees of a call: its output at the end, and on the way if it takes longer than `after`
+    seconds.
+    """
 
     def __init__(self, captured: list[Captured], after: float):
         self.stream, self.after = Stream(captured), after
@@ -119,6 +123,7 @@ class View:
             print(text, flush=True)
         if len(progress) == n:  # the slowest rank is how far the call is
             from tqdm.auto import tqdm
+
             done, total = min(progress.values(), key=lambda p: p[0])
             self.bar = self.bar or tqdm(total=total, leave=False)
             self.bar.update(done - self.bar.n)

@@ -14,6 +14,7 @@ import torch.nn.parallel  # noqa: F401
 
 from . import worker  # noqa: F401
 
-# Ranks share these pages until they write to them, and a garbage collector that looks at an object writes to it.
+# Ranks share these pages until they write to them, and a garbage collector that looks at an object writes to
+# it.
 gc.collect()
 gc.freeze()

@@ -67,7 +67,11 @@ class Processes:
     # -- messages --------------------------------------------------------------------
 
     def tell(self, *message, to=None, seconds: float | None = START_SECONDS) -> list[int]:
-        """Tell ranks something. One that does not take it within `seconds` is ended, for it cannot be spoken to any more; returns those."""
+        """Tell ranks something.
+
+        One that does not take it within `seconds` is ended, for it cannot be spoken to any more; returns
+        those.
+        """
         data = pickle.dumps(message)
         members = range(len(self.processes)) if to is None else to
         if len(data) < 1 << 14:  # fits into the pipe, whatever the rank is doing
@@ -95,12 +99,21 @@ class Processes:
         except OSError:
             pass  # it is gone, as its closed pipe will say
 
-    def collect(self, kind: str, number: int, members, seconds: float | None,
-                 captured=None, view=None, late: tuple[int, dict] | None = None) -> dict[int, tuple]:
+    def collect(
+        self,
+        kind: str,
+        number: int,
+        members,
+        seconds: float | None,
+        captured=None,
+        view=None,
+        late: tuple[int, dict] | None = None,
+    ) -> dict[int, tuple]:
         """Wait for the answers `kind` to call `number`, and read the ranks' output meanwhile.
 
         Returns early, with fewer answers, when one says that its rank failed, when a process ends,
-        or after `seconds`. `captured` takes the output. late: (an earlier call, where its answers go that come now).
+        or after `seconds`. `captured` takes the output. late: (an earlier call, where its answers go that
+        come now).
         """
         captured = captured or [output.Captured() for _ in range(len(self.processes))]
         answers: dict[int, tuple] = {}

@@ -28,6 +28,7 @@ def warm() -> None:
     ctx = context()
     if ctx.get_start_method() == "forkserver" and not _runs():
         from multiprocessing import forkserver, resource_tracker
+
         ctx.set_forkserver_preload(["helpers.runtime.preload"])
         resource_tracker.ensure_running()  # on its own, for it would undo the mask below
         # A stop button pressed meanwhile is for the notebook; the server inherits that it is blocked.
@@ -42,6 +43,7 @@ def warm() -> None:
 def _runs() -> bool:
     """Whether this process has started the server, and it has not ended since."""
     from multiprocessing.forkserver import _forkserver
+
     try:
         pid = _forkserver._forkserver_pid  # there is no public one
         return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
@@ -52,6 +54,7 @@ def _runs() -> bool:
 def forget() -> None:
     """In a fork of the kernel: the server is the kernel's child and not ours, and must see when that ends."""
     from multiprocessing.forkserver import _forkserver
+
     if _forkserver._forkserver_alive_fd is not None:
         os.close(_forkserver._forkserver_alive_fd)
         _forkserver.__init__()
@@ -59,7 +62,10 @@ def forget() -> None:
 
 @contextmanager
 def _inside(folder: Path):
-    """Work in a folder, where a new Python finds this package before any other of its name. Ranks start in the notebook's."""
+    """Work in a folder, where a new Python finds this package before any other of its name.
+
+    Ranks start in the notebook's.
+    """
     before = os.open(".", os.O_PATH)  # by its number, for it may have been deleted
     os.chdir(folder)
     try:
@@ -85,7 +91,8 @@ def main_hidden():
 
 @contextmanager
 def undisturbed(again: bool = True):
-    """Put off a stop until the block has ended: one that breaks into an import of torch leaves half of it behind.
+    """Put off a stop until the block has ended: one that breaks into an import of torch leaves half of it
+    behind.
 
     again: whether the stop then takes effect, or was meant for what has ended meanwhile.
     """

@@ -1,4 +1,6 @@
-"""A plain PyTorch transformer of any `ModelShape`, and how DTensor splits it: what `trace` runs, on tensors without numbers."""
+"""A plain PyTorch transformer of any `ModelShape`, and how DTensor splits it: what `trace` runs, on tensors
+without numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,25 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, PrepareModuleOutput, RowwiseParallel,
-                                               SequenceParallel, parallelize_module)
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.utils.checkpoint import checkpoint
 
 from ..theory.models import ModelShape
 
 
 class Fused(torch.autograd.Function):
-    """The shapes of a fused attention: it keeps q, k, v, y and one float32 a token and head, never the scores.
+    """The shapes of a fused attention: it keeps q, k, v, y and one float32 a token and head, never the
+    scores.
 
-    PyTorch's own on a CPU, the only device that fake tensors need not have, falls back to storing the scores when queries are grouped.
+    PyTorch's own on a CPU, the only device that fake tensors need not have, falls back to storing the scores
+    when queries are grouped.
     """
 
     @staticmethod
@@ -33,7 +43,9 @@ class Fused(torch.autograd.Function):
 
 
 class FusedNorm(torch.autograd.Function):
-    """The shapes of RMSNorm in one kernel, which keeps its input; on a CPU PyTorch takes it apart and keeps float32 copies."""
+    """The shapes of RMSNorm in one kernel, which keeps its input; on a CPU PyTorch takes it apart and keeps
+    float32 copies.
+    """
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -66,15 +78,21 @@ class Attention(nn.Module):
         self.v = nn.Linear(shape.hidden, shape.kv_width, bias=qkv)
         self.out = nn.Linear(shape.q_width, shape.hidden, bias=shape.biases)
 
-    def forward(self, x, turn):  # (b, s, h), and the cosines and sines of rotary positions, each (s, head size / 2), or None
-        q, k, v = (each(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for each in (self.q, self.k, self.v))
+    def forward(
+        self, x, turn
+    ):  # (b, s, h), and the cosines and sines of rotary positions, each (s, head size / 2), or None
+        q, k, v = (
+            each(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for each in (self.q, self.k, self.v)
+        )
         if turn is not None:
             q, k = _rotate(q, *turn), _rotate(k, *turn)
         return self.out(Fused.apply(q, k, v).transpose(1, 2).flatten(2))
 
 
 def _rotate(x, cos, sin):
-    """Rotary positions: each pair of numbers of a head turned by an angle that grows with the token's place."""
+    """Rotary positions: each pair of numbers of a head turned by an angle that grows with the
+    token's place.
+    """
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
@@ -104,7 +122,9 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """shape.params parameters, to the last one. recompute: keep each layer's input only, and run it again in backward."""
+    """shape.params parameters, to the last one. recompute: keep each layer's input only, and run it again in
+    backward.
+    """
 
     def __init__(self, shape: ModelShape, recompute: bool = False):
         super().__init__()
@@ -121,7 +141,10 @@ class Transformer(nn.Module):
         if self.position is not None:
             x = x + self.position(torch.arange(tokens.shape[1]))
         else:
-            place, speed = torch.arange(tokens.shape[1]), 10000 ** (-torch.arange(self.half_head) / self.half_head)
+            place, speed = (
+                torch.arange(tokens.shape[1]),
+                10000 ** (-torch.arange(self.half_head) / self.half_head),
+            )
             angle = torch.outer(place, speed)
             turn = angle.cos().bfloat16(), angle.sin().bfloat16()
         for layer in self.layers:
@@ -131,22 +154,45 @@ class Transformer(nn.Module):
 
 def parallelize(net: Transformer, mesh: DeviceMesh, sp: bool, plan: str) -> None:
     """Split a transformer over the ranks of `mesh`, in place. plan: see `trace.trace`."""
-    matrices = {"attention.q": ColwiseParallel(), "attention.k": ColwiseParallel(), "attention.v": ColwiseParallel(), "mlp.up": ColwiseParallel(), "mlp.gate": ColwiseParallel()}
+    matrices = {
+        "attention.q": ColwiseParallel(),
+        "attention.k": ColwiseParallel(),
+        "attention.v": ColwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.gate": ColwiseParallel(),
+    }
     if plan == "usual":
         each = matrices | {"attention.out": RowwiseParallel(), "mlp.down": RowwiseParallel()}
         ends = {}
     else:
         between = Shard(1) if sp else Replicate()
-        enter = lambda *others: PrepareModuleInput(input_layouts=(between, *others), desired_input_layouts=(Replicate(), *others), use_local_output=False)
-        each = matrices | {"attention": enter(None), "mlp": enter(), "attention.out": RowwiseParallel(output_layouts=between), "mlp.down": RowwiseParallel(output_layouts=between)}
+        enter = lambda *others: PrepareModuleInput(
+            input_layouts=(between, *others),
+            desired_input_layouts=(Replicate(), *others),
+            use_local_output=False,
+        )
+        each = matrices | {
+            "attention": enter(None),
+            "mlp": enter(),
+            "attention.out": RowwiseParallel(output_layouts=between),
+            "mlp.down": RowwiseParallel(output_layouts=between),
+        }
         norm = {"norm": SequenceParallel()} if sp else {}
         each |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()} if sp else {}
-        ends = norm | {"token": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
-                       "head": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)}
+        ends = norm | {
+            "token": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+            "head": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False),
+        }
     for layer in net.layers:
-        parallelize_module(layer, mesh, {name: how for name, how in each.items() if name != "mlp.gate" or layer.mlp.gate is not None})
+        parallelize_module(
+            layer,
+            mesh,
+            {name: how for name, how in each.items() if name != "mlp.gate" or layer.mlp.gate is not None},
+        )
         if sp and net.position is not None:
-            ends["position"] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))  # (s, h): my tokens' positions
+            ends["position"] = PrepareModuleOutput(
+                output_layouts=Replicate(), desired_output_layouts=Shard(0)
+            )  # (s, h): my tokens' positions
     if ends:
         tied = net.head.weight is net.token.weight
         parallelize_module(net, mesh, ends)

@@ -1,14 +1,20 @@
-"""The real model on fake ranks: PyTorch's own FSDP2 and tensor parallelism, run as one rank of many, without their memory.
+"""The real model on fake ranks: PyTorch's own FSDP2 and tensor parallelism, run as one rank of many, without
+their memory.
 
-`trace(find_model("llama-3-70b"), Layout(dp=8, tp=8, zero=3), seq_len=8192)` builds all 80 layers, splits them with
-`parallelize_module` and `fully_shard` as a training script would, and runs one forward and backward. Tensors are
-fake: they have a shape and a type, and no numbers. The process group is fake too: it says that all 64 ranks are there,
-and every collective ends at once. What is real is PyTorch's code, so that what it asks for can be counted: each
+`trace(find_model("llama-3-70b"), Layout(dp=8, tp=8, zero=3), seq_len=8192)` builds all 80 layers, splits them
+with
+`parallelize_module` and `fully_shard` as a training script would, and runs one forward and backward. Tensors
+are
+fake: they have a shape and a type, and no numbers. The process group is fake too: it says that all 64 ranks
+are there,
+and every collective ends at once. What is real is PyTorch's code, so that what it asks for can be counted:
+each
 collective, and each tensor that comes and goes.
 
     python -m helpers.runtime.trace llama-3-70b --dp 8 --tp 8 --seq 8192
 
-It runs in a process of its own, since a process can have one default group only, and no more than one rank is needed:
+It runs in a process of its own, since a process can have one default group only, and no more than one rank is
+needed:
 under FSDP and tensor parallelism all ranks do the same.
 """
 
@@ -34,7 +40,9 @@ PLANS = ("Megatron's", "usual")
 
 @dataclass
 class Call:
-    """One kind of collective on one axis: how often in a step, and how large the whole tensors are, in bytes."""
+    """One kind of collective on one axis: how often in a step, and how large the whole tensors are,
+    in bytes.
+    """
 
     op: str
     axis: str
@@ -44,7 +52,10 @@ class Call:
 
 @dataclass
 class Trace:
-    """What one rank of `layout.ranks` asked for in one step. `memory`: bytes by what for, at the moment of the peak."""
+    """What one rank of `layout.ranks` asked for in one step.
+
+    `memory`: bytes by what for, at the moment of the peak.
+    """
 
     model: ModelShape
     layout: Layout
@@ -72,9 +83,23 @@ class Trace:
 
     def table(self) -> Table:
         size = {"dp": self.layout.dp, "tp": self.layout.tp}
-        return Table(["collective", "axis", "calls", "whole tensors", "sent by this rank"],
-                     [[c.op, c.axis, str(c.calls), human(c.payload), human(collectives.book(c.op, c.payload, size[c.axis]))] for c in self.calls],
-                     title=f"{self.model.name}, one of {self.layout.ranks} ranks, one step of {self.layout.microbatch} × {self.seq_len} tokens")
+        return Table(
+            ["collective", "axis", "calls", "whole tensors", "sent by this rank"],
+            [
+                [
+                    c.op,
+                    c.axis,
+                    str(c.calls),
+                    human(c.payload),
+                    human(collectives.book(c.op, c.payload, size[c.axis])),
+                ]
+                for c in self.calls
+            ],
+            title=(
+                f"{self.model.name}, one of {self.layout.ranks} ranks, one step of {self.layout.microbatch} ×"
+                f" {self.seq_len} tokens"
+            ),
+        )
 
     def __repr__(self) -> str:
         return repr(self.table())
@@ -83,28 +108,54 @@ class Trace:
         return self.table()._repr_html_()
 
 
-def trace(model: ModelShape, layout: Layout, *, seq_len: int, plan: str = "Megatron's", timeout: float = 300) -> Trace:
+def trace(
+    model: ModelShape, layout: Layout, *, seq_len: int, plan: str = "Megatron's", timeout: float = 300
+) -> Trace:
     """One step with one microbatch of `model` under FSDP (zero 3) over dp and tensor parallelism over tp.
 
-    plan: "Megatron's" enters each pair of matrices once, and splits vocabulary and loss; "usual" is what PyTorch's tutorials
-    give, each matrix by itself, embedding and head whole. layout.gradient_bytes: what gradients travel in. Raises ValueError
-    for what cannot be traced: pipelines, ZeRO below 3, sizes that do not divide, anything with PyTorch before 2.11.
+    plan: "Megatron's" enters each pair of matrices once, and splits vocabulary and loss; "usual" is what
+    PyTorch's tutorials
+    give, each matrix by itself, embedding and head whole. layout.gradient_bytes: what gradients travel in.
+    Raises ValueError
+    for what cannot be traced: pipelines, ZeRO below 3, sizes that do not divide, anything with PyTorch before
+    2.11.
     """
     if tuple(map(int, version("torch").split(".")[:2])) < (2, 11):
-        raise ValueError(f"a trace needs PyTorch 2.11 or newer, whose collectives take fake tensors; this is {version('torch')}")
+        raise ValueError(
+            "a trace needs PyTorch 2.11 or newer, whose collectives take fake tensors; this is"
+            f" {version('torch')}"
+        )
     check(model, layout)
     if layout.pp != 1 or layout.zero != 3:
-        raise ValueError(f"a trace is of FSDP and tensor parallelism: pp 1 and zero 3, not pp {layout.pp} and zero {layout.zero}")
+        raise ValueError(
+            f"a trace is of FSDP and tensor parallelism: pp 1 and zero 3, not pp {layout.pp} and zero"
+            f" {layout.zero}"
+        )
     if layout.recompute not in ("none", "full"):
-        raise ValueError(f"a trace recomputes all of a layer ('full') or nothing ('none'), not {layout.recompute!r}")
+        raise ValueError(
+            f"a trace recomputes all of a layer ('full') or nothing ('none'), not {layout.recompute!r}"
+        )
     if model.kv_heads % layout.tp or model.vocab % layout.tp:
-        raise ValueError(f"tp {layout.tp} must divide {model.kv_heads} key/value heads and a vocabulary of {model.vocab}")
+        raise ValueError(
+            f"tp {layout.tp} must divide {model.kv_heads} key/value heads and a vocabulary of {model.vocab}"
+        )
     if plan not in PLANS or plan == "usual" and layout.sequence_parallel:
-        raise ValueError(f"plan {plan!r}: plans are {' and '.join(map(repr, PLANS))}, and the usual one goes without sequence parallelism")
+        raise ValueError(
+            f"plan {plan!r}: plans are {' and '.join(map(repr, PLANS))}, and the usual one goes without"
+            " sequence parallelism"
+        )
     if layout.sequence_parallel and seq_len % layout.tp:
-        raise ValueError(f"with sequence parallelism tp {layout.tp} must divide the sequence of {seq_len} tokens")
+        raise ValueError(
+            f"with sequence parallelism tp {layout.tp} must divide the sequence of {seq_len} tokens"
+        )
     wanted = json.dumps({"model": asdict(model), "layout": asdict(layout), "seq_len": seq_len, "plan": plan})
-    done = subprocess.run([sys.executable, "-m", "helpers.runtime.trace", "--child"], input=wanted, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(
+        [sys.executable, "-m", "helpers.runtime.trace", "--child"],
+        input=wanted,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
     if done.returncode:
         raise RuntimeError(f"the trace failed: {done.stderr.strip()}")
     said = json.loads(done.stdout.splitlines()[-1])
@@ -113,13 +164,19 @@ def trace(model: ModelShape, layout: Layout, *, seq_len: int, plan: str = "Megat
 
 # -- on paper ----------------------------------------------------------------------------------
 
-def expected(model: ModelShape, layout: Layout, seq_len: int, plan: str = "Megatron's") -> list[Call]:
-    """The collectives of a microbatch by hand: what `trace` should count, to the byte where dp divides every matrix.
 
-    FSDP gathers each layer for its forward and again for its backward, and what is left (embedding, last norm, head) once; it reduces
-    each once. Tensor parallelism has Megatron's four all-reduces a layer, or with sequence parallelism four pairs of gather and
-    scatter; a split vocabulary adds one at each end, and the split loss three of a float32 a token. The usual plan sums each matrix's
-    input gradient by itself: seven a layer where one gates (two forward; q, k, v, gate and up backward), and none at the ends.
+def expected(model: ModelShape, layout: Layout, seq_len: int, plan: str = "Megatron's") -> list[Call]:
+    """The collectives of a microbatch by hand: what `trace` should count, to the byte where dp divides every
+    matrix.
+
+    FSDP gathers each layer for its forward and again for its backward, and what is left (embedding, last
+    norm, head) once; it reduces
+    each once. Tensor parallelism has Megatron's four all-reduces a layer, or with sequence parallelism four
+    pairs of gather and
+    scatter; a split vocabulary adds one at each end, and the split loss three of a float32 a token. The usual
+    plan sums each matrix's
+    input gradient by itself: seven a layer where one gates (two forward; q, k, v, gate and up backward), and
+    none at the ends.
     Recomputing runs a layer's collectives again, but for its last, whose result nobody needs.
     """
     d, t, L, h = layout.dp, layout.tp, model.layers, model.hidden
@@ -129,6 +186,7 @@ def expected(model: ModelShape, layout: Layout, seq_len: int, plan: str = "Megat
     def add(op: str, axis: str, calls: int, payload: float) -> None:
         if calls and {"dp": d, "tp": t}[axis] > 1:
             found.append(Call(op, axis, calls, payload))
+
     layer = layer_bytes(model, t)
     rest = root_bytes(model, 1 if plan == "usual" else t)
     add("all_gather", "dp", 2 * L + 1, 2 * (2 * L * layer + rest))
@@ -140,7 +198,12 @@ def expected(model: ModelShape, layout: Layout, seq_len: int, plan: str = "Megat
         add("all_reduce", "tp", L * each, L * each * 2 * sb * h)
     elif layout.sequence_parallel:
         learned = model.positions > 0  # their gradient is gathered once
-        add("all_gather", "tp", (4 + 2 * again) * L + 2 + learned, ((4 + 2 * again) * L + 2) * 2 * sb * h + learned * 2 * seq_len * h)
+        add(
+            "all_gather",
+            "tp",
+            (4 + 2 * again) * L + 2 + learned,
+            ((4 + 2 * again) * L + 2) * 2 * sb * h + learned * 2 * seq_len * h,
+        )
         add("reduce_scatter", "tp", (4 + again) * L + 2, ((4 + again) * L + 2) * 2 * sb * h)
         add("all_reduce", "tp", norms + 3, norms * 2 * h + 3 * 4 * sb)
     else:
@@ -149,7 +212,9 @@ def expected(model: ModelShape, layout: Layout, seq_len: int, plan: str = "Megat
 
 
 def layer_bytes(model: ModelShape, t: int) -> float:
-    """Numbers of one layer on one of t ranks: norms, and biases behind a split by rows, are on all of them."""
+    """Numbers of one layer on one of t ranks: norms, and biases behind a split by rows, are on all
+    of them.
+    """
     whole = 2 * model.hidden * (1 if model.gated else 2) + model.biases * 2 * model.hidden
     return (model.layer_params - whole) / t + whole
 
@@ -161,18 +226,30 @@ def root_bytes(model: ModelShape, t: int) -> float:
 
 
 def beyond(model: ModelShape, layout: Layout, seq_len: int) -> dict[str, float]:
-    """Bytes that plain PyTorch holds at the peak and `theory.memory`, which counts Megatron-LM's fused kernels, does not; by what for."""
+    """Bytes that plain PyTorch holds at the peak and `theory.memory`, which counts Megatron-LM's fused
+    kernels, does not; by what for.
+    """
     t, sb, h = layout.tp, seq_len * layout.microbatch, model.hidden
     layers = 0 if layout.recompute == "full" else model.layers  # at the peak, which is at the loss
     return {
-        "gathered inputs, kept whole by DTensor": layers * 4.0 * sb * h * (1 - 1 / t) if layout.sequence_parallel else 0.0,
-        "SiLU's output, kept beside its input": layers * activations_per_layer(model, replace(layout, eager=True, recompute="none"), seq_len).get("SiLU's output", 0.0),
-        "scores: more float32 copies, and one in bfloat16": (EAGER_SCORE_BYTES + 4 * (t > 1)) * sb * model.vocab / t,  # a split loss makes one more
+        "gathered inputs, kept whole by DTensor": (
+            layers * 4.0 * sb * h * (1 - 1 / t) if layout.sequence_parallel else 0.0
+        ),
+        "SiLU's output, kept beside its input": (
+            layers
+            * activations_per_layer(model, replace(layout, eager=True, recompute="none"), seq_len).get(
+                "SiLU's output", 0.0
+            )
+        ),
+        "scores: more float32 copies, and one in bfloat16": (
+            (EAGER_SCORE_BYTES + 4 * (t > 1)) * sb * model.vocab / t
+        ),  # a split loss makes one more
         "embedding and head, gathered until the end": 2.0 * root_bytes(model, t),
     }
 
 
 # -- the other process -------------------------------------------------------------------------
+
 
 def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str) -> Trace:
     """What `trace` does, unchecked and in this process, which must have no process group."""
@@ -187,6 +264,7 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str) -> Tr
 
     from .shaped import Transformer, parallelize
     from .watch import Watch
+
     start = time.perf_counter()
     dist.init_process_group("fake", rank=0, world_size=layout.ranks, store=FakeStore())
     mesh = init_device_mesh("cpu", (layout.dp, layout.tp), mesh_dim_names=("dp", "tp"))
@@ -196,7 +274,10 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str) -> Tr
     params = sum(p.numel() for p in net.parameters())
     if layout.tp > 1:
         parallelize(net, mesh["tp"], layout.sequence_parallel, plan)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16 if layout.gradient_bytes == 2 else torch.float32)
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16,
+        reduce_dtype=torch.bfloat16 if layout.gradient_bytes == 2 else torch.float32,
+    )
     for part in (*net.layers, net):
         fully_shard(part, mesh=mesh["dp"], mp_policy=policy)
     with FakeTensorMode(allow_non_fake_inputs=True), Watch(axis_of) as watch:
@@ -215,7 +296,16 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str) -> Tr
             scores = net(tokens)
             F.cross_entropy(scores.flatten(0, 1).float(), tokens.flatten()).backward()
     dist.destroy_process_group()
-    return Trace(model, layout, seq_len, params, [Call(**c) for c in watch.calls], watch.memory(), time.perf_counter() - start, _most_resident())
+    return Trace(
+        model,
+        layout,
+        seq_len,
+        params,
+        [Call(**c) for c in watch.calls],
+        watch.memory(),
+        time.perf_counter() - start,
+        _most_resident(),
+    )
 
 
 def _most_resident() -> int:
@@ -228,7 +318,11 @@ def _most_resident() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m helpers.runtime.trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m helpers.runtime.trace",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("model", help="a name, or a JSON file, as for python -m helpers plan")
     parser.add_argument("--dp", type=int, default=8)
     parser.add_argument("--tp", type=int, default=8)
@@ -238,18 +332,43 @@ def main() -> None:
     parser.add_argument("--usual", action="store_true", help="the tutorials' plan instead of Megatron's")
     parser.add_argument("--recompute", choices=("none", "full"), default="none")
     args = parser.parse_args()
-    layout = Layout(args.dp, args.tp, 1, args.microbatch, zero=3, recompute=args.recompute, sequence_parallel=not (args.no_sp or args.usual))
+    layout = Layout(
+        args.dp,
+        args.tp,
+        1,
+        args.microbatch,
+        zero=3,
+        recompute=args.recompute,
+        sequence_parallel=not (args.no_sp or args.usual),
+    )
     try:
-        found = trace(find_model(args.model), layout, seq_len=args.seq, plan="usual" if args.usual else "Megatron's")
+        found = trace(
+            find_model(args.model), layout, seq_len=args.seq, plan="usual" if args.usual else "Megatron's"
+        )
     except ValueError as e:
         sys.exit(str(e))
-    print(found, f"\n{found.params:,} parameters; {human(found.peak)} on this rank at the peak: "
-          + ", ".join(f"{kind} {human(size)}" for kind, size in found.memory.items()) + f"; traced in {found.seconds:.0f} s and {human(found.resident)}")
+    print(
+        found,
+        f"\n{found.params:,} parameters; {human(found.peak)} on this rank at the peak: "
+        + ", ".join(f"{kind} {human(size)}" for kind, size in found.memory.items())
+        + f"; traced in {found.seconds:.0f} s and {human(found.resident)}",
+    )
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--child"]:
         given = json.load(sys.stdin)
-        print(json.dumps(asdict(trace_here(ModelShape(**given["model"]), Layout(**given["layout"]), given["seq_len"], given["plan"]))))
+        print(
+            json.dumps(
+                asdict(
+                    trace_here(
+                        ModelShape(**given["model"]),
+                        Layout(**given["layout"]),
+                        given["seq_len"],
+                        given["plan"],
+                    )
+                )
+            )
+        )
     else:
         main()

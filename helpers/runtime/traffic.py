@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .meter import Report, Row
 from ..table import Table, human
+from .meter import Report, Row
 
 
 class Traffic:
@@ -14,7 +14,8 @@ class Traffic:
     `ranks[r]` is the list of that rank's rows. All sizes are bytes *sent by one rank*,
     except `payload`, which is the size of the tensors that the collectives were about.
     not_waited: isend, irecv and other begun collectives that nobody waited for (those that DDP
-    and functional collectives wait for inside C++ are among them). late: operations that took longer on this machine
+    and functional collectives wait for inside C++ are among them). late: operations that took longer on this
+    machine
     than on the emulated fabric, if there is one.
     """
 
@@ -62,18 +63,22 @@ class Traffic:
         return sent
 
     def disagreement(self) -> str | None:
-        """Ranks of one group whose collectives differ in kind, size or type: bytes were exchanged, but mean nothing.
+        """Ranks of one group whose collectives differ in kind, size or type: bytes were exchanged, but mean
+        nothing.
 
         Some such meetings end without an error, since PyTorch does not compare.
         """
         for members in dict.fromkeys(key for brought in self._brought for key in brought):
             lists = {r: self._brought[r].get(members, []) for r in members}
             for i in range(max(map(len, lists.values()))):
-                said = {r: (mine[i] if i < len(mine) else "nothing") for r, mine in lists.items()}
+                said = {r: mine[i] if i < len(mine) else "nothing" for r, mine in lists.items()}
                 if len(set(said.values())) > 1:
                     first, other = members[0], next(r for r in members if said[r] != said[members[0]])
-                    return (f"collective number {i + 1} of the call does not agree: rank {first} brought {said[first]}, "
-                            f"rank {other} {said[other]}. What it left in the tensors means nothing.")
+                    return (
+                        f"collective number {i + 1} of the call does not agree: rank {first} brought"
+                        f" {said[first]}, rank {other} {said[other]}. What it left in the tensors means"
+                        " nothing."
+                    )
         return None
 
     def calls(self, op: str, axis: str | None = None, rank: int = 0) -> int:
@@ -86,9 +91,16 @@ class Traffic:
         return Table(
             ["collective", "axis", "calls", "payload", "by the book", "on the wire"],
             [[r.op, r.axis, str(r.calls), human(r.payload), human(r.book), human(r.wire)] for r in rows],
-            ["total", "", str(sum(r.calls for r in rows)), human(self.payload[rank]), human(self.counted[rank]),
-             human(self.wire[rank])],
-            title=f"rank {rank}: what it was asked to move, and what it sent")
+            [
+                "total",
+                "",
+                str(sum(r.calls for r in rows)),
+                human(self.payload[rank]),
+                human(self.counted[rank]),
+                human(self.wire[rank]),
+            ],
+            title=f"rank {rank}: what it was asked to move, and what it sent",
+        )
 
     def against(self, predicted: float | Sequence[float]) -> Table:
         """Bytes sent per rank three ways. `predicted`: one number for all ranks, or one per rank."""
@@ -98,9 +110,12 @@ class Traffic:
             raise ValueError(f"{len(each)} predictions for {n} ranks; give one number, or one per rank")
         return Table(
             ["rank", "predicted", "counted", "on the wire", "wire ÷ predicted"],
-            [[str(r), human(p), human(c), human(w), "n/a" if w is None or not p else f"{w / p:.2f}"]
-             for r, (p, c, w) in enumerate(zip(each, self.counted, self.wire))],
-            title="bytes sent, per rank")
+            [
+                [str(r), human(p), human(c), human(w), "n/a" if w is None or not p else f"{w / p:.2f}"]
+                for r, (p, c, w) in enumerate(zip(each, self.counted, self.wire))
+            ],
+            title="bytes sent, per rank",
+        )
 
     def __repr__(self) -> str:
         return repr(self.table()) if any(self.ranks) else "no bytes moved: the ranks called no collective"
@@ -115,7 +130,17 @@ def side_by_side(runs: dict[str, tuple[Traffic, float]]) -> Table:
     for name, (traffic, predicted) in runs.items():
         busiest = max(range(len(traffic.ranks)), key=lambda r: traffic.wire[r] or traffic.counted[r])
         wire = traffic.wire[busiest]
-        rows.append([name, human(predicted), human(traffic.counted[busiest]), human(wire),
-                     "n/a" if wire is None or not predicted else f"{wire / predicted:.2f}"])
-    return Table(["run", "predicted", "counted", "on the wire", "wire ÷ predicted"], rows,
-                 title="bytes sent by the busiest rank")
+        rows.append(
+            [
+                name,
+                human(predicted),
+                human(traffic.counted[busiest]),
+                human(wire),
+                "n/a" if wire is None or not predicted else f"{wire / predicted:.2f}",
+            ]
+        )
+    return Table(
+        ["run", "predicted", "counted", "on the wire", "wire ÷ predicted"],
+        rows,
+        title="bytes sent by the busiest rank",
+    )

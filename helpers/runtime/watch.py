@@ -11,16 +11,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 OPERATORS = {  # operator -> (collective, argument with the whole tensor, or None: the result is)
-    "c10d::allreduce_": ("all_reduce", 0), "c10d::_allgather_base_": ("all_gather", 0), "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
-    "_c10d_functional::all_reduce": ("all_reduce", 0), "_c10d_functional::all_gather_into_tensor": ("all_gather", None),
-    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", 0), "_c10d_functional::all_to_all_single": ("all_to_all", 0),
+    "c10d::allreduce_": ("all_reduce", 0),
+    "c10d::_allgather_base_": ("all_gather", 0),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
+    "_c10d_functional::all_reduce": ("all_reduce", 0),
+    "_c10d_functional::all_gather_into_tensor": ("all_gather", None),
+    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", 0),
+    "_c10d_functional::all_to_all_single": ("all_to_all", 0),
 }
 
 
 class Watch(TorchDispatchMode):
-    """From `start()` on, counts collectives by (name, axis), and keeps the largest sum of the bytes of all living tensors.
+    """From `start()` on, counts collectives by (name, axis), and keeps the largest sum of the bytes of all
+    living tensors.
 
-    axis_of: a process group's name -> the axis it belongs to. Fake tensors have storages of a size, with nothing in them.
+    axis_of: a process group's name -> the axis it belongs to. Fake tensors have storages of a size, with
+    nothing in them.
     """
 
     def __init__(self, axis_of: dict[str, str]):
@@ -42,17 +48,24 @@ class Watch(TorchDispatchMode):
         self._propagate = ShardingPropagator._propagate_tensor_meta_non_cached
         watch = self
 
-        def propagate(*args):  # DTensor tries an operator on whole tensors, to learn the shape of the result: nothing that a rank holds
+        def propagate(
+            *args,
+            # DTensor tries an operator on whole tensors, to learn the shape of the result: nothing
+            # that a rank
+            # holds
+        ):
             watch._off = True
             try:
                 return watch._propagate(*args)
             finally:
                 watch._off = False
+
         ShardingPropagator._propagate_tensor_meta_non_cached = propagate
 
         def resize_(storage, size):  # FSDP frees and fills the memory of whole weights in this way
             watch._resize(storage, size)
             watch._see(storage)
+
         torch.UntypedStorage.resize_ = resize_
         return super().__enter__()
 
@@ -70,7 +83,7 @@ class Watch(TorchDispatchMode):
         for t in tree_flatten(result)[0]:
             if isinstance(t, torch.Tensor) and t.device.type != "meta":
                 self._see(t.untyped_storage())
-        if (known := OPERATORS.get(function.name().split(".")[0])):
+        if known := OPERATORS.get(function.name().split(".")[0]):
             self._count(*known, args, result)
         return result
 
@@ -108,7 +121,10 @@ class Watch(TorchDispatchMode):
 
     @property
     def calls(self) -> list[dict]:
-        return [{"op": op, "axis": axis, "calls": n, "payload": size} for (op, axis), (n, size) in sorted(self.counted.items())]
+        return [
+            {"op": op, "axis": axis, "calls": n, "payload": size}
+            for (op, axis), (n, size) in sorted(self.counted.items())
+        ]
 
     def memory(self) -> dict[str, float]:
         """Bytes at the peak, by what for."""

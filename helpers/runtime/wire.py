@@ -14,7 +14,8 @@ import stat
 import struct
 import sys
 
-# struct tcp_info in linux/tcp.h: notsent_bytes is a u32 at byte 144, bytes_sent and bytes_retrans are u64 at 200 and 208.
+# struct tcp_info in linux/tcp.h: notsent_bytes is a u32 at byte 144, bytes_sent and bytes_retrans are u64 at
+# 200 and 208.
 _TCP_INFO = struct.Struct("144xI52xQQ")
 
 
@@ -30,7 +31,9 @@ available = _speaks()
 
 
 def _sockets(but: set[int] = frozenset()) -> dict[int, int]:
-    """inode -> descriptor, for every socket of this process but through some descriptors: several may lead to one socket."""
+    """inode -> descriptor, for every socket of this process but through some descriptors: several may lead to
+    one socket.
+    """
     found = {}
     for descriptor in set(map(int, os.listdir("/dev/fd"))) - but:
         try:
@@ -43,7 +46,8 @@ def _sockets(but: set[int] = frozenset()) -> dict[int, int]:
 
 
 def _connection(descriptor: int) -> tuple[tuple[int, int], socket.socket] | None:
-    """((local port, remote port), a duplicate of the socket) of a TCP connection that stays on this machine; None for anything else.
+    """((local port, remote port), a duplicate of the socket) of a TCP connection that stays on this machine;
+    None for anything else.
 
     The caller closes the duplicate, gloo keeps its own.
     """
@@ -112,5 +116,7 @@ class Counter:
 
 
 def _sent(s: socket.socket) -> int:
-    waiting, sent, repeated = _TCP_INFO.unpack(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+    waiting, sent, repeated = _TCP_INFO.unpack(
+        s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    )
     return sent - repeated + waiting

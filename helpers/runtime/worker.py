@@ -39,14 +39,18 @@ from .fabric import Fabric
 
 MESSAGE = 2000  # characters of an error's message that are shown
 
-# A function that says `torch` and `x.ops` makes cloudpickle send torch.ops along, which is no module and has no name of its own.
+# A function that says `torch` and `x.ops` makes cloudpickle send torch.ops along, which is no module and has
+# no name of its own.
 copyreg.pickle(type(torch.ops), lambda _: (getattr, (torch, "ops")))
 
 here: Rank | None = None  # the rank this process is; None in the kernel
 
 
 class Aborted(BaseException):
-    """Raised in the reader's code when the kernel ends the call. Not an Exception: `except Exception` lets it pass."""
+    """Raised in the reader's code when the kernel ends the call.
+
+    Not an Exception: `except Exception` lets it pass.
+    """
 
 
 class _OnCpu(cloudpickle.Pickler):
@@ -55,7 +59,9 @@ class _OnCpu(cloudpickle.Pickler):
     def reducer_override(self, x):
         if isinstance(x, torch.Tensor) and x.device.type == "cuda":
             there = x.detach().cpu().requires_grad_(x.requires_grad)
-            return (torch.nn.Parameter(there, x.requires_grad) if isinstance(x, torch.nn.Parameter) else there).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return (
+                torch.nn.Parameter(there, x.requires_grad) if isinstance(x, torch.nn.Parameter) else there
+            ).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return super().reducer_override(x)
 
 
@@ -78,13 +84,21 @@ class Error(NamedTuple):
     @property
     def spoils(self) -> bool:
         """After it the process can use its GPU no more. (Being out of memory is no such error.)"""
-        return self.type == "AcceleratorError" or "CUDA error:" in self.message or "HIP error:" in self.message
+        return (
+            self.type == "AcceleratorError" or "CUDA error:" in self.message or "HIP error:" in self.message
+        )
 
     @property
     def follows(self) -> bool:
         """It tells of a connection lost, so the fault lies with another rank."""
-        return re.search(r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout|"
-                         r"remote process exited|communicator was aborted", self.message) is not None
+        return (
+            re.search(
+                r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout|"
+                r"remote process exited|communicator was aborted",
+                self.message,
+            )
+            is not None
+        )
 
 
 def _shown(x) -> str:
@@ -122,14 +136,19 @@ def main(setup: Setup, control, output, leash) -> None:
     for fd in (1, 2):
         os.dup2(output.fileno(), fd)
     torch.set_num_threads(1)  # ranks share the machine's cores: more threads only get in each other's way
-    torch.manual_seed(setup.rank), random.seed(setup.rank), numpy.random.seed(setup.rank)  # forked alike, they would draw alike
+    (
+        torch.manual_seed(setup.rank),
+        random.seed(setup.rank),
+        numpy.random.seed(setup.rank),
+    )  # forked alike, they would draw alike
     multiprocessing.current_process()._config["daemon"] = False  # a DataLoader may have workers here
     here = Rank(setup, control)
     here.serve()
 
 
 def _end_with_kernel(leash) -> None:
-    """Leave the kernel's session, where Jupyter sends its signals, but die when the kernel does, however it dies.
+    """Leave the kernel's session, where Jupyter sends its signals, but die when the kernel does, however it
+    dies.
 
     Nothing is ever written to `leash`, whose other end only the kernel holds. When the kernel
     goes, the operating system signals that (SIGIO), and by default that signal ends a process:
@@ -138,6 +157,7 @@ def _end_with_kernel(leash) -> None:
     if sys.platform == "win32":
         return  # there the closing control pipe alone must do
     import fcntl
+
     os.setsid()
     fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
     os.register_at_fork(after_in_child=_end_with_rank)
@@ -187,7 +207,14 @@ class Rank:
         threading.Thread(target=self._listen, daemon=True).start()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        self.names.update(__name__="__main__", torch=torch, dist=dist, rank=self.setup.rank, world_size=self.setup.size, device=self.device)
+        self.names.update(
+            __name__="__main__",
+            torch=torch,
+            dist=dist,
+            rank=self.setup.rank,
+            world_size=self.setup.size,
+            device=self.device,
+        )
         while True:
             kind, number, *details = self.jobs.get()
             if kind == "join":
@@ -207,8 +234,13 @@ class Rank:
             self.recorder.fabric.close()
         os.makedirs(self.setup.folder, exist_ok=True)
         meeting = os.path.join(self.setup.folder, f"meeting-{generation}")
-        dist.init_process_group(devices.BACKENDS[self.device.type], init_method=f"file://{meeting}", timeout=timedelta(minutes=30),
-                                rank=self.setup.rank, world_size=self.setup.size)
+        dist.init_process_group(
+            devices.BACKENDS[self.device.type],
+            init_method=f"file://{meeting}",
+            timeout=timedelta(minutes=30),
+            rank=self.setup.rank,
+            world_size=self.setup.size,
+        )
         self.recorder.joined()
         if self.setup.fabric:
             self.recorder.fabric = Fabric(self.setup.fabric, self.setup.folder, generation)
@@ -228,7 +260,9 @@ class Rank:
                 with self.budget or nullcontext():
                     value = getattr(self, "_" + kind)(*pickle.loads(payload))
                 self.recorder.finish()
-                devices.synchronize(self.device)  # a collective that hangs there is this call's, not the next one's
+                devices.synchronize(
+                    self.device
+                )  # a collective that hangs there is this call's, not the next one's
             finally:
                 self.running = None  # from here on an interrupt is ignored
         except BaseException as e:  # noqa: BLE001  the reader's code may raise anything, SystemExit included
@@ -247,7 +281,9 @@ class Rank:
             try:
                 return True, _dumps(value), report, dist.is_initialized()
             except BaseException as e:  # noqa: BLE001  the reader's __reduce__ may raise anything too
-                error = self._describe(e)._replace(cause="result", message=f"{type(value).__name__}: {_shown(e)}")
+                error = self._describe(e)._replace(
+                    cause="result", message=f"{type(value).__name__}: {_shown(e)}"
+                )
         return False, cloudpickle.dumps(error), report, dist.is_initialized()
 
     def _function(self, fn: bytes):
@@ -255,9 +291,16 @@ class Rank:
         return function(*args, **kwargs)
 
     def _cell(self, source: str, file: str):
-        """Run a cell in this rank's namespace. The value of a last line that is an expression is the result."""
+        """Run a cell in this rank's namespace.
+
+        The value of a last line that is an expression is the result.
+        """
         tree = ast.parse(source, file)
-        last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = (
+            ast.Expression(tree.body.pop().value)
+            if tree.body and isinstance(tree.body[-1], ast.Expr)
+            else None
+        )
         exec(compile(tree, file, "exec"), self.names)
         if last is None:
             return None
@@ -269,8 +312,10 @@ class Rank:
 
     def _pull(self, name: str):
         if name not in self.names:
-            raise NameError(f"rank {self.setup.rank} has no variable {name!r}; "
-                            f"a %%ranks cell or push({name}=...) makes one")
+            raise NameError(
+                f"rank {self.setup.rank} has no variable {name!r}; "
+                f"a %%ranks cell or push({name}=...) makes one"
+            )
         return self.names[name]
 
     @staticmethod
@@ -306,14 +351,26 @@ class Rank:
         """What the main thread is doing now, for the kernel to tell the reader."""
         frame = sys._current_frames().get(threading.main_thread().ident)
         line = lines.innermost(frame)
-        return {"running": self.running, "line": line, "in": self.recorder.pending() or self._forming(frame, line)}
+        return {
+            "running": self.running,
+            "line": line,
+            "in": self.recorder.pending() or self._forming(frame, line),
+        }
 
     def _forming(self, frame, line) -> dict | None:
         """Making a group is a meeting too, though no collective."""
         while frame is not None:
             if frame.f_code.co_name == "new_group" and "distributed" in frame.f_code.co_filename:
-                return {"op": "new_group", "axis": "world", "shape": None, "dtype": None, "peer": None, "line": line,
-                        "at": self.began, "needs": list(range(self.setup.size))}
+                return {
+                    "op": "new_group",
+                    "axis": "world",
+                    "shape": None,
+                    "dtype": None,
+                    "peer": None,
+                    "line": line,
+                    "at": self.began,
+                    "needs": list(range(self.setup.size)),
+                }
             frame = frame.f_back
         return None
 
@@ -334,7 +391,9 @@ class Rank:
 
     @staticmethod
     def _free_gpu() -> None:
-        """NCCL's collectives wait on the GPU, where there is no connection to cut: abort its communicators, and with them the groups."""
+        """NCCL's collectives wait on the GPU, where there is no connection to cut: abort its communicators,
+        and with them the groups.
+        """
         try:
             dist.distributed_c10d._abort_process_group()  # PyTorch has no public one
         except Exception:  # noqa: BLE001  then the kernel ends this process

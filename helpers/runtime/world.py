@@ -34,7 +34,9 @@ from .traffic import Traffic
 
 ANSWER_SECONDS = 0.2  # for a rank to say where it is
 ABORT_SECONDS = {"cpu": 0.5, "cuda": 5.0}  # for a rank to leave what it is in; then its process is ended
-STREAM_AFTER = float(os.environ.get("THREE_AXES_STREAM_AFTER", 2))  # seconds before a call shows output while it runs
+STREAM_AFTER = float(
+    os.environ.get("THREE_AXES_STREAM_AFTER", 2)
+)  # seconds before a call shows output while it runs
 
 _OWN = object()  # as a call's timeout: the world's own
 _numbers = itertools.count(1)
@@ -42,13 +44,16 @@ _open: weakref.WeakSet[World] = weakref.WeakSet()
 
 
 ALIVE = "The ranks are alive and keep their variables."
-KEPT = (f"{ALIVE} Their groups were formed anew: subgroups, meshes and "
-        "models in DDP or FSDP must be made again.")
+KEPT = (
+    f"{ALIVE} Their groups were formed anew: subgroups, meshes and models in DDP or FSDP must be made again."
+)
 FRESH = "All ranks were started afresh: the variables of earlier cells are gone, so run those cells again."
 
 
 def _seconds(timeout: float | None) -> float | None:
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0
+    ):
         raise ValueError(f"timeout={timeout!r}: give a positive number of seconds, or None for no limit")
     return timeout
 
@@ -57,8 +62,14 @@ def _no_gpus_for(n: int) -> str:
     """Why n ranks cannot have a GPU each; '' if they can."""
     there = devices.gpus()
     those = f"World({there}, gpus=True) takes {'it' if there == 1 else 'them all'}; " if there else ""
-    return "" if n <= there else (f"World({n}, gpus=True): each rank needs a GPU of its own, and PyTorch finds {there} that it can use "
-                                  f"with NCCL. {those}World({n}) runs on the CPU")
+    return (
+        ""
+        if n <= there
+        else (
+            f"World({n}, gpus=True): each rank needs a GPU of its own, and PyTorch finds {there} that it can"
+            f" use with NCCL. {those}World({n}) runs on the CPU"
+        )
+    )
 
 
 def latest() -> World | None:
@@ -73,33 +84,63 @@ class World:
     (None: never); `run(..., timeout=)` sets it for one call. counted: whether bytes are counted
     (`traffic`); without, collectives run untouched and failures cannot name them. fabric: a cluster whose
     network is emulated, so that each collective takes as long as it would there (see `runtime.fabric`).
-    memory: bytes of tensors that each rank may hold; one more is an out-of-memory error (see `runtime.budget`).
+    memory: bytes of tensors that each rank may hold; one more is an out-of-memory error (see
+    `runtime.budget`).
 
-    Ranks compute on the CPU and talk over gloo on the loopback interface. They see no GPU, so that code which asks
-    for one behaves as on a laptop. gpus=True gives each rank a GPU of its own, `device`, whose tensors travel over NCCL:
-    the operating system does not count those. Results come back on the CPU. A call is over when its GPU has done
-    all that was asked of it, so that a collective that hangs is the call's own, and named. A CUDA error leaves
+    Ranks compute on the CPU and talk over gloo on the loopback interface. They see no GPU, so that code which
+    asks
+    for one behaves as on a laptop. gpus=True gives each rank a GPU of its own, `device`, whose tensors travel
+    over NCCL:
+    the operating system does not count those. Results come back on the CPU. A call is over when its GPU has
+    done
+    all that was asked of it, so that a collective that hangs is the call's own, and named. A CUDA error
+    leaves
     a rank's GPU unusable: then all ranks start afresh, and their variables are gone.
     """
 
-    def __init__(self, n: int = 4, *, gpus: bool = False, timeout: float | None = 30.0, counted: bool = True,
-                 fabric: Cluster | None = None, memory: float | None = None):
+    def __init__(
+        self,
+        n: int = 4,
+        *,
+        gpus: bool = False,
+        timeout: float | None = 30.0,
+        counted: bool = True,
+        fabric: Cluster | None = None,
+        memory: float | None = None,
+    ):
         if worker.here:
-            raise RuntimeError(f"this is rank {worker.here.setup.rank} already: "
-                               "a world is made in the notebook, not inside a rank")
+            raise RuntimeError(
+                f"this is rank {worker.here.setup.rank} already: "
+                "a world is made in the notebook, not inside a rank"
+            )
         if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"World({n!r}): the number of ranks is a whole number from 1 to 64, such as World(4)")
+            raise TypeError(
+                f"World({n!r}): the number of ranks is a whole number from 1 to 64, such as World(4)"
+            )
         if not 1 <= n <= 64:
-            raise ValueError(f"World({n}): the number of ranks is a whole number from 1 to 64, such as World(4)")
+            raise ValueError(
+                f"World({n}): the number of ranks is a whole number from 1 to 64, such as World(4)"
+            )
         if fabric is not None and not (isinstance(fabric, Cluster) and counted):
-            raise TypeError(f"fabric={fabric!r}, counted={counted}: a fabric is a helpers.theory.Cluster, and needs counted=True")
+            raise TypeError(
+                f"fabric={fabric!r}, counted={counted}: a fabric is a helpers.theory.Cluster, and needs"
+                " counted=True"
+            )
         if gpus and fabric is not None:
-            raise ValueError("gpus=True and fabric=: an emulated network holds back what gloo sends, not what NCCL does; leave one of the two out")
+            raise ValueError(
+                "gpus=True and fabric=: an emulated network holds back what gloo sends, not what NCCL does;"
+                " leave one of the two out"
+            )
         if gpus and (refusal := _no_gpus_for(n)):
             raise ValueError(refusal)
         self.n, self.timeout, self.number, self._counted = n, _seconds(timeout), next(_numbers), counted
-        if memory is not None and (isinstance(memory, bool) or not isinstance(memory, (int, float)) or not memory > 0):
-            raise ValueError(f"memory={memory!r}: give the bytes of tensors that each rank may hold, such as 50e6, or None for no limit")
+        if memory is not None and (
+            isinstance(memory, bool) or not isinstance(memory, (int, float)) or not memory > 0
+        ):
+            raise ValueError(
+                f"memory={memory!r}: give the bytes of tensors that each rank may hold, such as 50e6, or None"
+                " for no limit"
+            )
         self.fabric, self.memory = fabric, memory
         self.gpus, self._device = gpus, "cuda" if gpus else "cpu"
         self.traffic: Traffic | None = None  # of the last run() or cell
@@ -120,8 +161,10 @@ class World:
         """Call `fn(*args, **kwargs)` on every rank and return the results, rank 0's first.
 
         What the ranks print appears here, in rank order. `fn` may be defined in the notebook:
-        it travels by value. A module's functions travel by name, and a rank keeps the module that it imported first:
-        after editing a file, make a new World. A program that `fn` starts is its own and outlives the rank, unless `fn`
+        it travels by value. A module's functions travel by name, and a rank keeps the module that it imported
+        first:
+        after editing a file, make a new World. A program that `fn` starts is its own and outlives the rank,
+        unless `fn`
         ends it. Raises RankError when a rank raises, dies, or the call takes
         longer than `timeout` seconds, and RanksInterrupted when you press stop.
         """
@@ -130,8 +173,10 @@ class World:
         try:
             job = cloudpickle.dumps((fn, args, kwargs))
         except Exception as e:
-            raise TypeError(f"{getattr(fn, '__name__', fn)} or one of its arguments cannot be sent "
-                            f"to the ranks ({e}); pass numbers, strings and tensors") from None
+            raise TypeError(
+                f"{getattr(fn, '__name__', fn)} or one of its arguments cannot be sent "
+                f"to the ranks ({e}); pass numbers, strings and tensors"
+            ) from None
         return self._call("function", job, timeout=timeout)
 
     def cell(self, source: str, file: str = "<cell>", timeout: float | None = _OWN) -> list[str | None]:
@@ -172,8 +217,10 @@ class World:
         self.close()
 
     def __reduce__(self):
-        raise TypeError("a World belongs to the notebook and cannot be sent to a rank; "
-                        "there, dist.get_rank() and dist.get_world_size() say what you need")
+        raise TypeError(
+            "a World belongs to the notebook and cannot be sent to a rank; "
+            "there, dist.get_rank() and dist.get_world_size() say what you need"
+        )
 
     def __len__(self) -> int:
         return self.n
@@ -182,7 +229,11 @@ class World:
         if not self.is_open:
             return f"World({self.n}), closed"
         pids = ", ".join(map(str, self.pids))
-        on = "" if self.fabric is None else f" on an emulated network ({self.fabric.name}, {self.fabric.node} ranks to a node)"
+        on = (
+            ""
+            if self.fabric is None
+            else f" on an emulated network ({self.fabric.name}, {self.fabric.node} ranks to a node)"
+        )
         over = "NCCL, a GPU each" if self.gpus else "gloo"
         return f"World({self.n}): {self.n} ranks over {over}{on}, processes {pids}"
 
@@ -195,14 +246,27 @@ class World:
         captured = [output.Captured() for _ in range(self.n)]
         try:
             for r in range(self.n):
-                self._ranks.add(worker.Setup(r, self.n, self._device, self._folder, environ, self._counted, self.fabric, self.memory))
+                self._ranks.add(
+                    worker.Setup(
+                        r,
+                        self.n,
+                        self._device,
+                        self._folder,
+                        environ,
+                        self._counted,
+                        self.fabric,
+                        self.memory,
+                    )
+                )
             formed = self._join(START_SECONDS, captured)
         except BaseException:
             self.close()
             raise
         if not formed:
             self.close()
-            raise RuntimeError(f"the {self.n} ranks could not start. They said:\n{output.fold(map(str, captured))}")
+            raise RuntimeError(
+                f"the {self.n} ranks could not start. They said:\n{output.fold(map(str, captured))}"
+            )
         self._broken = False
 
     def _join(self, seconds: float, captured=None) -> bool:
@@ -226,7 +290,9 @@ class World:
         self._check_open()
         timeout = self.timeout if timeout is _OWN else _seconds(timeout)
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError("this world is busy with a call from another thread; make a second World for it")
+            raise RuntimeError(
+                "this world is busy with a call from another thread; make a second World for it"
+            )
         try:
             return self._locked_call(kind, details, timeout, keep_traffic)
         finally:
@@ -244,7 +310,13 @@ class World:
             arguments = pickle.dumps(details)
             if slow := self._ranks.tell(kind, number, arguments, sys.path, seconds=timeout):
                 self._restart()
-                raise RankError(failure.not_taken(slow, self.n, len(arguments), timeout, FRESH), "timeout", slow, False, [Seen() for _ in range(self.n)])
+                raise RankError(
+                    failure.not_taken(slow, self.n, len(arguments), timeout, FRESH),
+                    "timeout",
+                    slow,
+                    False,
+                    [Seen() for _ in range(self.n)],
+                )
             done = self._ranks.collect("done", number, range(self.n), timeout, captured, view)
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
             trouble = self._fail(number, done, captured, timeout) if failed else None
@@ -261,7 +333,9 @@ class World:
             print(f"warning: {warning}")
         if keep_traffic:
             self.traffic = traffic
-            self.timeline = Timeline([done[r][2].spans for r in range(self.n)], [done[r][2].levels for r in range(self.n)])
+            self.timeline = Timeline(
+                [done[r][2].spans for r in range(self.n)], [done[r][2].levels for r in range(self.n)]
+            )
         if not all(joined for *_, joined in done.values()):  # the reader destroyed the group: mend it
             self._mend([])
         results = []
@@ -269,12 +343,21 @@ class World:
             try:
                 results.append(pickle.loads(done[r][1]))
             except Exception as e:  # what it does to be made again is the reader's code
-                raise RankError(failure.unreadable(r, e, ALIVE), "result", [r], True, [Seen(finished=True) for _ in range(self.n)]) from None
+                raise RankError(
+                    failure.unreadable(r, e, ALIVE),
+                    "result",
+                    [r],
+                    True,
+                    [Seen(finished=True) for _ in range(self.n)],
+                ) from None
         return results
 
     def _check_open(self) -> None:
         if self._ranks.owner != os.getpid():
-            raise RuntimeError(f"this World({self.n}) belongs to process {self._ranks.owner}, of which this one is a fork; make a new one here")
+            raise RuntimeError(
+                f"this World({self.n}) belongs to process {self._ranks.owner}, of which this one is a fork;"
+                " make a new one here"
+            )
         if worker.here:
             raise RuntimeError("a world cannot be used inside a rank: call it from the notebook")
         if not self.is_open:
@@ -284,10 +367,14 @@ class World:
 
     def _fail(self, number: int, done: dict, captured, timeout) -> RankError:
         """Find out what happened, free the ranks, mend the world, and say it all."""
-        if self._dead() or not all(ok for ok, *_ in done.values()):  # let those who fail at the same moment say so
+        if self._dead() or not all(
+            ok for ok, *_ in done.values()
+        ):  # let those who fail at the same moment say so
             done |= self._collect_rest(number, done, 0.1, captured)
             if done and all(ok or pickle.loads(error).follows for ok, error, *_ in done.values()):
-                wait([p.sentinel for p in self._ranks.processes], 1)  # they lost a rank that is about to be known dead
+                wait(
+                    [p.sentinel for p in self._ranks.processes], 1
+                )  # they lost a rank that is about to be known dead
         seen = self._look(number, done, captured)
         raised = [r for r, s in enumerate(seen) if s.error and not s.error.aborted]
         raised = [r for r in raised if not seen[r].error.follows] or raised
@@ -311,7 +398,11 @@ class World:
             return RanksInterrupted("stopped, as you asked, while data was on its way.\n" + FRESH)
         done: dict[int, tuple] = {}
         seen = self._look(number, done, captured)
-        busy = [r for r, s in enumerate(seen) if r not in done and (s.where is None or s.where["running"] == number)]
+        busy = [
+            r
+            for r, s in enumerate(seen)
+            if r not in done and (s.where is None or s.where["running"] == number)
+        ]
         return RanksInterrupted(failure.interrupted(seen, self._mend(busy, number, captured, seen)))
 
     def _collect_rest(self, number, done, seconds, captured) -> dict:
@@ -333,7 +424,11 @@ class World:
         asked = [r for r in range(self.n) if r not in done and r not in self._dead()]
         question = next(self._calls)
         self._ranks.tell("where", question, to=asked)
-        answers = self._ranks.collect("where", question, asked, ANSWER_SECONDS, captured, late=(number, done)) if asked else {}
+        answers = (
+            self._ranks.collect("where", question, asked, ANSWER_SECONDS, captured, late=(number, done))
+            if asked
+            else {}
+        )
         for r, (ok, payload, *_) in done.items():
             seen[r].finished = ok
             seen[r].error = None if ok else pickle.loads(payload)
@@ -342,18 +437,21 @@ class World:
             seen[r].box = self._ranks.box(r)
             seen[r].said = str(captured[r])
             if r in answers:
-                seen[r].where, = answers[r]
+                (seen[r].where,) = answers[r]
         return seen
 
     def _mend(self, busy: list[int], number: int = 0, captured=None, seen: list[Seen] | None = None) -> str:
-        """Free `busy` ranks from call `number`, then form the group again; with fresh ranks where one is lost.
+        """Free `busy` ranks from call `number`, then form the group again; with fresh ranks where one is
+        lost.
 
         Returns the sentence that tells what became of the ranks' variables.
         """
         freed = {}
         if busy and not self._dead():
             self._ranks.tell("abort", number, to=busy)
-            freed = self._collect_rest(number, {r: () for r in range(self.n) if r not in busy}, ABORT_SECONDS[self._device], captured)
+            freed = self._collect_rest(
+                number, {r: () for r in range(self.n) if r not in busy}, ABORT_SECONDS[self._device], captured
+            )
         for r in self._dead():
             if seen and seen[r].exit is None:  # it died of being freed, or while it was asked
                 seen[r].exit = self._ranks.processes[r].exitcode

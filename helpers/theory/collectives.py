@@ -79,6 +79,7 @@ def gloo(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float
 
 # -- seconds -----------------------------------------------------------------------------------
 
+
 def group_bandwidth(cluster: Cluster, members, stride, link: float = 1.0, nic: float = 1.0):
     """Bytes/s that each rank can send in a ring of `members` ranks that are `stride` apart. Takes arrays.
 
@@ -96,22 +97,31 @@ def _across(cluster: Cluster, nodes, inside, link: float = 1.0, nic: float = 1.0
     by_ports = np.minimum(cluster.link * link, np.minimum(inside, cluster.rails) * cluster.nic * nic)
     if not cluster.rings:
         return by_ports
-    sizes, speeds = np.log(np.array(cluster.rings)).T  # between two measured sizes, on the straight line of the logarithms
+    sizes, speeds = np.log(
+        np.array(cluster.rings)
+    ).T  # between two measured sizes, on the straight line of the logarithms
     return np.minimum(by_ports, np.exp(np.interp(np.log(nodes), sizes, speeds)))
 
 
-def seconds(op: str, payload: float, ranks: Sequence[int], cluster: Cluster, algorithm: str = "ring") -> float:
-    """How long `op` takes among `ranks` of a cluster, at its printed speeds: messages · latency + bytes / bandwidth.
+def seconds(
+    op: str, payload: float, ranks: Sequence[int], cluster: Cluster, algorithm: str = "ring"
+) -> float:
+    """How long `op` takes among `ranks` of a cluster, at its printed speeds: messages · latency + bytes /
+    bandwidth.
 
-    op, payload: as for `book`. ranks: numbers in the cluster, node by node. algorithm: 'ring', and for all_reduce also
-    'tree' (two binary trees at once, each for half of the bytes: Sanders et al. 2009) and 'hierarchical' (reduce-scatter
+    op, payload: as for `book`. ranks: numbers in the cluster, node by node. algorithm: 'ring', and for
+    all_reduce also
+    'tree' (two binary trees at once, each for half of the bytes: Sanders et al. 2009) and 'hierarchical'
+    (reduce-scatter
     in each node, all-reduce between nodes by each GPU for its share, all-gather in each node).
     Raises ValueError for an unknown op or algorithm.
     """
     n = len(ranks)
     _check(op, n)
     if algorithm not in ALGORITHMS or algorithm != "ring" and op != "all_reduce":
-        raise ValueError(f"{op} by {algorithm!r}: the algorithms are ring, and for all_reduce also tree and hierarchical")
+        raise ValueError(
+            f"{op} by {algorithm!r}: the algorithms are ring, and for all_reduce also tree and hierarchical"
+        )
     in_node = Counter(r // cluster.node for r in ranks)
     nodes, inside = len(in_node), min(in_node.values())
     latency = cluster.link_latency if nodes == 1 else cluster.nic_latency
@@ -122,15 +132,28 @@ def seconds(op: str, payload: float, ranks: Sequence[int], cluster: Cluster, alg
         return 2 * math.ceil(math.log2(n)) * latency + 2 * payload / bandwidth
     if algorithm == "hierarchical":
         near = 2 * (inside - 1) * cluster.link_latency + book("all_reduce", payload, inside) / cluster.link
-        far = 2 * (nodes - 1) * cluster.nic_latency + book("all_reduce", payload / inside, nodes) / cluster.nic
+        far = (
+            2 * (nodes - 1) * cluster.nic_latency + book("all_reduce", payload / inside, nodes) / cluster.nic
+        )
         return near + (far if nodes > 1 else 0.0)
     messages = {"all_reduce": 2 * (n - 1), "barrier": 2 * (n - 1), "send": 1}.get(op, n - 1)
     return messages * latency + max(book(op, payload, n, r) for r in range(n)) / bandwidth
 
 
 def _check(op: str, n: int) -> None:
-    known = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
-             "gather", "scatter", "send", "recv", "barrier")
+    known = (
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "send",
+        "recv",
+        "barrier",
+    )
     if op not in known:
         raise ValueError(f"unknown collective {op!r}; known are {', '.join(known)}")
     if n < 1:

@@ -11,7 +11,11 @@ from .models import ModelShape
 
 SCHEDULES = ("GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-H2", "ZB-V")
 USUAL = ("1F1B", "interleaved")  # what Megatron-LM runs
-ZERO_BUBBLE = {"ZB-H1": 1, "ZB-H2": 2, "ZB-V": 2}  # microbatches for each rank of the pipeline that they need to be full
+ZERO_BUBBLE = {
+    "ZB-H1": 1,
+    "ZB-H2": 2,
+    "ZB-V": 2,
+}  # microbatches for each rank of the pipeline that they need to be full
 RECOMPUTE = ("none", "selective", "per-op", "full")
 
 
@@ -21,7 +25,8 @@ class Layout:
 
     microbatch: sequences that go through the model together (b). interleave: chunks on each pipeline
     rank (v). zero: 0 to 3, what is split over dp: nothing, optimizer state, gradients too, weights too
-    (3 is what FSDP does). recompute: none; selective, the attention scores only; per-op, all but the attention and every
+    (3 is what FSDP does). recompute: none; selective, the attention scores only; per-op, all but the
+    attention and every
     second matrix product (torchtitan's default); full, all of a layer.
     sequence_parallel: split what lies between the matrices over tp as well. fused_attention: an
     attention that never stores the scores. gradient_bytes: 2 or 4 for each gradient. eager: PyTorch's
@@ -59,12 +64,20 @@ class Layout:
             parts.append(f"v {self.interleave}")
         if np.any(np.asarray(self.pp) > 1):
             parts.append(self.schedule)
-        parts += [f"ZeRO-{self.zero}"] * bool(self.zero) + ["SP"] * bool(self.sequence_parallel and np.any(np.asarray(self.tp) > 1))
-        parts += [f"{self.recompute} recompute"] * (self.recompute != "none") + ["eager"] * self.eager + ["balanced"] * bool(self.balanced and np.any(np.asarray(self.pp) > 1))
+        parts += [f"ZeRO-{self.zero}"] * bool(self.zero) + ["SP"] * bool(
+            self.sequence_parallel and np.any(np.asarray(self.tp) > 1)
+        )
+        parts += (
+            [f"{self.recompute} recompute"] * (self.recompute != "none")
+            + ["eager"] * self.eager
+            + ["balanced"] * bool(self.balanced and np.any(np.asarray(self.pp) > 1))
+        )
         return " · ".join(parts)
 
 
-def check(model: ModelShape, layout: Layout, global_batch: int | None = None, gpus: int | None = None) -> None:
+def check(
+    model: ModelShape, layout: Layout, global_batch: int | None = None, gpus: int | None = None
+) -> None:
     """Refuse, in one sentence with the nearest valid choice, a layout that cannot be.
 
     For one layout of plain numbers. Raises ValueError. global_batch: sequences in one step over all ranks.
@@ -85,16 +98,28 @@ def check(model: ModelShape, layout: Layout, global_batch: int | None = None, gp
     if model.heads % t:
         raise ValueError(f"tp {t} does not divide {model.heads} attention heads; {_divisors(model.heads, t)}")
     if model.kv_heads % t and t % model.kv_heads:
-        raise ValueError(f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads; {_divisors(model.heads, t)}")
+        raise ValueError(
+            f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads;"
+            f" {_divisors(model.heads, t)}"
+        )
     if model.ffn % t:
-        raise ValueError(f"tp {t} does not divide the feed-forward width {model.ffn}; {_divisors(model.ffn, t)}")
+        raise ValueError(
+            f"tp {t} does not divide the feed-forward width {model.ffn}; {_divisors(model.ffn, t)}"
+        )
     if layout.balanced and layout.chunks > 1:
-        raise ValueError(f"balanced stages are worked out for one chunk on each pipeline rank, not {layout.chunks}; take 1F1B")
+        raise ValueError(
+            f"balanced stages are worked out for one chunk on each pipeline rank, not {layout.chunks}; take"
+            " 1F1B"
+        )
     if layout.balanced and p > model.layers:
-        raise ValueError(f"{model.layers} layers do not give each of {p} stages one; take pp {model.layers}, or less")
+        raise ValueError(
+            f"{model.layers} layers do not give each of {p} stages one; take pp {model.layers}, or less"
+        )
     if not layout.balanced and layers_on_stage(model.layers, p * v, 0) is None:
-        raise ValueError(f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do "
-                         f"{model.layers} + 2 with the embedding and the head counted; {_divisors(model.layers, p * v)}")
+        raise ValueError(
+            f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do "
+            f"{model.layers} + 2 with the embedding and the head counted; {_divisors(model.layers, p * v)}"
+        )
     if layout.schedule == "interleaved" and (p == 1 or v == 1):
         raise ValueError("interleaving needs pp and interleave of at least 2; use 1F1B otherwise")
     if layout.schedule != "interleaved" and v > 1:
@@ -103,19 +128,30 @@ def check(model: ModelShape, layout: Layout, global_batch: int | None = None, gp
         if p == 1:
             raise ValueError(f"{layout.schedule} needs pp of at least 2; use 1F1B otherwise")
         if layout.recompute in ("per-op", "full"):
-            raise ValueError(f"{layout.schedule} lets weight gradients wait, and they need what {layout.recompute} recompute drops; take recompute 'none', or 1F1B")
+            raise ValueError(
+                f"{layout.schedule} lets weight gradients wait, and they need what {layout.recompute}"
+                " recompute drops; take recompute 'none', or 1F1B"
+            )
         if layout.schedule == "ZB-V" and model.layers % (2 * p):
-            raise ValueError(f"ZB-V has two stages on each of {p} ranks, and {model.layers} layers do not divide over {2 * p}; take ZB-H1, or another pp")
+            raise ValueError(
+                f"ZB-V has two stages on each of {p} ranks, and {model.layers} layers do not divide over"
+                f" {2 * p}; take ZB-H1, or another pp"
+            )
     if global_batch is not None:
         whole("global_batch", global_batch)
         if global_batch % (d * b):
-            raise ValueError(f"a batch of {global_batch} does not divide by dp·microbatch = {d}·{b} = {d * b}; "
-                             f"take {max(1, global_batch // (d * b)) * d * b}, or another microbatch")
+            raise ValueError(
+                f"a batch of {global_batch} does not divide by dp·microbatch = {d}·{b} = {d * b}; "
+                f"take {max(1, global_batch // (d * b)) * d * b}, or another microbatch"
+            )
         m = global_batch // (d * b)
         if layout.schedule == "interleaved" and m % p:
             raise ValueError(f"interleaving needs microbatches in groups of pp: {m} is no multiple of {p}")
         if m < (needed := p * ZERO_BUBBLE.get(layout.schedule, 0)):
-            raise ValueError(f"{layout.schedule} fills {p} stages with {needed} microbatches, and there are {m}; take a smaller microbatch, or 1F1B")
+            raise ValueError(
+                f"{layout.schedule} fills {p} stages with {needed} microbatches, and there are {m}; take a"
+                " smaller microbatch, or 1F1B"
+            )
 
 
 def _divisors(n: int, near: int) -> str:
@@ -140,8 +176,10 @@ def layers_on_stage(layers: int, stages: int, stage: int) -> int | None:
 def layers_on_rank(model: ModelShape, layout: Layout, rank):
     """Layers in all the chunks of a pipeline rank, for a layout that `check` admits. Takes arrays.
 
-    Balanced: each rank in turn takes its share, rounded up, of the layers and the head, which counts for as many
-    layers as have its parameters; what is left lies before the head (so Hugging Face's nanotron splits, also where a share
+    Balanced: each rank in turn takes its share, rounded up, of the layers and the head, which counts for as
+    many
+    layers as have its parameters; what is left lies before the head (so Hugging Face's nanotron splits, also
+    where a share
     rounded up leaves the last stages none).
     """
     p, stages, layers = layout.pp, layout.pp * layout.interleave, model.layers

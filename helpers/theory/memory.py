@@ -20,28 +20,49 @@ from .models import ModelShape
 # What people count for one parameter trained with Adam, and how they come to differ.
 BYTES_PER_PARAMETER = {
     "all float32": {"weights": 4, "gradients": 4, "optimizer": 8},  # 16: Adam keeps m and v
-    "mixed": {"weights": 2, "gradients": 2, "optimizer": 12},  # 16: m, v and a float32 master copy of the weights
+    "mixed": {
+        "weights": 2,
+        "gradients": 2,
+        "optimizer": 12,
+    },  # 16: m, v and a float32 master copy of the weights
     "mixed, float32 gradients": {"weights": 2, "gradients": 4, "optimizer": 12},  # 18: Megatron-LM
-    "mixed, both gradients": {"weights": 2, "gradients": 6, "optimizer": 12},  # 20: a float32 sum beside the half-precision ones
+    "mixed, both gradients": {
+        "weights": 2,
+        "gradients": 6,
+        "optimizer": 12,
+    },  # 20: a float32 sum beside the half-precision ones
     "mixed, no master copy": {"weights": 2, "gradients": 2, "optimizer": 8},  # 12
     "8-bit Adam": {"weights": 2, "gradients": 2, "optimizer": 6},  # 10: master copy, m and v of one byte each
 }
 
-WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 12  # of mixed precision: half-precision weights; float32 master copy, m and v
+WEIGHT_BYTES, OPTIMIZER_BYTES = (
+    2,
+    12,
+)  # of mixed precision: half-precision weights; float32 master copy, m and v
 SCORE_BYTES = 4  # for each of the vocabulary's scores, in float32
-EAGER_SCORE_BYTES = 10  # more of them, one by one: half-precision ones, their softmax and its gradient in float32
+EAGER_SCORE_BYTES = (
+    10  # more of them, one by one: half-precision ones, their softmax and its gradient in float32
+)
 
 
-def states(params: float, d: float = 1, zero: int = 0, weights: int = WEIGHT_BYTES, gradients: int = 2,
-           optimizer: int = OPTIMIZER_BYTES) -> dict[str, float]:
+def states(
+    params: float,
+    d: float = 1,
+    zero: int = 0,
+    weights: int = WEIGHT_BYTES,
+    gradients: int = 2,
+    optimizer: int = OPTIMIZER_BYTES,
+) -> dict[str, float]:
     """Bytes of weights, gradients and optimizer state for `params` parameters on one of d ranks.
 
     zero 1 splits the optimizer state over d, zero 2 the gradients too, zero 3 the weights too.
     16·N bytes in all without ZeRO, 16·N/d with ZeRO-3.
     """
-    return {"weights": weights * params / (d if zero >= 3 else 1),
-            "gradients": gradients * params / (d if zero >= 2 else 1),
-            "optimizer": optimizer * params / (d if zero >= 1 else 1)}
+    return {
+        "weights": weights * params / (d if zero >= 3 else 1),
+        "gradients": gradients * params / (d if zero >= 2 else 1),
+        "optimizer": optimizer * params / (d if zero >= 1 else 1),
+    }
 
 
 def stage_params(model: ModelShape, layout: Layout, stage):
@@ -51,14 +72,21 @@ def stage_params(model: ModelShape, layout: Layout, stage):
     they are less than one parameter in ten thousand.
     """
     first, last = stage == 0, stage == _head_rank(layout)
-    copied = (model.vocab * model.hidden if model.tied else 0) * (_head_rank(layout) != 0)  # the last stage needs the embedding too
-    held = (layers_on_rank(model, layout, stage) * model.layer_params
-            + first * model.embedding_params + last * (model.head_params + copied))
+    copied = (model.vocab * model.hidden if model.tied else 0) * (
+        _head_rank(layout) != 0
+    )  # the last stage needs the embedding too
+    held = (
+        layers_on_rank(model, layout, stage) * model.layer_params
+        + first * model.embedding_params
+        + last * (model.head_params + copied)
+    )
     return held / layout.tp
 
 
 def _head_rank(layout: Layout):
-    """The pipeline rank that holds the head: the last, and the first where stages run down the ranks and back up."""
+    """The pipeline rank that holds the head: the last, and the first where stages run down the ranks and back
+    up.
+    """
     return layout.pp * 0 if layout.schedule == "ZB-V" else layout.pp - 1
 
 
@@ -74,9 +102,15 @@ def activations_per_layer(model: ModelShape, layout: Layout, seq_len: float) -> 
     dropout = 0 if model.gated else 1
     if layout.recompute == "full":
         return {"layer input": 2 * sb * h / between}
-    if layout.recompute == "per-op":  # of q, k, v, out, (gate,) up, down in this order the first, third and so on are kept
-        kept = {"layer input": 2 * sb * h / between, "queries, values": 2 * sb * (model.q_width + model.kv_width) / t,
-                "attention output": 2 * sb * model.q_width / t, "feed-forward inside": 2 * sb * model.ffn / t}
+    if (
+        layout.recompute == "per-op"
+    ):  # of q, k, v, out, (gate,) up, down in this order the first, third and so on are kept
+        kept = {
+            "layer input": 2 * sb * h / between,
+            "queries, values": 2 * sb * (model.q_width + model.kv_width) / t,
+            "attention output": 2 * sb * model.q_width / t,
+            "feed-forward inside": 2 * sb * model.ffn / t,
+        }
         return kept | ({"feed-forward output": 2 * sb * h / between} if model.gated else {})
     terms = {
         "norm inputs": 4 * sb * h / between,
@@ -90,7 +124,9 @@ def activations_per_layer(model: ModelShape, layout: Layout, seq_len: float) -> 
     if layout.eager and model.gated:
         terms["SiLU's output"] = 2 * sb * model.ffn / t
     if not layout.fused_attention and layout.recompute == "none":
-        terms["attention scores"] = (2 + 3 * dropout) * sb * seq_len * model.heads / t  # softmax; its mask and dropped copy
+        terms["attention scores"] = (
+            (2 + 3 * dropout) * sb * seq_len * model.heads / t
+        )  # softmax; its mask and dropped copy
     return terms
 
 
@@ -100,14 +136,26 @@ def in_flight(layout: Layout, m: float, stage: int) -> float:
     1F1B: p - stage. Interleaved: p·(1 + (p-1)/(p·v)) on the first stage. See `schedules` for the orders.
     """
     p, v = layout.pp, layout.interleave
-    most = {"GPipe": m, "1F1B": p - stage, "ZB-H1": p, "ZB-H2": 2 * p - 1, "ZB-V": p,
-            "interleaved": ((v - 1) * p + 2 * (p - stage - 1) + 1) / v}[layout.schedule]
+    most = {
+        "GPipe": m,
+        "1F1B": p - stage,
+        "ZB-H1": p,
+        "ZB-H2": 2 * p - 1,
+        "ZB-V": p,
+        "interleaved": ((v - 1) * p + 2 * (p - stage - 1) + 1) / v,
+    }[layout.schedule]
     return np.minimum(m, most)
 
 
-def stage_memory(model: ModelShape, layout: Layout, seq_len: int, m, stage, overhead: float = 0.0) -> dict[str, float]:
-    """Bytes on one GPU of a pipeline rank, by what for. Takes arrays. `overhead`: context, communicators and the like."""
-    # Where gradients are summed in float32, autograd makes half-precision ones first; fused kernels add to the sum at once.
+def stage_memory(
+    model: ModelShape, layout: Layout, seq_len: int, m, stage, overhead: float = 0.0
+) -> dict[str, float]:
+    """Bytes on one GPU of a pipeline rank, by what for.
+
+    Takes arrays. `overhead`: context, communicators and the like.
+    """
+    # Where gradients are summed in float32, autograd makes half-precision ones first; fused kernels add to
+    # the sum at once.
     gradients = layout.gradient_bytes + 2 * (layout.eager and layout.gradient_bytes == 4)
     parts = states(stage_params(model, layout, stage), layout.dp, layout.zero, gradients=gradients)
     sb, t = seq_len * layout.microbatch, layout.tp
@@ -119,17 +167,24 @@ def stage_memory(model: ModelShape, layout: Layout, seq_len: int, m, stage, over
     parts["activations"] = held * in_flight(layout, m, stage)
     if layout.recompute in ("per-op", "full"):  # one layer is whole again while its backward runs
         whole = replace(layout, recompute="none")
-        parts["activations"] = parts["activations"] + sum(activations_per_layer(model, whole, seq_len).values())
+        parts["activations"] = parts["activations"] + sum(
+            activations_per_layer(model, whole, seq_len).values()
+        )
     # One microbatch at a time: the norm's and the head's input, and float32 scores.
-    parts["logits"] = last * sb * (4.0 * model.hidden + (SCORE_BYTES + EAGER_SCORE_BYTES * layout.eager) * model.vocab) / t
-    # Two layers' weights are gathered at a time, one in use and one on its way. PyTorch's FSDP keeps embedding and head gathered as well.
+    parts["logits"] = (
+        last * sb * (4.0 * model.hidden + (SCORE_BYTES + EAGER_SCORE_BYTES * layout.eager) * model.vocab) / t
+    )
+    # Two layers' weights are gathered at a time, one in use and one on its way. PyTorch's FSDP keeps
+    # embedding and head gathered as well.
     ends = layout.eager * (first * model.embedding_params + last * model.head_params)
     parts["gathered weights"] = (layout.zero == 3) * WEIGHT_BYTES * (2.0 * model.layer_params + ends) / t
     parts["overhead"] = overhead
     return parts
 
 
-def largest_stage(model: ModelShape, layout: Layout, seq_len: int, m: float, overhead: float = 0.0) -> tuple[int, dict[str, float]]:
+def largest_stage(
+    model: ModelShape, layout: Layout, seq_len: int, m: float, overhead: float = 0.0
+) -> tuple[int, dict[str, float]]:
     """(stage, its bytes by what for) of the pipeline rank that holds most: the one that must fit."""
     stages = [stage_memory(model, layout, seq_len, m, k, overhead) for k in range(layout.pp)]
     fullest = max(range(layout.pp), key=lambda k: sum(stages[k].values()))
@@ -137,6 +192,10 @@ def largest_stage(model: ModelShape, layout: Layout, seq_len: int, m: float, ove
 
 
 def peak_memory(model: ModelShape, layout: Layout, seq_len: int, m, overhead: float = 0.0):
-    """Bytes on the fullest GPU, for arrays of layouts: what `largest_stage` finds, which is one of the first two ranks or the last."""
+    """Bytes on the fullest GPU, for arrays of layouts: what `largest_stage` finds, which is one of the first
+    two ranks or the last.
+    """
     candidates = (0, np.minimum(1, layout.pp - 1), layout.pp - 1)
-    return np.max([sum(stage_memory(model, layout, seq_len, m, k, overhead).values()) for k in candidates], axis=0)
+    return np.max(
+        [sum(stage_memory(model, layout, seq_len, m, k, overhead).values()) for k in candidates], axis=0
+    )

@@ -52,11 +52,15 @@ class ModelShape:
                 raise ValueError(f"{self.name}: {field} must be true or false, not {getattr(self, field)!r}")
         if not self.head_dim:
             if self.hidden % self.heads:
-                raise ValueError(f"{self.name}: hidden {self.hidden} does not divide by {self.heads} heads; "
-                                 "give head_dim if the heads are not hidden/heads wide")
+                raise ValueError(
+                    f"{self.name}: hidden {self.hidden} does not divide by {self.heads} heads; "
+                    "give head_dim if the heads are not hidden/heads wide"
+                )
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
         if self.heads % self.kv_heads:
-            raise ValueError(f"{self.name}: {self.heads} heads do not divide by {self.kv_heads} key/value heads")
+            raise ValueError(
+                f"{self.name}: {self.heads} heads do not divide by {self.kv_heads} key/value heads"
+            )
 
     @property
     def q_width(self) -> int:
@@ -89,7 +93,10 @@ class ModelShape:
 
     @property
     def head_params(self) -> int:
-        """On the last stage: the final norm and the head. A tied head is the embedding again, and is counted there."""
+        """On the last stage: the final norm and the head.
+
+        A tied head is the embedding again, and is counted there.
+        """
         norm = self.hidden * (1 if self.gated else 2)
         return norm + (0 if self.tied else self.vocab * self.hidden)
 
@@ -109,37 +116,47 @@ class ModelShape:
         return 6 * (self.layers * self.matrix_params + self.vocab * self.hidden) + scores
 
 
-def _gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51200, positions: int = 2048) -> ModelShape:
+def _gpt(
+    name: str, layers: int, hidden: int, heads: int, vocab: int = 51200, positions: int = 2048
+) -> ModelShape:
     return ModelShape(name, layers, hidden, heads, vocab, biases=True, tied=True, positions=positions)
 
 
-def _llama(name: str, layers: int, hidden: int, heads: int, ffn: int, vocab: int, kv_heads: int = 0) -> ModelShape:
+def _llama(
+    name: str, layers: int, hidden: int, heads: int, ffn: int, vocab: int, kv_heads: int = 0
+) -> ModelShape:
     return ModelShape(name, layers, hidden, heads, vocab, kv_heads, ffn, gated=True)
 
 
-MODELS: dict[str, ModelShape] = {m.name: m for m in (
-    # The course's own: helpers/toy.py at hidden 256, whose matrices have no biases.
-    ModelShape("toy", 4, 256, 4, 256, positions=64),
-    _gpt("gpt2-xl", 48, 1600, 25, 50257, 1024),
-    _gpt("gpt3-175b", 96, 12288, 96, 50257),
-    _gpt("opt-30b", 48, 7168, 56, 50272, 2050),
-    _gpt("mt-nlg-530b", 105, 20480, 128, 51200),
-    ModelShape("llama-3.2-1b", 16, 2048, 32, 128256, 8, 8192, gated=True, tied=True),
-    _llama("llama-2-7b", 32, 4096, 32, 11008, 32000),
-    _llama("llama-2-13b", 40, 5120, 40, 13824, 32000),
-    _llama("llama-30b", 60, 6656, 52, 17920, 32000),
-    _llama("llama-2-70b", 80, 8192, 64, 28672, 32000, 8),
-    _llama("llama-3-8b", 32, 4096, 32, 14336, 128256, 8),
-    _llama("llama-3-70b", 80, 8192, 64, 28672, 128256, 8),
-    _llama("llama-3-405b", 126, 16384, 128, 53248, 128256, 8),
-)}
+MODELS: dict[str, ModelShape] = {
+    m.name: m
+    for m in (
+        # The course's own: helpers/toy.py at hidden 256, whose matrices have no biases.
+        ModelShape("toy", 4, 256, 4, 256, positions=64),
+        _gpt("gpt2-xl", 48, 1600, 25, 50257, 1024),
+        _gpt("gpt3-175b", 96, 12288, 96, 50257),
+        _gpt("opt-30b", 48, 7168, 56, 50272, 2050),
+        _gpt("mt-nlg-530b", 105, 20480, 128, 51200),
+        ModelShape("llama-3.2-1b", 16, 2048, 32, 128256, 8, 8192, gated=True, tied=True),
+        _llama("llama-2-7b", 32, 4096, 32, 11008, 32000),
+        _llama("llama-2-13b", 40, 5120, 40, 13824, 32000),
+        _llama("llama-30b", 60, 6656, 52, 17920, 32000),
+        _llama("llama-2-70b", 80, 8192, 64, 28672, 32000, 8),
+        _llama("llama-3-8b", 32, 4096, 32, 14336, 128256, 8),
+        _llama("llama-3-70b", 80, 8192, 64, 28672, 128256, 8),
+        _llama("llama-3-405b", 126, 16384, 128, 53248, 128256, 8),
+    )
+}
 
 
 def find_model(name: str) -> ModelShape:
-    """A shape by name, or from a JSON file: ours, or a Hugging Face config.json of a dense decoder (see `_GATED` and `_PLAIN`).
+    """A shape by name, or from a JSON file: ours, or a Hugging Face config.json of a dense decoder (see
+    `_GATED` and `_PLAIN`).
 
-    Raises ValueError in one sentence for an unknown name (with the nearest), an unreadable file, a file without
-    the numbers that are needed, and a model whose layers are others than those priced here: experts, or a type not known.
+    Raises ValueError in one sentence for an unknown name (with the nearest), an unreadable file, a file
+    without
+    the numbers that are needed, and a model whose layers are others than those priced here: experts, or a
+    type not known.
     """
     if name.lower() in MODELS:
         return MODELS[name.lower()]
@@ -161,8 +178,24 @@ _NAMES = {
     "head_dim": ("head_dim",),
 }
 # Hugging Face's model_type -> whether its head is the embedding again where the file does not say
-_GATED = {"llama": False, "mistral": False, "qwen2": False, "qwen3": False, "phi3": False, "gemma": True, "gemma2": True}
-_PLAIN = {"gpt2": True, "opt": True, "gpt_neox": False, "gpt_neo": True, "bloom": True, "gptj": False, "falcon": True}
+_GATED = {
+    "llama": False,
+    "mistral": False,
+    "qwen2": False,
+    "qwen3": False,
+    "phi3": False,
+    "gemma": True,
+    "gemma2": True,
+}
+_PLAIN = {
+    "gpt2": True,
+    "opt": True,
+    "gpt_neox": False,
+    "gpt_neo": True,
+    "bloom": True,
+    "gptj": False,
+    "falcon": True,
+}
 
 
 def from_config(path: Path) -> ModelShape:
@@ -181,26 +214,49 @@ def from_config(path: Path) -> ModelShape:
     if config.get("multi_query") is True and not config.get("new_decoder_architecture"):  # falcon-7b
         sizes["kv_heads"] = 1
     plain = kind in _PLAIN
-    tied = next((config[k] for k in ("tie_word_embeddings", "tied") if k in config), (_GATED | _PLAIN).get(kind, False))
+    tied = next(
+        (config[k] for k in ("tie_word_embeddings", "tied") if k in config),
+        (_GATED | _PLAIN).get(kind, False),
+    )
     try:
         return ModelShape(
-            str(config.get("name") or config.get("_name_or_path") or path.stem), **sizes, gated=config.get("gated", not plain),
-            biases=config.get("bias", False) if kind == "falcon" else config.get("biases", plain), qkv_biases=kind == "qwen2",
-            tied=tied, positions=_positions(config, kind))
+            str(config.get("name") or config.get("_name_or_path") or path.stem),
+            **sizes,
+            gated=config.get("gated", not plain),
+            biases=config.get("bias", False) if kind == "falcon" else config.get("biases", plain),
+            qkv_biases=kind == "qwen2",
+            tied=tied,
+            positions=_positions(config, kind),
+        )
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from None
 
 
 def _refuse_other_layers(path: Path, config: dict, kind) -> None:
-    experts = {k: v for k, v in config.items() if ("expert" in k or "moe" in k) and isinstance(v, int) and v > 1}
+    experts = {
+        k: v for k, v in config.items() if ("expert" in k or "moe" in k) and isinstance(v, int) and v > 1
+    }
     if experts:
         name, value = next(iter(experts.items()))
-        raise ValueError(f"{path} has experts ({name} is {value}), and a mixture of experts is not modelled here")
-    if kind and (not isinstance(kind, str) or kind not in _GATED | _PLAIN) and not {"gated", "tied"} <= set(config):
-        raise ValueError(f"{path}: the layers of model_type {kind!r} are not known here; known are {', '.join(sorted(_GATED | _PLAIN))}. "
-                         "If they are a decoder's, say so: add \"gated\" (three matrices in the feed-forward, or two) and \"tied\" (head and embedding one), each true or false")
+        raise ValueError(
+            f"{path} has experts ({name} is {value}), and a mixture of experts is not modelled here"
+        )
+    if (
+        kind
+        and (not isinstance(kind, str) or kind not in _GATED | _PLAIN)
+        and not {"gated", "tied"} <= set(config)
+    ):
+        raise ValueError(
+            f"{path}: the layers of model_type {kind!r} are not known here; known are"
+            f' {", ".join(sorted(_GATED | _PLAIN))}. If they are a decoder\'s, say so: add "gated" (three'
+            ' matrices in the feed-forward, or two) and "tied" (head and embedding one), each true or'
+            " false"
+        )
     if config.get("word_embed_proj_dim") not in (None, config.get("hidden_size")):
-        raise ValueError(f"{path}: an embedding of {config['word_embed_proj_dim']!r} beside a hidden size of {config.get('hidden_size')!r} is not modelled here")
+        raise ValueError(
+            f"{path}: an embedding of {config['word_embed_proj_dim']!r} beside a hidden size of"
+            f" {config.get('hidden_size')!r} is not modelled here"
+        )
 
 
 def _positions(config: dict, kind: str) -> int:
@@ -208,7 +264,10 @@ def _positions(config: dict, kind: str) -> int:
     if kind == "opt":
         name, more = "max_position_embeddings", 2
     elif kind == "gpt2":
-        name, more = next((k for k in ("n_positions", "max_position_embeddings") if config.get(k)), "n_positions"), 0
+        name, more = (
+            next((k for k in ("n_positions", "max_position_embeddings") if config.get(k)), "n_positions"),
+            0,
+        )
     else:
         name, more = "positions", 0
     value = config.get(name) or 0

@@ -1,4 +1,5 @@
-"""Which rank goes where: coordinates on the grid of axes, the groups along each, and which of them leave a node.
+"""Which rank goes where: coordinates on the grid of axes, the groups along each, and which of them leave a
+node.
 
 `sizes` names the axes from the outermost to the innermost, such as {"dp": 2, "pp": 2, "tp": 2}. The innermost
 coordinate changes fastest with the rank, so its groups are neighbours: rank = (i·p + j)·t + k.
@@ -16,7 +17,10 @@ def coordinates(rank: int, sizes: Sizes) -> dict[str, int]:
     """Where a rank stands along each axis. Raises ValueError for a rank that is not on the grid."""
     n = math.prod(sizes.values())
     if not 0 <= rank < n:
-        raise ValueError(f"rank {rank} is not on a grid of {' × '.join(map(str, sizes.values()))} = {n}, whose ranks are 0 to {n - 1}")
+        raise ValueError(
+            f"rank {rank} is not on a grid of {' × '.join(map(str, sizes.values()))} = {n}, whose ranks are 0"
+            f" to {n - 1}"
+        )
     found = {}
     for axis, size in reversed(sizes.items()):
         rank, found[axis] = divmod(rank, size)
@@ -25,7 +29,7 @@ def coordinates(rank: int, sizes: Sizes) -> dict[str, int]:
 
 def stride(axis: str, sizes: Sizes) -> int:
     """How far apart neighbours along an axis are, in ranks: the product of the sizes further in."""
-    return math.prod(list(sizes.values())[list(sizes).index(axis) + 1:])
+    return math.prod(list(sizes.values())[list(sizes).index(axis) + 1 :])
 
 
 def group(rank: int, axis: str, sizes: Sizes) -> list[int]:

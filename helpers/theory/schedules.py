@@ -51,11 +51,16 @@ class Schedule:
 
 # -- writing schedules ---------------------------------------------------------------------
 
+
 def gpipe(p: int, m: int) -> Schedule:
     """All forwards, then all backwards (Huang et al. 2019). Simple, and holds m microbatches at once."""
     _check(p, m)
-    return _looped("GPipe", p, m, lambda rank: [
-        *(Op("F", i, rank) for i in range(m)), *(Op("B", i, rank) for i in range(m))])
+    return _looped(
+        "GPipe",
+        p,
+        m,
+        lambda rank: [*(Op("F", i, rank) for i in range(m)), *(Op("B", i, rank) for i in range(m))],
+    )
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
@@ -64,8 +69,14 @@ def one_f_one_b(p: int, m: int) -> Schedule:
     The same bubble as GPipe, but rank r never holds more than p-r microbatches.
     """
     _check(p, m)
-    return _looped("1F1B", p, m, lambda rank: _in_turn(
-        [Op("F", i, rank) for i in range(m)], [Op("B", i, rank) for i in range(m)], warmup=p - 1 - rank))
+    return _looped(
+        "1F1B",
+        p,
+        m,
+        lambda rank: _in_turn(
+            [Op("F", i, rank) for i in range(m)], [Op("B", i, rank) for i in range(m)], warmup=p - 1 - rank
+        ),
+    )
 
 
 def interleaved(p: int, m: int, v: int) -> Schedule:
@@ -74,17 +85,28 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
     Microbatches go round in groups of p. Raises ValueError unless m is a multiple of p, or less than p.
     """
     _check(p, m, v)
-    return _looped("interleaved 1F1B", p, m, lambda rank: _in_turn(
-        *_rounds(p, m, v, rank), warmup=(v - 1) * _per_round(p, m, v) + 2 * (p - 1 - rank)), v)
+    return _looped(
+        "interleaved 1F1B",
+        p,
+        m,
+        lambda rank: _in_turn(
+            *_rounds(p, m, v, rank), warmup=(v - 1) * _per_round(p, m, v) + 2 * (p - 1 - rank)
+        ),
+        v,
+    )
 
 
 def looped_bfs(p: int, m: int, v: int) -> Schedule:
     """All microbatches through one chunk, then through the next (Lamy-Poirier 2022): GPipe for chunks."""
     _check(p, m, v)
+
     def order(rank):
         stages = range(rank, p * v, p)
-        return [*(Op("F", i, k) for k in stages for i in range(m)),
-                *(Op("B", i, k) for k in reversed(stages) for i in reversed(range(m)))]
+        return [
+            *(Op("F", i, k) for k in stages for i in range(m)),
+            *(Op("B", i, k) for k in reversed(stages) for i in reversed(range(m))),
+        ]
+
     return _looped("looped BFS", p, m, order, v)
 
 
@@ -95,23 +117,36 @@ def zb_h1(p: int, m: int, v: int = 1) -> Schedule:
     sooner. With v > 1 chunks it is PyTorch's InterleavedZeroBubble.
     """
     _check(p, m, v)
+
     def order(rank):
         forwards, backwards = _rounds(p, m, v, rank)
         warmup = (v - 1) * _per_round(p, m, v) + p - 1 - rank
         return _late_weights(_in_turn(forwards, [b._replace(kind="I") for b in backwards], warmup), owed=rank)
+
     return _looped("ZB-H1", p, m, order, v)
 
 
 def zb_h2(p: int, m: int) -> Schedule:
     """Zero bubble H2 (Qi et al. 2023): twice the warm-up, so that no rank waits for its first backward.
 
-    Costs memory: every rank holds up to 2p-1 microbatches, counting those whose W waits. Gradients must be applied without
+    Costs memory: every rank holds up to 2p-1 microbatches, counting those whose W waits. Gradients must be
+    applied without
     a barrier between ranks for the bubble to go away altogether.
     """
     _check(p, m)
-    return _looped("ZB-H2", p, m, lambda rank: _late_weights(_in_turn(
-        [Op("F", i, rank) for i in range(m)], [Op("I", i, rank) for i in range(m)],
-        warmup=2 * (p - 1 - rank)), owed=2 * rank))
+    return _looped(
+        "ZB-H2",
+        p,
+        m,
+        lambda rank: _late_weights(
+            _in_turn(
+                [Op("F", i, rank) for i in range(m)],
+                [Op("I", i, rank) for i in range(m)],
+                warmup=2 * (p - 1 - rank),
+            ),
+            owed=2 * rank,
+        ),
+    )
 
 
 def zb_v(p: int, m: int) -> Schedule:
@@ -122,6 +157,7 @@ def zb_v(p: int, m: int) -> Schedule:
     """
     _check(p, m)
     lots = max(m, 2 * p - 1)  # the pattern is made for a full pipeline; what is too much is left out
+
     def order(rank):
         down, up = _chunk(rank), _chunk(2 * p - 1 - rank)
         ops = [down("F") for _ in range(2 * (p - rank) - 1)]
@@ -140,6 +176,7 @@ def zb_v(p: int, m: int) -> Schedule:
         ops += [up("W") for _ in range(up.done("I") - up.done("W"))]
         ops += [down("W") for _ in range(down.done("I") - down.done("W"))]
         return [op for op in ops if op.microbatch < m]
+
     return _v_shaped("ZB-V", p, m, order)
 
 
@@ -151,6 +188,7 @@ def dualpipe_v(p: int, m: int) -> Schedule:
     _check(p, m)
     if m < 2 * p:
         raise ValueError(f"DualPipe-V needs at least 2p = {2 * p} microbatches, not {m}")
+
     def order(rank):
         down, up = _chunk(rank), _chunk(2 * p - 1 - rank)
         ops = [down("F") for _ in range(2 * (p - 1 - rank))]
@@ -176,13 +214,19 @@ def dualpipe_v(p: int, m: int) -> Schedule:
             ops.append(down("I"))
             late.append(down)
         return ops + [chunk("W") for chunk in late]
+
     return _v_shaped("DualPipe-V", p, m, order)
 
 
 # name -> a function of p, m and v; v counts for the interleaved one only
 MAKE: dict[str, Callable[[int, int, int], Schedule]] = {
-    "GPipe": lambda p, m, v: gpipe(p, m), "1F1B": lambda p, m, v: one_f_one_b(p, m), "interleaved": interleaved,
-    "ZB-H1": lambda p, m, v: zb_h1(p, m), "ZB-H2": lambda p, m, v: zb_h2(p, m), "ZB-V": lambda p, m, v: zb_v(p, m)}
+    "GPipe": lambda p, m, v: gpipe(p, m),
+    "1F1B": lambda p, m, v: one_f_one_b(p, m),
+    "interleaved": interleaved,
+    "ZB-H1": lambda p, m, v: zb_h1(p, m),
+    "ZB-H2": lambda p, m, v: zb_h2(p, m),
+    "ZB-V": lambda p, m, v: zb_v(p, m),
+}
 
 
 def _looped(name: str, p: int, m: int, order: Callable[[int], list[Op]], v: int = 1) -> Schedule:
@@ -199,7 +243,7 @@ def _in_turn(forwards: list[Op], backwards: list[Op], warmup: int) -> list[Op]:
     ops = forwards[:warmup]
     for forward, backward in zip(forwards[warmup:], backwards):
         ops += [forward, backward]
-    return ops + backwards[len(forwards) - warmup:]
+    return ops + backwards[len(forwards) - warmup :]
 
 
 def _late_weights(ops: list[Op], owed: int) -> list[Op]:
@@ -218,8 +262,10 @@ def _per_round(p: int, m: int, v: int) -> int:
     """Microbatches that go through a chunk before the rank turns to the next one: p, or a little more."""
     rounds = max(1, m // p) if v > 1 else 1
     if m % rounds:
-        raise ValueError(f"{m} microbatches do not go round {p} ranks evenly; "
-                         f"take a multiple of {p}, such as {m // p * p} or {(m // p + 1) * p}")
+        raise ValueError(
+            f"{m} microbatches do not go round {p} ranks evenly; "
+            f"take a multiple of {p}, such as {m // p * p} or {(m // p + 1) * p}"
+        )
     return m // rounds
 
 
@@ -228,7 +274,9 @@ def _rounds(p: int, m: int, v: int, rank: int) -> tuple[list[Op], list[Op]]:
     each = _per_round(p, m, v)
     starts = range(0, m, each)
     forwards = [Op("F", first + i, rank + p * c) for first in starts for c in range(v) for i in range(each)]
-    backwards = [Op("B", first + i, rank + p * c) for first in starts for c in reversed(range(v)) for i in range(each)]
+    backwards = [
+        Op("B", first + i, rank + p * c) for first in starts for c in reversed(range(v)) for i in range(each)
+    ]
     return forwards, backwards
 
 

@@ -1,4 +1,6 @@
-"""Running a schedule on paper: when each operation starts, where a rank stands idle, and what it holds meanwhile."""
+"""Running a schedule on paper: when each operation starts, where a rank stands idle, and what it holds
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """A schedule with times, in arrays over all operations, rank after rank: start, end, and `after`, the number of the operation that
+    """A schedule with times, in arrays over all operations, rank after rank: start, end, and `after`, the
+    number of the operation that
     each had to wait for, -1 if none. `runs[rank]` has the same, in order."""
 
     schedule: Schedule
@@ -60,19 +63,46 @@ class Timeline:
     def runs(self) -> list[list[Run]]:
         """For each rank, its operations on the clock."""
         ops = [op for mine in self.schedule.ops for op in mine]
-        every = iter([Run(op, start, end, None if after < 0 else ops[after])
-                      for op, start, end, after in zip(ops, self.start.tolist(), self.end.tolist(), self.after.tolist())])
+        every = iter(
+            [
+                Run(op, start, end, None if after < 0 else ops[after])
+                for op, start, end, after in zip(
+                    ops, self.start.tolist(), self.end.tolist(), self.after.tolist()
+                )
+            ]
+        )
         return [list(islice(every, len(mine))) for mine in self.schedule.ops]
 
     @cached_property
     def rows(self) -> list[list[tuple[str, str, float, float]]]:
-        """For each rank (kind, label, start, end), as pictures need it. A chunk after the first is marked: 3, 3', 3''."""
-        return [[(r.op.kind, str(r.op.microbatch) + "'" * (sorted(k for k, at in enumerate(self.schedule.rank_of) if at == rank).index(r.op.stage)),
-                  r.start, r.end) for r in runs] for rank, runs in enumerate(self.runs)]
+        """For each rank (kind, label, start, end), as pictures need it.
+
+        A chunk after the first is marked: 3, 3', 3''.
+        """
+        return [
+            [
+                (
+                    r.op.kind,
+                    str(r.op.microbatch)
+                    + "'"
+                    * (
+                        sorted(k for k, at in enumerate(self.schedule.rank_of) if at == rank).index(
+                            r.op.stage
+                        )
+                    ),
+                    r.start,
+                    r.end,
+                )
+                for r in runs
+            ]
+            for rank, runs in enumerate(self.runs)
+        ]
 
     @cached_property
     def levels(self) -> list[list[tuple[float, int]]]:
-        """For each rank (time, activations held from then on): a forward's from its start, until its backward ends."""
+        """For each rank (time, activations held from then on): a forward's from its start, until its backward
+        ends.
+        """
         found = []
         for runs in self.runs:
             held, steps = 0, [(0.0, 0)]
@@ -118,9 +148,14 @@ class Timeline:
 
     @property
     def critical_path(self) -> list[Run]:
-        """The chain of operations, first to last, none of which could start sooner: shorten one, and all ends sooner."""
+        """The chain of operations, first to last, none of which could start sooner: shorten one, and all ends
+        sooner.
+        """
         by_op = {run.op: (rank, i) for rank, runs in enumerate(self.runs) for i, run in enumerate(runs)}
-        rank, i = max(((rank, len(runs) - 1) for rank, runs in enumerate(self.runs)), key=lambda at: self.runs[at[0]][-1].end)
+        rank, i = max(
+            ((rank, len(runs) - 1) for rank, runs in enumerate(self.runs)),
+            key=lambda at: self.runs[at[0]][-1].end,
+        )
         path = []
         while True:
             run = self.runs[rank][i]
@@ -134,10 +169,18 @@ class Timeline:
 
 
 class Stuck(ValueError):
-    """An order that can never finish. `waits`: for each rank that stands still (rank, its next operation, what that needs)."""
+    """An order that can never finish.
+
+    `waits`: for each rank that stands still (rank, its next operation, what that needs).
+    """
 
     def __init__(self, waits: list[tuple[int, Op, Op]]):
-        super().__init__("; ".join(f"rank {rank} can never start {op.kind}{op.microbatch} of stage {op.stage}" for rank, op, _ in waits[:4]))
+        super().__init__(
+            "; ".join(
+                f"rank {rank} can never start {op.kind}{op.microbatch} of stage {op.stage}"
+                for rank, op, _ in waits[:4]
+            )
+        )
         self.waits = waits
 
 
@@ -145,7 +188,8 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
     """When each operation runs, if every rank does its own in order, each as soon as what it needs has come.
 
     F needs the F of the stage before it; I and B need those of the stage after it, and the
-    stage's own F; W needs its own I. Raises Stuck where an order cannot finish. All ranks that can go on do so together,
+    stage's own F; W needs its own I. Raises Stuck where an order cannot finish. All ranks that can go on do
+    so together,
     in arrays: a million operations take about half a second.
     """
     every = [op for ops in schedule.ops for op in ops]
@@ -157,9 +201,12 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
     back = ~(forward | weight)  # I and B answer the same need: the gradient of a stage's input
     takes = np.empty(len(kinds))
     for kind in np.unique(kinds):
-        takes[kinds == kind] = np.array([times.of(chr(kind), s) for s in range(last + 1)], float)[stage[kinds == kind]]
+        takes[kinds == kind] = np.array([times.of(chr(kind), s) for s in range(last + 1)], float)[
+            stage[kinds == kind]
+        ]
 
-    # What can be needed has a place in `done`, for its end. The last place is for what is there from the beginning.
+    # What can be needed has a place in `done`, for its end. The last place is for what is there from the
+    # beginning.
     each = (microbatch.max() + 1) * (last + 1)
     place = lambda what, at: what * each + microbatch * (last + 1) + at
     nothing = 3 * each
@@ -167,7 +214,9 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
     own = np.select([forward, weight], [nothing, place(1, stage)], place(0, stage))
     from_before, from_behind = forward & (stage > 0), back & (stage < last)
     other = np.select([from_before, from_behind], [place(0, stage - 1), place(1, stage + 1)], nothing)
-    away = (from_before & (lives[stage - 1] != rank)) | (from_behind & (lives[np.minimum(stage + 1, last)] != rank))
+    away = (from_before & (lives[stage - 1] != rank)) | (
+        from_behind & (lives[np.minimum(stage + 1, last)] != rank)
+    )
     travels = np.where(away, times.send, 0.0)
 
     done = np.full(nothing + 1, np.inf)
@@ -183,7 +232,10 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
         if not can.all():
             if not can.any():
                 lacks = np.where(done[own[now]] == np.inf, own[now], other[now]).tolist()
-                needed = [Op("FIW"[place // each], place % each // (last + 1), place % (last + 1)) for place in lacks]
+                needed = [
+                    Op("FIW"[place // each], place % each // (last + 1), place % (last + 1))
+                    for place in lacks
+                ]
                 raise Stuck(list(zip(working.tolist(), (every[i] for i in now), needed)))
             now, go, arrives = now[can], working[can], arrives[can]
         else:

@@ -1,7 +1,8 @@
 """How well the cost model does on published runs.
 
 For each table: the mean error of seconds per step, its median, 90th percentile and bias, beside a null
-model (one constant share of peak, the best one for that table) and the best tool known to have been run on it.
+model (one constant share of peak, the best one for that table) and the best tool known to have been run on
+it.
 The constants were fitted to the first two tables only. Tables and sources are in data/.
 
 What a table does not print is chosen as its authors would have: the fastest microbatch and interleaving.
@@ -28,9 +29,15 @@ from .simulation import Times, simulate
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 A100, H100, ROCE = CLUSTERS["dgx-a100"], CLUSTERS["dgx-h100"], CLUSTERS["a100-roce"]
-OLD = dict(recompute="full", sequence_parallel=False, fused_attention=False, gradient_bytes=4)  # Megatron-LM of 2021
-BEST_TOOL = {"Korthikanti 2022, T5 (fitted)": "3.65 Calculon, in-sample", "Narayanan 2021, T1 (fitted)": "10.4 Calculon",
-             "Narayanan 2021, T2 PTD-P": "10.7 Calculon", "MT-NLG 530B": "29.7 Calculon"}
+OLD = dict(
+    recompute="full", sequence_parallel=False, fused_attention=False, gradient_bytes=4
+)  # Megatron-LM of 2021
+BEST_TOOL = {
+    "Korthikanti 2022, T5 (fitted)": "3.65 Calculon, in-sample",
+    "Narayanan 2021, T1 (fitted)": "10.4 Calculon",
+    "Narayanan 2021, T2 PTD-P": "10.7 Calculon",
+    "MT-NLG 530B": "29.7 Calculon",
+}
 
 
 def rows(name):
@@ -39,7 +46,9 @@ def rows(name):
 
 
 def gpt(layers, hidden, heads, vocab=51200, positions=2048):
-    return ModelShape("gpt", int(layers), int(hidden), int(heads), int(vocab), biases=True, tied=True, positions=positions)
+    return ModelShape(
+        "gpt", int(layers), int(hidden), int(heads), int(vocab), biases=True, tied=True, positions=positions
+    )
 
 
 def seconds(model, layout, cluster, batch, seq_len, overlap=False):
@@ -54,7 +63,11 @@ def fastest(model, cluster, batch, seq_len, d, t, p, microbatches=(1, 2, 4, 8), 
         if batch % (d * b):
             continue
         depth = (model.layers + (0 if model.layers % p == 0 else 2)) // p
-        for v in (v for v in range(1, depth + 1) if depth % v == 0 and (v == 1 or (p > 1 and batch // (d * b) % p == 0))):
+        for v in (
+            v
+            for v in range(1, depth + 1)
+            if depth % v == 0 and (v == 1 or (p > 1 and batch // (d * b) % p == 0))
+        ):
             layout = Layout(d, t, p, b, v, "interleaved" if v > 1 else "1F1B", **choices)
             found.append(seconds(model, layout, cluster, batch, seq_len, overlap))
     return min(found)
@@ -68,18 +81,49 @@ def hardware_flops(batch, s, layers, h, vocab):
 def korthikanti():
     for r in rows("korthikanti_2022_table5.csv"):
         model, v = gpt(r["layers"], r["hidden"], r["heads"], r["vocab"]), int(r["interleave_v"])
-        for column, recompute, sp in (("iter_s_full_recompute", "full", False), ("iter_s_sp_selective", "selective", True)):
-            layout = Layout(1, int(r["tp"]), int(r["pp"]), int(r["microbatch_seqs"]), v, "interleaved" if v > 1 else "1F1B",
-                            recompute=recompute, sequence_parallel=sp, fused_attention=False, gradient_bytes=4)
-            yield seconds(model, layout, A100, int(r["global_batch_seqs"]), 2048), float(r[column]), model, int(r["gpus"]), int(r["global_batch_seqs"]), 2048, A100
+        for column, recompute, sp in (
+            ("iter_s_full_recompute", "full", False),
+            ("iter_s_sp_selective", "selective", True),
+        ):
+            layout = Layout(
+                1,
+                int(r["tp"]),
+                int(r["pp"]),
+                int(r["microbatch_seqs"]),
+                v,
+                "interleaved" if v > 1 else "1F1B",
+                recompute=recompute,
+                sequence_parallel=sp,
+                fused_attention=False,
+                gradient_bytes=4,
+            )
+            yield (
+                seconds(model, layout, A100, int(r["global_batch_seqs"]), 2048),
+                float(r[column]),
+                model,
+                int(r["gpus"]),
+                int(r["global_batch_seqs"]),
+                2048,
+                A100,
+            )
 
 
 def narayanan_1():
     for r in rows("narayanan_2021_table1.csv"):
         n, batch = int(r["gpus"]), int(r["global_batch_seqs"])
         model = gpt(r["layers"], r["hidden"], r["heads"], r["vocab"])
-        real = hardware_flops(batch, 2048, model.layers, model.hidden, model.vocab) / (float(r["hw_tflops_per_gpu"]) * 1e12 * n)
-        yield fastest(model, A100, batch, 2048, int(r["dp_derived"]), int(r["tp"]), int(r["pp"]), **OLD), real, model, n, batch, 2048, A100
+        real = hardware_flops(batch, 2048, model.layers, model.hidden, model.vocab) / (
+            float(r["hw_tflops_per_gpu"]) * 1e12 * n
+        )
+        yield (
+            fastest(model, A100, batch, 2048, int(r["dp_derived"]), int(r["tp"]), int(r["pp"]), **OLD),
+            real,
+            model,
+            n,
+            batch,
+            2048,
+            A100,
+        )
 
 
 def narayanan_2(scheme):
@@ -87,8 +131,12 @@ def narayanan_2(scheme):
         if r["scheme"] != scheme:
             continue
         model = gpt(96, 12288, 96) if r["params_b"] == "174.6" else gpt(105, 20480, 128)
-        n, batch, b, parts = (int(r[k]) for k in ("gpus", "global_batch_seqs", "microbatch_seqs", "model_parallel_size"))
-        real = hardware_flops(batch, 2048, model.layers, model.hidden, 51200) / (float(r["hw_tflops_per_gpu"]) * 1e12 * n)
+        n, batch, b, parts = (
+            int(r[k]) for k in ("gpus", "global_batch_seqs", "microbatch_seqs", "model_parallel_size")
+        )
+        real = hardware_flops(batch, 2048, model.layers, model.hidden, 51200) / (
+            float(r["hw_tflops_per_gpu"]) * 1e12 * n
+        )
         if scheme == "PTD-P":
             guess = fastest(model, A100, batch, 2048, n // parts, 8, parts // 8, (b,), **OLD)
         else:  # DeepSpeed of 2021: gathers ahead of need, but through one port of a node
@@ -102,31 +150,52 @@ def deepspeed(name):
     for r in rows("large_runs.csv"):
         if r["model"].startswith(name) and r["iter_s"] and not r["note"].startswith("tuning"):
             model = gpt(r["layers"], r["hidden"], r["heads"], 250880 if name == "BLOOM" else 51200)
-            layout = Layout(int(r["dp"]), int(r["tp"]), int(r["pp"]), int(r["microbatch_seqs"]), zero=1, **{**OLD, "gradient_bytes": 2})
-            yield seconds(model, layout, A100, int(r["global_batch_seqs"]), 2048), float(r["iter_s"]), model, int(r["gpus"]), int(r["global_batch_seqs"]), 2048, A100
+            layout = Layout(
+                int(r["dp"]),
+                int(r["tp"]),
+                int(r["pp"]),
+                int(r["microbatch_seqs"]),
+                zero=1,
+                **{**OLD, "gradient_bytes": 2},
+            )
+            yield (
+                seconds(model, layout, A100, int(r["global_batch_seqs"]), 2048),
+                float(r["iter_s"]),
+                model,
+                int(r["gpus"]),
+                int(r["global_batch_seqs"]),
+                2048,
+                A100,
+            )
 
 
 def mt_nlg():
-    (guess, real, *_), = deepspeed("BLOOM")
+    ((guess, real, *_),) = deepspeed("BLOOM")
     for predicted, *rest in deepspeed("MT-NLG"):
         yield predicted * real / guess, *rest
 
 
 def zero_bubble(*schedules):
-    """ZB-1p is the order that its authors' program finds within the memory of 1F1B; its printed bubble rates are ZB-H1's."""
+    """ZB-1p is the order that its authors' program finds within the memory of 1F1B; its printed bubble rates
+    are ZB-H1's.
+    """
     for r in rows("zero_bubble_2023.csv"):
         if r["schedule"] in schedules:
             p, b, m = (int(r[k]) for k in ("pp_gpus", "microbatch_seqs", "num_microbatches"))
             model = gpt(r["layers"], r["hidden"], r["heads"], positions=1024)
             v = (model.layers + 2) // p if r["schedule"] == "1F1B-I" else 1
             name = {"1F1B-I": "interleaved", "ZB-1p": "ZB-H1"}.get(r["schedule"], r["schedule"])
-            layout = Layout(1, 1, p, b, v, name, sequence_parallel=False, fused_attention=False, gradient_bytes=4)
+            layout = Layout(
+                1, 1, p, b, v, name, sequence_parallel=False, fused_attention=False, gradient_bytes=4
+            )
             real = m * b / (p * float(r["measured_samples_per_gpu_per_s"]))
             yield seconds(model, layout, ROCE, m * b, 1024), real, model, p, m * b, 1024, ROCE
 
 
 def bubble_rates():
-    """Zero Bubble's rates (Table 5) beside those simulated from the times of its Table 9, which need no cost model: (row of the table, simulated)."""
+    """Zero Bubble's rates (Table 5) beside those simulated from the times of its Table 9, which need no cost
+    model: (row of the table, simulated).
+    """
     make = {"1F1B": one_f_one_b, "ZB-H1": zb_h1, "ZB-H2": zb_h2}
     for r in rows("zero_bubble_2023.csv"):
         if r["schedule"] in make:
@@ -137,8 +206,11 @@ def bubble_rates():
 
 
 def llama_405b():
-    """The third row cuts each sequence over 16 ranks too: a rank computes a sixteenth of every sequence, but looks at all of its
-    keys and values, which are gathered for each layer's forward and backward, and their gradients scattered, over one port a GPU."""
+    """The third row cuts each sequence over 16 ranks too: a rank computes a sixteenth of every sequence, but
+    looks at all of its
+    keys and values, which are gathered for each layer's forward and backward, and their gradients scattered,
+    over one port a GPU.
+    """
     model, c = MODELS["llama-3-405b"], constants()
     for r in rows("llama_3_405b_table4.csv"):
         d, t, p, cp, n, s = (int(r[k]) for k in ("dp", "tp", "pp", "cp", "gpus", "seq_len"))
@@ -147,8 +219,12 @@ def llama_405b():
         gather = 3 * book("all_gather", 2 * 2 * s * model.kv_width / t, cp) / (H100.nic * c.nic)
         guesses = []
         for v in (1, 2, 4, 8):  # not printed
-            layout = Layout(d * cp, t, p, 1 / cp, v, "interleaved" if v > 1 else "1F1B", zero=1, gradient_bytes=4)
-            around = gather * model.layers * (m / p + (1 - 1 / p) / v)  # m times on this stage, and once on each other in the bubble
+            layout = Layout(
+                d * cp, t, p, 1 / cp, v, "interleaved" if v > 1 else "1F1B", zero=1, gradient_bytes=4
+            )
+            around = (
+                gather * model.layers * (m / p + (1 - 1 / p) / v)
+            )  # m times on this stage, and once on each other in the bubble
             guesses.append(float(sum(step_terms(model, layout, H100, m, s, True).values())) + around)
         yield min(guesses), real, model, n, batch, s, H100
 
@@ -158,14 +234,26 @@ def torchtitan():
     for r in rows("torchtitan_2024_a100.csv"):
         model, n, b, s = MODELS[r["model"]], int(r["gpus"]), int(r["microbatch_seqs"]), int(r["seq_len"])
         layout = Layout(n, microbatch=b, zero=3, recompute=r["recompute"], gradient_bytes=4, eager=True)
-        yield seconds(model, layout, A100, n * b, s, overlap=True), b * s / float(r["tokens_per_gpu_per_s"]), model, n, n * b, s, A100
+        yield (
+            seconds(model, layout, A100, n * b, s, overlap=True),
+            b * s / float(r["tokens_per_gpu_per_s"]),
+            model,
+            n,
+            n * b,
+            s,
+            A100,
+        )
 
 
 SETS = {
-    "Korthikanti 2022, T5 (fitted)": korthikanti, "Narayanan 2021, T1 (fitted)": narayanan_1,
-    "Narayanan 2021, T2 PTD-P": lambda: narayanan_2("PTD-P"), "Narayanan 2021, T2 ZeRO-3": lambda: narayanan_2("ZeRO-3"),
-    "MT-NLG 530B": mt_nlg, "Zero Bubble, 1F1B and interleaved": lambda: zero_bubble("1F1B", "1F1B-I"),
-    "Zero Bubble, ZB-1p": lambda: zero_bubble("ZB-1p"), "Llama 3 405B, T4": llama_405b,
+    "Korthikanti 2022, T5 (fitted)": korthikanti,
+    "Narayanan 2021, T1 (fitted)": narayanan_1,
+    "Narayanan 2021, T2 PTD-P": lambda: narayanan_2("PTD-P"),
+    "Narayanan 2021, T2 ZeRO-3": lambda: narayanan_2("ZeRO-3"),
+    "MT-NLG 530B": mt_nlg,
+    "Zero Bubble, 1F1B and interleaved": lambda: zero_bubble("1F1B", "1F1B-I"),
+    "Zero Bubble, ZB-1p": lambda: zero_bubble("ZB-1p"),
+    "Llama 3 405B, T4": llama_405b,
     "torchtitan, FSDP on 64 A100": torchtitan,
 }
 
@@ -174,8 +262,12 @@ def errors(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Relative errors of the model and of the null model, row by row."""
     found = list(SETS[name]())
     ours = np.array([guess / real - 1 for guess, real, *_ in found])
-    reached = np.array([batch * s * model.flops_per_token(s) / (real * n * cluster.device.flops)
-                        for _, real, model, n, batch, s, cluster in found])
+    reached = np.array(
+        [
+            batch * s * model.flops_per_token(s) / (real * n * cluster.device.flops)
+            for _, real, model, n, batch, s, cluster in found
+        ]
+    )
     null = min((reached / share - 1 for share in reached), key=lambda e: np.abs(e).mean())
     return ours, null
 
@@ -186,6 +278,19 @@ def table() -> Table:
     for name in SETS:
         ours, null = errors(name)
         a = 100 * np.abs(ours)
-        rows.append([name, str(len(a)), f"{a.mean():.1f} %", f"{np.median(a):.1f} %", f"{np.percentile(a, 90):.1f} %", f"{100 * ours.mean():+.1f} %",
-                     f"{100 * np.abs(null).mean():.1f} %", BEST_TOOL.get(name, "")])
-    return Table(["published table", "runs", "error (MAPE)", "median", "p90", "bias", "null model", "best known tool"], rows)
+        rows.append(
+            [
+                name,
+                str(len(a)),
+                f"{a.mean():.1f} %",
+                f"{np.median(a):.1f} %",
+                f"{np.percentile(a, 90):.1f} %",
+                f"{100 * ours.mean():+.1f} %",
+                f"{100 * np.abs(null).mean():.1f} %",
+                BEST_TOOL.get(name, ""),
+            ]
+        )
+    return Table(
+        ["published table", "runs", "error (MAPE)", "median", "p90", "bias", "null model", "best known tool"],
+        rows,
+    )

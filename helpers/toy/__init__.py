@@ -6,7 +6,8 @@ and updated weights are the twin's.
     module     split            each rank holds                what moves, and when
     data       data (DP)        the model, 1/d of the batch     gradients, once a step
     zero       ZeRO 1, 2, 3     as data, with less kept d times  gradients and weights, once or twice a step
-    tensor     tensor (TP, SP)  1/t of the blocks' matrices     activations and their gradients, in every block
+    tensor     tensor (TP, SP)  1/t of the blocks' matrices     activations and their gradients, in every
+    block
     pipeline   pipeline (PP)    1/p of the blocks               activations at the stages' boundaries
     grid       all three        1/(t·p) of the blocks           all of the above, each in its own group
 
@@ -15,13 +16,37 @@ h hidden, a heads; d, t, p the sizes of data, tensor and pipeline parallelism; m
 """
 
 from .backward import split_backward
-from .data import (average_gradients, data_parallel_step, my_share, overlap_gradients, share_weights)
+from .data import average_gradients, data_parallel_step, my_share, overlap_gradients, share_weights
 from .grid import grid_groups, grid_step, on_grid
-from .model import MLP, VOCABULARY, Attention, Block, Embedding, Head, ToyTransformer, loss_of, make_batch, twin_step
+from .model import (
+    MLP,
+    VOCABULARY,
+    Attention,
+    Block,
+    Embedding,
+    Head,
+    ToyTransformer,
+    loss_of,
+    make_batch,
+    twin_step,
+)
 from .pace import StandIn, pace
 from .pipeline import pipeline_step, run_schedule, split_depth, stage_of
-from .tensor import (Enter, Leave, conjugate, gather_sequence, gather_tokens, my_tokens, scatter_sequence,
-                     share_sequence, split_width, sum_norm_gradients, sum_tokens, tensor_parallel_step, whole_sequence)
+from .tensor import (
+    Enter,
+    Leave,
+    conjugate,
+    gather_sequence,
+    gather_tokens,
+    my_tokens,
+    scatter_sequence,
+    share_sequence,
+    split_width,
+    sum_norm_gradients,
+    sum_tokens,
+    tensor_parallel_step,
+    whole_sequence,
+)
 from .zero import Zero1, Zero2, Zero3
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -1,4 +1,7 @@
-"""A backward in two parts: I finds the input's gradient, which another stage awaits; W the weights', which nobody does."""
+"""A backward in two parts: I finds the input's gradient, which another stage awaits;
+
+W the weights', which nobody does.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +46,15 @@ class LateLinear(torch.autograd.Function):
         def find():
             found = dy.flatten(0, -2).T @ x.flatten(0, -2)
             weight.grad = found if weight.grad is None else weight.grad.add_(found)
+
         if weight.requires_grad:
             do_or_put_off(find)
         return dy @ weight, None
 
 
 def split_backward(module: nn.Module) -> nn.Module:
-    """Let every nn.Linear of `module` find its weight's gradient apart, so that B can run as I and W. Returns it.
+    """Let every nn.Linear of `module` find its weight's gradient apart, so that B can run as I and W. Returns
+    it.
 
     What is small (norms, embeddings) stays with I.
     """

@@ -19,7 +19,9 @@ def share_weights(model: nn.Module, group=None) -> None:
 
 
 def my_share(tensor, rank: int, size: int):
-    """The rows of `tensor` that `rank` of `size` works on; the first ranks take one more where they do not divide."""
+    """The rows of `tensor` that `rank` of `size` works on; the first ranks take one more where they do not
+    divide.
+    """
     return torch.tensor_split(tensor, size)[rank]
 
 
@@ -40,7 +42,9 @@ def data_parallel_step(model: nn.Module, tokens, targets, group=None, average=av
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if len(tokens) % size:
-        raise ValueError(f"a batch of {len(tokens)} does not divide by {size} ranks; take a multiple of {size}")
+        raise ValueError(
+            f"a batch of {len(tokens)} does not divide by {size} ranks; take a multiple of {size}"
+        )
     loss = loss_of(model(my_share(tokens, rank, size)), my_share(targets, rank, size))
     loss.backward()
     average(model, group)
@@ -48,7 +52,8 @@ def data_parallel_step(model: nn.Module, tokens, targets, group=None, average=av
 
 
 def overlap_gradients(model: nn.Module, bucket: float = 1e6, group=None) -> Callable[..., None]:
-    """Send gradients while backward still runs: as soon as `bucket` bytes of them are there, start their all-reduce.
+    """Send gradients while backward still runs: as soon as `bucket` bytes of them are there, start their
+    all-reduce.
 
     Backward finds the last layer's gradients first, so their all-reduce runs under the
     backward of the layers before it. Returns finish(), to be called after backward and

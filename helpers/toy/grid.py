@@ -17,7 +17,8 @@ from .tensor import split_width, sum_norm_gradients
 def grid_groups(d: int, p: int, t: int) -> DeviceMesh:
     """The world as a grid: rank = (i·p + j)·t + k for the coordinates i along dp, j along pp, k along tp.
 
-    tp is innermost, so that its groups are neighbours. `grid["tp"].get_group()` is this rank's group along tp.
+    tp is innermost, so that its groups are neighbours. `grid["tp"].get_group()` is this rank's group along
+    tp.
     Raises ValueError unless d·p·t is the number of ranks.
     """
     if d * p * t != dist.get_world_size():
@@ -34,13 +35,16 @@ def on_grid(model: ToyTransformer, grid: DeviceMesh, sequence: bool = False) -> 
 def grid_step(stage: nn.Sequential, tokens, targets, ops: Iterable, m: int, grid: DeviceMesh) -> float | None:
     """`twin_step` on the grid: the batch over dp, m microbatches down pp by `ops`, every matrix over tp.
 
-    ops: this pipeline rank's operations in order. Returns, on the last stage, the loss of this rank's share of the batch; else None.
+    ops: this pipeline rank's operations in order. Returns, on the last stage, the loss of this rank's share
+    of the batch; else None.
     Raises ValueError if the batch does not divide by d·m.
     """
     dp, pp = grid["dp"].get_group(), grid["pp"].get_group()
     d, p = dist.get_world_size(dp), dist.get_world_size(pp)
     if len(tokens) % (d * m):
-        raise ValueError(f"a batch of {len(tokens)} does not divide by d·m = {d}·{m} = {d * m}; take a multiple of {d * m}")
+        raise ValueError(
+            f"a batch of {len(tokens)} does not divide by d·m = {d}·{m} = {d * m}; take a multiple of {d * m}"
+        )
     mine = [my_share(whole, dist.get_rank(dp), d).chunk(m) for whole in (tokens, targets)]
     loss = run_schedule({dist.get_rank(pp): stage}, ops, list(range(p)), *mine, group=pp)
     if stage.token_parts > 1:

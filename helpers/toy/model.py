@@ -21,8 +21,10 @@ class Attention(nn.Module):
         self.out = nn.Linear(hidden, hidden, bias=False)
 
     def forward(self, x):  # (b, s, h)
-        q, k, v = (each(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (b, a, s, h/a)
-                   for each in (self.q, self.k, self.v))
+        q, k, v = (
+            each(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (b, a, s, h/a)
+            for each in (self.q, self.k, self.v)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).flatten(2))  # (b, s, h)
 
@@ -58,7 +60,7 @@ class Embedding(nn.Module):
         self.token, self.position = nn.Embedding(VOCABULARY, hidden), nn.Embedding(seq_len, hidden)
 
     def forward(self, tokens):  # (b, s) -> (b, s, h)
-        return self.token(tokens) + self.position.weight[:tokens.shape[1]]
+        return self.token(tokens) + self.position.weight[: tokens.shape[1]]
 
 
 class Head(nn.Module):
@@ -77,16 +79,29 @@ class ToyTransformer(nn.Sequential):
 
     hidden: a multiple of `heads`. heads: a multiple of 4, so that four ranks can share them.
     seq_len: the longest text it can read. seed: of the weights; equal seeds give equal twins.
-    tied: whether the head scores with the embedding's own matrix. Raises ValueError for sizes that do not fit.
+    tied: whether the head scores with the embedding's own matrix. Raises ValueError for sizes that do not
+    fit.
     """
 
-    def __init__(self, hidden: int = 256, heads: int = 4, layers: int = 4, seq_len: int = 64, seed: int = 0, tied: bool = False):
+    def __init__(
+        self,
+        hidden: int = 256,
+        heads: int = 4,
+        layers: int = 4,
+        seq_len: int = 64,
+        seed: int = 0,
+        tied: bool = False,
+    ):
         if heads % 4 or hidden % heads:
-            raise ValueError(f"hidden={hidden}, heads={heads}: heads must be a multiple of 4, "
-                             f"and hidden a multiple of heads; try hidden={max(1, hidden // 4) * 4}, heads=4")
+            raise ValueError(
+                f"hidden={hidden}, heads={heads}: heads must be a multiple of 4, "
+                f"and hidden a multiple of heads; try hidden={max(1, hidden // 4) * 4}, heads=4"
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            super().__init__(Embedding(hidden, seq_len), *(Block(hidden, heads) for _ in range(layers)), Head(hidden))
+            super().__init__(
+                Embedding(hidden, seq_len), *(Block(hidden, heads) for _ in range(layers)), Head(hidden)
+            )
         self.hidden, self.heads, self.seq_len, self.tied = hidden, heads, seq_len, tied
         self.token_parts = 1  # in how many parts the tokens between blocks are cut, by sequence parallelism
         if tied:

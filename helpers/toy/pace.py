@@ -1,4 +1,5 @@
-"""Timed stand-ins for compute. Many ranks on few cores cannot all compute at once, but they can all wait at once,
+"""Timed stand-ins for compute. Many ranks on few cores cannot all compute at once, but they can all wait at
+once,
 as if each had a device of its own. What they show of time is emulated; what they send is sent."""
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def pace(module: nn.Module, forward: float, backward: float) -> nn.Module:
 
 
 class StandIn(nn.Module):
-    """A pipeline stage that only takes time: `forward`, `input` and `weight` seconds for F, I and W; B is both of these."""
+    """A pipeline stage that only takes time: `forward`, `input` and `weight` seconds for F, I and W;
+
+    B is both of these.
+    """
 
     hidden, token_parts = VOCABULARY, 1  # what the last one makes can pass for scores
 
@@ -44,6 +48,8 @@ class StandIn(nn.Module):
         self.scale = nn.Parameter(torch.ones(self.hidden))
 
     def forward(self, x):
-        if not x.is_floating_point():  # tokens, (b, s): the first stage makes the first activation, (b, s, 256)
+        if (
+            not x.is_floating_point()
+        ):  # tokens, (b, s): the first stage makes the first activation, (b, s, 256)
             x = (x / VOCABULARY).unsqueeze(-1).repeat(1, 1, self.hidden)
         return _Pause.apply(x * self.scale, *self.seconds)

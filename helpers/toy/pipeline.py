@@ -14,16 +14,19 @@ from .model import ToyTransformer, loss_of
 
 
 def stage_of(model: ToyTransformer, stage: int, stages: int) -> nn.Sequential:
-    """Stage number `stage` of `stages`: its share of the blocks, with the embedding on the first and the head on the last.
+    """Stage number `stage` of `stages`: its share of the blocks, with the embedding on the first and the head
+    on the last.
 
     Raises ValueError if `stages` does not divide the number of blocks.
     """
     blocks = model.blocks
     if len(blocks) % stages:
-        raise ValueError(f"{len(blocks)} blocks do not divide by {stages} stages; "
-                         f"use a number of stages that divides {len(blocks)}")
+        raise ValueError(
+            f"{len(blocks)} blocks do not divide by {stages} stages; "
+            f"use a number of stages that divides {len(blocks)}"
+        )
     each = len(blocks) // stages
-    part = nn.Sequential(*blocks[stage * each:(stage + 1) * each])
+    part = nn.Sequential(*blocks[stage * each : (stage + 1) * each])
     if stage == 0:
         part.insert(0, model[0])
     if stage == stages - 1:
@@ -80,15 +83,27 @@ def sum_shared(stage: nn.Sequential, first: int, last: int, group=None) -> None:
 
 # -- any schedule ----------------------------------------------------------------------------
 
-def run_schedule(chunks: dict[int, nn.Module], ops: Iterable, rank_of: list[int], microbatches: list, targets: list,
-                 group=None, around: Callable[..., AbstractContextManager] = lambda op: nullcontext()) -> float | None:
+
+def run_schedule(
+    chunks: dict[int, nn.Module],
+    ops: Iterable,
+    rank_of: list[int],
+    microbatches: list,
+    targets: list,
+    group=None,
+    around: Callable[..., AbstractContextManager] = lambda op: nullcontext(),
+) -> float | None:
     """One step of a pipeline by a list of operations, on the rank that holds `chunks`.
 
-    chunks: stage number -> module. ops: this rank's operations in order, each with a kind (F forward, B backward,
-    I the part of backward that finds the input's gradient, W the part that finds the weights'), a microbatch and a stage.
-    rank_of[stage]: the rank of `group` that holds it. microbatches, targets: the batch cut into m equal pieces.
+    chunks: stage number -> module. ops: this rank's operations in order, each with a kind (F forward, B
+    backward,
+    I the part of backward that finds the input's gradient, W the part that finds the weights'), a microbatch
+    and a stage.
+    rank_of[stage]: the rank of `group` that holds it. microbatches, targets: the batch cut into m equal
+    pieces.
     around(op): a context to run each operation in, such as a clock's.
-    Returns the mean loss on the rank of the last stage, None on the others. Gradients are those of the whole batch.
+    Returns the mean loss on the rank of the last stage, None on the others. Gradients are those of the whole
+    batch.
     """
     rank, last, m = dist.get_rank(group), len(rank_of) - 1, len(microbatches)
     kept, here, sending, later, losses = {}, {}, [], {}, []
@@ -97,7 +112,9 @@ def run_schedule(chunks: dict[int, nn.Module], ops: Iterable, rank_of: list[int]
         if rank_of[to] == rank:
             here[kind, i, stage] = tensor
         else:
-            sending.append(dist.isend(tensor, group_dst=rank_of[to], group=group, tag=_tag(kind, i, stage, last)))
+            sending.append(
+                dist.isend(tensor, group_dst=rank_of[to], group=group, tag=_tag(kind, i, stage, last))
+            )
 
     def fetch(kind: str, i: int, source: int, like) -> torch.Tensor:
         """What stage `source` made for us: on this rank, or sent by another."""
@@ -113,7 +130,14 @@ def run_schedule(chunks: dict[int, nn.Module], ops: Iterable, rank_of: list[int]
             x = microbatches[i]
             if stage > 0:
                 b, s = x.shape
-                x = fetch("F", i, stage - 1, torch.empty(b, s // module.token_parts, module.hidden, dtype=next(module.parameters()).dtype))
+                x = fetch(
+                    "F",
+                    i,
+                    stage - 1,
+                    torch.empty(
+                        b, s // module.token_parts, module.hidden, dtype=next(module.parameters()).dtype
+                    ),
+                )
                 x.requires_grad_()
             with around(op):
                 y = module(x)

@@ -1,4 +1,5 @@
-"""Tensor parallelism: every matrix of a block is cut over the ranks; and sequence parallelism, which cuts what lies between.
+"""Tensor parallelism: every matrix of a block is cut over the ranks; and sequence parallelism, which cuts
+what lies between.
 
 The functions come in pairs: what one does forward, the other does backward.
 
@@ -23,7 +24,9 @@ from .names import reduce_scatter
 
 
 class Enter(torch.autograd.Function):
-    """f of Megatron-LM (Shoeybi et al. 2019, figure 3): forward the same x everywhere, backward the sum of dx."""
+    """f of Megatron-LM (Shoeybi et al. 2019, figure 3): forward the same x everywhere, backward the sum of
+    dx.
+    """
 
     @staticmethod
     def forward(ctx, x, group):
@@ -53,9 +56,12 @@ class Leave(torch.autograd.Function):
 
 # -- sequence parallelism: b·s·h numbers between the pairs become b·(s/t)·h -------------------
 
+
 def gather_tokens(x, group=None):
     """(b, s/t, h) of each rank -> (b, s, h) on all."""
-    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
+    parts = [
+        torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))
+    ]
     dist.all_gather(parts, x.contiguous(), group=group)
     return torch.cat(parts, dim=1)
 
@@ -74,7 +80,10 @@ def my_tokens(x, group=None):
 
 
 def conjugate(forward, backward):
-    """A function (x, group) -> y for autograd, from what it does forward and what it does backward, both (x, group) -> y."""
+    """A function (x, group) -> y for autograd, from what it does forward and what it does backward, both (x,
+    group) -> y.
+    """
+
     class Pair(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, group):
@@ -84,19 +93,24 @@ def conjugate(forward, backward):
         @staticmethod
         def backward(ctx, dy):
             return backward(dy, ctx.group), None
+
     return lambda x, group=None: Pair.apply(x, group)
 
 
 gather_sequence = conjugate(gather_tokens, sum_tokens)  # before a pair: every rank needs all tokens
 scatter_sequence = conjugate(sum_tokens, gather_tokens)  # behind a pair: add the shares, keep my tokens
 share_sequence = conjugate(my_tokens, gather_tokens)  # where all ranks hold the same x: keep my tokens
-whole_sequence = conjugate(gather_tokens, my_tokens)  # where all ranks go on with the same x: fetch all tokens
+whole_sequence = conjugate(
+    gather_tokens, my_tokens
+)  # where all ranks go on with the same x: fetch all tokens
 
 
 # -- the split model -------------------------------------------------------------------------
 
+
 def split_width(model: ToyTransformer, group=None, sequence: bool = False) -> ToyTransformer:
-    """Keep this rank's columns of q, k, v, up and rows of out, down. The model is changed in place and returned.
+    """Keep this rank's columns of q, k, v, up and rows of out, down. The model is changed in place and
+    returned.
 
     A column split makes each rank's output a part of the vector; the row split that
     follows takes just that part in. So a pair needs one sum, at its end, and that sum's
@@ -107,11 +121,16 @@ def split_width(model: ToyTransformer, group=None, sequence: bool = False) -> To
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if model.heads % size:
-        raise ValueError(f"{model.heads} heads do not divide by {size} ranks; "
-                         f"use a number of ranks that divides {model.heads}, or more heads")
+        raise ValueError(
+            f"{model.heads} heads do not divide by {size} ranks; "
+            f"use a number of ranks that divides {model.heads}, or more heads"
+        )
     before, behind = (gather_sequence, scatter_sequence) if sequence else (Enter.apply, Leave.apply)
     for block in model.blocks:
-        for part, columns, rows in ((block.attention, ("q", "k", "v"), ("out",)), (block.mlp, ("up",), ("down",))):
+        for part, columns, rows in (
+            (block.attention, ("q", "k", "v"), ("out",)),
+            (block.mlp, ("up",), ("down",)),
+        ):
             for name in columns:
                 _keep(getattr(part, name), rank, size, dim=0)  # nn.Linear stores its matrix transposed
             for name in rows:
@@ -126,16 +145,21 @@ def split_width(model: ToyTransformer, group=None, sequence: bool = False) -> To
 
 
 def _keep(linear: nn.Linear, rank: int, size: int, dim: int) -> None:
-    linear.weight = nn.Parameter(linear.weight.data.chunk(size, dim)[rank].clone(),
-                                 requires_grad=linear.weight.requires_grad)
+    linear.weight = nn.Parameter(
+        linear.weight.data.chunk(size, dim)[rank].clone(), requires_grad=linear.weight.requires_grad
+    )
 
 
 tensor_parallel_step = twin_step  # every rank sees the whole batch and ends with the whole loss
 
 
 def sum_norm_gradients(model: nn.Module, group=None) -> None:
-    """Under sequence parallelism a block's norms see a rank's tokens only: add up their gradients, once a step."""
-    norms = [norm for block in model.modules() if isinstance(block, Block) for norm in (block.norm1, block.norm2)]
+    """Under sequence parallelism a block's norms see a rank's tokens only: add up their gradients, once a
+    step.
+    """
+    norms = [
+        norm for block in model.modules() if isinstance(block, Block) for norm in (block.norm1, block.norm2)
+    ]
     gradients = [p.grad for norm in norms for p in norm.parameters() if p.grad is not None]
     flat = parameters_to_vector(gradients)
     dist.all_reduce(flat, group=group)

@@ -35,7 +35,9 @@ class Unit:
         return torch.cat([flat, flat.new_zeros(self.each * self.size - self.n)])
 
     def reduce_gradients(self) -> None:
-        """The mean of the ranks' gradients, this rank's shard of it, into shard.grad (added to what is there)."""
+        """The mean of the ranks' gradients, this rank's shard of it, into shard.grad (added to what is
+        there).
+        """
         whole = self._fill(parameters_to_vector([p.grad for p in self.parameters]))
         mine = torch.empty_like(self.shard)
         reduce_scatter(mine, whole, group=self.group)
@@ -46,7 +48,7 @@ class Unit:
         """Every rank's shard, put together, into the parameters."""
         parts = [torch.empty_like(self.shard.data) for _ in range(self.size)]
         dist.all_gather(parts, self.shard.data, group=self.group)
-        pieces = torch.cat(parts)[:self.n].split([p.numel() for p in self.parameters])
+        pieces = torch.cat(parts)[: self.n].split([p.numel() for p in self.parameters])
         for p, piece in zip(self.parameters, pieces):
             p.data.copy_(piece.view_as(p))
 
@@ -60,7 +62,10 @@ class _Zero:
     def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None):
         trainable = [[p for p in part.parameters() if p.requires_grad] for part in model]
         if len({id(p) for part in trainable for p in part}) < sum(map(len, trainable)):
-            raise ValueError("two parts of the model share a parameter; ZeRO cuts each part alone, so give it an untied model")
+            raise ValueError(
+                "two parts of the model share a parameter; ZeRO cuts each part alone, so give it an untied"
+                " model"
+            )
         self.units = [Unit(parameters, group) if parameters else None for parameters in trainable]
         self.optimizer = torch.optim.AdamW([unit.shard for unit in self.units if unit], lr=lr)
 
@@ -83,7 +88,9 @@ class Zero1(_Zero):
 
 
 class Zero2(_Zero):
-    """Gradients in shards too: a unit's are reduced as soon as backward has all of them, and the whole ones let go."""
+    """Gradients in shards too: a unit's are reduced as soon as backward has all of them, and the whole ones
+    let go.
+    """
 
     def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None):
         super().__init__(model, lr, group)
@@ -99,6 +106,7 @@ class Zero2(_Zero):
                 unit.reduce_gradients()
                 self._let_go(unit)
                 missing.update(unit.parameters)
+
         for p in unit.parameters:
             p.register_post_accumulate_grad_hook(found)
 
@@ -113,7 +121,8 @@ class Zero2(_Zero):
 
 
 class Zero3(Zero2):
-    """Weights in shards too: a unit's are gathered before its forward and again before its backward, and let go after.
+    """Weights in shards too: a unit's are gathered before its forward and again before its backward, and let
+    go after.
 
     PyTorch calls this fully sharded data parallelism, FSDP.
     """
@@ -138,7 +147,10 @@ class Zero3(Zero2):
         unit.gather_weights()
 
     def empty(self, unit: Unit) -> None:
-        """Free the memory behind the weights. What autograd has saved of them is the same memory, and comes back with them."""
+        """Free the memory behind the weights.
+
+        What autograd has saved of them is the same memory, and comes back with them.
+        """
         for p in unit.parameters:
             p.untyped_storage().resize_(0)
 

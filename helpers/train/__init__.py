@@ -1,37 +1,48 @@
-"""Train the 4-layer model for real, sharded by (dp, tp, pp), on whatever is there: CPUs over gloo, GPUs over NCCL.
+"""Train the 4-layer model for real, sharded by (dp, tp, pp), on whatever is there: CPUs over gloo, GPUs over
+NCCL.
 
     python -m helpers.train                                                          one process: the twin
     torchrun --nproc-per-node 8 -m helpers.train --dp 2 --tp 2 --pp 2                 eight on one machine
     accelerate launch --multi_gpu --num_processes 8 -m helpers.train --dp 2 --tp 2 --pp 2
 
-On several machines, run the same on each of them (two of four ranks here), where HOST is the name of one of them:
+On several machines, run the same on each of them (two of four ranks here), where HOST is the name of one of
+them:
 
     torchrun --nnodes 1:2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
              --max-restarts 3 -m helpers.train --tp 2 --pp 2 --out /shared/run
 
-    srun --ntasks 16 bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=HOST MASTER_PORT=29400 \\
+    srun --ntasks 16 bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=HOST MASTER_PORT=29400
+    \\
              python -m helpers.train --tp 2 --pp 2 --out /shared/run'
 
-With torchrun dp is left to what is there, so when the machine other than HOST is lost, torchrun starts again on one, and the run goes on
-from its last checkpoint with half the data parallelism. HOST itself keeps the list of who is there: without it, start again.
+With torchrun dp is left to what is there, so when the machine other than HOST is lost, torchrun starts again
+on one, and the run goes on
+from its last checkpoint with half the data parallelism. HOST itself keeps the list of who is there: without
+it, start again.
 
-The first line says on what the ranks train: on GPUs over NCCL where each rank can have one of its own, else all on the
-CPU over gloo. gloo listens on the network that leads to the other hosts; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name
-another one, as `ip addr` shows them. A rank that hears nothing for `--timeout` seconds says so and ends; on GPUs that
+The first line says on what the ranks train: on GPUs over NCCL where each rank can have one of its own, else
+all on the
+CPU over gloo. gloo listens on the network that leads to the other hosts; GLOO_SOCKET_IFNAME and
+NCCL_SOCKET_IFNAME name
+another one, as `ip addr` shows them. A rank that hears nothing for `--timeout` seconds says so and ends; on
+GPUs that
 is the longest a step may take.
 
 What splits what:
 
-    dp   FSDP2 (`fully_shard`): examples, weights, gradients and optimizer state. `--shard 2` of `--dp 8` keeps 4 replicas
+    dp   FSDP2 (`fully_shard`): examples, weights, gradients and optimizer state. `--shard 2` of `--dp 8`
+    keeps 4 replicas
          of 2 shards each; `--shard 1` is plain data parallelism
     tp   DTensor (`parallelize_module`): the matrices of every block; `--sp` also what lies between them
     pp   `torch.distributed.pipelining`: the blocks; `--schedule 1F1B` or `GPipe`
 
-Every layout computes the twin's step: same text, same batch, same weights. The batch of step k depends on the seed
+Every layout computes the twin's step: same text, same batch, same weights. The batch of step k depends on the
+seed
 and on k alone, so a run may go on under another layout. Text is bytes, by default this course's own prose.
 
 With `--out run` it writes run/metrics.jsonl, a line for each step, and every `--every` steps a checkpoint
-(see `helpers.train.checkpoint`). Started again with the same `--out` it goes on from the last complete one, and says so.
+(see `helpers.train.checkpoint`). Started again with the same `--out` it goes on from the last complete one,
+and says so.
 `--sample "The "` afterwards lets the trained model write, in one process.
 """
 

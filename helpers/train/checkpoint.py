@@ -24,11 +24,17 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 
 UNFINISHED = ".unfinished"
 ABOUT = "about.json"
-# Optimizer state goes by the parameters' names, not by their place in a group: another layout groups them otherwise.
+# Optimizer state goes by the parameters' names, not by their place in a group: another layout groups them
+# otherwise.
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -45,7 +51,8 @@ def complete(run: Path) -> list[Path]:
 def save(run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, about: dict) -> Path:
     """Write a checkpoint; every rank calls it. about: what `load` will compare and show, JSON values.
 
-    Returns its folder. Raises SaveFailed (on all ranks) when the disk is full or the folder cannot be written.
+    Returns its folder. Raises SaveFailed (on all ranks) when the disk is full or the folder cannot be
+    written.
     """
     folder = run / f"step-{step:06d}"
     unfinished = folder.with_name(folder.name + UNFINISHED)
@@ -110,7 +117,9 @@ def read_about(folder: Path) -> dict:
         files = about["files"]
         about["step"], about["model"].items(), files.items()  # what is read of it later
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{folder} is not a complete checkpoint: its {ABOUT} cannot be read; {_others(folder)}") from None
+        raise ValueError(
+            f"{folder} is not a complete checkpoint: its {ABOUT} cannot be read; {_others(folder)}"
+        ) from None
     for name, size in files.items():
         path = folder / name
         if not path.exists() or path.stat().st_size != size:
@@ -125,7 +134,8 @@ def _others(folder: Path) -> str:
 
 
 def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
-    """Read a checkpoint into a model and an optimizer, split in whatever way; every rank calls it. Returns its `about`.
+    """Read a checkpoint into a model and an optimizer, split in whatever way; every rank calls it. Returns
+    its `about`.
 
     Raises ValueError as `read_about`, and if it is a checkpoint of another model.
     """
@@ -150,7 +160,10 @@ def _read(wanted: dict, folder: Path, about: dict, **how) -> None:
     try:
         dcp.load(wanted, checkpoint_id=folder, **how)
     except (dcp.CheckpointException, RuntimeError, ValueError) as e:
-        raise ValueError(f"{folder} holds another model ({about.get('model', 'of unknown size')}), or is damaged: {_first_reason(e)}") from None
+        raise ValueError(
+            f"{folder} holds another model ({about.get('model', 'of unknown size')}), or is damaged:"
+            f" {_first_reason(e)}"
+        ) from None
 
 
 @contextmanager

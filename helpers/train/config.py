@@ -18,7 +18,11 @@ MOST = 10**9  # of any number of a run: steps, seconds, a seed
 
 @dataclass(frozen=True)
 class Config:
-    """A run. Sizes count sequences and tokens; `batch` is for one step over all ranks, `microbatch` for one rank at a time."""
+    """A run.
+
+    Sizes count sequences and tokens; `batch` is for one step over all ranks, `microbatch` for one rank at a
+    time.
+    """
 
     dp: int = 0  # 0: what the ranks leave when tp and pp are taken
     tp: int = 1
@@ -47,9 +51,15 @@ class Config:
     def __post_init__(self):
         """Raises ValueError for numbers that no run can have."""
         for f in (f for f in fields(self) if f.type in ("int", "float")):
-            value, least = getattr(self, f.name), 0 if f.name in ("dp", "shard", "microbatch", "warmup", "seed", "weight_decay") else 1
+            value, least = (
+                getattr(self, f.name),
+                (0 if f.name in ("dp", "shard", "microbatch", "warmup", "seed", "weight_decay") else 1),
+            )
             if value < least if f.type == "int" else not (value > 0 or value == 0 == least):
-                raise ValueError(f"{f.name} must be {'at least ' + str(least) if f.type == 'int' else 'positive'}, not {value}")
+                raise ValueError(
+                    f"{f.name} must be {'at least ' + str(least) if f.type == 'int' else 'positive'}, not"
+                    f" {value}"
+                )
             if value > MOST:
                 raise ValueError(f"{f.name} must be at most {MOST:,}, not {value}")
 
@@ -58,23 +68,36 @@ class Config:
         if not self.dp and ranks % (self.tp * self.pp) == 0:
             return replace(self, dp=ranks // (self.tp * self.pp)).checked(ranks)
         if (needed := max(1, self.dp) * self.tp * self.pp) != ranks:
-            raise ValueError(f"dp·tp·pp = {self.dp or '?'}·{self.tp}·{self.pp}{f' = {needed}' if self.dp else ''}, but {ranks} "
-                             f"process{'es were' if ranks > 1 else ' was'} started; start one for each, as torchrun --nproc-per-node {needed}")
+            raise ValueError(
+                f"dp·tp·pp = {self.dp or '?'}·{self.tp}·{self.pp}{f' = {needed}' if self.dp else ''}, but"
+                f" {ranks} process{'es were' if ranks > 1 else ' was'} started; start one for each, as"
+                f" torchrun --nproc-per-node {needed}"
+            )
         if self.schedule not in SCHEDULES or self.precision not in PRECISIONS:
-            raise ValueError(f"schedule is one of {', '.join(SCHEDULES)} and precision one of {', '.join(PRECISIONS)}, not {self.schedule!r} and {self.precision!r}")
+            raise ValueError(
+                f"schedule is one of {', '.join(SCHEDULES)} and precision one of {', '.join(PRECISIONS)}, not"
+                f" {self.schedule!r} and {self.precision!r}"
+            )
         shard = self.shard or self.dp
         if self.dp % shard:
-            raise ValueError(f"shard {shard} does not divide dp {self.dp}; the weights are shared out among equal groups")
+            raise ValueError(
+                f"shard {shard} does not divide dp {self.dp}; the weights are shared out among equal groups"
+            )
         share = self.batch // self.dp
         microbatch = self.microbatch or max(1, share if self.pp == 1 else share // (2 * self.pp))
         check(self.shape, Layout(self.dp, self.tp, self.pp, microbatch), self.batch)
         if self.layers % self.pp:
             raise ValueError(f"{self.layers} layers do not divide over {self.pp} stages")
         if self.schedule == "1F1B" and self.batch // (self.dp * microbatch) < self.pp:
-            raise ValueError(f"1F1B needs at least as many microbatches as stages: {self.batch // (self.dp * microbatch)} of {microbatch} sequences are too few for "
-                             f"{self.pp}; take a smaller microbatch, a larger batch, or --schedule GPipe")
+            raise ValueError(
+                f"1F1B needs at least as many microbatches as stages: {self.batch // (self.dp * microbatch)}"
+                f" of {microbatch} sequences are too few for {self.pp}; take a smaller microbatch, a larger"
+                " batch, or --schedule GPipe"
+            )
         if self.sp and self.seq_len % self.tp:
-            raise ValueError(f"with sequence parallelism tp {self.tp} must divide the sequence of {self.seq_len} tokens")
+            raise ValueError(
+                f"with sequence parallelism tp {self.tp} must divide the sequence of {self.seq_len} tokens"
+            )
         return replace(self, shard=shard, microbatch=microbatch)
 
     @property
@@ -84,8 +107,14 @@ class Config:
 
     @property
     def layout(self) -> str:
-        return f"dp {self.dp} · tp {self.tp} · pp {self.pp}" + " · sp" * self.sp + (f" · shard {self.shard}" if self.shard not in (0, self.dp) else "")
+        return (
+            f"dp {self.dp} · tp {self.tp} · pp {self.pp}"
+            + " · sp" * self.sp
+            + (f" · shard {self.shard}" if self.shard not in (0, self.dp) else "")
+        )
 
     def model(self) -> toy.ToyTransformer:
         """The whole model, equal wherever it is made."""
-        return toy.ToyTransformer(self.hidden, self.heads, self.layers, self.seq_len, self.seed).to(PRECISIONS["float64" if self.precision == "float64" else "float32"])
+        return toy.ToyTransformer(self.hidden, self.heads, self.layers, self.seq_len, self.seed).to(
+            PRECISIONS["float64" if self.precision == "float64" else "float32"]
+        )

@@ -25,7 +25,6 @@ from . import checkpoint
 from .config import Config
 from .run import sample, train
 
-
 # -- joining -----------------------------------------------------------------------------------
 
 
@@ -33,14 +32,16 @@ def join_group(timeout: float) -> tuple[torch.device, str]:
     """Join the group that a launcher has started, or make one of this process alone.
 
     Returns the device that this rank trains on, and a sentence that says which ones all ranks train on. They
-    decide it together: on GPUs over NCCL where each rank can have one of its own, else all on the CPU over gloo.
+    decide it together: on GPUs over NCCL where each rank can have one of its own, else all on the CPU over
+    gloo.
     Raises ValueError where several processes were started and none was told its rank.
     """
     if "RANK" not in os.environ:
         if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
             raise ValueError(
-                "srun has started several processes and told none of them its rank; start with RANK=$SLURM_PROCID "
-                "WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=HOST MASTER_PORT=29400 in each task's environment"
+                "srun has started several processes and told none of them its rank; start with"
+                " RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=HOST MASTER_PORT=29400 in each"
+                " task's environment"
             )
         store, rank, n = dist.HashStore(), 0, 1
     else:
@@ -75,16 +76,19 @@ def where(seen: list[tuple[str, ...]], taken: list[int] | None) -> str:
     if not there:
         return f"{ranks} on the CPU over gloo"
     return (
-        f"{ranks} on the CPU over gloo. There {'are' if there > 1 else 'is'} {there} GPU{'s' * (there > 1)}, but each rank needs its own: "
-        "to train on GPUs, start on each machine no more ranks than it has GPUs"
+        f"{ranks} on the CPU over gloo. There {'are' if there > 1 else 'is'} {there} GPU{'s' * (there > 1)},"
+        " but each rank needs its own: to train on GPUs, start on each machine no more ranks than it has"
+        " GPUs"
     )
 
 
 def agree_on_attempt(store: dist.Store, rank: int, n: int) -> str:
     """A name that the n ranks which are starting have in common, and none that was started before them.
 
-    torchrun keeps one store for all its restarts, and gloo would look up the addresses of ranks that are dead. So every rank asks with
-    a token of its own, and rank 0 answers each until it has come. Raises DistNetworkError when a rank does not within the store's timeout.
+    torchrun keeps one store for all its restarts, and gloo would look up the addresses of ranks that are
+    dead. So every rank asks with
+    a token of its own, and rank 0 answers each until it has come. Raises DistNetworkError when a rank does
+    not within the store's timeout.
     """
     if rank:
         token = uuid.uuid4().hex
@@ -107,7 +111,9 @@ def agree_on_attempt(store: dist.Store, rank: int, n: int) -> str:
 
 
 def _introduce(store: dist.Store, rank: int, n: int) -> list[dict]:
-    """What every rank says of itself: the GPUs that it sees, its host, and its address on the way to the first rank."""
+    """What every rank says of itself: the GPUs that it sees, its host, and its address on the way to the
+    first rank.
+    """
     me = {
         "gpus": devices.identities(),
         "host": _host(),
@@ -126,7 +132,10 @@ def _host() -> str:
 
 
 def own_address(other: str) -> str:
-    """The address of this machine from which it reaches another. Nothing is sent. '' where no way leads there."""
+    """The address of this machine from which it reaches another.
+
+    Nothing is sent. '' where no way leads there.
+    """
     try:
         family, kind, _, _, address = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as s:
@@ -214,7 +223,8 @@ def main(argv: list[str] | None = None) -> int:
 def within(seconds: float, otherwise, device: torch.device):
     """What runs in this block must end within `seconds`, else `otherwise()` is called, on another thread.
 
-    For GPUs: a collective whose other ranks are gone holds the GPU up and not Python, which then waits for a number,
+    For GPUs: a collective whose other ranks are gone holds the GPU up and not Python, which then waits for a
+    number,
     and would until NCCL's watchdog ended the process. On a CPU gloo raises by itself, and nothing is watched.
     """
     timer = threading.Timer(seconds, otherwise)
@@ -228,7 +238,9 @@ def within(seconds: float, otherwise, device: torch.device):
 
 
 def _leave(config: Config, why: str) -> None:
-    """Say that the others are lost, and end this process at once: a broken group cannot be left in good order."""
+    """Say that the others are lost, and end this process at once: a broken group cannot be left in good
+    order.
+    """
     saved = checkpoint.complete(Path(config.out)) if config.out else []
     print(
         f"rank {os.environ.get('RANK', '0')} has lost the others ({why}). "
@@ -243,8 +255,10 @@ def _leave(config: Config, why: str) -> None:
     os._exit(1)
 
 
-# What gloo, NCCL and PyTorch's store say when another rank is gone or silent. NCCL's ncclSystemError is a call of the
-# operating system that failed, most often on a socket to another rank; its ncclInvalidUsage, ncclInvalidArgument,
+# What gloo, NCCL and PyTorch's store say when another rank is gone or silent. NCCL's ncclSystemError is a
+# call of the
+# operating system that failed, most often on a socket to another rank; its ncclInvalidUsage,
+# ncclInvalidArgument,
 # ncclUnhandledCudaError and ncclInternalError are faults of this side.
 LOST = (
     "connection closed",

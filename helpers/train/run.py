@@ -22,12 +22,19 @@ from .trainer import Trainer
 
 tqdm.set_lock(threading.RLock())  # its own is for several processes, and outlives a rank that is killed
 
-def train(config: Config, device: torch.device = devices.CPU, say: Callable[[str], None] = lambda line: None,
-          watched: Callable[[], AbstractContextManager] = nullcontext) -> Trainer:
+
+def train(
+    config: Config,
+    device: torch.device = devices.CPU,
+    say: Callable[[str], None] = lambda line: None,
+    watched: Callable[[], AbstractContextManager] = nullcontext,
+) -> Trainer:
     """A whole run on this rank.
 
-    device: see `Trainer`. say: gets a line when something happens that one should know. watched: makes the block in
-    which each step runs. Raises ValueError for a configuration, a text, a folder or a checkpoint that will not do, and where the loss is no number any more.
+    device: see `Trainer`. say: gets a line when something happens that one should know. watched: makes the
+    block in
+    which each step runs. Raises ValueError for a configuration, a text, a folder or a checkpoint that will
+    not do, and where the loss is no number any more.
     """
     trainer = Trainer(config, device)
     config, chief = trainer.config, dist.get_rank() == 0
@@ -50,8 +57,11 @@ def train(config: Config, device: torch.device = devices.CPU, say: Callable[[str
             with watched():
                 line = trainer.step()
             if not (math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"])):
-                raise ValueError(f"step {trainer.number} has a loss of {line['loss']} and a gradient norm of {line['grad_norm']}, so training has ended; "
-                                 "nothing was saved after it. Take a smaller lr")
+                raise ValueError(
+                    f"step {trainer.number} has a loss of {line['loss']} and a gradient norm of"
+                    f" {line['grad_norm']}, so training has ended; nothing was saved after it. Take a"
+                    " smaller lr"
+                )
             line |= {"seconds": time.perf_counter() - start}
             line |= {"tokens_per_second": config.batch * config.seq_len / line["seconds"]}
             print(json.dumps(line), file=metrics, flush=True)
@@ -90,7 +100,10 @@ def read_metrics(run: Path) -> list[dict]:
 
 
 def sample(run: Path, prompt: str = "The ", length: int = 200, seed: int = 0) -> str:
-    """What the model of the last complete checkpoint writes after `prompt`, in one process. Raises ValueError."""
+    """What the model of the last complete checkpoint writes after `prompt`, in one process.
+
+    Raises ValueError.
+    """
     if not (found := checkpoint.complete(run)):
         raise ValueError(f"{run} has no complete checkpoint yet")
     sizes = checkpoint.read_about(found[-1])["model"]
@@ -102,6 +115,6 @@ def write(model: toy.ToyTransformer, prompt: str, length: int, seed: int = 0) ->
     """`prompt`, and `length` bytes that the model puts behind it."""
     said, chance = list(prompt.encode()) or [10], torch.Generator().manual_seed(seed)
     for _ in range(length):
-        scores = model(torch.tensor([said[-model.seq_len:]]))[0, -1]
+        scores = model(torch.tensor([said[-model.seq_len :]]))[0, -1]
         said.append(torch.multinomial((scores / 0.7).softmax(-1), 1, generator=chance).item())
     return bytes(said).decode(errors="replace")

@@ -1,4 +1,6 @@
-"""How `helpers.train` splits the model, with PyTorch's own tools: a mesh, DTensor, FSDP2, and a stage of a pipeline."""
+"""How `helpers.train` splits the model, with PyTorch's own tools: a mesh, DTensor, FSDP2, and a stage of a
+pipeline.
+"""
 
 from __future__ import annotations
 
@@ -11,49 +13,89 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout  # PyTorch has no public one
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, PrepareModuleOutput, RowwiseParallel,
-                                               SequenceParallel, parallelize_module)
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from .. import devices, toy
 from .config import Config
 
 
 def mesh_of(config: Config, device: str) -> DeviceMesh:
-    """The ranks as a box: tp innermost, where links are fastest, then the shards, the replicas, the stages."""
-    mesh = init_device_mesh(device, (config.pp, config.dp // config.shard, config.shard, config.tp), mesh_dim_names=("pp", "replicate", "shard", "tp"))
-    for group in mesh.get_all_groups():  # a group that is made later does not take over the first one's timeout
+    """The ranks as a box: tp innermost, where links are fastest, then the shards, the replicas, the
+    stages.
+    """
+    mesh = init_device_mesh(
+        device,
+        (config.pp, config.dp // config.shard, config.shard, config.tp),
+        mesh_dim_names=("pp", "replicate", "shard", "tp"),
+    )
+    for (
+        group
+    ) in mesh.get_all_groups():  # a group that is made later does not take over the first one's timeout
         _set_pg_timeout(timedelta(seconds=config.timeout * devices.PATIENCE[device]), group)
     return mesh
 
 
 def stage_of(config: Config, stage: int) -> nn.Sequential:
-    """The parts of one pipeline stage, under the names they have in the whole model, so that checkpoints fit any layout."""
+    """The parts of one pipeline stage, under the names they have in the whole model, so that checkpoints fit
+    any layout.
+    """
     each = config.layers // config.pp
-    first, last = stage * each + (stage > 0), (stage + 1) * each + (stage == config.pp - 1)  # 0 is the embedding, layers + 1 the head
-    return nn.Sequential(OrderedDict((name, part) for name, part in config.model().named_children() if first <= int(name) <= last))
+    first, last = (
+        stage * each + (stage > 0),
+        (stage + 1) * each + (stage == config.pp - 1),
+    )  # 0 is the embedding, layers + 1 the head
+    return nn.Sequential(
+        OrderedDict(
+            (name, part) for name, part in config.model().named_children() if first <= int(name) <= last
+        )
+    )
 
 
 def tensor_parallel_plan(block: nn.Module, sp: bool) -> dict:
     """How DTensor splits one part of the model: Megatron's pairs, each entered once (see drop 06).
 
-    Under sequence parallelism each rank holds its tokens only between the pairs; the embedding shares them out, the head fetches them.
+    Under sequence parallelism each rank holds its tokens only between the pairs; the embedding shares them
+    out, the head fetches them.
     """
     outside = Shard(1) if sp else Replicate()
-    enter = lambda: PrepareModuleInput(input_layouts=outside, desired_input_layouts=Replicate(), use_local_output=False)
+    enter = lambda: PrepareModuleInput(
+        input_layouts=outside, desired_input_layouts=Replicate(), use_local_output=False
+    )
     if isinstance(block, toy.Block):
         norms = {"norm1": SequenceParallel(), "norm2": SequenceParallel()} if sp else {}
-        return norms | {"attention": enter(), "attention.q": ColwiseParallel(), "attention.k": ColwiseParallel(), "attention.v": ColwiseParallel(),
-                        "attention.out": RowwiseParallel(output_layouts=outside),
-                        "mlp": enter(), "mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel(output_layouts=outside)}
+        return norms | {
+            "attention": enter(),
+            "attention.q": ColwiseParallel(),
+            "attention.k": ColwiseParallel(),
+            "attention.v": ColwiseParallel(),
+            "attention.out": RowwiseParallel(output_layouts=outside),
+            "mlp": enter(),
+            "mlp.up": ColwiseParallel(),
+            "mlp.down": RowwiseParallel(output_layouts=outside),
+        }
     if not sp:
         return {}
     if isinstance(block, toy.Embedding):
         return {"": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))}
-    return {"": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True)}
+    return {
+        "": PrepareModuleInput(
+            input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True
+        )
+    }
 
 
 def shard_model(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Sequential:
-    """Split a stage over its tp ranks, then each of its blocks, and what is left, over its dp ranks. In place."""
+    """Split a stage over its tp ranks, then each of its blocks, and what is left, over its dp ranks.
+
+    In place.
+    """
     if config.tp > 1:
         for part in stage:
             for name, how in tensor_parallel_plan(part, config.sp).items():

@@ -22,7 +22,8 @@ def loss_of(scores, targets):
 
 
 class Trainer:
-    """This rank's share of a run: `step()` until `done`, `save()` and `resume()` in between. Needs a process group.
+    """This rank's share of a run: `step()` until `done`, `save()` and `resume()` in between. Needs a process
+    group.
 
     device: this rank's own; the group must carry its tensors. `number` counts the steps done.
     Raises ValueError for a configuration that cannot be.
@@ -35,17 +36,26 @@ class Trainer:
         self.text = read_text(config.text)
         batch_of(self.text, 0, config)  # is there enough of it?
         self.mesh = mesh_of(config, self.device.type)
-        self.stage_number, self.data_rank = self.mesh.get_local_rank("pp"), self.mesh.get_local_rank("replicate") * config.shard + self.mesh.get_local_rank("shard")
+        self.stage_number, self.data_rank = (
+            self.mesh.get_local_rank("pp"),
+            self.mesh.get_local_rank("replicate") * config.shard + self.mesh.get_local_rank("shard"),
+        )
         self.model = shard_model(stage_of(config, self.stage_number).to(self.device), config, self.mesh)
-        self.optimizer = torch.optim.AdamW(self._groups(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self._groups(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
+        )
         self.microbatches = config.batch // config.dp // config.microbatch
         self.number = 0
         if config.pp > 1:
-            stage = PipelineStage(self.model, self.stage_number, config.pp, self.device, group=self.mesh.get_group("pp"))
+            stage = PipelineStage(
+                self.model, self.stage_number, config.pp, self.device, group=self.mesh.get_group("pp")
+            )
             self.pipeline = SCHEDULES[config.schedule](stage, self.microbatches, loss_fn=loss_of)
 
     def _groups(self) -> list[dict]:
-        """Parameters that are split over the same axes together: AdamW takes each group in one go, and cannot mix meshes."""
+        """Parameters that are split over the same axes together: AdamW takes each group in one go, and cannot
+        mix meshes.
+        """
         groups: dict[tuple, list] = {}
         for p in self.model.parameters():
             groups.setdefault(p.device_mesh.mesh_dim_names, []).append(p)
@@ -56,7 +66,11 @@ class Trainer:
         return self.number >= self.config.steps
 
     def step(self) -> dict:
-        """One step. Returns its step number, loss, gradient norm before clipping, and learning rate, the same on every rank."""
+        """One step.
+
+        Returns its step number, loss, gradient norm before clipping, and learning rate, the same on every
+        rank.
+        """
         c = self.config
         whole = batch_of(self.text, self.number, c)
         tokens, targets = (each.chunk(c.dp)[self.data_rank].to(self.device) for each in whole)
@@ -79,22 +93,32 @@ class Trainer:
         """The mean loss of this rank's share, 0 where another stage knows it."""
         if self.config.pp == 1:
             total = 0.0
-            for i, (x, y) in enumerate(zip(tokens.chunk(self.microbatches), targets.chunk(self.microbatches))):
-                self.model.set_requires_gradient_sync(i == self.microbatches - 1)  # gradients add up here, and travel once
+            for i, (x, y) in enumerate(
+                zip(tokens.chunk(self.microbatches), targets.chunk(self.microbatches))
+            ):
+                self.model.set_requires_gradient_sync(
+                    i == self.microbatches - 1
+                )  # gradients add up here, and travel once
                 loss = loss_of(self.model(x), y) / self.microbatches
                 loss.backward()
                 total = total + loss.detach()
             return total
         losses: list[torch.Tensor] = []
         last = self.stage_number == self.config.pp - 1
-        self.pipeline.step(*([tokens] if self.stage_number == 0 else []), target=targets if last else None, losses=losses)
+        self.pipeline.step(
+            *([tokens] if self.stage_number == 0 else []), target=targets if last else None, losses=losses
+        )
         return torch.stack(losses).detach().mean() if last else torch.zeros((), device=self.device)
 
     def _my_squares(self):
-        """The squares of this rank's gradients, summed; what c ranks hold alike counts 1/c on each, so that all ranks' sum is the model's."""
+        """The squares of this rank's gradients, summed; what c ranks hold alike counts 1/c on each, so that
+        all ranks' sum is the model's.
+        """
         squares = 0.0
         for p in self.model.parameters():
-            shards = math.prod(p.device_mesh.size(i) for i, place in enumerate(p.placements) if not place.is_replicate())
+            shards = math.prod(
+                p.device_mesh.size(i) for i, place in enumerate(p.placements) if not place.is_replicate()
+            )
             copies = self.config.dp * self.config.tp / shards
             squares = squares + p.grad.to_local().square().sum() / copies
         return squares
@@ -103,13 +127,22 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint. Raises `checkpoint.SaveFailed`."""
-        return checkpoint.save(Path(self.config.out), self.number, self.model, self.optimizer, {"model": self.sizes, "layout": self.config.layout})
+        return checkpoint.save(
+            Path(self.config.out),
+            self.number,
+            self.model,
+            self.optimizer,
+            {"model": self.sizes, "layout": self.config.layout},
+        )
 
     def resume(self, folder: Path) -> str:
         """Go on from a checkpoint, of whatever layout. Returns which layout wrote it. Raises ValueError."""
         about = checkpoint.read_about(folder)
         if about["model"] != self.sizes:
-            raise ValueError(f"{folder} holds a model of {about['model']}, this run wants {self.sizes}; give the same sizes, or another --out")
+            raise ValueError(
+                f"{folder} holds a model of {about['model']}, this run wants {self.sizes}; give the same"
+                " sizes, or another --out"
+            )
         checkpoint.load(folder, self.model, self.optimizer)
         self.number = about["step"]
         return about["layout"]

@@ -1,13 +1,13 @@
 """GPUs for machines that have none: torch says that it sees them, and tensors sent to one stay on the CPU.
 
-What is real: every decision made by "is there a GPU", processes, groups, orders of collectives, and NCCL's way of
+What is real: every decision made by "is there a GPU", processes, groups, orders of collectives, and NCCL's
+way of
 answering (`nccl_like.cpp`). What is not: a GPU's memory, streams and speed, and NCCL itself.
 Needs the backend, built by `build()`, on the path.
 """
 
 import os
 import subprocess
-import sys
 import sysconfig
 import threading
 import time
@@ -23,14 +23,36 @@ HERE = Path(__file__).resolve().parent
 
 
 def build(folder: Path) -> None:
-    """Compile the backend into `folder`. Raises subprocess.CalledProcessError, or FileNotFoundError without a compiler."""
+    """Compile the backend into `folder`.
+
+    Raises subprocess.CalledProcessError, or FileNotFoundError without a compiler.
+    """
     from torch.utils.cpp_extension import include_paths, library_paths
+
     folder.mkdir(parents=True, exist_ok=True)
     includes = [f"-isystem{path}" for path in [*include_paths(), sysconfig.get_paths()["include"]]]
     made = folder / f"building-{os.getpid()}.so"  # two workers of the tests may build at once
-    subprocess.run(["c++", "-shared", "-fPIC", "-std=c++20", "-O0", "-DTORCH_EXTENSION_NAME=nccl_like", *includes, str(HERE / "nccl_like.cpp"),
-                    *(f"-L{path}" for path in library_paths()), "-ltorch_python", "-ltorch_cpu", "-lc10", "-o", str(made)],
-                   check=True, capture_output=True, text=True)
+    subprocess.run(
+        [
+            "c++",
+            "-shared",
+            "-fPIC",
+            "-std=c++20",
+            "-O0",
+            "-DTORCH_EXTENSION_NAME=nccl_like",
+            *includes,
+            str(HERE / "nccl_like.cpp"),
+            *(f"-L{path}" for path in library_paths()),
+            "-ltorch_python",
+            "-ltorch_cpu",
+            "-lc10",
+            "-o",
+            str(made),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     made.rename(folder / "nccl_like.so")
 
 
@@ -38,7 +60,11 @@ def visible() -> list[int]:
     """The GPUs that this process is allowed, by number on the machine."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = range(int(os.environ["STANDIN_GPUS"]))
-    return list(there) if allowed is None else [int(i) for i in allowed.split(",") if i.isdigit() and int(i) in there]
+    return (
+        list(there)
+        if allowed is None
+        else [int(i) for i in allowed.split(",") if i.isdigit() and int(i) in there]
+    )
 
 
 class Stream:
@@ -50,19 +76,27 @@ class Stream:
     def wait_stream(self, _): ...
     def wait_event(self, _): ...
     def synchronize(self): ...
-    def query(self): return True
-    def record_event(self, event=None): return event or Event()
+    def query(self):
+        return True
+
+    def record_event(self, event=None):
+        return event or Event()
 
 
 class Event:
     def __init__(self, *_, **__):
         self.at = 0.0
 
-    def record(self, stream=None): self.at = time.perf_counter()
+    def record(self, stream=None):
+        self.at = time.perf_counter()
+
     def wait(self, stream=None): ...
-    def query(self): return True
+    def query(self):
+        return True
+
     def synchronize(self): ...
-    def elapsed_time(self, end): return 1e3 * (end.at - self.at)
+    def elapsed_time(self, end):
+        return 1e3 * (end.at - self.at)
 
 
 class OnCpu(TorchFunctionMode):
@@ -84,6 +118,7 @@ def _cpu(x):
 class _IsNcclLike(type):
     def __instancecheck__(cls, x):
         import nccl_like
+
         return isinstance(x, nccl_like.NcclLike)
 
 
@@ -93,6 +128,7 @@ class ProcessGroupNCCL(metaclass=_IsNcclLike):
 
     def __new__(cls, store, rank, size, options):
         import nccl_like
+
         return nccl_like.NcclLike(dist.ProcessGroupGloo(store, rank, size, options._timeout))
 
     @staticmethod
@@ -111,19 +147,37 @@ def install(n: int) -> None:
 
     def properties(i=0):
         name = f"stand-in {visible()[i]}"
-        return type("Properties", (), {"uuid": f"GPU-{visible()[i]}", "name": name, "total_memory": 16 * 10**9, "major": 9, "minor": 0})
+        return type(
+            "Properties",
+            (),
+            {"uuid": f"GPU-{visible()[i]}", "name": name, "total_memory": 16 * 10**9, "major": 9, "minor": 0},
+        )
 
     def set_device(device):
         index = torch.device(device).index if not isinstance(device, int) else device
         if index >= len(visible()):
             raise RuntimeError("CUDA error: invalid device ordinal")
         here.device = index
+
     instead = {
-        "is_available": lambda: bool(visible()), "device_count": lambda: len(visible()), "is_initialized": lambda: hasattr(here, "device"), "init": lambda: None,
-        "set_device": set_device, "current_device": lambda: getattr(here, "device", 0), "synchronize": lambda device=None: None,
-        "get_device_properties": properties, "get_device_name": lambda i=0: properties(0).name, "get_device_capability": lambda i=0: (9, 0),
-        "Stream": Stream, "Event": Event, "current_stream": lambda device=None: Stream(), "default_stream": lambda device=None: Stream(),
-        "stream": nothing, "device": nothing, "mem_get_info": lambda device=None: (16 * 10**9, 16 * 10**9), "is_bf16_supported": lambda *_: True,
+        "is_available": lambda: bool(visible()),
+        "device_count": lambda: len(visible()),
+        "is_initialized": lambda: hasattr(here, "device"),
+        "init": lambda: None,
+        "set_device": set_device,
+        "current_device": lambda: getattr(here, "device", 0),
+        "synchronize": lambda device=None: None,
+        "get_device_properties": properties,
+        "get_device_name": lambda i=0: properties(0).name,
+        "get_device_capability": lambda i=0: (9, 0),
+        "Stream": Stream,
+        "Event": Event,
+        "current_stream": lambda device=None: Stream(),
+        "default_stream": lambda device=None: Stream(),
+        "stream": nothing,
+        "device": nothing,
+        "mem_get_info": lambda device=None: (16 * 10**9, 16 * 10**9),
+        "is_bf16_supported": lambda *_: True,
         "default_generators": (torch.default_generator,) * n,
     }
     for name, value in instead.items():
@@ -136,7 +190,10 @@ def install(n: int) -> None:
         register(group, device, kind, backend)
         if isinstance(backend, ProcessGroupNCCL):  # tensors stay on the CPU, so it takes those as well
             register(group, torch.device("cpu"), kind, backend)
+
     dist.ProcessGroup._register_backend = registered
     make = device_mesh.DeviceMesh.__init__
-    device_mesh.DeviceMesh.__init__ = lambda mesh, device_type, *args, **kwargs: make(mesh, "cpu", *args, **kwargs)
+    device_mesh.DeviceMesh.__init__ = lambda mesh, device_type, *args, **kwargs: make(
+        mesh, "cpu", *args, **kwargs
+    )
     OnCpu().__enter__()  # for good

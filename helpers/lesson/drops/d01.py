@@ -12,7 +12,8 @@ from ...runtime.world import World
 from ..practice import Answer, Exercise, right, wrong
 
 SCHEMES = ("data", "tensor", "pipeline")
-# Sizes chosen so that the amount alone gives nothing away: data parallelism sends most in one, least in the other.
+# Sizes chosen so that the amount alone gives nothing away: data parallelism sends most in one, least in the
+# other.
 SIZES = ({"hidden": 32, "b": 32, "s": 64}, {"hidden": 256, "b": 4, "s": 16})
 
 
@@ -27,11 +28,15 @@ def split(scheme: str, hidden: int = 256) -> torch.nn.Module:
 
 def step(model: torch.nn.Module, scheme: str, b: int, s: int) -> float | None:
     """On a rank: one forward and backward of a model that `split` made."""
-    run = {"data": toy.data_parallel_step, "tensor": toy.tensor_parallel_step, "pipeline": toy.pipeline_step}[scheme]
+    run = {"data": toy.data_parallel_step, "tensor": toy.tensor_parallel_step, "pipeline": toy.pipeline_step}[
+        scheme
+    ]
     return run(model, *toy.make_batch(b, s))
 
 
-def bytes_sent(world: World, scheme: str, hidden: int, b: int, s: int) -> list[tuple[list[float], list[float]]]:
+def bytes_sent(
+    world: World, scheme: str, hidden: int, b: int, s: int
+) -> list[tuple[list[float], list[float]]]:
     """(on the wire, by the book): what each rank sends in one step, with b sequences and with 2b.
 
     Where the system does not count the wire, the book stands in for it.
@@ -59,24 +64,43 @@ def fingerprint(small, large):
 
 
 MISTAKES = {
-    ("tensor", "data"): ("data parallelism sends activations",
-                         "You call this run data parallel, yet its bytes doubled when the batch doubled. "
-                         "Data parallelism sends gradients, one number for each weight, however large the batch."),
-    ("data", "tensor"): ("tensor parallelism sends weights",
-                         "You call this run tensor parallel, yet its bytes did not change when the batch doubled: they are as many "
-                         "as the weights. Tensor parallelism never sends weights. It sends activations, and those grow with the batch."),
-    ("pipeline", None): ("a pipeline needs an all-reduce",
-                         "You took this run for one in which every rank talks alike. Look at the first and last rank: "
-                         "they sent half. In a pipeline each rank only speaks to its neighbours, and the ends have one."),
-    (None, "pipeline"): ("a pipeline needs an all-reduce",
-                         "You call this run a pipeline, yet all four ranks sent the same. That is what an all-reduce looks like. "
-                         "A pipeline has none: each rank speaks to its neighbours, and the ends have only one."),
+    ("tensor", "data"): (
+        "data parallelism sends activations",
+        (
+            "You call this run data parallel, yet its bytes doubled when the batch doubled. "
+            "Data parallelism sends gradients, one number for each weight, however large the batch."
+        ),
+    ),
+    ("data", "tensor"): (
+        "tensor parallelism sends weights",
+        (
+            "You call this run tensor parallel, yet its bytes did not change when the batch doubled: they are"
+            " as many as the weights. Tensor parallelism never sends weights. It sends activations, and those"
+            " grow with the batch."
+        ),
+    ),
+    ("pipeline", None): (
+        "a pipeline needs an all-reduce",
+        (
+            "You took this run for one in which every rank talks alike. Look at the first and last rank: "
+            "they sent half. In a pipeline each rank only speaks to its neighbours, and the ends have one."
+        ),
+    ),
+    (None, "pipeline"): (
+        "a pipeline needs an all-reduce",
+        (
+            "You call this run a pipeline, yet all four ranks sent the same. That is what an all-reduce looks"
+            " like. A pipeline has none: each rank speaks to its neighbours, and the ends have only one."
+        ),
+    ),
 }
 
 
 @cache
 def _runs() -> list[tuple]:
-    """(scheme, wire of the small batch, of the large, and what the book says of both) for each scheme and size. Measured once, for all checks."""
+    """(scheme, wire of the small batch, of the large, and what the book says of both) for each scheme and
+    size. Measured once, for all checks.
+    """
     runs = []
     with World(4, timeout=20) as world:
         for sizes in SIZES:
@@ -90,35 +114,73 @@ def judge(attempt) -> Answer:
     runs = _runs()
     try:
         said = [attempt(list(small), list(large)) for _, small, large, _ in runs]
-        scaled = [attempt([x * 1000 for x in small], [x * 1000 for x in large]) for _, small, large, _ in runs]
+        scaled = [
+            attempt([x * 1000 for x in small], [x * 1000 for x in large]) for _, small, large, _ in runs
+        ]
         if_exact = [attempt(*map(list, book)) for *_, book in runs]
     except (Exception, SystemExit) as e:
-        return Answer("crashed", f"Your function raised {type(e).__name__}: {e}\n"
-                                 f"It was given lists of four numbers each, such as {runs[0][1]} and {runs[0][2]}.")
+        return Answer(
+            "crashed",
+            f"Your function raised {type(e).__name__}: {e}\n"
+            f"It was given lists of four numbers each, such as {runs[0][1]} and {runs[0][2]}.",
+        )
     if odd := [answer for answer in said if not isinstance(answer, str) or answer not in SCHEMES]:
-        return wrong("not one of the three answers", f'Your function returned {odd[0]!r}. Return "data", "tensor" or "pipeline".')
-    missed = [(scheme, answer, small, large) for (scheme, small, large, _), answer in zip(runs, said) if answer != scheme]
+        return wrong(
+            "not one of the three answers",
+            f'Your function returned {odd[0]!r}. Return "data", "tensor" or "pipeline".',
+        )
+    missed = [
+        (scheme, answer, small, large)
+        for (scheme, small, large, _), answer in zip(runs, said)
+        if answer != scheme
+    ]
     figures = [("runs named", f"{len(runs) - len(missed)} of {len(runs)}", f"{len(runs)} of {len(runs)}")]
     if list(map(str, scaled)) != said:
-        return wrong("judged by the amount", "With a thousand times the bytes in every number your function gives other answers. A larger model sends "
-                     "more under each scheme: compare the ranks with each other, and the two batches with each other.", *figures)
+        return wrong(
+            "judged by the amount",
+            "With a thousand times the bytes in every number your function gives other answers. A larger"
+            " model sends more under each scheme: compare the ranks with each other, and the two batches with"
+            " each other.",
+            *figures,
+        )
     if not missed:
-        return right("You can tell data, tensor and pipeline parallelism from outside, by their bytes alone.", *figures)
+        return right(
+            "You can tell data, tensor and pipeline parallelism from outside, by their bytes alone.", *figures
+        )
     if if_exact == [scheme for scheme, *_ in runs]:
-        return wrong("the wire is never exactly double", "Right idea. But headers do not grow with the batch, so the larger run sends a "
-                     "little less than twice as much: ask for clearly more, such as 1.5 times.", *figures)
+        return wrong(
+            "the wire is never exactly double",
+            "Right idea. But headers do not grow with the batch, so the larger run sends a "
+            "little less than twice as much: ask for clearly more, such as 1.5 times.",
+            *figures,
+        )
     for (ran, said_it_was), (name, why) in MISTAKES.items():
         fits = [m for m in missed if ran in (None, m[0]) and said_it_was in (None, m[1])]
         if fits:
             scheme, answer, small, large = fits[0]
             break
     kb = lambda sent: ", ".join(f"{x / 1e3:,.0f}" for x in sent)
-    return wrong(name, f"A run sent {kb(small)} kB by its four ranks, and {kb(large)} kB with twice the batch. "
-                       f"You said {answer!r}; it was {scheme!r}. {why}", *figures)
+    return wrong(
+        name,
+        f"A run sent {kb(small)} kB by its four ranks, and {kb(large)} kB with twice the batch. "
+        f"You said {answer!r}; it was {scheme!r}. {why}",
+        *figures,
+    )
 
 
-fingerprints = Exercise("traffic fingerprints", fingerprint, judge, hints=[
-    "Look at the pictures of who sends to whom: under which scheme do the ranks send different amounts?",
-    "One scheme sends gradients, one number for each weight. What happens to their number when the batch doubles?",
-    "First test whether max(small) is well above min(small). Then test whether large is well above small.",
-])
+fingerprints = Exercise(
+    "traffic fingerprints",
+    fingerprint,
+    judge,
+    hints=[
+        "Look at the pictures of who sends to whom: under which scheme do the ranks send different amounts?",
+        (
+            "One scheme sends gradients, one number for each weight. What happens to their number when the"
+            " batch doubles?"
+        ),
+        (
+            "First test whether max(small) is well above min(small). Then test whether large is well above"
+            " small."
+        ),
+    ],
+)

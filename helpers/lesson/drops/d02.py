@@ -8,21 +8,26 @@ import torch.distributed as dist
 from ... import toy
 from ...runtime import memory
 from ...runtime.failure import RankError
-from ...table import human
 from ...runtime.traffic import Traffic
 from ...runtime.world import World
+from ...table import human
 from ..practice import Answer, Exercise, right, wrong
 
 # -- what data parallelism does not save ----------------------------------------------------------
 
+
 def losses(world: World, optimizer: str, combine: str, steps: int = 12) -> list[float]:
     """The mean loss of all ranks, step by step, of data-parallel training on one batch.
 
-    optimizer: "SGD" (rate 0.1) or "AdamW" (rate 0.001). combine: "mean" of the ranks' gradients, or their "sum".
+    optimizer: "SGD" (rate 0.1) or "AdamW" (rate 0.001). combine: "mean" of the ranks' gradients, or their
+    "sum".
     """
+
     def train():
         model = toy.ToyTransformer(hidden=64)
-        update = {"SGD": lambda p: torch.optim.SGD(p, 0.1), "AdamW": lambda p: torch.optim.AdamW(p, 0.001)}[optimizer](model.parameters())
+        update = {"SGD": lambda p: torch.optim.SGD(p, 0.1), "AdamW": lambda p: torch.optim.AdamW(p, 0.001)}[
+            optimizer
+        ](model.parameters())
         tokens, targets = toy.make_batch(b=8, s=32)
         found = []
         for _ in range(steps):
@@ -33,11 +38,13 @@ def losses(world: World, optimizer: str, combine: str, steps: int = 12) -> list[
                     p.grad *= dist.get_world_size()
             update.step()
         return found
+
     return [sum(step) / len(step) for step in zip(*world.run(train))]
 
 
 def memory_on(n: int, b: int = 8, s: int = 32) -> dict[str, int]:
     """Bytes by kind that rank 0 of n really holds in one data-parallel step with Adam."""
+
     def step():
         model = toy.ToyTransformer(hidden=256)
         optimizer = torch.optim.AdamW(model.parameters())
@@ -49,6 +56,7 @@ def memory_on(n: int, b: int = 8, s: int = 32) -> dict[str, int]:
         toy.average_gradients(model)
         optimizer.step()
         return memory.by_kind(model, optimizer, held.peak)
+
     with World(n) as world:
         return world.run(step)[0]
 
@@ -74,7 +82,10 @@ def weighted_average(gradient, examples):
 def _average_on_rank(attempt, shares):
     """One rank's part of the check: its gradient, what the attempt makes of it, and what the twin has."""
     torch.manual_seed(3)
-    rank, each = dist.get_rank(), torch.randn(sum(shares), 1000)  # a gradient for every example, the same on all ranks
+    rank, each = (
+        dist.get_rank(),
+        torch.randn(sum(shares), 1000),
+    )  # a gradient for every example, the same on all ranks
     mine = torch.split(each, shares)[rank]
     return attempt(mine.mean(0), shares[rank]), each
 
@@ -87,42 +98,100 @@ def judge_average(attempt) -> Answer:
             own = [part.mean(0) for part in torch.split(each, shares)]
             for rank, (got, _) in enumerate(results):
                 if got is None:
-                    return wrong("nothing returned", "Your function returned None. dist.all_reduce returns None too: it writes the sum into the tensor that you give it. Return that tensor.")
+                    return wrong(
+                        "nothing returned",
+                        "Your function returned None. dist.all_reduce returns None too: it writes the sum"
+                        " into the tensor that you give it. Return that tensor.",
+                    )
                 if not isinstance(got, torch.Tensor):
-                    return wrong("no tensor returned", f"Return a tensor of PyTorch; rank {rank} returned a {type(got).__module__}.{type(got).__name__}.")
+                    return wrong(
+                        "no tensor returned",
+                        f"Return a tensor of PyTorch; rank {rank} returned a"
+                        f" {type(got).__module__}.{type(got).__name__}.",
+                    )
                 if got.shape != each[0].shape:
-                    return wrong("another shape than the gradient's", f"Rank {rank} returned a tensor of shape {tuple(got.shape)}; the gradient's is {tuple(each[0].shape)}.")
+                    return wrong(
+                        "another shape than the gradient's",
+                        f"Rank {rank} returned a tensor of shape {tuple(got.shape)}; the gradient's is"
+                        f" {tuple(each[0].shape)}.",
+                    )
                 near = lambda other: torch.allclose(got.float(), other, atol=1e-5)
                 if near(each.mean(0)):
                     continue
                 if near(own[rank]):
-                    return wrong("never summed over the ranks", f"Rank {rank} still has only its own gradient. Each rank would walk off by itself.")
+                    return wrong(
+                        "never summed over the ranks",
+                        f"Rank {rank} still has only its own gradient. Each rank would walk off by itself.",
+                    )
                 if near(sum(own)):
-                    return wrong("a sum where the mean was meant", "Every rank holds the sum of four gradients, four times the twin's when shares are equal. "
-                                 "The twin's loss is a mean over examples, so its gradient is one too.", ("size against the twin's", "4.0", "1.0"))
+                    return wrong(
+                        "a sum where the mean was meant",
+                        "Every rank holds the sum of four gradients, four times the twin's when shares are"
+                        " equal. The twin's loss is a mean over examples, so its gradient is one too.",
+                        ("size against the twin's", "4.0", "1.0"),
+                    )
                 if near(sum(own) / 4):
-                    return wrong("equal weights for unequal shares", f"With {shares} examples you weigh each rank 1/4. A rank's gradient is a mean over its own "
-                                 f"examples: one with {shares[0]} of the {sum(shares)} examples must count {shares[0]}/{sum(shares)}.")
+                    return wrong(
+                        "equal weights for unequal shares",
+                        f"With {shares} examples you weigh each rank 1/4. A rank's gradient is a mean over"
+                        f" its own examples: one with {shares[0]} of the {sum(shares)} examples must count"
+                        f" {shares[0]}/{sum(shares)}.",
+                    )
                 if near(each.sum(0)):
-                    return wrong("summed, not divided by the number of examples", "Every rank holds the sum over all examples. Divide by how many there are on all ranks.")
+                    return wrong(
+                        "summed, not divided by the number of examples",
+                        "Every rank holds the sum over all examples. Divide by how many there are on all"
+                        " ranks.",
+                    )
                 if near(each.sum(0) / 4):
-                    return wrong("divided by the number of ranks", f"You sum gradient · examples over the ranks. That is a sum over {sum(shares)} examples, so divide by {sum(shares)}, not by 4.")
+                    return wrong(
+                        "divided by the number of ranks",
+                        f"You sum gradient · examples over the ranks. That is a sum over {sum(shares)}"
+                        f" examples, so divide by {sum(shares)}, not by 4.",
+                    )
                 if near(sum(own) / sum(shares)):
-                    return wrong("weights forgotten", "You divide by the number of all examples, but sum the ranks' means. Multiply each by its number of examples first.")
+                    return wrong(
+                        "weights forgotten",
+                        "You divide by the number of all examples, but sum the ranks' means. Multiply each by"
+                        " its number of examples first.",
+                    )
                 if near(shares[rank] / sum(shares) * own[rank]):
-                    return wrong("one rank's term only", f"Rank {rank} has gradient · examples / all examples. That is what it must add to the sum: all_reduce it.")
-                return wrong("another value than the twin's", f"Rank {rank} is off by up to {(got - each.mean(0)).abs().max():.2g} with {shares} examples.")
+                    return wrong(
+                        "one rank's term only",
+                        f"Rank {rank} has gradient · examples / all examples. That is what it must add to the"
+                        " sum: all_reduce it.",
+                    )
+                return wrong(
+                    "another value than the twin's",
+                    f"Rank {rank} is off by up to {(got - each.mean(0)).abs().max():.2g} with {shares}"
+                    " examples.",
+                )
     return right("Equal to the twin on every rank, with equal and with unequal shares.")
 
 
-average = Exercise("the mean of unequal shares", weighted_average, judge_average, hints=[
-    "A mean over all examples = the sum over examples, divided by their number. What must each rank add to the sum?",
-    "gradient * examples is the sum over this rank's examples. Both that and the number of examples need an all_reduce.",
-    "all_reduce works in place on a tensor: total = torch.tensor([float(examples)]); dist.all_reduce(total).",
-])
+average = Exercise(
+    "the mean of unequal shares",
+    weighted_average,
+    judge_average,
+    hints=[
+        (
+            "A mean over all examples = the sum over examples, divided by their number. What must each rank"
+            " add to the sum?"
+        ),
+        (
+            "gradient * examples is the sum over this rank's examples. Both that and the number of examples"
+            " need an all_reduce."
+        ),
+        (
+            "all_reduce works in place on a tensor: total = torch.tensor([float(examples)]);"
+            " dist.all_reduce(total)."
+        ),
+    ],
+)
 
 
 # -- the ring -----------------------------------------------------------------------------------
+
 
 def ring_all_reduce(x, rank, world_size):
     """Make x, a 1-D tensor, the sum of all ranks' x: in place, with dist.send and dist.recv only."""
@@ -147,7 +216,13 @@ def ring_all_reduce(x, rank, world_size):
         pass_on(outgoing, chunks[incoming])
 
 
-CASES = [(4, 400_000), (2, 100_001), (3, 100_001), (5, 99_999), (4, 1_003)]  # ranks, elements; some do not divide
+CASES = [
+    (4, 400_000),
+    (2, 100_001),
+    (3, 100_001),
+    (5, 99_999),
+    (4, 1_003),
+]  # ranks, elements; some do not divide
 
 
 def _ring_on_rank(attempt, elements):
@@ -169,42 +244,74 @@ def judge_ring(attempt) -> Answer:
             except RankError as e:
                 return _stuck(e, case) or Answer("crashed", f"With {case}:\n{e.report}")
             if world.traffic.not_waited:
-                return wrong("a message nobody waits for", f"With {case} {world.traffic.not_waited} isend or irecv were never waited for: "
-                             "keep what they return and call .wait() on it, or the data may come after you have used it.")
+                return wrong(
+                    "a message nobody waits for",
+                    f"With {case} {world.traffic.not_waited} isend or irecv were never waited for: keep what"
+                    " they return and call .wait() on it, or the data may come after you have used it.",
+                )
             sent = max(world.traffic.counted) / (4 * elements)
             if mistake := _wrong_sum(results, case, sent) or _wasteful(world.traffic, 4 * elements, case):
                 return mistake
             reached = reached or sent
-    return right("The sum on 2, 3, 4 and 5 ranks, also where the length does not divide, and no rank sent more than it must.",
-                 ("bytes sent by each of 4 ranks, for a tensor of S bytes", f"{reached:.2f}·S", "2·(4−1)/4 = 1.50·S"))
+    return right(
+        "The sum on 2, 3, 4 and 5 ranks, also where the length does not divide, and no rank sent more than it"
+        " must.",
+        ("bytes sent by each of 4 ranks, for a tensor of S bytes", f"{reached:.2f}·S", "2·(4−1)/4 = 1.50·S"),
+    )
 
 
 def _wrong_sum(results, case: str, sent: float) -> Answer | None:
-    """Name what is wrong with the values. results: (x, what it was before, the sum) for each rank. sent: tensors sent by the busiest."""
+    """Name what is wrong with the values. results: (x, what it was before, the sum) for each rank. sent:
+    tensors sent by the busiest.
+    """
     n = len(results)
     if all(torch.equal(x, total) for x, _, total in results):
         return None
     if all(torch.allclose(x, total / n) for x, _, total in results):
-        return wrong("the mean where the sum was meant", f"With {case} every rank holds the mean. "
-                     "An all-reduce sums; whoever wants the mean divides afterwards.")
+        return wrong(
+            "the mean where the sum was meant",
+            f"With {case} every rank holds the mean. "
+            "An all-reduce sums; whoever wants the mean divides afterwards.",
+        )
     if all(torch.equal(x, before) for x, before, _ in results):
-        return wrong("x was not changed", f"With {case} x is as it was on every rank. "
-                     "Work in place: write into x[...], or into views of x.")
+        return wrong(
+            "x was not changed",
+            f"With {case} x is as it was on every rank. "
+            "Work in place: write into x[...], or into views of x.",
+        )
     whole = len(results[0][0]) // n * n
     if whole < len(results[0][0]) and all(torch.equal(x[:whole], total[:whole]) for x, _, total in results):
-        return wrong("the remainder is left out", f"With {case} all is right but the last {len(results[0][0]) - whole}: {n} chunks of equal length "
-                     "do not cover x. torch.tensor_split makes some chunks one longer.")
-    good = [[i for i, (a, b) in enumerate(zip(torch.tensor_split(x, n), torch.tensor_split(total, n))) if torch.equal(a, b)]
-            for x, _, total in results]
+        return wrong(
+            "the remainder is left out",
+            f"With {case} all is right but the last {len(results[0][0]) - whole}: {n} chunks of equal length "
+            "do not cover x. torch.tensor_split makes some chunks one longer.",
+        )
+    good = [
+        [
+            i
+            for i, (a, b) in enumerate(zip(torch.tensor_split(x, n), torch.tensor_split(total, n)))
+            if torch.equal(a, b)
+        ]
+        for x, _, total in results
+    ]
     chunks = "; ".join(f"rank {r}: {', '.join(map(str, chunks)) or 'none'}" for r, chunks in enumerate(good))
     if all(len(chunks) == 1 for chunks in good):
         if sent > 1.01 * (n - 1) / n:
-            return wrong("finished sums added once more", f"With {case} each rank has one finished chunk ({chunks}), and the chunks did go round. "
-                         "What arrives in the second half is a finished sum: write it over yours, do not add it.")
-        return wrong("half of the way", f"With {case} each rank has one finished chunk ({chunks}). That is the reduce-scatter, "
-                     "the first half of the job. Now the finished chunks must go round.")
-    return wrong("another value than the sum", f"With {case} these of the {n} chunks hold the sum: {chunks}. "
-                 "In step k, which chunk does a rank send, and which one does it receive? Is what it receives added, or written over?")
+            return wrong(
+                "finished sums added once more",
+                f"With {case} each rank has one finished chunk ({chunks}), and the chunks did go round. "
+                "What arrives in the second half is a finished sum: write it over yours, do not add it.",
+            )
+        return wrong(
+            "half of the way",
+            f"With {case} each rank has one finished chunk ({chunks}). That is the reduce-scatter, "
+            "the first half of the job. Now the finished chunks must go round.",
+        )
+    return wrong(
+        "another value than the sum",
+        f"With {case} these of the {n} chunks hold the sum: {chunks}. In step k, which chunk does a rank"
+        " send, and which one does it receive? Is what it receives added, or written over?",
+    )
 
 
 def _stuck(error: RankError, case: str) -> Answer | None:
@@ -213,38 +320,79 @@ def _stuck(error: RankError, case: str) -> Answer | None:
     if error.kind != "timeout" or len(set(doing)) > 1 or doing[0] not in ("send", "recv"):
         return None
     first, other = ("sends", "receives") if doing[0] == "send" else ("receives", "sends")
-    return Answer("crashed", f"With {case} every rank {first} and waits; nobody {other}. On gloo a send ends when its receiver takes the data, "
-                             f"so on a ring somebody must do it the other way round: even ranks send first, odd ranks receive first.\n\n{error.report}",
-                  f"everybody {first} before anybody {other}")
+    return Answer(
+        "crashed",
+        f"With {case} every rank {first} and waits; nobody {other}. On gloo a send ends when its receiver"
+        " takes the data, so on a ring somebody must do it the other way round: even ranks send first, odd"
+        f" ranks receive first.\n\n{error.report}",
+        f"everybody {first} before anybody {other}",
+    )
 
 
 def _wasteful(traffic: Traffic, size: int, case: str) -> Answer | None:
     """Name what moves more than 2(n−1) chunks a rank. `size`: bytes of the tensor."""
     if helped := {row.op for rows in traffic.ranks for row in rows} - {"send", "recv"}:
-        return wrong("another collective does the work", f"You called {', '.join(sorted(helped))}. Use dist.send and dist.recv only: they are what it is made of.")
+        return wrong(
+            "another collective does the work",
+            f"You called {', '.join(sorted(helped))}. Use dist.send and dist.recv only: they are what it is"
+            " made of.",
+        )
     sent, n = traffic.counted, len(traffic.ranks)
-    allowed = 2 * (n - 1) * -(-size // 4 // n) * 4  # the chunks of a length that n does not divide are rounded up
+    allowed = (
+        2 * (n - 1) * -(-size // 4 // n) * 4
+    )  # the chunks of a length that n does not divide are rounded up
     figures = [("bytes sent by the busiest rank", f"{max(sent) / size:.2f}·S", f"{2 * (n - 1) / n:.2f}·S")]
     if max(sent) < size:
-        return wrong("nothing was sent", f"With {case} the busiest rank sent {human(max(sent))}, less than the tensor. The check's numbers can be guessed; "
-                     "real gradients cannot.", *figures)
+        return wrong(
+            "nothing was sent",
+            f"With {case} the busiest rank sent {human(max(sent))}, less than the tensor. The check's numbers"
+            " can be guessed; real gradients cannot.",
+            *figures,
+        )
     if max(sent) <= allowed:
         return None
     hub = sent.index(max(sent))
     others = [s for r, s in enumerate(sent) if r != hub]
     if sent[hub] >= (n - 1) * size and n > 2 and max(others) <= 1.01 * size:
-        return wrong("everything through one rank", f"With {case} rank {hub} sent {human(sent[hub])} and the others at most {human(max(others))}. "
-                     "The sum is right, but one link carries n−1 times the load, and it grows with every rank you add.", *figures)
+        return wrong(
+            "everything through one rank",
+            f"With {case} rank {hub} sent {human(sent[hub])} and the others at most {human(max(others))}. "
+            "The sum is right, but one link carries n−1 times the load, and it grows with every rank you"
+            " add.",
+            *figures,
+        )
     if min(sent) >= (n - 1) * size:
-        return wrong("the whole tensor, not a chunk", f"With {case} every rank sent {human(sent[0])}: the tensor, n−1 times over. "
-                     "Cut it into n chunks and pass one chunk a step.", *figures)
-    return wrong("more bytes than needed", f"With {case} the busiest rank sent {human(max(sent))}, where {human(allowed)} are enough: "
-                 "n−1 chunks to sum, n−1 to spread.", *figures)
+        return wrong(
+            "the whole tensor, not a chunk",
+            f"With {case} every rank sent {human(sent[0])}: the tensor, n−1 times over. "
+            "Cut it into n chunks and pass one chunk a step.",
+            *figures,
+        )
+    return wrong(
+        "more bytes than needed",
+        f"With {case} the busiest rank sent {human(max(sent))}, where {human(allowed)} are enough: "
+        "n−1 chunks to sum, n−1 to spread.",
+        *figures,
+    )
 
 
-ring = Exercise("a ring all-reduce", ring_all_reduce, judge_ring, hints=[
-    "Cut x into n chunks with torch.tensor_split: they are views of x. In each step a rank sends one chunk to the right and receives one from the left.",
-    "First n−1 steps: in step k rank r sends chunk (r−k) % n and adds what it receives to chunk (r−k−1) % n. Then which chunk is finished, and where?",
-    "Then n−1 more steps: in step k rank r sends chunk (r+1−k) % n and overwrites chunk (r−k) % n with what it receives.",
-    "If it hangs: even ranks send first and then receive, odd ranks receive first and then send.",
-])
+ring = Exercise(
+    "a ring all-reduce",
+    ring_all_reduce,
+    judge_ring,
+    hints=[
+        (
+            "Cut x into n chunks with torch.tensor_split: they are views of x. In each step a rank sends one"
+            " chunk to the right and receives one from the left."
+        ),
+        (
+            "First n−1 steps: in step k rank r sends chunk (r−k) % n and adds what it receives to chunk"
+            " (r−k−1) % n. Then which chunk is finished, and where?"
+        ),
+        (
+            "Then n−1 more steps: in step k rank r sends chunk (r+1−k) % n and overwrites chunk (r−k) % n"
+            " with what it receives."
+        ),
+        "If it hangs: even ranks send first and then receive, odd ranks receive first and then send.",
+    ],
+)

@@ -17,7 +17,8 @@ from ...runtime.world import World
 from ...theory.hardware import DEVICES, Cluster
 from ..practice import Answer, Exercise, right, wrong
 
-# Emulated: four machines with one rank each, on 100 Mb/s Ethernet. Compute is emulated too, 20 and 40 ms a block.
+# Emulated: four machines with one rank each, on 100 Mb/s Ethernet. Compute is emulated too, 20 and 40 ms a
+# block.
 NETWORK = Cluster("100 Mb/s Ethernet", DEVICES["a100-80gb"], node=1, nic=12.5e6, nic_latency=0.2e-3)
 FORWARD, BACKWARD = 0.020, 0.040
 BUCKET = 100_000
@@ -62,7 +63,8 @@ def _trace(how: str) -> None:
 
 
 def trace(world: World, how: str, tries: int = 3) -> tuple[Timeline, Traffic]:
-    """A data-parallel step on the clock, and its bytes: the shortest of a few, for other programs can only add to it.
+    """A data-parallel step on the clock, and its bytes: the shortest of a few, for other programs can only
+    add to it.
 
     how: 'alone' (nothing is sent), 'after' backward, in 'buckets' under it, or PyTorch's 'DDP'.
     """
@@ -80,11 +82,13 @@ def exposed(timeline: Timeline, alone: Timeline) -> float:
 
 # -- practice --------------------------------------------------------------------------------
 
+
 def overlap(model, world_size):
     """Send gradients while backward runs.
 
     Register a hook on every parameter that starts the all-reduce of its gradient as soon as it is there.
-    Return a function finish(), called after backward and before the optimizer's step: then every p.grad is the ranks' mean.
+    Return a function finish(), called after backward and before the optimizer's step: then every p.grad is
+    the ranks' mean.
     """
     under_way = []
 
@@ -116,18 +120,32 @@ def _layers(paced: bool) -> torch.nn.Sequential:
 
 
 def _on_rank(attempt):
-    """One rank's part: what the gradients were after each step, what was under way when, and how long backward took."""
+    """One rank's part: what the gradients were after each step, what was under way when, and how long
+    backward took.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     recorder = worker.here.recorder
     model, twin, alone = _layers(paced=True), _layers(paced=False), _layers(paced=False)
     finish = attempt(model, size)
     if not callable(finish):
         return {"finish": repr(finish)[:60]}
-    found = {"finish": None, "begun": 0, "early": 0.0, "left": 0, "off": None, "step": 0, "calls": 0, "backward": 1e9}
+    found = {
+        "finish": None,
+        "begun": 0,
+        "early": 0.0,
+        "left": 0,
+        "off": None,
+        "step": 0,
+        "calls": 0,
+        "backward": 1e9,
+    }
     payload = lambda: sum(row.payload for row in recorder.rows.values())
     count = lambda: sum(row.calls for row in recorder.rows.values())
-    # What is under way when the last layer's turn comes, which is the first layer, does not depend on how busy this machine is.
-    model[0].register_forward_hook(lambda _, args, y: y.register_hook(lambda dy: found.update(early=payload())) and None)
+    # What is under way when the last layer's turn comes, which is the first layer, does not depend on how
+    # busy this machine is.
+    model[0].register_forward_hook(
+        lambda _, args, y: y.register_hook(lambda dy: found.update(early=payload())) and None
+    )
     for i in range(STEPS):
         batch = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(i))
         for net, rows in ((twin, batch), (alone, toy.my_share(batch, rank, size))):
@@ -152,7 +170,9 @@ def _on_rank(attempt):
 def _off(model, twin, alone, size: int) -> str | None:
     """How the gradients differ from the twin's: None if they do not."""
     near = lambda a, scale, b: torch.allclose(a.grad, scale * b.grad, atol=1e-6, rtol=1e-3)
-    same = lambda scale, other: all(a.grad is not None and near(a, scale, b) for a, b in zip(model.parameters(), other.parameters()))
+    same = lambda scale, other: all(
+        a.grad is not None and near(a, scale, b) for a, b in zip(model.parameters(), other.parameters())
+    )
     if same(1, twin):
         return None
     if same(size, twin):
@@ -161,8 +181,12 @@ def _off(model, twin, alone, size: int) -> str | None:
         return "twice"
     if same(1, alone) or same(1 / size, alone):
         return "own"
-    some_own = any(near(a, 1, b) or near(a, 1 / size, b) for a, b in zip(model.parameters(), alone.parameters()))
-    return "some own" if some_own else f"{(model[0].weight.grad.norm() / twin[0].weight.grad.norm()).item():.2f}"
+    some_own = any(
+        near(a, 1, b) or near(a, 1 / size, b) for a, b in zip(model.parameters(), alone.parameters())
+    )
+    return (
+        "some own" if some_own else f"{(model[0].weight.grad.norm() / twin[0].weight.grad.norm()).item():.2f}"
+    )
 
 
 def judge(attempt) -> Answer:
@@ -172,53 +196,130 @@ def judge(attempt) -> Answer:
         except RankError as e:
             said = " ".join(s.error.message for s in e.seen if s.error and not s.error.aborted)
             if "has no attribute 'wait'" in said:
-                return wrong("waiting inside the hook", "Without async_op=True, all_reduce waits for its own end and returns None: there is nothing left to wait for, and nothing overlapped.")
+                return wrong(
+                    "waiting inside the hook",
+                    "Without async_op=True, all_reduce waits for its own end and returns None: there is"
+                    " nothing left to wait for, and nothing overlapped.",
+                )
             if "for /=: 'NoneType'" in said:
-                return wrong("no finish() returned", "finish ran before there was a gradient to divide. Return the function itself, without brackets behind its name.")
+                return wrong(
+                    "no finish() returned",
+                    "finish ran before there was a gradient to divide. Return the function itself, without"
+                    " brackets behind its name.",
+                )
             if "must be Tensor, not NoneType" in said or "NoneType" in said and "tensor" in said.lower():
-                return wrong("a hook that comes too early", "When your hook runs, p.grad is not there yet. register_post_accumulate_grad_hook calls it after "
-                             "the gradient has been put into p.grad.")
+                return wrong(
+                    "a hook that comes too early",
+                    "When your hook runs, p.grad is not there yet. register_post_accumulate_grad_hook calls"
+                    " it after the gradient has been put into p.grad.",
+                )
             raise
         traffic = world.traffic
     first = results[0]
     if first["finish"] is not None:
-        return wrong("no finish() returned", f"You return {first['finish']}; return the function itself, without brackets behind its name.")
+        return wrong(
+            "no finish() returned",
+            f"You return {first['finish']}; return the function itself, without brackets behind its name.",
+        )
     off, step = next(((r["off"], r["step"]) for r in results if r["off"]), (None, 0))
     if first["begun"] == 0 and first["calls"] == 0:
-        return wrong("gradients never exchanged", "No all-reduce was called. Is the hook registered on every parameter?")
+        return wrong(
+            "gradients never exchanged",
+            "No all-reduce was called. Is the hook registered on every parameter?",
+        )
     if off == "twice" and step == 0:
-        return wrong("averaging twice", "The gradients are the mean divided by the number of ranks once more. Divide in one place only.")
+        return wrong(
+            "averaging twice",
+            "The gradients are the mean divided by the number of ranks once more. Divide in one place only.",
+        )
     if off == "sum":
-        return wrong("the sum, not the mean", "all_reduce adds. Divide by world_size, once, after you have waited.")
+        return wrong(
+            "the sum, not the mean", "all_reduce adds. Divide by world_size, once, after you have waited."
+        )
     if any(r["left"] for r in results):
-        return wrong("never waiting before the step", "After finish() an all-reduce was still under way. Here the gradients "
-                     f"{'came out wrong' if off else 'came out right, by luck'}: an optimizer that steps now may use unfinished sums.")
+        return wrong(
+            "never waiting before the step",
+            "After finish() an all-reduce was still under way. Here the gradients"
+            f" {'came out wrong' if off else 'came out right, by luck'}: an optimizer that steps now may use"
+            " unfinished sums.",
+        )
     if off == "own":
-        return wrong("a sum that never comes back", "The gradients are this rank's own: what was reduced is not what lies in p.grad.")
+        return wrong(
+            "a sum that never comes back",
+            "The gradients are this rank's own: what was reduced is not what lies in p.grad.",
+        )
     if off == "some own":
-        return wrong("some gradients never exchanged", "Some gradients are this rank's own. Is the hook on every parameter, and does it use the p that it is given? A lambda made in a loop sees the last p of the loop.")
+        return wrong(
+            "some gradients never exchanged",
+            "Some gradients are this rank's own. Is the hook on every parameter, and does it use the p that"
+            " it is given? A lambda made in a loop sees the last p of the loop.",
+        )
     if off and step > 0:
-        return wrong("work of earlier steps still in the list", f"The first step's gradients are the twin's, those of step {step + 1} are not. Empty your list at the end of finish().")
+        return wrong(
+            "work of earlier steps still in the list",
+            f"The first step's gradients are the twin's, those of step {step + 1} are not. Empty your list at"
+            " the end of finish().",
+        )
     if off:
-        return wrong("other gradients than the twin's", f"The gradients differ from the twin's (length {off} times the twin's). Does anything change p.grad while it is being summed?")
+        return wrong(
+            "other gradients than the twin's",
+            f"The gradients differ from the twin's (length {off} times the twin's). Does anything change"
+            " p.grad while it is being summed?",
+        )
     bytes_ = 4 * LAYERS * WIDTH**2
     one = 1.5 * bytes_ / NETWORK.nic
     share = min(r["share"] for r in results)
-    figures = [("share of the gradients on their way before the first layer's backward", f"{share:.2f}", "at least 0.50")]
+    figures = [
+        (
+            "share of the gradients on their way before the first layer's backward",
+            f"{share:.2f}",
+            "at least 0.50",
+        )
+    ]
     if min(r["backward"] for r in results) - LAYERS * PAUSE > 0.5 * one:
-        return wrong("waiting inside the hook", "Backward took longer by most of the all-reduces: a hook that waits for its own all-reduce makes backward stand still, and nothing overlaps. "
-                     "Start it with async_op=True, keep what it returns, and wait in finish().")
+        return wrong(
+            "waiting inside the hook",
+            "Backward took longer by most of the all-reduces: a hook that waits for its own all-reduce makes"
+            " backward stand still, and nothing overlaps. Start it with async_op=True, keep what it returns,"
+            " and wait in finish().",
+        )
     if first["begun"] == 0:
-        return wrong("all sent after backward", "Right gradients, but nothing was sent while backward ran: the hook itself must start the all-reduce.", *figures)
+        return wrong(
+            "all sent after backward",
+            "Right gradients, but nothing was sent while backward ran: the hook itself must start the"
+            " all-reduce.",
+            *figures,
+        )
     if max(traffic.payload) > 1.05 * STEPS * bytes_:
-        return wrong("more bytes than needed", f"The all-reduces were about {max(traffic.payload) / STEPS / 1e6:.2f} MB a step; the gradients are {bytes_ / 1e6:.2f} MB.", *figures)
+        return wrong(
+            "more bytes than needed",
+            f"The all-reduces were about {max(traffic.payload) / STEPS / 1e6:.2f} MB a step; the gradients"
+            f" are {bytes_ / 1e6:.2f} MB.",
+            *figures,
+        )
     if share < 0.5:
-        return wrong("most of it after backward", "Right, but most gradients are sent when backward is nearly over. Start each all-reduce as soon as its gradient is there.", *figures)
+        return wrong(
+            "most of it after backward",
+            "Right, but most gradients are sent when backward is nearly over. Start each all-reduce as soon"
+            " as its gradient is there.",
+            *figures,
+        )
     return right("Every gradient is the twin's, and most of the all-reduce ran under backward.", *figures)
 
 
-overlapped = Exercise("overlap the gradients", overlap, judge, hints=[
-    "p.register_post_accumulate_grad_hook(f) calls f(p) as soon as backward has put the gradient into p.grad.",
-    "dist.all_reduce(p.grad, async_op=True) returns at once. What it returns has wait(); keep it, with p, in a list.",
-    "finish() goes through the list: wait, then p.grad /= world_size. Empty the list for the next step.",
-])
+overlapped = Exercise(
+    "overlap the gradients",
+    overlap,
+    judge,
+    hints=[
+        (
+            "p.register_post_accumulate_grad_hook(f) calls f(p) as soon as backward has put the gradient into"
+            " p.grad."
+        ),
+        (
+            "dist.all_reduce(p.grad, async_op=True) returns at once. What it returns has wait(); keep it,"
+            " with p, in a list."
+        ),
+        "finish() goes through the list: wait, then p.grad /= world_size. Empty the list for the next step.",
+    ],
+)

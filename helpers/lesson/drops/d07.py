@@ -22,18 +22,35 @@ from ..practice import Answer, Exercise, right, wrong
 UNIT = 0.030  # seconds of a stand-in's forward; its backward takes two of them
 
 
-def on_ranks(world: World, schedule: Schedule, tries: int = 2, unit: float = UNIT, work: list[float] | None = None) -> Timeline:
-    """A schedule run on real ranks with timed stand-ins for compute; a stage in v chunks takes 1/v of `unit` for each.
+def on_ranks(
+    world: World, schedule: Schedule, tries: int = 2, unit: float = UNIT, work: list[float] | None = None
+) -> Timeline:
+    """A schedule run on real ranks with timed stand-ins for compute; a stage in v chunks takes 1/v of `unit`
+    for each.
 
-    work: how many times `unit` each stage takes, if they differ. The shortest of a few: other programs can only add to it.
+    work: how many times `unit` each stage takes, if they differ. The shortest of a few: other programs can
+    only add to it.
     """
+
     def run():
         rank = dist.get_rank()
-        chunks = {k: toy.StandIn(*[unit / schedule.v * (work[k] if work else 1)] * 3) for k, at in enumerate(schedule.rank_of) if at == rank}
+        chunks = {
+            k: toy.StandIn(*[unit / schedule.v * (work[k] if work else 1)] * 3)
+            for k, at in enumerate(schedule.rank_of)
+            if at == rank
+        }
         tokens, targets = toy.make_batch(schedule.m, 1)
         with memory.saved_activations(torch.nn.ModuleList(chunks.values())):
             dist.barrier()
-            toy.run_schedule(chunks, schedule.ops[rank], schedule.rank_of, tokens.chunk(schedule.m), targets.chunk(schedule.m), around=clock.around)
+            toy.run_schedule(
+                chunks,
+                schedule.ops[rank],
+                schedule.rank_of,
+                tokens.chunk(schedule.m),
+                targets.chunk(schedule.m),
+                around=clock.around,
+            )
+
     found = []
     for _ in range(tries):
         world.run(run)
@@ -49,6 +66,7 @@ def on_paper(schedule: Schedule, unit: float = UNIT) -> simulation.Timeline:
 
 def with_real_compute(world: World, schedule: Schedule, b: int = 16, s: int = 64) -> Timeline:
     """The toy itself, hidden 256, on this machine's cores."""
+
     def run():
         rank = dist.get_rank()
         model = toy.split_depth(toy.ToyTransformer(seed=0))
@@ -56,14 +74,23 @@ def with_real_compute(world: World, schedule: Schedule, b: int = 16, s: int = 64
         for record in (False, True):  # once to warm up
             dist.barrier()
             with memory.saved_activations(model):
-                toy.run_schedule({rank: model}, schedule.ops[rank], schedule.rank_of, tokens, targets,
-                                 **{"around": clock.around} if record else {})
+                toy.run_schedule(
+                    {rank: model},
+                    schedule.ops[rank],
+                    schedule.rank_of,
+                    tokens,
+                    targets,
+                    **{"around": clock.around} if record else {},
+                )
+
     world.run(run)
     return world.timeline
 
 
 def bytes_of(world: World, m: int, by: str, b: int = 8, s: int = 32) -> Traffic:
-    """The bytes of one 1F1B step of the toy in m microbatches, by this course's loop ('ours') or by PyTorch's ('torch')."""
+    """The bytes of one 1F1B step of the toy in m microbatches, by this course's loop ('ours') or by PyTorch's
+    ('torch').
+    """
     schedule = schedules.one_f_one_b(len(world), m)
 
     def run():
@@ -71,19 +98,28 @@ def bytes_of(world: World, m: int, by: str, b: int = 8, s: int = 32) -> Traffic:
         stage = toy.split_depth(toy.ToyTransformer(seed=0))
         tokens, targets = toy.make_batch(b, s)
         if by == "ours":
-            return toy.run_schedule({rank: stage}, schedule.ops[rank], schedule.rank_of, tokens.chunk(m), targets.chunk(m))
+            return toy.run_schedule(
+                {rank: stage}, schedule.ops[rank], schedule.rank_of, tokens.chunk(m), targets.chunk(m)
+            )
         losses: list = []
         pipe = Schedule1F1B(PipelineStage(stage, rank, p, torch.device("cpu")), m, loss_fn=toy.loss_of)
-        pipe.step(*([tokens] if rank == 0 else []), **({"target": targets, "losses": losses} if rank == p - 1 else {}))
+        pipe.step(
+            *([tokens] if rank == 0 else []),
+            **({"target": targets, "losses": losses} if rank == p - 1 else {}),
+        )
         return sum(x.item() for x in losses) / m if losses else None
+
     world.run(run)
     return world.traffic
 
 
 # -- practice ----------------------------------------------------------------------------------
 
+
 def order(rank, p, m):
-    """What pipeline rank `rank` of p runs for m microbatches under 1F1B: a list such as ["F0", "F1", "B0", ...]."""
+    """What pipeline rank `rank` of p runs for m microbatches under 1F1B: a list such as ["F0", "F1", "B0",
+    ...].
+    """
     warmup = min(m, p - 1 - rank)
     ops = [f"F{i}" for i in range(warmup)]
     for i in range(m - warmup):
@@ -100,16 +136,25 @@ def _orders(attempt, p: int, m: int):
 
 def judge(attempt) -> Answer:
     from .. import gantt  # ranks import this module, and need no matplotlib
+
     with World(P, timeout=5) as world:
-        small, few, large = world.run(lambda: (_orders(attempt, P, M), _orders(attempt, P, 2), _orders(attempt, 8, 32)))[0]
+        small, few, large = world.run(
+            lambda: (_orders(attempt, P, M), _orders(attempt, P, 2), _orders(attempt, 8, 32))
+        )[0]
         for orders, m in ((small, M), (few, 2), (large, 32)):
             try:
                 timeline = diagnose.run(diagnose.read(orders, m))
             except Illegal as e:
-                first = [next((k for k, op in enumerate(order) if str(op).startswith("B")), 0) for order in orders]  # forwards before the first backward
+                first = [
+                    next((k for k, op in enumerate(order) if str(op).startswith("B")), 0) for order in orders
+                ]  # forwards before the first backward
                 if first == sorted(first) and first[0] < first[-1]:
-                    return wrong("the warm-up the wrong way round", f"With p = {len(orders)}, m = {m} your later ranks warm up longer, so {e}. The first rank waits longest for its first backward: "
-                                 "its warm-up is the longest, and the last one has none.")
+                    return wrong(
+                        "the warm-up the wrong way round",
+                        f"With p = {len(orders)}, m = {m} your later ranks warm up longer, so {e}. The first"
+                        " rank waits longest for its first backward: its warm-up is the longest, and the"
+                        " last one has none.",
+                    )
                 return wrong(e.misconception, f"With p = {len(orders)}, m = {m}: {e}")
             if answer := _measure(orders, timeline):
                 return answer
@@ -117,55 +162,123 @@ def judge(attempt) -> Answer:
         yours, theirs = on_ranks(world, mine, 1, 0.008), on_ranks(world, reference, 1, 0.008)
     slots = simulate(diagnose.read(large, 32), Times(1, 0.5, 0.5)).makespan
     paper = diagnose.run(mine)
-    name = "This is 1F1B." if mine.name == "1F1B" else f"This one is {mine.name}: not 1F1B to the letter, and as good."
-    answer = right(f"{name} The bubble is GPipe's, {paper.bubble:.2%} of wall time; what shrank is the number of microbatches in flight. "
-                   "Below: on paper, with the critical path; and on four real ranks.",
-                   ("time for p = 4, m = 8, backward = 2 × forward", f"{paper.makespan:.0f} units", "33 units"),
-                   ("microbatches in flight, by rank", str([yours.in_flight(r) for r in range(P)]), "[4, 3, 2, 1]"),
-                   ("slots for p = 8, m = 32, equal times", f"{slots:.0f}", "78"))
-    answer.picture = gantt.timeline({"yours, on paper": paper, "yours, on real ranks": yours, "1F1B, on real ranks": theirs}, critical=True)
+    name = (
+        "This is 1F1B."
+        if mine.name == "1F1B"
+        else f"This one is {mine.name}: not 1F1B to the letter, and as good."
+    )
+    answer = right(
+        f"{name} The bubble is GPipe's, {paper.bubble:.2%} of wall time; what shrank is the number of"
+        " microbatches in flight. Below: on paper, with the critical path; and on four real ranks.",
+        ("time for p = 4, m = 8, backward = 2 × forward", f"{paper.makespan:.0f} units", "33 units"),
+        ("microbatches in flight, by rank", str([yours.in_flight(r) for r in range(P)]), "[4, 3, 2, 1]"),
+        ("slots for p = 8, m = 32, equal times", f"{slots:.0f}", "78"),
+    )
+    answer.picture = gantt.timeline(
+        {"yours, on paper": paper, "yours, on real ranks": yours, "1F1B, on real ranks": theirs},
+        critical=True,
+    )
     return answer
 
 
 def _measure(orders, timeline) -> Answer | None:
     """What is wrong with a legal order that is longer, or holds more, than 1F1B."""
     from .. import gantt
+
     p, m = timeline.schedule.p, timeline.schedule.m
     reference = simulate(schedules.one_f_one_b(p, m))
     held = [timeline.in_flight(r) for r in range(p)]
-    figures = [(f"time for p = {p}, m = {m}", f"{timeline.makespan:.0f} units", f"{reference.makespan:.0f} units"),
-               ("microbatches in flight, by rank", str(held), str([reference.in_flight(r) for r in range(p)]))]
+    figures = [
+        (f"time for p = {p}, m = {m}", f"{timeline.makespan:.0f} units", f"{reference.makespan:.0f} units"),
+        ("microbatches in flight, by rank", str(held), str([reference.in_flight(r) for r in range(p)])),
+    ]
     leading = [next((i for i, op in enumerate(order) if op[0] != "F"), len(order)) for order in orders]
     if any(op.kind in "IW" for ops in timeline.schedule.ops for op in ops):
-        return Answer("wrong", f"This is {timeline.schedule.name}: its backward is split in two, I and W. Drop 12 comes to that. Here write B.", "a backward in two parts", figures)
-    gap = next(((r, a, b, why) for r, a, b, why in diagnose.idle(timeline)
-                if not any(r == r2 and a2 <= a and b <= b2 for r2, a2, b2, _ in diagnose.idle(reference))), None)
+        return Answer(
+            "wrong",
+            f"This is {timeline.schedule.name}: its backward is split in two, I and W. Drop 12 comes to that."
+            " Here write B.",
+            "a backward in two parts",
+            figures,
+        )
+    gap = next(
+        (
+            (r, a, b, why)
+            for r, a, b, why in diagnose.idle(timeline)
+            if not any(r == r2 and a2 <= a and b <= b2 for r2, a2, b2, _ in diagnose.idle(reference))
+        ),
+        None,
+    )
     longer = timeline.makespan > reference.makespan
-    why = f" An idle time that 1F1B does not have: rank {gap[0]}, from {gap[1]:.0f} to {gap[2]:.0f}: {gap[3]}." if gap and longer else ""
-    picture = gantt.timeline(timeline, "yours, on paper, with its critical path", critical=True) if p * m <= 64 else None
+    why = (
+        f" An idle time that 1F1B does not have: rank {gap[0]}, from {gap[1]:.0f} to {gap[2]:.0f}: {gap[3]}."
+        if gap and longer
+        else ""
+    )
+    picture = (
+        gantt.timeline(timeline, "yours, on paper, with its critical path", critical=True)
+        if p * m <= 64
+        else None
+    )
     if timeline.schedule.name.startswith("GPipe"):
-        return Answer("wrong", f"This is {timeline.schedule.name}. It takes as long as 1F1B, since both have the same bubble. But every rank holds all {m} microbatches.",
-                      "GPipe instead of 1F1B", figures, picture)
+        return Answer(
+            "wrong",
+            f"This is {timeline.schedule.name}. It takes as long as 1F1B, since both have the same bubble."
+            f" But every rank holds all {m} microbatches.",
+            "GPipe instead of 1F1B",
+            figures,
+            picture,
+        )
     if any(mine > theirs for mine, theirs in zip(held, (reference.in_flight(r) for r in range(p)))):
         late = next(r for r in range(p) if held[r] > p - r)
-        return Answer("wrong", f"Rank {late} runs {leading[late]} forwards before its first backward, and holds {held[late]} microbatches at once. It need not: "
-                      f"its first backward can come after {p - 1 - late} warm-up forwards and one more." + why, "a warm-up that is too long", figures, picture)
+        return Answer(
+            "wrong",
+            f"Rank {late} runs {leading[late]} forwards before its first backward, and holds {held[late]}"
+            f" microbatches at once. It need not: its first backward can come after {p - 1 - late} warm-up"
+            " forwards and one more." + why,
+            "a warm-up that is too long",
+            figures,
+            picture,
+        )
     if longer:
         short = next((r for r in range(p) if leading[r] < p - r), None)
         name = "a warm-up that is too short" if short is not None else "longer than need be"
-        return Answer("wrong", f"A legal order, but it takes {timeline.makespan:.0f} units where {reference.makespan:.0f} are enough." + why, name, figures, picture)
+        return Answer(
+            "wrong",
+            f"A legal order, but it takes {timeline.makespan:.0f} units where {reference.makespan:.0f} are"
+            " enough." + why,
+            name,
+            figures,
+            picture,
+        )
     return None
 
 
-one_f_one_b = Exercise("the order of one stage", order, judge, hints=[
-    "Three parts: a warm-up of forwards; then one forward and one backward in turn; then the backwards that are left.",
-    "How long is the warm-up? The last rank can go backward at once: 0. The one before it must wait for one more: 1. So p - 1 - rank.",
-    "After the warm-up, forwards run out first. As many backwards are left as there were warm-up forwards: the drain.",
-])
+one_f_one_b = Exercise(
+    "the order of one stage",
+    order,
+    judge,
+    hints=[
+        (
+            "Three parts: a warm-up of forwards; then one forward and one backward in turn; then the"
+            " backwards that are left."
+        ),
+        (
+            "How long is the warm-up? The last rank can go backward at once: 0. The one before it must wait"
+            " for one more: 1. So p - 1 - rank."
+        ),
+        (
+            "After the warm-up, forwards run out first. As many backwards are left as there were warm-up"
+            " forwards: the drain."
+        ),
+    ],
+)
 
 
 def bubble(schedule, p, m):
-    """The share of wall time in which a rank idles, for "GPipe" or "1F1B", on p equal stages with m microbatches."""
+    """The share of wall time in which a rank idles, for "GPipe" or "1F1B", on p equal stages with m
+    microbatches.
+    """
     return (p - 1) / (m + p - 1)
 
 
@@ -186,30 +299,70 @@ def _judge_bubble(attempt) -> Answer:
             continue
         figures = [(f"{name}, p = {p}, m = {m}", f"{value:.4f}", f"{target:.4f}")]
         if abs(value - 100 * target) < 5e-2:
-            return wrong("percent instead of a share", "The number is right, as percent. Return a share of 1.", *figures)
+            return wrong(
+                "percent instead of a share",
+                "The number is right, as percent. Return a share of 1.",
+                *figures,
+            )
         if abs(value - (1 - target)) < 5e-4:
-            return wrong("the busy share", "That is the share in which a rank works. The bubble is the rest.", *figures)
+            return wrong(
+                "the busy share", "That is the share in which a rank works. The bubble is the rest.", *figures
+            )
         if name == "1F1B" and (p, m) == (4, 8) and value < target:
-            return wrong("1F1B shrinks the bubble", "GPipe was right, so the formula is known. 1F1B begins and ends as GPipe does; it only holds less in between.", *figures, _evidence())
+            return wrong(
+                "1F1B shrinks the bubble",
+                "GPipe was right, so the formula is known. 1F1B begins and ends as GPipe does; it only holds"
+                " less in between.",
+                *figures,
+                _evidence(),
+            )
         if any(abs(value - (p - 1) / (k * m + p - 1)) < 5e-4 for k in (2, 3)):
-            return wrong("a missing drain", "You count the wait before the first forward of the last stage, but not the way back: after its last backward, p-1 backwards still climb to the first stage.", *figures)
+            return wrong(
+                "a missing drain",
+                "You count the wait before the first forward of the last stage, but not the way back: after"
+                " its last backward, p-1 backwards still climb to the first stage.",
+                *figures,
+            )
         if abs(value - (p - 1) / m) < 5e-4:
-            return wrong("the other definition of bubble", "You divide by the ideal time: (p-1)/m. Here the bubble is a share of wall time, which has the bubble in it.", *figures)
+            return wrong(
+                "the other definition of bubble",
+                "You divide by the ideal time: (p-1)/m. Here the bubble is a share of wall time, which has"
+                " the bubble in it.",
+                *figures,
+            )
         if abs(value - p / (m + p)) < 5e-4 or abs(value - p / (m + p - 1)) < 5e-4:
             return wrong("p where p-1 was meant", "The last stage starts after p-1 others, not p.", *figures)
-        return wrong("another share", f"For {name} with p = {p}, m = {m} the simulator finds another share.", *figures)
-    return right("Both have the same bubble, by formula, by simulation and on real ranks.",
-                 ("p = 4, m = 8", f"{float(said[0]):.4f}", "0.2727"), ("p = 8, m = 32", f"{float(said[1]):.4f}", "0.1795"), _evidence())
+        return wrong(
+            "another share", f"For {name} with p = {p}, m = {m} the simulator finds another share.", *figures
+        )
+    return right(
+        "Both have the same bubble, by formula, by simulation and on real ranks.",
+        ("p = 4, m = 8", f"{float(said[0]):.4f}", "0.2727"),
+        ("p = 8, m = 32", f"{float(said[1]):.4f}", "0.1795"),
+        _evidence(),
+    )
 
 
 def _evidence() -> tuple[str, str, str]:
     """The bubbles of both schedules, measured on four ranks."""
     with World(P, timeout=10) as world:
         bubbles = [on_ranks(world, make(P, M), 1).bubble for make in (schedules.gpipe, schedules.one_f_one_b)]
-    return "measured just now on four ranks: GPipe and 1F1B", " and ".join(f"{x:.2f}" for x in bubbles), "both a little over 0.27"
+    return (
+        "measured just now on four ranks: GPipe and 1F1B",
+        " and ".join(f"{x:.2f}" for x in bubbles),
+        "both a little over 0.27",
+    )
 
 
-share = Exercise("the share of the bubble", bubble, _judge_bubble, hints=[
-    "Count one rank's time: m forwards and m backwards. And the whole: the last stage starts p-1 forwards late, and behind its last backward p-1 backwards still climb to the first.",
-    "Per stage the work is m units of (forward + backward); the time is m + p - 1 of them.",
-])
+share = Exercise(
+    "the share of the bubble",
+    bubble,
+    _judge_bubble,
+    hints=[
+        (
+            "Count one rank's time: m forwards and m backwards. And the whole: the last stage starts p-1"
+            " forwards late, and behind its last backward p-1 backwards still climb to the first."
+        ),
+        "Per stage the work is m units of (forward + backward); the time is m + p - 1 of them.",
+    ],
+)

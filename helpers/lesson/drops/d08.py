@@ -20,11 +20,17 @@ from ...theory.schedules import one_f_one_b
 from ..practice import Answer, Exercise, right, wrong
 
 # Emulated: two nodes of four, with ports out of a node that are 20 times slower than links inside.
-NODES = Cluster("two nodes of four", DEVICES["h100-80gb"], node=4, link=20e6, nic=1e6, link_latency=1e-4, nic_latency=5e-4)
+NODES = Cluster(
+    "two nodes of four", DEVICES["h100-80gb"], node=4, link=20e6, nic=1e6, link_latency=1e-4, nic_latency=5e-4
+)
 
 
-def expected_bytes(hidden: int, b: int, s: int, d: int, p: int, t: int, rank: int = 0, layers: int = 4) -> dict[str, float]:
-    """Bytes that a rank sends along each axis in one step of the toy, in float32: what the drop's formulas give."""
+def expected_bytes(
+    hidden: int, b: int, s: int, d: int, p: int, t: int, rank: int = 0, layers: int = 4
+) -> dict[str, float]:
+    """Bytes that a rank sends along each axis in one step of the toy, in float32: what the drop's formulas
+    give.
+    """
     sizes = {"dp": d, "pp": p, "tp": t}
     stage = placement.coordinates(rank, sizes)["pp"]
     activation = 4 * b / d * s * hidden  # of all microbatches together
@@ -32,27 +38,50 @@ def expected_bytes(hidden: int, b: int, s: int, d: int, p: int, t: int, rank: in
     blocks = layers // p
     parameters = blocks * (12 * hidden**2 / t + 4 * hidden)
     parameters += (256 + 64) * hidden * (stage == 0) + (256 * hidden + 2 * hidden) * (stage == p - 1)
-    return {"tp": blocks * 4 * 2 * (t - 1) / t * activation, "pp": neighbours * activation, "dp": 2 * (d - 1) / d * 4 * parameters}
+    return {
+        "tp": blocks * 4 * 2 * (t - 1) / t * activation,
+        "pp": neighbours * activation,
+        "dp": 2 * (d - 1) / d * 4 * parameters,
+    }
 
 
 def by_axis(traffic: Traffic, sizes: Sizes, predicted: dict[str, float], rank: int = 0) -> Table:
-    """Bytes that `rank` sent along each axis, three ways. Two ranks share one axis at most, so who sent to whom tells the axis."""
+    """Bytes that `rank` sent along each axis, three ways.
+
+    Two ranks share one axis at most, so who sent to whom tells the axis.
+    """
     counted = {axis: sum(row.book for row in traffic.ranks[rank] if row.axis == axis) for axis in sizes}
     wire: dict = dict.fromkeys(sizes, 0 if traffic.matrix else None)
     for other, sent in enumerate(traffic.matrix[rank] if traffic.matrix else []):
         if axis := placement.axis_between(rank, other, sizes):
             wire[axis] += sent
-    rows = [[axis, human(predicted[axis]), human(counted[axis]), human(wire[axis]),
-             "n/a" if wire[axis] is None or not predicted[axis] else f"{wire[axis] / predicted[axis]:.2f}"] for axis in reversed(sizes)]
-    return Table(["axis", "predicted", "counted", "on the wire", "wire ÷ predicted"], rows, title=f"bytes sent by rank {rank}, along each axis")
+    rows = [
+        [
+            axis,
+            human(predicted[axis]),
+            human(counted[axis]),
+            human(wire[axis]),
+            "n/a" if wire[axis] is None or not predicted[axis] else f"{wire[axis] / predicted[axis]:.2f}",
+        ]
+        for axis in reversed(sizes)
+    ]
+    return Table(
+        ["axis", "predicted", "counted", "on the wire", "wire ÷ predicted"],
+        rows,
+        title=f"bytes sent by rank {rank}, along each axis",
+    )
 
 
 def compare_with_twin(world: World, d: int, p: int, t: int, m: int = 2, steps: int = 3) -> str:
     """Three steps of SGD on the grid and in one process, in float64. What differs, or that nothing does."""
+
     def run():
         rank = dist.get_rank()
         grid = toy.grid_groups(d, p, t)
-        model, twin = toy.ToyTransformer(hidden=32, seed=rank).double(), toy.ToyTransformer(hidden=32, seed=0).double()
+        model, twin = (
+            toy.ToyTransformer(hidden=32, seed=rank).double(),
+            toy.ToyTransformer(hidden=32, seed=0).double(),
+        )
         stage = toy.on_grid(model, grid)
         ops = one_f_one_b(p, m).ops[grid["pp"].get_local_rank()]
         worst = 0.0
@@ -68,20 +97,31 @@ def compare_with_twin(world: World, d: int, p: int, t: int, m: int = 2, steps: i
         for a, b in zip(stage.parameters(), mine.parameters()):
             worst = max(worst, ((a - b).norm() / b.norm()).item())
         return worst
+
     worst = max(world.run(run))
     return f"after {steps} steps every weight of every rank is the twin's: {worst < 1e-12}"
 
 
-def step_seconds(world: World, order: tuple[str, ...], d: int = 2, p: int = 2, t: int = 2, b: int = 8, s: int = 128) -> float:
-    """One step on the world's fabric with the axes placed in this order, outermost first. The shorter of two."""
+def step_seconds(
+    world: World, order: tuple[str, ...], d: int = 2, p: int = 2, t: int = 2, b: int = 8, s: int = 128
+) -> float:
+    """One step on the world's fabric with the axes placed in this order, outermost first.
+
+    The shorter of two.
+    """
     sizes = {axis: {"dp": d, "pp": p, "tp": t}[axis] for axis in order}
 
     def run():
         import time
 
         from torch.distributed.device_mesh import DeviceMesh
+
         ranks = torch.arange(d * p * t).reshape(*sizes.values())
-        grid = DeviceMesh("cpu", ranks.permute(*(order.index(axis) for axis in ("dp", "pp", "tp"))), mesh_dim_names=("dp", "pp", "tp"))
+        grid = DeviceMesh(
+            "cpu",
+            ranks.permute(*(order.index(axis) for axis in ("dp", "pp", "tp"))),
+            mesh_dim_names=("dp", "pp", "tp"),
+        )
         stage = toy.on_grid(toy.ToyTransformer(hidden=64, seq_len=s), grid)
         ops = one_f_one_b(p, 2).ops[grid["pp"].get_local_rank()]
         batch = toy.make_batch(b, s)
@@ -90,20 +130,25 @@ def step_seconds(world: World, order: tuple[str, ...], d: int = 2, p: int = 2, t
         start = time.monotonic()
         toy.grid_step(stage, *batch, ops, 2, grid)
         return time.monotonic() - start
+
     return min(max(world.run(run)) for _ in range(2))
 
 
 # -- practice ----------------------------------------------------------------------------------
 
+
 def groups(rank, d, t, p):
     """The ranks that `rank` shares a group with along each axis, itself among them, in rising order.
 
-    tp is innermost: ranks 0 to t-1 share their matrices. Then pp, then dp. Return {"tp": [...], "pp": [...], "dp": [...]}.
+    tp is innermost: ranks 0 to t-1 share their matrices. Then pp, then dp. Return {"tp": [...], "pp": [...],
+    "dp": [...]}.
     """
     k, j, i = rank % t, rank // t % p, rank // (t * p)
-    return {"tp": [(i * p + j) * t + x for x in range(t)],
-            "pp": [(i * p + x) * t + k for x in range(p)],
-            "dp": [(x * p + j) * t + k for x in range(d)]}
+    return {
+        "tp": [(i * p + j) * t + x for x in range(t)],
+        "pp": [(i * p + x) * t + k for x in range(p)],
+        "dp": [(x * p + j) * t + k for x in range(d)],
+    }
 
 
 GRIDS = [(2, 2, 2), (1, 4, 2), (4, 2, 1), (2, 1, 4), (1, 1, 8), (8, 1, 1)]  # d, t, p
@@ -128,9 +173,13 @@ def _judge_groups(attempt) -> Answer:
                         dist.all_reduce(x, group=made)
                         sums[axis] = int(x.item())
             return sums
+
         met = world.run(meet)
-    return right("Every rank is in one group along each axis, and on eight real ranks every group of 2 × 2 × 2 met.",
-                 ("grids of eight ranks", str(len(GRIDS)), str(len(GRIDS))), ("ranks that met along tp, pp, dp", str(list(met[0].values())), "[2, 2, 2]"))
+    return right(
+        "Every rank is in one group along each axis, and on eight real ranks every group of 2 × 2 × 2 met.",
+        ("grids of eight ranks", str(len(GRIDS)), str(len(GRIDS))),
+        ("ranks that met along tp, pp, dp", str(list(met[0].values())), "[2, 2, 2]"),
+    )
 
 
 def _about(mine: list, d: int, t: int, p: int) -> Answer | None:
@@ -140,41 +189,91 @@ def _about(mine: list, d: int, t: int, p: int) -> Answer | None:
     try:
         mine = [{axis: sorted(int(x) for x in g[axis]) for axis in sizes} for g in mine]
     except Exception:
-        return wrong("no groups", f"{where} you return {str(mine[0])[:120]}; return a dictionary with tp, pp and dp, each a list of ranks.")
+        return wrong(
+            "no groups",
+            f"{where} you return {str(mine[0])[:120]}; return a dictionary with tp, pp and dp, each a list of"
+            " ranks.",
+        )
     if mine == truth:
         return None
-    ordered = lambda *order: mine == [{axis: placement.group(rank, axis, {a: sizes[a] for a in order}) for axis in sizes} for rank in range(8)]
+    ordered = lambda *order: (
+        mine
+        == [
+            {axis: placement.group(rank, axis, {a: sizes[a] for a in order}) for axis in sizes}
+            for rank in range(8)
+        ]
+    )
     if t > 1 and (ordered("dp", "tp", "pp") or ordered("pp", "tp", "dp")):
-        return wrong("TP not innermost", f"{where} rank 0 shares its matrices with {mine[0]['tp']}, which are not neighbours: another axis counts faster. TP talks most, so its ranks must be neighbours.")
+        return wrong(
+            "TP not innermost",
+            f"{where} rank 0 shares its matrices with {mine[0]['tp']}, which are not neighbours: another axis"
+            " counts faster. TP talks most, so its ranks must be neighbours.",
+        )
     if t > 1 and (ordered("tp", "pp", "dp") or ordered("tp", "dp", "pp")):
-        return wrong("TP outermost", f"{where} rank 0 shares its matrices with {mine[0]['tp']}, which are not neighbours. TP talks most, so its ranks must be: tp is innermost.")
+        return wrong(
+            "TP outermost",
+            f"{where} rank 0 shares its matrices with {mine[0]['tp']}, which are not neighbours. TP talks"
+            " most, so its ranks must be: tp is innermost.",
+        )
     if ordered("pp", "dp", "tp"):
-        return wrong("DP inside PP", f"{where} neighbouring stages of a pipeline end up further apart than copies of the model. tp innermost, then pp, then dp.")
+        return wrong(
+            "DP inside PP",
+            f"{where} neighbouring stages of a pipeline end up further apart than copies of the model. tp"
+            " innermost, then pp, then dp.",
+        )
     for axis, size in sizes.items():
         for rank, g in enumerate(mine):
             if rank not in g[axis]:
-                return wrong("a rank outside its own group", f"{where} rank {rank} is not in its own {axis} group {g[axis]}.")
+                return wrong(
+                    "a rank outside its own group",
+                    f"{where} rank {rank} is not in its own {axis} group {g[axis]}.",
+                )
             if len(set(g[axis])) != size:
-                return wrong("groups of another size", f"{where} rank {rank} is in a {axis} group of {len(set(g[axis]))} ranks; it should be {size}.")
+                return wrong(
+                    "groups of another size",
+                    f"{where} rank {rank} is in a {axis} group of {len(set(g[axis]))} ranks; it should be"
+                    f" {size}.",
+                )
             if any(not 0 <= r < 8 for r in g[axis]):
-                return wrong("ranks that do not exist", f"{where} the {axis} group of rank {rank} is {g[axis]}; the ranks are 0 to 7.")
+                return wrong(
+                    "ranks that do not exist",
+                    f"{where} the {axis} group of rank {rank} is {g[axis]}; the ranks are 0 to 7.",
+                )
             if (other := next((r for r in g[axis] if set(mine[r][axis]) != set(g[axis])), None)) is not None:
-                return wrong("groups that do not partition the ranks", f"{where} rank {rank} says its {axis} group is {g[axis]}, rank {other} of that group says {mine[other][axis]}. "
-                             "Every rank must be in exactly one group along each axis.")
-    rank, axis = next((rank, axis) for rank in range(8) for axis in sizes if mine[rank][axis] != truth[rank][axis])
-    return wrong("other groups", f"{where} rank {rank} is in the {axis} group {mine[rank][axis]}. It is at {placement.coordinates(rank, {'dp': d, 'pp': p, 'tp': t})}: "
-                 f"its {axis} group has the same other two coordinates: {truth[rank][axis]}.")
+                return wrong(
+                    "groups that do not partition the ranks",
+                    f"{where} rank {rank} says its {axis} group is {g[axis]}, rank {other} of that group says"
+                    f" {mine[other][axis]}. Every rank must be in exactly one group along each axis.",
+                )
+    rank, axis = next(
+        (rank, axis) for rank in range(8) for axis in sizes if mine[rank][axis] != truth[rank][axis]
+    )
+    return wrong(
+        "other groups",
+        f"{where} rank {rank} is in the {axis} group {mine[rank][axis]}. It is at"
+        f" {placement.coordinates(rank, {'dp': d, 'pp': p, 'tp': t})}: its {axis} group has the same other"
+        f" two coordinates: {truth[rank][axis]}.",
+    )
 
 
-members = Exercise("the groups of a rank", groups, _judge_groups, hints=[
-    "Coordinates first. tp changes fastest: k = rank % t. Then pp: j = rank // t % p. Then dp: i = rank // (t·p).",
-    "And back: rank = (i·p + j)·t + k.",
-    "Along an axis only its own coordinate moves: the tp group is (i·p + j)·t + x for all x below t.",
-])
+members = Exercise(
+    "the groups of a rank",
+    groups,
+    _judge_groups,
+    hints=[
+        (
+            "Coordinates first. tp changes fastest: k = rank % t. Then pp: j = rank // t % p. Then dp: i ="
+            " rank // (t·p)."
+        ),
+        "And back: rank = (i·p + j)·t + k.",
+        "Along an axis only its own coordinate moves: the tp group is (i·p + j)·t + x for all x below t.",
+    ],
+)
 
 
 def crossing(d, t, p, node):
-    """Which axes have groups that leave a node of `node` ranks: a list out of "tp", "pp", "dp". tp innermost, then pp, then dp.
+    """Which axes have groups that leave a node of `node` ranks: a list out of "tp", "pp", "dp". tp innermost,
+    then pp, then dp.
 
     The sizes divide the node, or the node them.
     """
@@ -182,7 +281,18 @@ def crossing(d, t, p, node):
     return [axis for axis, (size, span) in reach.items() if size > 1 and span > node]
 
 
-CASES = [(2, 2, 2, 4), (1, 4, 2, 4), (4, 2, 1, 4), (2, 1, 4, 4), (1, 8, 1, 4), (2, 4, 1, 8), (128, 8, 16, 8), (4, 8, 2, 8), (1, 8, 8, 8), (8, 1, 1, 8)]
+CASES = [
+    (2, 2, 2, 4),
+    (1, 4, 2, 4),
+    (4, 2, 1, 4),
+    (2, 1, 4, 4),
+    (1, 8, 1, 4),
+    (2, 4, 1, 8),
+    (128, 8, 16, 8),
+    (4, 8, 2, 8),
+    (1, 8, 8, 8),
+    (8, 1, 1, 8),
+]
 
 
 def _judge_crossing(attempt) -> Answer:
@@ -191,32 +301,91 @@ def _judge_crossing(attempt) -> Answer:
             said = world.run(lambda: [attempt(*case) for case in CASES])[0]
         except RankError as e:
             return Answer("crashed", e.report)
-    outward: Callable = lambda d, t, p, node: [a for a, n, span in (("dp", d, d), ("pp", p, d * p), ("tp", t, d * t * p)) if n > 1 and span > node]
-    alone: Callable = lambda d, t, p, node: [a for a, span in (("tp", t), ("pp", t * p), ("dp", d * t * p)) if span > node]
-    leave: Callable = lambda rule: lambda d, t, p, node: [a for a, n, step in (("tp", t, 1), ("pp", p, t), ("dp", d, t * p)) if n > 1 and rule(n, step, node)]
+    outward: Callable = lambda d, t, p, node: [
+        a for a, n, span in (("dp", d, d), ("pp", p, d * p), ("tp", t, d * t * p)) if n > 1 and span > node
+    ]
+    alone: Callable = lambda d, t, p, node: [
+        a for a, span in (("tp", t), ("pp", t * p), ("dp", d * t * p)) if span > node
+    ]
+    leave: Callable = lambda rule: (
+        lambda d, t, p, node: [
+            a
+            for a, n, step in (("tp", t, 1), ("pp", p, t), ("dp", d, t * p))
+            if n > 1 and rule(n, step, node)
+        ]
+    )
     for case, a in zip(CASES, said):
         if not isinstance(a, (list, tuple, set)) or not set(a) <= {"tp", "pp", "dp"}:
-            return wrong("no list of axes", f"crossing{case} returned {a!r}; return a list out of \"tp\", \"pp\" and \"dp\", which may be empty.")
+            return wrong(
+                "no list of axes",
+                f'crossing{case} returned {a!r}; return a list out of "tp", "pp" and "dp", which may be'
+                " empty.",
+            )
     as_sets = lambda answers: [sorted(a) for a in answers]
     truth = [crossing(*case) for case in CASES]
     if as_sets(said) == as_sets(truth):
-        return right("Also for 16,384 GPUs: TP 8 stays in its node, PP 16 and DP 128 leave it.", ("layouts", str(len(CASES)), str(len(CASES))))
+        return right(
+            "Also for 16,384 GPUs: TP 8 stays in its node, PP 16 and DP 128 leave it.",
+            ("layouts", str(len(CASES)), str(len(CASES))),
+        )
     case, mine, target = next((c, a, b) for c, a, b in zip(CASES, as_sets(said), as_sets(truth)) if a != b)
     figures = [(f"d = {case[0]}, t = {case[1]}, p = {case[2]}, nodes of {case[3]}", str(mine), str(target))]
     for other, name, text in (
-            (leave(lambda n, step, node: n > node), "size where reach was meant", "You compare a group's size with the node. But its ranks may stand apart: dp neighbours are t·p ranks apart, and two of them can be on two nodes."),
-            (outward, "TP outermost", "You count from dp outwards. tp is innermost: its ranks are neighbours."),
-            (alone, "a group of one", "A group of one rank sends nothing, wherever it stands."),
-            (leave(lambda n, step, node: n * step >= node), "a full node is not left", "The reach is right. But a group that reaches over as many ranks as a node has fills it, and stays inside."),
-            (leave(lambda n, step, node: (n - 1) * step > node), "the far end is one rank further", "First and last are (size − 1) · distance apart. They are on two nodes as soon as that is the node's size, not only when it is more."),
-            (leave(lambda n, step, node: step >= node), "neighbours only", "You ask whether neighbours are on two nodes. They may share one while the ends of the group do not.")):
+        (
+            leave(lambda n, step, node: n > node),
+            "size where reach was meant",
+            (
+                "You compare a group's size with the node. But its ranks may stand apart: dp neighbours are"
+                " t·p ranks apart, and two of them can be on two nodes."
+            ),
+        ),
+        (outward, "TP outermost", "You count from dp outwards. tp is innermost: its ranks are neighbours."),
+        (alone, "a group of one", "A group of one rank sends nothing, wherever it stands."),
+        (
+            leave(lambda n, step, node: n * step >= node),
+            "a full node is not left",
+            (
+                "The reach is right. But a group that reaches over as many ranks as a node has fills it, and"
+                " stays inside."
+            ),
+        ),
+        (
+            leave(lambda n, step, node: (n - 1) * step > node),
+            "the far end is one rank further",
+            (
+                "First and last are (size − 1) · distance apart. They are on two nodes as soon as that is the"
+                " node's size, not only when it is more."
+            ),
+        ),
+        (
+            leave(lambda n, step, node: step >= node),
+            "neighbours only",
+            (
+                "You ask whether neighbours are on two nodes. They may share one while the ends of the group"
+                " do not."
+            ),
+        ),
+    ):
         if as_sets(said) == as_sets([other(*c) for c in CASES]):
             return wrong(name, text, *figures)
-    return wrong("other axes", "How far does a group reach? Its size times the distance of its neighbours: 1 for tp, t for pp, t·p for dp.", *figures)
+    return wrong(
+        "other axes",
+        "How far does a group reach? Its size times the distance of its neighbours: 1 for tp, t for pp, t·p"
+        " for dp.",
+        *figures,
+    )
 
 
-across = Exercise("which axes leave the node", crossing, _judge_crossing, hints=[
-    "How far apart are neighbours along an axis? tp: 1. pp: t. dp: t·p.",
-    "A group reaches over its size times that distance: t, t·p, d·t·p ranks. It leaves the node if that is more than the node holds.",
-    "A group of one rank sends nothing.",
-])
+across = Exercise(
+    "which axes leave the node",
+    crossing,
+    _judge_crossing,
+    hints=[
+        "How far apart are neighbours along an axis? tp: 1. pp: t. dp: t·p.",
+        (
+            "A group reaches over its size times that distance: t, t·p, d·t·p ranks. It leaves the node if"
+            " that is more than the node holds."
+        ),
+        "A group of one rank sends nothing.",
+    ],
+)

@@ -1,4 +1,6 @@
-"""Drop 10: runs that ran out of memory, told apart by their traces, and the ladder of remedies under one budget."""
+"""Drop 10: runs that ran out of memory, told apart by their traces, and the ladder of remedies under one
+budget.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ BUDGET = 6.5e6  # bytes for each rank
 
 @dataclass
 class Run:
-    """What is left of a run that ended out of memory. peaks[step][rank]: the most bytes of tensors that the rank held in that step.
+    """What is left of a run that ended out of memory. peaks[step][rank]: the most bytes of tensors that the
+    rank held in that step.
 
-    tokens[step]: the length of its longest sequence. log: what was printed. error: the last words of the rank that failed.
+    tokens[step]: the length of its longest sequence. log: what was printed. error: the last words of the rank
+    that failed.
     """
 
     tokens: list[int]
@@ -48,17 +52,25 @@ def load(number: int) -> Run:
 
 
 def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidden: int = HIDDEN) -> Run:
-    """Train the toy on four real ranks under a memory budget, with one thing wrong, until a rank is out of memory.
+    """Train the toy on four real ranks under a memory budget, with one thing wrong, until a rank is out of
+    memory.
 
-    cause: one of CAUSES. at: the step at which the long batch or the checkpoint comes. Raises ValueError if the run survives.
+    cause: one of CAUSES. at: the step at which the long batch or the checkpoint comes. Raises ValueError if
+    the run survives.
     """
+
     def train(first: bool, step: int, tokens: int) -> tuple[int, float]:
         here = worker.here.names
         rank, d = dist.get_rank(), dist.get_world_size()
         if first:
             here["model"] = toy.ToyTransformer(hidden=hidden, seq_len=LONG, seed=0)
-            here["optimizer"] = (torch.optim.AdamW if cause in CAUSES[:1] else torch.optim.SGD)(here["model"].parameters(), lr=1e-3)
-            here["kept"], here["shards"] = [], torch.zeros(1_500_000 // 4)  # a share of a larger model's states
+            here["optimizer"] = (torch.optim.AdamW if cause in CAUSES[:1] else torch.optim.SGD)(
+                here["model"].parameters(), lr=1e-3
+            )
+            here["kept"], here["shards"] = (
+                [],
+                torch.zeros(1_500_000 // 4),
+            )  # a share of a larger model's states
         model, budget_ = here["model"], worker.here.budget
         budget_.peak = budget_.now
         x, y = (toy.my_share(t, rank, d) for t in toy.make_batch(4 * d, tokens, seed=step))
@@ -83,16 +95,29 @@ def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidd
                 results = world.run(train, step == 0, step, tokens)
             except RankError as e:
                 found.peaks.append(world.run(lambda: worker.here.budget.peak))
-                found.error = next(str(s.error.message) for s in e.seen if s.error and s.error.type == "OutOfMemoryError")
+                found.error = next(
+                    str(s.error.message) for s in e.seen if s.error and s.error.type == "OutOfMemoryError"
+                )
                 return found
             found.peaks.append([peak for peak, _ in results])
-            found.log.append(f"step {step:2}  loss {sum(loss for _, loss in results) / RANKS:.3f}  {16 * tokens:5} tokens")
+            found.log.append(
+                f"step {step:2}  loss {sum(loss for _, loss in results) / RANKS:.3f}  {16 * tokens:5} tokens"
+            )
     raise ValueError(f"{cause} survived {steps} steps under a budget of {human(budget)}: {found.peaks}")
 
 
 # -- the ladder --------------------------------------------------------------------------------
 
-REMEDIES = ("nothing", "DP on 8 ranks", "ZeRO-1", "ZeRO-3", "4 microbatches", "recompute", "TP + SP", "offload")
+REMEDIES = (
+    "nothing",
+    "DP on 8 ranks",
+    "ZeRO-1",
+    "ZeRO-3",
+    "4 microbatches",
+    "recompute",
+    "TP + SP",
+    "offload",
+)
 LADDER_BUDGET = 8e6
 
 
@@ -113,7 +138,10 @@ class _Outside:
 
 
 def _try(remedy: str, tokens: int, b: int) -> dict:
-    """One rank's part: two steps with Adam on b sequences a rank. Returns the second one's peak of bytes and what it cost."""
+    """One rank's part: two steps with Adam on b sequences a rank.
+
+    Returns the second one's peak of bytes and what it cost.
+    """
     rank, d = dist.get_rank(), dist.get_world_size()
     model = toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG, seed=0)
     average, microbatches = toy.average_gradients, 4 if remedy in ("4 microbatches", "TP + SP") else 1
@@ -123,7 +151,9 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
     if remedy == "recompute":
         for block in model.blocks:
             block.forward = lambda x, plain=block.forward: checkpoint(plain, x, use_reentrant=False)
-    forwards = collections.Counter()  # sequences that go through a block's MLP, which runs again where the block does
+    forwards = (
+        collections.Counter()
+    )  # sequences that go through a block's MLP, which runs again where the block does
     model.blocks[0].mlp.register_forward_pre_hook(lambda _, args: forwards.update(sequences=len(args[0])))
     if remedy.startswith("ZeRO"):
         zero = (toy.Zero1 if remedy == "ZeRO-1" else toy.Zero3)(model)
@@ -140,19 +170,29 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
         forwards.clear()
         outside = _Outside()
         for x, y in zip(*(t.chunk(microbatches) for t in mine)):
-            with torch.autograd.graph.saved_tensors_hooks(outside.pack, outside.unpack) if remedy == "offload" else nullcontext():
+            with (
+                torch.autograd.graph.saved_tensors_hooks(outside.pack, outside.unpack)
+                if remedy == "offload"
+                else nullcontext()
+            ):
                 loss = toy.loss_of(model(x), y) / microbatches
             loss.backward()
             del loss
         average(model)
         apply()
-    return {"peak": worker.here.budget.peak, "forwards": forwards["sequences"] / (b * (d if remedy == "TP + SP" else 1)), "host": outside.moved}
+    return {
+        "peak": worker.here.budget.peak,
+        "forwards": forwards["sequences"] / (b * (d if remedy == "TP + SP" else 1)),
+        "host": outside.moved,
+    }
 
 
 def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: int = 4) -> dict:
-    """Try a remedy on the long batch, on real ranks under a budget: did it fit, its peak without a limit, and what a step cost.
+    """Try a remedy on the long batch, on real ranks under a budget: did it fit, its peak without a limit, and
+    what a step cost.
 
-    forwards: how often a sequence goes through a block. sent: bytes by the busiest rank. host: bytes to the host's memory and back.
+    forwards: how often a sequence goes through a block. sent: bytes by the busiest rank. host: bytes to the
+    host's memory and back.
     """
     ranks = 8 if remedy == "DP on 8 ranks" else RANKS
     with World(ranks, memory=1e12, timeout=60) as roomy:
@@ -163,14 +203,21 @@ def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: i
         try:
             tight.run(_try, remedy, tokens, b)
         except RankError as e:
-            found |= {"fits": False, "error": next((s.error.message for s in e.seen if s.error and s.error.type == "OutOfMemoryError"), e.report)}
+            found |= {
+                "fits": False,
+                "error": next(
+                    (s.error.message for s in e.seen if s.error and s.error.type == "OutOfMemoryError"),
+                    e.report,
+                ),
+            }
     return found
 
 
 def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
     """Bytes at the start of backward, by hand, in float32. One unit is b·s·h numbers.
 
-    A block keeps 16 units (drop 06 counted 7 of them for t = 4, and 5.5 with SP), the head 2, and scores, their softmax and its
+    A block keeps 16 units (drop 06 counted 7 of them for t = 4, and 5.5 with SP), the head 2, and scores,
+    their softmax and its
     gradient 256/h each.
     """
     n = sum(p.numel() for p in toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG).parameters())
@@ -178,13 +225,17 @@ def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
     head = 2 + 3 * toy.VOCABULARY / HIDDEN
     states, blocks = 12 * n, 4 * 16 * unit
     if remedy == "ZeRO-1":
-        states = (4 + 4 + 8 / RANKS) * n - 4 * n + 4 * n / RANKS  # gradients are not there yet; the shard of the weights is kept twice
+        states = (
+            (4 + 4 + 8 / RANKS) * n - 4 * n + 4 * n / RANKS
+        )  # gradients are not there yet; the shard of the weights is kept twice
     elif remedy == "ZeRO-3":
         states = 12 * n / RANKS
     elif remedy == "4 microbatches":
         return 16 * n + (4 * 16 + head) * unit / 4
     elif remedy == "recompute":
-        return states + max(4 + head, 4 + 16 + 5) * unit  # four inputs; then the head, or a whole block again and its first gradients
+        return (
+            states + max(4 + head, 4 + 16 + 5) * unit
+        )  # four inputs; then the head, or a whole block again and its first gradients
     elif remedy == "TP + SP":
         ends = (2 * toy.VOCABULARY + LONG) * HIDDEN
         return 16 * ((n - ends) / RANKS + ends) + (4 * 5.5 + head) * unit
@@ -194,23 +245,48 @@ def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
 
 
 def ladder(tried: dict[str, dict]) -> Table:
-    """The remedies side by side. Peaks differ a little from run to run, as gloo lets go of its buffers; seconds are left out altogether."""
-    rows = [[name, human(predicted(name)), f"{r['peak'] / predicted(name):.1f}", "fits" if r["fits"] else "out of memory"] for name, r in tried.items()]
-    return Table(["remedy", "predicted peak", "measured ÷ predicted", f"under {human(LADDER_BUDGET)}"], rows, title="one rank, the batch with long sequences")
+    """The remedies side by side.
+
+    Peaks differ a little from run to run, as gloo lets go of its buffers; seconds are left out altogether.
+    """
+    rows = [
+        [
+            name,
+            human(predicted(name)),
+            f"{r['peak'] / predicted(name):.1f}",
+            "fits" if r["fits"] else "out of memory",
+        ]
+        for name, r in tried.items()
+    ]
+    return Table(
+        ["remedy", "predicted peak", "measured ÷ predicted", f"under {human(LADDER_BUDGET)}"],
+        rows,
+        title="one rank, the batch with long sequences",
+    )
 
 
 def prices(tried: dict[str, dict]) -> Table:
     """What a step costs with each remedy that fits, and with none."""
-    rows = [[name, f"{r['forwards']:g}", human(r["sent"]), human(r["host"]) if r["host"] else ""] for name, r in tried.items() if r["fits"] or name == "nothing"]
-    return Table(["remedy", "forwards of a block", "sent by a rank", "to the host and back"], rows, title="one step, counted on the ranks")
+    rows = [
+        [name, f"{r['forwards']:g}", human(r["sent"]), human(r["host"]) if r["host"] else ""]
+        for name, r in tried.items()
+        if r["fits"] or name == "nothing"
+    ]
+    return Table(
+        ["remedy", "forwards of a block", "sent by a rank", "to the host and back"],
+        rows,
+        title="one step, counted on the ranks",
+    )
 
 
 # -- practice ----------------------------------------------------------------------------------
 
+
 def diagnose(tokens, peaks):
     """Why did the run end out of memory? One of "optimizer state", "leak", "long batch", "gather on rank 0".
 
-    tokens[step]: the longest sequence of that step. peaks[step][rank]: the most bytes that the rank held in it; the last step failed.
+    tokens[step]: the longest sequence of that step. peaks[step][rank]: the most bytes that the rank held in
+    it; the last step failed.
     """
     last = peaks[-1]
     if max(last) > 1.1 * min(last):
@@ -225,9 +301,18 @@ def diagnose(tokens, peaks):
 RECORDED = {1: "long batch", 2: "gather on rank 0", 3: "optimizer state", 4: "leak"}
 
 SIGNATURES = {
-    "optimizer state": "All ranks rise together between the first step and the second, and there is no third. Adam makes its state in the first optimizer step.",
-    "leak": "All ranks rise a little in every step, with batches of one size. Something is kept that nobody needs.",
-    "long batch": "Level for a long time; then one step's sequences are longer, and all ranks rise with them. Activations grow with s.",
+    "optimizer state": (
+        "All ranks rise together between the first step and the second, and there is no third. Adam makes its"
+        " state in the first optimizer step."
+    ),
+    "leak": (
+        "All ranks rise a little in every step, with batches of one size. Something is kept that nobody"
+        " needs."
+    ),
+    "long batch": (
+        "Level for a long time; then one step's sequences are longer, and all ranks rise with them."
+        " Activations grow with s."
+    ),
     "gather on rank 0": "Level, and then rank 0 alone rises. Something collects everybody's tensors on it.",
 }
 
@@ -235,32 +320,62 @@ SIGNATURES = {
 def _judge_diagnosis(attempted) -> Answer:
     recorded = {run: load(run) for run in (1, 2, 3, 4)}
     fresh = [crash(cause, at=2) for cause in CAUSES if cause != "leak"]  # a leak takes its time
-    runs = [(f"incident {k}", run) for k, run in recorded.items()] + [("a run just now", run) for run in fresh]
+    runs = [(f"incident {k}", run) for k, run in recorded.items()] + [
+        ("a run just now", run) for run in fresh
+    ]
     truth = [RECORDED[k] for k in (1, 2, 3, 4)] + [cause for cause in CAUSES if cause != "leak"]
     with World(1, timeout=5) as world:
-        said = world.run(lambda cases: [attempted(*case) for case in cases], [(run.tokens, run.peaks) for _, run in runs])[0]
+        said = world.run(
+            lambda cases: [attempted(*case) for case in cases], [(run.tokens, run.peaks) for _, run in runs]
+        )[0]
     for (where, run), mine, cause in zip(runs, said, truth):
         if mine not in CAUSES:
-            return wrong("no diagnosis", f"For {where} you return {mine!r}; the answers are {', '.join(map(repr, CAUSES))}.")
+            return wrong(
+                "no diagnosis",
+                f"For {where} you return {mine!r}; the answers are {', '.join(map(repr, CAUSES))}.",
+            )
         if mine == cause:
             continue
-        name = {("gather on rank 0", "long batch"): "one rank is not all ranks", ("gather on rank 0", "leak"): "one rank is not all ranks",
-                ("long batch", "leak"): "a spike is not a slope", ("optimizer state", "leak"): "a step up is not a slope",
-                ("leak", "long batch"): "a slope is not a spike"}.get((cause, mine), f"{mine} where it was {cause}")
-        levels = " → ".join(human(max(p)) for p in ([*run.peaks[:2], *run.peaks[-2:]] if len(run.peaks) > 3 else run.peaks))
-        return wrong(name, f"{where.capitalize()}: you say {mine}, it was {cause}. {SIGNATURES[cause]} (Its fullest rank: {levels}; sequences of {run.tokens[0]}, at the end {run.tokens[-1]}.)")
-    return right("Four recorded runs and three that crashed just now, each told from its trace.", ("runs told apart", str(len(runs)), str(len(runs))))
+        name = {
+            ("gather on rank 0", "long batch"): "one rank is not all ranks",
+            ("gather on rank 0", "leak"): "one rank is not all ranks",
+            ("long batch", "leak"): "a spike is not a slope",
+            ("optimizer state", "leak"): "a step up is not a slope",
+            ("leak", "long batch"): "a slope is not a spike",
+        }.get((cause, mine), f"{mine} where it was {cause}")
+        levels = " → ".join(
+            human(max(p)) for p in ([*run.peaks[:2], *run.peaks[-2:]] if len(run.peaks) > 3 else run.peaks)
+        )
+        return wrong(
+            name,
+            f"{where.capitalize()}: you say {mine}, it was {cause}. {SIGNATURES[cause]} (Its fullest rank:"
+            f" {levels}; sequences of {run.tokens[0]}, at the end {run.tokens[-1]}.)",
+        )
+    return right(
+        "Four recorded runs and three that crashed just now, each told from its trace.",
+        ("runs told apart", str(len(runs)), str(len(runs))),
+    )
 
 
-signature = Exercise("diagnose four traces", diagnose, _judge_diagnosis, hints=[
-    "Look at the last step first. Is it one rank, or all of them? max and min of peaks[-1].",
-    "All of them: were the sequences of that step longer than before?",
-    "Neither: how long did it live? The optimizer's state comes in the second step. A leak takes its time.",
-])
+signature = Exercise(
+    "diagnose four traces",
+    diagnose,
+    _judge_diagnosis,
+    hints=[
+        "Look at the last step first. Is it one rank, or all of them? max and min of peaks[-1].",
+        "All of them: were the sequences of that step longer than before?",
+        (
+            "Neither: how long did it live? The optimizer's state comes in the second step. A leak takes its"
+            " time."
+        ),
+    ],
+)
 
 
 def remedy():
-    """The remedy that fits under the budget, computes nothing twice and moves nothing more: one of d10.REMEDIES."""
+    """The remedy that fits under the budget, computes nothing twice and moves nothing more: one of
+    d10.REMEDIES.
+    """
     return "4 microbatches"
 
 
@@ -272,20 +387,51 @@ def _judge_remedy(attempted) -> Answer:
     tried = attempt(name)
     figures = [("peak of the fullest rank", human(tried["peak"]), f"at most {human(LADDER_BUDGET)}")]
     if not tried["fits"]:
-        why = {"DP on 8 ranks": ("more DP fixes OOM", "Each rank still has the same share of a batch, and the whole model. More ranks make the batch larger, not the rank's memory."),
-               "ZeRO-1": ("ZeRO shrinks activations", "ZeRO cuts states. Here the activations rose: they are the batch's, and no rank holds another's."),
-               "ZeRO-3": ("ZeRO shrinks activations", "Even all of the states cut in four leave the activations as they are.")}
+        why = {
+            "DP on 8 ranks": (
+                "more DP fixes OOM",
+                (
+                    "Each rank still has the same share of a batch, and the whole model. More ranks make the"
+                    " batch larger, not the rank's memory."
+                ),
+            ),
+            "ZeRO-1": (
+                "ZeRO shrinks activations",
+                (
+                    "ZeRO cuts states. Here the activations rose: they are the batch's, and no rank holds"
+                    " another's."
+                ),
+            ),
+            "ZeRO-3": (
+                "ZeRO shrinks activations",
+                "Even all of the states cut in four leave the activations as they are.",
+            ),
+        }
         title, text = why.get(name, ("nothing changed", "The same run ends the same way."))
         return wrong(title, f"Tried just now, and out of memory again: {tried['error']}. {text}", *figures)
     if name != remedy():
-        price = {"recompute": "every block's forward runs twice: a third more compute", "TP + SP": "all-reduces in every layer, which drop 06 made you pay",
-                 "offload": "all that is kept travels to the host's memory and back"}[name]
-        return wrong("it fits, but costs more than it must", f"It fits. Its price: {price}. One remedy costs nearly nothing: the same work in smaller pieces.", *figures)
-    return right("It fits, for the same work: gradients are added up over smaller pieces before the step.", *figures)
+        price = {
+            "recompute": "every block's forward runs twice: a third more compute",
+            "TP + SP": "all-reduces in every layer, which drop 06 made you pay",
+            "offload": "all that is kept travels to the host's memory and back",
+        }[name]
+        return wrong(
+            "it fits, but costs more than it must",
+            f"It fits. Its price: {price}. One remedy costs nearly nothing: the same work in smaller pieces.",
+            *figures,
+        )
+    return right(
+        "It fits, for the same work: gradients are added up over smaller pieces before the step.", *figures
+    )
 
 
-cheapest = Exercise("the cheapest remedy", remedy, _judge_remedy, hints=[
-    "What rose: states or activations? Read what the error says was held.",
-    "Activations grow with the microbatch. Which remedies change that, and which change states only?",
-    "Of those that fit: which one computes nothing twice and sends nothing more?",
-])
+cheapest = Exercise(
+    "the cheapest remedy",
+    remedy,
+    _judge_remedy,
+    hints=[
+        "What rose: states or activations? Read what the error says was held.",
+        "Activations grow with the microbatch. Which remedies change that, and which change states only?",
+        "Of those that fit: which one computes nothing twice and sends nothing more?",
+    ],
+)

@@ -1,4 +1,6 @@
-"""Drop 12: a bubble of 35 % with the number of microbatches fixed: what is left to do, what each costs, and an order that fits."""
+"""Drop 12: a bubble of 35 % with the number of microbatches fixed: what is left to do, what each costs, and
+an order that fits.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from .d07 import on_ranks
 P, M = 8, 13  # stages, microbatches
 ASKED, LIMIT = 16, 10  # in the practice: microbatches, and how many of them a rank can hold
 
-REMEDIES = {  # name -> (schedule, units of a stage's forward, messages for each boundary and microbatch, who pays)
+# Name -> (schedule, units of a stage's forward, messages for each boundary and microbatch, who pays)
+REMEDIES = {
     "1F1B, 8 stages": (schedules.one_f_one_b(P, M), 1.0, 1, ""),
     "half the microbatch, m = 26": (schedules.one_f_one_b(P, 2 * M), 0.5, 2, "smaller matrices; needs b > 1"),
     "4 stages, TP 2": (schedules.one_f_one_b(P // 2, M), 1.0, 1, "TP's all-reduces in every layer"),
@@ -33,12 +36,27 @@ def remedies() -> Table:
     rows = []
     for name, (schedule, work, messages, price) in REMEDIES.items():
         line = paper(schedule, work)
-        rows.append([name, f"{line.makespan:.1f}", f"{line.bubble:.1%}", f"{held(line) * (0.5 if '26' in name else 1):.1f}", str(messages), price])
-    return Table(["remedy", "units", "bubble", "microbatches held", "messages", "the price"], rows, title=f"p = {P}, m = {M}: (p−1)/(m+p−1) = 7/20")
+        rows.append(
+            [
+                name,
+                f"{line.makespan:.1f}",
+                f"{line.bubble:.1%}",
+                f"{held(line) * (0.5 if '26' in name else 1):.1f}",
+                str(messages),
+                price,
+            ]
+        )
+    return Table(
+        ["remedy", "units", "bubble", "microbatches held", "messages", "the price"],
+        rows,
+        title=f"p = {P}, m = {M}: (p−1)/(m+p−1) = 7/20",
+    )
 
 
 def with_a_head(layers: list[int], head: float) -> simulation.Timeline:
-    """1F1B where stage k has layers[k] layers, and the last one also the head, which costs as much as `head` layers. A layer's forward is 1."""
+    """1F1B where stage k has layers[k] layers, and the last one also the head, which costs as much as `head`
+    layers. A layer's forward is 1.
+    """
     work = _work(layers, head)
     return simulate(schedules.one_f_one_b(len(layers), M), Times(work, work, work))
 
@@ -51,36 +69,61 @@ def _work(layers: list[int], head: float) -> list[float]:
 def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Timeline, Timeline]]:
     """Every remedy and two ways to balance, on real ranks with timed stand-ins: name -> (on paper, measured).
 
-    The four stages run on four ranks of their own. unit: seconds of a forward of one stage of eight, four of its layers.
+    The four stages run on four ranks of their own. unit: seconds of a forward of one stage of eight, four of
+    its layers.
     """
     found = {}
     for name, (schedule, work, *_) in REMEDIES.items():
         four = "4 stages" in name  # each with the work of two, on two GPUs: in a unit's time again
         with World(P // 2) if four else nullcontext(world) as ranks:
             found[name] = paper(schedule, work), on_ranks(ranks, schedule, tries=1, unit=unit * work)
-    for name, layers in (("a head of 3, equal stages", [4] * P), ("a head of 3, balanced", [4, 4, 4, 4, 5, 5, 5, 1])):
-        found[name] = with_a_head(layers, 3), on_ranks(world, schedules.one_f_one_b(P, M), tries=1, unit=unit / 4, work=_work(layers, 3))
+    for name, layers in (
+        ("a head of 3, equal stages", [4] * P),
+        ("a head of 3, balanced", [4, 4, 4, 4, 5, 5, 5, 1]),
+    ):
+        found[name] = (
+            with_a_head(layers, 3),
+            on_ranks(world, schedules.one_f_one_b(P, M), tries=1, unit=unit / 4, work=_work(layers, 3)),
+        )
     return found
 
 
 def side_by_side(found: dict) -> Table:
     """Bubbles on paper and on the ranks, and how long a step took beside 1F1B's."""
     plain = found["1F1B, 8 stages"][1].makespan
-    return Table(["order", "bubble, predicted", "measured", "step, 1F1B being 1"],
-                 [[name, f"{on_paper.bubble:.1%}", f"{real.bubble:.1%}", f"{real.makespan / plain:.2f}"] for name, (on_paper, real) in found.items()])
+    return Table(
+        ["order", "bubble, predicted", "measured", "step, 1F1B being 1"],
+        [
+            [name, f"{on_paper.bubble:.1%}", f"{real.bubble:.1%}", f"{real.makespan / plain:.2f}"]
+            for name, (on_paper, real) in found.items()
+        ],
+    )
 
 
 def published() -> Table:
-    """Bubble rates of Qi et al. 2023, Table 5, beside those simulated from the times of their Table 9, for p = 8, m = 24."""
-    rows = [[f"{r['model']}, m = {r['num_microbatches']}", r["schedule"], f"{float(r['computed_bubble_rate']):.4f}", f"{rate:.4f}"]
-            for r, rate in bubble_rates() if r["pp_gpus"] == "8" and r["num_microbatches"] == "24"]
+    """Bubble rates of Qi et al. 2023, Table 5, beside those simulated from the times of their Table 9, for p
+    = 8, m = 24.
+    """
+    rows = [
+        [
+            f"{r['model']}, m = {r['num_microbatches']}",
+            r["schedule"],
+            f"{float(r['computed_bubble_rate']):.4f}",
+            f"{rate:.4f}",
+        ]
+        for r, rate in bubble_rates()
+        if r["pp_gpus"] == "8" and r["num_microbatches"] == "24"
+    ]
     return Table(["model", "schedule", "published", "simulated"], rows, title="share of bubble, p = 8")
 
 
 # -- practice ----------------------------------------------------------------------------------
 
+
 def choose():
-    """(schedule, m, v) for eight stages: a bubble below 15 %, at most 10 microbatches held, no more messages than 1F1B. m is 16."""
+    """(schedule, m, v) for eight stages: a bubble below 15 %, at most 10 microbatches held, no more messages
+    than 1F1B. m is 16.
+    """
     return "ZB-H1", 16, 1
 
 
@@ -95,49 +138,104 @@ def _judge_choice(attempted) -> Answer:
     if not isinstance(name, str) or name not in MAKE:
         return wrong("no choice", f"{name!r} is no schedule; there are {', '.join(map(repr, MAKE))}.")
     if m != ASKED:
-        return wrong("m larger is always possible", f"m is {ASKED} and stays so: the global batch is fixed by the optimizer, and a microbatch is one sequence already.")
+        return wrong(
+            "m larger is always possible",
+            f"m is {ASKED} and stays so: the global batch is fixed by the optimizer, and a microbatch is one"
+            " sequence already.",
+        )
     try:
         schedule = MAKE[name](P, m, v)
     except ValueError as e:
         return wrong("no such schedule", str(e))
     if v != schedule.v or name == "interleaved" and v == 1:
-        return wrong("no such schedule", f"{name} with {v} chunk{'s' * (v != 1)} a rank: " + ("interleaving begins with 2." if name == "interleaved" else f"it has {schedule.v}."))
+        return wrong(
+            "no such schedule",
+            f"{name} with {v} chunk{'s' * (v != 1)} a rank: "
+            + ("interleaving begins with 2." if name == "interleaved" else f"it has {schedule.v}."),
+        )
     line = paper(schedule)
-    figures = [("bubble, p = 8, m = 16", f"{line.bubble:.1%}", "below 15 %"), ("microbatches held", f"{held(line):.1f}", f"at most {LIMIT}"),
-               ("messages for each boundary and microbatch", str(v), "1")]
+    figures = [
+        ("bubble, p = 8, m = 16", f"{line.bubble:.1%}", "below 15 %"),
+        ("microbatches held", f"{held(line):.1f}", f"at most {LIMIT}"),
+        ("messages for each boundary and microbatch", str(v), "1"),
+    ]
     if held(line) > LIMIT:
         if name == "interleaved":
-            return wrong("interleaving is free", f"It cuts the idle time by v, but its warm-up is longer: a rank holds 1 + (p−1)/(p·v) times what 1F1B does, {held(line):.1f} where that has {P}. Its messages grow by v as well.", *figures)
-        return wrong("more memory than there is", f"A rank would hold {held(line):.1f} microbatches.", *figures)
+            return wrong(
+                "interleaving is free",
+                "It cuts the idle time by v, but its warm-up is longer: a rank holds 1 + (p−1)/(p·v) times"
+                f" what 1F1B does, {held(line):.1f} where that has {P}. Its messages grow by v as well.",
+                *figures,
+            )
+        return wrong(
+            "more memory than there is", f"A rank would hold {held(line):.1f} microbatches.", *figures
+        )
     if line.bubble >= 0.15:
         why = " It fills 1F1B's gaps with W, but the warm-up is as long as before." if name == "ZB-H1" else ""
-        return wrong("the bubble is still there", f"It fits, and its bubble is {line.bubble:.1%}.{why} What else can a rank do while it waits for the others to warm up?", *figures)
+        return wrong(
+            "the bubble is still there",
+            f"It fits, and its bubble is {line.bubble:.1%}.{why} What else can a rank do while it waits for"
+            " the others to warm up?",
+            *figures,
+        )
     if v > 1:
-        return wrong("messages are free", f"Bubble and memory are right. But with {v} chunks a rank each microbatch crosses each boundary {v} times, and these links are full.", *figures)
+        return wrong(
+            "messages are free",
+            f"Bubble and memory are right. But with {v} chunks a rank each microbatch crosses each boundary"
+            f" {v} times, and these links are full.",
+            *figures,
+        )
     plain = schedules.one_f_one_b(P, ASKED)
     with World(P, timeout=30) as world:
         yours, theirs = on_ranks(world, schedule, tries=1), on_ranks(world, plain, tries=1)
-    figures.append(("a step on eight real ranks, 1F1B's being 1", f"{yours.makespan / theirs.makespan:.2f}", f"{line.makespan / paper(plain).makespan:.2f} on paper"))
-    return right("Of 21 idle units W fills 14, since nobody waits for it. No message is added. The 7 that are left are the first microbatch's way down.", *figures)
+    figures.append(
+        (
+            "a step on eight real ranks, 1F1B's being 1",
+            f"{yours.makespan / theirs.makespan:.2f}",
+            f"{line.makespan / paper(plain).makespan:.2f} on paper",
+        )
+    )
+    return right(
+        "Of 21 idle units W fills 14, since nobody waits for it. No message is added. The 7 that are left are"
+        " the first microbatch's way down.",
+        *figures,
+    )
 
 
-choice = Exercise("below 15 % under a memory limit", choose, _judge_choice, hints=[
-    "With m = 13 the table shows who is close. What becomes of (p−1)/(m+p−1), and of its relatives, with m = 16? m stays 16.",
-    "d12.paper(d12.MAKE[name](8, 16, v)) draws any of them on paper, and d12.held(…) says what it holds. More chunks a rank are more messages.",
-    "One chunk a rank, backward in two parts, no longer warm-up than 1F1B's: ZB-H1.",
-])
+choice = Exercise(
+    "below 15 % under a memory limit",
+    choose,
+    _judge_choice,
+    hints=[
+        (
+            "With m = 13 the table shows who is close. What becomes of (p−1)/(m+p−1), and of its relatives,"
+            " with m = 16? m stays 16."
+        ),
+        (
+            "d12.paper(d12.MAKE[name](8, 16, v)) draws any of them on paper, and d12.held(…) says what it"
+            " holds. More chunks a rank are more messages."
+        ),
+        "One chunk a rank, backward in two parts, no longer warm-up than 1F1B's: ZB-H1.",
+    ],
+)
 
 
 def balance(layers, p, head):
     """How many layers each of p stages gets, as a list, so that the slowest stage is as fast as can be.
 
-    The last stage also has the head, which costs as much as `head` layers. Every stage gets at least one layer.
+    The last stage also has the head, which costs as much as `head` layers. Every stage gets at least one
+    layer.
     Of the others the long ones come last, where few microbatches are in flight.
     """
+
     def spread(last):
         each, more = divmod(layers - last, p - 1)
         return [each + (k >= p - 1 - more) for k in range(p - 1)] + [last]
-    return min((spread(last) for last in range(1, layers - p + 2)), key=lambda stages: max(*stages[:-1], stages[-1] + head))
+
+    return min(
+        (spread(last) for last in range(1, layers - p + 2)),
+        key=lambda stages: max(*stages[:-1], stages[-1] + head),
+    )
 
 
 def _judge_balance(attempted) -> Answer:
@@ -148,32 +246,91 @@ def _judge_balance(attempted) -> Answer:
     for (layers, p, head), mine in zip(cases, said):
         where = f"With {layers} layers, {p} stages and a head of {head}"
         mine = mine.tolist() if hasattr(mine, "tolist") else mine
-        mine = [n.item() if hasattr(n, "item") else n for n in mine] if isinstance(mine, (list, tuple)) else mine
-        if not isinstance(mine, list) or len(mine) != p or any(isinstance(n, bool) or not isinstance(n, int) for n in mine):
-            return wrong("no layers for each stage", f"{where} you return {mine!r}; return {p} whole numbers of at least 1.")
+        mine = (
+            [n.item() if hasattr(n, "item") else n for n in mine] if isinstance(mine, (list, tuple)) else mine
+        )
+        if (
+            not isinstance(mine, list)
+            or len(mine) != p
+            or any(isinstance(n, bool) or not isinstance(n, int) for n in mine)
+        ):
+            return wrong(
+                "no layers for each stage",
+                f"{where} you return {mine!r}; return {p} whole numbers of at least 1.",
+            )
         if sum(mine) != layers:
             return wrong("layers lost or doubled", f"{where} your stages hold {sum(mine)} layers.")
         if min(mine) < 1:
-            return wrong("the last stage takes what is left", f"{where} a stage of yours has {min(mine)} layers. Spread what is missing over all stages, not over the last.")
+            return wrong(
+                "the last stage takes what is left",
+                f"{where} a stage of yours has {min(mine)} layers. Spread what is missing over all stages,"
+                " not over the last.",
+            )
         load = max([*mine[:-1], mine[-1] + head])
         reference = balance(layers, p, head)
         best = max(*reference[:-1], reference[-1] + head)
-        figures = [(f"slowest stage: {layers} layers, p = {p}, head {head}", str(load), str(best)),
-                   ("the step, in units of a layer's forward", f"{with_a_head(list(mine), head).makespan:.0f}", f"{with_a_head(reference, head).makespan:.0f}")]
+        figures = [
+            (f"slowest stage: {layers} layers, p = {p}, head {head}", str(load), str(best)),
+            (
+                "the step, in units of a layer's forward",
+                f"{with_a_head(list(mine), head).makespan:.0f}",
+                f"{with_a_head(reference, head).makespan:.0f}",
+            ),
+        ]
         if load > best:
             if head and mine[-1] + head == load:
                 if mine[-1] < layers // p:
-                    return wrong("the last stage is still too long", f"{where} the last stage takes {load} with its head, and {best} is possible. Give it fewer layers yet.", *figures)
-                return wrong("the head is forgotten", f"{where} the last stage carries {mine[-1]} layers and the head, and all others wait for it in every microbatch. Give it fewer layers.", *figures)
-            return wrong("a stage that is too long", f"{where} the slowest stage takes {load}; {best} is possible.", *figures)
+                    return wrong(
+                        "the last stage is still too long",
+                        f"{where} the last stage takes {load} with its head, and {best} is possible. Give it"
+                        " fewer layers yet.",
+                        *figures,
+                    )
+                return wrong(
+                    "the head is forgotten",
+                    f"{where} the last stage carries {mine[-1]} layers and the head, and all others wait for"
+                    " it in every microbatch. Give it fewer layers.",
+                    *figures,
+                )
+            return wrong(
+                "a stage that is too long",
+                f"{where} the slowest stage takes {load}; {best} is possible.",
+                *figures,
+            )
         if mine[0] > reference[0]:
-            early = early or (layers, p, p * mine[0], p * reference[0])  # the first has p microbatches in flight
-    more = " With {} layers on {} stages rank 0 keeps the activations of {} layers, though: with the long stages last, of {}.".format(*early) if early else ""
-    return right("The slowest stage is as short as can be: it sets the pace of every microbatch." + more, figures[0])
+            early = early or (
+                layers,
+                p,
+                p * mine[0],
+                p * reference[0],
+            )  # the first has p microbatches in flight
+    more = (
+        " With {} layers on {} stages rank 0 keeps the activations of {} layers, though: with the long stages"
+        " last, of {}.".format(*early)
+        if early
+        else ""
+    )
+    return right(
+        "The slowest stage is as short as can be: it sets the pace of every microbatch." + more, figures[0]
+    )
 
 
-balanced = Exercise("balance the stages", balance, _judge_balance, hints=[
-    "Every microbatch waits for the slowest stage. How many layers may the last one have, if the head costs `head`?",
-    "Spread layers + head evenly over p stages: about (layers + head) / p each. The last stage gets that minus head, at least 1.",
-    "Try each number of layers for the last stage, spread the others evenly, and take the one whose slowest stage is fastest.",
-])
+balanced = Exercise(
+    "balance the stages",
+    balance,
+    _judge_balance,
+    hints=[
+        (
+            "Every microbatch waits for the slowest stage. How many layers may the last one have, if the head"
+            " costs `head`?"
+        ),
+        (
+            "Spread layers + head evenly over p stages: about (layers + head) / p each. The last stage gets"
+            " that minus head, at least 1."
+        ),
+        (
+            "Try each number of layers for the last stage, spread the others evenly, and take the one whose"
+            " slowest stage is fastest."
+        ),
+    ],
+)

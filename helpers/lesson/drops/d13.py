@@ -24,27 +24,60 @@ def the_plan() -> Plan:
 def refused() -> Table:
     """One (dp, tp, pp) of each kind that is out, and why."""
     p = the_plan()
-    alone = plan(find_model(MODEL), CLUSTERS[CLUSTER], gpus=GPUS, global_batch=BATCH, seq_len=SEQ, zeros=(0,), recomputes=("none",))
-    rows = [[f"DP {d} · TP {t} · PP {pp}", why.split(";")[0]] for (d, t, pp), why in list(p.impossible.items())[:2]]
-    rows.append(["DP 32 without ZeRO or recompute", alone.why(32, 1, 1).split(")")[-1].strip().removeprefix("it does not fit: ")])
+    alone = plan(
+        find_model(MODEL),
+        CLUSTERS[CLUSTER],
+        gpus=GPUS,
+        global_batch=BATCH,
+        seq_len=SEQ,
+        zeros=(0,),
+        recomputes=("none",),
+    )
+    rows = [
+        [f"DP {d} · TP {t} · PP {pp}", why.split(";")[0]]
+        for (d, t, pp), why in list(p.impossible.items())[:2]
+    ]
+    rows.append(
+        [
+            "DP 32 without ZeRO or recompute",
+            alone.why(32, 1, 1).split(")")[-1].strip().removeprefix("it does not fit: "),
+        ]
+    )
     return Table(["layout", "why not"], rows)
 
 
 def flips() -> Table:
-    """The smallest changes that make another (dp, tp, pp) win, and how far the first three of now are behind it then."""
+    """The smallest changes that make another (dp, tp, pp) win, and how far the first three of now are behind
+    it then.
+    """
     first = [row.axes for row in the_plan().by_axes[:3]]
     name = lambda axes: "DP {} · TP {} · PP {}".format(*axes)
     rows = []
     for what, factor, winner in the_plan().flips():
         then = {row.axes: row.seconds for row in the_plan().changed(what, factor).by_axes}
-        rows.append([what, f"× {factor:g}", name(winner.axes), *(f"{then[axes] / winner.seconds - 1:.1%}" for axes in first)])
-    return Table(["change", "by", "then wins", *map(name, first)], rows, title="today's first three, and how far behind the new winner they would be")
+        rows.append(
+            [
+                what,
+                f"× {factor:g}",
+                name(winner.axes),
+                *(f"{then[axes] / winner.seconds - 1:.1%}" for axes in first),
+            ]
+        )
+    return Table(
+        ["change", "by", "then wins", *map(name, first)],
+        rows,
+        title="today's first three, and how far behind the new winner they would be",
+    )
 
 
 # -- a rule of thumb -----------------------------------------------------------------------------
 
+
 def tree(model: ModelShape, gpus: int, cluster=CLUSTERS[CLUSTER]) -> tuple[str, tuple[int, int, int]]:
-    """The decision tree of this drop: what it says, and as (d, t, p). It keeps 40 % of the memory for activations."""
+    """The decision tree of this drop: what it says, and as (d, t, p).
+
+    It keeps 40 % of the memory for activations.
+    """
     room = 0.6 * cluster.device.memory
     need = sum(states(model.params).values())
     t = max(k for k in range(1, cluster.node + 1) if cluster.node % k == 0 and model.heads % k == 0)
@@ -58,8 +91,15 @@ def tree(model: ModelShape, gpus: int, cluster=CLUSTERS[CLUSTER]) -> tuple[str, 
     return "else: TP in the node, PP across, DP on top", (1, t, gpus // t)
 
 
-TREE_CASES = (("llama-3.2-1b", 8, 64, 4096), ("llama-2-13b", 16, 128, 4096), ("opt-30b", 8, 64, 2048), ("opt-30b", 32, 256, 2048), ("llama-2-70b", 64, 256, 4096),
-              ("gpt3-175b", 64, 512, 2048), ("gpt3-175b", 256, 1024, 2048))
+TREE_CASES = (
+    ("llama-3.2-1b", 8, 64, 4096),
+    ("llama-2-13b", 16, 128, 4096),
+    ("opt-30b", 8, 64, 2048),
+    ("opt-30b", 32, 256, 2048),
+    ("llama-2-70b", 64, 256, 4096),
+    ("gpt3-175b", 64, 512, 2048),
+    ("gpt3-175b", 256, 1024, 2048),
+)
 
 
 @cache
@@ -78,6 +118,7 @@ def tree_against_planner() -> Table:
 
 
 # -- practice ------------------------------------------------------------------------------------
+
 
 def pick():
     """(d, t, p) for OPT-30B on 32 A100s in four nodes of eight."""
@@ -99,31 +140,58 @@ def _judge_pick(attempted) -> Answer:
     if row is None:
         return wrong("it cannot be", why[0].upper() + why[1:] + ".")
     score = found.best.seconds / row.seconds
-    figures = [("speed, the best being 1", f"{score:.3f}", "at least 0.95"), ("the best choice of the rest", str(row.layout), ""), ("memory of the fullest GPU", human(row.memory), "80.0 GB")]
+    figures = [
+        ("speed, the best being 1", f"{score:.3f}", "at least 0.95"),
+        ("the best choice of the rest", str(row.layout), ""),
+        ("memory of the fullest GPU", human(row.memory), "80.0 GB"),
+    ]
     if score >= 0.95:
         return right(f"It is {why}.", *figures)
     if t > CLUSTERS[CLUSTER].node:
         return wrong("TP beyond the node", f"A node has eight GPUs. It is {why}.", *figures)
     if t * p >= 16:
-        return wrong("more model parallelism than needed", f"It fits with far less of it, and every axis has its price. It is {why}.", *figures)
+        return wrong(
+            "more model parallelism than needed",
+            f"It fits with far less of it, and every axis has its price. It is {why}.",
+            *figures,
+        )
     return wrong("more than five percent behind", f"It is {why}.", *figures)
 
 
-tuple_ = Exercise("DP, TP, PP for 30B on 32", pick, _judge_pick, hints=[
-    "States alone: 16 bytes × 30·10⁹ = 480 GB. ZeRO cuts them over d, so even t = p = 1 need not fail.",
-    "TP costs in every layer, so no more of it than memory asks for. Look at the first rows of the table.",
-    "t = 2, p = 1 leaves d = 16: two nodes' worth of copies, and a small tp group inside a node.",
-])
+tuple_ = Exercise(
+    "DP, TP, PP for 30B on 32",
+    pick,
+    _judge_pick,
+    hints=[
+        "States alone: 16 bytes × 30·10⁹ = 480 GB. ZeRO cuts them over d, so even t = p = 1 need not fail.",
+        (
+            "TP costs in every layer, so no more of it than memory asks for. Look at the first rows of the"
+            " table."
+        ),
+        "t = 2, p = 1 leaves d = 16: two nodes' worth of copies, and a small tp group inside a node.",
+    ],
+)
 
 ANSWERS = ("DP alone", "TP in the node", "TP in the node, PP across, DP on top", "FSDP")
-REASONS = ("too large for a node", "no surgery on the model, and the states are cut by all ranks", "the states fit one GPU with room to spare", "too large for a GPU, and links inside the node are fast")
-_KEY = {"1B on 8 GPUs with NVLink": (0, 2), "30B on 8 GPUs with NVLink": (1, 3), "200B on 64 GPUs in 8 nodes": (2, 0), "13B on 16 GPUs in 2 nodes, for a team that will not touch its model": (3, 1)}
+REASONS = (
+    "too large for a node",
+    "no surgery on the model, and the states are cut by all ranks",
+    "the states fit one GPU with room to spare",
+    "too large for a GPU, and links inside the node are fast",
+)
+_KEY = {
+    "1B on 8 GPUs with NVLink": (0, 2),
+    "30B on 8 GPUs with NVLink": (1, 3),
+    "200B on 64 GPUs in 8 nodes": (2, 0),
+    "13B on 16 GPUs in 2 nodes, for a team that will not touch its model": (3, 1),
+}
 QUICK = tuple(_KEY)
 
 
 def quick(case):
     """(answer, reason) for a case: one of d13.ANSWERS and one of d13.REASONS."""
     from helpers.lesson.drops.d13 import ANSWERS, QUICK, REASONS
+
     answer, reason = [(0, 2), (1, 3), (2, 0), (3, 1)][QUICK.index(case)]
     return ANSWERS[answer], REASONS[reason]
 
@@ -132,21 +200,52 @@ def _judge_quick(attempted) -> Answer:
     with World(1, timeout=5) as world:
         said = world.run(lambda: [attempted(case) for case in QUICK])[0]
     for (case, (answer, reason)), mine in zip(_KEY.items(), said):
-        if not isinstance(mine, (tuple, list)) or len(mine) != 2 or mine[0] not in ANSWERS or mine[1] not in REASONS:
-            return wrong("no answer with a reason", f"{case}: you return {mine!r}; return one of d13.ANSWERS and one of d13.REASONS.")
-        fair = case.startswith("30B") and mine[0] == ANSWERS[3]  # FSDP: for its own reason, or for TP's, which is one for any cut inside the node
+        if (
+            not isinstance(mine, (tuple, list))
+            or len(mine) != 2
+            or mine[0] not in ANSWERS
+            or mine[1] not in REASONS
+        ):
+            return wrong(
+                "no answer with a reason",
+                f"{case}: you return {mine!r}; return one of d13.ANSWERS and one of d13.REASONS.",
+            )
+        fair = (
+            case.startswith("30B") and mine[0] == ANSWERS[3]
+        )  # FSDP: for its own reason, or for TP's, which is one for any cut inside the node
         reasons = (1, 3) if fair else (reason,)
         if mine[0] != ANSWERS[answer] and not fair:
-            why = {0: "16 bytes a parameter are 16 GB: nothing needs cutting, and DP sends least.", 1: "480 GB of states do not fit a GPU; in one node TP's all-reduces run over NVLink. (FSDP is a fair alternative.)",
-                   2: "3,200 GB of states do not fit a node. All 64 GPUs would hold them, 50 GB each, but then every weight crosses nodes and every layer is recomputed: for 175B on 64 the planner finds that a sixth slower. TP fills the node, PP goes across, DP takes what is left.", 3: "208 GB over 16 GPUs are 13 GB each with FSDP, and it wraps the model as it is."}[answer]
-            return wrong("an axis too many" if answer == 0 else "another axis than needed", f"{case}: not {mine[0]!r}. {why}")
+            why = {
+                0: "16 bytes a parameter are 16 GB: nothing needs cutting, and DP sends least.",
+                1: (
+                    "480 GB of states do not fit a GPU; in one node TP's all-reduces run over NVLink. (FSDP"
+                    " is a fair alternative.)"
+                ),
+                2: (
+                    "3,200 GB of states do not fit a node. All 64 GPUs would hold them, 50 GB each, but then"
+                    " every weight crosses nodes and every layer is recomputed: for 175B on 64 the planner"
+                    " finds that a sixth slower. TP fills the node, PP goes across, DP takes what is left."
+                ),
+                3: "208 GB over 16 GPUs are 13 GB each with FSDP, and it wraps the model as it is.",
+            }[answer]
+            return wrong(
+                "an axis too many" if answer == 0 else "another axis than needed",
+                f"{case}: not {mine[0]!r}. {why}",
+            )
         if mine[1] not in [REASONS[k] for k in reasons]:
-            return wrong("right for another reason", f"{case}: {mine[0]!r} is right, but not because {mine[1]}.")
+            return wrong(
+                "right for another reason", f"{case}: {mine[0]!r} is right, but not because {mine[1]}."
+            )
     return right("Four cases, and four reasons that would stand in a meeting.", ("cases", "4", "4"))
 
 
-cases = Exercise("four quick cases", quick, _judge_quick, hints=[
-    "Begin with 16 bytes a parameter, and compare with a GPU of 80 GB, then with a node of eight.",
-    "1B: 16 GB. 30B: 480 GB. 200B: 3,200 GB. 13B: 208 GB.",
-    "Then what the team wants. FSDP wraps a model as it is; TP and PP change its code.",
-])
+cases = Exercise(
+    "four quick cases",
+    quick,
+    _judge_quick,
+    hints=[
+        "Begin with 16 bytes a parameter, and compare with a GPU of 80 GB, then with a node of eight.",
+        "1B: 16 GB. 30B: 480 GB. 200B: 3,200 GB. 13B: 208 GB.",
+        "Then what the team wants. FSDP wraps a model as it is; TP and PP change its code.",
+    ],
+)
