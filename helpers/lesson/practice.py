@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import itertools
 import os
 import re
 import textwrap
@@ -89,7 +90,10 @@ class Exercise:
     reference: Callable
     judge: Callable[[Callable], Answer]
     hints: list[str]
-    _shown: int = 0
+    made: int = field(
+        default_factory=itertools.count().__next__, init=False
+    )  # those of a drop in their order
+    _shown: int = field(default=0, init=False)
 
     def check(self, attempt: Callable) -> Answer:
         """Run the reader's function on real ranks and say what came of it."""

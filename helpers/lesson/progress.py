@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 from pathlib import Path
 
 from ..table import Table
@@ -48,11 +47,10 @@ def exercises() -> dict[str, list[str]]:
     from .practice import Exercise
 
     found = {}
-    for path in sorted(DROPS.glob("d[01]*.py")):
-        module = importlib.import_module(f"helpers.lesson.drops.{path.stem}")
-        found[re.sub(r"\D", "", path.stem)] = [
-            x.name for x in vars(module).values() if isinstance(x, Exercise)
-        ]
+    for name in sorted(p.stem for p in DROPS.glob("d[01]*")):
+        module = importlib.import_module(f"helpers.lesson.drops.{name}")
+        of_drop = [x for x in vars(module).values() if isinstance(x, Exercise)]
+        found[name[1:]] = [x.name for x in sorted(of_drop, key=lambda x: x.made)]
     return found
 
 

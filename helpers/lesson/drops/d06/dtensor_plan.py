@@ -1,0 +1,191 @@
+"""Drop 06's first practice: a plan for DTensor with no collective too many."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from .... import toy
+from ....runtime import worker
+from ....runtime.failure import RankError
+from ....runtime.world import World
+from ...practice import Answer, Exercise, right, wrong
+
+
+class GatedMLP(nn.Module):
+    """Llama's feed-forward part: two matrices widen, and one gates the other."""
+
+    def __init__(self, hidden: int):
+        super().__init__()
+        self.gate = nn.Linear(hidden, 4 * hidden, bias=False)
+        self.up = nn.Linear(hidden, 4 * hidden, bias=False)
+        self.down = nn.Linear(4 * hidden, hidden, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class LlamaBlock(toy.Block):
+    """The toy's block with Llama's feed-forward part."""
+
+    def __init__(self, hidden: int = 64, heads: int = 4):
+        super().__init__(hidden, heads)
+        self.mlp = GatedMLP(hidden)
+
+
+def usual_plan() -> dict:
+    """What PyTorch's tutorials give for such a block: each matrix by itself."""
+    return {
+        "attention.q": ColwiseParallel(),
+        "attention.k": ColwiseParallel(),
+        "attention.v": ColwiseParallel(),
+        "attention.out": RowwiseParallel(),
+        "mlp.gate": ColwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(),
+    }
+
+
+def merged_plan():
+    """A plan for parallelize_module, as `usual_plan()`, with four all-reduces in a step of one block instead
+    of seven.
+    """
+    whole = lambda: PrepareModuleInput(
+        input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False
+    )
+    return usual_plan() | {"attention": whole(), "mlp": whole()}
+
+
+def _with_plan(make_plan):
+    """One rank's part: all-reduces forward and backward, and whether output and gradients are the twin's."""
+    block, twin = LlamaBlock().double(), LlamaBlock().double()
+    torch.manual_seed(0)
+    for p in twin.parameters():
+        nn.init.normal_(p, std=0.1)
+    block.load_state_dict(twin.state_dict())
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    plan = make_plan()
+    if not isinstance(plan, dict):
+        return {
+            "plan": (
+                f"You return a {type(plan).__name__}; return a dictionary: name of a part -> how to split it."
+            )
+        }
+    if unknown := set(plan) - set(dict(block.named_modules())):
+        return {
+            "plan": (
+                f"The block has no part called {sorted(unknown)[0]!r}. Its parts are"
+                f" {', '.join(name for name, _ in block.named_modules() if name)}."
+            )
+        }
+    parallelize_module(block, mesh, plan)
+    x = torch.randn(2, 8, 64, dtype=torch.float64)
+    mine, whole = (x.clone().requires_grad_() for _ in range(2))
+    worker.here.recorder.start()  # the setting up is not counted
+    y = block(mine)
+    count = lambda op: sum(row.calls for row in worker.here.recorder.rows.values() if row.op == op)
+    forward = count("all_reduce")
+    y = y.full_tensor() if hasattr(y, "full_tensor") else y
+    y.square().sum().backward()
+    expected = twin(whole)
+    expected.square().sum().backward()
+    shards = sum(
+        p.to_local().numel() if hasattr(p, "to_local") else p.numel()
+        for p in block.parameters()
+        if p.dim() == 2
+    )
+    return {
+        "plan": None,
+        "forward": forward,
+        "backward": count("all_reduce") - forward,
+        "others": sum(r.calls for r in worker.here.recorder.rows.values() if r.op != "all_reduce"),
+        "share": shards / sum(p.numel() for p in twin.parameters() if p.dim() == 2),
+        "y": y.shape == expected.shape and torch.allclose(y, expected),
+        "dx": mine.grad is not None and torch.allclose(mine.grad, whole.grad),
+    }
+
+
+def all_reduces(world: World, make_plan) -> dict[str, int]:
+    """All-reduces of one step of a Llama-shaped block under a plan of PyTorch's."""
+    found = world.run(_with_plan, make_plan)[0]
+    return {"forward": found["forward"], "backward": found["backward"]}
+
+
+def _judge_plan(attempt) -> Answer:
+    with World(4, timeout=8) as world:
+        try:
+            found = world.run(_with_plan, attempt)[0]
+        except RankError as e:
+            said = next((s.error for s in e.seen if s.error and not s.error.aborted), None)
+            if said and "Sharding" in said.message or said and "shard" in said.message.lower():
+                return Answer(
+                    "crashed",
+                    f"PyTorch could not follow the plan:\n{e.report}",
+                    "a plan that does not fit together",
+                )
+            raise
+    if found["plan"]:
+        return wrong("no plan for this block", found["plan"])
+    figures = [
+        ("all-reduces of a step", str(found["forward"] + found["backward"]), "4"),
+        ("share of the matrices on a rank", f"{found['share']:.2f}", "0.25"),
+    ]
+    if not found["y"] or not found["dx"]:
+        return wrong(
+            "another output or gradient",
+            "Under this plan the output or the gradient of x is not the twin's. Begin with usual_plan(), and"
+            " only add to it.",
+            *figures,
+        )
+    if found["share"] > 0.26:
+        return wrong(
+            "matrices left whole",
+            "Fewer all-reduces, but each rank now holds, and multiplies, matrices that were to be split.",
+            *figures,
+        )
+    if found["others"]:
+        return wrong(
+            "other collectives instead",
+            f"There are {found['others']} other collectives now; the same four all-reduces can do it alone.",
+            *figures,
+        )
+    if found["backward"] > 2:
+        return wrong(
+            "one all-reduce for each matrix",
+            f"Backward still runs {found['backward']}: some matrices turn x into a DTensor each for itself,"
+            " so each sends its own gradient of x. Let the part around them do it once.",
+            *figures,
+        )
+    return right("The matrices that share an input now share the all-reduce of its gradient.", *figures)
+
+
+plan = Exercise(
+    "merge the all-reduces",
+    merged_plan,
+    _judge_plan,
+    hints=[
+        (
+            "Forward has 2, as it should. Backward has 5: one for each of q, k, v, gate and up. Which of"
+            " these read the same x?"
+        ),
+        (
+            "Each ColwiseParallel takes a plain x and makes a DTensor of it. The gradient of x is made plain"
+            " again by an all-reduce, for each of them."
+        ),
+        (
+            'PrepareModuleInput makes the DTensor once, for all of "attention", and once for "mlp": with'
+            " input_layouts=Replicate(), desired_input_layouts=Replicate() and use_local_output=False the"
+            " parts inside get a DTensor, and add up their gradients before anything is sent."
+        ),
+    ],
+)

@@ -1,0 +1,206 @@
+"""Drop 11, what its cells show: where a step's time goes, measured and by theory."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from .... import toy
+from ....runtime import worker
+from ....runtime.clock import Timeline, span
+from ....runtime.world import World
+from ....table import Table
+from ....theory import CLUSTERS, Layout, collectives, estimate
+from ....theory.hardware import DEVICES, Cluster
+from ....theory.models import find_model
+from ....theory.schedules import one_f_one_b
+
+# Emulated: nodes of four, with slow ports out of a node. Compute is emulated too.
+NODES = Cluster(
+    "nodes of four", DEVICES["h100-80gb"], node=4, link=20e6, nic=5e6, link_latency=1e-4, nic_latency=1e-3
+)
+WORK = 0.040  # seconds of one block's forward for one sequence on one device; backward takes two of them
+BATCH, TOKENS = 8, 64
+SIZES = dict(hidden=64, heads=8, seq_len=TOKENS)
+
+
+@dataclass
+class Measured:
+    """One step on real ranks. seconds: its length. parts: what the mean rank did with it; they sum to the
+    length.
+
+    compute; tp, pp and dp: standing still for that axis (pp holds the bubble and the sends); rest: PyTorch
+    and Python.
+    """
+
+    layout: tuple[int, int, int, int]  # d, t, p, m
+    seconds: float
+    parts: dict[str, float]
+    timeline: Timeline
+
+    @property
+    def sequences_per_second_per_rank(self) -> float:
+        d, t, p, _ = self.layout
+        return BATCH / self.seconds / (d * t * p)
+
+
+def measure(d: int, t: int, p: int, m: int = 1, cluster: Cluster = NODES, tries: int = 2) -> Measured:
+    """One step of the toy on d·t·p real ranks of the emulated cluster, tp innermost; the shorter of two. The
+    batch is always 8 sequences.
+
+    Raises ValueError where the sizes do not divide.
+    """
+    if BATCH % (d * m) or SIZES["heads"] % t or 4 % p:
+        raise ValueError(
+            f"d = {d}, t = {t}, p = {p}, m = {m}: d·m must divide the batch of {BATCH}, t the"
+            f" {SIZES['heads']} heads, p the 4 blocks"
+        )
+
+    def run():
+        grid = toy.grid_groups(d, p, t)
+        stage = toy.on_grid(toy.ToyTransformer(seed=0, **SIZES), grid)
+        each = WORK * BATCH / (d * m) / t
+        for block in stage:
+            if isinstance(block, toy.Block):
+                toy.pace(block, each, 2 * each)
+        ops = one_f_one_b(p, m).ops[grid["pp"].get_local_rank()]
+        batch = toy.make_batch(BATCH, TOKENS)
+        for group in ("dp", "pp", "tp"):
+            dist.barrier(grid[group].get_group())  # connections are made before the clock runs
+        worker.here.recorder.start()
+        dist.barrier()
+        with span("busy"):
+            toy.grid_step(stage, *batch, ops, m, grid)
+
+    found = []
+    with World(d * t * p, fabric=cluster, timeout=60) as world:
+        for _ in range(tries):
+            world.run(run)
+            found.append(_parts((d, t, p, m), world.timeline))
+    return min(found, key=lambda f: f.seconds)
+
+
+def _parts(layout: tuple, timeline: Timeline) -> Measured:
+    d, t, p, m = layout
+    n = len(timeline.rows)
+    steps = [next(s for s in row if s.kind == "busy") for row in timeline.rows]
+    seconds = max(s.end for s in steps) - min(s.start for s in steps)
+    only = {t: "tp", p: "pp", d: "dp"}[n] if n in (t, p, d) else None  # a group of all ranks is the world
+    axis = lambda s: s.label.split()[1].replace("world", only or "world")
+    waited = {
+        name: (
+            sum(
+                s.end - s.start
+                for row, step in zip(timeline.rows, steps)
+                for s in row
+                if s.kind == "wait" and axis(s) == name and s.start >= step.start
+            )
+            / n
+        )
+        for name in ("tp", "pp", "dp")
+    }
+    compute = 12 * WORK * BATCH / (d * t * p)  # four blocks, 1 + 2 each
+    rest = seconds - compute - sum(waited.values())
+    return Measured(layout, seconds, {"compute": compute, **waited, "rest": rest}, timeline)
+
+
+def lost(before: Measured, after: Measured) -> dict[str, float]:
+    """Seconds of a step beyond perfect scaling, by cause.
+
+    With the batch unchanged, perfect scaling divides every part by the ratio of ranks.
+    """
+    ratio = len(before.timeline.rows) / len(after.timeline.rows)
+    return {
+        "ideal": ratio * before.seconds,
+        **{name: after.parts[name] - ratio * before.parts[name] for name in ("tp", "pp", "dp", "rest")},
+    }
+
+
+# -- by theory: 8 to 64 GPUs ---------------------------------------------------------------------
+
+MODEL, SEQ, GLOBAL = find_model("llama-3-8b"), 8192, 64
+CASES = {
+    "8 GPUs: TP 8": Layout(dp=1, tp=8, zero=1),
+    "64: TP 16 · DP 4": Layout(dp=4, tp=16, zero=1),
+    "64: TP 8 · PP 8": Layout(dp=1, tp=8, pp=8, zero=1),
+    "64: TP 8 · DP 8": Layout(dp=8, tp=8, zero=1),
+}
+
+
+def estimates() -> dict:
+    """Llama-3-8B with a batch of 64 sequences of 8192 tokens on 8 GPUs, and in three ways on 64."""
+    return {
+        name: estimate(MODEL, layout, CLUSTERS["dgx-a100"], global_batch=GLOBAL, seq_len=SEQ)
+        for name, layout in CASES.items()
+    }
+
+
+def beyond_ideal(found: dict) -> dict[str, dict[str, float]]:
+    """For each layout of 64 GPUs: the step of 8 GPUs divided by 8, and what each term has beyond its share of
+    that. They sum to the step.
+    """
+    first = found["8 GPUs: TP 8"]
+    names = {
+        "matrices": "smaller matrices",
+        "attention": "smaller matrices",
+        "elementwise": "smaller matrices",
+        "optimizer": "smaller matrices",
+        "head": "waiting for the head's stage",
+    }
+    panels = {}
+    for name, e in found.items():
+        if e is not first:
+            parts = panels[name] = {"ideal": first.step_seconds / 8}
+            for term, seconds in e.time.items():
+                part = names.get(term, term)
+                parts[part] = parts.get(part, 0.0) + seconds - first.time[term] / 8
+    return panels
+
+
+def by_hand() -> Table:
+    """The toy's tensor parallel all-reduce of b·s·h float32 numbers on 4 and on 8 ranks, as
+    `theory.collectives.seconds` has it.
+    """
+    payload, rows = 4 * BATCH * TOKENS * SIZES["hidden"], []
+    for t, latency in ((4, NODES.link_latency), (8, NODES.nic_latency)):
+        whole = collectives.seconds("all_reduce", payload, range(t), NODES)
+        start = 2 * (t - 1) * latency
+        rows.append(
+            [
+                f"TP {t}",
+                f"{2 * (t - 1)} × {1e3 * latency:.1f} ms",
+                f"{1e3 * start:.1f} ms",
+                f"{1e3 * (whole - start):.1f} ms",
+                f"{1e3 * whole:.1f} ms",
+                f"{16e3 * whole:.0f} ms",
+            ]
+        )
+    return Table(["all-reduce", "messages", "latency", "bytes", "together", "16 of them"], rows)
+
+
+def strong_and_weak(gpus=(8, 16, 32, 64)) -> dict[str, list[tuple[int, float]]]:
+    """(GPUs, tokens/s of one) by theory for TP 8 and more data parallelism: the batch fixed (strong), and
+    growing with the GPUs (weak).
+    """
+    run = lambda n, batch: (
+        estimate(
+            MODEL, Layout(dp=n // 8, tp=8, zero=1), CLUSTERS["dgx-a100"], global_batch=batch, seq_len=SEQ
+        ).tokens_per_second_per_gpu
+    )
+    return {
+        "weak: batch grows": [(n, run(n, 8 * n // 8)) for n in gpus],
+        "strong: batch of 8": [(n, run(n, 8)) for n in gpus],
+    }
+
+
+def published() -> dict[str, list[tuple[int, float]]]:
+    """TFLOP/s of one GPU, 174.6·10⁹ parameters, the batch fixed at 1536: Narayanan et al. 2021, Table 2."""
+    with open(Path(__file__).resolve().parents[4] / "data" / "narayanan_2021_table2.csv") as f:
+        rows = [r for r in csv.DictReader(f) if r["params_b"] == "174.6"]
+    return {
+        scheme: [(int(r["gpus"]), float(r["hw_tflops_per_gpu"])) for r in rows if r["scheme"] == scheme]
+        for scheme in ("PTD-P", "ZeRO-3")
+    }

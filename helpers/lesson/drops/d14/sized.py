@@ -1,0 +1,90 @@
+"""Drop 14: the 70B sized, and the real model traced."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+
+from ....runtime.trace import Trace, beyond, expected, trace
+from ....table import Table, human
+from ....theory import CLUSTERS, Layout, Plan, plan
+from ....theory.memory import stage_memory, states
+from ....theory.models import find_model
+
+MODEL, CLUSTER, GPUS, BATCH, SEQ = find_model("llama-3-70b"), CLUSTERS["dgx-h100"], 64, 128, 8192
+
+
+@cache
+def the_plan() -> Plan:
+    """Llama-3-70B on 64 H100s in eight nodes, 128 sequences of 8192 tokens in a step."""
+    return plan(MODEL, CLUSTER, gpus=GPUS, global_batch=BATCH, seq_len=SEQ)
+
+
+def states_table() -> Table:
+    """Weights, gradients and optimizer of the 70B on one GPU, under five layouts."""
+    rows = [
+        ("one GPU, if it could", 1, 1, 0),
+        ("TP 8 · PP 2, no ZeRO", 16, 4, 0),
+        ("DP 8 · TP 8, ZeRO-1", 8, 8, 1),
+        ("DP 4 · TP 8 · PP 2, ZeRO-1", 16, 4, 1),
+        ("DP 64, ZeRO-3", 1, 64, 3),
+    ]
+    return Table(
+        ["layout", "states on a GPU"],
+        [[name, human(sum(states(MODEL.params / cut, d, zero).values()))] for name, cut, d, zero in rows],
+        title=f"{MODEL.name}: {MODEL.params:,} parameters, 16 bytes each",
+    )
+
+
+# -- the real model, traced ----------------------------------------------------------------------
+
+TRACED = Layout(dp=8, tp=8, zero=3)
+
+
+@cache
+def _traces() -> dict[str, Trace]:
+    """Both plans side by side, since each takes one core some ten seconds."""
+    layouts = {"Megatron's": TRACED, "usual": replace(TRACED, sequence_parallel=False)}
+    with ThreadPoolExecutor() as pool:
+        return dict(
+            zip(layouts, pool.map(lambda how: trace(MODEL, layouts[how], seq_len=SEQ, plan=how), layouts))
+        )
+
+
+def traced(how: str = "Megatron's") -> Trace:
+    """The 70B under FSDP 8 × TP 8, one of 64 ranks: by Megatron's plan with sequence parallelism, or by the
+    usual one without.
+    """
+    return _traces()[how]
+
+
+def against_formula(found: Trace, how: str = "Megatron's") -> Table:
+    """Collectives of one microbatch: counted from PyTorch, and by hand."""
+    by_hand = expected(found.model, found.layout, found.seq_len, how)
+    return Table(
+        ["collective", "axis", "counted", "by hand", "bytes counted", "by hand"],
+        [
+            [c.op, c.axis, str(c.calls), str(e.calls), human(c.payload), human(e.payload)]
+            for c, e in zip(found.calls, by_hand, strict=True)
+        ],
+        title=f"{found.model.name} on 64 fake ranks, one microbatch: collectives of rank 0, whole tensors",
+    )
+
+
+def memory_against_theory(found: Trace) -> Table:
+    """The peak on a rank: the theory's terms, what plain PyTorch adds, and what was traced."""
+    theory = {
+        k: float(v) for k, v in stage_memory(found.model, found.layout, found.seq_len, 1, 0).items() if v
+    }
+    more = beyond(found.model, found.layout, found.seq_len)
+    rows = [[name, human(size)] for name, size in theory.items()] + [
+        [f"+ {name}", human(size)] for name, size in more.items()
+    ]
+    total = sum(theory.values()) + sum(more.values())
+    return Table(
+        ["on paper", "a GPU"],
+        rows,
+        [f"sum; traced: {human(found.peak)}", human(total)],
+        title="the peak of one microbatch",
+    )
