@@ -1,5 +1,5 @@
 # make lab    the course in JupyterLab        make lab PORT=9999 for another port
-# make test   all tests and all notebooks
+# make test   tests and all notebooks, some minutes; make test-all what is slow as well, and make lint the style
 # make cards, make cheatsheet, make slides (make slides DROP=07): printed things and decks, into build/
 # make colab REPO=owner/name   where the course lives, written into every notebook
 # All first make a virtual environment in .venv, once.
@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 PEERS ?= .venv-peers
 SETTINGS := $(VENV)/share/jupyter/lab/settings
 
-.PHONY: lab test refresh bench cards cheatsheet slides colab clean
+.PHONY: lab test test-all lint refresh bench cards cheatsheet slides colab clean
 
 lab: $(READY)
 	$(BIN)/jupyter lab --port=$(PORT) $(if $(filter 0,$(shell id -u)),--allow-root) \
@@ -22,6 +22,13 @@ lab: $(READY)
 
 test: $(READY)
 	$(BIN)/python tests/run_all.py
+
+test-all: $(READY)
+	$(BIN)/python tests/run_all.py --all
+
+lint: $(READY)
+	$(BIN)/ruff check helpers tests bench
+	$(BIN)/ruff format --check --quiet helpers tests bench || { echo "make these as ruff format would"; exit 1; }
 
 # Run the notebooks anew and store their outputs: after a change to them or to helpers.
 refresh: $(READY)

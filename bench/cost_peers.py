@@ -2,8 +2,7 @@
 peers' environment.
 
 llm-analysis wants a share of peak FLOP/s to be given. Each table gets the one that fits it best, which ours
-does not: its constants
-are frozen. Only rows that print a microbatch are asked, since it must be told.
+does not: its constants are frozen. Only rows that print a microbatch are asked, since it must be told.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 send: `python bench/counting.py`.
 
 The course's meter, DTensor's CommDebugMode, the profiler and the flight recorder, for DDP, FSDP2, tensor
-parallelism by DTensor and a
-1F1B pipeline of PyTorch's. Bytes are those of the tensors, except by the book (what a rank must send for
-them) and on the wire. Each
-counter watches a step of its own.
+parallelism by DTensor and a 1F1B pipeline of PyTorch's. Bytes are those of the tensors, except by the book
+(what a rank must send for them) and on the wire. Each counter watches a step of its own.
 """
 
 from __future__ import annotations
@@ -58,9 +56,10 @@ def prepare(scheme: str) -> None:
         model = toy.ToyTransformer(hidden=256)
         mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
         for block in model.blocks:
+            # The toy has no gate.
             parallelize_module(
                 block, mesh, {name: how for name, how in merged_plan().items() if name != "mlp.gate"}
-            )  # the toy has no gate
+            )
         step = lambda: toy.loss_of(model(tokens), targets).backward()
     else:
         n, me = dist.get_world_size(), dist.get_rank()

@@ -67,10 +67,11 @@ def under_nbval(folder: Path) -> tuple[float, dict[str, tuple[float, bool]]]:
     found = {}
     for path in NOTEBOOKS:
         mine = [cell for cell in cells if path.stem in cell.get("classname")]
+        # A failed cell has its reason inside.
         found[path.stem] = (
             sum(float(cell.get("time")) for cell in mine),
             not any(len(cell) for cell in mine),
-        )  # a failed cell has its reason inside
+        )
     return seconds, found
 
 

@@ -2,8 +2,7 @@
 bench/peers.py`.
 
 Each measurement runs in a driver process of its own, which stands for the kernel: torch is imported before
-the clock starts.
-A peer that is not installed is left out. What each is asked, on four gloo ranks:
+the clock starts. A peer that is not installed is left out. What each is asked, on four gloo ranks:
 
     first      seconds to the ranks' first all-reduce; and cold, from starting Python
     call       milliseconds for a further call of one small all-reduce
@@ -377,9 +376,8 @@ def measure(name: str, doing: str) -> dict:
         found = {"left": len(_descendants())}
     else:
         try:
-            driver.wait(
-                90 if doing in ("cold", "first", "call", "memory") else 25 + PATIENCE
-            )  # starting may take some of it
+            # Starting may take some of it.
+            driver.wait(90 if doing in ("cold", "first", "call", "memory") else 25 + PATIENCE)
             hung = False
         except subprocess.TimeoutExpired:
             hung = True

@@ -2,8 +2,7 @@
 `python bench/training.py`.
 
 Eight ranks, the same sizes, clipping and AdamW; the two of a pair take turns, step by step, in the same
-processes. The bare script has
-FSDP 2 × TP 2 × 1F1B 2; accelerate on CPU ranks has data parallelism.
+processes. The bare script has FSDP 2 × TP 2 × 1F1B 2; accelerate on CPU ranks has data parallelism.
 """
 
 from __future__ import annotations

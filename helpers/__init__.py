@@ -1,8 +1,7 @@
 """Three Axes: data, tensor and pipeline parallelism, learnt by running them.
 
 `World` starts real ranks beside the notebook; `progress` wraps a loop that runs on them. `helpers.theory`
-needs neither torch nor
-ranks, so nothing is imported here until it is asked for.
+needs neither torch nor ranks, so nothing is imported here until it is asked for.
 """
 
 import sys
@@ -17,7 +16,7 @@ def __getattr__(name: str):
     if parent_process() is None:  # a rank that imports this has no use for ranks
         server.warm()  # first of all: it imports torch for the ranks while the notebook does for itself
     with server.undisturbed():
-        from .runtime.worker import progress
+        from .runtime.current import progress
         from .runtime.world import World
     if "IPython" in sys.modules:
         from .lesson import magic

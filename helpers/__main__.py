@@ -8,8 +8,7 @@ course runs on.
     python -m helpers doctor
 
 A model is a name, or a JSON file: the config.json of a dense decoder on Hugging Face will do. A cluster is a
-name, or a JSON
-file with a device and the speeds of its links. `--json` prints the same for other programs.
+name, or a JSON file with a device and the speeds of its links. `--json` prints the same for other programs.
 """
 
 from __future__ import annotations
@@ -124,9 +123,8 @@ def run_memory(args) -> tuple[str, dict]:
 
 def run_bytes(args) -> tuple[str, dict]:
     model, layout = find_model(args.model), _layout(args)
-    made = estimate(
-        model, layout, find_cluster(args.cluster), global_batch=args.batch, seq_len=args.seq
-    )  # refuses what cannot be
+    # Refuses what cannot be.
+    made = estimate(model, layout, find_cluster(args.cluster), global_batch=args.batch, seq_len=args.seq)
     names = {"dp": "data parallel", "tp": "tensor parallel", "pp": "pipeline"}
     by_axis = {names[axis]: size for axis, size in sent(model, layout, args.batch, args.seq).items()}
     table = Table(

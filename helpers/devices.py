@@ -12,14 +12,10 @@ import torch.distributed as dist
 
 CPU = torch.device("cpu")
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # type of device -> what init_process_group is given
-PATIENCE = {
-    "cpu": 1,
-    "cuda": 2,
-}  # a group's timeout, in those after which we give up: NCCL's watchdog would kill the process first
-NO_GPUS = {
-    "CUDA_VISIBLE_DEVICES": "-1",
-    "HIP_VISIBLE_DEVICES": "-1",
-}  # environment of a process that shall see none
+# A group's timeout, in those after which we give up: NCCL's watchdog would kill the process first.
+PATIENCE = {"cpu": 1, "cuda": 2}
+# Environment of a process that shall see none.
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 
 def gpus() -> int:

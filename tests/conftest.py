@@ -15,9 +15,8 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True)  # the same examples on every machine
 settings.load_profile("repeatable")
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # what a shell gives to a background job, where no stop button would work
+# What a shell gives to a background job, where no stop button would work.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest.register_assert_rewrite("exercise_tests")
@@ -25,8 +24,7 @@ pytest.register_assert_rewrite("exercise_tests")
 
 class KernelWithoutPorts(nbval.kernel.KernelManager):
     """A kernel's five ports are chosen a second before it takes them, and ranks of other tests may take one
-    meanwhile.
-    Then it never answers. So it listens in files."""
+    meanwhile. Then it never answers. So it listens in files."""
 
     def __init__(self, **kwargs):
         super().__init__(

@@ -1,4 +1,7 @@
-"""What `make test` runs: all tests and all notebooks, in parallel; then a look for processes left behind."""
+"""What `make test` runs: tests and notebooks, in parallel; then a look for processes left behind.
+
+Without `--all`, what `make test-all` gives, tests marked slow are left out. Other arguments go to pytest.
+"""
 
 import os
 import subprocess
@@ -44,7 +47,8 @@ def main() -> int:
             "--no-loadscope-reorder",
             "tests",
             "notebooks",
-            *sys.argv[1:],
+            *(["-m", "not slow"] if "--all" not in sys.argv else []),
+            *(argument for argument in sys.argv[1:] if argument != "--all"),
         ],
         cwd=ROOT,
         env=environ,

@@ -100,6 +100,7 @@ def test_a_stopped_rank_does_not_stop_the_kernel(pair):
     assert_usable(pair)
 
 
+@pytest.mark.slow
 @linux
 def test_a_forked_child_of_the_kernel_touches_nothing():
     out = run_script(

@@ -117,9 +117,8 @@ class Notebook:
             return kernel && kernel.connectionStatus == 'connected' && kernel.status == 'idle' }""",
             timeout=3 * MINUTE,
         )
-        self.page.evaluate(
-            "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.info"
-        )  # it has answered
+        # It has answered.
+        self.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.info")
 
     def _command(self, name: str) -> None:
         """What an entry of the menu does; returns when it has ended."""
@@ -233,6 +232,7 @@ def test_predict_fail_read_why_pass_and_stop(notebook):
     page.get_by_text("and on: [42, 42]").wait_for(timeout=MINUTE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", ["07", "09", "13"], indirect=True)
 def test_a_slider_by_keyboard_and_by_mouse(notebook):
     page = notebook.page
@@ -263,6 +263,7 @@ def test_a_slider_by_keyboard_and_by_mouse(notebook):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", ["14"], indirect=True)
 def test_training_as_it_goes_a_card_and_the_final(notebook):
     page = notebook.page
@@ -277,7 +278,7 @@ def test_training_as_it_goes_a_card_and_the_final(notebook):
     at_first = curve.get_attribute("src")
     page.get_by_text("20 steps are done.").wait_for(timeout=2 * MINUTE)
     assert curve.count() == 1 and curve.get_attribute("src") != at_first, "one picture, drawn anew"
-    notebook.run("final.Quiz()", "cards.deck()")
+    notebook.run("quiz.Quiz()", "cards.deck()")
     assert notebook.errors() == []
     card = page.locator(".three-axes-card").last
     front, question = card.inner_text(), card.locator("b").first.inner_text()
@@ -293,6 +294,6 @@ def test_training_as_it_goes_a_card_and_the_final(notebook):
 
     press("show", lambda text: len(text) > len(front) + 20)
     press("not yet", lambda text: question not in text)
-    final = notebook.cell("final.Quiz()")
+    final = notebook.cell("quiz.Quiz()")
     final.locator(".widget-radio-box label").nth(1).click()
     final.get_by_text("Read again: drop 01").wait_for(timeout=MINUTE)

@@ -30,9 +30,8 @@ def test_a_tensor_too_many_is_an_error_of_its_rank(tight):
     ) as e:
         tight.run(greedy)
     assert e.value.state_kept
-    assert (
-        tight.run(lambda: torch.zeros(2_000_000).numel()) == [2_000_000] * 2
-    )  # what the failed call held is free again
+    # What the failed call held is free again.
+    assert tight.run(lambda: torch.zeros(2_000_000).numel()) == [2_000_000] * 2
 
 
 def test_it_says_what_held_the_memory(tight):

@@ -51,9 +51,8 @@ TWO_NODES = Cluster(
 def test_seconds_by_hand():
     inside, across, one_each = range(4), range(8), (0, 4)
     assert seconds("all_reduce", 1e6, inside, TWO_NODES) == pytest.approx(6 * 1e-4 + 1.5e6 / 100e6)
-    assert seconds("all_reduce", 1e6, across, TWO_NODES) == pytest.approx(
-        14 * 1e-3 + 1.75e6 / 40e6
-    )  # four ports a node
+    # Four ports a node.
+    assert seconds("all_reduce", 1e6, across, TWO_NODES) == pytest.approx(14 * 1e-3 + 1.75e6 / 40e6)
     assert seconds("all_reduce", 1e6, one_each, TWO_NODES) == pytest.approx(2 * 1e-3 + 1e6 / 10e6)
     assert seconds("all_gather", 1e6, inside, TWO_NODES) == pytest.approx(3 * 1e-4 + 0.75e6 / 100e6)
     assert seconds("send", 1e6, one_each, TWO_NODES) == pytest.approx(1e-3 + 0.1)
@@ -66,8 +65,7 @@ def test_trees_win_where_latency_rules_and_hierarchies_meet_rings_where_bandwidt
         "all_reduce", 1e3, many, TWO_NODES
     )
     ring, levels = (seconds("all_reduce", 1e9, many, TWO_NODES, a) for a in ("ring", "hierarchical"))
-    assert levels == pytest.approx(
-        ring + 2 * 0.75 * 1e9 / 100e6, rel=0.05
-    )  # the same ports, and the way inside the node on top
+    # The same ports, and the way inside the node on top.
+    assert levels == pytest.approx(ring + 2 * 0.75 * 1e9 / 100e6, rel=0.05)
     with pytest.raises(ValueError, match="all_gather by 'tree'"):
         seconds("all_gather", 1, many, TWO_NODES, "tree")

@@ -226,12 +226,12 @@ def test_the_recorded_incidents_can_be_recorded_again(number, cause):
     assert [max(p) for p in recorded.peaks[:-1]] == pytest.approx(
         [max(p) for p in again.peaks[:-1]], rel=0.02
     )
-    assert max(recorded.peaks[-1]) == pytest.approx(
-        max(again.peaks[-1]), rel=0.1
-    )  # how far the failing step got is not quite the same twice
+    # How far the failing step got is not quite the same twice.
+    assert max(recorded.peaks[-1]) == pytest.approx(max(again.peaks[-1]), rel=0.1)
     assert json.loads(json.dumps(asdict(again)))["budget"] == d10.BUDGET
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remedy", d10.REMEDIES)
 def test_the_ladder_is_predicted(remedy):
     tried = d10.attempt(remedy)
@@ -246,6 +246,7 @@ def test_a_run_that_survives_is_no_incident():
         d10.crash("leak", steps=2)
 
 
+@pytest.mark.slow
 def test_a_step_on_the_fabric_is_the_sum_of_its_parts():
     before, after = d11.measure(1, 4, 1), d11.measure(1, 8, 1)
     for run in (before, after):
@@ -290,6 +291,7 @@ def test_the_tree_is_held_against_the_planner():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [explore.memory, explore.plans])
 def test_every_setting_of_an_explorer_is_drawn_or_refused_in_words(make):
     e = make()
@@ -300,6 +302,7 @@ def test_every_setting_of_an_explorer_is_drawn_or_refused_in_words(make):
         e.set(**{name: first})
 
 
+@pytest.mark.slow
 def test_every_cure_is_run_on_real_ranks_in_the_order_on_paper():
     with World(8, timeout=60) as world:
         found = d12.run_all(world, unit=0.01)

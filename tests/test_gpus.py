@@ -17,9 +17,9 @@ import torch
 from helpers import World, devices, doctor
 from helpers.__main__ import main
 from helpers.doctor.check import Check, Skipped, Wrong
-from helpers.runtime import meter
+from helpers.runtime import operators
+from helpers.runtime.messages import Error
 from helpers.runtime.ports import free_port
-from helpers.runtime.worker import Error
 from helpers.train import launch
 
 HERE = Path(__file__).resolve().parent
@@ -119,7 +119,7 @@ def test_a_collective_without_a_work_has_ended_when_the_gpu_came_past_it(monkeyp
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    work = meter.OnStream(torch.device("cuda", 0))
+    work = operators.OnStream(torch.device("cuda", 0))
     assert not work.is_completed()
     work.wait()
     assert work.is_completed()
@@ -202,6 +202,7 @@ def examined(checks: str, environ: dict) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_this_machine_is_well():
     said = examined(
         "1 2 3 4 5 6 7 8 9 10 11 12", dict(os.environ, CUDA_VISIBLE_DEVICES="-1", OMP_NUM_THREADS="1")
@@ -209,6 +210,7 @@ def test_this_machine_is_well():
     assert "no GPU that PyTorch and NCCL can use" in said and "ranks on the CPU over gloo" in said
 
 
+@pytest.mark.slow
 def test_so_is_one_with_four_gpus(standin):
     said = examined("1 2 3 4 5 6 7 8 9 10 11 12", standin(4))
     for line in (
@@ -225,6 +227,7 @@ def test_so_is_one_with_four_gpus(standin):
         assert line in said, said
 
 
+@pytest.mark.slow
 def test_so_is_one_with_a_single_gpu(standin):
     """Colab. Its ranks of the CPU are more than its GPUs."""
     said = examined("2 3 4 5 6 7 9 10", standin(1))
@@ -247,6 +250,7 @@ def python(code: str, environ: dict) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_drop_11_knows_its_axes_beside_a_gpu(standin):
     said = python(
         """
@@ -259,6 +263,7 @@ print({axis: seconds > 0.1 for axis, seconds in parts.items() if axis in ("tp", 
     assert "{'tp': True, 'pp': False, 'dp': False}" in said
 
 
+@pytest.mark.slow
 def test_drop_14_trains_on_as_many_gpus_as_there_are(standin):
     code = """
 import tempfile
@@ -290,6 +295,7 @@ def test_what_a_notebook_launcher_calls_in_the_kernel_says_so(tmp_path):
     assert said.startswith("called in the kernel itself, process ")
 
 
+@pytest.mark.slow
 def test_a_worker_for_each_gpu_and_one_more(standin):
     command = [
         sys.executable,
@@ -318,6 +324,7 @@ def test_a_worker_for_each_gpu_and_one_more(standin):
         assert ran.returncode == 0 and said in ran.stderr and "2 steps under dp 2" in ran.stderr, ran.stderr
 
 
+@pytest.mark.slow
 def test_tasks_that_see_one_gpu_each_and_know_no_local_rank(standin):
     """srun --gpus-per-task=1, with the variables that the manual names."""
     port = free_port()

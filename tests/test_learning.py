@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from test_notebooks import NOTEBOOKS, text
 
-from helpers.lesson import cards, final, make, paper, progress, slides
+from helpers.lesson import cards, make, passed, printables, progress, quiz, slides
 from helpers.lesson.drops import d01
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,7 +59,7 @@ def test_what_is_not_known_comes_again():
 
 
 def test_cards_are_printed_and_imported(tmp_path):
-    paper.write_cards(tmp_path)
+    printables.write_cards(tmp_path)
     deck = cards.load()
     lines = (tmp_path / "cards-anki.txt").read_text().splitlines()
     assert lines[:3] == ["#separator:tab", "#html:false", "#tags column:3"] and len(lines) == 3 + len(deck)
@@ -73,11 +73,11 @@ def test_cards_are_printed_and_imported(tmp_path):
 
 
 def test_the_cheat_sheet_is_one_page_that_every_drop_fills(tmp_path):
-    columns, rows = paper.rows()
+    columns, rows = printables.rows()
     assert {row[0] for row in rows} == set(BOOKS) and all(len(row) == len(columns) == 6 for row in rows)
-    paper.write_cheatsheet(tmp_path)
+    printables.write_cheatsheet(tmp_path)
     assert len(re.findall(rb"/Type /Page\b", (tmp_path / "cheatsheet.pdf").read_bytes())) == 1
-    by_name = {row[0]: row for row in paper.figures().rows}
+    by_name = {row[0]: row for row in printables.figures().rows}
     assert by_name["DP 8"][1] == "128 GB" and by_name["FSDP (ZeRO-3), DP 8"][1] == "16.1 GB"
 
 
@@ -94,19 +94,19 @@ def test_every_drop_becomes_slides(tmp_path):
 
 
 def test_wrong_answers_of_the_final_point_to_a_heading_that_exists():
-    quiz = final.Quiz()
-    assert len(quiz.questions) == 7 and len({q.where[0] for q in quiz.questions}) == 7
-    for i, question in enumerate(quiz.questions, 1):
+    asked = quiz.Quiz()
+    assert len(asked.questions) == 7 and len({q.where[0] for q in asked.questions}) == 7
+    for i, question in enumerate(asked.questions, 1):
         assert sum(not why for why in question.options.values()) == 1
         assert re.search(rf"^## {re.escape(question.where[1])}$", text(BOOKS[question.where[0]]), re.M), (
             question.where
         )
         for option, why in question.options.items():
             assert (f"drop {question.where[0]}" in question.judge(option)) == bool(why)
-        assert "Right" in quiz.answer(i, question.right)
-    assert quiz.score == 7 and "7 of 7" in quiz.answer(7, quiz.questions[6].right)
+        assert "Right" in asked.answer(i, question.right)
+    assert asked.score == 7 and "7 of 7" in asked.answer(7, asked.questions[6].right)
     with pytest.raises(ValueError, match="is not an answer"):
-        quiz.answer(1, "luck")
+        asked.answer(1, "luck")
 
 
 def test_teachers_have_a_note_for_every_drop():
@@ -141,11 +141,11 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
     ]
     assert f"1 of {len(names)} exercises passed" in repr(progress.show())
     file.write_text("{ not json")
-    assert progress.passed() == set()
+    assert passed.passed() == set()
     file.unlink()
-    assert progress.passed() == set()
+    assert passed.passed() == set()
     monkeypatch.setenv("THREE_AXES_PROGRESS", "/nowhere/at/all.json")
-    progress.note("x")  # cannot be written, and does not disturb
+    passed.note("x")  # cannot be written, and does not disturb
 
 
 # -- Colab -------------------------------------------------------------------------------------------

@@ -276,9 +276,8 @@ def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, re
     here = at()
     assert here > 0
     assert at(tp=2 * t) < here and at(dp=2 * d) <= here and at(microbatch=b + 1) > here
-    assert (
-        at(zero=min(3, zero + 1)) <= here or zero == 2
-    )  # gathering weights may cost a little more than it saves
+    # Gathering weights may cost a little more than it saves.
+    assert at(zero=min(3, zero + 1)) <= here or zero == 2
     assert at(sequence_parallel=True) <= here
     assert at(recompute="full") <= at(recompute="selective") <= at(recompute="none") or p == 1
     assert at(recompute="full") <= at(recompute="per-op") < at(recompute="none") or p == 1

@@ -268,9 +268,8 @@ def test_memory_by_kind():
     found = memory.by_kind(model, optimizer, held.peak)
     weights = (100 * 50 + 50 * 10) * 4
     assert (found["parameters"], found["gradients"], found["optimizer"]) == (weights, weights, 2 * weights)
-    assert (
-        found["activations"] == (8 * 100 + 8 * 50) * 4
-    )  # the input, and ReLU's output, which the last layer shares
+    # The input, and ReLU's output, which the last layer shares.
+    assert found["activations"] == (8 * 100 + 8 * 50) * 4
 
 
 def test_collectives_inside_a_dtensor_operator_are_counted(world):

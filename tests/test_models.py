@@ -153,9 +153,8 @@ def test_a_file_may_begin_with_a_mark_and_say_what_its_layers_are(tmp_path):
             }
         )
     )
-    assert (
-        find_model(str(path)).params == 2_506_172_416
-    )  # gemma-2b's published weights: its head is its embedding
+    # Gemma-2b's published weights: its head is its embedding.
+    assert find_model(str(path)).params == 2_506_172_416
 
 
 def test_an_unknown_name_gets_the_nearest():

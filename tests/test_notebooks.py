@@ -57,9 +57,8 @@ def test_it_can_be_read_in_its_minutes(drop):
     words = len(re.sub(r"<[^>]+>", " ", text(notebook)).split())
     assert 550 <= words <= 950, f"{words} words"
     lengths = [len(c.source.splitlines()) for c in code(notebook)[1:]]  # without the setup
-    ends = (
-        3 if path.name.startswith("14") else 0
-    )  # the ways out of the notebook, the course's final and the cards
+    # The ways out of the notebook, the course's final and the cards.
+    ends = 3 if path.name.startswith("14") else 0
     assert 6 <= len(lengths) <= 14 + ends and median(lengths) <= 8 and max(lengths) <= 20, lengths
 
 

@@ -231,9 +231,8 @@ def test_an_estimate_draws_itself():
         assert all(len(b) == 28 for b in bars)
         ends = [len(b.rstrip("\u2007")) for b in bars if b.strip("\u2007")]
         assert ends == sorted(ends) and ends[-1] == 28  # each begins where the one before it ends
-    everything = estimate(
-        LLAMA3, Layout(dp=8, tp=8, zero=3, eager=True), DGX, global_batch=128, seq_len=8192
-    )  # every part has its formula
+    # Every part has its formula.
+    everything = estimate(LLAMA3, Layout(dp=8, tp=8, zero=3, eager=True), DGX, global_batch=128, seq_len=8192)
     assert "gathered weights" in repr(everything) and "logits" in repr(everything)
     assert (
         "s = 8,192, b = 1, m = 32, h = 8,192, L = 80" in e.went_in()

@@ -9,12 +9,12 @@ from test_notebooks import NOTEBOOKS, text
 from helpers import toy
 from helpers.lesson.defence import Defence
 from helpers.lesson.drops import d05, d06, d07, d10, d11, d12, d13, d14
-from helpers.runtime.trace import beyond
 from helpers.table import human
 from helpers.theory import CLUSTERS, Layout, cost, plan
 from helpers.theory.collectives import book
 from helpers.theory.memory import stage_memory, states
 from helpers.theory.models import find_model
+from helpers.theory.traced import beyond
 
 N = sum(p.numel() for p in toy.ToyTransformer(hidden=256).parameters())
 SMALL = 4 * sum(p.numel() for p in d05.paced_model().parameters())
@@ -30,15 +30,16 @@ LEAST = max(
     sum(stage_memory(LLAMA, Layout(tp=8, pp=2, recompute="full"), 8192, 64, k, cost.OVERHEAD).values())
     for k in range(2)
 )
-TOY = sum(p.numel() for p in d10.toy.ToyTransformer(hidden=d10.HIDDEN, seq_len=d10.LONG).parameters())
+TOY = sum(p.numel() for p in toy.ToyTransformer(hidden=d10.HIDDEN, seq_len=d10.LONG).parameters())
 UNIT = 4 * 4 * d10.LONG * d10.HIDDEN
 THEN = {
     what: [float(cell.rstrip("%")) for cell in behind_then] for what, _, _, *behind_then in d13.flips().rows
 }
+# As drop 13 says.
 assert (
     max(third for _, _, third in THEN.values()) < 4
     and sum(second > 20 for _, second, _ in THEN.values()) == 2
-)  # as drop 13 says
+)
 # For each drop, sentences whose figures no cell prints, with the figures put in by computing them.
 KEPT = stage_memory(LLAMA, Layout(tp=8), 8192, 1, 0)
 IN_NODE = next(row for row in NODE.by_axes if row.axes == (1, 8, 1))
@@ -180,9 +181,8 @@ def test_figures_in_the_prose_are_true(path):
         if c.cell_type == "code"
         for o in c.outputs
     )
-    for figure in re.findall(
-        FIGURE, re.sub(r"\[[^\]]*\]\([^)]*\)", "", prose)
-    ):  # links are other drops' titles
+    # Links are other drops' titles.
+    for figure in re.findall(FIGURE, re.sub(r"\[[^\]]*\]\([^)]*\)", "", prose)):
         assert figure in printed or any(figure in sentence for sentence in computed), (
             f"{figure} comes from nowhere"
         )

@@ -240,9 +240,8 @@ def test_zero_equals_adam_on_the_twin(world, stage, ranks, frozen):
     )
     for _, weights, held in results:
         assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(weights, model.parameters()))
-        assert (held <= 8 * 32 * 128) == (
-            stage == 3
-        )  # under ZeRO-3 nothing is left between steps but a frozen matrix
+        # Under ZeRO-3 nothing is left between steps but a frozen matrix.
+        assert (held <= 8 * 32 * 128) == (stage == 3)
 
 
 def test_zero_refuses_a_tied_model(world):

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.runtime.trace import beyond, expected, trace, trace_here
+from helpers.runtime.trace import trace, trace_here
 from helpers.theory import MODELS, Layout
 from helpers.theory.memory import stage_memory
+from helpers.theory.traced import beyond, expected
 
 SHORT = replace(MODELS["llama-3-8b"], layers=4)
 GPT = replace(MODELS["opt-30b"], layers=3, positions=2048)  # 2,050 would be padded to divide by dp
@@ -62,6 +63,7 @@ def test_memory_is_the_theory_and_what_is_named(aside, layout):
     )
 
 
+@pytest.mark.slow
 def test_the_70b_on_a_laptop(aside):
     model, layout = MODELS["llama-3-70b"], Layout(8, 8, zero=3)
     found = trace(model, layout, seq_len=8192)
@@ -96,6 +98,7 @@ def test_an_older_pytorch_is_refused_in_a_sentence(monkeypatch):
         trace(SHORT, Layout(dp=4, zero=3), seq_len=1024)
 
 
+@pytest.mark.slow
 def test_from_the_command_line():
     run = lambda *options: subprocess.run(
         [sys.executable, "-m", "helpers.runtime.trace", *options],

@@ -56,6 +56,7 @@ def near(losses, others, bound):
     assert max(abs(a / b - 1) for a, b in zip(losses, others)) < bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dp, tp, pp", LAYOUTS)
 def test_every_layout_is_the_twin(world, twin, dp, tp, pp):
     ranks = world.run(losses_of, small(dp, tp, pp), 20)
@@ -84,6 +85,7 @@ def test_half_precision_follows_the_twin_from_afar(world, twin):
     near(world.run(losses_of, small(2, 2, 2, precision="bfloat16"), 6)[0], twin[:6], 2e-2)
 
 
+@pytest.mark.slow
 def test_it_goes_on_under_another_layout(world, twin, tmp_path):
     def begin(config):
         trainer = Trainer(config)
@@ -313,6 +315,7 @@ def whole(run: Path, steps: int) -> None:
         near([line["loss"] for line in lines], alone.run(losses_of, config, steps)[0], 1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on(tmp_path):
     going = subprocess.Popen(
         [
@@ -444,6 +447,7 @@ def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():
         launch.agree_on_attempt(dist.PrefixStore("alone", store), 0, 2)
 
 
+@pytest.mark.slow
 def test_torchrun_starts_again_when_a_rank_dies(tmp_path):
     """Rank 1 ends itself, once, after the first checkpoint."""
     script = tmp_path / "dies.py"
@@ -488,6 +492,7 @@ def test_torchrun_starts_again_when_a_rank_dies(tmp_path):
     whole(run, 8)
 
 
+@pytest.mark.slow
 def test_accelerate_launches_the_same_script(tmp_path):
     launcher = (
         "-m",
@@ -524,6 +529,7 @@ def _namespaces() -> list[str] | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, True], ids=["both stay", "one is lost"])
 def test_two_hosts(tmp_path, lost):
     if (way := _namespaces()) is None:
@@ -566,6 +572,7 @@ def test_two_hosts(tmp_path, lost):
         assert "4 steps under dp 1 · tp 2 · pp 1" in said
 
 
+@pytest.mark.slow
 def test_the_doctor_brings_two_hosts_together(tmp_path):
     if (way := _namespaces()) is None:
         pytest.skip("network namespaces are not permitted here (unshare --net), or ip is missing")

@@ -102,6 +102,7 @@ def test_a_call_in_code_that_is_not_the_readers_has_not_finished(world):
     )
 
 
+@pytest.mark.slow
 @linux
 def test_a_fork_of_the_kernel_has_worlds_of_its_own():
     code = """
@@ -258,7 +259,7 @@ def test_output_is_whole_ordered_and_folded(world, capfd):
 
 def test_a_long_call_speaks_while_it_runs(world, capfd, monkeypatch):
     from helpers.runtime import world as module
-    from helpers.runtime.worker import progress
+    from helpers.runtime.current import progress
 
     monkeypatch.setattr(module, "STREAM_AFTER", 0.1)
 
@@ -542,9 +543,8 @@ def alive(pids) -> list[int]:
         except OSError:
             return "gone"
 
-    return [
-        p for p in pids if state(p) not in ("Z", "X", "gone")
-    ]  # a zombie has ended; whoever adopted it may take its time
+    # A zombie has ended; whoever adopted it may take its time.
+    return [p for p in pids if state(p) not in ("Z", "X", "gone")]
 
 
 @linux
@@ -576,11 +576,11 @@ def test_no_rank_outlives_the_kernel(manner):
 def test_a_script_needs_no_main_guard_and_runs_once():
     kernel, _ = start_script("print(world.run(lambda: 1))")
     assert kernel.wait(timeout=20 * SLACK) == 0
-    assert (
-        kernel.stdout.read() == "[1, 1, 1, 1]\n"
-    )  # not communicate(): it passes over what readline() has buffered
+    # Not communicate(): it passes over what readline() has buffered.
+    assert kernel.stdout.read() == "[1, 1, 1, 1]\n"
 
 
+@pytest.mark.slow
 @linux
 def test_two_hundred_worlds_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # others may be making worlds beside us

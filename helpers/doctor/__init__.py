@@ -6,8 +6,7 @@ launchers.
     python -m helpers doctor 13 --meet HOST  on two machines at once, HOST being the name of one of them
 
 Each says what was seen. What is not as expected is WRONG, with what was expected and what to do. The report
-can be
-pasted into an issue; the command's exit status is 1 where something is wrong.
+can be pasted into an issue; the command's exit status is 1 where something is wrong.
 """
 
 from __future__ import annotations

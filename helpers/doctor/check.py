@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from .. import devices
-from ..runtime import worker
+from ..runtime import current
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,7 +60,7 @@ def worlds(least: int = 1, most: int = 8) -> list[tuple[str, int, bool]]:
 
 def ours() -> torch.device:
     """On a rank: its device."""
-    return worker.here.device
+    return current.rank.device
 
 
 def add_ones() -> float:

@@ -57,9 +57,8 @@ def failures(meet: str) -> str:
                     world.run(fn, timeout=timeout)
                     raise Wrong(f"on {name}: a rank that {what} was not noticed")
                 except RankError as e:
-                    at_fault = (
-                        list(range(n - 1)) if kind == "timeout" else [n - 1]
-                    )  # those that wait are the ones seen in a collective
+                    # Those that wait are the ones seen in a collective.
+                    at_fault = list(range(n - 1)) if kind == "timeout" else [n - 1]
                     expect(
                         e.kind == kind
                         and e.ranks == at_fault
@@ -82,10 +81,8 @@ def failures(meet: str) -> str:
 
 def _stopped(world: World) -> float:
     """Press stop while ranks wait. Seconds until the world was free again."""
-    pressed, before = (
-        [],
-        signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # a shell's background job ignores it
+    # A shell's background job ignores it.
+    pressed, before = ([], signal.signal(signal.SIGINT, signal.default_int_handler))
     timer = threading.Timer(1.0, lambda: (pressed.append(time.monotonic()), _thread.interrupt_main()))
     timer.start()
     try:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .. import devices
-from ..runtime import worker
+from ..runtime import current
 from ..runtime.clock import span
 from ..runtime.world import World
 from .check import Wrong, add_ones, both, check, expect, ours, worlds
@@ -154,7 +154,7 @@ def _timed() -> tuple[float, float]:
         for _ in range(times):
             y = x @ x  # noqa: F841
         end.record()
-    recorded = worker.here.recorder.spans[-1]
+    recorded = current.rank.recorder.spans[-1]
     return recorded.end - recorded.start, begin.elapsed_time(end) / 1e3
 
 

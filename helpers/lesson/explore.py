@@ -25,8 +25,7 @@ class Explorer:
     shown.
 
     controls: name -> (label, possible values, first value). `set(**values)` moves them; `picture` is what
-    they show, and `said` why the last
-    setting could not be drawn.
+    they show, and `said` why the last setting could not be drawn.
     """
 
     def __init__(self, draw: Callable[..., Picture], controls: dict[str, tuple[str, list, object]]):

@@ -44,15 +44,13 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
     (`simulation.simulate`).
 
     panels: one timeline, or name -> timeline. memory: whether to draw what each rank holds under its row, the
-    peak marked; by
-    default where it is known. critical: mark a simulated timeline's critical path. Timelines in the same unit
-    get the same scale.
+    peak marked; by default where it is known. critical: mark a simulated timeline's critical path. Timelines
+    in the same unit get the same scale.
     """
     panels = panels if isinstance(panels, Mapping) else {"": panels}
     strips = {name: any(map(len, t.levels)) if memory is None else memory for name, t in panels.items()}
-    plain = (
-        0.42 if sum(len(t.rows) for t in panels.values()) <= 12 else 0.26
-    )  # two panels of eight ranks are to fit a laptop's screen
+    # Two panels of eight ranks are to fit a laptop's screen.
+    plain = 0.42 if sum(len(t.rows) for t in panels.values()) <= 12 else 0.26
     rows = [len(t.rows) * (0.62 if strips[name] else plain) for name, t in panels.items()]
     around, foot = 0.95, 0.3  # inches for a panel's title and axis, and for the legend
     height = sum(rows) + around * len(rows) + foot

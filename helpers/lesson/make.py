@@ -1,10 +1,11 @@
-"""What `make cards`, `make cheatsheet`, `make slides` and `make colab REPO=owner/name` run.
+"""What `make cards`, `make cheatsheet`, `make slides` and `make colab REPO=owner/name` run. By hand:
 
-python -m helpers.lesson.make cards            build/cards.html, .pdf, cards-eight-to-a-sheet.html,
-cards-anki.txt
-python -m helpers.lesson.make cheatsheet       build/cheatsheet.html, .pdf
-python -m helpers.lesson.make slides 07        build/slides/07.html (all drops without a number)
-python -m helpers.lesson.make colab owner/name  a badge and the clone's address in every notebook
+    python -m helpers.lesson.make cards             build/cards.html, .pdf, …-eight-to-a-sheet.html, -anki.txt
+    python -m helpers.lesson.make cheatsheet        build/cheatsheet.html, .pdf
+    python -m helpers.lesson.make slides 07         build/slides/07.html (all drops without a number)
+    python -m helpers.lesson.make colab owner/name  a badge and the clone's address in every notebook
+
+The built files are in no commit.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from pathlib import Path
 
 import nbformat
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build"
+from . import printables, slides
+from .books import BUILD, notebooks
+
 UNNAMED = "OWNER/three-axes"  # until `make colab` has been told where the course lives
 
 SETUP = '''# Fetches the course where it is not installed (Colab, Kaggle). Elsewhere it does nothing.
@@ -32,11 +33,6 @@ BADGE = (
     "[![Open in"
     " Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/{repo}/blob/main/notebooks/{name})"
 )
-
-
-def notebooks() -> list[Path]:
-    """The fourteen, in order."""
-    return sorted((ROOT / "notebooks").glob("[01]*.ipynb"))
 
 
 def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nbformat.NotebookNode:
@@ -80,13 +76,9 @@ def main(argv: list[str] | None = None) -> int:
         if args.what == "colab":
             make_colab(args.which)
         elif args.what == "slides":
-            from .slides import write
-
-            write(args.which, BUILD / "slides")
+            slides.write(args.which, BUILD / "slides")
         else:
-            from . import paper
-
-            getattr(paper, f"write_{args.what}")(BUILD)
+            getattr(printables, f"write_{args.what}")(BUILD)
     except ValueError as e:
         print(e, file=sys.stderr)
         return 2

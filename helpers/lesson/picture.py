@@ -57,12 +57,10 @@ class Picture:
 
     def png(self) -> bytes:
         out = BytesIO()
-        with mpl.rc_context(
-            {**STYLE, "figure.constrained_layout.use": False}
-        ):  # the figure has its layout by now
-            FigureCanvasAgg(self.figure).print_png(
-                out, pil_kwargs={"compress_level": 1}
-            )  # savefig would draw it twice
+        # The figure has its layout by now.
+        with mpl.rc_context({**STYLE, "figure.constrained_layout.use": False}):
+            # savefig would draw it twice.
+            FigureCanvasAgg(self.figure).print_png(out, pil_kwargs={"compress_level": 1})
         return out.getvalue()
 
     def html(self) -> str:

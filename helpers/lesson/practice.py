@@ -19,7 +19,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ..runtime.failure import RankError
-from . import progress
+from . import passed
 
 if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
     from .picture import Picture
@@ -90,9 +90,8 @@ class Exercise:
     reference: Callable
     judge: Callable[[Callable], Answer]
     hints: list[str]
-    made: int = field(
-        default_factory=itertools.count().__next__, init=False
-    )  # those of a drop in their order
+    # Those of a drop in their order.
+    made: int = field(default_factory=itertools.count().__next__, init=False)
     _shown: int = field(default=0, init=False)
 
     def check(self, attempt: Callable) -> Answer:
@@ -117,7 +116,7 @@ class Exercise:
         try:
             answer = self.judge(attempt)
             if answer.kind == "right":
-                progress.note(self.name)
+                passed.note(self.name)
             return answer
         except RankError as e:
             return Answer("crashed", e.report)

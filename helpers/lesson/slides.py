@@ -2,8 +2,7 @@
 a clicker turn it.
 
 A slide begins at each heading and at each code cell that shows something; the reader's checks, folded answers
-and the
-setup are left out. The figures are the stored ones.
+and the setup are left out. The figures are the stored ones.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 import nbformat
 from nbconvert import HTMLExporter
 
-from .make import notebooks
+from .books import notebooks
 
 STYLE = """body { margin: 0; font: 2.1vw/1.4 sans-serif; color: #222; background: #fff }
 html { scroll-snap-type: y proximity }

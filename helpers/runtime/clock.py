@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from .. import devices
+from . import current
 
 COMPUTE = ("F", "B", "I", "W", "step", "busy")
 
@@ -38,17 +39,16 @@ def span(kind: str, label: str | int = ""):
 
     On a GPU the span begins when what was asked for earlier is done, and ends when what it asked for is.
     """
-    from .worker import here
 
-    if here:
-        devices.synchronize(here.device)
+    if current.rank:
+        devices.synchronize(current.rank.device)
     start = time.monotonic()
     try:
         yield
     finally:
-        if here:
-            devices.synchronize(here.device)
-            here.recorder.spans.append(Span(kind, str(label), start, time.monotonic()))
+        if current.rank:
+            devices.synchronize(current.rank.device)
+            current.rank.recorder.spans.append(Span(kind, str(label), start, time.monotonic()))
 
 
 def around(op):
@@ -83,9 +83,8 @@ class Timeline:
         ]
         self.levels = []
         for rank in levels:
-            before = [size for at, size in rank if at <= first][
-                -1:
-            ]  # held when it began, of a warm-up perhaps
+            # Held when it began, of a warm-up perhaps.
+            before = [size for at, size in rank if at <= first][-1:]
             self.levels.append(
                 [(0.0, size) for size in before] + [(at - first, size) for at, size in rank if at > first]
             )

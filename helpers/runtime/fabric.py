@@ -68,9 +68,8 @@ class Ticket(NamedTuple):
     # What it keeps busy: links inside a node, ports between nodes; sends leave and arrive on lines of their
     # own
     line: str
-    awaited: Callable[
-        [], float
-    ]  # when the last rank that it needs had come; to be asked after it has ended for real
+    # When the last rank that it needs had come; to be asked after it has ended for real.
+    awaited: Callable[[], float]
 
 
 class Fabric:

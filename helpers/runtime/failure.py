@@ -11,15 +11,22 @@ import itertools
 import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..table import human
 from . import lines
+from .messages import Error
 from .output import ranks
-from .worker import Error
 
 RETURN = "Return numbers, strings, tensors, or lists and dicts of them.\n"
+
+
+ALIVE = "The ranks are alive and keep their variables."
+KEPT = (
+    f"{ALIVE} Their groups were formed anew: subgroups, meshes and models in DDP or FSDP must be made again."
+)
+FRESH = "All ranks were started afresh: the variables of earlier cells are gone, so run those cells again."
 
 
 class RankError(RuntimeError):
@@ -34,8 +41,7 @@ class RankError(RuntimeError):
     @property
     def report(self) -> str:
         """The message without its last line, which tells what is left of the world, and without advice on
-        timeouts: for a world
-        that nobody will use again."""
+        timeouts: for a world that nobody will use again."""
         return "\n".join(str(self).split("\n")[:-1]).replace(", with timeout=… in seconds", "")
 
     def __reduce__(self):
@@ -63,6 +69,28 @@ class Seen:
     box: dict | None = None  # the last collective it entered (meter.Recorder.box)
     finished: bool = False  # it had ended the call in good order
     said: str = ""  # what it had printed
+
+
+def explain(seen: list[Seen], timeout: float | None, mend: Callable[[], str]) -> RankError:
+    """What became of a call that failed.
+
+    mend: frees the ranks, completes `seen` where one dies of it, and returns the sentence on their variables.
+    """
+    raising = [r for r, s in enumerate(seen) if s.error and not s.error.aborted]
+    raising = [r for r in raising if not seen[r].error.follows] or raising
+    had_died = any(s.exit is not None for s in seen)
+    state = mend()
+    kept = state == KEPT
+    if had_died:
+        dead = [r for r, s in enumerate(seen) if s.exit is not None]
+        return RankError(died(seen, dead, state), "died", dead, False, seen)
+    if not raising:
+        stuck = [r for r, s in enumerate(seen) if not s.finished]
+        return RankError(timed_out(seen, timeout, state), "timeout", stuck, kept, seen)
+    if all(seen[r].error.cause == "result" for r in raising):
+        return RankError(result(seen, raising, state), "result", raising, kept, seen)
+    raising = [r for r in raising if not seen[r].error.cause]
+    return RankError(raised(seen, raising, state), "raised", raising, kept, seen)
 
 
 def raised(seen: list[Seen], first: list[int], state: str) -> str:
@@ -127,7 +155,7 @@ def died(seen: list[Seen], dead: list[int], state: str) -> str:
     return "\n".join(parts + _others(seen, dead) + [state])
 
 
-def timeout(seen: list[Seen], seconds: float, state: str) -> str:
+def timed_out(seen: list[Seen], seconds: float, state: str) -> str:
     """The call did not end in time."""
     parts = [f"no end after {seconds:g} s, so the call was stopped"]
     parts += _others(seen, [], heading="When it was stopped:")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from . import worker
+from . import current
 
 
 def storages(tensors) -> dict[int, int]:
@@ -47,8 +47,8 @@ class Held:
     def _change(self, size: int) -> None:
         self.now += size
         self.peak = max(self.peak, self.now)
-        if worker.here:
-            worker.here.recorder.levels.append((time.monotonic(), self.now))
+        if current.rank:
+            current.rank.recorder.levels.append((time.monotonic(), self.now))
 
 
 class _Saved:
@@ -65,9 +65,8 @@ class _Saved:
             held.add(self.piece, self.size)
 
     def unpack(self) -> torch.Tensor:
-        if (
-            self.tensor._version != self.version
-        ):  # autograd's own check does not see tensors that pass through hooks
+        # Autograd's own check does not see tensors that pass through hooks.
+        if self.tensor._version != self.version:
             raise RuntimeError(
                 "a tensor that backward needs has been changed in place since the forward; take an operation"
                 " that makes a new one"

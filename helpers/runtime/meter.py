@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -23,30 +23,8 @@ from ..theory import collectives
 from . import lines, wire
 from .clock import Span
 from .fabric import Fabric
-
-# c10d operator -> (name, argument with the process group, argument with the whole tensor, argument with the
-# root or peer)
-OPERATORS = {
-    "allreduce_": ("all_reduce", 1, 0, None),
-    "allreduce_coalesced_": ("all_reduce", 1, 0, None),
-    "allgather_": ("all_gather", 2, 0, None),
-    "allgather_coalesced_": ("all_gather", 2, 0, None),
-    "_allgather_base_": ("all_gather", 2, 0, None),
-    "allgather_into_tensor_coalesced_": ("all_gather", 2, 0, None),
-    "reduce_scatter_": ("reduce_scatter", 2, 1, None),
-    "_reduce_scatter_base_": ("reduce_scatter", 2, 1, None),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 2, 1, None),
-    "alltoall_": ("all_to_all", 2, 1, None),
-    "alltoall_base_": ("all_to_all", 2, 1, None),
-    "broadcast_": ("broadcast", 1, 0, 2),
-    "reduce_": ("reduce", 1, 0, 3),
-    "gather_": ("gather", 2, 1, 3),  # the whole list exists at the root only: counted as n inputs
-    "scatter_": ("scatter", 2, 0, 3),
-    "barrier": ("barrier", 1, None, None),
-    "send": ("send", 1, 0, 2),
-    "recv_": ("recv", 1, 0, 2),
-    "recv_any_source_": ("recv", 1, 0, None),
-}
+from .operators import OPERATORS, InBatch, OnStream, first_tensor, nbytes
+from .report import CollectiveCount, Report
 
 # At this key the dispatcher passes also when a DTensor's own operator calls a collective, below autograd.
 _KEY = "BackendSelect"
@@ -56,70 +34,11 @@ REMEMBERED = 200  # collectives of a call whose shapes are compared between rank
 
 
 @dataclass
-class Row:
-    """One kind of collective on one axis, as one rank saw it during one call. Sizes in bytes."""
-
-    op: str
-    axis: str
-    calls: int = 0
-    payload: float = 0  # size of the whole tensors
-    book: float = 0  # what this rank must send for them by the textbook
-    wire: float | None = 0  # what it sent by the operating system's count; None: not known
-    waited: float = 0.0  # seconds this rank stood in wait()
-
-
-@dataclass
-class Report:
-    """What one rank did during one call."""
-
-    rows: list[Row] = field(default_factory=list)
-    wire: dict[tuple[int, int], int] | None = None  # (local port, remote port) -> bytes; None: not known
-    peak_in_flight: int = 0  # bytes of the tensors that collectives held at once, at most
-    not_waited: int = 0  # collectives begun whose end nobody in Python waited for
-    # ranks of a group -> what this rank brought to its collectives, one after the other (the first ones)
-    brought: dict[tuple[int, ...], list[str]] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)  # what it did when
-    levels: list[tuple[float, int]] = field(
-        default_factory=list
-    )  # (when, bytes of activations held since then)
-    late: int = 0  # operations that an emulated fabric would have ended sooner than this machine did
-
-
-class OnStream:
-    """Stands for the Work that NCCL does not return for a synchronous collective (since PyTorch 2.8).
-
-    It has ended when the GPU has come to this place of its stream.
-    """
-
-    def __init__(self, device: torch.device):
-        self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream(device))
-
-    def is_completed(self) -> bool:
-        return self._event.query()
-
-    def wait(self) -> None:
-        self._event.synchronize()
-
-
-class InBatch:
-    """Stands for the Work of a send or receive until its batch has been issued whole: NCCL begins with none
-    before.
-    """
-
-    def is_completed(self) -> bool:
-        return False
-
-    def wait(self) -> None:
-        """Nothing has begun that could be waited for."""
-
-
-@dataclass
 class Issued:
     """A collective that was begun, and is not known to have ended."""
 
     work: dist.Work | OnStream | InBatch
-    row: Row
+    row: CollectiveCount
     size: int  # bytes that it holds
 
 
@@ -127,8 +46,7 @@ class Recorder:
     """Counts this rank's collectives from `start()` to `stop()`.
 
     With `on` false it leaves PyTorch alone and counts nothing. The last collective is also written to `box`,
-    a small file that outlives this
-    process: when gloo aborts it, the kernel can still read what it was doing.
+    a small file that outlives this process: when gloo aborts it, the kernel can still read what it was doing.
     """
 
     def __init__(self, box: int, on: bool = True):
@@ -159,9 +77,9 @@ class Recorder:
         dist.ProcessGroup._end_coalescing = lambda group, *device: self._batch_issued(group, *device)
 
     def start(self) -> None:
-        self.rows: dict[tuple[str, str], Row] = {}
+        self.rows: dict[tuple[str, str], CollectiveCount] = {}
         self._open: list[Issued] = []
-        self._since_quiet: list[Row] = []
+        self._since_quiet: list[CollectiveCount] = []
         self._in_flight = self._peak = self._number = self._forgotten = 0
         self.last = None
         self.spans: list[Span] = []
@@ -228,7 +146,7 @@ class Recorder:
             group = dist.ProcessGroup.unbox(args[at_group])
             axis, members, me = self._axis(group)
             size = len(members)
-            payload = 0 if at_whole is None else _nbytes(args[at_whole])
+            payload = 0 if at_whole is None else nbytes(args[at_whole])
             in_flight = payload
             if name in ("gather", "scatter"):
                 payload *= size
@@ -236,12 +154,12 @@ class Recorder:
             if root is not None and not 0 <= root < size:  # gloo would wait for it for ever
                 raise ValueError(_nobody(name, me, root, size))
             self._quiet()
-            row = self.rows.setdefault((name, axis), Row(name, axis))
+            row = self.rows.setdefault((name, axis), CollectiveCount(name, axis))
             row.calls += 1
             row.payload += payload
             row.book += collectives.book(name, payload, size, me, root or 0)
             whole = args[at_whole] if at_whole is not None else None
-            if (first := _first(whole)) is not None and first.device.type != "cpu":
+            if (first := first_tensor(whole)) is not None and first.device.type != "cpu":
                 row.wire, self._unseen = None, True  # NCCL moves these, past the operating system's counters
             elif row not in self._since_quiet:
                 self._since_quiet.append(row)
@@ -272,7 +190,7 @@ class Recorder:
                     ticket,
                     group.group_name,
                     work,
-                    tensors if isinstance(_first(tensors[:1]), torch.Tensor) else [],
+                    tensors if isinstance(first_tensor(tensors[:1]), torch.Tensor) else [],
                 )
                 result = (tensors, work.boxed()) if isinstance(result, tuple) else work.boxed()
             self._peak = max(self._peak, self._in_flight + in_flight)
@@ -307,10 +225,8 @@ class Recorder:
         known = self._groups.get(group.group_name)
         if known is None:
             described, members = group.group_desc.removeprefix("mesh_"), dist.get_process_group_ranks(group)
-            if described in (
-                "default_pg",
-                "default",
-            ):  # a mesh over all ranks makes the latter where it finds gloo and a GPU
+            # A mesh over all ranks makes the latter where it finds gloo and a GPU.
+            if described in ("default_pg", "default"):
                 described = "world"
             elif described in ("undefined", ""):
                 described = "ranks " + ",".join(map(str, members))
@@ -403,7 +319,7 @@ class Recorder:
                 self._in_flight -= sum(issued.size for issued in awaited)
                 self._open = [issued for issued in self._open if issued.work is not work]
 
-    def _waited(self, row: Row, start: float) -> None:
+    def _waited(self, row: CollectiveCount, start: float) -> None:
         end = time.monotonic()
         row.waited += end - start
         if end - start > 1e-4:  # less would not be seen
@@ -430,15 +346,3 @@ def _nobody(op: str, me: int, peer: int, size: int) -> str:
         else ""
     )
     return f"rank {me} {does}, which does not exist: ranks go from 0 to {size - 1}.{ends}"
-
-
-def _first(tensors) -> torch.Tensor | None:
-    while isinstance(tensors, (list, tuple)):
-        tensors = tensors[0] if tensors else None
-    return tensors
-
-
-def _nbytes(tensors) -> int:
-    if isinstance(tensors, torch.Tensor):
-        return tensors.nbytes
-    return sum(map(_nbytes, tensors))

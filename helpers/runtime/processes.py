@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing.process
 import os
@@ -12,8 +13,11 @@ import time
 from multiprocessing.connection import wait
 
 from . import output, server, worker
+from .failure import Seen
+from .messages import Setup
 from .meter import BOX_BYTES
 
+ANSWER_SECONDS = 0.2  # for a rank to say where it is
 START_SECONDS = 60  # for the fork server's imports on a slow machine
 
 
@@ -24,8 +28,9 @@ class Processes:
         self.folder, self.owner = folder, os.getpid()
         self.processes, self.controls, self.outputs, self.leashes = [], [], [], []
         self.midway = False  # a message is being sent or read
+        self.calls = itertools.count(1)  # numbers for what the ranks are asked
 
-    def add(self, setup: worker.Setup) -> None:
+    def add(self, setup: Setup) -> None:
         server.warm()
         context = server.context()
         mine, its = context.Pipe()
@@ -111,9 +116,8 @@ class Processes:
     ) -> dict[int, tuple]:
         """Wait for the answers `kind` to call `number`, and read the ranks' output meanwhile.
 
-        Returns early, with fewer answers, when one says that its rank failed, when a process ends,
-        or after `seconds`. `captured` takes the output. late: (an earlier call, where its answers go that
-        come now).
+        Returns early, with fewer answers, when one says that its rank failed, when a process ends, or after
+        `seconds`. `captured` takes the output. late: (an earlier call, where its answers go that come now).
         """
         captured = captured or [output.Captured() for _ in range(len(self.processes))]
         answers: dict[int, tuple] = {}
@@ -162,6 +166,49 @@ class Processes:
         for r in members:  # all that was printed before the answer is in the pipe by now
             output.drain(self.outputs[r].fileno(), captured[r])
         return answers
+
+    def collect_rest(self, number, done, seconds, captured) -> dict:
+        """More answers within `seconds`, whether they tell of success or not."""
+        found, until = {}, time.monotonic() + seconds
+        while time.monotonic() < until:
+            missing = [
+                r
+                for r in range(len(self.processes))
+                if r not in done and r not in found and r not in self.dead()
+            ]
+            if not missing:
+                break
+            more = self.collect("done", number, missing, until - time.monotonic(), captured)
+            found |= more
+            if not more:
+                break
+        return found
+
+    def look(self, number: int, done: dict, captured) -> list[Seen]:
+        """What is known of every rank, asking those that are still in the call."""
+        seen = [Seen() for _ in range(len(self.processes))]
+        asked = [r for r in range(len(self.processes)) if r not in done and r not in self.dead()]
+        question = next(self.calls)
+        self.tell("where", question, to=asked)
+        answers = (
+            self.collect("where", question, asked, ANSWER_SECONDS, captured, late=(number, done))
+            if asked
+            else {}
+        )
+        for r, (ok, payload, *_) in done.items():
+            seen[r].finished = ok
+            seen[r].error = None if ok else pickle.loads(payload)
+        for r in range(len(self.processes)):
+            seen[r].exit = self.processes[r].exitcode
+            seen[r].box = self.box(r)
+            seen[r].said = str(captured[r])
+            if r in answers:
+                (seen[r].where,) = answers[r]
+        return seen
+
+    def dead(self) -> list[int]:
+        """The ranks whose process has ended."""
+        return [r for r, p in enumerate(self.processes) if p.exitcode is not None]
 
     # -- the end ---------------------------------------------------------------------
 

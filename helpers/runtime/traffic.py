@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..table import Table, human
-from .meter import Report, Row
+from .report import CollectiveCount, Report
 
 
 class Traffic:
     """The bytes of one call. `repr` is a table with a row for each kind of collective, as rank 0 saw it.
 
-    `ranks[r]` is the list of that rank's rows. All sizes are bytes *sent by one rank*,
-    except `payload`, which is the size of the tensors that the collectives were about.
-    not_waited: isend, irecv and other begun collectives that nobody waited for (those that DDP
-    and functional collectives wait for inside C++ are among them). late: operations that took longer on this
-    machine
-    than on the emulated fabric, if there is one.
+    `ranks[r]` is the list of that rank's rows. All sizes are bytes *sent by one rank*, except `payload`,
+    which is the size of the tensors that the collectives were about. not_waited: isend, irecv and other begun
+    collectives that nobody waited for (those that DDP and functional collectives wait for inside C++ are
+    among them). late: operations that took longer on this machine than on the emulated fabric, if there is
+    one.
     """
 
     def __init__(self, reports: Sequence[Report]):
-        self.ranks: list[list[Row]] = [r.rows for r in reports]
+        self.ranks: list[list[CollectiveCount]] = [r.rows for r in reports]
         self.peak_in_flight = [r.peak_in_flight for r in reports]
         self.late = sum(r.late for r in reports)
         self.not_waited = sum(r.not_waited for r in reports)

@@ -50,9 +50,8 @@ class Watch(TorchDispatchMode):
 
         def propagate(
             *args,
-            # DTensor tries an operator on whole tensors, to learn the shape of the result: nothing
-            # that a rank
-            # holds
+            # DTensor tries an operator on whole tensors, to learn the shape of the result: nothing that a
+            # rank holds
         ):
             watch._off = True
             try:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import ast
 import copyreg
 import ctypes
-import io
 import multiprocessing
 import os
 import pickle
 import queue
 import random
-import re
 import signal
 import sys
 import threading
@@ -24,7 +22,6 @@ import time
 import traceback
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import NamedTuple
 
 import cloudpickle
 import numpy
@@ -32,18 +29,15 @@ import torch
 import torch.distributed as dist
 
 from .. import devices
-from ..theory.hardware import Cluster
-from . import lines, meter, wire
+from . import current, lines, meter, wire
 from .budget import Budget
 from .fabric import Fabric
-
-MESSAGE = 2000  # characters of an error's message that are shown
+from .lifetime import end_with_kernel, name_process
+from .messages import Error, Setup, dumps, shown
 
 # A function that says `torch` and `x.ops` makes cloudpickle send torch.ops along, which is no module and has
 # no name of its own.
 copyreg.pickle(type(torch.ops), lambda _: (getattr, (torch, "ops")))
-
-here: Rank | None = None  # the rank this process is; None in the kernel
 
 
 class Aborted(BaseException):
@@ -53,133 +47,23 @@ class Aborted(BaseException):
     """
 
 
-class _OnCpu(cloudpickle.Pickler):
-    """Sends tensors of a GPU as the CPU's: the kernel may have no GPU, and takes none."""
-
-    def reducer_override(self, x):
-        if isinstance(x, torch.Tensor) and x.device.type == "cuda":
-            there = x.detach().cpu().requires_grad_(x.requires_grad)
-            return (
-                torch.nn.Parameter(there, x.requires_grad) if isinstance(x, torch.nn.Parameter) else there
-            ).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return super().reducer_override(x)
-
-
-def _dumps(result) -> bytes:
-    """A call's result, as the kernel will read it."""
-    with io.BytesIO() as file:
-        _OnCpu(file).dump(result)
-        return file.getvalue()
-
-
-class Error(NamedTuple):
-    """What went wrong on one rank."""
-
-    type: str
-    message: str
-    lines: list[lines.Line]
-    aborted: bool  # ended by the kernel, not by a fault of its own
-    cause: str = ""  # 'result' when the code ran and only its result could not be sent
-
-    @property
-    def spoils(self) -> bool:
-        """After it the process can use its GPU no more. (Being out of memory is no such error.)"""
-        return (
-            self.type == "AcceleratorError" or "CUDA error:" in self.message or "HIP error:" in self.message
-        )
-
-    @property
-    def follows(self) -> bool:
-        """It tells of a connection lost, so the fault lies with another rank."""
-        return (
-            re.search(
-                r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout|"
-                r"remote process exited|communicator was aborted",
-                self.message,
-            )
-            is not None
-        )
-
-
-def _shown(x) -> str:
-    """What the reader's object says of itself, cut; whatever its __str__ does."""
-    try:
-        text = str(x)
-    except BaseException:  # noqa: BLE001
-        return "(its message cannot be shown)"
-    return text if len(text) <= MESSAGE else f"{text[:MESSAGE]}… ({len(text):,} characters)"
-
-
-class Setup(NamedTuple):
-    """All that a new rank must know."""
-
-    rank: int
-    size: int
-    device: str  # 'cpu', or 'cuda' for a GPU to each rank
-    folder: str  # private to this world: rendezvous and black boxes
-    environ: dict[str, str]
-    counted: bool
-    fabric: Cluster | None  # the network to emulate
-    memory: float | None  # bytes of tensors that this rank may hold
-
-
 def main(setup: Setup, control, output, leash) -> None:
     """Body of a rank's process.
 
     control: a two-way pipe to the kernel. output: takes what is printed. leash: closes with the kernel.
     """
-    global here
-    _end_with_kernel(leash)
-    _name_process(f"rank {setup.rank} of {setup.size}")
+    end_with_kernel(leash)
+    name_process(f"rank {setup.rank} of {setup.size}")
     os.environ.clear()
     os.environ.update(setup.environ)
     for fd in (1, 2):
         os.dup2(output.fileno(), fd)
     torch.set_num_threads(1)  # ranks share the machine's cores: more threads only get in each other's way
-    (
-        torch.manual_seed(setup.rank),
-        random.seed(setup.rank),
-        numpy.random.seed(setup.rank),
-    )  # forked alike, they would draw alike
+    # Forked alike, they would draw alike.
+    (torch.manual_seed(setup.rank), random.seed(setup.rank), numpy.random.seed(setup.rank))
     multiprocessing.current_process()._config["daemon"] = False  # a DataLoader may have workers here
-    here = Rank(setup, control)
-    here.serve()
-
-
-def _end_with_kernel(leash) -> None:
-    """Leave the kernel's session, where Jupyter sends its signals, but die when the kernel does, however it
-    dies.
-
-    Nothing is ever written to `leash`, whose other end only the kernel holds. When the kernel
-    goes, the operating system signals that (SIGIO), and by default that signal ends a process:
-    no thread need be free to notice.
-    """
-    if sys.platform == "win32":
-        return  # there the closing control pipe alone must do
-    import fcntl
-
-    os.setsid()
-    fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
-    os.register_at_fork(after_in_child=_end_with_rank)
-    fcntl.fcntl(leash, fcntl.F_SETFL, fcntl.fcntl(leash, fcntl.F_GETFL) | os.O_ASYNC)
-    if leash.poll(0):
-        os._exit(0)  # it went before we were listening
-
-
-def _end_with_rank() -> None:
-    """In a process forked by a rank (a DataLoader's worker): it is no rank, and ends when the rank does."""
-    global here
-    here = None
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-
-
-def _name_process(name: str) -> None:
-    """What `ps` and `top` show. Linux only."""
-    if sys.platform == "linux":
-        pr_set_name = 15
-        ctypes.CDLL(None).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)
+    current.rank = Rank(setup, control)
+    current.rank.serve()
 
 
 class Rank:
@@ -222,7 +106,7 @@ class Rank:
                 self._send("joined", number)
             else:
                 answer = self._call(number, kind, *details)
-                if here is None:
+                if current.rank is None:
                     os._exit(0)  # the reader's code has forked, and this is the fork
                 self._send("done", number, *answer)
 
@@ -260,9 +144,8 @@ class Rank:
                 with self.budget or nullcontext():
                     value = getattr(self, "_" + kind)(*pickle.loads(payload))
                 self.recorder.finish()
-                devices.synchronize(
-                    self.device
-                )  # a collective that hangs there is this call's, not the next one's
+                # A collective that hangs there is this call's, not the next one's.
+                devices.synchronize(self.device)
             finally:
                 self.running = None  # from here on an interrupt is ignored
         except BaseException as e:  # noqa: BLE001  the reader's code may raise anything, SystemExit included
@@ -279,10 +162,10 @@ class Rank:
             ctypes.CDLL(None).fflush(None)  # what C++ printed waits in a buffer of its own
         if error is None:
             try:
-                return True, _dumps(value), report, dist.is_initialized()
+                return True, dumps(value), report, dist.is_initialized()
             except BaseException as e:  # noqa: BLE001  the reader's __reduce__ may raise anything too
                 error = self._describe(e)._replace(
-                    cause="result", message=f"{type(value).__name__}: {_shown(e)}"
+                    cause="result", message=f"{type(value).__name__}: {shown(e)}"
                 )
         return False, cloudpickle.dumps(error), report, dist.is_initialized()
 
@@ -323,13 +206,13 @@ class Rank:
         frames = [lines.Line(f.filename, f.lineno, f.name) for f in traceback.extract_tb(e.__traceback__)]
         if isinstance(e, SyntaxError) and e.lineno:
             frames = [lines.Line(e.filename or "?", e.lineno, "")]
-        said = [_shown(e.msg if isinstance(e, SyntaxError) else e)]
+        said = [shown(e.msg if isinstance(e, SyntaxError) else e)]
         try:
-            said += map(_shown, list(e.__notes__)[:20])
+            said += map(shown, list(e.__notes__)[:20])
         except BaseException:  # noqa: BLE001  it has none, or the reader's class has notes of its own kind
             pass
         if e.__cause__ is not None:
-            said.append(f"caused by {type(e.__cause__).__name__}: {_shown(e.__cause__)}")
+            said.append(f"caused by {type(e.__cause__).__name__}: {shown(e.__cause__)}")
         return Error(type(e).__name__, "\n".join(said), lines.readers(frames), aborted)
 
     # -- the listening thread --------------------------------------------------------
@@ -412,20 +295,3 @@ class Rank:
     def tell(self, done: int, total: int | None) -> None:
         if self.running is not None:
             self._send("progress", self.running, done, total)
-
-
-def progress(iterable, total: int | None = None):
-    """Loop over `iterable`, showing in the notebook how far the slowest rank has come.
-
-    Works in a function that runs on ranks, and does nothing elsewhere.
-    """
-    total = len(iterable) if total is None and hasattr(iterable, "__len__") else total
-    told, done = 0.0, 0
-    for item in iterable:
-        if here and time.monotonic() - told > 0.1:
-            told = time.monotonic()
-            here.tell(done, total)
-        yield item
-        done += 1
-    if here:
-        here.tell(done, total)

@@ -18,7 +18,6 @@ import pickle
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from multiprocessing.connection import wait
 
@@ -26,50 +25,20 @@ import cloudpickle
 
 from .. import devices
 from ..theory.hardware import Cluster
-from . import failure, output, server, worker
+from . import arguments, current, failure, output, server
 from .clock import Timeline
-from .failure import RankError, RanksInterrupted, Seen
+from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, Seen
+from .messages import Setup
 from .processes import START_SECONDS, Processes
 from .traffic import Traffic
 
-ANSWER_SECONDS = 0.2  # for a rank to say where it is
 ABORT_SECONDS = {"cpu": 0.5, "cuda": 5.0}  # for a rank to leave what it is in; then its process is ended
-STREAM_AFTER = float(
-    os.environ.get("THREE_AXES_STREAM_AFTER", 2)
-)  # seconds before a call shows output while it runs
+# Seconds before a call shows output while it runs.
+STREAM_AFTER = float(os.environ.get("THREE_AXES_STREAM_AFTER", 2))
 
 _OWN = object()  # as a call's timeout: the world's own
 _numbers = itertools.count(1)
 _open: weakref.WeakSet[World] = weakref.WeakSet()
-
-
-ALIVE = "The ranks are alive and keep their variables."
-KEPT = (
-    f"{ALIVE} Their groups were formed anew: subgroups, meshes and models in DDP or FSDP must be made again."
-)
-FRESH = "All ranks were started afresh: the variables of earlier cells are gone, so run those cells again."
-
-
-def _seconds(timeout: float | None) -> float | None:
-    if timeout is not None and (
-        isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0
-    ):
-        raise ValueError(f"timeout={timeout!r}: give a positive number of seconds, or None for no limit")
-    return timeout
-
-
-def _no_gpus_for(n: int) -> str:
-    """Why n ranks cannot have a GPU each; '' if they can."""
-    there = devices.gpus()
-    those = f"World({there}, gpus=True) takes {'it' if there == 1 else 'them all'}; " if there else ""
-    return (
-        ""
-        if n <= there
-        else (
-            f"World({n}, gpus=True): each rank needs a GPU of its own, and PyTorch finds {there} that it can"
-            f" use with NCCL. {those}World({n}) runs on the CPU"
-        )
-    )
 
 
 def latest() -> World | None:
@@ -88,14 +57,11 @@ class World:
     `runtime.budget`).
 
     Ranks compute on the CPU and talk over gloo on the loopback interface. They see no GPU, so that code which
-    asks
-    for one behaves as on a laptop. gpus=True gives each rank a GPU of its own, `device`, whose tensors travel
-    over NCCL:
-    the operating system does not count those. Results come back on the CPU. A call is over when its GPU has
-    done
-    all that was asked of it, so that a collective that hangs is the call's own, and named. A CUDA error
-    leaves
-    a rank's GPU unusable: then all ranks start afresh, and their variables are gone.
+    asks for one behaves as on a laptop. gpus=True gives each rank a GPU of its own, `device`, whose tensors
+    travel over NCCL: the operating system does not count those. Results come back on the CPU. A call is over
+    when its GPU has done all that was asked of it, so that a collective that hangs is the call's own, and
+    named. A CUDA error leaves a rank's GPU unusable: then all ranks start afresh, and their variables are
+    gone.
     """
 
     def __init__(
@@ -108,44 +74,18 @@ class World:
         fabric: Cluster | None = None,
         memory: float | None = None,
     ):
-        if worker.here:
+        if current.rank:
             raise RuntimeError(
-                f"this is rank {worker.here.setup.rank} already: "
+                f"this is rank {current.rank.setup.rank} already: "
                 "a world is made in the notebook, not inside a rank"
             )
-        if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(
-                f"World({n!r}): the number of ranks is a whole number from 1 to 64, such as World(4)"
-            )
-        if not 1 <= n <= 64:
-            raise ValueError(
-                f"World({n}): the number of ranks is a whole number from 1 to 64, such as World(4)"
-            )
-        if fabric is not None and not (isinstance(fabric, Cluster) and counted):
-            raise TypeError(
-                f"fabric={fabric!r}, counted={counted}: a fabric is a helpers.theory.Cluster, and needs"
-                " counted=True"
-            )
-        if gpus and fabric is not None:
-            raise ValueError(
-                "gpus=True and fabric=: an emulated network holds back what gloo sends, not what NCCL does;"
-                " leave one of the two out"
-            )
-        if gpus and (refusal := _no_gpus_for(n)):
-            raise ValueError(refusal)
-        self.n, self.timeout, self.number, self._counted = n, _seconds(timeout), next(_numbers), counted
-        if memory is not None and (
-            isinstance(memory, bool) or not isinstance(memory, (int, float)) or not memory > 0
-        ):
-            raise ValueError(
-                f"memory={memory!r}: give the bytes of tensors that each rank may hold, such as 50e6, or None"
-                " for no limit"
-            )
+        arguments.check(n, gpus, counted, fabric, memory)
+        self.n, self.number, self._counted = n, next(_numbers), counted
+        self.timeout = arguments.seconds(timeout)
         self.fabric, self.memory = fabric, memory
         self.gpus, self._device = gpus, "cuda" if gpus else "cpu"
         self.traffic: Traffic | None = None  # of the last run() or cell
         self.timeline: Timeline | None = None  # of the same
-        self._calls = itertools.count(1)
         self._generation = 0
         self._broken = False  # a call was left in a way that only fresh ranks can mend
         self._lock = threading.Lock()
@@ -160,13 +100,11 @@ class World:
     def run(self, fn, *args, timeout: float | None = _OWN, **kwargs) -> list:
         """Call `fn(*args, **kwargs)` on every rank and return the results, rank 0's first.
 
-        What the ranks print appears here, in rank order. `fn` may be defined in the notebook:
-        it travels by value. A module's functions travel by name, and a rank keeps the module that it imported
-        first:
-        after editing a file, make a new World. A program that `fn` starts is its own and outlives the rank,
-        unless `fn`
-        ends it. Raises RankError when a rank raises, dies, or the call takes
-        longer than `timeout` seconds, and RanksInterrupted when you press stop.
+        What the ranks print appears here, in rank order. `fn` may be defined in the notebook: it travels by
+        value. A module's functions travel by name, and a rank keeps the module that it imported first: after
+        editing a file, make a new World. A program that `fn` starts is its own and outlives the rank, unless
+        `fn` ends it. Raises RankError when a rank raises, dies, or the call takes longer than `timeout`
+        seconds, and RanksInterrupted when you press stop.
         """
         if not callable(fn):
             raise TypeError(f"run() takes a function and its arguments, not {fn!r}")
@@ -229,13 +167,10 @@ class World:
         if not self.is_open:
             return f"World({self.n}), closed"
         pids = ", ".join(map(str, self.pids))
-        on = (
-            ""
-            if self.fabric is None
-            else f" on an emulated network ({self.fabric.name}, {self.fabric.node} ranks to a node)"
-        )
         over = "NCCL, a GPU each" if self.gpus else "gloo"
-        return f"World({self.n}): {self.n} ranks over {over}{on}, processes {pids}"
+        if self.fabric is not None:
+            over += f" on an emulated network ({self.fabric.name}, {self.fabric.node} ranks to a node)"
+        return f"World({self.n}): {self.n} ranks over {over}, processes {pids}"
 
     def _start(self) -> None:
         """Fresh processes in a fresh group."""
@@ -246,18 +181,8 @@ class World:
         captured = [output.Captured() for _ in range(self.n)]
         try:
             for r in range(self.n):
-                self._ranks.add(
-                    worker.Setup(
-                        r,
-                        self.n,
-                        self._device,
-                        self._folder,
-                        environ,
-                        self._counted,
-                        self.fabric,
-                        self.memory,
-                    )
-                )
+                own = r, self.n, self._device, self._folder, environ
+                self._ranks.add(Setup(*own, self._counted, self.fabric, self.memory))
             formed = self._join(START_SECONDS, captured)
         except BaseException:
             self.close()
@@ -272,13 +197,10 @@ class World:
     def _join(self, seconds: float, captured=None) -> bool:
         """Have every rank form the group anew. False if one did not."""
         self._generation += 1
-        number = next(self._calls)
+        number = next(self._ranks.calls)
         self._ranks.tell("join", number, self._generation)
         joined = self._ranks.collect("joined", number, range(self.n), seconds, captured)
         return len(joined) == self.n
-
-    def _dead(self) -> list[int]:
-        return [r for r, p in enumerate(self._ranks.processes) if p.exitcode is not None]
 
     def _restart(self) -> None:
         self._ranks.end()
@@ -288,7 +210,7 @@ class World:
 
     def _call(self, kind: str, *details, timeout: float | None = _OWN, keep_traffic: bool = True) -> list:
         self._check_open()
-        timeout = self.timeout if timeout is _OWN else _seconds(timeout)
+        timeout = self.timeout if timeout is _OWN else arguments.seconds(timeout)
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 "this world is busy with a call from another thread; make a second World for it"
@@ -302,21 +224,16 @@ class World:
         if self._broken:
             self._restart()
             print("note: the last call was broken off. " + FRESH)
-        number = next(self._calls)
+        number = next(self._ranks.calls)
         captured = [output.Captured() for _ in range(self.n)]
         view = output.View(captured, STREAM_AFTER)
         try:
             self._broken = True  # until it has ended in good order
-            arguments = pickle.dumps(details)
-            if slow := self._ranks.tell(kind, number, arguments, sys.path, seconds=timeout):
+            payload = pickle.dumps(details)
+            if slow := self._ranks.tell(kind, number, payload, sys.path, seconds=timeout):
                 self._restart()
-                raise RankError(
-                    failure.not_taken(slow, self.n, len(arguments), timeout, FRESH),
-                    "timeout",
-                    slow,
-                    False,
-                    [Seen() for _ in range(self.n)],
-                )
+                why = failure.not_taken(slow, self.n, len(payload), timeout, FRESH)
+                raise RankError(why, "timeout", slow, False, [Seen() for _ in range(self.n)])
             done = self._ranks.collect("done", number, range(self.n), timeout, captured, view)
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
             trouble = self._fail(number, done, captured, timeout) if failed else None
@@ -343,13 +260,8 @@ class World:
             try:
                 results.append(pickle.loads(done[r][1]))
             except Exception as e:  # what it does to be made again is the reader's code
-                raise RankError(
-                    failure.unreadable(r, e, ALIVE),
-                    "result",
-                    [r],
-                    True,
-                    [Seen(finished=True) for _ in range(self.n)],
-                ) from None
+                seen = [Seen(finished=True) for _ in range(self.n)]
+                raise RankError(failure.unreadable(r, e, ALIVE), "result", [r], True, seen) from None
         return results
 
     def _check_open(self) -> None:
@@ -358,7 +270,7 @@ class World:
                 f"this World({self.n}) belongs to process {self._ranks.owner}, of which this one is a fork;"
                 " make a new one here"
             )
-        if worker.here:
+        if current.rank:
             raise RuntimeError("a world cannot be used inside a rank: call it from the notebook")
         if not self.is_open:
             raise RuntimeError(f"this World({self.n}) is closed; make a new one with World({self.n})")
@@ -367,29 +279,15 @@ class World:
 
     def _fail(self, number: int, done: dict, captured, timeout) -> RankError:
         """Find out what happened, free the ranks, mend the world, and say it all."""
-        if self._dead() or not all(
-            ok for ok, *_ in done.values()
-        ):  # let those who fail at the same moment say so
-            done |= self._collect_rest(number, done, 0.1, captured)
+        if self._ranks.dead() or not all(ok for ok, *_ in done.values()):
+            # Let those who fail at the same moment say so.
+            done |= self._ranks.collect_rest(number, done, 0.1, captured)
             if done and all(ok or pickle.loads(error).follows for ok, error, *_ in done.values()):
-                wait(
-                    [p.sentinel for p in self._ranks.processes], 1
-                )  # they lost a rank that is about to be known dead
-        seen = self._look(number, done, captured)
-        raised = [r for r, s in enumerate(seen) if s.error and not s.error.aborted]
-        raised = [r for r in raised if not seen[r].error.follows] or raised
-        dead = [r for r, s in enumerate(seen) if s.exit is not None]
-        state = self._mend([r for r in range(self.n) if r not in done], number, captured, seen)
-        dead = [r for r, s in enumerate(seen) if s.exit is not None] if dead else dead
-        if dead:
-            return RankError(failure.died(seen, dead, state), "died", dead, False, seen)
-        if not raised:
-            stuck = [r for r, s in enumerate(seen) if not s.finished]
-            return RankError(failure.timeout(seen, timeout, state), "timeout", stuck, not self._lost, seen)
-        if all(seen[r].error.cause == "result" for r in raised):
-            return RankError(failure.result(seen, raised, state), "result", raised, not self._lost, seen)
-        raised = [r for r in raised if not seen[r].error.cause]
-        return RankError(failure.raised(seen, raised, state), "raised", raised, not self._lost, seen)
+                # They lost a rank that is about to be known dead.
+                wait([p.sentinel for p in self._ranks.processes], 1)
+        seen = self._ranks.look(number, done, captured)
+        missing = [r for r in range(self.n) if r not in done]
+        return failure.explain(seen, timeout, lambda: self._mend(missing, number, captured, seen))
 
     def _interrupted(self, number: int, captured) -> RanksInterrupted:
         if self._ranks.midway:  # half a message is in a pipe: nothing after it could be understood
@@ -397,7 +295,7 @@ class World:
             self._restart()
             return RanksInterrupted("stopped, as you asked, while data was on its way.\n" + FRESH)
         done: dict[int, tuple] = {}
-        seen = self._look(number, done, captured)
+        seen = self._ranks.look(number, done, captured)
         busy = [
             r
             for r, s in enumerate(seen)
@@ -405,60 +303,23 @@ class World:
         ]
         return RanksInterrupted(failure.interrupted(seen, self._mend(busy, number, captured, seen)))
 
-    def _collect_rest(self, number, done, seconds, captured) -> dict:
-        """More answers within `seconds`, whether they tell of success or not."""
-        found, until = {}, time.monotonic() + seconds
-        while time.monotonic() < until:
-            missing = [r for r in range(self.n) if r not in done and r not in found and r not in self._dead()]
-            if not missing:
-                break
-            more = self._ranks.collect("done", number, missing, until - time.monotonic(), captured)
-            found |= more
-            if not more:
-                break
-        return found
-
-    def _look(self, number: int, done: dict, captured) -> list[Seen]:
-        """What is known of every rank, asking those that are still in the call."""
-        seen = [Seen() for _ in range(self.n)]
-        asked = [r for r in range(self.n) if r not in done and r not in self._dead()]
-        question = next(self._calls)
-        self._ranks.tell("where", question, to=asked)
-        answers = (
-            self._ranks.collect("where", question, asked, ANSWER_SECONDS, captured, late=(number, done))
-            if asked
-            else {}
-        )
-        for r, (ok, payload, *_) in done.items():
-            seen[r].finished = ok
-            seen[r].error = None if ok else pickle.loads(payload)
-        for r in range(self.n):
-            seen[r].exit = self._ranks.processes[r].exitcode
-            seen[r].box = self._ranks.box(r)
-            seen[r].said = str(captured[r])
-            if r in answers:
-                (seen[r].where,) = answers[r]
-        return seen
-
     def _mend(self, busy: list[int], number: int = 0, captured=None, seen: list[Seen] | None = None) -> str:
-        """Free `busy` ranks from call `number`, then form the group again; with fresh ranks where one is
-        lost.
+        """Free `busy` ranks from call `number`, then form the group again, with fresh ranks if one is lost.
 
-        Returns the sentence that tells what became of the ranks' variables.
+        Returns the sentence that tells what became of the ranks' variables: KEPT or FRESH.
         """
         freed = {}
-        if busy and not self._dead():
+        if busy and not self._ranks.dead():
             self._ranks.tell("abort", number, to=busy)
-            freed = self._collect_rest(
+            freed = self._ranks.collect_rest(
                 number, {r: () for r in range(self.n) if r not in busy}, ABORT_SECONDS[self._device], captured
             )
-        for r in self._dead():
+        for r in self._ranks.dead():
             if seen and seen[r].exit is None:  # it died of being freed, or while it was asked
                 seen[r].exit = self._ranks.processes[r].exitcode
                 seen[r].said = str(captured[r]) if captured else ""
         spoilt = seen and any(s.error and s.error.spoils for s in seen)
-        self._lost = spoilt or len(freed) < len(busy) or bool(self._dead()) or not self._join(5)
-        if self._lost:
+        if spoilt or len(freed) < len(busy) or self._ranks.dead() or not self._join(5):
             self._restart()
             return FRESH
         self._broken = False

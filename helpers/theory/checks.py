@@ -1,9 +1,11 @@
-"""Numbers that a user gives: whether they can be, and what divides them."""
+"""What a user gives, numbers and JSON files: whether it can be, refused in one sentence where not."""
 
 from __future__ import annotations
 
+import json
 import math
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
@@ -43,3 +45,21 @@ def divisors(n: int) -> list[int]:
     """All of them, the smallest first."""
     small = [k for k in range(1, math.isqrt(n) + 1) if n % k == 0]
     return small + [n // k for k in reversed(small) if k * k < n]
+
+
+def is_file(name: str) -> bool:
+    """Whether a name on the command line means a JSON file."""
+    return name.lower().endswith(".json")
+
+
+def read_object(path: Path, what: str) -> dict:
+    """The JSON object in `path`, which should hold a `what`. Raises ValueError where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as e:
+        raise ValueError(f"cannot read {path}: {e.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"{path} is not a JSON file") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no JSON object, so no {what}")
+    return found

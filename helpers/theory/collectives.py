@@ -110,11 +110,9 @@ def seconds(
     bandwidth.
 
     op, payload: as for `book`. ranks: numbers in the cluster, node by node. algorithm: 'ring', and for
-    all_reduce also
-    'tree' (two binary trees at once, each for half of the bytes: Sanders et al. 2009) and 'hierarchical'
-    (reduce-scatter
-    in each node, all-reduce between nodes by each GPU for its share, all-gather in each node).
-    Raises ValueError for an unknown op or algorithm.
+    all_reduce also 'tree' (two binary trees at once, each for half of the bytes: Sanders et al. 2009) and
+    'hierarchical' (reduce-scatter in each node, all-reduce between nodes by each GPU for its share,
+    all-gather in each node). Raises ValueError for an unknown op or algorithm.
     """
     n = len(ranks)
     _check(op, n)

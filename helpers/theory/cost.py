@@ -81,17 +81,15 @@ def layer_forward(
         / (gpu.achievable * c.scores)
         + c.kernel
     )
-    if (
-        not layout.fused_attention
-    ):  # 11 bytes a score: written, scaled and masked, softmax, dropout and its mask, read
+    # 11 bytes a score: written, scaled and masked, softmax, dropout and its mask, read.
+    if not layout.fused_attention:
         attention = attention + stream(11.0 * sb * s * model.heads / t, 4)
     # Two norms (8 bytes a number), two residual sums (8), two dropouts (6); the activation function inside.
     between = t if layout.sequence_parallel else 1
     if layout.eager and model.gated:
         # One by one. A norm in float32: to float32 6 bytes, square 8, mean 4, product 8, back 6, weight 4. A
-        # residual sum 6. Positions
-        # turned into queries and keys: minus one half 2, put together 4, times cosine 4 and sine 4, sum 6.
-        # SiLU 4, times the other half 6.
+        # residual sum 6. Positions turned into queries and keys: minus one half 2, put together 4, times
+        # cosine 4 and sine 4, sum 6. SiLU 4, times the other half 6.
         light = (
             stream(sb * h * (2 * 36 + 2 * 6) / between, 14)
             + stream(20.0 * sb * (model.q_width + model.kv_width) / t, 10)
@@ -164,12 +162,10 @@ def step_terms(
     short = np.where((L % (p * v) == 0) | layout.balanced, 0, 1)
     deep = layers_on_rank(model, layout, 0) + short * many
     each = sum(layer.values())
-    scores = (
-        36.0 if layout.eager else 16.0
-    )  # bytes moved for each; one by one: to float32 6, softmax 8, and backward 4, 12 and 6
-    vocabulary = _product(
-        sb, h, model.vocab / t, gpu, c
-    )  # forward; its input's gradient and its weights' take as long
+    # Bytes moved for each; one by one: to float32 6, softmax 8, and backward 4, 12 and 6.
+    scores = 36.0 if layout.eager else 16.0
+    # Forward; its input's gradient and its weights' take as long.
+    vocabulary = _product(sb, h, model.vocab / t, gpu, c)
     head = 3 * vocabulary + scores * sb * model.vocab / t / (gpu.bandwidth * c.memory) + 6 * c.kernel
     on_last = layers_on_rank(model, layout, p - 1)
     last = on_last * each + head
@@ -216,15 +212,13 @@ def step_terms(
         sync = np.maximum(sync - under, c.exposed * sync)
     if (
         layout.zero == 3
-        # To and from the buffers that travel: a weight is read and written twice (2 bytes each), a
-        # gradient read
-        # (2) and written (g)
+        # To and from the buffers that travel: a weight is read and written twice (2 bytes each), a gradient
+        # read (2) and written (g)
     ):
         sync = sync + m * mine * (2 * (2 + 2) + 2 + g) / (gpu.bandwidth * c.memory)
     terms["data parallel"] = sync
-    terms["optimizer"] = (
-        30.0 * mine / (d if layout.zero else 1) / (gpu.bandwidth * c.memory)
-    )  # 16 read, 14 written
+    # 16 read, 14 written.
+    terms["optimizer"] = 30.0 * mine / (d if layout.zero else 1) / (gpu.bandwidth * c.memory)
     return terms
 
 
@@ -269,9 +263,8 @@ def sent(model: ModelShape, layout: Layout, global_batch: int, seq_len: int) -> 
     an inner one.
 
     An inner stage sends an activation on and a gradient back for each of its chunks. Of two stages each is an
-    end: the first
-    never sends a gradient on, the last no activation, so with v chunks each has one message less (with ZB-V
-    two: its turn stays on the rank).
+    end: the first never sends a gradient on, the last no activation, so with v chunks each has one message
+    less (with ZB-V two: its turn stays on the rank).
     """
     d, t, p = layout.dp, layout.tp, layout.pp
     m = global_batch // (d * layout.microbatch)

@@ -10,16 +10,14 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .checks import positive, whole
-from .files import is_file, read_object
+from .checks import is_file, positive, read_object, whole
 
 
 @dataclass(frozen=True)
 class Device:
     """One GPU. flops: printed dense half-precision FLOP/s, which MFU divides by. achievable: what the best
     single matrix product was measured to reach, at most flops. bandwidth: bytes/s of its own memory. memory:
-    bytes.
-    Raises ValueError for anything but positive numbers."""
+    bytes. Raises ValueError for anything but positive numbers."""
 
     name: str
     flops: float
@@ -41,12 +39,11 @@ class Device:
 class Cluster:
     """Nodes of GPUs. link: bytes/s that a GPU can send inside its node; nic: to other nodes.
 
-    link_latency, nic_latency: seconds for one message. Both speeds are per GPU and in one direction.
-    rails: ports of a node that one group can use at once; all, unless the software knows only one ring.
-    rings: (nodes, bytes/s) that an all-reduce over so many whole nodes was measured to reach for each rank
-    (what nccl-tests
-    print as busbw), the fewest nodes first. Fabrics slow down as they grow; without it each port keeps its
-    speed.
+    link_latency, nic_latency: seconds for one message. Both speeds are per GPU and in one direction. rails:
+    ports of a node that one group can use at once; all, unless the software knows only one ring. rings:
+    (nodes, bytes/s) that an all-reduce over so many whole nodes was measured to reach for each rank (what
+    nccl-tests print as busbw), the fewest nodes first. Fabrics slow down as they grow; without it each port
+    keeps its speed.
     """
 
     name: str
@@ -87,16 +84,14 @@ DEVICES: dict[str, Device] = {
     d.name: d
     for d in (
         # Printed: NVIDIA's data sheets, SXM, without sparsity. Achievable: 87 % of it on an A100 and 80 % on
-        # an
-        # H100, which runs into its power limit (Bekman, Machine Learning Engineering, matmul benchmarks,
+        # an H100, which runs into its power limit (Bekman, Machine Learning Engineering, matmul benchmarks,
         # 2024).
         Device("a100-40gb", 312e12, 271e12, 1.555e12, 40e9),
         Device("a100-80gb", 312e12, 271e12, 2.039e12, 80e9),
         Device("h100-80gb", 989.4e12, 794e12, 3.35e12, 80e9),
         # HBM2e and a limit of 500 W (torchtitan's benchmarks, 2024, which call its peak unknown). Power grows
-        # with the cube of the
-        # clock: 794e12 · (500/700)^(1/3). The same rule gives 630e12 at the 350 W of an H100 PCIe, where
-        # 627e12 were measured.
+        # with the cube of the clock: 794e12 · (500/700)^(1/3). The same rule gives 630e12 at the 350 W of an
+        # H100 PCIe, where 627e12 were measured.
         Device("h100-96gb", 989.4e12, 710e12, 2.4e12, 96e9),
         Device("h200", 989.4e12, 794e12, 4.8e12, 141e9),
     )

@@ -11,11 +11,8 @@ from .models import ModelShape
 
 SCHEDULES = ("GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-H2", "ZB-V")
 USUAL = ("1F1B", "interleaved")  # what Megatron-LM runs
-ZERO_BUBBLE = {
-    "ZB-H1": 1,
-    "ZB-H2": 2,
-    "ZB-V": 2,
-}  # microbatches for each rank of the pipeline that they need to be full
+# Microbatches for each rank of the pipeline that they need to be full.
+ZERO_BUBBLE = {"ZB-H1": 1, "ZB-H2": 2, "ZB-V": 2}
 RECOMPUTE = ("none", "selective", "per-op", "full")
 
 
@@ -23,15 +20,14 @@ RECOMPUTE = ("none", "selective", "per-op", "full")
 class Layout:
     """dp · tp · pp ranks. The counts may be NumPy arrays of one shape, to look at many layouts at once.
 
-    microbatch: sequences that go through the model together (b). interleave: chunks on each pipeline
-    rank (v). zero: 0 to 3, what is split over dp: nothing, optimizer state, gradients too, weights too
-    (3 is what FSDP does). recompute: none; selective, the attention scores only; per-op, all but the
-    attention and every
-    second matrix product (torchtitan's default); full, all of a layer.
-    sequence_parallel: split what lies between the matrices over tp as well. fused_attention: an
-    attention that never stores the scores. gradient_bytes: 2 or 4 for each gradient. eager: PyTorch's
-    operations one by one, as written, instead of fused kernels (Megatron-LM's, or a compiler's).
-    balanced: the last pipeline stages hold fewer layers, to make up for the head's work.
+    microbatch: sequences that go through the model together (b). interleave: chunks on each pipeline rank
+    (v). zero: 0 to 3, what is split over dp: nothing, optimizer state, gradients too, weights too (3 is what
+    FSDP does). recompute: none; selective, the attention scores only; per-op, all but the attention and every
+    second matrix product (torchtitan's default); full, all of a layer. sequence_parallel: split what lies
+    between the matrices over tp as well. fused_attention: an attention that never stores the scores.
+    gradient_bytes: 2 or 4 for each gradient. eager: PyTorch's operations one by one, as written, instead of
+    fused kernels (Megatron-LM's, or a compiler's). balanced: the last pipeline stages hold fewer layers, to
+    make up for the head's work.
     """
 
     dp: int | np.ndarray = 1
@@ -177,10 +173,8 @@ def layers_on_rank(model: ModelShape, layout: Layout, rank):
     """Layers in all the chunks of a pipeline rank, for a layout that `check` admits. Takes arrays.
 
     Balanced: each rank in turn takes its share, rounded up, of the layers and the head, which counts for as
-    many
-    layers as have its parameters; what is left lies before the head (so Hugging Face's nanotron splits, also
-    where a share
-    rounded up leaves the last stages none).
+    many layers as have its parameters; what is left lies before the head (so Hugging Face's nanotron splits,
+    also where a share rounded up leaves the last stages none).
     """
     p, stages, layers = layout.pp, layout.pp * layout.interleave, model.layers
     if layout.balanced:

@@ -20,25 +20,17 @@ from .models import ModelShape
 # What people count for one parameter trained with Adam, and how they come to differ.
 BYTES_PER_PARAMETER = {
     "all float32": {"weights": 4, "gradients": 4, "optimizer": 8},  # 16: Adam keeps m and v
-    "mixed": {
-        "weights": 2,
-        "gradients": 2,
-        "optimizer": 12,
-    },  # 16: m, v and a float32 master copy of the weights
+    # 16: m, v and a float32 master copy of the weights.
+    "mixed": {"weights": 2, "gradients": 2, "optimizer": 12},
     "mixed, float32 gradients": {"weights": 2, "gradients": 4, "optimizer": 12},  # 18: Megatron-LM
-    "mixed, both gradients": {
-        "weights": 2,
-        "gradients": 6,
-        "optimizer": 12,
-    },  # 20: a float32 sum beside the half-precision ones
+    # 20: a float32 sum beside the half-precision ones.
+    "mixed, both gradients": {"weights": 2, "gradients": 6, "optimizer": 12},
     "mixed, no master copy": {"weights": 2, "gradients": 2, "optimizer": 8},  # 12
     "8-bit Adam": {"weights": 2, "gradients": 2, "optimizer": 6},  # 10: master copy, m and v of one byte each
 }
 
-WEIGHT_BYTES, OPTIMIZER_BYTES = (
-    2,
-    12,
-)  # of mixed precision: half-precision weights; float32 master copy, m and v
+# Of mixed precision: half-precision weights; float32 master copy, m and v.
+WEIGHT_BYTES, OPTIMIZER_BYTES = (2, 12)
 SCORE_BYTES = 4  # for each of the vocabulary's scores, in float32
 EAGER_SCORE_BYTES = (
     10  # more of them, one by one: half-precision ones, their softmax and its gradient in float32
@@ -72,9 +64,8 @@ def stage_params(model: ModelShape, layout: Layout, stage):
     they are less than one parameter in ten thousand.
     """
     first, last = stage == 0, stage == _head_rank(layout)
-    copied = (model.vocab * model.hidden if model.tied else 0) * (
-        _head_rank(layout) != 0
-    )  # the last stage needs the embedding too
+    # The last stage needs the embedding too.
+    copied = (model.vocab * model.hidden if model.tied else 0) * (_head_rank(layout) != 0)
     held = (
         layers_on_rank(model, layout, stage) * model.layer_params
         + first * model.embedding_params
@@ -102,9 +93,8 @@ def activations_per_layer(model: ModelShape, layout: Layout, seq_len: float) -> 
     dropout = 0 if model.gated else 1
     if layout.recompute == "full":
         return {"layer input": 2 * sb * h / between}
-    if (
-        layout.recompute == "per-op"
-    ):  # of q, k, v, out, (gate,) up, down in this order the first, third and so on are kept
+    # Of q, k, v, out, (gate,) up, down in this order the first, third and so on are kept.
+    if layout.recompute == "per-op":
         kept = {
             "layer input": 2 * sb * h / between,
             "queries, values": 2 * sb * (model.q_width + model.kv_width) / t,
@@ -124,9 +114,8 @@ def activations_per_layer(model: ModelShape, layout: Layout, seq_len: float) -> 
     if layout.eager and model.gated:
         terms["SiLU's output"] = 2 * sb * model.ffn / t
     if not layout.fused_attention and layout.recompute == "none":
-        terms["attention scores"] = (
-            (2 + 3 * dropout) * sb * seq_len * model.heads / t
-        )  # softmax; its mask and dropped copy
+        # Softmax; its mask and dropped copy.
+        terms["attention scores"] = (2 + 3 * dropout) * sb * seq_len * model.heads / t
     return terms
 
 

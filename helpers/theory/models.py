@@ -10,8 +10,7 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .checks import whole
-from .files import is_file, read_object
+from .checks import is_file, read_object, whole
 
 
 @dataclass(frozen=True)
@@ -154,9 +153,8 @@ def find_model(name: str) -> ModelShape:
     `_GATED` and `_PLAIN`).
 
     Raises ValueError in one sentence for an unknown name (with the nearest), an unreadable file, a file
-    without
-    the numbers that are needed, and a model whose layers are others than those priced here: experts, or a
-    type not known.
+    without the numbers that are needed, and a model whose layers are others than those priced here: experts,
+    or a type not known.
     """
     if name.lower() in MODELS:
         return MODELS[name.lower()]

@@ -22,7 +22,7 @@ from .models import ModelShape
 
 
 @dataclass(frozen=True)
-class Row:
+class Candidate:
     """One layout that can be, with its step time (s) and the fullest GPU's memory (bytes)."""
 
     layout: Layout
@@ -53,22 +53,21 @@ CHANGES = {
 @dataclass
 class Plan:
     """All layouts of a model on a cluster. `ranked`: those that fit, fastest first. `too_large`: those that
-    do not,
-    with the least first. `impossible`: (dp, tp, pp) -> why it cannot be at all."""
+    do not, with the least first. `impossible`: (dp, tp, pp) -> why it cannot be at all."""
 
     model: ModelShape
     cluster: Cluster
     gpus: int
     global_batch: int
     seq_len: int
-    ranked: list[Row]
-    too_large: list[Row]
+    ranked: list[Candidate]
+    too_large: list[Candidate]
     impossible: dict[tuple[int, int, int], str]
     looked_at: int
     fixed: dict = field(default_factory=dict)
 
     @property
-    def best(self) -> Row:
+    def best(self) -> Candidate:
         if not self.ranked:
             if not self.too_large:
                 (axes, reason), *_ = self.impossible.items()
@@ -84,14 +83,14 @@ class Plan:
         return self.ranked[0]
 
     @cached_property
-    def by_axes(self) -> list[Row]:
+    def by_axes(self) -> list[Candidate]:
         """The best of each (dp, tp, pp), fastest first."""
-        first: dict[tuple[int, int, int], Row] = {}
+        first: dict[tuple[int, int, int], Candidate] = {}
         for row in self.ranked:
             first.setdefault(row.axes, row)
         return list(first.values())
 
-    def estimate(self, row: Row | None = None) -> Estimate:
+    def estimate(self, row: Candidate | None = None) -> Estimate:
         """The best layout, or another row, with its time and memory by what for."""
         return estimate(
             self.model,
@@ -135,7 +134,7 @@ class Plan:
             + (f", and wins back {gains:.2f} s elsewhere" if gains >= 0.005 else "")
         )
 
-    def flips(self) -> list[tuple[str, float, Row]]:
+    def flips(self) -> list[tuple[str, float, Candidate]]:
         """(what, times how much, the winner then): the smallest change of each that makes another (dp, tp,
         pp) win.
         """
@@ -204,12 +203,10 @@ def plan(
     stages, recompute, SP.
 
     Fused attention throughout, so 'selective' recompute would be 'none'. With a pipeline no more than ZeRO-1:
-    DeepSpeed refuses 2 and 3
-    there, Megatron-LM has none, and PyTorch's schedules keep whole gradients and weights until the last
-    microbatch. schedules: what your
-    framework runs; those that split the backward are asked for by name. eager, balanced: see `Layout`. Raises
-    ValueError for numbers that
-    make no sense and unknown schedules. A plan without a layout that fits has an empty `ranked`.
+    DeepSpeed refuses 2 and 3 there, Megatron-LM has none, and PyTorch's schedules keep whole gradients and
+    weights until the last microbatch. schedules: what your framework runs; those that split the backward are
+    asked for by name. eager, balanced: see `Layout`. Raises ValueError for numbers that make no sense and
+    unknown schedules. A plan without a layout that fits has an empty `ranked`.
     """
     for name, value, most in (
         ("gpus", gpus, 10**7),
@@ -235,7 +232,7 @@ def plan(
     space, impossible = _space(model, gpus, global_batch, balanced)
     if not len(space):
         return Plan(model, cluster, gpus, global_batch, seq_len, [], [], impossible, 0)
-    rows: list[Row] = []
+    rows: list[Candidate] = []
     for schedule, recompute in itertools.product(schedules, recomputes):
         can = space[_runs(schedule, recompute, model, space, global_batch, balanced)]
         for zero, sp in itertools.product(zeros, (True, False)):
@@ -249,7 +246,7 @@ def plan(
             seconds = sum(step_terms(model, many, cluster, m, seq_len, overlap).values())
             held = peak_memory(model, many, seq_len, m, OVERHEAD)
             rows += [
-                Row(Layout(*axes, schedule, zero, recompute, sp, eager=eager, balanced=balanced), s, h)
+                Candidate(Layout(*axes, schedule, zero, recompute, sp, eager=eager, balanced=balanced), s, h)
                 for axes, s, h in zip(chosen.tolist(), seconds.tolist(), held.tolist())
             ]
     fit = sorted((r for r in rows if r.memory <= cluster.device.memory), key=lambda r: r.seconds)

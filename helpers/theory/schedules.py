@@ -130,8 +130,7 @@ def zb_h2(p: int, m: int) -> Schedule:
     """Zero bubble H2 (Qi et al. 2023): twice the warm-up, so that no rank waits for its first backward.
 
     Costs memory: every rank holds up to 2p-1 microbatches, counting those whose W waits. Gradients must be
-    applied without
-    a barrier between ranks for the bubble to go away altogether.
+    applied without a barrier between ranks for the bubble to go away altogether.
     """
     _check(p, m)
     return _looped(
@@ -152,8 +151,8 @@ def zb_h2(p: int, m: int) -> Schedule:
 def zb_v(p: int, m: int) -> Schedule:
     """Zero bubble V (Qi et al. 2023, section 6): two chunks a rank, down the ranks and back up.
 
-    Rank r holds stages r and 2p-1-r, so the last stage's loss is on rank 0. Memory as 1F1B,
-    and no bubble where F = I = W.
+    Rank r holds stages r and 2p-1-r, so the last stage's loss is on rank 0. Memory as 1F1B, and no bubble
+    where F = I = W.
     """
     _check(p, m)
     lots = max(m, 2 * p - 1)  # the pattern is made for a full pipeline; what is too much is left out

@@ -20,9 +20,9 @@ from .schedules import Op, Schedule
 class Times:
     """How long each operation takes, in any unit: one number, or one for each stage.
 
-    forward, input (I) and weight (W); a whole backward takes input + weight. send: from one rank to
-    another, during which neither rank is busy. The defaults are the usual picture: backward twice
-    forward, and links that cost nothing.
+    forward, input (I) and weight (W); a whole backward takes input + weight. send: from one rank to another,
+    during which neither rank is busy. The defaults are the usual picture: backward twice forward, and links
+    that cost nothing.
     """
 
     forward: float | Sequence[float] = 1.0
@@ -49,8 +49,7 @@ class Run(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Timeline:
     """A schedule with times, in arrays over all operations, rank after rank: start, end, and `after`, the
-    number of the operation that
-    each had to wait for, -1 if none. `runs[rank]` has the same, in order."""
+    number of the operation that each had to wait for, -1 if none. `runs[rank]` has the same, in order."""
 
     schedule: Schedule
     start: np.ndarray
@@ -187,10 +186,9 @@ class Stuck(ValueError):
 def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
     """When each operation runs, if every rank does its own in order, each as soon as what it needs has come.
 
-    F needs the F of the stage before it; I and B need those of the stage after it, and the
-    stage's own F; W needs its own I. Raises Stuck where an order cannot finish. All ranks that can go on do
-    so together,
-    in arrays: a million operations take about half a second.
+    F needs the F of the stage before it; I and B need those of the stage after it, and the stage's own F; W
+    needs its own I. Raises Stuck where an order cannot finish. All ranks that can go on do so together, in
+    arrays: a million operations take about half a second.
     """
     every = [op for ops in schedule.ops for op in ops]
     kinds = np.frombuffer("".join(map(itemgetter(0), every)).encode(), np.uint8)

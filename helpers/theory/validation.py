@@ -1,9 +1,8 @@
 """How well the cost model does on published runs.
 
-For each table: the mean error of seconds per step, its median, 90th percentile and bias, beside a null
-model (one constant share of peak, the best one for that table) and the best tool known to have been run on
-it.
-The constants were fitted to the first two tables only. Tables and sources are in data/.
+For each table: the mean error of seconds per step, its median, 90th percentile and bias, beside a null model
+(one constant share of peak, the best one for that table) and the best tool known to have been run on it. The
+constants were fitted to the first two tables only. Tables and sources are in data/.
 
 What a table does not print is chosen as its authors would have: the fastest microbatch and interleaving.
 Megatron-DeepSpeed runs (BLOOM, MT-NLG) are slower than Megatron-LM's of the same shape; one factor for
@@ -29,9 +28,8 @@ from .simulation import Times, simulate
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 A100, H100, ROCE = CLUSTERS["dgx-a100"], CLUSTERS["dgx-h100"], CLUSTERS["a100-roce"]
-OLD = dict(
-    recompute="full", sequence_parallel=False, fused_attention=False, gradient_bytes=4
-)  # Megatron-LM of 2021
+# Megatron-LM of 2021.
+OLD = dict(recompute="full", sequence_parallel=False, fused_attention=False, gradient_bytes=4)
 BEST_TOOL = {
     "Korthikanti 2022, T5 (fitted)": "3.65 Calculon, in-sample",
     "Narayanan 2021, T1 (fitted)": "10.4 Calculon",
@@ -207,9 +205,8 @@ def bubble_rates():
 
 def llama_405b():
     """The third row cuts each sequence over 16 ranks too: a rank computes a sixteenth of every sequence, but
-    looks at all of its
-    keys and values, which are gathered for each layer's forward and backward, and their gradients scattered,
-    over one port a GPU.
+    looks at all of its keys and values, which are gathered for each layer's forward and backward, and their
+    gradients scattered, over one port a GPU.
     """
     model, c = MODELS["llama-3-405b"], constants()
     for r in rows("llama_3_405b_table4.csv"):
@@ -222,9 +219,8 @@ def llama_405b():
             layout = Layout(
                 d * cp, t, p, 1 / cp, v, "interleaved" if v > 1 else "1F1B", zero=1, gradient_bytes=4
             )
-            around = (
-                gather * model.layers * (m / p + (1 - 1 / p) / v)
-            )  # m times on this stage, and once on each other in the bubble
+            # M times on this stage, and once on each other in the bubble.
+            around = gather * model.layers * (m / p + (1 - 1 / p) / v)
             guesses.append(float(sum(step_terms(model, layout, H100, m, s, True).values())) + around)
         yield min(guesses), real, model, n, batch, s, H100
 

@@ -18,8 +18,7 @@ def grid_groups(d: int, p: int, t: int) -> DeviceMesh:
     """The world as a grid: rank = (i·p + j)·t + k for the coordinates i along dp, j along pp, k along tp.
 
     tp is innermost, so that its groups are neighbours. `grid["tp"].get_group()` is this rank's group along
-    tp.
-    Raises ValueError unless d·p·t is the number of ranks.
+    tp. Raises ValueError unless d·p·t is the number of ranks.
     """
     if d * p * t != dist.get_world_size():
         raise ValueError(f"d·p·t = {d}·{p}·{t} = {d * p * t}, but there are {dist.get_world_size()} ranks")
@@ -36,8 +35,7 @@ def grid_step(stage: nn.Sequential, tokens, targets, ops: Iterable, m: int, grid
     """`twin_step` on the grid: the batch over dp, m microbatches down pp by `ops`, every matrix over tp.
 
     ops: this pipeline rank's operations in order. Returns, on the last stage, the loss of this rank's share
-    of the batch; else None.
-    Raises ValueError if the batch does not divide by d·m.
+    of the batch; else None. Raises ValueError if the batch does not divide by d·m.
     """
     dp, pp = grid["dp"].get_group(), grid["pp"].get_group()
     d, p = dist.get_world_size(dp), dist.get_world_size(pp)

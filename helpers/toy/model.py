@@ -77,10 +77,9 @@ class Head(nn.Module):
 class ToyTransformer(nn.Sequential):
     """embedding, four blocks, head: 12h² parameters a block, and some at the ends.
 
-    hidden: a multiple of `heads`. heads: a multiple of 4, so that four ranks can share them.
-    seq_len: the longest text it can read. seed: of the weights; equal seeds give equal twins.
-    tied: whether the head scores with the embedding's own matrix. Raises ValueError for sizes that do not
-    fit.
+    hidden: a multiple of `heads`. heads: a multiple of 4, so that four ranks can share them. seq_len: the
+    longest text it can read. seed: of the weights; equal seeds give equal twins. tied: whether the head
+    scores with the embedding's own matrix. Raises ValueError for sizes that do not fit.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
 """Timed stand-ins for compute. Many ranks on few cores cannot all compute at once, but they can all wait at
-once,
-as if each had a device of its own. What they show of time is emulated; what they send is sent."""
+once, as if each had a device of its own. What they show of time is emulated; what they send is sent."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class StandIn(nn.Module):
         self.scale = nn.Parameter(torch.ones(self.hidden))
 
     def forward(self, x):
-        if (
-            not x.is_floating_point()
-        ):  # tokens, (b, s): the first stage makes the first activation, (b, s, 256)
+        # tokens, (b, s): the first stage makes the first activation, (b, s, 256)
+        if not x.is_floating_point():
             x = (x / VOCABULARY).unsqueeze(-1).repeat(1, 1, self.hidden)
         return _Pause.apply(x * self.scale, *self.seconds)

@@ -96,14 +96,10 @@ def run_schedule(
     """One step of a pipeline by a list of operations, on the rank that holds `chunks`.
 
     chunks: stage number -> module. ops: this rank's operations in order, each with a kind (F forward, B
-    backward,
-    I the part of backward that finds the input's gradient, W the part that finds the weights'), a microbatch
-    and a stage.
-    rank_of[stage]: the rank of `group` that holds it. microbatches, targets: the batch cut into m equal
-    pieces.
-    around(op): a context to run each operation in, such as a clock's.
-    Returns the mean loss on the rank of the last stage, None on the others. Gradients are those of the whole
-    batch.
+    backward, I the part of backward that finds the input's gradient, W the part that finds the weights'), a
+    microbatch and a stage. rank_of[stage]: the rank of `group` that holds it. microbatches, targets: the
+    batch cut into m equal pieces. around(op): a context to run each operation in, such as a clock's. Returns
+    the mean loss on the rank of the last stage, None on the others. Gradients are those of the whole batch.
     """
     rank, last, m = dist.get_rank(group), len(rank_of) - 1, len(microbatches)
     kept, here, sending, later, losses = {}, {}, [], {}, []

@@ -100,9 +100,8 @@ def conjugate(forward, backward):
 gather_sequence = conjugate(gather_tokens, sum_tokens)  # before a pair: every rank needs all tokens
 scatter_sequence = conjugate(sum_tokens, gather_tokens)  # behind a pair: add the shares, keep my tokens
 share_sequence = conjugate(my_tokens, gather_tokens)  # where all ranks hold the same x: keep my tokens
-whole_sequence = conjugate(
-    gather_tokens, my_tokens
-)  # where all ranks go on with the same x: fetch all tokens
+# Where all ranks go on with the same x: fetch all tokens.
+whole_sequence = conjugate(gather_tokens, my_tokens)
 
 
 # -- the split model -------------------------------------------------------------------------
@@ -112,12 +111,10 @@ def split_width(model: ToyTransformer, group=None, sequence: bool = False) -> To
     """Keep this rank's columns of q, k, v, up and rows of out, down. The model is changed in place and
     returned.
 
-    A column split makes each rank's output a part of the vector; the row split that
-    follows takes just that part in. So a pair needs one sum, at its end, and that sum's
-    mirror image in backward, at its start.
-    sequence: between the pairs each rank holds its tokens only (s must divide by the ranks); after
-    backward call `sum_norm_gradients`.
-    Raises ValueError if the group's size does not divide heads.
+    A column split makes each rank's output a part of the vector; the row split that follows takes just that
+    part in. So a pair needs one sum, at its end, and that sum's mirror image in backward, at its start.
+    sequence: between the pairs each rank holds its tokens only (s must divide by the ranks); after backward
+    call `sum_norm_gradients`. Raises ValueError if the group's size does not divide heads.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if model.heads % size:

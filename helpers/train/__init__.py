@@ -16,17 +16,13 @@ them:
              python -m helpers.train --tp 2 --pp 2 --out /shared/run'
 
 With torchrun dp is left to what is there, so when the machine other than HOST is lost, torchrun starts again
-on one, and the run goes on
-from its last checkpoint with half the data parallelism. HOST itself keeps the list of who is there: without
-it, start again.
+on one, and the run goes on from its last checkpoint with half the data parallelism. HOST itself keeps the
+list of who is there: without it, start again.
 
 The first line says on what the ranks train: on GPUs over NCCL where each rank can have one of its own, else
-all on the
-CPU over gloo. gloo listens on the network that leads to the other hosts; GLOO_SOCKET_IFNAME and
-NCCL_SOCKET_IFNAME name
-another one, as `ip addr` shows them. A rank that hears nothing for `--timeout` seconds says so and ends; on
-GPUs that
-is the longest a step may take.
+all on the CPU over gloo. gloo listens on the network that leads to the other hosts; GLOO_SOCKET_IFNAME and
+NCCL_SOCKET_IFNAME name another one, as `ip addr` shows them. A rank that hears nothing for `--timeout`
+seconds says so and ends; on GPUs that is the longest a step may take.
 
 What splits what:
 
@@ -37,13 +33,12 @@ What splits what:
     pp   `torch.distributed.pipelining`: the blocks; `--schedule 1F1B` or `GPipe`
 
 Every layout computes the twin's step: same text, same batch, same weights. The batch of step k depends on the
-seed
-and on k alone, so a run may go on under another layout. Text is bytes, by default this course's own prose.
+seed and on k alone, so a run may go on under another layout. Text is bytes, by default this course's own
+prose.
 
 With `--out run` it writes run/metrics.jsonl, a line for each step, and every `--every` steps a checkpoint
 (see `helpers.train.checkpoint`). Started again with the same `--out` it goes on from the last complete one,
-and says so.
-`--sample "The "` afterwards lets the trained model write, in one process.
+and says so. `--sample "The "` afterwards lets the trained model write, in one process.
 """
 
 from . import checkpoint  # noqa: F401

@@ -8,6 +8,5 @@ from .launch import main
 code = main()
 sys.stdout.flush()
 sys.stderr.flush()
-os._exit(
-    code
-)  # at once: a thread of gloo's that still holds a Python object would abort an interpreter on its way out
+# At once: a thread of gloo's that still holds a Python object would abort an interpreter on its way out.
+os._exit(code)

@@ -33,8 +33,7 @@ def join_group(timeout: float) -> tuple[torch.device, str]:
 
     Returns the device that this rank trains on, and a sentence that says which ones all ranks train on. They
     decide it together: on GPUs over NCCL where each rank can have one of its own, else all on the CPU over
-    gloo.
-    Raises ValueError where several processes were started and none was told its rank.
+    gloo. Raises ValueError where several processes were started and none was told its rank.
     """
     if "RANK" not in os.environ:
         if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
@@ -54,9 +53,8 @@ def join_group(timeout: float) -> tuple[torch.device, str]:
     device = devices.CPU if taken is None else torch.device("cuda", taken[rank])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        os.environ.setdefault(
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
-        )  # what is wrong we say ourselves (see `within`)
+        # What is wrong we say ourselves (see `within`)
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     dist.init_process_group(
         devices.BACKENDS[device.type],
         store=store,
@@ -86,9 +84,8 @@ def agree_on_attempt(store: dist.Store, rank: int, n: int) -> str:
     """A name that the n ranks which are starting have in common, and none that was started before them.
 
     torchrun keeps one store for all its restarts, and gloo would look up the addresses of ranks that are
-    dead. So every rank asks with
-    a token of its own, and rank 0 answers each until it has come. Raises DistNetworkError when a rank does
-    not within the store's timeout.
+    dead. So every rank asks with a token of its own, and rank 0 answers each until it has come. Raises
+    DistNetworkError when a rank does not within the store's timeout.
     """
     if rank:
         token = uuid.uuid4().hex
@@ -224,8 +221,8 @@ def within(seconds: float, otherwise, device: torch.device):
     """What runs in this block must end within `seconds`, else `otherwise()` is called, on another thread.
 
     For GPUs: a collective whose other ranks are gone holds the GPU up and not Python, which then waits for a
-    number,
-    and would until NCCL's watchdog ended the process. On a CPU gloo raises by itself, and nothing is watched.
+    number, and would until NCCL's watchdog ended the process. On a CPU gloo raises by itself, and nothing is
+    watched.
     """
     timer = threading.Timer(seconds, otherwise)
     timer.daemon = True
@@ -256,10 +253,8 @@ def _leave(config: Config, why: str) -> None:
 
 
 # What gloo, NCCL and PyTorch's store say when another rank is gone or silent. NCCL's ncclSystemError is a
-# call of the
-# operating system that failed, most often on a socket to another rank; its ncclInvalidUsage,
-# ncclInvalidArgument,
-# ncclUnhandledCudaError and ncclInternalError are faults of this side.
+# call of the operating system that failed, most often on a socket to another rank; its ncclInvalidUsage,
+# ncclInvalidArgument, ncclUnhandledCudaError and ncclInternalError are faults of this side.
 LOST = (
     "connection closed",
     "connection reset",

@@ -32,9 +32,8 @@ def train(
     """A whole run on this rank.
 
     device: see `Trainer`. say: gets a line when something happens that one should know. watched: makes the
-    block in
-    which each step runs. Raises ValueError for a configuration, a text, a folder or a checkpoint that will
-    not do, and where the loss is no number any more.
+    block in which each step runs. Raises ValueError for a configuration, a text, a folder or a checkpoint
+    that will not do, and where the loss is no number any more.
     """
     trainer = Trainer(config, device)
     config, chief = trainer.config, dist.get_rank() == 0

@@ -35,9 +35,8 @@ def mesh_of(config: Config, device: str) -> DeviceMesh:
         (config.pp, config.dp // config.shard, config.shard, config.tp),
         mesh_dim_names=("pp", "replicate", "shard", "tp"),
     )
-    for (
-        group
-    ) in mesh.get_all_groups():  # a group that is made later does not take over the first one's timeout
+    # A group that is made later does not take over the first one's timeout.
+    for group in mesh.get_all_groups():
         _set_pg_timeout(timedelta(seconds=config.timeout * devices.PATIENCE[device]), group)
     return mesh
 
@@ -47,10 +46,8 @@ def stage_of(config: Config, stage: int) -> nn.Sequential:
     any layout.
     """
     each = config.layers // config.pp
-    first, last = (
-        stage * each + (stage > 0),
-        (stage + 1) * each + (stage == config.pp - 1),
-    )  # 0 is the embedding, layers + 1 the head
+    # 0 is the embedding, layers + 1 the head.
+    first, last = (stage * each + (stage > 0), (stage + 1) * each + (stage == config.pp - 1))
     return nn.Sequential(
         OrderedDict(
             (name, part) for name, part in config.model().named_children() if first <= int(name) <= last

@@ -96,9 +96,8 @@ class Trainer:
             for i, (x, y) in enumerate(
                 zip(tokens.chunk(self.microbatches), targets.chunk(self.microbatches))
             ):
-                self.model.set_requires_gradient_sync(
-                    i == self.microbatches - 1
-                )  # gradients add up here, and travel once
+                # Gradients add up here, and travel once.
+                self.model.set_requires_gradient_sync(i == self.microbatches - 1)
                 loss = loss_of(self.model(x), y) / self.microbatches
                 loss.backward()
                 total = total + loss.detach()

@@ -1,9 +1,8 @@
 """GPUs for machines that have none: torch says that it sees them, and tensors sent to one stay on the CPU.
 
 What is real: every decision made by "is there a GPU", processes, groups, orders of collectives, and NCCL's
-way of
-answering (`nccl_like.cpp`). What is not: a GPU's memory, streams and speed, and NCCL itself.
-Needs the backend, built by `build()`, on the path.
+way of answering (`nccl_like.cpp`). What is not: a GPU's memory, streams and speed, and NCCL itself. Needs the
+backend, built by `build()`, on the path.
 """
 
 import os

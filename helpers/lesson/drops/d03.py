@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from ... import toy
-from ...runtime import memory, worker
+from ...runtime import current, memory
 from ...runtime.world import World
 from ...theory.collectives import book
 from ..practice import Answer, Exercise, right, wrong
@@ -87,16 +87,14 @@ def _on_rank(attempt):
     whole_x = x.clone().requires_grad_()
     y = F.gelu(whole_x @ up) @ down
     y.backward(dy)
-    bent_parts = (
-        sum(F.gelu(a @ b) for a, b in zip(x.chunk(t, 1), up.chunk(t, 0))) @ down
-    )  # gelu of partial sums, then summed
+    # gelu of partial sums, then summed.
+    bent_parts = sum(F.gelu(a @ b) for a, b in zip(x.chunk(t, 1), up.chunk(t, 0))) @ down
 
     mine = x.clone().requires_grad_()
     with FlopCounterMode(display=False) as flops:
         got = attempt(mine, up, down, rank, t)
-    sums = sum(
-        row.calls for row in worker.here.recorder.rows.values() if row.op == "all_reduce"
-    )  # forward, so far
+    # Forward, so far.
+    sums = sum(row.calls for row in current.rank.recorder.rows.values() if row.op == "all_reduce")
     found = {
         "shape": tuple(got.shape) if isinstance(got, torch.Tensor) else None,
         "flops": flops.get_total_flops(),

@@ -19,8 +19,7 @@ def pipeline(stage, tokens, targets, empty, rank, world_size):
     others.
 
     stage: this rank's layers. tokens and targets: the batch. empty: a tensor of an activation's shape to
-    receive into; it becomes x.
-    Leave the gradients in the stage's parameters.
+    receive into; it becomes x. Leave the gradients in the stage's parameters.
     """
     last = world_size - 1
     x = tokens

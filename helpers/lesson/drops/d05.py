@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ... import toy
-from ...runtime import worker
+from ...runtime import current
 from ...runtime.clock import Timeline, span
 from ...runtime.failure import RankError
 from ...runtime.traffic import Traffic
@@ -57,7 +57,7 @@ def _trace(how: str) -> None:
         model = DistributedDataParallel(model, bucket_cap_mb=BUCKET / 2**20)
     optimizer = torch.optim.AdamW(model.parameters())
     for i in range(3):  # DDP makes its buckets after the first step
-        worker.here.recorder.start()  # the last step only
+        current.rank.recorder.start()  # the last step only
         dist.barrier()
         step(model, average, optimizer, toy.make_batch(16, 16, seed=i))
 
@@ -124,7 +124,7 @@ def _on_rank(attempt):
     backward took.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    recorder = worker.here.recorder
+    recorder = current.rank.recorder
     model, twin, alone = _layers(paced=True), _layers(paced=False), _layers(paced=False)
     finish = attempt(model, size)
     if not callable(finish):

@@ -224,8 +224,7 @@ def balance(layers, p, head):
     """How many layers each of p stages gets, as a list, so that the slowest stage is as fast as can be.
 
     The last stage also has the head, which costs as much as `head` layers. Every stage gets at least one
-    layer.
-    Of the others the long ones come last, where few microbatches are in flight.
+    layer. Of the others the long ones come last, where few microbatches are in flight.
     """
 
     def spread(last):
@@ -298,12 +297,8 @@ def _judge_balance(attempted) -> Answer:
                 *figures,
             )
         if mine[0] > reference[0]:
-            early = early or (
-                layers,
-                p,
-                p * mine[0],
-                p * reference[0],
-            )  # the first has p microbatches in flight
+            # The first has p microbatches in flight.
+            early = early or (layers, p, p * mine[0], p * reference[0])
     more = (
         " With {} layers on {} stages rank 0 keeps the activations of {} layers, though: with the long stages"
         " last, of {}.".format(*early)

@@ -210,9 +210,8 @@ def _judge_quick(attempted) -> Answer:
                 "no answer with a reason",
                 f"{case}: you return {mine!r}; return one of d13.ANSWERS and one of d13.REASONS.",
             )
-        fair = (
-            case.startswith("30B") and mine[0] == ANSWERS[3]
-        )  # FSDP: for its own reason, or for TP's, which is one for any cut inside the node
+        # FSDP: for its own reason, or for TP's, which is one for any cut inside the node.
+        fair = case.startswith("30B") and mine[0] == ANSWERS[3]
         reasons = (1, 3) if fair else (reason,)
         if mine[0] != ANSWERS[answer] and not fair:
             why = {

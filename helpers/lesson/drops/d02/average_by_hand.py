@@ -30,10 +30,8 @@ def weighted_average(gradient, examples):
 def _average_on_rank(attempt, shares):
     """One rank's part of the check: its gradient, what the attempt makes of it, and what the twin has."""
     torch.manual_seed(3)
-    rank, each = (
-        dist.get_rank(),
-        torch.randn(sum(shares), 1000),
-    )  # a gradient for every example, the same on all ranks
+    # A gradient for every example, the same on all ranks.
+    rank, each = (dist.get_rank(), torch.randn(sum(shares), 1000))
     mine = torch.split(each, shares)[rank]
     return attempt(mine.mean(0), shares[rank]), each
 

@@ -37,13 +37,8 @@ def ring_all_reduce(x, rank, world_size):
         pass_on(outgoing, chunks[incoming])
 
 
-CASES = [
-    (4, 400_000),
-    (2, 100_001),
-    (3, 100_001),
-    (5, 99_999),
-    (4, 1_003),
-]  # ranks, elements; some do not divide
+# Ranks, elements; some do not divide.
+CASES = [(4, 400_000), (2, 100_001), (3, 100_001), (5, 99_999), (4, 1_003)]
 
 
 def _ring_on_rank(attempt, elements):
@@ -159,9 +154,8 @@ def _wasteful(traffic: Traffic, size: int, case: str) -> Answer | None:
             " made of.",
         )
     sent, n = traffic.counted, len(traffic.ranks)
-    allowed = (
-        2 * (n - 1) * -(-size // 4 // n) * 4
-    )  # the chunks of a length that n does not divide are rounded up
+    # The chunks of a length that n does not divide are rounded up.
+    allowed = 2 * (n - 1) * -(-size // 4 // n) * 4
     figures = [("bytes sent by the busiest rank", f"{max(sent) / size:.2f}·S", f"{2 * (n - 1) / n:.2f}·S")]
     if max(sent) < size:
         return wrong(

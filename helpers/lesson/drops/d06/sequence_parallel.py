@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from .... import toy
-from ....runtime import worker
+from ....runtime import current
 from ....runtime.failure import RankError
 from ....runtime.world import World
 from ....theory.collectives import book
@@ -21,11 +21,9 @@ def sequence_mlp(x, up, down, rank, world_size):
     """gelu(x @ up) @ down for this rank's tokens, with tensor and sequence parallelism.
 
     x: (b, s/t, h), this rank's tokens. up: (h, 4h/t) and down: (4h/t, h), this rank's parts. Return (b, s/t,
-    h).
-    toy.conjugate(forward, backward) makes an autograd function of two plain ones, each called with (x,
-    group), such as
-    toy.gather_tokens (b, s/t, h) -> (b, s, h), and toy.sum_tokens, which adds the ranks' (b, s, h) and keeps
-    (b, s/t, h).
+    h). toy.conjugate(forward, backward) makes an autograd function of two plain ones, each called with (x,
+    group), such as toy.gather_tokens (b, s/t, h) -> (b, s, h), and toy.sum_tokens, which adds the ranks' (b,
+    s, h) and keeps (b, s/t, h).
     """
     gather = toy.conjugate(toy.gather_tokens, toy.sum_tokens)
     scatter = toy.conjugate(toy.sum_tokens, toy.gather_tokens)
@@ -47,15 +45,15 @@ def _sequence_on_rank(attempt):
     y = F.gelu(whole @ up / 6) @ down
     y.backward(dy)
     mine = toy.my_tokens(x).requires_grad_()
-    worker.here.recorder.start()
+    current.rank.recorder.start()
     got = attempt(mine, up.chunk(t, 1)[rank] / 6, down.chunk(t, 0)[rank], rank, t)
     shape = tuple(got.shape) if isinstance(got, torch.Tensor) else None
     if shape != (B, S // t, H):
         return {"shape": shape}
     near = lambda a, b: torch.allclose(a, b, rtol=1e-7, atol=1e-9)
-    gathered = any(row.op == "all_gather" for row in worker.here.recorder.rows.values())
+    gathered = any(row.op == "all_gather" for row in current.rank.recorder.rows.values())
     sums = lambda: sum(
-        row.calls for row in worker.here.recorder.rows.values() if row.op in ("reduce_scatter", "all_reduce")
+        row.calls for row in current.rank.recorder.rows.values() if row.op in ("reduce_scatter", "all_reduce")
     )
     forward = sums()
     found = {

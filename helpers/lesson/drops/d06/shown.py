@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 from .... import toy
-from ....runtime import memory, worker
+from ....runtime import current, memory
 from ....runtime.clock import Timeline, span
 from ....runtime.traffic import Traffic
 from ....runtime.world import World
@@ -52,10 +52,11 @@ def one_step_by_pytorch(world: World, b: int = 8, s: int = 32) -> Traffic:
         model = toy.ToyTransformer(seed=0)
         mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
         for block in model.blocks:
+            # The toy has no gate.
             parallelize_module(
                 block, mesh, {name: how for name, how in merged_plan().items() if name != "mlp.gate"}
-            )  # the toy has no gate
-        worker.here.recorder.start()  # the setting up is not counted
+            )
+        current.rank.recorder.start()  # the setting up is not counted
         toy.tensor_parallel_step(model, *toy.make_batch(b, s))
 
     world.run(run)
@@ -88,7 +89,7 @@ def paced_step(world: World, b: int = 2, s: int = 64) -> Timeline:
             toy.pace(block, 0.010, 0.020)
         batch = toy.make_batch(b, s)
         for _ in range(2):
-            worker.here.recorder.start()
+            current.rank.recorder.start()
             dist.barrier()
             with span("F"):
                 loss = toy.loss_of(model(batch[0]), batch[1])

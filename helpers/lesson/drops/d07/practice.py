@@ -39,9 +39,10 @@ def judge(attempt) -> Answer:
             try:
                 timeline = diagnose.run(diagnose.read(orders, m))
             except Illegal as e:
+                # Forwards before the first backward.
                 first = [
                     next((k for k, op in enumerate(order) if str(op).startswith("B")), 0) for order in orders
-                ]  # forwards before the first backward
+                ]
                 if first == sorted(first) and first[0] < first[-1]:
                     return wrong(
                         "the warm-up the wrong way round",

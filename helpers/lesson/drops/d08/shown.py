@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from .... import toy
-from ....runtime import worker
+from ....runtime import current
 from ....runtime.traffic import Traffic
 from ....runtime.world import World
 from ....table import Table, human
@@ -121,7 +121,7 @@ def step_seconds(
         stage = toy.on_grid(toy.ToyTransformer(hidden=64, seq_len=s), grid)
         ops = one_f_one_b(p, 2).ops[grid["pp"].get_local_rank()]
         batch = toy.make_batch(b, s)
-        worker.here.recorder.start()
+        current.rank.recorder.start()
         dist.barrier()
         start = time.monotonic()
         toy.grid_step(stage, *batch, ops, 2, grid)

@@ -65,9 +65,8 @@ def measured_states(world: World, kind: str) -> tuple[dict[str, int], Traffic]:
         rank, d = dist.get_rank(), dist.get_world_size()
         model = toy.ToyTransformer(seed=0)
         if kind == "DP":
-            wrapped = DistributedDataParallel(
-                model, gradient_as_bucket_view=True
-            )  # else its buckets are a second copy of the gradients
+            # Else its buckets are a second copy of the gradients.
+            wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
             optimizer = torch.optim.AdamW(wrapped.parameters())
             step = lambda: optimizer.step()
         elif kind == "FSDP":
@@ -90,10 +89,10 @@ def measured_states(world: World, kind: str) -> tuple[dict[str, int], Traffic]:
             step()
             if record:
                 break
-            from ....runtime import worker
+            from ....runtime import current
 
             dist.barrier()
-            worker.here.recorder.start()  # the second step's bytes
+            current.rank.recorder.start()  # the second step's bytes
         return held
 
     return world.run(run)[0], world.traffic

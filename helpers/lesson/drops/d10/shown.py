@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from .... import toy
-from ....runtime import worker
+from ....runtime import current
 from ....runtime.failure import RankError
 from ....runtime.world import World
 from ....table import Table, human
@@ -57,18 +57,16 @@ def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidd
     """
 
     def train(first: bool, step: int, tokens: int) -> tuple[int, float]:
-        here = worker.here.names
+        here = current.rank.names
         rank, d = dist.get_rank(), dist.get_world_size()
         if first:
             here["model"] = toy.ToyTransformer(hidden=hidden, seq_len=LONG, seed=0)
             here["optimizer"] = (torch.optim.AdamW if cause in CAUSES[:1] else torch.optim.SGD)(
                 here["model"].parameters(), lr=1e-3
             )
-            here["kept"], here["shards"] = (
-                [],
-                torch.zeros(1_500_000 // 4),
-            )  # a share of a larger model's states
-        model, budget_ = here["model"], worker.here.budget
+            # A share of a larger model's states.
+            here["kept"], here["shards"] = ([], torch.zeros(1_500_000 // 4))
+        model, budget_ = here["model"], current.rank.budget
         budget_.peak = budget_.now
         x, y = (toy.my_share(t, rank, d) for t in toy.make_batch(4 * d, tokens, seed=step))
         scores = model(x)
@@ -91,7 +89,7 @@ def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidd
             try:
                 results = world.run(train, step == 0, step, tokens)
             except RankError as e:
-                found.peaks.append(world.run(lambda: worker.here.budget.peak))
+                found.peaks.append(world.run(lambda: current.rank.budget.peak))
                 found.error = next(
                     str(s.error.message) for s in e.seen if s.error and s.error.type == "OutOfMemoryError"
                 )
@@ -148,9 +146,8 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
     if remedy == "recompute":
         for block in model.blocks:
             block.forward = lambda x, plain=block.forward: checkpoint(plain, x, use_reentrant=False)
-    forwards = (
-        collections.Counter()
-    )  # sequences that go through a block's MLP, which runs again where the block does
+    # Sequences that go through a block's MLP, which runs again where the block does.
+    forwards = collections.Counter()
     model.blocks[0].mlp.register_forward_pre_hook(lambda _, args: forwards.update(sequences=len(args[0])))
     if remedy.startswith("ZeRO"):
         zero = (toy.Zero1 if remedy == "ZeRO-1" else toy.Zero3)(model)
@@ -162,8 +159,8 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
     mine = batch if remedy == "TP + SP" else [toy.my_share(t, rank, d) for t in batch]
     for _ in range(2):
         dist.barrier()
-        worker.here.recorder.start()
-        worker.here.budget.peak = 0
+        current.rank.recorder.start()
+        current.rank.budget.peak = 0
         forwards.clear()
         outside = _Outside()
         for x, y in zip(*(t.chunk(microbatches) for t in mine)):
@@ -178,7 +175,7 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
         average(model)
         apply()
     return {
-        "peak": worker.here.budget.peak,
+        "peak": current.rank.budget.peak,
         "forwards": forwards["sequences"] / (b * (d if remedy == "TP + SP" else 1)),
         "host": outside.moved,
     }
@@ -214,25 +211,22 @@ def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
     """Bytes at the start of backward, by hand, in float32. One unit is b·s·h numbers.
 
     A block keeps 16 units (drop 06 counted 7 of them for t = 4, and 5.5 with SP), the head 2, and scores,
-    their softmax and its
-    gradient 256/h each.
+    their softmax and its gradient 256/h each.
     """
     n = sum(p.numel() for p in toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG).parameters())
     unit = 4 * b * tokens * HIDDEN
     head = 2 + 3 * toy.VOCABULARY / HIDDEN
     states, blocks = 12 * n, 4 * 16 * unit
     if remedy == "ZeRO-1":
-        states = (
-            (4 + 4 + 8 / RANKS) * n - 4 * n + 4 * n / RANKS
-        )  # gradients are not there yet; the shard of the weights is kept twice
+        # Gradients are not there yet; the shard of the weights is kept twice.
+        states = (4 + 4 + 8 / RANKS) * n - 4 * n + 4 * n / RANKS
     elif remedy == "ZeRO-3":
         states = 12 * n / RANKS
     elif remedy == "4 microbatches":
         return 16 * n + (4 * 16 + head) * unit / 4
     elif remedy == "recompute":
-        return (
-            states + max(4 + head, 4 + 16 + 5) * unit
-        )  # four inputs; then the head, or a whole block again and its first gradients
+        # Four inputs; then the head, or a whole block again and its first gradients.
+        return states + max(4 + head, 4 + 16 + 5) * unit
     elif remedy == "TP + SP":
         ends = (2 * toy.VOCABULARY + LONG) * HIDDEN
         return 16 * ((n - ends) / RANKS + ends) + (4 * 5.5 + head) * unit

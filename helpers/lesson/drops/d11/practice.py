@@ -12,8 +12,8 @@ def causes(before, after):
     share}, which sum to 1.
 
     before, after: {"ranks": n, "batch": sequences in a step, "parts": {"compute": seconds, "tp": ..., "pp":
-    ..., "dp": ..., "rest": ...}}.
-    Perfect scaling would make each part batch/ranks times what it was; what is beyond that is lost.
+    ..., "dp": ..., "rest": ...}}. Perfect scaling would make each part batch/ranks times what it was; what is
+    beyond that is lost.
     """
     ratio = (after["batch"] / after["ranks"]) / (before["batch"] / before["ranks"])
     beyond = {

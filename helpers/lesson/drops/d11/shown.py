@@ -9,7 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from .... import toy
-from ....runtime import worker
+from ....runtime import current
 from ....runtime.clock import Timeline, span
 from ....runtime.world import World
 from ....table import Table
@@ -70,7 +70,7 @@ def measure(d: int, t: int, p: int, m: int = 1, cluster: Cluster = NODES, tries:
         batch = toy.make_batch(BATCH, TOKENS)
         for group in ("dp", "pp", "tp"):
             dist.barrier(grid[group].get_group())  # connections are made before the clock runs
-        worker.here.recorder.start()
+        current.rank.recorder.start()
         dist.barrier()
         with span("busy"):
             toy.grid_step(stage, *batch, ops, m, grid)

@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 
-from ....runtime.trace import Trace, beyond, expected, trace
+from ....runtime.trace import Trace, trace
 from ....table import Table, human
 from ....theory import CLUSTERS, Layout, Plan, plan
 from ....theory.memory import stage_memory, states
 from ....theory.models import find_model
+from ....theory.traced import beyond, expected
 
 MODEL, CLUSTER, GPUS, BATCH, SEQ = find_model("llama-3-70b"), CLUSTERS["dgx-h100"], 64, 128, 8192
 

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from .... import devices, toy, train
-from ....runtime import memory, worker
-from ....runtime.trace import layer_bytes, root_bytes
+from ....runtime import current, memory
 from ....runtime.world import World
 from ....table import Table, human
 from ....theory.collectives import book
+from ....theory.traced import layer_bytes, root_bytes
 from ....train import Config
 
 
@@ -93,7 +93,7 @@ def train_on(world: World, config: Config) -> str:
 
     def run(config):
         said: list[str] = []
-        done = train.train(config, worker.here.device, said.append).number
+        done = train.train(config, current.rank.device, said.append).number
         return " ".join([*said, f"{done} steps are done."])
 
     with losses_live(Path(config.out)):
@@ -112,9 +112,8 @@ def three_ways(world: World, config: Config) -> Table:
     for row in traffic.ranks[0]:
         if row.op in op_of:
             counted[op_of[row.op]] += row.book
-    counted["tp"] -= book(
-        "all_reduce", 16, world.n
-    )  # the loss and the gradients' norm, two numbers that all ranks share
+    # The loss and the gradients' norm, two numbers that all ranks share.
+    counted["tp"] -= book("all_reduce", 16, world.n)
     rows = [
         [{"shard": "dp (FSDP)"}.get(axis, axis), human(size), human(counted[axis])]
         for axis, size in sent_by_first(config).items()
@@ -157,7 +156,7 @@ def _product_speed() -> float:
 
     It is made large enough to take 10 ms.
     """
-    device, n, seconds = worker.here.device, 512, 0.0
+    device, n, seconds = current.rank.device, 512, 0.0
     while dist.get_rank() == 0 and seconds < 0.01:
         n *= 2
         a = torch.randn(n, n, device=device)
@@ -179,10 +178,10 @@ def _second_step(config: Config) -> tuple[Config, int]:
 
     The configuration with its zeros filled in, and bytes of weights and Adam's state.
     """
-    trainer = train.Trainer(config, worker.here.device)
+    trainer = train.Trainer(config, current.rank.device)
     trainer.step()
     dist.barrier()
-    worker.here.recorder.start()
+    current.rank.recorder.start()
     trainer.step()
     held = memory.by_kind(trainer.model, trainer.optimizer)
     return trainer.config, held["parameters"] + held["optimizer"]
@@ -199,9 +198,8 @@ def sent_by_first(config: Config) -> dict[str, float]:
     """Bytes that rank 0 sends in a step, by axis, float32.
 
     tp: 4 all-reduces a layer and microbatch. pp: one send a microbatch. dp: FSDP gathers each layer for every
-    forward and every backward, and
-    the rest once for both; with a pipeline what was gathered for a backward stays until the end of the step.
-    It reduces all of it once.
+    forward and every backward, and the rest once for both; with a pipeline what was gathered for a backward
+    stays until the end of the step. It reduces all of it once.
     """
     layer, rest = _first_stage(config)
     layers, m = config.layers // config.pp, config.batch // config.dp // config.microbatch
@@ -242,7 +240,7 @@ def _accelerator():
     from accelerate import Accelerator, PartialState
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, ParallelismConfig
 
-    here = PartialState(cpu=worker.here.device.type == "cpu")
+    here = PartialState(cpu=current.rank.device.type == "cpu")
     if here.distributed_type != DistributedType.MULTI_GPU or here.num_processes == 1:
         return Accelerator()
     by_block = FullyShardedDataParallelPlugin(

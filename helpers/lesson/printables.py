@@ -21,8 +21,8 @@ from ..table import Table, human
 from ..theory import CLUSTERS, MODELS, Layout, estimate
 from ..theory.cost import sent
 from ..theory.memory import states
+from .books import notebooks
 from .cards import Card, load
-from .make import notebooks
 
 A4, A6 = (11.69, 8.27), (5.83, 4.13)  # inches, lying
 STYLE = """<meta charset="utf-8"><style>

@@ -78,9 +78,8 @@ class Attention(nn.Module):
         self.v = nn.Linear(shape.hidden, shape.kv_width, bias=qkv)
         self.out = nn.Linear(shape.q_width, shape.hidden, bias=shape.biases)
 
-    def forward(
-        self, x, turn
-    ):  # (b, s, h), and the cosines and sines of rotary positions, each (s, head size / 2), or None
+    # (b, s, h), and the cosines and sines of rotary positions, each (s, head size / 2), or None.
+    def forward(self, x, turn):
         q, k, v = (
             each(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for each in (self.q, self.k, self.v)
         )
@@ -190,9 +189,10 @@ def parallelize(net: Transformer, mesh: DeviceMesh, sp: bool, plan: str) -> None
             {name: how for name, how in each.items() if name != "mlp.gate" or layer.mlp.gate is not None},
         )
         if sp and net.position is not None:
+            # (s, h): my tokens' positions.
             ends["position"] = PrepareModuleOutput(
                 output_layouts=Replicate(), desired_output_layouts=Shard(0)
-            )  # (s, h): my tokens' positions
+            )
     if ends:
         tied = net.head.weight is net.token.weight
         parallelize_module(net, mesh, ends)

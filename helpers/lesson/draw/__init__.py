@@ -1,0 +1,6 @@
+"""The pictures of the drops, but for timelines (gantt.py)."""
+
+from .comparing import decision_tree, loss_curves, ranking, scaling, waterfall
+from .cutting import cuts, matrix_cuts
+from .holding import memory_by_ranks, memory_by_stage, memory_traces
+from .sending import placement, ring, who_to_whom

@@ -1,0 +1,45 @@
+"""How long a rank lives: as long as its kernel, and what it forks as long as itself."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+from . import current
+
+
+def end_with_kernel(leash) -> None:
+    """Leave the kernel's session, where Jupyter sends its signals, but die when the kernel does, however it
+    dies.
+
+    Nothing is ever written to `leash`, whose other end only the kernel holds. When the kernel goes, the
+    operating system signals that (SIGIO), and by default that signal ends a process: no thread need be free
+    to notice.
+    """
+    if sys.platform == "win32":
+        return  # there the closing control pipe alone must do
+    import fcntl
+
+    os.setsid()
+    fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
+    os.register_at_fork(after_in_child=_end_with_rank)
+    fcntl.fcntl(leash, fcntl.F_SETFL, fcntl.fcntl(leash, fcntl.F_GETFL) | os.O_ASYNC)
+    if leash.poll(0):
+        os._exit(0)  # it went before we were listening
+
+
+def _end_with_rank() -> None:
+    """In a process forked by a rank (a DataLoader's worker): it is no rank, and ends when the rank does."""
+    current.rank = None
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` show. Linux only."""
+    if sys.platform == "linux":
+        pr_set_name = 15
+        ctypes.CDLL(None).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)
