@@ -9,6 +9,12 @@ OTHERWISE_RIGHT  (exercise, attempt) that must pass too; may be left out
 import inspect
 import time
 
+__all__ = [
+    "test_a_mistake_is_caught_and_named",
+    "test_what_is_right_passes",
+    "test_empty_is_not_started_and_gives_the_first_hint",
+]
+
 
 def cases(module, names: list[str]) -> list[tuple] | None:
     """The arguments for a test that takes `names`; None if it is none of these."""

@@ -6,9 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from exercise_tests import (
-    test_empty_is_not_started_and_gives_the_first_hint,  # noqa: F401
-)
+from exercise_tests import *  # noqa: F403
 
 from helpers import World
 from helpers.lesson.defence import QUESTIONS, Defence

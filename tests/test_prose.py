@@ -136,7 +136,7 @@ COMPUTED = {
         "each rank also holds 1.5 MB of other states",
         f"*N* = {TOY:,} parameters",
         f"is {UNIT / 1e6:.3f} MB",
-        f"the head {2 + 3 * d10.toy.VOCABULARY / d10.HIDDEN:.0f}",
+        f"the head {2 + 3 * toy.VOCABULARY / d10.HIDDEN:.0f}",
         (
             f"12·*N* + 78 units = {12 * TOY / 1e6:.1f} + {78 * UNIT / 1e6:.1f} ="
             f" {d10.predicted('nothing') / 1e6:.1f} MB"
