@@ -295,6 +295,7 @@ def drive(name: str, doing: str) -> dict:
         print("stuck now", flush=True)
         peer.call(stuck)
     if doing == "stopped":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     fn = {"raises": raises, "dies": dies, "stopped": stuck}[doing]
     said, start = io.StringIO(), time.perf_counter()

@@ -41,7 +41,7 @@ def main() -> int:
             "--nbval",
             "--nbval-cell-timeout=120",
             "-n",
-            str(max(2, os.cpu_count() or 2)),
+            str(int(os.environ.get("N", 2))),
             "--dist",
             "loadfile",
             "--no-loadscope-reorder",

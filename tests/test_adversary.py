@@ -38,6 +38,7 @@ def run_script(text: str, seconds: float = 60) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 @linux
 def test_stop_during_warm_up_leaves_the_server_alive():
     out = run_script("""
@@ -53,6 +54,7 @@ def test_stop_during_warm_up_leaves_the_server_alive():
     assert out == "[1, 1]\n"
 
 
+@pytest.mark.slow
 @linux
 def test_another_package_of_this_name_where_the_kernel_starts(tmp_path):
     """The fork server imports ours, and ranks start where the kernel is, with all imported."""
@@ -74,6 +76,7 @@ def test_another_package_of_this_name_where_the_kernel_starts(tmp_path):
     assert out.stdout == f"{[(str(here), True)] * 2}\n", out.stderr
 
 
+@pytest.mark.slow
 def test_stop_during_the_import_is_put_off():
     out = run_script("""
         import signal, threading

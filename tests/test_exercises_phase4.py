@@ -154,7 +154,13 @@ def test_the_page_is_whole_in_itself(page, tmp_path):
 
 @pytest.mark.parametrize(
     "choice",
-    [dict(dp=2, tp=2, pp=2), dict(dp=4, pp=2), dict(dp=4, tp=2), dict(dp=8), dict(dp=2, tp=4)],
+    [
+        dict(dp=2, tp=2, pp=2),
+        *(
+            pytest.param(choice, marks=pytest.mark.slow)
+            for choice in (dict(dp=4, pp=2), dict(dp=4, tp=2), dict(dp=8), dict(dp=2, tp=4))
+        ),
+    ],
     ids=str,
 )
 def test_every_byte_of_a_training_step_is_predicted(choice):

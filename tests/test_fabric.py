@@ -273,6 +273,7 @@ def test_a_receive_from_anybody_works(eight):
     assert eight.run(anybody)[0] == 4
 
 
+@pytest.mark.slow
 def test_many_groups_leave_no_threads(eight):
     def groups():
         import threading

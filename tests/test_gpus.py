@@ -367,6 +367,7 @@ def test_tasks_that_see_one_gpu_each_and_know_no_local_rank(standin):
     )
 
 
+@pytest.mark.slow
 def test_an_emulated_network_and_gpus_exclude_each_other(standin):
     said = python(
         """

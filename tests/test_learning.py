@@ -222,7 +222,9 @@ def anchors(markdown: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "file", [ROOT / "README.md", ROOT / "data" / "teaching.md", *NOTEBOOKS], ids=lambda p: p.name
+    "file",
+    [ROOT / "README.md", ROOT / "helpers" / "ARCHITECTURE.md", ROOT / "data" / "teaching.md", *NOTEBOOKS],
+    ids=lambda p: p.name,
 )
 def test_every_relative_link_leads_somewhere(file):
     prose = text(nbformat.read(file, as_version=4)) if file.suffix == ".ipynb" else file.read_text()

@@ -48,6 +48,34 @@ def test_arrows_run_one_way(part):
         assert parts <= MAY[part] | {part}, f"{file.relative_to(ROOT)} imports {parts - MAY[part] - {part}}"
 
 
+def loads(file: Path) -> set[Path]:
+    """Files of helpers that a file imports as it is loaded itself: not in functions, nor for types alone."""
+    package = list(file.relative_to(ROOT).with_suffix("").parts[:-1])
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("helpers")):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = ROOT.joinpath(*base, *(node.module or "").split("."))
+            names = [base / alias.name for alias in node.names] + [base]
+            found |= {f.with_suffix(".py") for f in names if f.with_suffix(".py").is_file()}
+    return found - {file}
+
+
+def test_no_module_needs_itself():
+    open_, done = [], set()
+
+    def visit(file):
+        assert file not in open_, " -> ".join(str(f.relative_to(HELPERS)) for f in [*open_, file])
+        if file not in done:
+            open_.append(file)
+            for other in loads(file):
+                visit(other)
+            done.add(open_.pop())
+
+    for file in HELPERS.rglob("*.py"):
+        visit(file)
+
+
 def test_theory_needs_no_torch():
     for file in (HELPERS / "theory").rglob("*.py"):
         assert not {

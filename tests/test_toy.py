@@ -97,7 +97,7 @@ def on_ranks(scheme, ranks, kinds):
     return train(model, stage, lambda *a: toy.pipeline_step(stage, *a, group=group))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize(
     "kinds", [{}, {"tied": True}, {"frozen": True}], ids=lambda k: " ".join(k) or "plain"
 )

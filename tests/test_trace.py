@@ -50,9 +50,14 @@ def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len,
     "layout",
     [
         Layout(8, 8, zero=3),
-        Layout(8, 8, zero=3, sequence_parallel=False),
-        Layout(16, 4, zero=3, microbatch=2),
-        Layout(8, 8, zero=3, recompute="full"),
+        *(
+            pytest.param(layout, marks=pytest.mark.slow)
+            for layout in (
+                Layout(8, 8, zero=3, sequence_parallel=False),
+                Layout(16, 4, zero=3, microbatch=2),
+                Layout(8, 8, zero=3, recompute="full"),
+            )
+        ),
     ],
     ids=str,
 )

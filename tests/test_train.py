@@ -67,13 +67,18 @@ def test_every_layout_is_the_twin(world, twin, dp, tp, pp):
 @pytest.mark.parametrize(
     "choice",
     [
-        dict(dp=4, tp=2, sp=True),
         dict(dp=2, tp=2, pp=2, sp=True),
         dict(dp=8, shard=2),
-        dict(dp=4, tp=2, shard=1),
         dict(dp=4, pp=2, microbatch=0),
-        dict(dp=4, pp=2, microbatch=1, schedule="GPipe"),
-        dict(dp=8, microbatch=1),
+        *(
+            pytest.param(choice, marks=pytest.mark.slow)
+            for choice in (
+                dict(dp=4, tp=2, sp=True),
+                dict(dp=4, tp=2, shard=1),
+                dict(dp=4, pp=2, microbatch=1, schedule="GPipe"),
+                dict(dp=8, microbatch=1),
+            )
+        ),
     ],
     ids=str,
 )

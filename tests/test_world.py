@@ -549,7 +549,15 @@ def alive(pids) -> list[int]:
 
 @linux
 @pytest.mark.parametrize(
-    "manner", ["kernel", "group", "in a collective", "holding the interpreter", "ends", "exit"]
+    "manner",
+    [
+        "kernel",
+        "in a collective",
+        *(
+            pytest.param(manner, marks=pytest.mark.slow)
+            for manner in ("group", "holding the interpreter", "ends", "exit")
+        ),
+    ],
 )
 def test_no_rank_outlives_the_kernel(manner):
     then = {
@@ -572,6 +580,7 @@ def test_no_rank_outlives_the_kernel(manner):
     assert not alive(pids)
 
 
+@pytest.mark.slow
 @linux
 def test_a_script_needs_no_main_guard_and_runs_once():
     kernel, _ = start_script("print(world.run(lambda: 1))")
