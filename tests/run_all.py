@@ -41,7 +41,7 @@ def main() -> int:
             "--nbval",
             "--nbval-cell-timeout=120",
             "-n",
-            str(int(os.environ.get("N", 2))),
+            str(max(2, os.cpu_count() or 2)),
             "--dist",
             "loadfile",
             "--no-loadscope-reorder",

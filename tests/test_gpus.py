@@ -286,6 +286,7 @@ with d14.world_here() as world, tempfile.TemporaryDirectory() as folder:
     assert set(rows) == {"tp", "pp"}, said  # predicted and counted are the same
 
 
+@pytest.mark.slow
 def test_what_a_notebook_launcher_calls_in_the_kernel_says_so(tmp_path):
     """Colab, where accelerate starts no processes."""
     said = python(

@@ -81,6 +81,7 @@ def test_the_cheat_sheet_is_one_page_that_every_drop_fills(tmp_path):
     assert by_name["DP 8"][1] == "128 GB" and by_name["FSDP (ZeRO-3), DP 8"][1] == "16.1 GB"
 
 
+@pytest.mark.slow
 def test_every_drop_becomes_slides(tmp_path):
     slides.write("", tmp_path)
     for number, book in BOOKS.items():

@@ -31,12 +31,17 @@ def on_paper(model, layout, seq_len):
         (SHORT, Layout(16, 4, microbatch=2, zero=3, gradient_bytes=4), 2048, "Megatron's"),
         (SHORT, Layout(8, 8, zero=3, sequence_parallel=False), 4096, "Megatron's"),
         (SHORT, Layout(8, 8, zero=3, sequence_parallel=False), 4096, "usual"),
-        (SHORT, Layout(8, 2, zero=3, recompute="full"), 4096, "Megatron's"),
-        (SHORT, Layout(8, 2, zero=3, recompute="full", sequence_parallel=False), 4096, "usual"),
-        (SHORT, Layout(64, 1, zero=3, sequence_parallel=False), 4096, "Megatron's"),
-        (SHORT, Layout(1, 8, zero=3), 4096, "Megatron's"),
-        (GPT, Layout(4, 8, zero=3, sequence_parallel=False), 2048, "usual"),
         (GPT, Layout(8, 4, zero=3), 2048, "Megatron's"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (SHORT, Layout(8, 2, zero=3, recompute="full"), 4096, "Megatron's"),
+                (SHORT, Layout(8, 2, zero=3, recompute="full", sequence_parallel=False), 4096, "usual"),
+                (SHORT, Layout(64, 1, zero=3, sequence_parallel=False), 4096, "Megatron's"),
+                (SHORT, Layout(1, 8, zero=3), 4096, "Megatron's"),
+                (GPT, Layout(4, 8, zero=3, sequence_parallel=False), 2048, "usual"),
+            )
+        ),
     ],
     ids=str,
 )

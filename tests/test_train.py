@@ -86,6 +86,7 @@ def test_so_is_every_other_choice(world, twin, choice):
     near(world.run(losses_of, small(**choice), 6)[0], twin[:6], 1e-6)
 
 
+@pytest.mark.slow
 def test_half_precision_follows_the_twin_from_afar(world, twin):
     near(world.run(losses_of, small(2, 2, 2, precision="bfloat16"), 6)[0], twin[:6], 2e-2)
 
