@@ -256,6 +256,11 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """`three-axes`, which an installation brings; `python -m helpers` is the same."""
     sys.stdout.reconfigure(errors="replace")  # where bars cannot be shown there are question marks
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    command()

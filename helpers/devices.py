@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 CPU = torch.device("cpu")
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # type of device -> what init_process_group is given
-# A group's timeout, in those after which we give up: NCCL's watchdog would kill the process first.
-PATIENCE = {"cpu": 1, "cuda": 2}
+# Environment of a process that uses NCCL. Its watchdog shall end no process: what goes wrong we find and say
+# ourselves. PyTorch wants it so where communicators are aborted by hand (`_abort_process_group`).
+NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 # Environment of a process that shall see none.
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 

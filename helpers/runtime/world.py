@@ -60,8 +60,9 @@ class World:
     asks for one behaves as on a laptop. gpus=True gives each rank a GPU of its own, `device`, whose tensors
     travel over NCCL: the operating system does not count those. Results come back on the CPU. A call is over
     when its GPU has done all that was asked of it, so that a collective that hangs is the call's own, and
-    named. A CUDA error leaves a rank's GPU unusable: then all ranks start afresh, and their variables are
-    gone.
+    named. Then NCCL's communicators are aborted and made anew; variables stay where that frees every rank
+    within some seconds, and else all ranks start afresh, without them. So they do after an error of CUDA,
+    which leaves a GPU unusable for its process.
     """
 
     def __init__(
@@ -175,8 +176,7 @@ class World:
     def _start(self) -> None:
         """Fresh processes in a fresh group."""
         environ = dict(os.environ, GLOO_SOCKET_IFNAME="lo" if sys.platform == "linux" else "lo0")
-        if not self.gpus:
-            environ |= devices.NO_GPUS
+        environ |= devices.NCCL if self.gpus else devices.NO_GPUS
         os.makedirs(self._folder, exist_ok=True)
         captured = [output.Captured() for _ in range(self.n)]
         try:

@@ -53,14 +53,13 @@ def join_group(timeout: float) -> tuple[torch.device, str]:
     device = devices.CPU if taken is None else torch.device("cuda", taken[rank])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        # What is wrong we say ourselves (see `within`)
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        os.environ.update(devices.NCCL)
     dist.init_process_group(
         devices.BACKENDS[device.type],
         store=store,
         rank=rank,
         world_size=n,
-        timeout=timedelta(seconds=timeout * devices.PATIENCE[device.type]),
+        timeout=timedelta(seconds=timeout),
     )
     return device, where(seen, taken)
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from .. import devices, toy
+from .. import toy
 from .config import Config
 
 
@@ -37,7 +37,7 @@ def mesh_of(config: Config, device: str) -> DeviceMesh:
     )
     # A group that is made later does not take over the first one's timeout.
     for group in mesh.get_all_groups():
-        _set_pg_timeout(timedelta(seconds=config.timeout * devices.PATIENCE[device]), group)
+        _set_pg_timeout(timedelta(seconds=config.timeout), group)
     return mesh
 
 
