@@ -46,8 +46,8 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(names, cases, ids=lambda x: getattr(x, "name", getattr(x, "__name__", "")))
 
 
-# Two workers take files in this order. What keeps all cores busy comes beside what mostly waits, and no long
-# file is left for the end.
+# Two workers take the files in this order. Files that use all cores alternate with files that mostly wait for
+# a timeout, and the long ones come first.
 FIRST = (
     "test_train",
     "test_exercises_phase2",

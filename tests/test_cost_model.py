@@ -12,12 +12,12 @@ BELOW = {
     "Korthikanti 2022, T5 (fitted)": 3.6,
     "Narayanan 2021, T1 (fitted)": 5,
     "Narayanan 2021, T2 PTD-P": 6,
-    "Narayanan 2021, T2 ZeRO-3": 20,
-    "MT-NLG 530B": 10,
-    "Zero Bubble, 1F1B and interleaved": 8,
-    "Zero Bubble, ZB-1p": 8,
-    "Llama 3 405B, T4": 10,
-    "torchtitan, FSDP on 64 A100": 12,
+    "Narayanan 2021, T2 ZeRO-3": 11,
+    "MT-NLG 530B": 6,
+    "Zero Bubble, 1F1B and interleaved": 6,
+    "Zero Bubble, ZB-1p": 6,
+    "Llama 3 405B, T4": 6.5,
+    "torchtitan, FSDP on 64 A100": 4,
 }
 
 

@@ -234,8 +234,9 @@ FORMULAS = {
     "head": "what the vocabulary's products add to the slowest stage, m times",
     "pipeline sends": "2·(m·v + p - 1) sends of 2·s·b·h/t bytes; v = 2 for ZB-V",
     "bubble": (
-        "the time of all other stages for one microbatch, divided by v; where W waits, of that F + I - W"
-        " (ZB-H1), F + I - 2W (ZB-H2; F at least) or I - W (ZB-V; half of I at least)"
+        "the time of all other stages for one microbatch, divided by v. Schedules that split the backward"
+        " idle for a part of it: F + I - W (ZB-H1), F + I - 2W and at least F (ZB-H2), I - W and at least"
+        " I/2 (ZB-V)"
     ),
     "data parallel": (
         "gradients (and weights with ZeRO) around the ring, less what hides under backward; ZeRO-3 copies"

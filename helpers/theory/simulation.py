@@ -203,8 +203,8 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
             stage[kinds == kind]
         ]
 
-    # What can be needed has a place in `done`, for its end. The last place is for what is there from the
-    # beginning.
+    # done[k] is the time at which result k is there, infinity until then. Results are numbered by kind (F,
+    # then I or B, then W), microbatch and stage. One more number stands for no result: there at time 0.
     each = (microbatch.max() + 1) * (last + 1)
     place = lambda what, at: what * each + microbatch * (last + 1) + at
     nothing = 3 * each
