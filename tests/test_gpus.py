@@ -17,6 +17,7 @@ import torch
 from helpers import World, devices, doctor
 from helpers.__main__ import main
 from helpers.doctor.check import Check, Skipped, Wrong
+from helpers.doctor.training import SMALL_RUN
 from helpers.runtime import operators
 from helpers.runtime.messages import Error
 from helpers.runtime.ports import free_port
@@ -300,18 +301,8 @@ def test_what_a_notebook_launcher_calls_in_the_kernel_says_so(tmp_path):
 def test_a_worker_for_each_gpu_and_one_more(standin):
     command = [
         sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "helpers.train",
-        "--hidden",
-        "32",
-        "--seq-len",
-        "16",
-        "--batch",
-        "8",
+        *"-m torch.distributed.run --nproc-per-node 2".split(),
+        *SMALL_RUN,
         "--steps",
         "2",
     ]
@@ -331,21 +322,7 @@ def test_tasks_that_see_one_gpu_each_and_know_no_local_rank(standin):
     port = free_port()
     ranks = [
         subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "helpers.train",
-                "--hidden",
-                "32",
-                "--seq-len",
-                "16",
-                "--batch",
-                "8",
-                "--steps",
-                "2",
-                "--tp",
-                "2",
-            ],
+            [sys.executable, *SMALL_RUN, *"--steps 2 --tp 2".split()],
             cwd=HERE.parent,
             env=standin(2)
             | {

@@ -21,6 +21,7 @@ import pytest
 import torch.distributed as dist
 
 from helpers import World, train
+from helpers.doctor.training import ACCELERATE, KILLED, SMALL_RUN
 from helpers.lesson.drops import d14
 from helpers.train import Config, Trainer, checkpoint, launch
 
@@ -176,19 +177,7 @@ def trained(tmp_path_factory):
 
 
 def command(*options, out, launcher=(), **kwargs):
-    options = [
-        "-m",
-        "helpers.train",
-        "--hidden",
-        "32",
-        "--seq-len",
-        "16",
-        "--batch",
-        "8",
-        "--out",
-        str(out),
-        *options,
-    ]
+    options = [*SMALL_RUN, "--out", str(out), *options]
     return subprocess.run(
         [sys.executable, *launcher, *options],
         cwd=HERE.parent,
@@ -327,20 +316,8 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
         [
             sys.executable,
             *torchrun(2),
-            "-m",
-            "helpers.train",
-            "--hidden",
-            "32",
-            "--seq-len",
-            "16",
-            "--batch",
-            "8",
-            "--pp",
-            "2",
-            "--steps",
-            "2000",
-            "--every",
-            "3",
+            *SMALL_RUN,
+            *"--pp 2 --steps 2000 --every 3".split(),
             "--out",
             str(tmp_path),
         ],
@@ -457,42 +434,16 @@ def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():
 def test_torchrun_starts_again_when_a_rank_dies(tmp_path):
     """Rank 1 ends itself, once, after the first checkpoint."""
     script = tmp_path / "dies.py"
-    script.write_text(
-        "import os\nfrom helpers import train\nfrom helpers.train import launch\nstep ="
-        " train.Trainer.step\ndef dies(self):\n    if self.number == 5 and os.environ['RANK'] == '1' and"
-        " os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n        os._exit(9)\n    return"
-        " step(self)\ntrain.Trainer.step = dies\nos._exit(launch.main())\n"
-    )
+    script.write_text(KILLED)
     run = tmp_path / "run"
+    options = [*SMALL_RUN[2:], *"--steps 8 --every 3 --dp 2 --timeout 8".split(), "--out", str(run)]
     done = subprocess.run(
-        [
-            sys.executable,
-            *torchrun(2),
-            "--max-restarts",
-            "1",
-            str(script),
-            "--hidden",
-            "32",
-            "--seq-len",
-            "16",
-            "--batch",
-            "8",
-            "--steps",
-            "8",
-            "--every",
-            "3",
-            "--dp",
-            "2",
-            "--timeout",
-            "8",
-            "--out",
-            str(run),
-        ],
+        [sys.executable, *torchrun(2), "--max-restarts", "1", str(script), *options],
         cwd=HERE.parent,
         capture_output=True,
         text=True,
         timeout=180,
-        env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parent)),
+        env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parent), DIES="1"),
     )
     assert done.returncode == 0 and "going on from step-000003" in done.stderr, done.stderr
     whole(run, 8)
@@ -500,21 +451,7 @@ def test_torchrun_starts_again_when_a_rank_dies(tmp_path):
 
 @pytest.mark.slow
 def test_accelerate_launches_the_same_script(tmp_path):
-    launcher = (
-        "-m",
-        "accelerate.commands.launch",
-        "--multi_gpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-        "--main_process_port",
-        "0",
-    )
+    launcher = ACCELERATE.format("--multi_gpu", 2).split()
     done = command("--tp", "2", "--steps", "3", out=tmp_path, launcher=launcher)
     assert done.returncode == 0, done.stderr
     whole(tmp_path, 3)

@@ -125,28 +125,8 @@ def accelerate(meet: str) -> str:
     expect(apart < 1e-5, f"on {ranks} ranks losses differ from the twin's by {apart:.1e}")
     with tempfile.TemporaryDirectory() as folder:
         n = max(1, min(2, devices.gpus() or 2))
-        ran = _command(
-            "-m",
-            "accelerate.commands.launch",
-            *(["--multi_gpu"] if n > 1 else []),
-            "--num_processes",
-            str(n),
-            "--num_machines",
-            "1",
-            "--mixed_precision",
-            "no",
-            "--dynamo_backend",
-            "no",
-            "--main_process_port",
-            "0",
-            "-m",
-            "helpers.train",
-            *_small(),
-            "--steps",
-            "3",
-            "--out",
-            folder,
-        )
+        launcher = ACCELERATE.format("--multi_gpu" if n > 1 else "", n).split()
+        ran = _command(*launcher, *SMALL_RUN, "--steps", "3", "--out", folder)
     expect(
         ran.returncode == 0 and "3 steps under" in ran.stderr,
         f"accelerate launch ended with {ran.returncode}: {_tail(ran)}",
@@ -154,8 +134,14 @@ def accelerate(meet: str) -> str:
     return f"{ranks} ranks within {apart:.0e} of the twin; launched: {_first_line(ran)}"
 
 
-def _small() -> list[str]:
-    return ["--hidden", "32", "--seq-len", "16", "--batch", "8"]
+# To be given --multi_gpu or nothing, and the number of processes.
+ACCELERATE = (
+    "-m accelerate.commands.launch {} --num_processes {} --num_machines 1 --mixed_precision no"
+    " --dynamo_backend no --main_process_port 0"
+)
+
+
+SMALL_RUN = "-m helpers.train --hidden 32 --seq-len 16 --batch 8".split()
 
 
 def _command(*arguments: str, seconds: float = 150, **environ: str) -> subprocess.CompletedProcess:
@@ -217,7 +203,7 @@ def torchrun(meet: str) -> str:
             "--max-restarts",
             "1",
             str(script),
-            *_small(),
+            *SMALL_RUN[2:],
             "--steps",
             "8",
             "--every",
@@ -254,9 +240,7 @@ def two_hosts(meet: str) -> str:
         *f"-m torch.distributed.run --nnodes 2 --nproc-per-node {each} --rdzv-backend c10d".split(),
         *f"--rdzv-endpoint {meet}:{PORT} --rdzv-conf is_host={int(first)},join_timeout=60".split(),
         *address,
-        "-m",
-        "helpers.train",
-        *_small(),
+        *SMALL_RUN,
         "--tp",
         "2",
         "--steps",
