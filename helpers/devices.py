@@ -5,7 +5,9 @@ NVIDIA's and AMD's alike: PyTorch calls both `cuda`, and the library that carrie
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -48,6 +50,15 @@ def assign(seen: list[tuple[str, ...]]) -> list[int] | None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done all that it was given. A CPU has, always."""
+    """Wait until a GPU has done all that it was asked to do. On a CPU there is nothing to wait for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """How long `work()` takes on a device, from idle to idle."""
+    synchronize(device)
+    start = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - start

@@ -98,11 +98,11 @@ def fork(meet: str) -> str:
 def start(meet: str) -> str:
     took = []
     for name, n, gpus in worlds():
-        start = time.monotonic()
+        began = time.monotonic()
         with World(n, gpus=gpus, timeout=60) as world:
             sums = world.run(add_ones)
             expect(sums == [n] * n, f"{n} ranks on {name}: all-reduce of ones gives {sums}")
-        took.append(f"{n} on {name} after {time.monotonic() - start:.1f} s")
+        took.append(f"{n} on {name} after {time.monotonic() - began:.1f} s")
     return "first all-reduce: " + ", ".join(took)
 
 
@@ -146,7 +146,7 @@ def _timed() -> tuple[float, float]:
     """On a rank: seconds of the same products by a span and by the device's own clock."""
     device = ours()
     x = torch.randn(1024, 1024, device=device)
-    times = int(max(1, 0.03 / min(_one(x) for _ in range(3))))  # of 30 ms
+    times = int(max(1, 0.03 / min(devices.seconds_of(lambda: x @ x, device) for _ in range(3))))  # of 30 ms
     mark = (lambda: torch.cuda.Event(enable_timing=True)) if device.type == "cuda" else _Clock
     begin, end = mark(), mark()
     with span("F"):
@@ -156,15 +156,6 @@ def _timed() -> tuple[float, float]:
         end.record()
     recorded = current.rank.recorder.spans[-1]
     return recorded.end - recorded.start, begin.elapsed_time(end) / 1e3
-
-
-def _one(x: torch.Tensor) -> float:
-    """Seconds of one product."""
-    devices.synchronize(x.device)
-    start = time.perf_counter()
-    x @ x
-    devices.synchronize(x.device)
-    return time.perf_counter() - start
 
 
 class _Clock:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,13 +67,11 @@ def _apart(losses: list[float], twin: list[float]) -> float:
     return max(abs(a / b - 1) for a, b in zip(losses, twin, strict=True))
 
 
-@contextmanager
-def _training_world():
+def _training_world() -> World:
     """The ranks that training takes here: GPUs where there are some, else four on the CPU."""
     from ..lesson.drops.d14 import world_here
 
-    with World(4, timeout=120) if not devices.gpus() else world_here() as world:
-        yield world
+    return world_here() if devices.gpus() else World(4, timeout=120)
 
 
 @check(
@@ -124,7 +121,7 @@ def accelerate(meet: str) -> str:
         ranks = world.n
     expect(apart < 1e-5, f"on {ranks} ranks losses differ from the twin's by {apart:.1e}")
     with tempfile.TemporaryDirectory() as folder:
-        n = max(1, min(2, devices.gpus() or 2))
+        n = _two_at_most()
         launcher = ACCELERATE.format("--multi_gpu" if n > 1 else "", n).split()
         ran = _command(*launcher, *SMALL_RUN, "--steps", "3", "--out", folder)
     expect(
@@ -161,6 +158,11 @@ def _command(*arguments: str, seconds: float = 150, **environ: str) -> subproces
         ) from None
 
 
+def _two_at_most() -> int:
+    """Processes for a launcher: two, or one for a single GPU."""
+    return min(2, devices.gpus() or 2)
+
+
 def _first_line(ran: subprocess.CompletedProcess) -> str:
     return next(
         (line for line in ran.stderr.splitlines() if re.match(r"\d+ ranks? on ", line)), "(no first line)"
@@ -191,26 +193,15 @@ os._exit(launch.main())
     "the run's output says which rank; try a longer --timeout",
 )
 def torchrun(meet: str) -> str:
-    n = max(1, min(2, devices.gpus() or 2))
+    n = _two_at_most()
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "dies.py"
         script.write_text(KILLED)
         ran = _command(
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            str(n),
-            "--max-restarts",
-            "1",
+            *f"-m torch.distributed.run --nproc-per-node {n} --max-restarts 1".split(),
             str(script),
             *SMALL_RUN[2:],
-            "--steps",
-            "8",
-            "--every",
-            "3",
-            "--timeout",
-            "20",
-            "--out",
+            *"--steps 8 --every 3 --timeout 20 --out".split(),
             folder,
             DIES=str(n - 1),
         )
@@ -241,10 +232,7 @@ def two_hosts(meet: str) -> str:
         *f"--rdzv-endpoint {meet}:{PORT} --rdzv-conf is_host={int(first)},join_timeout=60".split(),
         *address,
         *SMALL_RUN,
-        "--tp",
-        "2",
-        "--steps",
-        "5",
+        *"--tp 2 --steps 5".split(),
         seconds=200,
     )
     expect(ran.returncode == 0, f"torchrun ended with {ran.returncode}: {_tail(ran)}")

@@ -219,9 +219,8 @@ def main(argv: list[str] | None = None) -> int:
 def within(seconds: float, otherwise, device: torch.device):
     """What runs in this block must end within `seconds`, else `otherwise()` is called, on another thread.
 
-    For GPUs: a collective whose other ranks are gone holds the GPU up and not Python, which then waits for a
-    number, and would until NCCL's watchdog ended the process. On a CPU gloo raises by itself, and nothing is
-    watched.
+    It is for GPUs. When other ranks are gone, a collective blocks the GPU and raises nothing; Python goes on,
+    and waits at the first number that it reads. On a CPU gloo raises by itself, and nothing is watched.
     """
     timer = threading.Timer(seconds, otherwise)
     timer.daemon = True
@@ -268,7 +267,7 @@ LOST = (
     "communicator was aborted",
     "ncclsystemerror",
 )
-HERE = (
+FAULTS_HERE = (
     "duplicate gpu",
     "ncclinvalidusage",
     "ncclinvalidargument",
@@ -284,5 +283,5 @@ def lost_contact(e: RuntimeError) -> bool:
     return (
         isinstance(e, dist.DistNetworkError)
         or any(word in said for word in LOST)
-        and not any(word in said for word in HERE)
+        and not any(word in said for word in FAULTS_HERE)
     )

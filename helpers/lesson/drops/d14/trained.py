@@ -6,7 +6,6 @@ import os
 import signal
 import statistics
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -160,17 +159,9 @@ def _product_speed() -> float:
     while dist.get_rank() == 0 and seconds < 0.01:
         n *= 2
         a = torch.randn(n, n, device=device)
-        seconds = min(_seconds_of(lambda: a @ a, device) for _ in range(5))
+        seconds = min(devices.seconds_of(lambda: a @ a, device) for _ in range(5))
     dist.barrier()
     return 2 * n**3 / seconds if seconds else 0.0
-
-
-def _seconds_of(work, device) -> float:
-    devices.synchronize(device)
-    start = time.perf_counter()
-    work()
-    devices.synchronize(device)
-    return time.perf_counter() - start
 
 
 def _second_step(config: Config) -> tuple[Config, int]:
