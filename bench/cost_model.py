@@ -7,11 +7,13 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from dataclasses import replace
 
 from report import save
 
-from helpers.theory import CLUSTERS, MODELS, plan, validation
-from helpers.theory.layout import SCHEDULES, USUAL
+from helpers.theory import CLUSTERS, MODELS, Job, plan, validation
+from helpers.theory.frameworks import TEXTBOOK
+from helpers.theory.pipelines import SCHEDULES
 
 SPACES = (("llama-3-70b", 64, 128, 8192), ("llama-3-405b", 16384, 2048, 8192))
 
@@ -20,17 +22,11 @@ def planning(
     model: str, gpus: int, batch: int, seq_len: int, schedules: tuple[str, ...]
 ) -> tuple[int, float]:
     """(layouts looked at, seconds), median of nine."""
-    took = []
+    framework = replace(TEXTBOOK, schedules=schedules)
+    job, took = Job(MODELS[model], CLUSTERS["dgx-h100"], batch, seq_len, framework), []
     for _ in range(9):
         start = time.perf_counter()
-        found = plan(
-            MODELS[model],
-            CLUSTERS["dgx-h100"],
-            gpus=gpus,
-            global_batch=batch,
-            seq_len=seq_len,
-            schedules=schedules,
-        )
+        found = plan(job, gpus=gpus)
         took.append(time.perf_counter() - start)
     return found.looked_at, statistics.median(took)
 
@@ -39,7 +35,9 @@ if __name__ == "__main__":
     found = validation.table()
     save("cost_model", "The cost model against published runs, seconds per step", found.columns, found.rows)
     rows = []
-    for (model, gpus, batch, seq_len), schedules in itertools.product(SPACES, (USUAL, SCHEDULES)):
+    for (model, gpus, batch, seq_len), schedules in itertools.product(
+        SPACES, (TEXTBOOK.schedules, tuple(SCHEDULES))
+    ):
         layouts, seconds = planning(model, gpus, batch, seq_len, schedules)
         rows.append(
             [

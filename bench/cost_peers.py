@@ -19,7 +19,7 @@ from llm_analysis import config
 from llm_analysis.analysis import ActivationRecomputation, LLMAnalysis
 from report import save
 
-from helpers.theory import Layout, validation
+from helpers.theory import Job, Layout, validation
 from helpers.theory.cost import step_terms
 
 A100 = config.GPUConfig("a100", 80, 2039, 300, 8e-6, 312, inter_node_bandwidth_in_GB_per_sec=200)
@@ -123,8 +123,10 @@ def main() -> None:
 
     one = each(lambda: theirs(*run[:-1], efficiency=0.5))
     model = validation.gpt(run[0]["layers"], run[0]["hidden"], run[0]["heads"])
-    many = Layout(*(np.full(3000, k) for k in (1, 8, 1, 4, 1)))
-    all_at_once = each(lambda: step_terms(model, many, validation.A100, np.full(3000, 1), 2048)) / 3000
+    sizes = dict(dp=1, tp=8, pp=1, microbatch=4, interleave=1)
+    many = Layout(**{name: np.full(3000, size) for name, size in sizes.items()})
+    job = Job(model, validation.A100, 4, 2048)
+    all_at_once = each(lambda: step_terms(job, many)) / 3000
     save(
         "cost_peers",
         "The cost model beside llm-analysis, seconds per step",

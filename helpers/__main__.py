@@ -1,14 +1,15 @@
 """Size a cluster from the command line, without torch and without a GPU; and check the machine that the
 course runs on.
 
-    python -m helpers plan llama-3-70b --gpus 64 --cluster dgx-h100 --batch 128 --seq 8192
+    python -m helpers plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --framework megatron-lm
     python -m helpers memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1 --batch 128 --seq 8192
     python -m helpers bytes llama-3-8b --dp 8 --tp 2 --batch 64 --seq 4096
     python -m helpers bubble --pp 4 --microbatches 8 --schedule 1F1B
     python -m helpers doctor
 
 A model is a name, or a JSON file: the config.json of a dense decoder on Hugging Face will do. A cluster is a
-name, or a JSON file with a device and the speeds of its links. `--json` prints the same for other programs.
+name, or a JSON file with a device and the speeds of its links: bytes per second, per GPU, one direction.
+`--json` prints the same for other programs.
 """
 
 from __future__ import annotations
@@ -19,121 +20,145 @@ import os
 import sys
 
 from .table import Table, human
-from .theory import schedules
 from .theory.checks import whole
-from .theory.cost import estimate, sent
+from .theory.estimate import HEADROOM, Estimate, estimate
+from .theory.frameworks import FRAMEWORKS, find_framework
 from .theory.hardware import CLUSTERS, find_cluster
-from .theory.layout import RECOMPUTE, SCHEDULES, USUAL, Layout
+from .theory.job import Job
+from .theory.layout import RECOMPUTE, Axes, Layout
 from .theory.models import MODELS, find_model
+from .theory.pipelines import SCHEDULES
 from .theory.planner import plan
 from .theory.simulation import Times, simulate
+from .theory.traffic import sent
 
 MOST = 2_000_000  # operations of a schedule, some seconds' work
+NAMES = {"dp": "data parallel", "tp": "tensor parallel", "pp": "pipeline"}
 
 
-def _layout(args) -> Layout:
-    return Layout(
-        args.dp,
-        args.tp,
-        args.pp,
-        args.microbatch,
-        args.interleave,
-        args.schedule,
-        args.zero,
-        args.recompute,
-        not args.no_sp,
-        eager=args.eager,
-        balanced=args.balanced,
-    )
-
-
-def run_plan(args) -> tuple[str, dict]:
-    whole("--rows", args.rows)
-    made = plan(
-        find_model(args.model),
-        find_cluster(args.cluster),
-        gpus=args.gpus,
-        global_batch=args.batch,
-        seq_len=args.seq,
-        schedules=tuple(args.schedules),
-        eager=args.eager,
-        balanced=args.balanced,
-    )
-    best = made.estimate()
-    out = [
-        repr(made.table(args.rows)),
-        "",
-        f"best: {best.layout}",
-        best.summary(),
-        "",
-        repr(best.time_table()),
-        "",
-        repr(best.memory_table()),
-        "",
-        best.went_in(),
-    ]
-    if made.impossible:
-        out += ["", f"{len(made.impossible)} of the (dp, tp, pp) cannot be:"]
-        out += [f"  {axes}: {reason}" for axes, reason in list(made.impossible.items())[:5]]
-    if flips := made.flips():
-        out += [
-            "",
-            "what would change the winner:",
-            *(f"  {what} × {factor:g}: {row.layout}" for what, factor, row in flips),
-        ]
-    rows = [
-        {
-            "dp": r.layout.dp,
-            "tp": r.layout.tp,
-            "pp": r.layout.pp,
-            "layout": str(r.layout),
-            "step_seconds": r.seconds,
-            "memory_bytes": r.memory,
+def _job(args) -> Job:
+    changed = {"gradient_bytes": args.gradients}
+    if args.command == "plan":
+        changed |= {
+            "schedules": args.schedules and tuple(args.schedules),
+            "recomputes": args.recompute and tuple(args.recompute),
+            "zeros": args.zero and tuple(args.zero),
+            "zeros_in_pipeline": args.zero and (tuple(z for z in args.zero if z <= 1) or tuple(args.zero)),
+            "most_chunks": args.chunks,
         }
-        for r in made.by_axes[: args.rows]
-    ]
-    return "\n".join(out), {
-        "layouts": made.looked_at,
-        "fit": len(made.ranked),
-        "ranked": rows,
-        "time": best.time,
-        "memory": best.memory,
-        "mfu": best.mfu,
+    framework = find_framework(args.framework, **changed)
+    return Job(find_model(args.model), find_cluster(args.cluster), args.batch, args.seq, framework)
+
+
+def _inputs(job: Job) -> dict:
+    """What went in, for other programs."""
+    return {
+        "model": job.model.name,
+        "parameters": job.model.params,
+        "cluster": job.cluster.name,
+        "device": job.cluster.device.name,
+        "framework": job.framework.name,
+        "gradient_bytes": job.framework.gradient_bytes,
+        "global_batch": job.global_batch,
+        "seq_len": job.seq_len,
     }
 
 
-def run_memory(args) -> tuple[str, dict]:
-    made = estimate(
-        find_model(args.model),
-        _layout(args),
-        find_cluster(args.cluster),
-        global_batch=args.batch,
-        seq_len=args.seq,
-    )
-    return repr(made), {
+def _fields(layout: Layout) -> dict:
+    """A layout for other programs."""
+    names = ("microbatch", "interleave", "schedule", "zero", "recompute", "sequence_parallel", "order")
+    return {**layout.axes._asdict(), **{name: getattr(layout, name) for name in names}}
+
+
+def _estimated(made: Estimate) -> dict:
+    return {
+        "layout": _fields(made.layout),
+        "time": made.time,
+        "step_seconds": made.step_seconds,
         "memory": made.memory,
         "memory_bytes": made.memory_bytes,
         "stage": made.stage,
         "fits": made.fits,
-        "time": made.time,
-        "step_seconds": made.step_seconds,
         "mfu": made.mfu,
+        "warnings": made.warnings(),
     }
 
 
-def run_bytes(args) -> tuple[str, dict]:
-    model, layout = find_model(args.model), _layout(args)
-    # Refuses what cannot be.
-    made = estimate(model, layout, find_cluster(args.cluster), global_batch=args.batch, seq_len=args.seq)
-    names = {"dp": "data parallel", "tp": "tensor parallel", "pp": "pipeline"}
-    by_axis = {names[axis]: size for axis, size in sent(model, layout, args.batch, args.seq).items()}
-    table = Table(
-        ["axis", "sent by each GPU in a step"],
-        [[axis, human(size)] for axis, size in by_axis.items()],
-        ["total", human(sum(by_axis.values()))],
-        title=f"{model.name}: {made.layout}",
+def run_plan(args) -> tuple[str, dict]:
+    whole("--rows", args.rows)
+    only = {axis: getattr(args, axis) for axis in Axes._fields}
+    made = plan(_job(args), gpus=args.gpus, headroom=args.headroom, **only)
+    best, flips = made.estimate(), made.flips()
+    out = [repr(made.table(args.rows)), "", f"best: {best.layout}", best.summary(), *best.warnings()]
+    if args.why:
+        out += ["", f"{args.why}: {made.why(**args.why._asdict())}"]
+    if args.explain:
+        out += ["", repr(best.time_table()), "", repr(best.memory_table()), "", best.went_in()]
+        refused = list(made.impossible.items())
+        out += ["", f"{len(refused)} sizes cannot be:"] * bool(refused)
+        out += [f"  {axes}: {reason}" for axes, reason in refused]
+    if flips:
+        out += ["", "what would change the winner:"]
+        out += [f"  {what} × {factor:g}: {row.layout}" for what, factor, row in flips]
+    if not args.explain:
+        out += [
+            "",
+            "--explain says where time and memory go, by which formulas; --why 4,8,2 says why not DP 4,"
+            " TP 8, PP 2.",
+        ]
+    rows = lambda found: [
+        {"layout": _fields(r.layout), "step_seconds": r.seconds, "memory_bytes": r.memory} for r in found
+    ]
+    return "\n".join(out), {
+        "inputs": _inputs(made.job) | {"gpus": made.gpus, "headroom": args.headroom},
+        "layouts": made.looked_at,
+        "fit": len(made.ranked),
+        "tight": len(made.tight),
+        "ranked": rows(made.by_axes[: args.rows]),
+        "best": _estimated(best),
+        "flips": [{"change": w, "factor": f, "winner": _fields(row.layout)} for w, f, row in flips],
+        "refused": [{**axes._asdict(), "reason": reason} for axes, reason in made.impossible.items()],
+    }
+
+
+def _layout(args, job: Job) -> Layout:
+    return job.framework.layout(
+        dp=args.dp,
+        tp=args.tp,
+        pp=args.pp,
+        microbatch=args.microbatch,
+        interleave=args.interleave,
+        schedule=args.schedule,
+        zero=args.zero,
+        recompute=args.recompute,
+        sequence_parallel=not args.no_sp,
     )
-    return repr(table), {"bytes": by_axis}
+
+
+def run_memory(args) -> tuple[str, dict]:
+    job = _job(args)
+    made = estimate(job, _layout(args, job))
+    return made.text(args.explain), {"inputs": _inputs(job), **_estimated(made)}
+
+
+def run_bytes(args) -> tuple[str, dict]:
+    job = _job(args)
+    layout = _layout(args, job)
+    job.check(layout)
+    stages = (
+        {"first": 0, "middle": layout.pp // 2, "last": layout.pp - 1}
+        if layout.pp > 2
+        else {name: k for k, name in enumerate(("first", "last")[: layout.pp])}
+    )
+    by_stage = {name: sent(job, layout, k) for name, k in stages.items()}
+    columns = [f"{name} stage" for name in stages] if layout.pp > 1 else ["a step"]
+    table = Table(
+        ["axis", *columns],
+        [[NAMES[axis], *(human(found[axis]) for found in by_stage.values())] for axis in Axes._fields],
+        ["total", *(human(sum(found.values())) for found in by_stage.values())],
+        title=f"{job.model.name}, {job.framework.name}: {layout}. Sent by each GPU in a step",
+    )
+    return repr(table), {"inputs": _inputs(job), "layout": _fields(layout), "bytes": by_stage}
 
 
 def run_bubble(args) -> tuple[str, dict]:
@@ -147,9 +172,7 @@ def run_bubble(args) -> tuple[str, dict]:
             f"{args.pp} stages and {args.microbatches:,} microbatches are more than {MOST:,} operations to"
             " draw up; take fewer microbatches"
         )
-    schedule = schedules.MAKE[args.schedule](
-        args.pp, args.microbatches, chunks if args.schedule == "interleaved" else 1
-    )
+    schedule = SCHEDULES[args.schedule].make(args.pp, args.microbatches, chunks)
     share = schedule.v  # a chunk is a fraction of a rank's layers
     line = simulate(schedule, Times(1 / share, 1 / share, 1 / share))
     held = [line.in_flight(r) for r in range(args.pp)]
@@ -159,6 +182,19 @@ def run_bubble(args) -> tuple[str, dict]:
         + (f", each 1/{share} of a rank's layers" if share > 1 else "")
     )
     return text, {"makespan": line.makespan, "bubble": line.bubble, "in_flight": held}
+
+
+def _schedule(name: str) -> str:
+    """A schedule's name, however it is written."""
+    return next((known for known in SCHEDULES if known.lower() == name.lower()), name)
+
+
+def _axes(text: str) -> Axes:
+    try:
+        dp, tp, pp = (int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three sizes, such as 4,8,2") from None
+    return Axes(dp, tp, pp)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -195,26 +231,32 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("--batch", type=int, default=128, help="sequences in a step, over all GPUs")
             sub.add_argument("--seq", type=int, default=4096, help="tokens in a sequence")
             sub.add_argument(
-                "--eager",
-                action="store_true",
-                help="PyTorch's operations one by one, no fused kernels, no compiler",
+                "--framework",
+                default="textbook",
+                help=f"{', '.join(FRAMEWORKS)}: what it holds, sends, hides",
             )
-            sub.add_argument(
-                "--balanced",
-                action="store_true",
-                help="fewer layers on the last pipeline stages, to make up for the head",
-            )
+            sub.add_argument("--gradients", type=int, choices=(2, 4), help="bytes of a gradient")
+            sub.add_argument("--explain", action="store_true", help="formulas, and the numbers that went in")
         if name == "plan":
             sub.add_argument("--gpus", type=int, required=True)
             sub.add_argument("--rows", type=int, default=10, help="layouts to print")
+            for axis in Axes._fields:
+                sub.add_argument(f"--{axis}", type=int, help="this size only")
             sub.add_argument(
-                "--schedules",
-                nargs="+",
-                choices=SCHEDULES,
-                default=USUAL,
-                metavar="NAME",
-                help=f"of {', '.join(SCHEDULES)}: what your framework runs (default {' '.join(USUAL)})",
+                "--headroom",
+                type=float,
+                default=HEADROOM,
+                help="share of a GPU's memory to keep free (%(default)s)",
             )
+            sub.add_argument("--chunks", type=int, help="at most so many on a pipeline rank, interleaved")
+            sub.add_argument("--why", type=_axes, metavar="DP,TP,PP", help="why these sizes are not the best")
+            for option, kind, known, what in (
+                ("--schedules", _schedule, SCHEDULES, "pipeline schedules"),
+                ("--recompute", str, RECOMPUTE, "recompute policies"),
+                ("--zero", int, (0, 1, 2, 3), "ZeRO stages"),
+            ):
+                help = f"{what} to look at, of {', '.join(map(str, known))}; else the framework's"
+                sub.add_argument(option, nargs="+", type=kind, choices=known, metavar="ONE", help=help)
             continue
         sub.add_argument("--pp", type=int, default=1, required=name == "bubble")
         sub.add_argument(
@@ -223,7 +265,7 @@ def parser() -> argparse.ArgumentParser:
             default=None if name == "bubble" else 1,
             help="chunks on each pipeline rank",
         )
-        sub.add_argument("--schedule", choices=SCHEDULES, default="1F1B")
+        sub.add_argument("--schedule", type=_schedule, choices=SCHEDULES, default="1F1B")
         if name != "bubble":
             sub.add_argument("--dp", type=int, default=1)
             sub.add_argument("--tp", type=int, default=1)

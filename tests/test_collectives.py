@@ -1,9 +1,11 @@
 """Closed formulas for collectives against each other and against what is known of gloo."""
 
+from dataclasses import replace
+
 import pytest
 
-from helpers.theory.collectives import book, gloo, seconds
-from helpers.theory.hardware import DEVICES, Cluster
+from helpers.theory.collectives import book, gloo, group_seconds, hop_by_hop, ring_seconds, seconds
+from helpers.theory.hardware import Network
 
 
 @pytest.mark.parametrize("n, factor", [(2, 1), (3, 4 / 3), (4, 1.5), (8, 1.75)])
@@ -43,16 +45,23 @@ def test_refusals_name_what_is_known():
         gloo("all_reduce", 1, 0)
 
 
-TWO_NODES = Cluster(
-    "two nodes", DEVICES["a100-80gb"], node=4, link=100e6, nic=10e6, link_latency=1e-4, nic_latency=1e-3
+TWO_NODES = Network(
+    name="two nodes",
+    gpus_per_node=4,
+    intra_node_bandwidth=100e6,
+    inter_node_bandwidth=10e6,
+    intra_node_latency=1e-4,
+    inter_node_latency=1e-3,
 )
 
 
 def test_seconds_by_hand():
     inside, across, one_each = range(4), range(8), (0, 4)
     assert seconds("all_reduce", 1e6, inside, TWO_NODES) == pytest.approx(6 * 1e-4 + 1.5e6 / 100e6)
-    # Four ports a node.
-    assert seconds("all_reduce", 1e6, across, TWO_NODES) == pytest.approx(14 * 1e-3 + 1.75e6 / 40e6)
+    # Four ports a node: the hop between nodes never rests, and the last piece takes its latency.
+    assert seconds("all_reduce", 1e6, across, TWO_NODES) == pytest.approx(1.75e6 / 40e6 + 1e-3)
+    # A small one goes all the way: 4 of 14 hops leave a node.
+    assert seconds("all_reduce", 8, across, TWO_NODES) == pytest.approx(4 * 1e-3 + 10 * 1e-4, rel=1e-3)
     assert seconds("all_reduce", 1e6, one_each, TWO_NODES) == pytest.approx(2 * 1e-3 + 1e6 / 10e6)
     assert seconds("all_gather", 1e6, inside, TWO_NODES) == pytest.approx(3 * 1e-4 + 0.75e6 / 100e6)
     assert seconds("send", 1e6, one_each, TWO_NODES) == pytest.approx(1e-3 + 0.1)
@@ -61,11 +70,40 @@ def test_seconds_by_hand():
 
 def test_trees_win_where_latency_rules_and_hierarchies_meet_rings_where_bandwidth_does():
     many = range(64)
-    assert seconds("all_reduce", 1e3, many, TWO_NODES, "tree") < 0.2 * seconds(
-        "all_reduce", 1e3, many, TWO_NODES
-    )
-    ring, levels = (seconds("all_reduce", 1e9, many, TWO_NODES, a) for a in ("ring", "hierarchical"))
+    small = {a: seconds("all_reduce", 1e3, many, TWO_NODES, a) for a in ("ring", "tree", "hierarchical")}
+    assert small["tree"] < 0.4 * small["ring"] and small["hierarchical"] < small["ring"]
+    large = {a: seconds("all_reduce", 1e9, many, TWO_NODES, a) for a in ("ring", "hierarchical")}
     # The same ports, and the way inside the node on top.
-    assert levels == pytest.approx(ring + 2 * 0.75 * 1e9 / 100e6, rel=0.05)
+    assert large["hierarchical"] == pytest.approx(large["ring"] + 2 * 0.75 * 1e9 / 100e6, rel=0.05)
     with pytest.raises(ValueError, match="all_gather by 'tree'"):
         seconds("all_gather", 1, many, TWO_NODES, "tree")
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
+@pytest.mark.parametrize(
+    "ranks", [range(4), range(8), (0, 4), range(16), (0, 1, 4, 5), (0, 4, 8, 12), (2,)], ids=str
+)
+def test_the_formula_of_a_ring_against_its_events(op, ranks):
+    """Exact where all hops are alike, and where bytes or latency alone rule; between them no more than a
+    tenth short.
+    """
+    for payload in (0, 80, 8e3, 8e5, 8e7, 8e9):
+        events = hop_by_hop(op, payload, tuple(ranks), TWO_NODES)
+        formula = seconds(op, payload, ranks, TWO_NODES)
+        assert formula <= events * (1 + 1e-9)
+        exact = payload in (0, 8e9) or len({r // 4 for r in ranks}) in (1, len(ranks))
+        assert formula == pytest.approx(events, rel=0.02 if exact else 0.1)
+
+
+def test_slow_hops_are_few():
+    """Two nodes of four, 0.1 ms inside and 1 ms between them: 5 ms, where 14 slow messages would be 14."""
+    assert hop_by_hop("all_reduce", 0, tuple(range(8)), TWO_NODES) == pytest.approx(5e-3)
+    assert seconds("all_reduce", 0, range(8), TWO_NODES) == pytest.approx(5e-3)
+
+
+def test_two_levels_where_they_are_faster():
+    one = lambda payload, network: float(group_seconds("all_reduce", payload, 1, 4, 16, network))
+    ring = lambda payload: float(ring_seconds("all_reduce", payload, 1, 4, 16, TWO_NODES))
+    assert one(1e3, TWO_NODES) < ring(1e3) and one(1e9, TWO_NODES) == ring(1e9)
+    measured = replace(TWO_NODES, busbw=((2, 20e6),))  # what was measured is what is used
+    assert one(1e9, measured) == pytest.approx(2 * 63 / 64 * 1e9 / 20e6, rel=1e-2)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from helpers.theory import diagnose, schedules
-from helpers.theory.diagnose import Illegal
+from helpers.lesson import diagnose
+from helpers.lesson.diagnose import Illegal
+from helpers.theory import schedules
 from helpers.theory.simulation import simulate
 
 

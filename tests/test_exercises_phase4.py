@@ -118,14 +118,14 @@ EXERCISES = [d14.defend]
 
 @pytest.fixture(scope="module")
 def page():
-    return Defence(d14.the_plan(), Layout(4, 4, 4, zero=1))
+    return Defence(d14.the_plan(), Layout(dp=4, tp=4, pp=4, zero=1))
 
 
 def test_every_question_is_answered_with_figures(page):
     assert list(page.answers) == list(QUESTIONS)
     assert all(re.search(r"\d", answer) for answer in page.answers.values())
     assert (
-        "78.7 GB on a GPU of stage 0" in page.answers[QUESTIONS[0]]
+        "78.8 GB on a GPU of stage 0" in page.answers[QUESTIONS[0]]
         and "3/35 = 8.6%" in page.answers[QUESTIONS[2]]
     )
 
@@ -135,9 +135,9 @@ def test_layouts_of_every_kind_can_be_defended():
         defended = Defence(d14.the_plan(), row.layout)
         assert len(defended.answers) == 6 and defended.estimate.step_seconds == pytest.approx(row.seconds)
     with pytest.raises(ValueError, match="takes 32 GPUs, and there are 64"):
-        Defence(d14.the_plan(), Layout(4, 4, 2))
+        Defence(d14.the_plan(), Layout(dp=4, tp=4, pp=2))
     with pytest.raises(ValueError, match="a batch of 128 does not divide"):
-        Defence(d14.the_plan(), Layout(64, 1, 1, microbatch=3))
+        Defence(d14.the_plan(), Layout(dp=64, microbatch=3))
 
 
 def test_the_page_is_whole_in_itself(page, tmp_path):

@@ -8,12 +8,17 @@ import torch.distributed as dist
 
 from helpers import World, toy
 from helpers.runtime.failure import RankError
-from helpers.theory import DEVICES, Cluster
-from helpers.theory.collectives import seconds
+from helpers.theory import Network
+from helpers.theory.collectives import hop_by_hop
 from helpers.toy.names import reduce_scatter
 
-SLOW = Cluster(
-    "two slow nodes", DEVICES["a100-80gb"], node=4, link=5e6, nic=1e6, link_latency=1e-3, nic_latency=5e-3
+SLOW = Network(
+    name="two slow nodes",
+    gpus_per_node=4,
+    intra_node_bandwidth=5e6,
+    inter_node_bandwidth=1e6,
+    intra_node_latency=1e-3,
+    inter_node_latency=5e-3,
 )
 
 
@@ -71,7 +76,7 @@ def test_a_collective_takes_what_the_theory_says(eight, op, members):
     if op == "send":
         members = members[:2]
     elements = 50_000
-    takes(eight, seconds(op, 4 * elements, members, SLOW), timed, op, elements, members)
+    takes(eight, hop_by_hop(op, 4 * elements, tuple(members), SLOW), timed, op, elements, members)
 
 
 def test_two_at_once_share_the_line(eight):
@@ -85,7 +90,7 @@ def test_two_at_once_share_the_line(eight):
             work.wait()
         return time.monotonic() - start
 
-    takes(eight, 2 * seconds("all_reduce", 2e5, range(8), SLOW), both)
+    takes(eight, 2 * hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW), both)
 
 
 def test_it_begins_when_the_last_has_come(eight):
@@ -97,7 +102,7 @@ def test_it_begins_when_the_last_has_come(eight):
         dist.all_reduce(x)
         return time.monotonic() - start
 
-    takes(eight, 0.1 + seconds("all_reduce", 2e5, range(8), SLOW), late)
+    takes(eight, 0.1 + hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW), late)
 
 
 def test_what_waits_meanwhile_can_compute(eight):
@@ -110,7 +115,7 @@ def test_what_waits_meanwhile_can_compute(eight):
         work.wait()
         return time.monotonic() - start
 
-    takes(eight, max(0.1, seconds("all_reduce", 2e5, range(8), SLOW)), overlapped)
+    takes(eight, max(0.1, hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW)), overlapped)
 
 
 def test_values_and_bytes_are_real(eight):
@@ -144,8 +149,10 @@ def test_ddp_and_fsdp_feel_it(eight):
         model(torch.ones(2, 200)).sum().backward()
         return time.monotonic() - start
 
-    takes(eight, seconds("all_reduce", 80_000, range(8), SLOW), step, "ddp", rel=0.2)
-    assert best(eight, step, "fsdp", enough=1) > 0.9 * seconds("reduce_scatter", 80_000, range(8), SLOW)
+    takes(eight, hop_by_hop("all_reduce", 80_000, tuple(range(8)), SLOW), step, "ddp", rel=0.2)
+    assert best(eight, step, "fsdp", enough=1) > 0.9 * hop_by_hop(
+        "reduce_scatter", 80_000, tuple(range(8)), SLOW
+    )
 
 
 def test_a_stop_does_not_wait_for_it(eight):
@@ -159,7 +166,14 @@ def test_a_stop_does_not_wait_for_it(eight):
         eight.run(hang)
     assert time.monotonic() - start < 3
     assert eight.run(lambda: dist.get_rank()) == list(range(8))
-    takes(eight, seconds("all_reduce", 2e5, range(8), SLOW), timed, "all_reduce", 50_000, list(range(8)))
+    takes(
+        eight,
+        hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW),
+        timed,
+        "all_reduce",
+        50_000,
+        list(range(8)),
+    )
 
 
 def test_one_held_back_is_let_go_when_the_call_fails(eight):
@@ -198,12 +212,12 @@ def test_a_pipeline_of_stand_ins_keeps_its_schedule_on_it(eight):
         )
         return time.monotonic() - start
 
-    send = seconds("send", 2 * 8 * 256 * 4, [0, 1], SLOW)
+    send = hop_by_hop("send", 2 * 8 * 256 * 4, (0, 1), SLOW)
     takes(eight, 2 * (3 * 0.02 + send), step, rel=0.2)
 
 
 def test_what_is_no_fabric_is_refused():
-    with pytest.raises(TypeError, match="a fabric is a helpers.theory.Cluster"):
+    with pytest.raises(TypeError, match="a fabric is a helpers.theory.Network"):
         World(2, fabric="fast")
     with pytest.raises(TypeError, match="needs counted=True"):
         World(2, fabric=SLOW, counted=False)
@@ -257,7 +271,7 @@ def test_a_sender_sends_one_thing_at_a_time(eight):
             dist.recv(x, 0)
         return time.monotonic() - start
 
-    one = seconds("send", 2e5, [0, 1], SLOW)
+    one = hop_by_hop("send", 2e5, (0, 1), SLOW)
     times = min((eight.run(fan) for _ in range(5)), key=sum)
     assert times[1:4] == pytest.approx([one, 2 * one, 3 * one], rel=0.3)
 
@@ -289,8 +303,14 @@ def test_many_groups_leave_no_threads(eight):
 
 
 @pytest.mark.parametrize(
-    "wrong", [dict(link=float("nan")), dict(nic=0), dict(link_latency=-1.0), dict(nic_latency=float("inf"))]
+    "wrong",
+    [
+        dict(intra_node_bandwidth=float("nan")),
+        dict(inter_node_bandwidth=0),
+        dict(intra_node_latency=-1.0),
+        dict(inter_node_latency=float("inf")),
+    ],
 )
 def test_clusters_that_cannot_be_are_refused(wrong):
     with pytest.raises(ValueError, match="must be a"):
-        Cluster("no", DEVICES["a100-80gb"], **wrong)
+        Network(name="no", **wrong)

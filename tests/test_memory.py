@@ -1,14 +1,15 @@
 """Memory by formula, against the tables it comes from and against runs that were measured."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.theory.cost import estimate
-from helpers.theory.hardware import CLUSTERS
+from helpers.theory import FRAMEWORKS, Job, estimate
+from helpers.theory.frameworks import TEXTBOOK
 from helpers.theory.layout import RECOMPUTE, Layout, check, layers_on_rank, layers_on_stage
 from helpers.theory.memory import (
     BYTES_PER_PARAMETER,
@@ -26,6 +27,7 @@ from helpers.theory.simulation import simulate
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 LLAMA = MODELS["llama-3-70b"]
+UNFUSED = replace(TEXTBOOK, fused_attention=False)
 
 
 def rows(name):
@@ -74,7 +76,8 @@ def test_korthikantis_table_2(t):
     s, b = 2048, 4
     model = MODELS["gpt3-175b"]
     a, h = model.heads, model.hidden
-    plain = dict(tp=t, microbatch=b, fused_attention=False, sequence_parallel=False)
+    job = Job(model, seq_len=s, framework=UNFUSED)
+    plain = dict(tp=t, microbatch=b, sequence_parallel=False)
     formulas = {  # the names in the data file -> how we say it
         "tensor parallel": Layout(**plain),
         "tensor+sequence parallel": Layout(**{**plain, "sequence_parallel": True}),
@@ -87,16 +90,16 @@ def test_korthikantis_table_2(t):
     for row in rows("korthikanti_2022_table2.csv"):
         if layout := formulas.get(row["configuration"]):
             expected = eval(row["bytes_per_layer_formula"], {"s": s, "b": b, "h": h, "a": a, "t": t})
-            assert sum(activations_per_layer(model, layout, s).values()) == pytest.approx(expected), row[
+            assert sum(activations_per_layer(job, layout).values()) == pytest.approx(expected), row[
                 "configuration"
             ]
 
 
 def test_a_fused_attention_drops_5as_over_h():
-    model, s = MODELS["gpt3-175b"], 2048
+    model, s, whole = MODELS["gpt3-175b"], 2048, Layout(sequence_parallel=False)
     stored, fused = (
-        sum(activations_per_layer(model, Layout(fused_attention=f, sequence_parallel=False), s).values())
-        for f in (False, True)
+        sum(activations_per_layer(Job(model, seq_len=s, framework=f), whole).values())
+        for f in (UNFUSED, TEXTBOOK)
     )
     assert stored - fused == 5 * model.heads * s * s
     assert fused == 34 * s * model.hidden
@@ -142,12 +145,17 @@ def test_measured_memory_of_zero_bubbles_runs(printed, schedule):
             layout = Layout(
                 pp=int(row["pp_gpus"]),
                 microbatch=int(row["microbatch_seqs"]),
-                gradient_bytes=4,
                 schedule=schedule,
-                fused_attention=False,
                 sequence_parallel=False,
             )
-            _, parts = largest_stage(model, layout, 1024, int(row["num_microbatches"]))
+            framework = replace(FRAMEWORKS["megatron-lm"], fused_attention=False)
+            job = Job(
+                model,
+                global_batch=int(row["num_microbatches"]) * layout.microbatch,
+                seq_len=1024,
+                framework=framework,
+            )
+            _, parts = largest_stage(job, layout, 0)
             errors.append(abs(sum(parts.values()) / 2**30 / float(row["measured_mem_gb"]) - 1))
     assert len(errors) == 12 and sum(errors) / 12 < 0.04
 
@@ -159,19 +167,16 @@ def test_the_first_rank_of_a_v_holds_embedding_and_head():
         params[0] == 8 * model.layer_params + model.embedding_params + model.head_params
         and params[1:] == [8 * model.layer_params] * 3
     )
-    stage, parts = largest_stage(model, v, 2048, 8)
-    assert (
-        stage == 0
-        and parts["logits"]
-        and sum(parts.values()) == pytest.approx(peak_memory(model, v, 2048, 8))
-    )
+    job = Job(model, global_batch=8, seq_len=2048)
+    stage, parts = largest_stage(job, v)
+    assert stage == 0 and parts["logits"] and sum(parts.values()) == pytest.approx(peak_memory(job, v))
 
 
 def test_the_largest_stage_is_the_first_unless_the_head_is_heavy():
     light = Layout(tp=8, pp=4, microbatch=1)
-    assert largest_stage(LLAMA, light, 8192, 32)[0] == 0
+    assert largest_stage(Job(LLAMA, global_batch=32, seq_len=8192), light)[0] == 0
     head = ModelShape("head", 8, 1024, 16, 500_000, gated=True)
-    assert largest_stage(head, Layout(pp=4), 8192, 32)[0] == 3
+    assert largest_stage(Job(head, global_batch=32, seq_len=8192), Layout(pp=4))[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -194,10 +199,7 @@ def test_balanced_stages_make_room_for_the_head():
         and each(4) == [5, 5, 5, 1]
         and each(8) == [3, 3, 3, 3, 3, 1, 0, 0]
     )
-    even, balanced = (
-        estimate(model, Layout(pp=4, balanced=b), CLUSTERS["dgx-h100"], global_batch=32, seq_len=4096)
-        for b in (False, True)
-    )
+    even, balanced = (estimate(Job(model, global_batch=32), Layout(pp=4, balanced=b)) for b in (False, True))
     assert balanced.time["head"] < 0.1 * even.time["head"] and balanced.step_seconds < even.step_seconds
     check(LLAMA, Layout(pp=3, balanced=True))  # 80 layers need not divide
     with pytest.raises(ValueError, match="one chunk on each pipeline rank, not 2; take 1F1B"):
@@ -209,24 +211,38 @@ def test_one_by_one_costs_memory_and_time():
     it moves.
     """
     model, s = MODELS["llama-3-8b"], 8192
-    eager, fused = Layout(eager=True), Layout()
-    layer = lambda layout: sum(activations_per_layer(model, layout, s).values())
-    assert layer(eager) - layer(fused) == 2 * s * 14336  # SiLU's output
-    held = lambda **k: stage_memory(model, Layout(**k), s, 1, 0)
-    assert held(eager=True)["logits"] - held()["logits"] == 10 * s * 128256
-    assert (
-        held(eager=True, gradient_bytes=4)["gradients"] == 6 * model.params
-        and held(eager=True)["gradients"] == 2 * model.params
+    eager = replace(TEXTBOOK, fused=False, fused_loss=False)
+    of = lambda framework, model=model, s=s: Job(model, seq_len=s, framework=framework)
+    layer = lambda framework: sum(activations_per_layer(of(framework), Layout()).values())
+    assert layer(eager) - layer(TEXTBOOK) == 2 * s * 14336  # SiLU's output
+    held = lambda framework, **k: stage_memory(of(framework), Layout(**k), 0, 0)
+    assert held(eager)["logits"] - held(TEXTBOOK)["logits"] == 10 * s * 128256
+    assert held(replace(eager, gradient_bytes=4))["gradients"] == 6 * model.params
+    assert held(eager)["gradients"] == 2 * model.params
+    gathered = lambda framework: held(framework, zero=3, dp=8)["gathered weights"]
+    assert gathered(eager) - gathered(TEXTBOOK) == pytest.approx(2 * 2 * 128256 * 4096, rel=1e-3)
+    time = lambda framework: estimate(of(framework), Layout()).time["elementwise"]
+    gpt = lambda framework: estimate(of(framework, MODELS["gpt3-175b"], 2048), Layout(tp=8)).time[
+        "elementwise"
+    ]
+    assert 3 < time(eager) / time(TEXTBOOK) < 5
+    assert gpt(eager) == gpt(TEXTBOOK)  # its norms and GELU are fused in PyTorch as well
+
+
+def test_bytes_a_parameter_of_the_frameworks():
+    """Megatron-LM prints 18, and 6 + 12/d with its distributed optimizer; FSDP2's is float32."""
+    model, d = MODELS["llama-2-7b"], 8
+    held = lambda name, zero: (
+        sum(
+            stage_memory(
+                Job(model, global_batch=d, framework=FRAMEWORKS[name]), Layout(dp=d, zero=zero), 0, 0
+            )[k]
+            for k in ("weights", "gradients", "optimizer")
+        )
+        / model.params
     )
-    assert held(eager=True, zero=3, dp=8)["gathered weights"] - held(zero=3, dp=8)[
-        "gathered weights"
-    ] == pytest.approx(2 * 2 * 128256 * 4096, rel=1e-3)
-    time = lambda **k: estimate(model, Layout(**k), CLUSTERS["dgx-h100"], global_batch=1, seq_len=s)
-    gpt = lambda **k: estimate(
-        MODELS["gpt3-175b"], Layout(tp=8, **k), CLUSTERS["dgx-h100"], global_batch=1, seq_len=2048
-    ).time["elementwise"]
-    assert 3 < time(eager=True).time["elementwise"] / time().time["elementwise"] < 5
-    assert gpt(eager=True) == gpt()  # its norms and GELU are fused in PyTorch as well
+    assert held("megatron-lm", 0) == pytest.approx(18) and held("megatron-lm", 1) == pytest.approx(6 + 12 / d)
+    assert held("torchtitan", 3) == pytest.approx(16 / d) and held("textbook", 0) == pytest.approx(16)
 
 
 def test_every_second_product_is_kept():
@@ -234,12 +250,11 @@ def test_every_second_product_is_kept():
     8, 28 and 8 KiB a token.
     """
     model, s = MODELS["llama-3-8b"], 4096
-    assert sum(activations_per_layer(model, Layout(recompute="per-op"), s).values()) == s * 1024 * (
-        8 + 8 + 2 + 8 + 28 + 8
-    )
+    assert sum(
+        activations_per_layer(Job(model, seq_len=s), Layout(recompute="per-op")).values()
+    ) == s * 1024 * (8 + 8 + 2 + 8 + 28 + 8)
     seconds = [
-        estimate(model, Layout(recompute=r), CLUSTERS["dgx-h100"], global_batch=1, seq_len=s).step_seconds
-        for r in ("none", "per-op", "full")
+        estimate(Job(model, seq_len=s), Layout(recompute=r)).step_seconds for r in ("none", "per-op", "full")
     ]
     assert seconds == sorted(seconds)
 
@@ -256,23 +271,14 @@ def test_every_second_product_is_kept():
     st.integers(1, 8),
 )
 def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, recompute, sp, b):
-    model, s, m = MODELS[name], 4096, 4 * p
-    at = lambda **k: sum(
-        stage_memory(
-            model,
-            Layout(
-                **{
-                    **dict(
-                        dp=d, tp=t, pp=p, zero=zero, recompute=recompute, sequence_parallel=sp, microbatch=b
-                    ),
-                    **k,
-                }
-            ),
-            s,
-            m,
-            0,
-        ).values()
-    )
+    model, m = MODELS[name], 4 * p
+    given = dict(dp=d, tp=t, pp=p, zero=zero, recompute=recompute, sequence_parallel=sp, microbatch=b)
+
+    def at(framework=TEXTBOOK, **changed):
+        layout = Layout(**given | changed)
+        job = Job(model, global_batch=m * layout.dp * layout.microbatch, framework=framework)
+        return sum(stage_memory(job, layout, 0, 0).values())
+
     here = at()
     assert here > 0
     assert at(tp=2 * t) < here and at(dp=2 * d) <= here and at(microbatch=b + 1) > here
@@ -281,7 +287,7 @@ def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, re
     assert at(sequence_parallel=True) <= here
     assert at(recompute="full") <= at(recompute="selective") <= at(recompute="none") or p == 1
     assert at(recompute="full") <= at(recompute="per-op") < at(recompute="none") or p == 1
-    assert at(eager=True) >= here
+    assert at(replace(TEXTBOOK, fused=False, fused_loss=False)) >= here
 
 
 @pytest.mark.parametrize(

@@ -10,36 +10,39 @@ from dataclasses import replace
 import pytest
 
 from helpers.runtime.trace import trace, trace_here
-from helpers.theory import MODELS, Layout
+from helpers.theory import MODELS, Job, Layout
 from helpers.theory.memory import stage_memory
-from helpers.theory.traced import beyond, expected
+from helpers.theory.traced import beyond, traced_job
+from helpers.theory.traffic import calls
 
 SHORT = replace(MODELS["llama-3-8b"], layers=4)
 GPT = replace(MODELS["opt-30b"], layers=3, positions=2048)  # 2,050 would be padded to divide by dp
 
 
 def on_paper(model, layout, seq_len):
-    return sum(stage_memory(model, layout, seq_len, 1, 0).values()) + sum(
-        beyond(model, layout, seq_len).values()
-    )
+    fused = Job(model, global_batch=layout.dp * layout.microbatch, seq_len=seq_len)
+    held = sum(stage_memory(fused, layout, 0, 0).values()) + sum(beyond(model, layout, seq_len).values())
+    # Which is what the framework's own record says.
+    assert held == pytest.approx(sum(stage_memory(traced_job(model, seq_len, layout), layout, 0, 0).values()))
+    return held
 
 
 @pytest.mark.parametrize(
     "model, layout, seq_len, plan",
     [
-        (SHORT, Layout(8, 8, zero=3), 4096, "Megatron's"),
-        (SHORT, Layout(16, 4, microbatch=2, zero=3, gradient_bytes=4), 2048, "Megatron's"),
-        (SHORT, Layout(8, 8, zero=3, sequence_parallel=False), 4096, "Megatron's"),
-        (SHORT, Layout(8, 8, zero=3, sequence_parallel=False), 4096, "usual"),
-        (GPT, Layout(8, 4, zero=3), 2048, "Megatron's"),
+        (SHORT, Layout(dp=8, tp=8, zero=3), 4096, "Megatron's"),
+        (SHORT, Layout(dp=16, tp=4, microbatch=2, zero=3), 2048, "Megatron's"),
+        (SHORT, Layout(dp=8, tp=8, zero=3, sequence_parallel=False), 4096, "Megatron's"),
+        (SHORT, Layout(dp=8, tp=8, zero=3, sequence_parallel=False), 4096, "usual"),
+        (GPT, Layout(dp=8, tp=4, zero=3), 2048, "Megatron's"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                (SHORT, Layout(8, 2, zero=3, recompute="full"), 4096, "Megatron's"),
-                (SHORT, Layout(8, 2, zero=3, recompute="full", sequence_parallel=False), 4096, "usual"),
-                (SHORT, Layout(64, 1, zero=3, sequence_parallel=False), 4096, "Megatron's"),
-                (SHORT, Layout(1, 8, zero=3), 4096, "Megatron's"),
-                (GPT, Layout(4, 8, zero=3, sequence_parallel=False), 2048, "usual"),
+                (SHORT, Layout(dp=8, tp=2, zero=3, recompute="full"), 4096, "Megatron's"),
+                (SHORT, Layout(dp=8, tp=2, zero=3, recompute="full", sequence_parallel=False), 4096, "usual"),
+                (SHORT, Layout(dp=64, tp=1, zero=3, sequence_parallel=False), 4096, "Megatron's"),
+                (SHORT, Layout(dp=1, tp=8, zero=3), 4096, "Megatron's"),
+                (GPT, Layout(dp=4, tp=8, zero=3, sequence_parallel=False), 2048, "usual"),
             )
         ),
     ],
@@ -48,19 +51,25 @@ def on_paper(model, layout, seq_len):
 def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len, plan):
     found = aside(trace_here, model, layout, seq_len, plan)
     assert found.params == model.params
-    assert found.calls == expected(model, layout, seq_len, plan)
+    assert found.calls == calls(traced_job(model, seq_len, layout, plan), layout)
+
+
+def test_gradients_of_four_bytes_are_traced_too(aside):
+    layout = Layout(dp=16, tp=4, zero=3)
+    found = aside(trace_here, SHORT, layout, 2048, "Megatron's", 4)
+    assert found.calls == calls(traced_job(SHORT, 2048, layout, gradient_bytes=4), layout)
 
 
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(8, 8, zero=3),
+        Layout(dp=8, tp=8, zero=3),
         *(
             pytest.param(layout, marks=pytest.mark.slow)
             for layout in (
-                Layout(8, 8, zero=3, sequence_parallel=False),
-                Layout(16, 4, zero=3, microbatch=2),
-                Layout(8, 8, zero=3, recompute="full"),
+                Layout(dp=8, tp=8, zero=3, sequence_parallel=False),
+                Layout(dp=16, tp=4, zero=3, microbatch=2),
+                Layout(dp=8, tp=8, zero=3, recompute="full"),
             )
         ),
     ],
@@ -75,9 +84,9 @@ def test_memory_is_the_theory_and_what_is_named(aside, layout):
 
 @pytest.mark.slow
 def test_the_70b_on_a_laptop(aside):
-    model, layout = MODELS["llama-3-70b"], Layout(8, 8, zero=3)
+    model, layout = MODELS["llama-3-70b"], Layout(dp=8, tp=8, zero=3)
     found = trace(model, layout, seq_len=8192)
-    assert found.params == 70_553_706_496 and found.calls == expected(model, layout, 8192)
+    assert found.params == 70_553_706_496 and found.calls == calls(traced_job(model, 8192, layout), layout)
     assert found.peak == pytest.approx(on_paper(model, layout, 8192), rel=0.05)
     assert found.resident < 800e6
     usual = aside(trace_here, model, replace(layout, sequence_parallel=False), 8192, "usual")
@@ -89,12 +98,12 @@ def test_the_70b_on_a_laptop(aside):
 @pytest.mark.parametrize(
     "layout, how, said",
     [
-        (Layout(4, 8, 2, zero=3), {}, "pp 1 and zero 3, not pp 2 and zero 3"),
-        (Layout(8, 8, zero=1), {}, "not pp 1 and zero 1"),
-        (Layout(4, 16, zero=3), {}, "tp 16 must divide 8 key/value heads"),
-        (Layout(8, 8, zero=3), {"plan": "usual"}, "the usual one goes without sequence parallelism"),
-        (Layout(8, 8, zero=3), {"plan": "mine"}, "plans are"),
-        (Layout(8, 8, zero=3), {"seq_len": 1001}, "must divide the sequence of 1001 tokens"),
+        (Layout(dp=4, tp=8, pp=2, zero=3), {}, "pp 1 and zero 3, not pp 2 and zero 3"),
+        (Layout(dp=8, tp=8, zero=1), {}, "not pp 1 and zero 1"),
+        (Layout(dp=4, tp=16, zero=3), {}, "tp 16 must divide 8 key/value heads"),
+        (Layout(dp=8, tp=8, zero=3), {"plan": "usual"}, "the usual one goes without sequence parallelism"),
+        (Layout(dp=8, tp=8, zero=3), {"plan": "mine"}, "plans are"),
+        (Layout(dp=8, tp=8, zero=3), {"seq_len": 1001}, "must divide the sequence of 1001 tokens"),
     ],
 )
 def test_what_cannot_be_traced_is_refused(layout, how, said):

@@ -10,12 +10,12 @@ from html import escape
 from pathlib import Path
 
 from ..table import Table, human
-from ..theory import Plan, plan
+from ..theory import Estimate, Job, Plan, estimate, plan
 from ..theory.collectives import book
-from ..theory.cost import OVERHEAD, Estimate, estimate, sent
 from ..theory.layout import Layout
 from ..theory.memory import stage_memory
 from ..theory.placement import crosses, groups
+from ..theory.traffic import sent
 from .draw import memory_by_stage, waterfall
 from .picture import Picture
 
@@ -53,36 +53,24 @@ class Defence:
             raise ValueError(f"{self.layout} takes {self.layout.ranks} GPUs, and there are {self.of.gpus}")
         self.estimate  # refuses what cannot be
 
+    @property
+    def job(self) -> Job:
+        return self.of.job
+
     @cached_property
     def estimate(self) -> Estimate:
         return self._with()
 
     def _with(self, **changed) -> Estimate:
-        given = (
-            dict(
-                model=self.of.model,
-                layout=self.layout,
-                cluster=self.of.cluster,
-                global_batch=self.of.global_batch,
-                seq_len=self.of.seq_len,
-            )
-            | changed
-        )
-        return estimate(
-            given["model"],
-            given["layout"],
-            given["cluster"],
-            global_batch=given["global_batch"],
-            seq_len=given["seq_len"],
-        )
+        return estimate(replace(self.job, **changed), self.layout)
 
     def with_cluster(self, **changed) -> Estimate:
         """The same step on a cluster whose fields are `changed`."""
-        return self._with(cluster=replace(self.of.cluster, **changed))
+        return self._with(cluster=replace(self.job.cluster, **changed))
 
     @property
     def microbatches(self) -> int:
-        return self.of.global_batch // (self.layout.dp * self.layout.microbatch)
+        return self.job.microbatches(self.layout)
 
     # -- the answers
 
@@ -90,32 +78,26 @@ class Defence:
     def stages(self) -> list[dict[str, float]]:
         """Bytes on one GPU of each pipeline stage, by what for."""
         return [
-            {
-                k: float(v)
-                for k, v in stage_memory(
-                    self.of.model, self.layout, self.of.seq_len, self.microbatches, stage, OVERHEAD
-                ).items()
-            }
+            {k: float(v) for k, v in stage_memory(self.job, self.layout, stage).items()}
             for stage in range(self.layout.pp)
         ]
 
     def memory(self) -> str:
-        e, room = self.estimate, self.of.cluster.device.memory - self.estimate.memory_bytes
+        e, room = self.estimate, self.job.cluster.device.memory - self.estimate.memory_bytes
         most = sorted(e.memory.items(), key=lambda kind: -kind[1])[:2]
         return (
             f"{human(e.memory_bytes)} on a GPU of stage {e.stage}, most of it {most[0][0]}"
-            f" ({human(most[0][1])}) and {most[1][0]} ({human(most[1][1])}). A {self.of.cluster.device.name}"
-            f" holds {human(self.of.cluster.device.memory)}: {human(abs(room))}"
+            f" ({human(most[0][1])}) and {most[1][0]} ({human(most[1][1])}). A {self.job.cluster.device.name}"
+            f" holds {human(self.job.cluster.device.memory)}: {human(abs(room))}"
             f" {'are left' if room >= 0 else 'too much, so it does not run'}."
         )
 
     def traffic(self) -> dict[str, tuple[float, bool]]:
         """Axis -> (bytes that a GPU sends in a step by the book, whether its groups cross nodes)."""
-        l = self.layout
-        sizes = {"dp": l.dp, "pp": l.pp, "tp": l.tp}  # outermost first
+        sizes, node = self.layout.sizes, self.job.cluster.gpus_per_node
         return {
-            axis: (size, any(crosses(g, self.of.cluster.node) for g in groups(axis, sizes)))
-            for axis, size in sent(self.of.model, l, self.of.global_batch, self.of.seq_len).items()
+            axis: (size, any(crosses(g, node) for g in groups(axis, sizes)))
+            for axis, size in sent(self.job, self.layout).items()
             if sizes[axis] > 1
         }
 
@@ -157,28 +139,20 @@ class Defence:
         )
 
     def half_the_batch(self) -> str:
-        batch = self.of.global_batch // 2
+        batch = self.job.global_batch // 2
         try:
             mine = self._with(global_batch=batch)
         except ValueError as e:
             return f"It cannot be: {e}."
-        other = plan(
-            self.of.model, self.of.cluster, gpus=self.of.gpus, global_batch=batch, seq_len=self.of.seq_len
-        )
+        other = plan(mine.job, gpus=self.of.gpus, **self.of.options)
         return (
             f"{self._tokens(mine)}: the bubble and the gradients are shared by half as many tokens. "
             + self._best(other, mine)
         )
 
     def half_the_network(self) -> str:
-        mine = self.with_cluster(nic=self.of.cluster.nic / 2)
-        other = plan(
-            self.of.model,
-            mine.cluster,
-            gpus=self.of.gpus,
-            global_batch=self.of.global_batch,
-            seq_len=self.of.seq_len,
-        )
+        mine = self.with_cluster(inter_node_bandwidth=self.job.cluster.inter_node_bandwidth / 2)
+        other = plan(mine.job, gpus=self.of.gpus, **self.of.options)
         return f"{self._tokens(mine)}. " + self._best(other, mine)
 
     @staticmethod
@@ -193,7 +167,7 @@ class Defence:
         )
 
     def pure_fsdp(self) -> str:
-        rows = [r for r in self.of.ranked if r.axes == (self.of.gpus, 1, 1) and r.layout.zero == 3]
+        rows = [r for r in self.of.ranked if r.axes.dp == self.of.gpus and r.layout.zero == 3]
         if not rows:
             return "It does not fit, even with everything recomputed."
         them = self.of.estimate(rows[0])
@@ -202,7 +176,7 @@ class Defence:
         return (
             f"{them.layout} takes {them.step_seconds:.2f} s, this {self.estimate.step_seconds:.2f} s"
             f" ({costs:+.1%}): {what}, and gathers"
-            f" {human(2 * book('all_gather', 2 * self.of.model.params, self.of.gpus))} of weights for each"
+            f" {human(2 * book('all_gather', 2 * self.job.model.params, self.of.gpus))} of weights for each"
             f" microbatch, over all nodes; {them.time['data parallel']:.2f} s of that show. It needs"
             f" {human(them.memory_bytes)} instead of {human(self.estimate.memory_bytes)}, and no surgery on"
             " the model."
@@ -224,12 +198,12 @@ class Defence:
 
     def memory_picture(self) -> Picture:
         return memory_by_stage(
-            self.stages, self.of.cluster.device.memory, f"What a GPU of each stage holds: {self.layout}"
+            self.stages, self.job.cluster.device.memory, f"What a GPU of each stage holds: {self.layout}"
         )
 
     def time_picture(self) -> Picture:
         time = dict(self.estimate.time)
-        computing = sum(time.pop(k) for k in ("matrices", "attention", "elementwise"))
+        computing = sum(time.pop(k) for k in ("matrices", "attention", "elementwise", "waiting for the host"))
         return waterfall({str(self.layout): {"computing": computing, **time}}, unit="s", last="step")
 
     def sensitivities(self) -> Table:
@@ -242,17 +216,17 @@ class Defence:
     def html(self) -> str:
         """The page, complete in itself: a browser shows it and prints it on one sheet."""
         e, of = self.estimate, self.of
-        place = of.why(self.layout.dp, self.layout.tp, self.layout.pp)
+        place = of.why(**self.layout.axes._asdict())
         answers = "".join(f"<dt>{escape(q)}</dt><dd>{escape(a)}</dd>" for q, a in self.answers.items())
         return f"""<!doctype html><html lang="en"><meta charset="utf-8">
 <title>{escape(str(self.layout))}</title>
 <style>{STYLE}</style>
 <h1>{escape(str(self.layout))}</h1>
-<p>{escape(of.model.name)}, {of.model.params:,} parameters,
-on {of.gpus} × {of.cluster.device.name} ({escape(of.cluster.name)}),
-{of.global_batch} sequences of {of.seq_len:,} tokens in a step.<br>
+<p>{escape(of.job.model.name)}, {of.job.model.params:,} parameters,
+on {of.gpus} × {of.job.cluster.device.name} ({escape(of.job.cluster.name)}),
+{of.job.global_batch} sequences of {of.job.seq_len:,} tokens in a step.<br>
 <b>{escape(e.summary())}</b><br>
-Among all layouts of DP {self.layout.dp} · TP {self.layout.tp} · PP {self.layout.pp}: {escape(place)}.</p>
+Among all layouts of {self.layout.axes}: {escape(place)}.</p>
 <h2>Where the time goes, and the memory</h2>
 <figure>{self.time_picture().html()}</figure><figure>{self.memory_picture().html()}</figure>
 <h2>Six questions</h2><dl>{answers}</dl>
@@ -274,7 +248,7 @@ and more in eager PyTorch. Measure the first three before you buy.</small></html
     def __repr__(self) -> str:
         return "\n".join(
             [
-                f"{self.of.model.name} on {self.of.gpus} × {self.of.cluster.device.name}: {self.layout}",
+                f"{self.job.model.name} on {self.of.gpus} × {self.job.cluster.device.name}: {self.layout}",
                 self.estimate.summary(),
                 "",
                 *(f"{i}. {q}\n   {a}" for i, (q, a) in enumerate(self.answers.items(), 1)),

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..theory import CLUSTERS, Layout, plan, simulation
-from ..theory import schedules as orders
-from ..theory.cost import OVERHEAD
-from ..theory.layout import check
+from ..theory import CLUSTERS, Job, Layout, plan, simulation
 from ..theory.memory import stage_memory
 from ..theory.models import find_model
+from ..theory.pipelines import SCHEDULES
 from . import gantt
 from .draw import memory_by_stage, ranking
 from .picture import Picture
@@ -101,7 +99,7 @@ def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:
 
     Raises ValueError.
     """
-    made = orders.MAKE[schedule](p, m, v)
+    made = SCHEDULES[schedule].make(p, m, v)
     timeline = simulation.paper(made)
     title = (
         f"{made.name}, p = {p}, m = {m}"
@@ -117,7 +115,7 @@ def schedules(schedule: str = "1F1B", p: int = 4, m: int = 8, v: int = 2) -> Exp
     return Explorer(
         draw_schedule,
         {
-            "schedule": ("schedule", list(orders.MAKE), schedule),
+            "schedule": ("schedule", list(SCHEDULES), schedule),
             "p": ("stages p", [2, 4, 8], p),
             "m": ("microbatches m", list(range(1, 33)), m),
             "v": ("chunks v", [2, 3, 4], v),
@@ -130,15 +128,11 @@ def draw_memory(model: str, d: int, t: int, p: int, b: int, zero: int, recompute
     length. Raises ValueError.
     """
     shape = find_model(model)
-    layout = Layout(d, t, p, b, zero=zero, recompute=recompute)
-    check(shape, layout, 64 * d)
-    stages = [
-        stage_memory(shape, layout, 8192 if "llama-3" in model else 4096, 64 // b, k, OVERHEAD)
-        for k in range(p)
-    ]
-    return memory_by_stage(
-        stages, CLUSTERS["dgx-h100"].device.memory, f"{model} on {layout.ranks} GPUs: {layout}"
-    )
+    job = Job(shape, global_batch=64 * d, seq_len=8192 if "llama-3" in model else 4096)
+    layout = Layout(dp=d, tp=t, pp=p, microbatch=b, zero=zero, recompute=recompute)
+    job.check(layout)
+    stages = [stage_memory(job, layout, k) for k in range(p)]
+    return memory_by_stage(stages, job.cluster.device.memory, f"{model} on {layout.ranks} GPUs: {layout}")
 
 
 def memory(model: str = "llama-3-70b") -> Explorer:
@@ -159,7 +153,7 @@ def memory(model: str = "llama-3-70b") -> Explorer:
 
 def draw_plan(model: str, gpus: int, batch: int, cluster: str) -> Picture:
     """The best layouts by theory, for sequences of 4096 tokens. Raises ValueError where nothing fits."""
-    found = plan(find_model(model), CLUSTERS[cluster], gpus=gpus, global_batch=batch, seq_len=4096)
+    found = plan(Job(find_model(model), CLUSTERS[cluster], batch, 4096), gpus=gpus)
     found.best  # says in words that nothing fits
     return ranking(found, rows=4)
 

@@ -18,9 +18,9 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
 from ..table import Table, human
-from ..theory import CLUSTERS, MODELS, Layout, estimate
-from ..theory.cost import sent
+from ..theory import MODELS, Job, Layout, estimate
 from ..theory.memory import states
+from ..theory.traffic import sent
 from .books import notebooks
 from .cards import Card, load
 
@@ -113,7 +113,7 @@ def figures() -> Table:
     """What the schemes cost one GPU: Llama-3-8B on 8 H100s, 32 sequences of 4096 tokens, by
     `helpers.theory`.
     """
-    model, cluster, batch, seq = MODELS["llama-3-8b"], CLUSTERS["dgx-h100"], 32, 4096
+    job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=4096)
     schemes = {
         "DP 8": Layout(dp=8),
         "ZeRO-1, DP 8": Layout(dp=8, zero=1),
@@ -124,14 +124,14 @@ def figures() -> Table:
     }
     table = []
     for name, l in schemes.items():
-        part = model.params / (l.tp * l.pp)
-        e = estimate(model, l, cluster, global_batch=batch, seq_len=seq)
+        part = job.model.params / (l.tp * l.pp)
+        e = estimate(job, l)
         table.append(
             [
                 name,
                 human(sum(states(part, l.dp, l.zero).values())),
                 human(e.memory_bytes),
-                human(sum(sent(model, l, batch, seq).values())),
+                human(sum(sent(job, l).values())),
                 f"{e.time['bubble'] / e.step_seconds:.0%}",
                 f"{e.step_seconds:.2f} s",
             ]
@@ -139,7 +139,7 @@ def figures() -> Table:
     return Table(
         ["Llama-3-8B on 8 H100s", "states", "memory, fullest", "sent in a step", "bubble", "step"],
         table,
-        title=f"batch {batch} × {seq} tokens, microbatch 1, by helpers.theory",
+        title=f"batch {job.global_batch} × {job.seq_len} tokens, microbatch 1, by helpers.theory",
     )
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from .. import devices
-from ..theory.hardware import Cluster
+from ..theory.hardware import Network
 
 
-def check(n: int, gpus: bool, counted: bool, fabric: Cluster | None, memory: float | None) -> None:
+def check(n: int, gpus: bool, counted: bool, fabric: Network | None, memory: float | None) -> None:
     """The arguments of World. Raises TypeError and ValueError."""
     whole = "the number of ranks is a whole number from 1 to 64, such as World(4)"
     if isinstance(n, bool) or not isinstance(n, int):
         raise TypeError(f"World({n!r}): {whole}")
     if not 1 <= n <= 64:
         raise ValueError(f"World({n}): {whole}")
-    if fabric is not None and not (isinstance(fabric, Cluster) and counted):
+    if fabric is not None and not (isinstance(fabric, Network) and counted):
         raise TypeError(
-            f"fabric={fabric!r}, counted={counted}: a fabric is a helpers.theory.Cluster, and needs"
+            f"fabric={fabric!r}, counted={counted}: a fabric is a helpers.theory.Network, and needs"
             " counted=True"
         )
     if memory is not None and not _is_positive(memory):

@@ -1,10 +1,10 @@
-"""An emulated network: collectives take as long as they would on a described cluster.
+"""An emulated network: collectives take as long as they would on a described network.
 
-`World(8, fabric=cluster)` sends every byte for real, over gloo, and then holds the result back until
-the moment when the cluster would have delivered it:
+`World(8, fabric=network)` sends every byte for real, over gloo, and then holds the result back until
+the moment when the network would have delivered it:
 
     begins   when the last rank of the group has come and has its link free
-    ends     `theory.collectives.seconds` later
+    ends     later by what its hops take, one after the other (`theory.collectives.hop_by_hop`)
 
 Ranks that wait use no core, so eight of them keep time on two cores. A fabric faster than this
 machine cannot be emulated: `Traffic.late` counts the operations whose real bytes came after their time.
@@ -27,8 +27,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ..theory.collectives import seconds
-from ..theory.hardware import Cluster
+from ..theory.collectives import hop_by_hop
+from ..theory.hardware import Network
+from ..theory.placement import crosses
 
 SLOTS = 1 << 14  # arrivals that are remembered, for each group and rank
 ROOTED = ("broadcast", "scatter")  # a rank may be through before others have come
@@ -64,7 +65,7 @@ class Ticket(NamedTuple):
 
     op: str
     came: float
-    duration: float  # seconds, by the theory
+    duration: float  # seconds, on that network
     # What it keeps busy: links inside a node, ports between nodes; sends leave and arrive on lines of their
     # own
     line: str
@@ -78,8 +79,8 @@ class Fabric:
     `folder` is private to the world; `generation` counts its groupings.
     """
 
-    def __init__(self, cluster: Cluster, folder: str, generation: int):
-        self.cluster, self.folder, self.generation = cluster, folder, generation
+    def __init__(self, network: Network, folder: str, generation: int):
+        self.network, self.folder, self.generation = network, folder, generation
         self.late = 0
         self.failed: dict[dist.Work, Exception] = {}  # held back, and then cut
         self._arrivals: dict[str, Arrivals] = {}
@@ -112,9 +113,9 @@ class Fabric:
             )
         needs = {"send": [me], "recv": [peer]}.get(op, (me, peer) if op in ROOTED else range(len(members)))
         ranks = [members[i] for i in pair] if alone else members
-        far = len({r // self.cluster.node for r in ranks}) > 1
+        far = crosses(ranks, self.network.gpus_per_node)
         duration, line = (
-            seconds("send" if alone else op, payload, ranks, self.cluster),
+            hop_by_hop("send" if alone else op, payload, tuple(ranks), self.network),
             ("ports" if far else "links") + (f" {op}" if alone else ""),
         )
         arrivals, came = self._arrivals[group], time.monotonic()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import cloudpickle
 import torch
 
-from ..theory.hardware import Cluster
+from ..theory.hardware import Network
 from . import lines
 
 MESSAGE = 2000  # characters of an error's message that are shown
@@ -82,5 +82,5 @@ class Setup(NamedTuple):
     folder: str  # private to this world: rendezvous and black boxes
     environ: dict[str, str]
     counted: bool
-    fabric: Cluster | None  # the network to emulate
+    fabric: Network | None  # the network to emulate
     memory: float | None  # bytes of tensors that this rank may hold

@@ -28,7 +28,7 @@ from ..table import Table, human
 from ..theory import collectives
 from ..theory.layout import Layout, check
 from ..theory.models import ModelShape, find_model
-from ..theory.traced import Call
+from ..theory.traffic import Call
 
 PLANS = ("Megatron's", "usual")
 
@@ -92,14 +92,20 @@ class Trace:
 
 
 def trace(
-    model: ModelShape, layout: Layout, *, seq_len: int, plan: str = "Megatron's", timeout: float = 300
+    model: ModelShape,
+    layout: Layout,
+    *,
+    seq_len: int,
+    plan: str = "Megatron's",
+    gradient_bytes: int = 2,
+    timeout: float = 300,
 ) -> Trace:
     """One step with one microbatch of `model` under FSDP (zero 3) over dp and tensor parallelism over tp.
 
     plan: "Megatron's" enters each pair of matrices once, and splits vocabulary and loss; "usual" is what
-    PyTorch's tutorials give, each matrix by itself, embedding and head whole. layout.gradient_bytes: what
-    gradients travel in. Raises ValueError for what cannot be traced: pipelines, ZeRO below 3, sizes that do
-    not divide, anything with PyTorch before 2.11.
+    PyTorch's tutorials give, each matrix by itself, embedding and head whole. gradient_bytes: of what
+    gradients travel in, 2 or 4. Raises ValueError for what cannot be traced: pipelines, ZeRO below 3, sizes
+    that do not divide, anything with PyTorch before 2.11.
     """
     if tuple(map(int, version("torch").split(".")[:2])) < (2, 11):
         raise ValueError(
@@ -129,7 +135,15 @@ def trace(
         raise ValueError(
             f"with sequence parallelism tp {layout.tp} must divide the sequence of {seq_len} tokens"
         )
-    wanted = json.dumps({"model": asdict(model), "layout": asdict(layout), "seq_len": seq_len, "plan": plan})
+    wanted = json.dumps(
+        {
+            "model": asdict(model),
+            "layout": asdict(layout),
+            "seq_len": seq_len,
+            "plan": plan,
+            "gradient_bytes": gradient_bytes,
+        }
+    )
     done = subprocess.run(
         [sys.executable, "-m", "helpers.runtime.trace", "--child"],
         input=wanted,
@@ -143,13 +157,10 @@ def trace(
     return Trace(**said | {"model": model, "layout": layout, "calls": [Call(**c) for c in said["calls"]]})
 
 
-# -- on paper ----------------------------------------------------------------------------------
-
-
 # -- the other process -------------------------------------------------------------------------
 
 
-def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str) -> Trace:
+def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradient_bytes: int = 2) -> Trace:
     """What `trace` does, unchecked and in this process, which must have no process group."""
     import torch
     import torch.distributed as dist
@@ -173,8 +184,7 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str) -> Tr
     if layout.tp > 1:
         parallelize(net, mesh["tp"], layout.sequence_parallel, plan)
     policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16,
-        reduce_dtype=torch.bfloat16 if layout.gradient_bytes == 2 else torch.float32,
+        param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16 if gradient_bytes == 2 else torch.float32
     )
     for part in (*net.layers, net):
         fully_shard(part, mesh=mesh["dp"], mp_policy=policy)
@@ -231,10 +241,9 @@ def main() -> None:
     parser.add_argument("--recompute", choices=("none", "full"), default="none")
     args = parser.parse_args()
     layout = Layout(
-        args.dp,
-        args.tp,
-        1,
-        args.microbatch,
+        dp=args.dp,
+        tp=args.tp,
+        microbatch=args.microbatch,
         zero=3,
         recompute=args.recompute,
         sequence_parallel=not (args.no_sp or args.usual),
@@ -264,6 +273,7 @@ if __name__ == "__main__":
                         Layout(**given["layout"]),
                         given["seq_len"],
                         given["plan"],
+                        given["gradient_bytes"],
                     )
                 )
             )

@@ -24,7 +24,7 @@ from multiprocessing.connection import wait
 import cloudpickle
 
 from .. import devices
-from ..theory.hardware import Cluster
+from ..theory.hardware import Network
 from . import arguments, current, failure, output, server
 from .clock import Timeline
 from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, Seen
@@ -51,7 +51,7 @@ class World:
 
     n: number of processes, 1 to 64. timeout: seconds after which a call counts as hung
     (None: never); `run(..., timeout=)` sets it for one call. counted: whether bytes are counted
-    (`traffic`); without, collectives run untouched and failures cannot name them. fabric: a cluster whose
+    (`traffic`); without, collectives run untouched and failures cannot name them. fabric: a network whose
     network is emulated, so that each collective takes as long as it would there (see `runtime.fabric`).
     memory: bytes of tensors that each rank may hold; one more is an out-of-memory error (see
     `runtime.budget`).
@@ -72,7 +72,7 @@ class World:
         gpus: bool = False,
         timeout: float | None = 30.0,
         counted: bool = True,
-        fabric: Cluster | None = None,
+        fabric: Network | None = None,
         memory: float | None = None,
     ):
         if current.rank:
@@ -170,7 +170,9 @@ class World:
         pids = ", ".join(map(str, self.pids))
         over = "NCCL, a GPU each" if self.gpus else "gloo"
         if self.fabric is not None:
-            over += f" on an emulated network ({self.fabric.name}, {self.fabric.node} ranks to a node)"
+            over += (
+                f" on an emulated network ({self.fabric.name}, {self.fabric.gpus_per_node} ranks to a node)"
+            )
         return f"World({self.n}): {self.n} ranks over {over}, processes {pids}"
 
     def _start(self) -> None:

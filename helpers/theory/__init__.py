@@ -1,24 +1,32 @@
 """What paper says: closed formulas, small enough to be redone by hand. Neither torch nor a GPU needed.
 
-estimate(model, layout, cluster, global_batch=…, seq_len=…)   time and memory of one layout
-plan(model, cluster, gpus=…, global_batch=…, seq_len=…)       all layouts, ranked, and why
+job = Job(model, cluster, global_batch=…, seq_len=…, framework=…)   what is to be trained, and on what
+estimate(job, layout)                                               time and memory of one layout
+plan(job, gpus=…)                                                   all layouts, ranked, and why
 """
 
-from .cost import Estimate, estimate
-from .hardware import CLUSTERS, DEVICES, Cluster, Device
-from .layout import Layout
+from .estimate import Estimate, estimate
+from .frameworks import FRAMEWORKS, Framework
+from .hardware import CLUSTERS, DEVICES, Cluster, Device, Network
+from .job import Job
+from .layout import Axes, Layout
 from .models import MODELS, ModelShape
 from .planner import Plan, plan
 
 __all__ = [
+    "Axes",
     "CLUSTERS",
     "Cluster",
     "DEVICES",
     "Device",
     "Estimate",
+    "FRAMEWORKS",
+    "Framework",
+    "Job",
     "Layout",
     "MODELS",
     "ModelShape",
+    "Network",
     "Plan",
     "estimate",
     "plan",

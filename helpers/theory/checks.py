@@ -21,9 +21,11 @@ def whole(name: str, value, least: int = 1, most: int = 10**9) -> None:
         )
 
 
-def positive(name: str, value, zero: bool = False) -> None:
+def positive(
+    name: str, value, zero: bool = False, least: float = 0.0, most: float = math.inf, unit: str = ""
+) -> None:
     """Raises ValueError, in a sentence, unless `value` is a positive and finite number, or 0 where zero is
-    allowed.
+    allowed; and within what is possible in its unit, so that GB/s are not taken for bytes/s.
     """
     try:
         good = (
@@ -38,6 +40,9 @@ def positive(name: str, value, zero: bool = False) -> None:
         raise ValueError(
             f"{name} must be {'a number of at least 0' if zero else 'a positive number'}, not {value!r}"
         )
+    if value and not least <= value <= most:
+        bound = f"at least {least:g}" if value < least else f"at most {most:g}"
+        raise ValueError(f"{name} is in {unit}, and must be {bound}; {value:g} is given")
 
 
 @lru_cache(maxsize=1024)
@@ -58,6 +63,10 @@ def read_object(path: Path, what: str) -> dict:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as e:
         raise ValueError(f"cannot read {path}: {e.strerror}") from None
+    except json.JSONDecodeError as e:
+        raise ValueError(
+            f"{path} is not a JSON file: line {e.lineno}, column {e.colno}: {e.msg.lower()}"
+        ) from None
     except (ValueError, RecursionError):
         raise ValueError(f"{path} is not a JSON file") from None
     if not isinstance(found, dict):

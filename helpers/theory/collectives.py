@@ -15,7 +15,7 @@ that the collective is about, the same number on every rank.
 "Bandwidth optimal all-reduce algorithms for clusters of workstations"; the same
 counts are in the NCCL performance notes). `gloo` is what the gloo library really
 sends, which differs in three places. Both answer in bytes sent by one rank. `seconds` puts
-time to them: messages · latency + bytes / bandwidth.
+time to them by formula, `hop_by_hop` from the events of a ring.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
-from .hardware import Cluster
+from .hardware import Network
 
 ALGORITHMS = ("ring", "tree", "hierarchical")
 
@@ -80,39 +81,77 @@ def gloo(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float
 # -- seconds -----------------------------------------------------------------------------------
 
 
-def group_bandwidth(cluster: Cluster, members, stride, link: float = 1.0, nic: float = 1.0):
-    """Bytes/s that each rank can send in a ring of `members` ranks that are `stride` apart. Takes arrays.
+def ring_seconds(op: str, payload, calls, inside, nodes, network: Network, intra=1.0, inter=1.0):
+    """Seconds of `calls` rings of `nodes` nodes with `inside` members in each, `payload` bytes in all. Takes
+    arrays.
 
-    Inside a node, the link's. A ring across nodes leaves each node once, so it can use the ports of all
-    its members there: members per node · port, but never more than the link, nor than was measured for so
-    many nodes (`Cluster.rings`). link, nic: what share of the printed speeds is reached.
+    A ring leaves each node once, so all other hops are fast, and it can use the ports of all its members
+    there: members per node · port, but never more than the link, nor than was measured for so many nodes
+    (`Network.busbw`). Either the slowest hop never rests, or one piece goes all the way and waits at each
+    hop. intra, inter: what share of the printed speeds is reached.
     """
-    inside = np.minimum(members, np.maximum(1, cluster.node // stride))
-    nodes = np.maximum(1, members * stride / cluster.node)
-    return np.where(nodes > 1, _across(cluster, nodes, inside, link, nic), cluster.link * link)
+    n = inside * nodes
+    hops = np.where(op == "all_reduce", 2, 1) * (n - 1)
+    piece = payload / np.maximum(calls, 1) / n
+    fast = network.intra_node_bandwidth * intra
+    slow = np.where(nodes > 1, _across(network, nodes, inside, intra, inter), fast)
+    last = np.where(nodes > 1, network.inter_node_latency, network.intra_node_latency)
+    # All rounds of the ring, less the slow hops among those that the last round leaves out.
+    rounds, left = (2, 2) if op == "all_reduce" else (1, 1)
+    leaves = np.where(nodes > 1, rounds * nodes - left // inside, 0)
+    way = leaves * (piece / slow + last) + (hops - leaves) * (piece / fast + network.intra_node_latency)
+    return calls * (n > 1) * np.maximum(hops * piece / slow + last, way)
 
 
-def _across(cluster: Cluster, nodes, inside, link: float = 1.0, nic: float = 1.0):
+def hierarchical_seconds(op: str, payload, calls, inside, nodes, network: Network, intra=1.0, inter=1.0):
+    """The same in two levels: in each node, then between nodes by each GPU for its share. For all_reduce (by
+    reduce-scatter and all-gather), all_gather and reduce_scatter. Takes arrays.
+    """
+    size, ways = payload / np.maximum(calls, 1), 2 if op == "all_reduce" else 1
+    port = network.inter_node_bandwidth * inter * np.minimum(inside, network.rails) / inside
+    near = (inside - 1) * (
+        size / inside / (network.intra_node_bandwidth * intra) + network.intra_node_latency
+    )
+    far = (nodes - 1) * (size / (inside * nodes) / port + network.inter_node_latency)
+    return calls * ways * (near + far)
+
+
+def group_seconds(op: str, payload, calls, inside, nodes, network: Network, intra=1.0, inter=1.0):
+    """By whichever of ring and two levels is faster, as libraries choose; by what was measured where a speed
+    was (`Network.busbw`). Takes arrays.
+    """
+    given = (op, payload, calls, inside, nodes, network, intra, inter)
+    ring = ring_seconds(*given)
+    return ring if network.busbw else np.minimum(ring, hierarchical_seconds(*given))
+
+
+def send_seconds(payload, far, network: Network, intra=1.0, inter=1.0):
+    """Seconds of one message inside a node, or to another (far). Takes arrays."""
+    near_one = payload / (network.intra_node_bandwidth * intra) + network.intra_node_latency
+    far_one = payload / (network.inter_node_bandwidth * inter) + network.inter_node_latency
+    return np.where(far, far_one, near_one)
+
+
+def _across(network: Network, nodes, inside, intra: float = 1.0, inter: float = 1.0):
     """Bytes/s for each rank of a ring across `nodes` nodes, with `inside` members in each."""
-    by_ports = np.minimum(cluster.link * link, np.minimum(inside, cluster.rails) * cluster.nic * nic)
-    if not cluster.rings:
+    by_ports = np.minimum(
+        network.intra_node_bandwidth * intra,
+        np.minimum(inside, network.rails) * network.inter_node_bandwidth * inter,
+    )
+    if not network.busbw:
         return by_ports
-    sizes, speeds = np.log(
-        np.array(cluster.rings)
-    ).T  # between two measured sizes, on the straight line of the logarithms
+    sizes, speeds = np.log(np.array(network.busbw)).T  # between two, on the straight line of the logarithms
     return np.minimum(by_ports, np.exp(np.interp(np.log(nodes), sizes, speeds)))
 
 
 def seconds(
-    op: str, payload: float, ranks: Sequence[int], cluster: Cluster, algorithm: str = "ring"
+    op: str, payload: float, ranks: Sequence[int], network: Network, algorithm: str = "ring"
 ) -> float:
-    """How long `op` takes among `ranks` of a cluster, at its printed speeds: messages · latency + bytes /
-    bandwidth.
+    """How long `op` takes among `ranks` of a network, at its printed speeds, by formula.
 
-    op, payload: as for `book`. ranks: numbers in the cluster, node by node. algorithm: 'ring', and for
+    op, payload: as for `book`. ranks: numbers in the network, node by node. algorithm: 'ring', and for
     all_reduce also 'tree' (two binary trees at once, each for half of the bytes: Sanders et al. 2009) and
-    'hierarchical' (reduce-scatter in each node, all-reduce between nodes by each GPU for its share,
-    all-gather in each node). Raises ValueError for an unknown op or algorithm.
+    'hierarchical'. Raises ValueError for an unknown op or algorithm.
     """
     n = len(ranks)
     _check(op, n)
@@ -120,22 +159,57 @@ def seconds(
         raise ValueError(
             f"{op} by {algorithm!r}: the algorithms are ring, and for all_reduce also tree and hierarchical"
         )
-    in_node = Counter(r // cluster.node for r in ranks)
-    nodes, inside = len(in_node), min(in_node.values())
-    latency = cluster.link_latency if nodes == 1 else cluster.nic_latency
-    bandwidth = cluster.link if nodes == 1 else float(_across(cluster, nodes, inside))
     if n == 1 or op == "recv":
         return 0.0
+    inside, nodes = _shape(ranks, network)
+    far = nodes > 1
+    latency = network.inter_node_latency if far else network.intra_node_latency
+    bandwidth = float(_across(network, nodes, inside)) if far else network.intra_node_bandwidth
     if algorithm == "tree":
         return 2 * math.ceil(math.log2(n)) * latency + 2 * payload / bandwidth
     if algorithm == "hierarchical":
-        near = 2 * (inside - 1) * cluster.link_latency + book("all_reduce", payload, inside) / cluster.link
-        far = (
-            2 * (nodes - 1) * cluster.nic_latency + book("all_reduce", payload / inside, nodes) / cluster.nic
-        )
-        return near + (far if nodes > 1 else 0.0)
-    messages = {"all_reduce": 2 * (n - 1), "barrier": 2 * (n - 1), "send": 1}.get(op, n - 1)
-    return messages * latency + max(book(op, payload, n, r) for r in range(n)) / bandwidth
+        return float(hierarchical_seconds(op, payload, 1, inside, nodes, network))
+    if op in ("all_reduce", "all_gather", "reduce_scatter", "barrier"):
+        reduced = "all_reduce" if op == "barrier" else op
+        return float(ring_seconds(reduced, 0.0 if op == "barrier" else payload, 1, inside, nodes, network))
+    if op == "send":
+        return float(send_seconds(payload, far, network))
+    if op == "all_to_all":  # to each other rank its part, through the link and through the port
+        here, there = inside - 1, n - inside
+        near = here * (payload / n / network.intra_node_bandwidth + network.intra_node_latency)
+        return near + there * (payload / n / network.inter_node_bandwidth + network.inter_node_latency)
+    slow = nodes - 1  # a rooted one passes each rank once
+    path = slow * network.inter_node_latency + (n - 1 - slow) * network.intra_node_latency
+    return path + max(book(op, payload, n, r) for r in range(n)) / bandwidth
+
+
+@lru_cache(maxsize=4096)
+def hop_by_hop(op: str, payload: float, ranks: tuple[int, ...], network: Network) -> float:
+    """The same for a ring, from its events: each rank passes a piece on when it has come and the hop to the
+    next rank is free. What an emulated network takes its delays from, so that the formula can be wrong.
+    """
+    n, reduced = len(ranks), "all_reduce" if op == "barrier" else op
+    if n == 1 or reduced not in ("all_reduce", "all_gather", "reduce_scatter"):
+        return seconds(op, payload, ranks, network)
+    piece = 0.0 if op == "barrier" else payload / n
+    inside, nodes = _shape(ranks, network)
+    slow = float(_across(network, nodes, inside))
+    leaves = [
+        ranks[i] // network.gpus_per_node != ranks[(i + 1) % n] // network.gpus_per_node for i in range(n)
+    ]
+    busy = [piece / (slow if far else network.intra_node_bandwidth) for far in leaves]
+    after = [network.inter_node_latency if far else network.intra_node_latency for far in leaves]
+    there, free = [0.0] * n, [0.0] * n  # when the next piece to pass on is there; when the hop is free
+    for _ in range((2 if reduced == "all_reduce" else 1) * (n - 1)):
+        free = [max(come, idle) + b for come, idle, b in zip(there, free, busy)]
+        there = [free[i - 1] + after[i - 1] for i in range(n)]
+    return max(there)
+
+
+def _shape(ranks: Sequence[int], network: Network) -> tuple[int, int]:
+    """(the fewest members in a node, nodes) of a group."""
+    in_node = Counter(r // network.gpus_per_node for r in ranks)
+    return min(in_node.values()), len(in_node)
 
 
 def _check(op: str, n: int) -> None:

@@ -1,13 +1,13 @@
-"""Devices and clusters: the published numbers that time and memory depend on.
+"""Devices, networks and clusters: the published numbers that time and memory depend on.
 
-Speeds are what the maker prints, per GPU and in one direction; what is really reached of
-them are the efficiencies in `cost.Constants`.
+Speeds are what the maker prints, in bytes per second, per GPU and in one direction; NVIDIA prints
+NVLink's in both. What is really reached of them are the efficiencies in `cost.Constants`.
 """
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from .checks import is_file, positive, read_object, whole
@@ -17,7 +17,8 @@ from .checks import is_file, positive, read_object, whole
 class Device:
     """One GPU. flops: printed dense half-precision FLOP/s, which MFU divides by. achievable: what the best
     single matrix product was measured to reach, at most flops. bandwidth: bytes/s of its own memory. memory:
-    bytes. Raises ValueError for anything but positive numbers."""
+    bytes that are really there, which is more than a card is called by. Raises ValueError for anything but
+    positive numbers in these units."""
 
     name: str
     flops: float
@@ -26,8 +27,13 @@ class Device:
     memory: float
 
     def __post_init__(self):
-        for field in ("flops", "achievable", "bandwidth", "memory"):
-            positive(f"device {self.name!r}: {field}", getattr(self, field))
+        for field, least, unit in (
+            ("flops", 1e9, "FLOP/s"),
+            ("achievable", 1e9, "FLOP/s"),
+            ("bandwidth", 1e6, "bytes/s"),
+            ("memory", 1e6, "bytes"),
+        ):
+            positive(f"device {self.name!r}: {field}", getattr(self, field), least=least, unit=unit)
         if self.achievable > self.flops:
             raise ValueError(
                 f"device {self.name!r}: achievable {self.achievable:g} is more than the printed flops"
@@ -35,84 +41,102 @@ class Device:
             )
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """Nodes of GPUs. link: bytes/s that a GPU can send inside its node; nic: to other nodes.
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Nodes of GPUs and what connects them: bandwidths in bytes/s, per GPU and in one direction; latencies in
+    seconds for one message.
 
-    link_latency, nic_latency: seconds for one message. Both speeds are per GPU and in one direction. rails:
-    ports of a node that one group can use at once; all, unless the software knows only one ring. rings:
-    (nodes, bytes/s) that an all-reduce over so many whole nodes was measured to reach for each rank (what
-    nccl-tests print as busbw), the fewest nodes first. Fabrics slow down as they grow; without it each port
-    keeps its speed.
+    rails: ports of a node that one group can use at once; all, unless the software knows only one ring.
+    busbw: (nodes, bytes/s) that an all-reduce over so many whole nodes was measured to reach for each rank
+    (as nccl-tests print it), the fewest nodes first. Fabrics slow down as they grow; without it each port
+    keeps its speed. Raises ValueError for numbers out of range.
     """
 
     name: str
-    device: Device
-    node: int = 8
-    link: float = 300e9
-    nic: float = 25e9
-    link_latency: float = 5e-6
-    nic_latency: float = 15e-6
+    gpus_per_node: int = 8
+    intra_node_bandwidth: float = 300e9
+    inter_node_bandwidth: float = 25e9
+    intra_node_latency: float = 5e-6
+    inter_node_latency: float = 15e-6
     rails: int = 64
-    rings: tuple[tuple[int, float], ...] = ()
+    busbw: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self):
-        called = f"cluster {self.name!r}: "
-        if not isinstance(self.device, Device):
-            raise ValueError(
-                f"{called}device must be a Device, DEVICES['h100-80gb'] say, not {self.device!r}"
-            )
-        for field in ("node", "rails"):
+        called = f"{type(self).__name__.lower()} {self.name!r}: "
+        for field in ("gpus_per_node", "rails"):
             whole(called + field, getattr(self, field))
-        for field in ("link", "nic", "link_latency", "nic_latency"):
-            positive(called + field, getattr(self, field), zero=field.endswith("latency"))
+        for field in ("intra_node_bandwidth", "inter_node_bandwidth"):
+            positive(called + field, getattr(self, field), least=1e5, unit="bytes/s per GPU, one direction")
+        for field in ("intra_node_latency", "inter_node_latency"):
+            positive(called + field, getattr(self, field), zero=True, most=1.0, unit="seconds")
         try:
-            for nodes, speed in self.rings:
+            for nodes, speed in self.busbw:
                 whole("nodes", nodes, 2)
-                positive("bytes/s", speed)
-            rising = sorted({nodes for nodes, _ in self.rings}) == [nodes for nodes, _ in self.rings]
+                positive("bytes/s", speed, least=1e5)
+            rising = sorted({nodes for nodes, _ in self.busbw}) == [nodes for nodes, _ in self.busbw]
         except (TypeError, ValueError):
             rising = False
         if not rising:
             raise ValueError(
-                f"{called}rings must be pairs of nodes (2 or more, rising) and bytes/s, ((2, 3.6e11), (4,"
-                f" 1.6e11)) say, not {self.rings!r}"
+                f"{called}busbw must be pairs of nodes (2 or more, rising) and bytes/s, ((2, 3.6e11), (4,"
+                f" 1.6e11)) say, not {self.busbw!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster(Network):
+    """A network with a device at each of its ends."""
+
+    device: Device
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.device, Device):
+            raise ValueError(
+                f"cluster {self.name!r}: device must be a Device, DEVICES['h100-80gb'] say, not"
+                f" {self.device!r}"
             )
 
 
 DEVICES: dict[str, Device] = {
     d.name: d
     for d in (
-        # Printed: NVIDIA's data sheets, SXM, without sparsity. Achievable: 87 % of it on an A100 and 80 % on
-        # an H100, which runs into its power limit (Bekman, Machine Learning Engineering, matmul benchmarks,
-        # 2024).
-        Device("a100-40gb", 312e12, 271e12, 1.555e12, 40e9),
-        Device("a100-80gb", 312e12, 271e12, 2.039e12, 80e9),
-        Device("h100-80gb", 989.4e12, 794e12, 3.35e12, 80e9),
+        # Printed: NVIDIA's data sheets, SXM, without sparsity. Achievable on an A100: 87 % of it (Bekman,
+        # Machine Learning Engineering, matmul benchmarks, 2024). An H100 runs into its power limit: 794e12 in
+        # the best shape there, 720e12 in those of transformers under PyTorch (SemiAnalysis, MI300X vs H100 vs
+        # H200, December 2024). Memory: MiB as nvidia-smi shows them, 40,960, 81,920, 81,559, 97,871, 143,771.
+        Device("a100-40gb", 312e12, 271e12, 1.555e12, 42.9e9),
+        Device("a100-80gb", 312e12, 271e12, 2.039e12, 85.9e9),
+        Device("h100-80gb", 989.4e12, 720e12, 3.35e12, 85.5e9),
         # HBM2e and a limit of 500 W (torchtitan's benchmarks, 2024, which call its peak unknown). Power grows
-        # with the cube of the clock: 794e12 · (500/700)^(1/3). The same rule gives 630e12 at the 350 W of an
-        # H100 PCIe, where 627e12 were measured.
-        Device("h100-96gb", 989.4e12, 710e12, 2.4e12, 96e9),
-        Device("h200", 989.4e12, 794e12, 4.8e12, 141e9),
+        # with the cube of the clock: 720e12 · (500/700)^(1/3).
+        Device("h100-96gb", 989.4e12, 644e12, 2.4e12, 102.6e9),
+        Device("h200", 989.4e12, 720e12, 4.8e12, 150.8e9),
     )
 }
+
+
+def _cluster(name: str, device: str, intra: float, inter: float) -> Cluster:
+    return Cluster(name=name, device=DEVICES[device], intra_node_bandwidth=intra, inter_node_bandwidth=inter)
+
 
 CLUSTERS: dict[str, Cluster] = {
     c.name: c
     for c in (
         # DGX A100: NVLink 3, 600 GB/s both ways; eight 200 Gb/s InfiniBand ports for eight GPUs.
-        Cluster("dgx-a100", DEVICES["a100-80gb"], 8, 300e9, 25e9),
+        _cluster("dgx-a100", "a100-80gb", 300e9, 25e9),
         # DGX H100: NVLink 4, 900 GB/s both ways; eight 400 Gb/s ports.
-        Cluster("dgx-h100", DEVICES["h100-80gb"], 8, 450e9, 50e9),
-        Cluster("dgx-h200", DEVICES["h200"], 8, 450e9, 50e9),
+        _cluster("dgx-h100", "h100-80gb", 450e9, 50e9),
+        _cluster("dgx-h200", "h200", 450e9, 50e9),
         # Qi et al. 2023: A100 nodes on RoCE, read as 100 Gb/s a GPU.
-        Cluster("a100-roce", DEVICES["a100-80gb"], 8, 300e9, 12.5e9),
+        _cluster("a100-roce", "a100-80gb", 300e9, 12.5e9),
     )
 }
 
 
 def find_cluster(name: str) -> Cluster:
-    """A cluster by name, or from a JSON file with the fields of `Cluster` (device by name).
+    """A cluster by name, or from a JSON file with the fields of `Cluster`; its device is a name, or an object
+    with the fields of `Device`.
 
     Raises ValueError in one sentence for an unknown name, with the nearest, and for a bad file.
     """
@@ -124,16 +148,28 @@ def find_cluster(name: str) -> Cluster:
         raise ValueError(
             f"unknown cluster {name!r}{hint}. Known are {', '.join(CLUSTERS)}, or give a JSON file"
         )
-    fields = read_object(Path(name), "cluster")
-    device = fields.pop("device", None)
-    if not isinstance(device, str) or device not in DEVICES:
-        raise ValueError(f"{name}: device must be one of {', '.join(DEVICES)}, not {device!r}")
-    fields = {"name": Path(name).stem, **fields, "device": DEVICES[device]}
-    if unknown := set(fields) - set(Cluster.__dataclass_fields__):
+    given = read_object(Path(name), "cluster")
+    device = given.pop("device", None)
+    if isinstance(device, dict):
+        device = Device(**_known(name, "the device", {"name": "device", **device}, Device))
+    elif not isinstance(device, str) or device not in DEVICES:
         raise ValueError(
-            f"{name}: unknown field {sorted(unknown)[0]!r}; known are"
-            f" {', '.join(Cluster.__dataclass_fields__)}"
+            f"{name}: device must be one of {', '.join(DEVICES)}, or an object with"
+            f" {', '.join(f.name for f in fields(Device))}, not {device!r}"
         )
-    if isinstance(fields.get("rings"), list):
-        fields["rings"] = tuple(tuple(ring) if isinstance(ring, list) else ring for ring in fields["rings"])
-    return Cluster(**fields)
+    else:
+        device = DEVICES[device]
+    given = _known(name, "the cluster", {"name": Path(name).stem, **given, "device": device}, Cluster)
+    if isinstance(given.get("busbw"), list):
+        given["busbw"] = tuple(tuple(pair) if isinstance(pair, list) else pair for pair in given["busbw"])
+    return Cluster(**given)
+
+
+def _known(file: str, what: str, given: dict, kind: type) -> dict:
+    """`given`, if its names are fields of `kind` and none that is needed is missing."""
+    names = [f.name for f in fields(kind)]
+    if unknown := sorted(set(given) - set(names)):
+        raise ValueError(f"{file}: {what} has no field {unknown[0]!r}; known are {', '.join(names)}")
+    if kind is Device and (missing := [n for n in names if n not in given]):
+        raise ValueError(f"{file}: {what} lacks {', '.join(missing)}")
+    return given

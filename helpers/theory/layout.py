@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from .checks import divisors, whole
 from .models import ModelShape
+from .pipelines import SCHEDULES, Pipeline
 
-SCHEDULES = ("GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-H2", "ZB-V")
-USUAL = ("1F1B", "interleaved")  # what Megatron-LM runs
-# Microbatches for each rank of the pipeline that they need to be full.
-ZERO_BUBBLE = {"ZB-H1": 1, "ZB-H2": 2, "ZB-V": 2}
 RECOMPUTE = ("none", "selective", "per-op", "full")
+# Of Megatron-LM, torchtitan and DeepSpeed. Llama 3's paper puts dp outermost, and pp before it.
+ORDER = ("pp", "dp", "tp")
 
 
-@dataclass(frozen=True)
+class Axes(NamedTuple):
+    """The sizes of the axes alone: what a person chooses, and defends."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+
+    def __str__(self) -> str:
+        return " · ".join(f"{axis.upper()} {size}" for axis, size in self._asdict().items())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layout:
-    """dp · tp · pp ranks. The counts may be NumPy arrays of one shape, to look at many layouts at once.
+    """dp · tp · pp ranks. The numbers may be NumPy arrays of one shape, to look at many layouts at once.
 
     microbatch: sequences that go through the model together (b). interleave: chunks on each pipeline rank
     (v). zero: 0 to 3, what is split over dp: nothing, optimizer state, gradients too, weights too (3 is what
     FSDP does). recompute: none; selective, the attention scores only; per-op, all but the attention and every
     second matrix product (torchtitan's default); full, all of a layer. sequence_parallel: split what lies
-    between the matrices over tp as well. fused_attention: an attention that never stores the scores.
-    gradient_bytes: 2 or 4 for each gradient. eager: PyTorch's operations one by one, as written, instead of
-    fused kernels (Megatron-LM's, or a compiler's). balanced: the last pipeline stages hold fewer layers, to
-    make up for the head's work.
+    between the matrices over tp as well. order: the axes from the outermost to the innermost. balanced: the
+    last pipeline stages hold fewer layers, to make up for the head's work.
     """
 
     dp: int | np.ndarray = 1
@@ -36,26 +45,43 @@ class Layout:
     microbatch: int | np.ndarray = 1
     interleave: int | np.ndarray = 1
     schedule: str = "1F1B"
-    zero: int = 0
+    zero: int | np.ndarray = 0
     recompute: str = "none"
-    sequence_parallel: bool = True
-    fused_attention: bool = True
-    gradient_bytes: int = 2
-    eager: bool = False
+    sequence_parallel: bool | np.ndarray = True
+    order: tuple[str, ...] = ORDER
     balanced: bool = False
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Axis -> how many ranks, the outermost axis first: what `placement` asks for."""
+        return {axis: getattr(self, axis) for axis in self.order}
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The record of its schedule."""
+        return SCHEDULES[self.schedule]
+
+    @property
     def chunks(self):
-        """Stages on each pipeline rank: v, and 2 for ZB-V, which goes down the ranks and back up."""
-        return 2 if self.schedule == "ZB-V" else self.interleave
+        """Stages on each pipeline rank: v, or what the schedule has."""
+        return self.pipeline.chunks or self.interleave
 
     @property
     def ranks(self):
         """d · t · p: how many devices it takes."""
         return self.dp * self.tp * self.pp
 
+    def tokens(self, seq_len):
+        """Tokens of a microbatch that go through a rank's matrices together."""
+        return self.microbatch * seq_len
+
+    @property
+    def axes(self) -> Axes:
+        """Its sizes alone."""
+        return Axes(*(getattr(self, axis) for axis in Axes._fields))
+
     def __str__(self) -> str:
-        parts = [f"DP {self.dp}", f"TP {self.tp}", f"PP {self.pp}", f"b {self.microbatch}"]
+        parts = [str(self.axes), f"b {self.microbatch}"]
         if np.any(np.asarray(self.interleave) > 1):
             parts.append(f"v {self.interleave}")
         if np.any(np.asarray(self.pp) > 1):
@@ -65,7 +91,7 @@ class Layout:
         )
         parts += (
             [f"{self.recompute} recompute"] * (self.recompute != "none")
-            + ["eager"] * self.eager
+            + [f"{' '.join(self.order)} from the outermost"] * (self.order != ORDER)
             + ["balanced"] * bool(self.balanced and np.any(np.asarray(self.pp) > 1))
         )
         return " · ".join(parts)
@@ -87,20 +113,22 @@ def check(
         raise ValueError(f"unknown recompute {layout.recompute!r}; known are {', '.join(RECOMPUTE)}")
     if layout.zero not in (0, 1, 2, 3):
         raise ValueError(f"zero is 0, 1, 2 or 3, not {layout.zero!r}")
-    if layout.gradient_bytes not in (2, 4):
-        raise ValueError(f"gradient_bytes is 2 or 4, not {layout.gradient_bytes!r}")
+    if sorted(layout.order) != sorted(Axes._fields):
+        raise ValueError(f"order names each of {', '.join(Axes._fields)} once, not {layout.order!r}")
     if gpus is not None and layout.ranks != gpus:
         raise ValueError(f"dp·tp·pp = {d}·{t}·{p} = {layout.ranks}, but there are {gpus} GPUs")
     if model.heads % t:
-        raise ValueError(f"tp {t} does not divide {model.heads} attention heads; {_divisors(model.heads, t)}")
+        raise ValueError(
+            f"tp {t} does not divide {model.heads} attention heads; {_divisors(model.heads, t, gpus)}"
+        )
     if model.kv_heads % t and t % model.kv_heads:
         raise ValueError(
             f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads;"
-            f" {_divisors(model.heads, t)}"
+            f" {_divisors(model.heads, t, gpus)}"
         )
     if model.ffn % t:
         raise ValueError(
-            f"tp {t} does not divide the feed-forward width {model.ffn}; {_divisors(model.ffn, t)}"
+            f"tp {t} does not divide the feed-forward width {model.ffn}; {_divisors(model.ffn, t, gpus)}"
         )
     if layout.balanced and layout.chunks > 1:
         raise ValueError(
@@ -113,14 +141,14 @@ def check(
         )
     if not layout.balanced and layers_on_stage(model.layers, p * v, 0) is None:
         raise ValueError(
-            f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do "
-            f"{model.layers} + 2 with the embedding and the head counted; {_divisors(model.layers, p * v)}"
+            f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do {model.layers}"
+            f" + 2 with the embedding and the head counted; {_divisors(model.layers, p * v, gpus)}"
         )
     if layout.schedule == "interleaved" and (p == 1 or v == 1):
         raise ValueError("interleaving needs pp and interleave of at least 2; use 1F1B otherwise")
     if layout.schedule != "interleaved" and v > 1:
         raise ValueError(f"interleave {v} needs the schedule 'interleaved', not {layout.schedule!r}")
-    if layout.schedule in ZERO_BUBBLE:
+    if layout.pipeline.splits:
         if p == 1:
             raise ValueError(f"{layout.schedule} needs pp of at least 2; use 1F1B otherwise")
         if layout.recompute in ("per-op", "full"):
@@ -128,10 +156,10 @@ def check(
                 f"{layout.schedule} lets weight gradients wait, and they need what {layout.recompute}"
                 " recompute drops; take recompute 'none', or 1F1B"
             )
-        if layout.schedule == "ZB-V" and model.layers % (2 * p):
+        if layout.pipeline.folded and model.layers % (2 * p):
             raise ValueError(
-                f"ZB-V has two stages on each of {p} ranks, and {model.layers} layers do not divide over"
-                f" {2 * p}; take ZB-H1, or another pp"
+                f"{layout.schedule} has two stages on each of {p} ranks, and {model.layers} layers do not"
+                f" divide over {2 * p}; take ZB-H1, or another pp"
             )
     if global_batch is not None:
         whole("global_batch", global_batch)
@@ -143,17 +171,18 @@ def check(
         m = global_batch // (d * b)
         if layout.schedule == "interleaved" and m % p:
             raise ValueError(f"interleaving needs microbatches in groups of pp: {m} is no multiple of {p}")
-        if m < (needed := p * ZERO_BUBBLE.get(layout.schedule, 0)):
+        if m < (needed := p * layout.pipeline.fills):
             raise ValueError(
                 f"{layout.schedule} fills {p} stages with {needed} microbatches, and there are {m}; take a"
                 " smaller microbatch, or 1F1B"
             )
 
 
-def _divisors(n: int, near: int) -> str:
-    fits = divisors(n)
-    below, above = max(k for k in fits if k <= near), min((k for k in fits if k >= near), default=n)
-    return f"take {below}" + (f" or {above}" if above != below else "")
+def _divisors(n: int, near: int, gpus: int | None) -> str:
+    """The nearest divisors of n, of those that the number of GPUs allows."""
+    fits = [k for k in divisors(n) if gpus is None or gpus % k == 0]
+    below, above = max(k for k in fits if k <= near), min((k for k in fits if k >= near), default=0)
+    return f"take {below}" + (f" or {above}" if above not in (0, below) else "")
 
 
 def layers_on_stage(layers: int, stages: int, stage: int) -> int | None:

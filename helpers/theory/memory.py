@@ -14,8 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from .data_parallel import ends_share, layer_share
+from .job import Job
 from .layout import Layout, layers_on_rank
 from .models import ModelShape
+from .operations import layer
 
 # What people count for one parameter trained with Adam, and how they come to differ.
 BYTES_PER_PARAMETER = {
@@ -29,162 +32,113 @@ BYTES_PER_PARAMETER = {
     "8-bit Adam": {"weights": 2, "gradients": 2, "optimizer": 6},  # 10: master copy, m and v of one byte each
 }
 
-# Of mixed precision: half-precision weights; float32 master copy, m and v.
-WEIGHT_BYTES, OPTIMIZER_BYTES = (2, 12)
+OVERHEAD = 2e9  # bytes: the CUDA context, communicators, the allocator's slack
 SCORE_BYTES = 4  # for each of the vocabulary's scores, in float32
-EAGER_SCORE_BYTES = (
-    10  # more of them, one by one: half-precision ones, their softmax and its gradient in float32
-)
+# More of them, one by one: half-precision ones, their softmax and its gradient in float32; a split loss makes
+# one more.
+EAGER_SCORE_BYTES = 10
 
 
 def states(
-    params: float,
-    d: float = 1,
-    zero: int = 0,
-    weights: int = WEIGHT_BYTES,
-    gradients: int = 2,
-    optimizer: int = OPTIMIZER_BYTES,
+    params: float, d: float = 1, zero: int = 0, weights: int = 2, gradients: int = 2, optimizer: int = 12
 ) -> dict[str, float]:
     """Bytes of weights, gradients and optimizer state for `params` parameters on one of d ranks.
 
     zero 1 splits the optimizer state over d, zero 2 the gradients too, zero 3 the weights too.
-    16·N bytes in all without ZeRO, 16·N/d with ZeRO-3.
+    16·N bytes in all without ZeRO, 16·N/d with ZeRO-3. Takes arrays.
     """
+    shares = lambda least: 1 + (zero >= least) * (d - 1)  # d from this stage on
     return {
-        "weights": weights * params / (d if zero >= 3 else 1),
-        "gradients": gradients * params / (d if zero >= 2 else 1),
-        "optimizer": optimizer * params / (d if zero >= 1 else 1),
+        "weights": weights * params / shares(3),
+        "gradients": gradients * params / shares(2),
+        "optimizer": optimizer * params / shares(1),
     }
 
 
-def stage_params(model: ModelShape, layout: Layout, stage):
-    """Parameters on one GPU of pipeline rank `stage` (0 to p-1), ZeRO left aside. Takes arrays.
-
-    Matrices, biases and embeddings are split over t; the norms, which are not, are counted as if they were:
-    they are less than one parameter in ten thousand.
-    """
-    first, last = stage == 0, stage == _head_rank(layout)
-    # The last stage needs the embedding too.
-    copied = (model.vocab * model.hidden if model.tied else 0) * (_head_rank(layout) != 0)
-    held = (
-        layers_on_rank(model, layout, stage) * model.layer_params
-        + first * model.embedding_params
-        + last * (model.head_params + copied)
-    )
-    return held / layout.tp
+def stage_params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool = True):
+    """Parameters on one GPU of pipeline rank `stage` (0 to p-1), ZeRO left aside. Takes arrays."""
+    ends = ends_share(model, layout, stage, split_vocabulary)
+    return layers_on_rank(model, layout, stage) * layer_share(model, layout.tp) + ends
 
 
-def _head_rank(layout: Layout):
-    """The pipeline rank that holds the head: the last, and the first where stages run down the ranks and back
-    up.
-    """
-    return layout.pp * 0 if layout.schedule == "ZB-V" else layout.pp - 1
-
-
-def activations_per_layer(model: ModelShape, layout: Layout, seq_len: float) -> dict[str, float]:
-    """Bytes that one layer keeps for backward, for one microbatch, by what for.
+def activations_per_layer(job: Job, layout: Layout) -> dict[str, float]:
+    """Bytes that one layer keeps for backward, for one microbatch, by operation.
 
     For a GPT without fused attention the sum is s·b·h·(10 + 24/t + 5·a·s/(h·t)), with sequence
     parallelism s·b·h·(34/t + 5·a·s/(h·t)): Korthikanti et al. 2022, Table 2. Dropout masks, of one byte
     each, are counted for models with biases, which use dropout, and not for gated ones, which do not.
     """
-    t, sb, h = layout.tp, seq_len * layout.microbatch, model.hidden
-    between = t if layout.sequence_parallel else 1  # what lies between the matrices
-    dropout = 0 if model.gated else 1
     if layout.recompute == "full":
-        return {"layer input": 2 * sb * h / between}
-    # Of q, k, v, out, (gate,) up, down in this order the first, third and so on are kept.
-    if layout.recompute == "per-op":
-        kept = {
-            "layer input": 2 * sb * h / between,
-            "queries, values": 2 * sb * (model.q_width + model.kv_width) / t,
-            "attention output": 2 * sb * model.q_width / t,
-            "feed-forward inside": 2 * sb * model.ffn / t,
-        }
-        return kept | ({"feed-forward output": 2 * sb * h / between} if model.gated else {})
-    terms = {
-        "norm inputs": 4 * sb * h / between,
-        "attention input": 2 * sb * h / between,
-        "queries, keys, values": 2 * sb * (model.q_width + 2 * model.kv_width) / t,
-        "attention output": 2 * sb * model.q_width / t,
-        "feed-forward input": 2 * sb * h / between,
-        "feed-forward inside": 2 * sb * model.ffn * (3 if model.gated else 2) / t,
-        "dropout masks": dropout * 2 * sb * h / between,
-    }
-    if layout.eager and model.gated:
-        terms["SiLU's output"] = 2 * sb * model.ffn / t
-    if not layout.fused_attention and layout.recompute == "none":
-        # Softmax; its mask and dropped copy.
-        terms["attention scores"] = (2 + 3 * dropout) * sb * seq_len * model.heads / t
-    return terms
+        return {"layer input": layer(job, layout)[0].kept}
+    kept = "kept_per_op" if layout.recompute == "per-op" else "kept"
+    found: dict[str, float] = {}
+    for op in layer(job, layout):
+        if np.any(getattr(op, kept)):
+            found[op.name] = found.get(op.name, 0.0) + getattr(op, kept)
+    return found
 
 
 def in_flight(layout: Layout, m: float, stage: int) -> float:
-    """Microbatches whose activations stage `stage` holds at its fullest, in units of all its chunks.
-
-    1F1B: p - stage. Interleaved: p·(1 + (p-1)/(p·v)) on the first stage. See `schedules` for the orders.
+    """Microbatches whose activations stage `stage` holds at its fullest, in units of all its chunks: p -
+    stage for 1F1B. See `pipelines`.
     """
-    p, v = layout.pp, layout.interleave
-    most = {
-        "GPipe": m,
-        "1F1B": p - stage,
-        "ZB-H1": p,
-        "ZB-H2": 2 * p - 1,
-        "ZB-V": p,
-        "interleaved": ((v - 1) * p + 2 * (p - stage - 1) + 1) / v,
-    }[layout.schedule]
-    return np.minimum(m, most)
+    return np.minimum(m, layout.pipeline.in_flight(layout.pp, layout.interleave, m, stage))
 
 
-def stage_memory(
-    model: ModelShape, layout: Layout, seq_len: int, m, stage, overhead: float = 0.0
-) -> dict[str, float]:
+def stage_memory(job: Job, layout: Layout, stage, overhead: float = OVERHEAD) -> dict[str, float]:
     """Bytes on one GPU of a pipeline rank, by what for.
 
     Takes arrays. `overhead`: context, communicators and the like.
     """
+    model, framework, t = job.model, job.framework, layout.tp
     # Where gradients are summed in float32, autograd makes half-precision ones first; fused kernels add to
-    # the sum at once.
-    gradients = layout.gradient_bytes + 2 * (layout.eager and layout.gradient_bytes == 4)
-    parts = states(stage_params(model, layout, stage), layout.dp, layout.zero, gradients=gradients)
-    sb, t = seq_len * layout.microbatch, layout.tp
-    first, last = stage == 0, stage == _head_rank(layout)
-    per_layer = sum(activations_per_layer(model, layout, seq_len).values())
-    held = layers_on_rank(model, layout, stage) * per_layer
-    if not model.gated:  # a byte a number for the dropout mask behind the embedding
-        held = held + first * sb * model.hidden / (t if layout.sequence_parallel else 1)
-    parts["activations"] = held * in_flight(layout, m, stage)
-    if layout.recompute in ("per-op", "full"):  # one layer is whole again while its backward runs
-        whole = replace(layout, recompute="none")
-        parts["activations"] = parts["activations"] + sum(
-            activations_per_layer(model, whole, seq_len).values()
-        )
-    # One microbatch at a time: the norm's and the head's input, and float32 scores.
-    parts["logits"] = (
-        last * sb * (4.0 * model.hidden + (SCORE_BYTES + EAGER_SCORE_BYTES * layout.eager) * model.vocab) / t
+    # the sum at once. Where the parameters are float32, they are made when a layer's are reduced.
+    sums = 2 * (not framework.fused and framework.gradient_bytes == 4 and framework.weight_bytes == 2)
+    params = stage_params(model, layout, stage, framework.split_vocabulary)
+    parts = states(
+        params,
+        layout.dp,
+        layout.zero,
+        framework.weight_bytes,
+        framework.gradient_bytes + sums,
+        framework.optimizer_bytes,
     )
-    # Two layers' weights are gathered at a time, one in use and one on its way. PyTorch's FSDP keeps
-    # embedding and head gathered as well.
-    ends = layout.eager * (first * model.embedding_params + last * model.head_params)
-    parts["gathered weights"] = (layout.zero == 3) * WEIGHT_BYTES * (2.0 * model.layer_params + ends) / t
+    sb, head_rank = layout.tokens(job.seq_len), layout.pipeline.head_rank(layout.pp)
+    first, last = stage == 0, stage == head_rank
+    held = layers_on_rank(model, layout, stage) * sum(activations_per_layer(job, layout).values())
+    if not model.gated:  # a byte a number for the dropout mask behind the embedding
+        held = held + first * sb * model.hidden / np.where(layout.sequence_parallel, t, 1)
+    parts["activations"] = held * in_flight(layout, job.microbatches(layout), stage)
+    # One microbatch at a time: the norm's and the head's input, and float32 scores.
+    eager = EAGER_SCORE_BYTES + SCORE_BYTES * framework.split_vocabulary * (np.asarray(t) > 1)
+    scores = SCORE_BYTES + eager * (not framework.fused_loss)
+    parts["logits"] = last * sb * (4.0 * model.hidden + scores * model.vocab) / t
+    if layout.recompute in (
+        "per-op",
+        "full",
+    ):  # one layer is whole again in its backward, when scores are gone
+        whole = sum(activations_per_layer(job, replace(layout, recompute="none")).values())
+        parts["activations"] = parts["activations"] + np.maximum(0, whole - parts["logits"])
+    # Of half-precision weights two layers' are gathered at a time, one in use and one on its way, and in a
+    # pipeline all, as their gradients. PyTorch's FSDP keeps embedding and head gathered as well.
+    share = layer_share(model, t)
+    ends = (not framework.fused_loss) * ends_share(model, layout, stage, framework.split_vocabulary)
+    piped = np.where(np.asarray(layout.pp) > 1, (2.0 + framework.gradient_bytes) * params, 0.0)
+    parts["gathered weights"] = (np.asarray(layout.zero) == 3) * np.maximum(2.0 * (2 * share + ends), piped)
     parts["overhead"] = overhead
     return parts
 
 
-def largest_stage(
-    model: ModelShape, layout: Layout, seq_len: int, m: float, overhead: float = 0.0
-) -> tuple[int, dict[str, float]]:
+def largest_stage(job: Job, layout: Layout, overhead: float = OVERHEAD) -> tuple[int, dict[str, float]]:
     """(stage, its bytes by what for) of the pipeline rank that holds most: the one that must fit."""
-    stages = [stage_memory(model, layout, seq_len, m, k, overhead) for k in range(layout.pp)]
+    stages = [stage_memory(job, layout, k, overhead) for k in range(layout.pp)]
     fullest = max(range(layout.pp), key=lambda k: sum(stages[k].values()))
     return fullest, {name: float(size) for name, size in stages[fullest].items() if size}
 
 
-def peak_memory(model: ModelShape, layout: Layout, seq_len: int, m, overhead: float = 0.0):
+def peak_memory(job: Job, layout: Layout, overhead: float = OVERHEAD):
     """Bytes on the fullest GPU, for arrays of layouts: what `largest_stage` finds, which is one of the first
     two ranks or the last.
     """
     candidates = (0, np.minimum(1, layout.pp - 1), layout.pp - 1)
-    return np.max(
-        [sum(stage_memory(model, layout, seq_len, m, k, overhead).values()) for k in candidates], axis=0
-    )
+    return np.max([sum(stage_memory(job, layout, k, overhead).values()) for k in candidates], axis=0)

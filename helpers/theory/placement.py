@@ -1,14 +1,16 @@
 """Which rank goes where: coordinates on the grid of axes, the groups along each, and which of them leave a
 node.
 
-`sizes` names the axes from the outermost to the innermost, such as {"dp": 2, "pp": 2, "tp": 2}. The innermost
-coordinate changes fastest with the rank, so its groups are neighbours: rank = (i·p + j)·t + k.
+`sizes` names the axes from the outermost to the innermost, such as {"pp": 2, "dp": 2, "tp": 2}. The innermost
+coordinate changes fastest with the rank, so its groups are neighbours: rank = (j·d + i)·t + k.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+import numpy as np
 
 Sizes = dict[str, int]
 
@@ -27,9 +29,18 @@ def coordinates(rank: int, sizes: Sizes) -> dict[str, int]:
     return {axis: found[axis] for axis in sizes}
 
 
-def stride(axis: str, sizes: Sizes) -> int:
-    """How far apart neighbours along an axis are, in ranks: the product of the sizes further in."""
+def stride(axis: str, sizes: Sizes):
+    """How far apart neighbours along an axis are, in ranks: the product of the sizes further in. Takes
+    arrays.
+    """
     return math.prod(list(sizes.values())[list(sizes).index(axis) + 1 :])
+
+
+def reach(axis: str, sizes: Sizes, gpus_per_node: int) -> tuple:
+    """(members of a group that share a node, nodes that the group is on). Takes arrays."""
+    members = np.asarray(sizes[axis])
+    inside = np.minimum(members, np.maximum(1, gpus_per_node // np.asarray(stride(axis, sizes))))
+    return inside, -(-members // inside)
 
 
 def group(rank: int, axis: str, sizes: Sizes) -> list[int]:
@@ -44,9 +55,9 @@ def groups(axis: str, sizes: Sizes) -> list[list[int]]:
     return [list(g) for g in sorted({tuple(group(r, axis, sizes)) for r in range(math.prod(sizes.values()))})]
 
 
-def crosses(ranks: Sequence[int], node: int) -> bool:
-    """Whether these ranks are on more than one node of `node` ranks."""
-    return len({r // node for r in ranks}) > 1
+def crosses(ranks: Sequence[int], gpus_per_node: int) -> bool:
+    """Whether these ranks are on more than one node."""
+    return len({r // gpus_per_node for r in ranks}) > 1
 
 
 def axis_between(a: int, b: int, sizes: Sizes) -> str | None:

@@ -217,17 +217,6 @@ def dualpipe_v(p: int, m: int) -> Schedule:
     return _v_shaped("DualPipe-V", p, m, order)
 
 
-# name -> a function of p, m and v; v counts for the interleaved one only
-MAKE: dict[str, Callable[[int, int, int], Schedule]] = {
-    "GPipe": lambda p, m, v: gpipe(p, m),
-    "1F1B": lambda p, m, v: one_f_one_b(p, m),
-    "interleaved": interleaved,
-    "ZB-H1": lambda p, m, v: zb_h1(p, m),
-    "ZB-H2": lambda p, m, v: zb_h2(p, m),
-    "ZB-V": lambda p, m, v: zb_v(p, m),
-}
-
-
 def _looped(name: str, p: int, m: int, order: Callable[[int], list[Op]], v: int = 1) -> Schedule:
     return Schedule(name, m, [order(rank) for rank in range(p)], [k % p for k in range(p * v)])
 

@@ -20,7 +20,9 @@ import numpy as np
 from ..table import Table
 from .collectives import book
 from .cost import constants, step_terms
+from .frameworks import FRAMEWORKS
 from .hardware import CLUSTERS
+from .job import Job
 from .layout import Layout
 from .models import MODELS, ModelShape
 from .schedules import one_f_one_b, zb_h1, zb_h2
@@ -28,8 +30,13 @@ from .simulation import Times, simulate
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 A100, H100, ROCE = CLUSTERS["dgx-a100"], CLUSTERS["dgx-h100"], CLUSTERS["a100-roce"]
-# Megatron-LM of 2021.
-OLD = dict(recompute="full", sequence_parallel=False, fused_attention=False, gradient_bytes=4)
+MEGATRON = FRAMEWORKS["megatron-lm"]
+MEGATRON_2022 = replace(MEGATRON, fused_attention=False, hides=("input gradients",))
+MEGATRON_2021 = replace(MEGATRON_2022, hides=(), fused_sums=False)
+META = replace(MEGATRON, hides=("gradients", "updated weights"))  # says nothing of hiding TP's sums
+# Gathers ahead of need, but through one port of a node.
+DEEPSPEED_2021 = replace(FRAMEWORKS["deepspeed"], fused_attention=False, fused_sums=False)
+PLAIN = dict(recompute="full", sequence_parallel=False)
 BEST_TOOL = {
     "Korthikanti 2022, T5 (fitted)": "3.65 Calculon, in-sample",
     "Narayanan 2021, T1 (fitted)": "10.4 Calculon",
@@ -49,25 +56,22 @@ def gpt(layers, hidden, heads, vocab=51200, positions=2048):
     )
 
 
-def seconds(model, layout, cluster, batch, seq_len, overlap=False):
-    m = batch // (layout.dp * layout.microbatch)
-    return float(sum(step_terms(model, layout, cluster, m, seq_len, overlap).values()))
+def seconds(job: Job, layout: Layout) -> float:
+    return float(sum(step_terms(job, layout).values()))
 
 
-def fastest(model, cluster, batch, seq_len, d, t, p, microbatches=(1, 2, 4, 8), overlap=False, **choices):
+def fastest(job: Job, d: int, t: int, p: int, microbatches=(1, 2, 4, 8), **choices) -> float:
     """The least over what the table does not print."""
-    found = []
+    found, layers = [], job.model.layers
     for b in microbatches:
-        if batch % (d * b):
+        if job.global_batch % (d * b):
             continue
-        depth = (model.layers + (0 if model.layers % p == 0 else 2)) // p
-        for v in (
-            v
-            for v in range(1, depth + 1)
-            if depth % v == 0 and (v == 1 or (p > 1 and batch // (d * b) % p == 0))
-        ):
-            layout = Layout(d, t, p, b, v, "interleaved" if v > 1 else "1F1B", **choices)
-            found.append(seconds(model, layout, cluster, batch, seq_len, overlap))
+        depth = (layers + (0 if layers % p == 0 else 2)) // p
+        for v in range(1, depth + 1):
+            if depth % v == 0 and (v == 1 or (p > 1 and job.global_batch // (d * b) % p == 0)):
+                sizes = dict(dp=d, tp=t, pp=p, microbatch=b, interleave=v)
+                schedule = "interleaved" if v > 1 else "1F1B"
+                found.append(seconds(job, Layout(**sizes, schedule=schedule, **choices)))
     return min(found)
 
 
@@ -79,49 +83,31 @@ def hardware_flops(batch, s, layers, h, vocab):
 def korthikanti():
     for r in rows("korthikanti_2022_table5.csv"):
         model, v = gpt(r["layers"], r["hidden"], r["heads"], r["vocab"]), int(r["interleave_v"])
+        job = Job(model, A100, int(r["global_batch_seqs"]), 2048, MEGATRON_2022)
         for column, recompute, sp in (
             ("iter_s_full_recompute", "full", False),
             ("iter_s_sp_selective", "selective", True),
         ):
             layout = Layout(
-                1,
-                int(r["tp"]),
-                int(r["pp"]),
-                int(r["microbatch_seqs"]),
-                v,
-                "interleaved" if v > 1 else "1F1B",
+                tp=int(r["tp"]),
+                pp=int(r["pp"]),
+                microbatch=int(r["microbatch_seqs"]),
+                interleave=v,
+                schedule="interleaved" if v > 1 else "1F1B",
                 recompute=recompute,
                 sequence_parallel=sp,
-                fused_attention=False,
-                gradient_bytes=4,
             )
-            yield (
-                seconds(model, layout, A100, int(r["global_batch_seqs"]), 2048),
-                float(r[column]),
-                model,
-                int(r["gpus"]),
-                int(r["global_batch_seqs"]),
-                2048,
-                A100,
-            )
+            yield seconds(job, layout), float(r[column]), job, int(r["gpus"])
 
 
 def narayanan_1():
     for r in rows("narayanan_2021_table1.csv"):
         n, batch = int(r["gpus"]), int(r["global_batch_seqs"])
         model = gpt(r["layers"], r["hidden"], r["heads"], r["vocab"])
-        real = hardware_flops(batch, 2048, model.layers, model.hidden, model.vocab) / (
-            float(r["hw_tflops_per_gpu"]) * 1e12 * n
-        )
-        yield (
-            fastest(model, A100, batch, 2048, int(r["dp_derived"]), int(r["tp"]), int(r["pp"]), **OLD),
-            real,
-            model,
-            n,
-            batch,
-            2048,
-            A100,
-        )
+        job = Job(model, A100, batch, 2048, MEGATRON_2021)
+        flops = hardware_flops(batch, 2048, model.layers, model.hidden, model.vocab)
+        real = flops / (float(r["hw_tflops_per_gpu"]) * 1e12 * n)
+        yield fastest(job, int(r["dp_derived"]), int(r["tp"]), int(r["pp"]), **PLAIN), real, job, n
 
 
 def narayanan_2(scheme):
@@ -132,44 +118,32 @@ def narayanan_2(scheme):
         n, batch, b, parts = (
             int(r[k]) for k in ("gpus", "global_batch_seqs", "microbatch_seqs", "model_parallel_size")
         )
-        real = hardware_flops(batch, 2048, model.layers, model.hidden, 51200) / (
-            float(r["hw_tflops_per_gpu"]) * 1e12 * n
-        )
+        flops = hardware_flops(batch, 2048, model.layers, model.hidden, 51200)
+        real = flops / (float(r["hw_tflops_per_gpu"]) * 1e12 * n)
         if scheme == "PTD-P":
-            guess = fastest(model, A100, batch, 2048, n // parts, 8, parts // 8, (b,), **OLD)
-        else:  # DeepSpeed of 2021: gathers ahead of need, but through one port of a node
-            layout = Layout(n, microbatch=b, zero=3, **{**OLD, "gradient_bytes": 2})
-            guess = seconds(model, layout, replace(A100, rails=1), batch, 2048, overlap=True)
-        yield guess, real, model, n, batch, 2048, A100
+            job = Job(model, A100, batch, 2048, MEGATRON_2021)
+            guess = fastest(job, n // parts, 8, parts // 8, (b,), **PLAIN)
+        else:
+            job = Job(model, replace(A100, rails=1), batch, 2048, DEEPSPEED_2021)
+            guess = seconds(job, Layout(dp=n, microbatch=b, zero=3, **PLAIN))
+        yield guess, real, job, n
 
 
-def deepspeed(name):
-    """Megatron-DeepSpeed: no interleaving, half-precision gradients."""
+def megatron_deepspeed(name):
+    """No interleaving, half-precision gradients, nothing hidden."""
+    framework = replace(MEGATRON_2021, gradient_bytes=2)
     for r in rows("large_runs.csv"):
         if r["model"].startswith(name) and r["iter_s"] and not r["note"].startswith("tuning"):
             model = gpt(r["layers"], r["hidden"], r["heads"], 250880 if name == "BLOOM" else 51200)
-            layout = Layout(
-                int(r["dp"]),
-                int(r["tp"]),
-                int(r["pp"]),
-                int(r["microbatch_seqs"]),
-                zero=1,
-                **{**OLD, "gradient_bytes": 2},
-            )
-            yield (
-                seconds(model, layout, A100, int(r["global_batch_seqs"]), 2048),
-                float(r["iter_s"]),
-                model,
-                int(r["gpus"]),
-                int(r["global_batch_seqs"]),
-                2048,
-                A100,
-            )
+            job = Job(model, A100, int(r["global_batch_seqs"]), 2048, framework)
+            sizes = {axis: int(r[axis]) for axis in ("dp", "tp", "pp")}
+            layout = Layout(**sizes, microbatch=int(r["microbatch_seqs"]), zero=1, **PLAIN)
+            yield seconds(job, layout), float(r["iter_s"]), job, int(r["gpus"])
 
 
 def mt_nlg():
-    ((guess, real, *_),) = deepspeed("BLOOM")
-    for predicted, *rest in deepspeed("MT-NLG"):
+    ((guess, real, *_),) = megatron_deepspeed("BLOOM")
+    for predicted, *rest in megatron_deepspeed("MT-NLG"):
         yield predicted * real / guess, *rest
 
 
@@ -181,13 +155,12 @@ def zero_bubble(*schedules):
         if r["schedule"] in schedules:
             p, b, m = (int(r[k]) for k in ("pp_gpus", "microbatch_seqs", "num_microbatches"))
             model = gpt(r["layers"], r["hidden"], r["heads"], positions=1024)
+            job = Job(model, ROCE, m * b, 1024, MEGATRON_2022)
             v = (model.layers + 2) // p if r["schedule"] == "1F1B-I" else 1
             name = {"1F1B-I": "interleaved", "ZB-1p": "ZB-H1"}.get(r["schedule"], r["schedule"])
-            layout = Layout(
-                1, 1, p, b, v, name, sequence_parallel=False, fused_attention=False, gradient_bytes=4
-            )
+            layout = Layout(pp=p, microbatch=b, interleave=v, schedule=name, sequence_parallel=False)
             real = m * b / (p * float(r["measured_samples_per_gpu_per_s"]))
-            yield seconds(model, layout, ROCE, m * b, 1024), real, model, p, m * b, 1024, ROCE
+            yield seconds(job, layout), real, job, p
 
 
 def bubble_rates():
@@ -206,39 +179,41 @@ def bubble_rates():
 def llama_405b():
     """The third row cuts each sequence over 16 ranks too: a rank computes a sixteenth of every sequence, but
     looks at all of its keys and values, which are gathered for each layer's forward and backward, and their
-    gradients scattered, over one port a GPU.
+    gradients scattered, over one port a GPU. The paper's order has dp outermost.
     """
     model, c = MODELS["llama-3-405b"], constants()
     for r in rows("llama_3_405b_table4.csv"):
         d, t, p, cp, n, s = (int(r[k]) for k in ("dp", "tp", "pp", "cp", "gpus", "seq_len"))
         m, batch = int(r["batch_seqs_per_dp"]), int(r["batch_seqs_per_dp"]) * d
         real = batch * s * model.flops_per_token(s, causal=True) / (float(r["tflops_per_gpu"]) * 1e12 * n)
-        gather = 3 * book("all_gather", 2 * 2 * s * model.kv_width / t, cp) / (H100.nic * c.nic)
+        gather = 3 * book("all_gather", 2 * 2 * s * model.kv_width / t, cp)
+        gather /= H100.inter_node_bandwidth * c.inter_node_efficiency
+        job = Job(model, H100, batch, s, META)
         guesses = []
         for v in (1, 2, 4, 8):  # not printed
             layout = Layout(
-                d * cp, t, p, 1 / cp, v, "interleaved" if v > 1 else "1F1B", zero=1, gradient_bytes=4
+                dp=d * cp,
+                tp=t,
+                pp=p,
+                microbatch=1 / cp,
+                interleave=v,
+                schedule="interleaved" if v > 1 else "1F1B",
+                zero=1,
+                order=("dp", "pp", "tp"),
             )
             # M times on this stage, and once on each other in the bubble.
             around = gather * model.layers * (m / p + (1 - 1 / p) / v)
-            guesses.append(float(sum(step_terms(model, layout, H100, m, s, True).values())) + around)
-        yield min(guesses), real, model, n, batch, s, H100
+            guesses.append(seconds(job, layout) + around)
+        yield min(guesses), real, job, n
 
 
 def torchtitan():
     """FSDP2 without a compiler: half-precision weights are gathered, gradients summed in float32."""
     for r in rows("torchtitan_2024_a100.csv"):
-        model, n, b, s = MODELS[r["model"]], int(r["gpus"]), int(r["microbatch_seqs"]), int(r["seq_len"])
-        layout = Layout(n, microbatch=b, zero=3, recompute=r["recompute"], gradient_bytes=4, eager=True)
-        yield (
-            seconds(model, layout, A100, n * b, s, overlap=True),
-            b * s / float(r["tokens_per_gpu_per_s"]),
-            model,
-            n,
-            n * b,
-            s,
-            A100,
-        )
+        n, b = int(r["gpus"]), int(r["microbatch_seqs"])
+        job = Job(MODELS[r["model"]], A100, n * b, int(r["seq_len"]), FRAMEWORKS["torchtitan"])
+        layout = Layout(dp=n, microbatch=b, zero=3, recompute=r["recompute"])
+        yield seconds(job, layout), b * job.seq_len / float(r["tokens_per_gpu_per_s"]), job, n
 
 
 SETS = {
@@ -260,8 +235,11 @@ def errors(name: str) -> tuple[np.ndarray, np.ndarray]:
     ours = np.array([guess / real - 1 for guess, real, *_ in found])
     reached = np.array(
         [
-            batch * s * model.flops_per_token(s) / (real * n * cluster.device.flops)
-            for _, real, model, n, batch, s, cluster in found
+            job.global_batch
+            * job.seq_len
+            * job.model.flops_per_token(job.seq_len)
+            / (real * n * job.cluster.device.flops)
+            for _, real, job, n in found
         ]
     )
     null = min((reached / share - 1 for share in reached), key=lambda e: np.abs(e).mean())

@@ -8,6 +8,8 @@ import torch
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from .. import toy
+from ..theory.frameworks import TOY
+from ..theory.job import Job
 from ..theory.layout import Layout, check
 from ..theory.models import ModelShape
 
@@ -85,7 +87,7 @@ class Config:
             )
         share = self.batch // self.dp
         microbatch = self.microbatch or max(1, share if self.pp == 1 else share // (2 * self.pp))
-        check(self.shape, Layout(self.dp, self.tp, self.pp, microbatch), self.batch)
+        check(self.shape, Layout(dp=self.dp, tp=self.tp, pp=self.pp, microbatch=microbatch), self.batch)
         if self.layers % self.pp:
             raise ValueError(f"{self.layers} layers do not divide over {self.pp} stages")
         if self.schedule == "1F1B" and self.batch // (self.dp * microbatch) < self.pp:
@@ -104,6 +106,13 @@ class Config:
     def shape(self) -> ModelShape:
         """The model, for `helpers.theory`."""
         return ModelShape("toy", self.layers, self.hidden, self.heads, toy.VOCABULARY, positions=self.seq_len)
+
+    @property
+    def on_paper(self) -> tuple[Job, Layout]:
+        """The run as `helpers.theory` sees it."""
+        sizes = dict(dp=self.dp, tp=self.tp, pp=self.pp, microbatch=self.microbatch)
+        job = Job(self.shape, global_batch=self.batch, seq_len=self.seq_len, framework=TOY)
+        return job, Layout(**sizes, zero=3, sequence_parallel=self.sp)
 
     @property
     def layout(self) -> str:

@@ -102,5 +102,6 @@ def shard_model(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Se
     over = mesh["replicate", "shard"] if config.shard < config.dp else mesh["shard"]
     for part in stage:
         if isinstance(part, toy.Block):
-            fully_shard(part, mesh=over, mp_policy=policy)
+            # In a pipeline what one microbatch has gathered stays for the others, as torchtitan has it.
+            fully_shard(part, mesh=over, mp_policy=policy, reshard_after_forward=config.pp == 1)
     return fully_shard(stage, mesh=over, mp_policy=policy)

@@ -191,12 +191,12 @@ def ranking(plan, rows: int = 8) -> Picture:
 
     Computing, which all need, is cut off below, for the rest to be seen.
     """
-    best = plan.by_axes[:rows]
+    job, best = plan.job, plan.by_axes[:rows]
     estimates = [plan.estimate(row) for row in best]
     figure, ((ax,),) = row_of_panels(1, 9.6, 0.42 * len(best) + 1.2)
     fix(figure, left=1.65, right=0.15, top=0.35, bottom=0.85)
     groups_ = {
-        "computing": ("matrices", "attention", "elementwise", "head", "optimizer"),
+        "computing": ("matrices", "attention", "elementwise", "waiting for the host", "head", "optimizer"),
         "tensor parallel": ("tensor parallel",),
         "pipeline: bubble and sends": ("bubble", "pipeline sends"),
         "data parallel": ("data parallel",),
@@ -223,11 +223,11 @@ def ranking(plan, rows: int = 8) -> Picture:
         ax.text(total, y, f" {total:.2f} s · {row.memory / 1e9:.0f} GB", va="center", fontsize=9)
     ax.set(
         yticks=range(len(best)),
-        yticklabels=[f"DP {d} · TP {t} · PP {p}" for d, t, p in (r.axes for r in best)],
+        yticklabels=[str(r.axes) for r in best],
         ylim=(len(best) - 0.5, -0.5),
         xlim=(cut, cut + 1.25 * (base.max() - cut)),
         xlabel=f"seconds of a step (the axis begins at {cut:.1f})",
-        title=f"{plan.model.name} on {plan.gpus} × {plan.cluster.device.name}, batch {plan.global_batch}",
+        title=f"{job.model.name} on {plan.gpus} × {job.cluster.device.name}, batch {job.global_batch}",
     )
     ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5))

@@ -145,10 +145,10 @@ def ring(n: int = 4) -> Picture:
 
 
 @styled
-def placement(sizes: dict[str, int], node: int) -> Picture:
+def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
     """Ranks on nodes, and the groups along each axis: a panel for each, outermost axis last. A group has
     the colour of its first rank; one that leaves its node is dashed."""
-    n = math.prod(sizes.values())
+    n, node = math.prod(sizes.values()), gpus_per_node
     nodes, wide = -(-n // node), max(1, round(node**0.5))
     spot = lambda r: ((r // node) * (wide + 0.7) + r % node % wide, -(r % node // wide))
     figure, axes = row_of_panels(len(sizes), 3.5 * len(sizes), 0.75 * (node // wide) + 1.1)

@@ -14,12 +14,14 @@ from ...runtime.clock import Timeline, span
 from ...runtime.failure import RankError
 from ...runtime.traffic import Traffic
 from ...runtime.world import World
-from ...theory.hardware import DEVICES, Cluster
+from ...theory.hardware import Network
 from ..practice import Answer, Exercise, right, wrong
 
 # Emulated: four machines with one rank each, on 100 Mb/s Ethernet. Compute is emulated too, 20 and 40 ms a
 # block.
-NETWORK = Cluster("100 Mb/s Ethernet", DEVICES["a100-80gb"], node=1, nic=12.5e6, nic_latency=0.2e-3)
+NETWORK = Network(
+    name="100 Mb/s Ethernet", gpus_per_node=1, inter_node_bandwidth=12.5e6, inter_node_latency=0.2e-3
+)
 FORWARD, BACKWARD = 0.020, 0.040
 BUCKET = 100_000
 
@@ -267,7 +269,7 @@ def judge(attempt) -> Answer:
             " p.grad while it is being summed?",
         )
     bytes_ = 4 * LAYERS * WIDTH**2
-    one = 1.5 * bytes_ / NETWORK.nic
+    one = 1.5 * bytes_ / NETWORK.inter_node_bandwidth
     share = min(r["share"] for r in results)
     figures = [
         (

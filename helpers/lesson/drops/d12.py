@@ -10,7 +10,7 @@ from ...runtime.clock import Timeline
 from ...runtime.world import World
 from ...table import Table
 from ...theory import schedules, simulation
-from ...theory.schedules import MAKE
+from ...theory.pipelines import SCHEDULES
 from ...theory.simulation import Times, held, paper, simulate
 from ...theory.validation import bubble_rates
 from ..practice import Answer, Exercise, right, wrong
@@ -135,8 +135,8 @@ def _judge_choice(attempted) -> Answer:
         m, v = int(m), int(v)
     except (TypeError, ValueError):
         return wrong("no choice", f"You return {said!r}; return a schedule's name, m and v.")
-    if not isinstance(name, str) or name not in MAKE:
-        return wrong("no choice", f"{name!r} is no schedule; there are {', '.join(map(repr, MAKE))}.")
+    if not isinstance(name, str) or name not in SCHEDULES:
+        return wrong("no choice", f"{name!r} is no schedule; there are {', '.join(map(repr, SCHEDULES))}.")
     if m != ASKED:
         return wrong(
             "m larger is always possible",
@@ -144,7 +144,7 @@ def _judge_choice(attempted) -> Answer:
             " sequence already.",
         )
     try:
-        schedule = MAKE[name](P, m, v)
+        schedule = SCHEDULES[name].make(P, m, v)
     except ValueError as e:
         return wrong("no such schedule", str(e))
     if v != schedule.v or name == "interleaved" and v == 1:
@@ -212,8 +212,8 @@ choice = Exercise(
             " with m = 16? m stays 16."
         ),
         (
-            "d12.paper(d12.MAKE[name](8, 16, v)) draws any of them on paper, and d12.held(…) says what it"
-            " holds. More chunks a rank are more messages."
+            "d12.paper(d12.SCHEDULES[name].make(8, 16, v)) draws any of them on paper, and d12.held(…) says"
+            " what it holds. More chunks a rank are more messages."
         ),
         "One chunk a rank, backward in two parts, no longer warm-up than 1F1B's: ZB-H1.",
     ],

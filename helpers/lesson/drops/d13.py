@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from functools import cache
 
 from ...runtime.world import World
 from ...table import Table, human
-from ...theory import CLUSTERS, Plan, plan
+from ...theory import CLUSTERS, Job, Plan, plan
 from ...theory.memory import states
 from ...theory.models import ModelShape, find_model
 from ..practice import Answer, Exercise, right, wrong
@@ -18,29 +19,19 @@ MODEL, CLUSTER, GPUS, BATCH, SEQ = "opt-30b", "dgx-a100", 32, 256, 2048
 @cache
 def the_plan() -> Plan:
     """OPT-30B on 32 A100s in four nodes, 256 sequences of 2048 tokens in a step."""
-    return plan(find_model(MODEL), CLUSTERS[CLUSTER], gpus=GPUS, global_batch=BATCH, seq_len=SEQ)
+    return plan(Job(find_model(MODEL), CLUSTERS[CLUSTER], BATCH, SEQ), gpus=GPUS)
 
 
 def refused() -> Table:
     """One (dp, tp, pp) of each kind that is out, and why."""
     p = the_plan()
-    alone = plan(
-        find_model(MODEL),
-        CLUSTERS[CLUSTER],
-        gpus=GPUS,
-        global_batch=BATCH,
-        seq_len=SEQ,
-        zeros=(0,),
-        recomputes=("none",),
-    )
-    rows = [
-        [f"DP {d} · TP {t} · PP {pp}", why.split(";")[0]]
-        for (d, t, pp), why in list(p.impossible.items())[:2]
-    ]
+    bare = replace(p.job.framework, zeros=(0,), zeros_in_pipeline=(0,), recomputes=("none",))
+    alone = plan(replace(p.job, framework=bare), gpus=GPUS)
+    rows = [[str(axes), why.split(";")[0]] for axes, why in list(p.impossible.items())[:2]]
     rows.append(
         [
             "DP 32 without ZeRO or recompute",
-            alone.why(32, 1, 1).split(")")[-1].strip().removeprefix("it does not fit: "),
+            alone.why(dp=32).split(")")[-1].strip().removeprefix("it does not fit: "),
         ]
     )
     return Table(["layout", "why not"], rows)
@@ -51,7 +42,6 @@ def flips() -> Table:
     it then.
     """
     first = [row.axes for row in the_plan().by_axes[:3]]
-    name = lambda axes: "DP {} · TP {} · PP {}".format(*axes)
     rows = []
     for what, factor, winner in the_plan().flips():
         then = {row.axes: row.seconds for row in the_plan().changed(what, factor).by_axes}
@@ -59,12 +49,12 @@ def flips() -> Table:
             [
                 what,
                 f"× {factor:g}",
-                name(winner.axes),
+                str(winner.axes),
                 *(f"{then[axes] / winner.seconds - 1:.1%}" for axes in first),
             ]
         )
     return Table(
-        ["change", "by", "then wins", *map(name, first)],
+        ["change", "by", "then wins", *map(str, first)],
         rows,
         title="today's first three, and how far behind the new winner they would be",
     )
@@ -80,11 +70,19 @@ def tree(model: ModelShape, gpus: int, cluster=CLUSTERS[CLUSTER]) -> tuple[str, 
     """
     room = 0.6 * cluster.device.memory
     need = sum(states(model.params).values())
-    t = max(k for k in range(1, cluster.node + 1) if cluster.node % k == 0 and model.heads % k == 0)
+    t = max(
+        k
+        for k in range(1, cluster.gpus_per_node + 1)
+        if cluster.gpus_per_node % k == 0 and model.heads % k == 0
+    )
     if need <= room:
         return "fits one GPU: DP", (gpus, 1, 1)
-    if need <= room * cluster.node or gpus <= cluster.node:
-        return "fits one node: FSDP" if need <= room * cluster.node else "only one node: FSDP", (gpus, 1, 1)
+    if need <= room * cluster.gpus_per_node or gpus <= cluster.gpus_per_node:
+        return "fits one node: FSDP" if need <= room * cluster.gpus_per_node else "only one node: FSDP", (
+            gpus,
+            1,
+            1,
+        )
     for p in (k for k in range(1, gpus // t + 1) if (gpus // t) % k == 0 and model.layers % k == 0):
         if need / (t * p) <= room:
             return "else: TP in the node, PP across, DP on top", (gpus // (t * p), t, p)
@@ -108,7 +106,7 @@ def tree_against_planner() -> Table:
     rows = []
     for name, gpus, batch, seq in TREE_CASES:
         model = find_model(name)
-        found = plan(model, CLUSTERS[CLUSTER], gpus=gpus, global_batch=batch, seq_len=seq)
+        found = plan(Job(model, CLUSTERS[CLUSTER], batch, seq), gpus=gpus)
         said, axes = tree(model, gpus)
         row = next((r for r in found.by_axes if r.axes == axes), None)
         behind = "does not fit" if row is None else f"{row.seconds / found.best.seconds - 1:.0%}"
@@ -136,18 +134,18 @@ def _judge_pick(attempted) -> Answer:
     if min(d, t, p) < 1 or d * t * p != GPUS:
         return wrong("d·t·p is not 32", f"{d}·{t}·{p} = {d * t * p}.")
     row = next((r for r in found.by_axes if r.axes == (d, t, p)), None)
-    why = found.why(d, t, p)
+    why = found.why(dp=d, tp=t, pp=p)
     if row is None:
         return wrong("it cannot be", why[0].upper() + why[1:] + ".")
     score = found.best.seconds / row.seconds
     figures = [
         ("speed, the best being 1", f"{score:.3f}", "at least 0.95"),
         ("the best choice of the rest", str(row.layout), ""),
-        ("memory of the fullest GPU", human(row.memory), "80.0 GB"),
+        ("memory of the fullest GPU", human(row.memory), human(CLUSTERS[CLUSTER].device.memory)),
     ]
     if score >= 0.95:
         return right(f"It is {why}.", *figures)
-    if t > CLUSTERS[CLUSTER].node:
+    if t > CLUSTERS[CLUSTER].gpus_per_node:
         return wrong("TP beyond the node", f"A node has eight GPUs. It is {why}.", *figures)
     if t * p >= 16:
         return wrong(
@@ -223,7 +221,7 @@ def _judge_quick(attempted) -> Answer:
                 2: (
                     "3,200 GB of states do not fit a node. All 64 GPUs would hold them, 50 GB each, but then"
                     " every weight crosses nodes and every layer is recomputed: for 175B on 64 the planner"
-                    " finds that a sixth slower. TP fills the node, PP goes across, DP takes what is left."
+                    " finds that an eighth slower. TP fills the node, PP goes across, DP takes what is left."
                 ),
                 3: "208 GB over 16 GPUs are 13 GB each with FSDP, and it wraps the model as it is.",
             }[answer]

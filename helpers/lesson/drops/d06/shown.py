@@ -12,16 +12,26 @@ from ....runtime import current, memory
 from ....runtime.clock import Timeline, span
 from ....runtime.traffic import Traffic
 from ....runtime.world import World
-from ....theory.hardware import DEVICES, Cluster
+from ....theory.hardware import Network
 from .dtensor_plan import merged_plan
 
 # Emulated: links inside a node, and ports out of it that are 10 times slower, slow enough for a laptop to
 # keep up.
-ONE_NODE = Cluster(
-    "one node of four", DEVICES["h100-80gb"], node=4, link=5e6, nic=0.5e6, link_latency=1e-4, nic_latency=5e-4
+ONE_NODE = Network(
+    name="one node of four",
+    gpus_per_node=4,
+    intra_node_bandwidth=5e6,
+    inter_node_bandwidth=0.5e6,
+    intra_node_latency=1e-4,
+    inter_node_latency=5e-4,
 )
-TWO_NODES = Cluster(
-    "two nodes of two", DEVICES["h100-80gb"], node=2, link=5e6, nic=0.5e6, link_latency=1e-4, nic_latency=5e-4
+TWO_NODES = Network(
+    name="two nodes of two",
+    gpus_per_node=2,
+    intra_node_bandwidth=5e6,
+    inter_node_bandwidth=0.5e6,
+    intra_node_latency=1e-4,
+    inter_node_latency=5e-4,
 )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ....runtime.world import World
-from ....theory import diagnose, schedules
-from ....theory.diagnose import Illegal
+from ....theory import schedules
 from ....theory.simulation import Times, simulate
+from ... import diagnose
+from ...diagnose import Illegal
 from ...practice import Answer, Exercise, right, wrong
 from .shown import on_ranks
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
@@ -10,35 +12,34 @@ from ....runtime import current
 from ....runtime.traffic import Traffic
 from ....runtime.world import World
 from ....table import Table, human
-from ....theory import placement
-from ....theory.hardware import DEVICES, Cluster
+from ....theory import MODELS, Job, Layout, placement
+from ....theory.frameworks import TOY
+from ....theory.hardware import Network
 from ....theory.placement import Sizes
 from ....theory.schedules import one_f_one_b
+from ....theory.traffic import sent
 
 # Emulated: two nodes of four, with ports out of a node that are 20 times slower than links inside.
-NODES = Cluster(
-    "two nodes of four", DEVICES["h100-80gb"], node=4, link=20e6, nic=1e6, link_latency=1e-4, nic_latency=5e-4
+NODES = Network(
+    name="two nodes of four",
+    gpus_per_node=4,
+    intra_node_bandwidth=20e6,
+    inter_node_bandwidth=1e6,
+    intra_node_latency=1e-4,
+    inter_node_latency=5e-4,
 )
 
 
 def expected_bytes(
     hidden: int, b: int, s: int, d: int, p: int, t: int, rank: int = 0, layers: int = 4
 ) -> dict[str, float]:
-    """Bytes that a rank sends along each axis in one step of the toy, in float32: what the drop's formulas
-    give.
+    """Bytes that a rank sends along each axis in one step of the toy, in float32: the theory's list of
+    operations, read for what is sent.
     """
-    sizes = {"dp": d, "pp": p, "tp": t}
-    stage = placement.coordinates(rank, sizes)["pp"]
-    activation = 4 * b / d * s * hidden  # of all microbatches together
-    neighbours = (stage > 0) + (stage < p - 1)
-    blocks = layers // p
-    parameters = blocks * (12 * hidden**2 / t + 4 * hidden)
-    parameters += (256 + 64) * hidden * (stage == 0) + (256 * hidden + 2 * hidden) * (stage == p - 1)
-    return {
-        "tp": blocks * 4 * 2 * (t - 1) / t * activation,
-        "pp": neighbours * activation,
-        "dp": 2 * (d - 1) / d * 4 * parameters,
-    }
+    layout = Layout(dp=d, tp=t, pp=p, sequence_parallel=False, order=("dp", "pp", "tp"))
+    model = replace(MODELS["toy"], hidden=hidden, layers=layers, ffn=4 * hidden, head_dim=hidden // 4)
+    stage = placement.coordinates(rank, layout.sizes)["pp"]
+    return sent(Job(model, global_batch=b, seq_len=s, framework=TOY), layout, stage)
 
 
 def by_axis(traffic: Traffic, sizes: Sizes, predicted: dict[str, float], rank: int = 0) -> Table:
@@ -48,9 +49,9 @@ def by_axis(traffic: Traffic, sizes: Sizes, predicted: dict[str, float], rank: i
     """
     counted = {axis: sum(row.book for row in traffic.ranks[rank] if row.axis == axis) for axis in sizes}
     wire: dict = dict.fromkeys(sizes, 0 if traffic.matrix else None)
-    for other, sent in enumerate(traffic.matrix[rank] if traffic.matrix else []):
+    for other, size in enumerate(traffic.matrix[rank] if traffic.matrix else []):
         if axis := placement.axis_between(rank, other, sizes):
-            wire[axis] += sent
+            wire[axis] += size
     rows = [
         [
             axis,

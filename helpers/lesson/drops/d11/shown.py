@@ -13,14 +13,19 @@ from ....runtime import current
 from ....runtime.clock import Timeline, span
 from ....runtime.world import World
 from ....table import Table
-from ....theory import CLUSTERS, Layout, collectives, estimate
-from ....theory.hardware import DEVICES, Cluster
+from ....theory import CLUSTERS, Job, Layout, collectives, estimate
+from ....theory.hardware import Network
 from ....theory.models import find_model
 from ....theory.schedules import one_f_one_b
 
 # Emulated: nodes of four, with slow ports out of a node. Compute is emulated too.
-NODES = Cluster(
-    "nodes of four", DEVICES["h100-80gb"], node=4, link=20e6, nic=5e6, link_latency=1e-4, nic_latency=1e-3
+NODES = Network(
+    name="nodes of four",
+    gpus_per_node=4,
+    intra_node_bandwidth=20e6,
+    inter_node_bandwidth=2.5e6,
+    intra_node_latency=1e-4,
+    inter_node_latency=1e-3,
 )
 WORK = 0.040  # seconds of one block's forward for one sequence on one device; backward takes two of them
 BATCH, TOKENS = 8, 64
@@ -47,7 +52,7 @@ class Measured:
         return BATCH / self.seconds / (d * t * p)
 
 
-def measure(d: int, t: int, p: int, m: int = 1, cluster: Cluster = NODES, tries: int = 2) -> Measured:
+def measure(d: int, t: int, p: int, m: int = 1, network: Network = NODES, tries: int = 2) -> Measured:
     """One step of the toy on d·t·p real ranks of the emulated cluster, tp innermost; the shorter of two. The
     batch is always 8 sequences.
 
@@ -76,7 +81,7 @@ def measure(d: int, t: int, p: int, m: int = 1, cluster: Cluster = NODES, tries:
             toy.grid_step(stage, *batch, ops, m, grid)
 
     found = []
-    with World(d * t * p, fabric=cluster, timeout=60) as world:
+    with World(d * t * p, fabric=network, timeout=60) as world:
         for _ in range(tries):
             world.run(run)
             found.append(_parts((d, t, p, m), world.timeline))
@@ -133,7 +138,7 @@ CASES = {
 def estimates() -> dict:
     """Llama-3-8B with a batch of 64 sequences of 8192 tokens on 8 GPUs, and in three ways on 64."""
     return {
-        name: estimate(MODEL, layout, CLUSTERS["dgx-a100"], global_batch=GLOBAL, seq_len=SEQ)
+        name: estimate(Job(MODEL, CLUSTERS["dgx-a100"], GLOBAL, SEQ), layout)
         for name, layout in CASES.items()
     }
 
@@ -147,6 +152,7 @@ def beyond_ideal(found: dict) -> dict[str, dict[str, float]]:
         "matrices": "smaller matrices",
         "attention": "smaller matrices",
         "elementwise": "smaller matrices",
+        "waiting for the host": "smaller matrices",
         "optimizer": "smaller matrices",
         "head": "waiting for the head's stage",
     }
@@ -161,24 +167,30 @@ def beyond_ideal(found: dict) -> dict[str, dict[str, float]]:
 
 
 def by_hand() -> Table:
-    """The toy's tensor parallel all-reduce of b·s·h float32 numbers on 4 and on 8 ranks, as
-    `theory.collectives.seconds` has it.
+    """The toy's tensor parallel all-reduce of b·s·h float32 numbers on 4 and on 8 ranks, hop by hop: on equal
+    links each hop waits for the one before; where one hop is slow it never rests, and the rest waits for it.
     """
     payload, rows = 4 * BATCH * TOKENS * SIZES["hidden"], []
-    for t, latency in ((4, NODES.link_latency), (8, NODES.nic_latency)):
+    for t, bandwidth, latency in (
+        (4, NODES.intra_node_bandwidth, 6 * NODES.intra_node_latency),
+        (8, NODES.gpus_per_node * NODES.inter_node_bandwidth, NODES.inter_node_latency),
+    ):
+        hops, piece = 2 * (t - 1), payload / t
         whole = collectives.seconds("all_reduce", payload, range(t), NODES)
-        start = 2 * (t - 1) * latency
         rows.append(
             [
                 f"TP {t}",
-                f"{2 * (t - 1)} × {1e3 * latency:.1f} ms",
-                f"{1e3 * start:.1f} ms",
-                f"{1e3 * (whole - start):.1f} ms",
+                str(hops),
+                f"{piece / 1e3:.1f} kB over {bandwidth / 1e6:.0f} MB/s: {1e3 * piece / bandwidth:.1f} ms",
+                f"{1e3 * latency:.1f} ms",
                 f"{1e3 * whole:.1f} ms",
                 f"{16e3 * whole:.0f} ms",
             ]
         )
-    return Table(["all-reduce", "messages", "latency", "bytes", "together", "16 of them"], rows)
+        assert abs(hops * piece / bandwidth + latency - whole) < 1e-9
+    return Table(
+        ["all-reduce", "hops", "a piece over the slowest", "latency", "together", "16 of them"], rows
+    )
 
 
 def strong_and_weak(gpus=(8, 16, 32, 64)) -> dict[str, list[tuple[int, float]]]:
@@ -187,7 +199,7 @@ def strong_and_weak(gpus=(8, 16, 32, 64)) -> dict[str, list[tuple[int, float]]]:
     """
     run = lambda n, batch: (
         estimate(
-            MODEL, Layout(dp=n // 8, tp=8, zero=1), CLUSTERS["dgx-a100"], global_batch=batch, seq_len=SEQ
+            Job(MODEL, CLUSTERS["dgx-a100"], batch, SEQ), Layout(dp=n // 8, tp=8, zero=1)
         ).tokens_per_second_per_gpu
     )
     return {

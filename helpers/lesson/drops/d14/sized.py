@@ -8,10 +8,11 @@ from functools import cache
 
 from ....runtime.trace import Trace, trace
 from ....table import Table, human
-from ....theory import CLUSTERS, Layout, Plan, plan
+from ....theory import CLUSTERS, Job, Layout, Plan, plan
 from ....theory.memory import stage_memory, states
 from ....theory.models import find_model
-from ....theory.traced import beyond, expected
+from ....theory.traced import beyond, traced_job
+from ....theory.traffic import calls
 
 MODEL, CLUSTER, GPUS, BATCH, SEQ = find_model("llama-3-70b"), CLUSTERS["dgx-h100"], 64, 128, 8192
 
@@ -19,7 +20,7 @@ MODEL, CLUSTER, GPUS, BATCH, SEQ = find_model("llama-3-70b"), CLUSTERS["dgx-h100
 @cache
 def the_plan() -> Plan:
     """Llama-3-70B on 64 H100s in eight nodes, 128 sequences of 8192 tokens in a step."""
-    return plan(MODEL, CLUSTER, gpus=GPUS, global_batch=BATCH, seq_len=SEQ)
+    return plan(Job(MODEL, CLUSTER, BATCH, SEQ), gpus=GPUS)
 
 
 def states_table() -> Table:
@@ -62,7 +63,7 @@ def traced(how: str = "Megatron's") -> Trace:
 
 def against_formula(found: Trace, how: str = "Megatron's") -> Table:
     """Collectives of one microbatch: counted from PyTorch, and by hand."""
-    by_hand = expected(found.model, found.layout, found.seq_len, how)
+    by_hand = calls(traced_job(found.model, found.seq_len, found.layout, how), found.layout)
     return Table(
         ["collective", "axis", "counted", "by hand", "bytes counted", "by hand"],
         [
@@ -75,9 +76,8 @@ def against_formula(found: Trace, how: str = "Megatron's") -> Table:
 
 def memory_against_theory(found: Trace) -> Table:
     """The peak on a rank: the theory's terms, what plain PyTorch adds, and what was traced."""
-    theory = {
-        k: float(v) for k, v in stage_memory(found.model, found.layout, found.seq_len, 1, 0).items() if v
-    }
+    fused = Job(found.model, global_batch=found.layout.dp, seq_len=found.seq_len)
+    theory = {k: float(v) for k, v in stage_memory(fused, found.layout, 0, 0).items() if v}
     more = beyond(found.model, found.layout, found.seq_len)
     rows = [[name, human(size)] for name, size in theory.items()] + [
         [f"+ {name}", human(size)] for name, size in more.items()

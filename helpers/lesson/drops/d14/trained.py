@@ -17,7 +17,8 @@ from ....runtime import current, memory
 from ....runtime.world import World
 from ....table import Table, human
 from ....theory.collectives import book
-from ....theory.traced import layer_bytes, root_bytes
+from ....theory.memory import stage_params, states
+from ....theory.traffic import calls
 from ....train import Config
 
 
@@ -178,38 +179,24 @@ def _second_step(config: Config) -> tuple[Config, int]:
     return trainer.config, held["parameters"] + held["optimizer"]
 
 
-def _first_stage(config: Config) -> tuple[float, float]:
-    """Numbers that a rank of the first stage holds before dp: (in a layer, in the rest)."""
-    shape, t = config.shape, config.tp
-    rest = shape.embedding_params if config.pp > 1 else root_bytes(shape, 1)  # the ends are not split over tp
-    return layer_bytes(shape, t), rest
-
-
 def sent_by_first(config: Config) -> dict[str, float]:
-    """Bytes that rank 0 sends in a step, by axis, float32.
-
-    tp: 4 all-reduces a layer and microbatch. pp: one send a microbatch. dp: FSDP gathers each layer for every
-    forward and every backward, and the rest once for both; with a pipeline what was gathered for a backward
-    stays until the end of the step. It reduces all of it once.
+    """Bytes that rank 0 sends in a step, by axis, float32: the theory's list of operations, where FSDP shares
+    out the weights among `config.shard` ranks.
     """
-    layer, rest = _first_stage(config)
-    layers, m = config.layers // config.pp, config.batch // config.dp // config.microbatch
-    activation = 4 * config.microbatch * config.seq_len * config.hidden
-    gathers = rest + layers * layer * (m + 1) if config.pp > 1 else m * (rest + 2 * layers * layer)
-    return {
-        "tp": m * layers * 4 * book("all_reduce", activation, config.tp),
-        "shard": (
-            book("all_gather", 4 * gathers, config.shard)
-            + book("reduce_scatter", 4 * (rest + layers * layer), config.shard)
-        ),
-        "pp": (config.pp > 1) * m * activation,
-    }
+    job, layout = config.on_paper
+    ranks = {"tp": config.tp, "shard": config.shard, "pp": config.pp}
+    found = dict.fromkeys(ranks, 0.0)
+    for call in calls(job, layout, 0):
+        axis = "shard" if call.axis == "dp" else call.axis
+        found[axis] += book(call.op, call.payload, ranks[axis])
+    return found
 
 
 def states_of_first(config: Config) -> float:
     """Bytes of float32 weights and Adam's two on rank 0 between steps."""
-    layer, rest = _first_stage(config)
-    return 12 * (rest + config.layers // config.pp * layer) / config.shard
+    job, layout = config.on_paper
+    held = states(stage_params(job.model, layout, 0, split_vocabulary=False), config.shard, 3, 4, 4, 8)
+    return float(held["weights"] + held["optimizer"])
 
 
 def as_launched() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from . import schedules
-from .schedules import Op, Schedule
-from .simulation import Stuck, Timeline, simulate
+from ..theory import schedules
+from ..theory.schedules import Op, Schedule
+from ..theory.simulation import Stuck, Timeline, simulate
 
 
 class Illegal(ValueError):

@@ -1,0 +1,90 @@
+"""What a rank does once a step, for data parallelism and the optimizer: more lines of `operations`.
+
+Source: Rajbhandari et al. 2020, sections 5 and 7 (ZeRO).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .job import Job
+from .layout import Layout, layers_on_rank
+from .models import ModelShape
+from .operations import Op, tensor_parallel
+
+
+def layer_share(model: ModelShape, t):
+    """Parameters of a layer on one of t ranks: norms, and biases behind a split by rows, are on all."""
+    whole = 2 * model.hidden * (1 if model.gated else 2) + model.biases * 2 * model.hidden
+    return (model.layer_params - whole) / t + whole
+
+
+def ends_share(model: ModelShape, layout: Layout, stage, split: bool = True):
+    """The same for what a pipeline rank holds beside its layers: embedding, last norm and head. A tied head
+    on a stage of its own is a copy of the embedding.
+    """
+    t = layout.tp if split else 1
+    first, last = stage == 0, stage == layout.pipeline.head_rank(layout.pp)
+    vocabulary = model.vocab * model.hidden
+    shared = model.tied * first * last
+    norm = model.hidden * (1 if model.gated else 2)
+    return (first * 1 + last * 1 - shared * 1) * vocabulary / t + (
+        first * model.positions * model.hidden + last * norm
+    )
+
+
+def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
+    """Data parallelism and the optimizer on a rank of a pipeline stage, for a whole step.
+
+    Without ZeRO gradients are summed once; with ZeRO-1 each goes to its owner, and weights come back after
+    the optimizer. ZeRO-2 has no room for sums and reduces in every microbatch. ZeRO-3 does too, gathers each
+    layer for every forward and every backward, what is left (embedding, head) once for both, and copies all
+    of it into and out of buffers. In a pipeline it gathers once and reduces once, as torchtitan does.
+    """
+    model, framework, z = job.model, job.framework, np.asarray(layout.zero)
+    n = framework.number_bytes
+    m, g, piped = job.microbatches(layout), framework.gradient_bytes, np.asarray(layout.pp) > 1
+    count = layers_on_rank(model, layout, stage)
+    layers = count * layer_share(model, layout.tp)
+    rest = ends_share(model, layout, stage, framework.split_vocabulary)
+    mine = layers + rest
+    reduced = np.where(framework.reduces_each & ((z == 2) | (z == 3) & ~piped), m, 1)  # times in a step
+    whole = (z == 0) | (framework.reduces_whole & (z < 3))
+    updated, sharded = (z == 1) | (z == 2), z == 3
+    of_layer, of_rest = np.where(piped, 1, 2 * m), np.where(piped, 1, m)  # gathers
+    # To and from the buffers that travel: a weight is read and written twice (2 bytes each), a gradient read
+    # (2) and written (g).
+    copies = sharded * mine * (of_layer / 2 * 2 * (2 + 2) + reduced * (2 + g))
+    master = framework.weight_bytes if framework.weight_bytes == 4 else 0
+    owned = mine / np.where(z >= 1, layout.dp, 1)
+    norms = (2 * count + (stage == layout.pipeline.head_rank(layout.pp))) * (1 if model.gated else 2)
+    return [
+        *(
+            Op(name, "data parallel", "S", 0.0, 0.0, 0, 0.0, 0.0, (), collective, "dp", calls, payload)
+            for name, collective, calls, payload in (
+                ("gradients", "all_reduce", whole * reduced * (count + 1), whole * reduced * g * mine),
+                ("gradients", "reduce_scatter", ~whole * reduced * (count + 1), ~whole * reduced * g * mine),
+                ("updated weights", "all_gather", updated * (count + 1), updated * n * mine),
+                (
+                    "gathered weights",
+                    "all_gather",
+                    sharded * (of_layer * count + of_rest),
+                    sharded * n * (of_layer * layers + of_rest * rest),
+                ),
+            )
+        ),
+        Op("copies", "data parallel", "S", 0.0, copies, 0),
+        # With sequence parallelism each rank has seen a part of the tokens only.
+        tensor_parallel(
+            "gradients of norms", "S", "all_reduce", layout.sequence_parallel * norms, n * model.hidden
+        ),
+        # Gradients are read; master copy, m and v read and written, and weights written.
+        Op(
+            "optimizer",
+            "optimizer",
+            "S",
+            0.0,
+            owned * (g + 2 * framework.optimizer_bytes + framework.weight_bytes + master),
+            0,
+        ),
+    ]

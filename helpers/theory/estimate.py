@@ -1,0 +1,204 @@
+"""A step on paper, one layout at a time: its seconds and its bytes, each by what for, drawn and put in
+words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from ..table import Table, human
+from .cost import FORMULAS, constants, step_terms
+from .job import Job
+from .layout import Layout
+from .memory import largest_stage
+from .models import ModelShape
+
+WIDE = 28  # letters of a bar
+# What a prediction of memory misses by (README: published runs), kept free unless the reader says otherwise.
+HEADROOM = 0.1
+HELD = {
+    "weights": "2 bytes a parameter of the stage, /t (/d with ZeRO-3; 4 where it is the float32 one)",
+    "gradients": "2 or 4 bytes a parameter (6 where summed in float32 one by one), /t (/d from ZeRO-2 on)",
+    "optimizer": "12 bytes a parameter, /t (/d from ZeRO-1 on); 8 beside a float32 parameter",
+    "activations": "layers of the stage · what a layer keeps · microbatches in flight",
+    "logits": "4·s·b·(h + V)/t, 10 more for each score where operations run one by one",
+    "gathered weights": "2 bytes a parameter of two layers, /t; in a pipeline all, and their gradients",
+    "overhead": "context, communicators, the allocator's slack: assumed",
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A step: `time` in seconds and `memory` in bytes, each by what for.
+
+    `stage` is the fullest one.
+    """
+
+    job: Job
+    layout: Layout
+    time: dict[str, float]
+    memory: dict[str, float]
+    stage: int
+
+    @property
+    def model(self) -> ModelShape:
+        return self.job.model
+
+    @property
+    def step_seconds(self) -> float:
+        return sum(self.time.values())
+
+    @property
+    def memory_bytes(self) -> float:
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_bytes <= self.job.cluster.device.memory
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        return self.job.global_batch * self.job.seq_len / self.step_seconds / self.layout.ranks
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: what the model needs, attention counted whole, over what the GPUs could
+        print.
+        """
+        needed = self.tokens_per_second_per_gpu * self.model.flops_per_token(self.job.seq_len)
+        return needed / self.job.cluster.device.flops
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation: recomputed forwards count as well."""
+        return self.mfu * (4 / 3 if self.layout.recompute == "full" else 1)
+
+    def __repr__(self) -> str:
+        return self.text(explain=True)
+
+    def text(self, explain: bool = False) -> str:
+        """Tables and a summary; explain: with the formulas and the numbers that went in."""
+        job = self.job
+        return "\n\n".join(
+            [
+                f"{self.model.name} on {self.layout.ranks} × {job.cluster.device.name}"
+                f" ({job.framework.name}): {self.layout}",
+                repr(self.time_table(explain)),
+                repr(self.memory_table(explain)),
+                *([self.went_in()] if explain else []),
+                *self.warnings(),
+                self.summary(),
+            ]
+        )
+
+    def summary(self) -> str:
+        room = self.job.cluster.device.memory - self.memory_bytes
+        return (
+            f"{self.step_seconds:.2f} s a step, {self.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, MFU"
+            f" {self.mfu:.1%} (attention whole); {human(self.memory_bytes)} on the fullest GPU,"
+            f" {human(abs(room))} {'free' if room >= 0 else 'too much'}"
+        )
+
+    def warnings(self) -> list[str]:
+        """What the figures do not say: memory within the error of its prediction, and widths that a GPU
+        dislikes.
+        """
+        said, device = [], self.job.cluster.device
+        if (1 - HEADROOM) * device.memory < self.memory_bytes <= device.memory:
+            said.append(
+                f"tight: {human(self.memory_bytes)} of {human(device.memory)} is within the error of this"
+                f" prediction, some {HEADROOM:.0%}"
+            )
+        t = self.layout.tp
+        widths = {
+            "a head": self.model.head_dim,
+            "the feed-forward part": self.model.ffn // t,
+            "the queries": self.model.q_width // t,
+        }
+        if odd := [f"{what} of {n}" for what, n in widths.items() if n % 64]:
+            said.append(
+                f"odd width: {', '.join(odd)} on a rank is no multiple of 64, and is multiplied more slowly"
+                " than is counted here"
+            )
+        return said
+
+    def time_table(self, explain: bool = True) -> Table:
+        """Drawn as a waterfall: each part begins where the one above it ends."""
+        total = self.step_seconds
+        shown = {name: s for name, s in self.time.items() if s}
+        rows = [
+            [name, f"{s:.3f}", f"{s / total:.1%}", bar, *([FORMULAS[name]] if explain else [])]
+            for (name, s), bar in zip(shown.items(), _waterfall(shown))
+        ]
+        how = [""] if explain else []
+        return Table(
+            ["time", "seconds", "share", "drawn", *(["how"] if explain else [])],
+            rows,
+            ["step", f"{total:.3f}", "100 %", "█" * WIDE, *how],
+        )
+
+    def memory_table(self, explain: bool = True) -> Table:
+        """The fullest stage's, drawn alike."""
+        rows = [
+            [name, human(size), bar, *([HELD[name]] if explain else [])]
+            for (name, size), bar in zip(self.memory.items(), _waterfall(self.memory))
+        ]
+        return Table(
+            [f"memory, stage {self.stage}", "a GPU", "drawn", *(["how"] if explain else [])],
+            rows,
+            ["total", human(self.memory_bytes), "█" * WIDE, *([""] if explain else [])],
+        )
+
+    def went_in(self) -> str:
+        """The numbers behind the formulas."""
+        job, at, gpu, c = self.job, self.layout, self.job.cluster.device, constants()
+        letters = dict(
+            s=job.seq_len,
+            b=at.microbatch,
+            m=job.microbatches(at),
+            h=self.model.hidden,
+            L=self.model.layers,
+            V=self.model.vocab,
+            d=at.dp,
+            t=at.tp,
+            p=at.pp,
+            v=at.interleave,
+        )
+        speeds = {
+            "achievable FLOP/s": gpu.achievable,
+            "memory bytes/s": gpu.bandwidth,
+            "link bytes/s": job.cluster.intra_node_bandwidth,
+            "port bytes/s": job.cluster.inter_node_bandwidth,
+            "launch seconds": job.framework.launch_seconds,
+        }
+        return (
+            "went in: "
+            + ", ".join(f"{k} = {value:,}" for k, value in letters.items())
+            + f", {self.model.params:,} parameters, "
+            + ", ".join(f"{k} {value:.4g}" for k, value in speeds.items())
+            + "; of these "
+            + ", ".join(f"{f.name} {getattr(c, f.name):g}" for f in fields(c))
+            + " (data/cost_constants.json)"
+        )
+
+
+def _waterfall(parts: dict[str, float]) -> list[str]:
+    """A bar in letters for each part, behind as much empty space as the parts before it take; all of one
+    width.
+    """
+    ends = [round(WIDE * x / sum(parts.values())) for x in np.cumsum(list(parts.values()))]
+    return [
+        ("\u2007" * start + "█" * (end - start)).ljust(WIDE, "\u2007") for start, end in zip([0, *ends], ends)
+    ]
+
+
+def estimate(job: Job, layout: Layout) -> Estimate:
+    """Time and memory of one training step. Raises ValueError, in a sentence, for a layout that cannot be
+    (see `layout.check`).
+    """
+    job.check(layout)
+    time = {name: float(s) for name, s in step_terms(job, layout).items()}
+    stage, memory = largest_stage(job, layout)
+    return Estimate(job, layout, time, memory, stage)

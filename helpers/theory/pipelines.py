@@ -1,0 +1,71 @@
+"""Pipeline schedules as the formulas see them: one record for each. `schedules` has their orders.
+
+Letters: p ranks, m microbatches, v chunks on each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import schedules
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """make: (p, m, v) -> its order. in_flight: (p, v, m, stage) -> microbatches whose activations a rank
+    holds at its fullest, in units of all its chunks. bubble: (F, I, W, v) -> seconds that a rank stands idle,
+    from what all other stages take for one microbatch's forward, input gradients and weight gradients: as
+    simulated, to the digit, with an optimizer that waits for all, as it does where gradients are clipped.
+
+    chunks: how many a rank has where the schedule says so, 0 where the reader chooses. fills: microbatches
+    that it needs for each rank. splits: whether backward is split in two. folded: stages run down the ranks
+    and back up, so that embedding and head are both on the first.
+    """
+
+    make: Callable[[int, int, int], schedules.Schedule]
+    in_flight: Callable
+    bubble: Callable = lambda F, I, W, v: (F + I + W) / v
+    chunks: int = 1
+    fills: int = 0
+    splits: bool = False
+    folded: bool = False
+
+    def head_rank(self, p):
+        """The pipeline rank that holds the head."""
+        return p * 0 if self.folded else p - 1
+
+
+SCHEDULES: dict[str, Pipeline] = {
+    "GPipe": Pipeline(lambda p, m, v: schedules.gpipe(p, m), lambda p, v, m, stage: m),
+    "1F1B": Pipeline(lambda p, m, v: schedules.one_f_one_b(p, m), lambda p, v, m, stage: p - stage),
+    # On the first stage p·(1 + (p-1)/(p·v)): Korthikanti et al. 2022.
+    "interleaved": Pipeline(
+        schedules.interleaved, lambda p, v, m, stage: ((v - 1) * p + 2 * (p - stage - 1) + 1) / v, chunks=0
+    ),
+    "ZB-H1": Pipeline(
+        lambda p, m, v: schedules.zb_h1(p, m),
+        lambda p, v, m, stage: p,
+        lambda F, I, W, v: F + I - W,
+        fills=1,
+        splits=True,
+    ),
+    "ZB-H2": Pipeline(
+        lambda p, m, v: schedules.zb_h2(p, m),
+        lambda p, v, m, stage: 2 * p - 1,
+        lambda F, I, W, v: np.maximum(F, F + I - 2 * W),
+        fills=2,
+        splits=True,
+    ),
+    "ZB-V": Pipeline(
+        lambda p, m, v: schedules.zb_v(p, m),
+        lambda p, v, m, stage: p,
+        lambda F, I, W, v: np.maximum(I / 2, I - W),
+        chunks=2,
+        fills=2,
+        splits=True,
+        folded=True,
+    ),
+}

@@ -1,0 +1,105 @@
+"""Bytes sent: the theory's list of operations against what PyTorch was asked to move on real ranks, and what
+left them.
+"""
+
+import pytest
+import torch.distributed as dist
+
+from helpers import World, toy
+from helpers.lesson.drops import d08, d14
+from helpers.runtime import current
+from helpers.runtime.traffic import Traffic
+from helpers.theory import MODELS, Job, Layout, placement
+from helpers.theory.frameworks import TEXTBOOK
+from helpers.theory.schedules import one_f_one_b
+from helpers.theory.traffic import calls, sent
+from helpers.train import Config
+
+
+@pytest.fixture(scope="module")
+def eight():
+    with World(8, timeout=60) as world:
+        yield world
+
+
+def step(d: int, p: int, t: int, sequence: bool = False):
+    """One step of the toy on a grid, counted; only the ranks of the grid take part."""
+    grid = toy.grid_groups(d, p, t)
+    stage = toy.on_grid(toy.ToyTransformer(hidden=64, seed=0), grid, sequence)
+    ops = one_f_one_b(p, 4).ops[grid["pp"].get_local_rank()]
+    dist.barrier()
+    current.rank.recorder.start()
+    toy.grid_step(stage, *toy.make_batch(32, 16), ops, 4, grid)
+
+
+def by_axis(traffic: Traffic, rank: int, sizes: dict[str, int]) -> dict[str, float]:
+    """Bytes that a rank sends, by the book, as PyTorch was asked. A group of all is called the world."""
+    alone = [axis for axis, size in sizes.items() if size == len(traffic.ranks)]
+    name = lambda row: alone[0] if alone and row.axis == "world" else row.axis
+    return {axis: sum(row.book for row in traffic.ranks[rank] if name(row) == axis) for axis in sizes}
+
+
+slow = lambda *cases: [pytest.param(case, marks=pytest.mark.slow) for case in cases]
+GRIDS = [(2, 2, 2), (1, 4, 2), *slow((8, 1, 1), (4, 2, 1), (2, 1, 4), (4, 1, 2), (2, 4, 1), (1, 2, 4))]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_every_rank_of_the_toy_sends_what_the_list_says(eight, grid):
+    d, p, t = grid
+    eight.run(step, *grid)
+    sizes = {"dp": d, "pp": p, "tp": t}
+    for rank in range(8):
+        predicted = d08.expected_bytes(64, 32, 16, *grid, rank=rank)
+        assert by_axis(eight.traffic, rank, sizes) == pytest.approx(predicted), (rank, grid)
+    if eight.traffic.wire[0] is not None:  # gloo's all-reduce is the book's; the rest is headers
+        for rank in range(8):
+            predicted = sum(d08.expected_bytes(64, 32, 16, *grid, rank=rank).values())
+            assert predicted <= eight.traffic.wire[rank] < 1.1 * predicted + 20_000, (rank, grid)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [dict(tp=2, pp=2), *slow(dict(dp=8), dict(tp=4), dict(pp=4), dict(tp=2), dict(pp=2), dict(tp=4, pp=2))],
+    ids=str,
+)
+def test_the_real_training_sends_what_the_list_says(eight, sizes):
+    config = Config(**sizes, batch=32, microbatch=2, steps=2)
+    config, held = eight.run(d14.trained._second_step, config)[0]
+    counted = dict.fromkeys(("tp", "shard", "pp"), 0.0)
+    axis = {"all_reduce": "tp", "all_gather": "shard", "reduce_scatter": "shard", "send": "pp"}
+    for row in eight.traffic.ranks[0]:
+        if row.op in axis:
+            counted[axis[row.op]] += row.book
+    predicted = d14.sent_by_first(config)
+    assert counted["shard"] == pytest.approx(predicted["shard"]) and counted["pp"] == predicted["pp"]
+    # The loss and the gradients' norm, two numbers that all ranks share.
+    assert counted["tp"] - predicted["tp"] == pytest.approx(28, abs=30)
+    assert held == pytest.approx(d14.states_of_first(config), rel=0.02)
+
+
+def test_a_step_is_the_sum_of_its_stages():
+    """What one stage sends along the pipeline another receives: every boundary once each way."""
+    job, layout = Job(MODELS["llama-3-8b"], global_batch=64), Layout(dp=2, tp=2, pp=4)
+    messages = [sum(c.calls for c in calls(job, layout, k) if c.axis == "pp") for k in range(4)]
+    assert messages == [32, 64, 64, 32]
+    assert sent(job, layout) == sent(job, layout, 2)
+
+
+@pytest.mark.parametrize(
+    "schedule, v, messages", [("interleaved", 2, [3, 4, 4, 3]), ("ZB-V", 1, [2, 4, 4, 2])]
+)
+def test_chunks_send_more(schedule, v, messages):
+    """A message on and one back for each chunk, less the ends; at the turn of a V nothing leaves the rank."""
+    job = Job(MODELS["llama-3-8b"], global_batch=8, framework=TEXTBOOK)
+    layout = Layout(pp=4, interleave=v, schedule=schedule)
+    found = [sum(c.calls for c in calls(job, layout, k) if c.axis == "pp") / 8 for k in range(4)]
+    assert found == messages
+
+
+def test_who_sends_to_whom_is_the_layouts_order(eight):
+    """Under dp outermost, as the toy's grid is, rank 0 talks to 1 along tp, to 2 along pp, to 4 along dp."""
+    eight.run(step, 2, 2, 2)
+    sizes = Layout(dp=2, tp=2, pp=2, order=("dp", "pp", "tp")).sizes
+    if eight.traffic.matrix:
+        talked = {other for other, size in enumerate(eight.traffic.matrix[0]) if size > 10_000}
+        assert talked == {1, 2, 4} == {placement.group(0, axis, sizes)[1] for axis in sizes}
