@@ -346,70 +346,54 @@ def smaller_bubble(schedule, p, m):
 # -- drop 08 ---------------------------------------------------------------------------------
 
 
-def tp_outermost(rank, d, t, p):
-    k, j, i = rank // (d * p), rank // d % p, rank % d
-    return {
-        "tp": [x * d * p + j * d + i for x in range(t)],
-        "pp": [k * d * p + x * d + i for x in range(p)],
-        "dp": [k * d * p + j * d + x for x in range(d)],
-    }
+def in_order(order):
+    """An answer to drop 08's first practice that knows one order of the axes only."""
+
+    def attempt(rank, sizes):
+        known = {axis: sizes[axis] for axis in order}
+        return {axis: placement.group(rank, axis, known) for axis in sizes}
+
+    return attempt
 
 
-def tp_in_the_middle(rank, d, t, p):
-    return {axis: placement.group(rank, axis, {"dp": d, "tp": t, "pp": p}) for axis in ("tp", "pp", "dp")}
+def tp_outermost(rank, sizes):
+    inside_out = dict(reversed(sizes.items()))
+    return {axis: placement.group(rank, axis, inside_out) for axis in sizes}
 
 
-def dp_in_the_middle(rank, d, t, p):
-    k, i, j = rank % t, rank // t % d, rank // (t * d)
-    return {
-        "tp": [(j * d + i) * t + x for x in range(t)],
-        "pp": [(x * d + i) * t + k for x in range(p)],
-        "dp": [(j * d + x) * t + k for x in range(d)],
-    }
+def overlapping(rank, sizes):
+    return d08.groups(rank, sizes) | {"dp": sorted((rank + x) % 8 for x in range(sizes["dp"]))}
 
 
-def overlapping(rank, d, t, p):
-    good = d08.groups(rank, d, t, p)
-    return good | {"tp": sorted((rank + x) % 8 for x in range(t))}
+def too_many(rank, sizes):
+    return d08.groups(rank, sizes) | {"dp": list(range(8))}
 
 
-def too_many(rank, d, t, p):
-    good = d08.groups(rank, d, t, p)
-    return good | {"dp": list(range(8))}
+def without_itself(rank, sizes):
+    return {axis: [r for r in g if r != rank] for axis, g in d08.groups(rank, sizes).items()}
 
 
-def without_itself(rank, d, t, p):
-    return {axis: [r for r in g if r != rank] for axis, g in d08.groups(rank, d, t, p).items()}
+def beyond(rank, sizes):
+    return d08.groups(rank, sizes) | {"dp": [rank + 8 * x for x in range(sizes["dp"])]}
 
 
-def beyond(rank, d, t, p):
-    good = d08.groups(rank, d, t, p)
-    return good | {
-        "dp": [rank % (t * p) + x * t * p * 2 for x in range(d)] if d > 1 and rank < t * p else good["dp"]
-    }
+def from_itself_on(rank, sizes):
+    return {axis: [rank] + [r for r in g if r != rank] for axis, g in d08.groups(rank, sizes).items()}
 
 
-def from_itself_on(rank, d, t, p):
-    return {axis: [rank] + [r for r in g if r != rank] for axis, g in d08.groups(rank, d, t, p).items()}
+def coordinates_only(rank, sizes):
+    return tuple(placement.coordinates(rank, sizes).values())
 
 
-def coordinates_only(rank, d, t, p):
-    return rank % t, rank // t % p, rank // (t * p)
+def outwards(sizes, node):
+    return d08.crossing(dict(reversed(sizes.items())), node)
 
 
-def outwards(d, t, p, node):
-    return [
-        axis
-        for axis, size, span in (("dp", d, d), ("pp", p, d * p), ("tp", t, d * t * p))
-        if size > 1 and span > node
-    ]
+def ones_too(sizes, node):
+    return [axis for axis, size in sizes.items() if size * placement.stride(axis, sizes) > node]
 
 
-def ones_too(d, t, p, node):
-    return [axis for axis, span in (("tp", t), ("pp", t * p), ("dp", d * t * p)) if span > node]
-
-
-def always_dp(d, t, p, node):
+def always_dp(sizes, node):
     return ["dp"]
 
 
@@ -529,10 +513,8 @@ def the_last_of_the_loop(model, world_size):
 
 def reach(leaves):
     """An answer to drop 08's second practice: leaves(size, distance of neighbours, node)."""
-    return lambda d, t, p, node: [
-        axis
-        for axis, size, step in (("tp", t, 1), ("pp", p, t), ("dp", d, t * p))
-        if size > 1 and leaves(size, step, node)
+    return lambda sizes, node: [
+        axis for axis, size in sizes.items() if size > 1 and leaves(size, placement.stride(axis, sizes), node)
     ]
 
 
@@ -599,7 +581,8 @@ MISTAKES = [
     (d07.share, lambda schedule, p, m: "a quarter", "wrong", "no number"),
     (d07.share, lambda schedule, p, m: 0.25, "wrong", "another share"),
     (d08.members, tp_outermost, "wrong", "TP outermost"),
-    (d08.members, dp_in_the_middle, "wrong", "DP inside PP"),
+    (d08.members, in_order(("pp", "dp", "tp")), "wrong", "one order for all"),
+    (d08.members, in_order(("dp", "pp", "tp")), "wrong", "one order for all"),
     (d08.members, overlapping, "wrong", "groups that do not partition the ranks"),
     (d08.members, too_many, "wrong", "groups of another size"),
     (d08.members, without_itself, "wrong", "a rank outside its own group"),
@@ -617,8 +600,8 @@ MISTAKES = [
         "the far end is one rank further",
     ),
     (d08.across, reach(lambda size, step, node: step >= node), "wrong", "neighbours only"),
-    (d08.across, lambda d, t, p, node: ["tp" if t > node else None], "wrong", "no list of axes"),
-    (d08.members, tp_in_the_middle, "wrong", "TP not innermost"),
+    (d08.across, lambda sizes, node: ["tp" if sizes["tp"] > node else None], "wrong", "no list of axes"),
+    (d08.members, in_order(("dp", "tp", "pp")), "wrong", "TP not innermost"),
     (d09.states, counts(t_of_gradients=False), "wrong", "gradients not divided by t"),
     (d09.states, counts(zeros=(1, 1, 1)), "wrong", "ZeRO-1 divides everything"),
     (d09.states, counts(optimizer=8), "wrong", "the master copy is forgotten"),

@@ -83,13 +83,14 @@ MISTAKES = [
     (
         d14.defend,
         with_crossing(
-            lambda d, t, p, node: (
-                {a for a, ends in (("tp", t), ("pp", t * p)) if ends > node}
-                | ({"dp"} if d > 1 and t * p >= node else set())
-            )
+            lambda d, t, p, node: {
+                a
+                for a, k, ends in (("tp", t, t), ("dp", d, t * d), ("pp", p, t * p))
+                if k > 1 and ends > node
+            }
         ),
         "wrong",
-        "a replica smaller than a node keeps DP inside",
+        "a replica smaller than a node keeps PP inside",
     ),
     (
         d14.defend,
@@ -100,7 +101,7 @@ MISTAKES = [
     (
         d14.defend,
         with_crossing(
-            lambda d, t, p, node: {axis for axis, k, s in (("pp", p, t), ("dp", d, t * p)) if k * s > node}
+            lambda d, t, p, node: {axis for axis, k, s in (("dp", d, t), ("pp", p, t * d)) if k * s > node}
         ),
         "wrong",
         "an axis of size one",

@@ -40,9 +40,9 @@ def test_it_is_the_grid_that_pytorch_makes(world):
         grid = toy.grid_groups(2, 1, 2)
         import torch.distributed as dist
 
-        return {axis: dist.get_process_group_ranks(grid[axis].get_group()) for axis in ("dp", "pp", "tp")}
+        return {axis: dist.get_process_group_ranks(grid[axis].get_group()) for axis in ("pp", "dp", "tp")}
 
-    sizes = {"dp": 2, "pp": 1, "tp": 2}
+    sizes = {"pp": 1, "dp": 2, "tp": 2}
     assert world.run(mesh) == [{axis: placement.group(r, axis, sizes) for axis in sizes} for r in range(4)]
 
 

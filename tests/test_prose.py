@@ -10,7 +10,7 @@ from helpers import toy
 from helpers.lesson.defence import Defence
 from helpers.lesson.drops import d05, d06, d07, d10, d11, d12, d13, d14
 from helpers.table import human
-from helpers.theory import CLUSTERS, Job, Layout, memory, plan
+from helpers.theory import CLUSTERS, Job, Layout, memory, plan, validation
 from helpers.theory.collectives import book
 from helpers.theory.memory import stage_memory, states
 from helpers.theory.models import find_model
@@ -22,6 +22,16 @@ behind = [int(row[-1].rstrip("%")) for row in d13.tree_against_planner().rows[2:
 loss_of = lambda scheme: 1 - d11.published()[scheme][-1][1] / d11.published()[scheme][0][1]
 DGX, PORT = CLUSTERS["dgx-h100"], d05.NETWORK.inter_node_bandwidth
 NODES = d11.shown.NODES
+
+
+def zero_3(gpus: int, b: int) -> float:
+    """Sequences per second of a GPU: 174.6·10⁹ parameters, ZeRO-3 of 2021, all ports of a node in use."""
+    job = Job(validation.gpt(96, 12288, 96), validation.A100, 1536, 2048, validation.DEEPSPEED_2021)
+    layout = Layout(dp=gpus, microbatch=b, zero=3, **validation.PLAIN)
+    return job.global_batch / validation.seconds(job, layout) / gpus
+
+
+EIGHT_PORTS = 1 - zero_3(1536, 1) / zero_3(384, 4)
 TWICE_FOUR = NODES.intra_node_bandwidth / NODES.inter_node_bandwidth
 LINK, FAR = d06.ONE_NODE.intra_node_bandwidth, d06.ONE_NODE.inter_node_bandwidth
 
@@ -128,6 +138,8 @@ COMPUTED = {
         "## Practice 1: below 15 %",
     ],
     "11": [
+        "# 11 · Your throughput dropped 40 % after",
+        f"Through all eight, the planner says, it would lose {EIGHT_PORTS:.0%}".replace("%", " %"),
         f"A port is {({8: 'eight'})[TWICE_FOUR]} times slower than a link",
         (
             f"A message takes {1e3 * NODES.inter_node_latency:.0f} ms to start between nodes, and"

@@ -190,9 +190,9 @@ def test_all_three_axes_on_eight_ranks_equal_the_twin(sequence, kinds):
     reference = train(model, model, lambda *a: toy.twin_step(model, *a))
     with World(8) as eight:
         results = eight.run(on_a_grid, (2, 2, 2), sequence, kinds)
-        assert [at for _, at in results] == [(i, j, k) for i in range(2) for j in range(2) for k in range(2)]
+        assert [at for _, at in results] == [(i, j, k) for j in range(2) for i in range(2) for k in range(2)]
         assert all(equals_the_twin(got, reference, (k, 2)) for got, (_, _, k) in results)
-        losses = [[a + b for a, b in zip(results[2][0][0], results[6][0][0])]]
+        losses = [[a + b for a, b in zip(results[4][0][0], results[6][0][0])]]
         assert [x / 2 for x in losses[0]] == pytest.approx(reference[0], rel=1e-12)
         with pytest.raises(Exception, match=r"d·p·t = 2·2·3 = 12, but there are 8 ranks"):
             eight.run(toy.grid_groups, 2, 2, 3)

@@ -97,15 +97,15 @@ def trace(
     *,
     seq_len: int,
     plan: str = "Megatron's",
-    gradient_bytes: int = 2,
+    gradient_bytes: int = 4,
     timeout: float = 300,
 ) -> Trace:
     """One step with one microbatch of `model` under FSDP (zero 3) over dp and tensor parallelism over tp.
 
     plan: "Megatron's" enters each pair of matrices once, and splits vocabulary and loss; "usual" is what
     PyTorch's tutorials give, each matrix by itself, embedding and head whole. gradient_bytes: of what
-    gradients travel in, 2 or 4. Raises ValueError for what cannot be traced: pipelines, ZeRO below 3, sizes
-    that do not divide, anything with PyTorch before 2.11.
+    gradients travel in, 4 as torchtitan has it, or 2. Raises ValueError for what cannot be traced: pipelines,
+    ZeRO below 3, sizes that do not divide, anything with PyTorch before 2.11.
     """
     if tuple(map(int, version("torch").split(".")[:2])) < (2, 11):
         raise ValueError(
@@ -160,7 +160,7 @@ def trace(
 # -- the other process -------------------------------------------------------------------------
 
 
-def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradient_bytes: int = 2) -> Trace:
+def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradient_bytes: int = 4) -> Trace:
     """What `trace` does, unchecked and in this process, which must have no process group."""
     import torch
     import torch.distributed as dist

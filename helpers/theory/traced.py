@@ -10,15 +10,8 @@ from .layout import Layout
 from .memory import stage_memory
 from .models import ModelShape
 
-# PyTorch's own pieces in bfloat16, as the trace runs them: the optimizer's state has the parameters' type.
-PYTORCH = replace(
-    FRAMEWORKS["torchtitan"],
-    name="pytorch",
-    weight_bytes=2,
-    gradient_bytes=2,
-    optimizer_bytes=12,
-    whole_recompute=False,
-)
+# PyTorch's own pieces, as torchtitan has them, but for a recompute that stops where nothing more is needed.
+PYTORCH = replace(FRAMEWORKS["torchtitan"], name="pytorch", whole_recompute=False)
 PLANS: dict[str, Framework] = {
     "Megatron's": PYTORCH,
     # Each matrix by itself: seven sums a layer where one gates, and none at the ends, which are whole.

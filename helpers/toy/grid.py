@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch.distributed as dist
 from torch import nn
@@ -14,15 +14,17 @@ from .pipeline import run_schedule, split_depth
 from .tensor import split_width, sum_norm_gradients
 
 
-def grid_groups(d: int, p: int, t: int) -> DeviceMesh:
-    """The world as a grid: rank = (i·p + j)·t + k for the coordinates i along dp, j along pp, k along tp.
+def grid_groups(d: int, p: int, t: int, order: Sequence[str] = ("pp", "dp", "tp")) -> DeviceMesh:
+    """The world as a grid: rank = (j·d + i)·t + k for the coordinates j along pp, i along dp, k along tp.
 
-    tp is innermost, so that its groups are neighbours. `grid["tp"].get_group()` is this rank's group along
-    tp. Raises ValueError unless d·p·t is the number of ranks.
+    order: the axes from the outermost to the innermost. tp is innermost, so that its groups are neighbours.
+    `grid["tp"].get_group()` is this rank's group along tp. Raises ValueError unless d·p·t is the number of
+    ranks.
     """
     if d * p * t != dist.get_world_size():
         raise ValueError(f"d·p·t = {d}·{p}·{t} = {d * p * t}, but there are {dist.get_world_size()} ranks")
-    return init_device_mesh("cpu", (d, p, t), mesh_dim_names=("dp", "pp", "tp"))
+    sizes = {"dp": d, "pp": p, "tp": t}
+    return init_device_mesh("cpu", tuple(sizes[axis] for axis in order), mesh_dim_names=tuple(order))
 
 
 def on_grid(model: ToyTransformer, grid: DeviceMesh, sequence: bool = False) -> nn.Sequential:

@@ -36,7 +36,7 @@ def expected_bytes(
     """Bytes that a rank sends along each axis in one step of the toy, in float32: the theory's list of
     operations, read for what is sent.
     """
-    layout = Layout(dp=d, tp=t, pp=p, sequence_parallel=False, order=("dp", "pp", "tp"))
+    layout = Layout(dp=d, tp=t, pp=p, sequence_parallel=False)
     model = replace(MODELS["toy"], hidden=hidden, layers=layers, ffn=4 * hidden, head_dim=hidden // 4)
     stage = placement.coordinates(rank, layout.sizes)["pp"]
     return sent(Job(model, global_batch=b, seq_len=s, framework=TOY), layout, stage)
@@ -106,19 +106,11 @@ def step_seconds(
 
     The shorter of two.
     """
-    sizes = {axis: {"dp": d, "pp": p, "tp": t}[axis] for axis in order}
 
     def run():
         import time
 
-        from torch.distributed.device_mesh import DeviceMesh
-
-        ranks = torch.arange(d * p * t).reshape(*sizes.values())
-        grid = DeviceMesh(
-            "cpu",
-            ranks.permute(*(order.index(axis) for axis in ("dp", "pp", "tp"))),
-            mesh_dim_names=("dp", "pp", "tp"),
-        )
+        grid = toy.grid_groups(d, p, t, order)
         stage = toy.on_grid(toy.ToyTransformer(hidden=64, seq_len=s), grid)
         ops = one_f_one_b(p, 2).ops[grid["pp"].get_local_rank()]
         batch = toy.make_batch(b, s)

@@ -12,7 +12,7 @@ def meeting(n, d, t, p, m, node):
     held = n / (t * p)
     states_bytes = 4 * held + 12 * held / d
     bubble = (p - 1) / (m + p - 1)
-    strides = {"tp": (t, 1), "pp": (p, t), "dp": (d, t * p)}
+    strides = {"tp": (t, 1), "dp": (d, t), "pp": (p, t * d)}
     crossing = {axis for axis, (size, stride) in strides.items() if size > 1 and size * stride > node}
     return states_bytes, bubble, crossing
 
@@ -94,11 +94,12 @@ def _judge_meeting(attempted) -> Answer:
                     f"{where}: {d * t * p} ranks do not fit a node of {node}, but a group of one axis may."
                     " Ask it for each: how many ranks, how far apart?",
                 )
-            if crossing - mine[2] == {"dp"} and t * p < node:
+            if crossing - mine[2] == {"pp"} and t * p <= node:
                 return wrong(
-                    "a replica smaller than a node keeps DP inside",
-                    f"{where}: a replica takes {t * p} ranks of a node of {node}. But the dp group has one"
-                    f" rank of each replica, {t * p} apart: {d} of them reach over {d * t * p} ranks.",
+                    "a replica smaller than a node keeps PP inside",
+                    f"{where}: a replica takes {t * p} ranks, fewer than a node of {node} has. But PP is"
+                    f" outermost: its stages are {t * d} ranks apart, and {p} of them reach over {d * t * p}"
+                    " ranks.",
                 )
             if "tp" in mine[2] - crossing:
                 return wrong(
@@ -107,7 +108,7 @@ def _judge_meeting(attempted) -> Answer:
                 )
             return wrong(
                 "groups misplaced",
-                f"{where}: neighbours along tp are 1 apart, along pp t = {t}, along dp t·p = {t * p}. A group"
+                f"{where}: neighbours along tp are 1 apart, along dp t = {t}, along pp t·d = {t * d}. A group"
                 f" of size k with stride s reaches over k·s ranks, and a node has {node}.",
                 ("crossing", ", ".join(sorted(mine[2])) or "none", ", ".join(sorted(crossing)) or "none"),
             )
@@ -131,7 +132,7 @@ defend = Exercise(
             " them."
         ),
         (
-            "TP is innermost: stride 1. PP: stride t. DP: stride t·p. A group of k ranks with stride s stays"
+            "TP is innermost: stride 1. DP: stride t. PP: stride t·d. A group of k ranks with stride s stays"
             " inside a node when k·s is at most the node's size. An axis of size 1 crosses nothing."
         ),
     ],

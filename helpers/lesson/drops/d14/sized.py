@@ -75,17 +75,19 @@ def against_formula(found: Trace, how: str = "Megatron's") -> Table:
 
 
 def memory_against_theory(found: Trace) -> Table:
-    """The peak on a rank: the theory's terms, what plain PyTorch adds, and what was traced."""
-    fused = Job(found.model, global_batch=found.layout.dp, seq_len=found.seq_len)
-    theory = {k: float(v) for k, v in stage_memory(fused, found.layout, 0, 0).items() if v}
-    more = beyond(found.model, found.layout, found.seq_len)
-    rows = [[name, human(size)] for name, size in theory.items()] + [
-        [f"+ {name}", human(size)] for name, size in more.items()
+    """The peak on a rank, on paper and traced; and what of it fused kernels would not hold."""
+    job = traced_job(found.model, found.seq_len, found.layout)
+    paper = {k: float(v) for k, v in stage_memory(job, found.layout, 0, 0).items()}
+    states = ("weights", "gradients", "optimizer")
+    rest = sum(paper.values()) - sum(paper[kind] for kind in states)
+    rows = [[kind, human(paper[kind]), human(found.memory[kind])] for kind in states]
+    rows.append(["all else", human(rest), human(found.peak - sum(found.memory[kind] for kind in states))])
+    rows += [
+        [f"of that: {name}", human(size), ""]
+        for name, size in beyond(found.model, found.layout, found.seq_len).items()
     ]
-    total = sum(theory.values()) + sum(more.values())
     return Table(
-        ["on paper", "a GPU"],
+        ["a GPU", "on paper", "traced"],
         rows,
-        [f"sum; traced: {human(found.peak)}", human(total)],
-        title="the peak of one microbatch",
+        ["the peak of one microbatch", human(sum(paper.values())), human(found.peak)],
     )
