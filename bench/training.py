@@ -65,7 +65,7 @@ class Bare:
                         "mlp.down": RowwiseParallel(),
                     },
                 )
-                fully_shard(block, mesh=self.mesh["dp"])
+                fully_shard(block, mesh=self.mesh["dp"], reshard_after_forward=False)
         fully_shard(self.model, mesh=self.mesh["dp"])
         split = [p for p in self.model.parameters() if p.device_mesh.ndim == 2]
         self.optimizer = torch.optim.AdamW(

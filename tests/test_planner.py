@@ -37,11 +37,7 @@ def bandwidth(cluster, members, stride):
     """Bytes/s of each rank in a large ring of neighbours that are `stride` apart."""
     inside, nodes = reach("dp", {"dp": members, "tp": stride}, cluster.gpus_per_node)
     return (
-        2
-        * (members - 1)
-        / members
-        * 1e15
-        / float(ring_seconds("all_reduce", 1e15, 1, inside, nodes, cluster))
+        2 * (members - 1) / members * 1e15 / float(ring_seconds("all_reduce", 1e15, inside, nodes, cluster))
     )
 
 

@@ -81,9 +81,8 @@ def gloo(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float
 # -- seconds -----------------------------------------------------------------------------------
 
 
-def ring_seconds(op: str, payload, calls, inside, nodes, network: Network, intra=1.0, inter=1.0):
-    """Seconds of `calls` rings of `nodes` nodes with `inside` members in each, `payload` bytes in all. Takes
-    arrays.
+def ring_seconds(op: str, payload, inside, nodes, network: Network, intra=1.0, inter=1.0):
+    """Seconds of a ring over `nodes` nodes with `inside` members in each. Takes arrays.
 
     A ring leaves each node once, so all other hops are fast, and it can use the ports of all its members
     there: members per node · port, but never more than the link, nor than was measured for so many nodes
@@ -91,36 +90,33 @@ def ring_seconds(op: str, payload, calls, inside, nodes, network: Network, intra
     hop. intra, inter: what share of the printed speeds is reached.
     """
     n = inside * nodes
-    hops = np.where(op == "all_reduce", 2, 1) * (n - 1)
-    piece = payload / np.maximum(calls, 1) / n
+    rounds = 2 if op == "all_reduce" else 1
+    hops, piece, far = rounds * (n - 1), payload / n, nodes > 1
     fast = network.intra_node_bandwidth * intra
-    slow = np.where(nodes > 1, _across(network, nodes, inside, intra, inter), fast)
-    last = np.where(nodes > 1, network.inter_node_latency, network.intra_node_latency)
-    # All rounds of the ring, less the slow hops among those that the last round leaves out.
-    rounds, left = (2, 2) if op == "all_reduce" else (1, 1)
-    leaves = np.where(nodes > 1, rounds * nodes - left // inside, 0)
+    slow = np.where(far, _across(network, nodes, inside, intra, inter), fast)
+    last = np.where(far, network.inter_node_latency, network.intra_node_latency)
+    # All rounds of the ring, less the slow hops among those that the last leaves out, one for each round.
+    leaves = far * (rounds * nodes - rounds // inside)
     way = leaves * (piece / slow + last) + (hops - leaves) * (piece / fast + network.intra_node_latency)
-    return calls * (n > 1) * np.maximum(hops * piece / slow + last, way)
+    return (n > 1) * np.maximum(hops * piece / slow + last, way)
 
 
-def hierarchical_seconds(op: str, payload, calls, inside, nodes, network: Network, intra=1.0, inter=1.0):
+def hierarchical_seconds(op: str, payload, inside, nodes, network: Network, intra=1.0, inter=1.0):
     """The same in two levels: in each node, then between nodes by each GPU for its share. For all_reduce (by
     reduce-scatter and all-gather), all_gather and reduce_scatter. Takes arrays.
     """
-    size, ways = payload / np.maximum(calls, 1), 2 if op == "all_reduce" else 1
+    ways, part = 2 if op == "all_reduce" else 1, payload / inside
     port = network.inter_node_bandwidth * inter * np.minimum(inside, network.rails) / inside
-    near = (inside - 1) * (
-        size / inside / (network.intra_node_bandwidth * intra) + network.intra_node_latency
-    )
-    far = (nodes - 1) * (size / (inside * nodes) / port + network.inter_node_latency)
-    return calls * ways * (near + far)
+    near = (inside - 1) * (part / (network.intra_node_bandwidth * intra) + network.intra_node_latency)
+    far = (nodes - 1) * (part / nodes / port + network.inter_node_latency)
+    return ways * (near + far)
 
 
-def group_seconds(op: str, payload, calls, inside, nodes, network: Network, intra=1.0, inter=1.0):
+def group_seconds(op: str, payload, inside, nodes, network: Network, intra=1.0, inter=1.0):
     """By whichever of ring and two levels is faster, as libraries choose; by what was measured where a speed
     was (`Network.busbw`). Takes arrays.
     """
-    given = (op, payload, calls, inside, nodes, network, intra, inter)
+    given = (op, payload, inside, nodes, network, intra, inter)
     ring = ring_seconds(*given)
     return ring if network.busbw else np.minimum(ring, hierarchical_seconds(*given))
 
@@ -168,10 +164,10 @@ def seconds(
     if algorithm == "tree":
         return 2 * math.ceil(math.log2(n)) * latency + 2 * payload / bandwidth
     if algorithm == "hierarchical":
-        return float(hierarchical_seconds(op, payload, 1, inside, nodes, network))
+        return float(hierarchical_seconds(op, payload, inside, nodes, network))
     if op in ("all_reduce", "all_gather", "reduce_scatter", "barrier"):
         reduced = "all_reduce" if op == "barrier" else op
-        return float(ring_seconds(reduced, 0.0 if op == "barrier" else payload, 1, inside, nodes, network))
+        return float(ring_seconds(reduced, 0.0 if op == "barrier" else payload, inside, nodes, network))
     if op == "send":
         return float(send_seconds(payload, far, network))
     if op == "all_to_all":  # to each other rank its part, through the link and through the port

@@ -53,13 +53,13 @@ def constants() -> Constants:
 
 
 def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
-    """Seconds of one operation by itself. Takes arrays."""
+    """Seconds of one operation by itself, of one call of a collective. Takes arrays."""
     if op.collective:
         inside, nodes = reach(op.axis, layout.sizes, job.cluster.gpus_per_node)
         shares = c.intra_node_efficiency, c.inter_node_efficiency
         if op.collective == "send":
             return send_seconds(op.payload, nodes > 1, job.cluster, *shares)
-        return group_seconds(op.collective, op.payload, op.calls, inside, nodes, job.cluster, *shares)
+        return group_seconds(op.collective, op.payload, inside, nodes, job.cluster, *shares)
     gpu = job.cluster.device
     framework = job.framework
     attention = framework.attention_efficiency if framework.fused_attention else c.attention_efficiency
@@ -91,7 +91,13 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants) -> Work:
     """Read a list of operations for seconds. What may hide under products shows as what is longer than they,
     and never less than `exposed` of it.
     """
-    took = [seconds_of(op, job, layout, c) for op in ops]
+    once: dict[tuple, float] = {}  # what is alike is worked out once
+    took = []
+    for op in ops:
+        like = (op.part, op.collective, id(op.flops), id(op.streamed), id(op.payload))
+        if like not in once:
+            once[like] = seconds_of(op, job, layout, c)
+        took.append(op.calls * once[like] if op.collective else once[like])
     products: dict[tuple[str, str], float] = {}
     for op, one in zip(ops, took):
         if op.block and not op.collective:
@@ -155,7 +161,8 @@ def _once(job: Job, layout: Layout, c: Constants, m, both, backward):
     """
     hides, zero, took = job.framework.hides, np.asarray(layout.zero), {}
     for op in synchronisation(job, layout):
-        took[op.name] = took.get(op.name, 0.0) + seconds_of(op, job, layout, c)
+        times = op.calls if op.collective else 1
+        took[op.name] = took.get(op.name, 0.0) + times * seconds_of(op, job, layout, c)
     each = (zero == 2) & job.framework.reduces_each
     # Gradients of the last microbatch run under its backward, or of all where each reduces its own; ZeRO-3's
     # weights come under all that is computed, and share the links with its gradients.

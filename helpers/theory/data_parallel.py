@@ -58,20 +58,23 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     master = framework.weight_bytes if framework.weight_bytes == 4 else 0
     owned = mine / np.where(z >= 1, layout.dp, 1)
     norms = (2 * count + (stage == layout.pipeline.head_rank(layout.pp))) * (1 if model.gated else 2)
+    # Tensors of one call: a layer's, in the mean.
+    each, gathers = mine / (count + 1), of_layer * count + of_rest
+    sent = (
+        ("gradients", "all_reduce", whole * reduced * (count + 1), g * each),
+        ("gradients", "reduce_scatter", ~whole * reduced * (count + 1), g * each),
+        ("updated weights", "all_gather", updated * (count + 1), n * each),
+        (
+            "gathered weights",
+            "all_gather",
+            sharded * gathers,
+            n * (of_layer * layers + of_rest * rest) / gathers,
+        ),
+    )
     return [
         *(
             Op(name, "data parallel", "S", 0.0, 0.0, 0, 0.0, 0.0, (), collective, "dp", calls, payload)
-            for name, collective, calls, payload in (
-                ("gradients", "all_reduce", whole * reduced * (count + 1), whole * reduced * g * mine),
-                ("gradients", "reduce_scatter", ~whole * reduced * (count + 1), ~whole * reduced * g * mine),
-                ("updated weights", "all_gather", updated * (count + 1), updated * n * mine),
-                (
-                    "gathered weights",
-                    "all_gather",
-                    sharded * (of_layer * count + of_rest),
-                    sharded * n * (of_layer * layers + of_rest * rest),
-                ),
-            )
+            for name, collective, calls, payload in sent
         ),
         Op("copies", "data parallel", "S", 0.0, copies, 0),
         # With sequence parallelism each rank has seen a part of the tokens only.

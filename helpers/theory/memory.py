@@ -78,6 +78,16 @@ def activations_per_layer(job: Job, layout: Layout) -> dict[str, float]:
     return found
 
 
+def _kept(job: Job, layout: Layout) -> tuple[float, float]:
+    """Bytes of a layer for one microbatch: what it keeps, and what it has while its backward runs."""
+    ops, whole = layer(job, layout), 0.0
+    if layout.recompute in ("per-op", "full"):
+        whole = sum(op.kept for op in layer(job, replace(layout, recompute="none")))
+    if layout.recompute == "full":
+        return ops[0].kept, whole
+    return sum(op.kept_per_op if layout.recompute == "per-op" else op.kept for op in ops), whole
+
+
 def in_flight(layout: Layout, m: float, stage: int) -> float:
     """Microbatches whose activations stage `stage` holds at its fullest, in units of all its chunks: p -
     stage for 1F1B. See `pipelines`.
@@ -85,11 +95,14 @@ def in_flight(layout: Layout, m: float, stage: int) -> float:
     return np.minimum(m, layout.pipeline.in_flight(layout.pp, layout.interleave, m, stage))
 
 
-def stage_memory(job: Job, layout: Layout, stage, overhead: float = OVERHEAD) -> dict[str, float]:
+def stage_memory(
+    job: Job, layout: Layout, stage, overhead: float = OVERHEAD, kept: tuple | None = None
+) -> dict[str, float]:
     """Bytes on one GPU of a pipeline rank, by what for.
 
-    Takes arrays. `overhead`: context, communicators and the like.
+    Takes arrays. `overhead`: context, communicators and the like. kept: of a layer, where it is known.
     """
+    kept, whole = kept or _kept(job, layout)
     model, framework, t = job.model, job.framework, layout.tp
     # Where gradients are summed in float32, autograd makes half-precision ones first; fused kernels add to
     # the sum at once. Where the parameters are float32, they are made when a layer's are reduced.
@@ -105,7 +118,7 @@ def stage_memory(job: Job, layout: Layout, stage, overhead: float = OVERHEAD) ->
     )
     sb, head_rank = layout.tokens(job.seq_len), layout.pipeline.head_rank(layout.pp)
     first, last = stage == 0, stage == head_rank
-    held = layers_on_rank(model, layout, stage) * sum(activations_per_layer(job, layout).values())
+    held = layers_on_rank(model, layout, stage) * kept
     if not model.gated:  # a byte a number for the dropout mask behind the embedding
         held = held + first * sb * model.hidden / np.where(layout.sequence_parallel, t, 1)
     parts["activations"] = held * in_flight(layout, job.microbatches(layout), stage)
@@ -117,7 +130,6 @@ def stage_memory(job: Job, layout: Layout, stage, overhead: float = OVERHEAD) ->
         "per-op",
         "full",
     ):  # one layer is whole again in its backward, when scores are gone
-        whole = sum(activations_per_layer(job, replace(layout, recompute="none")).values())
         parts["activations"] = parts["activations"] + np.maximum(0, whole - parts["logits"])
     # Of half-precision weights two layers' are gathered at a time, one in use and one on its way, and in a
     # pipeline all, as their gradients. PyTorch's FSDP keeps embedding and head gathered as well.
@@ -131,7 +143,8 @@ def stage_memory(job: Job, layout: Layout, stage, overhead: float = OVERHEAD) ->
 
 def largest_stage(job: Job, layout: Layout, overhead: float = OVERHEAD) -> tuple[int, dict[str, float]]:
     """(stage, its bytes by what for) of the pipeline rank that holds most: the one that must fit."""
-    stages = [stage_memory(job, layout, k, overhead) for k in range(layout.pp)]
+    kept = _kept(job, layout)
+    stages = [stage_memory(job, layout, k, overhead, kept) for k in range(layout.pp)]
     fullest = max(range(layout.pp), key=lambda k: sum(stages[k].values()))
     return fullest, {name: float(size) for name, size in stages[fullest].items() if size}
 
@@ -140,5 +153,5 @@ def peak_memory(job: Job, layout: Layout, overhead: float = OVERHEAD):
     """Bytes on the fullest GPU, for arrays of layouts: what `largest_stage` finds, which is one of the first
     two ranks or the last.
     """
-    candidates = (0, np.minimum(1, layout.pp - 1), layout.pp - 1)
-    return np.max([sum(stage_memory(job, layout, k, overhead).values()) for k in candidates], axis=0)
+    kept, candidates = _kept(job, layout), (0, np.minimum(1, layout.pp - 1), layout.pp - 1)
+    return np.max([sum(stage_memory(job, layout, k, overhead, kept).values()) for k in candidates], axis=0)

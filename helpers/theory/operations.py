@@ -25,7 +25,7 @@ class Op(NamedTuple):
     part: the term of a step that it belongs to. flops; streamed: bytes through the GPU's memory. kernels: how
     many the host launches. kept, kept_per_op: bytes that stay for backward, without recompute and with
     'per-op'. again: the recompute policies under which it runs once more. collective, axis, calls, payload:
-    what is sent, payload being the whole tensors of all calls together. block, under: it may run while the
+    what is sent, payload being the whole tensor of one call. block, under: it may run while the
     phase `under` of the products of the same block does.
     """
 
@@ -66,7 +66,7 @@ def _stream(name: str, nbytes, kernels, **kept) -> list[Op]:
 
 
 def tensor_parallel(name: str, phase: str, collective: str, calls, payload, **where) -> Op:
-    """A collective of tensor parallelism: `calls` of one tensor of `payload` bytes."""
+    """A collective of tensor parallelism."""
     return Op(
         name,
         "tensor parallel",
@@ -75,7 +75,7 @@ def tensor_parallel(name: str, phase: str, collective: str, calls, payload, **wh
         collective=collective,
         axis="tp",
         calls=calls,
-        payload=calls * payload,
+        payload=payload,
         **where,
     )
 

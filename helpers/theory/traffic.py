@@ -50,7 +50,7 @@ def calls(job: Job, layout: Layout, stage: int = 0) -> list[Call]:
         if op.collective and times * op.calls > 0 and layout.sizes[op.axis] > 1:
             total = found.setdefault((op.collective, op.axis), [0.0, 0.0])
             total[0] += times * op.calls
-            total[1] += times * op.payload
+            total[1] += times * op.calls * op.payload
     return [Call(op, axis, round(n), size) for (op, axis), (n, size) in sorted(found.items())]
 
 
