@@ -11,7 +11,8 @@ from exercise_tests import *  # noqa: F403
 from helpers import World
 from helpers.lesson.defence import QUESTIONS, Defence
 from helpers.lesson.drops import d14
-from helpers.theory import Layout
+from helpers.theory import CLUSTERS, FRAMEWORKS, Job, Layout, plan
+from helpers.theory.models import find_model
 from helpers.train import Config
 
 
@@ -139,6 +140,41 @@ def test_layouts_of_every_kind_can_be_defended():
         Defence(d14.the_plan(), Layout(dp=4, tp=4, pp=2))
     with pytest.raises(ValueError, match="a batch of 128 does not divide"):
         Defence(d14.the_plan(), Layout(dp=64, microbatch=3))
+
+
+JOBS = [
+    ("llama-3.2-1b", 1, 8, 2048, "textbook"),
+    ("llama-3-8b", 8, 32, 4096, "textbook"),
+    pytest.param("llama-3-8b", 8, 32, 4096, "torchtitan", marks=pytest.mark.slow),
+    ("llama-2-13b", 16, 64, 4096, "megatron-lm"),
+    ("llama-3-70b", 64, 128, 8192, "deepspeed"),
+    pytest.param("gpt3-175b", 1024, 1536, 2048, "textbook", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("name, gpus, batch, seq_len, framework", JOBS)
+def test_no_sentence_is_false_of_any_job(name, gpus, batch, seq_len, framework):
+    """The best of each (dp, tp, pp), those that are tight and those that do not fit, from 1 GPU to 1,024."""
+    of = plan(Job(find_model(name), CLUSTERS["dgx-h100"], batch, seq_len, FRAMEWORKS[framework]), gpus=gpus)
+    several = gpus > 8
+    for row in [*of.by_axes[:4], *of.tight[:1], *of.too_large[:1]]:
+        mine = Defence(of, row.layout)
+        said = mine.answers
+        for question, answer in said.items():
+            assert re.match(r"[A-Z0-9(]", answer) and answer.endswith("."), (question, answer)
+            assert " -" not in answer.split(" ahead")[0][-8:], answer  # nothing is ahead by less than nothing
+        assert ("does not run" in said[QUESTIONS[0]]) == (not mine.estimate.fits)
+        assert ("within the error" in said[QUESTIONS[0]]) == (row in [*of.tight[:1]])
+        assert ("between nodes" in said[QUESTIONS[1]]) <= several
+        piped = row.layout.pp > 1
+        assert ("None" in said[QUESTIONS[2]]) != piped and ("the bubble" in said[QUESTIONS[3]]) <= piped
+        assert ("of stage" in said[QUESTIONS[0]]) == piped
+        assert ("Nothing changes" in said[QUESTIONS[4]]) >= (not several)
+        assert ("over all nodes" in said[QUESTIONS[5]]) <= several
+        if row.layout.dp == gpus > 1 and row.layout.zero == 3:
+            assert said[QUESTIONS[5]] == "This is pure FSDP."
+        if not mine.estimate.fits:  # with half the batch it may
+            assert "ahead of this one" not in said[QUESTIONS[4]]
 
 
 def test_the_page_is_whole_in_itself(page, tmp_path):

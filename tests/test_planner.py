@@ -217,6 +217,15 @@ def test_what_fills_a_gpu_within_the_error_is_no_winner():
             only.best
 
 
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_every_cluster_has_a_plan(name):
+    cluster = CLUSTERS[name]
+    made = plan(Job(MODELS["llama-3.2-1b"], cluster, 64, 2048), gpus=2 * cluster.gpus_per_node)
+    said = made.estimate().warnings()
+    assert 0.05 < made.estimate().mfu < 0.7
+    assert any("measure yours" in one for one in said) == cluster.device.assumed
+
+
 def test_odd_widths_are_named():
     odd = replace(MODELS["llama-2-13b"], heads=40, hidden=4320, head_dim=108)
     assert "a head of 108" in estimate(Job(odd), Layout(tp=2)).warnings()[-1]

@@ -12,9 +12,10 @@ from pathlib import Path
 from ..table import Table, human
 from ..theory import Estimate, Job, Plan, estimate, plan
 from ..theory.collectives import book
-from ..theory.layout import Layout
+from ..theory.estimate import HEADROOM
+from ..theory.layout import Axes, Layout
 from ..theory.memory import stage_memory
-from ..theory.placement import crosses, groups
+from ..theory.placement import reach
 from ..theory.traffic import sent
 from .draw import memory_by_stage, waterfall
 from .picture import Picture
@@ -83,101 +84,119 @@ class Defence:
         ]
 
     def memory(self) -> str:
-        e, room = self.estimate, self.job.cluster.device.memory - self.estimate.memory_bytes
+        e, device = self.estimate, self.job.cluster.device
+        room = device.memory - e.memory_bytes
         most = sorted(e.memory.items(), key=lambda kind: -kind[1])[:2]
+        stage = f" of stage {e.stage}" if self.layout.pp > 1 else ""
+        if room < 0:
+            verdict = f"{human(-room)} too much, so it does not run"
+        else:
+            verdict = f"{human(room)} are left" + (
+                ", which is within the error of this prediction" if room < HEADROOM * device.memory else ""
+            )
         return (
-            f"{human(e.memory_bytes)} on a GPU of stage {e.stage}, most of it {most[0][0]}"
-            f" ({human(most[0][1])}) and {most[1][0]} ({human(most[1][1])}). A {self.job.cluster.device.name}"
-            f" holds {human(self.job.cluster.device.memory)}: {human(abs(room))}"
-            f" {'are left' if room >= 0 else 'too much, so it does not run'}."
+            f"{human(e.memory_bytes)} on a GPU{stage}, most of it {most[0][0]} ({human(most[0][1])}) and"
+            f" {most[1][0]} ({human(most[1][1])}). A {device.name} holds {human(device.memory)}: {verdict}."
         )
 
     def traffic(self) -> dict[str, tuple[float, bool]]:
         """Axis -> (bytes that a GPU sends in a step by the book, whether its groups cross nodes)."""
         sizes, node = self.layout.sizes, self.job.cluster.gpus_per_node
         return {
-            axis: (size, any(crosses(g, node) for g in groups(axis, sizes)))
+            axis: (size, bool(reach(axis, sizes, node)[1] > 1))
             for axis, size in sent(self.job, self.layout).items()
             if sizes[axis] > 1
         }
 
     def crossing(self) -> str:
+        found = self.traffic()
+        if not found:
+            return "Nothing: there is one GPU."
         parts = [
-            f"{axis.upper()} sends {human(size)} a GPU and step"
-            f" {'between nodes' if far else 'inside the node'}"
-            for axis, (size, far) in sorted(
-                self.traffic().items(), key=lambda found: "tp pp dp".index(found[0])
-            )
+            f"{axis.upper()} sends {human(found[axis][0])} a GPU and step"
+            f" {'between nodes' if found[axis][1] else 'inside the node'}"
+            for axis in ("tp", "pp", "dp")
+            if axis in found
         ]
-        exposed = self.estimate.time["data parallel"]
-        return (
-            "; ".join(parts)
-            + f". Of the data parallel traffic {exposed:.2f} s of {self.estimate.step_seconds:.2f} s shows;"
-            " the rest runs under backward."
-        )
+        said = "; ".join(parts) + "."
+        if not any(far for _, far in found.values()):
+            said = f"Nothing. {said}"
+        if "dp" in found:
+            shown = f"{self.estimate.time['data parallel']:.2f} s of {self.estimate.step_seconds:.2f} s"
+            said += f" Of the data parallel traffic {shown} shows; the rest runs under computation."
+        return said
 
     def bubble(self) -> str:
         if self.layout.pp == 1:
             return "None: there is no pipeline."
         p, m, v = self.layout.pp, self.microbatches, self.layout.interleave
+        seconds = f"{self.estimate.time['bubble']:.2f} s of {self.estimate.step_seconds:.2f} s"
+        if self.layout.pipeline.splits:
+            return f"{seconds}, with m = {m}: {self.layout.schedule} fills most of it with weight gradients."
         by_hand = (p - 1) / v / (m + (p - 1) / v)
-        said = (
-            f"(p−1)/v ÷ (m + (p−1)/v) = {(p - 1) / v:.3g}/{m + (p - 1) / v:.4g} = {by_hand:.1%} of the time"
-            " that stages compute"
-        )
         return (
-            f"{said}, with m = {m}"
-            + (f" and v = {v}" if v > 1 else "")
-            + f": {self.estimate.time['bubble']:.2f} s of {self.estimate.step_seconds:.2f} s."
+            f"(p−1)/v ÷ (m + (p−1)/v) = {(p - 1) / v:.3g}/{m + (p - 1) / v:.4g} = {by_hand:.1%} of the time"
+            f" that stages compute, with m = {m}{f' and v = {v}' if v > 1 else ''}: {seconds}."
         )
 
     def _tokens(self, e: Estimate) -> str:
-        return (
-            f"{e.tokens_per_second_per_gpu:,.0f} tokens/s a GPU instead of"
-            f" {self.estimate.tokens_per_second_per_gpu:,.0f}"
-            f" ({e.tokens_per_second_per_gpu / self.estimate.tokens_per_second_per_gpu - 1:+.1%})"
-        )
+        now, then = self.estimate.tokens_per_second_per_gpu, e.tokens_per_second_per_gpu
+        return f"{then:,.0f} tokens/s a GPU instead of {now:,.0f} ({then / now - 1:+.1%})"
 
     def half_the_batch(self) -> str:
-        batch = self.job.global_batch // 2
         try:
-            mine = self._with(global_batch=batch)
+            mine = self._with(global_batch=self.job.global_batch // 2)
         except ValueError as e:
             return f"It cannot be: {e}."
-        other = plan(mine.job, gpus=self.of.gpus, **self.of.options)
-        return (
-            f"{self._tokens(mine)}: the bubble and the gradients are shared by half as many tokens. "
-            + self._best(other, mine)
-        )
+        costs = ["the bubble"] * (self.layout.pp > 1) + ["the gradients"] * (self.layout.dp > 1)
+        why = " and ".join(costs or ["the optimizer"])
+        are = "are" if len(costs) > 1 or costs == ["the gradients"] else "is"
+        return f"{self._tokens(mine)}: {why} {are} shared by half as many tokens. {self._best(mine)}"
 
     def half_the_network(self) -> str:
+        if not any(far for _, far in self.traffic().values()):
+            return "Nothing changes: no group of this layout leaves its node."
         mine = self.with_cluster(inter_node_bandwidth=self.job.cluster.inter_node_bandwidth / 2)
-        other = plan(mine.job, gpus=self.of.gpus, **self.of.options)
-        return f"{self._tokens(mine)}. " + self._best(other, mine)
+        return f"{self._tokens(mine)}. {self._best(mine)}"
 
-    @staticmethod
-    def _best(found: Plan, mine: Estimate) -> str:
+    def _best(self, mine: Estimate) -> str:
+        """How this layout stands among all, in the job that `mine` was estimated for."""
+        found = plan(mine.job, gpus=self.of.gpus, **self.of.options)
         if not found.ranked:
-            return "Nothing fits then."
-        if found.best.layout == mine.layout:
-            return "This one is then still the fastest."
-        return (
-            f"Then the fastest is {found.best.layout}, {mine.step_seconds / found.best.seconds - 1:.1%} ahead"
-            " of this one."
-        )
+            return "No layout fits then."
+        best, ahead = found.best, mine.step_seconds / found.best.seconds - 1
+        if best.layout == mine.layout:
+            return "It is then still the fastest."
+        if not mine.fits:
+            return (
+                f"It does not fit; the fastest that does is {best.layout}, with {best.seconds:.2f} s a step."
+            )
+        if ahead <= 0:
+            return f"It is then faster than {best.layout}, the fastest that keeps more memory free."
+        return f"Then the fastest is {best.layout}, {ahead:.1%} ahead of this one."
 
     def pure_fsdp(self) -> str:
-        rows = [r for r in self.of.ranked if r.axes.dp == self.of.gpus and r.layout.zero == 3]
-        if not rows:
-            return "It does not fit, even with everything recomputed."
-        them = self.of.estimate(rows[0])
+        gpus, framework = self.of.gpus, self.job.framework
+        if gpus == 1:
+            return "There is one GPU, and nothing to share out."
+        if self.layout.dp == gpus and self.layout.zero == 3:
+            return "This is pure FSDP."
+        if 3 not in framework.zeros:
+            return f"The framework {framework.name} has none: its ZeRO ends at stage {max(framework.zeros)}."
+        pure = lambda rows: next((r for r in rows if r.axes.dp == gpus and r.layout.zero == 3), None)
+        row = pure(self.of.ranked) or pure(self.of.tight)
+        if row is None:
+            reason = self.of.impossible.get(Axes(dp=gpus))
+            return f"It cannot be: {reason}." if reason else "It does not fit, whatever is recomputed."
+        them = self.of.estimate(row)
         costs = them.step_seconds / self.estimate.step_seconds - 1
-        what = "it recomputes every layer" if them.layout.recompute == "full" else "it need not recompute"
+        what = "recomputes every layer" if them.layout.recompute == "full" else "need not recompute all"
+        where = "over all nodes" if gpus > self.job.cluster.gpus_per_node else "inside the node"
         return (
             f"{them.layout} takes {them.step_seconds:.2f} s, this {self.estimate.step_seconds:.2f} s"
-            f" ({costs:+.1%}): {what}, and gathers"
-            f" {human(2 * book('all_gather', 2 * self.job.model.params, self.of.gpus))} of weights for each"
-            f" microbatch, over all nodes; {them.time['data parallel']:.2f} s of that show. It needs"
+            f" ({costs:+.1%}): it {what}, and gathers"
+            f" {human(2 * book('all_gather', 2 * self.job.model.params, gpus))} of weights for each"
+            f" microbatch, {where}; {them.time['data parallel']:.2f} s of data parallelism show. It needs"
             f" {human(them.memory_bytes)} instead of {human(self.estimate.memory_bytes)}, and no surgery on"
             " the model."
         )

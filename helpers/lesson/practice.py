@@ -13,12 +13,13 @@ import itertools
 import os
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
 from ..runtime.failure import RankError
+from ..runtime.world import World
 from . import passed
 
 if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
@@ -26,6 +27,15 @@ if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
 
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!"}
 COLOURS = {"not started": "#767676", "right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}
+
+
+def ask(attempt: Callable, cases: Sequence[tuple] = ((),), timeout: float = 5) -> list:
+    """What the reader's function answers to each case, on a rank of its own, where it may crash or hang.
+
+    Raises RankError, which `Exercise.check` puts in words.
+    """
+    with World(1, timeout=timeout) as world:
+        return world.run(lambda: [attempt(*case) for case in cases])[0]
 
 
 @dataclass

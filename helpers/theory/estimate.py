@@ -111,6 +111,11 @@ class Estimate:
                 f"tight: {human(self.memory_bytes)} of {human(device.memory)} is within the error of this"
                 f" prediction, some {HEADROOM:.0%}"
             )
+        if device.assumed:
+            said.append(
+                f"assumed: products reach {device.achievable / device.flops:.0%} of the FLOP/s printed for"
+                f" {device.name}; measure yours, and give it as `achievable`"
+            )
         t = self.layout.tp
         widths = {
             "a head": self.model.head_dim,

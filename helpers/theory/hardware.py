@@ -15,16 +15,17 @@ from .checks import is_file, positive, read_object, whole
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU. flops: printed dense half-precision FLOP/s, which MFU divides by. achievable: what the best
-    single matrix product was measured to reach, at most flops. bandwidth: bytes/s of its own memory. memory:
-    bytes that are really there, which is more than a card is called by. Raises ValueError for anything but
-    positive numbers in these units."""
+    """One GPU. flops: printed dense half-precision FLOP/s, which MFU divides by. achievable: what matrix
+    products were measured to reach, at most flops. bandwidth: bytes/s of its own memory. memory: bytes that
+    are really there, which is more than a card is called by. assumed: nobody's measurement of `achievable` is
+    known here. Raises ValueError for anything but positive numbers in these units."""
 
     name: str
     flops: float
     achievable: float
     bandwidth: float
     memory: float
+    assumed: bool = False
 
     def __post_init__(self):
         for field, least, unit in (
@@ -98,26 +99,50 @@ class Cluster(Network):
             )
 
 
+MIB = 2**20
+
+
+def _assumed(name: str, flops: float, bandwidth: float, memory: float) -> Device:
+    """A device whose products nobody has published: three quarters of the printed FLOP/s."""
+    return Device(name, flops, 0.75 * flops, bandwidth, memory, assumed=True)
+
+
+# Printed: the makers' data sheets, dense, half precision with float32 sums. Memory: as nvidia-smi and
+# rocm-smi show it. Achievable: an A100, 271 of 312, and a B200, 1,745 of 2,250 TFLOP/s, in their best shapes
+# (Bekman, Machine Learning Engineering, matmul benchmarks, 2025). An H100 runs into its power limit: 794 in
+# the best shape there, 720 in those of transformers under PyTorch, as an H200; an MI300X 620 of 1,307
+# (SemiAnalysis, MI300X vs H100 vs H200, December 2024).
 DEVICES: dict[str, Device] = {
     d.name: d
     for d in (
-        # Printed: NVIDIA's data sheets, SXM, without sparsity. Achievable on an A100: 87 % of it (Bekman,
-        # Machine Learning Engineering, matmul benchmarks, 2024). An H100 runs into its power limit: 794e12 in
-        # the best shape there, 720e12 in those of transformers under PyTorch (SemiAnalysis, MI300X vs H100 vs
-        # H200, December 2024). Memory: MiB as nvidia-smi shows them, 40,960, 81,920, 81,559, 97,871, 143,771.
-        Device("a100-40gb", 312e12, 271e12, 1.555e12, 42.9e9),
-        Device("a100-80gb", 312e12, 271e12, 2.039e12, 85.9e9),
-        Device("h100-80gb", 989.4e12, 720e12, 3.35e12, 85.5e9),
+        Device("a100-40gb", 312e12, 271e12, 1.555e12, 40960 * MIB),
+        Device("a100-80gb", 312e12, 271e12, 2.039e12, 81920 * MIB),
+        Device("h100-80gb", 989.4e12, 720e12, 3.35e12, 81559 * MIB),
         # HBM2e and a limit of 500 W (torchtitan's benchmarks, 2024, which call its peak unknown). Power grows
         # with the cube of the clock: 720e12 · (500/700)^(1/3).
-        Device("h100-96gb", 989.4e12, 644e12, 2.4e12, 102.6e9),
-        Device("h200", 989.4e12, 720e12, 4.8e12, 150.8e9),
+        Device("h100-96gb", 989.4e12, 644e12, 2.4e12, 97871 * MIB),
+        Device("h200", 989.4e12, 720e12, 4.8e12, 143771 * MIB),
+        Device("b200", 2250e12, 1745e12, 8e12, 183359 * MIB),
+        Device("mi300x", 1307.4e12, 620e12, 5.3e12, 206141652992),
+        _assumed("h20", 148e12, 4e12, 97871 * MIB),
+        _assumed("gb200", 2500e12, 8e12, 186e9),
+        _assumed("b300", 2250e12, 8e12, 288e9),
+        _assumed("gb300", 2500e12, 8e12, 288e9),
+        _assumed("mi355x", 2516e12, 8e12, 288 * 2**30),
+        _assumed("l40s", 362e12, 864e9, 46068 * MIB),
+        _assumed("l4", 121e12, 300e9, 23034 * MIB),
+        _assumed("a10g", 70e12, 600e9, 23028 * MIB),
+        _assumed("rtx-4090", 165.2e12, 1.008e12, 24564 * MIB),
+        _assumed("rtx-6000-ada", 364e12, 960e9, 49140 * MIB),
+        _assumed("v100-32gb", 125e12, 900e9, 32768 * MIB),
+        _assumed("t4", 65e12, 320e9, 15360 * MIB),
     )
 }
 
 
-def _cluster(name: str, device: str, intra: float, inter: float) -> Cluster:
-    return Cluster(name=name, device=DEVICES[device], intra_node_bandwidth=intra, inter_node_bandwidth=inter)
+def _cluster(name: str, device: str, intra: float, inter: float, node: int = 8) -> Cluster:
+    speeds = dict(intra_node_bandwidth=intra, inter_node_bandwidth=inter)
+    return Cluster(name=name, device=DEVICES[device], gpus_per_node=node, **speeds)
 
 
 CLUSTERS: dict[str, Cluster] = {
@@ -128,6 +153,14 @@ CLUSTERS: dict[str, Cluster] = {
         # DGX H100: NVLink 4, 900 GB/s both ways; eight 400 Gb/s ports.
         _cluster("dgx-h100", "h100-80gb", 450e9, 50e9),
         _cluster("dgx-h200", "h200", 450e9, 50e9),
+        # NVLink 5, 1,800 GB/s both ways, in a node of eight or a domain of 72.
+        _cluster("dgx-b200", "b200", 900e9, 50e9),
+        _cluster("gb200-nvl72", "gb200", 900e9, 50e9, 72),
+        # Seven Infinity Fabric links of 64 GB/s one way; eight 400 Gb/s ports.
+        _cluster("mi300x-node", "mi300x", 448e9, 50e9),
+        # No NVLink: PCIe 4.0 with 16 lanes; 100 Gb/s Ethernet shared by four, and by eight.
+        _cluster("l40s-pcie", "l40s", 32e9, 3.125e9, 4),
+        _cluster("rtx-4090-pcie", "rtx-4090", 32e9, 1.5625e9, 8),
         # Qi et al. 2023: A100 nodes on RoCE, read as 100 Gb/s a GPU.
         _cluster("a100-roce", "a100-80gb", 300e9, 12.5e9),
     )
@@ -170,6 +203,6 @@ def _known(file: str, what: str, given: dict, kind: type) -> dict:
     names = [f.name for f in fields(kind)]
     if unknown := sorted(set(given) - set(names)):
         raise ValueError(f"{file}: {what} has no field {unknown[0]!r}; known are {', '.join(names)}")
-    if kind is Device and (missing := [n for n in names if n not in given]):
+    if kind is Device and (missing := [n for n in names if n not in given and n != "assumed"]):
         raise ValueError(f"{file}: {what} lacks {', '.join(missing)}")
     return given

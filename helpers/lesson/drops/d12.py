@@ -13,7 +13,7 @@ from ...theory import schedules, simulation
 from ...theory.pipelines import SCHEDULES
 from ...theory.simulation import Times, held, paper, simulate
 from ...theory.validation import bubble_rates
-from ..practice import Answer, Exercise, right, wrong
+from ..practice import Answer, Exercise, ask, right, wrong
 from .d07 import on_ranks
 
 P, M = 8, 13  # stages, microbatches
@@ -128,8 +128,7 @@ def choose():
 
 
 def _judge_choice(attempted) -> Answer:
-    with World(1, timeout=5) as world:
-        said = world.run(attempted)[0]
+    (said,) = ask(attempted)
     try:
         name, m, v = said
         m, v = int(m), int(v)
@@ -239,8 +238,7 @@ def balance(layers, p, head):
 
 def _judge_balance(attempted) -> Answer:
     cases = [(32, 8, 3), (32, 8, 0), (40, 8, 2), (24, 4, 5), (16, 4, 1)]
-    with World(1, timeout=5) as world:
-        said = world.run(lambda: [attempted(*case) for case in cases])[0]
+    said = ask(attempted, cases)
     early = None
     for (layers, p, head), mine in zip(cases, said):
         where = f"With {layers} layers, {p} stages and a head of {head}"

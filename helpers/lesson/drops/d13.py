@@ -6,12 +6,11 @@ import operator
 from dataclasses import replace
 from functools import cache
 
-from ...runtime.world import World
 from ...table import Table, human
 from ...theory import CLUSTERS, Job, Plan, plan
 from ...theory.memory import states
 from ...theory.models import ModelShape, find_model
-from ..practice import Answer, Exercise, right, wrong
+from ..practice import Answer, Exercise, ask, right, wrong
 
 MODEL, CLUSTER, GPUS, BATCH, SEQ = "opt-30b", "dgx-a100", 32, 256, 2048
 
@@ -124,8 +123,7 @@ def pick():
 
 
 def _judge_pick(attempted) -> Answer:
-    with World(1, timeout=5) as world:
-        said = world.run(attempted)[0]
+    (said,) = ask(attempted)
     try:
         d, t, p = (operator.index(x) for x in said)
     except (TypeError, ValueError):
@@ -195,8 +193,7 @@ def quick(case):
 
 
 def _judge_quick(attempted) -> Answer:
-    with World(1, timeout=5) as world:
-        said = world.run(lambda: [attempted(case) for case in QUICK])[0]
+    said = ask(attempted, [(case,) for case in QUICK])
     for (case, (answer, reason)), mine in zip(_KEY.items(), said):
         if (
             not isinstance(mine, (tuple, list))

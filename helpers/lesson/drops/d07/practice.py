@@ -7,7 +7,7 @@ from ....theory import schedules
 from ....theory.simulation import Times, simulate
 from ... import diagnose
 from ...diagnose import Illegal
-from ...practice import Answer, Exercise, right, wrong
+from ...practice import Answer, Exercise, ask, right, wrong
 from .shown import on_ranks
 
 
@@ -181,8 +181,7 @@ def bubble(schedule, p, m):
 def _judge_bubble(attempt) -> Answer:
     make = {"GPipe": schedules.gpipe, "1F1B": schedules.one_f_one_b}
     cases = [(name, p, m) for name in make for p, m in ((4, 8), (8, 32), (2, 1), (1, 4))]
-    with World(1, timeout=10) as world:
-        said = world.run(lambda: [attempt(*case) for case in cases])[0]
+    said = ask(attempt, cases, timeout=10)
     for (name, p, m), given in zip(cases, said):
         target = simulate(make[name](p, m)).bubble
         try:

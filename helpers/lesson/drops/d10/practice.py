@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ....runtime.world import World
 from ....table import human
-from ...practice import Answer, Exercise, right, wrong
+from ...practice import Answer, Exercise, ask, right, wrong
 from .shown import CAUSES, LADDER_BUDGET, REMEDIES, attempt, crash, load
 
 
@@ -50,10 +49,7 @@ def _judge_diagnosis(attempted) -> Answer:
         ("a run just now", run) for run in fresh
     ]
     truth = [RECORDED[k] for k in (1, 2, 3, 4)] + [cause for cause in CAUSES if cause != "leak"]
-    with World(1, timeout=5) as world:
-        said = world.run(
-            lambda cases: [attempted(*case) for case in cases], [(run.tokens, run.peaks) for _, run in runs]
-        )[0]
+    said = ask(attempted, [(run.tokens, run.peaks) for _, run in runs])
     for (where, run), mine, cause in zip(runs, said, truth):
         if mine not in CAUSES:
             return wrong(
@@ -106,8 +102,7 @@ def remedy():
 
 
 def _judge_remedy(attempted) -> Answer:
-    with World(1, timeout=5) as world:
-        name = world.run(attempted)[0]
+    (name,) = ask(attempted)
     if name not in REMEDIES:
         return wrong("no remedy", f"You return {name!r}; the remedies are {', '.join(map(repr, REMEDIES))}.")
     tried = attempt(name)

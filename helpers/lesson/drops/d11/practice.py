@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ....runtime.world import World
-from ...practice import Answer, Exercise, right, wrong
+from ...practice import Answer, Exercise, ask, right, wrong
 from .shown import Measured, measure
 
 
@@ -40,8 +39,7 @@ EXAMPLES = [
 
 
 def _judge_causes(attempted) -> Answer:
-    with World(1, timeout=5) as world:
-        said = world.run(lambda: [attempted(*example) for example in EXAMPLES])[0]
+    said = ask(attempted, EXAMPLES)
     axes = ("tp", "pp", "dp", "rest")
     near = lambda a, b: all(abs(a[x] - b[x]) < 0.005 for x in axes)
     for mine in said:
@@ -151,8 +149,7 @@ def _best() -> Measured:
 
 
 def _judge_place(attempted) -> Answer:
-    with World(1, timeout=5) as world:
-        said = world.run(attempted)[0]
+    (said,) = ask(attempted)
     try:
         d, t, p, m = (int(x) for x in said)
     except (TypeError, ValueError):

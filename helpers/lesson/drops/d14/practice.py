@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ....runtime.world import World
 from ....table import human
-from ...practice import Answer, Exercise, right, wrong
+from ...practice import Answer, Exercise, ask, right, wrong
 
 
 def meeting(n, d, t, p, m, node):
@@ -31,8 +30,7 @@ CASES = (
 
 
 def _judge_meeting(attempted) -> Answer:
-    with World(1, timeout=5) as world:
-        said = world.run(lambda: [attempted(*case) for case in CASES])[0]
+    said = ask(attempted, CASES)
     for case, mine in zip(CASES, said):
         n, d, t, p, m, node = case
         where = f"N = {n:.3g}, DP {d}, TP {t}, PP {p}, m = {m}"
