@@ -1,0 +1,171 @@
+"""Single terms of seconds and bytes, each against a number worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, Network, estimate
+from helpers.theory.collectives import book, gloo, seconds
+from helpers.theory.cost import constants, step_terms, work
+from helpers.theory.frameworks import TEXTBOOK
+from helpers.theory.memory import stage_memory, stage_params
+from helpers.theory.operations import head, layer
+from helpers.theory.pipelines import SCHEDULES
+from helpers.theory.simulation import Times, simulate
+from helpers.theory.traffic import calls, sent
+
+LLAMA, DGX = MODELS["llama-3-8b"], CLUSTERS["dgx-h100"]
+N, LAYERS = LLAMA.params, LLAMA.layers * LLAMA.layer_params
+REST, D, M = N - LAYERS, 8, 4
+
+
+@pytest.mark.parametrize(
+    "framework, zero, elements",
+    [
+        ("textbook", 0, 2 * N),
+        ("textbook", 1, 2 * N),
+        ("textbook", 2, (M + 1) * N),  # gradients in every microbatch
+        ("textbook", 3, M * (3 * LAYERS + 2 * REST)),  # embedding and head stay gathered until backward
+        ("deepspeed", 1, 3 * N),  # a bucket is all-reduced, and weights come back
+        ("deepspeed", 2, (2 * M + 1) * N),
+        ("megatron-lm", 1, 3 * N),  # gradients of four bytes: two elements each
+        ("torchtitan", 3, M * (4 * LAYERS + 3 * REST)),
+    ],
+)
+def test_bytes_of_data_parallelism(framework, zero, elements):
+    job = Job(LLAMA, DGX, D * M, 4096, FRAMEWORKS[framework])
+    assert sent(job, Layout(dp=D, zero=zero))["dp"] == pytest.approx((D - 1) / D * 2 * elements)
+
+
+def test_in_a_pipeline_fsdp_gathers_and_reduces_once():
+    job = Job(LLAMA, DGX, 64, 4096, FRAMEWORKS["torchtitan"])
+    layout = Layout(dp=D, pp=4, zero=3)
+    mine = stage_params(LLAMA, layout, 1)
+    assert sent(job, layout, 1)["dp"] == pytest.approx((D - 1) / D * (2 + 4) * mine)
+    held = stage_memory(job, layout, 1, 0)
+    assert held["gathered weights"] == (2 + 4) * mine and held["weights"] == 4 * mine / D
+
+
+def test_seconds_of_data_parallelism_that_nothing_hides():
+    """Rings of 32 layers and the rest over one node, at full speed: bytes over the link, a latency a hop."""
+    bare = replace(TEXTBOOK, hides=())
+    c = replace(constants(), intra_node_efficiency=1.0)
+    for zero, rings, bytes_ in (
+        (0, 2 * (LLAMA.layers + 1), 4 * N),
+        (1, 2 * (LLAMA.layers + 1), 4 * N),
+        (2, (M + 1) * (LLAMA.layers + 1), 2 * (M + 1) * N),
+    ):
+        job = Job(LLAMA, DGX, D * M, 4096, bare)
+        took = step_terms(job, Layout(dp=D, zero=zero), c)["data parallel"]
+        hops = rings * (D - 1)
+        assert float(took) == pytest.approx((D - 1) / D * bytes_ / 450e9 + hops * 5e-6)
+
+
+def test_what_hides_shows_a_fifth():
+    job = Job(LLAMA, DGX, D * M, 4096)
+    open_ = step_terms(replace(job, framework=replace(TEXTBOOK, hides=())), Layout(dp=D))["data parallel"]
+    assert float(step_terms(job, Layout(dp=D))["data parallel"]) == pytest.approx(0.2 * float(open_))
+
+
+@pytest.mark.parametrize("v, schedule", [(1, "1F1B"), (4, "interleaved"), (1, "ZB-V")])
+def test_messages_of_a_pipeline(v, schedule):
+    """Each waits for its latency and its bytes, and the host starts a send and a receive."""
+    layout = Layout(dp=2, tp=8, pp=4, interleave=v, schedule=schedule)
+    job = Job(LLAMA, DGX, 32, 4096)
+    c = replace(constants(), inter_node_efficiency=1.0)
+    chunks, m = 2 if schedule == "ZB-V" else v, 16
+    one = 15e-6 + 2 * 4096 * LLAMA.hidden / 8 / 50e9 + 2 * TEXTBOOK.launch_seconds
+    assert float(step_terms(job, layout, c)["pipeline sends"]) == pytest.approx(2 * (m * chunks + 3) * one)
+
+
+def test_the_slowest_stage_sets_the_pace():
+    job, layout = Job(LLAMA, DGX, 16, 4096), Layout(pp=4)
+    one = float(work(layer(job, layout), job, layout, constants()).total)
+    last = float(work(head(job, layout), job, layout, constants()).total)
+    terms = step_terms(job, layout)
+    assert float(terms["head"]) == pytest.approx(16 * last)  # eight layers everywhere, and the head on top
+    # The others' time for one microbatch.
+    assert float(terms["bubble"]) == pytest.approx(24 * one)
+    wide = replace(LLAMA, layers=30)  # 7, 8, 8, 7: the head fits where a layer is missing
+    terms = step_terms(replace(job, model=wide), layout)
+    assert float(terms["head"]) == pytest.approx(max(0.0, 16 * (last - one)))
+
+
+def test_a_tied_head_is_copied_to_the_last_stage():
+    tied = MODELS["llama-3.2-1b"]
+    vocabulary = tied.vocab * tied.hidden
+    stages = [stage_params(tied, Layout(pp=2), k) for k in range(2)]
+    assert sum(stages) == tied.params + vocabulary and stages[1] - stages[0] == tied.hidden
+    assert stage_params(tied, Layout(), 0) == tied.params
+
+
+def test_hardware_flops_count_what_is_computed_again():
+    job = Job(LLAMA, DGX, 16, 4096)
+    plain, again = (estimate(job, Layout(dp=8, zero=3, recompute=r)) for r in ("none", "full"))
+    assert plain.hfu == plain.mfu and again.hfu == pytest.approx(4 / 3 * again.mfu)
+    assert again.time["matrices"] == pytest.approx(4 / 3 * plain.time["matrices"])
+    # A fused attention's backward is two and a half forwards.
+    assert again.time["attention"] == pytest.approx(4.5 / 3.5 * plain.time["attention"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(list(FRAMEWORKS)),
+    st.permutations(["pp", "dp", "tp"]),
+    *(st.sampled_from([1, 2, 4, 8]) for _ in range(3)),
+    st.booleans(),
+)
+def test_every_framework_and_order_is_positive_and_monotone(name, order, d, t, p, sp):
+    framework = FRAMEWORKS[name]
+    zero = (framework.zeros if p == 1 else framework.zeros_in_pipeline)[-1]
+    sizes = dict(tp=t, pp=p, zero=zero, sequence_parallel=sp, order=tuple(order), balanced=framework.balanced)
+    job = Job(LLAMA, DGX, 8 * d, 4096, framework)
+    layout = Layout(**sizes, dp=d)
+    at = lambda job=job, layout=layout: sum(map(float, step_terms(job, layout).values()))
+    here = at()
+    assert 0 < here < float("inf")
+    slower = replace(DGX, inter_node_bandwidth=25e9, inter_node_latency=30e-6)
+    assert at(replace(job, cluster=slower)) >= here * (1 - 1e-9)
+    assert at(layout=replace(layout, recompute="full")) >= here * (1 - 1e-9)
+    for call in calls(job, layout, 0):
+        assert call.calls > 0 and call.payload > 0
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "ZB-H1", "ZB-H2", "ZB-V"])
+@pytest.mark.parametrize("f, i, w", [(1, 1, 1), (1, 3, 0.5), (1, 2, 1), (1, 1.2, 1), (1, 4, 1), (2, 3, 1)])
+def test_the_bubble_of_a_record_is_the_simulated_one(name, f, i, w):
+    p, m, record = 4, 16, SCHEDULES[name]
+    line = simulate(record.make(p, m, 1), Times(*(t / (record.chunks or 1) for t in (f, i, w))))
+    others = [(p - 1) * t for t in (f, i, w)]
+    assert float(record.bubble(*others, 1)) == pytest.approx(line.makespan - m * (f + i + w))
+
+
+@pytest.mark.parametrize(
+    "model, changed, forward, inputs, weights",
+    [
+        # Four fused pieces and the activation, 7 products, the attention. Backward two kernels for one, but
+        # for a product, which has two gradients.
+        ("llama-3-8b", {}, 5 + 7 + 1, 2 * 5 + 7 + 2, 7),
+        # A norm is 6, positions 10, SiLU and its product 2.
+        ("llama-3-8b", {"fused": False}, 2 * 7 + 10 + 2 + 7 + 1, 2 * (2 * 7 + 10 + 2) + 7 + 2, 7),
+        # Six products; scores scaled, softmax, dropout and two products.
+        ("gpt3-175b", {"fused_attention": False}, 5 + 6 + 5, 2 * 5 + 6 + 2 * 5, 6),
+    ],
+)
+def test_kernels_that_the_host_launches(model, changed, forward, inputs, weights):
+    job = Job(MODELS[model], framework=replace(TEXTBOOK, **changed))
+    found = work(layer(job, Layout()), job, Layout(), constants()).launches
+    assert (found["F"], found["I"], found["W"]) == (forward, inputs, weights)
+
+
+def test_collectives_with_a_root_pass_each_rank_once():
+    network = Network(name="two nodes", gpus_per_node=4, intra_node_latency=1e-4, inter_node_latency=1e-3)
+    broadcast = lambda ranks: seconds("broadcast", 0, ranks, network)
+    assert broadcast(range(4)) == pytest.approx(3e-4) and broadcast(range(8)) == pytest.approx(6e-4 + 1e-3)
+    assert book("send", 7, 2) == 7 and book("recv", 7, 2) == book("barrier", 7, 2) == 0
+    # gloo: each rank's sum of its part, then the parts to the root.
+    assert gloo("reduce", 8, 4, rank=1) == 6 + 2 and gloo("reduce", 8, 4, rank=0) == 6
+    apart = seconds("all_to_all", 8e9, range(8), network)  # three by the link, four by the port
+    assert apart == pytest.approx(3 * (1e9 / 300e9 + 1e-4) + 4 * (1e9 / 25e9 + 1e-3))
