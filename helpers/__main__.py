@@ -38,12 +38,13 @@ NAMES = {"dp": "data parallel", "tp": "tensor parallel", "pp": "pipeline"}
 
 def _job(args) -> Job:
     changed = {"gradient_bytes": args.gradients}
+    piped = find_framework(args.framework).zeros_in_pipeline
     if args.command == "plan":
         changed |= {
             "schedules": args.schedules and tuple(args.schedules),
             "recomputes": args.recompute and tuple(args.recompute),
             "zeros": args.zero and tuple(args.zero),
-            "zeros_in_pipeline": args.zero and (tuple(z for z in args.zero if z <= 1) or tuple(args.zero)),
+            "zeros_in_pipeline": args.zero and tuple(z for z in args.zero if z in piped),
             "most_chunks": args.chunks,
         }
     framework = find_framework(args.framework, **changed)

@@ -382,6 +382,16 @@ def test_a_plan_explains_itself():
         assert winner.axes != best.axes
 
 
+def test_what_was_not_looked_at_is_not_explained_away():
+    assert plan(JOB, gpus=64, tp=4).why(dp=4, tp=8, pp=2) == (
+        "DP 4 · TP 8 · PP 2 was not looked at, only tp 4"
+    )
+    sharded = replace(FRAMEWORKS["deepspeed"], zeros=(3,), zeros_in_pipeline=())
+    made = plan(replace(JOB, framework=sharded), gpus=64)
+    assert {row.layout.pp for row in made.ranked} == {1}
+    assert made.why(dp=4, tp=8, pp=2) == "with a pipeline deepspeed has no ZeRO 3, which is asked for"
+
+
 def test_what_does_not_fit_says_by_how_much():
     made = plan(Job(MODELS["llama-3-405b"], DGX, 64, 8192), gpus=8)
     assert not made.ranked

@@ -78,6 +78,11 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
                 impossible[axes] = str(e)
                 continue
             zeros = framework.zeros if p == 1 else framework.zeros_in_pipeline
+            if not zeros:
+                only_zero = " or ".join(map(str, framework.zeros))
+                impossible[axes] = (
+                    f"with a pipeline {framework.name} has no ZeRO {only_zero}, which is asked for"
+                )
             share = job.global_batch // axes.dp
             for b in (b for b in range(1, 65) if share % b == 0):
                 for v in _chunks(model, framework, p, share // b):

@@ -214,13 +214,12 @@ def embedding(job: Job, layout: Layout) -> list[Op]:
     x = _activation(job, layout)
     split, whole = layout.sequence_parallel * 1, job.framework.split_vocabulary * 1
     learned = (job.model.positions > 0) * split
+    table = job.framework.number_bytes * job.seq_len * job.model.hidden
     return [
         tensor_parallel("sum of the embedding", "F", "reduce_scatter", split * whole, x),
         tensor_parallel("sum of the embedding", "F", "all_reduce", (1 - split) * whole, x),
         tensor_parallel("gradient into the embedding", "W", "all_gather", split * whole, x),
-        tensor_parallel(
-            "gradient of learned positions", "W", "all_gather", learned, 2.0 * job.seq_len * job.model.hidden
-        ),
+        tensor_parallel("gradient of learned positions", "W", "all_gather", learned, table),
     ]
 
 

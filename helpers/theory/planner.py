@@ -114,7 +114,10 @@ class Plan:
                 f"it does not fit: at its smallest ({large.layout}) {human(large.memory)} a GPU,"
                 f" {human(over)} too much"
             )
-        return f"{axes} takes {np.prod(axes)} GPUs, but there are {self.gpus}"
+        if np.prod(axes) != self.gpus:
+            return f"{axes} takes {np.prod(axes)} GPUs, but there are {self.gpus}"
+        only = ", ".join(f"{axis} {size}" for axis, size in self.options.items() if axis in Axes._fields)
+        return f"{axes} was not looked at, only {only}"
 
     def _why_there(self, place: int) -> str:
         mine, best = self.estimate(self.by_axes[place]), self.estimate()
