@@ -9,9 +9,9 @@ The slowest pipeline stage sets the pace. The list of `operations` is read for s
 A layer takes the longer of this and of the host's time to launch it. Around the m microbatches stand the
 head, the sends between stages, the bubble, data parallelism and the optimizer.
 
-Five constants, each with a meaning, are fitted to two published tables of A100 runs and to nothing else; a
-sixth, `exposed`, was set by judgement (data/cost_constants.json). bench/cost_model.py holds them against runs
-that they were not fitted to.
+Five constants, each with a meaning, were fitted to two published tables of A100 runs and to nothing else,
+with an earlier form of this model; a sixth, `exposed`, was set by judgement (data/cost_constants.json).
+bench/cost_model.py holds them against runs that they were not fitted to.
 """
 
 from __future__ import annotations
