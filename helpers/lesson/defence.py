@@ -12,7 +12,6 @@ from pathlib import Path
 from ..table import Table, human
 from ..theory import Estimate, Job, Plan, estimate, plan
 from ..theory.collectives import book
-from ..theory.estimate import HEADROOM
 from ..theory.layout import Axes, Layout
 from ..theory.memory import stage_memory
 from ..theory.placement import reach
@@ -92,7 +91,7 @@ class Defence:
             verdict = f"{human(-room)} too much, so it does not run"
         else:
             verdict = f"{human(room)} are left" + (
-                ", which is within the error of this prediction" if room < HEADROOM * device.memory else ""
+                ", which is within the error of this prediction" if e.tight else ""
             )
         return (
             f"{human(e.memory_bytes)} on a GPU{stage}, most of it {most[0][0]} ({human(most[0][1])}) and"

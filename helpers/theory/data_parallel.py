@@ -52,9 +52,9 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     whole = (z == 0) | (framework.reduces_whole & (z < 3))
     updated, sharded = (z == 1) | (z == 2), z == 3
     of_layer, of_rest = np.where(piped, 1, 2 * m), np.where(piped, 1, m)  # gathers
-    # To and from the buffers that travel: a weight is read and written twice (2 bytes each), a gradient read
-    # (2) and written (g).
-    copies = sharded * mine * (of_layer / 2 * 2 * (2 + 2) + reduced * (2 + g))
+    # To and from the buffers that travel: in each gather a weight is read and written (2 bytes each), in each
+    # reduction a gradient is read (2) and written (g).
+    copies = sharded * mine * (of_layer * (2 + 2) + reduced * (2 + g))
     master = framework.weight_bytes if framework.weight_bytes == 4 else 0
     owned = mine / np.where(z >= 1, layout.dp, 1)
     norms = (2 * count + (stage == layout.pipeline.head_rank(layout.pp))) * (1 if model.gated else 2)
@@ -73,7 +73,18 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     )
     return [
         *(
-            Op(name, "data parallel", "S", 0.0, 0.0, 0, 0.0, 0.0, (), collective, "dp", calls, payload)
+            Op(
+                name,
+                "data parallel",
+                "S",
+                0.0,
+                0.0,
+                0,
+                collective=collective,
+                axis="dp",
+                calls=calls,
+                payload=payload,
+            )
             for name, collective, calls, payload in sent
         ),
         Op("copies", "data parallel", "S", 0.0, copies, 0),

@@ -59,6 +59,11 @@ class Estimate:
         return self.memory_bytes <= self.job.cluster.device.memory
 
     @property
+    def tight(self) -> bool:
+        """It fits, and what is left is within the error of the prediction."""
+        return self.fits and self.memory_bytes > (1 - HEADROOM) * self.job.cluster.device.memory
+
+    @property
     def tokens_per_second_per_gpu(self) -> float:
         return self.job.global_batch * self.job.seq_len / self.step_seconds / self.layout.ranks
 
@@ -106,7 +111,7 @@ class Estimate:
         dislikes.
         """
         said, device = [], self.job.cluster.device
-        if (1 - HEADROOM) * device.memory < self.memory_bytes <= device.memory:
+        if self.tight:
             said.append(
                 f"tight: {human(self.memory_bytes)} of {human(device.memory)} is within the error of this"
                 f" prediction, some {HEADROOM:.0%}"

@@ -68,24 +68,27 @@ def activations_per_layer(job: Job, layout: Layout) -> dict[str, float]:
     parallelism s·b·h·(34/t + 5·a·s/(h·t)): Korthikanti et al. 2022, Table 2. Dropout masks, of one byte
     each, are counted for models with biases, which use dropout, and not for gated ones, which do not.
     """
-    if layout.recompute == "full":
-        return {"layer input": layer(job, layout)[0].kept}
-    kept = "kept_per_op" if layout.recompute == "per-op" else "kept"
     found: dict[str, float] = {}
-    for op in layer(job, layout):
-        if np.any(getattr(op, kept)):
-            found[op.name] = found.get(op.name, 0.0) + getattr(op, kept)
+    for name, kept in _kept_by(job, layout):
+        if np.any(kept):
+            found[name] = found.get(name, 0.0) + kept
     return found
+
+
+def _kept_by(job: Job, layout: Layout) -> list[tuple[str, float]]:
+    """(operation, bytes that it keeps for backward) of a layer for one microbatch, in order."""
+    ops = layer(job, layout)
+    if layout.recompute == "full":
+        return [("layer input", ops[0].kept)]
+    return [(op.name, op.kept_per_op if layout.recompute == "per-op" else op.kept) for op in ops]
 
 
 def _kept(job: Job, layout: Layout) -> tuple[float, float]:
     """Bytes of a layer for one microbatch: what it keeps, and what it has while its backward runs."""
-    ops, whole = layer(job, layout), 0.0
+    whole = 0.0
     if layout.recompute in ("per-op", "full"):
-        whole = sum(op.kept for op in layer(job, replace(layout, recompute="none")))
-    if layout.recompute == "full":
-        return ops[0].kept, whole
-    return sum(op.kept_per_op if layout.recompute == "per-op" else op.kept for op in ops), whole
+        whole = sum(kept for _, kept in _kept_by(job, replace(layout, recompute="none")))
+    return sum(kept for _, kept in _kept_by(job, layout)), whole
 
 
 def in_flight(layout: Layout, m: float, stage: int) -> float:
@@ -126,10 +129,8 @@ def stage_memory(
     eager = EAGER_SCORE_BYTES + SCORE_BYTES * framework.split_vocabulary * (np.asarray(t) > 1)
     scores = SCORE_BYTES + eager * (not framework.fused_loss)
     parts["logits"] = last * sb * (4.0 * model.hidden + scores * model.vocab) / t
-    if layout.recompute in (
-        "per-op",
-        "full",
-    ):  # one layer is whole again in its backward, when scores are gone
+    if layout.recompute in ("per-op", "full"):
+        # One layer is whole again in its backward, when the scores are gone.
         parts["activations"] = parts["activations"] + np.maximum(0, whole - parts["logits"])
     # Of half-precision weights two layers' are gathered at a time, one in use and one on its way, and in a
     # pipeline all, as their gradients. PyTorch's FSDP keeps embedding and head gathered as well.
