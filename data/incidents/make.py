@@ -1,4 +1,4 @@
-"""Record the four incidents of drop 10 anew, from real ranks: python data/incidents/make.py"""
+"""Record the incidents of drop 10 anew, from real ranks: python data/incidents/make.py"""
 
 import json
 from dataclasses import asdict
@@ -12,4 +12,8 @@ if __name__ == "__main__":
     for number, cause in enumerate(ORDER, 1):
         file = Path(__file__).parent / f"run_{number}.json"
         file.write_text(json.dumps(asdict(d10.crash(cause)), indent=1) + "\n")
+        print(file.name)
+    for name, lengths in (("varied", d10.VARIED), ("same", d10.SAME)):
+        file = Path(__file__).parent / f"fragmented_{name}.json"
+        file.write_text(json.dumps(asdict(d10.fragment(lengths))) + "\n")
         print(file.name)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from ..table import human
+from .allocator import CachingAllocator
 
 KINDS = ("parameters", "gradients", "optimizer", "activations and the rest")
 
@@ -22,13 +23,15 @@ KINDS = ("parameters", "gradients", "optimizer", "activations and the rest")
 class Budget(TorchDispatchMode):
     """While it is entered, keeps account of every tensor that operations make.
 
-    limit: bytes, or None to only watch. levels: (when, bytes) as they change.
+    limit: bytes, or None to only watch. levels: (when, bytes) as they change. allocator: where it is set,
+    tensors are given places in it, as on a GPU (`runtime.allocator`).
     """
 
     def __init__(self, rank: int, limit: float | None):
         super().__init__()
         self.rank, self.limit = rank, limit
         self.peak = 0
+        self.allocator: CachingAllocator | None = None
         self.levels: list[tuple[float, int]] = []
         self._live: dict[int, weakref.ref] = {}  # tensors made earlier live on between calls
 
@@ -47,8 +50,15 @@ class Budget(TorchDispatchMode):
         known = self._live.get(key)
         if known is not None and known() is not None:
             return False
-        self._live[key] = weakref.ref(storage, lambda _: self._live.pop(key, None))
+        self._live[key] = weakref.ref(storage, lambda _: self._gone(key))
+        if self.allocator:
+            self.allocator.take(key, storage.nbytes())
         return True
+
+    def _gone(self, key: int) -> None:
+        self._live.pop(key, None)
+        if self.allocator:
+            self.allocator.give(key)
 
     @property
     def now(self) -> int:

@@ -180,3 +180,36 @@ def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> 
     return Picture(
         figure, f"Peaks of memory, step by step; the budget is {human(budget)}. " + "; ".join(parts) + "."
     )
+
+
+@styled
+def segments(listed: Sequence[dict], title: str) -> Picture:
+    """What an allocator asked of the device, in order of addresses: each segment between two strokes, tensors
+    filled, free blocks white. `listed`: as in PyTorch's memory snapshot.
+    """
+    figure, ((ax,),) = row_of_panels(1, 9.0, 1.5)
+    fix(figure, left=0.3, right=0.3, top=0.35, bottom=0.55)
+    free = [0, 0]
+    for segment in listed:
+        for block in segment["blocks"]:
+            inactive = block["state"] == "inactive"
+            free[0] += inactive * block["size"]
+            free[1] = max(free[1], inactive * block["size"])
+            ax.barh(
+                0,
+                block["size"] / 1e6,
+                left=block["address"] / 1e6,
+                height=0.8,
+                facecolor=PAPER if inactive else "#777777",
+                edgecolor="none",
+            )
+        ax.vlines(segment["address"] / 1e6, -0.4, 0.4, color=INK, linewidth=0.5)
+    end = sum(segment["total_size"] for segment in listed) / 1e6
+    ax.vlines(end, -0.4, 0.4, color=INK, linewidth=0.5)
+    ax.hlines([-0.4, 0.4], 0, end, color=INK, linewidth=0.8)
+    ax.set(xlim=(0, end), ylim=(-0.45, 0.45), yticks=[], xlabel="MB of the device", title=title)
+    return Picture(
+        figure,
+        f"{title}. {len(listed)} segments, {human(free[0])} free in all, the largest free block"
+        f" {human(free[1])}.",
+    )

@@ -2,7 +2,9 @@
 budget.
 """
 
+from .fragmentation import SAME, VARIED, fragment, load_fragmented, two_ways
 from .practice import RECORDED, SIGNATURES, cheapest, diagnose, remedy, signature
+from .saving import saves, saves_table
 from .shown import (
     BUDGET,
     CAUSES,
@@ -21,3 +23,4 @@ from .shown import (
     predicted,
     prices,
 )
+from .sized import last_lines, the_13b
