@@ -35,7 +35,7 @@ def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.Notebook
 def refresh(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
     ).execute()
     nbformat.write(normalise(notebook, path.name[:2]), path)
 

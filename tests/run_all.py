@@ -39,7 +39,7 @@ def main() -> int:
             "-m",
             "pytest",
             "--nbval",
-            "--nbval-cell-timeout=120",
+            "--nbval-cell-timeout=300",
             "-n",
             str(max(2, os.cpu_count() or 2)),
             "--dist",

@@ -9,6 +9,7 @@ import pytest
 from exercise_tests import *  # noqa: F403
 
 from helpers import World
+from helpers.lesson import report
 from helpers.lesson.defence import QUESTIONS, Defence
 from helpers.lesson.drops import d14
 from helpers.theory import CLUSTERS, FRAMEWORKS, Job, Layout, plan
@@ -173,20 +174,35 @@ def test_no_sentence_is_false_of_any_job(name, gpus, batch, seq_len, framework):
         assert ("over all nodes" in said[QUESTIONS[5]]) <= several
         if row.layout.dp == gpus > 1 and row.layout.zero == 3:
             assert said[QUESTIONS[5]] == "This is pure FSDP."
+        judged = report.verdict(mine.estimate, of)
+        assert (
+            judged.endswith(".") and " -" not in judged and judged.count("Take it") <= (row is of.by_axes[0])
+        )
+        assert judged.startswith("Do not take it") == (not mine.estimate.fits)
+        hours = float(
+            re.search(r"take ([\d,]+) GPU-hours", report.cost(mine.estimate, of, 1e9))[1].replace(",", "")
+        )
+        assert hours == pytest.approx(1e9 / mine.estimate.tokens_per_second_per_gpu / 3600, abs=1)
+        assert len(report.alternatives(mine.estimate, of, mine.pure).rows) >= (2 if gpus > 1 else 1)
+        assert report.changes(mine.estimate, of).rows and report.assumptions(mine.estimate)
         if not mine.estimate.fits:  # with half the batch it may
             assert "ahead of this one" not in said[QUESTIONS[4]]
 
 
-def test_the_page_is_whole_in_itself(page, tmp_path):
-    text = page.save(tmp_path / "defence.html").read_text()
+def test_the_page_is_whole_in_itself(page, tmp_path, capsys):
+    page.report(tmp_path / "defence.html", tokens=1e12)
+    printed, text = capsys.readouterr().out, (tmp_path / "defence.html").read_text()
+    assert str(tmp_path / "defence.html") in printed and "1e+12 tokens take" in printed
     assert (
         text.startswith("<!doctype html>")
         and "http" not in text.replace("http://www.w3.org", "")
         and text.count("<img") == 2
     )
-    assert all(question in text for question in QUESTIONS) and "would change the choice" in text
+    assert all(question in text for question in QUESTIONS) and "would change this choice" in text
+    headings = [part.split("<")[0] for part in text.split("<h2>")[1:]]
+    assert headings[:2] == ["Recommendation", "Alternatives"] and headings[-1] == "Assumptions"
     with pytest.raises(ValueError, match="ends in .html"):
-        page.save(tmp_path / "defence.pdf")
+        page.report(tmp_path / "defence.pdf")
 
 
 @pytest.mark.parametrize(

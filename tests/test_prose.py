@@ -188,9 +188,7 @@ def test_what_drop_14_says_of_the_common_answer():
 
 assert d07.UNIT == 0.030 and memory.OVERHEAD == 2e9
 # Sentences whose figures are somebody else's -> where they stand.
-PUBLISHED = {
-    "10": {"needed 9.2 GB less on average": "Guo et al. 2024 (GMLake), arXiv 2401.08156, abstract"},
-}
+PUBLISHED = {"10": {"needed 9.2 GB less on average": "Guo et al. 2024 (GMLake), arXiv 2401.08156, abstract"}}
 FIGURE = r"\d[\d.,]* ?(?:[kMGT]i?B|%|ms|µs)(?!\w)"
 
 

@@ -63,7 +63,7 @@ def test_every_rank_of_the_toy_sends_what_the_list_says(eight, grid):
     ids=str,
 )
 def test_the_real_training_sends_what_the_list_says(eight, sizes):
-    config = Config(**sizes, batch=32, microbatch=2, steps=2)
+    config = Config(**sizes, hidden=64, seq_len=32, batch=16, microbatch=2, steps=2)
     config, held = eight.run(d14.trained._second_step, config)[0]
     counted = dict.fromkeys(("tp", "shard", "pp"), 0.0)
     axis = {"all_reduce": "tp", "all_gather": "shard", "reduce_scatter": "shard", "send": "pp"}

@@ -9,13 +9,14 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 
-from ..table import Table, human
+from ..table import human
 from ..theory import Estimate, Job, Plan, estimate, plan
 from ..theory.collectives import book
 from ..theory.layout import Axes, Layout
 from ..theory.memory import stage_memory
 from ..theory.placement import reach
 from ..theory.traffic import sent
+from . import report
 from .draw import memory_by_stage, waterfall
 from .picture import Picture
 
@@ -27,15 +28,6 @@ QUESTIONS = (
     "What if the network between nodes halves?",
     "Why not pure FSDP?",
 )
-
-
-STYLE = """@page { size: A4; margin: 12mm }
-body { font: 10pt/1.35 sans-serif; color: #222; background: #fff; max-width: 186mm; margin: auto }
-h1 { font-size: 15pt; margin: 0 0 2mm } h2 { font-size: 11pt; margin: 3mm 0 1mm }
-dt { font-weight: bold } dd { margin: 0 0 1.2mm 0 }
-figure { display: inline-block; width: 49%; margin: 0; vertical-align: top } img { width: 100%; height: auto }
-table { border-collapse: collapse; font-size: 9pt } td, th { padding: 0 2mm; text-align: left }
-small { color: #555 }"""
 
 
 @dataclass(frozen=True)
@@ -174,6 +166,15 @@ class Defence:
             return f"It is then faster than {best.layout}, the fastest that keeps more memory free."
         return f"Then the fastest is {best.layout}, {ahead:.1%} ahead of this one."
 
+    @cached_property
+    def pure(self) -> Estimate | None:
+        """The fastest layout of FSDP alone, if one fits."""
+        for rows in (self.of.ranked, self.of.tight):
+            for row in rows:
+                if row.axes.dp == self.of.gpus and row.layout.zero == 3:
+                    return self.of.estimate(row)
+        return None
+
     def pure_fsdp(self) -> str:
         gpus, framework = self.of.gpus, self.job.framework
         if gpus == 1:
@@ -182,12 +183,10 @@ class Defence:
             return "This is pure FSDP."
         if 3 not in framework.zeros:
             return f"The framework {framework.name} has none: its ZeRO ends at stage {max(framework.zeros)}."
-        pure = lambda rows: next((r for r in rows if r.axes.dp == gpus and r.layout.zero == 3), None)
-        row = pure(self.of.ranked) or pure(self.of.tight)
-        if row is None:
+        them = self.pure
+        if them is None:
             reason = self.of.impossible.get(Axes(dp=gpus))
             return f"It cannot be: {reason}." if reason else "It does not fit, whatever is recomputed."
-        them = self.of.estimate(row)
         costs = them.step_seconds / self.estimate.step_seconds - 1
         what = "recomputes every layer" if them.layout.recompute == "full" else "need not recompute all"
         where = "over all nodes" if gpus > self.job.cluster.gpus_per_node else "inside the node"
@@ -224,44 +223,22 @@ class Defence:
         computing = sum(time.pop(k) for k in ("matrices", "attention", "elementwise", "waiting for the host"))
         return waterfall({str(self.layout): {"computing": computing, **time}}, unit="s", last="step")
 
-    def sensitivities(self) -> Table:
-        """What changes the winner, and how this layout stands then."""
-        rows = [[what, f"× {factor:g}", str(row.layout)] for what, factor, row in self.of.flips()]
-        return Table(
-            ["change", "by", "then the fastest is"], rows, title=f"now the fastest is {self.of.best.layout}"
-        )
+    def report(self, file: str | Path = "defence.html", tokens: float | None = None) -> None:
+        """Write the page for the meeting, and print its recommendation, its price, and where it was written.
 
-    def html(self) -> str:
-        """The page, complete in itself: a browser shows it and prints it on one sheet."""
-        e, of = self.estimate, self.of
-        place = of.why(**self.layout.axes._asdict())
-        answers = "".join(f"<dt>{escape(q)}</dt><dd>{escape(a)}</dd>" for q, a in self.answers.items())
-        return f"""<!doctype html><html lang="en"><meta charset="utf-8">
-<title>{escape(str(self.layout))}</title>
-<style>{STYLE}</style>
-<h1>{escape(str(self.layout))}</h1>
-<p>{escape(of.job.model.name)}, {of.job.model.params:,} parameters,
-on {of.gpus} × {of.job.cluster.device.name} ({escape(of.job.cluster.name)}),
-{of.job.global_batch} sequences of {of.job.seq_len:,} tokens in a step.<br>
-<b>{escape(e.summary())}</b><br>
-Among all layouts of {self.layout.axes}: {escape(place)}.</p>
-<h2>Where the time goes, and the memory</h2>
-<figure>{self.time_picture().html()}</figure><figure>{self.memory_picture().html()}</figure>
-<h2>Six questions</h2><dl>{answers}</dl>
-<h2>What would change the choice</h2>{self.sensitivities()._repr_html_()}
-<small>Computed by Three Axes' cost model, which misses published runs by 2 to 11 % in most of its tables,
-and more in eager PyTorch. Measure the first three before you buy.</small></html>"""
-
-    def save(self, file: str | Path) -> Path:
-        """Write the page. To have it as PDF, open it in a browser and print it."""
+        tokens: to train on, 20 for each parameter where nothing is given. To have the page as PDF, open it in
+        a browser and print it. Raises ValueError for a name that does not end in .html.
+        """
         path = Path(file)
         if path.suffix not in (".html", ".htm"):
             raise ValueError(
                 f"{path.name}: the page is HTML, so give a name that ends in .html; a browser prints it"
                 " to PDF"
             )
-        path.write_text(self.html(), encoding="utf-8")
-        return path
+        path.write_text(report.page(self, tokens), encoding="utf-8")
+        print(report.verdict(self.estimate, self.of))
+        print(report.cost(self.estimate, self.of, tokens))
+        print(f"The page for the meeting is {path}. A browser shows it, and prints it to PDF.")
 
     def __repr__(self) -> str:
         return "\n".join(

@@ -15,6 +15,7 @@ from .sized import (
     states_table,
     the_plan,
     traced,
+    usual_plan,
 )
 from .trained import (
     ByAccelerate,

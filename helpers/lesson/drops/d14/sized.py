@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 
@@ -42,28 +41,26 @@ def states_table() -> Table:
 # -- the real model, traced ----------------------------------------------------------------------
 
 TRACED = Layout(dp=8, tp=8, zero=3)
+FEW = 8  # layers, where all layers are alike and one count for each is asked for
 
 
 @cache
-def _traces() -> dict[str, Trace]:
-    """Both plans side by side, since each takes one core some ten seconds."""
-    layouts = {"Megatron's": TRACED, "usual": replace(TRACED, sequence_parallel=False)}
-    with ThreadPoolExecutor() as pool:
-        return dict(
-            zip(layouts, pool.map(lambda how: trace(MODEL, layouts[how], seq_len=SEQ, plan=how), layouts))
-        )
+def traced() -> Trace:
+    """The 70B under FSDP 8 × TP 8 by Megatron's plan with sequence parallelism, one of 64 ranks."""
+    return trace(MODEL, TRACED, seq_len=SEQ)
 
 
-def traced(how: str = "Megatron's") -> Trace:
-    """The 70B under FSDP 8 × TP 8, one of 64 ranks: by Megatron's plan with sequence parallelism, or by the
-    usual one without.
-    """
-    return _traces()[how]
+@cache
+def usual_plan() -> Trace:
+    """Its first `FEW` layers by the tutorials' plan, without sequence parallelism."""
+    return trace(
+        replace(MODEL, layers=FEW), replace(TRACED, sequence_parallel=False), seq_len=SEQ, plan="usual"
+    )
 
 
-def against_formula(found: Trace, how: str = "Megatron's") -> Table:
+def against_formula(found: Trace) -> Table:
     """Collectives of one microbatch: counted from PyTorch, and by hand."""
-    by_hand = calls(traced_job(found.model, found.seq_len, found.layout, how), found.layout)
+    by_hand = calls(traced_job(found.model, found.seq_len, found.layout), found.layout)
     return Table(
         ["collective", "axis", "counted", "by hand", "bytes counted", "by hand"],
         [
