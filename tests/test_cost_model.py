@@ -35,7 +35,14 @@ def test_the_null_model_is_better_once():
     assert better == ["MT-NLG 530B"]  # as drop 13 says
 
 
-def test_the_readme_has_what_the_code_computes():
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+def test_the_documents_have_what_the_code_computes():
+    root = Path(__file__).parents[1]
+    manual, readme = ((root / name).read_text(encoding="utf-8") for name in ("docs/planner.md", "README.md"))
     for row in table().rows:
-        assert "| " + " | ".join(row).rstrip(" |") in readme, row[0]
+        assert "| " + " | ".join(row).rstrip(" |") in manual, row[0]
+    least, *_, most = sorted(100 * np.abs(errors(name)[0]).mean() for name in SETS)
+    assert f"{least:.1f} to {most:.1f} %" in readme and len(SETS) == 9 and "nine published" in readme
+
+
+def test_the_readme_is_short():
+    assert len((Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")) <= 7000

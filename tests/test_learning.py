@@ -15,7 +15,7 @@ import nbformat
 import pytest
 from test_notebooks import NOTEBOOKS, text
 
-from helpers.lesson import cards, make, passed, printables, progress, quiz, slides
+from helpers.lesson import cards, colab, passed, printables, progress, quiz, slides
 from helpers.lesson.drops import d01
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,7 +111,7 @@ def test_wrong_answers_of_the_final_point_to_a_heading_that_exists():
 
 
 def test_teachers_have_a_note_for_every_drop():
-    notes = (ROOT / "data" / "teaching.md").read_text()
+    notes = (ROOT / "docs" / "teaching.md").read_text()
     for title in TITLES.values():
         part = notes.split(f"## {title}\n")[1].split("\n## ")[0]
         assert (
@@ -155,10 +155,10 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
 def test_stamping_a_repository_is_idempotent_and_can_be_changed():
     for path in NOTEBOOKS:
         plain = nbformat.read(path, as_version=4)
-        once = make.stamp(copy.deepcopy(plain), path.name, "owner/name")
-        twice = make.stamp(copy.deepcopy(once), path.name, "owner/name")
-        other = make.stamp(copy.deepcopy(once), path.name, "some/where")
-        back = make.stamp(copy.deepcopy(once), path.name)
+        once = colab.stamp(copy.deepcopy(plain), path.name, "owner/name")
+        twice = colab.stamp(copy.deepcopy(once), path.name, "owner/name")
+        other = colab.stamp(copy.deepcopy(once), path.name, "some/where")
+        back = colab.stamp(copy.deepcopy(once), path.name)
         assert [c.source for c in once.cells] == [c.source for c in twice.cells] and len(once.cells) == len(
             plain.cells
         )
@@ -170,9 +170,9 @@ def test_stamping_a_repository_is_idempotent_and_can_be_changed():
             "owner/name" in once.cells[1].source
             and "owner" not in other.cells[0].source + other.cells[1].source
         )
-        assert [c.source for c in back.cells] == [c.source for c in make.stamp(plain, path.name).cells]
+        assert [c.source for c in back.cells] == [c.source for c in colab.stamp(plain, path.name).cells]
     with pytest.raises(ValueError, match="give owner/name"):
-        make.make_colab("nonsense")
+        colab.make_colab("nonsense")
 
 
 @pytest.mark.parametrize("clone", ["..", "three-axes"])
@@ -186,7 +186,7 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
         ROOT / "helpers", (root / clone).resolve() / "helpers", ignore=shutil.ignore_patterns("__pycache__")
     )
     cell = (
-        make.SETUP.format(repo="owner/name")
+        colab.SETUP.format(repo="owner/name")
         .replace("!git", "raise SystemExit('cloned anew') #")
         .replace("%pip", "pass #")
     )
@@ -202,7 +202,7 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
         [
             sys.executable,
             "-c",
-            make.SETUP.replace("!git", "raise SystemExit('cloned') #").replace(
+            colab.SETUP.replace("!git", "raise SystemExit('cloned') #").replace(
                 "%pip", "raise SystemExit('installed') #"
             ),
         ],
@@ -224,7 +224,7 @@ def anchors(markdown: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "file",
-    [ROOT / "README.md", ROOT / "helpers" / "ARCHITECTURE.md", ROOT / "data" / "teaching.md", *NOTEBOOKS],
+    [ROOT / "README.md", ROOT / "helpers" / "ARCHITECTURE.md", *(ROOT / "docs").glob("*.md"), *NOTEBOOKS],
     ids=lambda p: p.name,
 )
 def test_every_relative_link_leads_somewhere(file):

@@ -11,6 +11,7 @@ can be pasted into an issue; the command's exit status is 1 where something is w
 
 from __future__ import annotations
 
+import argparse
 import platform
 import time
 from collections.abc import Callable
@@ -67,3 +68,22 @@ def examine(numbers: list[int], meet: str = "", say: Callable[[str], None] = pri
         + f", {time.monotonic() - began:.0f} s"
     )
     return not tally["WRONG"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m helpers doctor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "checks", nargs="*", type=int, metavar="NUMBER", help="which of the fourteen; all if none is given"
+    )
+    parser.add_argument(
+        "--meet",
+        default="",
+        metavar="HOST",
+        help="for the thirteenth: run it on two machines at once, HOST being the name of one of them",
+    )
+    args = parser.parse_args(argv)
+    return 0 if examine(args.checks, args.meet, lambda line: print(line, flush=True)) else 1

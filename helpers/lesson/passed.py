@@ -1,7 +1,7 @@
 """The names of the exercises that the reader has passed, in a small file on this machine. Nothing leaves it.
 
-It is `progress.json` beside the notebooks' folder, or where THREE_AXES_PROGRESS says; "" for none at all.
-It may be deleted at any time.
+It is `progress.json` beside the notebook, or where THREE_AXES_PROGRESS says; "" for none at all. It may
+be deleted at any time.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from pathlib import Path
 
 def file() -> Path | None:
     said = os.environ.get("THREE_AXES_PROGRESS")
-    return (
-        Path(said) if said else None if said == "" else Path(__file__).resolve().parents[2] / "progress.json"
-    )
+    return None if said == "" else Path(said or "progress.json")
 
 
 def passed() -> set[str]:

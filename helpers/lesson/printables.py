@@ -5,10 +5,11 @@ HTML to read, PDF to print.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ..table import Table, human
 from ..theory import MODELS, Job, Layout, estimate
 from ..theory.memory import states
 from ..theory.traffic import sent
-from .books import notebooks
+from .books import BUILD, notebooks
 from .cards import Card, load
 
 A4, A6 = (11.69, 8.27), (5.83, 4.13)  # inches, lying
@@ -211,3 +212,24 @@ def _grid(
         y -= line * max(map(len, wrapped)) + 0.0035
         figure.add_artist(mpl.lines.Line2D([0.02, 0.98], [y + 0.002] * 2, color="#BBBBBB", linewidth=0.4))
     return y
+
+
+# -- the commands ------------------------------------------------------------------------------
+
+
+def _main(name: str, write: Callable[[Path], None], argv: list[str] | None) -> int:
+    """A command that takes nothing."""
+    manual = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(
+        prog=f"three-axes {name}", description=write.__doc__, formatter_class=manual
+    ).parse_args(argv)
+    write(BUILD)
+    return 0
+
+
+def main_cards(argv: list[str] | None = None) -> int:
+    return _main("cards", write_cards, argv)
+
+
+def main_cheatsheet(argv: list[str] | None = None) -> int:
+    return _main("cheatsheet", write_cheatsheet, argv)

@@ -7,6 +7,7 @@ and the setup are left out. The figures are the stored ones.
 
 from __future__ import annotations
 
+import argparse
 import re
 from html import escape
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import nbformat
 from nbconvert import HTMLExporter
 
-from .books import notebooks
+from .books import BUILD, notebooks
 
 STYLE = """body { margin: 0; font: 2.1vw/1.4 sans-serif; color: #222; background: #fff }
 html { scroll-snap-type: y proximity }
@@ -153,3 +154,12 @@ def write(which: str, folder: Path) -> None:
     for path in chosen:
         (folder / f"{path.name[:2]}.html").write_text(deck(path), encoding="utf-8")
     print(f"{len(chosen)} deck{'s' * (len(chosen) > 1)} in {folder}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="three-axes slides", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("drop", nargs="?", default="", help="its number; all drops without one")
+    write(parser.parse_args(argv).drop, BUILD / "slides")
+    return 0

@@ -225,7 +225,7 @@ def _most_resident() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m helpers.runtime.trace",
         description=__doc__,
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
     parser.add_argument("--usual", action="store_true", help="the tutorials' plan instead of Megatron's")
     parser.add_argument("--recompute", choices=("none", "full"), default="none")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     layout = Layout(
         dp=args.dp,
         tp=args.tp,

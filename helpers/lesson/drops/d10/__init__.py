@@ -6,7 +6,6 @@ from .practice import RECORDED, SIGNATURES, cheapest, diagnose, remedy, signatur
 from .shown import (
     BUDGET,
     CAUSES,
-    FOLDER,
     HIDDEN,
     LADDER_BUDGET,
     LONG,
