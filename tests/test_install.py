@@ -239,7 +239,10 @@ def test_the_lab_of_a_wheel_has_the_readers_copies_and_a_kernel_that_knows_the_c
         server.terminate()
         server.communicate(timeout=60)
     book = next((tmp_path / "three-axes").glob("03_*"))
-    ran = run(*[course / "python", "-m", "jupyter", "execute", "--inplace", book.name], cwd=book.parent)
+    ran = run(
+        *[course / "python", "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", book.name],
+        cwd=book.parent,
+    )
     assert ran.returncode == 0, ran.stderr
     assert any(c.get("outputs") for c in nbformat.read(book, as_version=4).cells)
 
