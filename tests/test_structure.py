@@ -19,17 +19,18 @@ ROOT = Path(__file__).resolve().parent.parent
 HELPERS = ROOT / "helpers"
 # What each part may import of the others. `toy` is read by learners: it stands alone.
 MAY = {
-    "table": set(),
+    "terminal": set(),
+    "table": {"terminal"},
     "files": set(),
     "theory": {"table", "files"},
     "toy": set(),
     "devices": set(),
-    "runtime": {"theory", "table", "devices"},
-    "train": {"theory", "toy", "devices", "files"},
-    "lesson": {"theory", "runtime", "toy", "table", "files", "devices", "train"},
-    "doctor": {"files", "devices", "lesson", "runtime", "toy", "train"},
+    "runtime": {"theory", "table", "terminal", "devices"},
+    "train": {"theory", "toy", "devices", "files", "terminal"},
+    "lesson": {"theory", "runtime", "toy", "table", "terminal", "files", "devices", "train"},
+    "doctor": {"files", "terminal", "devices", "lesson", "runtime", "toy", "train"},
     "commands": set(),
-    "__main__": {"theory", "table", "commands"},
+    "__main__": {"theory", "table", "terminal", "commands"},
 }
 
 

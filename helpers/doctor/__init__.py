@@ -1,9 +1,10 @@
 """Fourteen checks of what the course needs from a machine: its processors, its GPUs, its network, its
 launchers.
 
-    python -m helpers doctor                 all of them, some minutes
-    python -m helpers doctor 4 10            the fourth and the tenth
-    python -m helpers doctor 13 --meet HOST  on two machines at once, HOST being the name of one of them
+    three-axes doctor                  all of them, some minutes
+    three-axes doctor 4 10             the fourth and the tenth
+    three-axes doctor 13 --meet HOST   on two machines at once, HOST being
+                                       the name of one of them
 
 Each says what was seen. What is not as expected is WRONG, with what was expected and what to do. The report
 can be pasted into an issue; the command's exit status is 1 where something is wrong.
@@ -16,6 +17,7 @@ import platform
 import time
 from collections.abc import Callable
 
+from ..terminal import Manual
 from . import collectives, failures, machine, training
 from .check import Skipped, Wrong
 
@@ -71,11 +73,7 @@ def examine(numbers: list[int], meet: str = "", say: Callable[[str], None] = pri
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m helpers doctor",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="three-axes doctor", description=__doc__, formatter_class=Manual)
     parser.add_argument(
         "checks", nargs="*", type=int, metavar="NUMBER", help="which of the fourteen; all if none is given"
     )

@@ -222,7 +222,7 @@ def torchrun(meet: str) -> str:
 def two_hosts(meet: str) -> str:
     if not meet:
         raise Skipped(
-            "not asked for. Run  python -m helpers doctor 13 --meet HOST  on two machines at once, HOST being"
+            "not asked for. Run  three-axes doctor 13 --meet HOST  on two machines at once, HOST being"
             " the name of one of them"
         )
     each, own = max(1, devices.gpus()), launch.own_address(meet)

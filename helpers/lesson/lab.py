@@ -19,6 +19,7 @@ from urllib.parse import quote
 import nbformat
 
 from ..files import find
+from ..terminal import Manual
 from .books import notebooks, number
 
 MADE_FROM = "three_axes_made_from"  # in a copy's metadata: the version of its drop
@@ -98,9 +99,7 @@ def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="three-axes lab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="three-axes lab", description=__doc__, formatter_class=Manual)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("three-axes"), help="%(default)s")
     parser.add_argument(
         "--fresh",

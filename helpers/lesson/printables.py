@@ -17,8 +17,10 @@ import matplotlib as mpl
 import nbformat
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
+from tqdm import tqdm
 
 from ..table import Table, human
+from ..terminal import Manual
 from ..theory import MODELS, Job, Layout, estimate
 from ..theory.memory import states
 from ..theory.traffic import sent
@@ -67,7 +69,7 @@ def write_cards(folder: Path) -> None:
             [c.front, c.back, f"drop{c.drop}"] for c in cards
         )
     with PdfPages(folder / "cards.pdf") as pdf:
-        for card in cards:
+        for card in tqdm(cards, disable=None, leave=False):  # on a terminal
             for text, weight in ((card.front, "bold"), (card.back, "normal")):
                 figure = Figure(figsize=A6)
                 figure.text(0.07, 0.9, f"drop {card.drop}", fontsize=8, color="#555555")
@@ -219,9 +221,8 @@ def _grid(
 
 def _main(name: str, write: Callable[[Path], None], argv: list[str] | None) -> int:
     """A command that takes nothing."""
-    manual = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(
-        prog=f"three-axes {name}", description=write.__doc__, formatter_class=manual
+        prog=f"three-axes {name}", description=write.__doc__, formatter_class=Manual
     ).parse_args(argv)
     write(BUILD)
     return 0
