@@ -26,6 +26,7 @@ COMMANDS = {
     "train": Command("train the 4-layer model, sharded", "helpers.train.launch:main"),
     "trace": Command("count the collectives of a real model, on fake ranks", "helpers.runtime.trace:main"),
     "doctor": Command("check this machine, its GPUs and its launchers", "helpers.doctor:main"),
+    "class": Command("what students tried: class collect FOLDER", "helpers.lesson.classroom:main"),
     "cards": Command("print the flashcards, into build/", "helpers.lesson.printables:main_cards"),
     "cheatsheet": Command("print the cheat sheet, into build/", "helpers.lesson.printables:main_cheatsheet"),
     "slides": Command("make slides of the drops, in build/slides/", "helpers.lesson.slides:main"),
