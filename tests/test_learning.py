@@ -140,9 +140,7 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
     wrong = d01.fingerprints.check(lambda small, large: "data")
     assert wrong.kind == "wrong" and passed.passed() == set()
     assert d01.fingerprints.check(d01.fingerprint).kind == "right"
-    assert (
-        d01.fingerprints.check(lambda small, large: "data").kind == "wrong"
-    )  # after that nothing is counted
+    assert d01.fingerprints.check(lambda small, large: "data").kind == "wrong"  # not counted any more
     expected = {"tries": 2, "passed": True, "mistakes": {wrong.misconception: 1}}
     assert json.loads(file.read_text()) == {"traffic fingerprints": expected}
     assert f"1 of {len(names)} exercises passed" in repr(progress.show())

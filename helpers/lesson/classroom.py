@@ -30,11 +30,10 @@ def collect(folder: Path) -> tuple[Class, list[str]]:
         )
     students, unread = [], []
     for path in files:
-        named = (
-            path.parent if path.name == "progress.json" and path.parent != folder else path.with_suffix("")
-        )
+        of_folder = path.name == "progress.json" and path.parent != folder
+        who = path.parent if of_folder else path.with_suffix("")
         try:
-            students.append((str(named.relative_to(folder)), read(path)))
+            students.append((str(who.relative_to(folder)), read(path)))
         except (OSError, ValueError) as e:
             unread.append(str(e))
     return students, unread
@@ -50,8 +49,8 @@ def _drops() -> dict[str, str]:
 
 
 def to_discuss(students: Class) -> Table:
-    """The exercises that were tried: who passed, tries, and mistakes with the number of students. The one that
-    most have not passed comes first, then the one of most tries.
+    """The exercises that were tried: how many passed, tries, and mistakes with the number of students. First
+    comes the one that most have not passed; among equals, the one of most tries.
     """
     drops, rows = _drops(), []
     for name in {name: None for name in [*drops, *(n for _, known in students for n in known)]}:
@@ -85,9 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="three-axes class", description=__doc__, formatter_class=Manual)
     parser.add_argument("what", choices=["collect"])
     parser.add_argument("folder", type=Path, help="where the progress files are")
-    parser.add_argument(
-        "--csv", type=Path, metavar="FILE", help="put the second table there, for a spreadsheet"
-    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="keep the second table, for a spreadsheet")
     args = parser.parse_args(argv)
     students, unread = collect(args.folder)
     everything = by_student(students)
