@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import pty
 import sys
 
 import pytest
@@ -70,7 +69,7 @@ def test_nothing_is_folded_where_no_terminal_is():
 
 
 def test_a_real_terminal_is_one():
-    leader, follower = pty.openpty()
+    leader, follower = pytest.importorskip("pty").openpty()
     with os.fdopen(leader), os.fdopen(follower, "w") as screen, fitted(screen):
         assert len(fold("word " * 200).splitlines()) > 1
 
