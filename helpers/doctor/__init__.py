@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
 import time
 from collections.abc import Callable
 
-from ..terminal import Manual
+from ..terminal import Manual, fitted, fold
 from . import collectives, failures, machine, training
 from .check import Skipped, Wrong
 
@@ -51,6 +52,8 @@ def examine(numbers: list[int], meet: str = "", say: Callable[[str], None] = pri
     say(f"Three Axes doctor: {platform.system()} {platform.machine()}, {time.strftime('%Y-%m-%d')}")
     for n in numbers or range(1, len(CHECKS) + 1):
         one, start = CHECKS[n - 1], time.monotonic()
+        if sys.stdout.isatty():
+            print(f"{n:2d} {one.name} …", end="\r", flush=True)
         try:
             outcome, seen = "ok", one.run(meet)
         except Skipped as e:
@@ -84,4 +87,6 @@ def main(argv: list[str] | None = None) -> int:
         help="for the thirteenth: run it on two machines at once, HOST being the name of one of them",
     )
     args = parser.parse_args(argv)
-    return 0 if examine(args.checks, args.meet, lambda line: print(line, flush=True)) else 1
+    with fitted(sys.stdout):
+        fine = examine(args.checks, args.meet, lambda line: print(fold(line), flush=True))
+    return 0 if fine else 1

@@ -116,6 +116,7 @@ def main(argv: list[str] | None = None) -> int:
 
     for line in prepare(args.folder, args.fresh):
         print(line, flush=True)
+    print(f"Your copies are in {args.folder}. JupyterLab starts; Ctrl-C here ends it.", flush=True)
     folder = args.folder.resolve()
     opened = next(p.name for p in notebooks() if not args.fresh or number(p) == args.fresh[0])
     LabApp.launch_instance(
