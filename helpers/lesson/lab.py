@@ -72,13 +72,15 @@ def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         told, outdated = [], []
         for n, path in stored.items():
-            copy, drop = folder / path.name, blank(nbformat.read(path, as_version=4))
+            copy = folder / path.relative_to(find("notebooks"))
+            drop = blank(nbformat.read(path, as_version=4))
             if copy.exists() and n not in fresh:
                 if _made_from(copy) != drop.metadata[MADE_FROM]:
                     outdated.append(n)
                 continue
             if copy.exists():
                 told.append(f"{copy} is new. What you had is {_put_away(copy)}.")
+            copy.parent.mkdir(exist_ok=True)
             half = copy.with_suffix(".part")  # a copy is there whole or not at all
             half.write_text(nbformat.writes(drop), encoding="utf-8")
             half.replace(copy)
@@ -93,7 +95,7 @@ def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
         )
         told.append(
             f"There is a newer version of: {them}. Your copies in {folder} are as you left them.\n"
-            f"  {command}\nputs the new version there, and yours into {folder / 'old'}."
+            f"  {command}\nputs the new version there, and keeps yours in the folder old beside it."
         )
     return told
 
@@ -118,11 +120,12 @@ def main(argv: list[str] | None = None) -> int:
         print(line, flush=True)
     print(f"Your copies are in {args.folder}. JupyterLab starts; Ctrl-C here ends it.", flush=True)
     folder = args.folder.resolve()
-    opened = next(p.name for p in notebooks() if not args.fresh or number(p) == args.fresh[0])
+    opened = next(p for p in notebooks() if not args.fresh or number(p) == args.fresh[0])
+    place = Path(folder.name) / opened.relative_to(find("notebooks"))
     LabApp.launch_instance(
         [
             f"--ServerApp.root_dir={folder.parent}",
-            f"--LabApp.default_url=/lab/tree/{quote(folder.name)}/{opened}",
+            f"--LabApp.default_url=/lab/tree/{quote(place.as_posix())}",
             f"--LabApp.app_settings_dir={find('data/jupyterlab')}",
             f"--port={args.port}",
             "--log-level=WARN",  # the address is still said, and what stands above stays in sight
