@@ -1,24 +1,29 @@
-# make lab    the course in JupyterLab        make lab PORT=9999 for another port
+# make lab    the course in JupyterLab, on your own copy in my/; FRESH=07 renews a drop, PORT=9999 is another port
 # make test   tests and all notebooks, some minutes; make test-all what is slow as well, and make lint the style
 # make cards, make cheatsheet, make slides (make slides DROP=07): printed things and decks, into build/
 # make colab REPO=owner/name   where the course lives, written into every notebook
-# All first make a virtual environment in .venv, once.
+# All first make a virtual environment in .venv, once. PYTHON=python3.12 is another Python.
+# On Linux without an NVIDIA GPU torch comes from PyTorch's index of CPU builds, if that answers.
+# TORCH=default takes pip's own; TORCH=URL, or file:///FOLDER, another index.
 
 PYTHON ?= python3
 PORT ?= 8888
 DROP ?=
 REPO ?=
+FRESH ?=
+TORCH ?= auto
 VENV ?= .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 PEERS ?= .venv-peers
-SETTINGS := $(VENV)/share/jupyter/lab/settings
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
+PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+TORCH_FROM = $(BIN)/python $(PIP) --no-deps torch --index-url
 
 .PHONY: lab test test-all lint refresh bench cards cheatsheet slides colab clean
 
 lab: $(READY)
-	$(BIN)/jupyter lab --port=$(PORT) $(if $(filter 0,$(shell id -u)),--allow-root) \
-	  --LabApp.default_url=/lab/tree/notebooks/01_three_things_called_parallel.ipynb
+	$(BIN)/python -m helpers lab my --port=$(PORT) $(addprefix --fresh=,$(FRESH))
 
 test: $(READY)
 	$(BIN)/python tests/run_all.py
@@ -41,29 +46,38 @@ bench: $(READY) $(PEERS)/.ready
 	for table in ranks counting fabric schedules cost_model training course; do $(BIN)/python bench/$$table.py || exit 1; done
 
 cards cheatsheet: $(READY)
-	$(BIN)/python -m helpers.lesson.make $@
+	$(BIN)/python -m helpers $@
 
 slides: $(READY)
-	$(BIN)/python -m helpers.lesson.make slides $(DROP)
+	$(BIN)/python -m helpers slides $(DROP)
 
 colab: $(READY)
-	$(BIN)/python -m helpers.lesson.make colab $(REPO)
+	$(BIN)/python -m helpers.lesson.colab $(REPO)
 
 clean:
 	rm -rf $(VENV) $(PEERS) build
 
-$(READY): pyproject.toml constraints.txt data/jupyterlab.json
+$(READY): $(VENV)/.torch pyproject.toml constraints.txt
+	$(BIN)/python $(PIP) --editable '.[test]'
+	@touch $@
+
+# torch comes first, alone: what it needs is fetched above, from the usual index.
+$(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "Three Axes needs Python 3.10 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing into $(VENV), once. This can take some minutes."
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
-	@mkdir -p $(SETTINGS) && cp data/jupyterlab.json $(SETTINGS)/overrides.json
+	@$(PYTHON) -m venv $(VENV)
+	@if [ "$(TORCH)" = default ]; then :; \
+	elif [ "$(TORCH)" != auto ]; then $(TORCH_FROM) "$(TORCH)"; \
+	elif [ "$$(uname -s)" != Linux ] || [ -e /dev/nvidiactl ] || [ -e /usr/lib/wsl/lib/libcuda.so.1 ]; then :; \
+	elif $(PYTHON) -c 'from urllib.request import urlopen; urlopen("$(CPU_BUILDS)/torch/", timeout=5)' 2> /dev/null \
+	  && $(TORCH_FROM) $(CPU_BUILDS); then echo "No NVIDIA GPU is here: took the CPU build of torch. (make TORCH=default takes the other.)"; \
+	else echo "No NVIDIA GPU is here, but PyTorch's index of CPU builds does not answer: torch from the usual index, with CUDA of some GB."; fi
 	@touch $@
 
 # A peer that cannot be had on this system is left out of the table.
 $(PEERS)/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
-	for peer in ipyparallel torchmonarch llm-analysis; do $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $$peer || true; done
+	$(MAKE) VENV=$(PEERS) $(PEERS)/.torch
+	$(PEERS)/bin/python $(PIP) --editable '.[test]'
+	for peer in ipyparallel torchmonarch llm-analysis; do $(PEERS)/bin/python $(PIP) $$peer || true; done
 	@touch $@

@@ -1,12 +1,12 @@
-"""Size a cluster from the command line, without torch and without a GPU; and check the machine that the
-course runs on.
+"""Size a cluster from the command line, without torch and without a GPU; open the course; train.
 
-    python -m helpers plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --framework megatron-lm
-    python -m helpers memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1 --batch 128 --seq 8192
-    python -m helpers bytes llama-3-8b --dp 8 --tp 2 --batch 64 --seq 4096
-    python -m helpers bubble --pp 4 --microbatches 8 --schedule 1F1B
-    python -m helpers doctor
+    three-axes plan llama-3-70b --gpus 64 --batch 128 --seq 8192
+    three-axes memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1
+    three-axes bytes llama-3-8b --dp 8 --tp 2 --batch 64 --seq 4096
+    three-axes bubble --pp 4 --microbatches 8 --schedule 1F1B
+    three-axes lab
 
+`python -m helpers plan …` is the same as `three-axes plan …`.
 A model is a name, or a JSON file: the config.json of a dense decoder on Hugging Face will do. A cluster is a
 name, or a JSON file with a device and the speeds of its links: bytes per second, per GPU, one direction.
 `--json` prints the same for other programs.
@@ -18,8 +18,11 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 
+from .commands import COMMANDS, call
 from .table import Table, human
+from .terminal import Manual, fitted, fold
 from .theory.checks import whole
 from .theory.estimate import HEADROOM, Estimate, estimate
 from .theory.frameworks import FRAMEWORKS, find_framework
@@ -200,21 +203,11 @@ def _axes(text: str) -> Axes:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
-        prog="python -m helpers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="three-axes" if Path(sys.argv[0]).stem == "three-axes" else "python -m helpers",
+        description=__doc__,
+        formatter_class=Manual,
     )
-    commands = top.add_subparsers(
-        dest="command", required=True, metavar="plan, memory, bytes, bubble or doctor"
-    )
-    doctor = commands.add_parser("doctor", help="check this machine, its GPUs and its launchers")
-    doctor.add_argument(
-        "checks", nargs="*", type=int, metavar="NUMBER", help="which of the fourteen; all if none is given"
-    )
-    doctor.add_argument(
-        "--meet",
-        default="",
-        metavar="HOST",
-        help="for the thirteenth: run it on two machines at once, HOST being the name of one of them",
-    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, run, help in (
         ("plan", run_plan, "rank all layouts"),
         ("memory", run_memory, "time and memory of one layout"),
@@ -274,19 +267,23 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("--zero", type=int, default=0)
             sub.add_argument("--recompute", choices=RECOMPUTE, default="none")
             sub.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.help)  # they read their arguments themselves
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        if args.command == "doctor":
-            from .doctor import examine  # the one command that needs torch
-
-            return 0 if examine(args.checks, args.meet, lambda line: print(line, flush=True)) else 1
-        text, data = args.run(args)
-    except ValueError as e:
-        print(f"{e}", file=sys.stderr)
+        if argv and argv[0] in COMMANDS:
+            return call(argv[0], argv[1:])
+        args = parser().parse_args(argv)
+        with fitted(sys.stdout):
+            text, data = args.run(args)
+            text = fold(text)
+    except (ValueError, ModuleNotFoundError) as e:
+        with fitted(sys.stderr):
+            print(fold(f"{e}"), file=sys.stderr)
         return 2
     try:
         print(json.dumps(data, default=float, allow_nan=False) if args.json else text)

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from html import escape
+from itertools import zip_longest
+
+from .terminal import columns, fold
+
+NARROWEST = 24  # letters that a column of sentences keeps
+
+
+def _lines(cell: str, width: int) -> list[str]:
+    """A cell, folded. What a '·' parts stays together: 'DP 8 · TP 4' is cut behind the dot."""
+    if len(cell) <= width:
+        return [cell]
+    kept = re.sub(r"(?<=\w) (?=\w)", "\N{NO-BREAK SPACE}", cell) if " · " in cell else cell
+    return [part.replace("\N{NO-BREAK SPACE}", " ") for part in textwrap.wrap(kept, width)]
 
 
 def human(n: float | None) -> str:
@@ -34,17 +49,28 @@ class Table:
     def __repr__(self) -> str:
         body = [self.columns, *self.rows] + ([self.total] if self.total else [])
         widths = [max(len(r[i]) for r in body) for i in range(len(self.columns))]
-        lines = [
-            "  ".join(
-                c.ljust(w) if left else c.rjust(w) for left, c, w in zip(self._left, row, widths)
-            ).rstrip()
-            for row in body
-        ]
-        rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
-        lines.insert(1, rule)
+        whole = lambda: sum(widths) + 2 * (len(widths) - 1)
+        most = columns() or whole()
+        below = self._left[-1] and whole() - widths[-1] + NARROWEST > most
+        if below:  # sentences, and no room beside the numbers
+            widths.pop()
+        foldable = [i for i in range(len(widths)) if self._left[i]]
+        while whole() > most and max(widths[i] for i in foldable) > NARROWEST:
+            widths[max(foldable, key=lambda i: widths[i])] -= 1
+        rows = []
+        for row in body:
+            lines = [
+                "  ".join(c.ljust(w) if left else c.rjust(w) for left, c, w in zip(self._left, parts, widths))
+                for parts in zip_longest(*map(_lines, row, widths), fillvalue="")
+            ]
+            if below and row is not self.columns:
+                lines += textwrap.wrap(row[-1], most, initial_indent="    ", subsequent_indent="    ")
+            rows.append("\n".join(line.rstrip() for line in lines))
+        rule = "─" * whole()
+        rows.insert(1, rule)
         if self.total:
-            lines.insert(-1, rule)
-        return "\n".join(([self.title] if self.title else []) + lines)
+            rows.insert(-1, rule)
+        return "\n".join(([fold(self.title)] if self.title else []) + rows)
 
     def _repr_html_(self) -> str:
         def row(cells, tag, style=""):

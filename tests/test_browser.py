@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from helpers.lesson.drops.d01 import fingerprints
+from helpers.lesson.lab import prepare
 from helpers.runtime.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +34,7 @@ if CHROMIUM is None:
 sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
 
 MINUTE = 60_000  # for Playwright, in milliseconds
-SETTINGS = json.loads((ROOT / "data" / "jupyterlab.json").read_text()) | {
+SETTINGS = json.loads((ROOT / "data" / "jupyterlab" / "overrides.json").read_text()) | {
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # all cells are in the page
     "@jupyterlab/docmanager-extension:plugin": {"autosave": False},
 }
@@ -41,9 +42,9 @@ SETTINGS = json.loads((ROOT / "data" / "jupyterlab.json").read_text()) | {
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """The address of a JupyterLab over a copy of the notebooks, and the folder it keeps its files in."""
+    """The address of a JupyterLab over the reader's copies, and the folder it keeps its files in."""
     folder = tmp_path_factory.mktemp("lab")
-    shutil.copytree(ROOT / "notebooks", folder / "notebooks", ignore=shutil.ignore_patterns(".*"))
+    prepare(folder / "my")
     for name, content in SETTINGS.items():
         file = folder / "settings" / f"{name.replace(':', '/')}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,7 @@ def lab(tmp_path_factory):
             "--allow-root",
             "--IdentityProvider.token=",
             "--ServerApp.disable_check_xsrf=True",
-            f"--ServerApp.root_dir={folder / 'notebooks'}",
+            f"--ServerApp.root_dir={folder / 'my'}",
             "--KernelManager.transport=ipc",
         ],
         env=environ,

@@ -2,11 +2,13 @@
 the table.
 """
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from helpers.__main__ import parser
 from helpers.theory.validation import SETS, errors, table
 
 # Mean error of seconds per step, in percent, that each table must stay below.
@@ -35,7 +37,21 @@ def test_the_null_model_is_better_once():
     assert better == ["MT-NLG 530B"]  # as drop 13 says
 
 
-def test_the_readme_has_what_the_code_computes():
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+def test_the_documents_have_what_the_code_computes():
+    root = Path(__file__).parents[1]
+    manual, readme = ((root / name).read_text(encoding="utf-8") for name in ("docs/planner.md", "README.md"))
     for row in table().rows:
-        assert "| " + " | ".join(row).rstrip(" |") in readme, row[0]
+        assert "| " + " | ".join(row).rstrip(" |") in manual, row[0]
+    least, *_, most = sorted(100 * np.abs(errors(name)[0]).mean() for name in SETS)
+    assert f"{least:.1f} to {most:.1f} %" in readme and len(SETS) == 9 and "nine published" in readme
+
+
+def test_the_manual_has_every_flag_and_no_other():
+    (every,) = (a.choices for a in parser()._actions if a.dest == "command")
+    flags = {f for c in ("plan", "memory", "bytes", "bubble") for f in every[c]._option_string_actions}
+    manual = (Path(__file__).parents[1] / "docs" / "planner.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", manual)) == {f for f in flags if f.startswith("--")}
+
+
+def test_the_readme_is_short():
+    assert len((Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")) <= 7000

@@ -15,7 +15,8 @@ import nbformat
 import pytest
 from test_notebooks import NOTEBOOKS, text
 
-from helpers.lesson import cards, make, passed, printables, progress, quiz, slides
+from helpers.__main__ import main
+from helpers.lesson import cards, classroom, colab, passed, printables, progress, quiz, slides
 from helpers.lesson.drops import d01
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,7 +112,7 @@ def test_wrong_answers_of_the_final_point_to_a_heading_that_exists():
 
 
 def test_teachers_have_a_note_for_every_drop():
-    notes = (ROOT / "data" / "teaching.md").read_text()
+    notes = (ROOT / "docs" / "teaching.md").read_text()
     for title in TITLES.values():
         part = notes.split(f"## {title}\n")[1].split("\n## ")[0]
         assert (
@@ -136,17 +137,55 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
     names = [n for group in progress.exercises().values() for n in group]
     assert len(names) == len(set(names)) >= 20 and set(progress.exercises()) == set(BOOKS)
     assert f"0 of {len(names)} exercises passed" in repr(progress.show())
-    assert d01.fingerprints.check(lambda small, large: "data").kind == "wrong" and not file.exists()
-    assert d01.fingerprints.check(d01.fingerprint).kind == "right" and json.loads(file.read_text()) == [
-        "traffic fingerprints"
-    ]
+    wrong = d01.fingerprints.check(lambda small, large: "data")
+    assert wrong.kind == "wrong" and passed.passed() == set()
+    assert d01.fingerprints.check(d01.fingerprint).kind == "right"
+    assert d01.fingerprints.check(lambda small, large: "data").kind == "wrong"  # not counted any more
+    expected = {"tries": 2, "passed": True, "mistakes": {wrong.misconception: 1}}
+    assert json.loads(file.read_text()) == {"traffic fingerprints": expected}
     assert f"1 of {len(names)} exercises passed" in repr(progress.show())
-    file.write_text("{ not json")
-    assert passed.passed() == set()
+    for broken in ("{ not json", "[]", '{"a": 1}', '{"a": {"tries": "1"}}', '{"a": {"mistakes": {"b": []}}}'):
+        file.write_text(broken)
+        assert passed.passed() == set()
+        with pytest.raises(ValueError, match="is no progress file of this course"):
+            passed.read(file)
     file.unlink()
     assert passed.passed() == set()
     monkeypatch.setenv("THREE_AXES_PROGRESS", "/nowhere/at/all.json")
-    passed.note("x")  # cannot be written, and does not disturb
+    passed.note("x", None)  # cannot be written, and does not disturb
+    monkeypatch.setenv("THREE_AXES_PROGRESS", "")
+    passed.note("x", None)
+    assert passed.passed() == set()
+
+
+def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys):
+    def hands_in(file: str, *checks: tuple[str, str | None]) -> None:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / file))
+        for check in checks:
+            passed.note(*check)
+
+    first, second = (name for names in list(progress.exercises().values())[:2] for name in names[:1])
+    hands_in("b/progress.json", (second, "no sum"), (second, "no sum"), (first, None))
+    hands_in("a.json", (second, "no sum"), (second, "one step too few"), (second, None), (first, None))
+    hands_in("c.json", ("of an older course", "crashed"))
+    (tmp_path / "d.json").write_text("mine")
+    students, unread = classroom.collect(tmp_path)
+    assert [who for who, _ in students] == ["a", "b", "c"] and "d.json is no progress file" in unread[0]
+    discuss = classroom.to_discuss(students)
+    assert discuss.rows == [
+        ["02", second, "1 of 2", "2.5", "no sum (2), one step too few (1)"],
+        ["?", "of an older course", "0 of 1", "1.0", "crashed (1)"],
+        ["01", first, "2 of 2", "1.0", ""],
+    ]
+    assert main(["class", "collect", str(tmp_path), "--csv", str(tmp_path / "out.csv")]) == 0
+    told = capsys.readouterr().out
+    assert "To discuss: 3 students" in told and "d.json is no progress file" in told
+    rows = (tmp_path / "out.csv").read_text().splitlines()
+    assert rows[0] == "who,drop,exercise,passed,tries,mistakes (times)" and len(rows) == 6
+    assert f"b,02,{second},no,2,no sum (2)" in rows
+    assert main(["class", "collect", str(tmp_path / "nowhere")]) == 2
+    assert "there is no progress file in" in capsys.readouterr().err
 
 
 # -- Colab -------------------------------------------------------------------------------------------
@@ -155,10 +194,10 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
 def test_stamping_a_repository_is_idempotent_and_can_be_changed():
     for path in NOTEBOOKS:
         plain = nbformat.read(path, as_version=4)
-        once = make.stamp(copy.deepcopy(plain), path.name, "owner/name")
-        twice = make.stamp(copy.deepcopy(once), path.name, "owner/name")
-        other = make.stamp(copy.deepcopy(once), path.name, "some/where")
-        back = make.stamp(copy.deepcopy(once), path.name)
+        once = colab.stamp(copy.deepcopy(plain), path.name, "owner/name")
+        twice = colab.stamp(copy.deepcopy(once), path.name, "owner/name")
+        other = colab.stamp(copy.deepcopy(once), path.name, "some/where")
+        back = colab.stamp(copy.deepcopy(once), path.name)
         assert [c.source for c in once.cells] == [c.source for c in twice.cells] and len(once.cells) == len(
             plain.cells
         )
@@ -170,9 +209,9 @@ def test_stamping_a_repository_is_idempotent_and_can_be_changed():
             "owner/name" in once.cells[1].source
             and "owner" not in other.cells[0].source + other.cells[1].source
         )
-        assert [c.source for c in back.cells] == [c.source for c in make.stamp(plain, path.name).cells]
+        assert [c.source for c in back.cells] == [c.source for c in colab.stamp(plain, path.name).cells]
     with pytest.raises(ValueError, match="give owner/name"):
-        make.make_colab("nonsense")
+        colab.make_colab("nonsense")
 
 
 @pytest.mark.parametrize("clone", ["..", "three-axes"])
@@ -186,7 +225,7 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
         ROOT / "helpers", (root / clone).resolve() / "helpers", ignore=shutil.ignore_patterns("__pycache__")
     )
     cell = (
-        make.SETUP.format(repo="owner/name")
+        colab.SETUP.format(repo="owner/name")
         .replace("!git", "raise SystemExit('cloned anew') #")
         .replace("%pip", "pass #")
     )
@@ -202,7 +241,7 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
         [
             sys.executable,
             "-c",
-            make.SETUP.replace("!git", "raise SystemExit('cloned') #").replace(
+            colab.SETUP.replace("!git", "raise SystemExit('cloned') #").replace(
                 "%pip", "raise SystemExit('installed') #"
             ),
         ],
@@ -224,7 +263,7 @@ def anchors(markdown: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "file",
-    [ROOT / "README.md", ROOT / "helpers" / "ARCHITECTURE.md", ROOT / "data" / "teaching.md", *NOTEBOOKS],
+    [ROOT / "README.md", ROOT / "helpers" / "ARCHITECTURE.md", *(ROOT / "docs").glob("*.md"), *NOTEBOOKS],
     ids=lambda p: p.name,
 )
 def test_every_relative_link_leads_somewhere(file):

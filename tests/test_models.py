@@ -109,7 +109,7 @@ LLAMA = {
     [
         (
             {"num_local_experts": 8},
-            "has experts .num_local_experts is 8., and a mixture of experts is not modelled here",
+            "is a mixture of experts .num_local_experts: 8., which cannot be planned yet; give",
         ),
         (
             {"model_type": "starcoder2"},

@@ -14,7 +14,7 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from refresh import LIVE, normalise
 
-from helpers.lesson.make import stamp
+from helpers.lesson.colab import stamp
 from helpers.lesson.practice import Exercise
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))

@@ -468,7 +468,7 @@ def test_what_other_programs_read(capsys):
         ("plan llama-3-70b --gpus 8 --cluster dgx-h1000", "the nearest is 'dgx-h100'"),
         ("memory llama-3-70b --tp 3", "take 2 or 4"),
         ("memory llama-3-70b --framework megatron", "the nearest is 'megatron-lm'"),
-        ("bubble --pp 4 --microbatches 9 --schedule interleaved", "take a multiple of 4"),
+        ("bubble --pp 4 --microbatches 9 --schedule interleaved", "take 8 or 10"),
         ("plan llama-3-405b --gpus 8", "does not fit"),
     ],
 )

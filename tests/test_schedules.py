@@ -228,7 +228,9 @@ def test_sizes_that_make_no_sense_are_refused(make):
 
 def test_uneven_rounds_are_refused_with_the_nearest():
     with pytest.raises(
-        ValueError,
-        match="9 microbatches do not go round 4 ranks evenly; take a multiple of 4, such as 8 or 12",
+        ValueError, match="9 microbatches do not go round 4 ranks in 2 equal groups; take 8 or 10"
     ):
         interleaved(4, 9, 2)
+    with pytest.raises(ValueError, match="take 22 or 24"):
+        interleaved(8, 23, 2)
+    assert interleaved(8, 22, 2) and interleaved(8, 24, 2)

@@ -4,24 +4,33 @@ import ast
 import re
 import subprocess
 import sys
-from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # before Python 3.11
+    import tomli as tomllib
+
+from helpers.lesson import colab
 
 ROOT = Path(__file__).resolve().parent.parent
 HELPERS = ROOT / "helpers"
 # What each part may import of the others. `toy` is read by learners: it stands alone.
 MAY = {
-    "table": set(),
-    "theory": {"table"},
+    "terminal": set(),
+    "table": {"terminal"},
+    "files": set(),
+    "theory": {"table", "files"},
     "toy": set(),
     "devices": set(),
-    "runtime": {"theory", "table", "devices"},
-    "train": {"theory", "toy", "devices"},
-    "lesson": {"theory", "runtime", "toy", "table", "devices", "train"},
-    "doctor": {"devices", "lesson", "runtime", "toy", "train"},
-    "__main__": {"theory", "table", "doctor"},
+    "runtime": {"theory", "table", "terminal", "devices"},
+    "train": {"theory", "toy", "devices", "files", "terminal"},
+    "lesson": {"theory", "runtime", "toy", "table", "terminal", "files", "devices", "train"},
+    "doctor": {"files", "terminal", "devices", "lesson", "runtime", "toy", "train"},
+    "commands": set(),
+    "__main__": {"theory", "table", "terminal", "commands"},
 }
 
 
@@ -101,12 +110,16 @@ def names(requirements) -> dict[str, str]:
 
 
 def test_the_three_lists_of_packages_agree():
-    needed = names(r for r in requires("three-axes") if "extra ==" not in r)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = names(project["dependencies"] + extras["course"])
     conda = names(re.findall(r"^      - (?!-)(\S+)$", (ROOT / "environment.yml").read_text(), re.M))
     assert conda == needed
     pinned = re.findall(r"^([a-z0-9_.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.M)
-    for name in needed | names(r.split(";")[0] for r in requires("three-axes") if "extra ==" in r):
+    for name in needed | names(r for r in extras["test"] if not r.startswith("three-axes")):
         assert name in dict(pinned), f"constraints.txt has no exact version of {name}"
+    fetched = re.search(r"%pip install --quiet (.*)", colab.SETUP)[1].replace('"', "").split()
+    assert names(fetched).keys() <= needed.keys()
 
 
 def test_every_python_that_is_named_is_admitted():

@@ -1,9 +1,10 @@
 """Fourteen checks of what the course needs from a machine: its processors, its GPUs, its network, its
 launchers.
 
-    python -m helpers doctor                 all of them, some minutes
-    python -m helpers doctor 4 10            the fourth and the tenth
-    python -m helpers doctor 13 --meet HOST  on two machines at once, HOST being the name of one of them
+    three-axes doctor                  all of them, some minutes
+    three-axes doctor 4 10             the fourth and the tenth
+    three-axes doctor 13 --meet HOST   on two machines at once, HOST being
+                                       the name of one of them
 
 Each says what was seen. What is not as expected is WRONG, with what was expected and what to do. The report
 can be pasted into an issue; the command's exit status is 1 where something is wrong.
@@ -11,10 +12,13 @@ can be pasted into an issue; the command's exit status is 1 where something is w
 
 from __future__ import annotations
 
+import argparse
 import platform
+import sys
 import time
 from collections.abc import Callable
 
+from ..terminal import Manual, fitted, fold
 from . import collectives, failures, machine, training
 from .check import Skipped, Wrong
 
@@ -48,6 +52,8 @@ def examine(numbers: list[int], meet: str = "", say: Callable[[str], None] = pri
     say(f"Three Axes doctor: {platform.system()} {platform.machine()}, {time.strftime('%Y-%m-%d')}")
     for n in numbers or range(1, len(CHECKS) + 1):
         one, start = CHECKS[n - 1], time.monotonic()
+        if sys.stdout.isatty():
+            print(f"{n:2d} {one.name} …", end="\r", flush=True)
         try:
             outcome, seen = "ok", one.run(meet)
         except Skipped as e:
@@ -67,3 +73,20 @@ def examine(numbers: list[int], meet: str = "", say: Callable[[str], None] = pri
         + f", {time.monotonic() - began:.0f} s"
     )
     return not tally["WRONG"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="three-axes doctor", description=__doc__, formatter_class=Manual)
+    parser.add_argument(
+        "checks", nargs="*", type=int, metavar="NUMBER", help="which of the fourteen; all if none is given"
+    )
+    parser.add_argument(
+        "--meet",
+        default="",
+        metavar="HOST",
+        help="for the thirteenth: run it on two machines at once, HOST being the name of one of them",
+    )
+    args = parser.parse_args(argv)
+    with fitted(sys.stdout):
+        fine = examine(args.checks, args.meet, lambda line: print(fold(line), flush=True))
+    return 0 if fine else 1

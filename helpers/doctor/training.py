@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import devices
+from ..files import find
 from ..runtime.world import World
 from ..train import launch
 from .check import ROOT, Skipped, Wrong, check, expect, ours
@@ -221,7 +222,7 @@ def torchrun(meet: str) -> str:
 def two_hosts(meet: str) -> str:
     if not meet:
         raise Skipped(
-            "not asked for. Run  python -m helpers doctor 13 --meet HOST  on two machines at once, HOST being"
+            "not asked for. Run  three-axes doctor 13 --meet HOST  on two machines at once, HOST being"
             " the name of one of them"
         )
     each, own = max(1, devices.gpus()), launch.own_address(meet)
@@ -250,13 +251,9 @@ def two_hosts(meet: str) -> str:
     " may differ",
 )
 def notebooks(meet: str) -> str:
-    books = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
-    if not books or not find_spec("nbval"):
-        raise Skipped(
-            "nbval is not installed"
-            if books
-            else "the notebooks are not here: run this in a clone of the course"
-        )
+    books = sorted(find("notebooks").glob("[0-9]*.ipynb"))
+    if not find_spec("nbval"):
+        raise Skipped("nbval is not installed")
     environ = dict(os.environ, THREE_AXES_STREAM_AFTER="60", THREE_AXES_PROGRESS="")
 
     def fails(book: Path) -> str | None:

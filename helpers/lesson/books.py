@@ -2,10 +2,16 @@
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build"
+from ..files import find
+
+BUILD = Path("build")  # in the reader's folder
 
 
 def notebooks() -> list[Path]:
     """The fourteen, in order."""
-    return sorted((ROOT / "notebooks").glob("[01]*.ipynb"))
+    return sorted(find("notebooks").glob("[01]*.ipynb"))
+
+
+def number(path: Path) -> str:
+    """'07' of 07_microbatches_filling_the_pipeline.ipynb"""
+    return path.name.split("_")[0]

@@ -8,9 +8,8 @@ import csv
 from collections import deque
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
-FILE = Path(__file__).resolve().parents[2] / "data" / "flashcards.csv"
+from ..files import find
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Card:
 
 def load(*drops: int) -> list[Card]:
     """The cards of some drops, or all. Raises ValueError for a drop that does not exist."""
-    with open(FILE, encoding="utf-8") as f:
+    with open(find("data/flashcards.csv"), encoding="utf-8") as f:
         cards = [Card(**row) for row in csv.DictReader(f)]
     if unknown := [d for d in drops if f"{d:02d}" not in {c.drop for c in cards}]:
         raise ValueError(f"there is no drop {unknown[0]}; they are 1 to 14")

@@ -87,7 +87,8 @@ class Defence:
             )
         return (
             f"{human(e.memory_bytes)} on a GPU{stage}, most of it {most[0][0]} ({human(most[0][1])}) and"
-            f" {most[1][0]} ({human(most[1][1])}). A {device.name} holds {human(device.memory)}: {verdict}."
+            f" {most[1][0]} ({human(most[1][1])}). The GPU ({device.name})"
+            f" holds {human(device.memory)}: {verdict}."
         )
 
     def traffic(self) -> dict[str, tuple[float, bool]]:
@@ -191,8 +192,9 @@ class Defence:
         what = "recomputes every layer" if them.layout.recompute == "full" else "need not recompute all"
         where = "over all nodes" if gpus > self.job.cluster.gpus_per_node else "inside the node"
         return (
-            f"{them.layout} takes {them.step_seconds:.2f} s, this {self.estimate.step_seconds:.2f} s"
-            f" ({costs:+.1%}): it {what}, and gathers"
+            f"{them.layout} takes {them.step_seconds:.2f} s a step, {abs(costs):.1%}"
+            f" {'more' if costs > 0 else 'less'} than this layout's {self.estimate.step_seconds:.2f} s. It"
+            f" {what}, and gathers"
             f" {human(2 * book('all_gather', 2 * self.job.model.params, gpus))} of weights for each"
             f" microbatch, {where}; {them.time['data parallel']:.2f} s of data parallelism show. It needs"
             f" {human(them.memory_bytes)} instead of {human(self.estimate.memory_bytes)}, and no surgery on"

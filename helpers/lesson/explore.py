@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ..theory import CLUSTERS, Job, Layout, plan, simulation
 from ..theory.memory import stage_memory
-from ..theory.models import find_model
+from ..theory.models import MODELS, find_model
 from ..theory.pipelines import SCHEDULES
 from . import gantt
 from .draw import memory_by_stage, ranking
@@ -163,7 +163,7 @@ def plans(model: str = "llama-2-13b", gpus: int = 32) -> Explorer:
     return Explorer(
         draw_plan,
         {
-            "model": ("model", ["llama-2-7b", "llama-2-13b", "opt-30b", "llama-2-70b", "gpt3-175b"], model),
+            "model": ("model", [name for name in MODELS if name != "toy"], model),
             "gpus": ("GPUs", [8, 16, 32, 64, 128, 256], gpus),
             "batch": ("batch", [64, 128, 256, 512, 1024], 256),
             "cluster": ("cluster", list(CLUSTERS), "dgx-a100"),

@@ -1,36 +1,73 @@
-"""The names of the exercises that the reader has passed, in a small file on this machine. Nothing leaves it.
+"""What the reader has tried: for each exercise the checks made, the mistakes named, and whether it is passed.
 
-It is `progress.json` beside the notebooks' folder, or where THREE_AXES_PROGRESS says; "" for none at all.
-It may be deleted at any time.
+A small file on this machine, and nothing leaves it: `progress.json` beside the notebook, or where
+THREE_AXES_PROGRESS says; "" for none at all. It may be deleted at any time.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+
+@dataclass
+class Attempts:
+    """At one exercise. tries: checks until it was passed. mistakes: name -> how often it was made."""
+
+    tries: int = 0
+    passed: bool = False
+    mistakes: dict[str, int] = field(default_factory=dict)
 
 
 def file() -> Path | None:
     said = os.environ.get("THREE_AXES_PROGRESS")
-    return (
-        Path(said) if said else None if said == "" else Path(__file__).resolve().parents[2] / "progress.json"
-    )
+    return None if said == "" else Path(said or "progress.json")
+
+
+def read(path: Path) -> dict[str, Attempts]:
+    """Exercise -> attempts, of a progress file. Raises OSError, and ValueError for a file of another kind."""
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: Attempts(**fields) for name, fields in given.items()}
+        numbers = [n for one in found.values() for n in (one.tries, *one.mistakes.values())]
+    except (ValueError, TypeError, AttributeError):
+        numbers = [None]
+    if not all(isinstance(n, int) for n in numbers):
+        raise ValueError(f"{path} is no progress file of this course")
+    return found
+
+
+def attempts() -> dict[str, Attempts]:
+    """The reader's own. A file that cannot be read counts as none."""
+    try:
+        return read(path) if (path := file()) else {}
+    except (OSError, ValueError):
+        return {}
 
 
 def passed() -> set[str]:
-    """Names of the exercises passed so far. A file that cannot be read counts as none."""
-    try:
-        return set(json.loads(file().read_text()))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return set()
+    """Names of the exercises passed so far."""
+    return {name for name, one in attempts().items() if one.passed}
 
 
-def note(exercise: str) -> None:
-    """Remember that an exercise was passed. Where the file cannot be written, nothing happens."""
-    names = passed() | {exercise}
+def note(exercise: str, mistake: str | None) -> None:
+    """Remember a check: None where it was passed. What comes after that is not counted.
+
+    Where the file cannot be written, nothing happens.
+    """
+    known = attempts()
+    one = known.setdefault(exercise, Attempts())
+    if one.passed:
+        return
+    one.tries += 1
+    one.passed = mistake is None
+    if mistake is not None:
+        one.mistakes[mistake] = one.mistakes.get(mistake, 0) + 1
     try:
         if path := file():
-            path.write_text(json.dumps(sorted(names), indent=1, ensure_ascii=False))
+            given = {name: asdict(known[name]) for name in sorted(known)}
+            path.write_text(json.dumps(given, indent=1, ensure_ascii=False), encoding="utf-8")
     except OSError:
         pass

@@ -125,13 +125,12 @@ class Exercise:
             return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
         try:
             answer = self.judge(attempt)
-            if answer.kind == "right":
-                passed.note(self.name)
-            return answer
         except RankError as e:
-            return Answer("crashed", e.report)
+            answer = Answer("crashed", e.report)
         except TypeError as e:  # it cannot travel to the ranks
-            return Answer("crashed", str(e))
+            answer = Answer("crashed", str(e))
+        passed.note(self.name, None if answer.kind == "right" else answer.misconception or answer.kind)
+        return answer
 
     def hint(self) -> _Text:
         """The next hint; after the last one, where to find the solution."""

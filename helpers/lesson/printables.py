@@ -5,10 +5,11 @@ HTML to read, PDF to print.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -16,12 +17,14 @@ import matplotlib as mpl
 import nbformat
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
+from tqdm import tqdm
 
 from ..table import Table, human
+from ..terminal import Manual
 from ..theory import MODELS, Job, Layout, estimate
 from ..theory.memory import states
 from ..theory.traffic import sent
-from .books import notebooks
+from .books import BUILD, notebooks
 from .cards import Card, load
 
 A4, A6 = (11.69, 8.27), (5.83, 4.13)  # inches, lying
@@ -66,7 +69,7 @@ def write_cards(folder: Path) -> None:
             [c.front, c.back, f"drop{c.drop}"] for c in cards
         )
     with PdfPages(folder / "cards.pdf") as pdf:
-        for card in cards:
+        for card in tqdm(cards, disable=None, leave=False):  # on a terminal
             for text, weight in ((card.front, "bold"), (card.back, "normal")):
                 figure = Figure(figsize=A6)
                 figure.text(0.07, 0.9, f"drop {card.drop}", fontsize=8, color="#555555")
@@ -211,3 +214,23 @@ def _grid(
         y -= line * max(map(len, wrapped)) + 0.0035
         figure.add_artist(mpl.lines.Line2D([0.02, 0.98], [y + 0.002] * 2, color="#BBBBBB", linewidth=0.4))
     return y
+
+
+# -- the commands ------------------------------------------------------------------------------
+
+
+def _main(name: str, write: Callable[[Path], None], argv: list[str] | None) -> int:
+    """A command that takes nothing."""
+    argparse.ArgumentParser(
+        prog=f"three-axes {name}", description=write.__doc__, formatter_class=Manual
+    ).parse_args(argv)
+    write(BUILD)
+    return 0
+
+
+def main_cards(argv: list[str] | None = None) -> int:
+    return _main("cards", write_cards, argv)
+
+
+def main_cheatsheet(argv: list[str] | None = None) -> int:
+    return _main("cheatsheet", write_cheatsheet, argv)

@@ -7,14 +7,17 @@ and the setup are left out. The figures are the stored ones.
 
 from __future__ import annotations
 
+import argparse
 import re
 from html import escape
 from pathlib import Path
 
 import nbformat
 from nbconvert import HTMLExporter
+from tqdm import tqdm
 
-from .books import notebooks
+from ..terminal import Manual
+from .books import BUILD, notebooks
 
 STYLE = """body { margin: 0; font: 2.1vw/1.4 sans-serif; color: #222; background: #fff }
 html { scroll-snap-type: y proximity }
@@ -150,6 +153,13 @@ def write(which: str, folder: Path) -> None:
     if not chosen:
         raise ValueError(f"there is no drop {which!r}; they are 01 to 14")
     folder.mkdir(parents=True, exist_ok=True)
-    for path in chosen:
+    for path in tqdm(chosen, disable=None, leave=False):  # on a terminal
         (folder / f"{path.name[:2]}.html").write_text(deck(path), encoding="utf-8")
     print(f"{len(chosen)} deck{'s' * (len(chosen) > 1)} in {folder}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="three-axes slides", description=__doc__, formatter_class=Manual)
+    parser.add_argument("drop", nargs="?", default="", help="its number; all drops without one")
+    write(parser.parse_args(argv).drop, BUILD / "slides")
+    return 0

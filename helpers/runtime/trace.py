@@ -7,7 +7,7 @@ Tensors are fake: they have a shape and a type, and no numbers. The process grou
 all 64 ranks are there, and every collective ends at once. What is real is PyTorch's code, so that what it
 asks for can be counted: each collective, and each tensor that comes and goes.
 
-    python -m helpers.runtime.trace llama-3-70b --dp 8 --tp 8 --seq 8192
+    three-axes trace llama-3-70b --dp 8 --tp 8 --seq 8192
 
 It runs in a process of its own, since a process can have one default group only, and no more than one rank is
 needed: under FSDP and tensor parallelism all ranks do the same.
@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 
 from ..table import Table, human
+from ..terminal import Manual
 from ..theory import collectives
 from ..theory.layout import Layout, check
 from ..theory.models import ModelShape, find_model
@@ -225,13 +226,9 @@ def _most_resident() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m helpers.runtime.trace",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("model", help="a name, or a JSON file, as for python -m helpers plan")
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="three-axes trace", description=__doc__, formatter_class=Manual)
+    parser.add_argument("model", help="a name, or a JSON file, as for three-axes plan")
     parser.add_argument("--dp", type=int, default=8)
     parser.add_argument("--tp", type=int, default=8)
     parser.add_argument("--microbatch", type=int, default=1)
@@ -239,7 +236,7 @@ def main() -> None:
     parser.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
     parser.add_argument("--usual", action="store_true", help="the tutorials' plan instead of Megatron's")
     parser.add_argument("--recompute", choices=("none", "full"), default="none")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     layout = Layout(
         dp=args.dp,
         tp=args.tp,
@@ -248,6 +245,8 @@ def main() -> None:
         recompute=args.recompute,
         sequence_parallel=not (args.no_sp or args.usual),
     )
+    if sys.stderr.isatty():
+        print("Running the model on fake ranks. This takes some ten seconds.", file=sys.stderr)
     try:
         found = trace(
             find_model(args.model), layout, seq_len=args.seq, plan="usual" if args.usual else "Megatron's"

@@ -19,10 +19,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
+from ..files import find
 from .collectives import group_seconds, send_seconds
 from .data_parallel import synchronisation
 from .job import Job
@@ -48,7 +48,7 @@ class Constants:
 @cache
 def constants() -> Constants:
     """The fitted constants."""
-    found = json.loads((Path(__file__).resolve().parents[2] / "data" / "cost_constants.json").read_text())
+    found = json.loads(find("data/cost_constants.json").read_text(encoding="utf-8"))
     return Constants(**{f.name: found[f.name]["value"] for f in fields(Constants)})
 
 

@@ -170,7 +170,10 @@ def check(
             )
         m = global_batch // (d * b)
         if layout.schedule == "interleaved" and m % p:
-            raise ValueError(f"interleaving needs microbatches in groups of pp: {m} is no multiple of {p}")
+            raise ValueError(
+                f"interleaving needs a multiple of pp = {p} microbatches, and there are {m}; take a batch of"
+                f" {(m // p + 1) * p * d * b}, another microbatch, or 1F1B"
+            )
         if m < (needed := p * layout.pipeline.fills):
             raise ValueError(
                 f"{layout.schedule} fills {p} stages with {needed} microbatches, and there are {m}; take a"

@@ -237,7 +237,8 @@ def _refuse_other_layers(path: Path, config: dict, kind) -> None:
     if experts:
         name, value = next(iter(experts.items()))
         raise ValueError(
-            f"{path} has experts ({name} is {value}), and a mixture of experts is not modelled here"
+            f"{path} is a mixture of experts ({name}: {value}), which cannot be planned yet; give a model"
+            f" without experts, the config.json of one or a name: {', '.join(MODELS)}"
         )
     if (
         kind

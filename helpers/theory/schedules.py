@@ -18,6 +18,7 @@ and B = I + W. Schedules that split the backward can put W where a rank would id
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -82,7 +83,7 @@ def one_f_one_b(p: int, m: int) -> Schedule:
 def interleaved(p: int, m: int, v: int) -> Schedule:
     """1F1B with v chunks on each rank (Narayanan et al. 2021, section 2.2): the bubble falls by v.
 
-    Microbatches go round in groups of p. Raises ValueError unless m is a multiple of p, or less than p.
+    Microbatches go round in m // p equal groups. Raises ValueError for an m that has none.
     """
     _check(p, m, v)
     return _looped(
@@ -248,13 +249,14 @@ def _late_weights(ops: list[Op], owed: int) -> list[Op]:
 
 def _per_round(p: int, m: int, v: int) -> int:
     """Microbatches that go through a chunk before the rank turns to the next one: p, or a little more."""
-    rounds = max(1, m // p) if v > 1 else 1
-    if m % rounds:
+    evenly = lambda m: v == 1 or m % max(1, m // p) == 0
+    if not evenly(m):
+        fewer = next(n for n in range(m, 0, -1) if evenly(n))
+        more = next(n for n in itertools.count(m) if evenly(n))
         raise ValueError(
-            f"{m} microbatches do not go round {p} ranks evenly; "
-            f"take a multiple of {p}, such as {m // p * p} or {(m // p + 1) * p}"
+            f"{m} microbatches do not go round {p} ranks in {m // p} equal groups; take {fewer} or {more}"
         )
-    return m // rounds
+    return m // max(1, m // p) if v > 1 else m
 
 
 def _rounds(p: int, m: int, v: int, rank: int) -> tuple[list[Op], list[Op]]:

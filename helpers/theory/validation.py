@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
+from ..files import find
 from ..table import Table
 from .collectives import book
 from .cost import constants, step_terms
@@ -28,7 +28,6 @@ from .models import MODELS, ModelShape
 from .schedules import one_f_one_b, zb_h1, zb_h2
 from .simulation import Times, simulate
 
-DATA = Path(__file__).resolve().parents[2] / "data"
 A100, H100, ROCE = CLUSTERS["dgx-a100"], CLUSTERS["dgx-h100"], CLUSTERS["a100-roce"]
 MEGATRON = FRAMEWORKS["megatron-lm"]
 MEGATRON_2022 = replace(MEGATRON, fused_attention=False, hides=("input gradients",))
@@ -46,7 +45,7 @@ BEST_TOOL = {
 
 
 def rows(name):
-    with open(DATA / name) as f:
+    with open(find("data") / name, encoding="utf-8") as f:
         return list(csv.DictReader(f))
 
 

@@ -1,19 +1,21 @@
 """Train the 4-layer model for real, sharded by (dp, tp, pp), on whatever is there: CPUs over gloo, GPUs over
 NCCL.
 
-    python -m helpers.train                                                          one process: the twin
-    torchrun --nproc-per-node 8 -m helpers.train --dp 2 --tp 2 --pp 2                 eight on one machine
-    accelerate launch --multi_gpu --num_processes 8 -m helpers.train --dp 2 --tp 2 --pp 2
+    python -m helpers.train
+    torchrun --nproc-per-node 8 -m helpers.train --dp 2 --tp 2 --pp 2
+    accelerate launch --multi_gpu --num_processes 8 \\
+        -m helpers.train --dp 2 --tp 2 --pp 2
 
-On several machines, run the same on each of them (two of four ranks here), where HOST is the name of one of
-them:
+The first is one process, the twin; the others are eight on one machine. On several machines, run the same on
+each of them (two of four ranks here), where HOST is the name of one of them:
 
-    torchrun --nnodes 1:2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
-             --max-restarts 3 -m helpers.train --tp 2 --pp 2 --out /shared/run
+    torchrun --nnodes 1:2 --nproc-per-node 4 --max-restarts 3 \\
+        --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        -m helpers.train --tp 2 --pp 2 --out /shared/run
 
-    srun --ntasks 16 bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=HOST MASTER_PORT=29400
-    \\
-             python -m helpers.train --tp 2 --pp 2 --out /shared/run'
+    srun --ntasks 16 bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS \\
+        MASTER_ADDR=HOST MASTER_PORT=29400 \\
+        python -m helpers.train --tp 2 --pp 2 --out /shared/run'
 
 With torchrun dp is left to what is there, so when the machine other than HOST is lost, torchrun starts again
 on one, and the run goes on from its last checkpoint with half the data parallelism. HOST itself keeps the
@@ -26,11 +28,13 @@ seconds says so and ends; on GPUs that is the longest a step may take.
 
 What splits what:
 
-    dp   FSDP2 (`fully_shard`): examples, weights, gradients and optimizer state. `--shard 2` of `--dp 8`
-    keeps 4 replicas
+    dp   FSDP2 (`fully_shard`): examples, weights, gradients and
+         optimizer state. `--shard 2` of `--dp 8` keeps 4 replicas
          of 2 shards each; `--shard 1` is plain data parallelism
-    tp   DTensor (`parallelize_module`): the matrices of every block; `--sp` also what lies between them
-    pp   `torch.distributed.pipelining`: the blocks; `--schedule 1F1B` or `GPipe`
+    tp   DTensor (`parallelize_module`): the matrices of every block;
+         `--sp` also what lies between them
+    pp   `torch.distributed.pipelining`: the blocks;
+         `--schedule 1F1B` or `GPipe`
 
 Every layout computes the twin's step: same text, same batch, same weights. The batch of step k depends on the
 seed and on k alone, so a run may go on under another layout. Text is bytes, by default this course's own

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 
+from ..files import find
 from .config import Config
-
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
 def read_text(file: str = "") -> torch.Tensor:
@@ -23,7 +22,7 @@ def read_text(file: str = "") -> torch.Tensor:
         else:
             books = [
                 json.loads(p.read_text(encoding="utf-8"))
-                for p in sorted(NOTEBOOKS.glob("[01]*.ipynb"))
+                for p in sorted(find("notebooks").glob("[01]*.ipynb"))
                 if p.name < "14"
             ]
             text = "\n\n".join(
@@ -31,7 +30,7 @@ def read_text(file: str = "") -> torch.Tensor:
             ).encode()
     except OSError as e:
         raise ValueError(
-            f"the text {file or NOTEBOOKS} cannot be read ({e.strerror}); give a file with --text"
+            f"the text {file or 'of the drops'} cannot be read ({e.strerror or e}); give a file with --text"
         ) from None
     return (
         torch.frombuffer(bytearray(text), dtype=torch.uint8).long()

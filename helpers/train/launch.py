@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from .. import devices
+from ..terminal import Manual
 from . import checkpoint
 from .config import Config
 from .run import sample, train
@@ -166,11 +167,7 @@ def is_loopback(address: str) -> bool:
 
 
 def parser(manual: str) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m helpers.train",
-        description=manual,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = argparse.ArgumentParser(prog="python -m helpers.train", description=manual, formatter_class=Manual)
     for f in fields(Config):
         option = (
             {"action": "store_true"}

@@ -8,7 +8,6 @@ from .saving import saves, saves_table
 from .shown import (
     BUDGET,
     CAUSES,
-    FOLDER,
     HIDDEN,
     LADDER_BUDGET,
     LONG,

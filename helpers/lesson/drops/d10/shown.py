@@ -6,20 +6,19 @@ import collections
 import json
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from .... import toy
+from ....files import find
 from ....runtime import current
 from ....runtime.failure import RankError
 from ....runtime.world import World
 from ....table import Table, human
 
 CAUSES = ("optimizer state", "leak", "long batch", "gather on rank 0")
-FOLDER = Path(__file__).resolve().parents[4] / "data" / "incidents"
 HIDDEN, RANKS, USUAL, LONG = 64, 4, 32, 160  # of the incidents: sequences of 32 tokens, and one of 160
 BUDGET = 6.5e6  # bytes for each rank
 
@@ -45,7 +44,7 @@ class Run:
 
 def load(number: int) -> Run:
     """Incident 1 to 4, recorded from real ranks by data/incidents/make.py."""
-    return Run(**json.loads((FOLDER / f"run_{number}.json").read_text()))
+    return Run(**json.loads(find(f"data/incidents/run_{number}.json").read_text(encoding="utf-8")))
 
 
 def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidden: int = HIDDEN) -> Run:

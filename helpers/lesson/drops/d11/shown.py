@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch.distributed as dist
 
 from .... import toy
+from ....files import find
 from ....runtime import current
 from ....runtime.clock import Timeline, span
 from ....runtime.world import World
@@ -210,7 +210,7 @@ def strong_and_weak(gpus=(8, 16, 32, 64)) -> dict[str, list[tuple[int, float]]]:
 
 def published() -> dict[str, list[tuple[int, float]]]:
     """TFLOP/s of one GPU, 174.6·10⁹ parameters, the batch fixed at 1536: Narayanan et al. 2021, Table 2."""
-    with open(Path(__file__).resolve().parents[4] / "data" / "narayanan_2021_table2.csv") as f:
+    with open(find("data/narayanan_2021_table2.csv"), encoding="utf-8") as f:
         rows = [r for r in csv.DictReader(f) if r["params_b"] == "174.6"]
     return {
         scheme: [(int(r["gpus"]), float(r["hw_tflops_per_gpu"])) for r in rows if r["scheme"] == scheme]

@@ -1,23 +1,16 @@
-"""What `make cards`, `make cheatsheet`, `make slides` and `make colab REPO=owner/name` run. By hand:
+"""The cell and the badge that open a notebook in Colab, and what `make colab REPO=owner/name` runs:
 
-    python -m helpers.lesson.make cards             build/cards.html, .pdf, …-eight-to-a-sheet.html, -anki.txt
-    python -m helpers.lesson.make cheatsheet        build/cheatsheet.html, .pdf
-    python -m helpers.lesson.make slides 07         build/slides/07.html (all drops without a number)
-    python -m helpers.lesson.make colab owner/name  a badge and the clone's address in every notebook
-
-The built files are in no commit.
+python -m helpers.lesson.colab owner/name
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 
 import nbformat
 
-from . import printables, slides
-from .books import BUILD, notebooks
+from .books import notebooks
 
 UNNAMED = "OWNER/three-axes"  # until `make colab` has been told where the course lives
 
@@ -63,27 +56,8 @@ def make_colab(repo: str) -> None:
     print(f"{len(notebooks())} notebooks open in Colab from github.com/{repo}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m helpers.lesson.make",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("what", choices=("cards", "cheatsheet", "slides", "colab"))
-    parser.add_argument("which", nargs="?", default="", help="slides: a drop's number; colab: owner/name")
-    args = parser.parse_args(argv)
-    try:
-        if args.what == "colab":
-            make_colab(args.which)
-        elif args.what == "slides":
-            slides.write(args.which, BUILD / "slides")
-        else:
-            getattr(printables, f"write_{args.what}")(BUILD)
-    except ValueError as e:
-        print(e, file=sys.stderr)
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        make_colab(" ".join(sys.argv[1:]))
+    except ValueError as e:
+        sys.exit(str(e))

@@ -1,0 +1,55 @@
+"""The commands of `three-axes` that have a module of their own. (Those that size a cluster are in __main__.)
+
+A new one is one line here.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pkgutil import resolve_name
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """function: 'module:name' of what takes the arguments after the command and returns an exit status.
+
+    It is imported when it is called, for most of these need torch, which takes seconds to load and may not
+    be installed.
+    """
+
+    help: str
+    function: str
+
+
+COMMANDS = {
+    "lab": Command("the course in JupyterLab, on your own copy", "helpers.lesson.lab:main"),
+    "train": Command("train the 4-layer model, sharded", "helpers.train.launch:main"),
+    "trace": Command("count the collectives of a real model, on fake ranks", "helpers.runtime.trace:main"),
+    "doctor": Command("check this machine, its GPUs and its launchers", "helpers.doctor:main"),
+    "class": Command("what students tried: class collect FOLDER", "helpers.lesson.classroom:main"),
+    "cards": Command("print the flashcards, into build/", "helpers.lesson.printables:main_cards"),
+    "cheatsheet": Command("print the cheat sheet, into build/", "helpers.lesson.printables:main_cheatsheet"),
+    "slides": Command("make slides of the drops, in build/slides/", "helpers.lesson.slides:main"),
+}
+
+
+@contextmanager
+def course_needed(by: str):
+    """Where a package of the course is missing, say who needs it and how to get it."""
+    try:
+        yield
+    except ModuleNotFoundError as e:
+        package = (e.name or "").split(".")[0]
+        if package == "helpers":
+            raise
+        raise ModuleNotFoundError(
+            f"{by} needs {package}, which is not installed. With it comes all that the course needs:"
+            " pip install 'three-axes[course]'",
+            name=e.name,
+        ) from None
+
+
+def call(name: str, argv: list[str]) -> int:
+    """Run a command. Returns its exit status, 0 where it returns none."""
+    with course_needed(f"three-axes {name}"):
+        return resolve_name(COMMANDS[name].function)(argv) or 0

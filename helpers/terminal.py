@@ -1,0 +1,54 @@
+"""What is printed stays within the terminal. Into files and other programs it goes as it is."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import groupby
+
+_columns: ContextVar[int | None] = ContextVar("columns of the terminal", default=None)
+
+
+def columns() -> int | None:
+    """How wide things may be that are printed now; None where nothing limits them."""
+    return _columns.get()
+
+
+@contextmanager
+def fitted(stream) -> Iterator[None]:
+    """Inside, tables and `fold` stay within the terminal that a stream leads to, if it does lead to one."""
+    token = _columns.set(shutil.get_terminal_size().columns if stream.isatty() else None)
+    try:
+        yield
+    finally:
+        _columns.reset(token)
+
+
+def fold(text: str) -> str:
+    """Lines that are wider than the terminal, cut at spaces and indented."""
+    return "\n".join(_folded(line, columns()) for line in text.splitlines())
+
+
+def _folded(line: str, width: int | None) -> str:
+    if width is None or len(line) <= width:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return "\n".join(textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False))
+
+
+class Manual(argparse.RawDescriptionHelpFormatter):
+    """Shows a module's docstring under --help: its paragraphs are set anew, indented lines stay lines."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = []
+        for prose, lines in groupby(text.splitlines(), key=lambda line: line[:1].strip() != ""):
+            filled += (
+                textwrap.wrap(" ".join(lines), width, break_on_hyphens=False)
+                if prose
+                else [_folded(line, width) for line in lines]
+            )
+        return "\n".join(filled)

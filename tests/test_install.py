@@ -1,0 +1,294 @@
+"""The reader's copies of the drops. A wheel in fresh environments, each command from an empty folder. Where
+`make` takes torch from. Nothing is fetched from any network.
+"""
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import venv
+import zipfile
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socket import create_connection, create_server
+
+import nbformat
+import numpy
+import pytest
+
+from helpers.__main__ import parser
+from helpers.commands import COMMANDS
+from helpers.lesson import lab
+from helpers.runtime.ports import free_port
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = Path(numpy.__file__).parents[1]  # which has all of [test]
+
+
+# -- the reader's own copy -----------------------------------------------------------------------------
+
+
+def test_a_copy_is_made_once_and_is_the_readers(tmp_path):
+    mine = tmp_path / "deep" / "my"
+    assert lab.prepare(mine) == []
+    stored = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    assert [p.name for p in sorted(mine.iterdir())] == [p.name for p in stored]
+    for path, original in zip(sorted(mine.iterdir()), stored):
+        copy, drop = nbformat.read(path, as_version=4), nbformat.read(original, as_version=4)
+        assert [c.source for c in copy.cells] == [c.source for c in drop.cells]
+        assert not any(c.get("outputs") or c.get("execution_count") for c in copy.cells)
+    answered = mine / stored[6].name
+    changed = nbformat.read(answered, as_version=4)
+    changed.cells[-1].source = "my answer"
+    nbformat.write(changed, answered)
+    (mine / stored[0].name).unlink()
+    assert lab.prepare(mine) == []  # what is missing comes back, what is there stays
+    assert (mine / stored[0].name).exists() and "my answer" in answered.read_text()
+    for n in (1, 2):
+        (told,) = lab.prepare(mine, ["07"])
+        kept = mine / "old" / f"{answered.stem}-{n}.ipynb"
+        assert str(answered) in told and str(kept) in told and kept.exists()
+    assert "my answer" in (mine / "old" / f"{answered.stem}-1.ipynb").read_text()
+    assert "my answer" not in answered.read_text()
+
+
+def test_a_newer_version_of_a_drop_is_announced(tmp_path, monkeypatch):
+    lab.prepare(tmp_path)
+    third, seventh, ninth = (next(tmp_path.glob(f"{n}_*")) for n in ("03", "07", "09"))
+    old = json.loads(third.read_text())
+    old["metadata"][lab.MADE_FROM] = "of yesterday"
+    third.write_text(json.dumps(old))
+    seventh.write_text('{"cells": [')  # half of a notebook
+    ninth.write_text("[]")
+    monkeypatch.delenv("MAKELEVEL", raising=False)
+    (told,) = lab.prepare(tmp_path)
+    assert "newer version of: 03 07 09" in told and "--fresh 03 --fresh 07 --fresh 09" in told
+    monkeypatch.setenv("MAKELEVEL", "1")
+    assert 'make lab FRESH="03 07 09"' in lab.prepare(tmp_path)[0]
+    assert len(lab.prepare(tmp_path, ["03", "07", "09"])) == 3 and lab.prepare(tmp_path) == []
+
+
+def test_what_cannot_be_a_folder_of_copies_is_said(tmp_path):
+    with pytest.raises(ValueError, match="there is no drop '99'; they are 01, 02"):
+        lab.prepare(tmp_path, ["99"])
+    with pytest.raises(ValueError, match="name another folder for your own copies"):
+        lab.prepare(ROOT / "notebooks")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot hold the notebooks"):
+        lab.prepare(tmp_path / "file")
+
+
+# -- the wheel -----------------------------------------------------------------------------------------
+
+
+def run(*command, cwd: Path, **environ: str) -> subprocess.CompletedProcess:
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "MAKELEVEL")}
+    return subprocess.run(
+        list(map(str, command)), cwd=cwd, env=clean | environ, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("wheel")
+    built = run(
+        *[sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"],
+        *["--wheel-dir", folder, ROOT],
+        cwd=folder,
+    )
+    assert built.returncode == 0, built.stderr
+    return next(folder.glob("*.whl"))
+
+
+def environment(folder: Path, wheel: Path, packages: Path) -> Path:
+    """A fresh environment with the wheel and with what lies in `packages`. Returns its folder of commands."""
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    installed = run(
+        *[sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel],
+        cwd=folder,
+    )
+    assert installed.returncode == 0, installed.stderr
+    (own,) = folder.glob("lib/python*/site-packages")
+    (own / "others.pth").write_text(f"{packages}\n")
+    return python.parent
+
+
+@pytest.fixture(scope="module")
+def numpy_only(wheel, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("planner")
+    packages = folder / "packages"
+    packages.mkdir()
+    for path in PACKAGES.glob("numpy*"):
+        (packages / path.name).symlink_to(path)
+    return environment(folder / "venv", wheel, packages)
+
+
+@pytest.fixture(scope="module")
+def course(wheel, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("course") / "venv"
+    commands = environment(folder, wheel, PACKAGES)
+    (folder / "share").symlink_to(PACKAGES.parents[2] / "share")  # Jupyter's templates and pages
+    return commands
+
+
+SIZING = {
+    "plan": ("llama-3-8b --gpus 8 --batch 32", "best: "),
+    "memory": ("llama-3-8b --dp 8 --batch 32 --explain", "cost_constants.json"),
+    "bytes": ("llama-3-8b --dp 8 --batch 32", "Sent by each GPU"),
+    "bubble": ("--pp 4 --microbatches 8", "1F1B"),
+}
+COURSE = {
+    "train": ("--steps 2 --hidden 32 --seq-len 16 --batch 8", "2 steps under"),
+    "trace": ("llama-3-8b --dp 2 --tp 2 --seq 128", "parameters"),
+    "doctor": ("1", "1 ok"),
+    "class": (f"collect {ROOT / 'data' / 'incidents'}", "0 students"),
+    "cards": ("", "cards.pdf"),
+    "cheatsheet": ("", "cheatsheet.pdf"),
+    "slides": ("07", "1 deck in"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", SIZING)
+def test_a_planner_with_numpy_alone(numpy_only, tmp_path, command):
+    arguments, expected = SIZING[command]
+    done = run(numpy_only / "three-axes", command, *arguments.split(), cwd=tmp_path)
+    assert done.returncode == 0 and expected in done.stdout, done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_numpy_alone_knows_its_tables_and_says_what_it_lacks(numpy_only, tmp_path):
+    python = numpy_only / "python"
+    there = run(python, "-c", "import helpers, numpy; print(helpers.__file__); import torch", cwd=tmp_path)
+    assert str(numpy_only.parent) in there.stdout and "No module named 'torch'" in there.stderr
+    table = run(python, "-c", "from helpers.theory.validation import table; print(table())", cwd=tmp_path)
+    assert "Narayanan" in table.stdout, table.stderr
+    for command in COMMANDS:
+        arguments, _ = COURSE.get(command, ("", ""))
+        refused = run(numpy_only / "three-axes", command, *arguments.split(), cwd=tmp_path)
+        assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
+        assert refused.stderr.startswith(f"three-axes {command} needs ")
+        assert "pip install 'three-axes[course]'" in refused.stderr
+    world = run(python, "-c", "from helpers import World", cwd=tmp_path)
+    assert "helpers.World needs" in world.stderr and "three-axes[course]" in world.stderr
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COURSE)
+def test_the_whole_course_from_a_wheel(course, tmp_path, command):
+    arguments, expected = COURSE[command]
+    done = run(course / "three-axes", command, *arguments.split(), cwd=tmp_path)
+    assert done.returncode == 0 and expected in done.stdout + done.stderr, done.stderr
+    assert {p.name for p in tmp_path.iterdir()} <= {"build"}
+
+
+def test_every_command_is_tried_from_a_wheel():
+    assert set(COURSE) | {"lab"} == set(COMMANDS)
+    (every,) = (a.choices for a in parser()._actions if a.dest == "command")
+    assert set(SIZING) | set(COMMANDS) == set(every)
+
+
+def accepts_connections(port: int) -> None:
+    """Until it does: a server says its address a little earlier."""
+    for _ in range(600):
+        try:
+            return create_connection(("localhost", port)).close()
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(f"nothing listens on {port}")
+
+
+@pytest.mark.slow
+def test_the_lab_of_a_wheel_has_the_readers_copies_and_a_kernel_that_knows_the_course(course, tmp_path):
+    port = free_port()
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "MAKELEVEL")}
+    server = subprocess.Popen(
+        [course / "three-axes", "lab", "--no-browser", f"--port={port}"],
+        cwd=tmp_path,
+        env=clean
+        | {
+            "JUPYTER_CONFIG_DIR": str(tmp_path / "config"),
+            "JUPYTERLAB_WORKSPACES_DIR": str(tmp_path / "workspaces"),
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        said = ""
+        while not (
+            address := re.search(r"(http://localhost\S*/)lab/tree/three-axes/01_\S+(\?token=\w+)", said)
+        ):
+            assert (line := server.stderr.readline()), said
+            said += line
+        accepts_connections(port)
+        ask = lambda path: json.load(urllib.request.urlopen(address[1] + path + address[2], timeout=60))
+        names = {entry["name"] for entry in ask("api/contents/three-axes")["content"]}
+        assert names == {p.name for p in (ROOT / "notebooks").glob("*.ipynb")}
+        settings = ask("lab/api/settings/@jupyterlab/apputils-extension:notification")
+        assert settings["schema"]["properties"]["fetchNews"]["default"] == "false"
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+    book = next((tmp_path / "three-axes").glob("03_*"))
+    ran = run(
+        *[course / "python", "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", book.name],
+        cwd=book.parent,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert any(c.get("outputs") for c in nbformat.read(book, as_version=4).cells)
+
+
+# -- where make takes torch from -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def index(tmp_path) -> Path:
+    """A folder that plays PyTorch's index: it has a torch of no content."""
+    folder = tmp_path / "index" / "torch"
+    folder.mkdir(parents=True)
+    name, info = "torch-2.13.0+cpu-py3-none-any.whl", "torch-2.13.0+cpu.dist-info"
+    with zipfile.ZipFile(folder / name, "w") as made:
+        made.writestr("torch/__init__.py", "")
+        made.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\n")
+        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr(f"{info}/RECORD", "")
+    (folder / "index.html").write_text(f'<a href="{name.replace("+", "%2B")}">{name}</a>')
+    return folder.parent
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("make"), reason="make on Linux")
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="here is an NVIDIA GPU")
+def test_make_takes_the_cpu_build_where_its_index_answers(tmp_path, index):
+    def make(number: int, *variables: str):
+        folder = tmp_path / f"venv-{number}"
+        start = time.monotonic()
+        done = run(
+            *["make", f"VENV={folder}", f"PYTHON={sys.executable}", *variables, folder / ".torch"],
+            cwd=ROOT,
+            PIP_CONFIG_FILE=os.devnull,
+            PIP_FIND_LINKS="",
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout, list(folder.rglob("torch-2.13.0+cpu.dist-info")), time.monotonic() - start
+
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=index)
+    with ThreadingHTTPServer(("localhost", 0), handler) as server, create_server(("localhost", 0)) as silent:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        said, found, _ = make(1, f"CPU_BUILDS=http://localhost:{server.server_port}")
+        assert found and "took the CPU build" in said
+        said, found, seconds = make(2, f"CPU_BUILDS=http://localhost:{silent.getsockname()[1]}")
+        assert not found and "does not answer" in said and seconds < 60
+        server.shutdown()
+    said, found, _ = make(3, f"TORCH={index.as_uri()}")
+    assert found and "NVIDIA" not in said

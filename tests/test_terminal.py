@@ -1,0 +1,82 @@
+"""Nothing is wider than the terminal, and nothing is cut where there is none."""
+
+import importlib
+import os
+import sys
+
+import pytest
+
+from helpers.__main__ import main
+from helpers.commands import COMMANDS
+from helpers.table import Table
+from helpers.terminal import fitted, fold
+
+LONG = "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --explain --why 4,8,2".split()
+
+
+class Screen:
+    """Plays a terminal of some columns, and keeps what is written."""
+
+    def __init__(self, columns: int, monkeypatch):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        self.written = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> None:
+        self.written += text
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize(
+    "command",
+    [
+        LONG,
+        "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --framework megatron-lm".split(),
+        "memory llama-3-70b --tp 8 --pp 2 --dp 4 --batch 128 --explain".split(),
+        "bytes llama-3-70b --tp 8 --pp 4 --dp 2 --batch 128".split(),
+        "bubble --pp 16 --microbatches 64".split(),
+    ],
+    ids=lambda command: " ".join(command[:1] + command[-1:]),
+)
+def test_what_is_printed_fits_the_terminal_and_loses_no_word(columns, command, monkeypatch, capsys):
+    assert main(command) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdout", screen := Screen(columns, monkeypatch))
+    assert main(command) == 0
+    assert max(map(len, screen.written.splitlines())) <= columns
+    words = lambda text: sorted(word for word in text.split() if set(word) - {"─"} and word != "how")
+    assert words(screen.written) == words(whole)
+    assert "\x1b" not in whole + screen.written
+
+
+def test_a_refusal_fits_the_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", screen := Screen(80, monkeypatch))
+    assert main(["plan", "lama", "--gpus", "8"]) == 2
+    assert max(map(len, screen.written.splitlines())) <= 80 < len(screen.written)
+
+
+def test_nothing_is_folded_where_no_terminal_is():
+    table = Table(["layout", "how"], [["DP 4 · TP 8", "a sentence that is longer than any line " * 5]])
+    read, write = os.pipe()
+    with os.fdopen(read), os.fdopen(write, "w") as pipe, fitted(pipe):
+        assert len(repr(table).splitlines()) == 3 and fold("word " * 50) == "word " * 50
+    assert len(repr(table).splitlines()) == 3
+
+
+def test_a_real_terminal_is_one():
+    leader, follower = pytest.importorskip("pty").openpty()
+    with os.fdopen(leader), os.fdopen(follower, "w") as screen, fitted(screen):
+        assert len(fold("word " * 200).splitlines()) > 1
+
+
+@pytest.mark.parametrize("name", [None, *COMMANDS])
+def test_help_cuts_no_command(name):
+    module = importlib.import_module(COMMANDS[name].function.split(":")[0] if name else "helpers.__main__")
+    if name == "train":  # whose manual is the package's
+        module = importlib.import_module("helpers.train")
+    assert [line for line in module.__doc__.splitlines() if line.startswith(" ") and len(line) > 76] == []
