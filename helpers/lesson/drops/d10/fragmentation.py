@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from .... import toy
+from ....files import find
 from ....runtime import current
 from ....runtime.allocator import CachingAllocator
 from ....runtime.failure import RankError
 from ....runtime.world import World
 from ....table import Table, human
-from .shown import FOLDER, HIDDEN, LONG
+from .shown import HIDDEN, LONG
 
 DEVICE = 11.6e6  # bytes
 THOUSANDTH = 1000  # of the allocator's sizes: a tensor of 1 kB is placed as one of 1 MB would be
@@ -40,7 +41,7 @@ class Fragmented:
 
 def load_fragmented(name: str) -> Fragmented:
     """ "varied" or "same": recorded by data/incidents/make.py."""
-    return Fragmented(**json.loads((FOLDER / f"fragmented_{name}.json").read_text()))
+    return Fragmented(**json.loads(find(f"data/incidents/fragmented_{name}.json").read_text()))
 
 
 def fragment(lengths: tuple[int, ...], device: float = DEVICE) -> Fragmented:
