@@ -38,6 +38,40 @@ def ask(attempt: Callable, cases: Sequence[tuple] = ((),), timeout: float = 5) -
         return world.run(lambda: [attempt(*case) for case in cases])[0]
 
 
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong way that has a name. answers(*case) is what it gives: it is proven when the reader's answers
+    are the same in every case. text: what to think of instead.
+    """
+
+    name: str
+    text: str
+    answers: Callable
+
+
+def proven(
+    said: Sequence, cases: Sequence[tuple], mistakes: Sequence[Mistake], alike: Callable
+) -> Mistake | None:
+    """The first mistake that gives all that was said; None where none does."""
+    gives = lambda mistake: all(alike(mine, mistake.answers(*case)) for mine, case in zip(said, cases))
+    return next(filter(gives, mistakes), None)
+
+
+def waits(error: RankError) -> dict[int, dict]:
+    """Rank -> the send or receive that it stands in, where a call can never have ended: every rank that has
+    not finished stands in one, and no two of them in the two sides of one message. Else {}: it was not
+    proven, and may only have been slow.
+    """
+    standing = {r: s.where["in"] if s.where else None for r, s in enumerate(error.seen) if not s.finished}
+    if error.kind != "timeout" or not all(at and at["op"] in ("send", "recv") for at in standing.values()):
+        return {}
+    partner = {r: at["needs"][0] for r, at in standing.items()}
+    meet = (
+        partner.get(other) == r and standing[other]["op"] != standing[r]["op"] for r, other in partner.items()
+    )
+    return {} if any(meet) else standing
+
+
 @dataclass
 class Answer:
     """What a check has to say. `misconception` is the short name of the mistake, for wrong answers."""

@@ -11,7 +11,7 @@ from ...runtime.clock import Timeline
 from ...runtime.failure import RankError
 from ...runtime.world import World
 from ...theory.schedules import gpipe
-from ..practice import Answer, Exercise, right, wrong
+from ..practice import Answer, Exercise, right, waits, wrong
 
 
 def pipeline(stage, tokens, targets, empty, rank, world_size):
@@ -163,13 +163,8 @@ def _named(error: RankError, p: int) -> Answer | None:
             " gradient: x.requires_grad_() before the forward. Otherwise, or if no backward ran, there is"
             " nothing to send back.",
         )
-    doing = {r: s.where["in"] for r, s in enumerate(error.seen) if s.where and s.where["in"]}
-    last = p - 1
-    if (
-        error.kind == "timeout"
-        and doing.get(last, {}).get("op") == "send"
-        and doing[last]["needs"] != [last - 1]
-    ):
+    doing, last = waits(error), p - 1
+    if doing.get(last, {}).get("op") == "send" and doing[last]["needs"] != [last - 1]:
         return Answer(
             "crashed",
             f"On {p} stages the last rank sends to rank {doing[last]['needs'][0]}. Activations go down the"
@@ -181,7 +176,7 @@ def _named(error: RankError, p: int) -> Answer | None:
         for r, inside in doing.items()
         if inside["op"] == "send" and error.seen[inside["needs"][0]].finished
     }
-    if error.kind == "timeout" and unheard:
+    if unheard:
         r, peer = next(iter(unheard.items()))
         return Answer(
             "crashed",
@@ -190,11 +185,7 @@ def _named(error: RankError, p: int) -> Answer | None:
             f" rank + 1 and begin with y.backward(dy).\n\n{error.report}",
             "a gradient that nobody receives",
         )
-    if (
-        error.kind == "timeout"
-        and doing
-        and all(inside["op"] in ("send", "recv") for inside in doing.values())
-    ):
+    if doing:
         return Answer(
             "crashed",
             f"On {p} stages the ranks wait for messages that do not come. For each recv some rank must send,"

@@ -277,7 +277,7 @@ def judge(attempt) -> Answer:
             "at least 0.50",
         )
     ]
-    # A hook that does not wait leaves its all-reduce under way: in a single one of all layers, steps and ranks
+    # A hook that does not wait leaves its all-reduce under way: in one of all layers, steps and ranks
     # that is seen, however busy the machine is.
     if share >= 0.5 and not any(r["beside"] for r in results):
         return wrong(

@@ -142,10 +142,26 @@ def place():
     return 2, 4, 1, 1
 
 
+MARGIN = 1.25  # times the best known's seconds: what a slow machine adds is less
+
+
 @cache
 def _best() -> Measured:
     """The best known, measured once for all tries."""
     return measure(*place())
+
+
+def _against_best(*layout: int) -> tuple[Measured, Measured]:
+    """A layout and the best known, measured. One that seems slower is measured again beside it: the machine
+    may have been busier now than it was then.
+    """
+    if layout == place():
+        return _best(), _best()
+    mine, best = measure(*layout), _best()
+    if mine.seconds > MARGIN * best.seconds:
+        best = measure(*place())
+        mine = min(mine, measure(*layout), key=lambda one: one.seconds)
+    return mine, best
 
 
 def _judge_place(attempted) -> Answer:
@@ -166,10 +182,9 @@ def _judge_place(attempted) -> Answer:
             " at least 4.",
         )
     try:
-        mine = measure(d, t, p, m)
+        mine, best = _against_best(d, t, p, m)
     except ValueError as e:
         return wrong("sizes that do not divide", str(e))
-    best = _best() if (d, t, p, m) != place() else mine
     figures = [
         (
             "seconds of a step, measured just now",
@@ -185,7 +200,7 @@ def _judge_place(attempted) -> Answer:
             " ports. More ranks are no reason for a larger t.",
             *figures,
         )
-    if mine.seconds <= 1.15 * best.seconds:
+    if mine.seconds <= MARGIN * best.seconds:
         return right("As good as the best known, within what such a measurement can tell.", *figures)
     if p == 1 and m > 1 and (d, t, p) == place()[:3]:
         return wrong(
@@ -201,18 +216,19 @@ def _judge_place(attempted) -> Answer:
             " microbatches, or fewer stages.",
             *figures,
         )
-    worst = max(("tp", "pp", "dp"), key=lambda a: mine.parts[a])
-    if m > 2 * p and worst == "tp":
+    if m > 2 * p and t > 1:
         return wrong(
             "more microbatches than the pipeline needs",
             f"{m} microbatches start every all-reduce of a layer {m} times, and each time the ranks wait for"
             " the last of them. The bubble alone does not ask for so many.",
             *figures,
         )
+    worst = max(("tp", "pp", "dp"), key=lambda a: mine.parts[a])
     return wrong(
         "slower than it could be",
-        f"It fits. But a rank still stands still for {worst} {mine.parts[worst]:.2f} s a step. Which axis may"
-        " cross the nodes most cheaply?",
+        f"It fits. Observed: a step takes {mine.seconds / best.seconds:.2f} times the best known's, and a"
+        f" rank stands still for {worst} {mine.parts[worst]:.2f} s of it. Which axis may cross the nodes most"
+        " cheaply?",
         *figures,
     )
 
