@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,8 @@ class Recorder:
         self._groups: dict[str, tuple[str, list[int], int]] = {}
         self._known = lambda: None  # the group whose connections were looked at when it was formed
         self.fabric: Fabric | None = None
+        # Called with the name, root or peer, and first tensor of each collective of a call before it begins.
+        self.watch: Callable[[str, int | None, torch.Tensor | None], None] | None = None
         self._inside = (
             False  # whether a collective is being issued: some backends hold the caller until it has ended
         )
@@ -81,7 +84,7 @@ class Recorder:
         self._open: list[Issued] = []
         self._since_quiet: list[CollectiveCount] = []
         self._in_flight = self._peak = self._number = self._forgotten = 0
-        self.last = None
+        self.last = self.watch = None
         self.spans: list[Span] = []
         self.levels: list[tuple[float, int]] = []
         self._groups.clear()  # a group may have gone and its name been used again
@@ -165,6 +168,8 @@ class Recorder:
                 self._since_quiet.append(row)
             self._remember(name, members, first, payload)
             self._note(name, axis, members, first, root)
+            if self.watch:
+                self.watch(name, root, first)
             ticket = (
                 self.fabric
                 and operator != "recv_any_source_"
