@@ -111,7 +111,7 @@ MISTAKES = [
         d14.defend,
         with_crossing(lambda d, t, p, node: {"tp"} if t > 1 and d * t * p > node else set()),
         "wrong",
-        "TP outermost",
+        "groups misplaced",
     ),
     (d14.defend, lambda n, d, t, p, m, node: 1 / 0, "crashed", None),
 ]
