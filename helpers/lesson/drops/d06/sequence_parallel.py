@@ -149,10 +149,10 @@ WHY = {
     " keep some tokens of your own share: add the shares first, as toy.sum_tokens does.",
     "another rank's tokens": "The sum is right, but a rank keeps tokens that are not its own.",
     "a gradient summed once too often": "The output is right. The gradient of x is as many times too large as"
-    " there are ranks: it is added over the ranks where it is whole already. No toy.Enter is needed:"
+    " there are ranks: it is added where it is whole already. No toy.Enter is needed:"
     " the gather's backward adds.",
     "gradients of different tokens added": "The output is right. The gradient of x is the sum over ranks that"
-    " hold different tokens: an all-reduce, as toy.Enter's, mixes them. Before the pair stands a gather alone.",
+    " hold different tokens: an all-reduce, as toy.Enter's, mixes them. Before the pair stands a gather.",
     "a gradient that is divided": "The output is right. The gradient of x is the twin's, divided by the"
     " number of ranks. Add the shares, and divide by nothing.",
 }
