@@ -601,7 +601,7 @@ MISTAKES = [
     ),
     (d08.across, reach(lambda size, step, node: step >= node), "wrong", "neighbours only"),
     (d08.across, lambda sizes, node: ["tp" if sizes["tp"] > node else None], "wrong", "no list of axes"),
-    (d08.members, in_order(("dp", "tp", "pp")), "wrong", "TP not innermost"),
+    (d08.members, in_order(("dp", "tp", "pp")), "wrong", "TP's ranks are no neighbours"),
     (d09.states, counts(t_of_gradients=False), "wrong", "gradients not divided by t"),
     (d09.states, counts(zeros=(1, 1, 1)), "wrong", "ZeRO-1 divides everything"),
     (d09.states, counts(optimizer=8), "wrong", "the master copy is forgotten"),

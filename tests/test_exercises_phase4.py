@@ -63,7 +63,7 @@ MISTAKES = [
         "ZeRO-2, not ZeRO-1",
     ),
     (d14.defend, with_bubble(lambda p, m: (p - 1) / m), "wrong", "idle over ideal time"),
-    (d14.defend, with_bubble(lambda p, m: p / (m + p)), "wrong", "p − 1 slots forgotten"),
+    (d14.defend, with_bubble(lambda p, m: p / (m + p)), "wrong", "p where p − 1 was meant"),
     (d14.defend, with_bubble(lambda p, m: 0.5), "wrong", "another bubble"),
     (
         d14.defend,

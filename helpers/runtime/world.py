@@ -41,9 +41,9 @@ _numbers = itertools.count(1)
 _open: weakref.WeakSet[World] = weakref.WeakSet()
 
 
-def latest() -> World | None:
-    """The open world made last: the one that %%ranks means."""
-    return max((w for w in _open if w.is_open), key=lambda w: w.number, default=None)
+def open_worlds() -> list[World]:
+    """Those that are open, the one made last at the end: the one that %%ranks means."""
+    return sorted((w for w in _open if w.is_open), key=lambda w: w.number)
 
 
 class World:

@@ -65,14 +65,14 @@ def fingerprint(small, large):
 
 MISTAKES = {
     ("tensor", "data"): (
-        "data parallelism sends activations",
+        "gradients do not grow with the batch",
         (
             "You call this run data parallel, yet its bytes doubled when the batch doubled. "
             "Data parallelism sends gradients, one number for each weight, however large the batch."
         ),
     ),
     ("data", "tensor"): (
-        "tensor parallelism sends weights",
+        "activations grow with the batch",
         (
             "You call this run tensor parallel, yet its bytes did not change when the batch doubled: they are"
             " as many as the weights. Tensor parallelism never sends weights. It sends activations, and those"
@@ -80,14 +80,14 @@ MISTAKES = {
         ),
     ),
     ("pipeline", None): (
-        "a pipeline needs an all-reduce",
+        "the ends of a pipeline have one neighbour",
         (
             "You took this run for one in which every rank talks alike. Look at the first and last rank: "
             "they sent half. In a pipeline each rank only speaks to its neighbours, and the ends have one."
         ),
     ),
     (None, "pipeline"): (
-        "a pipeline needs an all-reduce",
+        "the ends of a pipeline have one neighbour",
         (
             "You call this run a pipeline, yet all four ranks sent the same. That is what an all-reduce looks"
             " like. A pipeline has none: each rank speaks to its neighbours, and the ends have only one."

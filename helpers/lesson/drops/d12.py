@@ -138,7 +138,7 @@ def _judge_choice(attempted) -> Answer:
         return wrong("no choice", f"{name!r} is no schedule; there are {', '.join(map(repr, SCHEDULES))}.")
     if m != ASKED:
         return wrong(
-            "m larger is always possible",
+            "m larger is always possible" if m > ASKED else "m is given",
             f"m is {ASKED} and stays so: the global batch is fixed by the optimizer, and a microbatch is one"
             " sequence already.",
         )
@@ -283,9 +283,9 @@ def _judge_balance(attempted) -> Answer:
                         *figures,
                     )
                 return wrong(
-                    "the head is forgotten",
-                    f"{where} the last stage carries {mine[-1]} layers and the head, and all others wait for"
-                    " it in every microbatch. Give it fewer layers.",
+                    "the head is forgotten" if max(mine) == -(-layers // p) else "the last stage is too long",
+                    f"{where} the last stage carries {mine[-1]} layers and the head, {load} in all, and all"
+                    " others wait for it in every microbatch. Give it fewer layers.",
                     *figures,
                 )
             return wrong(

@@ -105,7 +105,7 @@ MISTAKES = (
     _mistake(
         "one rank's term only",
         "Each rank has gradient · examples / all examples. That is what it must add to the sum: all_reduce"
-        " it.",
+        " it, and return the tensor that all_reduce has written to.",
         lambda own, n, r: n[r] / sum(n) * own[r],
     ),
     _mistake(

@@ -97,31 +97,48 @@ class _Paper:
     def outputs(self) -> list[Mistake]:
         """Wrong outputs that have a name; `answers` takes a rank."""
         plain, tanh = lambda x: x, lambda x: F.gelu(x, approximate="tanh")
-        return [
-            Mistake(name, WHY[name], lambda r, whole=whole: self.mine(whole(r), r))
-            for name, whole in (
-                ("the mean where the sum was meant", lambda r: self.y / self.t),
-                ("summed where it is a sum already", lambda r: self.y * self.t),
-                ("matrices that are cut twice", lambda r: self.sum(cuts=2)),
-                ("the non-linearity is left out", lambda r: self.sum(bend=plain)),
-                ("another non-linearity", lambda r: self.sum(bend=F.relu)),
-                ("another non-linearity", lambda r: self.sum(bend=tanh)),
-                ("gelu in another place", lambda r: F.gelu(self.sum(bend=plain))),
-                ("gelu in another place", lambda r: sum(F.gelu(self.part(i, plain)) for i in range(self.t))),
-                ("partial outputs never summed", self.part),
-                *(
-                    ("another rank's tokens", lambda r, k=k: self.y.roll(-k * (S // self.t), 1))
-                    for k in range(1, self.t)
+        pieces = [x.chunk(self.t, 1) for x in self.x.chunk(self.t, 1)]
+        summed = [sum(piece[r] for piece in pieces) for r in range(self.t)]  # a rank's tokens, of all mixed
+        cut = list(zip(self.up.chunk(self.t, 1), self.down.chunk(self.t, 0)))
+        swapped = torch.cat([F.gelu(x @ up) @ down for x, (up, down) in zip(summed, cut)], 1)
+        return (
+            [
+                Mistake(
+                    "gather and sum changed places", WHY["gather and sum changed places"], lambda r: swapped
+                )
+            ]
+            + [
+                Mistake(name, WHY[name], lambda r, whole=whole: self.mine(whole(r), r))
+                for name, whole in (
+                    ("the mean where the sum was meant", lambda r: self.y / self.t),
+                    ("summed where it is a sum already", lambda r: self.y * self.t),
+                    ("matrices that are cut twice", lambda r: self.sum(cuts=2)),
+                    ("the non-linearity is left out", lambda r: self.sum(bend=plain)),
+                    ("another non-linearity", lambda r: self.sum(bend=F.relu)),
+                    ("another non-linearity", lambda r: self.sum(bend=tanh)),
+                    ("gelu in another place", lambda r: F.gelu(self.sum(bend=plain))),
+                    (
+                        "gelu in another place",
+                        lambda r: sum(F.gelu(self.part(i, plain)) for i in range(self.t)),
+                    ),
+                    ("partial outputs never summed", self.part),
+                    *(
+                        ("another rank's tokens", lambda r, k=k: self.y.roll(-k * (S // self.t), 1))
+                        for k in range(1, self.t)
+                    ),
+                )
+            ]
+            + [
+                Mistake(
+                    "partial outputs never summed",
+                    WHY["partial outputs never summed"],
+                    lambda r: self.mine(self.part(r), 0),
                 ),
-            )
-        ] + [
-            Mistake(
-                "partial outputs never summed",
-                WHY["partial outputs never summed"],
-                lambda r: self.mine(self.part(r), 0),
-            ),
-            Mistake("another rank's tokens", WHY["another rank's tokens"], lambda r: self.mine(self.y, 0)),
-        ]
+                Mistake(
+                    "another rank's tokens", WHY["another rank's tokens"], lambda r: self.mine(self.y, 0)
+                ),
+            ]
+        )
 
     def gradients(self) -> list[Mistake]:
         """Wrong gradients of x that have a name; `answers` takes a rank."""
@@ -137,6 +154,8 @@ class _Paper:
 
 
 WHY = {
+    "gather and sum changed places": "You add before the pair, and gather behind it. Before `up` a rank needs"
+    " all tokens; behind `down` it has a share of a sum.",
     "the mean where the sum was meant": "The output is the twin's, divided by the number of ranks. The ranks"
     " hold shares of one sum: nothing is to be divided.",
     "summed where it is a sum already": "The output is the twin's, times the number of ranks: it is summed"
@@ -165,6 +184,13 @@ def _crashed(error: RankError) -> Answer | None:
         for s in error.seen
         if s.error and "invalid gradient" in s.error.message
     ]
+    if any(s.error and "shapes cannot be multiplied" in s.error.message for s in error.seen):
+        return Answer(
+            "crashed",
+            "Two matrices do not meet. up, (h, 4h/t), and down, (4h/t, h), are this rank's parts already, and"
+            f" all h columns of x meet `up`.\n\n{error.report}",
+            "matrices that do not meet",
+        )
     if not shapes:
         return None
     has, wanted = ([int(n) for n in shape.split(",")][1] for shape in shapes[0][-2:])  # tokens

@@ -45,7 +45,8 @@ def judge(attempt) -> Answer:
             except Illegal as e:
                 # Forwards before the first backward.
                 first = [
-                    next((k for k, op in enumerate(order) if str(op).startswith("B")), 0) for order in orders
+                    next((k for k, op in enumerate(order or ()) if str(op).startswith("B")), 0)
+                    for order in orders
                 ]
                 if first == sorted(first) and first[0] < first[-1]:
                     return wrong(
@@ -214,6 +215,8 @@ MISTAKES = (
     _mistake("p where p-1 was meant", OFF_BY_ONE, lambda p, m: p / (m + p)),
     _mistake("p where p-1 was meant", OFF_BY_ONE, lambda p, m: p / (m + p - 1)),
     _mistake("p where p-1 was meant", OFF_BY_ONE, lambda p, m: (p - 1) / (m + p)),
+    _mistake("p+1 where p-1 was meant", OFF_BY_ONE, lambda p, m: (p - 1) / (m + p + 1)),
+    _mistake("p+1 where p-1 was meant", OFF_BY_ONE, lambda p, m: (p + 1) / (m + p + 1)),
     _mistake("brackets left out", BRACKETS, lambda p, m: (p - 1) / m + p - 1),
     _mistake("brackets left out", BRACKETS, lambda p, m: p - 1 / (m + p - 1)),
     _mistake("brackets left out", BRACKETS, lambda p, m: p - 1 / m + p - 1),
@@ -223,8 +226,8 @@ MISTAKES = (
         lambda p, m: 0.0,
     ),
     _mistake(
-        "p and m changed places",
-        "You take the number of microbatches for that of stages. More microbatches make the bubble smaller.",
+        "a share that grows with m",
+        "You return (m-1)/(m+p-1), which grows with the microbatches. More of them make the bubble smaller.",
         lambda p, m: (m - 1) / (m + p - 1),
     ),
     _mistake(

@@ -73,6 +73,11 @@ MISTAKES = (
         _compared(lambda before, after: 1 / _fair(before, after)),
     ),
     Mistake(
+        "the ratio upside down",
+        "You scale by the ranks after over the ranks before. Twice the ranks halve what is scaled.",
+        _compared(lambda before, after: after["ranks"] / before["ranks"]),
+    ),
+    Mistake(
         "the ratio of the batches alone",
         "You compare by the batch. A rank's work is batch / ranks.",
         _compared(lambda before, after: after["batch"] / before["batch"]),

@@ -55,7 +55,7 @@ BUBBLES = tuple(
     Mistake(name, IDLE, of)
     for name, of in (
         ("idle over ideal time", lambda p, m: (p - 1) / m),
-        ("p − 1 slots forgotten", lambda p, m: p / (m + p)),
+        ("p where p − 1 was meant", lambda p, m: p / (m + p)),
         ("p where p − 1 was meant", lambda p, m: p / (m + p - 1)),
         ("p where p − 1 was meant", lambda p, m: (p - 1) / (m + p)),
         ("the busy share", lambda p, m: m / (m + p - 1)),
