@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dis
 import inspect
+import io
 import itertools
 import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
@@ -158,7 +160,8 @@ class Exercise:
             self._shown = max(self._shown, 1)
             return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
         try:
-            answer = self.judge(attempt)
+            with _few_lines():
+                answer = self.judge(attempt)
             if answer.kind == "right":
                 passed.note(self.name)
             return answer
@@ -185,6 +188,23 @@ class Exercise:
 
     def __repr__(self) -> str:
         return f"Exercise {self.name!r}: check(your_function), hint(), solution()"
+
+
+@contextmanager
+def _few_lines(first: int = 10, last: int = 20):
+    """What ranks print meanwhile is shown at its end, and of much only the first and last lines: PyTorch logs
+    a hundred lines for some errors, and the verdict must be seen.
+    """
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            yield
+    finally:
+        lines = printed.getvalue().splitlines()
+        if (left_out := len(lines) - first - last) > 1:
+            lines[first:-last] = [f"… {left_out} lines …"]
+        if lines:
+            print("\n".join(lines))
 
 
 class _Text:

@@ -24,7 +24,7 @@ from ..theory import collectives
 from . import lines, wire
 from .clock import Span
 from .fabric import Fabric
-from .operators import OPERATORS, InBatch, OnStream, first_tensor, nbytes
+from .operators import OPERATORS, InBatch, OnStream, first_tensor, nbytes, nobody
 from .report import CollectiveCount, Report
 
 # At this key the dispatcher passes also when a DTensor's own operator calls a collective, below autograd.
@@ -155,7 +155,7 @@ class Recorder:
                 payload *= size
             root = None if at_root is None else args[at_root]
             if root is not None and not 0 <= root < size:  # gloo would wait for it for ever
-                raise ValueError(_nobody(name, me, root, size))
+                raise ValueError(nobody(name, me, root, size))
             self._quiet()
             row = self.rows.setdefault((name, axis), CollectiveCount(name, axis))
             row.calls += 1
@@ -337,17 +337,3 @@ class Recorder:
         if waited_for is not None:
             self._waited(waited_for, start)
         return result
-
-
-def _nobody(op: str, me: int, peer: int, size: int) -> str:
-    """Why an operation whose other side, or root, does not exist is refused."""
-    does = {"send": f"would send to rank {peer}", "recv": f"would receive from rank {peer}"}.get(
-        op, f"calls {op} with root {peer}"
-    )
-    ends = (
-        " Around a ring take (rank ± 1) % world_size; on a line the first rank has nobody before it, and the"
-        " last nobody behind it."
-        if op in ("send", "recv")
-        else ""
-    )
-    return f"rank {me} {does}, which does not exist: ranks go from 0 to {size - 1}.{ends}"
