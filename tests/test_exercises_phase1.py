@@ -54,6 +54,11 @@ def a_bug(small, large):
     return small[9]
 
 
+def never_ends(small, large):
+    while True:
+        pass
+
+
 # -- drop 02 ---------------------------------------------------------------------------------
 
 
@@ -417,6 +422,7 @@ MISTAKES = [
     (d04.loop, stage_loop(item_everywhere=True), "crashed", "a loss asked of every rank"),
     (d04.loop, stage_loop(own_loss=True), "crashed", "a gradient that nobody receives"),
     (d04.loop, stage_loop(one_tensor=True), "wrong", "other gradients than the twin's"),
+    (d01.fingerprints, never_ends, "crashed", None),
     (d03.mlp, sum_not_used, "wrong", "a sum that is not used"),
     (d03.mlp, mean_of_the_shares, "wrong", "the mean where the sum was meant"),
     (d03.mlp, swapped, "wrong", "Enter and Leave swapped"),
@@ -430,8 +436,8 @@ MISTAKES = [
     (d02.ring, adds_all_the_way, "wrong", "finished sums added once more"),
     (d02.ring, off_the_end_of_the_ring, "crashed", None),
     (d04.loop, stage_loop(receive_first=True), "crashed", "neighbours that wait for each other"),
-    (d04.loop, stage_loop(forgets_send=True), "crashed", "neighbours that wait for each other"),
-    (d04.loop, stage_loop(grad=False), "wrong", "a received activation that does not require grad"),
+    (d04.loop, stage_loop(forgets_send=True), "crashed", "a message that nobody sends"),
+    (d04.loop, stage_loop(grad=False), "crashed", "a received activation that does not require grad"),
     (d04.loop, stage_loop(downstream=True), "crashed", "a gradient sent downstream"),
     (d04.loop, stage_loop(loss_everywhere=True), "wrong", "the loss on every stage"),
     (d04.loop, detached_backward, "wrong", "other gradients than the twin's"),
@@ -447,12 +453,12 @@ MISTAKES = [
     (d03.mlp, cut_off, "wrong", "an output cut off from x"),
     (d03.mlp, sums_twice, "wrong", "more messages than needed"),
     (d03.mlp, only_columns, "wrong", "another shape than the output's"),
-    (d03.mlp, rows_of_another, "wrong", "another output"),
-    (d03.mlp, shapes_that_do_not_meet, "crashed", None),
-    (d01.fingerprints, dp_grows, "wrong", "data parallelism sends activations"),
-    (d01.fingerprints, all_that_is_even_is_tensor, "wrong", "tensor parallelism sends weights"),
-    (d01.fingerprints, pipeline_all_reduces, "wrong", "a pipeline needs an all-reduce"),
-    (d01.fingerprints, uneven_is_tensor, "wrong", "a pipeline needs an all-reduce"),
+    (d03.mlp, rows_of_another, "wrong", "rows of another rank"),
+    (d03.mlp, shapes_that_do_not_meet, "crashed", "matrices that do not meet"),
+    (d01.fingerprints, dp_grows, "wrong", "gradients do not grow with the batch"),
+    (d01.fingerprints, all_that_is_even_is_tensor, "wrong", "activations grow with the batch"),
+    (d01.fingerprints, pipeline_all_reduces, "wrong", "the ends of a pipeline have one neighbour"),
+    (d01.fingerprints, uneven_is_tensor, "wrong", "the ends of a pipeline have one neighbour"),
     (d01.fingerprints, exactly_double, "wrong", "the wire is never exactly double"),
     (d01.fingerprints, by_the_amount, "wrong", "judged by the amount"),
     (d01.fingerprints, a_typo, "wrong", "not one of the three answers"),
@@ -479,6 +485,16 @@ MISTAKES = [
     (d02.ring, a_bad_index, "crashed", None),
 ]
 EXERCISES = [d01.fingerprints, d02.average, d02.ring, d03.mlp, d04.loop]
+
+
+def test_what_ranks_print_is_shown_and_never_hides_the_verdict(capsys):
+    def says(gradient, examples):
+        print(*range(200), sep="\n")
+        return d02.weighted_average(gradient, examples)
+
+    d02.average.check(says)
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 31 and any(line.startswith("… ") for line in shown) and "199" in shown[-1]
 
 
 def test_hints_come_in_steps_and_the_solution_on_request():

@@ -405,9 +405,9 @@ def counts(weights=2, gradients=2, optimizer=12, t_of_gradients=True, take=max, 
         n = take(stages) / t
         cut = lambda first: d if zero >= first else 1
         return (
-            weights * n / cut(zeros[0])
-            + gradients * n * (1 if t_of_gradients else t) / cut(zeros[1])
-            + optimizer * n / cut(zeros[2])
+            weights * n / cut(zeros[0]),
+            gradients * n * (1 if t_of_gradients else t) / cut(zeros[1]),
+            optimizer * n / cut(zeros[2]),
         )
 
     return attempt
@@ -555,7 +555,7 @@ MISTAKES = [
     (d06.sequence, all_reduce_and_slice, "wrong", "more bytes than tensor parallelism alone"),
     (d06.sequence, whole_output, "wrong", "another shape than the tokens'"),
     (d06.sequence, no_gather, "wrong", "no gather before the pair"),
-    (d06.sequence, first_tokens, "wrong", "another output"),
+    (d06.sequence, first_tokens, "wrong", "partial outputs never summed"),
     (d07.one_f_one_b, warm(lambda rank, p, m: p), "wrong", "a warm-up that is too long"),
     (d07.one_f_one_b, warm(lambda rank, p, m: p - rank), "wrong", "a warm-up that is too long"),
     (d07.one_f_one_b, warm(lambda rank, p, m: max(0, p - 2 - rank)), "wrong", "a warm-up that is too short"),
@@ -601,7 +601,7 @@ MISTAKES = [
     ),
     (d08.across, reach(lambda size, step, node: step >= node), "wrong", "neighbours only"),
     (d08.across, lambda sizes, node: ["tp" if sizes["tp"] > node else None], "wrong", "no list of axes"),
-    (d08.members, in_order(("dp", "tp", "pp")), "wrong", "TP not innermost"),
+    (d08.members, in_order(("dp", "tp", "pp")), "wrong", "TP's ranks are no neighbours"),
     (d09.states, counts(t_of_gradients=False), "wrong", "gradients not divided by t"),
     (d09.states, counts(zeros=(1, 1, 1)), "wrong", "ZeRO-1 divides everything"),
     (d09.states, counts(optimizer=8), "wrong", "the master copy is forgotten"),
@@ -609,19 +609,13 @@ MISTAKES = [
     (d09.states, counts(take=sum), "wrong", "all stages on one GPU"),
     (d09.states, counts(zeros=(3, 3, 1)), "wrong", "ZeRO-2 leaves gradients whole"),
     (d09.states, counts(weights=4), "wrong", "another number"),
-    (d09.states, lambda stages, d, t, zero: 16 * max(stages) / t, "wrong", "ZeRO left out"),
-    (
-        d09.states,
-        lambda stages, d, t, zero: max(stages) / t * ([16, 12 / d + 4, 14 + 2 / d, 14 + 2 / d][zero]),
-        "wrong",
-        "stages that do not add up",
-    ),
+    (d09.states, lambda stages, d, t, zero: 16 * max(stages) / t, "wrong", "not three numbers"),
     (d09.states, counts(2, 4, 12), "wrong", "float32 gradients"),
     (d09.states, counts(4, 4, 8), "wrong", "all float32, not mixed precision"),
     (d09.states, counts(take=lambda s: s[0]), "wrong", "the first stage, not the largest"),
     (d09.ring, through_rank_0, "wrong", "everything through one rank"),
     (d09.ring, single_precision, "wrong", "not one chunk"),
-    (d09.states, as_text, "wrong", "no number"),
+    (d09.states, as_text, "wrong", "not three numbers"),
     (d09.ring, sum_and_slice, "wrong", "an all-reduce, of which most is thrown away"),
     (d09.ring, gloos_own, "wrong", "an all-reduce, of which most is thrown away"),
     (d09.ring, whole_round, "wrong", "more bytes than a ring"),

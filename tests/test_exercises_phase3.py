@@ -91,6 +91,11 @@ def one_layer_less(layers, p, head):
     return [each + (k >= p - 1 - more) for k in range(p - 1)] + [last]
 
 
+def long_stages_first(layers, p, head):
+    *others, last = d12.balance(layers, p, head)
+    return [*sorted(others, reverse=True), last]
+
+
 def all_on_the_first(layers, p, head):
     return [layers - p + 1] + [1] * (p - 1)
 
@@ -121,8 +126,8 @@ MISTAKES = [
     (d13.tuple_, lambda: (1, 8, 4), "wrong", "more model parallelism than needed"),
     (d13.tuple_, lambda: (4, 8, 1), "wrong", "more than five percent behind"),
     (d13.tuple_, lambda: "TP 8", "wrong", "no layout"),
-    (d13.cases, always_fsdp, "wrong", "an axis too many"),
-    (d13.cases, more_than_needed, "wrong", "an axis too many"),
+    (d13.cases, always_fsdp, "wrong", "more than needed"),
+    (d13.cases, more_than_needed, "wrong", "more than needed"),
     (d13.cases, right_for_another_reason, "wrong", "right for another reason"),
     (d13.cases, lambda case: "DP", "wrong", "no answer with a reason"),
     (d12.choice, lambda: ("interleaved", 16, 2), "wrong", "interleaving is free"),
@@ -130,7 +135,7 @@ MISTAKES = [
     (d12.choice, lambda: ("1F1B", 16, 1), "wrong", "the bubble is still there"),
     (d12.choice, lambda: ("ZB-V", 16, 2), "wrong", "messages are free"),
     (d12.choice, lambda: ("interleaved", 16, 4), "wrong", "messages are free"),
-    (d12.choice, lambda: ("ZB-H1", 13, 1), "wrong", "m larger is always possible"),
+    (d12.choice, lambda: ("ZB-H1", 13, 1), "wrong", "m is given"),
     (d12.choice, lambda: ("ZB-H2", 16, 1), "wrong", "more memory than there is"),
     (d12.choice, lambda: ("GPipe", 16, 1), "wrong", "more memory than there is"),
     (d12.choice, lambda: "ZB-V", "wrong", "no choice"),
@@ -162,6 +167,7 @@ MISTAKES = [
         "wrong",
         "right for another reason",
     ),
+    (d12.balanced, long_stages_first, "wrong", "a long stage before a shorter one"),
     (d12.balanced, one_layer_less, "wrong", "the last stage is still too long"),
     (d13.tuple_, lambda: (16.0, 2, 1), "wrong", "no layout"),
     (d12.choice, lambda: ("a faster network", 13, 1), "wrong", "no choice"),
@@ -268,12 +274,6 @@ def test_a_fair_alternative_passes():
         ).kind
         == "right"
     )
-    early = d12.balanced.check(
-        lambda layers, p, head: (
-            sorted(d12.balance(layers, p, head)[:-1], reverse=True) + d12.balance(layers, p, head)[-1:]
-        )
-    )
-    assert early.kind == "right" and "of 40 layers, though: with the long stages last, of 32." in early.text
     assert (
         d12.balanced.check(
             lambda layers, p, head: __import__("numpy").array(d12.balance(layers, p, head))

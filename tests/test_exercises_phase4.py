@@ -64,7 +64,7 @@ MISTAKES = [
         "ZeRO-2, not ZeRO-1",
     ),
     (d14.defend, with_bubble(lambda p, m: (p - 1) / m), "wrong", "idle over ideal time"),
-    (d14.defend, with_bubble(lambda p, m: p / (m + p)), "wrong", "p − 1 slots forgotten"),
+    (d14.defend, with_bubble(lambda p, m: p / (m + p)), "wrong", "p where p − 1 was meant"),
     (d14.defend, with_bubble(lambda p, m: 0.5), "wrong", "another bubble"),
     (
         d14.defend,
@@ -112,7 +112,7 @@ MISTAKES = [
         d14.defend,
         with_crossing(lambda d, t, p, node: {"tp"} if t > 1 and d * t * p > node else set()),
         "wrong",
-        "TP outermost",
+        "groups misplaced",
     ),
     (d14.defend, lambda n, d, t, p, m, node: 1 / 0, "crashed", None),
 ]

@@ -79,10 +79,12 @@ def _check_rank(rank: int, ops: list[Op], m: int) -> None:
     if missing := sorted(set(range(m)) - done["F"]):
         raise Illegal(f"rank {rank}: the forward of {_some(missing)} is missing", "a forward is missing")
     if missing := sorted(set(range(m)) - done["B"] - done["I"]):
+        last = missing == list(range(m - len(missing), m))
         raise Illegal(
             f"rank {rank}: {_some(missing)} {'goes' if len(missing) == 1 else 'go'} forward and never"
-            " backward. When the forwards have run out, the backwards that are left must drain.",
-            "a missing drain",
+            " backward."
+            + (" When the forwards have run out, the backwards that are left must drain." if last else ""),
+            "a missing drain" if last else "a backward is missing",
         )
     if missing := sorted(done["I"] - done["W"]):
         raise Illegal(f"rank {rank}: W of {_some(missing)} is missing", "a W is missing")

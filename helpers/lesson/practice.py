@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dis
 import inspect
+import io
 import itertools
 import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
@@ -36,6 +38,40 @@ def ask(attempt: Callable, cases: Sequence[tuple] = ((),), timeout: float = 5) -
     """
     with World(1, timeout=timeout) as world:
         return world.run(lambda: [attempt(*case) for case in cases])[0]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong way that has a name. answers(*case) is what it gives: it is proven when the reader's answers
+    are the same in every case. text: what to think of instead.
+    """
+
+    name: str
+    text: str
+    answers: Callable
+
+
+def proven(
+    said: Sequence, cases: Sequence[tuple], mistakes: Sequence[Mistake], alike: Callable
+) -> Mistake | None:
+    """The first mistake that gives all that was said; None where none does."""
+    gives = lambda mistake: all(alike(mine, mistake.answers(*case)) for mine, case in zip(said, cases))
+    return next(filter(gives, mistakes), None)
+
+
+def waits(error: RankError) -> dict[int, dict]:
+    """Rank -> the send or receive that it stands in, where a call can never have ended: every rank that has
+    not finished stands in one, and no two of them in the two sides of one message. Else {}: it was not
+    proven, and may only have been slow.
+    """
+    standing = {r: s.where["in"] if s.where else None for r, s in enumerate(error.seen) if not s.finished}
+    if error.kind != "timeout" or not all(at and at["op"] in ("send", "recv") for at in standing.values()):
+        return {}
+    partner = {r: at["needs"][0] for r, at in standing.items()}
+    meet = (
+        partner.get(other) == r and standing[other]["op"] != standing[r]["op"] for r, other in partner.items()
+    )
+    return {} if any(meet) else standing
 
 
 @dataclass
@@ -124,7 +160,8 @@ class Exercise:
             self._shown = max(self._shown, 1)
             return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
         try:
-            answer = self.judge(attempt)
+            with _few_lines():
+                answer = self.judge(attempt)
         except RankError as e:
             answer = Answer("crashed", e.report)
         except TypeError as e:  # it cannot travel to the ranks
@@ -150,6 +187,23 @@ class Exercise:
 
     def __repr__(self) -> str:
         return f"Exercise {self.name!r}: check(your_function), hint(), solution()"
+
+
+@contextmanager
+def _few_lines(first: int = 10, last: int = 20):
+    """What ranks print meanwhile is shown at its end, and of much only the first and last lines: PyTorch logs
+    a hundred lines for some errors, and the verdict must be seen.
+    """
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            yield
+    finally:
+        lines = printed.getvalue().splitlines()
+        if (left_out := len(lines) - first - last) > 1:
+            lines[first:-last] = [f"… {left_out} lines …"]
+        if lines:
+            print("\n".join(lines))
 
 
 class _Text:

@@ -80,7 +80,7 @@ def explain(seen: list[Seen], timeout: float | None, mend: Callable[[], str]) ->
     raising = [r for r in raising if not seen[r].error.follows] or raising
     had_died = any(s.exit is not None for s in seen)
     state = mend()
-    kept = state == KEPT
+    kept = state != FRESH
     if had_died:
         dead = [r for r, s in enumerate(seen) if s.exit is not None]
         return RankError(died(seen, dead, state), "died", dead, False, seen)

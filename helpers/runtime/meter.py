@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ from ..theory import collectives
 from . import lines, wire
 from .clock import Span
 from .fabric import Fabric
-from .operators import OPERATORS, InBatch, OnStream, first_tensor, nbytes
+from .operators import OPERATORS, InBatch, OnStream, first_tensor, nbytes, nobody
 from .report import CollectiveCount, Report
 
 # At this key the dispatcher passes also when a DTensor's own operator calls a collective, below autograd.
@@ -56,6 +57,8 @@ class Recorder:
         self._groups: dict[str, tuple[str, list[int], int]] = {}
         self._known = lambda: None  # the group whose connections were looked at when it was formed
         self.fabric: Fabric | None = None
+        # Called with the name, root or peer, and first tensor of each collective of a call before it begins.
+        self.watch: Callable[[str, int | None, torch.Tensor | None], None] | None = None
         self._inside = (
             False  # whether a collective is being issued: some backends hold the caller until it has ended
         )
@@ -81,7 +84,7 @@ class Recorder:
         self._open: list[Issued] = []
         self._since_quiet: list[CollectiveCount] = []
         self._in_flight = self._peak = self._number = self._forgotten = 0
-        self.last = None
+        self.last = self.watch = None
         self.spans: list[Span] = []
         self.levels: list[tuple[float, int]] = []
         self._groups.clear()  # a group may have gone and its name been used again
@@ -152,7 +155,7 @@ class Recorder:
                 payload *= size
             root = None if at_root is None else args[at_root]
             if root is not None and not 0 <= root < size:  # gloo would wait for it for ever
-                raise ValueError(_nobody(name, me, root, size))
+                raise ValueError(nobody(name, me, root, size))
             self._quiet()
             row = self.rows.setdefault((name, axis), CollectiveCount(name, axis))
             row.calls += 1
@@ -165,6 +168,8 @@ class Recorder:
                 self._since_quiet.append(row)
             self._remember(name, members, first, payload)
             self._note(name, axis, members, first, root)
+            if self.watch:
+                self.watch(name, root, first)
             ticket = (
                 self.fabric
                 and operator != "recv_any_source_"
@@ -332,17 +337,3 @@ class Recorder:
         if waited_for is not None:
             self._waited(waited_for, start)
         return result
-
-
-def _nobody(op: str, me: int, peer: int, size: int) -> str:
-    """Why an operation whose other side, or root, does not exist is refused."""
-    does = {"send": f"would send to rank {peer}", "recv": f"would receive from rank {peer}"}.get(
-        op, f"calls {op} with root {peer}"
-    )
-    ends = (
-        " Around a ring take (rank ± 1) % world_size; on a line the first rank has nobody before it, and the"
-        " last nobody behind it."
-        if op in ("send", "recv")
-        else ""
-    )
-    return f"rank {me} {does}, which does not exist: ranks go from 0 to {size - 1}.{ends}"

@@ -17,7 +17,7 @@ from .failure import Seen
 from .messages import Setup
 from .meter import BOX_BYTES
 
-ANSWER_SECONDS = 0.2  # for a rank to say where it is
+ANSWER_SECONDS = 1.0  # for a rank to say where it is; on a busy machine that takes longer than its work
 START_SECONDS = 60  # for the fork server's imports on a slow machine
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import copyreg
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -66,6 +67,16 @@ def main(setup: Setup, control, output, leash) -> None:
     current.rank.serve()
 
 
+def _made_groups() -> bool:
+    """Whether this process has groups, meshes or models that the world's next group leaves behind."""
+    if not dist.is_initialized():
+        return False
+    kinds = (dist.DeviceMesh, torch.nn.parallel.DistributedDataParallel)
+    return len(dist.distributed_c10d._world.pg_map) > 1 or any(
+        issubclass(type(thing), kinds) for thing in gc.get_objects()
+    )
+
+
 class Rank:
     """This process as a rank: its group, its names, the call under way."""
 
@@ -102,8 +113,9 @@ class Rank:
         while True:
             kind, number, *details = self.jobs.get()
             if kind == "join":
+                had_groups = _made_groups()
                 self._join(*details)
-                self._send("joined", number)
+                self._send("joined", number, had_groups)
             else:
                 answer = self._call(number, kind, *details)
                 if current.rank is None:

@@ -41,9 +41,9 @@ _numbers = itertools.count(1)
 _open: weakref.WeakSet[World] = weakref.WeakSet()
 
 
-def latest() -> World | None:
-    """The open world made last: the one that %%ranks means."""
-    return max((w for w in _open if w.is_open), key=lambda w: w.number, default=None)
+def open_worlds() -> list[World]:
+    """Those that are open, the one made last at the end: the one that %%ranks means."""
+    return sorted((w for w in _open if w.is_open), key=lambda w: w.number)
 
 
 class World:
@@ -202,6 +202,7 @@ class World:
         number = next(self._ranks.calls)
         self._ranks.tell("join", number, self._generation)
         joined = self._ranks.collect("joined", number, range(self.n), seconds, captured)
+        self._left_groups = any(had_groups for (had_groups,) in joined.values())
         return len(joined) == self.n
 
     def _restart(self) -> None:
@@ -308,7 +309,7 @@ class World:
     def _mend(self, busy: list[int], number: int = 0, captured=None, seen: list[Seen] | None = None) -> str:
         """Free `busy` ranks from call `number`, then form the group again, with fresh ranks if one is lost.
 
-        Returns the sentence that tells what became of the ranks' variables: KEPT or FRESH.
+        Returns the sentence that tells what became of the ranks' variables: ALIVE, KEPT or FRESH.
         """
         freed = {}
         if busy and not self._ranks.dead():
@@ -325,7 +326,7 @@ class World:
             self._restart()
             return FRESH
         self._broken = False
-        return KEPT
+        return KEPT if self._left_groups else ALIVE
 
 
 def _forget_in_fork() -> None:

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from ... import toy
+from ...runtime.failure import RankError
 from ...runtime.world import World
-from ..practice import Answer, Exercise, right, wrong
+from ..practice import Answer, Exercise, ask, right, wrong
 
 SCHEMES = ("data", "tensor", "pipeline")
 # Sizes chosen so that the amount alone gives nothing away: data parallelism sends most in one, least in the
@@ -65,14 +66,14 @@ def fingerprint(small, large):
 
 MISTAKES = {
     ("tensor", "data"): (
-        "data parallelism sends activations",
+        "gradients do not grow with the batch",
         (
             "You call this run data parallel, yet its bytes doubled when the batch doubled. "
             "Data parallelism sends gradients, one number for each weight, however large the batch."
         ),
     ),
     ("data", "tensor"): (
-        "tensor parallelism sends weights",
+        "activations grow with the batch",
         (
             "You call this run tensor parallel, yet its bytes did not change when the batch doubled: they are"
             " as many as the weights. Tensor parallelism never sends weights. It sends activations, and those"
@@ -80,14 +81,14 @@ MISTAKES = {
         ),
     ),
     ("pipeline", None): (
-        "a pipeline needs an all-reduce",
+        "the ends of a pipeline have one neighbour",
         (
             "You took this run for one in which every rank talks alike. Look at the first and last rank: "
             "they sent half. In a pipeline each rank only speaks to its neighbours, and the ends have one."
         ),
     ),
     (None, "pipeline"): (
-        "a pipeline needs an all-reduce",
+        "the ends of a pipeline have one neighbour",
         (
             "You call this run a pipeline, yet all four ranks sent the same. That is what an all-reduce looks"
             " like. A pipeline has none: each rank speaks to its neighbours, and the ends have only one."
@@ -112,18 +113,16 @@ def _runs() -> list[tuple]:
 
 def judge(attempt) -> Answer:
     runs = _runs()
+    measured = [(list(small), list(large)) for _, small, large, _ in runs]
+    thousandfold = [tuple([x * 1000 for x in sent] for sent in case) for case in measured]
     try:
-        said = [attempt(list(small), list(large)) for _, small, large, _ in runs]
-        scaled = [
-            attempt([x * 1000 for x in small], [x * 1000 for x in large]) for _, small, large, _ in runs
-        ]
-        if_exact = [attempt(*map(list, book)) for *_, book in runs]
-    except (Exception, SystemExit) as e:
+        answers = ask(attempt, [*measured, *thousandfold, *(tuple(map(list, book)) for *_, book in runs)])
+    except RankError as e:
         return Answer(
             "crashed",
-            f"Your function raised {type(e).__name__}: {e}\n"
-            f"It was given lists of four numbers each, such as {runs[0][1]} and {runs[0][2]}.",
+            f"{e.report}\nIt was given lists of four numbers each, such as {runs[0][1]} and {runs[0][2]}.",
         )
+    said, scaled, if_exact = (answers[i : i + len(runs)] for i in range(0, len(answers), len(runs)))
     if odd := [answer for answer in said if not isinstance(answer, str) or answer not in SCHEMES]:
         return wrong(
             "not one of the three answers",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 import torch
 import torch.distributed as dist
 
 from ... import toy
-from ...runtime import clock
+from ...runtime import clock, current
 from ...runtime.clock import Timeline
 from ...runtime.failure import RankError
 from ...runtime.world import World
 from ...theory.schedules import gpipe
-from ..practice import Answer, Exercise, right, wrong
+from ..practice import Answer, Exercise, right, waits, wrong
 
 
 def pipeline(stage, tokens, targets, empty, rank, world_size):
@@ -32,7 +35,7 @@ def pipeline(stage, tokens, targets, empty, rank, world_size):
         loss = toy.loss_of(y, targets)
         loss.backward()
     else:
-        dist.send(y.detach(), rank + 1)
+        dist.send(y.detach(), rank + 1)  # a message carries numbers, never a graph: detach() only says so
         dy = torch.empty_like(y)
         dist.recv(dy, rank + 1)
         y.backward(dy)
@@ -76,15 +79,69 @@ def together(timeline: Timeline) -> float:
     return several / working
 
 
+@dataclass
+class Seen:
+    """What one rank was seen to do with its stage and its messages."""
+
+    forwards: int = 0
+    backwards: int = 0  # through the stage's output
+    asked: bool = True  # whether the stage's input required a gradient
+    sent: list[tuple[str, int]] = field(default_factory=list)  # (what, to whom)
+
+    def tells(self, *what: str, to: int) -> bool:
+        return any((name, to) in self.sent for name in what)
+
+
+_seen = Seen()  # of this rank's last attempt: kept here, it can be asked for after a crash
+
+
+def _told() -> Seen:
+    return _seen
+
+
+def _watch(stage) -> Seen:
+    """See what goes through the stage, and which of its tensors are sent."""
+    global _seen
+    seen = _seen = Seen()
+    known: dict[str, torch.Tensor] = {}
+
+    def backward(dy):
+        seen.backwards += 1
+        known["dy"] = dy.detach().clone()
+
+    def forward(_, args, y):
+        seen.forwards += 1
+        seen.asked = args[0].requires_grad or not args[0].is_floating_point()
+        known.update(x=args[0], y=y.detach().clone())
+        if y.requires_grad:
+            y.register_hook(backward)
+
+    def message(op, peer, tensor):
+        if op == "send":
+            x = known.get("x")
+            named = {"x.grad": x.grad if x is not None and x.is_leaf else None, **known}
+            alike = (
+                name
+                for name, t in named.items()
+                if t is not None and t.shape == tensor.shape and t.equal(tensor)
+            )
+            seen.sent.append((next(alike, "another tensor"), peer))
+
+    stage.register_forward_hook(forward)
+    current.rank.recorder.watch = message
+    return seen
+
+
 def _on_rank(attempt):
-    """One rank's part: the attempt's answer, the twin's loss, and whether the stage's gradients are the
-    twin's.
+    """One rank's part: the attempt's answer, the twin's loss, whether the stage's gradients are the twin's,
+    and what was seen.
     """
     sizes, batch = dict(hidden=256, seq_len=16), toy.make_batch(4, 16)
     rank, size = dist.get_rank(), dist.get_world_size()
     twin = toy.ToyTransformer(**sizes)
     expected = toy.twin_step(twin, *batch)
     stage = toy.split_depth(toy.ToyTransformer(**sizes))
+    seen = _watch(stage)
     answer = attempt(stage, *batch, torch.empty(4, 16, 256), rank, size)
     if isinstance(answer, torch.Tensor) and answer.numel() == 1:
         answer = answer.item()  # the loss before .item() will do
@@ -92,7 +149,7 @@ def _on_rank(attempt):
         mine.grad is not None and torch.allclose(mine.grad, theirs.grad, atol=1e-5)
         for mine, theirs in zip(stage.parameters(), toy.split_depth(twin).parameters())
     )
-    return answer, expected, same
+    return answer, expected, same, seen
 
 
 def judge(attempt) -> Answer:
@@ -101,7 +158,8 @@ def judge(attempt) -> Answer:
             try:
                 results = world.run(_on_rank, attempt)
             except RankError as e:
-                return _named(e, p) or Answer("crashed", f"On {p} stages:\n{e.report}")
+                seen = world.run(_told) if e.state_kept else [Seen() for _ in range(p)]
+                return _crashed(e, seen, p)
             sent = world.traffic.payload
         if early := [r for r, (answer, *_) in enumerate(results[:-1]) if answer is not None]:
             return wrong(
@@ -109,21 +167,25 @@ def judge(attempt) -> Answer:
                 f"Rank {early[0]} returned a loss. Only the last stage has the scores that a loss compares"
                 " with the targets; what the others have are activations.",
             )
-        answer, expected, _ = results[-1]
-        if not isinstance(answer, float) or abs(answer - expected) > 1e-4:
+        activation = 4 * 4 * 16 * 256
+        most = 2 * activation if p > 2 else activation
+        answer, expected, *_ = results[-1]
+        right_loss = isinstance(answer, float) and abs(answer - expected) <= 1e-4
+        off = [r for r, (_, _, same, _) in enumerate(results) if not same]
+        if (not right_loss or off) and (named := _mistake([r[-1] for r in results], p, range(p))):
+            return wrong(*named)
+        if not right_loss:
             return wrong(
                 "another loss than the twin's",
                 f"The last rank returned {answer!r}; the twin's loss is {expected:.4f}.",
             )
-        if off := [r for r, (*_, same) in enumerate(results) if not same]:
+        if off:
             return wrong(
                 "other gradients than the twin's",
                 f"On {p} stages the gradients of rank {off[0]} differ. Does each stage run backward from the"
                 " gradient that came from the next one, and did you receive that into a tensor of its own?"
                 " `empty` is your x, and backward still needs it.",
             )
-        activation = 4 * 4 * 16 * 256
-        most = 2 * activation if p > 2 else activation
         if max(sent) > most:
             return wrong(
                 "more bytes than needed",
@@ -137,72 +199,129 @@ def judge(attempt) -> Answer:
     )
 
 
-def _named(error: RankError, p: int) -> Answer | None:
-    """Mistakes that end in a crash or a hang and have a name."""
+def _mistake(seen: list[Seen], p: int, over: Sequence[int] = ()) -> tuple[str, str] | None:
+    """(name, text) of what was seen to be wrong. over: ranks that must have had their backward."""
+    for r, rank in enumerate(seen):
+        if r < p - 1 and rank.tells("x", to=r + 1):
+            return (
+                "the input sent on",
+                f"Rank {r} sends its x to the next stage. What goes on is y = stage(x).",
+            )
+        if r and not rank.asked:
+            return (
+                "a received activation that does not require grad",
+                f"On rank {r} the stage's input does not require a gradient. What comes from the stage before"
+                " is a new tensor, and autograd does not know that you need its gradient: x.requires_grad_()"
+                " before the forward.",
+            )
+        if r and rank.tells("dy", to=r - 1):
+            return (
+                "dy sent back",
+                f"Rank {r} sends back the gradient of its output, dy. The stage before needs that of what it"
+                " sent: x.grad, which y.backward(dy) leaves.",
+            )
+        if r and rank.tells("x", "y", to=r - 1):
+            return (
+                "an activation sent back",
+                f"Rank {r} sends an activation to the stage before. What goes back is a gradient: x.grad.",
+            )
+        if r < p - 1 and rank.tells("x.grad", "dy", to=r + 1):
+            return (
+                "a gradient sent downstream",
+                f"Rank {r} sends a gradient to rank {r + 1}. Activations go down the line, gradients come"
+                " back up: to rank − 1.",
+            )
+        if rank.forwards > 1 or rank.backwards > 1:
+            way, times = ("forward", rank.forwards) if rank.forwards > 1 else ("backward", rank.backwards)
+            return (
+                f"{way} run twice",
+                f"Rank {r} runs {times} times {way}. With one batch each stage runs once.",
+            )
+    if none := [r for r in over if seen[r].forwards and not seen[r].backwards]:
+        return (
+            "a stage without backward",
+            f"Rank {none[-1]} ran forward, and no backward after it. The last stage begins with"
+            " loss.backward(), the others with y.backward(dy).",
+        )
+    return None
+
+
+def _crashed(error: RankError, seen: list[Seen], p: int) -> Answer:
+    """A crash or a hang, with its name where what was seen proves one."""
+    head, report = f"On {p} stages", f"\n\n{error.report}"
     said = {r: s.error.message for r, s in enumerate(error.seen) if s.error and not s.error.aborted}
-    no_tensor = [
-        r for r, text in said.items() if "Expected parameter `tensor`" in text and "NoneType" in text
-    ]
-    if 0 in no_tensor:
+    nothing = [r for r, text in said.items() if "Expected parameter `tensor`" in text and "NoneType" in text]
+    if 0 in nothing:
         return Answer(
             "crashed",
-            f"On {p} stages rank 0 sends a gradient, and has none: tokens get no gradient, and no rank comes"
-            f" before it. Send x.grad only where rank > 0.\n\n{error.report}",
+            f"{head} rank 0 sends a gradient, and has none: tokens get no gradient, and no rank comes before"
+            f" it. Send x.grad only where rank > 0.{report}",
             "a gradient sent by the first rank",
         )
     if any("'NoneType' object has no attribute 'item'" in text for text in said.values()):
         return Answer(
             "crashed",
-            f"On {p} stages only the last rank has a loss. The others return None.\n\n{error.report}",
+            f"{head} only the last rank has a loss. The others return None.{report}",
             "a loss asked of every rank",
         )
-    if no_tensor or any("does not require grad" in text for text in said.values()):
-        return wrong(
-            "a received activation that does not require grad",
-            "What comes from the stage before is a new tensor, and autograd does not know that you need its"
-            " gradient: x.requires_grad_() before the forward. Otherwise, or if no backward ran, there is"
-            " nothing to send back.",
+    if any("backward through the graph a second time" in text for text in said.values()):
+        return Answer(
+            "crashed", f"{head} a backward is run twice. Once is enough.{report}", "backward run twice"
         )
-    doing = {r: s.where["in"] for r, s in enumerate(error.seen) if s.where and s.where["in"]}
-    last = p - 1
-    if (
-        error.kind == "timeout"
-        and doing.get(last, {}).get("op") == "send"
-        and doing[last]["needs"] != [last - 1]
-    ):
+    doing, last = waits(error), p - 1
+    if doing.get(last, {}).get("op") == "send" and doing[last]["needs"] != [last - 1]:
         return Answer(
             "crashed",
-            f"On {p} stages the last rank sends to rank {doing[last]['needs'][0]}. Activations go down the"
-            f" line, gradients come back up: to rank − 1.\n\n{error.report}",
+            f"{head} the last rank sends to rank {doing[last]['needs'][0]}. Activations go down the line,"
+            f" gradients come back up: to rank − 1.{report}",
             "a gradient sent downstream",
         )
+    if any("which does not exist" in text for text in said.values()):
+        return Answer("crashed", f"{head}:{report}", "a neighbour that does not exist")
+    over = [
+        r
+        for r in range(p)
+        if r in nothing or error.seen[r].finished or seen[r].tells("x.grad", "dy", to=r - 1)
+    ]
+    if named := _mistake(seen, p, over):
+        name, text = named
+        return Answer("crashed", f"{head}: {text}{report}", name)
     unheard = {
-        r: inside["needs"][0]
-        for r, inside in doing.items()
-        if inside["op"] == "send" and error.seen[inside["needs"][0]].finished
+        r: at["needs"][0]
+        for r, at in doing.items()
+        if at["op"] == "send" and error.seen[at["needs"][0]].finished
     }
-    if error.kind == "timeout" and unheard:
+    if unheard:
         r, peer = next(iter(unheard.items()))
+        what = next((name for name, to in reversed(seen[r].sent) if to == peer), "a tensor")
         return Answer(
             "crashed",
-            f"On {p} stages rank {r} sends a gradient back to rank {peer}, which has finished without"
-            " receiving it. Only the last stage begins its backward from a loss. The others receive dy from"
-            f" rank + 1 and begin with y.backward(dy).\n\n{error.report}",
-            "a gradient that nobody receives",
+            f"{head} rank {r} sends {what} to rank {peer}, which has finished without receiving it. Only the"
+            " last stage begins its backward from a loss. The others receive dy from rank + 1 and begin with"
+            f" y.backward(dy).{report}",
+            "a gradient that nobody receives" if what == "x.grad" else "a message that nobody receives",
         )
-    if (
-        error.kind == "timeout"
-        and doing
-        and all(inside["op"] in ("send", "recv") for inside in doing.values())
-    ):
+    if unsent := {
+        r: at["needs"][0]
+        for r, at in doing.items()
+        if at["op"] == "recv" and error.seen[at["needs"][0]].finished
+    }:
+        r, peer = next(iter(unsent.items()))
         return Answer(
             "crashed",
-            f"On {p} stages the ranks wait for messages that do not come. For each recv some rank must send,"
-            " and in the same order: forward from the first to the last, backward from the last to the"
-            f" first.\n\n{error.report}",
+            f"{head} rank {r} waits for a message of rank {peer}, which has finished without sending one. For"
+            f" each recv some rank must send.{report}",
+            "a message that nobody sends",
+        )
+    if doing:
+        return Answer(
+            "crashed",
+            f"{head} the ranks wait for messages that do not come. For each recv some rank must send, and in"
+            " the same order: forward from the first to the last, backward from the last to the first."
+            f"{report}",
             "neighbours that wait for each other",
         )
-    return None
+    return Answer("crashed", f"{head}:\n{error.report}")
 
 
 loop = Exercise(
@@ -215,7 +334,7 @@ loop = Exercise(
             " middle one, then leave out what the ends lack."
         ),
         (
-            "Forward: recv x from rank − 1, y = stage(x), send y.detach() to rank + 1. The last rank computes"
+            "Forward: recv x from rank − 1, y = stage(x), send y to rank + 1. The last rank computes"
             " the loss instead of sending."
         ),
         (

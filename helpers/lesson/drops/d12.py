@@ -138,7 +138,7 @@ def _judge_choice(attempted) -> Answer:
         return wrong("no choice", f"{name!r} is no schedule; there are {', '.join(map(repr, SCHEDULES))}.")
     if m != ASKED:
         return wrong(
-            "m larger is always possible",
+            "m larger is always possible" if m > ASKED else "m is given",
             f"m is {ASKED} and stays so: the global batch is fixed by the optimizer, and a microbatch is one"
             " sequence already.",
         )
@@ -239,7 +239,6 @@ def balance(layers, p, head):
 def _judge_balance(attempted) -> Answer:
     cases = [(32, 8, 3), (32, 8, 0), (40, 8, 2), (24, 4, 5), (16, 4, 1)]
     said = ask(attempted, cases)
-    early = None
     for (layers, p, head), mine in zip(cases, said):
         where = f"With {layers} layers, {p} stages and a head of {head}"
         mine = mine.tolist() if hasattr(mine, "tolist") else mine
@@ -284,9 +283,9 @@ def _judge_balance(attempted) -> Answer:
                         *figures,
                     )
                 return wrong(
-                    "the head is forgotten",
-                    f"{where} the last stage carries {mine[-1]} layers and the head, and all others wait for"
-                    " it in every microbatch. Give it fewer layers.",
+                    "the head is forgotten" if max(mine) == -(-layers // p) else "the last stage is too long",
+                    f"{where} the last stage carries {mine[-1]} layers and the head, {load} in all, and all"
+                    " others wait for it in every microbatch. Give it fewer layers.",
                     *figures,
                 )
             return wrong(
@@ -294,18 +293,17 @@ def _judge_balance(attempted) -> Answer:
                 f"{where} the slowest stage takes {load}; {best} is possible.",
                 *figures,
             )
-        if mine[0] > reference[0]:
-            # The first has p microbatches in flight.
-            early = early or (layers, p, p * mine[0], p * reference[0])
-    more = (
-        " With {} layers on {} stages rank 0 keeps the activations of {} layers, though: with the long stages"
-        " last, of {}.".format(*early)
-        if early
-        else ""
-    )
-    return right(
-        "The slowest stage is as short as can be: it sets the pace of every microbatch." + more, figures[0]
-    )
+        if k := next((k for k in range(1, p - 1) if mine[k] < mine[k - 1]), 0):
+            # Stage k has p − k microbatches in flight.
+            kept, could = ((p - k + 1) * stages[k - 1] for stages in (mine, sorted(mine[:-1])))
+            return wrong(
+                "a long stage before a shorter one",
+                f"{where} the slowest stage is as short as can be. But stage {k - 1} has {mine[k - 1]} layers"
+                f" and stage {k} {mine[k]}: stage {k - 1} holds {p - k + 1} microbatches, so it keeps the"
+                f" activations of {kept} layers, and of {could} with the long stages last.",
+                *figures,
+            )
+    return right("The slowest stage is as short as can be: it sets the pace of every microbatch.", figures[0])
 
 
 balanced = Exercise(

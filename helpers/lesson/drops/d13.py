@@ -223,7 +223,7 @@ def _judge_quick(attempted) -> Answer:
                 3: "208 GB over 16 GPUs are 13 GB each with FSDP, and it wraps the model as it is.",
             }[answer]
             return wrong(
-                "an axis too many" if answer == 0 else "another axis than needed",
+                "more than needed" if answer == 0 else "another axis than needed",
                 f"{case}: not {mine[0]!r}. {why}",
             )
         if mine[1] not in [REASONS[k] for k in reasons]:

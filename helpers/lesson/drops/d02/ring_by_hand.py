@@ -9,13 +9,13 @@ from ....runtime.failure import RankError
 from ....runtime.traffic import Traffic
 from ....runtime.world import World
 from ....table import human
-from ...practice import Answer, Exercise, right, wrong
-
-# -- what data parallelism does not save ----------------------------------------------------------
+from ...practice import Answer, Exercise, right, waits, wrong
+from .. import rings
+from ..rings import Half
 
 
 def ring_all_reduce(x, rank, world_size):
-    """Make x, a 1-D tensor, the sum of all ranks' x: in place, with dist.send and dist.recv only."""
+    """Make x, a 1-D tensor, the sum of all ranks' x: in place, with sends and receives only."""
     chunks = list(torch.tensor_split(x, world_size))  # views: what is written to a chunk is written to x
     right_of, left_of = (rank + 1) % world_size, (rank - 1) % world_size
 
@@ -38,7 +38,7 @@ def ring_all_reduce(x, rank, world_size):
 
 
 # Ranks, elements; some do not divide.
-CASES = [(4, 400_000), (2, 100_001), (3, 100_001), (5, 99_999), (4, 1_003)]
+CASES = [(4, 400_000), (2, 100_001), (3, 100_001), (5, 99_999), (4, 6)]
 
 
 def _ring_on_rank(attempt, elements):
@@ -50,6 +50,17 @@ def _ring_on_rank(attempt, elements):
     return x, numbers[rank], sum(numbers)
 
 
+def _watched_on_rank(attempt) -> tuple[list, list]:
+    """What the attempt makes of numbers that tell their rank or chunk: chunks at the end, and messages."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    def run(x):
+        attempt(x, rank, n)
+        return [rings.number(chunk) for chunk in torch.tensor_split(x, n)]
+
+    return rings.watched(run, n, torch.empty(8 * n))
+
+
 def judge_ring(attempt) -> Answer:
     reached = 0.0
     for n, elements in CASES:
@@ -57,16 +68,21 @@ def judge_ring(attempt) -> Answer:
         with World(n, timeout=4) as world:
             try:
                 results = world.run(_ring_on_rank, attempt, elements)
+                if world.traffic.not_waited:
+                    return wrong(
+                        "a message nobody waits for",
+                        f"With {case} {world.traffic.not_waited} isend or irecv were never waited for: keep"
+                        " what they return and call .wait() on it, or the data may come after you have used"
+                        " it.",
+                    )
+                traffic, sent = world.traffic, max(world.traffic.counted) / (4 * elements)
+                if mistake := _wrong_sum(results, case):
+                    return mistake
+                if not all(torch.equal(x, total) for x, _, total in results):
+                    return _named(world.run(_watched_on_rank, attempt), n, case)
             except RankError as e:
-                return _stuck(e, case) or Answer("crashed", f"With {case}:\n{e.report}")
-            if world.traffic.not_waited:
-                return wrong(
-                    "a message nobody waits for",
-                    f"With {case} {world.traffic.not_waited} isend or irecv were never waited for: keep what"
-                    " they return and call .wait() on it, or the data may come after you have used it.",
-                )
-            sent = max(world.traffic.counted) / (4 * elements)
-            if mistake := _wrong_sum(results, case, sent) or _wasteful(world.traffic, 4 * elements, case):
+                return _stuck(e, case) or _named_crash(e, case, n, elements)
+            if mistake := _wasteful(traffic, 4 * elements, case):
                 return mistake
             reached = reached or sent
     return right(
@@ -76,9 +92,9 @@ def judge_ring(attempt) -> Answer:
     )
 
 
-def _wrong_sum(results, case: str, sent: float) -> Answer | None:
-    """Name what is wrong with the values. results: (x, what it was before, the sum) for each rank. sent:
-    tensors sent by the busiest.
+def _wrong_sum(results, case: str) -> Answer | None:
+    """What is wrong with the values, as far as they alone tell. results: (x, what it was before, the sum) for
+    each rank.
     """
     n = len(results)
     if all(torch.equal(x, total) for x, _, total in results):
@@ -102,40 +118,101 @@ def _wrong_sum(results, case: str, sent: float) -> Answer | None:
             f"With {case} all is right but the last {len(results[0][0]) - whole}: {n} chunks of equal length "
             "do not cover x. torch.tensor_split makes some chunks one longer.",
         )
-    good = [
-        [
-            i
-            for i, (a, b) in enumerate(zip(torch.tensor_split(x, n), torch.tensor_split(total, n)))
-            if torch.equal(a, b)
-        ]
-        for x, _, total in results
-    ]
-    chunks = "; ".join(f"rank {r}: {', '.join(map(str, chunks)) or 'none'}" for r, chunks in enumerate(good))
-    if all(len(chunks) == 1 for chunks in good):
-        if sent > 1.01 * (n - 1) / n:
-            return wrong(
-                "finished sums added once more",
-                f"With {case} each rank has one finished chunk ({chunks}), and the chunks did go round. "
-                "What arrives in the second half is a finished sum: write it over yours, do not add it.",
-            )
-        return wrong(
-            "half of the way",
-            f"With {case} each rank has one finished chunk ({chunks}). That is the reduce-scatter, "
-            "the first half of the job. Now the finished chunks must go round.",
+    return None
+
+
+# The two halves as they should be, and as they are when a step, a chunk or a view is missed.
+SUM = Half(lambda r, k: r - k, lambda r, k: r - k - 1, "add")
+SPREAD = Half(lambda r, k: r + 1 - k, lambda r, k: r - k, "write")
+_FEW, _MANY = {"steps": lambda n: n - 2}, {"steps": lambda n: n}
+ONE_OFF = "Each half has n−1 steps: a chunk visits n ranks, and is on the first of them already."
+LOST = (
+    "`chunks[j] = …` puts a new tensor into your list, and x keeps its old numbers. Write into the view:"
+    " `chunks[j] += buffer`, `chunks[j].copy_(buffer)`, or receive into it."
+)
+PARTS = "In the first half a rank adds what it receives to its own part; only finished sums are written over."
+HALF = "That is the reduce-scatter, the first half of the job. Now the finished chunks must go round."
+ADDED = "What arrives in the second half is a finished sum: write it over yours, do not add it."
+SECOND = "After the first half rank r has finished chunk r+1, so that is the first one to send."
+OTHER = "What a rank receives belongs to the chunk after the one it sends: (r−k−1) % n in step k."
+TURNED = (
+    "You send to the previous rank and receive from the next one, with the numbers of a ring that goes the"
+    " other way. Turn either the neighbours or the numbers."
+)
+RISING = (
+    "What rank r−1 sends in step k is the chunk that rank r adds to in step k, and sends in step k+1: its"
+    " number falls by one for each rank. Yours rises."
+)
+RISE = Half(lambda r, k: r + k, lambda r, k: r + k + 1, "add")
+LATE = Half(lambda r, k: r - k, lambda r, k: r - k - 1, "write")
+EARLY = Half(lambda r, k: r + 2 - k, lambda r, k: r + 1 - k, "write")
+# What it is called, what to do, what is done on paper.
+MISTAKES = (
+    ("half of the way", HALF, [SUM]),
+    ("a view that is lost", LOST, [SUM._replace(how="add anew"), SPREAD]),
+    ("a view that is lost", LOST, [SUM, SPREAD._replace(how="write anew")]),
+    ("a view that is lost", LOST, [SUM._replace(how="add anew"), SPREAD._replace(how="write anew")]),
+    ("finished sums added once more", ADDED, [SUM, SPREAD._replace(how="add")]),
+    ("finished sums added once more", ADDED, [SUM._replace(steps=lambda n: 2 * n - 2)]),
+    ("parts written over, not added", PARTS, [SUM._replace(how="write"), SPREAD]),
+    ("parts written over, not added", PARTS, [SUM._replace(how="write anew"), SPREAD]),
+    ("one step too few in the first half", ONE_OFF, [SUM._replace(**_FEW), SPREAD]),
+    ("one step too many in the first half", ONE_OFF, [SUM._replace(**_MANY), SPREAD]),
+    ("one step too few in the second half", ONE_OFF, [SUM, SPREAD._replace(**_FEW)]),
+    ("one step too few in each half", ONE_OFF, [SUM._replace(**_FEW), SPREAD._replace(**_FEW)]),
+    ("the second half begins with another chunk", SECOND, [SUM, LATE]),
+    ("the second half begins with another chunk", SECOND, [SUM, EARLY]),
+    ("the chunks' numbers rise", RISING, [RISE, Half(lambda r, k: r + 1 + k, lambda r, k: r + k, "write")]),
+    ("the chunks' numbers rise", RISING, [RISE, SPREAD]),
+    ("added to the chunk just sent", OTHER, [SUM._replace(take=SUM.send), SPREAD]),
+    ("written over the chunk just sent", OTHER, [SUM, SPREAD._replace(take=SPREAD.send)]),
+)
+
+
+def _named(watched: list, n: int, case: str) -> Answer:
+    """The mistake that on paper sends and leaves just what this ring did; else where it parts from the sum.
+
+    watched: for each rank, what `_watched_on_rank` read.
+    """
+    left, sent = [rank[0] for rank in watched], [rank[1] for rank in watched]
+
+    def is_on_paper(halves: list[Half], to: int = 1) -> bool:
+        paper = rings.around(n, halves, to)
+        return rings.same(left, paper.x) and rings.same(sent, paper.sent)
+
+    for name, text, halves in MISTAKES:
+        if is_on_paper(halves):
+            return wrong(name, f"With {case}: {text}")
+    if is_on_paper([SUM, SPREAD], to=-1):
+        return wrong("the ring turned round", f"With {case}: {TURNED}")
+    return wrong("another value than the sum", f"With {case} {rings.where_it_parts(left, n)}")
+
+
+def _named_crash(error: RankError, case: str, n: int, elements: int) -> Answer:
+    """A crash, with what is known of it."""
+    said = [(s.error.type, s.error.message) for s in error.seen if s.error and not s.error.aborted]
+    name = advice = None
+    if any("'tuple' object does not support item assignment" in text for _, text in said):
+        name = "a place of a tuple"
+        advice = (
+            "torch.tensor_split gives a tuple, and you write to a place of it. A new tensor in that place"
+            " would not be in x anyway. Write into the view: `chunks[j] += buffer`, or receive into it."
         )
-    return wrong(
-        "another value than the sum",
-        f"With {case} these of the {n} chunks hold the sum: {chunks}. In step k, which chunk does a rank"
-        " send, and which one does it receive? Is what it receives added, or written over?",
-    )
+    elif (n, elements) == CASES[-1] and all(kind == "IndexError" for kind, _ in said):
+        name = "fewer chunks than ranks"
+        advice = (
+            "All longer tensors came out right. Of few numbers x.chunk(n) may make fewer than n chunks;"
+            " torch.tensor_split always makes n."
+        )
+    return Answer("crashed", f"With {case}:{f' {advice}' if advice else ''}\n\n{error.report}", name)
 
 
 def _stuck(error: RankError, case: str) -> Answer | None:
     """A hang in which every rank does the same thing has a name."""
-    doing = [seen.where["in"]["op"] if seen.where and seen.where["in"] else None for seen in error.seen]
-    if error.kind != "timeout" or len(set(doing)) > 1 or doing[0] not in ("send", "recv"):
+    doing = {at["op"] for at in waits(error).values()}
+    if len(doing) != 1 or any(seen.finished for seen in error.seen):
         return None
-    first, other = ("sends", "receives") if doing[0] == "send" else ("receives", "sends")
+    first, other = ("sends", "receives") if doing == {"send"} else ("receives", "sends")
     return Answer(
         "crashed",
         f"With {case} every rank {first} and waits; nobody {other}. On gloo a send ends when its receiver"
@@ -150,7 +227,7 @@ def _wasteful(traffic: Traffic, size: int, case: str) -> Answer | None:
     if helped := {row.op for rows in traffic.ranks for row in rows} - {"send", "recv"}:
         return wrong(
             "another collective does the work",
-            f"You called {', '.join(sorted(helped))}. Use dist.send and dist.recv only: they are what it is"
+            f"You called {', '.join(sorted(helped))}. Use sends and receives only: they are what it is"
             " made of.",
         )
     sent, n = traffic.counted, len(traffic.ranks)

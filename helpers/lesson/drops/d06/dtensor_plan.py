@@ -126,8 +126,15 @@ def _judge_plan(attempt) -> Answer:
         try:
             found = world.run(_with_plan, attempt)[0]
         except RankError as e:
-            said = next((s.error for s in e.seen if s.error and not s.error.aborted), None)
-            if said and "Sharding" in said.message or said and "shard" in said.message.lower():
+            said = [s.error for s in e.seen if s.error and not s.error.aborted]
+            if any("got mixed torch.Tensor and DTensor" in error.message for error in said):
+                return Answer(
+                    "crashed",
+                    "A plain tensor meets a DTensor: where the plan makes a part's input a DTensor, it must"
+                    f" also split every matrix inside, as usual_plan() does.\n\n{e.report}",
+                    "a plain tensor meets a DTensor",
+                )
+            if any(error.type == "RuntimeError" and "shard" in error.message.lower() for error in said):
                 return Answer(
                     "crashed",
                     f"PyTorch could not follow the plan:\n{e.report}",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 from ....runtime.world import World
 from ....theory import schedules
 from ....theory.simulation import Times, simulate
 from ... import diagnose
 from ...diagnose import Illegal
-from ...practice import Answer, Exercise, ask, right, wrong
+from ...practice import Answer, Exercise, Mistake, ask, proven, right, wrong
 from .shown import on_ranks
 
 
@@ -42,7 +45,8 @@ def judge(attempt) -> Answer:
             except Illegal as e:
                 # Forwards before the first backward.
                 first = [
-                    next((k for k, op in enumerate(order) if str(op).startswith("B")), 0) for order in orders
+                    next((k for k, op in enumerate(order or ()) if str(op).startswith("B")), 0)
+                    for order in orders
                 ]
                 if first == sorted(first) and first[0] < first[-1]:
                     return wrong(
@@ -178,63 +182,111 @@ def bubble(schedule, p, m):
     return (p - 1) / (m + p - 1)
 
 
+def _mistake(name: str, text: str, of: Callable) -> Mistake:
+    return Mistake(name, text, lambda schedule, p, m: of(p, m))
+
+
+BUBBLES = [(name, p, m) for name in ("GPipe", "1F1B") for p, m in ((4, 8), (8, 32), (2, 1), (1, 4), (3, 5))]
+DRAIN = (
+    "You count the wait before the first forward of the last stage, but not the way back: after its last"
+    " backward, p-1 backwards still climb to the first stage."
+)
+OFF_BY_ONE = "The last stage starts after p-1 others, not p; and m + p-1 units is how long it all takes."
+BRACKETS = "Python divides before it adds: write brackets around the whole numerator and denominator."
+MISTAKES = (
+    _mistake(
+        "percent instead of a share",
+        "The number is right, as percent. Return a share of 1.",
+        lambda p, m: 100 * (p - 1) / (m + p - 1),
+    ),
+    _mistake(
+        "the busy share",
+        "That is the share in which a rank works. The bubble is the rest.",
+        lambda p, m: m / (m + p - 1),
+    ),
+    _mistake("a missing drain", DRAIN, lambda p, m: (p - 1) / (3 * m + p - 1)),
+    _mistake("a missing drain", DRAIN, lambda p, m: (p - 1) / (2 * m + p - 1)),
+    _mistake(
+        "the other definition of bubble",
+        "You divide by the ideal time: (p-1)/m. Here the bubble is a share of wall time, which has the"
+        " bubble in it.",
+        lambda p, m: (p - 1) / m,
+    ),
+    _mistake("p where p-1 was meant", OFF_BY_ONE, lambda p, m: p / (m + p)),
+    _mistake("p where p-1 was meant", OFF_BY_ONE, lambda p, m: p / (m + p - 1)),
+    _mistake("p where p-1 was meant", OFF_BY_ONE, lambda p, m: (p - 1) / (m + p)),
+    _mistake("p+1 where p-1 was meant", OFF_BY_ONE, lambda p, m: (p - 1) / (m + p + 1)),
+    _mistake("p+1 where p-1 was meant", OFF_BY_ONE, lambda p, m: (p + 1) / (m + p + 1)),
+    _mistake("brackets left out", BRACKETS, lambda p, m: (p - 1) / m + p - 1),
+    _mistake("brackets left out", BRACKETS, lambda p, m: p - 1 / (m + p - 1)),
+    _mistake("brackets left out", BRACKETS, lambda p, m: p - 1 / m + p - 1),
+    _mistake(
+        "nothing but 0",
+        "You return 0 for every p and m. A division with // gives whole numbers; / keeps the fraction.",
+        lambda p, m: 0.0,
+    ),
+    _mistake(
+        "a share that grows with m",
+        "You return (m-1)/(m+p-1), which grows with the microbatches. More of them make the bubble smaller.",
+        lambda p, m: (m - 1) / (m + p - 1),
+    ),
+    _mistake(
+        "the units, not their share",
+        "p-1 units are idle. The bubble is their share of all m + p-1.",
+        lambda p, m: p - 1,
+    ),
+    _mistake(
+        "the wait counted twice",
+        "Per unit of work, forward and backward together, the wait is p-1 units, not twice that.",
+        lambda p, m: 2 * (p - 1) / (m + 2 * (p - 1)),
+    ),
+    _mistake(
+        "the wait counted twice",
+        "Per unit of work, forward and backward together, the wait is p-1 units, not twice that.",
+        lambda p, m: 2 * (p - 1) / (m + p - 1),
+    ),
+)
+
+
 def _judge_bubble(attempt) -> Answer:
     make = {"GPipe": schedules.gpipe, "1F1B": schedules.one_f_one_b}
-    cases = [(name, p, m) for name in make for p, m in ((4, 8), (8, 32), (2, 1), (1, 4))]
-    said = ask(attempt, cases, timeout=10)
-    for (name, p, m), given in zip(cases, said):
-        target = simulate(make[name](p, m)).bubble
+    said: list[float] = []
+    for case, given in zip(BUBBLES, ask(attempt, BUBBLES, timeout=10)):
         try:
-            value = float(given) if not isinstance(given, (str, bool)) else None
+            said.append(float("nan") if isinstance(given, (str, bool)) else float(given))
         except (TypeError, ValueError):
-            value = None
-        if value is None:
-            return wrong("no number", f"bubble({name!r}, {p}, {m}) returned {given!r}.")
-        if abs(value - target) < 5e-4:
-            continue
-        figures = [(f"{name}, p = {p}, m = {m}", f"{value:.4f}", f"{target:.4f}")]
-        if abs(value - 100 * target) < 5e-2:
-            return wrong(
-                "percent instead of a share",
-                "The number is right, as percent. Return a share of 1.",
-                *figures,
-            )
-        if abs(value - (1 - target)) < 5e-4:
-            return wrong(
-                "the busy share", "That is the share in which a rank works. The bubble is the rest.", *figures
-            )
-        if name == "1F1B" and (p, m) == (4, 8) and value < target:
-            return wrong(
-                "1F1B shrinks the bubble",
-                "GPipe was right, so the formula is known. 1F1B begins and ends as GPipe does; it only holds"
-                " less in between.",
-                *figures,
-                _evidence(),
-            )
-        if any(abs(value - (p - 1) / (k * m + p - 1)) < 5e-4 for k in (2, 3)):
-            return wrong(
-                "a missing drain",
-                "You count the wait before the first forward of the last stage, but not the way back: after"
-                " its last backward, p-1 backwards still climb to the first stage.",
-                *figures,
-            )
-        if abs(value - (p - 1) / m) < 5e-4:
-            return wrong(
-                "the other definition of bubble",
-                "You divide by the ideal time: (p-1)/m. Here the bubble is a share of wall time, which has"
-                " the bubble in it.",
-                *figures,
-            )
-        if abs(value - p / (m + p)) < 5e-4 or abs(value - p / (m + p - 1)) < 5e-4:
-            return wrong("p where p-1 was meant", "The last stage starts after p-1 others, not p.", *figures)
-        return wrong(
-            "another share", f"For {name} with p = {p}, m = {m} the simulator finds another share.", *figures
+            said.append(float("nan"))
+        if math.isnan(said[-1]):
+            return wrong("no number", f"bubble({', '.join(map(repr, case))}) returned {given!r}.")
+    target = [simulate(make[name](p, m)).bubble for name, p, m in BUBBLES]
+    alike = lambda a, b: abs(a - b) < 5e-4
+    off = next((i for i, (a, b) in enumerate(zip(said, target)) if not alike(a, b)), None)
+    if off is None:
+        return right(
+            "Both have the same bubble, by formula, by simulation and on real ranks.",
+            ("p = 4, m = 8", f"{said[0]:.4f}", "0.2727"),
+            ("p = 8, m = 32", f"{said[1]:.4f}", "0.1795"),
+            _evidence(),
         )
-    return right(
-        "Both have the same bubble, by formula, by simulation and on real ranks.",
-        ("p = 4, m = 8", f"{float(said[0]):.4f}", "0.2727"),
-        ("p = 8, m = 32", f"{float(said[1]):.4f}", "0.1795"),
-        _evidence(),
+    name, p, m = BUBBLES[off]
+    figures = [(f"{name}, p = {p}, m = {m}", f"{said[off]:.4f}", f"{target[off]:.4f}")]
+    if mistake := proven(said, BUBBLES, MISTAKES, alike):
+        return wrong(mistake.name, mistake.text, *figures)
+    half = len(BUBBLES) // 2
+    if off >= half and all(a <= b + 5e-4 for a, b in zip(said[half:], target[half:])):
+        return wrong(
+            "1F1B shrinks the bubble",
+            "GPipe was right, so the formula is known; to 1F1B you give less. 1F1B begins and ends as GPipe"
+            " does; it only holds less in between.",
+            *figures,
+            _evidence(),
+        )
+    return wrong(
+        "another share",
+        f"For {name} with p = {p}, m = {m} you say {said[off]:.4f}. The simulator counts {p - 1} idle of"
+        f" {m + p - 1} units on every rank: {target[off]:.4f}."
+        + (" Every case before it was right." if off else ""),
+        *figures,
     )
 
 

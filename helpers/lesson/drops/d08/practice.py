@@ -103,11 +103,21 @@ def _about(mine: list, sizes: Sizes) -> Answer | None:
                 f"{where} you answer as if the order were {', '.join(fixed)}. It is in `sizes`, and"
                 " frameworks differ: read the axes in the order they come.",
             )
+    off = [axis for axis in sizes if any(g[axis] != t[axis] for g, t in zip(mine, truth))]
+    apart = {b - a for g in mine for a, b in zip(g[off[0]], g[off[0]][1:])}
+    whole = all(len(g[off[0]]) == sizes[off[0]] and set(g[off[0]]) <= set(range(8)) for g in mine)
+    if whole and len(off) == len(apart) == 1 and apart != {placement.stride(off[0], sizes)}:
+        return wrong(
+            "a wrong stride",
+            f"{where} the ranks of your {off[0]} groups are {min(apart)} apart, and should be"
+            f" {placement.stride(off[0], sizes)}: the product of the sizes further in. The other axes are"
+            " right.",
+        )
     if sizes["tp"] > 1 and any(g["tp"][-1] - g["tp"][0] >= sizes["tp"] for g in mine):
         return wrong(
-            "TP not innermost",
-            f"{where} rank 0 shares its matrices with {mine[0]['tp']}, which are not neighbours: another"
-            " axis counts faster. TP talks most, so its ranks must be neighbours.",
+            "TP's ranks are no neighbours",
+            f"{where} rank 0 shares its matrices with {mine[0]['tp']}, which are not neighbours. TP talks"
+            " most, so its ranks must be: it is the last axis in `sizes`.",
         )
     for axis, size in sizes.items():
         for rank, g in enumerate(mine):
@@ -238,6 +248,21 @@ def _judge_crossing(attempt) -> Answer:
             inside_out,
             "TP outermost",
             "You count from the first axis outwards. The last is innermost: its ranks are neighbours.",
+        ),
+        (
+            lambda sizes, node: [a for a in sizes if a not in crossing(sizes, node)],
+            "the axes that stay",
+            "You name the axes whose groups stay inside a node. Which ones leave it?",
+        ),
+        (lambda sizes, node: list(sizes), "all axes", "You name all axes, whatever the node holds."),
+        *(
+            (
+                lambda sizes, node, fixed=fixed: crossing({axis: sizes[axis] for axis in fixed}, node),
+                "one order for all",
+                f"You answer as if the order were {', '.join(fixed)}. It is in `sizes`: read the axes in the"
+                " order they come.",
+            )
+            for fixed in (("pp", "dp", "tp"), ("dp", "pp", "tp"))
         ),
         (alone, "a group of one", "A group of one rank sends nothing, wherever it stands."),
         (

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from ....runtime.failure import RankError
 from ....runtime.world import World
 from ....theory.collectives import book, gloo
-from ...practice import Answer, Exercise, right, wrong
-
-# -- states ------------------------------------------------------------------------------------
+from ...practice import Answer, Exercise, right, waits, wrong
+from .. import rings
+from ..rings import Half
 
 
 def ring_reduce_scatter(x, rank, world_size):
@@ -53,16 +54,84 @@ def _scatter_on_rank(attempt, length: int):
     }
 
 
+def _watched_on_rank(attempt) -> tuple[list, list]:
+    """What the attempt returns of numbers that tell their rank or chunk, and the messages it sends."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    run = lambda x: [rings.number(attempt(x, rank, n))]
+    return rings.watched(run, n, torch.empty(8 * n, dtype=torch.float64))
+
+
+WAY = Half(lambda r, k: r - k - 1, lambda r, k: r - k - 2, "add")
+EARLY = Half(lambda r, k: r - k, lambda r, k: r - k - 1, "add")
+LATE = Half(lambda r, k: r - k - 2, lambda r, k: r - k - 3, "add")
+RISE = Half(lambda r, k: r + k + 1, lambda r, k: r + k + 2, "add")
+STEPS = "There are n−1 steps: a chunk visits n ranks, and is on the first of them already."
+START = "After n−1 steps the finished chunk must be number `rank`: receive that one last."
+MISTAKES = (
+    (
+        "the numbers of drop 02's ring",
+        f"Rank r ends with chunk r+1 finished, and returns chunk r. {START}",
+        EARLY,
+    ),
+    (
+        "the ring begins one chunk late",
+        f"Rank r ends with chunk r−1 finished, and returns chunk r. {START}",
+        LATE,
+    ),
+    ("one step too few", STEPS, WAY._replace(steps=lambda n: n - 2)),
+    ("one step too many", STEPS, WAY._replace(steps=lambda n: n)),
+    ("parts written over, not added", "Add what you receive to your own part.", WAY._replace(how="write")),
+    (
+        "added to the chunk just sent",
+        "What you receive belongs to the chunk after the one you send, which you send in the next step.",
+        WAY._replace(take=WAY.send),
+    ),
+    (
+        "the chunks' numbers rise",
+        "What rank r−1 sends in step k is the chunk that rank r adds to in step k, and sends in step k+1: its"
+        " number falls by one for each rank. Yours rises.",
+        RISE,
+    ),
+)
+
+
+def _named(watched: list, n: int) -> Answer:
+    """The mistake that on paper sends and returns just what this ring did; else where it parts from the sum.
+
+    watched: for each rank, what `_watched_on_rank` read.
+    """
+    got, sent = [rank[0] for rank in watched], [rank[1] for rank in watched]
+
+    def is_on_paper(half: Half, to: int = 1) -> bool:
+        paper = rings.around(n, [half], to)
+        own = np.stack([paper.chunks[r, r] for r in range(n)])[:, None]
+        return rings.same(got, own) and rings.same(sent, paper.sent)
+
+    for name, text, half in MISTAKES:
+        if is_on_paper(half):
+            return wrong(name, f"On {n} ranks: {text}")
+    if is_on_paper(WAY, to=-1):
+        return wrong(
+            "the ring turned round",
+            f"On {n} ranks you send to the previous rank and receive from the next one, with the numbers of a"
+            " ring that goes the other way. Turn either the neighbours or the numbers.",
+        )
+    return wrong("another sum", f"On {n} ranks {rings.where_it_parts(got, n, own=True)}")
+
+
 def _judge_scatter(attempt) -> Answer:
     length = 24_000
     for n in (4, 3, 2):
         with World(n, timeout=4) as world:
             try:
                 results = world.run(_scatter_on_rank, attempt, length)
+                traffic = world.traffic
+                watched = None
+                if not all(r["shape"] or r["right"] for r in results):
+                    watched = world.run(_watched_on_rank, attempt)
             except RankError as e:
-                if e.kind == "timeout" and all(
-                    s.where and s.where["in"] and s.where["in"]["op"] == "send" for s in e.seen if s.where
-                ):
+                standing = waits(e)
+                if len(standing) == n and all(at["op"] == "send" for at in standing.values()):
                     return Answer(
                         "crashed",
                         f"On {n} ranks everybody sends before anybody receives, and a send may wait for its"
@@ -70,7 +139,7 @@ def _judge_scatter(attempt) -> Answer:
                         "everybody sends before anybody receives",
                     )
                 return Answer("crashed", f"On {n} ranks:\n{e.report}")
-            sent, counted, forgotten = world.traffic.wire, world.traffic.counted, world.traffic.not_waited
+        sent, counted, forgotten = traffic.wire, traffic.counted, traffic.not_waited
         for rank, r in enumerate(results):
             if r["shape"] is not None:
                 return wrong(
@@ -89,17 +158,14 @@ def _judge_scatter(attempt) -> Answer:
                         f"On {n} ranks rank {rank} ends with chunk {r['whose']}. The sum is complete: begin"
                         " the ring one place earlier or later.",
                     )
-                if forgotten:
-                    return wrong(
-                        "a message nobody waits for",
-                        "An isend or irecv was begun and never waited for. Wait before you use what it"
-                        " brings, and before you change what it sends.",
-                    )
-                return wrong(
-                    "another sum",
-                    f"On {n} ranks the chunk of rank {rank} is not the sum over all ranks. In each of {n - 1}"
-                    " steps a rank adds what it receives to the chunk that it will pass on next.",
-                )
+                if not forgotten:
+                    return _named(watched, n)
+        if forgotten:
+            return wrong(
+                "a message nobody waits for",
+                f"On {n} ranks {forgotten} isend or irecv were begun and never waited for. Wait before you"
+                " use what they bring, and before you change what they send: it may still be under way.",
+            )
         size, allowed = 8 * length, book("reduce_scatter", 8 * length, n)
         most = max(s if s is not None else c for s, c in zip(sent, counted))
         figures = [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 
-from ...practice import Answer, Exercise, ask, right, wrong
+from ...practice import Answer, Exercise, Mistake, ask, proven, right, wrong
 from .shown import Measured, measure
 
 
@@ -38,27 +39,92 @@ EXAMPLES = [
 ]
 
 
+AXES = ("tp", "pp", "dp", "rest")
+
+
+def _compared(ratio: Callable, of: Sequence[str] = AXES) -> Callable:
+    """The answer with another ratio(before, after), or divided by the sum over `of` as well as the four."""
+
+    def answers(before, after):
+        lost = {x: after["parts"][x] - ratio(before, after) * before["parts"][x] for x in of}
+        return {x: lost[x] / (sum(lost.values()) or 1) for x in AXES}
+
+    return answers
+
+
+_fair = lambda before, after: after["batch"] / after["ranks"] * before["ranks"] / before["batch"]
+IN_ALL = ("compute", *AXES)
+MISTAKES = (
+    Mistake(
+        "seconds compared as they are",
+        "Each rank now has a smaller share of the work, so a part that stayed as long has lost: compare with"
+        " what perfect scaling would make of it.",
+        _compared(lambda before, after: 1.0),
+    ),
+    Mistake(
+        "throughput compared at different batches",
+        "One of the cases has a larger batch afterwards. Its steps may be longer without anything being lost:"
+        " compare per sequence.",
+        _compared(lambda before, after: before["ranks"] / after["ranks"]),
+    ),
+    Mistake(
+        "the ratio upside down",
+        "You scale by the work of a rank before over that after. Twice the ranks halve what is scaled.",
+        _compared(lambda before, after: 1 / _fair(before, after)),
+    ),
+    Mistake(
+        "the ratio upside down",
+        "You scale by the ranks after over the ranks before. Twice the ranks halve what is scaled.",
+        _compared(lambda before, after: after["ranks"] / before["ranks"]),
+    ),
+    Mistake(
+        "the ratio of the batches alone",
+        "You compare by the batch. A rank's work is batch / ranks.",
+        _compared(lambda before, after: after["batch"] / before["batch"]),
+    ),
+    Mistake(
+        "always half",
+        "You scale each part by 1/2. That is right where the ranks double and the batch stays; one of the"
+        " cases is another.",
+        _compared(lambda before, after: 0.5),
+    ),
+    Mistake(
+        "always half",
+        "You scale each part by 1/2, and divide by a sum that has compute in it as well.",
+        _compared(lambda before, after: 0.5, IN_ALL),
+    ),
+    Mistake(
+        "what is large is not what was lost",
+        "You look at the second run only. Some of it was there before, and scaled as it should.",
+        _compared(lambda before, after: 0.0),
+    ),
+    Mistake(
+        "what is large is not what was lost",
+        "You look at the second run's whole step only. Some of it was there before, and scaled as it should.",
+        _compared(lambda before, after: 0.0, IN_ALL),
+    ),
+    Mistake(
+        "the first run, not what was lost",
+        "You divide up the first run. What was lost is in the second, beyond what perfect scaling makes of"
+        " the first.",
+        lambda before, after: _compared(lambda *_: 0.0)(after, before),
+    ),
+)
+
+
 def _judge_causes(attempted) -> Answer:
     said = ask(attempted, EXAMPLES)
-    axes = ("tp", "pp", "dp", "rest")
-    near = lambda a, b: all(abs(a[x] - b[x]) < 0.005 for x in axes)
+    near = lambda a, b: all(abs(a[x] - b[x]) < 0.005 for x in AXES)
     for mine in said:
-        if not isinstance(mine, dict) or not set(axes) <= set(mine):
+        if not isinstance(mine, dict) or not set(AXES) <= set(mine):
             return wrong("no shares", f"You return {mine!r}; return a dictionary with tp, pp, dp and rest.")
-        if not all(isinstance(mine[x], (int, float)) for x in axes):
+        if not all(isinstance(mine[x], (int, float)) for x in AXES):
             return wrong("no shares", f"You return {mine!r}; each of tp, pp, dp and rest is a number.")
-        if abs(sum(mine[x] for x in axes) - 100) < 1:
+        if abs(sum(mine[x] for x in AXES) - 100) < 1:
             return wrong("percent where shares are asked for", "Yours sum to 100; shares sum to 1.")
 
-    def by(scale):
-        found = []
-        for before, after in EXAMPLES:
-            beyond = {x: after["parts"][x] - scale(before, after) * before["parts"][x] for x in axes}
-            found.append({x: s / (sum(beyond.values()) or 1) for x, s in beyond.items()})
-        return found
-
     truth = [causes(*example) for example in EXAMPLES]
-    show = lambda shares: ", ".join(f"{x} {shares[x]:.2f}" for x in axes)
+    show = lambda shares: ", ".join(f"{x} {shares[x]:.2f}" for x in AXES)
     off = next((i for i, (a, b) in enumerate(zip(said, truth)) if not near(a, b)), None)
     if off is None:
         return right(
@@ -75,37 +141,22 @@ def _judge_causes(attempted) -> Answer:
             show(truth[off]),
         )
     ]
-    if all(near(a, b) for a, b in zip(said, by(lambda b, a: 1.0))):
-        return wrong(
-            "seconds compared as they are",
-            "Each rank now has a smaller share of the work, so a part that stayed as long has lost: compare"
-            " with what perfect scaling would make of it.",
-            *figures,
-        )
-    if all(near(a, b) for a, b in zip(said, by(lambda b, a: b["ranks"] / a["ranks"]))):
-        return wrong(
-            "throughput compared at different batches",
-            "One of the cases has a larger batch afterwards. Its steps may be longer without anything being"
-            " lost: compare per sequence.",
-            *figures,
-        )
-    after_only = [{x: a["parts"][x] / sum(a["parts"][y] for y in axes) for x in axes} for _, a in EXAMPLES]
-    if all(near(a, b) for a, b in zip(said, after_only)):
-        return wrong(
-            "what is large is not what was lost",
-            "You look at the second run only. Some of it was there before, and scaled as it should.",
-            *figures,
-        )
-    if any(abs(sum(m[x] for x in axes) - 1) > 0.01 for m in said):
+    if mistake := proven(said, EXAMPLES, MISTAKES, near):
+        return wrong(mistake.name, mistake.text, *figures)
+    sums = [sum(mine[x] for x in AXES) for mine in said]
+    times = [a / b for mine, whole in zip(said, truth) for a, b in ((mine[x], whole[x]) for x in AXES) if b]
+    if any(abs(total - 1) > 0.01 for total in sums):
         return wrong(
             "shares that do not sum to one",
-            f"Yours sum to {sum(said[off][x] for x in axes):.2f}. Divide by the sum of what was lost.",
+            f"In the three cases yours sum to {', '.join(f'{total:.2f}' for total in sums)}; shares sum to 1."
+            + (" Each is right but for that." if max(times) - min(times) < 0.01 else ""),
             *figures,
         )
-    if any(sum(abs(m[x]) > 0.005 for x in axes) == 1 and not near(m, t) for m, t in zip(said, truth)):
+    if all(sum(abs(mine[x]) > 0.005 for x in AXES) == 1 for mine in said):
         return wrong(
             "all of it blamed on one cause",
-            '"The network" is no answer: which axis, and how much of the loss is it?',
+            "In each case you give everything to one of the four. Which axes lost, and how much of the loss"
+            " is each?",
             *figures,
         )
     return wrong(
@@ -142,10 +193,26 @@ def place():
     return 2, 4, 1, 1
 
 
+MARGIN = 1.25  # times the best known's seconds: what a slow machine adds is less
+
+
 @cache
 def _best() -> Measured:
     """The best known, measured once for all tries."""
     return measure(*place())
+
+
+def _against_best(*layout: int) -> tuple[Measured, Measured]:
+    """A layout and the best known, measured. One that seems slower is measured again beside it: the machine
+    may have been busier now than it was then.
+    """
+    if layout == place():
+        return _best(), _best()
+    mine, best = measure(*layout), _best()
+    if mine.seconds > MARGIN * best.seconds:
+        best = measure(*place())
+        mine = min(mine, measure(*layout), key=lambda one: one.seconds)
+    return mine, best
 
 
 def _judge_place(attempted) -> Answer:
@@ -166,10 +233,9 @@ def _judge_place(attempted) -> Answer:
             " at least 4.",
         )
     try:
-        mine = measure(d, t, p, m)
+        mine, best = _against_best(d, t, p, m)
     except ValueError as e:
         return wrong("sizes that do not divide", str(e))
-    best = _best() if (d, t, p, m) != place() else mine
     figures = [
         (
             "seconds of a step, measured just now",
@@ -185,7 +251,7 @@ def _judge_place(attempted) -> Answer:
             " ports. More ranks are no reason for a larger t.",
             *figures,
         )
-    if mine.seconds <= 1.15 * best.seconds:
+    if mine.seconds <= MARGIN * best.seconds:
         return right("As good as the best known, within what such a measurement can tell.", *figures)
     if p == 1 and m > 1 and (d, t, p) == place()[:3]:
         return wrong(
@@ -201,18 +267,19 @@ def _judge_place(attempted) -> Answer:
             " microbatches, or fewer stages.",
             *figures,
         )
-    worst = max(("tp", "pp", "dp"), key=lambda a: mine.parts[a])
-    if m > 2 * p and worst == "tp":
+    if m > 2 * p and t > 1:
         return wrong(
             "more microbatches than the pipeline needs",
             f"{m} microbatches start every all-reduce of a layer {m} times, and each time the ranks wait for"
             " the last of them. The bubble alone does not ask for so many.",
             *figures,
         )
+    worst = max(("tp", "pp", "dp"), key=lambda a: mine.parts[a])
     return wrong(
         "slower than it could be",
-        f"It fits. But a rank still stands still for {worst} {mine.parts[worst]:.2f} s a step. Which axis may"
-        " cross the nodes most cheaply?",
+        f"It fits. Observed: a step takes {mine.seconds / best.seconds:.2f} times the best known's, and a"
+        f" rank stands still for {worst} {mine.parts[worst]:.2f} s of it. Which axis may cross the nodes most"
+        " cheaply?",
         *figures,
     )
 

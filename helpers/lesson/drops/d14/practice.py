@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ....table import human
-from ...practice import Answer, Exercise, ask, right, wrong
+from ...practice import Answer, Exercise, Mistake, ask, proven, right, wrong
 
 
 def meeting(n, d, t, p, m, node):
@@ -29,11 +31,108 @@ CASES = (
 )
 
 
+LIE = (
+    "On a GPU lie N/(t·p) parameters with 2 bytes of weight and 2 of gradient each; only the 12 of master"
+    " copy, m and v are divided by d."
+)
+IDLE = "Of m + p − 1 slots p − 1 are idle."
+STATES = tuple(
+    Mistake(name, LIE, of)
+    for name, of in (
+        ("ZeRO-1 divides everything", lambda n, d, cut: 16 * n / (cut * d)),
+        ("gradients not divided by t·p", lambda n, d, cut: 2 * n + 2 * n / cut + 12 * n / (cut * d)),
+        ("nothing divided by d", lambda n, d, cut: 16 * n / cut),
+        ("the model is not divided by t·p", lambda n, d, cut: 4 * n + 12 * n / d),
+        ("the optimizer is not divided by t·p", lambda n, d, cut: 4 * n / cut + 12 * n / d),
+        ("the master copy is forgotten", lambda n, d, cut: 4 * n / cut + 8 * n / (cut * d)),
+        ("ZeRO-2, not ZeRO-1", lambda n, d, cut: 2 * n / cut + 14 * n / (cut * d)),
+        ("the gradients are forgotten", lambda n, d, cut: 2 * n / cut + 12 * n / (cut * d)),
+        ("weights and gradients divided by d, the optimizer not", lambda n, d, cut: (12 + 4 / d) * n / cut),
+        ("nothing divided", lambda n, d, cut: 16 * n),
+    )
+)
+BUBBLES = tuple(
+    Mistake(name, IDLE, of)
+    for name, of in (
+        ("idle over ideal time", lambda p, m: (p - 1) / m),
+        ("p where p − 1 was meant", lambda p, m: p / (m + p)),
+        ("p where p − 1 was meant", lambda p, m: p / (m + p - 1)),
+        ("p where p − 1 was meant", lambda p, m: (p - 1) / (m + p)),
+        ("the busy share", lambda p, m: m / (m + p - 1)),
+        ("percent instead of a share", lambda p, m: 100 * (p - 1) / (m + p - 1)),
+        ("nothing but 0", lambda p, m: 0.0),
+    )
+)
+_axes = lambda t, d, p: {"tp": t, "pp": p, "dp": d}
+
+
+def _reaching(order: str, leaves: Callable = lambda size, step, node: size * step > node) -> Callable:
+    """Axes whose groups leave the node, where the first axis in `order` is innermost."""
+
+    def crossing(d, t, p, node):
+        sizes, step, found = _axes(t, d, p), 1, set()
+        for axis in order.split():
+            if sizes[axis] > 1 and leaves(sizes[axis], step, node):
+                found.add(axis)
+            step *= sizes[axis]
+        return found
+
+    return crossing
+
+
+CROSSING = (
+    Mistake(
+        "the whole job, not each group",
+        "All ranks of the job do not fit a node, but a group of one axis may. Ask it for each: how many"
+        " ranks, how far apart?",
+        lambda d, t, p, node: (
+            {axis for axis, size in _axes(t, d, p).items() if size > 1} if d * t * p > node else set()
+        ),
+    ),
+    Mistake(
+        "the whole job, not each group",
+        "All ranks of the job do not fit a node, but a group of one axis may; and an axis of size 1 crosses"
+        " nothing.",
+        lambda d, t, p, node: {"tp", "pp", "dp"} if d * t * p > node else set(),
+    ),
+    Mistake(
+        "TP outermost",
+        "TP is innermost: ranks 0 to t − 1 are a group, neighbours on one node while it holds them.",
+        _reaching("pp dp tp"),
+    ),
+    Mistake(
+        "DP and PP changed places",
+        "You count as if PP's stages were t ranks apart and DP's replicas t·p. Here PP is outermost: DP's"
+        " replicas are t apart, PP's stages t·d.",
+        _reaching("tp pp dp"),
+    ),
+    Mistake(
+        "size where reach was meant",
+        "You compare a group's size with the node. Its ranks stand apart: the reach is size times stride.",
+        _reaching("tp dp pp", lambda size, step, node: size > node),
+    ),
+    Mistake(
+        "a full node is not left",
+        "A group that reaches over as many ranks as a node has fills it, and stays inside.",
+        _reaching("tp dp pp", lambda size, step, node: size * step >= node),
+    ),
+    Mistake(
+        "neighbours only",
+        "You ask whether neighbours are on two nodes. They may share one while the ends of the group do not.",
+        _reaching("tp dp pp", lambda size, step, node: step >= node),
+    ),
+    Mistake(
+        "a replica smaller than a node keeps PP inside",
+        "A replica's t·p ranks fit a node, but they are not neighbours: PP is outermost, its stages t·d ranks"
+        " apart.",
+        lambda d, t, p, node: _reaching("tp dp pp")(d, t, p, node) - ({"pp"} if t * p <= node else set()),
+    ),
+)
+
+
 def _judge_meeting(attempted) -> Answer:
     said = ask(attempted, CASES)
     for case, mine in zip(CASES, said):
-        n, d, t, p, m, node = case
-        where = f"N = {n:.3g}, DP {d}, TP {t}, PP {p}, m = {m}"
         if (
             not isinstance(mine, tuple)
             or len(mine) != 3
@@ -42,78 +141,67 @@ def _judge_meeting(attempted) -> Answer:
         ):
             return wrong(
                 "not three answers",
-                f"{where}: you return {mine!r}; return bytes, a share, and a set of names such as {{'dp'}}.",
+                f"{_described(case)}: you return {mine!r}; return bytes, a share, and a set of names such as"
+                " {'dp'}.",
             )
-        held, bubble, crossing = meeting(*case)
-        close = lambda a, b: abs(a - b) <= 0.005 * max(abs(a), abs(b), 1e-9)
-        figure = ("states on a GPU", human(mine[0]), human(held))
-        if not close(mine[0], held):
-            part, state = (
-                n / (t * p),
-                {
-                    "ZeRO-1 divides everything": 16 * n / (t * p * d),
-                    "gradients not divided by t·p": 2 * n + 2 * n / (t * p) + 12 * n / (t * p * d),
-                    "nothing divided by d": 16 * n / (t * p),
-                    "the model is not divided by t·p": 4 * n + 12 * n / d,
-                    "the master copy is forgotten": 4 * n / (t * p) + 8 * n / (t * p * d),
-                },
-            )
-            state["ZeRO-2, not ZeRO-1"] = 2 * part + 14 * part / d
-            name = next((name for name, value in state.items() if close(mine[0], value)), "other bytes")
-            return wrong(
-                name,
-                f"{where}: on a GPU lie N/(t·p) parameters with 2 bytes of weight and 2 of gradient each;"
-                " only the 12 of master copy, m and v are divided by d.",
-                figure,
-            )
-        if not close(mine[1], bubble) and not (mine[1] == bubble == 0):
-            name = (
-                "idle over ideal time"
-                if p > 1 and close(mine[1], (p - 1) / m)
-                else "p − 1 slots forgotten"
-                if p > 1 and close(mine[1], p / (m + p))
-                else "another bubble"
-            )
-            return wrong(
-                name,
-                f"{where}: of m + p − 1 slots p − 1 are idle.",
-                ("bubble", f"{mine[1]:.3f}", f"{bubble:.3f}"),
-            )
-        if mine[2] != crossing:
-            sizes = {"tp": t, "pp": p, "dp": d}
-            alone = [axis for axis in mine[2] - crossing if sizes.get(axis) == 1]
-            if alone:
+    near = lambda a, b: abs(a - b) <= 0.005 * max(abs(a), abs(b)) + 1e-12
+    names = lambda axes: ", ".join(sorted(map(str, axes))) or "none"
+    questions = (
+        (
+            "states on a GPU",
+            STATES,
+            lambda n, d, t, p, m, node: (n, d, t * p),
+            near,
+            human,
+            "other bytes",
+            LIE,
+        ),
+        (
+            "bubble",
+            BUBBLES,
+            lambda n, d, t, p, m, node: (p, m),
+            near,
+            "{:.3f}".format,
+            "another bubble",
+            IDLE,
+        ),
+        (
+            "crossing",
+            CROSSING,
+            lambda n, d, t, p, m, node: (d, t, p, node),
+            lambda a, b: a == b,
+            names,
+            "groups misplaced",
+            "Neighbours along tp are 1 apart, along dp t, along pp t·d. A group of size k with stride s"
+            " reaches over k·s ranks.",
+        ),
+    )
+    for i, (what, mistakes, of, alike, show, otherwise, text) in enumerate(questions):
+        mine, truth = [answer[i] for answer in said], [meeting(*case)[i] for case in CASES]
+        off = next((k for k, pair in enumerate(zip(mine, truth)) if not alike(*pair)), None)
+        if off is not None:
+            mistake = proven(mine, [of(*case) for case in CASES], mistakes, alike)
+            sizes = _axes(*(CASES[off][k] for k in (2, 1, 3)))
+            alone = sorted(set(said[off][2]) - meeting(*CASES[off])[2])
+            if what == "crossing" and not mistake and {sizes.get(axis) for axis in alone} == {1}:
                 return wrong(
-                    "an axis of size one", f"{where}: {alone[0]} has one rank to a group and sends nothing."
-                )
-            if mine[2] - crossing and mine[2] == {axis for axis, size in sizes.items() if size > 1}:
-                return wrong(
-                    "the whole job, not each group",
-                    f"{where}: {d * t * p} ranks do not fit a node of {node}, but a group of one axis may."
-                    " Ask it for each: how many ranks, how far apart?",
-                )
-            if crossing - mine[2] == {"pp"} and t * p <= node:
-                return wrong(
-                    "a replica smaller than a node keeps PP inside",
-                    f"{where}: a replica takes {t * p} ranks, fewer than a node of {node} has. But PP is"
-                    f" outermost: its stages are {t * d} ranks apart, and {p} of them reach over {d * t * p}"
-                    " ranks.",
-                )
-            if "tp" in mine[2] - crossing:
-                return wrong(
-                    "TP outermost",
-                    f"{where}: TP is innermost. Ranks 0 to {t - 1} are a group, on one node of {node}.",
+                    "an axis of size one",
+                    f"{_described(CASES[off])}: {alone[0]} has one rank to a group and sends nothing.",
                 )
             return wrong(
-                "groups misplaced",
-                f"{where}: neighbours along tp are 1 apart, along dp t = {t}, along pp t·d = {t * d}. A group"
-                f" of size k with stride s reaches over k·s ranks, and a node has {node}.",
-                ("crossing", ", ".join(sorted(mine[2])) or "none", ", ".join(sorted(crossing)) or "none"),
+                mistake.name if mistake else otherwise,
+                f"{_described(CASES[off])}: {mistake.text if mistake else text}",
+                (what, show(mine[off]), show(truth[off])),
             )
     return right(
         "Three answers for nine layouts. You can say them in a meeting, and the reviewer can redo them.",
         ("layouts", "9", "9"),
     )
+
+
+def _described(case: tuple) -> str:
+    n, d, t, p, m, node = case
+    return f"N = {n:.3g}, DP {d}, TP {t}, PP {p}, m = {m}, nodes of {node}"
 
 
 defend = Exercise(

@@ -1,0 +1,75 @@
+"""What a reader is told of natural mistakes: `attempts.csv` has, for each exercise, some twenty changes to
+its solution and what the check says. None passes, none is given a name that is not its own, most have one.
+
+change: `text => other text`; several are parted by ` & `, and ⏎ ends a line. told: the mistake's name;
+(observed) where the check says what it saw, and no name; (crashed) where it gives the ranks' own report.
+"""
+
+import csv
+import importlib
+from pathlib import Path
+
+import pytest
+from attempts import edited
+
+from helpers.lesson.drops.d07 import practice as d07
+from helpers.lesson.drops.d09 import fullest_gpu as d09
+from helpers.lesson.drops.d11 import practice as d11
+from helpers.lesson.drops.d14 import practice as d14
+
+with open(Path(__file__).with_name("attempts.csv"), encoding="utf-8") as f:
+    ROWS = [tuple(row.values()) for row in csv.DictReader(f)]
+# Names for what is seen and not recognised.
+OBSERVED = ("another ", "other ")
+
+
+def changes(text: str) -> list[tuple[str, str]]:
+    """The changes of a row."""
+    return [tuple(part.replace("⏎", "\n").split(" => ")) for part in text.split(" & ")]
+
+
+def exercise(name: str):
+    """'d02.ring' -> the exercise."""
+    drop, attribute = name.split(".")
+    return getattr(importlib.import_module(f"helpers.lesson.drops.{drop}"), attribute)
+
+
+def told(answer) -> str:
+    """What a row says of an answer."""
+    if answer.misconception and not answer.misconception.startswith(OBSERVED):
+        return answer.misconception
+    return {"wrong": "(observed)", "crashed": "(crashed)"}.get(answer.kind, f"({answer.kind})")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, change, expected", ROWS, ids=[f"{name}: {change}"[:80] for name, change, _ in ROWS]
+)
+def test_an_attempt_is_told_what_the_table_says(name, change, expected):
+    answer = exercise(name).check(edited(exercise(name), *changes(change)))
+    assert answer.kind in ("wrong", "crashed") and told(answer) == expected, answer
+
+
+def test_most_attempts_have_a_name():
+    named = [expected for _, _, expected in ROWS if not expected.startswith("(")]
+    assert len(named) >= 0.8 * len(ROWS) and len(ROWS) >= 350
+
+
+@pytest.mark.parametrize(
+    "mistakes, cases, alike",
+    [
+        (d07.MISTAKES, d07.BUBBLES, lambda a, b: abs(a - b) < 5e-4),
+        (d09.MISTAKES, d09.CASES, lambda a, b: a == pytest.approx(b)),
+        (d11.MISTAKES, d11.EXAMPLES, lambda a, b: a == pytest.approx(b, abs=0.005)),
+        (d14.STATES, [(n, d, t * p) for n, d, t, p, *_ in d14.CASES], lambda a, b: a == pytest.approx(b)),
+        (d14.BUBBLES, [(p, m) for *_, p, m, _ in d14.CASES], lambda a, b: a == pytest.approx(b, abs=1e-6)),
+        (d14.CROSSING, [(d, t, p, node) for _, d, t, p, _, node in d14.CASES], lambda a, b: a == b),
+    ],
+    ids=["d07.share", "d09.states", "d11.split", "d14 states", "d14 bubbles", "d14 crossing"],
+)
+def test_the_cases_tell_all_named_mistakes_apart(mistakes, cases, alike):
+    given = [[mistake.answers(*case) for case in cases] for mistake in mistakes]
+    for i, mine in enumerate(given):
+        for mistake, other in zip(mistakes[:i], given):
+            same = all(map(alike, mine, other))
+            assert not same or mistake.name == mistakes[i].name, (mistake.name, mistakes[i].name)

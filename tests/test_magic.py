@@ -1,0 +1,65 @@
+"""What a notebook shows when a %%ranks cell fails: the cell's own number, and advice for a cell."""
+
+import io
+import sys
+from contextlib import redirect_stdout
+
+import pytest
+
+
+def in_a_shell() -> tuple[str, ...]:
+    """Three cells that fail, run one after the other as a notebook does: their messages. And two worlds."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from helpers import World
+    from helpers.lesson import magic
+
+    shell = InteractiveShell.instance()
+    magic.register()
+
+    def run(cell: str) -> str:
+        return str(shell.run_cell(cell, store_history=True).error_in_exec)
+
+    with World(2) as world:
+        shell.push({"four": world, "lr": 0.1})
+        return (
+            run("%%ranks\nx = 1\nx / 0"),
+            run("%%ranks\nlr * 2"),
+            run("%%ranks --timeout 1\nimport time; time.sleep(9)"),
+            of_two_worlds(shell, world),
+        )
+
+
+def of_two_worlds(shell, first) -> str:
+    """What cells print that name no world, when a second world is made beside the first, and then closed."""
+    from helpers import World
+
+    with redirect_stdout(io.StringIO()) as said, World(1):
+        for cell in ("%%ranks\nworld_size", "%%ranks\nworld_size", "%%ranks four\nworld_size"):
+            shell.run_cell(cell, store_history=True)
+    return said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def messages(aside):
+    return aside(in_a_shell)
+
+
+def test_the_line_is_in_the_cell_that_shows_its_number(messages):
+    assert "Cell In[1], line 3:  x / 0" in messages[0] and "Cell In[2], line 2" in messages[1]
+
+
+def test_a_name_of_the_notebook_is_pushed(messages):
+    assert "four.push(lr=lr)" in messages[1] and "push" not in messages[0]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a sleeping rank cannot be freed")
+def test_more_time_is_asked_for_as_a_cell_does(messages):
+    assert "%%ranks --timeout 60" in messages[2]
+
+
+def test_a_new_world_that_takes_over_says_so_once(messages):
+    said = "on World(1), made last; `%%ranks NAME` runs a cell on another of the 2 open worlds"
+    assert (
+        messages[3].count(said) == 1 and messages[3].index(said) == 0 and "2" in messages[3].splitlines()[-1]
+    )
