@@ -7,5 +7,11 @@ BUILD = ROOT / "build"
 
 
 def notebooks() -> list[Path]:
-    """The fourteen, in order."""
-    return sorted((ROOT / "notebooks").glob("[01]*.ipynb"))
+    """The fourteen, in order, and then those beyond them."""
+    folder = ROOT / "notebooks"
+    return sorted(folder.glob("[01]*.ipynb")) + sorted((folder / "beyond").glob("b*.ipynb"))
+
+
+def module_of(number: str) -> str:
+    """What belongs to a notebook: '07' -> helpers.lesson.drops.d07, 'b2' -> helpers.lesson.drops.b2."""
+    return "helpers.lesson.drops." + (f"d{number}" if number.isdigit() else number)
