@@ -1,11 +1,12 @@
-"""The pieces of the toy beyond the three axes equal the twin: context parallelism."""
+"""The pieces of the toy beyond the three axes equal the twin: context and expert parallelism."""
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from helpers import toy
-from helpers.toy import context
+from helpers.toy import context, experts
 
 
 @pytest.mark.parametrize("way", ["gather", "ring", "exchange"])
@@ -62,3 +63,82 @@ def test_a_rank_without_a_key_to_see_adds_nothing():
     mask[1] = False
     y, lse = context.attend(q, k, v, mask)
     assert not y[0, 0, 1].any() and lse[0, 0, 1] == -torch.inf and torch.isfinite(y).all()
+
+
+@pytest.mark.parametrize("number, ep", [(4, 4), (8, 4), (8, 2), (4, 1)])
+def test_experts_on_ranks_are_the_twins(world, number, ep):
+    def run():
+        mesh = init_device_mesh("cpu", (4 // ep, ep), mesh_dim_names=("edp", "ep"))
+        chance = torch.Generator().manual_seed(0)
+        x, dy = (torch.randn(4, 10, 8, generator=chance, dtype=torch.float64) for _ in range(2))
+        twin, rank = toy.Experts(8, number).double(), dist.get_rank()
+        whole = x.flatten(0, 1).clone().requires_grad_()
+        y = twin(whole)
+        y.backward(dy.flatten(0, 1) / 4)
+        layer = toy.split_experts(toy.Experts(8, number).double(), mesh["ep"].get_group())
+        mine = x[rank].clone().requires_grad_()
+        got, load = toy.expert_parallel(layer, mine, mesh["ep"].get_group())
+        got.backward(dy[rank])
+        toy.average_expert_gradients(layer, dist.group.WORLD, mesh["edp"].get_group())
+        first = mesh["ep"].get_local_rank() * number // ep
+        pairs = [(got, y.view(4, 10, 8)[rank]), (mine.grad / 4, whole.grad.view(4, 10, 8)[rank])]
+        pairs += [(layer.router.weight.grad, twin.router.weight.grad)]
+        for i, expert in enumerate(layer.experts):
+            pairs += [
+                (a.grad, b.grad) for a, b in zip(expert.parameters(), twin.experts[first + i].parameters())
+            ]
+        return load.sum().item() == 20 and all(torch.allclose(a, b) for a, b in pairs)
+
+    assert all(world.run(run))
+
+
+def test_all_tokens_to_one_expert_and_none_to_another(world):
+    def run():
+        twin, x = toy.Experts(8, k=1).double(), torch.randn(6, 8, dtype=torch.float64)
+        twin.bias[2] = 9
+        layer = toy.split_experts(toy.Experts(8, k=1).double())
+        layer.bias[2] = 9
+        y, load = toy.expert_parallel(layer, x)
+        y.sum().backward()
+        cut, _ = toy.expert_parallel(layer, x, capacity=4)
+        busy = layer.experts[0].up.weight.grad.any().item()
+        whole = twin(x)
+        return (
+            load.tolist(),
+            busy,
+            torch.allclose(y, whole),
+            torch.allclose(cut[:4], whole[:4]),
+            cut[4:].any().item(),
+        )
+
+    results = world.run(run)
+    assert all(r[0] == [0, 0, 6, 0] and r[2:] == (True, True, False) for r in results)
+    assert [r[1] for r in results] == [False, False, True, False]
+
+
+def test_an_uneven_all_to_all_is_counted_by_its_own_sizes(world):
+    def run():
+        rank = dist.get_rank()
+        give = [0, 0, 0, 0]
+        give[0] = 3 + rank  # everything to rank 0
+        take = [3, 4, 5, 6] if rank == 0 else [0] * 4
+        experts.swap(torch.zeros(3 + rank, 5), give, take)
+
+    world.run(run)
+    assert world.traffic.counted == [0, 4 * 5 * 4, 5 * 5 * 4, 6 * 5 * 4]
+
+
+def test_more_ranks_than_experts_are_refused(world):
+    def run():
+        try:
+            toy.split_experts(toy.Experts(8, experts=6))
+        except ValueError as e:
+            return str(e)
+
+    assert world.run(run)[0] == "6 experts do not divide by 4 ranks; take a number that divides 6"
+
+
+def test_the_bias_rises_for_the_idle():
+    layer = toy.Experts(8)
+    toy.even_out(layer, torch.tensor([6, 2, 0, 4]), 0.5)
+    assert layer.bias.tolist() == [-0.5, 0.5, 0.5, -0.5]

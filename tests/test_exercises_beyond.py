@@ -7,7 +7,7 @@ import torch.distributed as dist
 from exercise_tests import *  # noqa: F403
 
 from helpers import toy
-from helpers.lesson.drops import b2
+from helpers.lesson.drops import b2, b3
 
 # -- b2 ----------------------------------------------------------------------------------------
 
@@ -156,8 +156,131 @@ def averaged_one_by_one(model, tokens, targets, at, everywhere, dp, cp):
     )(model, tokens, targets, at, everywhere, dp, cp)
 
 
-EXERCISES = [b2.parts, b2.places, b2.step]
-OTHERWISE_RIGHT = [(b2.parts, a_sigmoid), (b2.places, striped), (b2.step, averaged_one_by_one)]
+# -- b3 ----------------------------------------------------------------------------------------
+
+
+def dispatched(take_as=None, un_permute=None, combine=None, copy=None, swap=toy.swap):
+    """expert_layer with one thing done otherwise."""
+
+    def attempt(x, choice, weight, expert, rank, world_size):
+        k = choice.shape[1]
+        order = choice.flatten().argsort(stable=True)
+        give = choice.flatten().bincount(minlength=world_size)
+        take = torch.empty_like(give)
+        if take_as:
+            take = take_as(give)
+        else:
+            dist.all_to_all_single(take, give)
+        give, take = give.tolist(), take.tolist()
+        rows = swap(x[order // k if copy is None else copy(order, k, len(x))], give, take)
+        back = swap(expert(rows), take, give)
+        copies = un_permute(back, order) if un_permute else back[order.argsort()]
+        copies = copies.view(*choice.shape, -1)
+        return combine(copies, weight) if combine else (copies * weight.unsqueeze(-1)).sum(1)
+
+    return attempt
+
+
+def plain_swap(rows, give, take):
+    coming = rows.new_empty(sum(take), rows.shape[1])
+    dist.all_to_all_single(coming, rows.detach().contiguous(), take, give)
+    return coming
+
+
+my_own = dispatched(take_as=lambda give: give.clone())
+all_even = dispatched(take_as=lambda give: torch.full_like(give, int(give.sum()) // len(give)))
+no_weights = dispatched(combine=lambda copies, weight: copies.sum(1))
+their_mean = dispatched(combine=lambda copies, weight: copies.mean(1))
+order_again = dispatched(un_permute=lambda back, order: back[order])
+as_they_come = dispatched(un_permute=lambda back, order: back)
+first_alone = dispatched(combine=lambda copies, weight: copies[:, 0] * weight[:, :1])
+weights_flipped = dispatched(combine=lambda copies, weight: (copies * weight.flip(1).unsqueeze(-1)).sum(1))
+no_backward_of_its_own = dispatched(swap=plain_swap)
+another_token = dispatched(copy=lambda order, k, t: order % t)
+summed_to_a_row = dispatched(combine=lambda copies, weight: (copies * weight.unsqueeze(-1)).sum((0, 1)))
+argsorted = dispatched()  # right, written otherwise
+
+
+def edp_is_dp(rank, ranks, tp, ep):
+    g = b3.groups_of(rank, ranks, tp, ep)
+    return g | {"edp": g["dp"]}
+
+
+def edp_is_all(rank, ranks, tp, ep):
+    return b3.groups_of(rank, ranks, tp, ep) | {"edp": list(range(ranks))}
+
+
+def inside_dp(rank, ranks, tp, ep):
+    g = b3.groups_of(rank, ranks, tp, ep)
+    size = min(ep, len(g["dp"]))
+    at = g["dp"].index(rank)
+    first = at - at % size
+    return g | {"ep": g["dp"][first : first + size], "edp": g["dp"][at % size :: size]}
+
+
+def ep_edp_exchanged(rank, ranks, tp, ep):
+    g = b3.groups_of(rank, ranks, tp, ep)
+    return g | {"ep": g["edp"], "edp": g["ep"]}
+
+
+def tp_outermost(rank, ranks, tp, ep):
+    g = b3.groups_of(rank, ranks, tp, ep)
+    return g | {"tp": g["dp"], "dp": g["tp"]}
+
+
+def ep_of_the_wrong_size(rank, ranks, tp, ep):
+    return b3.groups_of(rank, ranks, tp, max(1, ep // 2))
+
+
+def three_groups(rank, ranks, tp, ep):
+    g = b3.groups_of(rank, ranks, tp, ep)
+    del g["edp"]
+    return g
+
+
+def active(layers, attention, expert, experts, k, tp, ep):
+    return layers * (attention / tp + expert * k / ep)
+
+
+def active_whole(layers, attention, expert, experts, k, tp, ep):
+    return layers * (attention / tp + expert * k)
+
+
+def tp_cuts_experts(layers, attention, expert, experts, k, tp, ep):
+    return layers * (attention / tp + experts * expert / (ep * tp))
+
+
+def ep_cuts_attention(layers, attention, expert, experts, k, tp, ep):
+    return layers * (attention / tp + experts * expert) / ep
+
+
+def no_ep(layers, attention, expert, experts, k, tp, ep):
+    return layers * (attention / tp + experts * expert)
+
+
+def no_tp(layers, attention, expert, experts, k, tp, ep):
+    return layers * (attention + experts * expert / ep)
+
+
+def a_layer(layers, attention, expert, experts, k, tp, ep):
+    return attention / tp + experts * expert / ep
+
+
+def twice_everything(layers, attention, expert, experts, k, tp, ep):
+    return 2 * b3.parameters_on_rank(layers, attention, expert, experts, k, tp, ep)
+
+
+def in_words(layers, attention, expert, experts, k, tp, ep):
+    return "many"
+
+
+EXERCISES = [b2.parts, b2.places, b2.step, b3.layer, b3.fold, b3.parameters]
+OTHERWISE_RIGHT = [
+    (b2.parts, a_sigmoid),
+    (b2.places, striped),
+    (b2.step, averaged_one_by_one),
+    (b3.layer, argsorted),
+]
 MISTAKES = [
     (b2.parts, averaged, "wrong", "averaging partial softmaxes"),
     (b2.parts, added, "wrong", "adding partial softmaxes"),
@@ -188,4 +311,31 @@ MISTAKES = [
     (b2.step, no_mask, "wrong", "other gradients than the twin's"),
     (b2.step, no_return, "wrong", "no loss"),
     (b2.step, loss_of_all, "wrong", "another loss than the twin's"),
+    (b3.layer, my_own, "crashed", "split sizes not exchanged"),
+    (b3.layer, all_even, "crashed", "split sizes not exchanged"),
+    (b3.layer, no_weights, "wrong", "combining without the router's weights"),
+    (b3.layer, their_mean, "wrong", "combining without the router's weights"),
+    (b3.layer, order_again, "wrong", "un-permuted in the wrong order"),
+    (b3.layer, as_they_come, "wrong", "un-permuted in the wrong order"),
+    (b3.layer, first_alone, "wrong", "one expert of k"),
+    (b3.layer, weights_flipped, "wrong", "weights of the other expert"),
+    (b3.layer, no_backward_of_its_own, "wrong", "an output cut off from x"),
+    (b3.layer, another_token, "wrong", "another y"),
+    (b3.layer, summed_to_a_row, "wrong", "another shape"),
+    (b3.fold, edp_is_dp, "wrong", "experts' gradients averaged over all of dp"),
+    (b3.fold, edp_is_all, "wrong", "experts' gradients summed over all ranks"),
+    (b3.fold, inside_dp, "wrong", "experts inside dp, not folded"),
+    (b3.fold, ep_edp_exchanged, "wrong", "ep and edp exchanged"),
+    (b3.fold, tp_outermost, "wrong", "tp and dp exchanged"),
+    (b3.fold, ep_of_the_wrong_size, "wrong", "other groups"),
+    (b3.fold, three_groups, "wrong", "no groups"),
+    (b3.parameters, active, "wrong", "counting active parameters for memory"),
+    (b3.parameters, active_whole, "wrong", "active parameters, not shared out"),
+    (b3.parameters, tp_cuts_experts, "wrong", "experts cut by tp as well"),
+    (b3.parameters, ep_cuts_attention, "wrong", "attention shared out over ep"),
+    (b3.parameters, no_ep, "wrong", "every expert on every rank"),
+    (b3.parameters, no_tp, "wrong", "attention left whole"),
+    (b3.parameters, a_layer, "wrong", "one layer"),
+    (b3.parameters, twice_everything, "wrong", "another number"),
+    (b3.parameters, in_words, "wrong", "no number"),
 ]

@@ -8,7 +8,7 @@ from test_notebooks import NOTEBOOKS, text
 
 from helpers import toy
 from helpers.lesson.defence import Defence
-from helpers.lesson.drops import b2, d05, d06, d07, d10, d11, d12, d13, d14
+from helpers.lesson.drops import b2, b3, d05, d06, d07, d10, d11, d12, d13, d14
 from helpers.table import human
 from helpers.theory import CLUSTERS, Job, Layout, memory, plan, validation
 from helpers.theory.collectives import book
@@ -57,6 +57,10 @@ RING, EXCHANGE = (
     [row[3] for row in b2.published_in_a_node().rows if row[1] == way] for way in ("ring", "all-to-all")
 )
 assert RING == ["−29%", "−32%"] and EXCHANGE[1] == "+1%"  # "the ring loses a third, all-to-all nothing"
+ALL, USED = (
+    b3.parameters_on_rank(*b3.MIXTRAL[:3], experts, 2, 1, 1) + 2 * 32768 * b3.HIDDEN for experts in (8, 2)
+)
+assert round(b3.published()["Megatron-Core, folded"] - b3.published()["Megatron-Core"]) == 3  # "three points"
 # For each drop, sentences whose figures no cell prints, with the figures put in by computing them.
 KEPT = stage_memory(Job(LLAMA, seq_len=8192), Layout(tp=8), 0)
 IN_NODE = next(row for row in NODE.by_axes if row.axes == (1, 8, 1))
@@ -121,6 +125,10 @@ COMPUTED = {
             f" {sum(states(LLAMA.params).values()) / 1e9:,.0f} GB"
         ),
         (f"{8 * KEPT['activations'] / (8192 * LLAMA.hidden * LLAMA.layers):.1f} instead of 34"),
+    ],
+    "b3": [
+        f"has {ALL / 1e9:.0f}·10⁹ parameters, and a token uses {USED / 1e9:.0f}·10⁹ of them",
+        "With a pipeline, TP 2 is enough where TP 4 was needed",
     ],
     "b2": [
         f"rank 3: {b2.work('in order')[3]:.2f} times the mean",
