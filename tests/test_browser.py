@@ -109,7 +109,8 @@ class Notebook:
     def __init__(self, page, folder: Path, number: str):
         self.page, self.folder = page, folder
         books = ROOT / "notebooks"
-        name = next(p.relative_to(books).as_posix() for p in books.rglob(f"{number}_*.ipynb"))
+        (path,) = [*books.glob(f"{number}_*.ipynb"), *books.glob(f"beyond/{number}_*.ipynb")]
+        name = path.relative_to(books).as_posix()
         page.evaluate("path => { window.jupyterapp.commands.execute('docmanager:open', {path}) }", name)
         page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell", timeout=2 * MINUTE)
         self.wait_for_kernel()

@@ -57,6 +57,7 @@ def test_what_is_not_known_comes_again():
     )
     with pytest.raises(ValueError, match="there is no drop 15"):
         cards.deck(15)
+    assert {c.drop for c in cards.deck("b2").all} == {"b2"} and "b2" not in {c.drop for c in cards.deck().all}
 
 
 def test_cards_are_printed_and_imported(tmp_path):

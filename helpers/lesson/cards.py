@@ -108,5 +108,5 @@ class Deck:
 
 
 def deck(*drops: int | str) -> Deck:
-    """`deck()` is all cards, `deck(1, "b2")` those of two drops."""
-    return Deck(load(*drops))
+    """`deck()` has the cards of the fourteen drops, `deck(1, "b2")` those of two that you name."""
+    return Deck(load(*drops) if drops else [c for c in load() if c.drop.isdigit()])
