@@ -43,6 +43,7 @@ def refresh(path: Path) -> None:
 if __name__ == "__main__":
     os.environ["THREE_AXES_PROGRESS"] = ""
     os.environ["THREE_AXES_STREAM_AFTER"] = "60"  # output at the end of a cell, as nbval will compare it
-    for path in map(Path, sys.argv[1:] or sorted((ROOT / "notebooks").glob("*.ipynb"))):
+    books = [*sorted(ROOT.glob("notebooks/*.ipynb")), *sorted(ROOT.glob("notebooks/beyond/*.ipynb"))]
+    for path in map(Path, sys.argv[1:] or books):
         print("refreshing", path.name, flush=True)
         refresh(path)

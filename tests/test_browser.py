@@ -4,6 +4,7 @@ clicks and types.
 Where no Chromium is found these tests are skipped, and say so. .ci/run installs one.
 """
 
+import inspect
 import json
 import os
 import shutil
@@ -15,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from helpers.lesson.drops import b2, b3
 from helpers.lesson.drops.d01 import fingerprints
 from helpers.lesson.lab import prepare
+from helpers.lesson.practice import Exercise
 from helpers.runtime.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,7 +109,9 @@ class Notebook:
 
     def __init__(self, page, folder: Path, number: str):
         self.page, self.folder = page, folder
-        name = next(p.name for p in sorted((ROOT / "notebooks").glob(f"{number}_*.ipynb")))
+        books = ROOT / "notebooks"
+        (path,) = [*books.glob(f"{number}_*.ipynb"), *books.glob(f"beyond/{number}_*.ipynb")]
+        name = path.relative_to(books).as_posix()
         page.evaluate("path => { window.jupyterapp.commands.execute('docmanager:open', {path}) }", name)
         page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell", timeout=2 * MINUTE)
         self.wait_for_kernel()
@@ -298,3 +303,25 @@ def test_training_as_it_goes_a_card_and_the_final(notebook):
     final = notebook.cell("quiz.Quiz()")
     final.locator(".widget-radio-box label").nth(1).click()
     final.get_by_text("Read again: drop 01").wait_for(timeout=MINUTE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook, module", [("b2", b2), ("b3", b3)], indirect=["notebook"])
+def test_beyond_run_a_mistake_is_named_and_every_solution_passes(notebook, module):
+    notebook.run_all()
+    assert notebook.errors() == []
+    first = True
+    for name, exercise in vars(module).items():
+        if not isinstance(exercise, Exercise):
+            continue
+        function = exercise.reference.__name__
+        check = f"{module.__name__.rpartition('.')[2]}.{name}.check({function})"
+        arguments = ", ".join(inspect.signature(exercise.reference).parameters)
+        practice = notebook.cell(f"def {function}")
+        if first:
+            notebook.write(practice, f"def {function}({arguments}):\n    return 0\n\n{check}")
+            practice.locator(".jp-OutputArea-output").get_by_text("✗ wrong: ").wait_for(timeout=MINUTE)
+            first = False
+        notebook.write(practice, f"{exercise.solution()}\n\n{check}")
+        practice.locator(".jp-OutputArea-output").get_by_text("✓ right").wait_for(timeout=2 * MINUTE)
+        assert exercise.name in json.loads((notebook.folder / "progress.json").read_text())

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from test_notebooks import NOTEBOOKS, text
+from test_notebooks import FOLDER, NOTEBOOKS, text
 
 from helpers.__main__ import main
 from helpers.lesson import cards, classroom, colab, passed, printables, progress, quiz, slides
+from helpers.lesson.books import module_of
 from helpers.lesson.drops import d01
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +58,7 @@ def test_what_is_not_known_comes_again():
     )
     with pytest.raises(ValueError, match="there is no drop 15"):
         cards.deck(15)
+    assert {c.drop for c in cards.deck("b2").all} == {"b2"} and "b2" not in {c.drop for c in cards.deck().all}
 
 
 def test_cards_are_printed_and_imported(tmp_path):
@@ -193,39 +195,40 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
 
 def test_stamping_a_repository_is_idempotent_and_can_be_changed():
     for path in NOTEBOOKS:
-        plain = nbformat.read(path, as_version=4)
-        once = colab.stamp(copy.deepcopy(plain), path.name, "owner/name")
-        twice = colab.stamp(copy.deepcopy(once), path.name, "owner/name")
-        other = colab.stamp(copy.deepcopy(once), path.name, "some/where")
-        back = colab.stamp(copy.deepcopy(once), path.name)
+        plain, name = nbformat.read(path, as_version=4), path.relative_to(FOLDER).as_posix()
+        once = colab.stamp(copy.deepcopy(plain), name, "owner/name")
+        twice = colab.stamp(copy.deepcopy(once), name, "owner/name")
+        other = colab.stamp(copy.deepcopy(once), name, "some/where")
+        back = colab.stamp(copy.deepcopy(once), name)
         assert [c.source for c in once.cells] == [c.source for c in twice.cells] and len(once.cells) == len(
             plain.cells
         )
         assert (
             once.cells[0].source.count("colab-badge") == 1
-            and f"owner/name/blob/main/notebooks/{path.name}" in once.cells[0].source
+            and f"owner/name/blob/main/notebooks/{name}" in once.cells[0].source
         )
         assert (
             "owner/name" in once.cells[1].source
             and "owner" not in other.cells[0].source + other.cells[1].source
         )
-        assert [c.source for c in back.cells] == [c.source for c in colab.stamp(plain, path.name).cells]
+        assert [c.source for c in back.cells] == [c.source for c in colab.stamp(plain, name).cells]
     with pytest.raises(ValueError, match="give owner/name"):
         colab.make_colab("nonsense")
 
 
-@pytest.mark.parametrize("clone", ["..", "three-axes"])
+@pytest.mark.parametrize("clone", ["..", "../..", "three-axes"])
 def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone):
     """A folder with a notebook, and a clone over it or beside it; an interpreter that does not know the
     course.
     """
-    root = (tmp_path / "course" / "notebooks") if clone == ".." else tmp_path / "content"
+    inside = {"..": "course/notebooks", "../..": "course/notebooks/beyond"}
+    root = tmp_path / inside.get(clone, "content")
     root.mkdir(parents=True)
     shutil.copytree(
         ROOT / "helpers", (root / clone).resolve() / "helpers", ignore=shutil.ignore_patterns("__pycache__")
     )
     cell = (
-        colab.SETUP.format(repo="owner/name")
+        colab.SETUP.format(repo="owner/name", up=".." if clone == "three-axes" else clone)
         .replace("!git", "raise SystemExit('cloned anew') #")
         .replace("%pip", "pass #")
     )
@@ -276,7 +279,7 @@ def test_every_relative_link_leads_somewhere(file):
             assert not anchor or anchor in anchors(there.read_text()), target
 
 
-NAMES = {"d" + n: f"helpers.lesson.drops.d{n}" for n in BOOKS} | {
+NAMES = {module_of(n).rpartition(".")[2]: module_of(n) for n in BOOKS} | {
     "toy": "helpers.toy",
     "draw": "helpers.lesson.draw",
     "schedules": "helpers.theory.schedules",

@@ -14,10 +14,13 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from refresh import LIVE, normalise
 
+from helpers.lesson.books import module_of
 from helpers.lesson.colab import stamp
 from helpers.lesson.practice import Exercise
 
-NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
+FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
+FOURTEEN = sorted(FOLDER.glob("*.ipynb"))
+NOTEBOOKS = FOURTEEN + sorted((FOLDER / "beyond").glob("*.ipynb"))
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.name[:2])
@@ -37,12 +40,12 @@ def test_a_setup_cell_stands_behind_the_title(drop):
     path, notebook = drop
     assert notebook.cells[1].metadata["tags"] == ["setup"] and not notebook.cells[1].outputs
     repo = re.search(r"github.com/(\S+)", notebook.cells[1].source)[1]
-    again = stamp(nbformat.read(path, as_version=4), path.name, repo)
+    again = stamp(nbformat.read(path, as_version=4), path.relative_to(FOLDER).as_posix(), repo)
     assert [c.source for c in again.cells] == [c.source for c in notebook.cells]
 
 
 def test_they_are_numbered_without_a_gap():
-    assert [path.name[:3] for path in NOTEBOOKS] == [f"{i:02d}_" for i in range(1, len(NOTEBOOKS) + 1)]
+    assert [path.name[:3] for path in FOURTEEN] == [f"{i:02d}_" for i in range(1, 15)]
 
 
 def test_title_minutes_and_outcome_come_first(drop):
@@ -88,9 +91,7 @@ def test_a_solution_runs_where_it_is_pasted(drop):
     path, notebook = drop
     here = _names_in(notebook) | set(dir(builtins))
     exercises = [
-        e
-        for e in vars(importlib.import_module(f"helpers.lesson.drops.d{path.name[:2]}")).values()
-        if isinstance(e, Exercise)
+        e for e in vars(importlib.import_module(module_of(path.name[:2]))).values() if isinstance(e, Exercise)
     ]
     assert exercises and {e.name: _names_used(e.reference.__code__) - here for e in exercises} == {
         e.name: set() for e in exercises

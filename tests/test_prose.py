@@ -8,7 +8,7 @@ from test_notebooks import NOTEBOOKS, text
 
 from helpers import toy
 from helpers.lesson.defence import Defence
-from helpers.lesson.drops import d05, d06, d07, d10, d11, d12, d13, d14
+from helpers.lesson.drops import b2, b3, d05, d06, d07, d10, d11, d12, d13, d14
 from helpers.lesson.drops.d10 import sized as d10_sized
 from helpers.table import human
 from helpers.theory import CLUSTERS, Job, Layout, memory, plan, validation
@@ -52,6 +52,16 @@ assert max(map(max, THEN.values())) < 4
 assert {("speed between nodes", 2), ("speed inside a node", 0.5), ("global batch", 0.5)} <= {
     (what, factor) for what, factor, _ in d13.the_plan().flips()
 }
+GAINS = {row[0]: float(row[-1]) for row in b2.paid().rows}
+assert max(gain for length, gain in GAINS.items() if int(length) <= 64) < 1.1  # "within a tenth", says b2
+RING, EXCHANGE = (
+    [row[3] for row in b2.published_in_a_node().rows if row[1] == way] for way in ("ring", "all-to-all")
+)
+assert RING == ["−29%", "−32%"] and EXCHANGE[1] == "+1%"  # "the ring loses a third, all-to-all nothing"
+ALL, USED = (
+    b3.parameters_on_rank(*b3.MIXTRAL[:3], experts, 2, 1, 1) + 2 * 32768 * b3.HIDDEN for experts in (8, 2)
+)
+assert round(b3.published()["Megatron-Core, folded"] - b3.published()["Megatron-Core"]) == 3  # "three points"
 # For each drop, sentences whose figures no cell prints, with the figures put in by computing them.
 KEPT = stage_memory(Job(LLAMA, seq_len=8192), Layout(tp=8), 0)
 IN_NODE = next(row for row in NODE.by_axes if row.axes == (1, 8, 1))
@@ -116,6 +126,16 @@ COMPUTED = {
             f" {sum(states(LLAMA.params).values()) / 1e9:,.0f} GB"
         ),
         (f"{8 * KEPT['activations'] / (8192 * LLAMA.hidden * LLAMA.layers):.1f} instead of 34"),
+    ],
+    "b3": [
+        f"has {ALL / 1e9:.0f}·10⁹ parameters, and a token uses {USED / 1e9:.0f}·10⁹ of them",
+        "With a pipeline, TP 2 is enough where TP 4 was needed",
+    ],
+    "b2": [
+        f"rank 3: {b2.work('in order')[3]:.2f} times the mean",
+        f"At a million it is {round(GAINS['1024'])} times as slow",
+        "does as well within a tenth",
+        "64 thousand tokens",
     ],
     "14": [
         "within 1 %",

@@ -130,7 +130,7 @@ def test_every_python_that_is_named_is_admitted():
 
 
 def test_ranks_that_run_exercises_import_no_pictures():
-    drops = [f"helpers.lesson.drops.{file.stem}" for file in (HELPERS / "lesson" / "drops").glob("d*")]
+    drops = [f"helpers.lesson.drops.{file.stem}" for file in (HELPERS / "lesson" / "drops").glob("[bd]*")]
     loaded = subprocess.run(
         [sys.executable, "-c", f"import sys, {', '.join(drops)}; print('matplotlib' in sys.modules)"],
         capture_output=True,

@@ -14,20 +14,21 @@ from ..files import find
 
 @dataclass(frozen=True)
 class Card:
-    """A question, its answer, and the drop that shows it ('01' to '14')."""
+    """A question, its answer, and the drop that shows it: '01' to '14', or beyond them 'b2'."""
 
     drop: str
     front: str
     back: str
 
 
-def load(*drops: int) -> list[Card]:
+def load(*drops: int | str) -> list[Card]:
     """The cards of some drops, or all. Raises ValueError for a drop that does not exist."""
     with open(find("data/flashcards.csv"), encoding="utf-8") as f:
         cards = [Card(**row) for row in csv.DictReader(f)]
-    if unknown := [d for d in drops if f"{d:02d}" not in {c.drop for c in cards}]:
-        raise ValueError(f"there is no drop {unknown[0]}; they are 1 to 14")
-    return [c for c in cards if not drops or int(c.drop) in drops]
+    known = list(dict.fromkeys(c.drop for c in cards))
+    if unknown := [d for d in drops if str(d).zfill(2) not in known]:
+        raise ValueError(f"there is no drop {unknown[0]}; they are {', '.join(known)}")
+    return [c for c in cards if not drops or c.drop in {str(d).zfill(2) for d in drops}]
 
 
 class Deck:
@@ -105,6 +106,6 @@ class Deck:
         }
 
 
-def deck(*drops: int) -> Deck:
-    """`deck()` is all cards, `deck(1, 2)` those of two drops."""
-    return Deck(load(*drops))
+def deck(*drops: int | str) -> Deck:
+    """`deck()` has the cards of the fourteen drops, `deck(1, "b2")` those of two that you name."""
+    return Deck(load(*drops) if drops else [c for c in load() if c.drop.isdigit()])

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import nbformat
 
+from ..files import find
 from .books import notebooks
 
 UNNAMED = "OWNER/three-axes"  # until `make colab` has been told where the course lives
@@ -18,9 +20,9 @@ SETUP = '''# Fetches the course where it is not installed (Colab, Kaggle). Elsew
 from importlib.util import find_spec
 if not find_spec("helpers"):
     import os, sys
-    if not os.path.isdir("../helpers") and not os.path.isdir("three-axes"):
+    if not os.path.isdir("{up}/helpers") and not os.path.isdir("three-axes"):
         !git clone --quiet --depth 1 https://github.com/{repo} three-axes
-    sys.path.insert(0, os.path.abspath(".." if os.path.isdir("../helpers") else "three-axes"))
+    sys.path.insert(0, os.path.abspath("{up}" if os.path.isdir("{up}/helpers") else "three-axes"))
     %pip install --quiet accelerate cloudpickle tqdm "ipywidgets>=8.1"'''
 BADGE = (
     "[![Open in"
@@ -31,13 +33,14 @@ BADGE = (
 def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nbformat.NotebookNode:
     """Put the setup cell behind the title, and with a real `repo` a badge under it.
 
-    Doing it twice, or for another repo, leaves one of each.
+    name: its path in the folder of notebooks. Doing it twice, or for another repo, leaves one of each.
     """
     title, *rest = notebook.cells
     head, _, rest_of_it = re.sub(r"\n\[!\[Open in Colab\].*\n", "", title.source).partition("\n")
     badge = "" if repo == UNNAMED else f"\n{BADGE.format(repo=repo, name=name)}\n"
     title.source = f"{head}\n{badge}{rest_of_it}"
-    setup = nbformat.v4.new_code_cell(SETUP.format(repo=repo), metadata={"tags": ["setup"]})
+    up = "/".join([".."] * len(Path(name).parts))  # from the notebook's folder to the course's
+    setup = nbformat.v4.new_code_cell(SETUP.format(repo=repo, up=up), metadata={"tags": ["setup"]})
     if rest and "setup" in rest[0].metadata.get("tags", []):
         old = rest.pop(0)
         setup.execution_count = old.execution_count
@@ -49,7 +52,8 @@ def make_colab(repo: str) -> None:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ValueError(f"{repo!r} is no repository; give owner/name, as in make colab REPO=owner/name")
     for path in notebooks():
-        notebook = stamp(nbformat.read(path, as_version=4), path.name, repo)
+        name = path.relative_to(find("notebooks")).as_posix()
+        notebook = stamp(nbformat.read(path, as_version=4), name, repo)
         for i, cell in enumerate(notebook.cells):
             cell.id = f"drop-{path.name[:2]}-{i:02d}"
         nbformat.write(notebook, path)

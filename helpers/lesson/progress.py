@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from pathlib import Path
 
 from ..table import Table
@@ -15,10 +16,11 @@ DROPS = Path(__file__).parent / "drops"
 def exercises() -> dict[str, list[str]]:
     """Drop -> the names of its exercises, in order."""
     found = {}
-    for name in sorted(p.stem for p in DROPS.glob("d[01]*")):
+    names = [sorted(p.stem for p in DROPS.glob(pattern)) for pattern in ("d[01]*", "b[0-9]*")]
+    for name in itertools.chain(*names):
         module = importlib.import_module(f"helpers.lesson.drops.{name}")
         of_drop = [x for x in vars(module).values() if isinstance(x, Exercise)]
-        found[name[1:]] = [x.name for x in sorted(of_drop, key=lambda x: x.made)]
+        found[name.removeprefix("d")] = [x.name for x in sorted(of_drop, key=lambda x: x.made)]
     return found
 
 

@@ -151,7 +151,8 @@ def write(which: str, folder: Path) -> None:
     """
     chosen = [p for p in notebooks() if not which or p.name[:2] == which.zfill(2)]
     if not chosen:
-        raise ValueError(f"there is no drop {which!r}; they are 01 to 14")
+        known = ", ".join(path.name[:2] for path in notebooks())
+        raise ValueError(f"there is no drop {which!r}; they are {known}")
     folder.mkdir(parents=True, exist_ok=True)
     for path in tqdm(chosen, disable=None, leave=False):  # on a terminal
         (folder / f"{path.name[:2]}.html").write_text(deck(path), encoding="utf-8")

@@ -20,11 +20,10 @@ import torch
 import torch.distributed as dist
 
 from .. import devices
-from ..theory import collectives
 from . import lines, wire
 from .clock import Span
 from .fabric import Fabric
-from .operators import OPERATORS, InBatch, OnStream, first_tensor, nbytes, nobody
+from .operators import OPERATORS, InBatch, OnStream, first_tensor, must_send, nbytes, nobody
 from .report import CollectiveCount, Report
 
 # At this key the dispatcher passes also when a DTensor's own operator calls a collective, below autograd.
@@ -160,7 +159,7 @@ class Recorder:
             row = self.rows.setdefault((name, axis), CollectiveCount(name, axis))
             row.calls += 1
             row.payload += payload
-            row.book += collectives.book(name, payload, size, me, root or 0)
+            row.book += must_send(operator, args, payload, size, me, root or 0)
             whole = args[at_whole] if at_whole is not None else None
             if (first := first_tensor(whole)) is not None and first.device.type != "cpu":
                 row.wire, self._unseen = None, True  # NCCL moves these, past the operating system's counters

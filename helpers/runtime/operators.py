@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ..theory.collectives import book
+
 # c10d operator -> (name, argument with the process group, argument with the whole tensor, argument with the
 # root or peer)
 OPERATORS = {
@@ -27,6 +29,13 @@ OPERATORS = {
     "recv_": ("recv", 1, 0, 2),
     "recv_any_source_": ("recv", 1, 0, None),
 }
+
+
+def must_send(operator: str, args, payload: float, n: int, me: int, root: int) -> float:
+    """Bytes that rank `me` of n must send by the book; for an uneven all-to-all, by its own split sizes."""
+    if operator == "alltoall_base_" and (splits := args[4]):
+        return payload * (1 - splits[me] / max(1, sum(splits)))
+    return book(OPERATORS[operator][0], payload, n, me, root)
 
 
 class OnStream:

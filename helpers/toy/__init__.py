@@ -8,6 +8,8 @@ and updated weights are the twin's.
     zero       ZeRO 1, 2, 3     as data, with less kept d times  gradients and weights, once or twice a step
     tensor     tensor (TP, SP)  1/t of the blocks' matrices     activations and their gradients, in every
     block
+    context    context (CP)     the model, 1/c of the tokens    keys and values, in every layer; gradients
+    experts    experts (EP)     1/ep of the experts             tokens to their experts, and answers back
     pipeline   pipeline (PP)    1/p of the blocks               activations at the stages' boundaries
     grid       all three        1/(t·p) of the blocks           all of the above, each in its own group
 
@@ -16,7 +18,9 @@ h hidden, a heads; d, t, p the sizes of data, tensor and pipeline parallelism; m
 """
 
 from .backward import split_backward
+from .context import context_block, contiguous, exchange_attention, gather_attention, ring_attention, zigzag
 from .data import average_gradients, data_parallel_step, my_share, overlap_gradients, share_weights
+from .experts import Experts, average_expert_gradients, even_out, expert_parallel, split_experts, swap
 from .grid import grid_groups, grid_step, on_grid
 from .model import (
     MLP,

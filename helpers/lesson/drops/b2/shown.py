@@ -1,0 +1,150 @@
+"""b2, what its cells show: attention over four ranks, counted, drawn and timed."""
+
+from __future__ import annotations
+
+import csv
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ....runtime import clock, current
+from ....runtime.clock import Timeline
+from ....runtime.traffic import Traffic
+from ....runtime.world import World
+from ....table import Table
+from ....theory.hardware import Network
+from ....toy import context
+
+DATA = Path(__file__).resolve().parents[4] / "data"
+WAYS = {
+    "gather": context.gather_attention,
+    "ring": context.ring_attention,
+    "all-to-all": context.exchange_attention,
+}
+CHUNKS = {"in order": context.contiguous, "zig-zag": context.zigzag}
+# Emulated, as in drop 06: ports out of a node are 10 times slower than links inside.
+ONE_NODE, TWO_NODES = (
+    Network(
+        name=name,
+        gpus_per_node=node,
+        intra_node_bandwidth=7e6,
+        inter_node_bandwidth=0.7e6,
+        intra_node_latency=1e-4,
+        inter_node_latency=5e-4,
+    )
+    for name, node in (("one node of four", 4), ("two nodes of two", 2))
+)
+PAIR = 3e-6  # seconds of one query and one key in one head, emulated
+
+
+def inputs(a: int, g: int, s: int, head: int = 32) -> list[torch.Tensor]:
+    """q, k, v and dy of all tokens, the same on every rank: a query heads, g key/value heads."""
+    chance = torch.Generator().manual_seed(0)
+    return [torch.randn(1, n, s, head, generator=chance) for n in (a, g, g, a)]
+
+
+def traffic_of(world: World, way: str, g: int, a: int = 8, s: int = 512) -> Traffic:
+    """The bytes of one attention, forward and backward. Raises AssertionError unless it is the twin's."""
+
+    def run():
+        *whole, dy = inputs(a, g, s)
+        at = torch.arange(s)
+        places = context.zigzag(s, dist.get_world_size())
+        mine = places[dist.get_rank()]
+        twin = [x.requires_grad_() for x in whole]
+        y, _ = context.attend(*twin, context.sees(at, at))
+        y.backward(dy)
+        parts = [x.detach()[:, :, mine].requires_grad_() for x in whole]
+        got = WAYS[way](*parts, places)
+        got.backward(dy[:, :, mine])
+        for part, all_ in [(got, y)] + [(p.grad, t.grad) for p, t in zip(parts, twin)]:
+            assert torch.allclose(part, all_[:, :, mine], atol=1e-4), f"{way} is not the twin's"
+
+    world.run(run)
+    return world.traffic
+
+
+def kept_per_rank(world: World, way: str, g: int, a: int = 8, s: int = 512) -> int:
+    """Bytes of keys and values that a rank holds at once while it computes."""
+
+    def run():
+        *whole, _ = inputs(a, g, s)
+        places = context.zigzag(s, dist.get_world_size())
+        parts = [x[:, :, places[dist.get_rank()]] for x in whole]
+        most = 0
+
+        def watched(q, k, v, mask):
+            nonlocal most
+            most = max(most, k.nbytes + v.nbytes)
+            return context.attend(q, k, v, mask)
+
+        with torch.no_grad():
+            WAYS[way](*parts, places, attend=watched)
+        return most
+
+    return max(world.run(run))
+
+
+def _paced(q, k, v, mask):
+    """`attend` that takes as long as its pairs, on the clock."""
+    with clock.span("F"):
+        time.sleep(PAIR * int(mask.sum()) * q.shape[1])
+        return context.attend(q, k, v, mask)
+
+
+def _forward(way: str, chunks: str, a: int, g: int, s: int) -> float:
+    *whole, _ = inputs(a, g, s)
+    places = CHUNKS[chunks](s, dist.get_world_size())
+    parts = [x[:, :, places[dist.get_rank()]] for x in whole]
+    with torch.no_grad():
+        WAYS[way](*parts, places)  # to warm up
+        current.rank.recorder.start()
+        dist.barrier()
+        start = time.monotonic()
+        WAYS[way](*parts, places, attend=_paced)
+    return time.monotonic() - start
+
+
+def ring_timeline(world: World, chunks: str) -> Timeline:
+    """One forward of the ring on the clock, with emulated compute. chunks: 'in order' or 'zig-zag'."""
+    world.run(_forward, "ring", chunks, 8, 8, 256)
+    return world.timeline
+
+
+def work(chunks: str, c: int = 4, s: int = 512) -> list[float]:
+    """Pairs of a query and a key that each rank computes, in units of the mean."""
+    places, mean = CHUNKS[chunks](s, c), s * (s + 1) / 2 / c
+    return [int(context.sees(mine, torch.arange(s)).sum()) / mean for mine in places]
+
+
+def ring_or_exchange(network: Network) -> dict[str, float]:
+    """Seconds of one forward on an emulated network, compute emulated too: the shorter of two."""
+    with World(4, fabric=network) as world:
+        return {
+            way: min(max(world.run(_forward, way, "zig-zag", 8, 2, 256)) for _ in range(2))
+            for way in ("ring", "all-to-all")
+        }
+
+
+def paid() -> Table:
+    """What context parallelism gained, as published, by length of the sequence."""
+    with open(DATA / "nemo_long_sequence.csv", encoding="utf-8") as f:
+        rows = list(csv.DictReader(f))
+    return Table(
+        ["tokens, thousands", "GPUs", "CP", "times as fast as without CP"],
+        [[r["seq_len_k"], r["gpus"], r["cp"], r["speedup"]] for r in rows],
+        title="Llama 2 7B, FP8, H100 (NVIDIA NeMo)",
+    )
+
+
+def published_in_a_node() -> Table:
+    """Ring and all-to-all inside a node of eight, as published."""
+    with open(DATA / "ring_or_exchange.csv", encoding="utf-8") as f:
+        rows = list(csv.DictReader(f))
+    return Table(
+        ["CP", "by", "thousand tokens/s", "against no CP", "peak, GiB"],
+        [[r["cp"], r["by"], r["thousand_tokens_per_s"], r["against_no_cp"], r["peak_gib"]] for r in rows],
+        title="GLM-4.5-Air, 64 thousand tokens, one node of 8 H200 (prime-rl)",
+    )

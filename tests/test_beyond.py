@@ -1,0 +1,144 @@
+"""The pieces of the toy beyond the three axes equal the twin: context and expert parallelism."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from helpers import toy
+from helpers.toy import context, experts
+
+
+@pytest.mark.parametrize("way", ["gather", "ring", "exchange"])
+@pytest.mark.parametrize("places", [toy.contiguous, toy.zigzag])
+@pytest.mark.parametrize("heads", [(8, 8), (8, 2), (8, 1)], ids=str)
+def test_attention_to_other_ranks_keys_is_the_twins(world, way, places, heads):
+    def run(ranks):
+        members = list(range(ranks))
+        group = dist.new_group(members)  # one smaller than the world, too
+        if dist.get_rank() not in members:
+            return True
+        chance = torch.Generator().manual_seed(1)
+        q, k, v, dy = (
+            torch.randn(2, n, 16, 4, generator=chance, dtype=torch.float64)
+            for n in (*heads, heads[1], heads[0])
+        )
+        at = places(16, ranks)
+        mine = at[dist.get_rank(group)]
+        whole = [x.clone().requires_grad_() for x in (q, k, v)]
+        y, _ = context.attend(*whole, context.sees(torch.arange(16), torch.arange(16)))
+        y.backward(dy)
+        parts = [x[:, :, mine].clone().requires_grad_() for x in (q, k, v)]
+        got = getattr(context, f"{way}_attention")(*parts, at, group)
+        got.backward(dy[:, :, mine])
+        return torch.allclose(got, y[:, :, mine]) and all(
+            torch.allclose(p.grad, w.grad[:, :, mine]) for p, w in zip(parts, whole)
+        )
+
+    for ranks in (4, 2):
+        assert all(world.run(run, ranks))
+
+
+def test_all_tokens_are_somewhere_and_zigzag_is_even():
+    for c in (1, 2, 4, 8):
+        for places in (toy.contiguous, toy.zigzag):
+            assert sorted(torch.cat(places(64, c)).tolist()) == list(range(64))
+        assert len({int((at + 1).sum()) for at in toy.zigzag(64, c)}) == 1
+
+
+def test_heads_that_do_not_divide_are_refused(world):
+    def run():
+        x = torch.zeros(1, 6, 4, 4)
+        try:
+            toy.exchange_attention(x, x, x, toy.contiguous(16, 4))
+        except ValueError as e:
+            return str(e)
+
+    assert world.run(run)[0] == "6 heads do not divide by 4 ranks; gather, or go round"
+
+
+def test_a_rank_without_a_key_to_see_adds_nothing():
+    q, k, v = (torch.randn(1, 1, n, 4) for n in (3, 5, 5))
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    mask[1] = False
+    y, lse = context.attend(q, k, v, mask)
+    assert not y[0, 0, 1].any() and lse[0, 0, 1] == -torch.inf and torch.isfinite(y).all()
+
+
+@pytest.mark.parametrize("number, ep", [(4, 4), (8, 4), (8, 2), (4, 1)])
+def test_experts_on_ranks_are_the_twins(world, number, ep):
+    def run():
+        mesh = init_device_mesh("cpu", (4 // ep, ep), mesh_dim_names=("edp", "ep"))
+        chance = torch.Generator().manual_seed(0)
+        x, dy = (torch.randn(4, 10, 8, generator=chance, dtype=torch.float64) for _ in range(2))
+        twin, rank = toy.Experts(8, number).double(), dist.get_rank()
+        whole = x.flatten(0, 1).clone().requires_grad_()
+        y = twin(whole)
+        y.backward(dy.flatten(0, 1) / 4)
+        layer = toy.split_experts(toy.Experts(8, number).double(), mesh["ep"].get_group())
+        mine = x[rank].clone().requires_grad_()
+        got, load = toy.expert_parallel(layer, mine, mesh["ep"].get_group())
+        got.backward(dy[rank])
+        toy.average_expert_gradients(layer, dist.group.WORLD, mesh["edp"].get_group())
+        first = mesh["ep"].get_local_rank() * number // ep
+        pairs = [(got, y.view(4, 10, 8)[rank]), (mine.grad / 4, whole.grad.view(4, 10, 8)[rank])]
+        pairs += [(layer.router.weight.grad, twin.router.weight.grad)]
+        for i, expert in enumerate(layer.experts):
+            pairs += [
+                (a.grad, b.grad) for a, b in zip(expert.parameters(), twin.experts[first + i].parameters())
+            ]
+        return load.sum().item() == 20 and all(torch.allclose(a, b) for a, b in pairs)
+
+    assert all(world.run(run))
+
+
+def test_all_tokens_to_one_expert_and_none_to_another(world):
+    def run():
+        twin, x = toy.Experts(8, k=1).double(), torch.randn(6, 8, dtype=torch.float64)
+        twin.bias[2] = 9
+        layer = toy.split_experts(toy.Experts(8, k=1).double())
+        layer.bias[2] = 9
+        y, load = toy.expert_parallel(layer, x)
+        y.sum().backward()
+        cut, _ = toy.expert_parallel(layer, x, capacity=4)
+        busy = layer.experts[0].up.weight.grad.any().item()
+        whole = twin(x)
+        return (
+            load.tolist(),
+            busy,
+            torch.allclose(y, whole),
+            torch.allclose(cut[:4], whole[:4]),
+            cut[4:].any().item(),
+        )
+
+    results = world.run(run)
+    assert all(r[0] == [0, 0, 6, 0] and r[2:] == (True, True, False) for r in results)
+    assert [r[1] for r in results] == [False, False, True, False]
+
+
+def test_an_uneven_all_to_all_is_counted_by_its_own_sizes(world):
+    def run():
+        rank = dist.get_rank()
+        give = [0, 0, 0, 0]
+        give[0] = 3 + rank  # everything to rank 0
+        take = [3, 4, 5, 6] if rank == 0 else [0] * 4
+        experts.swap(torch.zeros(3 + rank, 5), give, take)
+
+    world.run(run)
+    assert world.traffic.counted == [0, 4 * 5 * 4, 5 * 5 * 4, 6 * 5 * 4]
+
+
+def test_more_ranks_than_experts_are_refused(world):
+    def run():
+        try:
+            toy.split_experts(toy.Experts(8, experts=6))
+        except ValueError as e:
+            return str(e)
+
+    assert world.run(run)[0] == "6 experts do not divide by 4 ranks; take a number that divides 6"
+
+
+def test_the_bias_rises_for_the_idle():
+    layer = toy.Experts(8)
+    toy.even_out(layer, torch.tensor([6, 2, 0, 4]), 0.5)
+    assert layer.bias.tolist() == [-0.5, 0.5, 0.5, -0.5]

@@ -1,0 +1,341 @@
+"""Every exercise of the notebooks beyond the fourteen: its solution passes, an empty one is not started, each
+listed mistake is caught and named.
+"""
+
+import torch
+import torch.distributed as dist
+from exercise_tests import *  # noqa: F403
+
+from helpers import toy
+from helpers.lesson.drops import b2, b3
+
+# -- b2 ----------------------------------------------------------------------------------------
+
+
+def averaged(y1, lse1, y2, lse2):
+    return (y1 + y2) / 2, torch.logaddexp(lse1, lse2)
+
+
+def added(y1, lse1, y2, lse2):
+    return y1 + y2, torch.logaddexp(lse1, lse2)
+
+
+def by_the_logarithm(y1, lse1, y2, lse2):
+    return (lse1 * y1 + lse2 * y2) / (lse1 + lse2), lse1 + lse2
+
+
+def the_larger_alone(y1, lse1, y2, lse2):
+    return torch.where(lse1 > lse2, y1, y2), torch.maximum(lse1, lse2)
+
+
+def no_maximum(y1, lse1, y2, lse2):
+    w1, w2 = lse1.exp(), lse2.exp()
+    return (w1 * y1 + w2 * y2) / (w1 + w2), (w1 + w2).log()
+
+
+def sums_not_merged(y1, lse1, y2, lse2):
+    return b2.merge_parts(y1, lse1, y2, lse2)[0], torch.maximum(lse1, lse2)
+
+
+def y_alone(y1, lse1, y2, lse2):
+    return b2.merge_parts(y1, lse1, y2, lse2)[0]
+
+
+def minus_infinity_is_nothing(y1, lse1, y2, lse2):
+    return b2.merge_parts(y1, lse1, y2, lse2.nan_to_num(neginf=0.0))
+
+
+def swapped(y1, lse1, y2, lse2):
+    y, _ = b2.merge_parts(y2, lse1, y1, lse2)
+    return y, torch.logaddexp(lse1, lse2)
+
+
+def a_sigmoid(y1, lse1, y2, lse2):  # right, written otherwise
+    share = torch.sigmoid(lse1 - lse2)
+    return share * y1 + (1 - share) * y2, torch.logaddexp(lse1, lse2)
+
+
+def in_order(rank, c, s):
+    return list(range(rank * s // c, (rank + 1) * s // c))
+
+
+def from_the_front(rank, c, s):
+    half = s // (2 * c)
+    return [*range(rank * half, (rank + 1) * half), *range((c + rank) * half, (c + rank + 1) * half)]
+
+
+def one_chunk_too_far(rank, c, s):
+    half = s // (2 * c)
+    return [*range(rank * half, (rank + 1) * half), *range(s - rank * half, s - (rank - 1) * half)]
+
+
+def neighbours_overlap(rank, c, s):
+    half = s // (2 * c)
+    return [*range(rank * half, (rank + 2) * half)]
+
+
+def backwards(rank, c, s):
+    return b2.tokens_of(rank, c, s)[::-1]
+
+
+def by_the_work(rank, c, s):
+    """Chunks in order whose pairs are equal: but not their tokens."""
+    edge = lambda r: round(s * (r / c) ** 0.5)
+    return list(range(edge(rank), edge(rank + 1)))
+
+
+def other_pairs(rank, c, s):
+    half = s // (2 * c)
+    back = s - ((rank + 1) % c + 1) * half
+    return [*range(rank * half, (rank + 1) * half), *range(back, back + half)]
+
+
+def a_number(rank, c, s):
+    return rank
+
+
+def striped(rank, c, s):
+    return torch.arange(rank, s, c)
+
+
+def stepped(positions, mask, average):
+    def attempt(model, tokens, targets, at, everywhere, dp, cp):
+        here = torch.arange(len(at))
+        x = model[0].token(tokens) + model[0].position.weight[at if positions else here]
+        allowed = at[:, None] >= everywhere if mask else here[:, None] >= torch.arange(len(everywhere))
+        for block in model.blocks:
+            x = toy.context_block(block, x, allowed, cp)
+        loss = toy.loss_of(model[-1](x), targets)
+        loss.backward()
+        average(model, dp, cp)
+        return loss.item()
+
+    return attempt
+
+
+def summed(model, dp, cp):
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+
+
+def twice(model, dp, cp):
+    toy.average_gradients(model)
+    for p in model.parameters():
+        p.grad /= 4
+
+
+everyone = lambda model, dp, cp: toy.average_gradients(model)
+local_positions, local_mask = stepped(False, True, everyone), stepped(True, False, everyone)
+local_both = stepped(False, False, everyone)
+over_dp = stepped(True, True, lambda model, dp, cp: toy.average_gradients(model, dp))
+over_cp = stepped(True, True, lambda model, dp, cp: toy.average_gradients(model, cp))
+over_nobody = stepped(True, True, lambda model, dp, cp: None)
+a_sum, averaged_twice = stepped(True, True, summed), stepped(True, True, twice)
+
+
+def no_backward(model, tokens, targets, at, everywhere, dp, cp):
+    return 5.5
+
+
+def no_mask(model, tokens, targets, at, everywhere, dp, cp):
+    return b2.cut_step(model, tokens, targets, at, torch.zeros_like(everywhere), dp, cp)
+
+
+def no_return(model, tokens, targets, at, everywhere, dp, cp):
+    b2.cut_step(model, tokens, targets, at, everywhere, dp, cp)
+
+
+def loss_of_all(model, tokens, targets, at, everywhere, dp, cp):
+    return b2.cut_step(model, tokens, targets, at, everywhere, dp, cp) * 4
+
+
+def averaged_one_by_one(model, tokens, targets, at, everywhere, dp, cp):
+    """Right, written otherwise: first over cp, then over dp."""
+    return stepped(
+        True, True, lambda m, dp, cp: (toy.average_gradients(m, cp), toy.average_gradients(m, dp))
+    )(model, tokens, targets, at, everywhere, dp, cp)
+
+
+# -- b3 ----------------------------------------------------------------------------------------
+
+
+def dispatched(take_as=None, un_permute=None, combine=None, copy=None, swap=toy.swap):
+    """expert_layer with one thing done otherwise."""
+
+    def attempt(x, choice, weight, expert, rank, world_size):
+        k = choice.shape[1]
+        order = choice.flatten().argsort(stable=True)
+        give = choice.flatten().bincount(minlength=world_size)
+        take = torch.empty_like(give)
+        if take_as:
+            take = take_as(give)
+        else:
+            dist.all_to_all_single(take, give)
+        give, take = give.tolist(), take.tolist()
+        rows = swap(x[order // k if copy is None else copy(order, k, len(x))], give, take)
+        back = swap(expert(rows), take, give)
+        copies = un_permute(back, order) if un_permute else back[order.argsort()]
+        copies = copies.view(*choice.shape, -1)
+        return combine(copies, weight) if combine else (copies * weight.unsqueeze(-1)).sum(1)
+
+    return attempt
+
+
+def plain_swap(rows, give, take):
+    coming = rows.new_empty(sum(take), rows.shape[1])
+    dist.all_to_all_single(coming, rows.detach().contiguous(), take, give)
+    return coming
+
+
+my_own = dispatched(take_as=lambda give: give.clone())
+all_even = dispatched(take_as=lambda give: torch.full_like(give, int(give.sum()) // len(give)))
+no_weights = dispatched(combine=lambda copies, weight: copies.sum(1))
+their_mean = dispatched(combine=lambda copies, weight: copies.mean(1))
+order_again = dispatched(un_permute=lambda back, order: back[order])
+as_they_come = dispatched(un_permute=lambda back, order: back)
+first_alone = dispatched(combine=lambda copies, weight: copies[:, 0] * weight[:, :1])
+weights_flipped = dispatched(combine=lambda copies, weight: (copies * weight.flip(1).unsqueeze(-1)).sum(1))
+no_backward_of_its_own = dispatched(swap=plain_swap)
+another_token = dispatched(copy=lambda order, k, t: order % t)
+summed_to_a_row = dispatched(combine=lambda copies, weight: (copies * weight.unsqueeze(-1)).sum((0, 1)))
+argsorted = dispatched()  # right, written otherwise
+
+
+def edp_is_dp(rank, ranks, tp, ep):
+    g = b3.groups_of(rank, ranks, tp, ep)
+    return g | {"edp": g["dp"]}
+
+
+def edp_is_all(rank, ranks, tp, ep):
+    return b3.groups_of(rank, ranks, tp, ep) | {"edp": list(range(ranks))}
+
+
+def inside_dp(rank, ranks, tp, ep):
+    g = b3.groups_of(rank, ranks, tp, ep)
+    size = min(ep, len(g["dp"]))
+    at = g["dp"].index(rank)
+    first = at - at % size
+    return g | {"ep": g["dp"][first : first + size], "edp": g["dp"][at % size :: size]}
+
+
+def ep_edp_exchanged(rank, ranks, tp, ep):
+    g = b3.groups_of(rank, ranks, tp, ep)
+    return g | {"ep": g["edp"], "edp": g["ep"]}
+
+
+def tp_outermost(rank, ranks, tp, ep):
+    g = b3.groups_of(rank, ranks, tp, ep)
+    return g | {"tp": g["dp"], "dp": g["tp"]}
+
+
+def ep_of_the_wrong_size(rank, ranks, tp, ep):
+    return b3.groups_of(rank, ranks, tp, max(1, ep // 2))
+
+
+def three_groups(rank, ranks, tp, ep):
+    g = b3.groups_of(rank, ranks, tp, ep)
+    del g["edp"]
+    return g
+
+
+def active(layers, attention, expert, experts, k, tp, ep):
+    return layers * (attention / tp + expert * k / ep)
+
+
+def active_whole(layers, attention, expert, experts, k, tp, ep):
+    return layers * (attention / tp + expert * k)
+
+
+def tp_cuts_experts(layers, attention, expert, experts, k, tp, ep):
+    return layers * (attention / tp + experts * expert / (ep * tp))
+
+
+def ep_cuts_attention(layers, attention, expert, experts, k, tp, ep):
+    return layers * (attention / tp + experts * expert) / ep
+
+
+def no_ep(layers, attention, expert, experts, k, tp, ep):
+    return layers * (attention / tp + experts * expert)
+
+
+def no_tp(layers, attention, expert, experts, k, tp, ep):
+    return layers * (attention + experts * expert / ep)
+
+
+def a_layer(layers, attention, expert, experts, k, tp, ep):
+    return attention / tp + experts * expert / ep
+
+
+def twice_everything(layers, attention, expert, experts, k, tp, ep):
+    return 2 * b3.parameters_on_rank(layers, attention, expert, experts, k, tp, ep)
+
+
+def in_words(layers, attention, expert, experts, k, tp, ep):
+    return "many"
+
+
+EXERCISES = [b2.parts, b2.places, b2.step, b3.layer, b3.fold, b3.parameters]
+OTHERWISE_RIGHT = [
+    (b2.parts, a_sigmoid),
+    (b2.places, striped),
+    (b2.step, averaged_one_by_one),
+    (b3.layer, argsorted),
+]
+MISTAKES = [
+    (b2.parts, averaged, "wrong", "averaging partial softmaxes"),
+    (b2.parts, added, "wrong", "adding partial softmaxes"),
+    (b2.parts, by_the_logarithm, "wrong", "weighted by the logarithm"),
+    (b2.parts, the_larger_alone, "wrong", "the larger part alone"),
+    (b2.parts, no_maximum, "wrong", "no maximum taken out first"),
+    (b2.parts, sums_not_merged, "wrong", "sums that are not merged"),
+    (b2.parts, y_alone, "wrong", "not y and lse"),
+    (b2.parts, minus_infinity_is_nothing, "wrong", "a part that a token may not see"),
+    (b2.parts, swapped, "wrong", "another y"),
+    (b2.places, in_order, "wrong", "chunks in order"),
+    (b2.places, from_the_front, "wrong", "both chunks counted from the front"),
+    (b2.places, one_chunk_too_far, "wrong", "tokens that are not shared out"),
+    (b2.places, neighbours_overlap, "wrong", "tokens that are not shared out"),
+    (b2.places, backwards, "wrong", "positions out of order"),
+    (b2.places, by_the_work, "wrong", "unequal numbers of tokens"),
+    (b2.places, other_pairs, "wrong", "one rank has more pairs"),
+    (b2.places, a_number, "wrong", "no list of positions"),
+    (b2.step, local_mask, "wrong", "mask by local positions"),
+    (b2.step, local_positions, "wrong", "positions that start at 0 on every rank"),
+    (b2.step, local_both, "wrong", "positions and mask that start at 0 on every rank"),
+    (b2.step, over_dp, "wrong", "gradients summed over dp alone"),
+    (b2.step, over_cp, "wrong", "gradients summed over cp alone"),
+    (b2.step, over_nobody, "wrong", "gradients of this rank alone"),
+    (b2.step, a_sum, "wrong", "the sum where the mean was meant"),
+    (b2.step, averaged_twice, "wrong", "averaged twice"),
+    (b2.step, no_backward, "wrong", "no gradients"),
+    (b2.step, no_mask, "wrong", "other gradients than the twin's"),
+    (b2.step, no_return, "wrong", "no loss"),
+    (b2.step, loss_of_all, "wrong", "another loss than the twin's"),
+    (b3.layer, my_own, "crashed", "split sizes not exchanged"),
+    (b3.layer, all_even, "crashed", "split sizes not exchanged"),
+    (b3.layer, no_weights, "wrong", "combining without the router's weights"),
+    (b3.layer, their_mean, "wrong", "combining without the router's weights"),
+    (b3.layer, order_again, "wrong", "un-permuted in the wrong order"),
+    (b3.layer, as_they_come, "wrong", "un-permuted in the wrong order"),
+    (b3.layer, first_alone, "wrong", "one expert of k"),
+    (b3.layer, weights_flipped, "wrong", "weights of the other expert"),
+    (b3.layer, no_backward_of_its_own, "wrong", "an output cut off from x"),
+    (b3.layer, another_token, "wrong", "another y"),
+    (b3.layer, summed_to_a_row, "wrong", "another shape"),
+    (b3.fold, edp_is_dp, "wrong", "experts' gradients averaged over all of dp"),
+    (b3.fold, edp_is_all, "wrong", "experts' gradients summed over all ranks"),
+    (b3.fold, inside_dp, "wrong", "experts inside dp, not folded"),
+    (b3.fold, ep_edp_exchanged, "wrong", "ep and edp exchanged"),
+    (b3.fold, tp_outermost, "wrong", "tp and dp exchanged"),
+    (b3.fold, ep_of_the_wrong_size, "wrong", "other groups"),
+    (b3.fold, three_groups, "wrong", "no groups"),
+    (b3.parameters, active, "wrong", "counting active parameters for memory"),
+    (b3.parameters, active_whole, "wrong", "active parameters, not shared out"),
+    (b3.parameters, tp_cuts_experts, "wrong", "experts cut by tp as well"),
+    (b3.parameters, ep_cuts_attention, "wrong", "attention shared out over ep"),
+    (b3.parameters, no_ep, "wrong", "every expert on every rank"),
+    (b3.parameters, no_tp, "wrong", "attention left whole"),
+    (b3.parameters, a_layer, "wrong", "one layer"),
+    (b3.parameters, twice_everything, "wrong", "another number"),
+    (b3.parameters, in_words, "wrong", "no number"),
+]
