@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from ....files import find
 from ....runtime import clock, current
 from ....runtime.clock import Timeline
 from ....runtime.traffic import Traffic
@@ -17,7 +17,6 @@ from ....table import Table
 from ....theory.hardware import Network
 from ....toy import context
 
-DATA = Path(__file__).resolve().parents[4] / "data"
 WAYS = {
     "gather": context.gather_attention,
     "ring": context.ring_attention,
@@ -130,7 +129,7 @@ def ring_or_exchange(network: Network) -> dict[str, float]:
 
 def paid() -> Table:
     """What context parallelism gained, as published, by length of the sequence."""
-    with open(DATA / "nemo_long_sequence.csv", encoding="utf-8") as f:
+    with find("data/nemo_long_sequence.csv").open(encoding="utf-8") as f:
         rows = list(csv.DictReader(f))
     return Table(
         ["tokens, thousands", "GPUs", "CP", "times as fast as without CP"],
@@ -141,7 +140,7 @@ def paid() -> Table:
 
 def published_in_a_node() -> Table:
     """Ring and all-to-all inside a node of eight, as published."""
-    with open(DATA / "ring_or_exchange.csv", encoding="utf-8") as f:
+    with find("data/ring_or_exchange.csv").open(encoding="utf-8") as f:
         rows = list(csv.DictReader(f))
     return Table(
         ["CP", "by", "thousand tokens/s", "against no CP", "peak, GiB"],

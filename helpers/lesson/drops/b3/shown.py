@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from ....files import find
 from ....runtime import clock, current, memory
 from ....runtime.clock import Timeline
 from ....runtime.traffic import Traffic
@@ -16,7 +16,6 @@ from ....runtime.world import World
 from ....table import Table
 from ....toy import experts
 
-DATA = Path(__file__).resolve().parents[4] / "data"
 # Eight ranks, two meshes over them. Outermost axis first.
 FOLDED = {"attention": {"dp": 4, "tp": 2}, "experts": {"edp": 2, "ep": 4}}
 ROW = 2e-4  # seconds of one row in an expert, emulated
@@ -114,5 +113,5 @@ def policies(world: World) -> Table:
 
 def published() -> dict[str, float]:
     """Layout -> MFU in %, of Mixtral 8x22B on 128 H100."""
-    with open(DATA / "moe_parallel_folding.csv", encoding="utf-8") as f:
+    with find("data/moe_parallel_folding.csv").open(encoding="utf-8") as f:
         return {row["layout"]: float(row["mfu_pct"]) for row in csv.DictReader(f)}
