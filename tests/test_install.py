@@ -37,9 +37,10 @@ PACKAGES = Path(numpy.__file__).parents[1]  # which has all of [test]
 def test_a_copy_is_made_once_and_is_the_readers(tmp_path):
     mine = tmp_path / "deep" / "my"
     assert lab.prepare(mine) == []
-    stored = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    assert [p.name for p in sorted(mine.iterdir())] == [p.name for p in stored]
-    for path, original in zip(sorted(mine.iterdir()), stored):
+    stored = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+    copies = sorted(mine.rglob("*.ipynb"))
+    assert [p.relative_to(mine) for p in copies] == [p.relative_to(ROOT / "notebooks") for p in stored]
+    for path, original in zip(copies, stored):
         copy, drop = nbformat.read(path, as_version=4), nbformat.read(original, as_version=4)
         assert [c.source for c in copy.cells] == [c.source for c in drop.cells]
         assert not any(c.get("outputs") or c.get("execution_count") for c in copy.cells)
