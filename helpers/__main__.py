@@ -6,6 +6,7 @@ course runs on.
     python -m helpers bytes llama-3-8b --dp 8 --tp 2 --batch 64 --seq 4096
     python -m helpers bubble --pp 4 --microbatches 8 --schedule 1F1B
     python -m helpers doctor
+    torchrun --nproc-per-node 4 -m helpers count train.py --its-arguments
 
 A model is a name, or a JSON file: the config.json of a dense decoder on Hugging Face will do. A cluster is a
 name, or a JSON file with a device and the speeds of its links: bytes per second, per GPU, one direction.
@@ -19,6 +20,7 @@ import json
 import os
 import sys
 
+from .count.options import add_options
 from .table import Table, human
 from .theory.checks import whole
 from .theory.estimate import HEADROOM, Estimate, estimate
@@ -203,8 +205,9 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m helpers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = top.add_subparsers(
-        dest="command", required=True, metavar="plan, memory, bytes, bubble or doctor"
+        dest="command", required=True, metavar="plan, memory, bytes, bubble, doctor or count"
     )
+    add_options(commands.add_parser("count", help="count what a script of yours sends, under torchrun"))
     doctor = commands.add_parser("doctor", help="check this machine, its GPUs and its launchers")
     doctor.add_argument(
         "checks", nargs="*", type=int, metavar="NUMBER", help="which of the fourteen; all if none is given"
@@ -281,9 +284,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         if args.command == "doctor":
-            from .doctor import examine  # the one command that needs torch
+            from .doctor import examine  # this and count need torch
 
             return 0 if examine(args.checks, args.meet, lambda line: print(line, flush=True)) else 1
+        if args.command == "count":
+            from .count.script import run
+
+            return run(args, lambda: (job := _job(args), _layout(args, job)))
         text, data = args.run(args)
     except ValueError as e:
         print(f"{e}", file=sys.stderr)

@@ -19,9 +19,10 @@ MAY = {
     "devices": set(),
     "runtime": {"theory", "table", "devices"},
     "train": {"theory", "toy", "devices"},
+    "count": {"theory", "runtime", "table"},
     "lesson": {"theory", "runtime", "toy", "table", "devices", "train"},
     "doctor": {"devices", "lesson", "runtime", "toy", "train"},
-    "__main__": {"theory", "table", "doctor"},
+    "__main__": {"theory", "table", "doctor", "count"},
 }
 
 

@@ -94,7 +94,7 @@ def _on_rank(attempt):
     with FlopCounterMode(display=False) as flops:
         got = attempt(mine, up, down, rank, t)
     # Forward, so far.
-    sums = sum(row.calls for row in current.rank.recorder.rows.values() if row.op == "all_reduce")
+    sums = sum(row.calls for row in current.counted_so_far() if row.op == "all_reduce")
     found = {
         "shape": tuple(got.shape) if isinstance(got, torch.Tensor) else None,
         "flops": flops.get_total_flops(),

@@ -45,15 +45,15 @@ def _sequence_on_rank(attempt):
     y = F.gelu(whole @ up / 6) @ down
     y.backward(dy)
     mine = toy.my_tokens(x).requires_grad_()
-    current.rank.recorder.start()
+    current.count_from_here()
     got = attempt(mine, up.chunk(t, 1)[rank] / 6, down.chunk(t, 0)[rank], rank, t)
     shape = tuple(got.shape) if isinstance(got, torch.Tensor) else None
     if shape != (B, S // t, H):
         return {"shape": shape}
     near = lambda a, b: torch.allclose(a, b, rtol=1e-7, atol=1e-9)
-    gathered = any(row.op == "all_gather" for row in current.rank.recorder.rows.values())
+    gathered = any(row.op == "all_gather" for row in current.counted_so_far())
     sums = lambda: sum(
-        row.calls for row in current.rank.recorder.rows.values() if row.op in ("reduce_scatter", "all_reduce")
+        row.calls for row in current.counted_so_far() if row.op in ("reduce_scatter", "all_reduce")
     )
     forward = sums()
     found = {
