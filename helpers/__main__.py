@@ -7,6 +7,7 @@ course runs on.
     python -m helpers bubble --pp 4 --microbatches 8 --schedule 1F1B
     python -m helpers doctor
     torchrun --nproc-per-node 4 -m helpers count train.py --its-arguments
+    python -m helpers explain trace-rank*.json.gz
 
 A model is a name, or a JSON file: the config.json of a dense decoder on Hugging Face will do. A cluster is a
 name, or a JSON file with a device and the speeds of its links: bytes per second, per GPU, one direction.
@@ -187,6 +188,13 @@ def run_bubble(args) -> tuple[str, dict]:
     return text, {"makespan": line.makespan, "bubble": line.bubble, "in_flight": held}
 
 
+def run_explain(args) -> tuple[str, dict]:
+    from .explain import explain
+
+    made = explain(args.traces)
+    return repr(made), made.json()
+
+
 def _schedule(name: str) -> str:
     """A schedule's name, however it is written."""
     return next((known for known in SCHEDULES if known.lower() == name.lower()), name)
@@ -205,7 +213,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m helpers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = top.add_subparsers(
-        dest="command", required=True, metavar="plan, memory, bytes, bubble, doctor or count"
+        dest="command", required=True, metavar="plan, memory, bytes, bubble, doctor, count or explain"
     )
     add_options(commands.add_parser("count", help="count what a script of yours sends, under torchrun"))
     doctor = commands.add_parser("doctor", help="check this machine, its GPUs and its launchers")
@@ -218,6 +226,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="HOST",
         help="for the thirteenth: run it on two machines at once, HOST being the name of one of them",
     )
+    explain = commands.add_parser("explain", help="say where the time of torch.profiler's traces went")
+    explain.add_argument("traces", nargs="+", metavar="TRACE", help="one file for each rank")
+    explain.add_argument("--json", action="store_true", help="print JSON")
+    explain.set_defaults(run=run_explain)
     for name, run, help in (
         ("plan", run_plan, "rank all layouts"),
         ("memory", run_memory, "time and memory of one layout"),

@@ -15,6 +15,7 @@ HELPERS = ROOT / "helpers"
 MAY = {
     "table": set(),
     "theory": {"table"},
+    "explain": {"theory", "table"},
     "toy": set(),
     "devices": set(),
     "runtime": {"theory", "table", "devices"},
@@ -22,7 +23,7 @@ MAY = {
     "count": {"theory", "runtime", "table"},
     "lesson": {"theory", "runtime", "toy", "table", "devices", "train"},
     "doctor": {"devices", "lesson", "runtime", "toy", "train"},
-    "__main__": {"theory", "table", "doctor", "count"},
+    "__main__": {"theory", "table", "doctor", "count", "explain"},
 }
 
 
