@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -238,6 +239,22 @@ def test_a_script_is_counted_unchanged(tmp_path):
         book = sum(row["must_send"] for row in told["ranks"][0]["total"])
         assert book < sent < 3 * book + 50_000  # gloo's reduce-scatter sends twice; each message has a head
     check_format(json.loads((tmp_path / "step.json").read_text()), 4)
+
+
+@pytest.mark.slow
+def test_the_documented_run_is_what_it_says(tmp_path):
+    page = (ROOT / "docs" / "counting.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S)
+    for name, kind in (("config.json", "json"), ("train.py", "python")):
+        (tmp_path / name).write_text(next(text for language, text in blocks if language == kind))
+    job = "--model config.json --batch 8 --seq 64 --microbatch 2 --dp 4"
+    done = torchrun(tmp_path, *job.split(), "train.py")
+    shown = next(text for _, text in blocks if "steps of the optimizer" in text)
+    untimed = lambda text: re.sub(
+        r" +[\d.]+ ms|─+|, [\d.]+ to [\d.]+ s|rank \d waited.*|all waited.*", "", text
+    )
+    words = lambda text: [" ".join(line.split()) for line in untimed(text).strip().splitlines()]
+    assert words(done.stdout) == words(shown), done.stderr
 
 
 @pytest.mark.parametrize(
