@@ -38,7 +38,7 @@ refresh: $(READY)
 bench: $(READY) $(PEERS)/.ready
 	$(PEERS)/bin/python bench/peers.py
 	$(PEERS)/bin/python bench/cost_peers.py
-	for table in ranks counting fabric schedules cost_model training course; do $(BIN)/python bench/$$table.py || exit 1; done
+	for table in ranks counting cost_of_counting explain fabric schedules cost_model training course; do $(BIN)/python bench/$$table.py || exit 1; done
 
 cards cheatsheet: $(READY)
 	$(BIN)/python -m helpers.lesson.make $@
@@ -65,5 +65,5 @@ $(READY): pyproject.toml constraints.txt data/jupyterlab.json
 $(PEERS)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
-	for peer in ipyparallel torchmonarch llm-analysis; do $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $$peer || true; done
+	for peer in ipyparallel torchmonarch llm-analysis HolisticTraceAnalysis; do $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $$peer || true; done
 	@touch $@

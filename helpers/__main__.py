@@ -300,13 +300,16 @@ def main(argv: list[str] | None = None) -> int:
 
             return 0 if examine(args.checks, args.meet, lambda line: print(line, flush=True)) else 1
         if args.command == "count":
-            from .count.script import run
+            from .count.script import prepare
 
-            return run(args, lambda: (job := _job(args), _layout(args, job)))
-        text, data = args.run(args)
+            run = prepare(args, lambda: (job := _job(args), _layout(args, job)))
+        else:
+            text, data = args.run(args)
     except ValueError as e:
         print(f"{e}", file=sys.stderr)
         return 2
+    if args.command == "count":
+        return run()  # what the script raises is the script's own
     try:
         print(json.dumps(data, default=float, allow_nan=False) if args.json else text)
         sys.stdout.flush()

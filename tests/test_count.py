@@ -242,6 +242,18 @@ def test_a_script_is_counted_unchanged(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_script_that_leaves_at_once_or_fails(tmp_path):
+    begin = "import os, sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    begin += "dist.all_reduce(torch.ones(5))\nprint('here', flush=True)\n"
+    (tmp_path / "leaves.py").write_text(begin + "os._exit(0)")
+    done = torchrun(tmp_path, "-m", "leaves", ranks=2)
+    assert done.returncode == 0 and "no optimizer stepped" in done.stdout, done.stderr
+    (tmp_path / "fails.py").write_text(begin + "raise ValueError('its own')")
+    done = torchrun(tmp_path, "fails.py", ranks=2)
+    assert done.returncode and "ValueError: its own" in done.stderr and "collective" not in done.stdout
+
+
+@pytest.mark.slow
 def test_the_documented_run_is_what_it_says(tmp_path):
     page = (ROOT / "docs" / "counting.md").read_text()
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S)

@@ -6,6 +6,7 @@ import json
 import os
 import runpy
 import sys
+import threading
 from collections.abc import Callable
 
 from ..theory.job import Job
@@ -15,9 +16,11 @@ from .counted import Counted
 from .counter import Counter
 
 
-def run(args, job: Callable[[], tuple[Job, Layout]]) -> int:
-    """Run `args.script` as Python would, and let rank 0 print what was counted. job: what to compare with, if
-    a model is named. Raises what the script raises. Returns an exit status.
+def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
+    """Look at the options. What is returned runs `args.script` as Python would, lets rank 0 print what was
+    counted, raises what the script raises, and returns an exit status.
+
+    job: what to compare with, if a model is named. Raises ValueError for options that will not do.
     """
     compared = None
     if args.model:
@@ -30,16 +33,37 @@ def run(args, job: Callable[[], tuple[Job, Layout]]) -> int:
     for file in filter(None, (args.json, args.trace)):
         if not os.path.isdir(os.path.dirname(file) or "."):
             raise ValueError(f"{file}: there is no such folder to write to")
+    return lambda: _counted(args, compared)
+
+
+def _counted(args, compared: tuple[Job, Layout] | None) -> int:
     counted = Counted(Counter(trace=args.trace is not None))
+    leave, at_once = os._exit, False
+    os._exit = lambda code: _leave(code, leave)
     try:
         _run(args)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
+        at_once = isinstance(end, Leaving)
+    finally:
+        os._exit = leave
     counted.finish()
     if counted._counter.rank == 0:
         _report(counted, args, compared)
+    if at_once:
+        leave(0)
     return 0
+
+
+class Leaving(SystemExit):
+    """The script has called os._exit, as some do for whom Python's end takes too long, or fails."""
+
+
+def _leave(code: int, leave: Callable[[int], None]) -> None:
+    if code or threading.current_thread() is not threading.main_thread():
+        leave(code)
+    raise Leaving(code)
 
 
 def _run(args) -> None:
