@@ -43,7 +43,7 @@ refresh: $(READY)
 bench: $(READY) $(PEERS)/.ready
 	$(PEERS)/bin/python bench/peers.py
 	$(PEERS)/bin/python bench/cost_peers.py
-	for table in ranks counting fabric schedules cost_model training course; do $(BIN)/python bench/$$table.py || exit 1; done
+	for table in ranks counting cost_of_counting explain fabric schedules cost_model training course; do $(BIN)/python bench/$$table.py || exit 1; done
 
 cards cheatsheet: $(READY)
 	$(BIN)/python -m helpers $@
@@ -79,5 +79,5 @@ $(VENV)/.torch:
 $(PEERS)/.ready: pyproject.toml constraints.txt
 	$(MAKE) VENV=$(PEERS) $(PEERS)/.torch
 	$(PEERS)/bin/python $(PIP) --editable '.[test]'
-	for peer in ipyparallel torchmonarch llm-analysis; do $(PEERS)/bin/python $(PIP) $$peer || true; done
+	for peer in ipyparallel torchmonarch llm-analysis HolisticTraceAnalysis; do $(PEERS)/bin/python $(PIP) $$peer || true; done
 	@touch $@

@@ -1,15 +1,23 @@
 """Three Axes: data, tensor and pipeline parallelism, learnt by running them.
 
-`World` starts real ranks beside the notebook; `progress` wraps a loop that runs on them. `helpers.theory`
-needs neither torch nor ranks, so nothing is imported here until it is asked for.
+`World` starts real ranks beside the notebook; `progress` wraps a loop that runs on them, and there
+`count_from_here`, `counted_so_far`, `peak_memory` and `rank_state` say and keep what a rank needs. `counting`
+counts a block of any process of torch.distributed. `helpers.theory` needs neither torch nor ranks, so nothing
+is imported here until it is asked for.
 """
 
 import sys
 from multiprocessing import parent_process
 
+ON_RANKS = ("progress", "count_from_here", "counted_so_far", "peak_memory", "rank_state")
+
 
 def __getattr__(name: str):
-    if name not in ("World", "progress"):
+    if name == "counting":
+        from .count.counting import counting
+
+        return counting
+    if name not in ("World", *ON_RANKS):
         raise AttributeError(f"module 'helpers' has no attribute {name!r}")
     from .commands import course_needed
     from .runtime import server
@@ -17,10 +25,10 @@ def __getattr__(name: str):
     if parent_process() is None:  # a rank that imports this has no use for ranks
         server.warm()  # first of all: it imports torch for the ranks while the notebook does for itself
     with server.undisturbed(), course_needed(f"helpers.{name}"):
-        from .runtime.current import progress
+        from .runtime import current
         from .runtime.world import World
     if "IPython" in sys.modules:
         from .lesson import magic
 
         magic.register()
-    return {"World": World, "progress": progress}[name]
+    return World if name == "World" else getattr(current, name)

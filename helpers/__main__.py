@@ -5,6 +5,8 @@
     three-axes bytes llama-3-8b --dp 8 --tp 2 --batch 64 --seq 4096
     three-axes bubble --pp 4 --microbatches 8 --schedule 1F1B
     three-axes lab
+    torchrun --nproc-per-node 4 -m helpers count train.py --its-arguments
+    three-axes explain trace-rank*.json.gz
 
 `python -m helpers plan …` is the same as `three-axes plan …`.
 A model is a name, or a JSON file: the config.json of a dense decoder on Hugging Face will do. A cluster is a
@@ -20,7 +22,8 @@ import os
 import sys
 from pathlib import Path
 
-from .commands import COMMANDS, call
+from .commands import COMMANDS, call, course_needed
+from .count.options import add_options
 from .table import Table, human
 from .terminal import Manual, fitted, fold
 from .theory.checks import whole
@@ -188,6 +191,13 @@ def run_bubble(args) -> tuple[str, dict]:
     return text, {"makespan": line.makespan, "bubble": line.bubble, "in_flight": held}
 
 
+def run_explain(args) -> tuple[str, dict]:
+    from .explain import explain
+
+    made = explain(args.traces)
+    return repr(made), made.json()
+
+
 def _schedule(name: str) -> str:
     """A schedule's name, however it is written."""
     return next((known for known in SCHEDULES if known.lower() == name.lower()), name)
@@ -208,6 +218,11 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=Manual,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_options(commands.add_parser("count", help="count what a script of yours sends, under torchrun"))
+    explain = commands.add_parser("explain", help="say where the time of torch.profiler's traces went")
+    explain.add_argument("traces", nargs="+", metavar="TRACE", help="one file for each rank")
+    explain.add_argument("--json", action="store_true", help="print JSON")
+    explain.set_defaults(run=run_explain)
     for name, run, help in (
         ("plan", run_plan, "rank all layouts"),
         ("memory", run_memory, "time and memory of one layout"),
@@ -278,13 +293,21 @@ def main(argv: list[str] | None = None) -> int:
         if argv and argv[0] in COMMANDS:
             return call(argv[0], argv[1:])
         args = parser().parse_args(argv)
-        with fitted(sys.stdout):
-            text, data = args.run(args)
-            text = fold(text)
+        if args.command == "count":
+            with course_needed("three-axes count"):
+                from .count.script import prepare
+
+                run = prepare(args, lambda: (job := _job(args), _layout(args, job)))
+        else:
+            with fitted(sys.stdout):
+                text, data = args.run(args)
+                text = fold(text)
     except (ValueError, ModuleNotFoundError) as e:
         with fitted(sys.stderr):
             print(fold(f"{e}"), file=sys.stderr)
         return 2
+    if args.command == "count":
+        return run()  # what the script raises is the script's own
     try:
         print(json.dumps(data, default=float, allow_nan=False) if args.json else text)
         sys.stdout.flush()

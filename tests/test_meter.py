@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from helpers import World
 from helpers.runtime import memory
+from helpers.runtime.failure import RankError
 from helpers.runtime.meter import Report
 from helpers.runtime.traffic import Traffic
 from helpers.table import human
@@ -141,9 +142,34 @@ def test_fsdp_and_tensor_parallel_are_seen(world):
 
     world.run(sharded)
     rows = {(r.op, r.axis): (r.calls, r.payload) for r in world.traffic.ranks[1]}
-    assert rows["reduce_scatter", "world"] == (1, 64 * 64 * 4)
-    assert rows["all_gather", "world"][1] == rows["all_gather", "world"][0] * 64 * 64 * 4
-    assert rows["all_reduce", "world"] == (1, 2 * 8 * 4)  # a mesh of all ranks is the world itself
+    assert rows["reduce_scatter", "dp"] == (1, 64 * 64 * 4)
+    assert rows["all_gather", "dp"][1] == rows["all_gather", "dp"][0] * 64 * 64 * 4
+    assert rows["all_reduce", "tp"] == (1, 2 * 8 * 4)  # both meshes use the one group of all ranks
+
+
+def test_ddps_wait_in_cpp_is_timed(world):
+    def late():
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 10))
+        loss = model(torch.ones(2, 100)).sum()
+        time.sleep(0.3 if dist.get_rank() == 2 else 0)
+        loss.backward()
+
+    world.run(late)
+    waited = [next(r.waited for r in rows if r.op == "all_reduce") for rows in world.traffic.ranks]
+    assert all(0.2 < waited[r] < 2 for r in (0, 1, 3)) and waited[2] < 0.2
+
+
+def test_roots_that_differ_are_told(world, capsys):
+    def two_roots():
+        work = dist.broadcast(torch.ones(5), dist.get_rank() % 2, async_op=True)
+        return work is not None
+
+    try:
+        world.run(two_roots, timeout=3)
+    except RankError as e:
+        assert "ranks 0 and 2 say root 0, ranks 1 and 3 say root 1. Every rank must" in str(e)
+    else:
+        assert "rank 0 brought broadcast of 5.0 float32 with root 0, rank 1" in capsys.readouterr().out
 
 
 @linux

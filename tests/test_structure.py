@@ -23,14 +23,16 @@ MAY = {
     "table": {"terminal"},
     "files": set(),
     "theory": {"table", "files"},
+    "explain": {"theory", "table"},
     "toy": set(),
     "devices": set(),
     "runtime": {"theory", "table", "terminal", "devices"},
     "train": {"theory", "toy", "devices", "files", "terminal"},
+    "count": {"theory", "runtime", "table"},
     "lesson": {"theory", "runtime", "toy", "table", "terminal", "files", "devices", "train"},
     "doctor": {"files", "terminal", "devices", "lesson", "runtime", "toy", "train"},
     "commands": set(),
-    "__main__": {"theory", "table", "terminal", "commands"},
+    "__main__": {"theory", "table", "terminal", "commands", "count", "explain"},
 }
 
 

@@ -28,7 +28,7 @@ def step(d: int, p: int, t: int, sequence: bool = False):
     stage = toy.on_grid(toy.ToyTransformer(hidden=64, seed=0), grid, sequence)
     ops = one_f_one_b(p, 4).ops[grid["pp"].get_local_rank()]
     dist.barrier()
-    current.rank.recorder.start()
+    current.count_from_here()
     toy.grid_step(stage, *toy.make_batch(32, 16), ops, 4, grid)
 
 

@@ -233,6 +233,17 @@ def test_a_checkpoint_of_another_model_or_none(trained, aside, tmp_path):
     assert code == 2 and "has no complete checkpoint yet" in err
 
 
+def test_a_run_goes_on_with_the_text_it_began_with(aside, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name * 100)
+    run, end = tmp_path / "run", ("--steps", "2", "--every", "2")
+    assert aside(main_of, run, *end, "--text", str(tmp_path / "one"))[0] == 0
+    for text in ((), ("--text", str(tmp_path / "two"))):
+        code, _, err = aside(main_of, run, "--steps", "4", *text)
+        assert code == 2 and f"learned from {tmp_path / 'one'} (300 bytes), this run would" in err, err
+    assert aside(main_of, run, "--steps", "4", "--text", str(tmp_path / "one"))[0] == 0
+
+
 def test_a_folder_that_cannot_be_and_a_sample_of_nothing(aside, tmp_path):
     (tmp_path / "a_file").write_text("")
     code, _, err = aside(main_of, tmp_path / "a_file", "--steps", "2")

@@ -122,7 +122,7 @@ def too_many(meet: str) -> str:
         world.run(_over_a_mesh)
         axes = {row.axis for row in world.traffic.ranks[0]}
     expect(
-        axes == {"world", "second"},
+        axes == {"first", "second"},
         f"collectives over a mesh of one axis of {n} ranks and one of two are shown on the axes"
         f" {sorted(axes)}",
     )

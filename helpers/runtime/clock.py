@@ -9,6 +9,7 @@ spans. The clock is the machine's monotonic one, which its processes share.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 from .. import devices
 from . import current
+from .chrome import chrome
 
 COMPUTE = ("F", "B", "I", "W", "step", "busy")
 
@@ -59,28 +61,26 @@ def around(op):
 class Timeline:
     """What every rank did in one call. Times are seconds from the first computation on any rank.
 
-    rows[rank]: its spans by start. levels[rank]: (time, bytes held for backward from then on), where
-    `saved_activations` watched.
+    rows[rank]: its spans by start. streams[rank]: its collectives, from issue to when their end was seen.
+    levels[rank]: (time, bytes held for backward from then on), where `saved_activations` watched.
     """
 
     unit, level_unit = "s", "B"
 
-    def __init__(self, spans: Sequence[list[Span]], levels: Sequence[list[tuple[float, int]]]):
+    def __init__(
+        self,
+        spans: Sequence[list[Span]],
+        levels: Sequence[list[tuple[float, int]]],
+        streams: Sequence[list[Span]] = (),
+    ):
         first = min(
             (s.start for rank in spans for s in rank if s.kind in COMPUTE),
             default=min((s.start for rank in spans for s in rank), default=0.0),
         )
-        self.rows = [
-            sorted(
-                (
-                    s._replace(start=max(0.0, s.start - first), end=s.end - first)
-                    for s in rank
-                    if s.end > first
-                ),
-                key=lambda s: s.start,
-            )
-            for rank in spans
-        ]
+        shifted = lambda s: s._replace(start=max(0.0, s.start - first), end=s.end - first)
+        in_order = lambda rank: sorted((shifted(s) for s in rank if s.end > first), key=lambda s: s.start)
+        self.rows = [in_order(rank) for rank in spans]
+        self.streams = [in_order(rank) for rank in streams or [[]] * len(spans)]
         self.levels = []
         for rank in levels:
             # Held when it began, of a warm-up perhaps.
@@ -128,6 +128,13 @@ class Timeline:
     def peak(self, rank: int) -> int:
         """The most bytes that `rank` held for backward at once."""
         return max((size for _, size in self.levels[rank]), default=0)
+
+    def save(self, file: str) -> None:
+        """Write it as a Chrome trace: ui.perfetto.dev and chrome://tracing open it. A row for each rank, one
+        for each axis that it communicates along, and memory as a counter.
+        """
+        with open(file, "w", encoding="utf-8") as f:
+            json.dump(chrome(self.rows, self.streams, self.levels), f)
 
     def __repr__(self) -> str:
         rows = [

@@ -11,6 +11,7 @@ import itertools
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from ..table import human
 from . import lines
 from .messages import Error
 from .output import ranks
+from .report import ROOTED
 
 RETURN = "Return numbers, strings, tensors, or lists and dicts of them.\n"
 
@@ -162,11 +164,15 @@ def timed_out(seen: list[Seen], seconds: float, state: str) -> str:
     stuck = {r: s.where["in"] for r, s in enumerate(seen) if s.where and s.where["in"]}
     never = sorted({other for inside in stuck.values() for other in inside["needs"]} - set(stuck))
     ops = {_collective(inside, peer=False) for inside in stuck.values()}
-    if "new_group" in ops and never:
+    if roots := _roots(seen):
+        parts.append(roots + " Every rank must name the same one.")
+    elif "new_group" in ops and never:
         parts.append(
             "Every rank must call new_group and init_device_mesh, also one that will not be a member."
         )
-    if never:
+    if roots:
+        pass  # that explains who never came
+    elif never:
         waiting = [r for r, inside in stuck.items() if set(never) & set(inside["needs"])]
         parts.append(
             f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(never)}, which never"
@@ -190,6 +196,26 @@ def timed_out(seen: list[Seen], seconds: float, state: str) -> str:
     else:
         parts.append("No rank is in a collective: it may only need longer, with timeout=… in seconds.")
     return "\n".join(parts + [state])
+
+
+def _roots(seen: list[Seen]) -> str:
+    """Where ranks of one group met in one operation and named different roots: who said which."""
+    met: dict[tuple, dict[int, int]] = {}
+    for r, s in enumerate(seen):
+        if s.box and s.box["op"] in ROOTED:
+            root = s.box["needs"][s.box["peer"]]
+            met.setdefault((s.box["op"], s.box["number"], tuple(s.box["needs"])), {})[r] = root
+    for (op, *_), said in met.items():
+        if len(set(said.values())) > 1:
+            return (
+                f"They do not agree who is the root of {op}: "
+                + ", ".join(
+                    f"{ranks([r for r in said if said[r] == root])} {'says' if n == 1 else 'say'} root {root}"
+                    for root, n in Counter(said.values()).items()
+                )
+                + "."
+            )
+    return ""
 
 
 def interrupted(seen: list[Seen], state: str) -> str:
@@ -246,7 +272,7 @@ def _collective(box: dict, peer: bool = True) -> str:
         text += f" of {box['dtype']}{box['shape']}"
     if peer and box["op"] in ("send", "recv") and len(box["needs"]) == 1:
         text += f" {'to' if box['op'] == 'send' else 'from'} rank {box['needs'][0]}"
-    if box["op"] in ("broadcast", "reduce", "gather", "scatter"):
+    if box["op"] in ROOTED:
         text += f", root {box['peer']},"
     return text + ("" if box["axis"] == "world" else f" in group {box['axis']}")
 

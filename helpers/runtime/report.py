@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from .clock import Span
 
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+
 
 @dataclass
 class CollectiveCount:
@@ -17,7 +19,9 @@ class CollectiveCount:
     payload: float = 0  # size of the whole tensors
     book: float = 0  # what this rank must send for them by the textbook
     wire: float | None = 0  # what it sent by the operating system's count; None: not known
-    waited: float = 0.0  # seconds this rank stood in wait()
+    waited: float = 0.0  # seconds this rank stood waiting for it
+    members: tuple[int, ...] = ()  # ranks of the group used last
+    types: set[str] = field(default_factory=set)  # of the numbers in the tensors
 
 
 @dataclass
@@ -25,12 +29,13 @@ class Report:
     """What one rank did during one call."""
 
     rows: list[CollectiveCount] = field(default_factory=list)
-    wire: dict[tuple[int, int], int] | None = None  # (local port, remote port) -> bytes; None: not known
+    wire: dict[tuple, int] | None = None  # (local end, remote end) -> bytes sent; None: not known
     peak_in_flight: int = 0  # bytes of the tensors that collectives held at once, at most
     not_waited: int = 0  # collectives begun whose end nobody in Python waited for
     # ranks of a group -> what this rank brought to its collectives, one after the other (the first ones)
     brought: dict[tuple[int, ...], list[str]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)  # what it did when
+    streams: list[Span] = field(default_factory=list)  # its collectives, from issue to when the end was seen
     # (when, bytes of activations held since then)
     levels: list[tuple[float, int]] = field(default_factory=list)
     late: int = 0  # operations that an emulated fabric would have ended sooner than this machine did

@@ -51,7 +51,7 @@ class Traffic:
         """matrix[a][b]: bytes that rank a sent to rank b, by the operating system's count."""
         if None in self._connections:
             return None
-        # By both ports: the system gives one port to two ranks if they connect to different ones.
+        # By both ends: the system gives one port to two ranks if they connect to different ones.
         end = {ports: rank for rank, connections in enumerate(self._connections) for ports in connections}
         n = len(self._connections)
         sent = [[0] * n for _ in range(n)]

@@ -33,6 +33,7 @@ from .. import devices
 from . import current, lines, meter, wire
 from .budget import Budget
 from .fabric import Fabric
+from .front import front
 from .lifetime import end_with_kernel, name_process
 from .messages import Error, Setup, dumps, shown
 
@@ -126,8 +127,7 @@ class Rank:
         """Form the group, again if there was one: same processes, same variables, new connections."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        if self.recorder.fabric:
-            self.recorder.fabric.close()
+        front.use(None)
         os.makedirs(self.setup.folder, exist_ok=True)
         meeting = os.path.join(self.setup.folder, f"meeting-{generation}")
         dist.init_process_group(
@@ -137,9 +137,9 @@ class Rank:
             rank=self.setup.rank,
             world_size=self.setup.size,
         )
-        self.recorder.joined()
+        self.recorder.look(dist.group.WORLD)  # now, not in every call
         if self.setup.fabric:
-            self.recorder.fabric = Fabric(self.setup.fabric, self.setup.folder, generation)
+            front.use(Fabric(self.setup.fabric, self.setup.folder, generation))
         # Groups are found by name. A mesh made before must not find another group under its old name.
         dist.distributed_c10d._world.group_count += 1000 * generation
 
@@ -148,6 +148,7 @@ class Rank:
         sys.path[:] = path
         sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
         sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
+        front.axes.forget()
         self.recorder.start()
         value, error = None, None
         try:
@@ -275,8 +276,8 @@ class Rank:
         wire.cut()
         if self.device.type == "cuda":
             self._free_gpu()
-        if self.recorder.fabric:
-            self.recorder.fabric.close()
+        if front.fabric:
+            front.fabric.close()
         pause = 0.03  # a collective that was cut raises by itself, with a better line than ours
         while self.running == number:
             time.sleep(pause)

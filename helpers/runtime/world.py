@@ -254,7 +254,10 @@ class World:
         if keep_traffic:
             self.traffic = traffic
             self.timeline = Timeline(
-                [done[r][2].spans for r in range(self.n)], [done[r][2].levels for r in range(self.n)]
+                *(
+                    [getattr(done[r][2], what) for r in range(self.n)]
+                    for what in ("spans", "levels", "streams")
+                )
             )
         if not all(joined for *_, joined in done.values()):  # the reader destroyed the group: mend it
             self._mend([])

@@ -42,7 +42,10 @@ prose.
 
 With `--out run` it writes run/metrics.jsonl, a line for each step, and every `--every` steps a checkpoint
 (see `helpers.train.checkpoint`). Started again with the same `--out` it goes on from the last complete one,
-and says so. `--sample "The "` afterwards lets the trained model write, in one process.
+and says so. One run owns its folder: a second start in it is refused while the first is under way. When
+torchrun is killed, its ranks end within a second.
+
+`--sample "The "` afterwards lets the trained model write, in one process.
 """
 
 from . import checkpoint  # noqa: F401

@@ -24,6 +24,7 @@ from .. import devices
 from ..terminal import Manual
 from . import checkpoint
 from .config import Config
+from .owner import end_with_launcher
 from .run import sample, train
 
 # -- joining -----------------------------------------------------------------------------------
@@ -196,6 +197,7 @@ def main(argv: list[str] | None = None) -> int:
             print(sample(Path(config.out), prompt))
             return 0
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+        end_with_launcher()
         device, place = join_group(config.timeout)
         say(place)
         silence = lambda: _leave(config, f"no answer within {config.timeout:g} s")

@@ -7,8 +7,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from tqdm import tqdm
 from .. import devices, toy
 from . import checkpoint
 from .config import Config
+from .owner import Owner, owning
 from .trainer import Trainer
 
 tqdm.set_lock(threading.RLock())  # its own is for several processes, and outlives a rank that is killed
@@ -43,6 +44,30 @@ def train(
             run.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise ValueError(f"{run} cannot be the run's folder: {e.strerror}") from None
+    with _alone_in(run, chief) as owner:
+        return _train(trainer, run, chief, owner, say, watched)
+
+
+@contextmanager
+def _alone_in(run: Path | None, chief: bool) -> Iterator[Owner | None]:
+    """The chief owns the folder; where it cannot, every rank raises what it was told."""
+    with ExitStack() as stack:
+        owner, refused = None, [None]
+        if chief and run:
+            try:
+                steps = [line["step"] for line in read_metrics(run)]
+                owner = stack.enter_context(owning(run, steps[-1] if steps else 0))
+            except ValueError as e:
+                refused = [str(e)]
+        if run:
+            dist.broadcast_object_list(refused, 0)
+        if refused[0]:
+            raise ValueError(refused[0])
+        yield owner
+
+
+def _train(trainer: Trainer, run: Path | None, chief: bool, owner: Owner | None, say, watched) -> Trainer:
+    config = trainer.config
     if run and (found := checkpoint.complete(run)):
         layout = trainer.resume(found[-1])
         say(f"going on from {found[-1].name}, the last complete checkpoint (written under {layout})")
@@ -55,6 +80,8 @@ def train(
             start = time.perf_counter()
             with watched():
                 line = trainer.step()
+            if owner:
+                owner.check()
             if not (math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"])):
                 raise ValueError(
                     f"step {trainer.number} has a loss of {line['loss']} and a gradient norm of"

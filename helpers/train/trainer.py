@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 
@@ -131,8 +132,13 @@ class Trainer:
             self.number,
             self.model,
             self.optimizer,
-            {"model": self.sizes, "layout": self.config.layout},
+            {"model": self.sizes, "layout": self.config.layout, "text": self._text()},
         )
+
+    def _text(self) -> dict:
+        """What this run learns from."""
+        digest = hashlib.sha256(self.text.to(torch.uint8).numpy().tobytes()).hexdigest()
+        return {"file": self.config.text, "bytes": len(self.text), "sha256": digest}
 
     def resume(self, folder: Path) -> str:
         """Go on from a checkpoint, of whatever layout. Returns which layout wrote it. Raises ValueError."""
@@ -141,6 +147,14 @@ class Trainer:
             raise ValueError(
                 f"{folder} holds a model of {about['model']}, this run wants {self.sizes}; give the same"
                 " sizes, or another --out"
+            )
+        # The course's own prose may have grown since: that is no other text.
+        there, here = about.get("text"), self._text()
+        if there and there["sha256"] != here["sha256"] and (there["file"] or here["file"]):
+            name = lambda text: f"{text['file'] or 'the course'} ({text['bytes']:,} bytes)"
+            raise ValueError(
+                f"{folder} learned from {name(there)}, this run would go on with {name(here)}; give the same"
+                " --text, or another --out"
             )
         checkpoint.load(folder, self.model, self.optimizer)
         self.number = about["step"]

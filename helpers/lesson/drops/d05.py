@@ -57,7 +57,7 @@ def _trace(how: str) -> None:
         model = DistributedDataParallel(model, bucket_cap_mb=BUCKET / 2**20)
     optimizer = torch.optim.AdamW(model.parameters())
     for i in range(3):  # DDP makes its buckets after the first step
-        current.rank.recorder.start()  # the last step only
+        current.count_from_here()  # the last step only
         dist.barrier()
         step(model, average, optimizer, toy.make_batch(16, 16, seed=i))
 

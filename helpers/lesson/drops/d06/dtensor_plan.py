@@ -91,9 +91,9 @@ def _with_plan(make_plan):
     parallelize_module(block, mesh, plan)
     x = torch.randn(2, 8, 64, dtype=torch.float64)
     mine, whole = (x.clone().requires_grad_() for _ in range(2))
-    current.rank.recorder.start()  # the setting up is not counted
+    current.count_from_here()  # the setting up is not counted
     y = block(mine)
-    count = lambda op: sum(row.calls for row in current.rank.recorder.rows.values() if row.op == op)
+    count = lambda op: sum(row.calls for row in current.counted_so_far() if row.op == op)
     forward = count("all_reduce")
     y = y.full_tensor() if hasattr(y, "full_tensor") else y
     y.square().sum().backward()
@@ -108,7 +108,7 @@ def _with_plan(make_plan):
         "plan": None,
         "forward": forward,
         "backward": count("all_reduce") - forward,
-        "others": sum(r.calls for r in current.rank.recorder.rows.values() if r.op != "all_reduce"),
+        "others": sum(r.calls for r in current.counted_so_far() if r.op != "all_reduce"),
         "share": shards / sum(p.numel() for p in twin.parameters() if p.dim() == 2),
         "y": y.shape == expected.shape and torch.allclose(y, expected),
         "dx": mine.grad is not None and torch.allclose(mine.grad, whole.grad),

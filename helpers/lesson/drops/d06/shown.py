@@ -66,7 +66,7 @@ def one_step_by_pytorch(world: World, b: int = 8, s: int = 32) -> Traffic:
             parallelize_module(
                 block, mesh, {name: how for name, how in merged_plan().items() if name != "mlp.gate"}
             )
-        current.rank.recorder.start()  # the setting up is not counted
+        current.count_from_here()  # the setting up is not counted
         toy.tensor_parallel_step(model, *toy.make_batch(b, s))
 
     world.run(run)
@@ -99,7 +99,7 @@ def paced_step(world: World, b: int = 2, s: int = 64) -> Timeline:
             toy.pace(block, 0.010, 0.020)
         batch = toy.make_batch(b, s)
         for _ in range(2):
-            current.rank.recorder.start()
+            current.count_from_here()
             dist.barrier()
             with span("F"):
                 loss = toy.loss_of(model(batch[0]), batch[1])

@@ -114,7 +114,7 @@ def step_seconds(
         stage = toy.on_grid(toy.ToyTransformer(hidden=64, seq_len=s), grid)
         ops = one_f_one_b(p, 2).ops[grid["pp"].get_local_rank()]
         batch = toy.make_batch(b, s)
-        current.rank.recorder.start()
+        current.count_from_here()
         dist.barrier()
         start = time.monotonic()
         toy.grid_step(stage, *batch, ops, 2, grid)

@@ -56,7 +56,7 @@ def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidd
     """
 
     def train(first: bool, step: int, tokens: int) -> tuple[int, float]:
-        here = current.rank.names
+        here = current.rank_state()
         rank, d = dist.get_rank(), dist.get_world_size()
         if first:
             here["model"] = toy.ToyTransformer(hidden=hidden, seq_len=LONG, seed=0)
@@ -88,7 +88,7 @@ def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidd
             try:
                 results = world.run(train, step == 0, step, tokens)
             except RankError as e:
-                found.peaks.append(world.run(lambda: current.rank.budget.peak))
+                found.peaks.append(world.run(current.peak_memory))
                 found.error = next(
                     str(s.error.message) for s in e.seen if s.error and s.error.type == "OutOfMemoryError"
                 )
@@ -158,8 +158,8 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
     mine = batch if remedy == "TP + SP" else [toy.my_share(t, rank, d) for t in batch]
     for _ in range(2):
         dist.barrier()
-        current.rank.recorder.start()
-        current.rank.budget.peak = 0
+        current.count_from_here()
+        current.peak_memory(reset=True)
         forwards.clear()
         outside = _Outside()
         for x, y in zip(*(t.chunk(microbatches) for t in mine)):
@@ -174,7 +174,7 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
         average(model)
         apply()
     return {
-        "peak": current.rank.budget.peak,
+        "peak": current.peak_memory(),
         "forwards": forwards["sequences"] / (b * (d if remedy == "TP + SP" else 1)),
         "host": outside.moved,
     }

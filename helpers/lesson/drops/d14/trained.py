@@ -173,7 +173,7 @@ def _second_step(config: Config) -> tuple[Config, int]:
     trainer = train.Trainer(config, current.rank.device)
     trainer.step()
     dist.barrier()
-    current.rank.recorder.start()
+    current.count_from_here()
     trainer.step()
     held = memory.by_kind(trainer.model, trainer.optimizer)
     return trainer.config, held["parameters"] + held["optimizer"]

@@ -1,0 +1,163 @@
+"""What one or many traces say, as text and for other programs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..table import Table, human
+from .advice import Advice, advice, slowest
+from .collectives import UNKNOWN, Collective
+from .reading import Unreadable, read
+from .split import Split, split
+
+ROWS = 12  # kinds of collective that are shown
+
+
+@dataclass
+class Explained:
+    """splits: of each rank. unknown: what these traces do not say."""
+
+    splits: list[Split]
+    advice: list[Advice]
+    unknown: list[str]
+
+    def parts(self) -> Table:
+        """Where the time of a step went, on each rank."""
+        names = list(dict.fromkeys(part for s in self.splits for part in s.parts))
+        names = [name for name in names if any(s.parts.get(name, 0) > 0 for s in self.splits)]
+        step = lambda s, seconds: f"{1e3 * seconds / max(1, s.steps):.1f} ms"
+        share = lambda s, name: f"{s.parts.get(name, 0.0) / s.seconds:.1%}"
+        shown = self.splits[:4] if len(self.splits) <= 4 else self._extremes()
+        columns = [column for s in shown for column in (f"rank {s.rank}", "share")]
+        cells = lambda name: [c for s in shown for c in (step(s, s.parts.get(name, 0.0)), share(s, name))]
+        what = "a step" if all(s.steps for s in shown) else "what was recorded"
+        return Table(
+            [what, *columns],
+            [[name, *cells(name)] for name in names],
+            ["together", *(c for s in shown for c in (step(s, s.seconds), "100.0%"))],
+            title=f"where the time of {what} went",
+        )
+
+    def _extremes(self) -> list[Split]:
+        """Of many ranks: the slowest, one in the middle, the fastest."""
+        ranked = sorted(self.splits, key=lambda s: -s.working)
+        return [ranked[0], ranked[len(ranked) // 2], ranked[-1]]
+
+    def collectives(self) -> Table:
+        """The slowest rank's, by kind, axis and size: how often, how long, how fast."""
+        one = slowest(self.splits)
+        kinds: dict[tuple, list[Collective]] = {}
+        for c in one.collectives:
+            kinds.setdefault((c.op, c.axis, c.payload), []).append(c)
+        total = lambda found: sum(c.end - c.start for c in found)
+        ranked = sorted(kinds.items(), key=lambda kind: -total(kind[1]))
+        rows = []
+        for (op, axis, payload), found in ranked[:ROWS]:
+            middle = statistics.median(c.end - c.start for c in found)
+            least = min(c.end - c.start for c in found)
+            sent = found[0].sent
+            rate = lambda us: "" if not sent or us <= 0 else f"{sent / us / 1e3:.1f} GB/s"
+            calls = len(found) / max(1, one.steps)
+            rows.append(
+                [op, axis, human(payload), f"{calls:g}", f"{middle / 1e3:.2f} ms", rate(middle), rate(least)]
+            )
+        left = "" if len(ranked) <= ROWS else f"; {len(ranked) - ROWS} more kinds take less"
+        return Table(
+            ["collective", "axis", "size", "calls a step", "median", "bandwidth", "at best"],
+            rows,
+            title=f"rank {one.rank}'s collectives, by time (bandwidth: bytes a ring must send){left}",
+        )
+
+    def sentences(self) -> list[str]:
+        one = slowest(self.splits)
+        said = []
+        if one.communication:
+            said.append(
+                f"rank {one.rank} communicates {one.communication / one.seconds:.1%} of the time, and"
+                f" {one.hidden:.1%} of that is hidden under computation"
+            )
+        if len(self.splits) > 1:
+            others = statistics.median(s.working for s in self.splits if s is not one)
+            said.append(
+                f"rank {one.rank} is the slowest: without waiting for others it works"
+                f" {one.working / max(1e-9, others) - 1:+.1%} against the median of the rest"
+            )
+        return said
+
+    def __repr__(self) -> str:
+        parts = [repr(self.parts())]
+        if any(s.collectives for s in self.splits):
+            parts.append(repr(self.collectives()))
+        parts.append("\n".join(self.sentences()))
+        if self.advice:
+            one = slowest(self.splits)
+            lines = [
+                f"{i}. {a.seconds / one.seconds:.1%}: {a.text} (drop {a.drop:02d})"
+                for i, a in enumerate(self.advice, 1)
+            ]
+            parts.append("\n".join(["what to fix, the most costly first:", *lines]))
+        else:
+            parts.append("nothing takes more than one hundredth of the time beside computing")
+        return "\n\n".join([*filter(None, parts), *(["\n".join(self.unknown)] if self.unknown else [])])
+
+    def json(self) -> dict:
+        """The same for other programs. Seconds are those of the whole recording."""
+        return {
+            "ranks": [
+                {
+                    "rank": s.rank,
+                    "file": s.file,
+                    "seconds": s.seconds,
+                    "steps": s.steps,
+                    "parts": s.parts,
+                    "communication": s.communication,
+                    "hidden": s.hidden,
+                    "working": s.working,
+                }
+                for s in self.splits
+            ],
+            "slowest": slowest(self.splits).rank,
+            "advice": [a._asdict() for a in self.advice],
+            "unknown": self.unknown,
+        }
+
+
+def explain(files: Sequence[str]) -> Explained:
+    """Read traces, one for each rank. Raises Unreadable where a file is no trace, or two are of one rank."""
+    splits, seen = [], {}
+    for file in files:
+        trace = read(file)
+        if trace.rank is not None and trace.rank in seen:
+            raise Unreadable(
+                f"{seen[trace.rank]} and {trace.file} are both of rank {trace.rank}: give one trace for each"
+                " rank"
+            )
+        seen[trace.rank] = trace.file
+        splits.append(split(trace))
+    for i, one in enumerate(splits):
+        one.rank = i if one.rank is None else one.rank
+    splits.sort(key=lambda s: s.rank)
+    return Explained(splits, advice(splits), _unknown(splits))
+
+
+def _unknown(splits: list[Split]) -> list[str]:
+    found, sent = [], [c for s in splits for c in s.collectives]
+    if not sent:
+        return ["no collective was recorded: one rank alone, or a process that only computed"]
+    if any(c.axis == UNKNOWN for c in sent):
+        found.append(
+            "not known: the axis of some collectives. Newer PyTorch writes the group of each NCCL kernel into"
+            " its traces; gloo's have none"
+        )
+    if any(c.payload is None and c.op != "barrier" for c in sent):
+        found.append("not known: bytes and bandwidth where a collective's size is not in the trace")
+    if any(c.op.startswith("send or") for c in sent):
+        found.append("not known: whether a SendRecv kernel is a pipeline's send or an all_to_all")
+    if not all(s.steps for s in splits):
+        found.append(
+            "not known: where a step ends; call profiler.step() after each. Times are of all that was"
+            " recorded"
+        )
+    return found

@@ -1,0 +1,138 @@
+"""One rank's trace, split: every moment of it is in one part, and the parts sum to the whole.
+
+Computing counts first: it hides communication and copies, so a moment in which the GPU computes is computing.
+Exposed is the time in which a collective runs and nothing else does: a union of intervals, no sum of kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .collectives import PIPELINE, Announced, Collective, is_communication, of_gloo, of_kernel
+from .intervals import both, length, union, without
+from .reading import Event, Trace
+
+OPTIMIZER = "Optimizer.step#"
+LOADER = "enumerate(DataLoader)"
+WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "gloo:", "DistributedData")
+
+
+@dataclass
+class Split:
+    """Seconds. parts: compute, optimizer, copies, 'exposed AXIS' for each axis, bubble, waiting for data,
+    waiting for Python, idle. communication: with what is hidden. hidden: the share under computation.
+    """
+
+    rank: int | None
+    file: str
+    on_gpu: bool
+    seconds: float
+    steps: int
+    parts: dict[str, float] = field(default_factory=dict)
+    communication: float = 0.0
+    hidden: float = 0.0
+    collectives: list[Collective] = field(default_factory=list)
+
+    @property
+    def exposed(self) -> float:
+        return sum(s for part, s in self.parts.items() if part.startswith("exposed ")) + self.parts["bubble"]
+
+    @property
+    def working(self) -> float:
+        """What this rank needs when it waits for nobody."""
+        return self.seconds - self.exposed
+
+
+def split(trace: Trace) -> Split:
+    steps = len({note.name for note in trace.notes if note.name.startswith("ProfilerStep#")})
+    made = _of_gpu(trace) if trace.gpu else _of_cpu(trace)
+    made.steps = steps
+    return made
+
+
+def _of_gpu(trace: Trace) -> Split:
+    announced = Announced(trace)
+    sent = [of_kernel(e, announced) for kind, e in trace.gpu if kind == "kernel" and is_communication(e.name)]
+    copies = [(e.start, e.end) for kind, e in trace.gpu if kind != "kernel"]
+    kernels = [e for kind, e in trace.gpu if kind == "kernel" and not is_communication(e.name)]
+    stepping = union([(n.start, n.end) for n in trace.notes if n.thread is not None and _is_step(n)])
+    launched = np.array(
+        [trace.launches.get(e.args.get("correlation"), (0, None, e.start))[2] for e in kernels]
+    )
+    at = np.searchsorted(stepping[:, 0], launched, "right") - 1
+    by_optimizer = (
+        (at >= 0) & (launched <= stepping[at, 1]) if len(stepping) else np.zeros(len(kernels), bool)
+    )
+    spans = np.array([(e.start, e.end) for e in kernels]).reshape(-1, 2)
+    made = _parts(trace, True, sent, union(spans[~by_optimizer]), union(spans[by_optimizer]), union(copies))
+    made.parts |= _idle(trace, made.parts.pop("idle"))
+    return made
+
+
+def _is_step(note: Event) -> bool:
+    return note.name.startswith(OPTIMIZER)
+
+
+def _of_cpu(trace: Trace) -> Split:
+    """Ranks over gloo: what its threads ran is communication, operators are computation."""
+    sent = [of_gloo(note, trace.info) for note in trace.notes if note.name.startswith("gloo:")]
+    ops = [e for e in trace.cpu if not e.name.startswith(WRAPPERS) and not e.name.endswith("Backward0")]
+    stepping = union([(n.start, n.end) for n in trace.notes if _is_step(n)])
+    computing = union([(e.start, e.end) for e in ops])
+    optimizer = both(computing, stepping)
+    made = _parts(trace, False, sent, without(computing, stepping), optimizer, np.empty((0, 2)))
+    made.parts |= {"waiting for data": 0.0, "waiting for Python": length(made.parts.pop("idle")) / 1e6}
+    return made
+
+
+def _parts(trace: Trace, on_gpu: bool, sent: list[Collective], computing, optimizer, copies) -> Split:
+    """Everything but what idle time was for, which stays as intervals."""
+    communicating = union([(c.start, c.end) for c in sent])
+    spans = np.concatenate([computing, optimizer, copies, communicating])
+    whole = np.array([[spans[:, 0].min(), spans[:, 1].max()]])
+    optimizer, busy = without(optimizer, computing), union(np.concatenate([computing, optimizer]))
+    parts = {"compute": length(computing), "optimizer": length(optimizer)}
+    parts["copies"] = length(without(copies, busy))
+    made = Split(trace.rank, trace.file, on_gpu, length(whole) / 1e6, 0, collectives=sent)
+    made.communication = length(communicating) / 1e6
+    made.hidden = length(both(communicating, busy)) / max(1e-9, length(communicating))
+    busy = union(np.concatenate([busy, copies]))
+    bubble = 0.0
+    for axis in sorted({c.axis for c in sent}):
+        mine = [c for c in sent if c.axis == axis]
+        alone = without(union([(c.start, c.end) for c in mine]), busy)
+        piped = [c for c in mine if c.op in PIPELINE]
+        waiting = both(alone, union(_beyond_the_fastest(piped)))
+        bubble += length(waiting)
+        parts[f"exposed {axis}"] = length(alone) - length(waiting)
+        busy = union(np.concatenate([busy, alone]))
+    made.parts = {part: us / 1e6 for part, us in parts.items()} | {"bubble": bubble / 1e6}
+    made.parts["idle"] = without(whole, busy)
+    return made
+
+
+def _beyond_the_fastest(sent: list[Collective]) -> list[tuple[float, float]]:
+    """A send or receive begins to wait at once and moves its bytes at the end: what it takes longer than the
+    fastest of its size was waiting for the neighbour.
+    """
+    fastest: dict[tuple, float] = {}
+    for c in sent:
+        key = c.op, c.payload
+        fastest[key] = min(fastest.get(key, np.inf), c.end - c.start)
+    return [(c.start, c.end - fastest[c.op, c.payload]) for c in sent]
+
+
+def _idle(trace: Trace, gaps: np.ndarray) -> dict[str, float]:
+    """A GPU that idles until a kernel that was launched after the gap began waited for the host."""
+    starts = {e.start: trace.launches.get(e.args.get("correlation")) for _, e in trace.gpu}
+    late = [(end := starts.get(gap[1])) is not None and end[0] > gap[0] for gap in gaps]
+    waited = gaps[np.array(late, dtype=bool)] if len(gaps) else gaps
+    loading = union([(n.start, n.end) for n in trace.notes if n.name.startswith(LOADER)])
+    for_data = length(both(waited, loading))
+    return {
+        "waiting for data": for_data / 1e6,
+        "waiting for Python": (length(waited) - for_data) / 1e6,
+        "idle": (length(gaps) - length(waited)) / 1e6,
+    }

@@ -1,0 +1,337 @@
+"""Counting somebody's own job: as a library inside ranks, and a script under torchrun."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from helpers.count.against import against
+from helpers.runtime.report import CollectiveCount
+from helpers.theory import MODELS, Job, Layout
+from helpers.theory.collectives import book
+from helpers.theory.frameworks import find_framework
+from helpers.theory.traffic import calls
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_a_block_is_counted_and_nothing_beside_it(world):
+    def block():
+        from helpers import counting
+
+        dist.all_reduce(torch.ones(7))
+        with counting() as traffic:
+            dist.all_reduce(torch.ones(1000))
+            with pytest.raises(RuntimeError, match="when the block has ended"):
+                traffic.calls("all_reduce")
+        dist.all_reduce(torch.ones(7))
+        return traffic.payload, traffic.calls("all_reduce"), traffic.wire, traffic.matrix, repr(traffic)
+
+    payload, calls, wire, matrix, shown = world.run(block)[0]
+    assert payload == [4000] * 4 and calls == 1 and "no optimizer stepped" in shown
+    if wire[0] is not None:
+        assert all(6000 <= sent < 8000 for sent in wire) and matrix[0][3] >= 6000
+    assert world.traffic.calls("all_reduce") == 3  # the World counts on, beside it
+
+
+def test_nothing_is_left_behind():
+    from helpers import counting
+
+    patched = lambda: (dist.Work.wait, dist.ProcessGroup._end_coalescing, DeviceMesh.get_group)
+    before = patched()
+    for _ in range(2):
+        with counting():
+            assert all(now != then for now, then in zip(patched(), before))
+        assert before == patched()
+
+
+def test_axes_that_span_all_ranks_keep_their_names(world):
+    def meshes():
+        from torch.distributed import _functional_collectives as functional
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        from helpers import counting
+
+        dp = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+        tp = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+        net = torch.nn.Linear(64, 64, bias=False)
+        with counting(mesh=[dp, tp]) as traffic:
+            fully_shard(net, mesh=dp)
+            net(torch.ones(2, 64)).sum().backward()
+            (functional.all_reduce(torch.ones(50), "sum", tp) + 1).sum()
+            dist.all_reduce(torch.ones(3))  # of which of the two axes it is nobody can tell
+        with counting(mesh=dp) as alone:
+            dist.all_reduce(torch.ones(3))
+        return {(r.op, r.axis): r.payload for r in traffic.ranks[0]}, alone.ranks[0][0].axis
+
+    rows, alone = world.run(meshes)[0]
+    assert rows["reduce_scatter", "dp"] == 64 * 64 * 4
+    assert rows["all_reduce", "tp"] == 200 and rows["all_reduce", "world"] == 12
+    assert alone == "dp"
+
+
+def test_steps_end_with_the_optimizer(world):
+    def steps():
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        from torch.nn.parallel import DistributedDataParallel
+
+        from helpers import counting
+
+        net = DistributedDataParallel(torch.nn.Linear(32, 32))
+        optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+        with counting(trace=True) as traffic:
+            for _ in range(5):
+                net(torch.ones(2, 32)).sum().backward()
+                optimizer.step()
+            dist.barrier()
+        if dist.get_rank():
+            return None
+        one = traffic.steps[0]
+        return one.number, one.further, one.same, [r.op for r in one.after], traffic.json(), traffic.trace()
+
+    number, further, same, after, told, trace = world.run(steps)[0]
+    assert (number, further, same, after) == (5, 3, True, ["barrier"])
+    each = {row["collective"]: row for row in told["ranks"][2]["each"]}
+    assert each["all_reduce"]["calls"] == 1 and each["broadcast"]["calls"] > 0  # what follows inside the step
+    assert json.loads(json.dumps(told)) == told
+    check_format(trace, 4)
+    names = {(e["pid"], e["name"]) for e in trace["traceEvents"]}
+    assert (3, "step 5") in names and (0, "all_reduce") in names and (1, "memory") in names
+
+
+def test_a_timeline_can_be_saved(world, tmp_path):
+    def step():
+        from helpers.runtime.clock import span
+
+        with span("F", 0):
+            a = dist.all_reduce(torch.ones(100_000), async_op=True)
+            b = dist.all_reduce(torch.ones(100_000), async_op=True)
+            a.wait(), b.wait()
+
+    world.run(step)
+    world.timeline.save(tmp_path / "step.json")
+    trace = json.loads((tmp_path / "step.json").read_text())
+    check_format(trace, 4)
+    sent = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["name"] == "all_reduce"]
+    assert len(sent) == 8 and len({e["tid"] for e in sent}) == 2  # two at once are on two rows
+
+
+def test_what_a_rank_keeps_and_counts():
+    from helpers import World, count_from_here, counted_so_far, peak_memory, rank_state
+
+    with pytest.raises(RuntimeError, match=r"rank_state\(\) is for a function that runs on a rank"):
+        rank_state()
+
+    def first():
+        rank_state()["kept"] = torch.ones(1000)
+        dist.all_reduce(torch.ones(10))
+        count_from_here()
+        dist.all_reduce(torch.ones(20))
+        return [row.payload for row in counted_so_far()]
+
+    def second():
+        peak_memory(reset=True)
+        torch.ones(50_000).sum()
+        return peak_memory(), len(rank_state()["kept"])
+
+    with World(2, memory=1e6) as pair:
+        assert pair.run(first) == [[80]] * 2 and pair.traffic.payload == [80] * 2
+        assert all(peak >= 200_000 and kept == 1000 for peak, kept in pair.run(second))
+
+
+def check_format(trace: dict, ranks: int) -> None:
+    """The Trace Event Format, as far as we write it; and on no row does a span overlap another half."""
+    rows: dict[tuple[int, int], list] = {}
+    for event in json.loads(json.dumps(trace))["traceEvents"]:
+        assert event["ph"] in "XMC" and isinstance(event["pid"], int) and event["name"]
+        if event["ph"] == "X":
+            assert event["ts"] >= 0 and event["dur"] >= 0
+            rows.setdefault((event["pid"], event["tid"]), []).append(
+                (event["ts"], event["ts"] + event["dur"])
+            )
+        elif event["ph"] == "C":
+            assert event["ts"] >= 0 and all(value >= 0 for value in event["args"].values())
+    named = {(e["pid"], e["tid"]) for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert set(rows) <= named and {pid for pid, _ in named} == set(range(ranks))
+    for spans in rows.values():
+        open_ = []
+        for start, end in sorted(spans, key=lambda s: (s[0], -s[1])):
+            while open_ and open_[-1] <= start + 0.01:
+                open_.pop()
+            assert not open_ or end <= open_[-1] + 0.01
+            open_.append(end)
+
+
+def test_a_block_that_raises_is_not_waited_for(world):
+    def raises():
+        from helpers import counting
+
+        try:
+            with counting() as traffic:
+                dist.all_reduce(torch.ones(4))
+                if dist.get_rank() == 1:
+                    raise ValueError("no good")
+        except ValueError:
+            pass
+        return traffic.calls("all_reduce")
+
+    assert world.run(raises) == [1] * 4
+
+
+SCRIPT = """
+import argparse, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int)
+args = parser.parse_args()
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+net = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
+fully_shard(net, mesh=mesh["dp"])
+stage = PipelineStage(net, mesh.get_local_rank("pp"), 2, torch.device("cpu"), group=mesh.get_group("pp"))
+schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, t: (y - t).square().mean())
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(args.steps):
+    x = torch.ones(4, 32)
+    schedule.step(x) if mesh.get_local_rank("pp") == 0 else schedule.step(target=x)
+    optimizer.step(), optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+def torchrun(tmp_path, *arguments: str, ranks: int = 4) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run(
+        [*command, "-m", "helpers", "count", *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+
+def test_a_script_is_counted_unchanged(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    files = "--json", "counted.json", "--trace", "step.json"
+    done = torchrun(tmp_path, *files, "train.py", "--steps", "5")
+    assert done.returncode == 0, done.stderr
+    assert "train.py: 4 ranks, 5 steps of the optimizer" in done.stdout
+    assert "each of steps 3–5" in done.stdout and "differ" not in done.stdout
+    told = json.loads((tmp_path / "counted.json").read_text())
+    first, last = ({(r["axis"], r["collective"]): r for r in told["ranks"][i]["each"]} for i in (0, 3))
+    size = 2 * (32 * 32 + 32) * 4
+    assert first["dp", "reduce_scatter"]["payload"] == size and first["dp", "all_gather"]["ranks"] == [0, 1]
+    assert first["pp", "send"]["calls"] == last["pp", "recv"]["calls"] == 2
+    assert first["pp", "send"]["payload"] == 4 * 32 * 4 and last["dp", "all_gather"]["ranks"] == [2, 3]
+    if (sent := told["ranks"][0]["wire"]) is not None:
+        book = sum(row["must_send"] for row in told["ranks"][0]["total"])
+        assert book < sent < 3 * book + 50_000  # gloo's reduce-scatter sends twice; each message has a head
+    check_format(json.loads((tmp_path / "step.json").read_text()), 4)
+
+
+@pytest.mark.slow
+def test_a_script_that_leaves_at_once_or_fails(tmp_path):
+    begin = "import os, sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    begin += "dist.all_reduce(torch.ones(5))\nprint('here', flush=True)\n"
+    (tmp_path / "leaves.py").write_text(begin + "os._exit(0)")
+    done = torchrun(tmp_path, "-m", "leaves", ranks=2)
+    assert done.returncode == 0 and "no optimizer stepped" in done.stdout, done.stderr
+    (tmp_path / "fails.py").write_text(begin + "raise ValueError('its own')")
+    done = torchrun(tmp_path, "fails.py", ranks=2)
+    assert done.returncode and "ValueError: its own" in done.stderr and "collective" not in done.stdout
+
+
+@pytest.mark.slow
+def test_the_documented_run_is_what_it_says(tmp_path):
+    page = (ROOT / "docs" / "counting.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S)
+    for name, kind in (("config.json", "json"), ("train.py", "python")):
+        (tmp_path / name).write_text(next(text for language, text in blocks if language == kind))
+    job = "--model config.json --batch 8 --seq 64 --microbatch 2 --dp 4"
+    done = torchrun(tmp_path, *job.split(), "train.py")
+    shown = next(text for _, text in blocks if "steps of the optimizer" in text)
+    untimed = lambda text: re.sub(
+        r" +[\d.]+ ms|─+|, [\d.]+ to [\d.]+ s|rank \d waited.*|all waited.*", "", text
+    )
+    words = lambda text: [" ".join(line.split()) for line in untimed(text).strip().splitlines()]
+    assert words(done.stdout) == words(shown), done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["nowhere.py"], "there is no script 'nowhere.py'"),
+        (["--model", "llama-3-8b", "train.py"], "--model needs --batch and --seq too"),
+        (["--json", "no/where.json", "train.py"], "no such folder"),
+        (["train.py"], "called no collective"),
+    ],
+)
+def test_what_cannot_be_counted_is_said(tmp_path, arguments, said):
+    (tmp_path / "train.py").write_text("print('nothing')")
+    done = subprocess.run(
+        [sys.executable, "-m", "helpers", "count", *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+# -- predicted beside counted --------------------------------------------------------------------
+
+
+def as_predicted(job: Job, layout: Layout) -> list[CollectiveCount]:
+    """Rows such as a run would have that does exactly what theory says, on rank 0."""
+    return [
+        CollectiveCount(
+            c.op, c.axis, c.calls, c.payload, book(c.op, c.payload, layout.sizes[c.axis]), types={"bfloat16"}
+        )
+        for c in calls(job, layout)
+    ]
+
+
+TITAN = find_framework("torchtitan")
+
+
+@pytest.mark.parametrize(
+    "layout, change, said",
+    [
+        (dict(dp=8), lambda rows: rows, "predicted and counted agree"),
+        (dict(dp=4, pp=2), lambda rows: more(rows, "all_gather", 2), "reshard_after_forward is on under a"),
+        (dict(dp=8), lambda rows: more(rows, "all_gather", 0.5), "reshard_after_forward is off"),
+        (dict(dp=8), lambda rows: more(rows, "all_gather", 2, "float32"), "its numbers are float32"),
+        (dict(dp=4, tp=2), lambda rows: [r for r in rows if r.axis != "tp"], "is it split so?"),
+        (dict(dp=8), lambda rows: more(rows, "reduce_scatter", 1.3), "1.30 times the predicted bytes"),
+        (dict(dp=8), lambda rows: [*rows, CollectiveCount("all_reduce", "dp", 1, 1e10, 2e10)], "--zero 0"),
+        (dict(dp=8), lambda rows: [*rows, CollectiveCount("all_reduce", "ep", 1, 1e10, 2e10)], "no axis of"),
+        (dict(dp=8), lambda rows: [*rows, CollectiveCount("all_reduce", "dp", 1, 4, 8)], "agree"),
+    ],
+)
+def test_differences_have_words(layout, change, said):
+    layout = TITAN.layout(**layout, zero=3, microbatch=4)
+    job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=2048, framework=TITAN)
+    if layout.pp > 1:
+        layout = TITAN.layout(dp=4, pp=2, zero=3)
+    table, words = against(change(as_predicted(job, layout)), job, layout)
+    assert words and all(said in word for word in words), words
+
+
+def more(rows, op: str, factor: float, types: str = "bfloat16"):
+    for row in rows:
+        if row.op == op:
+            row.payload, row.book, row.types = row.payload * factor, row.book * factor, {types}
+    return rows

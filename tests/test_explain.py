@@ -1,0 +1,206 @@
+"""Explaining traces: the arithmetic of intervals, a trace made by hand, files that are none."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.__main__ import main
+from helpers.explain import Unreadable, explain
+from helpers.explain.collectives import plain
+from helpers.explain.intervals import both, length, union, without
+from helpers.explain.reading import read
+
+SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda s: (s[0], s[0] + s[1])))
+
+
+def marked(spans) -> np.ndarray:
+    """The same, moment by moment."""
+    line = np.zeros(100, bool)
+    for start, end in spans:
+        line[int(start) : int(end)] = True
+    return line
+
+
+@given(SPANS, SPANS)
+def test_intervals_are_sets_of_moments(a, b):
+    one, two = union(a), union(b)
+    assert length(one) == marked(a).sum()
+    assert length(both(one, two)) == (marked(a) & marked(b)).sum()
+    assert length(without(one, two)) == (marked(a) & ~marked(b)).sum()
+
+
+@pytest.mark.parametrize(
+    "name, op",
+    [
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "reduce_scatter"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "all_reduce"),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "send or all_to_all"),
+        ("_allgather_base", "all_gather"),
+        ("allgather_into_tensor_coalesced", "all_gather"),
+        ("nccl:all_to_all", "all_to_all"),
+        ("gloo:recv", "recv"),
+        ("nccl:_reduce_scatter_base", "reduce_scatter"),
+    ],
+)
+def test_collectives_are_known_by_every_name(name, op):
+    assert plain(name) == op
+
+
+def x(cat: str, name: str, ts: float, dur: float, tid=7, **args) -> dict:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": tid, "args": args}
+
+
+def nccl(name: str, axis: str, n: int, ts: float, dur: float, tid=20) -> dict:
+    said = {"Collective name": name, "In msg nelems": n, "Out msg nelems": n, "Group size": 4}
+    said |= {"dtype": "BFloat16", "Process Group Description": f"mesh_{axis}"}
+    return x("kernel", "ncclDevKernel_X", ts, dur, tid, **said)
+
+
+def by_hand(slow: float = 0) -> list[dict]:
+    """1,000 µs, or `slow` more: what is in each part can be read off."""
+    launch = lambda i, ts: x("cuda_runtime", "cudaLaunchKernel", ts, 5, 1, correlation=i)
+    kernel = lambda i, ts, dur, name="gemm": x("kernel", name, ts, dur, 7, correlation=i)
+    return [
+        x("user_annotation", "ProfilerStep#7", 0, 1000 + slow, 1),
+        *(launch(1, 0), kernel(1, 100, 300)),  # computes 100–400
+        nccl("allreduce", "tp", 1000, 300, 200),  # tp 300–500, 100 of it exposed
+        nccl("send", "pp", 500, 500, 20),  # a send takes 20, the next one 60: it waits 40
+        *(launch(2, 0), kernel(2, 520, 80)),  # computes 520–600
+        nccl("send", "pp", 500, 600, 60),
+        *(launch(3, 700), kernel(3, 710, 40)),  # idle 660–710, since its launch came late
+        x("user_annotation", "enumerate(DataLoader)#_Single.__next__", 660, 30, 1),
+        *(launch(4, 610), kernel(4, 800, 100 + slow)),  # idle 750–800, though it was launched
+        x("user_annotation", "Optimizer.step#AdamW.step", 890 + slow, 60, 1),
+        *(launch(5, 900 + slow), kernel(5, 950 + slow, 120)),  # the optimizer
+        x("gpu_memcpy", "Memcpy HtoD", 1070 + slow, 30, 9, correlation=6),
+    ]
+
+
+def write(path: Path, events: list, **beside) -> str:
+    path.write_text(json.dumps({"schemaVersion": 1, **beside, "traceEvents": events, "traceName": "x"}))
+    return str(path)
+
+
+def test_every_moment_is_in_one_part(tmp_path):
+    made = explain([write(tmp_path / "t.json", by_hand(), distributedInfo={"rank": 3})])
+    (one,) = made.splits
+    parts = {part: round(1e6 * seconds) for part, seconds in one.parts.items()}
+    assert (one.rank, one.steps, parts) == (
+        3,
+        1,
+        {
+            "compute": 300 + 80 + 40 + 100,
+            "optimizer": 120,
+            "copies": 30,
+            "exposed tp": 100,
+            "exposed pp": 40,
+            "bubble": 40,
+            "waiting for data": 30,
+            "waiting for Python": 20 + 50,
+            "idle": 50,
+        },
+    )
+    assert one.seconds == pytest.approx(1e-3) and sum(parts.values()) == 1000
+    assert one.hidden == pytest.approx(100 / 280)
+    assert one.collectives[0].payload == 2000 and one.collectives[0].sent == 3000
+    assert "0.0 GB/s" in repr(made) and made.advice[0].seconds >= made.advice[-1].seconds
+    assert len(made.advice) == 5 and "(drop 06)" in repr(made)
+
+
+def test_the_slowest_of_several_ranks(tmp_path):
+    files = [
+        write(tmp_path / f"rank{r}.json", by_hand(200 if r == 2 else 0), distributedInfo={"rank": r})
+        for r in (1, 2, 0)
+    ]
+    made = explain(files)
+    assert [s.rank for s in made.splits] == [0, 1, 2]
+    assert "rank 2 is the slowest" in repr(made) and any("rank 2 works longer" in a.text for a in made.advice)
+    with pytest.raises(Unreadable, match="are both of rank 1"):
+        explain([files[0], write(tmp_path / "other.json", by_hand(), distributedInfo={"rank": 1})])
+
+
+def test_an_older_trace_says_less(tmp_path):
+    events = [
+        x("Kernel", "gemm", 0, 100, correlation=1),
+        x("Runtime", "cudaLaunchKernel", 0, 5, 1),
+        x("kernel", "ncclKernel_SendRecv_RING", 100, 50, 20),
+        x("kernel", "ncclKernel_AllReduce_RING", 150, 50, 20),
+    ]
+    made = explain([write(tmp_path / "worker3.json", events)])
+    assert {c.op for c in made.splits[0].collectives} == {"send or all_to_all", "all_reduce"}
+    said = repr(made)
+    for what in ("the axis of some", "bytes and bandwidth", "whether a SendRecv", "where a step ends"):
+        assert f"not known: {what}" in said
+    told = x("user_annotation", "nccl:all_to_all", 0, 50, 1)
+    launch = x("cuda_runtime", "cudaLaunchKernelExC", 10, 5, 1, correlation=9)
+    events[2]["args"] = {"correlation": 9}
+    made = explain([write(tmp_path / "worker3.json", [*events, told, launch])])
+    assert {c.op for c in made.splits[0].collectives} == {"all_to_all", "all_reduce"}
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"", "is empty"),
+        (b"\x1f\x8b\x08\x00", "ends too early or is damaged"),
+        (
+            gzip.compress(json.dumps({"traceEvents": by_hand()}).encode())[:-200],
+            "ends too early or is damaged",
+        ),
+        (json.dumps({"traceEvents": by_hand()}).encode()[:-500], "ends in the middle of an event"),
+        (b'{"a": 1}', "is no trace of torch.profiler"),
+        (b"step,loss\n1,2\n", "is no trace of torch.profiler"),
+        (b"\xff\xfe\x00binary", "cannot be read: it is no text"),
+        (b'{"traceEvents": []}', "has no kernels and no operators"),
+        (b'{"traceEvents": [1, "x", null, {"ph": "X"}, {"ph": "X", "ts": "?"}]}', "has no kernels"),
+    ],
+)
+def test_what_is_no_trace_gets_one_sentence(tmp_path, capsys, content, said):
+    file = tmp_path / "trace.json"
+    file.write_bytes(content)
+    assert main(["explain", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert f"trace.json {said}" in error and len(error.strip().splitlines()) == 1
+
+
+def test_a_file_that_is_not_there(tmp_path, capsys):
+    assert main(["explain", str(tmp_path / "no.json"), "--json"]) == 2
+    assert "no.json cannot be read: No such file" in capsys.readouterr().err
+
+
+def test_events_are_read_across_the_borders_of_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr("helpers.explain.reading.CHUNK", 50)
+    file = write(tmp_path / "t.json", by_hand(), distributedInfo={"rank": 1})
+    whole = read(file)
+    assert len(whole.gpu) == 9 and len(whole.launches) == 5 and whole.rank == 1
+
+
+def test_ranks_over_gloo_are_explained(world, tmp_path, capsys):
+    def record(folder):
+        from torch.profiler import ProfilerActivity, profile
+
+        net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(200, 200))
+        optimizer = torch.optim.AdamW(net.parameters())
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            for _ in range(2):
+                net(torch.ones(20, 200)).sum().backward()
+                optimizer.step()
+                seen.step()
+        seen.export_chrome_trace(f"{folder}/rank{dist.get_rank()}.json.gz")
+
+    world.run(record, str(tmp_path), timeout=60)
+    capsys.readouterr()  # the profiler prints as well
+    files = [str(tmp_path / f"rank{r}.json.gz") for r in range(4)]
+    assert main(["explain", *files, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["rank"] for one in told["ranks"]] == [0, 1, 2, 3]
+    for one in told["ranks"]:
+        assert sum(one["parts"].values()) == pytest.approx(one["seconds"], rel=1e-3)
+        assert one["parts"]["optimizer"] > 0 and one["communication"] > 0 and 0 <= one["hidden"] <= 1
