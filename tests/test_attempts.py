@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 from attempts import edited
 
+from helpers.lesson import practice
+from helpers.lesson.drops import d01, d12, d13
 from helpers.lesson.drops.d07 import practice as d07
+from helpers.lesson.drops.d08 import practice as d08
 from helpers.lesson.drops.d09 import fullest_gpu as d09
+from helpers.lesson.drops.d10 import practice as d10
 from helpers.lesson.drops.d11 import practice as d11
 from helpers.lesson.drops.d14 import practice as d14
 
@@ -41,7 +45,22 @@ def told(answer) -> str:
     return {"wrong": "(observed)", "crashed": "(crashed)"}.get(answer.kind, f"({answer.kind})")
 
 
+def ask_here(attempt, cases=((),), timeout: float = 5) -> list:
+    """`practice.ask` without a rank; with one where the attempt raises, for the rank's report."""
+    try:
+        return [attempt(*case) for case in cases]
+    except Exception:
+        return practice.ask(attempt, cases, timeout)
+
+
+@pytest.fixture
+def formulas_cost_nothing(monkeypatch):
+    for module in (d01, d07, d08, d10, d11, d12, d13, d14):
+        monkeypatch.setattr(module, "ask", ask_here)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("formulas_cost_nothing")
 @pytest.mark.parametrize(
     "name, change, expected", ROWS, ids=[f"{name}: {change}"[:80] for name, change, _ in ROWS]
 )

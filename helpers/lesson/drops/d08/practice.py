@@ -45,11 +45,11 @@ GRIDS: list[Sizes] = [
 
 
 def _judge_groups(attempt) -> Answer:
+    said = ask(attempt, [(rank, dict(grid)) for grid in GRIDS for rank in range(8)])
+    for i, grid in enumerate(GRIDS):
+        if wrong_answer := _about(said[8 * i : 8 * i + 8], grid):
+            return wrong_answer
     with World(8, timeout=8) as world:
-        said = world.run(lambda: [[attempt(rank, dict(grid)) for rank in range(8)] for grid in GRIDS])[0]
-        for grid, mine in zip(GRIDS, said):
-            if wrong_answer := _about(mine, grid):
-                return wrong_answer
 
         def meet():
             """Make the groups for 2 × 2 × 2 as the attempt says, and sum a one in each."""
