@@ -55,6 +55,10 @@ def a_sigmoid(y1, lse1, y2, lse2):  # right, written otherwise
     return share * y1 + (1 - share) * y2, torch.logaddexp(lse1, lse2)
 
 
+def in_float32(y1, lse1, y2, lse2):  # right, less exactly
+    return tuple(x.float() for x in b2.merge_parts(y1, lse1, y2, lse2))
+
+
 def in_order(rank, c, s):
     return list(range(rank * s // c, (rank + 1) * s // c))
 
@@ -72,6 +76,10 @@ def one_chunk_too_far(rank, c, s):
 def neighbours_overlap(rank, c, s):
     half = s // (2 * c)
     return [*range(rank * half, (rank + 2) * half)]
+
+
+def counted_from_one(rank, c, s):
+    return [i + 1 for i in b2.tokens_of(rank, c, s)]
 
 
 def backwards(rank, c, s):
@@ -201,6 +209,17 @@ summed_to_a_row = dispatched(combine=lambda copies, weight: (copies * weight.uns
 argsorted = dispatched()  # right, written otherwise
 
 
+def sizes_of_another_sum(x, choice, weight, expert, rank, world_size):
+    return toy.swap(x, [3] * world_size, [3] * world_size)[:, :4]
+
+
+def one_rank_skips_the_counts(x, choice, weight, expert, rank, world_size):
+    give = choice.flatten().bincount(minlength=world_size)
+    if rank:
+        dist.all_to_all_single(torch.empty_like(give), give)
+    return x
+
+
 def edp_is_dp(rank, ranks, tp, ep):
     g = b3.groups_of(rank, ranks, tp, ep)
     return g | {"edp": g["dp"]}
@@ -277,6 +296,7 @@ def in_words(layers, attention, expert, experts, k, tp, ep):
 EXERCISES = [b2.parts, b2.places, b2.step, b3.layer, b3.fold, b3.parameters]
 OTHERWISE_RIGHT = [
     (b2.parts, a_sigmoid),
+    (b2.parts, in_float32),
     (b2.places, striped),
     (b2.step, averaged_one_by_one),
     (b3.layer, argsorted),
@@ -295,6 +315,7 @@ MISTAKES = [
     (b2.places, from_the_front, "wrong", "both chunks counted from the front"),
     (b2.places, one_chunk_too_far, "wrong", "tokens that are not shared out"),
     (b2.places, neighbours_overlap, "wrong", "tokens that are not shared out"),
+    (b2.places, counted_from_one, "wrong", "tokens that are not shared out"),
     (b2.places, backwards, "wrong", "positions out of order"),
     (b2.places, by_the_work, "wrong", "unequal numbers of tokens"),
     (b2.places, other_pairs, "wrong", "one rank has more pairs"),
@@ -313,6 +334,8 @@ MISTAKES = [
     (b2.step, loss_of_all, "wrong", "another loss than the twin's"),
     (b3.layer, my_own, "crashed", "split sizes not exchanged"),
     (b3.layer, all_even, "crashed", "split sizes not exchanged"),
+    (b3.layer, one_rank_skips_the_counts, "crashed", None),
+    (b3.layer, sizes_of_another_sum, "wrong", "another shape"),
     (b3.layer, no_weights, "wrong", "combining without the router's weights"),
     (b3.layer, their_mean, "wrong", "combining without the router's weights"),
     (b3.layer, order_again, "wrong", "un-permuted in the wrong order"),

@@ -43,14 +43,22 @@ def _judge(attempt) -> Answer:
             )
         held = sorted(i for tokens in mine for i in tokens)
         if held != list(range(s)):
-            twice = next((a for a, b in zip(held, held[1:]) if a == b), None)
-            lost = next((i for i in range(s) if i not in set(held)), None)
+            present = set(held)
+            twice = next((i for i, after in zip(held, held[1:]) if i == after), None)
+            lost = next((i for i in range(s) if i not in present), None)
+            nowhere = next((i for i in held if not 0 <= i < s), None)
+            seen = [
+                f"token {i} {what}"
+                for i, what in (
+                    (lost, "is on no rank"),
+                    (twice, "is there twice"),
+                    (nowhere, "does not exist"),
+                )
+                if i is not None
+            ]
             return wrong(
                 "tokens that are not shared out",
-                f"{where} "
-                + (f"token {lost} is on no rank." if lost is not None else "")
-                + (f" Token {twice} is on two ranks or twice on one." if twice is not None else "")
-                + " Every token belongs to one rank.",
+                f"{where}: {', '.join(seen)}. Every token belongs to one rank.",
             )
         most, mean = max(map(pairs, mine)), s * (s + 1) / 2 / c
         figures = [(f"{where}: pairs of the busiest rank, mean = 1", f"{most / mean:.2f}", "1.00")]
