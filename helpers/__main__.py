@@ -33,7 +33,15 @@ from .theory.simulation import Times, simulate
 from .theory.traffic import sent
 
 MOST = 2_000_000  # operations of a schedule, some seconds' work
-NAMES = {"dp": "data parallel", "tp": "tensor parallel", "pp": "pipeline"}
+NAMES = {
+    "dp": "data parallel",
+    "tp": "tensor parallel",
+    "pp": "pipeline",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "etp": "experts' tensor parallel",
+    "edp": "experts' data parallel",
+}
 
 
 def _job(args) -> Job:
@@ -155,7 +163,10 @@ def run_bytes(args) -> tuple[str, dict]:
     columns = [f"{name} stage" for name in stages] if layout.pp > 1 else ["a step"]
     table = Table(
         ["axis", *columns],
-        [[NAMES[axis], *(human(found[axis]) for found in by_stage.values())] for axis in Axes._fields],
+        [
+            [NAMES[axis], *(human(found.get(axis, 0.0)) for found in by_stage.values())]
+            for axis in dict.fromkeys(axis for found in by_stage.values() for axis in found)
+        ],
         ["total", *(human(sum(found.values())) for found in by_stage.values())],
         title=f"{job.model.name}, {job.framework.name}: {layout}. Sent by each GPU in a step",
     )

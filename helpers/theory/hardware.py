@@ -50,7 +50,8 @@ class Network:
     rails: ports of a node that one group can use at once; all, unless the software knows only one ring.
     busbw: (nodes, bytes/s) that an all-reduce over so many whole nodes was measured to reach for each rank
     (as nccl-tests print it), the fewest nodes first. Fabrics slow down as they grow; without it each port
-    keeps its speed. Raises ValueError for numbers out of range.
+    keeps its speed. all_to_all: bytes/s through the link and through the port that an all-to-all was measured
+    to reach, 0 where nobody did. Raises ValueError for numbers out of range.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Network:
     inter_node_latency: float = 15e-6
     rails: int = 64
     busbw: tuple[tuple[int, float], ...] = ()
+    all_to_all: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self):
         called = f"{type(self).__name__.lower()} {self.name!r}: "
@@ -70,6 +72,14 @@ class Network:
             positive(called + field, getattr(self, field), least=1e5, unit="bytes/s per GPU, one direction")
         for field in ("intra_node_latency", "inter_node_latency"):
             positive(called + field, getattr(self, field), zero=True, most=1.0, unit="seconds")
+        try:
+            for speed in self.all_to_all:
+                positive("bytes/s", speed, zero=True, least=1e5)
+            pair = len(self.all_to_all) == 2
+        except (TypeError, ValueError):
+            pair = False
+        if not pair:
+            raise ValueError(f"{called}all_to_all is bytes/s of link and port, not {self.all_to_all!r}")
         try:
             for nodes, speed in self.busbw:
                 whole("nodes", nodes, 2)
@@ -140,8 +150,8 @@ DEVICES: dict[str, Device] = {
 }
 
 
-def _cluster(name: str, device: str, intra: float, inter: float, node: int = 8) -> Cluster:
-    speeds = dict(intra_node_bandwidth=intra, inter_node_bandwidth=inter)
+def _cluster(name: str, device: str, intra: float, inter: float, node: int = 8, **speeds) -> Cluster:
+    speeds |= dict(intra_node_bandwidth=intra, inter_node_bandwidth=inter)
     return Cluster(name=name, device=DEVICES[device], gpus_per_node=node, **speeds)
 
 
@@ -150,12 +160,13 @@ CLUSTERS: dict[str, Cluster] = {
     for c in (
         # DGX A100: NVLink 3, 600 GB/s both ways; eight 200 Gb/s InfiniBand ports for eight GPUs.
         _cluster("dgx-a100", "a100-80gb", 300e9, 25e9),
-        # DGX H100: NVLink 4, 900 GB/s both ways; eight 400 Gb/s ports.
-        _cluster("dgx-h100", "h100-80gb", 450e9, 50e9),
-        _cluster("dgx-h200", "h200", 450e9, 50e9),
+        # DGX H100: NVLink 4, 900 GB/s both ways; eight 400 Gb/s ports. All-to-alls: NVIDIA 2026 (Scalable
+        # Training of Mixture-of-Experts Models, arXiv 2603.07685), Table 7, over 8 to 64 GPUs.
+        _cluster("dgx-h100", "h100-80gb", 450e9, 50e9, all_to_all=(325e9, 43e9)),
+        _cluster("dgx-h200", "h200", 450e9, 50e9, all_to_all=(325e9, 43e9)),
         # NVLink 5, 1,800 GB/s both ways, in a node of eight or a domain of 72.
         _cluster("dgx-b200", "b200", 900e9, 50e9),
-        _cluster("gb200-nvl72", "gb200", 900e9, 50e9, 72),
+        _cluster("gb200-nvl72", "gb200", 900e9, 50e9, 72, all_to_all=(560e9, 0.0)),
         # Seven Infinity Fabric links of 64 GB/s one way; eight 400 Gb/s ports.
         _cluster("mi300x-node", "mi300x", 448e9, 50e9),
         # No NVLink: PCIe 4.0 with 16 lanes; 100 Gb/s Ethernet shared by four, and by eight.

@@ -8,7 +8,7 @@ from .checks import whole
 from .frameworks import TEXTBOOK, Framework
 from .hardware import CLUSTERS, Cluster
 from .layout import Layout, check
-from .models import ModelShape
+from .shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -33,4 +33,4 @@ class Job:
 
     def check(self, layout: Layout, gpus: int | None = None) -> None:
         """Refuse what cannot be: see `layout.check`."""
-        check(self.model, layout, self.global_batch, gpus)
+        check(self.model, layout, self.global_batch, gpus, self.seq_len)

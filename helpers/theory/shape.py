@@ -195,6 +195,18 @@ class ModelShape:
         return norms + heads + latent + biases + self.biases * (self.ffn * (1 + self.gated) + self.hidden)
 
     @property
+    def whole_params(self) -> int:
+        """Of one layer, what every tensor-parallel rank holds whole: norms, biases behind a split by rows,
+        the router, and the ways down of latent attention.
+        """
+        norms = self.norms * self.hidden * (1 if self.gated else 2) + 2 * self.head_dim * self.qk_norm
+        biases = self.biases * self.hidden * (1 if self.experts else 2)
+        e, at = self.experts, self.latent
+        router = (e.count + e.shared_gate) * self.hidden + e.count * e.router_bias if e else 0
+        down = (at.q_rank + at.kv_rank) * (self.hidden + 1) + at.rope * self.hidden if at else 0
+        return norms + biases + router + down
+
+    @property
     def layer_params(self) -> int:
         """All parameters of one layer: matrices, biases, norms, and all its experts."""
         routed = self.experts.count * self.expert_params if self.experts else 0
