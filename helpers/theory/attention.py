@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .op import At, Op, enter, leave, product, sending, stream
+from .op import At, Op, enter, leave, sending, stream
 
 
 def attention(at: At, eager: bool) -> list[Op]:
@@ -25,17 +25,22 @@ def attention(at: At, eager: bool) -> list[Op]:
         # and sine 4, sum 6.
         turned = stream("positions", 10.0 * (wide + keys), 10) if eager else []
         into = [
-            *enter(at.job, at.layout, x, "attention", 3),
-            *product("queries", sb, h, model.q_width / t, "attention", kept=at.gathered(x), kept_per_op=wide),
-            *product("keys", sb, h, model.kv_width / t, "attention", again=again),
-            *product("values", sb, h, model.kv_width / t, "attention", kept_per_op=keys),
+            *enter(at, x, "attention", 3),
+            *at.product(
+                "queries", sb, h, model.q_width / t, "attention", kept=at.gathered(x), kept_per_op=wide
+            ),
+            *at.product("keys", sb, h, model.kv_width / t, "attention", False, again=again),
+            *at.product("values", sb, h, model.kv_width / t, "attention", False, kept_per_op=keys),
             *turned,
         ]
     out = wide if not model.latent else n * sb * model.out_width / t
+    own = (
+        out if at.job.precision == "bf16" else out + at.narrow(out)
+    )  # the attention keeps its result as it is
     return [
         *into,
         *_scores(at, wide),
-        *product("attention's output", sb, model.out_width / t, h, again=again, kept=out, kept_per_op=out),
+        *at.product("attention's output", sb, model.out_width / t, h, again=again, kept=own, kept_per_op=out),
         *leave(at.layout, x, "attention", ("full",)),
     ]
 
@@ -51,7 +56,7 @@ def _latent(at: At) -> list[Op]:
     wide, keys, values = (n * sb * width / t for width in (model.q_width, model.k_width, model.v_width))
     if part.q_rank:
         queries = [
-            *product("queries, down", mine, h, part.q_rank, kept=at.x / at.parts),
+            *at.product("queries, down", mine, h, part.q_rank, kept=at.narrow(at.x) / at.parts),
             *stream("norm of queries", 2.0 * kept * part.q_rank, 1, kept=kept * part.q_rank),
         ]
         gathered, rows, inputs = part.q_rank + short, part.q_rank, n * sb * part.q_rank
@@ -60,10 +65,10 @@ def _latent(at: At) -> list[Op]:
     up = model.heads * (part.nope + part.values) / t
     return [
         *queries,
-        *product("keys and values, down", mine, h, short, kept=kept * short),
+        *at.product("keys and values, down", mine, h, short, kept=kept * short),
         *stream("norm of keys and values", 2.0 * kept * part.kv_rank, 1),
-        *enter(job, at.layout, n * sb * gathered, "attention", 2),
-        *product(
+        *enter(at, n * sb * gathered, "attention", 2),
+        *at.product(
             "queries, up",
             sb,
             rows,
@@ -72,7 +77,7 @@ def _latent(at: At) -> list[Op]:
             kept=at.gathered(inputs),
             kept_per_op=wide,
         ),
-        *product(
+        *at.product(
             "keys and values, up",
             sb,
             part.kv_rank,

@@ -31,7 +31,7 @@ from .op import Op
 from .operations import between_stages, head, layer
 from .stages import kinds_on_rank, layers_on_rank
 
-COMPUTED = ("matrices", "experts", "attention", "elementwise")  # terms of a layer
+COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")  # terms of a layer
 TERMS = (*COMPUTED, "tensor parallel", "context parallel", "expert parallel")
 # What a framework must hide for a part to run under products of its block.
 HIDES = {
@@ -80,7 +80,8 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
     framework = job.framework
     attention = framework.attention_efficiency if framework.fused_attention else c.attention_efficiency
     efficiency = attention if op.part == "attention" else c.gemm_efficiency
-    return op.flops / (gpu.achievable * efficiency) + op.streamed / (gpu.bandwidth * c.memory_efficiency)
+    reached = gpu.achievable if op.rate == "bf16" else gpu.rate(op.rate)
+    return op.flops / (reached * efficiency) + op.streamed / (gpu.bandwidth * c.memory_efficiency)
 
 
 @dataclass
@@ -110,7 +111,7 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants) -> Work:
     once: dict[tuple, float] = {}  # what is alike is worked out once
     took = []
     for op in ops:
-        like = (op.part, op.collective, op.axis, id(op.flops), id(op.streamed), id(op.payload))
+        like = (op.rate, op.part, op.collective, op.axis, id(op.flops), id(op.streamed), id(op.payload))
         if like not in once:
             once[like] = seconds_of(op, job, layout, c)
         took.append(op.calls * once[like] if op.collective else once[like])
@@ -166,7 +167,10 @@ def step_terms(job: Job, layout: Layout, c: Constants | None = None) -> dict[str
 
     # A stage waits for each message, and the host for its start.
     message = seconds_of(between_stages(job, layout), job, layout, c) + 2 * job.framework.launch_seconds
-    terms["pipeline sends"] = many * 2.0 * (m * layout.chunks + p - 1) * message
+    shown = message
+    if "sends" in job.framework.hides and layout.pipeline.chunks == 0:
+        shown = np.maximum(message - inner / layout.chunks / 2, c.exposed * message)
+    terms["pipeline sends"] = many * 2.0 * (m * layout.chunks * shown + (p - 1) * message)
     head_slows = last > inner  # its stage is the slowest
     elsewhere = [
         (total - np.where(head_slows, ours, here)) * kind.each / kind.device
@@ -231,12 +235,13 @@ FORMULAS = {
     "experts": "m · L/p · (3, 4) · [FLOPs of k experts a token/achievable + bytes/bandwidth], as reached",
     "attention": "m · L/p · 4·s²·b·h/t FLOPs forward, half if fused, and 2 (fused 2.5) times backward",
     "elementwise": "m · L/p · 3 · the bytes of norms, residuals, dropout and activation function",
+    "casts": "m · L/p · bytes to narrow inputs and gradients of products: 4 a number and more",
     "tensor parallel": "m · L/p · 4 all-reduces of 2·s·b·h bytes, or gathers and scatters; what shows",
     "context parallel": "m · L/p · a rank's keys and values, cp - 1 times, and twice backward; what shows",
     "expert parallel": "m · L/p · 4 all-to-alls of 2·s·b·h·k/t bytes; what shows",
     "waiting for the host": "m · L/p · what launching a layer takes longer than computing it",
     "head": "what the vocabulary's products add to the slowest stage, m times",
-    "pipeline sends": "2·(m·v + p - 1) sends of 2·s·b·h/t bytes; v = 2 for ZB-V",
+    "pipeline sends": "2·(m·v + p - 1) sends of 2·s·b·h/t bytes, v = 2 for ZB-V; of chunks what shows",
     "bubble": "the other stages' time for a microbatch / v; ZB-H1 F + I - W, ZB-H2 F + I - 2W, ZB-V I - W",
     "data parallel": "gradients (and weights with ZeRO) around the ring, less what hides; ZeRO-3's copies",
     "optimizer": "28 to 30 bytes a parameter through memory",

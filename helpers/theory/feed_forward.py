@@ -35,27 +35,28 @@ def dense(at: At, width: int, eager: bool, last: tuple[str, ...]) -> list[Op]:
     model, t, sb, h, x = at.model, at.layout.tp, at.tokens, at.model.hidden, at.x
     inside, inputs = at.job.framework.number_bytes * sb * width / t, at.gathered(x)
     again = ("per-op", "full")
-    gate = product("gate", sb, h, width / t, "feed-forward", kept_per_op=inside) if model.gated else []
+    gate = at.product("gate", sb, h, width / t, "feed-forward", kept_per_op=inside) if model.gated else []
     return [
-        *enter(at.job, at.layout, x, "feed-forward", 2 if model.gated else 1),
+        *enter(at, x, "feed-forward", 2 if model.gated else 1),
         *gate,
-        *product(
+        *at.product(
             "up",
             sb,
             h,
             width / t,
             "feed-forward",
+            not model.gated,
             kept=inputs,
             kept_per_op=0.0 if model.gated else inside,
             again=again if model.gated else ("full",),
         ),
         *_activation(inside, inside, model.gated, eager),
-        *product(
+        *at.product(
             "down",
             sb,
             width / t,
             h,
-            kept=inside,
+            kept=at.narrow(inside),
             kept_per_op=x / at.parts if model.gated else 0.0,
             again=("full",) if model.gated else again,
         ),
@@ -81,12 +82,19 @@ def experts(at: At, eager: bool) -> list[Op]:
         name, "expert parallel", axis, phase, collective, 1, payload
     )
     first = 2 if at.model.gated and framework.fused else 1  # gate and up are one product
-    matrix = dict(groups=local, kernels=kernels)
+    matrix = dict(groups=local, kernels=kernels, bytes_=at.precision.bytes, rate=at.precision.rate)
     up = grouped(
-        "experts, up", rows, h, first * e.ffn / etp, **matrix, kept=n * rows * h, kept_per_op=n * rows * h
+        "experts, up",
+        rows,
+        h,
+        first * e.ffn / etp,
+        **matrix,
+        kept=at.narrow(n * rows * h),
+        kept_per_op=n * rows * h,
     )
     if at.model.gated and first == 1:
         up = [*grouped("experts, gate", rows, h, e.ffn / etp, **matrix, kept_per_op=inside), *up]
+    narrowed = at.precision.rate != "bf16"
     results = routed * (not framework.weighs_early)
     return [
         *product("router", mine, h, e.count, kept=at.x / at.parts * alone),
@@ -98,8 +106,10 @@ def experts(at: At, eager: bool) -> list[Op]:
         send("gradient of experts", "etp", "I", "reduce_scatter", etp * routed),
         *stream("order by expert", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
         *up,
+        *(at.casts("experts, up", rows * h, first * rows * e.ffn / etp) if narrowed else []),
         *_activation(inside, inside, at.model.gated, eager),
-        *grouped("experts, down", rows, e.ffn / etp, h, **matrix, kept=inside, kept_per_op=inside),
+        *grouped("experts, down", rows, e.ffn / etp, h, **matrix, kept=at.narrow(inside), kept_per_op=inside),
+        *(at.casts("experts, down", rows * e.ffn / etp, rows * h) if narrowed else []),
         *stream("order by rank", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
         send("sum of experts", "etp", "F", "reduce_scatter", etp * routed),
         send("gradient into experts", "etp", "I", "all_gather", etp * routed),

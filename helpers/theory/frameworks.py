@@ -12,7 +12,7 @@ from .checks import positive
 from .layout import RECOMPUTE, Layout
 from .pipelines import SCHEDULES
 
-HIDDEN = ("gradients", "updated weights", "input gradients", "keys and values", "dispatch")
+HIDDEN = ("gradients", "updated weights", "input gradients", "keys and values", "dispatch", "sends")
 CONTEXT = ("ring", "gather", "heads")
 
 
@@ -47,7 +47,7 @@ class Framework:
     # What travels while something is computed: gradients (under backward; ZeRO-3's, and its weights, under
     # all layers), updated weights (ZeRO-1's, under the next forward), input gradients (tensor parallelism's,
     # under the product of the weight gradient), keys and values (a ring's, under the attention), dispatch
-    # (experts' tokens, under the layers of another microbatch).
+    # (experts' tokens, under the layers of another microbatch), sends (those of chunks, under other chunks).
     hides: tuple[str, ...] = ("gradients", "keys and values")
     reduces_each: bool = True  # ZeRO-2 and 3 reduce gradients in every microbatch
     reduces_whole: bool = False  # ZeRO-1 and 2 all-reduce them, and each rank keeps its part
@@ -130,7 +130,7 @@ FRAMEWORKS: dict[str, Framework] = {
             gradient_bytes=4,
             # cuDNN's: between FlashAttention-2's 335 and FlashAttention-3's 550 TFLOP/s (Shah et al. 2024).
             attention_efficiency=0.62,
-            hides=("gradients", "updated weights", "input gradients", "keys and values"),
+            hides=("gradients", "updated weights", "input gradients", "keys and values", "sends"),
             grouped=False,
             zeros=(0, 1),
             recomputes=("none", "selective", "full"),

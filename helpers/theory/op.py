@@ -13,6 +13,7 @@ import numpy as np
 
 from .job import Job
 from .layout import Layout
+from .precision import PRECISIONS, Precision
 from .shape import ModelShape
 
 
@@ -23,7 +24,7 @@ class Op(NamedTuple):
     many the host launches. kept, kept_per_op: bytes that stay for backward, without recompute and with
     'per-op'. again: the recompute policies under which it runs once more. collective, axis, calls, payload:
     what is sent, payload being the whole tensor of one call. block, under: it may run while the
-    phase `under` of the products of the same block does.
+    phase `under` of the products of the same block does. rate: of the device, that its FLOPs run at.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Op(NamedTuple):
     payload: float = 0.0
     block: str = ""
     under: str = ""
+    rate: str = "bf16"
 
 
 @dataclass(frozen=True)
@@ -66,30 +68,57 @@ class At:
         """Between the matrices it is held in so many."""
         return np.where(self.layout.sequence_parallel, self.layout.tp, 1)
 
+    @property
+    def precision(self) -> Precision:
+        return PRECISIONS[self.job.precision]
+
+    def narrow(self, x):
+        """Bytes of a matrix's input, x in half precision, as it is kept and gathered."""
+        return x if self.job.precision == "bf16" else x * self.precision.bytes / 2
+
     def gathered(self, x):
-        """What is kept of a matrix's input of x bytes: whole, or in parts that are gathered again."""
-        return x / (self.parts if self.job.framework.regathers else 1)
+        """What is kept of it: whole, or in parts that are gathered again."""
+        return self.narrow(x) / (self.parts if self.job.framework.regathers else 1)
+
+    def product(self, name: str, rows, k, n, block: str = "", first: bool = True, **kept) -> list[Op]:
+        """One that may be narrow. first: of those with this input, which is narrowed once for all."""
+        if self.job.precision == "bf16":
+            return product(name, rows, k, n, block, **kept)
+        narrow = product(
+            name, rows, k, n, block, bytes_=self.precision.bytes, rate=self.precision.rate, **kept
+        )
+        return [*narrow, *self.casts(name, rows * k * first, rows * n)]
+
+    def casts(self, name: str, inputs, outputs) -> list[Op]:
+        """Of so many numbers of an input forward, and of the output's gradient backward."""
+        cast = lambda phase, n: Op(f"cast for {name}", "casts", phase, streamed=self.precision.cast * n)
+        return [cast("F", inputs), cast("I", outputs)]
 
 
-def product(name: str, rows, k, n, block: str = "", part: str = "matrices", **kept) -> list[Op]:
-    """(rows × k) · (k × n), forward and its two gradients, which are products of the same size."""
-    flops, streamed = 2.0 * rows * k * n, 2.0 * (rows * k + k * n + rows * n)
+def product(
+    name: str, rows, k, n, block: str = "", part: str = "matrices", bytes_=2.0, rate="bf16", **kept
+) -> list[Op]:
+    """(rows × k) · (k × n), forward and its two gradients, which are products of the same size. bytes_, rate:
+    of the two that are multiplied, and how fast; the result has half precision.
+    """
+    flops, streamed = 2.0 * rows * k * n, bytes_ * (rows * k + k * n) + 2.0 * rows * n
     return [
-        Op(name, part, "F", flops, streamed, block=block, **kept),
-        Op(name, part, "I", flops, streamed, block=block),
-        Op(name, part, "W", flops, streamed, block=block),
+        Op(name, part, "F", flops, streamed, block=block, rate=rate, **kept),
+        Op(name, part, "I", flops, streamed, block=block, rate=rate),
+        Op(name, part, "W", flops, streamed, block=block, rate=rate),
     ]
 
 
-def grouped(name: str, rows, k, n, groups, kernels, **kept) -> list[Op]:
+def grouped(name: str, rows, k, n, groups, kernels, bytes_=2.0, rate="bf16", **kept) -> list[Op]:
     """The same for rows that are shared out to so many matrices, an expert's each. It is worked out in tiles
     of 128 rows, and each group's last tile is half empty in the mean.
     """
-    flops, streamed = 2.0 * (rows + 64 * groups) * k * n, 2.0 * (rows * k + groups * k * n + rows * n)
+    flops = 2.0 * (rows + 64 * groups) * k * n
+    streamed = bytes_ * (rows * k + groups * k * n) + 2.0 * rows * n
     return [
-        Op(name, "experts", "F", flops, streamed, kernels, **kept),
-        Op(name, "experts", "I", flops, streamed, kernels),
-        Op(name, "experts", "W", flops, streamed, kernels),
+        Op(name, "experts", "F", flops, streamed, kernels, rate=rate, **kept),
+        Op(name, "experts", "I", flops, streamed, kernels, rate=rate),
+        Op(name, "experts", "W", flops, streamed, kernels, rate=rate),
     ]
 
 
@@ -123,14 +152,15 @@ def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:
     return Op("sums of gradients", part, "W", streamed=each * adds * params, kernels=0)
 
 
-def enter(job: Job, layout: Layout, x, block: str, products: int) -> list[Op]:
-    """The way into a pair of split matrices: nothing or a gather, and backward the sum of the input's
-    gradient. `products`: how many matrices begin there.
+def enter(at: At, x, block: str, products: int) -> list[Op]:
+    """The way into a pair of split matrices: nothing or a gather, of x bytes in half precision, and backward
+    the sum of the input's gradient. `products`: how many matrices begin there.
     """
+    job, layout, narrow = at.job, at.layout, at.narrow(x)
     split = layout.sequence_parallel * 1
     sums = 1 if job.framework.merged else products
     return [
-        tensor_parallel(f"gather for {block}", "F", "all_gather", split, x, again=("per-op", "full")),
+        tensor_parallel(f"gather for {block}", "F", "all_gather", split, narrow, again=("per-op", "full")),
         tensor_parallel(f"gradient of {block}", "I", "reduce_scatter", split, x, block=block, under="W"),
         tensor_parallel(
             f"gradient of {block}", "I", "all_reduce", (1 - split) * sums, x, block=block, under="W"
@@ -141,7 +171,7 @@ def enter(job: Job, layout: Layout, x, block: str, products: int) -> list[Op]:
             "W",
             "all_gather",
             split * job.framework.regathers,
-            x,
+            narrow,
             block=block,
             under="I",
         ),
