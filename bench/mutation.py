@@ -19,8 +19,11 @@ from pathlib import Path
 from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = "collectives cost data_parallel layout memory operations pipelines placement traffic".split()
-TESTS = "terms planner memory collectives placement cost_model".split()
+FILES = (
+    "attention collectives cost data_parallel feed_forward layout memory op operations pipelines placement"
+    " stages traffic"
+).split()
+TESTS = "terms planner memory collectives placement cost_model experts".split()
 OTHER = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,

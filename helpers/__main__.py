@@ -35,11 +35,20 @@ from .theory.layout import RECOMPUTE, Axes, Layout
 from .theory.models import MODELS, find_model
 from .theory.pipelines import SCHEDULES
 from .theory.planner import plan
+from .theory.precision import PRECISIONS
 from .theory.simulation import Times, simulate
 from .theory.traffic import sent
 
 MOST = 2_000_000  # operations of a schedule, some seconds' work
-NAMES = {"dp": "data parallel", "tp": "tensor parallel", "pp": "pipeline"}
+NAMES = {
+    "dp": "data parallel",
+    "tp": "tensor parallel",
+    "pp": "pipeline",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "etp": "experts' tensor parallel",
+    "edp": "experts' data parallel",
+}
 
 
 def _job(args) -> Job:
@@ -54,7 +63,8 @@ def _job(args) -> Job:
             "most_chunks": args.chunks,
         }
     framework = find_framework(args.framework, **changed)
-    return Job(find_model(args.model), find_cluster(args.cluster), args.batch, args.seq, framework)
+    model, cluster = find_model(args.model), find_cluster(args.cluster)
+    return Job(model, cluster, args.batch, args.seq, framework, args.precision)
 
 
 def _inputs(job: Job) -> dict:
@@ -66,6 +76,7 @@ def _inputs(job: Job) -> dict:
         "device": job.cluster.device.name,
         "framework": job.framework.name,
         "gradient_bytes": job.framework.gradient_bytes,
+        "precision": job.precision,
         "global_batch": job.global_batch,
         "seq_len": job.seq_len,
     }
@@ -130,9 +141,7 @@ def run_plan(args) -> tuple[str, dict]:
 
 def _layout(args, job: Job) -> Layout:
     return job.framework.layout(
-        dp=args.dp,
-        tp=args.tp,
-        pp=args.pp,
+        **{axis: getattr(args, axis) for axis in Axes._fields},
         microbatch=args.microbatch,
         interleave=args.interleave,
         schedule=args.schedule,
@@ -161,7 +170,10 @@ def run_bytes(args) -> tuple[str, dict]:
     columns = [f"{name} stage" for name in stages] if layout.pp > 1 else ["a step"]
     table = Table(
         ["axis", *columns],
-        [[NAMES[axis], *(human(found[axis]) for found in by_stage.values())] for axis in Axes._fields],
+        [
+            [NAMES[axis], *(human(found.get(axis, 0.0)) for found in by_stage.values())]
+            for axis in dict.fromkeys(axis for found in by_stage.values() for axis in found)
+        ],
         ["total", *(human(sum(found.values())) for found in by_stage.values())],
         title=f"{job.model.name}, {job.framework.name}: {layout}. Sent by each GPU in a step",
     )
@@ -191,13 +203,6 @@ def run_bubble(args) -> tuple[str, dict]:
     return text, {"makespan": line.makespan, "bubble": line.bubble, "in_flight": held}
 
 
-def run_explain(args) -> tuple[str, dict]:
-    from .explain import explain
-
-    made = explain(args.traces)
-    return repr(made), made.json()
-
-
 def _schedule(name: str) -> str:
     """A schedule's name, however it is written."""
     return next((known for known in SCHEDULES if known.lower() == name.lower()), name)
@@ -205,10 +210,14 @@ def _schedule(name: str) -> str:
 
 def _axes(text: str) -> Axes:
     try:
-        dp, tp, pp = (int(part) for part in text.split(","))
+        sizes = [int(part) for part in text.split(",")]
+        if not 3 <= len(sizes) <= len(Axes._fields):
+            raise ValueError
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not three sizes, such as 4,8,2") from None
-    return Axes(dp, tp, pp)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not DP,TP,PP, such as 4,8,2, with CP,EP,ETP behind them where there are any"
+        ) from None
+    return Axes(*sizes)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -219,10 +228,6 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_options(commands.add_parser("count", help="count what a script of yours sends, under torchrun"))
-    explain = commands.add_parser("explain", help="say where the time of torch.profiler's traces went")
-    explain.add_argument("traces", nargs="+", metavar="TRACE", help="one file for each rank")
-    explain.add_argument("--json", action="store_true", help="print JSON")
-    explain.set_defaults(run=run_explain)
     for name, run, help in (
         ("plan", run_plan, "rank all layouts"),
         ("memory", run_memory, "time and memory of one layout"),
@@ -245,6 +250,9 @@ def parser() -> argparse.ArgumentParser:
                 help=f"{', '.join(FRAMEWORKS)}: what it holds, sends, hides",
             )
             sub.add_argument("--gradients", type=int, choices=(2, 4), help="bytes of a gradient")
+            sub.add_argument(
+                "--precision", choices=PRECISIONS, default="bf16", help="of matrix products (%(default)s)"
+            )
             sub.add_argument("--explain", action="store_true", help="formulas, and the numbers that went in")
         if name == "plan":
             sub.add_argument("--gpus", type=int, required=True)
@@ -258,7 +266,9 @@ def parser() -> argparse.ArgumentParser:
                 help="share of a GPU's memory to keep free (%(default)s)",
             )
             sub.add_argument("--chunks", type=int, help="at most so many on a pipeline rank, interleaved")
-            sub.add_argument("--why", type=_axes, metavar="DP,TP,PP", help="why these sizes are not the best")
+            sub.add_argument(
+                "--why", type=_axes, metavar="DP,TP,PP[,CP,EP,ETP]", help="why these sizes are not the best"
+            )
             for option, kind, known, what in (
                 ("--schedules", _schedule, SCHEDULES, "pipeline schedules"),
                 ("--recompute", str, RECOMPUTE, "recompute policies"),
@@ -276,8 +286,9 @@ def parser() -> argparse.ArgumentParser:
         )
         sub.add_argument("--schedule", type=_schedule, choices=SCHEDULES, default="1F1B")
         if name != "bubble":
-            sub.add_argument("--dp", type=int, default=1)
-            sub.add_argument("--tp", type=int, default=1)
+            for axis in Axes._fields:
+                if axis != "pp":
+                    sub.add_argument(f"--{axis}", type=int, default=1)
             sub.add_argument("--microbatch", type=int, default=1)
             sub.add_argument("--zero", type=int, default=0)
             sub.add_argument("--recompute", choices=RECOMPUTE, default="none")

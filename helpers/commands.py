@@ -24,6 +24,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "lab": Command("the course in JupyterLab, on your own copy", "helpers.lesson.lab:main"),
     "train": Command("train the 4-layer model, sharded", "helpers.train.launch:main"),
+    "explain": Command("say where the time of torch.profiler's traces went", "helpers.explain.command:main"),
     "trace": Command("count the collectives of a real model, on fake ranks", "helpers.runtime.trace:main"),
     "doctor": Command("check this machine, its GPUs and its launchers", "helpers.doctor:main"),
     "class": Command("what students tried: class collect FOLDER", "helpers.lesson.classroom:main"),

@@ -21,6 +21,7 @@ from socket import create_connection, create_server
 import nbformat
 import numpy
 import pytest
+from test_explain import by_hand
 
 from helpers.__main__ import parser
 from helpers.commands import COMMANDS
@@ -145,6 +146,8 @@ SIZING = {
     "memory": ("llama-3-8b --dp 8 --batch 32 --explain", "cost_constants.json"),
     "bytes": ("llama-3-8b --dp 8 --batch 32", "Sent by each GPU"),
     "bubble": ("--pp 4 --microbatches 8", "1F1B"),
+    "explain": ("TRACE", "compute"),
+    "count": ("--help", "predicted beside counted"),  # the rest of it needs PyTorch
 }
 COURSE = {
     "train": ("--steps 2 --hidden 32 --seq-len 16 --batch 8", "2 steps under"),
@@ -159,8 +162,11 @@ COURSE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", SIZING)
-def test_a_planner_with_numpy_alone(numpy_only, tmp_path, command):
+def test_a_planner_with_numpy_alone(numpy_only, tmp_path, tmp_path_factory, command):
     arguments, expected = SIZING[command]
+    trace = tmp_path_factory.mktemp("traces") / "rank0.json"
+    trace.write_text(json.dumps({"traceEvents": by_hand()}))
+    arguments = arguments.replace("TRACE", str(trace))
     done = run(numpy_only / "three-axes", command, *arguments.split(), cwd=tmp_path)
     assert done.returncode == 0 and expected in done.stdout, done.stderr
     assert not any(tmp_path.iterdir())
@@ -173,7 +179,7 @@ def test_numpy_alone_knows_its_tables_and_says_what_it_lacks(numpy_only, tmp_pat
     assert str(numpy_only.parent) in there.stdout and "No module named 'torch'" in there.stderr
     table = run(python, "-c", "from helpers.theory.validation import table; print(table())", cwd=tmp_path)
     assert "Narayanan" in table.stdout, table.stderr
-    for command in COMMANDS:
+    for command in set(COMMANDS) - set(SIZING):
         arguments, _ = COURSE.get(command, ("", ""))
         refused = run(numpy_only / "three-axes", command, *arguments.split(), cwd=tmp_path)
         assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
@@ -194,7 +200,7 @@ def test_the_whole_course_from_a_wheel(course, tmp_path, command):
 
 
 def test_every_command_is_tried_from_a_wheel():
-    assert set(COURSE) | {"lab"} == set(COMMANDS)
+    assert set(COURSE) | {"lab", "explain"} == set(COMMANDS)
     (every,) = (a.choices for a in parser()._actions if a.dest == "command")
     assert set(SIZING) | set(COMMANDS) == set(every)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.theory import FRAMEWORKS, Job, estimate
 from helpers.theory.frameworks import TEXTBOOK
-from helpers.theory.layout import RECOMPUTE, Layout, check, layers_on_rank, layers_on_stage
+from helpers.theory.layout import RECOMPUTE, Layout, check
 from helpers.theory.memory import (
     BYTES_PER_PARAMETER,
     activations_per_layer,
@@ -24,6 +24,7 @@ from helpers.theory.memory import (
 from helpers.theory.models import MODELS, ModelShape
 from helpers.theory.schedules import gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
 from helpers.theory.simulation import simulate
+from helpers.theory.stages import layers_on_rank, layers_on_stage
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 LLAMA = MODELS["llama-3-70b"]
@@ -181,11 +182,16 @@ def test_the_largest_stage_is_the_first_unless_the_head_is_heavy():
 
 @pytest.mark.parametrize(
     "layers, stages, each",
-    [(8, 4, [2, 2, 2, 2]), (126, 16, [7] + [8] * 14 + [7]), (22, 8, [2] + [3] * 6 + [2])],
+    [
+        (8, 4, [2, 2, 2, 2]),
+        (126, 16, [7] + [8] * 14 + [7]),
+        (22, 8, [2] + [3] * 6 + [2]),
+        (61, 16, [4] * 15 + [1]),
+    ],
 )
 def test_layers_are_spread(layers, stages, each):
     assert [layers_on_stage(layers, stages, k) for k in range(stages)] == each
-    assert layers_on_stage(9, 4, 0) is None
+    assert layers_on_stage(20, 8, 0) is None
 
 
 def test_balanced_stages_make_room_for_the_head():

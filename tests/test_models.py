@@ -1,6 +1,7 @@
 """Parameter counts, to the last one; configurations from elsewhere; refusals."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from helpers import toy
 from helpers.theory.models import MODELS, find_model
+from helpers.theory.shape import Experts
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,58 @@ from helpers.theory.models import MODELS, find_model
 )
 def test_counts_are_those_of_the_published_weights(name, params):
     assert find_model(name).params == params
+
+
+B = 1e9
+
+
+@pytest.mark.parametrize(
+    "name, params, active, without_embedding",
+    [
+        # What papers and cards print. Active: Mixtral's and Qwen3's with the embedding, the others' without.
+        ("mixtral-8x7b", 46_702_792_704, 12.9, None),
+        ("mixtral-8x22b", 140_620_634_112, 39, None),
+        ("qwen3-30b-a3b", 30_532_122_624, 3.3, None),  # "30.5B", 29.9B without the embeddings; "3.3B"
+        ("qwen3-235b-a22b", 235_093_634_560, 22, None),  # "235B", 234B without the embeddings
+        ("deepseek-v2-lite", 15_706_484_224, None, 2.4),  # "15.7B"
+        ("deepseek-v3", 671_026_419_200, None, 37),
+        ("gpt-oss-20b", 20_914_757_184, None, 3.61),  # "20.91B"
+        ("gpt-oss-120b", 116_829_156_672, None, 5.13),  # "116.83B"
+    ],
+)
+def test_experts_total_and_active_are_those_printed(name, params, active, without_embedding):
+    model = find_model(name)
+    assert model.params == params
+    counted = model.active_params if active else model.active_params - model.embedding_params
+    printed = active or without_embedding
+    digits = len(str(printed).partition(".")[2])
+    assert abs(counted / B - printed) < 10**-digits  # some are rounded, some cut off
+
+
+def test_parts_are_those_of_the_card():
+    """gpt-oss-120b's card: 114.71B in the feed-forward parts, 0.96B in the attention, 1.16B at the ends."""
+    m = find_model("gpt-oss-120b")
+    routed = m.layers * (m.experts.count * (m.expert_params + m.hidden + 1))
+    attention = m.layers * (m.attention_params + 5120 + m.hidden + m.heads)
+    assert round(routed / B, 2) == 114.71 and round(attention / B, 2) == 0.96
+    assert round((m.embedding_params + m.head_params) / B, 2) == 1.16
+
+
+def test_many_thin_experts_are_one_wide_part_in_flops():
+    """k experts of width f/k that all tokens go through are a feed-forward part of width f, but a router."""
+    dense = MODELS["llama-3-8b"]
+    k = 8
+    many = replace(dense, experts=Experts(k, k, dense.ffn // k))
+    router = 6 * dense.layers * dense.hidden * k
+    assert many.flops_per_token(4096) == dense.flops_per_token(4096) + router
+    assert many.params == many.active_params == dense.params + router // 6
+
+
+def test_windows_shorten_what_a_token_sees():
+    model = find_model("gpt-oss-20b")
+    assert model.attended(64) == 64
+    seen = sum(min(i + 1, 128) for i in range(4096)) / 4096  # in a windowed layer
+    assert model.attended(4096) == pytest.approx((4096 + 2 * seen) / 2, rel=1e-3)
 
 
 def test_the_toy_is_the_toy():
@@ -109,7 +163,7 @@ LLAMA = {
     [
         (
             {"num_local_experts": 8},
-            "is a mixture of experts .num_local_experts: 8., which cannot be planned yet; give",
+            "has experts .num_local_experts is 8., which is not priced here for model_type 'llama'",
         ),
         (
             {"model_type": "starcoder2"},
@@ -120,6 +174,27 @@ LLAMA = {
         ({"head_dim": -128}, "head_dim must be a whole number of at least 0, not -128"),
         ({"positions": "abc"}, "positions must be a whole number"),
         ({"hidden_size": 10**400}, "hidden must be at most 100,000,000; a number of more than 100 digits"),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
+            "decoder_sparse_step is 2",
+        ),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 8, "moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        ({"attention_bias": True}, "attention_bias is True, which is not priced here"),
+        ({"mlp_only_layers": [0, 1]}, "mlp_only_layers is"),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
+            "layers of type 'linear_attention' are not",
+        ),
+        ({"model_type": "mixtral"}, "does not say count: none of num_local_experts"),
+        (
+            {"model_type": "deepseek_v3", "n_routed_experts": 8, "num_experts_per_tok": 2},
+            "does not say kv_rank",
+        ),
+        (
+            {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}},
+            "'llama4_text' are not known",
+        ),
+        ({"sliding_window": "wide"}, "sliding_window must be a whole number"),
         (
             {"model_type": "opt", "word_embed_proj_dim": 512},
             "an embedding of 512 beside a hidden size of 4096 is not modelled here",
@@ -157,6 +232,183 @@ def test_a_file_may_begin_with_a_mark_and_say_what_its_layers_are(tmp_path):
     assert find_model(str(path)).params == 2_506_172_416
 
 
+BASE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+ROUTED = ("num_experts_per_tok", "moe_intermediate_size", "num_experts")
+CONFIGS = {  # the published fields
+    "mixtral-8x7b": (
+        "mixtral",
+        (32, 4096, 32, 8, 32000),
+        dict(intermediate_size=14336, num_local_experts=8, num_experts_per_tok=2, sliding_window=None),
+    ),
+    "mixtral-8x22b": (
+        "mixtral",
+        (56, 6144, 48, 8, 32000),
+        dict(intermediate_size=16384, num_local_experts=8, num_experts_per_tok=2),
+    ),
+    "qwen3-30b-a3b": (
+        "qwen3_moe",
+        (48, 2048, 32, 4, 151936),
+        dict(
+            head_dim=128,
+            intermediate_size=6144,
+            num_experts=128,
+            num_experts_per_tok=8,
+            moe_intermediate_size=768,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+            use_sliding_window=False,
+            sliding_window=None,
+            max_window_layers=48,
+            attention_bias=False,
+        ),
+    ),
+    "qwen3-235b-a22b": (
+        "qwen3_moe",
+        (94, 4096, 64, 4, 151936),
+        dict(
+            head_dim=128,
+            intermediate_size=12288,
+            num_experts=128,
+            num_experts_per_tok=8,
+            moe_intermediate_size=1536,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+        ),
+    ),
+    "deepseek-v2-lite": (
+        "deepseek_v2",
+        (27, 2048, 16, 16, 102400),
+        dict(
+            intermediate_size=10944,
+            moe_intermediate_size=1408,
+            n_routed_experts=64,
+            n_shared_experts=2,
+            num_experts_per_tok=6,
+            first_k_dense_replace=1,
+            moe_layer_freq=1,
+            q_lora_rank=None,
+            kv_lora_rank=512,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
+            n_group=1,
+        ),
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        (61, 7168, 128, 128, 129280),
+        dict(
+            intermediate_size=18432,
+            moe_intermediate_size=2048,
+            n_routed_experts=256,
+            n_shared_experts=1,
+            num_experts_per_tok=8,
+            first_k_dense_replace=3,
+            moe_layer_freq=1,
+            q_lora_rank=1536,
+            kv_lora_rank=512,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
+            n_group=8,
+            topk_group=4,
+            num_nextn_predict_layers=1,
+            ep_size=1,
+        ),
+    ),
+    "gpt-oss-20b": (
+        "gpt_oss",
+        (24, 2880, 64, 8, 201088),
+        dict(
+            head_dim=64,
+            intermediate_size=2880,
+            num_local_experts=32,
+            num_experts_per_tok=4,
+            experts_per_token=4,
+            attention_bias=True,
+            sliding_window=128,
+            layer_types=["sliding_attention", "full_attention"] * 12,
+        ),
+    ),
+    "gpt-oss-120b": (
+        "gpt_oss",
+        (36, 2880, 64, 8, 201088),
+        dict(
+            head_dim=64,
+            intermediate_size=2880,
+            num_local_experts=128,
+            num_experts_per_tok=4,
+            attention_bias=True,
+            sliding_window=128,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_their_configurations_are_the_models_by_name(name, tmp_path):
+    kind, base, more = CONFIGS[name]
+    path = tmp_path / f"{name}.json"
+    path.write_text(
+        json.dumps({"model_type": kind, "tie_word_embeddings": False, **dict(zip(BASE, base)), **more})
+    )
+    found = find_model(str(path))
+    assert found == MODELS[name]
+    outer = {
+        "model_type": "seeing",
+        "vision_config": {"hidden_size": 9},
+        "text_config": json.loads(path.read_text()),
+    }
+    path.write_text(json.dumps(outer))
+    assert find_model(str(path)) == MODELS[name]
+
+
+GEMMA3_1B = {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 26,
+    "hidden_size": 1152,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "intermediate_size": 6912,
+    "vocab_size": 262144,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+}
+
+
+def test_windows_and_norms_of_gemma_are_read(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GEMMA3_1B))
+    found = find_model(str(path))
+    assert found.params == 999_885_952 and (found.window, found.windowed) == (512, 22)
+    qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}
+    path.write_text(json.dumps(qwen | {"max_window_layers": 28}))
+    assert find_model(str(path)).windowed == 4
+    path.write_text(json.dumps(qwen | {"use_sliding_window": False}))
+    assert find_model(str(path)).window == 0
+
+
+def test_our_own_files_have_experts_too(tmp_path):
+    path = tmp_path / "mine.json"
+    mine = dict(layers=4, hidden=64, heads=4, vocab=100, gated=True, tied=False)
+    experts = dict(count=8, per_token=2, ffn=32)
+    path.write_text(json.dumps(mine | {"experts": experts, "latent": {"kv_rank": 16}}))
+    found = find_model(str(path))
+    assert found.experts.count == 8 and found.latent.values == 128
+    for bad, said in (
+        ({"experts": 8}, "experts is an object, not 8"),
+        ({"experts": {"many": 8}}, "experts has no field 'many'; known are count, per_token"),
+        ({"experts": {"count": 8}}, "experts needs some of count, per_token"),
+        ({"experts": experts | {"per_token": 9}}, "9 for each token, but there are only 8"),
+        ({"experts": experts | {"dense_layers": 4}}, "4 dense layers of 4"),
+        ({"window": 5}, "a window of 5 in 0 of 4 layers"),
+    ):
+        path.write_text(json.dumps(mine | bad))
+        with pytest.raises(ValueError, match=said):
+            find_model(str(path))
+
+
 def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(ValueError, match="unknown model 'llama3-70b'; the nearest is 'llama-3-70b'"):
         find_model("llama3-70b")
@@ -185,6 +437,12 @@ def test_an_unknown_name_gets_the_nearest():
                         "positions",
                         "n_positions",
                         "gated",
+                        "experts",
+                        "num_experts",
+                        "sliding_window",
+                        "max_window_layers",
+                        "layer_types",
+                        "text_config",
                     ]
                 ),
                 inner,

@@ -350,7 +350,7 @@ def test_an_estimate_draws_itself():
 def test_four_by_four_by_four_for_llama_2_70b():
     """What NVIDIA's own base configuration for 64 H100s takes: TP 4, PP 4."""
     made = plan(Job(LLAMA2, DGX, 128, framework=FRAMEWORKS["megatron-lm"]), gpus=64)
-    assert (4, 4, 4) in [row.axes for row in made.by_axes[:3]]
+    assert (4, 4, 4) in [row.axes[:3] for row in made.by_axes[:3]]
     across_nodes = [row for row in made.by_axes if row.layout.tp > 8]
     assert all(row.seconds > 1.5 * made.best.seconds for row in across_nodes)
 

@@ -23,7 +23,7 @@ MAY = {
     "table": {"terminal"},
     "files": set(),
     "theory": {"table", "files"},
-    "explain": {"theory", "table"},
+    "explain": {"theory", "table", "terminal"},
     "toy": set(),
     "devices": set(),
     "runtime": {"theory", "table", "terminal", "devices"},
@@ -32,7 +32,7 @@ MAY = {
     "lesson": {"theory", "runtime", "toy", "table", "terminal", "files", "devices", "train"},
     "doctor": {"files", "terminal", "devices", "lesson", "runtime", "toy", "train"},
     "commands": set(),
-    "__main__": {"theory", "table", "terminal", "commands", "count", "explain"},
+    "__main__": {"theory", "table", "terminal", "commands", "count"},
 }
 
 

@@ -27,6 +27,6 @@ def add_options(sub: argparse.ArgumentParser) -> None:
     job.add_argument("--schedule", choices=SCHEDULES, default="1F1B")
     job.add_argument("--recompute", choices=RECOMPUTE, default="none")
     job.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
-    job.set_defaults(cluster=next(iter(CLUSTERS)), gradients=None)
+    job.set_defaults(cluster=next(iter(CLUSTERS)), gradients=None, precision="bf16")
     sub.add_argument("script", help="the script, as you would give it to python")
     sub.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")

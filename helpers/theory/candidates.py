@@ -4,7 +4,8 @@ is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +14,15 @@ from .checks import divisors
 from .frameworks import Framework
 from .job import Job
 from .layout import Axes, Layout, check
-from .models import ModelShape
+from .memory import stage_states
+from .shape import ModelShape
+from .stages import layers_on_stage
 
-_ROW = np.dtype(
-    [(k, int) for k in ("dp", "tp", "pp", "microbatch", "interleave", "zero", "names")]
-    + [("sp", bool), ("seconds", float), ("memory", float)]
-)
+SIZES = (*Axes._fields, "microbatch", "interleave", "zero")
+_ROW = np.dtype([(k, int) for k in (*SIZES, "names")] + [("sp", bool), ("seconds", float), ("memory", float)])
+# Tokens of a sequence: cp is looked at beyond, down to half as many on a rank, or where it is asked for.
+LONG = 8192
+MOST_TOKENS = 16384  # of a microbatch on a rank, of a model with experts, whose layouts are many
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,13 @@ class Candidates(Sequence):
             return [self[k] for k in range(*i.indices(len(self)))]
         row = self.numbers[i]
         schedule, recompute = self.names[row["names"]]
-        sizes = {k: int(row[k]) for k in ("dp", "tp", "pp", "microbatch", "interleave", "zero")}
-        layout = self.framework.layout(
-            **sizes, schedule=schedule, recompute=recompute, sequence_parallel=bool(row["sp"])
-        )
+        sizes = {k: int(row[k]) for k in SIZES}
+        named = dict(schedule=schedule, recompute=recompute, sequence_parallel=bool(row["sp"]))
+        layout = self.framework.layout(**sizes, **named)
         return Candidate(layout, float(row["seconds"]), float(row["memory"]))
 
     def first_of_each(self) -> list[Candidate]:
-        """The first with each (dp, tp, pp), in order."""
+        """The first with each sizes of the axes, in order."""
         axes = np.stack([self.numbers[axis] for axis in Axes._fields], axis=1)
         _, first = np.unique(axes, axis=0, return_index=True)
         return [self[int(k)] for k in sorted(first)]
@@ -65,42 +68,69 @@ class Candidates(Sequence):
 
 def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dict[Axes, str]]:
     """(all rows of numbers, whatever the schedule; which sizes cannot be, and why)."""
-    model, framework = job.model, job.framework
-    rows, impossible = [], {}
-    for t in divisors(gpus):
-        for p in divisors(gpus // t):
-            axes = Axes(gpus // t // p, t, p)
-            if any(getattr(axes, axis) != size for axis, size in only.items()):
-                continue
-            try:
-                check(model, framework.layout(**axes._asdict()), job.global_batch, gpus)
-            except ValueError as e:
-                impossible[axes] = str(e)
-                continue
-            zeros = framework.zeros if p == 1 else framework.zeros_in_pipeline
-            if not zeros:
-                only_zero = " or ".join(map(str, framework.zeros))
-                impossible[axes] = (
-                    f"with a pipeline {framework.name} has no ZeRO {only_zero}, which is asked for"
-                )
-            share = job.global_batch // axes.dp
-            for b in (b for b in range(1, 65) if share % b == 0):
-                for v in _chunks(model, framework, p, share // b):
-                    # What would make no difference is looked at once.
-                    for zero in zeros if axes.dp > 1 else zeros[:1]:
-                        for sp in (True, False) if t > 1 else (True,):
-                            rows.append((*axes, b, v, zero, 0, sp, 0.0, 0.0))
+    framework, rows, impossible = job.framework, [], {}
+    for axes in _all_axes(job, gpus, only):
+        try:
+            check(job.model, framework.layout(**axes._asdict()), job.global_batch, gpus, job.seq_len)
+        except ValueError as e:
+            impossible[axes] = str(e)
+            continue
+        zeros = framework.zeros if axes.pp == 1 else framework.zeros_in_pipeline
+        if not zeros:
+            only_zero = " or ".join(map(str, framework.zeros))
+            impossible[axes] = f"with a pipeline {framework.name} has no ZeRO {only_zero}, which is asked for"
+        share, most = job.global_batch // axes.dp, 64
+        if job.model.experts:
+            most = max(1, MOST_TOKENS * axes.cp // job.seq_len)
+            zeros = _that_fit(job, axes, zeros)
+        for b in (b for b in range(1, most + 1) if share % b == 0):
+            for v in _chunks(job.model, framework, axes.pp, share // b):
+                # What would make no difference is looked at once.
+                for zero in zeros if axes.dp * axes.cp > 1 else zeros[:1]:
+                    for sp in (True, False) if axes.tp > 1 and not job.model.experts else (True,):
+                        rows.append((*axes, b, v, zero, 0, sp, 0.0, 0.0))
     if not rows and not impossible:
         given = ", ".join(f"{axis} {size}" for axis, size in only.items())
         raise ValueError(f"{given} cannot be on {gpus} GPUs: dp·tp·pp must be {gpus}")
     return np.array(rows, _ROW), impossible
 
 
+def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
+    """All sizes of the axes. An expert is split (etp) only where that is asked for: more experts on a rank do
+    the same with fewer bytes.
+    """
+    of = lambda axis, sizes: [n for n in sizes if n == only.get(axis, n)]
+    experts = job.model.experts
+    for t in of("tp", divisors(gpus)):
+        for p in of("pp", divisors(gpus // t)):
+            inner = gpus // t // p
+            lengths = [
+                c for c in divisors(inner) if c == 1 or job.seq_len > LONG and 2 * job.seq_len >= c * LONG
+            ]
+            for c in [only["cp"]] if inner % only.get("cp", gpus + 1) == 0 else of("cp", lengths):
+                d, etp = inner // c, only.get("etp", 1)
+                if d != only.get("dp", d):
+                    continue
+                spread = divisors(math.gcd(experts.count, max(1, inner * t // etp))) if experts else [1]
+                for e in [only["ep"]] if "ep" in only else spread:
+                    yield Axes(d, t, p, c, e, etp)
+
+
+def _that_fit(job: Job, axes: Axes, zeros: tuple[int, ...]) -> tuple[int, ...]:
+    """The ZeRO stages whose states alone leave room on a middle stage; the last where none does."""
+    framework, fits = job.framework, []
+    for zero in zeros:
+        layout = framework.layout(**axes._asdict(), zero=zero)
+        if sum(stage_states(job, layout, axes.pp // 2).values()) <= job.cluster.device.memory:
+            fits.append(zero)
+    return tuple(fits) or zeros[-1:]
+
+
 def _chunks(model: ModelShape, framework: Framework, p: int, m: int) -> list[int]:
     if p == 1 or framework.balanced:
         return [1]
-    divide = lambda v: model.layers % (p * v) == 0 or (model.layers + 2) % (p * v) == 0
     most = min(framework.most_chunks, model.layers // p + 1)
+    divide = lambda v: layers_on_stage(model.layers, p * v, 0) is not None
     return [v for v in range(1, most + 1) if divide(v) and (v == 1 or m % p == 0)]
 
 
@@ -110,7 +140,7 @@ def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarra
     p, v = rows["pp"], rows["interleave"]
     if kind.chunks == 0:
         return v > 1
-    if schedule == "1F1B":
+    if kind.alone:
         return v == 1
     enough = job.global_batch // (rows["dp"] * rows["microbatch"]) >= kind.fills * p
     divide = (job.model.layers % (kind.chunks * p) == 0) & (not (job.framework.balanced and kind.chunks > 1))

@@ -112,6 +112,19 @@ def hierarchical_seconds(op: str, payload, inside, nodes, network: Network, intr
     return ways * (near + far)
 
 
+def all_to_all_seconds(payload, inside, nodes, network: Network, intra=1.0, inter=1.0, copies=1.0):
+    """Each rank sends each other its part: through the link to those of its node and, at the same time,
+    through its port to all others. copies: what share of that really crosses, where a part that several ranks
+    of a node want goes there once. Takes arrays.
+    """
+    part, others = payload / (inside * nodes), inside * (nodes - 1)
+    link, port = network.all_to_all
+    near = (inside - 1) * (part / (link or network.intra_node_bandwidth * intra) + network.intra_node_latency)
+    far = others * copies * part / (port or network.inter_node_bandwidth * inter)
+    far = far + (nodes - 1) * network.inter_node_latency
+    return np.maximum(near, far)
+
+
 def group_seconds(op: str, payload, inside, nodes, network: Network, intra=1.0, inter=1.0):
     """By whichever of ring and two levels is faster, as libraries choose; by what was measured where a speed
     was (`Network.busbw`). Takes arrays.
@@ -170,10 +183,8 @@ def seconds(
         return float(ring_seconds(reduced, 0.0 if op == "barrier" else payload, inside, nodes, network))
     if op == "send":
         return float(send_seconds(payload, far, network))
-    if op == "all_to_all":  # to each other rank its part, through the link and through the port
-        here, there = inside - 1, n - inside
-        near = here * (payload / n / network.intra_node_bandwidth + network.intra_node_latency)
-        return near + there * (payload / n / network.inter_node_bandwidth + network.inter_node_latency)
+    if op == "all_to_all":
+        return float(all_to_all_seconds(payload, inside, nodes, network))
     slow = nodes - 1  # a rooted one passes each rank once
     path = slow * network.inter_node_latency + (n - 1 - slow) * network.intra_node_latency
     return path + max(book(op, payload, n, r) for r in range(n)) / bandwidth

@@ -23,14 +23,22 @@ from functools import cache
 import numpy as np
 
 from ..files import find
-from .collectives import group_seconds, send_seconds
+from .collectives import all_to_all_seconds, group_seconds, send_seconds
 from .data_parallel import synchronisation
 from .job import Job
-from .layout import Layout, layers_on_rank
-from .operations import Op, between_stages, head, layer
-from .placement import reach
+from .layout import Layout
+from .op import Op
+from .operations import between_stages, head, layer
+from .stages import kinds_on_rank, layers_on_rank
 
-TERMS = ("matrices", "attention", "elementwise", "tensor parallel")  # of a layer
+COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")  # terms of a layer
+TERMS = (*COMPUTED, "tensor parallel", "context parallel", "expert parallel")
+# What a framework must hide for a part to run under products of its block.
+HIDES = {
+    "tensor parallel": "input gradients",
+    "head": "input gradients",
+    "context parallel": "keys and values",
+}
 
 
 @dataclass(frozen=True)
@@ -55,8 +63,16 @@ def constants() -> Constants:
 def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
     """Seconds of one operation by itself, of one call of a collective. Takes arrays."""
     if op.collective:
-        inside, nodes = reach(op.axis, layout.sizes, job.cluster.gpus_per_node)
+        inside, nodes = layout.reach(op.axis, job.cluster.gpus_per_node)
         shares = c.intra_node_efficiency, c.inter_node_efficiency
+        if op.collective == "all_to_all":
+            copies = 1.0
+            if op.axis == "ep" and job.framework.once_a_node:
+                # Of k copies for as many experts of any node, those for different nodes.
+                copies = (
+                    nodes / job.model.experts.per_token * (1 - (1 - 1 / nodes) ** job.model.experts.per_token)
+                )
+            return all_to_all_seconds(op.payload, inside, nodes, job.cluster, *shares, copies)
         if op.collective == "send":
             return send_seconds(op.payload, nodes > 1, job.cluster, *shares)
         return group_seconds(op.collective, op.payload, inside, nodes, job.cluster, *shares)
@@ -64,7 +80,8 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
     framework = job.framework
     attention = framework.attention_efficiency if framework.fused_attention else c.attention_efficiency
     efficiency = attention if op.part == "attention" else c.gemm_efficiency
-    return op.flops / (gpu.achievable * efficiency) + op.streamed / (gpu.bandwidth * c.memory_efficiency)
+    reached = gpu.achievable if op.rate == "bf16" else gpu.rate(op.rate)
+    return op.flops / (reached * efficiency) + op.streamed / (gpu.bandwidth * c.memory_efficiency)
 
 
 @dataclass
@@ -94,7 +111,7 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants) -> Work:
     once: dict[tuple, float] = {}  # what is alike is worked out once
     took = []
     for op in ops:
-        like = (op.part, op.collective, id(op.flops), id(op.streamed), id(op.payload))
+        like = (op.rate, op.part, op.collective, op.axis, id(op.flops), id(op.streamed), id(op.payload))
         if like not in once:
             once[like] = seconds_of(op, job, layout, c)
         took.append(op.calls * once[like] if op.collective else once[like])
@@ -105,54 +122,89 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants) -> Work:
     found = {part: dict.fromkeys("FIWR", 0.0) for part in dict.fromkeys(op.part for op in ops)}
     launches = dict.fromkeys("FIWR", 0.0)
     for op, one in zip(ops, took):
-        if op.under and "input gradients" in job.framework.hides:
+        if op.under and HIDES[op.part] in job.framework.hides:
             one = np.maximum(one - products[op.block, op.under], c.exposed * one)
-        count = op.kernels + op.calls * (np.asarray(layout.tp) > 1)
+        count = op.kernels + (op.calls * (np.asarray(layout.members(op.axis)) > 1) if op.collective else 0)
         for phase in op.phase + "R" * (op.phase == "F" and layout.recompute in op.again):
             found[op.part][phase] = found[op.part][phase] + one
             launches[phase] = launches[phase] + count
-    return Work(found, launches)
+    made = Work(found, launches)
+    if "expert parallel" in found and "dispatch" in job.framework.hides:
+        # Under another microbatch's layers: what is longer than all that is computed.
+        sent = made.part("expert parallel")
+        computed = sum(made.part(part) for part in COMPUTED if part in found)
+        shown = np.maximum(sent - computed, c.exposed * sent) / np.maximum(sent, 1e-30)
+        found["expert parallel"] = {phase: s * shown for phase, s in found["expert parallel"].items()}
+    return made
 
 
 def step_terms(job: Job, layout: Layout, c: Constants | None = None) -> dict[str, float]:
     """Seconds of one step by what for. Arrays in `layout` give arrays."""
     c = c or constants()
-    model, p, v, L, m = job.model, layout.pp, layout.interleave, job.model.layers, job.microbatches(layout)
+    model, p, v, m = job.model, layout.pp, layout.interleave, job.microbatches(layout)
     many = np.asarray(p) > 1
-    one = work(layer(job, layout), job, layout, c)
     ends = work(head(job, layout), job, layout, c)
-    device = one.total
-    host = sum(one.launches.values()) * job.framework.launch_seconds
-    if job.framework.host_seconds:
-        sizes, measured = np.log(np.array(job.framework.host_seconds)).T
-        host = np.where(many, np.exp(np.interp(np.log(layout.tp), sizes, measured)), host)
-    each = np.maximum(device, host)  # a layer, forward and backward
+    kinds = [_timed(work(layer(job, layout, kind), job, layout, c), job, layout) for kind, _ in model.kinds]
 
     # Stages: the inner ones hold `deep` layers; the ends one less where L + 2 is what divides.
-    short = np.where((L % (p * v) == 0) | layout.balanced, 0, 1)
-    deep = layers_on_rank(model, layout, 0) + short * many
-    on_last = layers_on_rank(model, layout, p - 1)
-    last = on_last * each + ends.total
-    pace = np.where(many, np.maximum(deep * each, last), last)  # of the slowest stage
-    terms = {part: m * deep * one.part(part) for part in TERMS}
-    terms["waiting for the host"] = m * deep * (each - device)
-    terms["head"] = m * (pace - deep * each)
+    deep = np.maximum(layers_on_rank(model, layout, 0), layers_on_rank(model, layout, np.minimum(1, p - 1)))
+    others = [np.where(many, 0, count) for _, count in model.kinds[:-1]]  # on the first stages
+    counts = [*others, deep - sum(others)]
+    on_last = [count for _, count in kinds_on_rank(model, layout, p - 1)]
+    whole = lambda counts: sum(count * kind.each for count, kind in zip(counts, kinds))
+    inner, last = whole(counts), whole(on_last) + ends.total
+    pace = np.where(many, np.maximum(inner, last), last)  # of the slowest stage
+    if len(kinds) > 1:
+        first = whole([count for _, count in kinds_on_rank(model, layout, 0)])
+        pace = np.maximum(pace, np.where(many, first, 0))
+    every = lambda what: sum(count * what(kind) for count, kind in zip(counts, kinds))
+    terms = {}
+    for part in TERMS:
+        if part in kinds[-1].work.seconds:
+            terms[part] = m * every(lambda kind: kind.work.part(part) if part in kind.work.seconds else 0.0)
+    terms["waiting for the host"] = m * every(lambda kind: kind.each - kind.device)
+    terms["head"] = m * (pace - inner)
 
     # A stage waits for each message, and the host for its start.
     message = seconds_of(between_stages(job, layout), job, layout, c) + 2 * job.framework.launch_seconds
-    terms["pipeline sends"] = many * 2.0 * (m * layout.chunks + p - 1) * message
-    head_slows = pace > deep * each  # its stage is the slowest
-    elsewhere = L - np.where(head_slows, on_last, deep)
-    paced = elsewhere * each / device
+    shown = message
+    if "sends" in job.framework.hides and layout.pipeline.chunks == 0:
+        shown = np.maximum(message - inner / layout.chunks / 2, c.exposed * message)
+    terms["pipeline sends"] = many * 2.0 * (m * layout.chunks * shown + (p - 1) * message)
+    head_slows = last > inner  # its stage is the slowest
+    elsewhere = [
+        (total - np.where(head_slows, ours, here)) * kind.each / kind.device
+        for (_, total), ours, here, kind in zip(model.kinds, on_last, counts, kinds)
+    ]
     others = lambda phases: (
-        paced * sum(one.phase(k) for k in phases)
+        sum(rest * sum(kind.work.phase(k) for k in phases) for rest, kind in zip(elsewhere, kinds))
         + np.where(head_slows, 0, sum(ends.phase(k) for k in phases))
     )
     terms["bubble"] = many * layout.pipeline.bubble(others("F"), others("IR"), others("W"), v)
 
-    backward = deep * (each * (1 - one.phase("F") / device))
-    terms["data parallel"], terms["optimizer"] = _once(job, layout, c, m, deep * each, backward)
+    backward = every(lambda kind: kind.each * (1 - kind.work.phase("F") / kind.device))
+    terms["data parallel"], terms["optimizer"] = _once(job, layout, c, m, inner, backward)
     return terms
+
+
+@dataclass
+class _Kind:
+    """A layer of one kind for one microbatch: seconds on the GPU, and until the host has launched it too."""
+
+    work: Work
+    device: float
+    each: float
+
+
+def _timed(one: Work, job: Job, layout: Layout) -> _Kind:
+    device = one.total
+    host = sum(one.launches.values()) * job.framework.launch_seconds
+    if job.framework.host_seconds:
+        sizes, measured = np.log(np.array(job.framework.host_seconds)).T
+        host = np.where(
+            np.asarray(layout.pp) > 1, np.exp(np.interp(np.log(layout.tp), sizes, measured)), host
+        )
+    return _Kind(one, device, np.maximum(device, host))
 
 
 def _once(job: Job, layout: Layout, c: Constants, m, both, backward):
@@ -180,12 +232,16 @@ def _once(job: Job, layout: Layout, c: Constants, m, both, backward):
 
 FORMULAS = {
     "matrices": "m · L/p · (3, 4 with full recompute) · [FLOPs/achievable + bytes/bandwidth], as reached",
+    "experts": "m · L/p · (3, 4) · [FLOPs of k experts a token/achievable + bytes/bandwidth], as reached",
     "attention": "m · L/p · 4·s²·b·h/t FLOPs forward, half if fused, and 2 (fused 2.5) times backward",
     "elementwise": "m · L/p · 3 · the bytes of norms, residuals, dropout and activation function",
+    "casts": "m · L/p · bytes to narrow inputs and gradients of products: 4 a number and more",
     "tensor parallel": "m · L/p · 4 all-reduces of 2·s·b·h bytes, or gathers and scatters; what shows",
+    "context parallel": "m · L/p · a rank's keys and values, cp - 1 times, and twice backward; what shows",
+    "expert parallel": "m · L/p · 4 all-to-alls of 2·s·b·h·k/t bytes; what shows",
     "waiting for the host": "m · L/p · what launching a layer takes longer than computing it",
     "head": "what the vocabulary's products add to the slowest stage, m times",
-    "pipeline sends": "2·(m·v + p - 1) sends of 2·s·b·h/t bytes; v = 2 for ZB-V",
+    "pipeline sends": "2·(m·v + p - 1) sends of 2·s·b·h/t bytes, v = 2 for ZB-V; of chunks what shows",
     "bubble": "the other stages' time for a microbatch / v; ZB-H1 F + I - W, ZB-H2 F + I - 2W, ZB-V I - W",
     "data parallel": "gradients (and weights with ZeRO) around the ring, less what hides; ZeRO-3's copies",
     "optimizer": "28 to 30 bytes a parameter through memory",

@@ -13,7 +13,7 @@ from .cost import FORMULAS, constants, step_terms
 from .job import Job
 from .layout import Layout
 from .memory import largest_stage
-from .models import ModelShape
+from .shape import ModelShape
 
 WIDE = 28  # letters of a bar
 # What a prediction of memory misses by (published runs, docs/planner.md); kept free unless the reader asks

@@ -12,7 +12,8 @@ from .checks import positive
 from .layout import RECOMPUTE, Layout
 from .pipelines import SCHEDULES
 
-HIDDEN = ("gradients", "updated weights", "input gradients")
+HIDDEN = ("gradients", "updated weights", "input gradients", "keys and values", "dispatch", "sends")
+CONTEXT = ("ring", "gather", "heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +46,20 @@ class Framework:
     whole_recompute: bool = True  # recomputing runs a layer's last collective, whose result nobody needs
     # What travels while something is computed: gradients (under backward; ZeRO-3's, and its weights, under
     # all layers), updated weights (ZeRO-1's, under the next forward), input gradients (tensor parallelism's,
-    # under the product of the weight gradient).
-    hides: tuple[str, ...] = ("gradients",)
+    # under the product of the weight gradient), keys and values (a ring's, under the attention), dispatch
+    # (experts' tokens, under the layers of another microbatch), sends (those of chunks, under other chunks).
+    hides: tuple[str, ...] = ("gradients", "keys and values")
     reduces_each: bool = True  # ZeRO-2 and 3 reduce gradients in every microbatch
     reduces_whole: bool = False  # ZeRO-1 and 2 all-reduce them, and each rank keeps its part
+    # Of experts. grouped: one kernel for all of a rank's, not one for each. weighs_early: a router's weights
+    # multiply the activation, so that the results need not be kept. once_a_node: a token that several experts
+    # of a node want crosses to it once (DeepEP, HybridEP). imbalance: tokens of the fullest rank, in shares
+    # of the mean; benchmarks force 1.
+    grouped: bool = True
+    weighs_early: bool = True
+    once_a_node: bool = False
+    imbalance: float = 1.0
+    context: str = "ring"  # how ranks that share a sequence look at all of it: see `attention`
     # The host's, for each kernel or collective: a layer takes the longer of the host's time and the GPU's. 5
     # to 20 µs, says HolisticTraceAnalysis' documentation of PyTorch's traces.
     launch_seconds: float = 1e-5
@@ -65,6 +76,9 @@ class Framework:
     def __post_init__(self):
         if self.gradient_bytes not in (2, 4):
             raise ValueError(f"gradient_bytes is 2 or 4, not {self.gradient_bytes!r}")
+        if self.context not in CONTEXT:
+            raise ValueError(f"context is one of {', '.join(CONTEXT)}, not {self.context!r}")
+        positive("imbalance", self.imbalance, least=1.0, unit="shares of the mean")
         positive("launch_seconds", self.launch_seconds, zero=True, most=1.0, unit="seconds")
         for field, known in (
             ("schedules", tuple(SCHEDULES)),
@@ -116,7 +130,8 @@ FRAMEWORKS: dict[str, Framework] = {
             gradient_bytes=4,
             # cuDNN's: between FlashAttention-2's 335 and FlashAttention-3's 550 TFLOP/s (Shah et al. 2024).
             attention_efficiency=0.62,
-            hides=("gradients", "updated weights", "input gradients"),
+            hides=("gradients", "updated weights", "input gradients", "keys and values", "sends"),
+            grouped=False,
             zeros=(0, 1),
             recomputes=("none", "selective", "full"),
         ),
@@ -136,6 +151,7 @@ FRAMEWORKS: dict[str, Framework] = {
             zeros=(3,),
             zeros_in_pipeline=(3,),
             recomputes=("none", "per-op", "full"),
+            context="gather",
         ),
         Framework(
             name="deepspeed",
@@ -143,6 +159,7 @@ FRAMEWORKS: dict[str, Framework] = {
             " engine.py (gradients in the model's type), zero/stage_1_and_2.py (ZeRO-2 reduces in every"
             " microbatch; all-reduce for a bucket; weights gathered after the step); with overlap_comm",
             reduces_whole=True,
+            context="heads",
             schedules=("1F1B",),
         ),
         Framework(

@@ -7,7 +7,7 @@ NVLink's in both. What is really reached of them are the efficiencies in `cost.C
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 from .checks import is_file, positive, read_object, whole
@@ -17,8 +17,9 @@ from .checks import is_file, positive, read_object, whole
 class Device:
     """One GPU. flops: printed dense half-precision FLOP/s, which MFU divides by. achievable: what matrix
     products were measured to reach, at most flops. bandwidth: bytes/s of its own memory. memory: bytes that
-    are really there, which is more than a card is called by. assumed: nobody's measurement of `achievable` is
-    known here. Raises ValueError for anything but positive numbers in these units."""
+    are really there, which is more than a card is called by. fp8, achievable_fp8, fp4, achievable_fp4: as
+    flops and achievable, of narrower numbers, 0 where it has none. assumed: nobody's measurement of
+    `achievable` is known here. Raises ValueError for anything but positive numbers in these units."""
 
     name: str
     flops: float
@@ -26,8 +27,19 @@ class Device:
     bandwidth: float
     memory: float
     assumed: bool = False
+    fp8: float = 0.0
+    achievable_fp8: float = 0.0
+    fp4: float = 0.0
+    achievable_fp4: float = 0.0
+
+    def rate(self, name: str) -> float:
+        """FLOP/s that products of bf16, fp8 or fp4 were measured to reach; 0 where there are none."""
+        return self.achievable if name == "bf16" else getattr(self, f"achievable_{name}")
 
     def __post_init__(self):
+        for field in ("fp8", "achievable_fp8", "fp4", "achievable_fp4"):
+            called = f"device {self.name!r}: {field}"
+            positive(called, getattr(self, field), zero=True, least=1e9, unit="FLOP/s")
         for field, least, unit in (
             ("flops", 1e9, "FLOP/s"),
             ("achievable", 1e9, "FLOP/s"),
@@ -50,7 +62,8 @@ class Network:
     rails: ports of a node that one group can use at once; all, unless the software knows only one ring.
     busbw: (nodes, bytes/s) that an all-reduce over so many whole nodes was measured to reach for each rank
     (as nccl-tests print it), the fewest nodes first. Fabrics slow down as they grow; without it each port
-    keeps its speed. Raises ValueError for numbers out of range.
+    keeps its speed. all_to_all: bytes/s through the link and through the port that an all-to-all was measured
+    to reach, 0 where nobody did. Raises ValueError for numbers out of range.
     """
 
     name: str
@@ -61,6 +74,7 @@ class Network:
     inter_node_latency: float = 15e-6
     rails: int = 64
     busbw: tuple[tuple[int, float], ...] = ()
+    all_to_all: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self):
         called = f"{type(self).__name__.lower()} {self.name!r}: "
@@ -70,6 +84,14 @@ class Network:
             positive(called + field, getattr(self, field), least=1e5, unit="bytes/s per GPU, one direction")
         for field in ("intra_node_latency", "inter_node_latency"):
             positive(called + field, getattr(self, field), zero=True, most=1.0, unit="seconds")
+        try:
+            for speed in self.all_to_all:
+                positive("bytes/s", speed, zero=True, least=1e5)
+            pair = len(self.all_to_all) == 2
+        except (TypeError, ValueError):
+            pair = False
+        if not pair:
+            raise ValueError(f"{called}all_to_all is bytes/s of link and port, not {self.all_to_all!r}")
         try:
             for nodes, speed in self.busbw:
                 whole("nodes", nodes, 2)
@@ -102,46 +124,58 @@ class Cluster(Network):
 MIB = 2**20
 
 
-def _assumed(name: str, flops: float, bandwidth: float, memory: float) -> Device:
+def _assumed(name: str, flops: float, bandwidth: float, memory: float, **narrow) -> Device:
     """A device whose products nobody has published: three quarters of the printed FLOP/s."""
-    return Device(name, flops, 0.75 * flops, bandwidth, memory, assumed=True)
+    narrow |= {f"achievable_{name}": 0.75 * rate for name, rate in narrow.items()}
+    return Device(name, flops, 0.75 * flops, bandwidth, memory, assumed=True, **narrow)
+
+
+def _fp8(printed: float, best: float) -> dict[str, float]:
+    """best: in the best shape. In those of transformers, the share that an H100 reaches in bfloat16."""
+    return dict(fp8=printed, achievable_fp8=720 / 794.5 * best)
+
+
+def _fp4(printed: float) -> dict[str, float]:
+    """Nobody has published a measured product: three quarters in the best shape, as FP8 reaches."""
+    return dict(fp4=printed, achievable_fp4=720 / 794.5 * 0.75 * printed)
 
 
 # Printed: the makers' data sheets, dense, half precision with float32 sums. Memory: as nvidia-smi and
-# rocm-smi show it. Achievable: an A100, 271 of 312, and a B200, 1,745 of 2,250 TFLOP/s, in their best shapes
-# (Bekman, Machine Learning Engineering, matmul benchmarks, 2025). An H100 runs into its power limit: 794 in
-# the best shape there, 720 in those of transformers under PyTorch, as an H200; an MI300X 620 of 1,307
-# (SemiAnalysis, MI300X vs H100 vs H200, December 2024).
+# rocm-smi show it. Achievable: an A100, 271 of 312, a B200 1,745 and a B300 1,769 of 2,250, a GB200 1,822 of
+# 2,500, an MI355X 1,565 TFLOP/s, in their best shapes, and FP8 (Bekman, Machine Learning Engineering, matmul
+# benchmarks, 2025 and 2026). An H100 runs into its power limit: 794 in the best shape there, 720 in those of
+# transformers under PyTorch, as an H200; an MI300X 620 of 1,307 (SemiAnalysis, MI300X vs H100 vs H200,
+# December 2024). FP8, of the same benchmarks, in its best shape 1,403 and 1,453.
 DEVICES: dict[str, Device] = {
     d.name: d
     for d in (
         Device("a100-40gb", 312e12, 271e12, 1.555e12, 40960 * MIB),
         Device("a100-80gb", 312e12, 271e12, 2.039e12, 81920 * MIB),
-        Device("h100-80gb", 989.4e12, 720e12, 3.35e12, 81559 * MIB),
+        Device("h100-80gb", 989.4e12, 720e12, 3.35e12, 81559 * MIB, **_fp8(1978.9e12, 1402.6e12)),
         # HBM2e and a limit of 500 W (torchtitan's benchmarks, 2024, which call its peak unknown). Power grows
         # with the cube of the clock: 720e12 · (500/700)^(1/3).
-        Device("h100-96gb", 989.4e12, 644e12, 2.4e12, 97871 * MIB),
-        Device("h200", 989.4e12, 720e12, 4.8e12, 143771 * MIB),
-        Device("b200", 2250e12, 1745e12, 8e12, 183359 * MIB),
+        Device("h100-96gb", 989.4e12, 644e12, 2.4e12, 97871 * MIB, **_fp8(1978.9e12, 1254e12)),
+        Device("h200", 989.4e12, 720e12, 4.8e12, 143771 * MIB, **_fp8(1978.9e12, 1453.4e12)),
+        Device("b200", 2250e12, 1745e12, 8e12, 183359 * MIB, **_fp8(4500e12, 3432e12), **_fp4(9000e12)),
+        Device("gb200", 2500e12, 1822e12, 8e12, 186e9, **_fp8(5000e12, 3616e12), **_fp4(10000e12)),
+        Device("b300", 2250e12, 1769e12, 8e12, 288e9, **_fp8(4500e12, 3353e12), **_fp4(14000e12)),
         Device("mi300x", 1307.4e12, 620e12, 5.3e12, 206141652992),
-        _assumed("h20", 148e12, 4e12, 97871 * MIB),
-        _assumed("gb200", 2500e12, 8e12, 186e9),
-        _assumed("b300", 2250e12, 8e12, 288e9),
-        _assumed("gb300", 2500e12, 8e12, 288e9),
-        _assumed("mi355x", 2516e12, 8e12, 288 * 2**30),
-        _assumed("l40s", 362e12, 864e9, 46068 * MIB),
-        _assumed("l4", 121e12, 300e9, 23034 * MIB),
+        Device("mi355x", 2516e12, 1565e12, 8e12, 288 * 2**30),
+        _assumed("h20", 148e12, 4e12, 97871 * MIB, fp8=296e12),
+        _assumed("gb300", 2500e12, 8e12, 288e9, fp8=5000e12, fp4=15000e12),
+        _assumed("l40s", 362e12, 864e9, 46068 * MIB, fp8=733e12),
+        _assumed("l4", 121e12, 300e9, 23034 * MIB, fp8=242e12),
         _assumed("a10g", 70e12, 600e9, 23028 * MIB),
-        _assumed("rtx-4090", 165.2e12, 1.008e12, 24564 * MIB),
-        _assumed("rtx-6000-ada", 364e12, 960e9, 49140 * MIB),
+        _assumed("rtx-4090", 165.2e12, 1.008e12, 24564 * MIB, fp8=330e12),
+        _assumed("rtx-6000-ada", 364e12, 960e9, 49140 * MIB, fp8=728e12),
         _assumed("v100-32gb", 125e12, 900e9, 32768 * MIB),
         _assumed("t4", 65e12, 320e9, 15360 * MIB),
     )
 }
 
 
-def _cluster(name: str, device: str, intra: float, inter: float, node: int = 8) -> Cluster:
-    speeds = dict(intra_node_bandwidth=intra, inter_node_bandwidth=inter)
+def _cluster(name: str, device: str, intra: float, inter: float, node: int = 8, **speeds) -> Cluster:
+    speeds |= dict(intra_node_bandwidth=intra, inter_node_bandwidth=inter)
     return Cluster(name=name, device=DEVICES[device], gpus_per_node=node, **speeds)
 
 
@@ -150,12 +184,15 @@ CLUSTERS: dict[str, Cluster] = {
     for c in (
         # DGX A100: NVLink 3, 600 GB/s both ways; eight 200 Gb/s InfiniBand ports for eight GPUs.
         _cluster("dgx-a100", "a100-80gb", 300e9, 25e9),
-        # DGX H100: NVLink 4, 900 GB/s both ways; eight 400 Gb/s ports.
-        _cluster("dgx-h100", "h100-80gb", 450e9, 50e9),
-        _cluster("dgx-h200", "h200", 450e9, 50e9),
+        # DGX H100: NVLink 4, 900 GB/s both ways; eight 400 Gb/s ports. All-to-alls: NVIDIA 2026 (Scalable
+        # Training of Mixture-of-Experts Models, arXiv 2603.07685), Table 7, over 8 to 64 GPUs.
+        _cluster("dgx-h100", "h100-80gb", 450e9, 50e9, all_to_all=(325e9, 43e9)),
+        _cluster("dgx-h200", "h200", 450e9, 50e9, all_to_all=(325e9, 43e9)),
         # NVLink 5, 1,800 GB/s both ways, in a node of eight or a domain of 72.
         _cluster("dgx-b200", "b200", 900e9, 50e9),
-        _cluster("gb200-nvl72", "gb200", 900e9, 50e9, 72),
+        _cluster("dgx-b300", "b300", 900e9, 100e9),
+        _cluster("gb200-nvl72", "gb200", 900e9, 50e9, 72, all_to_all=(560e9, 0.0)),
+        _cluster("gb300-nvl72", "gb300", 900e9, 100e9, 72, all_to_all=(560e9, 0.0)),
         # Seven Infinity Fabric links of 64 GB/s one way; eight 400 Gb/s ports.
         _cluster("mi300x-node", "mi300x", 448e9, 50e9),
         # No NVLink: PCIe 4.0 with 16 lanes; 100 Gb/s Ethernet shared by four, and by eight.
@@ -203,6 +240,8 @@ def _known(file: str, what: str, given: dict, kind: type) -> dict:
     names = [f.name for f in fields(kind)]
     if unknown := sorted(set(given) - set(names)):
         raise ValueError(f"{file}: {what} has no field {unknown[0]!r}; known are {', '.join(names)}")
-    if kind is Device and (missing := [n for n in names if n not in given and n != "assumed"]):
+    if kind is Device and (
+        missing := [f.name for f in fields(kind) if f.name not in given and f.default is MISSING]
+    ):
         raise ValueError(f"{file}: {what} lacks {', '.join(missing)}")
     return given

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from .checks import divisors, whole
-from .models import ModelShape
 from .pipelines import SCHEDULES, Pipeline
+from .placement import reach
+from .shape import ModelShape
+from .stages import layers_on_stage
 
 RECOMPUTE = ("none", "selective", "per-op", "full")
-# Of Megatron-LM, torchtitan and DeepSpeed. Llama 3's paper puts dp outermost, and pp before it.
+# Of Megatron-LM, torchtitan and DeepSpeed. Llama 3's paper puts dp outermost, and pp before it. cp lies next
+# to tp, outside it, in all of them.
 ORDER = ("pp", "dp", "tp")
 
 
@@ -22,26 +26,36 @@ class Axes(NamedTuple):
     dp: int = 1
     tp: int = 1
     pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
 
     def __str__(self) -> str:
-        return " · ".join(f"{axis.upper()} {size}" for axis, size in self._asdict().items())
+        sizes = self._asdict().items()
+        return " · ".join(f"{axis.upper()} {size}" for axis, size in sizes if axis in ORDER or size != 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """dp · tp · pp ranks. The numbers may be NumPy arrays of one shape, to look at many layouts at once.
+    """dp · tp · pp · cp ranks. The numbers may be NumPy arrays of one shape, to look at many layouts at once.
 
-    microbatch: sequences that go through the model together (b). interleave: chunks on each pipeline rank
-    (v). zero: 0 to 3, what is split over dp: nothing, optimizer state, gradients too, weights too (3 is what
-    FSDP does). recompute: none; selective, the attention scores only; per-op, all but the attention and every
-    second matrix product (torchtitan's default); full, all of a layer. sequence_parallel: split what lies
-    between the matrices over tp as well. order: the axes from the outermost to the innermost. balanced: the
-    last pipeline stages hold fewer layers, to make up for the head's work.
+    cp: ranks that share each sequence. ep, etp: how many ranks the experts of a layer are spread over, and
+    each expert is split over; they fold over the same ranks as dp · cp · tp do, and what is left holds
+    replicas of the experts (edp). microbatch: sequences that go through the model together (b). interleave:
+    chunks on each pipeline rank (v). zero: 0 to 3, what is split over replicas: nothing, optimizer state,
+    gradients too, weights too (3 is what FSDP does). recompute: none; selective, the attention scores only;
+    per-op, all but the attention and every second matrix product (torchtitan's default); full, all of a
+    layer. sequence_parallel: split what lies between the matrices over tp as well. order: dp, tp and pp from
+    the outermost to the innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer layers,
+    to make up for the head's work.
     """
 
     dp: int | np.ndarray = 1
     tp: int | np.ndarray = 1
     pp: int | np.ndarray = 1
+    cp: int | np.ndarray = 1
+    ep: int | np.ndarray = 1
+    etp: int | np.ndarray = 1
     microbatch: int | np.ndarray = 1
     interleave: int | np.ndarray = 1
     schedule: str = "1F1B"
@@ -54,7 +68,41 @@ class Layout:
     @property
     def sizes(self) -> dict[str, int]:
         """Axis -> how many ranks, the outermost axis first: what `placement` asks for."""
-        return {axis: getattr(self, axis) for axis in self.order}
+        if not np.any(np.asarray(self.cp) != 1):
+            return {axis: getattr(self, axis) for axis in self.order}
+        order = [outer for axis in self.order for outer in (("cp", "tp") if axis == "tp" else (axis,))]
+        return {axis: getattr(self, axis) for axis in order}
+
+    @property
+    def edp(self):
+        """Replicas of each expert: what dp · cp · tp leaves when ep and etp are taken."""
+        return self.dp * self.cp * self.tp // (self.ep * self.etp)
+
+    @property
+    def expert_sizes(self) -> dict[str, int]:
+        """The same ranks as experts see them."""
+        inner = {"dp": ("edp",), "tp": ("ep", "etp"), "pp": ("pp",)}
+        return {name: getattr(self, name) for axis in self.order for name in inner[axis]}
+
+    @property
+    def replicas(self):
+        """Ranks that hold the same weights, but experts': dp · cp."""
+        return self.dp * self.cp
+
+    def members(self, axis: str):
+        """Ranks in a group along an axis; along dp those that share gradients, dp · cp."""
+        return self.replicas if axis == "dp" else getattr(self, axis)
+
+    def reach(self, axis: str, gpus_per_node: int) -> tuple:
+        """(members of such a group that share a node, nodes that it is on). Takes arrays."""
+        if axis in ("edp", "ep", "etp"):
+            return reach(axis, self.expert_sizes, gpus_per_node)
+        sizes = self.sizes
+        inside, nodes = reach(axis, sizes, gpus_per_node)
+        if axis == "dp" and "cp" in sizes:
+            inside = inside * reach("cp", sizes, gpus_per_node)[0]
+            nodes = -(-self.replicas // inside)
+        return inside, nodes
 
     @property
     def pipeline(self) -> Pipeline:
@@ -68,12 +116,12 @@ class Layout:
 
     @property
     def ranks(self):
-        """d · t · p: how many devices it takes."""
-        return self.dp * self.tp * self.pp
+        """d · t · p, and cp: how many devices it takes."""
+        return self.dp * self.tp * self.pp * self.cp
 
     def tokens(self, seq_len):
         """Tokens of a microbatch that go through a rank's matrices together."""
-        return self.microbatch * seq_len
+        return self.microbatch * seq_len / self.cp
 
     @property
     def axes(self) -> Axes:
@@ -98,25 +146,38 @@ class Layout:
 
 
 def check(
-    model: ModelShape, layout: Layout, global_batch: int | None = None, gpus: int | None = None
+    model: ModelShape,
+    layout: Layout,
+    global_batch: int | None = None,
+    gpus: int | None = None,
+    seq_len: int | None = None,
 ) -> None:
     """Refuse, in one sentence with the nearest valid choice, a layout that cannot be.
 
     For one layout of plain numbers. Raises ValueError. global_batch: sequences in one step over all ranks.
     """
     d, t, p, b, v = layout.dp, layout.tp, layout.pp, layout.microbatch, layout.interleave
-    for name, value in (("dp", d), ("tp", t), ("pp", p), ("microbatch", b), ("interleave", v)):
-        whole(name, value, 1, 10**7)
+    for name in (*Axes._fields, "microbatch", "interleave"):
+        whole(name, getattr(layout, name), 1, 10**7)
     if layout.schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {layout.schedule!r}; known are {', '.join(SCHEDULES)}")
     if layout.recompute not in RECOMPUTE:
         raise ValueError(f"unknown recompute {layout.recompute!r}; known are {', '.join(RECOMPUTE)}")
     if layout.zero not in (0, 1, 2, 3):
         raise ValueError(f"zero is 0, 1, 2 or 3, not {layout.zero!r}")
-    if sorted(layout.order) != sorted(Axes._fields):
-        raise ValueError(f"order names each of {', '.join(Axes._fields)} once, not {layout.order!r}")
+    if sorted(layout.order) != sorted(ORDER):
+        raise ValueError(f"order names each of {', '.join(Axes._fields[:3])} once, not {layout.order!r}")
     if gpus is not None and layout.ranks != gpus:
-        raise ValueError(f"dp·tp·pp = {d}·{t}·{p} = {layout.ranks}, but there are {gpus} GPUs")
+        named, product = ("·cp", f"·{layout.cp}") if layout.cp > 1 else ("", "")
+        raise ValueError(
+            f"dp·tp·pp{named} = {d}·{t}·{p}{product} = {layout.ranks}, but there are {gpus} GPUs"
+        )
+    _check_experts(model, layout)
+    if layout.cp > 1 and seq_len is not None and seq_len % (2 * layout.cp):
+        raise ValueError(
+            f"cp {layout.cp} cuts each sequence into {2 * layout.cp} pieces, and {seq_len} tokens do not"
+            f" divide by that; take a sequence of {seq_len // (2 * layout.cp) * 2 * layout.cp}, or another cp"
+        )
     if model.heads % t:
         raise ValueError(
             f"tp {t} does not divide {model.heads} attention heads; {_divisors(model.heads, t, gpus)}"
@@ -126,7 +187,7 @@ def check(
             f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads;"
             f" {_divisors(model.heads, t, gpus)}"
         )
-    if model.ffn % t:
+    if (not model.experts or model.experts.dense_layers) and model.ffn % t:
         raise ValueError(
             f"tp {t} does not divide the feed-forward width {model.ffn}; {_divisors(model.ffn, t, gpus)}"
         )
@@ -144,9 +205,10 @@ def check(
             f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do {model.layers}"
             f" + 2 with the embedding and the head counted; {_divisors(model.layers, p * v, gpus)}"
         )
-    if layout.schedule == "interleaved" and (p == 1 or v == 1):
+    chosen = layout.pipeline.chunks == 0
+    if chosen and (p == 1 or v == 1):
         raise ValueError("interleaving needs pp and interleave of at least 2; use 1F1B otherwise")
-    if layout.schedule != "interleaved" and v > 1:
+    if not chosen and v > 1:
         raise ValueError(f"interleave {v} needs the schedule 'interleaved', not {layout.schedule!r}")
     if layout.pipeline.splits:
         if p == 1:
@@ -169,7 +231,7 @@ def check(
                 f"take {max(1, global_batch // (d * b)) * d * b}, or another microbatch"
             )
         m = global_batch // (d * b)
-        if layout.schedule == "interleaved" and m % p:
+        if chosen and m % p:
             raise ValueError(
                 f"interleaving needs a multiple of pp = {p} microbatches, and there are {m}; take a batch of"
                 f" {(m // p + 1) * p * d * b}, another microbatch, or 1F1B"
@@ -181,36 +243,39 @@ def check(
             )
 
 
+def _check_experts(model: ModelShape, layout: Layout) -> None:
+    """Refuse foldings that cannot be."""
+    t, ep, etp, e = layout.tp, layout.ep, layout.etp, model.experts
+    if e is None:
+        if ep * etp > 1:
+            raise ValueError(
+                f"{model.name} has no experts to spread over ep {ep} and etp {etp}; take 1 of both"
+            )
+        return
+    if e.count % ep:
+        raise ValueError(f"ep {ep} does not divide {e.count} experts; {_divisors(e.count, ep, None)}")
+    if e.ffn % etp:
+        raise ValueError(
+            f"etp {etp} does not divide an expert's width {e.ffn}; {_divisors(e.ffn, etp, None)}"
+        )
+    if e.shared % t:
+        raise ValueError(f"tp {t} does not divide the shared experts' width {e.shared}")
+    inner = layout.dp * layout.cp * t
+    if inner % (ep * etp):
+        raise ValueError(
+            f"ep·etp = {ep}·{etp} does not divide dp·cp·tp = {inner}, over which the experts fold;"
+            f" {_divisors(inner // math.gcd(inner, etp), ep, None)} for ep"
+        )
+    if ep * etp > 1 and layout.order != ORDER:
+        raise ValueError(f"experts fold with the order {' '.join(ORDER)}, not {' '.join(layout.order)}")
+    if t > 1 and not layout.sequence_parallel:
+        raise ValueError(
+            "experts beside tp need sequence parallelism, so that each rank has tokens of its own"
+        )
+
+
 def _divisors(n: int, near: int, gpus: int | None) -> str:
     """The nearest divisors of n, of those that the number of GPUs allows."""
     fits = [k for k in divisors(n) if gpus is None or gpus % k == 0]
     below, above = max(k for k in fits if k <= near), min((k for k in fits if k >= near), default=0)
     return f"take {below}" + (f" or {above}" if above not in (0, below) else "")
-
-
-def layers_on_stage(layers: int, stages: int, stage: int) -> int | None:
-    """Layers that `stage` of `stages` holds; None where they cannot be spread.
-
-    Evenly, or with one less on the first and last stage, where the embedding and the head
-    stand for a layer (as Llama 3 405B: 126 layers on 16 stages).
-    """
-    if layers % stages == 0:
-        return layers // stages
-    if stages > 1 and (layers + 2) % stages == 0:
-        return (layers + 2) // stages - (stage in (0, stages - 1))
-    return None
-
-
-def layers_on_rank(model: ModelShape, layout: Layout, rank):
-    """Layers in all the chunks of a pipeline rank, for a layout that `check` admits. Takes arrays.
-
-    Balanced: each rank in turn takes its share, rounded up, of the layers and the head, which counts for as
-    many layers as have its parameters; what is left lies before the head (so Hugging Face's nanotron splits,
-    also where a share rounded up leaves the last stages none).
-    """
-    p, stages, layers = layout.pp, layout.pp * layout.interleave, model.layers
-    if layout.balanced:
-        share = np.ceil((layers + (np.asarray(p) > 1) * model.vocab * model.hidden / model.layer_params) / p)
-        return np.clip(layers - share * rank, 0, share)
-    one_less = (rank == 0) * 1 + (rank == p - 1) * 1
-    return np.where(layers % stages == 0, layers // p, (layers + 2) // p - one_less)

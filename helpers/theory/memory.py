@@ -14,11 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from .data_parallel import ends_share, layer_share
+from .data_parallel import ends_share, expert_share, layer_share
 from .job import Job
-from .layout import Layout, layers_on_rank
-from .models import ModelShape
+from .layout import Layout
 from .operations import layer
+from .shape import ModelShape
+from .stages import kinds_on_rank
 
 # What people count for one parameter trained with Adam, and how they come to differ.
 BYTES_PER_PARAMETER = {
@@ -57,38 +58,52 @@ def states(
 
 def stage_params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool = True):
     """Parameters on one GPU of pipeline rank `stage` (0 to p-1), ZeRO left aside. Takes arrays."""
-    ends = ends_share(model, layout, stage, split_vocabulary)
-    return layers_on_rank(model, layout, stage) * layer_share(model, layout.tp) + ends
+    return sum(_params(model, layout, stage, split_vocabulary))
 
 
-def activations_per_layer(job: Job, layout: Layout) -> dict[str, float]:
-    """Bytes that one layer keeps for backward, for one microbatch, by operation.
+def _params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool) -> tuple[float, float]:
+    """(what all of dp · cp have replicas of, what edp has: routed experts)."""
+    kinds = kinds_on_rank(model, layout, stage)
+    own = sum(many * layer_share(kind, layout.tp) for kind, many in kinds)
+    return own + ends_share(model, layout, stage, split_vocabulary), kinds[-1][1] * expert_share(
+        model, layout
+    )
+
+
+def activations_per_layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> dict[str, float]:
+    """Bytes that one layer keeps for backward, for one microbatch, by operation. kind: of which kind, the
+    usual one if none is said.
 
     For a GPT without fused attention the sum is s·b·h·(10 + 24/t + 5·a·s/(h·t)), with sequence
     parallelism s·b·h·(34/t + 5·a·s/(h·t)): Korthikanti et al. 2022, Table 2. Dropout masks, of one byte
     each, are counted for models with biases, which use dropout, and not for gated ones, which do not.
     """
     found: dict[str, float] = {}
-    for name, kept in _kept_by(job, layout):
+    for name, kept in _kept_by(job, layout, kind):
         if np.any(kept):
             found[name] = found.get(name, 0.0) + kept
     return found
 
 
-def _kept_by(job: Job, layout: Layout) -> list[tuple[str, float]]:
+def _kept_by(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[tuple[str, float]]:
     """(operation, bytes that it keeps for backward) of a layer for one microbatch, in order."""
-    ops = layer(job, layout)
+    ops = layer(job, layout, kind)
     if layout.recompute == "full":
         return [("layer input", ops[0].kept)]
     return [(op.name, op.kept_per_op if layout.recompute == "per-op" else op.kept) for op in ops]
 
 
-def _kept(job: Job, layout: Layout) -> tuple[float, float]:
-    """Bytes of a layer for one microbatch: what it keeps, and what it has while its backward runs."""
-    whole = 0.0
-    if layout.recompute in ("per-op", "full"):
-        whole = sum(kept for _, kept in _kept_by(job, replace(layout, recompute="none")))
-    return sum(kept for _, kept in _kept_by(job, layout)), whole
+def _kept(job: Job, layout: Layout) -> list[tuple[float, float]]:
+    """For each kind of layer, bytes for one microbatch: what it keeps, and what it has while its backward
+    runs.
+    """
+    found = []
+    for kind, _ in job.model.kinds:
+        whole = 0.0
+        if layout.recompute in ("per-op", "full"):
+            whole = sum(kept for _, kept in _kept_by(job, replace(layout, recompute="none"), kind))
+        found.append((sum(kept for _, kept in _kept_by(job, layout, kind)), whole))
+    return found
 
 
 def in_flight(layout: Layout, m: float, stage: int) -> float:
@@ -98,30 +113,35 @@ def in_flight(layout: Layout, m: float, stage: int) -> float:
     return np.minimum(m, layout.pipeline.in_flight(layout.pp, layout.interleave, m, stage))
 
 
-def stage_memory(
-    job: Job, layout: Layout, stage, overhead: float = OVERHEAD, kept: tuple | None = None
-) -> dict[str, float]:
-    """Bytes on one GPU of a pipeline rank, by what for.
-
-    Takes arrays. `overhead`: context, communicators and the like. kept: of a layer, where it is known.
-    """
-    kept, whole = kept or _kept(job, layout)
-    model, framework, t = job.model, job.framework, layout.tp
+def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
+    """Bytes of weights, gradients and optimizer state on one GPU of a pipeline rank. Takes arrays."""
+    model, framework = job.model, job.framework
     # Where gradients are summed in float32, autograd makes half-precision ones first; fused kernels add to
     # the sum at once. Where the parameters are float32, they are made when a layer's are reduced.
     sums = 2 * (not framework.fused and framework.gradient_bytes == 4 and framework.weight_bytes == 2)
+    own, routed = _params(model, layout, stage, framework.split_vocabulary)
+    bytes_ = framework.weight_bytes, framework.gradient_bytes + sums, framework.optimizer_bytes
+    parts = states(own, layout.replicas, layout.zero, *bytes_)
+    if model.experts:
+        of_experts = states(routed, layout.edp, layout.zero, *bytes_)
+        parts = {name: size + of_experts[name] for name, size in parts.items()}
+    return parts
+
+
+def stage_memory(
+    job: Job, layout: Layout, stage, overhead: float = OVERHEAD, kept: list | None = None
+) -> dict[str, float]:
+    """Bytes on one GPU of a pipeline rank, by what for.
+
+    Takes arrays. `overhead`: context, communicators and the like. kept: of each kind of layer, where known.
+    """
+    kept = kept or _kept(job, layout)
+    model, framework, t = job.model, job.framework, layout.tp
     params = stage_params(model, layout, stage, framework.split_vocabulary)
-    parts = states(
-        params,
-        layout.dp,
-        layout.zero,
-        framework.weight_bytes,
-        framework.gradient_bytes + sums,
-        framework.optimizer_bytes,
-    )
+    parts = stage_states(job, layout, stage)
     sb, head_rank = layout.tokens(job.seq_len), layout.pipeline.head_rank(layout.pp)
     first, last = stage == 0, stage == head_rank
-    held = layers_on_rank(model, layout, stage) * kept
+    held = sum(many * each for (_, many), (each, _) in zip(kinds_on_rank(model, layout, stage), kept))
     if not model.gated:  # a byte a number for the dropout mask behind the embedding
         held = held + first * sb * model.hidden / np.where(layout.sequence_parallel, t, 1)
     parts["activations"] = held * in_flight(layout, job.microbatches(layout), stage)
@@ -131,10 +151,10 @@ def stage_memory(
     parts["logits"] = last * sb * (4.0 * model.hidden + scores * model.vocab) / t
     if layout.recompute in ("per-op", "full"):
         # One layer is whole again in its backward, when the scores are gone.
-        parts["activations"] = parts["activations"] + np.maximum(0, whole - parts["logits"])
+        parts["activations"] = parts["activations"] + np.maximum(0, kept[-1][1] - parts["logits"])
     # Of half-precision weights two layers' are gathered at a time, one in use and one on its way, and in a
     # pipeline all, as their gradients. PyTorch's FSDP keeps embedding and head gathered as well.
-    share = layer_share(model, t)
+    share = layer_share(model, t) + expert_share(model, layout)
     ends = (not framework.fused_loss) * ends_share(model, layout, stage, framework.split_vocabulary)
     piped = np.where(np.asarray(layout.pp) > 1, (2.0 + framework.gradient_bytes) * params, 0.0)
     parts["gathered weights"] = (np.asarray(layout.zero) == 3) * np.maximum(2.0 * (2 * share + ends), piped)
@@ -154,5 +174,7 @@ def peak_memory(job: Job, layout: Layout, overhead: float = OVERHEAD):
     """Bytes on the fullest GPU, for arrays of layouts: what `largest_stage` finds, which is one of the first
     two ranks or the last.
     """
-    kept, candidates = _kept(job, layout), (0, np.minimum(1, layout.pp - 1), layout.pp - 1)
+    kept, candidates = _kept(job, layout), [0, np.minimum(1, layout.pp - 1), layout.pp - 1]
+    if len(kept) > 1:  # where the first ranks hold layers of another kind, one of the next
+        candidates.append(np.minimum(2, layout.pp - 1))
     return np.max([sum(stage_memory(job, layout, k, overhead, kept).values()) for k in candidates], axis=0)

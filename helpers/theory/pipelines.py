@@ -20,7 +20,8 @@ class Pipeline:
     from what all other stages take for one microbatch's forward, input gradients and weight gradients: as
     simulated, to the digit, with an optimizer that waits for all, as it does where gradients are clipped.
 
-    chunks: how many a rank has where the schedule says so, 0 where the reader chooses. fills: microbatches
+    alone: whether it is what a rank without a pipeline runs. chunks: how many a rank has where the schedule
+    says so, 0 where the reader chooses. fills: microbatches
     that it needs for each rank. splits: whether backward is split in two. folded: stages run down the ranks
     and back up, so that embedding and head are both on the first.
     """
@@ -28,6 +29,7 @@ class Pipeline:
     make: Callable[[int, int, int], schedules.Schedule]
     in_flight: Callable
     bubble: Callable = lambda F, I, W, v: (F + I + W) / v
+    alone: bool = False
     chunks: int = 1
     fills: int = 0
     splits: bool = False
@@ -40,7 +42,9 @@ class Pipeline:
 
 SCHEDULES: dict[str, Pipeline] = {
     "GPipe": Pipeline(lambda p, m, v: schedules.gpipe(p, m), lambda p, v, m, stage: m),
-    "1F1B": Pipeline(lambda p, m, v: schedules.one_f_one_b(p, m), lambda p, v, m, stage: p - stage),
+    "1F1B": Pipeline(
+        lambda p, m, v: schedules.one_f_one_b(p, m), lambda p, v, m, stage: p - stage, alone=True
+    ),
     # On the first stage p·(1 + (p-1)/(p·v)): Korthikanti et al. 2022.
     "interleaved": Pipeline(
         schedules.interleaved, lambda p, v, m, stage: ((v - 1) * p + 2 * (p - stage - 1) + 1) / v, chunks=0

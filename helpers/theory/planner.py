@@ -14,12 +14,12 @@ from functools import cached_property
 import numpy as np
 
 from ..table import Table, human
-from .candidates import Candidate, Candidates, all_rows, runs
+from .candidates import SIZES, Candidate, Candidates, all_rows, runs
 from .checks import whole
 from .cost import step_terms
 from .estimate import HEADROOM, Estimate, estimate
 from .job import Job
-from .layout import Axes
+from .layout import Axes, Layout
 from .memory import peak_memory
 
 # What may turn out otherwise -> the job then, times a factor; None where that is no whole number.
@@ -183,6 +183,11 @@ class Plan:
         return repr(self.table())
 
 
+def _some(many: Layout, keep: np.ndarray) -> Layout:
+    """Those of many layouts that `keep` names."""
+    return replace(many, **{k: getattr(many, k)[keep] for k in (*SIZES, "sequence_parallel")})
+
+
 def plan(job: Job, *, gpus: int, headroom: float = HEADROOM, **only) -> Plan:
     """Every layout of a job on `gpus` GPUs that its framework offers: all dp·tp·pp, microbatches, schedules,
     interleavings, ZeRO stages, recompute, SP.
@@ -199,7 +204,7 @@ def plan(job: Job, *, gpus: int, headroom: float = HEADROOM, **only) -> Plan:
     for axis, size in only.items():
         whole(axis, size)
     space, impossible = all_rows(job, gpus, only)
-    found, names = [], []
+    found, names, room = [], [], job.cluster.device.memory
     recomputes = [
         r for r in framework.recomputes if not (r == "selective" and framework.fused_attention)
     ] or ["none"]
@@ -208,18 +213,20 @@ def plan(job: Job, *, gpus: int, headroom: float = HEADROOM, **only) -> Plan:
         if not len(rows):
             continue
         many = framework.layout(
-            **{k: rows[k] for k in ("dp", "tp", "pp", "microbatch", "interleave", "zero")},
+            **{k: rows[k] for k in SIZES},
             schedule=schedule,
             recompute=recompute,
             sequence_parallel=rows["sp"],
         )
         rows["names"] = len(names)
         names.append((schedule, recompute))
-        rows["seconds"] = sum(step_terms(job, many).values())
         rows["memory"] = peak_memory(job, many)
+        fits = rows["memory"] <= room  # how long the rest would take, nobody asks
+        rows["seconds"] = np.inf
+        if fits.any():
+            rows["seconds"][fits] = sum(step_terms(job, _some(many, fits)).values())
         found.append(rows)
     every = np.concatenate(found) if found else space
-    room = job.cluster.device.memory
     fits, over = every["memory"] <= (1 - headroom) * room, every["memory"] > room
     pick = lambda by, keep: Candidates(every, names, framework, by, keep)
     return Plan(

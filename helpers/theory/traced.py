@@ -8,7 +8,7 @@ from .frameworks import FRAMEWORKS, Framework
 from .job import Job
 from .layout import Layout
 from .memory import stage_memory
-from .models import ModelShape
+from .shape import ModelShape
 
 # PyTorch's own pieces, as torchtitan has them, but for a recompute that stops where nothing more is needed.
 PYTORCH = replace(FRAMEWORKS["torchtitan"], name="pytorch", whole_recompute=False)

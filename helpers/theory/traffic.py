@@ -11,8 +11,10 @@ from itertools import chain
 from .collectives import book
 from .data_parallel import synchronisation
 from .job import Job
-from .layout import Layout, layers_on_rank
-from .operations import Op, between_stages, embedding, head, layer
+from .layout import Layout
+from .op import Op
+from .operations import between_stages, embedding, head, layer
+from .stages import kinds_on_rank
 
 
 @dataclass
@@ -30,10 +32,10 @@ class Call:
 def _step(job: Job, layout: Layout, stage: int) -> Iterator[tuple[float, Op]]:
     """(how often in a step, operation) of a rank of a pipeline stage, those that send."""
     m, last = job.microbatches(layout), layout.pipeline.head_rank(layout.pp)
-    times = m * float(layers_on_rank(job.model, layout, stage))
-    for op in layer(job, layout):
-        again = op.phase == "F" and layout.recompute in op.again
-        yield times * (1 + again), op
+    for kind, many in kinds_on_rank(job.model, layout, stage):
+        for op in layer(job, layout, kind):
+            again = op.phase == "F" and layout.recompute in op.again
+            yield m * float(many) * (1 + again), op
     ends = chain(embedding(job, layout) if stage == 0 else (), head(job, layout) if stage == last else ())
     yield from ((m, op) for op in ends)
     # Each chunk sends its activation on and its gradient back, but for the first and the last of all.
@@ -47,7 +49,7 @@ def calls(job: Job, layout: Layout, stage: int = 0) -> list[Call]:
     """The collectives of a step on a rank of a pipeline stage, by name and axis."""
     found: dict[tuple[str, str], list[float]] = {}
     for times, op in _step(job, layout, stage):
-        if op.collective and times * op.calls > 0 and layout.sizes[op.axis] > 1:
+        if op.collective and times * op.calls > 0 and layout.members(op.axis) > 1:
             total = found.setdefault((op.collective, op.axis), [0.0, 0.0])
             total[0] += times * op.calls
             total[1] += times * op.calls * op.payload
@@ -55,11 +57,12 @@ def calls(job: Job, layout: Layout, stage: int = 0) -> list[Call]:
 
 
 def sent(job: Job, layout: Layout, stage: int | None = None) -> dict[str, float]:
-    """Axis -> bytes that a GPU of a pipeline stage sends in a step, by the book. stage: the middle one, if
-    none is said.
+    """Axis -> bytes that a GPU of a pipeline stage sends in a step, by the book; dp, tp and pp always.
+    stage: the middle one, if none is said.
     """
     stage = layout.pp // 2 if stage is None else stage
-    found = dict.fromkeys(layout.axes._fields, 0.0)
+    found = dict.fromkeys(layout.axes._fields[:3], 0.0)
     for call in calls(job, layout, stage):
-        found[call.axis] += book(call.op, call.payload, layout.sizes[call.axis])
+        more = book(call.op, call.payload, layout.members(call.axis))
+        found[call.axis] = found.get(call.axis, 0.0) + more
     return found

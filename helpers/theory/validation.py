@@ -230,7 +230,12 @@ SETS = {
 
 def errors(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Relative errors of the model and of the null model, row by row."""
-    found = list(SETS[name]())
+    return errors_of(SETS[name]())
+
+
+def errors_of(runs) -> tuple[np.ndarray, np.ndarray]:
+    """The same of (seconds here, seconds printed, job, GPUs)."""
+    found = list(runs)
     ours = np.array([guess / real - 1 for guess, real, *_ in found])
     reached = np.array(
         [
@@ -247,23 +252,22 @@ def errors(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def table() -> Table:
     """All sets: the model's errors, the null model's, and the best known tool's."""
-    rows = []
-    for name in SETS:
-        ours, null = errors(name)
-        a = 100 * np.abs(ours)
-        rows.append(
-            [
-                name,
-                str(len(a)),
-                f"{a.mean():.1f} %",
-                f"{np.median(a):.1f} %",
-                f"{np.percentile(a, 90):.1f} %",
-                f"{100 * ours.mean():+.1f} %",
-                f"{100 * np.abs(null).mean():.1f} %",
-                BEST_TOOL.get(name, ""),
-            ]
-        )
     return Table(
         ["published table", "runs", "error (MAPE)", "median", "p90", "bias", "null model", "best known tool"],
-        rows,
+        [row_of(name, *errors(name)) for name in SETS],
     )
+
+
+def row_of(name: str, ours: np.ndarray, null: np.ndarray) -> list[str]:
+    """One set's row."""
+    a = 100 * np.abs(ours)
+    return [
+        name,
+        str(len(a)),
+        f"{a.mean():.1f} %",
+        f"{np.median(a):.1f} %",
+        f"{np.percentile(a, 90):.1f} %",
+        f"{100 * ours.mean():+.1f} %",
+        f"{100 * np.abs(null).mean():.1f} %",
+        BEST_TOOL.get(name, ""),
+    ]

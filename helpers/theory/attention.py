@@ -1,0 +1,167 @@
+"""Lines of a layer's attention: its matrices, its scores, and what ranks that share a sequence send.
+
+Sources: Dao 2023, section 3 (a fused attention's backward: five products for two); DeepSeek-AI 2024, section
+2.1 (latent attention). Ranks that share a sequence: Liu et al. 2023 (ring attention), Llama Team 2024,
+section 3.3.2 (keys and values gathered), Jacobs et al. 2023 (Ulysses: heads in place of tokens).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .op import At, Op, enter, leave, sending, stream
+
+
+def attention(at: At, eager: bool) -> list[Op]:
+    """From the norm's output to the sum of the attention. eager: positions turned one operation at a time."""
+    model, framework, t, sb, x = at.model, at.job.framework, at.layout.tp, at.tokens, at.x
+    n, h = framework.number_bytes, model.hidden
+    wide, keys = (n * sb * width / t for width in (model.q_width, model.kv_width))
+    again = ("per-op", "full")
+    if model.latent:
+        into = _latent(at)
+    else:
+        # Positions turned into queries and keys, one by one: minus one half 2, put together 4, times cosine 4
+        # and sine 4, sum 6.
+        turned = stream("positions", 10.0 * (wide + keys), 10) if eager else []
+        into = [
+            *enter(at, x, "attention", 3),
+            *at.product(
+                "queries", sb, h, model.q_width / t, "attention", kept=at.gathered(x), kept_per_op=wide
+            ),
+            *at.product("keys", sb, h, model.kv_width / t, "attention", False, again=again),
+            *at.product("values", sb, h, model.kv_width / t, "attention", False, kept_per_op=keys),
+            *turned,
+        ]
+    out = wide if not model.latent else n * sb * model.out_width / t
+    own = (
+        out if at.job.precision == "bf16" else out + at.narrow(out)
+    )  # the attention keeps its result as it is
+    return [
+        *into,
+        *_scores(at, wide),
+        *at.product("attention's output", sb, model.out_width / t, h, again=again, kept=own, kept_per_op=out),
+        *leave(at.layout, x, "attention", ("full",)),
+    ]
+
+
+def _latent(at: At) -> list[Op]:
+    """Down to short vectors, which each tensor-parallel rank does for its part of the tokens (for all of
+    them without sequence parallelism), and up to its heads.
+    """
+    model, job, t, sb = at.model, at.job, at.layout.tp, at.tokens
+    part, h, n, mine = model.latent, model.hidden, job.framework.number_bytes, at.tokens / at.parts
+    short = part.kv_rank + part.rope
+    kept = n * mine
+    wide, keys, values = (n * sb * width / t for width in (model.q_width, model.k_width, model.v_width))
+    if part.q_rank:
+        queries = [
+            *at.product("queries, down", mine, h, part.q_rank, kept=at.narrow(at.x) / at.parts),
+            *stream("norm of queries", 2.0 * kept * part.q_rank, 1, kept=kept * part.q_rank),
+        ]
+        gathered, rows, inputs = part.q_rank + short, part.q_rank, n * sb * part.q_rank
+    else:
+        queries, gathered, rows, inputs = [], h + short, h, at.x
+    up = model.heads * (part.nope + part.values) / t
+    return [
+        *queries,
+        *at.product("keys and values, down", mine, h, short, kept=kept * short),
+        *stream("norm of keys and values", 2.0 * kept * part.kv_rank, 1),
+        *enter(at, n * sb * gathered, "attention", 2),
+        *at.product(
+            "queries, up",
+            sb,
+            rows,
+            model.q_width / t,
+            "attention",
+            kept=at.gathered(inputs),
+            kept_per_op=wide,
+        ),
+        *at.product(
+            "keys and values, up",
+            sb,
+            part.kv_rank,
+            up,
+            "attention",
+            kept=at.gathered(n * sb * part.kv_rank),
+            kept_per_op=keys + values,
+        ),
+        *stream("keys put together", 2.0 * keys, 1),
+    ]
+
+
+def _scores(at: At, wide) -> list[Op]:
+    """4·s·width FLOPs a token; a fused attention skips the half above the diagonal, and its backward makes
+    five products of two. Unfused, 11 bytes a score: written, scaled and masked, softmax, dropout, read.
+    """
+    model, framework, layout, t, sb = at.model, at.job.framework, at.layout, at.layout.tp, at.tokens
+    seen, n = model.attended(at.job.seq_len), framework.number_bytes
+    fused = framework.fused_attention
+    flops = 2.0 * sb * seen * (model.q_width + model.out_width) / t * (0.5 if fused else 1)
+    scores = 0.0 if fused else 11.0 * sb * seen * model.heads / t
+    kernels = 1 if fused else 5
+    # Softmax; its mask and dropped copy.
+    kept_scores = 0.0 if fused else (2 + 3 * (not model.gated)) * sb * seen * model.heads / t
+    anew = ("full",) if fused else ("selective", "full")
+    read = wide + n * sb * (model.k_width + model.v_width) / t
+    return [
+        *_context(at),
+        Op("attention", "attention", "F", flops, scores, kernels, read, again=anew, block="scores"),
+        Op(
+            "attention",
+            "attention",
+            "I",
+            (2.5 if fused else 2) * flops,
+            2 * scores,
+            2 * kernels,
+            block="scores",
+        ),
+        Op("attention's scores", "attention", kernels=0, kept=kept_scores * (layout.recompute == "none")),
+    ]
+
+
+def _context(at: At) -> list[Op]:
+    """What cp ranks that share each sequence send of it, in one of three ways.
+
+    ring: keys and values go from rank to rank, cp - 1 times, while those of the rank before are looked at;
+    backward they go round again, with their gradients. gather: each rank gathers all keys and values, twice,
+    and scatters their gradients. heads: tokens of a part become heads of the whole, and back.
+    A rank has two parts of the sequence, one from its start and one from its end, so that all have as much
+    of the causal half to do.
+    """
+    layout, model, cp = at.layout, at.model, np.asarray(at.layout.cp)
+    if not np.any(cp > 1):
+        return []
+    n, sb, t, way = at.job.framework.number_bytes, at.tokens, layout.tp, at.job.framework.context
+    send = lambda name, phase, collective, calls, payload, **where: sending(
+        name, "context parallel", "cp", phase, collective, calls * (cp > 1), payload, **where
+    )
+    both = n * sb * (model.k_width + model.v_width) / t
+    if way == "ring":
+        # Each part's result is added to the sum of those before: read, and the float32 sum read and written.
+        sums = (2.0 + 8.0) * sb * model.out_width / t * (cp - 1)
+        return [
+            send("ring of keys and values", "F", "send", cp - 1, both, block="scores", under="F"),
+            send(
+                "ring of keys, values, gradients", "I", "send", 2 * (cp - 1), both, block="scores", under="I"
+            ),
+            *stream("sums of the ring", sums, cp - 1, 1),
+        ]
+    if way == "gather":
+        return [
+            send("gather of keys and values", "F", "all_gather", 1, cp * both),
+            send("gather of keys and values", "I", "all_gather", 1, cp * both),
+            send("gradients of keys and values", "I", "reduce_scatter", 1, cp * both),
+        ]
+    # Where there are fewer key/value heads than ranks, each is sent to several.
+    heads = np.maximum(1, cp * t / (model.heads if model.latent else model.kv_heads))
+    parts = (
+        ("queries", n * sb * model.q_width / t),
+        ("keys and values", both * heads),
+        ("results", n * sb * model.out_width / t),
+    )
+    return [
+        send(f"{what}, tokens for heads", phase, "all_to_all", 1, size)
+        for phase in "FI"
+        for what, size in parts
+    ]

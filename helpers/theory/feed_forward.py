@@ -1,0 +1,119 @@
+"""Lines of a layer's feed-forward part: one for all tokens, or many experts of which each token takes k.
+
+Sources: Shazeer et al. 2017 and Lepikhin et al. 2020, section 3 (dispatch, experts, combine); Liu et al. 2025
+(MoE Parallel Folding: experts have their own tensor, expert and data parallelism over the same ranks);
+Megatron-Core's token_dispatcher.py and experts.py (what is permuted, gathered and kept).
+"""
+
+from __future__ import annotations
+
+from .op import At, Op, enter, grouped, leave, product, sending, stream
+
+
+def feed_forward(at: At, eager: bool, last: tuple[str, ...]) -> list[Op]:
+    """From the norm's output to its sum. last: the recompute policies under which that sum is made again."""
+    if not at.model.experts:
+        return dense(at, at.model.ffn, eager, last)
+    return [
+        *(dense(at, at.model.experts.shared, eager, last) if at.model.experts.shared else []),
+        *experts(at, eager),
+    ]
+
+
+def _activation(moved, inside, gated: bool, eager: bool) -> list[Op]:
+    """SiLU 4 bytes a number, times the other half 6; fused 6 in all, a plain GELU 4."""
+    return stream(
+        "activation function",
+        (5.0 if eager else 3.0 if gated else 2.0) * moved,
+        2 if eager else 1,
+        kept=inside * (3 if eager else 2 if gated else 1),
+    )
+
+
+def dense(at: At, width: int, eager: bool, last: tuple[str, ...]) -> list[Op]:
+    """One part, `width` wide, that all tokens go through, split over tp."""
+    model, t, sb, h, x = at.model, at.layout.tp, at.tokens, at.model.hidden, at.x
+    inside, inputs = at.job.framework.number_bytes * sb * width / t, at.gathered(x)
+    again = ("per-op", "full")
+    gate = at.product("gate", sb, h, width / t, "feed-forward", kept_per_op=inside) if model.gated else []
+    return [
+        *enter(at, x, "feed-forward", 2 if model.gated else 1),
+        *gate,
+        *at.product(
+            "up",
+            sb,
+            h,
+            width / t,
+            "feed-forward",
+            not model.gated,
+            kept=inputs,
+            kept_per_op=0.0 if model.gated else inside,
+            again=again if model.gated else ("full",),
+        ),
+        *_activation(inside, inside, model.gated, eager),
+        *at.product(
+            "down",
+            sb,
+            width / t,
+            h,
+            kept=at.narrow(inside),
+            kept_per_op=x / at.parts if model.gated else 0.0,
+            again=("full",) if model.gated else again,
+        ),
+        *leave(at.layout, x, "feed-forward", last),
+    ]
+
+
+def experts(at: At, eager: bool) -> list[Op]:
+    """The routed ones. A rank's tokens, a part of its tp group's, each go to k experts' ranks and come back.
+
+    Letters: T tokens of a rank, E experts on ep ranks, each split over etp. A balanced router is counted;
+    `imbalance` of the framework scales what the fullest rank gets.
+    """
+    e, layout, framework, h = at.model.experts, at.layout, at.job.framework, at.model.hidden
+    n, ep, etp = framework.number_bytes, layout.ep, layout.etp
+    mine = at.tokens / at.parts
+    copies = mine * e.per_token * framework.imbalance  # one for each expert of a token
+    routed, rows, local = n * h * copies, copies * etp, e.count / ep
+    inside = n * rows * e.ffn / etp
+    kernels = 1 if framework.grouped else local
+    alone = not (e.shared and framework.regathers)  # else the shared ones keep the same input
+    send = lambda name, axis, phase, collective, payload: sending(
+        name, "expert parallel", axis, phase, collective, 1, payload
+    )
+    first = 2 if at.model.gated and framework.fused else 1  # gate and up are one product
+    matrix = dict(groups=local, kernels=kernels, bytes_=at.precision.bytes, rate=at.precision.rate)
+    up = grouped(
+        "experts, up",
+        rows,
+        h,
+        first * e.ffn / etp,
+        **matrix,
+        kept=at.narrow(n * rows * h),
+        kept_per_op=n * rows * h,
+    )
+    if at.model.gated and first == 1:
+        up = [*grouped("experts, gate", rows, h, e.ffn / etp, **matrix, kept_per_op=inside), *up]
+    narrowed = at.precision.rate != "bf16"
+    results = routed * (not framework.weighs_early)
+    return [
+        *product("router", mine, h, e.count, kept=at.x / at.parts * alone),
+        *stream("choice of experts", 4.0 * 6 * mine * e.count, 8, kept=4.0 * mine * e.count),
+        *stream("permutation", n * h * (mine + copies), 1, 1),
+        send("dispatch", "ep", "F", "all_to_all", routed),
+        send("gradient of the dispatch", "ep", "I", "all_to_all", routed),
+        send("gather for experts", "etp", "F", "all_gather", etp * routed),
+        send("gradient of experts", "etp", "I", "reduce_scatter", etp * routed),
+        *stream("order by expert", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
+        *up,
+        *(at.casts("experts, up", rows * h, first * rows * e.ffn / etp) if narrowed else []),
+        *_activation(inside, inside, at.model.gated, eager),
+        *grouped("experts, down", rows, e.ffn / etp, h, **matrix, kept=at.narrow(inside), kept_per_op=inside),
+        *(at.casts("experts, down", rows * e.ffn / etp, rows * h) if narrowed else []),
+        *stream("order by rank", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
+        send("sum of experts", "etp", "F", "reduce_scatter", etp * routed),
+        send("gradient into experts", "etp", "I", "all_gather", etp * routed),
+        send("combine", "ep", "F", "all_to_all", routed),
+        send("gradient of the combine", "ep", "I", "all_to_all", routed),
+        *stream("results put together", n * h * (mine + copies), 1, 1, kept=results, again=("full",)),
+    ]

@@ -1,0 +1,188 @@
+"""One line of what a rank does, and how such lines are made.
+
+Phases: F forward, I the gradient of an operation's input, W the gradient of its weights, S once a step.
+What backward computes anew is read from F. Letters as in `memory`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from .job import Job
+from .layout import Layout
+from .precision import PRECISIONS, Precision
+from .shape import ModelShape
+
+
+class Op(NamedTuple):
+    """One line. Numbers are for one microbatch on one rank, for the whole step in phase S; may be arrays.
+
+    part: the term of a step that it belongs to. flops; streamed: bytes through the GPU's memory. kernels: how
+    many the host launches. kept, kept_per_op: bytes that stay for backward, without recompute and with
+    'per-op'. again: the recompute policies under which it runs once more. collective, axis, calls, payload:
+    what is sent, payload being the whole tensor of one call. block, under: it may run while the
+    phase `under` of the products of the same block does. rate: of the device, that its FLOPs run at.
+    """
+
+    name: str
+    part: str
+    phase: str = "F"
+    flops: float = 0.0
+    streamed: float = 0.0
+    kernels: float = 1
+    kept: float = 0.0
+    kept_per_op: float = 0.0
+    again: tuple[str, ...] = ("full",)
+    collective: str = ""
+    axis: str = ""
+    calls: float = 0
+    payload: float = 0.0
+    block: str = ""
+    under: str = ""
+    rate: str = "bf16"
+
+
+@dataclass(frozen=True)
+class At:
+    """Where lines are written for: a layer of a kind, on a rank of a layout."""
+
+    job: Job
+    layout: Layout
+    model: ModelShape
+
+    @property
+    def tokens(self):
+        """Of a microbatch, that a rank's split matrices see."""
+        return self.layout.tokens(self.job.seq_len)
+
+    @property
+    def x(self):
+        """Bytes of an activation between the matrices, whole."""
+        return self.job.framework.number_bytes * self.tokens * self.model.hidden
+
+    @property
+    def parts(self):
+        """Between the matrices it is held in so many."""
+        return np.where(self.layout.sequence_parallel, self.layout.tp, 1)
+
+    @property
+    def precision(self) -> Precision:
+        return PRECISIONS[self.job.precision]
+
+    def narrow(self, x):
+        """Bytes of a matrix's input, x in half precision, as it is kept and gathered."""
+        return x if self.job.precision == "bf16" else x * self.precision.bytes / 2
+
+    def gathered(self, x):
+        """What is kept of it: whole, or in parts that are gathered again."""
+        return self.narrow(x) / (self.parts if self.job.framework.regathers else 1)
+
+    def product(self, name: str, rows, k, n, block: str = "", first: bool = True, **kept) -> list[Op]:
+        """One that may be narrow. first: of those with this input, which is narrowed once for all."""
+        if self.job.precision == "bf16":
+            return product(name, rows, k, n, block, **kept)
+        narrow = product(
+            name, rows, k, n, block, bytes_=self.precision.bytes, rate=self.precision.rate, **kept
+        )
+        return [*narrow, *self.casts(name, rows * k * first, rows * n)]
+
+    def casts(self, name: str, inputs, outputs) -> list[Op]:
+        """Of so many numbers of an input forward, and of the output's gradient backward."""
+        cast = lambda phase, n: Op(f"cast for {name}", "casts", phase, streamed=self.precision.cast * n)
+        return [cast("F", inputs), cast("I", outputs)]
+
+
+def product(
+    name: str, rows, k, n, block: str = "", part: str = "matrices", bytes_=2.0, rate="bf16", **kept
+) -> list[Op]:
+    """(rows × k) · (k × n), forward and its two gradients, which are products of the same size. bytes_, rate:
+    of the two that are multiplied, and how fast; the result has half precision.
+    """
+    flops, streamed = 2.0 * rows * k * n, bytes_ * (rows * k + k * n) + 2.0 * rows * n
+    return [
+        Op(name, part, "F", flops, streamed, block=block, rate=rate, **kept),
+        Op(name, part, "I", flops, streamed, block=block, rate=rate),
+        Op(name, part, "W", flops, streamed, block=block, rate=rate),
+    ]
+
+
+def grouped(name: str, rows, k, n, groups, kernels, bytes_=2.0, rate="bf16", **kept) -> list[Op]:
+    """The same for rows that are shared out to so many matrices, an expert's each. It is worked out in tiles
+    of 128 rows, and each group's last tile is half empty in the mean.
+    """
+    flops = 2.0 * (rows + 64 * groups) * k * n
+    streamed = bytes_ * (rows * k + groups * k * n) + 2.0 * rows * n
+    return [
+        Op(name, "experts", "F", flops, streamed, kernels, rate=rate, **kept),
+        Op(name, "experts", "I", flops, streamed, kernels, rate=rate),
+        Op(name, "experts", "W", flops, streamed, kernels, rate=rate),
+    ]
+
+
+def stream(name: str, nbytes, kernels, back=2.0, **kept) -> list[Op]:
+    """An operation that moves bytes and computes next to nothing; backward moves `back` times as many."""
+    kept = {"again": ("per-op", "full")} | kept
+    return [
+        Op(name, "elementwise", "F", 0.0, nbytes, kernels, **kept),
+        Op(name, "elementwise", "I", 0.0, back * nbytes, back * kernels),
+    ]
+
+
+def tensor_parallel(name: str, phase: str, collective: str, calls, payload, **where) -> Op:
+    """A collective of tensor parallelism."""
+    return sending(name, "tensor parallel", "tp", phase, collective, calls, payload, **where)
+
+
+def sending(name: str, part: str, axis: str, phase: str, collective: str, calls, payload, **where) -> Op:
+    """A collective along an axis."""
+    return Op(
+        name, part, phase, kernels=0, collective=collective, axis=axis, calls=calls, payload=payload, **where
+    )
+
+
+def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:
+    """Gradients added to those of the microbatches before, where they are kept and not reduced at once: read,
+    and the sum read and written. A fused product of the weight gradient adds to the sum by itself.
+    """
+    adds = (np.asarray(layout.zero) < 2) | (not job.framework.reduces_each)
+    each = (2 + 2 * job.framework.gradient_bytes) * (not job.framework.fused_sums)
+    return Op("sums of gradients", part, "W", streamed=each * adds * params, kernels=0)
+
+
+def enter(at: At, x, block: str, products: int) -> list[Op]:
+    """The way into a pair of split matrices: nothing or a gather, of x bytes in half precision, and backward
+    the sum of the input's gradient. `products`: how many matrices begin there.
+    """
+    job, layout, narrow = at.job, at.layout, at.narrow(x)
+    split = layout.sequence_parallel * 1
+    sums = 1 if job.framework.merged else products
+    return [
+        tensor_parallel(f"gather for {block}", "F", "all_gather", split, narrow, again=("per-op", "full")),
+        tensor_parallel(f"gradient of {block}", "I", "reduce_scatter", split, x, block=block, under="W"),
+        tensor_parallel(
+            f"gradient of {block}", "I", "all_reduce", (1 - split) * sums, x, block=block, under="W"
+        ),
+        # Kept in parts, a matrix's input is gathered once more for the gradient of its weights.
+        tensor_parallel(
+            f"gather for {block}",
+            "W",
+            "all_gather",
+            split * job.framework.regathers,
+            narrow,
+            block=block,
+            under="I",
+        ),
+    ]
+
+
+def leave(layout: Layout, x, block: str, again: tuple[str, ...]) -> list[Op]:
+    """The way out: the ranks' partial sums become one, whole or in parts; backward a gather or nothing."""
+    split = layout.sequence_parallel * 1
+    return [
+        tensor_parallel(f"sum of {block}", "F", "reduce_scatter", split, x, again=again),
+        tensor_parallel(f"sum of {block}", "F", "all_reduce", 1 - split, x, again=again),
+        tensor_parallel(f"gradient into {block}", "I", "all_gather", split, x),
+    ]

@@ -1,0 +1,81 @@
+"""Narrow numbers: what is faster, what is not, what is kept and sent."""
+
+from dataclasses import replace
+
+import pytest
+
+from helpers.theory import CLUSTERS, DEVICES, FRAMEWORKS, MODELS, Job, Layout, estimate
+from helpers.theory.cost import constants, step_terms
+from helpers.theory.memory import activations_per_layer
+from helpers.theory.operations import head, layer
+from helpers.theory.precision import PRECISIONS
+from helpers.theory.traffic import sent
+from helpers.theory.validation_axes import folding_in_fp8
+
+LLAMA, DGX = MODELS["llama-3-8b"], CLUSTERS["dgx-h100"]
+JOB = Job(LLAMA, DGX, 64, 8192, FRAMEWORKS["megatron-lm"])
+LAYOUT = Layout(dp=4, tp=2, zero=1)
+NARROW = [name for name in PRECISIONS if name != "bf16"]
+BLACKWELL = replace(JOB, cluster=CLUSTERS["dgx-b200"])
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_only_products_run_at_the_narrow_rate(name):
+    job, at = replace(BLACKWELL, precision=name), PRECISIONS[name]
+    rates = {op.part: op.rate for op in layer(job, LAYOUT) if op.flops}
+    assert rates == {"matrices": at.rate, "attention": "bf16"}
+    assert {op.rate for op in head(job, LAYOUT)} == {"bf16"}
+    wide, narrow = step_terms(BLACKWELL, LAYOUT), step_terms(job, LAYOUT)
+    assert narrow["attention"] == wide["attention"] and narrow["elementwise"] == wide["elementwise"]
+    gpu = job.cluster.device
+    faster = wide["matrices"] / narrow["matrices"]
+    assert 0.85 * gpu.rate(at.rate) / gpu.achievable < faster < 1.1 * gpu.rate(at.rate) / gpu.achievable
+    total = lambda terms: float(sum(terms.values()))
+    assert 1 < total(wide) / total(narrow) < faster  # what is not narrow, and the casts, cost the rest
+
+
+def test_casts_by_hand():
+    """Four inputs forward (one for q, k and v, one for gate and up), all outputs' gradients backward."""
+    job = replace(JOB, precision="fp8")
+    h, q, kv, f, tokens = 4096, 4096, 1024, 14336, 8192
+    casts = {
+        phase: sum(op.streamed for op in layer(job, Layout()) if op.part == "casts" and op.phase == phase)
+        for phase in "FI"
+    }
+    assert casts["F"] == 4 * tokens * (h + q + h + f)
+    assert casts["I"] == 4 * tokens * (q + 2 * kv + h + 2 * f + h)
+    c = constants()
+    per_layer = (casts["F"] + casts["I"]) / (3.35e12 * c.memory_efficiency)
+    assert step_terms(job, Layout())["casts"] == pytest.approx(64 * 32 * per_layer)
+
+
+def test_inputs_are_kept_and_gathered_in_a_byte():
+    wide, narrow = (activations_per_layer(replace(JOB, precision=p), Layout()) for p in ("bf16", "fp8"))
+    x, inside = 2 * 8192 * 4096, 2 * 8192 * 14336
+    assert narrow["queries"] == wide["queries"] / 2 == x / 2 and narrow["down"] == inside / 2
+    # The attention keeps its result as it is, beside the narrow copy.
+    assert narrow["attention's output"] == 1.5 * x and narrow["attention"] == wide["attention"]
+    # Of ten gathers and scatters a layer, the four gathers of inputs are half as large.
+    split = Layout(tp=8)
+    ratio = sent(replace(JOB, precision="fp8"), split)["tp"] / sent(JOB, split)["tp"]
+    assert ratio == pytest.approx(0.8, rel=0.01)
+
+
+def test_a_device_without_the_rate_is_refused():
+    with pytest.raises(ValueError, match="a100-80gb has no rate for fp8 here; take bf16"):
+        Job(LLAMA, CLUSTERS["dgx-a100"], 8, 4096, precision="fp8")
+    with pytest.raises(ValueError, match="h100-80gb has no rate for nvfp4"):
+        replace(JOB, precision="nvfp4")
+    with pytest.raises(ValueError, match="unknown precision 'fp9'; known are bf16, fp8"):
+        replace(JOB, precision="fp9")
+    for device in DEVICES.values():
+        assert device.achievable_fp8 <= device.fp8 and device.achievable_fp4 <= device.fp4
+
+
+def test_the_gain_of_fp8_is_near_the_printed_one():
+    """Mixtral 8x22B on 128 H100, delayed scaling: 1.26 and 1.30 times as fast as bfloat16. Here 1.41 and
+    1.44, an eighth more than printed: casts between the router and the experts are counted as bytes alone.
+    """
+    for method, (ours, printed) in folding_in_fp8().items():
+        assert 1.1 < ours / printed < 1.13, method
+    assert estimate(replace(JOB, precision="fp8"), LAYOUT).step_seconds < estimate(JOB, LAYOUT).step_seconds
