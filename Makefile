@@ -1,5 +1,6 @@
 # make lab    the course in JupyterLab, on your own copy in my/; FRESH=07 renews a drop, PORT=9999 is another port
 # make test   tests and all notebooks, some minutes; make test-all what is slow as well, and make lint the style
+# make attempts   every wrong attempt at an exercise that is written down, and what it is told
 # make cards, make cheatsheet, make slides (make slides DROP=07): printed things and decks, into build/
 # make colab REPO=owner/name   where the course lives, written into every notebook
 # All first make a virtual environment in .venv, once. PYTHON=python3.12 is another Python.
@@ -20,7 +21,7 @@ CPU_BUILDS := https://download.pytorch.org/whl/cpu
 PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 TORCH_FROM = $(BIN)/python $(PIP) --no-deps torch --index-url
 
-.PHONY: lab test test-all lint refresh bench cards cheatsheet slides colab clean
+.PHONY: lab test test-all attempts lint refresh bench cards cheatsheet slides colab clean
 
 lab: $(READY)
 	$(BIN)/python -m helpers lab my --port=$(PORT) $(addprefix --fresh=,$(FRESH))
@@ -30,6 +31,10 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/python tests/run_all.py --all
+
+# After a change to an exercise's check: all natural wrong attempts, some minutes.
+attempts: $(READY)
+	$(BIN)/python -m pytest -q -n 2 tests/test_attempts.py
 
 lint: $(READY)
 	$(BIN)/ruff check helpers tests bench

@@ -1,6 +1,7 @@
 """What `make test` runs: tests and notebooks, in parallel; then a look for processes left behind.
 
-Without `--all`, what `make test-all` gives, tests marked slow are left out. Other arguments go to pytest.
+Without `--all`, what `make test-all` gives, tests marked slow are left out. What is marked exhaustive runs by
+`make attempts` only. Other arguments go to pytest.
 """
 
 import os
@@ -47,7 +48,8 @@ def main() -> int:
             "--no-loadscope-reorder",
             "tests",
             "notebooks",
-            *(["-m", "not slow"] if "--all" not in sys.argv else []),
+            "-m",
+            "not exhaustive" if "--all" in sys.argv else "not slow and not exhaustive",
             *(argument for argument in sys.argv[1:] if argument != "--all"),
         ],
         cwd=ROOT,
