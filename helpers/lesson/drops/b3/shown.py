@@ -112,6 +112,8 @@ def policies(world: World) -> Table:
 
 
 def published() -> dict[str, float]:
-    """Layout -> MFU in %, of Mixtral 8x22B on 128 H100."""
-    with find("data/moe_parallel_folding.csv").open(encoding="utf-8") as f:
-        return {row["layout"]: float(row["mfu_pct"]) for row in csv.DictReader(f)}
+    """Layout -> MFU in %, of Mixtral 8x22B on 128 H100: Liu et al. 2025 (MoE Parallel Folding), Table 3."""
+    named = {"MCore": "Megatron-Core", "MCore w/ Folding": "Megatron-Core, folded"}
+    with find("data/moe_folding_2025_table3.csv").open(encoding="utf-8") as f:
+        rows = [row for row in csv.DictReader(f) if row["model"] == "Mixtral-8x22B"]
+    return {named.get(row["method"], row["method"]): float(row["mfu_pct"]) for row in rows}
