@@ -2,17 +2,23 @@
 left them.
 """
 
+from dataclasses import replace
+
 import pytest
+import torch
 import torch.distributed as dist
 
 from helpers import World, toy
 from helpers.lesson.drops import d08, d14
 from helpers.runtime import current
 from helpers.runtime.traffic import Traffic
-from helpers.theory import MODELS, Job, Layout, placement
-from helpers.theory.frameworks import TEXTBOOK
+from helpers.theory import MODELS, Job, Layout, operations, placement
+from helpers.theory.collectives import book
+from helpers.theory.frameworks import TEXTBOOK, TOY
 from helpers.theory.schedules import one_f_one_b
+from helpers.theory.shape import Experts, ModelShape
 from helpers.theory.traffic import calls, sent
+from helpers.toy import experts
 from helpers.train import Config
 
 
@@ -103,3 +109,60 @@ def test_who_sends_to_whom_is_the_layouts_order(eight):
     if eight.traffic.matrix:
         talked = {other for other, size in enumerate(eight.traffic.matrix[0]) if size > 10_000}
         assert talked == {1, 2, 4} == {placement.group(0, axis, sizes)[1] for axis in sizes}
+
+
+@pytest.fixture(scope="module")
+def four():
+    with World(4, timeout=60) as world:
+        yield world
+
+
+def counted_like(world: World, job: Job, layout: Layout, axis: str, run) -> None:
+    """What `run` sends on every rank is, collective by collective, what the list says of one layer's axis."""
+    world.run(run)
+    paper = {}
+    for op in operations.layer(job, layout):
+        if op.axis == axis:
+            payload = op.calls * op.payload
+            paper[op.collective] = paper.get(op.collective, 0.0) + book(op.collective, payload, 4)
+    for rank in range(4):
+        rows = [row for row in world.traffic.ranks[rank] if row.op in paper]
+        counted = {op: sum(row.book for row in rows if row.op == op) for op in paper}
+        assert counted == pytest.approx({op: size for op, size in paper.items() if size}), rank
+
+
+@pytest.mark.parametrize("kv_heads", [8, 2])
+@pytest.mark.parametrize("way, toys", [("ring", "ring"), ("gather", "gather"), ("heads", "exchange")])
+def test_attention_over_context_ranks_sends_what_the_list_says(four, way, toys, kv_heads):
+    b, s, h = 2, 64, 32
+    model = ModelShape("one layer", 1, h, 8, 256, kv_heads=kv_heads)
+    job = Job(model, global_batch=b, seq_len=s, framework=replace(TOY, context=way))
+
+    def run():
+        parts = [torch.randn(b, n, s // 4, h // 8, requires_grad=True) for n in (8, kv_heads, kv_heads)]
+        current.count_from_here()
+        getattr(toy, f"{toys}_attention")(*parts, toy.zigzag(s, 4)).sum().backward()
+
+    counted_like(four, job, Layout(cp=4, microbatch=b), "cp", run)
+
+
+def test_an_expert_layer_sends_what_the_list_says(four):
+    b, s, h, k = 2, 64, 32, 2
+    model = ModelShape("one layer", 1, h, 8, 256, experts=Experts(8, k, 4 * h))
+    job = Job(model, global_batch=4 * b, seq_len=s, framework=TOY)
+
+    class Even(experts.Experts):
+        def route(self, x):
+            """Each expert the same number of tokens."""
+            choice = torch.arange(len(x) * self.k).view(len(x), self.k) % self.number
+            return choice, super().route(x)[1]
+
+    def run():
+        layer = experts.split_experts(Even(h, 8, k))
+        x = torch.randn(b * s, h, requires_grad=True)
+        current.count_from_here()
+        y, _ = experts.expert_parallel(layer, x)
+        current.rank.recorder.rows["all_to_all", "world"].book -= 8 * 8 * 3 / 4  # how many rows will come
+        y.sum().backward()
+
+    counted_like(four, job, Layout(dp=4, ep=4, microbatch=b), "ep", run)

@@ -124,8 +124,9 @@ def _context(at: At) -> list[Op]:
     """What cp ranks that share each sequence send of it, in one of three ways.
 
     ring: keys and values go from rank to rank, cp - 1 times, while those of the rank before are looked at;
-    backward they go round again, with their gradients. gather: each rank gathers all keys and values, twice,
-    and scatters their gradients. heads: tokens of a part become heads of the whole, and back.
+    backward they go round again, and their gradients all the way home. gather: each rank gathers all keys and
+    values, again in backward where the framework does not keep them, and scatters their gradients. heads:
+    tokens of a part become heads of the whole, and back.
     A rank has two parts of the sequence, one from its start and one from its end, so that all have as much
     of the causal half to do.
     """
@@ -142,15 +143,15 @@ def _context(at: At) -> list[Op]:
         sums = (2.0 + 8.0) * sb * model.out_width / t * (cp - 1)
         return [
             send("ring of keys and values", "F", "send", cp - 1, both, block="scores", under="F"),
-            send(
-                "ring of keys, values, gradients", "I", "send", 2 * (cp - 1), both, block="scores", under="I"
-            ),
+            # Keys and values stop one hop before their owner; their gradients go all the way home.
+            send("ring of keys, values, gradients", "I", "send", 2 * cp - 1, both, block="scores", under="I"),
             *stream("sums of the ring", sums, cp - 1, 1),
         ]
     if way == "gather":
+        again = at.job.framework.regathers
         return [
             send("gather of keys and values", "F", "all_gather", 1, cp * both),
-            send("gather of keys and values", "I", "all_gather", 1, cp * both),
+            send("gather of keys and values", "I", "all_gather", 1 * again, cp * both),
             send("gradients of keys and values", "I", "reduce_scatter", 1, cp * both),
         ]
     # Where there are fewer key/value heads than ranks, each is sent to several.
