@@ -240,7 +240,7 @@ def test_the_lab_of_a_wheel_has_the_readers_copies_and_a_kernel_that_knows_the_c
         accepts_connections(port)
         ask = lambda path: json.load(urllib.request.urlopen(address[1] + path + address[2], timeout=60))
         names = {entry["name"] for entry in ask("api/contents/three-axes")["content"]}
-        assert names == {p.name for p in (ROOT / "notebooks").glob("*.ipynb")}
+        assert names == {p.name for p in (ROOT / "notebooks").glob("*.ipynb")} | {"beyond"}
         settings = ask("lab/api/settings/@jupyterlab/apputils-extension:notification")
         assert settings["schema"]["properties"]["fetchNews"]["default"] == "false"
     finally:

@@ -105,7 +105,7 @@ def test_an_explorer_moves_refuses_and_says_why():
     e.set(schedule="GPipe", m=16)
     assert "15.8%" in e.picture.alt and e.said == ""
     e.set(schedule="interleaved", m=9)
-    assert "multiple of 4" in e.said and "GPipe" in e.picture.alt  # the last picture stays
+    assert "do not go round 4 ranks" in e.said and "GPipe" in e.picture.alt  # the last picture stays
     with pytest.raises(ValueError, match="choose from"):
         e.set(p=5)
     bundle, _ = e._repr_mimebundle_()
