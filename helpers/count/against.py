@@ -24,11 +24,15 @@ def against(
     """One step of a rank, as counted and as the list has it: a table, and what the differences mean."""
     sizes = layout.sizes
     stage = placement.group(rank, "pp", sizes).index(rank)
+    groups = {axis: placement.group(rank, axis, sizes) for axis, n in sizes.items() if n > 1}
+    if job.model.experts:
+        folded = layout.expert_sizes
+        groups |= {axis: placement.group(rank, axis, folded) for axis, n in folded.items() if n > 1}
     predicted = {(c.op, c.axis): c for c in calls(job, layout, stage)}
     counted: dict[tuple[str, str], CollectiveCount] = {}
     for row in rows:
         if row.op not in ("recv", "barrier"):
-            axis = _axis_of(row, rank, sizes)
+            axis = _axis_of(row, groups)
             before = counted.get((row.op, axis), CollectiveCount(row.op, axis))
             counted[row.op, axis] = CollectiveCount(
                 row.op,
@@ -42,7 +46,7 @@ def against(
     most = max([row.book for row in counted.values()], default=0.0)
     for key in sorted(predicted.keys() | counted.keys(), key=lambda key: key[::-1]):
         call, row = predicted.get(key), counted.get(key)
-        must = book(call.op, call.payload, sizes[call.axis]) if call else 0.0
+        must = book(call.op, call.payload, layout.members(call.axis)) if call else 0.0
         has = row.book if row else 0.0
         table.append(
             [
@@ -63,9 +67,9 @@ def against(
     return Table(columns, table, title=title), words or ["predicted and counted agree"]
 
 
-def _axis_of(row: CollectiveCount, rank: int, sizes: dict[str, int]) -> str:
-    """The layout's axis whose group these ranks are; where there is none, what the row calls it itself."""
-    same = [a for a, n in sizes.items() if n > 1 and tuple(placement.group(rank, a, sizes)) == row.members]
+def _axis_of(row: CollectiveCount, groups: dict[str, list[int]]) -> str:
+    """The layout's axis whose group these ranks are; where none or several are, what the row calls it."""
+    same = [axis for axis, members in groups.items() if tuple(members) == row.members]
     return same[0] if len(same) == 1 else row.axis
 
 
@@ -76,7 +80,7 @@ def _why(key, must: float, has: float, row, predicted, counted, job: Job, layout
     if not must:
         if op == "all_reduce" and axis == "dp" and ("reduce_scatter", "dp") in predicted:
             return f"{name}: gradients are summed whole on every rank, as without ZeRO (--zero 0)"
-        if axis not in layout.sizes:
+        if axis not in layout.sizes and not (job.model.experts and axis in layout.expert_sizes):
             return f"{name}: no axis of this layout has these ranks; {human(has)} are sent beside it"
         return f"{name}: {human(has)} that are not predicted"
     if not has:

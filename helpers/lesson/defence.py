@@ -93,11 +93,12 @@ class Defence:
 
     def traffic(self) -> dict[str, tuple[float, bool]]:
         """Axis -> (bytes that a GPU sends in a step by the book, whether its groups cross nodes)."""
-        sizes, node = self.layout.sizes, self.job.cluster.gpus_per_node
+        layout, node = self.layout, self.job.cluster.gpus_per_node
+        sizes = lambda axis: layout.sizes if axis in layout.sizes else layout.expert_sizes
         return {
-            axis: (size, bool(reach(axis, sizes, node)[1] > 1))
-            for axis, size in sent(self.job, self.layout).items()
-            if sizes[axis] > 1
+            axis: (size, bool(reach(axis, sizes(axis), node)[1] > 1))
+            for axis, size in sent(self.job, layout).items()
+            if layout.members(axis) > 1
         }
 
     def crossing(self) -> str:
@@ -107,7 +108,7 @@ class Defence:
         parts = [
             f"{axis.upper()} sends {human(found[axis][0])} a GPU and step"
             f" {'between nodes' if found[axis][1] else 'inside the node'}"
-            for axis in ("tp", "pp", "dp")
+            for axis in ("tp", "cp", "ep", "etp", "pp", "dp", "edp")
             if axis in found
         ]
         said = "; ".join(parts) + "."
