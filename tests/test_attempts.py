@@ -71,7 +71,7 @@ def cases():
 
 
 @pytest.mark.usefixtures("formulas_cost_nothing")
-@pytest.mark.parametrize("name, change, expected", cases())
+@pytest.mark.parametrize("name, change, expected", list(cases()))
 def test_an_attempt_is_told_what_the_table_says(name, change, expected):
     answer = exercise(name).check(edited(exercise(name), *changes(change)))
     assert answer.kind in ("wrong", "crashed") and told(answer) == expected, answer
