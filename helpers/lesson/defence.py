@@ -76,13 +76,12 @@ class Defence:
 
     def memory(self) -> str:
         e, device = self.estimate, self.job.cluster.device
-        room = device.memory - e.memory_bytes
         most = sorted(e.memory.items(), key=lambda kind: -kind[1])[:2]
         stage = f" of stage {e.stage}" if self.layout.pp > 1 else ""
-        if room < 0:
-            verdict = f"{human(-room)} too much, so it does not run"
+        if not e.fits:
+            verdict = f"{human(-e.free)} too much, so it does not run"
         else:
-            verdict = f"{human(room)} are left" + (
+            verdict = f"{human(e.free)} are left" + (
                 ", which is within the error of this prediction" if e.tight else ""
             )
         return (

@@ -41,10 +41,6 @@ def lost_with_half_the_network(e: Estimate) -> float:
     return 1 - e.step_seconds / estimate(slow, e.layout).step_seconds
 
 
-def free(e: Estimate) -> float:
-    return e.job.cluster.device.memory - e.memory_bytes
-
-
 def verdict(mine: Estimate, of: Plan) -> str:
     """The recommendation, first; then what speaks for this layout and against it, beside the fastest that
     fits.
@@ -55,7 +51,7 @@ def verdict(mine: Estimate, of: Plan) -> str:
     behind = mine.step_seconds / best.step_seconds - 1
     if not mine.fits:
         return (
-            f"Do not take it: it needs {human(-free(mine))} too much. The fastest that fits is {best.layout}."
+            f"Do not take it: it needs {human(-mine.free)} too much. The fastest that fits is {best.layout}."
         )
     if mine.tight:
         head = (
@@ -78,8 +74,8 @@ def verdict(mine: Estimate, of: Plan) -> str:
     if mine.layout.axes == best.layout.axes:
         return head
     good, bad = [], []
-    (good if free(mine) > free(best) else bad).append(
-        f"{human(free(mine))} of memory free and not {human(free(best))}"
+    (good if mine.free > best.free else bad).append(
+        f"{human(mine.free)} of memory free and not {human(best.free)}"
     )
     here, there = lost_with_half_the_network(mine), lost_with_half_the_network(best)
     if abs(here - there) >= 0.001:
@@ -127,7 +123,7 @@ def alternatives(mine: Estimate, of: Plan, pure: Estimate | None) -> Table:
                 name,
                 str(e.layout.axes),
                 f"{e.step_seconds:.2f} s",
-                human(free(e)) if e.fits else "does not fit",
+                human(e.free) if e.fits else "does not fit",
                 f"{lost_with_half_the_network(e):.1%}",
                 ", ".join(needs(e.layout)) or "nothing",
             ]

@@ -56,8 +56,13 @@ class Estimate:
         return sum(self.memory.values())
 
     @property
+    def free(self) -> float:
+        """Bytes that the fullest GPU has left; below 0 what it lacks."""
+        return self.job.cluster.device.memory - self.memory_bytes
+
+    @property
     def fits(self) -> bool:
-        return self.memory_bytes <= self.job.cluster.device.memory
+        return self.free >= 0
 
     @property
     def tight(self) -> bool:
@@ -100,11 +105,10 @@ class Estimate:
         )
 
     def summary(self) -> str:
-        room = self.job.cluster.device.memory - self.memory_bytes
         return (
             f"{self.step_seconds:.2f} s a step, {self.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, MFU"
             f" {self.mfu:.1%} (attention whole); {human(self.memory_bytes)} on the fullest GPU,"
-            f" {human(abs(room))} {'free' if room >= 0 else 'too much'}"
+            f" {human(abs(self.free))} {'free' if self.fits else 'too much'}"
         )
 
     def warnings(self) -> list[str]:

@@ -102,11 +102,7 @@ def product(
     of the two that are multiplied, and how fast; the result has half precision.
     """
     flops, streamed = 2.0 * rows * k * n, bytes_ * (rows * k + k * n) + 2.0 * rows * n
-    return [
-        Op(name, part, "F", flops, streamed, block=block, rate=rate, **kept),
-        Op(name, part, "I", flops, streamed, block=block, rate=rate),
-        Op(name, part, "W", flops, streamed, block=block, rate=rate),
-    ]
+    return _three(name, part, flops, streamed, kept, block=block, rate=rate)
 
 
 def grouped(name: str, rows, k, n, groups, kernels, bytes_=2.0, rate="bf16", **kept) -> list[Op]:
@@ -115,10 +111,15 @@ def grouped(name: str, rows, k, n, groups, kernels, bytes_=2.0, rate="bf16", **k
     """
     flops = 2.0 * (rows + 64 * groups) * k * n
     streamed = bytes_ * (rows * k + groups * k * n) + 2.0 * rows * n
+    return _three(name, "experts", flops, streamed, kept, kernels=kernels, rate=rate)
+
+
+def _three(name: str, part: str, flops, streamed, kept: dict, **alike) -> list[Op]:
+    """A product and its two gradients. kept: what the forward one leaves for backward."""
     return [
-        Op(name, "experts", "F", flops, streamed, kernels, rate=rate, **kept),
-        Op(name, "experts", "I", flops, streamed, kernels, rate=rate),
-        Op(name, "experts", "W", flops, streamed, kernels, rate=rate),
+        Op(name, part, "F", flops, streamed, **alike, **kept),
+        Op(name, part, "I", flops, streamed, **alike),
+        Op(name, part, "W", flops, streamed, **alike),
     ]
 
 

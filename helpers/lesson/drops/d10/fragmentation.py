@@ -48,7 +48,7 @@ def fragment(lengths: tuple[int, ...], device: float = DEVICE) -> Fragmented:
     """Train the toy with Adam on batches of these lengths, until they are through or memory is out."""
 
     def step(first: bool, tokens: int) -> None:
-        names = current.rank.names
+        names = current.rank_state()
         allocator = current.rank.budget.allocator
         if first:
             allocator = current.rank.budget.allocator = CachingAllocator(device, THOUSANDTH)

@@ -4,7 +4,6 @@ part.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,31 +37,24 @@ WAYS = {"gathered on rank 0": _gathered, "each rank its part": _sharded}
 
 
 def saves() -> dict[str, dict]:
-    """Both on four real ranks under FSDP: bytes that each rank held beyond its own while it saved, files,
-    and seconds for which training stood still.
-    """
+    """Both on four real ranks under FSDP: bytes that each rank held beyond its own meanwhile, and files."""
 
-    def run(how: str, folder: str) -> tuple[int, float]:
+    def run(how: str, folder: str) -> int:
         config = train.Config(hidden=HIDDEN, seq_len=32, batch=8, steps=1, out=folder)
         trainer = train.Trainer(config, current.rank.device)
         trainer.step()
         dist.barrier()
-        budget = current.rank.budget
-        budget.peak = before = budget.now
-        start = time.monotonic()
+        current.peak_memory(reset=True)
+        before = current.peak_memory()
         WAYS[how](trainer, Path(folder))
-        return budget.peak - before, time.monotonic() - start
+        return current.peak_memory() - before
 
     measured = {}
     for how in WAYS:
         with TemporaryDirectory() as folder, World(RANKS, memory=1e12, timeout=60) as world:
-            ranks = world.run(run, how, folder)
+            beyond = world.run(run, how, folder)
             files = [f for f in Path(folder).rglob("*") if f.suffix in (".pt", ".distcp")]
-        measured[how] = {
-            "beyond": [size for size, _ in ranks],
-            "files": len(files),
-            "seconds": max(seconds for _, seconds in ranks),
-        }
+        measured[how] = {"beyond": beyond, "files": len(files)}
     return measured
 
 
