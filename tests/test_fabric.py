@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from helpers import World, toy
 from helpers.runtime.failure import RankError
+from helpers.runtime.uplink import Oversubscribed, leaving, passed
 from helpers.theory import Network
 from helpers.theory.collectives import hop_by_hop
 from helpers.toy.names import reduce_scatter
@@ -314,3 +315,47 @@ def test_many_groups_leave_no_threads(eight):
 def test_clusters_that_cannot_be_are_refused(wrong):
     with pytest.raises(ValueError, match="must be a"):
         Network(name="no", **wrong)
+
+
+@pytest.mark.parametrize(
+    "passing, ends",
+    [
+        ([(0.0, 10.0)], [1.0]),
+        ([(0.0, 10.0), (0.0, 10.0)], [2.0, 2.0]),
+        ([(0.0, 10.0), (0.5, 10.0)], [1.5, 2.0]),
+        ([(0.0, 20.0), (0.0, 5.0)], [2.5, 1.0]),
+        ([(3.0, 10.0), (0.0, 10.0)], [4.0, 1.0]),
+    ],
+)
+def test_what_passes_an_uplink_at_once_shares_it(passing, ends):
+    assert passed(passing, 10.0) == pytest.approx(ends)
+
+
+def test_what_leaves_a_node():
+    assert leaving("all_reduce", 8.0, [0, 4], SLOW) == {0: 8.0, 1: 8.0}
+    assert leaving("all_reduce", 8.0, range(8), SLOW) == {0: 14.0, 1: 14.0}
+    assert leaving("all_to_all", 8.0, range(8), SLOW) == {0: 16.0, 1: 16.0}
+    assert leaving("send", 8.0, [5, 2], SLOW) == {1: 8.0}
+
+
+def test_groups_share_the_uplink_of_their_node():
+    def reduced(alone):
+        pairs = [dist.new_group([r, r + 4]) for r in range(4)]
+        mine = dist.get_rank() % 4
+        x = torch.ones(25_000)
+        dist.barrier()
+        start = time.monotonic()
+        if not alone or mine == 0:
+            dist.all_reduce(x, group=pairs[mine])
+        return time.monotonic() - start
+
+    network = Oversubscribed(**{**vars(SLOW), "name": "4 to 1", "uplink_bandwidth": 1e6})
+    single = hop_by_hop("all_reduce", 1e5, (0, 4), network)
+    with World(8, timeout=20, fabric=network) as world:
+        takes(world, single, reduced, True)
+        takes(world, 0.4, reduced, False)
+
+
+def test_an_uplink_has_a_bandwidth():
+    with pytest.raises(ValueError, match="uplink_bandwidth"):
+        Oversubscribed(name="none", uplink_bandwidth=0)

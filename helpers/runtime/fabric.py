@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 import weakref
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
@@ -30,6 +31,7 @@ import torch.distributed as dist
 from ..theory.collectives import hop_by_hop
 from ..theory.hardware import Network
 from ..theory.placement import crosses
+from .uplink import Oversubscribed, Uplink, leaving
 
 SLOTS = 1 << 14  # arrivals that are remembered, for each group and rank
 ROOTED = ("broadcast", "scatter")  # a rank may be through before others have come
@@ -71,6 +73,9 @@ class Ticket(NamedTuple):
     line: str
     # When the last rank that it needs had come; to be asked after it has ended for real.
     awaited: Callable[[], float]
+    # On an oversubscribed network: its number, and the bytes that it sends out of each node.
+    key: int
+    leaves: dict[int, float]
 
 
 class Fabric:
@@ -84,6 +89,7 @@ class Fabric:
         self.late = 0
         self.failed: dict[dist.Work, Exception] = {}  # held back, and then cut
         self._arrivals: dict[str, Arrivals] = {}
+        self._uplinks: dict[int, Uplink] = {}
         self._counts: Counter[tuple] = Counter()
         self._streams: dict[str, queue.SimpleQueue] = {}
         self._queued: dict[str, float] = {}  # line -> until when, with what has been called
@@ -124,7 +130,11 @@ class Fabric:
                 ready = max(came, self._queued.get(line, 0.0))
                 self._queued[line] = ready + duration
             arrivals.note(me, k, ready)
-        return Ticket(op, came, duration, line, lambda: max(arrivals.of(i, k) for i in needs))
+        leaves = {}
+        if far and isinstance(self.network, Oversubscribed):
+            leaves = leaving("send" if alone else op, payload, ranks, self.network)
+        number = zlib.crc32(repr((key, k)).encode())
+        return Ticket(op, came, duration, line, lambda: max(arrivals.of(i, k) for i in needs), number, leaves)
 
     def hold(self, ticket: Ticket, group: str, work: dist.Work, result) -> dist.Work:
         """A Work that ends when the fabric would have ended `work`. result: what its future shall hold."""
@@ -137,12 +147,18 @@ class Fabric:
             try:
                 work.wait()
                 with self._lock:
-                    self._busy[ticket.line] = until = (
-                        max(ticket.awaited(), self._busy.get(ticket.line, 0.0)) + ticket.duration
-                    )
-                    self._queued[ticket.line] = max(self._queued.get(ticket.line, 0.0), until)
+                    begins = max(ticket.awaited(), self._busy.get(ticket.line, 0.0))
+                    until = self._busy_until(ticket.line, begins + ticket.duration)
+                    uplinks = [(self._uplink(node), size) for node, size in ticket.leaves.items()]
                 self.late += time.monotonic() > max(until, ticket.came) + 0.001
-                self._closed.wait(min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX))
+                for uplink, size in uplinks:
+                    uplink.enter(ticket.key, begins, size)
+                while (left := until - time.monotonic()) > 0 and not self._closed.is_set():
+                    self._closed.wait(min(left, threading.TIMEOUT_MAX))
+                    for uplink, _ in uplinks:  # others may have come since, and slowed it down
+                        until = max(until, uplink.until(ticket.key))
+                    with self._lock:
+                        self._busy_until(ticket.line, until)
             except Exception as e:  # the connection was cut: whoever waits for this must hear of it
                 self.failed[held] = e.with_traceback(None)
                 if held not in self.awaited_in_python:
@@ -157,6 +173,17 @@ class Fabric:
         else:
             self._stream(group).put(end)
         return held
+
+    def _busy_until(self, line: str, until: float) -> float:
+        self._busy[line] = max(self._busy.get(line, 0.0), until)
+        self._queued[line] = max(self._queued.get(line, 0.0), until)
+        return until
+
+    def _uplink(self, node: int) -> Uplink:
+        if node not in self._uplinks:
+            path = os.path.join(self.folder, f"uplink-{self.generation}-{node}")
+            self._uplinks[node] = Uplink(path, self.network.uplink_bandwidth)
+        return self._uplinks[node]
 
     def _stream(self, group: str) -> queue.SimpleQueue:
         """Collectives of one group run one after the other, as on a device's stream."""
