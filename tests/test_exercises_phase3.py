@@ -9,6 +9,7 @@ import pytest
 from exercise_tests import *  # noqa: F403
 
 from helpers import World
+from helpers.explain import explain
 from helpers.lesson import explore
 from helpers.lesson.drops import d10, d11, d12, d13
 
@@ -259,6 +260,30 @@ def test_a_step_on_the_fabric_is_the_sum_of_its_parts():
     assert sum(lost.values()) == pytest.approx(after.seconds) and lost["tp"] == max(
         lost["tp"], lost["pp"], lost["dp"]
     )
+
+
+@pytest.mark.slow
+def test_each_illness_shows_its_sign():
+    ill = d11.ill()
+    for name, step in ill.items():
+        assert sum(step.parts.values()) == pytest.approx(step.seconds), name
+    waited = {name: [sum(rank.values()) for rank in step.waited] for name, step in ill.items()}
+    assert min(range(8), key=waited["slow rank"].__getitem__) == d11.still_slow.SLOW_RANK
+    for name in ("TCP", "switch"):
+        assert ill[name].parts["dp"] > 2 * ill["healthy"].parts["dp"]
+        assert min(waited[name]) > 0.7 * max(waited[name])
+    parts = d11.beyond_healthy(ill)["TCP"]
+    assert max(parts, key=lambda part: parts[part] if part != "healthy" else 0) == "dp"
+
+
+def test_a_rank_that_is_slow_in_python_is_named(tmp_path):
+    with World(4) as world:
+        explained = explain(world.run(d11.record, str(tmp_path)))
+    assert [one.steps for one in explained.splits] == [d11.still_slow.STEPS] * 4
+    slow = d11.still_slow.SLOW_READER
+    assert explained.advice[0].text.startswith(f"rank {slow} waits for its own Python")
+    for one, parts in zip(explained.splits, d11.own_waterfall(explained).values()):
+        assert sum(parts.values()) == pytest.approx(one.seconds / one.steps)
 
 
 def test_sizes_that_do_not_divide_are_refused():

@@ -167,7 +167,7 @@ COMPUTED = {
             f" {1e3 * NODES.intra_node_latency:g} ms inside."
         ),
         "so few latencies of 1 ms count",
-        f"It loses {loss_of('PTD-P'):.0%} on four times the GPUs".replace("%", " %"),
+        f"It loses {loss_of('PTD-P'):.0%}. ZeRO-3".replace("%", " %"),
         f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %"),
     ],
     "10": [

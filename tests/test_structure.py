@@ -29,7 +29,7 @@ MAY = {
     "runtime": {"theory", "table", "terminal", "devices"},
     "train": {"theory", "toy", "devices", "files", "terminal"},
     "count": {"theory", "runtime", "table"},
-    "lesson": {"theory", "runtime", "toy", "table", "terminal", "files", "devices", "train"},
+    "lesson": {"theory", "explain", "runtime", "toy", "table", "terminal", "files", "devices", "train"},
     "doctor": {"files", "terminal", "devices", "lesson", "runtime", "toy", "train"},
     "commands": set(),
     "__main__": {"theory", "table", "terminal", "commands", "count"},

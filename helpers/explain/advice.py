@@ -38,7 +38,17 @@ def advice(splits: Sequence[Split]) -> list[Advice]:
         )
     )
     host = parts["waiting for Python"]
-    if one.on_gpu:
+    others = [s.parts["waiting for Python"] for s in splits if s is not one]
+    if others and host > 3 * statistics.median(others):
+        found.append(
+            Advice(
+                host,
+                f"rank {one.rank} waits for its own Python, the other ranks do not: look for what it alone"
+                " does between operators, such as reading data, logging or saving",
+                11,
+            )
+        )
+    elif one.on_gpu:
         found.append(
             Advice(
                 host,
@@ -47,6 +57,9 @@ def advice(splits: Sequence[Split]) -> list[Advice]:
                 11,
             )
         )
+    else:
+        found.append(Advice(host, "Python runs between the operators: larger microbatches", 11))
+    if one.on_gpu:
         found.append(
             Advice(
                 parts["idle"],
@@ -63,8 +76,6 @@ def advice(splits: Sequence[Split]) -> list[Advice]:
                 11,
             )
         )
-    else:
-        found.append(Advice(host, "Python runs between the operators: larger microbatches", 11))
     found.append(
         Advice(parts["waiting for data"], "the loader has no batch ready: more workers, or prefetching", 11)
     )

@@ -22,3 +22,12 @@ from .shown import (
     published,
     strong_and_weak,
 )
+from .still_slow import (
+    alone_and_together,
+    bandwidths,
+    beyond_healthy,
+    ill,
+    own_waterfall,
+    record,
+    stood_still,
+)

@@ -45,6 +45,7 @@ class Measured:
     seconds: float
     parts: dict[str, float]
     timeline: Timeline
+    waited: list[dict[str, float]]  # of each rank: seconds that it stood still for tp, pp and dp
 
     @property
     def sequences_per_second_per_rank(self) -> float:
@@ -52,9 +53,11 @@ class Measured:
         return BATCH / self.seconds / (d * t * p)
 
 
-def measure(d: int, t: int, p: int, m: int = 1, network: Network = NODES, tries: int = 2) -> Measured:
+def measure(
+    d: int, t: int, p: int, m: int = 1, network: Network = NODES, tries: int = 2, slow: int | None = None
+) -> Measured:
     """One step of the toy on d·t·p real ranks of the emulated cluster, tp innermost; the shorter of two. The
-    batch is always 8 sequences.
+    batch is always 8 sequences. slow: a rank that computes at half the speed.
 
     Raises ValueError where the sizes do not divide.
     """
@@ -67,10 +70,10 @@ def measure(d: int, t: int, p: int, m: int = 1, network: Network = NODES, tries:
     def run():
         grid = toy.grid_groups(d, p, t)
         stage = toy.on_grid(toy.ToyTransformer(seed=0, **SIZES), grid)
-        each = WORK * BATCH / (d * m) / t
+        forward = WORK * BATCH / (d * m) / t * (2 if dist.get_rank() == slow else 1)
         for block in stage:
             if isinstance(block, toy.Block):
-                toy.pace(block, each, 2 * each)
+                toy.pace(block, forward, 2 * forward)
         ops = one_f_one_b(p, m).ops[grid["pp"].get_local_rank()]
         batch = toy.make_batch(BATCH, TOKENS)
         for group in ("dp", "pp", "tp"):
@@ -80,36 +83,36 @@ def measure(d: int, t: int, p: int, m: int = 1, network: Network = NODES, tries:
         with span("busy"):
             toy.grid_step(stage, *batch, ops, m, grid)
 
-    found = []
+    steps = []
     with World(d * t * p, fabric=network, timeout=60) as world:
         for _ in range(tries):
             world.run(run)
-            found.append(_parts((d, t, p, m), world.timeline))
-    return min(found, key=lambda f: f.seconds)
+            steps.append(_parts((d, t, p, m), world.timeline))
+    return min(steps, key=lambda step: step.seconds)
+
+
+AXES = ("tp", "pp", "dp")
 
 
 def _parts(layout: tuple, timeline: Timeline) -> Measured:
-    d, t, p, m = layout
-    n = len(timeline.rows)
-    steps = [next(s for s in row if s.kind == "busy") for row in timeline.rows]
-    seconds = max(s.end for s in steps) - min(s.start for s in steps)
-    only = {t: "tp", p: "pp", d: "dp"}[n] if n in (t, p, d) else None  # a group of all ranks is the world
-    axis = lambda s: s.label.split()[1].replace("world", only or "world")
-    waited = {
-        name: (
-            sum(
+    d, t, p, _ = layout
+    busy = [next(s for s in row if s.kind == "busy") for row in timeline.rows]
+    seconds = max(s.end for s in busy) - min(s.start for s in busy)
+    waited = [
+        {
+            axis: sum(
                 s.end - s.start
-                for row, step in zip(timeline.rows, steps)
                 for s in row
-                if s.kind == "wait" and axis(s) == name and s.start >= step.start
+                if s.kind == "wait" and s.label.split()[1] == axis and s.start >= step.start
             )
-            / n
-        )
-        for name in ("tp", "pp", "dp")
-    }
+            for axis in AXES
+        }
+        for row, step in zip(timeline.rows, busy)
+    ]
+    mean = {axis: sum(rank[axis] for rank in waited) / len(waited) for axis in AXES}
     compute = 12 * WORK * BATCH / (d * t * p)  # four blocks, 1 + 2 each
-    rest = seconds - compute - sum(waited.values())
-    return Measured(layout, seconds, {"compute": compute, **waited, "rest": rest}, timeline)
+    rest = seconds - compute - sum(mean.values())
+    return Measured(layout, seconds, {"compute": compute, **mean, "rest": rest}, timeline, waited)
 
 
 def lost(before: Measured, after: Measured) -> dict[str, float]:
