@@ -82,15 +82,20 @@ def _of_cpu(trace: Trace) -> Split:
     stepping = union([(n.start, n.end) for n in trace.notes if _is_step(n)])
     computing = union([(e.start, e.end) for e in ops])
     optimizer = both(computing, stepping)
-    made = _parts(trace, False, sent, without(computing, stepping), optimizer, np.empty((0, 2)))
+    steps = [(note.start, note.end) for note in trace.notes if note.name.startswith("ProfilerStep#")]
+    made = _parts(trace, False, sent, without(computing, stepping), optimizer, np.empty((0, 2)), steps)
     made.parts |= {"waiting for data": 0.0, "waiting for Python": length(made.parts.pop("idle")) / 1e6}
     return made
 
 
-def _parts(trace: Trace, on_gpu: bool, sent: list[Collective], computing, optimizer, copies) -> Split:
-    """Everything but what idle time was for, which stays as intervals."""
+def _parts(
+    trace: Trace, on_gpu: bool, sent: list[Collective], computing, optimizer, copies, steps=()
+) -> Split:
+    """Everything but what idle time was for, which stays as intervals. steps: may begin before the first
+    operator, where a rank reads its data first.
+    """
     communicating = union([(c.start, c.end) for c in sent])
-    spans = np.concatenate([computing, optimizer, copies, communicating])
+    spans = np.concatenate([computing, optimizer, copies, communicating, union(list(steps))])
     whole = np.array([[spans[:, 0].min(), spans[:, 1].max()]])
     optimizer, busy = without(optimizer, computing), union(np.concatenate([computing, optimizer]))
     parts = {"compute": length(computing), "optimizer": length(optimizer)}
