@@ -1,5 +1,6 @@
 """The exercise and the defence of drop 14, and its training on the ranks of this machine."""
 
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -255,7 +256,14 @@ def test_accelerate_shards_over_gpus():
 
 
 def test_a_world_for_every_machine():
-    assert all(math.prod(d14.layout_here(n).values()) == n for n in (1, 2, 4, 8))
+    of = lambda n, *sizes: tuple(d14.layout_here(n, Layout(**dict(zip(("dp", "tp", "pp"), sizes)))).values())
+    assert [of(n, 4, 8, 2) for n in (8, 4, 2, 1)] == [(2, 2, 2), (1, 2, 2), (1, 2, 1), (1, 1, 1)]
+    assert of(8, 64, 1, 1) == (8, 1, 1) and of(8, 16, 4, 1) == (4, 2, 1) and of(8, 8, 8, 1) == (4, 2, 1)
+    for layout in itertools.product((1, 2, 4, 8, 16, 64), repeat=3):
+        for n in (1, 2, 4, 8):
+            sizes = of(n, *layout)
+            assert math.prod(sizes) == n and sizes[2] <= 4
+            Config(**d14.layout_here(n, Layout(dp=layout[0], tp=layout[1], pp=layout[2]))).checked(n)
 
 
 def test_a_notebook_that_is_interrupted_goes_on(tmp_path):

@@ -29,6 +29,9 @@ from ..terminal import Manual
 from ..theory import collectives
 from ..theory.layout import Layout, check
 from ..theory.models import ModelShape, find_model
+from ..theory.schedules import one_f_one_b
+from ..theory.stages import layers_on_rank
+from ..theory.traced import microbatches
 from ..theory.traffic import Call
 
 PLANS = ("Megatron's", "usual")
@@ -62,11 +65,10 @@ class Trace:
 
     def sent(self, axis: str) -> float:
         """Bytes that a rank sends for an axis in a step, by the book."""
-        n = {"dp": self.layout.dp, "tp": self.layout.tp}[axis]
+        n = self.layout.members(axis)
         return sum(collectives.book(c.op, c.payload, n) for c in self.calls if c.axis == axis)
 
     def table(self) -> Table:
-        size = {"dp": self.layout.dp, "tp": self.layout.tp}
         return Table(
             ["collective", "axis", "calls", "whole tensors", "sent by this rank"],
             [
@@ -75,7 +77,7 @@ class Trace:
                     c.axis,
                     str(c.calls),
                     human(c.payload),
-                    human(collectives.book(c.op, c.payload, size[c.axis])),
+                    human(collectives.book(c.op, c.payload, self.layout.members(c.axis))),
                 ]
                 for c in self.calls
             ],
@@ -103,10 +105,14 @@ def trace(
 ) -> Trace:
     """One step with one microbatch of `model` under FSDP (zero 3) over dp and tensor parallelism over tp.
 
+    With pp above 1 it is the first stage's, with pp + 1 microbatches by 1F1B: they run forward and are sent
+    on, their gradients come back and run backward. Each weight is gathered once and each gradient reduced
+    once, as torchtitan does in a pipeline.
+
     plan: "Megatron's" enters each pair of matrices once, and splits vocabulary and loss; "usual" is what
     PyTorch's tutorials give, each matrix by itself, embedding and head whole. gradient_bytes: of what
-    gradients travel in, 4 as torchtitan has it, or 2. Raises ValueError for what cannot be traced: pipelines,
-    ZeRO below 3, sizes that do not divide, anything with PyTorch before 2.11.
+    gradients travel in, 4 as torchtitan has it, or 2. Raises ValueError for what cannot be traced: stages in
+    chunks, ZeRO below 3, sizes that do not divide, anything with PyTorch before 2.11.
     """
     if tuple(map(int, version("torch").split(".")[:2])) < (2, 11):
         raise ValueError(
@@ -114,10 +120,10 @@ def trace(
             f" {version('torch')}"
         )
     check(model, layout)
-    if layout.pp != 1 or layout.zero != 3:
+    if layout.chunks != 1 or layout.zero != 3:
         raise ValueError(
-            f"a trace is of FSDP and tensor parallelism: pp 1 and zero 3, not pp {layout.pp} and zero"
-            f" {layout.zero}"
+            "a trace is of FSDP, tensor parallelism and a first stage in one piece: zero 3 and interleave 1,"
+            f" not zero {layout.zero} and {layout.chunks} chunks"
         )
     if layout.recompute not in ("none", "full"):
         raise ValueError(
@@ -177,10 +183,12 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
 
     start = time.perf_counter()
     dist.init_process_group("fake", rank=0, world_size=layout.ranks, store=FakeStore())
-    mesh = init_device_mesh("cpu", (layout.dp, layout.tp), mesh_dim_names=("dp", "tp"))
-    axis_of = {mesh.get_group(axis).group_name: axis for axis in ("dp", "tp")}
+    axes, piped = ("pp", "dp", "tp"), layout.pp > 1
+    mesh = init_device_mesh("cpu", (layout.pp, layout.dp, layout.tp), mesh_dim_names=axes)
+    axis_of = {mesh.get_group(axis).group_name: axis for axis in axes}
     with torch.device("meta"):
-        net = Transformer(model, recompute=layout.recompute == "full")
+        first = int(layers_on_rank(model, layout, 0)) if piped else None
+        net = Transformer(model, layout.recompute == "full", first)
     params = sum(p.numel() for p in net.parameters())
     if layout.tp > 1:
         parallelize(net, mesh["tp"], layout.sequence_parallel, plan)
@@ -188,7 +196,7 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
         param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16 if gradient_bytes == 2 else torch.float32
     )
     for part in (*net.layers, net):
-        fully_shard(part, mesh=mesh["dp"], mp_policy=policy)
+        fully_shard(part, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=False if piped else None)
     with FakeTensorMode(allow_non_fake_inputs=True), Watch(axis_of) as watch:
         net.to_empty(device="cpu")
         watch.kind_of(net.parameters(), "weights")
@@ -202,8 +210,10 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
         tokens = torch.zeros(layout.microbatch, seq_len, dtype=torch.long)
         split_loss = layout.tp > 1 and plan != "usual"
         with loss_parallel() if split_loss else torch.enable_grad():
-            scores = net(tokens)
-            F.cross_entropy(scores.flatten(0, 1).float(), tokens.flatten()).backward()
+            if piped:
+                _first_stage(net, tokens, layout.pp, layout.dp * layout.tp, mesh.get_group("pp"))
+            else:
+                F.cross_entropy(net(tokens).flatten(0, 1).float(), tokens.flatten()).backward()
     dist.destroy_process_group()
     return Trace(
         model,
@@ -215,6 +225,30 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
         time.perf_counter() - start,
         _most_resident(),
     )
+
+
+def _first_stage(net, tokens, pp: int, following: int, group) -> None:
+    """1F1B on a first stage; `following` is the next stage's rank. Before each backward FSDP is told what
+    `torch.distributed.pipelining` tells it.
+    """
+    import torch
+    import torch.distributed as dist
+
+    ops = one_f_one_b(pp, microbatches(pp)).ops[0]
+    sent, backwards = {}, [op for op in ops if op.kind == "B"]
+    for op in ops:
+        if op.kind == "F":
+            sent[op.microbatch] = net(tokens)
+            dist.send(sent[op.microbatch].detach(), dst=following, group=group)
+            continue
+        y, last = sent.pop(op.microbatch), op == backwards[-1]
+        gradient = torch.empty_like(y)
+        dist.recv(gradient, src=following, group=group)
+        net.set_is_last_backward(last)
+        net.set_reshard_after_backward(last)
+        net.set_requires_gradient_sync(last)
+        y.backward(gradient)
+        del y, gradient
 
 
 def _most_resident() -> int:
@@ -231,6 +265,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("model", help="a name, or a JSON file, as for three-axes plan")
     parser.add_argument("--dp", type=int, default=8)
     parser.add_argument("--tp", type=int, default=8)
+    parser.add_argument("--pp", type=int, default=1, help="stages; the first one is traced")
     parser.add_argument("--microbatch", type=int, default=1)
     parser.add_argument("--seq", type=int, default=4096)
     parser.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
@@ -240,6 +275,7 @@ def main(argv: list[str] | None = None) -> None:
     layout = Layout(
         dp=args.dp,
         tp=args.tp,
+        pp=args.pp,
         microbatch=args.microbatch,
         zero=3,
         recompute=args.recompute,

@@ -122,20 +122,23 @@ class Layer(nn.Module):
 
 class Transformer(nn.Module):
     """shape.params parameters, to the last one. recompute: keep each layer's input only, and run it again in
-    backward.
+    backward. first: so many layers and the embedding, as the first stage of a pipeline has them; all of the
+    model where nothing is said.
     """
 
-    def __init__(self, shape: ModelShape, recompute: bool = False):
+    def __init__(self, shape: ModelShape, recompute: bool = False, first: int | None = None):
         super().__init__()
         self.token = nn.Embedding(shape.vocab, shape.hidden)
         self.position = nn.Embedding(shape.positions, shape.hidden) if shape.positions else None
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
-        self.norm, self.head = _norm(shape), nn.Linear(shape.hidden, shape.vocab, bias=False)
-        if shape.tied:
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(first or shape.layers))
+        self.norm, self.head = None, None
+        if first is None:
+            self.norm, self.head = _norm(shape), nn.Linear(shape.hidden, shape.vocab, bias=False)
+        if shape.tied and self.head is not None:
             self.head.weight = self.token.weight
         self.half_head, self.recompute = shape.head_dim // 2, recompute
 
-    def forward(self, tokens):  # (b, s) -> (b, s, V)
+    def forward(self, tokens):  # (b, s) -> (b, s, V), or of a first stage (b, s, h)
         x, turn = self.token(tokens), None
         if self.position is not None:
             x = x + self.position(torch.arange(tokens.shape[1]))
@@ -148,7 +151,7 @@ class Transformer(nn.Module):
             turn = angle.cos().bfloat16(), angle.sin().bfloat16()
         for layer in self.layers:
             x = checkpoint(layer, x, turn, use_reentrant=False) if self.recompute else layer(x, turn)
-        return self.head(self.norm(x))
+        return x if self.head is None else self.head(self.norm(x))
 
 
 def parallelize(net: Transformer, mesh: DeviceMesh, sp: bool, plan: str) -> None:
@@ -194,7 +197,8 @@ def parallelize(net: Transformer, mesh: DeviceMesh, sp: bool, plan: str) -> None
                 output_layouts=Replicate(), desired_output_layouts=Shard(0)
             )
     if ends:
-        tied = net.head.weight is net.token.weight
-        parallelize_module(net, mesh, ends)
+        tied = net.head is not None and net.head.weight is net.token.weight
+        here = {name: how for name, how in ends.items() if getattr(net, name) is not None}
+        parallelize_module(net, mesh, here)
         if tied:  # each got a matrix of its own; both are split by rows, so one will do
             net.head.weight = net.token.weight

@@ -72,15 +72,14 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     norms = (model.norms * count + (stage == layout.pipeline.head_rank(layout.pp))) * (
         1 if model.gated else 2
     )
+    # FSDP sums them before it has cast them, but where it keeps a sum over microbatches, as in a pipeline.
+    summed = (np.asarray(layout.pp) > 1) & (np.asarray(layout.zero) == 3)
+    number = np.where(summed, framework.gradient_bytes, framework.number_bytes)
     return [
         *ops,
         # With sequence parallelism each rank has seen a part of the tokens only.
         tensor_parallel(
-            "gradients of norms",
-            "S",
-            "all_reduce",
-            layout.sequence_parallel * norms,
-            framework.number_bytes * model.hidden,
+            "gradients of norms", "S", "all_reduce", layout.sequence_parallel * norms, number * model.hidden
         ),
     ]
 

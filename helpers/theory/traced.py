@@ -19,9 +19,16 @@ PLANS: dict[str, Framework] = {
 }
 
 
+def microbatches(pp: int) -> int:
+    """Of a traced step. In a pipeline one more than are in flight: then sums of gradients are there beside
+    all the activations.
+    """
+    return 1 if pp == 1 else pp + 1
+
+
 def traced_job(model: ModelShape, seq_len: int, layout: Layout, plan: str = "Megatron's", **changed) -> Job:
-    """The step that `trace` runs: one microbatch on each rank. changed: of the framework."""
-    batch = layout.dp * layout.microbatch
+    """The step that `trace` runs. changed: of the framework."""
+    batch = layout.dp * layout.microbatch * microbatches(layout.pp)
     return Job(model, global_batch=batch, seq_len=seq_len, framework=replace(PLANS[plan], **changed))
 
 

@@ -10,7 +10,7 @@ from ....table import Table, human
 from ....theory import CLUSTERS, Job, Layout, Plan, plan
 from ....theory.memory import stage_memory, states
 from ....theory.models import find_model
-from ....theory.traced import beyond, traced_job
+from ....theory.traced import beyond, microbatches, traced_job
 from ....theory.traffic import calls
 
 MODEL, CLUSTER, GPUS, BATCH, SEQ = find_model("llama-3-70b"), CLUSTERS["dgx-h100"], 64, 128, 8192
@@ -40,34 +40,40 @@ def states_table() -> Table:
 
 # -- the real model, traced ----------------------------------------------------------------------
 
-TRACED = Layout(dp=8, tp=8, zero=3)
+USUAL = Layout(dp=8, tp=8, zero=3, sequence_parallel=False)
 FEW = 8  # layers, where all layers are alike and one count for each is asked for
 
 
 @cache
-def traced() -> Trace:
-    """The 70B under FSDP 8 × TP 8 by Megatron's plan with sequence parallelism, one of 64 ranks."""
-    return trace(MODEL, TRACED, seq_len=SEQ)
+def traced(layout: Layout) -> Trace:
+    """The 70B's first stage on one rank of a layout, by Megatron's plan, with FSDP over dp: ZeRO-1 and 2 are
+    none of FSDP2's, and a schedule's chunks are left out.
+
+    Raises ValueError for what PyTorch's pieces cannot run.
+    """
+    return trace(MODEL, replace(layout, zero=3, schedule="1F1B", interleave=1), seq_len=SEQ)
 
 
 @cache
 def usual_plan() -> Trace:
     """Its first `FEW` layers by the tutorials' plan, without sequence parallelism."""
-    return trace(
-        replace(MODEL, layers=FEW), replace(TRACED, sequence_parallel=False), seq_len=SEQ, plan="usual"
-    )
+    return trace(replace(MODEL, layers=FEW), USUAL, seq_len=SEQ, plan="usual")
 
 
 def against_formula(found: Trace) -> Table:
-    """Collectives of one microbatch: counted from PyTorch, and by hand."""
+    """Collectives of the traced step: counted from PyTorch, and by hand."""
     by_hand = calls(traced_job(found.model, found.seq_len, found.layout), found.layout)
+    many = microbatches(found.layout.pp)
     return Table(
         ["collective", "axis", "counted", "by hand", "bytes counted", "by hand"],
         [
             [c.op, c.axis, str(c.calls), str(e.calls), human(c.payload), human(e.payload)]
             for c, e in zip(found.calls, by_hand, strict=True)
         ],
-        title=f"{found.model.name} on 64 fake ranks, one microbatch: collectives of rank 0, whole tensors",
+        title=(
+            f"{found.model.name} on {found.layout.ranks} fake ranks, {found.layout}: collectives of rank 0 in"
+            f" {many} microbatch{'es' * (many > 1)}, whole tensors"
+        ),
     )
 
 
@@ -79,12 +85,10 @@ def memory_against_theory(found: Trace) -> Table:
     rest = sum(paper.values()) - sum(paper[kind] for kind in states)
     rows = [[kind, human(paper[kind]), human(found.memory[kind])] for kind in states]
     rows.append(["all else", human(rest), human(found.peak - sum(found.memory[kind] for kind in states))])
-    rows += [
-        [f"of that: {name}", human(size), ""]
-        for name, size in beyond(found.model, found.layout, found.seq_len).items()
-    ]
+    parts = beyond(found.model, found.layout, found.seq_len)
+    if found.layout.pp > 1:
+        parts = {"weights and sums of gradients, gathered": paper["gathered weights"]} | parts
+    rows += [[f"of that: {name}", human(size), ""] for name, size in parts.items() if size]
     return Table(
-        ["a GPU", "on paper", "traced"],
-        rows,
-        ["the peak of one microbatch", human(sum(paper.values())), human(found.peak)],
+        ["a GPU", "on paper", "traced"], rows, ["the peak", human(sum(paper.values())), human(found.peak)]
     )

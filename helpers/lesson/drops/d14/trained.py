@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-import signal
 import statistics
 import threading
 from contextlib import contextmanager
@@ -17,6 +17,7 @@ from ....runtime import current, memory
 from ....runtime.world import World
 from ....table import Table, human
 from ....theory.collectives import book
+from ....theory.layout import Layout
 from ....theory.memory import stage_params, states
 from ....theory.traffic import calls
 from ....train import Config
@@ -28,14 +29,20 @@ def world_here() -> World:
     return World(n, gpus=True, timeout=300) if n else World(8, timeout=300)
 
 
-def layout_here(ranks: int) -> dict[str, int]:
-    """(dp, tp, pp) for the 4-layer model: every axis gets a factor of two as long as there are ranks."""
-    return {
-        8: dict(dp=2, tp=2, pp=2),
-        4: dict(dp=1, tp=2, pp=2),
-        2: dict(dp=2, tp=1, pp=1),
-        1: dict(dp=1, tp=1, pp=1),
-    }[ranks]
+def layout_here(ranks: int, layout: Layout) -> dict[str, int]:
+    """(dp, tp, pp) for the 4-layer model on so many ranks, a power of two up to 8: the axes that `layout`
+    has, in two as long as there are ranks, tp and pp first. What is left goes to the largest of them; the
+    model has 8 heads and 4 layers.
+    """
+    sizes, most = dict(dp=1, tp=1, pp=1), dict(dp=8, tp=8, pp=4)
+    largest = sorted(sizes, key=layout.members, reverse=True)
+    for axis in ("tp", "pp", "dp"):
+        if layout.members(axis) > 1 and math.prod(sizes.values()) < ranks:
+            sizes[axis] = 2
+    while (left := ranks // math.prod(sizes.values())) > 1:
+        axis = next(axis for axis in [*largest, "dp"] if sizes[axis] < most[axis])
+        sizes[axis] *= min(left, 2)
+    return sizes
 
 
 def twin(config: Config, steps: int) -> list[float]:
@@ -265,36 +272,3 @@ def with_accelerate(config: Config, steps: int) -> list[float]:
     """The losses of accelerate's first steps."""
     training = ByAccelerate(config)
     return [training.step() for _ in range(steps)]
-
-
-def hello() -> None:
-    """On a process of either launcher: join the group if nobody has, and say so together with the others.
-
-    On Colab accelerate starts no processes for fewer than two GPUs: it calls this in the kernel, where there
-    is no group.
-    """
-    torch.set_num_threads(1)  # a process forked from a kernel that has multiplied matrices hangs with more
-    if not dist.is_initialized():
-        os.environ |= {"OMP_NUM_THREADS": "1"}
-        from accelerate import PartialState
-
-        PartialState(cpu=True)
-    if not dist.is_initialized():
-        print(f"called in the kernel itself, process {os.getpid()}: no ranks were started")
-        return
-    one = torch.ones(1)
-    dist.all_reduce(one)
-    print(f"rank {dist.get_rank()} of {one.item():.0f}, process {os.getpid()}")
-
-
-@contextmanager
-def signals_kept():
-    """Put the kernel's signal handlers back afterwards: accelerate's launcher replaces them, and with them
-    the stop button.
-    """
-    kept = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
