@@ -1,6 +1,7 @@
 """Every figure in the prose is printed by a cell of its notebook, or computed here."""
 
 import re
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -17,6 +18,7 @@ from helpers.theory.memory import stage_memory, states
 from helpers.theory.models import find_model
 from helpers.theory.traced import beyond, traced_job
 
+ROOT = Path(__file__).resolve().parent.parent
 N = sum(p.numel() for p in toy.ToyTransformer(hidden=256).parameters())
 SMALL = 4 * sum(p.numel() for p in d05.paced_model().parameters())
 behind = [int(row[-1].rstrip("%")) for row in d13.tree_against_planner().rows[2:]]  # of the larger models
@@ -235,3 +237,24 @@ def test_figures_in_the_prose_are_true(path):
         assert figure in printed or any(figure in sentence for sentence in computed), (
             f"{figure} comes from nowhere"
         )
+
+
+# Figures of the cards and of the teaching notes -> what they are, computed; None for a case that is made up.
+OUTSIDE = {
+    "16 GB": human(16 * 1e9),
+    "1.13 TB": human(sum(states(LLAMA.params).values())),
+    "30.9 GB": human(sum(states(LLAMA.params / 16, 4, 1).values())),
+    "35 %": f"{7 / 20:.0%}".replace("%", " %"),
+    "40 %": "40 %",  # drop 11's title, which its cells measure
+    "2 %": None,
+    "30 %": None,
+}
+
+
+@pytest.mark.parametrize("file", ["data/flashcards.csv", "docs/teaching.md"])
+def test_figures_of_cards_and_notes_are_true(file):
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert set(re.findall(FIGURE, text)) <= set(OUTSIDE)
+    assert all(figure == true for figure, true in OUTSIDE.items() if true)
+    assert 'how many GB before the first token?" (112)' in text or file.endswith("csv")
+    assert sum(states(7e9).values()) == 112e9
