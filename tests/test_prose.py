@@ -241,7 +241,7 @@ def test_figures_in_the_prose_are_true(path):
 
 # Figures of the cards and of the teaching notes -> what they are, computed; None for a case that is made up.
 OUTSIDE = {
-    "16 GB": human(16 * 1e9),
+    "16 GB": f"{sum(states(1e9).values()) / 1e9:.0f} GB",
     "1.13 TB": human(sum(states(LLAMA.params).values())),
     "30.9 GB": human(sum(states(LLAMA.params / 16, 4, 1).values())),
     "35 %": f"{7 / 20:.0%}".replace("%", " %"),
