@@ -13,12 +13,13 @@ import numpy as np
 from .checks import divisors
 from .frameworks import Framework
 from .job import Job
-from .layout import Axes, Layout, check
+from .layout import Axes, Layout
 from .memory import stage_states
+from .possible import check
 from .shape import ModelShape
 from .stages import layers_on_stage
 
-SIZES = (*Axes._fields, "microbatch", "interleave", "zero")
+SIZES = (*Axes._fields, "microbatch", "interleave", "zero", "shard")
 _ROW = np.dtype([(k, int) for k in (*SIZES, "names")] + [("sp", bool), ("seconds", float), ("memory", float)])
 # Tokens of a sequence: cp is looked at beyond, down to half as many on a rank, or where it is asked for.
 LONG = 8192
@@ -68,14 +69,24 @@ class Candidates(Sequence):
 
 def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dict[Axes, str]]:
     """(all rows of numbers, whatever the schedule; which sizes cannot be, and why)."""
-    framework, rows, impossible = job.framework, [], {}
+    framework, rows, impossible, asked = job.framework, [], {}, only.get("shard", 0)
     for axes in _all_axes(job, gpus, only):
+        shard = (
+            asked if asked < axes.dp * axes.cp else 0
+        )  # where it is all of them there is nothing to replicate
+        zeros = framework.zeros if axes.pp == 1 else framework.zeros_in_pipeline
+        zeros = tuple(zero for zero in zeros if zero or not shard)
         try:
-            check(job.model, framework.layout(**axes._asdict()), job.global_batch, gpus, job.seq_len)
+            check(
+                job.model,
+                framework.layout(**axes._asdict(), shard=shard, zero=max(zeros, default=0)),
+                job.global_batch,
+                gpus,
+                job.seq_len,
+            )
         except ValueError as e:
             impossible[axes] = str(e)
             continue
-        zeros = framework.zeros if axes.pp == 1 else framework.zeros_in_pipeline
         if not zeros:
             only_zero = " or ".join(map(str, framework.zeros))
             impossible[axes] = f"with a pipeline {framework.name} has no ZeRO {only_zero}, which is asked for"
@@ -88,7 +99,7 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
                 # What would make no difference is looked at once.
                 for zero in zeros if axes.dp * axes.cp > 1 else zeros[:1]:
                     for sp in (True, False) if axes.tp > 1 and not job.model.experts else (True,):
-                        rows.append((*axes, b, v, zero, 0, sp, 0.0, 0.0))
+                        rows.append((*axes, b, v, zero, shard, 0, sp, 0.0, 0.0))
     if not rows and not impossible:
         given = ", ".join(f"{axis} {size}" for axis, size in only.items())
         raise ValueError(f"{given} cannot be on {gpus} GPUs: dp·tp·pp must be {gpus}")

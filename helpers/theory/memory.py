@@ -14,11 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from .data_parallel import ends_share, expert_share, layer_share
+from .data_parallel import adapter_share
 from .job import Job
 from .layout import Layout
 from .operations import layer
 from .shape import ModelShape
+from .shares import ends_share, expert_share, layer_share
 from .stages import kinds_on_rank
 
 # What people count for one parameter trained with Adam, and how they come to differ.
@@ -61,13 +62,14 @@ def stage_params(model: ModelShape, layout: Layout, stage, split_vocabulary: boo
     return sum(_params(model, layout, stage, split_vocabulary))
 
 
-def _params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool) -> tuple[float, float]:
-    """(what all of dp · cp have replicas of, what edp has: routed experts)."""
+def _params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool) -> tuple[float, float, float]:
+    """(in layers, of which all of dp · cp have replicas; routed experts, of which edp has; beside the
+    layers).
+    """
     kinds = kinds_on_rank(model, layout, stage)
     own = sum(many * layer_share(kind, layout.tp) for kind, many in kinds)
-    return own + ends_share(model, layout, stage, split_vocabulary), kinds[-1][1] * expert_share(
-        model, layout
-    )
+    ends = ends_share(model, layout, stage, split_vocabulary)
+    return own, kinds[-1][1] * expert_share(model, layout), ends
 
 
 def activations_per_layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> dict[str, float]:
@@ -119,9 +121,16 @@ def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
     # Where gradients are summed in float32, autograd makes half-precision ones first; fused kernels add to
     # the sum at once. Where the parameters are float32, they are made when a layer's are reduced.
     sums = 2 * (not framework.fused and framework.gradient_bytes == 4 and framework.weight_bytes == 2)
-    own, routed = _params(model, layout, stage, framework.split_vocabulary)
-    bytes_ = framework.weight_bytes, framework.gradient_bytes + sums, framework.optimizer_bytes
-    parts = states(own, layout.replicas, layout.zero, *bytes_)
+    own, routed, ends = _params(model, layout, stage, framework.split_vocabulary)
+    state = framework.state_bytes * (not framework.offload)
+    bytes_ = framework.weight_bytes, framework.gradient_bytes + sums, state
+    if job.lora:
+        parts = states(adapter_share(job, layout, stage), layout.shards, layout.zero, *bytes_)
+        share = lambda size, d: size / np.where(np.asarray(layout.zero) >= 3, d, 1)
+        frozen = share(job.lora.weight_bytes * own + 2.0 * ends, layout.shards)
+        frozen = frozen + share(job.lora.weight_bytes * routed, layout.edp)
+        return parts | {"weights": parts["weights"] + frozen}
+    parts = states(own + ends, layout.shards, layout.zero, *bytes_)
     if model.experts:
         of_experts = states(routed, layout.edp, layout.zero, *bytes_)
         parts = {name: size + of_experts[name] for name, size in parts.items()}
@@ -148,7 +157,7 @@ def stage_memory(
     # One microbatch at a time: the norm's and the head's input, and float32 scores.
     eager = EAGER_SCORE_BYTES + SCORE_BYTES * framework.split_vocabulary * (np.asarray(t) > 1)
     scores = SCORE_BYTES + eager * (not framework.fused_loss)
-    parts["logits"] = last * sb * (4.0 * model.hidden + scores * model.vocab) / t
+    parts["logits"] = last * sb * (4.0 * model.hidden + scores * model.vocab / framework.loss_chunks) / t
     if layout.recompute in ("per-op", "full"):
         # One layer is whole again in its backward, when the scores are gone.
         parts["activations"] = parts["activations"] + np.maximum(0, kept[-1][1] - parts["logits"])
@@ -156,8 +165,16 @@ def stage_memory(
     # pipeline all, as their gradients. PyTorch's FSDP keeps embedding and head gathered as well.
     share = layer_share(model, t) + expert_share(model, layout)
     ends = (not framework.fused_loss) * ends_share(model, layout, stage, framework.split_vocabulary)
-    piped = np.where(np.asarray(layout.pp) > 1, (2.0 + framework.gradient_bytes) * params, 0.0)
-    parts["gathered weights"] = (np.asarray(layout.zero) == 3) * np.maximum(2.0 * (2 * share + ends), piped)
+    in_layer = job.lora.weight_bytes if job.lora else 2.0
+    whole = (in_layer + framework.gradient_bytes * (job.lora is None)) * params
+    piped = np.where(np.asarray(layout.pp) > 1, whole, 0.0)
+    gathered = np.maximum(2 * in_layer * share + 2.0 * ends, piped)
+    parts["gathered weights"] = (np.asarray(layout.zero) == 3) * gathered
+    if job.lora and job.lora.four_bit:  # one matrix at a time is made wide
+        widest = max(
+            model.ffn * (not model.experts), model.q_width, model.experts.shared if model.experts else 0
+        )
+        parts["widened weights"] = 2.0 * model.hidden * widest / t
     parts["overhead"] = overhead
     return parts
 

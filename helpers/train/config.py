@@ -10,8 +10,9 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from .. import toy
 from ..theory.frameworks import TOY
 from ..theory.job import Job
-from ..theory.layout import Layout, check
+from ..theory.layout import Layout
 from ..theory.models import ModelShape
+from ..theory.possible import check
 
 SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
