@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -70,30 +71,27 @@ class Candidates(Sequence):
 def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dict[Axes, str]]:
     """(all rows of numbers, whatever the schedule; which sizes cannot be, and why)."""
     framework, rows, impossible, asked = job.framework, [], {}, only.get("shard", 0)
+    possible: list[tuple[Axes, int, tuple[int, ...]]] = []  # with the shard and the ZeRO stages to look at
     for axes in _all_axes(job, gpus, only):
-        shard = (
-            asked if asked < axes.dp * axes.cp else 0
-        )  # where it is all of them there is nothing to replicate
+        shard = asked if asked < axes.dp * axes.cp else 0  # all of them are one shard without that word
         zeros = framework.zeros if axes.pp == 1 else framework.zeros_in_pipeline
         zeros = tuple(zero for zero in zeros if zero or not shard)
+        layout = framework.layout(**axes._asdict(), shard=shard, zero=max(zeros, default=0))
         try:
-            check(
-                job.model,
-                framework.layout(**axes._asdict(), shard=shard, zero=max(zeros, default=0)),
-                job.global_batch,
-                gpus,
-                job.seq_len,
-            )
+            check(job.model, layout, job.global_batch, gpus, job.seq_len)
         except ValueError as e:
             impossible[axes] = str(e)
             continue
         if not zeros:
             only_zero = " or ".join(map(str, framework.zeros))
             impossible[axes] = f"with a pipeline {framework.name} has no ZeRO {only_zero}, which is asked for"
+        possible.append((axes, shard, zeros))
+    if job.model.experts:
+        possible = _that_fit(job, possible)
+    for axes, shard, zeros in possible:
         share, most = job.global_batch // axes.dp, 64
         if job.model.experts:
             most = max(1, MOST_TOKENS * axes.cp // job.seq_len)
-            zeros = _that_fit(job, axes, zeros)
         for b in (b for b in range(1, most + 1) if share % b == 0):
             for v in _chunks(job.model, framework, axes.pp, share // b):
                 # What would make no difference is looked at once.
@@ -127,22 +125,34 @@ def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
                     yield Axes(d, t, p, c, e, etp)
 
 
-def _that_fit(job: Job, axes: Axes, zeros: tuple[int, ...]) -> tuple[int, ...]:
-    """The ZeRO stages whose states alone leave room on a middle stage; the last where none does."""
-    framework, fits = job.framework, []
-    for zero in zeros:
-        layout = framework.layout(**axes._asdict(), zero=zero)
-        if sum(stage_states(job, layout, axes.pp // 2).values()) <= job.cluster.device.memory:
-            fits.append(zero)
-    return tuple(fits) or zeros[-1:]
+def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
+    """The same with only those ZeRO stages whose states alone leave room on a middle stage; the last where
+    none does.
+    """
+    if not possible:
+        return []
+    sizes = dict(zip(Axes._fields, np.array([axes for axes, *_ in possible]).T))
+    fits = {}
+    for zero in {zero for *_, zeros in possible for zero in zeros}:
+        layout = job.framework.layout(**sizes, zero=zero)
+        held = sum(stage_states(job, layout, layout.pp // 2).values())
+        fits[zero] = held <= job.cluster.device.memory
+    return [
+        (axes, shard, tuple(zero for zero in zeros if fits[zero][i]) or zeros[-1:])
+        for i, (axes, shard, zeros) in enumerate(possible)
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _divides(layers: int, stages: int) -> bool:
+    return layers_on_stage(layers, stages, 0) is not None
 
 
 def _chunks(model: ModelShape, framework: Framework, p: int, m: int) -> list[int]:
     if p == 1 or framework.balanced:
         return [1]
     most = min(framework.most_chunks, model.layers // p + 1)
-    divide = lambda v: layers_on_stage(model.layers, p * v, 0) is not None
-    return [v for v in range(1, most + 1) if divide(v) and (v == 1 or m % p == 0)]
+    return [v for v in range(1, most + 1) if _divides(model.layers, p * v) and (v == 1 or m % p == 0)]
 
 
 def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarray:

@@ -80,19 +80,15 @@ def activations_per_layer(job: Job, layout: Layout, kind: ModelShape | None = No
     parallelism s·b·h·(34/t + 5·a·s/(h·t)): Korthikanti et al. 2022, Table 2. Dropout masks, of one byte
     each, are counted for models with biases, which use dropout, and not for gated ones, which do not.
     """
-    found: dict[str, float] = {}
-    for name, kept in _kept_by(job, layout, kind):
-        if np.any(kept):
-            found[name] = found.get(name, 0.0) + kept
-    return found
-
-
-def _kept_by(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[tuple[str, float]]:
-    """(operation, bytes that it keeps for backward) of a layer for one microbatch, in order."""
     ops = layer(job, layout, kind)
     if layout.recompute == "full":
-        return [("layer input", ops[0].kept)]
-    return [(op.name, op.kept_per_op if layout.recompute == "per-op" else op.kept) for op in ops]
+        return {"layer input": ops[0].kept}
+    found: dict[str, float] = {}
+    for op in ops:
+        kept = op.kept_per_op if layout.recompute == "per-op" else op.kept
+        if np.any(kept):
+            found[op.name] = found.get(op.name, 0.0) + kept
+    return found
 
 
 def _kept(job: Job, layout: Layout) -> list[tuple[float, float]]:
@@ -101,10 +97,12 @@ def _kept(job: Job, layout: Layout) -> list[tuple[float, float]]:
     """
     found = []
     for kind, _ in job.model.kinds:
-        whole = 0.0
-        if layout.recompute in ("per-op", "full"):
-            whole = sum(kept for _, kept in _kept_by(job, replace(layout, recompute="none"), kind))
-        found.append((sum(kept for _, kept in _kept_by(job, layout, kind)), whole))
+        if layout.recompute in ("none", "selective"):
+            found.append((sum(op.kept for op in layer(job, layout, kind)), 0.0))
+            continue
+        ops = layer(job, replace(layout, recompute="none"), kind)
+        kept = ops[0].kept if layout.recompute == "full" else sum(op.kept_per_op for op in ops)
+        found.append((kept, sum(op.kept for op in ops)))
     return found
 
 
@@ -146,7 +144,6 @@ def stage_memory(
     """
     kept = kept or _kept(job, layout)
     model, framework, t = job.model, job.framework, layout.tp
-    params = stage_params(model, layout, stage, framework.split_vocabulary)
     parts = stage_states(job, layout, stage)
     sb, head_rank = layout.tokens(job.seq_len), layout.pipeline.head_rank(layout.pp)
     first, last = stage == 0, stage == head_rank
@@ -161,15 +158,7 @@ def stage_memory(
     if layout.recompute in ("per-op", "full"):
         # One layer is whole again in its backward, when the scores are gone.
         parts["activations"] = parts["activations"] + np.maximum(0, kept[-1][1] - parts["logits"])
-    # Of half-precision weights two layers' are gathered at a time, one in use and one on its way, and in a
-    # pipeline all, as their gradients. PyTorch's FSDP keeps embedding and head gathered as well.
-    share = layer_share(model, t) + expert_share(model, layout)
-    ends = (not framework.fused_loss) * ends_share(model, layout, stage, framework.split_vocabulary)
-    in_layer = job.lora.weight_bytes if job.lora else 2.0
-    whole = (in_layer + framework.gradient_bytes * (job.lora is None)) * params
-    piped = np.where(np.asarray(layout.pp) > 1, whole, 0.0)
-    gathered = np.maximum(2 * in_layer * share + 2.0 * ends, piped)
-    parts["gathered weights"] = (np.asarray(layout.zero) == 3) * gathered
+    parts["gathered weights"] = _gathered(job, layout, stage)
     if job.lora and job.lora.four_bit:  # one matrix at a time is made wide
         widest = max(
             model.ffn * (not model.experts), model.q_width, model.experts.shared if model.experts else 0
@@ -177,6 +166,22 @@ def stage_memory(
         parts["widened weights"] = 2.0 * model.hidden * widest / t
     parts["overhead"] = overhead
     return parts
+
+
+def _gathered(job: Job, layout: Layout, stage):
+    """Of half-precision weights two layers' are gathered at a time, one in use and one on its way, and in a
+    pipeline all, as their gradients. PyTorch's FSDP keeps embedding and head gathered as well.
+    """
+    if not np.any(np.asarray(layout.zero) == 3):
+        return 0.0
+    model, framework, frozen = job.model, job.framework, job.lora is not None
+    in_layer = job.lora.weight_bytes if frozen else 2.0
+    share = layer_share(model, layout.tp) + expert_share(model, layout)
+    ends = (not framework.fused_loss) * ends_share(model, layout, stage, framework.split_vocabulary)
+    params = stage_params(model, layout, stage, framework.split_vocabulary)
+    whole = (in_layer + framework.gradient_bytes * (not frozen)) * params
+    piped = np.where(np.asarray(layout.pp) > 1, whole, 0.0)
+    return (np.asarray(layout.zero) == 3) * np.maximum(2 * in_layer * share + 2.0 * ends, piped)
 
 
 def largest_stage(job: Job, layout: Layout, overhead: float = OVERHEAD) -> tuple[int, dict[str, float]]:
