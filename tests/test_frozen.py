@@ -13,6 +13,7 @@ from helpers.theory.cost import step_terms
 from helpers.theory.data_parallel import adapter_share, synchronisation
 from helpers.theory.flags import SOURCES, flags
 from helpers.theory.layout import Axes
+from helpers.theory.meeting import close_calls
 from helpers.theory.memory import activations_per_layer, stage_states
 from helpers.theory.operations import head, layer
 from helpers.theory.page import page
@@ -301,9 +302,14 @@ def test_the_page_is_complete_in_itself():
     text = page(of, 1e9, 2.5)
     assert "http" not in text and "<script" not in text and "prefers-color-scheme: dark" in text
     assert "size: A4" in text and "LoRA 16" in text and "GPU-hours" in text and "At 2.5 a GPU-hour" in text
-    assert text.count("<h2>") == 7 and str(of.best.layout) in text
+    assert text.count("<h2>") == 6 and str(of.best.layout) in text
     widths = [float(w) for w in re.findall(r"width:([\d.]+)%\"", text)]
     assert sum(widths) == pytest.approx(100, abs=0.1)
+    near = close_calls(
+        plan(replace(JOB, model=MODELS["llama-3-70b"], global_batch=128, seq_len=8192), gpus=64)
+    )
+    assert near.startswith("Within the planner's own error of 5%") and "DP 2 · TP 4 · PP 8" in near
+    assert close_calls(plan(replace(JOB, lora=Lora(16)), gpus=1)) == ""
     with pytest.raises(ValueError, match="does not fit"):
         page(plan(replace(JOB, model=MODELS["llama-3-405b"]), gpus=8))
 

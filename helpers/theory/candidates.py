@@ -71,7 +71,8 @@ class Candidates(Sequence):
 def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dict[Axes, str]]:
     """(all rows of numbers, whatever the schedule; which sizes cannot be, and why)."""
     framework, rows, impossible, asked = job.framework, [], {}, only.get("shard", 0)
-    possible: list[tuple[Axes, int, tuple[int, ...]]] = []  # with the shard and the ZeRO stages to look at
+    # With the shard, the ZeRO stages to look at, and the largest microbatch.
+    possible: list[tuple[Axes, int, tuple[int, ...], int]] = []
     for axes in _all_axes(job, gpus, only):
         shard = asked if asked < axes.dp * axes.cp else 0  # all of them are one shard without that word
         zeros = framework.zeros if axes.pp == 1 else framework.zeros_in_pipeline
@@ -85,13 +86,12 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
         if not zeros:
             only_zero = " or ".join(map(str, framework.zeros))
             impossible[axes] = f"with a pipeline {framework.name} has no ZeRO {only_zero}, which is asked for"
-        possible.append((axes, shard, zeros))
+        most = max(1, MOST_TOKENS * axes.cp // job.seq_len) if job.model.experts else 64
+        possible.append((axes, shard, zeros, most))
     if job.model.experts:
         possible = _that_fit(job, possible)
-    for axes, shard, zeros in possible:
-        share, most = job.global_batch // axes.dp, 64
-        if job.model.experts:
-            most = max(1, MOST_TOKENS * axes.cp // job.seq_len)
+    for axes, shard, zeros, most in possible:
+        share = job.global_batch // axes.dp
         for b in (b for b in range(1, most + 1) if share % b == 0):
             for v in _chunks(job.model, framework, axes.pp, share // b):
                 # What would make no difference is looked at once.
@@ -126,21 +126,22 @@ def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
 
 
 def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
-    """The same with only those ZeRO stages whose states alone leave room on a middle stage; the last where
-    none does.
+    """The same with only those ZeRO stages whose states alone leave room on a middle stage. Where none does,
+    the last, in microbatches of one sequence: how far from fitting it is at the least.
     """
     if not possible:
         return []
     sizes = dict(zip(Axes._fields, np.array([axes for axes, *_ in possible]).T))
     fits = {}
-    for zero in {zero for *_, zeros in possible for zero in zeros}:
+    for zero in {zero for _, _, zeros, _ in possible for zero in zeros}:
         layout = job.framework.layout(**sizes, zero=zero)
         held = sum(stage_states(job, layout, layout.pp // 2).values())
         fits[zero] = held <= job.cluster.device.memory
-    return [
-        (axes, shard, tuple(zero for zero in zeros if fits[zero][i]) or zeros[-1:])
-        for i, (axes, shard, zeros) in enumerate(possible)
-    ]
+    found = []
+    for i, (axes, shard, zeros, most) in enumerate(possible):
+        good = tuple(zero for zero in zeros if fits[zero][i])
+        found.append((axes, shard, good, most) if good else (axes, shard, zeros[-1:], 1))
+    return found
 
 
 @lru_cache(maxsize=4096)

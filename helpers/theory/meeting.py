@@ -87,6 +87,16 @@ def verdict(mine: Estimate, of: Plan) -> str:
     )
 
 
+def close_calls(of: Plan) -> str:
+    """The runners-up that the planner cannot tell from the pick, in a sentence; "" where there are none."""
+    best, *others = of.by_axes
+    near = [row for row in others if row.seconds <= (1 + ERROR) * best.seconds]
+    if not near:
+        return ""
+    named = "; ".join(f"{row.layout}, {row.seconds / best.seconds - 1:.1%} behind" for row in near[:3])
+    return f"Within the planner's own error of {ERROR:.0%}, so measure them too: {named}."
+
+
 def gpu_hours(e: Estimate, tokens: float) -> float:
     """For so many tokens, without failures, evaluations and checkpoints."""
     return tokens / e.tokens_per_second_per_gpu / 3600

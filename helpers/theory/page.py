@@ -80,6 +80,7 @@ def by_stage(e: Estimate) -> Table:
 def page(of: Plan, tokens: float | None = None, price: float | None = None) -> str:
     """The page of a plan's best layout. Raises ValueError, in a sentence, where nothing fits."""
     best = of.estimate()
+    close = meeting.close_calls(of)
     flips = Table(
         ["change", "by", "then the fastest is"],
         [[what, f"× {factor:g}", str(row.layout)] for what, factor, row in of.flips()],
@@ -89,12 +90,12 @@ def page(of: Plan, tokens: float | None = None, price: float | None = None) -> s
         best,
         of,
         {
-            "Recommendation": recommendation(best, of, tokens, price),
+            "Recommendation": recommendation(best, of, tokens, price)
+            + f"<p>{escape(close)}</p>" * bool(close),
             "The fastest of each sizes": of.table(6)._repr_html_(),
             "Where a step's seconds go": waterfall(best),
             "Memory by stage": by_stage(best)._repr_html_(),
             "What would change this choice": moved,
-            "Half and twice of everything": meeting.changes(best, of)._repr_html_(),
             "How far to trust it": taken_for_granted(best),
         },
     )
