@@ -113,7 +113,8 @@ class Config:
         """The run as `helpers.theory` sees it."""
         sizes = dict(dp=self.dp, tp=self.tp, pp=self.pp, microbatch=self.microbatch)
         job = Job(self.shape, global_batch=self.batch, seq_len=self.seq_len, framework=TOY)
-        return job, Layout(**sizes, zero=3, sequence_parallel=self.sp)
+        shard = self.shard if self.shard < self.dp else 0
+        return job, Layout(**sizes, zero=3, shard=shard, sequence_parallel=self.sp)
 
     @property
     def layout(self) -> str:
