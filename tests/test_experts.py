@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, placement, plan
 from helpers.theory.collectives import all_to_all_seconds
 from helpers.theory.cost import step_terms
-from helpers.theory.layout import check
 from helpers.theory.memory import peak_memory, stage_memory, stage_params, states
 from helpers.theory.operations import layer
+from helpers.theory.possible import check
 from helpers.theory.shape import Experts
 from helpers.theory.stages import kinds_on_rank, layers_on_rank, layers_on_stage
 from helpers.theory.traffic import calls, sent

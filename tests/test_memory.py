@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.theory import FRAMEWORKS, Job, estimate
 from helpers.theory.frameworks import TEXTBOOK
-from helpers.theory.layout import RECOMPUTE, Layout, check
+from helpers.theory.layout import RECOMPUTE, Layout
 from helpers.theory.memory import (
     BYTES_PER_PARAMETER,
     activations_per_layer,
@@ -22,6 +22,7 @@ from helpers.theory.memory import (
     states,
 )
 from helpers.theory.models import MODELS, ModelShape
+from helpers.theory.possible import check
 from helpers.theory.schedules import gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
 from helpers.theory.simulation import simulate
 from helpers.theory.stages import layers_on_rank, layers_on_stage

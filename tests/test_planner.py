@@ -20,11 +20,12 @@ from helpers.theory.collectives import ring_seconds
 from helpers.theory.cost import constants, step_terms, work
 from helpers.theory.frameworks import TEXTBOOK, find_framework
 from helpers.theory.hardware import find_cluster
-from helpers.theory.layout import ORDER, check
+from helpers.theory.layout import ORDER
 from helpers.theory.memory import largest_stage, peak_memory
 from helpers.theory.operations import layer
 from helpers.theory.pipelines import SCHEDULES
 from helpers.theory.placement import crosses, groups, reach
+from helpers.theory.possible import check
 from helpers.theory.simulation import Times, simulate
 from helpers.theory.traffic import sent
 

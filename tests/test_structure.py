@@ -32,7 +32,9 @@ MAY = {
     "lesson": {"theory", "explain", "runtime", "toy", "table", "terminal", "files", "devices", "train"},
     "doctor": {"files", "terminal", "devices", "lesson", "runtime", "toy", "train"},
     "commands": set(),
-    "__main__": {"theory", "table", "terminal", "commands", "count"},
+    "sizing": {"theory", "table"},
+    "options": {"theory", "sizing"},
+    "__main__": {"options", "sizing", "terminal", "commands", "count"},
 }
 
 

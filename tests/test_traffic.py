@@ -83,6 +83,23 @@ def test_the_real_training_sends_what_the_list_says(eight, sizes):
     assert held == pytest.approx(d14.states_of_first(config), rel=0.02)
 
 
+@pytest.mark.parametrize("shard", (2, *slow(4, 1)))
+def test_shards_that_are_replicated_send_what_the_list_says(eight, shard):
+    config = Config(dp=8, shard=shard, hidden=64, seq_len=32, batch=16, microbatch=2, steps=2)
+    config, held = eight.run(d14.trained._second_step, config)[0]
+    job, layout = config.on_paper
+    counted = {"shard": 0.0, "replicate": 0.0}
+    for row in eight.traffic.ranks[0]:
+        if row.op in ("all_gather", "reduce_scatter"):
+            counted["shard"] += row.book
+        elif row.op == "all_reduce" and len(row.members) == 8 // shard and row.payload > 100:
+            counted["replicate"] += row.book
+    predicted = sent(job, layout, 0)
+    for axis, size in counted.items():
+        assert size == pytest.approx(predicted.get(axis, 0.0)), axis
+    assert held == pytest.approx(d14.states_of_first(config), rel=0.02)
+
+
 def test_a_step_is_the_sum_of_its_stages():
     """What one stage sends along the pipeline another receives: every boundary once each way."""
     job, layout = Job(MODELS["llama-3-8b"], global_batch=64), Layout(dp=2, tp=2, pp=4)

@@ -25,6 +25,8 @@ def against(
     sizes = layout.sizes
     stage = placement.group(rank, "pp", sizes).index(rank)
     groups = {axis: placement.group(rank, axis, sizes) for axis, n in sizes.items() if n > 1}
+    if layout.shard:
+        groups |= _hybrid(layout, groups, rank)
     if job.model.experts:
         folded = layout.expert_sizes
         groups |= {axis: placement.group(rank, axis, folded) for axis, n in folded.items() if n > 1}
@@ -67,6 +69,15 @@ def against(
     return Table(columns, table, title=title), words or ["predicted and counted agree"]
 
 
+def _hybrid(layout: Layout, groups: dict[str, list[int]], rank: int) -> dict[str, list[int]]:
+    """Of the ranks with the same weights, dp · cp, those of a rank's shard, and those with the same part."""
+    cp = placement.group(rank, "cp", layout.sizes) if "cp" in layout.sizes else [rank]
+    dp = groups.get("dp", [rank])
+    all_ = sorted(r + other - rank for r in dp for other in cp)
+    place, size = all_.index(rank), layout.shard
+    return {"shard": all_[place // size * size :][:size], "replicate": all_[place % size :: size]}
+
+
 def _axis_of(row: CollectiveCount, groups: dict[str, list[int]]) -> str:
     """The layout's axis whose group these ranks are; where none or several are, what the row calls it."""
     same = [axis for axis, members in groups.items() if tuple(members) == row.members]
@@ -80,7 +91,9 @@ def _why(key, must: float, has: float, row, predicted, counted, job: Job, layout
     if not must:
         if op == "all_reduce" and axis == "dp" and ("reduce_scatter", "dp") in predicted:
             return f"{name}: gradients are summed whole on every rank, as without ZeRO (--zero 0)"
-        if axis not in layout.sizes and not (job.model.experts and axis in layout.expert_sizes):
+        known = [*layout.sizes, *(layout.expert_sizes if job.model.experts else ())]
+        known += ["shard", "replicate"] * bool(layout.shard)
+        if axis not in known:
             return f"{name}: no axis of this layout has these ranks; {human(has)} are sent beside it"
         return f"{name}: {human(has)} that are not predicted"
     if not has:
@@ -99,9 +112,9 @@ def _why(key, must: float, has: float, row, predicted, counted, job: Job, layout
             f"{name}: {ratio:g} times the bytes, since its numbers are {next(iter(row.types))}, and"
             f" {job.framework.name} sends {number} bytes each"
         )
-    if op == "all_gather" and axis == "dp" and times == 2 and layout.pp > 1:
+    if op == "all_gather" and axis in ("dp", "shard") and times == 2 and layout.pp > 1:
         return f"{name}: each weight is gathered twice: reshard_after_forward is on under a pipeline"
-    if op == "all_gather" and axis == "dp" and part == 2 and layout.pp == 1:
+    if op == "all_gather" and axis in ("dp", "shard") and part == 2 and layout.pp == 1:
         return f"{name}: each weight is gathered once: reshard_after_forward is off"
     m = job.microbatches(layout)
     if axis == "dp" and abs(ratio - m) < NEAR * m and m > 1:

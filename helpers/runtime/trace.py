@@ -27,8 +27,9 @@ from importlib.metadata import version
 from ..table import Table, human
 from ..terminal import Manual
 from ..theory import collectives
-from ..theory.layout import Layout, check
+from ..theory.layout import Layout
 from ..theory.models import ModelShape, find_model
+from ..theory.possible import check
 from ..theory.schedules import one_f_one_b
 from ..theory.stages import layers_on_rank
 from ..theory.traced import microbatches

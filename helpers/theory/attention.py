@@ -40,7 +40,16 @@ def attention(at: At, eager: bool) -> list[Op]:
     return [
         *into,
         *_scores(at, wide),
-        *at.product("attention's output", sb, model.out_width / t, h, again=again, kept=own, kept_per_op=out),
+        *at.product(
+            "attention's output",
+            sb,
+            model.out_width / t,
+            h,
+            again=again,
+            kept=own,
+            kept_per_op=out,
+            stays=out * framework.fused_attention,  # its own backward asks for it
+        ),
         *leave(at.layout, x, "attention", ("full",)),
     ]
 
@@ -65,7 +74,7 @@ def _latent(at: At) -> list[Op]:
     up = model.heads * (part.nope + part.values) / t
     return [
         *queries,
-        *at.product("keys and values, down", mine, h, short, kept=kept * short),
+        *at.product("keys and values, down", mine, h, short, kept=kept * short, stays=kept * short),
         *stream("norm of keys and values", 2.0 * kept * part.kv_rank, 1),
         *enter(at, n * sb * gathered, "attention", 2),
         *at.product(

@@ -7,18 +7,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from .checks import divisors
 from .frameworks import Framework
 from .job import Job
-from .layout import Axes, Layout, check
+from .layout import Axes, Layout
 from .memory import stage_states
+from .possible import check
 from .shape import ModelShape
 from .stages import layers_on_stage
 
-SIZES = (*Axes._fields, "microbatch", "interleave", "zero")
+SIZES = (*Axes._fields, "microbatch", "interleave", "zero", "shard")
 _ROW = np.dtype([(k, int) for k in (*SIZES, "names")] + [("sp", bool), ("seconds", float), ("memory", float)])
 # Tokens of a sequence: cp is looked at beyond, down to half as many on a rank, or where it is asked for.
 LONG = 8192
@@ -68,27 +70,34 @@ class Candidates(Sequence):
 
 def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dict[Axes, str]]:
     """(all rows of numbers, whatever the schedule; which sizes cannot be, and why)."""
-    framework, rows, impossible = job.framework, [], {}
+    framework, rows, impossible, asked = job.framework, [], {}, only.get("shard", 0)
+    # With the shard, the ZeRO stages to look at, and the largest microbatch.
+    possible: list[tuple[Axes, int, tuple[int, ...], int]] = []
     for axes in _all_axes(job, gpus, only):
+        shard = asked if asked < axes.dp * axes.cp else 0  # all of them are one shard without that word
+        zeros = framework.zeros if axes.pp == 1 else framework.zeros_in_pipeline
+        zeros = tuple(zero for zero in zeros if zero or not shard)
+        layout = framework.layout(**axes._asdict(), shard=shard, zero=max(zeros, default=0))
         try:
-            check(job.model, framework.layout(**axes._asdict()), job.global_batch, gpus, job.seq_len)
+            check(job.model, layout, job.global_batch, gpus, job.seq_len)
         except ValueError as e:
             impossible[axes] = str(e)
             continue
-        zeros = framework.zeros if axes.pp == 1 else framework.zeros_in_pipeline
         if not zeros:
             only_zero = " or ".join(map(str, framework.zeros))
             impossible[axes] = f"with a pipeline {framework.name} has no ZeRO {only_zero}, which is asked for"
-        share, most = job.global_batch // axes.dp, 64
-        if job.model.experts:
-            most = max(1, MOST_TOKENS * axes.cp // job.seq_len)
-            zeros = _that_fit(job, axes, zeros)
+        most = max(1, MOST_TOKENS * axes.cp // job.seq_len) if job.model.experts else 64
+        possible.append((axes, shard, zeros, most))
+    if job.model.experts:
+        possible = _that_fit(job, possible)
+    for axes, shard, zeros, most in possible:
+        share = job.global_batch // axes.dp
         for b in (b for b in range(1, most + 1) if share % b == 0):
             for v in _chunks(job.model, framework, axes.pp, share // b):
                 # What would make no difference is looked at once.
                 for zero in zeros if axes.dp * axes.cp > 1 else zeros[:1]:
                     for sp in (True, False) if axes.tp > 1 and not job.model.experts else (True,):
-                        rows.append((*axes, b, v, zero, 0, sp, 0.0, 0.0))
+                        rows.append((*axes, b, v, zero, shard, 0, sp, 0.0, 0.0))
     if not rows and not impossible:
         given = ", ".join(f"{axis} {size}" for axis, size in only.items())
         raise ValueError(f"{given} cannot be on {gpus} GPUs: dp·tp·pp must be {gpus}")
@@ -116,22 +125,35 @@ def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
                     yield Axes(d, t, p, c, e, etp)
 
 
-def _that_fit(job: Job, axes: Axes, zeros: tuple[int, ...]) -> tuple[int, ...]:
-    """The ZeRO stages whose states alone leave room on a middle stage; the last where none does."""
-    framework, fits = job.framework, []
-    for zero in zeros:
-        layout = framework.layout(**axes._asdict(), zero=zero)
-        if sum(stage_states(job, layout, axes.pp // 2).values()) <= job.cluster.device.memory:
-            fits.append(zero)
-    return tuple(fits) or zeros[-1:]
+def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
+    """The same with only those ZeRO stages whose states alone leave room on a middle stage. Where none does,
+    the last, in microbatches of one sequence: how far from fitting it is at the least.
+    """
+    if not possible:
+        return []
+    sizes = dict(zip(Axes._fields, np.array([axes for axes, *_ in possible]).T))
+    fits = {}
+    for zero in {zero for _, _, zeros, _ in possible for zero in zeros}:
+        layout = job.framework.layout(**sizes, zero=zero)
+        held = sum(stage_states(job, layout, layout.pp // 2).values())
+        fits[zero] = held <= job.cluster.device.memory
+    found = []
+    for i, (axes, shard, zeros, most) in enumerate(possible):
+        good = tuple(zero for zero in zeros if fits[zero][i])
+        found.append((axes, shard, good, most) if good else (axes, shard, zeros[-1:], 1))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _divides(layers: int, stages: int) -> bool:
+    return layers_on_stage(layers, stages, 0) is not None
 
 
 def _chunks(model: ModelShape, framework: Framework, p: int, m: int) -> list[int]:
     if p == 1 or framework.balanced:
         return [1]
     most = min(framework.most_chunks, model.layers // p + 1)
-    divide = lambda v: layers_on_stage(model.layers, p * v, 0) is not None
-    return [v for v in range(1, most + 1) if divide(v) and (v == 1 or m % p == 0)]
+    return [v for v in range(1, most + 1) if _divides(model.layers, p * v) and (v == 1 or m % p == 0)]
 
 
 def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarray:

@@ -81,7 +81,9 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
     attention = framework.attention_efficiency if framework.fused_attention else c.attention_efficiency
     efficiency = attention if op.part == "attention" else c.gemm_efficiency
     reached = gpu.achievable if op.rate == "bf16" else gpu.rate(op.rate)
-    return op.flops / (reached * efficiency) + op.streamed / (gpu.bandwidth * c.memory_efficiency)
+    return op.flops / (reached * efficiency) + op.streamed / (
+        job.cluster.memory_speed(op.memory) * c.memory_efficiency
+    )
 
 
 @dataclass
@@ -111,7 +113,16 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants) -> Work:
     once: dict[tuple, float] = {}  # what is alike is worked out once
     took = []
     for op in ops:
-        like = (op.rate, op.part, op.collective, op.axis, id(op.flops), id(op.streamed), id(op.payload))
+        like = (
+            op.rate,
+            op.part,
+            op.collective,
+            op.axis,
+            id(op.flops),
+            id(op.streamed),
+            id(op.payload),
+            op.memory,
+        )
         if like not in once:
             once[like] = seconds_of(op, job, layout, c)
         took.append(op.calls * once[like] if op.collective else once[like])
@@ -123,7 +134,7 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants) -> Work:
     launches = dict.fromkeys("FIWR", 0.0)
     for op, one in zip(ops, took):
         if op.under and HIDES[op.part] in job.framework.hides:
-            one = np.maximum(one - products[op.block, op.under], c.exposed * one)
+            one = np.maximum(one - products.get((op.block, op.under), 0.0), c.exposed * one)
         count = op.kernels + (op.calls * (np.asarray(layout.members(op.axis)) > 1) if op.collective else 0)
         for phase in op.phase + "R" * (op.phase == "F" and layout.recompute in op.again):
             found[op.part][phase] = found[op.part][phase] + one

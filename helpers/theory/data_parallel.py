@@ -5,50 +5,25 @@ Source: Rajbhandari et al. 2020, sections 5 and 7 (ZeRO).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from .frameworks import Framework
 from .job import Job
 from .layout import Layout
 from .op import Op, sending, tensor_parallel
-from .shape import ModelShape
+from .operations import layer
+from .shares import ends_share, expert_share, layer_share
 from .stages import kinds_on_rank, layers_on_rank
 
 
-def layer_share(model: ModelShape, t):
-    """Parameters of a layer on one of t ranks, but routed experts: norms, biases behind a split by rows, the
-    router and the ways down of latent attention are on all.
-    """
-    own = model.layer_params - (model.experts.count * model.expert_params if model.experts else 0)
-    return (own - model.whole_params) / t + model.whole_params
-
-
-def expert_share(model: ModelShape, layout: Layout):
-    """Parameters of a layer's routed experts on one rank."""
-    return model.experts.count / layout.ep * model.expert_params / layout.etp if model.experts else 0
-
-
-def layer_matrices(model: ModelShape, layout: Layout):
-    """Of these, in matrices: what a microbatch makes gradients of."""
-    own = (model.attention_params + model.shared_params) / layout.tp
-    return own + (
-        model.experts.count / layout.ep * model.matrices(model.experts.ffn) / layout.etp
-        if model.experts
-        else 0
-    )
-
-
-def ends_share(model: ModelShape, layout: Layout, stage, split: bool = True):
-    """The same for what a pipeline rank holds beside its layers: embedding, last norm and head. A tied head
-    on a stage of its own is a copy of the embedding.
-    """
-    t = layout.tp if split else 1
-    first, last = stage == 0, stage == layout.pipeline.head_rank(layout.pp)
-    vocabulary = model.vocab * model.hidden
-    shared = model.tied * first * last
-    norm = model.hidden * (1 if model.gated else 2)
-    return (first * 1 + last * 1 - shared * 1) * vocabulary / t + (
-        first * model.positions * model.hidden + last * norm
-    )
+def adapter_share(job: Job, layout: Layout, stage=0):
+    """Parameters of the adapters on one rank of a pipeline stage; 0 where nothing is frozen."""
+    if not job.lora:
+        return 0.0
+    kinds = kinds_on_rank(job.model, layout, stage)
+    return sum(many * sum(op.adapters for op in layer(job, layout, kind)) for kind, many in kinds)
 
 
 def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
@@ -58,17 +33,29 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     the optimizer. ZeRO-2 has no room for sums and reduces in every microbatch. ZeRO-3 does too, gathers each
     layer for every forward and every backward, what is left (embedding, head) once for both, and copies all
     of it into and out of buffers. In a pipeline it gathers once and reduces once, as torchtitan does.
-    Experts have replicas of their own (edp), along which the same is done for them.
+    Experts have replicas of their own (edp), along which the same is done for them. What is frozen is
+    gathered only.
     """
     model, framework = job.model, job.framework
     kinds = kinds_on_rank(model, layout, stage)
     count = layers_on_rank(model, layout, stage)
     layers = sum(many * layer_share(kind, layout.tp) for kind, many in kinds)
     rest = ends_share(model, layout, stage, framework.split_vocabulary)
-    ops = _shared_out(job, layout, "dp", layers, rest, count)
+    adapters = adapter_share(job, layout, stage)
+    ops = _shared_out(job, layout, "dp", layers + adapters, rest, count, adapters)
     if model.experts:
         kind, many = kinds[-1]
-        ops += _shared_out(job, layout, "edp", many * expert_share(kind, layout), 0, many)
+        ops += _shared_out(job, layout, "edp", many * expert_share(kind, layout), 0, many, 0.0)
+    if job.lora:
+        # One of an adapter's two matrices is whole on each tensor-parallel rank, which sees a part of what it
+        # does: W + S/t parameters of t ranks, W + S of one.
+        t = np.asarray(layout.tp)
+        alone = adapter_share(job, replace(layout, tp=1), stage)
+        whole = (t * adapters - alone) / np.maximum(t - 1, 1)
+        sums = tensor_parallel(
+            "gradients of adapters", "S", "all_reduce", t > 1, job.framework.number_bytes * whole
+        )
+        return [*ops, sums]
     norms = (model.norms * count + (stage == layout.pipeline.head_rank(layout.pp))) * (
         1 if model.gated else 2
     )
@@ -84,48 +71,69 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     ]
 
 
-def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count) -> list[Op]:
-    """The same for parameters that the members of one axis hold: in `count` layers, and beside them."""
+def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapters) -> list[Op]:
+    """The same for parameters that the members of one axis hold: in `count` layers, and beside them.
+    adapters: those of them that are trained where the rest is frozen.
+
+    With a shard smaller than dp, what ZeRO shares out it shares out over so many ranks (axis shard), and
+    gradients are then summed over the groups (axis replicate), as HSDP does.
+    """
     framework, z = job.framework, np.asarray(layout.zero)
     n = framework.number_bytes
     m, g, piped = job.microbatches(layout), framework.gradient_bytes, np.asarray(layout.pp) > 1
-    mine, own_call = layers + rest, (axis == "dp") * 1  # what is beside the layers goes in a call of its own
+    own_call = (axis == "dp") * 1  # what is beside the layers goes in a call of its own
+    frozen = job.lora is not None
+    held, mine = layers + rest, adapters if frozen else layers + rest
+    in_layer = job.lora.weight_bytes if frozen else n  # of a weight that is gathered
+    over = "shard" if np.any(layout.shard) else axis
     reduced = np.where(framework.reduces_each & ((z == 2) | (z == 3) & ~piped), m, 1)  # times in a step
     whole = (z == 0) | (framework.reduces_whole & (z < 3))
     updated, sharded = (z == 1) | (z == 2), z == 3
     of_layer, of_rest = np.where(piped, 1, 2 * m), np.where(piped, 1, m)  # gathers
     # To and from the buffers that travel: in each gather a weight is read and written (2 bytes each), in each
     # reduction a gradient is read (2) and written (g).
-    copies = sharded * mine * (of_layer * (2 + 2) + reduced * (2 + g))
+    copies = sharded * (
+        held * of_layer * 2 * (job.lora.weight_bytes if frozen else 2) + mine * reduced * (2 + g)
+    )
     master = framework.weight_bytes if framework.weight_bytes == 4 else 0
-    owned = mine / np.where(z >= 1, layout.members(axis), 1)
+    owned = mine / np.where(z >= 1, layout.members(over), 1)
     # Tensors of one call: a layer's, in the mean.
     calls, gathers = count + own_call, np.maximum(of_layer * count + of_rest * own_call, 1)
     each = mine / np.maximum(calls, 1)
     sent = (
-        ("gradients", "all_reduce", whole * reduced * calls, g * each),
-        ("gradients", "reduce_scatter", ~whole * reduced * calls, g * each),
-        ("updated weights", "all_gather", updated * calls, n * each),
+        ("gradients", "all_reduce", axis, whole * reduced * calls, g * each),
+        ("gradients", "reduce_scatter", over, ~whole * reduced * calls, g * each),
+        ("updated weights", "all_gather", over, updated * calls, n * each),
         (
             "gathered weights",
             "all_gather",
+            over,
             sharded * gathers,
-            n * (of_layer * layers + of_rest * rest) / gathers,
+            (of_layer * in_layer * layers + of_rest * n * rest) / gathers,
         ),
     )
+    if over != axis:
+        part = g * each / layout.members("shard")
+        sent += (("gradients", "all_reduce", "replicate", ~whole * reduced * calls, part),)
     return [
         *(
-            sending(name, "data parallel", axis, "S", collective, times, size)
-            for name, collective, times, size in sent
+            sending(name, "data parallel", along, "S", collective, times, size)
+            for name, collective, along, times, size in sent
         ),
         Op("copies", "data parallel", "S", 0.0, copies, 0),
-        # Gradients are read; master copy, m and v read and written, and weights written.
-        Op(
-            "optimizer",
-            "optimizer",
-            "S",
-            0.0,
-            owned * (g + 2 * framework.optimizer_bytes + framework.weight_bytes + master),
-            0,
-        ),
+        *_optimizer(framework, owned, master),
+    ]
+
+
+def _optimizer(framework: Framework, owned, master: int) -> list[Op]:
+    """Gradients are read; master copy, m and v read and written, and weights written. On the host, gradients
+    go there and weights come back.
+    """
+    g, w = framework.gradient_bytes, framework.weight_bytes
+    step = Op("optimizer", "optimizer", "S", 0.0, owned * (g + 2 * framework.state_bytes + w + master), 0)
+    if not framework.offload:
+        return [step]
+    return [
+        step._replace(memory="host"),
+        Op("optimizer", "optimizer", "S", 0.0, owned * (g + 2), 0, memory="link"),
     ]

@@ -26,6 +26,7 @@ HELD = {
     "activations": "layers of the stage · what a layer keeps · microbatches in flight",
     "logits": "4·s·b·(h + V)/t, 10 more for each score where operations run one by one",
     "gathered weights": "2 bytes a parameter of two layers, /t; in a pipeline all, and their gradients",
+    "widened weights": "2 bytes a number of the widest frozen matrix, /t",
     "overhead": "context, communicators, the allocator's slack: assumed",
 }
 
@@ -78,7 +79,7 @@ class Estimate:
         """Model FLOPs utilisation: what the model needs, attention counted whole, over what the GPUs could
         print.
         """
-        needed = self.tokens_per_second_per_gpu * self.model.flops_per_token(self.job.seq_len)
+        needed = self.tokens_per_second_per_gpu * self.job.flops_per_token
         return needed / self.job.cluster.device.flops
 
     @property
@@ -95,7 +96,7 @@ class Estimate:
         return "\n\n".join(
             [
                 f"{self.model.name} on {self.layout.ranks} × {job.cluster.device.name}"
-                f" ({job.framework.name}): {self.layout}",
+                f" ({', '.join([job.framework.name, *job.switches])}): {self.layout}",
                 repr(self.time_table(explain)),
                 repr(self.memory_table(explain)),
                 *([self.went_in()] if explain else []),
@@ -211,7 +212,7 @@ def _waterfall(parts: dict[str, float]) -> list[str]:
 
 def estimate(job: Job, layout: Layout) -> Estimate:
     """Time and memory of one training step. Raises ValueError, in a sentence, for a layout that cannot be
-    (see `layout.check`).
+    (see `possible.check`).
     """
     job.check(layout)
     time = {name: float(s) for name, s in step_terms(job, layout).items()}

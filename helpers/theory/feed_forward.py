@@ -94,10 +94,13 @@ def experts(at: At, eager: bool) -> list[Op]:
     )
     if at.model.gated and first == 1:
         up = [*grouped("experts, gate", rows, h, e.ffn / etp, **matrix, kept_per_op=inside), *up]
+    down = grouped(
+        "experts, down", rows, e.ffn / etp, h, **matrix, kept=at.narrow(inside), kept_per_op=inside
+    )
     narrowed = at.precision.rate != "bf16"
     results = routed * (not framework.weighs_early)
     return [
-        *product("router", mine, h, e.count, kept=at.x / at.parts * alone),
+        *at.trained("router", product("router", mine, h, e.count, kept=at.x / at.parts * alone), h * e.count),
         *stream("choice of experts", 4.0 * 6 * mine * e.count, 8, kept=4.0 * mine * e.count),
         *stream("permutation", n * h * (mine + copies), 1, 1),
         send("dispatch", "ep", "F", "all_to_all", routed),
@@ -105,10 +108,10 @@ def experts(at: At, eager: bool) -> list[Op]:
         send("gather for experts", "etp", "F", "all_gather", etp * routed),
         send("gradient of experts", "etp", "I", "reduce_scatter", etp * routed),
         *stream("order by expert", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
-        *up,
+        *at.trained("experts", up, local * (1 + at.model.gated) * h * e.ffn / etp),
         *(at.casts("experts, up", rows * h, first * rows * e.ffn / etp) if narrowed else []),
         *_activation(inside, inside, at.model.gated, eager),
-        *grouped("experts, down", rows, e.ffn / etp, h, **matrix, kept=at.narrow(inside), kept_per_op=inside),
+        *at.trained("experts", down, local * h * e.ffn / etp),
         *(at.casts("experts, down", rows * e.ffn / etp, rows * h) if narrowed else []),
         *stream("order by rank", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
         send("sum of experts", "etp", "F", "reduce_scatter", etp * routed),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, fields, replace
 
-from .checks import positive
+from .checks import positive, whole
 from .layout import RECOMPUTE, Layout
 from .pipelines import SCHEDULES
 
@@ -59,6 +59,12 @@ class Framework:
     weighs_early: bool = True
     once_a_node: bool = False
     imbalance: float = 1.0
+    # Switches, which no framework has on by itself. eight_bit: Adam's two states in a byte each. offload:
+    # master copy and states lie in the host's memory, and its processors step. loss_chunks: the head and its
+    # loss take so many parts of a microbatch, one after the other.
+    eight_bit: bool = False
+    offload: bool = False
+    loss_chunks: int = 1
     context: str = "ring"  # how ranks that share a sequence look at all of it: see `attention`
     # The host's, for each kernel or collective: a layer takes the longer of the host's time and the GPU's. 5
     # to 20 µs, says HolisticTraceAnalysis' documentation of PyTorch's traces.
@@ -78,6 +84,7 @@ class Framework:
             raise ValueError(f"gradient_bytes is 2 or 4, not {self.gradient_bytes!r}")
         if self.context not in CONTEXT:
             raise ValueError(f"context is one of {', '.join(CONTEXT)}, not {self.context!r}")
+        whole("loss_chunks", self.loss_chunks)
         positive("imbalance", self.imbalance, least=1.0, unit="shares of the mean")
         positive("launch_seconds", self.launch_seconds, zero=True, most=1.0, unit="seconds")
         for field, known in (
@@ -94,6 +101,19 @@ class Framework:
                     f"{field} are some of {', '.join(map(str, known))};"
                     f" {repr(wrong[0]) if wrong else 'none'} is given"
                 )
+
+    @property
+    def state_bytes(self) -> float:
+        """Of a parameter's optimizer state, the master copy with it. 8-bit states have a float32 scale for
+        256 numbers each (Dettmers et al. 2022, section 2, with bitsandbytes' block).
+        """
+        return self.optimizer_bytes - self.eight_bit * (8 - 2 * (1 + 4 / 256))
+
+    @property
+    def switches(self) -> list[str]:
+        """In words, those that are on."""
+        chunks = [f"loss in {self.loss_chunks} chunks"] * (self.loss_chunks > 1)
+        return ["8-bit Adam"] * self.eight_bit + ["optimizer on the host"] * self.offload + chunks
 
     def layout(self, **chosen) -> Layout:
         """A layout with this framework's order of axes and its way to spread layers."""

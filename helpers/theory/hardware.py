@@ -63,7 +63,9 @@ class Network:
     busbw: (nodes, bytes/s) that an all-reduce over so many whole nodes was measured to reach for each rank
     (as nccl-tests print it), the fewest nodes first. Fabrics slow down as they grow; without it each port
     keeps its speed. all_to_all: bytes/s through the link and through the port that an all-to-all was measured
-    to reach, 0 where nobody did. Raises ValueError for numbers out of range.
+    to reach, 0 where nobody did. host_bandwidth, host_memory_bandwidth: bytes/s of a GPU's link to its host
+    (PCIe 4.0, 16 lanes), and its share of the host's memory (sixteen channels of DDR4-3200 for eight GPUs).
+    Raises ValueError for numbers out of range.
     """
 
     name: str
@@ -75,11 +77,15 @@ class Network:
     rails: int = 64
     busbw: tuple[tuple[int, float], ...] = ()
     all_to_all: tuple[float, float] = (0.0, 0.0)
+    host_bandwidth: float = 32e9
+    host_memory_bandwidth: float = 51e9
 
     def __post_init__(self):
         called = f"{type(self).__name__.lower()} {self.name!r}: "
         for field in ("gpus_per_node", "rails"):
             whole(called + field, getattr(self, field))
+        for field in ("host_bandwidth", "host_memory_bandwidth"):
+            positive(called + field, getattr(self, field), least=1e5, unit="bytes/s per GPU")
         for field in ("intra_node_bandwidth", "inter_node_bandwidth"):
             positive(called + field, getattr(self, field), least=1e5, unit="bytes/s per GPU, one direction")
         for field in ("intra_node_latency", "inter_node_latency"):
@@ -119,6 +125,11 @@ class Cluster(Network):
                 f"cluster {self.name!r}: device must be a Device, DEVICES['h100-80gb'] say, not"
                 f" {self.device!r}"
             )
+
+    def memory_speed(self, name: str) -> float:
+        """Bytes/s of the GPU's memory (gpu), of the host's (host), of the link between them (link)."""
+        host = {"host": self.host_memory_bandwidth, "link": self.host_bandwidth}
+        return self.device.bandwidth if name == "gpu" else host[name]
 
 
 MIB = 2**20
@@ -179,6 +190,13 @@ def _cluster(name: str, device: str, intra: float, inter: float, node: int = 8, 
     return Cluster(name=name, device=DEVICES[device], gpus_per_node=node, **speeds)
 
 
+# To the host: PCIe 5.0 with 16 lanes, sixteen channels of DDR5-4800 (DGX H100) or 5600 for eight GPUs; a
+# Grace has 900 GB/s of NVLink both ways and 500 GB/s of memory for two GPUs.
+_PCIE5 = dict(host_bandwidth=64e9, host_memory_bandwidth=77e9)
+_DDR5 = dict(host_bandwidth=64e9, host_memory_bandwidth=90e9)
+_GRACE = dict(host_bandwidth=225e9, host_memory_bandwidth=250e9)
+
+
 CLUSTERS: dict[str, Cluster] = {
     c.name: c
     for c in (
@@ -186,15 +204,15 @@ CLUSTERS: dict[str, Cluster] = {
         _cluster("dgx-a100", "a100-80gb", 300e9, 25e9),
         # DGX H100: NVLink 4, 900 GB/s both ways; eight 400 Gb/s ports. All-to-alls: NVIDIA 2026 (Scalable
         # Training of Mixture-of-Experts Models, arXiv 2603.07685), Table 7, over 8 to 64 GPUs.
-        _cluster("dgx-h100", "h100-80gb", 450e9, 50e9, all_to_all=(325e9, 43e9)),
-        _cluster("dgx-h200", "h200", 450e9, 50e9, all_to_all=(325e9, 43e9)),
+        _cluster("dgx-h100", "h100-80gb", 450e9, 50e9, all_to_all=(325e9, 43e9), **_PCIE5),
+        _cluster("dgx-h200", "h200", 450e9, 50e9, all_to_all=(325e9, 43e9), **_PCIE5),
         # NVLink 5, 1,800 GB/s both ways, in a node of eight or a domain of 72.
-        _cluster("dgx-b200", "b200", 900e9, 50e9),
-        _cluster("dgx-b300", "b300", 900e9, 100e9),
-        _cluster("gb200-nvl72", "gb200", 900e9, 50e9, 72, all_to_all=(560e9, 0.0)),
-        _cluster("gb300-nvl72", "gb300", 900e9, 100e9, 72, all_to_all=(560e9, 0.0)),
+        _cluster("dgx-b200", "b200", 900e9, 50e9, **_DDR5),
+        _cluster("dgx-b300", "b300", 900e9, 100e9, **_DDR5),
+        _cluster("gb200-nvl72", "gb200", 900e9, 50e9, 72, all_to_all=(560e9, 0.0), **_GRACE),
+        _cluster("gb300-nvl72", "gb300", 900e9, 100e9, 72, all_to_all=(560e9, 0.0), **_GRACE),
         # Seven Infinity Fabric links of 64 GB/s one way; eight 400 Gb/s ports.
-        _cluster("mi300x-node", "mi300x", 448e9, 50e9),
+        _cluster("mi300x-node", "mi300x", 448e9, 50e9, **_PCIE5),
         # No NVLink: PCIe 4.0 with 16 lanes; 100 Gb/s Ethernet shared by four, and by eight.
         _cluster("l40s-pcie", "l40s", 32e9, 3.125e9, 4),
         _cluster("rtx-4090-pcie", "rtx-4090", 32e9, 1.5625e9, 8),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .adapters import Lora
 from .checks import whole
 from .frameworks import TEXTBOOK, Framework
 from .hardware import CLUSTERS, Cluster
-from .layout import Layout, check
+from .layout import Layout
+from .possible import check
 from .precision import find_precision
 from .shape import ModelShape
 
@@ -15,8 +17,8 @@ from .shape import ModelShape
 @dataclass(frozen=True)
 class Job:
     """global_batch: sequences of seq_len tokens in one step, over all ranks. precision: of matrix products,
-    one of `precision.PRECISIONS`. Raises ValueError for numbers that make no sense, and for a precision that
-    the device does not have.
+    one of `precision.PRECISIONS`. lora: all weights are frozen, and adapters are trained beside them. Raises
+    ValueError for numbers that make no sense, and for a precision that the device does not have.
     """
 
     model: ModelShape
@@ -25,6 +27,7 @@ class Job:
     seq_len: int = 4096
     framework: Framework = TEXTBOOK
     precision: str = "bf16"
+    lora: Lora | None = None
 
     def __post_init__(self):
         whole("global_batch", self.global_batch)
@@ -36,6 +39,17 @@ class Job:
         """m: how many microbatches go through each replica in a step. Takes arrays."""
         return self.global_batch // (layout.dp * layout.microbatch)
 
+    @property
+    def flops_per_token(self) -> float:
+        """Model FLOPs of a token, attention whole; a frozen matrix needs no gradient, and takes 4 for 6."""
+        return self.model.flops_per_token(self.seq_len, each=4 if self.lora else 6)
+
+    @property
+    def switches(self) -> list[str]:
+        """In words, what is not as usual."""
+        narrow = [self.precision] if self.precision != "bf16" else []
+        return narrow + [str(self.lora)] * bool(self.lora) + self.framework.switches
+
     def check(self, layout: Layout, gpus: int | None = None) -> None:
-        """Refuse what cannot be: see `layout.check`."""
+        """Refuse what cannot be: see `possible.check`."""
         check(self.model, layout, self.global_batch, gpus, self.seq_len)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from .checks import divisors, whole
 from .pipelines import SCHEDULES, Pipeline
 from .placement import reach
-from .shape import ModelShape
-from .stages import layers_on_stage
 
 RECOMPUTE = ("none", "selective", "per-op", "full")
 # Of Megatron-LM, torchtitan and DeepSpeed. Llama 3's paper puts dp outermost, and pp before it. cp lies next
@@ -43,11 +39,12 @@ class Layout:
     each expert is split over; they fold over the same ranks as dp · cp · tp do, and what is left holds
     replicas of the experts (edp). microbatch: sequences that go through the model together (b). interleave:
     chunks on each pipeline rank (v). zero: 0 to 3, what is split over replicas: nothing, optimizer state,
-    gradients too, weights too (3 is what FSDP does). recompute: none; selective, the attention scores only;
-    per-op, all but the attention and every second matrix product (torchtitan's default); full, all of a
-    layer. sequence_parallel: split what lies between the matrices over tp as well. order: dp, tp and pp from
-    the outermost to the innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer layers,
-    to make up for the head's work.
+    gradients too, weights too (3 is what FSDP does). shard: over how many of them, 0 for all; the others hold
+    the same again (HSDP). recompute: none; selective, the attention scores only; per-op, all but the
+    attention and every second matrix product (torchtitan's default); full, all of a layer. sequence_parallel:
+    split what lies between the matrices over tp as well. order: dp, tp and pp from the outermost to the
+    innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer layers, to make up for the
+    head's work.
     """
 
     dp: int | np.ndarray = 1
@@ -60,6 +57,7 @@ class Layout:
     interleave: int | np.ndarray = 1
     schedule: str = "1F1B"
     zero: int | np.ndarray = 0
+    shard: int | np.ndarray = 0
     recompute: str = "none"
     sequence_parallel: bool | np.ndarray = True
     order: tuple[str, ...] = ORDER
@@ -89,14 +87,36 @@ class Layout:
         """Ranks that hold the same weights, but experts': dp · cp."""
         return self.dp * self.cp
 
+    @property
+    def shards(self):
+        """Ranks that what ZeRO shares out is shared out over."""
+        return (
+            np.where(np.asarray(self.shard) > 0, self.shard, self.replicas)
+            if np.any(self.shard)
+            else self.replicas
+        )
+
     def members(self, axis: str):
-        """Ranks in a group along an axis; along dp those that share gradients, dp · cp."""
-        return self.replicas if axis == "dp" else getattr(self, axis)
+        """Ranks in a group along an axis; along dp those that share gradients, dp · cp, of which a shard and
+        the groups that replicate it are parts.
+        """
+        if axis == "replicate":
+            return self.replicas // self.shards
+        return (
+            {"dp": self.replicas, "shard": self.shards}[axis]
+            if axis in ("dp", "shard")
+            else getattr(self, axis)
+        )
 
     def reach(self, axis: str, gpus_per_node: int) -> tuple:
         """(members of such a group that share a node, nodes that it is on). Takes arrays."""
         if axis in ("edp", "ep", "etp"):
             return reach(axis, self.expert_sizes, gpus_per_node)
+        if axis in ("shard", "replicate"):
+            near = self.reach("dp", gpus_per_node)[0]  # of dp · cp
+            inside = np.minimum(self.shards, near) if axis == "shard" else np.maximum(1, near // self.shards)
+            inside = np.minimum(inside, self.members(axis))
+            return inside, -(-self.members(axis) // inside)
         sizes = self.sizes
         inside, nodes = reach(axis, sizes, gpus_per_node)
         if axis == "dp" and "cp" in sizes:
@@ -134,148 +154,12 @@ class Layout:
             parts.append(f"v {self.interleave}")
         if np.any(np.asarray(self.pp) > 1):
             parts.append(self.schedule)
-        parts += [f"ZeRO-{self.zero}"] * bool(self.zero) + ["SP"] * bool(
-            self.sequence_parallel and np.any(np.asarray(self.tp) > 1)
-        )
+        parts += [f"ZeRO-{self.zero}" + f" over {self.shard}" * bool(self.shard)] * bool(self.zero) + [
+            "SP"
+        ] * bool(self.sequence_parallel and np.any(np.asarray(self.tp) > 1))
         parts += (
             [f"{self.recompute} recompute"] * (self.recompute != "none")
             + [f"{' '.join(self.order)} from the outermost"] * (self.order != ORDER)
             + ["balanced"] * bool(self.balanced and np.any(np.asarray(self.pp) > 1))
         )
         return " · ".join(parts)
-
-
-def check(
-    model: ModelShape,
-    layout: Layout,
-    global_batch: int | None = None,
-    gpus: int | None = None,
-    seq_len: int | None = None,
-) -> None:
-    """Refuse, in one sentence with the nearest valid choice, a layout that cannot be.
-
-    For one layout of plain numbers. Raises ValueError. global_batch: sequences in one step over all ranks.
-    """
-    d, t, p, b, v = layout.dp, layout.tp, layout.pp, layout.microbatch, layout.interleave
-    for name in (*Axes._fields, "microbatch", "interleave"):
-        whole(name, getattr(layout, name), 1, 10**7)
-    if layout.schedule not in SCHEDULES:
-        raise ValueError(f"unknown schedule {layout.schedule!r}; known are {', '.join(SCHEDULES)}")
-    if layout.recompute not in RECOMPUTE:
-        raise ValueError(f"unknown recompute {layout.recompute!r}; known are {', '.join(RECOMPUTE)}")
-    if layout.zero not in (0, 1, 2, 3):
-        raise ValueError(f"zero is 0, 1, 2 or 3, not {layout.zero!r}")
-    if sorted(layout.order) != sorted(ORDER):
-        raise ValueError(f"order names each of {', '.join(Axes._fields[:3])} once, not {layout.order!r}")
-    if gpus is not None and layout.ranks != gpus:
-        named, product = ("·cp", f"·{layout.cp}") if layout.cp > 1 else ("", "")
-        raise ValueError(
-            f"dp·tp·pp{named} = {d}·{t}·{p}{product} = {layout.ranks}, but there are {gpus} GPUs"
-        )
-    _check_experts(model, layout)
-    if layout.cp > 1 and seq_len is not None and seq_len % (2 * layout.cp):
-        raise ValueError(
-            f"cp {layout.cp} cuts each sequence into {2 * layout.cp} pieces, and {seq_len} tokens do not"
-            f" divide by that; take a sequence of {seq_len // (2 * layout.cp) * 2 * layout.cp}, or another cp"
-        )
-    if model.heads % t:
-        raise ValueError(
-            f"tp {t} does not divide {model.heads} attention heads; {_divisors(model.heads, t, gpus)}"
-        )
-    if model.kv_heads % t and t % model.kv_heads:
-        raise ValueError(
-            f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads;"
-            f" {_divisors(model.heads, t, gpus)}"
-        )
-    if (not model.experts or model.experts.dense_layers) and model.ffn % t:
-        raise ValueError(
-            f"tp {t} does not divide the feed-forward width {model.ffn}; {_divisors(model.ffn, t, gpus)}"
-        )
-    if layout.balanced and layout.chunks > 1:
-        raise ValueError(
-            f"balanced stages are worked out for one chunk on each pipeline rank, not {layout.chunks}; take"
-            " 1F1B"
-        )
-    if layout.balanced and p > model.layers:
-        raise ValueError(
-            f"{model.layers} layers do not give each of {p} stages one; take pp {model.layers}, or less"
-        )
-    if not layout.balanced and layers_on_stage(model.layers, p * v, 0) is None:
-        raise ValueError(
-            f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do {model.layers}"
-            f" + 2 with the embedding and the head counted; {_divisors(model.layers, p * v, gpus)}"
-        )
-    chosen = layout.pipeline.chunks == 0
-    if chosen and (p == 1 or v == 1):
-        raise ValueError("interleaving needs pp and interleave of at least 2; use 1F1B otherwise")
-    if not chosen and v > 1:
-        raise ValueError(f"interleave {v} needs the schedule 'interleaved', not {layout.schedule!r}")
-    if layout.pipeline.splits:
-        if p == 1:
-            raise ValueError(f"{layout.schedule} needs pp of at least 2; use 1F1B otherwise")
-        if layout.recompute in ("per-op", "full"):
-            raise ValueError(
-                f"{layout.schedule} lets weight gradients wait, and they need what {layout.recompute}"
-                " recompute drops; take recompute 'none', or 1F1B"
-            )
-        if layout.pipeline.folded and model.layers % (2 * p):
-            raise ValueError(
-                f"{layout.schedule} has two stages on each of {p} ranks, and {model.layers} layers do not"
-                f" divide over {2 * p}; take ZB-H1, or another pp"
-            )
-    if global_batch is not None:
-        whole("global_batch", global_batch)
-        if global_batch % (d * b):
-            raise ValueError(
-                f"a batch of {global_batch} does not divide by dp·microbatch = {d}·{b} = {d * b}; "
-                f"take {max(1, global_batch // (d * b)) * d * b}, or another microbatch"
-            )
-        m = global_batch // (d * b)
-        if chosen and m % p:
-            raise ValueError(
-                f"interleaving needs a multiple of pp = {p} microbatches, and there are {m}; take a batch of"
-                f" {(m // p + 1) * p * d * b}, another microbatch, or 1F1B"
-            )
-        if m < (needed := p * layout.pipeline.fills):
-            raise ValueError(
-                f"{layout.schedule} fills {p} stages with {needed} microbatches, and there are {m}; take a"
-                " smaller microbatch, or 1F1B"
-            )
-
-
-def _check_experts(model: ModelShape, layout: Layout) -> None:
-    """Refuse foldings that cannot be."""
-    t, ep, etp, e = layout.tp, layout.ep, layout.etp, model.experts
-    if e is None:
-        if ep * etp > 1:
-            raise ValueError(
-                f"{model.name} has no experts to spread over ep {ep} and etp {etp}; take 1 of both"
-            )
-        return
-    if e.count % ep:
-        raise ValueError(f"ep {ep} does not divide {e.count} experts; {_divisors(e.count, ep, None)}")
-    if e.ffn % etp:
-        raise ValueError(
-            f"etp {etp} does not divide an expert's width {e.ffn}; {_divisors(e.ffn, etp, None)}"
-        )
-    if e.shared % t:
-        raise ValueError(f"tp {t} does not divide the shared experts' width {e.shared}")
-    inner = layout.dp * layout.cp * t
-    if inner % (ep * etp):
-        raise ValueError(
-            f"ep·etp = {ep}·{etp} does not divide dp·cp·tp = {inner}, over which the experts fold;"
-            f" {_divisors(inner // math.gcd(inner, etp), ep, None)} for ep"
-        )
-    if ep * etp > 1 and layout.order != ORDER:
-        raise ValueError(f"experts fold with the order {' '.join(ORDER)}, not {' '.join(layout.order)}")
-    if t > 1 and not layout.sequence_parallel:
-        raise ValueError(
-            "experts beside tp need sequence parallelism, so that each rank has tokens of its own"
-        )
-
-
-def _divisors(n: int, near: int, gpus: int | None) -> str:
-    """The nearest divisors of n, of those that the number of GPUs allows."""
-    fits = [k for k in divisors(n) if gpus is None or gpus % k == 0]
-    below, above = max(k for k in fits if k <= near), min((k for k in fits if k >= near), default=0)
-    return f"take {below}" + (f" or {above}" if above not in (0, below) else "")

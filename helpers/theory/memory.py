@@ -14,11 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from .data_parallel import ends_share, expert_share, layer_share
+from .data_parallel import adapter_share
 from .job import Job
 from .layout import Layout
 from .operations import layer
 from .shape import ModelShape
+from .shares import ends_share, expert_share, layer_share
 from .stages import kinds_on_rank
 
 # What people count for one parameter trained with Adam, and how they come to differ.
@@ -61,13 +62,14 @@ def stage_params(model: ModelShape, layout: Layout, stage, split_vocabulary: boo
     return sum(_params(model, layout, stage, split_vocabulary))
 
 
-def _params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool) -> tuple[float, float]:
-    """(what all of dp · cp have replicas of, what edp has: routed experts)."""
+def _params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool) -> tuple[float, float, float]:
+    """(in layers, of which all of dp · cp have replicas; routed experts, of which edp has; beside the
+    layers).
+    """
     kinds = kinds_on_rank(model, layout, stage)
     own = sum(many * layer_share(kind, layout.tp) for kind, many in kinds)
-    return own + ends_share(model, layout, stage, split_vocabulary), kinds[-1][1] * expert_share(
-        model, layout
-    )
+    ends = ends_share(model, layout, stage, split_vocabulary)
+    return own, kinds[-1][1] * expert_share(model, layout), ends
 
 
 def activations_per_layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> dict[str, float]:
@@ -78,19 +80,15 @@ def activations_per_layer(job: Job, layout: Layout, kind: ModelShape | None = No
     parallelism s·b·h·(34/t + 5·a·s/(h·t)): Korthikanti et al. 2022, Table 2. Dropout masks, of one byte
     each, are counted for models with biases, which use dropout, and not for gated ones, which do not.
     """
-    found: dict[str, float] = {}
-    for name, kept in _kept_by(job, layout, kind):
-        if np.any(kept):
-            found[name] = found.get(name, 0.0) + kept
-    return found
-
-
-def _kept_by(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[tuple[str, float]]:
-    """(operation, bytes that it keeps for backward) of a layer for one microbatch, in order."""
     ops = layer(job, layout, kind)
     if layout.recompute == "full":
-        return [("layer input", ops[0].kept)]
-    return [(op.name, op.kept_per_op if layout.recompute == "per-op" else op.kept) for op in ops]
+        return {"layer input": ops[0].kept}
+    found: dict[str, float] = {}
+    for op in ops:
+        kept = op.kept_per_op if layout.recompute == "per-op" else op.kept
+        if np.any(kept):
+            found[op.name] = found.get(op.name, 0.0) + kept
+    return found
 
 
 def _kept(job: Job, layout: Layout) -> list[tuple[float, float]]:
@@ -99,10 +97,12 @@ def _kept(job: Job, layout: Layout) -> list[tuple[float, float]]:
     """
     found = []
     for kind, _ in job.model.kinds:
-        whole = 0.0
-        if layout.recompute in ("per-op", "full"):
-            whole = sum(kept for _, kept in _kept_by(job, replace(layout, recompute="none"), kind))
-        found.append((sum(kept for _, kept in _kept_by(job, layout, kind)), whole))
+        if layout.recompute in ("none", "selective"):
+            found.append((sum(op.kept for op in layer(job, layout, kind)), 0.0))
+            continue
+        ops = layer(job, replace(layout, recompute="none"), kind)
+        kept = ops[0].kept if layout.recompute == "full" else sum(op.kept_per_op for op in ops)
+        found.append((kept, sum(op.kept for op in ops)))
     return found
 
 
@@ -119,9 +119,16 @@ def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
     # Where gradients are summed in float32, autograd makes half-precision ones first; fused kernels add to
     # the sum at once. Where the parameters are float32, they are made when a layer's are reduced.
     sums = 2 * (not framework.fused and framework.gradient_bytes == 4 and framework.weight_bytes == 2)
-    own, routed = _params(model, layout, stage, framework.split_vocabulary)
-    bytes_ = framework.weight_bytes, framework.gradient_bytes + sums, framework.optimizer_bytes
-    parts = states(own, layout.replicas, layout.zero, *bytes_)
+    own, routed, ends = _params(model, layout, stage, framework.split_vocabulary)
+    state = framework.state_bytes * (not framework.offload)
+    bytes_ = framework.weight_bytes, framework.gradient_bytes + sums, state
+    if job.lora:
+        parts = states(adapter_share(job, layout, stage), layout.shards, layout.zero, *bytes_)
+        share = lambda size, d: size / np.where(np.asarray(layout.zero) >= 3, d, 1)
+        frozen = share(job.lora.weight_bytes * own + 2.0 * ends, layout.shards)
+        frozen = frozen + share(job.lora.weight_bytes * routed, layout.edp)
+        return parts | {"weights": parts["weights"] + frozen}
+    parts = states(own + ends, layout.shards, layout.zero, *bytes_)
     if model.experts:
         of_experts = states(routed, layout.edp, layout.zero, *bytes_)
         parts = {name: size + of_experts[name] for name, size in parts.items()}
@@ -137,7 +144,6 @@ def stage_memory(
     """
     kept = kept or _kept(job, layout)
     model, framework, t = job.model, job.framework, layout.tp
-    params = stage_params(model, layout, stage, framework.split_vocabulary)
     parts = stage_states(job, layout, stage)
     sb, head_rank = layout.tokens(job.seq_len), layout.pipeline.head_rank(layout.pp)
     first, last = stage == 0, stage == head_rank
@@ -148,18 +154,34 @@ def stage_memory(
     # One microbatch at a time: the norm's and the head's input, and float32 scores.
     eager = EAGER_SCORE_BYTES + SCORE_BYTES * framework.split_vocabulary * (np.asarray(t) > 1)
     scores = SCORE_BYTES + eager * (not framework.fused_loss)
-    parts["logits"] = last * sb * (4.0 * model.hidden + scores * model.vocab) / t
+    parts["logits"] = last * sb * (4.0 * model.hidden + scores * model.vocab / framework.loss_chunks) / t
     if layout.recompute in ("per-op", "full"):
         # One layer is whole again in its backward, when the scores are gone.
         parts["activations"] = parts["activations"] + np.maximum(0, kept[-1][1] - parts["logits"])
-    # Of half-precision weights two layers' are gathered at a time, one in use and one on its way, and in a
-    # pipeline all, as their gradients. PyTorch's FSDP keeps embedding and head gathered as well.
-    share = layer_share(model, t) + expert_share(model, layout)
-    ends = (not framework.fused_loss) * ends_share(model, layout, stage, framework.split_vocabulary)
-    piped = np.where(np.asarray(layout.pp) > 1, (2.0 + framework.gradient_bytes) * params, 0.0)
-    parts["gathered weights"] = (np.asarray(layout.zero) == 3) * np.maximum(2.0 * (2 * share + ends), piped)
+    parts["gathered weights"] = _gathered(job, layout, stage)
+    if job.lora and job.lora.four_bit:  # one matrix at a time is made wide
+        widest = max(
+            model.ffn * (not model.experts), model.q_width, model.experts.shared if model.experts else 0
+        )
+        parts["widened weights"] = 2.0 * model.hidden * widest / t
     parts["overhead"] = overhead
     return parts
+
+
+def _gathered(job: Job, layout: Layout, stage):
+    """Of half-precision weights two layers' are gathered at a time, one in use and one on its way, and in a
+    pipeline all, as their gradients. PyTorch's FSDP keeps embedding and head gathered as well.
+    """
+    if not np.any(np.asarray(layout.zero) == 3):
+        return 0.0
+    model, framework, frozen = job.model, job.framework, job.lora is not None
+    in_layer = job.lora.weight_bytes if frozen else 2.0
+    share = layer_share(model, layout.tp) + expert_share(model, layout)
+    ends = (not framework.fused_loss) * ends_share(model, layout, stage, framework.split_vocabulary)
+    params = stage_params(model, layout, stage, framework.split_vocabulary)
+    whole = (in_layer + framework.gradient_bytes * (not frozen)) * params
+    piped = np.where(np.asarray(layout.pp) > 1, whole, 0.0)
+    return (np.asarray(layout.zero) == 3) * np.maximum(2 * in_layer * share + 2.0 * ends, piped)
 
 
 def largest_stage(job: Job, layout: Layout, overhead: float = OVERHEAD) -> tuple[int, dict[str, float]]:

@@ -25,6 +25,8 @@ class Op(NamedTuple):
     'per-op'. again: the recompute policies under which it runs once more. collective, axis, calls, payload:
     what is sent, payload being the whole tensor of one call. block, under: it may run while the
     phase `under` of the products of the same block does. rate: of the device, that its FLOPs run at.
+    memory: that the bytes stream through, the GPU's, the host's, or the link between them. adapters:
+    parameters that it makes gradients of, where the rest is frozen.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Op(NamedTuple):
     block: str = ""
     under: str = ""
     rate: str = "bf16"
+    memory: str = "gpu"
+    adapters: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -80,14 +84,58 @@ class At:
         """What is kept of it: whole, or in parts that are gathered again."""
         return self.narrow(x) / (self.parts if self.job.framework.regathers else 1)
 
-    def product(self, name: str, rows, k, n, block: str = "", first: bool = True, **kept) -> list[Op]:
-        """One that may be narrow. first: of those with this input, which is narrowed once for all."""
+    def product(
+        self, name: str, rows, k, n, block: str = "", first: bool = True, stays=0.0, **kept
+    ) -> list[Op]:
+        """One that may be narrow, and whose matrix may be frozen. first: of those with this input, which is
+        narrowed once for all. stays: of what is kept, what the matrix's gradient does not ask for.
+        """
         if self.job.precision == "bf16":
-            return product(name, rows, k, n, block, **kept)
-        narrow = product(
-            name, rows, k, n, block, bytes_=self.precision.bytes, rate=self.precision.rate, **kept
+            lines = product(name, rows, k, n, block, **kept)
+        else:
+            narrow = dict(bytes_=self.precision.bytes, rate=self.precision.rate)
+            lines = product(name, rows, k, n, block, **narrow, **kept)
+            lines += self.casts(name, rows * k * first, rows * n)
+        return self.trained(name, lines, k * n, stays) + self.adapters(name, rows, k, n, block)
+
+    def trained(self, name: str, lines: list[Op], numbers, stays=0.0) -> list[Op]:
+        """A product's lines, which has a matrix of so many numbers. Where that is frozen there is no gradient
+        of it, and its input is kept for an adapter only; four bits are made two bytes for each product.
+        """
+        if not (lora := self.job.lora):
+            return lines
+        lines = [op for op in lines if op.phase != "W"]
+        if not lora.adapts(name):
+            lines = [op._replace(kept=stays) if np.any(op.kept) else op for op in lines]
+        if not lora.four_bit or name == "head":
+            return lines
+        moved = (lora.weight_bytes + 2.0) * numbers
+        return [*lines, *(Op(f"dequantise for {name}", "casts", phase, streamed=moved) for phase in "FI")]
+
+    def adapters(self, name: str, rows, k, n, block: str) -> list[Op]:
+        """Beside a frozen matrix (k × n) one of k × r and one of r × n, whose result is added to the
+        product's: by the second one itself, or in two passes that scale and add. Split as the matrix is, they
+        send nothing of their own.
+        """
+        if not (lora := self.job.lora) or not lora.adapts(name):
+            return []
+        r, number = lora.rank, self.job.framework.number_bytes
+        passes, kernels = (1.0, 0) if self.job.framework.fused else (5.0, 2)
+        down = product(f"adapter of {name}, down", rows, k, r, block)
+        up = product(f"adapter of {name}, up", rows, r, n, block, kept=number * rows * r)
+        mark = lambda ops, size: [op._replace(adapters=size * (op.phase == "W")) for op in ops]
+        sums = (
+            Op(
+                f"sum with adapter of {name}",
+                "elementwise",
+                phase,
+                0.0,
+                number * passes * rows * width,
+                kernels,
+            )
+            for phase, width in (("F", n), ("I", k))
         )
-        return [*narrow, *self.casts(name, rows * k * first, rows * n)]
+        return [*mark(down, k * r), *mark(up, r * n), *sums]
 
     def casts(self, name: str, inputs, outputs) -> list[Op]:
         """Of so many numbers of an input forward, and of the output's gradient backward."""
@@ -160,6 +208,7 @@ def enter(at: At, x, block: str, products: int) -> list[Op]:
     job, layout, narrow = at.job, at.layout, at.narrow(x)
     split = layout.sequence_parallel * 1
     sums = 1 if job.framework.merged else products
+    wanted = not job.lora or job.lora.adapts(block)  # the gradient of its weights, or of adapters
     return [
         tensor_parallel(f"gather for {block}", "F", "all_gather", split, narrow, again=("per-op", "full")),
         tensor_parallel(f"gradient of {block}", "I", "reduce_scatter", split, x, block=block, under="W"),
@@ -171,7 +220,7 @@ def enter(at: At, x, block: str, products: int) -> list[Op]:
             f"gather for {block}",
             "W",
             "all_gather",
-            split * job.framework.regathers,
+            split * job.framework.regathers * wanted,
             narrow,
             block=block,
             under="I",

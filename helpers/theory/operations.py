@@ -13,12 +13,12 @@ from __future__ import annotations
 import numpy as np
 
 from .attention import attention
-from .data_parallel import layer_matrices
 from .feed_forward import feed_forward
 from .job import Job
 from .layout import Layout
 from .op import At, Op, product, stream, summed, tensor_parallel
 from .shape import ModelShape
+from .shares import layer_matrices
 
 
 def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
@@ -34,27 +34,29 @@ def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
     add, add_kernels = (3.0, 1) if eager else (2.0 if model.gated else 3.5, 1)
     norm, add = norm * x / parts * (model.norms / 2), add * x / parts
     last = ("full",) if framework.whole_recompute else ()
-    return [
+    ops = [
         *stream("norm 1", norm, norm_kernels, kept=x / parts, kept_per_op=x / parts),
         *attention(at, eager),
         *stream("residual 1", add, add_kernels, kept=masks),
         *stream("norm 2", norm, norm_kernels, kept=x / parts),
         *feed_forward(at, eager, last),
         *stream("residual 2", add, add_kernels, kept=masks),
-        summed(job, layout, layer_matrices(model, layout)),
     ]
+    trained = sum(op.adapters for op in ops) if job.lora else layer_matrices(model, layout)
+    return [*ops, summed(job, layout, trained)]
 
 
 def embedding(job: Job, layout: Layout) -> list[Op]:
     """What the first stage does beside its layers. Looking tokens up takes next to no time."""
     x = At(job, layout, job.model).x
     split, whole = layout.sequence_parallel * 1, job.framework.split_vocabulary * 1
-    learned = (job.model.positions > 0) * split
+    trained = job.lora is None
+    learned = (job.model.positions > 0) * split * trained
     table = job.framework.number_bytes * job.seq_len / layout.cp * job.model.hidden
     return [
         tensor_parallel("sum of the embedding", "F", "reduce_scatter", split * whole, x),
         tensor_parallel("sum of the embedding", "F", "all_reduce", (1 - split) * whole, x),
-        tensor_parallel("gradient into the embedding", "W", "all_gather", split * whole, x),
+        tensor_parallel("gradient into the embedding", "W", "all_gather", split * whole * trained, x),
         tensor_parallel("gradient of learned positions", "W", "all_gather", learned, table),
     ]
 
@@ -68,8 +70,13 @@ def head(job: Job, layout: Layout) -> list[Op]:
     scores = (16.0 if job.framework.fused_loss else 36.0) * sb * vocabulary
     return [
         tensor_parallel("gather for the head", "F", "all_gather", split * whole, x),
-        *product("head", sb, model.hidden, vocabulary, "head", part="head"),
-        summed(job, layout, model.hidden * vocabulary, "head"),
+        *at.trained(
+            "head",
+            product("head", sb, model.hidden, vocabulary, "head", part="head"),
+            model.hidden * vocabulary,
+        ),
+        summed(job, layout, model.hidden * vocabulary * (job.lora is None), "head"),
+        *_chunks(job, model.hidden * vocabulary),
         Op("loss", "head", "F", 0.0, scores / 2, 3),
         Op("loss", "head", "I", 0.0, scores / 2, 3),
         tensor_parallel("three numbers a token", "F", "all_reduce", 3 * whole, 4.0 * sb),
@@ -79,6 +86,17 @@ def head(job: Job, layout: Layout) -> list[Op]:
         tensor_parallel(
             "gradient of the head", "I", "all_reduce", (1 - split) * whole, x, block="head", under="W"
         ),
+    ]
+
+
+def _chunks(job: Job, numbers) -> list[Op]:
+    """What a head in chunks moves more: its weights are read for each, and their gradient is read and
+    written.
+    """
+    more = job.framework.loss_chunks - 1.0
+    phases = (("F", 2), ("I", 2), ("W", 2 * 4 * (job.lora is None)))
+    return [
+        Op("head in chunks", "head", phase, streamed=each * more * numbers) for phase, each in phases if more
     ]
 
 

@@ -21,6 +21,7 @@ from .estimate import HEADROOM, Estimate, estimate
 from .job import Job
 from .layout import Axes, Layout
 from .memory import peak_memory
+from .remedies import remedies
 
 # What may turn out otherwise -> the job then, times a factor; None where that is no whole number.
 CHANGES = {
@@ -65,26 +66,33 @@ class Plan:
             return self.ranked[0]
         device = self.job.cluster.device
         model = self.job.model.name
-        if self.tight:
-            raise ValueError(
-                f"{model} fits {self.gpus} × {device.name} with less than {self.options['headroom']:.0%} to"
-                f" spare, which is within the error: the fastest needs {human(self.tight[0].memory)} of"
-                f" {human(device.memory)}. Take a smaller headroom, if you have measured"
-            )
-        if not self.too_large:
+        if not self.tight and not self.too_large:
             (axes, reason), *_ = self.impossible.items()
             raise ValueError(
                 f"{model} cannot be laid out on {self.gpus} GPUs with a batch of {self.job.global_batch}:"
                 f" {axes}, for one: {reason}"
             )
+        tried = "".join(f"; it fits {remedy}" for remedy in self.remedies)
+        if self.tight:
+            raise ValueError(
+                f"{model} fits {self.gpus} × {device.name} with less than {self.options['headroom']:.0%} to"
+                f" spare, which is within the error: the fastest needs {human(self.tight[0].memory)} of"
+                f" {human(device.memory)}. Take a smaller headroom, if you have measured{tried}"
+            )
         raise ValueError(
             f"{model} does not fit {self.gpus} × {device.name} of {human(device.memory)}; the smallest needs"
-            f" {human(self.too_large[0].memory)}"
+            f" {human(self.too_large[0].memory)}{tried}"
         )
 
     @cached_property
+    def remedies(self) -> list[str]:
+        """What would make it fit where nothing does, in words: see `remedies`."""
+        fits = lambda job, gpus, **only: bool(plan(job, gpus=gpus, **only).ranked)
+        return [] if self.ranked else remedies(self.job, self.gpus, fits, **self.options)
+
+    @cached_property
     def by_axes(self) -> list[Candidate]:
-        """The best of each (dp, tp, pp), fastest first."""
+        """The best of each sizes of the axes, fastest first."""
         return self.ranked.first_of_each() if self.ranked else []
 
     def estimate(self, row: Candidate | None = None) -> Estimate:
@@ -132,14 +140,14 @@ class Plan:
         named = " and ".join(f"{s:.2f} s on {k}" for s, k in loses if s > 0)
         gains = sum(s for s, k in loses if s > 0) - (mine.step_seconds - best.step_seconds)
         return (
-            f"number {place + 1} of {len(self.by_axes)} (dp, tp, pp): {mine.step_seconds:.2f} s,"
+            f"number {place + 1} of {len(self.by_axes)} sizes: {mine.step_seconds:.2f} s,"
             f" {mine.step_seconds / best.step_seconds - 1:.1%} slower than {best.layout}; it loses {named}"
             + (f", and wins back {gains:.2f} s elsewhere" if gains >= 0.005 else "")
         )
 
     def flips(self) -> list[tuple[str, float, Candidate]]:
-        """(what, times how much, the winner then): the smallest change of each that makes another (dp, tp,
-        pp) win.
+        """(what, times how much, the winner then): the smallest change of each that makes other sizes
+        win.
         """
         found = []
         for what in CHANGES:
@@ -156,7 +164,7 @@ class Plan:
         return job and plan(job, gpus=self.gpus, **self.options)
 
     def table(self, rows: int = 10) -> Table:
-        """The best of each (dp, tp, pp); no rows where nothing fits."""
+        """The best of each sizes; no rows where nothing fits."""
         best = self.ranked[0].seconds if self.ranked else 0.0
         job = self.job
         tokens = job.global_batch * job.seq_len / self.gpus
@@ -174,8 +182,8 @@ class Plan:
             ],
             title=(
                 f"{job.model.name} on {self.gpus} × {job.cluster.device.name} ({job.cluster.name}), batch"
-                f" {job.global_batch} × {job.seq_len}, {job.framework.name}: {self.looked_at:,} layouts,"
-                f" {len(self.ranked):,} fit, {len(self.tight):,} more are tight"
+                f" {job.global_batch} × {job.seq_len}, {', '.join([job.framework.name, *job.switches])}:"
+                f" {self.looked_at:,} layouts, {len(self.ranked):,} fit, {len(self.tight):,} more are tight"
             ),
         )
 

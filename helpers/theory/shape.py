@@ -253,14 +253,14 @@ class ModelShape:
         seen = self.window * (2 - self.window / seq_len) if self.window < seq_len else seq_len
         return seq_len + self.windowed / self.layers * (seen - seq_len)
 
-    def flops_per_token(self, seq_len: int, causal: bool = False) -> float:
+    def flops_per_token(self, seq_len: int, causal: bool = False, each: int = 6) -> float:
         """Model FLOPs of forward and backward for one token: what MFU divides by.
 
-        6 for each matrix element (2 forward, 4 backward), and 12·L·s·a·head size for the attention
+        `each` for a matrix element (2 forward, 4 backward), and 12·L·s·a·head size for the attention
         scores and their use; half of that if only the causal half is counted. For a GPT with
         untied head this is 72·L·h²·(1 + s/6h + V/12Lh), Narayanan et al. 2021, without their recompute.
         """
         width = (self.q_width + self.out_width) / 2
         scores = 12 * self.layers * self.attended(seq_len) * width * (0.5 if causal else 1)
         matrices = sum(count * shape.matrix_params for shape, count in self.kinds)
-        return 6 * (matrices + self.vocab * self.hidden) + scores
+        return each * (matrices + self.vocab * self.hidden) + scores

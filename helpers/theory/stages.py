@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from .layout import Layout
 from .shape import ModelShape
-
-if TYPE_CHECKING:
-    from .layout import Layout
 
 
 def layers_on_stage(layers: int, stages: int, stage: int) -> int | None:

@@ -239,10 +239,7 @@ def errors_of(runs) -> tuple[np.ndarray, np.ndarray]:
     ours = np.array([guess / real - 1 for guess, real, *_ in found])
     reached = np.array(
         [
-            job.global_batch
-            * job.seq_len
-            * job.model.flops_per_token(job.seq_len)
-            / (real * n * job.cluster.device.flops)
+            job.global_batch * job.seq_len * job.flops_per_token / (real * n * job.cluster.device.flops)
             for _, real, job, n in found
         ]
     )

@@ -10,8 +10,9 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from .. import toy
 from ..theory.frameworks import TOY
 from ..theory.job import Job
-from ..theory.layout import Layout, check
+from ..theory.layout import Layout
 from ..theory.models import ModelShape
+from ..theory.possible import check
 
 SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -112,7 +113,8 @@ class Config:
         """The run as `helpers.theory` sees it."""
         sizes = dict(dp=self.dp, tp=self.tp, pp=self.pp, microbatch=self.microbatch)
         job = Job(self.shape, global_batch=self.batch, seq_len=self.seq_len, framework=TOY)
-        return job, Layout(**sizes, zero=3, sequence_parallel=self.sp)
+        shard = self.shard if self.shard < self.dp else 0
+        return job, Layout(**sizes, zero=3, shard=shard, sequence_parallel=self.sp)
 
     @property
     def layout(self) -> str:

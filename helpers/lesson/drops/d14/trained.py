@@ -19,7 +19,7 @@ from ....table import Table, human
 from ....theory.collectives import book
 from ....theory.layout import Layout
 from ....theory.memory import stage_params, states
-from ....theory.traffic import calls
+from ....theory.traffic import sent
 from ....train import Config
 
 
@@ -116,13 +116,16 @@ def three_ways(world: World, config: Config) -> Table:
     traffic = world.traffic
     op_of = {"all_reduce": "tp", "all_gather": "shard", "reduce_scatter": "shard", "send": "pp"}
     counted = dict.fromkeys(("tp", "shard", "pp"), 0.0)
+    apart = config.tp * config.shard  # neighbours that hold the same part of the weights
     for row in traffic.ranks[0]:
         if row.op in op_of:
-            counted[op_of[row.op]] += row.book
+            same = row.op == "all_reduce" and apart > 1 and row.members[:2] == (0, apart)
+            axis = "replicate" if same else op_of[row.op]
+            counted[axis] = counted.get(axis, 0.0) + row.book
     # The loss and the gradients' norm, two numbers that all ranks share.
     counted["tp"] -= book("all_reduce", 16, world.n)
     rows = [
-        [{"shard": "dp (FSDP)"}.get(axis, axis), human(size), human(counted[axis])]
+        [{"shard": "dp (FSDP)"}.get(axis, axis), human(size), human(counted.get(axis, 0.0))]
         for axis, size in sent_by_first(config).items()
         if size
     ]
@@ -191,18 +194,17 @@ def sent_by_first(config: Config) -> dict[str, float]:
     out the weights among `config.shard` ranks.
     """
     job, layout = config.on_paper
-    ranks = {"tp": config.tp, "shard": config.shard, "pp": config.pp}
-    found = dict.fromkeys(ranks, 0.0)
-    for call in calls(job, layout, 0):
-        axis = "shard" if call.axis == "dp" else call.axis
-        found[axis] += book(call.op, call.payload, ranks[axis])
+    found = dict.fromkeys(("tp", "shard", "pp"), 0.0)
+    for axis, size in sent(job, layout, 0).items():
+        name = "shard" if axis == "dp" else axis
+        found[name] = found.get(name, 0.0) + size
     return found
 
 
 def states_of_first(config: Config) -> float:
     """Bytes of float32 weights and Adam's two on rank 0 between steps."""
     job, layout = config.on_paper
-    held = states(stage_params(job.model, layout, 0, split_vocabulary=False), config.shard, 3, 4, 4, 8)
+    held = states(stage_params(job.model, layout, 0, split_vocabulary=False), layout.shards, 3, 4, 4, 8)
     return float(held["weights"] + held["optimizer"])
 
 

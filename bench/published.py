@@ -1,0 +1,288 @@
+"""The planner against published runs that may be read and not copied: `python bench/published.py --published
+FOLDER`.
+
+FOLDER holds the tables as their publishers print them, gathered by hand into CSV files; each name below is a
+file of it, and a set whose file is not there is left out. Nothing is fitted to them. What a table does not
+print is said at each set: recompute is the least that fits, for a part of the layers where that does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from report import save
+
+from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, ModelShape, plan
+from helpers.theory.adapters import Lora
+from helpers.theory.cost import step_terms
+from helpers.theory.memory import largest_stage, stage_memory
+from helpers.theory.shape import Experts, Latent
+from helpers.theory.validation import errors_of, row_of
+
+MEGATRON = FRAMEWORKS["megatron-lm"]
+# NVIDIA's recipes reduce gradients in bfloat16; a token crosses to a node once (HybridEP, DeepEP).
+NEMO = replace(MEGATRON, gradient_bytes=2)
+BRIDGE = replace(NEMO, once_a_node=True)
+OVERLAPPED = replace(BRIDGE, hides=(*BRIDGE.hides, "dispatch"))
+# Automodel's recipes of these runs: Transformer Engine's layers and attention under FSDP2, a loss of
+# PyTorch's own operations, no sequence parallelism, LoRA of rank 16 on all linear layers.
+AUTOMODEL = replace(FRAMEWORKS["torchtitan"], fused=True, attention_efficiency=0.62)
+H100 = CLUSTERS["dgx-h100"]
+# What that machine's products reached, says the same publisher: 0.488 of 2,250 TFLOP/s, and 0.35 in
+# attention.
+_B200 = CLUSTERS["dgx-b200"]
+SIMUMAX = replace(_B200, device=replace(_B200.device, achievable=0.488 * 2250e12))
+SIMUMAX_FRAMEWORK = replace(MEGATRON, attention_efficiency=0.35 / 0.488)
+
+SYSTEMS = {
+    "DGX-H100": "dgx-h100",
+    "DGX-B200": "dgx-b200",
+    "DGX-B300": "dgx-b300",
+    "DGX-GB200": "gb200-nvl72",
+    "DGX-GB300": "gb300-nvl72",
+}
+PRECISIONS = {"FP8-MX": "mxfp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "BF16": "bf16"}  # others: FP8, current
+
+
+def _gpt(name: str, layers: int, hidden: int, heads: int) -> ModelShape:
+    return ModelShape(name, layers, hidden, heads, 51200, biases=True, tied=True, positions=2048)
+
+
+def _qwen(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int) -> ModelShape:
+    return ModelShape(name, layers, hidden, heads, 152064, kv_heads, ffn, gated=True, qkv_biases=True)
+
+
+SHAPES: dict[str, ModelShape] = {
+    "GPT3-5B": _gpt("gpt3-5b", 24, 4096, 32),
+    "GPT3-20B": _gpt("gpt3-20b", 44, 6144, 48),
+    "GPT3-175B": MODELS["gpt3-175b"],
+    "Nemotron-8B": ModelShape("nemotron-8b", 32, 4096, 32, 256000),
+    "Nemotron-22B": ModelShape("nemotron-22b", 40, 6144, 48, 256000),
+    "Nemotron-15B": ModelShape("nemotron-15b", 32, 6144, 48, 256000, 8, 24576),
+    "Nemotron-340B": ModelShape("nemotron-340b", 96, 18432, 96, 256000, 8, 73728),
+    "Qwen2.5 7B": _qwen("qwen2.5-7b", 28, 3584, 28, 4, 18944),
+    "Qwen2.5 32B": _qwen("qwen2.5-32b", 64, 5120, 40, 8, 27648),
+    "Qwen3_30B_a3B": MODELS["qwen3-30b-a3b"],
+    "DeepSeekV3": MODELS["deepseek-v3"],
+    **{
+        f"LLAMA{name.upper()}": MODELS[f"llama-{name}"]
+        for name in ("2-7b", "2-13b", "2-70b", "3-8b", "3-70b")
+    },
+    **{f"LLAMA3_{size}B": MODELS[f"llama-3-{size}b"] for size in (8, 70)},
+    **{f"Llama3 {size}B": MODELS[f"llama-3-{size}b"] for size in (8, 70)},
+    "LLAMA3.1_405B": MODELS["llama-3-405b"],
+}
+DEEPSEEK_V2 = ModelShape(
+    "deepseek-v2",
+    60,
+    5120,
+    128,
+    102400,
+    0,
+    12288,
+    gated=True,
+    latent=Latent(512, 1536),
+    experts=Experts(160, 6, 1536, shared=3072, dense_layers=1),
+)
+Run = tuple[float, float, Job, int]  # seconds here, seconds printed, job, GPUs
+
+
+def _rows(folder: Path, name: str) -> list[dict[str, str]]:
+    with open(folder / name, encoding="utf-8") as f:
+        return list(csv.DictReader(line for line in f if not line.startswith("#")))
+
+
+def _first(text: str) -> str:
+    """Of '8 (note)' the 8."""
+    return text.split(" ")[0]
+
+
+def _int(text: str, otherwise: int = 1) -> int:
+    return int(_first(text)) if _first(text).isdigit() else otherwise
+
+
+def seconds(job: Job, layout: Layout, gpus: int, headroom: float = 0.0) -> tuple[float, float]:
+    """(seconds of a step, share of the layers that are computed twice): as few as fit."""
+    room = (1 - headroom) * job.cluster.device.memory
+    found = []
+    for recompute in ("none", "full"):
+        one = replace(layout, recompute=recompute)
+        job.check(one, gpus)
+        held = sum(largest_stage(job, one)[1].values())
+        found.append((float(sum(step_terms(job, one).values())), held))
+        if held <= room:
+            break
+    if len(found) == 1:
+        return found[0][0], 0.0
+    (fast, most), (slow, least) = found
+    share = min(1.0, max(0.0, (most - room) / (most - least)))
+    return fast + share * (slow - fast), share
+
+
+def bridge(folder: Path, experts: bool) -> Iterator[Run]:
+    """Megatron Bridge's own runs. Not printed: recompute, and which of them overlap the all-to-alls; its
+    recipes do for DeepSeek-V3 on H100 and GB300 and for Qwen3 on H100 from release 26 on.
+    """
+    for r in _rows(folder, "megatron_bridge_performance_visible.csv"):
+        name, system = _first(r["model"]), r["system"]
+        model, cluster, n = SHAPES[name], CLUSTERS[SYSTEMS[system]], int(r["gpus"])
+        if r["task"] == "LoRA" or bool(model.experts) != experts:
+            continue
+        t, p, cp, b, s, batch = (
+            _int(r[k]) for k in ("tp", "pp", "cp", "microbatch_seqs", "seq_len", "global_batch_seqs")
+        )
+        v = _int(r["vp"]) if p > 1 else 1
+        precision = PRECISIONS.get(r["precision"], "fp8-current")
+        if model.experts and r["precision"] in ("", "FP8", "FP8-CS"):
+            hopper = "fp8-blockwise" if name == "DeepSeekV3" else "fp8-current"
+            precision = hopper if "H100" in system else "mxfp8"
+        late = r["release"].startswith("26")
+        hidden = late and (name, system[4:]) in {
+            ("DeepSeekV3", "H100"),
+            ("DeepSeekV3", "GB300"),
+            ("Qwen3_30B_a3B", "H100"),
+        }
+        layout = Layout(
+            dp=n // (t * p * cp),
+            tp=t,
+            pp=p,
+            cp=cp,
+            ep=_int(r["ep"]) if model.experts else 1,
+            microbatch=b,
+            zero=1 if _first(r["fsdp"] or "0") in ("0", "") else 3,
+            interleave=v,
+            schedule="interleaved" if v > 1 else "1F1B",
+        )
+        job = Job(model, cluster, batch, s, OVERLAPPED if hidden else BRIDGE, precision)
+        yield seconds(job, layout, n)[0], batch * s / n / float(_first(r["tokens_per_s_per_gpu"])), job, n
+
+
+def nemo(folder: Path) -> Iterator[Run]:
+    """NeMo 24.07 on H100 in FP8, pre-training and fine-tuning. Chunks that are not printed: the fastest."""
+    for r in _rows(folder, "nemo_2407_h100_fp8.csv"):
+        if r["task"] == "LoRA":
+            continue
+        model, n = SHAPES[r["model"]], int(r["gpus"])
+        t, p, cp, b = (_int(r[k]) for k in ("tp", "pp", "cp", "microbatch_seqs"))
+        s, batch, d = int(r["seq_len"]), int(r["global_batch_seqs"]), n // (t * p * cp)
+        chunks = [1]
+        if p > 1:
+            whole = [v for v in range(1, 21) if model.layers % (p * v) == 0 and batch // d // b % p == 0]
+            chunks = [_int(r["vp"])] if r["vp"] else sorted({1, *whole})
+        job, found = Job(model, H100, batch, s, NEMO, "fp8"), []
+        for v in chunks:
+            schedule = "interleaved" if v > 1 else "1F1B"
+            sizes = dict(dp=d, tp=t, pp=p, cp=cp, microbatch=b, zero=1, interleave=v, schedule=schedule)
+            try:
+                found.append(seconds(job, Layout(**sizes), n)[0])
+            except ValueError:  # these chunks cannot be
+                continue
+        if found:
+            yield min(found), batch * s / n / float(r["tokens_per_s_per_gpu"]), job, n
+
+
+def lora(folder: Path) -> Iterator[Run]:
+    """Automodel's LoRA runs: FSDP2 with tensor parallelism. Recompute is not printed: the least that fits."""
+    for r in _rows(folder, "automodel_h100_bf16_visible.csv"):
+        if not r["task"].startswith("Fine-Tuning (LoRA)"):
+            continue
+        n, t = int(r["gpus"]), int(r["tp"])
+        model, batch = SHAPES[r["model"].removesuffix(" 2-node")], int(r["global_batch_seqs"])
+        job = Job(model, H100, batch, int(r["seq_len"]), AUTOMODEL, lora=Lora(16))
+        sizes = dict(dp=n // t, tp=t, microbatch=int(r["microbatch_seqs"]), zero=3 if n > 1 else 0)
+        layout = Layout(**sizes, sequence_parallel=False)
+        guess, share = seconds(job, layout, n)
+        if share:  # its switch recomputes all layers
+            guess = float(sum(step_terms(job, replace(layout, recompute="full")).values()))
+        yield guess, float(r["step_s"]), job, n
+
+
+def simumax(folder: Path) -> Iterator[tuple[Run, float]]:
+    """(run, error of memory) of SimuMax' runs on one node of B200s: Megatron, ZeRO-1, nothing recomputed, one
+    sequence of 4,096 where no length is printed. Memory is what was allocated, without context.
+    """
+    for r in _rows(folder, "simumax_b200_single_node_visible.csv"):
+        base = MODELS["llama-3-70b"] if r["model"] == "llama3_70b" else DEEPSEEK_V2
+        model, s = replace(base, layers=int(r["layers"])), _int(r["seq_len"], 4096)
+        sizes = {axis: int(r[axis]) for axis in ("tp", "pp", "dp", "ep", "cp")}
+        layout = Layout(**sizes, zero=1)
+        job = Job(model, SIMUMAX, layout.dp * int(r["microbatches"]), s, SIMUMAX_FRAMEWORK)
+        job.check(layout, 8)
+        held = max(float(sum(stage_memory(job, layout, k, 0).values())) for k in range(layout.pp))
+        guess = float(sum(step_terms(job, layout).values()))
+        yield (guess, float(r["real_ms"]) / 1e3, job, 8), held / 2**30 / float(r["real_alloc_gib"]) - 1
+
+
+RECOMMENDED = {"gpt3": "GPT3", "nemotron3": "Nemotron", "nemotron4": "Nemotron"}
+
+
+def _recommended(folder: Path) -> Iterator[tuple[ModelShape, dict[str, str], int]]:
+    """(model, row, sequences of a step)."""
+    for r in _rows(folder, "nemo_recommended_configs_h100.csv"):
+        family = RECOMMENDED.get(r["model"])
+        model = SHAPES[f"{family}-{r['size'].upper()}"] if family else MODELS[f"llama-3-{r['size']}"]
+        yield model, r, int(r["global_batch_seqs"])
+    for r in _rows(folder, "recommended_tuples_dgxc_h100.csv"):
+        r["gpus"], rule = r["gpus"].split("-")[0], r["global_batch_rule"]
+        batch = int(r["gpus"]) * int(rule[5:]) if rule.startswith("GPUs*") else _int(rule)
+        yield MODELS[r["model"].replace("llama", "llama-")], r | {"task": "pre_train"}, batch
+
+
+def recommended(folder: Path) -> list[list[str]]:
+    """NVIDIA's recommended layouts beside the planner's own: rows of a table. LoRA has NeMo's rank, 32."""
+    rows = []
+    for model, r, batch in _recommended(folder):
+        n, s = int(r["gpus"]), int(r["seq_len"])
+        t, p, cp, v, b = (_int(r[k] or "1") for k in ("tp", "pp", "cp", "vp", "microbatch_seqs"))
+        precision = "fp8" if r["dtype"].lower() == "fp8" else "bf16"
+        job = Job(model, H100, batch, s, NEMO, precision, Lora(32) if r["task"] == "lora" else None)
+        head = [f"{model.name}, {r['task']}, {precision}, {n} GPUs"]
+        v = v if p > 1 else 1
+        sizes = dict(dp=max(1, n // (t * p * cp)), tp=t, pp=p, cp=cp, interleave=v, microbatch=b, zero=1)
+        layout = Layout(**sizes, schedule="interleaved" if v > 1 else "1F1B")
+        try:
+            job.check(layout, n)
+        except ValueError as e:
+            rows.append([*head, f"cannot be: {e}", "", ""])
+            continue
+        held = sum(largest_stage(job, layout)[1].values()) / job.cluster.device.memory
+        mine = float(sum(step_terms(job, layout).values()))
+        best = plan(job, gpus=n, headroom=0.0 if held > 0.9 else 0.1).best
+        rows.append([*head, str(layout), f"{held:.0%}", f"{100 * (mine / best.seconds - 1):+.1f} %"])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
+    folder = parser.parse_args().published
+    sets = {
+        "Megatron Bridge, dense": ("megatron_bridge_performance_visible.csv", lambda: bridge(folder, False)),
+        "Megatron Bridge, experts": ("megatron_bridge_performance_visible.csv", lambda: bridge(folder, True)),
+        "NeMo 24.07, FP8": ("nemo_2407_h100_fp8.csv", lambda: nemo(folder)),
+        "Automodel, LoRA": ("automodel_h100_bf16_visible.csv", lambda: lora(folder)),
+        "SimuMax, B200": (
+            "simumax_b200_single_node_visible.csv",
+            lambda: (run for run, _ in simumax(folder)),
+        ),
+    }
+    there = {name: make for name, (file, make) in sets.items() if (folder / file).is_file()}
+    columns = ["published set", "runs", "error (MAPE)", "median", "p90", "bias", "null model"]
+    rows = [row_of(name, *errors_of(make()))[:-1] for name, make in there.items()]
+    if "SimuMax, B200" in there:
+        off = 100 * np.abs([error for _, error in simumax(folder)])
+        shown = [f"{size:.1f} %" for size in (off.mean(), np.median(off), np.percentile(off, 90))]
+        rows.append(["SimuMax, B200, memory", str(len(off)), *shown, "", ""])
+    save("published", "The planner against published runs, seconds per step", columns, rows)
+    if (folder / "nemo_recommended_configs_h100.csv").is_file():
+        columns = ["job", "recommended", "of a GPU's memory", "slower than the planner's own"]
+        save("recommended", "NVIDIA's recommended layouts", columns, recommended(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""A layout in the words of a framework: its own flags, or its configuration file.
+
+Every name was read in the framework's source in November 2026, in the files that `SOURCES` names. What a
+framework cannot do, or not by a flag, is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+
+from .job import Job
+from .layout import ORDER, Layout
+
+SOURCES = {
+    "megatron": "Megatron-LM, megatron/training/arguments.py",
+    "torchtitan": "torchtitan, torchtitan/config/configs.py",
+    "deepspeed": "DeepSpeed, runtime/zero/config.py and runtime/config.py",
+    "accelerate": "Accelerate, utils/dataclasses.py and parallelism_config.py",
+}
+FP8 = {"fp8": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise", "mxfp8": "mxfp8"}
+CONTEXT = {"ring": "p2p", "gather": "allgather", "heads": "a2a"}
+SCHEDULES = {"1F1B": "1F1B", "interleaved": "Interleaved1F1B", "ZB-V": "ZBVZeroBubble"}  # PyTorch's names
+
+
+def flags(framework: str, job: Job, layout: Layout) -> str:
+    """The layout as one of `SOURCES` is told it. Raises ValueError, in a sentence, for a framework that is
+    not known and for what it cannot do.
+    """
+    if framework not in SOURCES:
+        raise ValueError(f"flags are known of {', '.join(SOURCES)}, not of {framework!r}")
+    job.check(layout)
+    makers = {"megatron": _megatron, "torchtitan": _torchtitan}
+    makers |= {"deepspeed": _deepspeed, "accelerate": _accelerate}
+    return makers[framework](job, layout)
+
+
+def _refuse(framework: str, unable: dict[str, bool]) -> None:
+    """Raises ValueError that names the first of what is true."""
+    for what, asked in unable.items():
+        if asked:
+            raise ValueError(f"{framework} has no flag for {what}")
+
+
+def _megatron(job: Job, layout: Layout) -> str:
+    f, p = job.framework, layout.pp
+    stages = p * layout.chunks
+    ends = job.model.layers % stages != 0 and (job.model.layers + 2) % stages == 0
+    _refuse(
+        "Megatron-LM",
+        {
+            "LoRA (Megatron Bridge has it)": job.lora is not None,
+            "a loss in chunks": f.loss_chunks > 1,
+            "per-op recompute": layout.recompute == "per-op",
+            f"{job.model.layers} layers on {stages} stages, but as a layout written out": bool(
+                job.model.layers % stages and not ends
+            ),
+            "balanced stages": layout.balanced and p > 1,
+            f"the schedule {layout.schedule}": layout.schedule not in ("1F1B", "interleaved"),
+            f"the order {' '.join(layout.order)}": layout.order not in (ORDER, ("dp", "pp", "tp")),
+        },
+    )
+    given = {
+        "tensor-model-parallel-size": layout.tp,
+        "pipeline-model-parallel-size": p,
+        "context-parallel-size": layout.cp,
+        "micro-batch-size": layout.microbatch,
+        "global-batch-size": job.global_batch,
+        "seq-length": job.seq_len,
+        "bf16": True,
+        "sequence-parallel": layout.tp > 1 and layout.sequence_parallel,
+        "num-virtual-stages-per-pipeline-rank": layout.interleave if layout.interleave > 1 else False,
+        "account-for-embedding-in-pipeline-split": ends,
+        "account-for-loss-in-pipeline-split": ends,
+        "use-tp-pp-dp-mapping": layout.order == ("dp", "pp", "tp"),
+        "cp-comm-type": CONTEXT[f.context] if layout.cp > 1 else False,
+        "grad-reduce-in-bf16": f.gradient_bytes == 2,
+        "overlap-grad-reduce": "gradients" in f.hides,
+        "use-distributed-optimizer": layout.zero >= 1,
+        "overlap-param-gather": layout.zero >= 1 and "updated weights" in f.hides,
+        "num-distributed-optimizer-instances": layout.replicas // layout.shard if layout.shard else False,
+        "optimizer-cpu-offload": f.offload,
+        "use-precision-aware-optimizer": f.eight_bit or f.offload,
+        "exp-avg-dtype": "fp8" if f.eight_bit else False,
+        "exp-avg-sq-dtype": "fp8" if f.eight_bit else False,
+    }
+    if layout.zero >= 2:
+        kept = {2: "optim_grads", 3: "optim_grads_params"}[layout.zero]
+        given |= {
+            "use-megatron-fsdp": True,
+            "data-parallel-sharding-strategy": kept,
+            "ckpt-format": "fsdp_dtensor",
+        }
+    if job.model.experts:
+        given |= {
+            "expert-model-parallel-size": layout.ep,
+            "expert-tensor-parallel-size": layout.etp,
+            "moe-grouped-gemm": f.grouped,
+        }
+    if layout.recompute == "full":
+        given |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+    elif layout.recompute == "selective":
+        given |= {"recompute-granularity": "selective"}
+    if job.precision in FP8:
+        given |= {"fp8-format": "hybrid", "fp8-recipe": FP8[job.precision]}
+    elif job.precision == "nvfp4":
+        given |= {"fp4-format": "e2m1"}
+    lines = [f"--{name}" + ("" if value is True else f" {value}") for name, value in given.items() if value]
+    return " \\\n".join(lines)
+
+
+def _torchtitan(job: Job, layout: Layout) -> str:
+    f, p = job.framework, layout.pp
+    _refuse(
+        "torchtitan's command line",
+        {
+            "LoRA (a model's configuration has it)": job.lora is not None,
+            f"{job.precision} (a model's configuration has it)": job.precision != "bf16",
+            "8-bit Adam": f.eight_bit,
+            "a loss in chunks": f.loss_chunks > 1,
+            f"etp {layout.etp}": layout.etp > 1,
+            f"{job.model.layers} layers on {p * layout.chunks} stages": bool(
+                job.model.layers % (p * layout.chunks) and (job.model.layers + 2) % (p * layout.chunks)
+            ),
+            "balanced stages": layout.balanced and p > 1,
+            "selective recompute as Megatron-LM means it": layout.recompute == "selective",
+            f"ZeRO-{layout.zero}": layout.zero in (1, 2),
+            f"the schedule {layout.schedule}": layout.schedule not in SCHEDULES,
+            f"the order {' '.join(layout.order)}": layout.order != ORDER,
+        },
+    )
+    # Its FSDP counts cp as part of the ranks that share out the weights; its own sizes leave cp out.
+    shard = max(1, (layout.shard or layout.replicas) // layout.cp) if layout.zero == 3 else 1
+    stages = p * layout.chunks
+    less = int(bool(job.model.layers % stages))  # the first and last stage hold a layer less
+    modes = {"none": "none", "per-op": "selective", "full": "full"}
+    given = {
+        # In a pipeline the local batch is that of a whole step, cut into microbatches.
+        "training.local_batch_size": job.global_batch // layout.dp if p > 1 else layout.microbatch,
+        "training.global_batch_size": job.global_batch,
+        "training.seq_len": job.seq_len,
+        "parallelism.data_parallel_replicate_degree": layout.dp // shard,
+        "parallelism.data_parallel_shard_degree": shard,
+        "parallelism.tensor_parallel_degree": layout.tp,
+        "parallelism.context_parallel_degree": layout.cp,
+        "parallelism.expert_parallel_degree": layout.ep,
+        "activation_checkpoint.mode": modes[layout.recompute],
+    }
+    if p > 1:
+        given |= {
+            "parallelism.pipeline_parallel_degree": p,
+            "parallelism.pipeline_parallel_schedule": SCHEDULES[layout.schedule],
+            "parallelism.pipeline_parallel_microbatch_size": layout.microbatch,
+            "parallelism.pipeline_parallel_layers_per_stage": -(-(job.model.layers + 2 * less) // stages),
+            "parallelism.pipeline_parallel_first_stage_less_layers": less,
+            "parallelism.pipeline_parallel_last_stage_less_layers": less,
+        }
+    switches = ["--training.enable_cpu_offload"] * f.offload
+    if layout.tp > 1 and not layout.sequence_parallel:
+        switches.append("--parallelism.no-enable-sequence-parallel")
+    return " \\\n".join([*(f"--{name} {value}" for name, value in given.items()), *switches])
+
+
+def _deepspeed(job: Job, layout: Layout) -> str:
+    f = job.framework
+    _refuse(
+        "DeepSpeed's configuration file",
+        {
+            "a pipeline, which is built in code (PipelineModule)": layout.pp > 1,
+            "context parallelism, which is built in code (Ulysses)": layout.cp > 1,
+            "experts' parallelism, which is built in code (deepspeed.moe)": layout.ep * layout.etp > 1,
+            "a shard smaller than all replicas, but with ZeRO-3 (MiCS)": bool(
+                layout.shard and layout.zero < 3
+            ),
+            "8-bit Adam": f.eight_bit,
+            "a loss in chunks": f.loss_chunks > 1,
+            f"{job.precision} products": job.precision != "bf16",
+        },
+    )
+    zero = {"stage": int(layout.zero)}
+    if layout.zero:
+        zero["overlap_comm"] = "gradients" in f.hides
+    if layout.shard:
+        zero["mics_shard_size"] = int(layout.shard)
+    if f.offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    given = {
+        "train_batch_size": job.global_batch,
+        "train_micro_batch_size_per_gpu": int(layout.microbatch),
+        "gradient_accumulation_steps": int(job.microbatches(layout)),
+        "bf16": {"enabled": True},
+        "zero_optimization": zero,
+    }
+    if layout.tp > 1:
+        given["tensor_parallel"] = {"autotp_size": int(layout.tp)}
+    return json.dumps(given, indent=2) + _beside(job, layout)
+
+
+def _accelerate(job: Job, layout: Layout) -> str:
+    f = job.framework
+    _refuse(
+        "Accelerate",
+        {
+            "a pipeline in training": layout.pp > 1,
+            "experts' parallelism": layout.ep * layout.etp > 1,
+            "ZeRO-1 (its FSDP shares out gradients too, as ZeRO-2 does)": layout.zero == 1,
+            "tensor parallelism without FSDP": layout.tp * layout.cp > 1 and not layout.zero,
+            "8-bit Adam, which the script chooses (bitsandbytes),": f.eight_bit,
+            "a loss in chunks, which the script chooses,": f.loss_chunks > 1,
+            f"{job.precision}, but as fp8": job.precision not in ("bf16", "fp8"),
+        },
+    )
+    shard = max(1, (layout.shard or layout.replicas) // layout.cp) if layout.zero else 1
+    true = lambda yes: "true" if yes else "false"
+    lines = ["compute_environment: LOCAL_MACHINE"]
+    if layout.zero:
+        lines += [
+            "distributed_type: FSDP",
+            "fsdp_config:",
+            "  fsdp_version: 2",
+            "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+            f"  fsdp_reshard_after_forward: {true(layout.zero == 3)}",
+            f"  fsdp_activation_checkpointing: {true(layout.recompute != 'none')}",
+            f"  fsdp_offload_params: {true(f.offload)}",
+            "  fsdp_state_dict_type: SHARDED_STATE_DICT",
+        ]
+    else:
+        lines += [f"distributed_type: {'MULTI_GPU' if layout.ranks > 1 else 'NO'}"]
+    lines += [f"mixed_precision: {job.precision}"]
+    lines += [f"num_machines: {-(-layout.ranks // job.cluster.gpus_per_node)}"]
+    lines += [f"num_processes: {layout.ranks}"]
+    if layout.zero and layout.ranks > 1:
+        sizes = dict(dp_replicate=layout.dp // shard, dp_shard=shard, tp=layout.tp, cp=layout.cp)
+        lines += ["parallelism_config:"]
+        lines += [f"  parallelism_config_{name}_size: {size}" for name, size in sizes.items()]
+    steps = f"per_device_train_batch_size={layout.microbatch}"
+    steps += f", gradient_accumulation_steps={job.microbatches(layout)}"
+    return "\n".join(lines) + _beside(job, layout, steps, checkpoints=not layout.zero)
+
+
+def _beside(job: Job, layout: Layout, steps: str = "", checkpoints: bool = True) -> str:
+    """What the script itself has to do, where a file does not say it."""
+    said = [steps] * bool(steps)
+    if checkpoints and layout.recompute != "none":
+        said.append("gradient checkpointing of each layer, in the model")
+    if job.lora:
+        four = ", its weights loaded in 4 bits" * job.lora.four_bit
+        parts = " and ".join(job.lora.matrices)
+        said.append(f"LoRA of rank {job.lora.rank} on the linear layers of {parts} (PEFT){four}")
+    return "\n\nin the script: " + "; ".join(said) if said else ""

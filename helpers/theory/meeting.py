@@ -1,0 +1,190 @@
+"""What to say about a layout in a meeting: take it or not, against what, for how much, and what would change
+that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..table import Table, human
+from .estimate import HEADROOM, Estimate, estimate
+from .layout import Layout
+from .planner import CHANGES, Plan
+
+ERROR = 0.05  # what the planner cannot tell apart: its mean error in most published tables (README)
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, Table 3, where the reader does not say how many tokens
+
+
+def needs(layout: Layout) -> list[str]:
+    """What somebody must do to the model or its training for this layout."""
+    words = {
+        "matrices cut by TP": layout.tp > 1,
+        "a pipeline": layout.pp > 1,
+        "FSDP": layout.zero == 3,
+        "every layer computed twice": layout.recompute == "full",
+    }
+    return [name for name, true in words.items() if true]
+
+
+def lost_with_half_the_network(e: Estimate) -> float:
+    """Share of its speed that a layout loses when the bandwidth between nodes halves."""
+    cluster = e.job.cluster
+    slow = replace(e.job, cluster=replace(cluster, inter_node_bandwidth=cluster.inter_node_bandwidth / 2))
+    return 1 - e.step_seconds / estimate(slow, e.layout).step_seconds
+
+
+def verdict(mine: Estimate, of: Plan) -> str:
+    """The recommendation, first; then what speaks for this layout and against it, beside the fastest that
+    fits.
+    """
+    if not of.ranked:
+        return "No layout fits with room to spare: take more GPUs, a smaller model or shorter sequences."
+    best = of.estimate(of.best)
+    behind = mine.step_seconds / best.step_seconds - 1
+    if not mine.fits:
+        return (
+            f"Do not take it: it needs {human(-mine.free)} too much. The fastest that fits is {best.layout}."
+        )
+    if mine.tight:
+        head = (
+            f"Try it first: what it leaves free is within the error of the prediction. Of those that keep"
+            f" {HEADROOM:.0%} free, {best.layout} is the fastest, with {best.step_seconds:.2f} s a step"
+            f" and not {mine.step_seconds:.2f}."
+        )
+    elif mine.layout.axes == best.layout.axes and behind <= ERROR:
+        head = "Take it: of those that fit with room to spare, no other sizes are faster."
+    elif behind <= ERROR:
+        head = (
+            f"It may be taken: the fastest, {best.layout}, is {max(0.0, behind):.1%} ahead, and the planner's"
+            f" own error is {ERROR:.0%}."
+        )
+    else:
+        head = (
+            f"The fastest, {best.layout}, is {behind:.1%} ahead, and the planner's error is {ERROR:.0%}."
+            " Take that one, unless what speaks for this one is worth more."
+        )
+    if mine.layout.axes == best.layout.axes:
+        return head
+    good, bad = [], []
+    (good if mine.free > best.free else bad).append(
+        f"{human(mine.free)} of memory free and not {human(best.free)}"
+    )
+    here, there = lost_with_half_the_network(mine), lost_with_half_the_network(best)
+    if abs(here - there) >= 0.001:
+        (good if here < there else bad).append(f"half the network costs {here:.1%} and not {there:.1%}")
+    good += [f"without {what}" for what in needs(best.layout) if what not in needs(mine.layout)]
+    bad += [f"with {what}" for what in needs(mine.layout) if what not in needs(best.layout)]
+    return " ".join(
+        [
+            head,
+            *(
+                f"{name}: {'; '.join(points)}."
+                for name, points in (("For it", good), ("Against it", bad))
+                if points
+            ),
+        ]
+    )
+
+
+def close_calls(of: Plan) -> str:
+    """The runners-up that the planner cannot tell from the pick, in a sentence; "" where there are none."""
+    best, *others = of.by_axes
+    near = [row for row in others if row.seconds <= (1 + ERROR) * best.seconds]
+    if not near:
+        return ""
+    named = "; ".join(f"{row.layout}, {row.seconds / best.seconds - 1:.1%} behind" for row in near[:3])
+    return f"Within the planner's own error of {ERROR:.0%}, so measure them too: {named}."
+
+
+def gpu_hours(e: Estimate, tokens: float) -> float:
+    """For so many tokens, without failures, evaluations and checkpoints."""
+    return tokens / e.tokens_per_second_per_gpu / 3600
+
+
+def cost(mine: Estimate, of: Plan, tokens: float | None = None, price: float | None = None) -> str:
+    """GPU-hours and days for so many tokens, and money at a price of a GPU-hour: a layout may fit and never
+    finish.
+    """
+    given, count = tokens, tokens or TOKENS_PER_PARAMETER * mine.model.params
+    hours = lambda e: gpu_hours(e, count)
+    said = f"{count:.3g} tokens" + ("" if given else f" ({TOKENS_PER_PARAMETER} for each parameter)")
+    text = (
+        f"{said} take {hours(mine):,.0f} GPU-hours, {hours(mine) / mine.layout.ranks / 24:,.0f} days on"
+        f" {mine.layout.ranks} GPUs, without failures, evaluations and checkpoints."
+    )
+    if price is not None:
+        text += f" At {price:g} a GPU-hour that is {price * hours(mine):,.0f}."
+    if of.ranked and of.best.layout != mine.layout:
+        text += f" The fastest that fits would take {hours(of.estimate(of.best)):,.0f}."
+    return text
+
+
+def alternatives(mine: Estimate, of: Plan, pure: Estimate | None) -> Table:
+    """This layout, the fastest two of other sizes, and pure FSDP."""
+    rows = {"this one": mine}
+    taken = {mine.layout.axes}
+    for name, other in _others(of, pure):
+        if other.layout.axes not in taken:
+            rows[name] = other
+            taken.add(other.layout.axes)
+    return Table(
+        ["", "sizes", "step", "free on a GPU", "half the network costs", "needs"],
+        [
+            [
+                name,
+                str(e.layout.axes),
+                f"{e.step_seconds:.2f} s",
+                human(e.free) if e.fits else "does not fit",
+                f"{lost_with_half_the_network(e):.1%}",
+                ", ".join(needs(e.layout)) or "nothing",
+            ]
+            for name, e in rows.items()
+        ],
+    )
+
+
+def _others(of: Plan, pure: Estimate | None) -> Iterator[tuple[str, Estimate]]:
+    for name, row in zip(("the fastest", "the second"), of.by_axes):
+        yield name, of.estimate(row)
+    if pure:
+        yield "pure FSDP", pure
+
+
+def changes(mine: Estimate, of: Plan) -> Table:
+    """Half and twice of everything that may turn out otherwise: who wins then, and how far behind this layout
+    is.
+    """
+    rows = []
+    for what in CHANGES:
+        for factor in (0.5, 2):
+            then = of.changed(what, factor)
+            if then is None:
+                continue
+            try:
+                here = estimate(then.job, mine.layout)
+            except ValueError as e:
+                rows.append([what, f"× {factor:g}", "", f"cannot be: {e}"])
+                continue
+            best = then.best if then.ranked else None
+            stands = "does not fit" if not here.fits else "fits"
+            if best and here.fits:
+                stands = f"{max(0.0, here.step_seconds / best.seconds - 1):.1%} behind"
+            rows.append([what, f"× {factor:g}", str(best.layout) if best else "none fits", stands])
+    return Table(["change", "by", "then the fastest is", "this one"], rows)
+
+
+def assumptions(mine: Estimate) -> list[str]:
+    """What the figures take for granted."""
+    job, framework, device = mine.job, mine.job.framework, mine.job.cluster.device
+    per_parameter = framework.weight_bytes + framework.gradient_bytes + framework.state_bytes
+    lines = [
+        f"Framework {framework.name}: {per_parameter:g} bytes of weights, gradients and optimizer a parameter"
+        " before ZeRO.",
+        f"A {device.name} reaches {device.achievable / device.flops:.0%} of its printed FLOP/s in large"
+        f" products{', which is assumed and not published' if device.assumed else ''}.",
+        f"{job.global_batch} sequences of {job.seq_len:,} tokens in every step, none of them padding.",
+        f"Memory is predicted within some {HEADROOM:.0%}, time within some {ERROR:.0%} in most published"
+        " tables and less well in others. Measure the first three before you buy.",
+    ]
+    return lines + [f"{warning[0].upper()}{warning[1:]}." for warning in mine.warnings()]

@@ -1,0 +1,101 @@
+"""A plan as one page for a meeting: complete in itself, light or dark as the reader's browser is, on A4."""
+
+from __future__ import annotations
+
+from html import escape
+
+from ..table import Table, human
+from . import meeting
+from .estimate import Estimate
+from .memory import stage_memory
+from .planner import Plan
+
+STYLE = """@page { size: A4; margin: 12mm }
+:root { color-scheme: light dark; --ink: #222; --paper: #fff; --bar: #2a6f97 }
+@media (prefers-color-scheme: dark) { :root { --ink: #ddd; --paper: #16181a; --bar: #7fb8d8 } }
+@media print { :root { color-scheme: light; --ink: #222; --paper: #fff; --bar: #2a6f97 } }
+body { font: 10pt/1.35 sans-serif; color: var(--ink); background: var(--paper); max-width: 186mm; margin: auto
+} h1 { font-size: 15pt; margin: 0 0 2mm } h2 { font-size: 11pt; margin: 3mm 0 1mm } dt { font-weight: bold }
+dd { margin: 0 0 1.2mm 0 } li { margin: 0 0 1mm 0 } figure { display: inline-block; width: 49%; margin: 0;
+vertical-align: top } img { width: 100%; height: auto } table { border-collapse: collapse; font-size: 9pt }
+td, th { padding: 0 2mm; text-align: left } .bars td:nth-child(3) { width: 80mm } .bars i { display: block;
+height: 2.6mm; background: var(--bar); print-color-adjust: exact; -webkit-print-color-adjust: exact }
+"""
+
+
+def document(mine: Estimate, of: Plan, sections: dict[str, str]) -> str:
+    """The page: what the job is, then sections, title -> HTML."""
+    job = of.job
+    switches = "".join(f", {escape(switch)}" for switch in job.switches)
+    body = "".join(f"<h2>{escape(title)}</h2>{html}\n" for title, html in sections.items())
+    return f"""<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{escape(str(mine.layout))}</title>
+<style>{STYLE}</style>
+<h1>{escape(str(mine.layout))}</h1>
+<p>{escape(job.model.name)}, {job.model.params:,} parameters{switches},
+on {of.gpus} × {job.cluster.device.name} ({escape(job.cluster.name)}),
+{job.global_batch} sequences of {job.seq_len:,} tokens in a step, {escape(job.framework.name)}.<br>
+{escape(mine.summary())}</p>
+{body}</html>"""
+
+
+def recommendation(mine: Estimate, of: Plan, tokens: float | None, price: float | None = None) -> str:
+    """What to do, and for how much."""
+    said = f"<p><b>{escape(meeting.verdict(mine, of))}</b></p>"
+    return said + f"<p>{escape(meeting.cost(mine, of, tokens, price))}</p>"
+
+
+def taken_for_granted(mine: Estimate) -> str:
+    """The assumptions, as a list."""
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in meeting.assumptions(mine)) + "</ul>"
+
+
+def waterfall(e: Estimate) -> str:
+    """The seconds of a step, each bar from where the one above it ends."""
+    rows, start, total = [], 0.0, e.step_seconds
+    for name, seconds in e.time.items():
+        if not seconds:
+            continue
+        bar = f"margin-left:{100 * start / total:.2f}%;width:{100 * seconds / total:.2f}%"
+        rows.append(
+            f'<tr><td>{escape(name)}</td><td>{seconds:.3f} s</td><td><i style="{bar}"></i></td>'
+            f"<td>{seconds / total:.1%}</td></tr>"
+        )
+        start += seconds
+    return f'<table class="bars">{"".join(rows)}</table>'
+
+
+def by_stage(e: Estimate) -> Table:
+    """Bytes on a GPU of each pipeline stage, by what for."""
+    held = [stage_memory(e.job, e.layout, stage) for stage in range(e.layout.pp)]
+    names = [name for name in held[0] if any(stage[name] for stage in held)]
+    rows = [
+        [str(k), *(human(float(stage[name])) for name in names), human(float(sum(stage.values())))]
+        for k, stage in enumerate(held)
+    ]
+    return Table(["stage", *names, "together"], rows)
+
+
+def page(of: Plan, tokens: float | None = None, price: float | None = None) -> str:
+    """The page of a plan's best layout. Raises ValueError, in a sentence, where nothing fits."""
+    best = of.estimate()
+    close = meeting.close_calls(of)
+    flips = Table(
+        ["change", "by", "then the fastest is"],
+        [[what, f"× {factor:g}", str(row.layout)] for what, factor, row in of.flips()],
+    )
+    moved = flips._repr_html_() if flips.rows else "<p>Nothing up to eight times more or less.</p>"
+    return document(
+        best,
+        of,
+        {
+            "Recommendation": recommendation(best, of, tokens, price)
+            + f"<p>{escape(close)}</p>" * bool(close),
+            "The fastest of each sizes": of.table(6)._repr_html_(),
+            "Where a step's seconds go": waterfall(best),
+            "Memory by stage": by_stage(best)._repr_html_(),
+            "What would change this choice": moved,
+            "How far to trust it": taken_for_granted(best),
+        },
+    )

@@ -1,0 +1,69 @@
+"""What would make a job fit that does not, found by trying, the cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from .adapters import Lora
+from .candidates import LONG
+from .job import Job
+from .layout import Axes
+
+MOST_GPUS = 64  # times as many are tried
+
+
+def remedies(job: Job, gpus: int, fits: Callable[..., bool], **only) -> list[str]:
+    """At most three, in words: the first change that leaves the training as it is, from how many GPUs on it
+    fits, and the first that trains less. fits: whether (job, gpus, **only) has a layout.
+    """
+    kinds = (_same(job, gpus, only), _more(job, gpus, only), _less(job, gpus, only))
+    found = (next((said for said, *changed in kind if _tried(fits, *changed)), None) for kind in kinds)
+    return [said for said in found if said]
+
+
+def _tried(fits: Callable[..., bool], job: Job, gpus: int, only: dict) -> bool:
+    """Sizes that cannot be at all do not fit either."""
+    try:
+        return fits(job, gpus=gpus, **only)
+    except ValueError:
+        return False
+
+
+def _same(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
+    """Changes that compute the same, the cheapest in seconds first."""
+    f = job.framework
+    other = lambda **changed: replace(job, framework=replace(f, **changed))
+    if "full" not in f.recomputes:
+        yield "with recompute full", other(recomputes=(*f.recomputes, "full")), gpus, only
+    if f.loss_chunks == 1:
+        yield "with the loss in 8 chunks (--loss-chunks 8)", other(loss_chunks=8), gpus, only
+    if only.get("cp", 1) == 1:
+        for cp in (2, 4, 8):
+            if gpus % cp == 0 and job.seq_len % (2 * cp) == 0 and ("cp" in only or job.seq_len <= LONG * cp):
+                yield f"with cp {cp}", job, gpus, {**only, "cp": cp}
+    for axis in (axis for axis in Axes._fields if axis in only):
+        free = {name: size for name, size in only.items() if name != axis}
+        yield f"with another {axis} than {only[axis]}", job, gpus, free
+    if not f.offload:
+        yield "with the optimizer on the host (--offload)", other(offload=True), gpus, only
+
+
+def _more(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
+    """More GPUs, and a batch that is large enough for them."""
+    times = 2
+    while times <= MOST_GPUS:
+        yield f"from {gpus * times} GPUs on", job, gpus * times, only
+        times *= 2
+
+
+def _less(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
+    """Changes to what is trained, or to how."""
+    if not job.framework.eight_bit and not job.lora:
+        eight = replace(job.framework, eight_bit=True)
+        yield "with 8-bit Adam (--eight-bit)", replace(job, framework=eight), gpus, only
+    if not job.lora:
+        yield "with LoRA (--lora 16)", replace(job, lora=Lora(16)), gpus, only
+    if not (job.lora and job.lora.four_bit):
+        lora = replace(job.lora or Lora(16), four_bit=True)
+        yield "with QLoRA (--lora 16 --four-bit)", replace(job, lora=lora), gpus, only

@@ -1,0 +1,329 @@
+"""Frozen weights and the switches beside them: exact counts, and what must fall where less is trained."""
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
+from helpers.theory.adapters import MATRICES, Lora
+from helpers.theory.cost import step_terms
+from helpers.theory.data_parallel import adapter_share, synchronisation
+from helpers.theory.flags import SOURCES, flags
+from helpers.theory.layout import Axes
+from helpers.theory.meeting import close_calls
+from helpers.theory.memory import activations_per_layer, stage_states
+from helpers.theory.operations import head, layer
+from helpers.theory.page import page
+from helpers.theory.traffic import sent
+
+MEGATRON, TITAN = FRAMEWORKS["megatron-lm"], FRAMEWORKS["torchtitan"]
+JOB = Job(MODELS["llama-3-8b"], CLUSTERS["dgx-h100"], 32, 4096, MEGATRON)
+LORA = replace(JOB, lora=Lora(16))
+
+
+def test_adapters_have_the_parameters_that_peft_prints():
+    # r·(in + out) of each of the seven linear layers: PEFT prints 41,943,040 for Llama 3 8B at rank 16.
+    assert adapter_share(LORA, Layout()) == 41_943_040
+    # Of the attention: q 4096 + 4096, k and v 4096 + 1024, o 4096 + 4096.
+    assert adapter_share(replace(LORA, lora=Lora(8, ("attention",))), Layout()) == 32 * 8 * (
+        8192 + 2 * 5120 + 8192
+    )
+    stages = [adapter_share(LORA, Layout(pp=4), k) for k in range(4)]
+    assert stages == [41_943_040 / 4] * 4
+    assert adapter_share(JOB, Layout()) == 0
+
+
+@pytest.mark.parametrize("t", (2, 4, 8))
+def test_one_of_an_adapters_matrices_is_whole_on_each_rank(t):
+    h, kv, f = 4096, 1024, 14336
+    whole = 32 * 16 * (3 * h + h + 2 * h + h)  # before q, k, v, gate, up; behind o and down
+    split = 32 * 16 * (h + 2 * kv + h + 2 * f + f) / t
+    assert adapter_share(LORA, Layout(tp=t)) == whole + split
+    (sums,) = [op for op in synchronisation(LORA, Layout(tp=t)) if op.name == "gradients of adapters"]
+    assert sums.payload == pytest.approx(2 * whole) and sums.calls == 1
+
+
+@pytest.mark.parametrize("name", ("llama-3-8b", "gpt3-175b", "mixtral-8x7b", "deepseek-v2-lite"))
+def test_a_frozen_matrix_has_no_weight_gradient(name):
+    job = Job(MODELS[name], CLUSTERS["dgx-h100"], 8, 2048, MEGATRON)
+    frozen = replace(job, lora=Lora(8))
+    full, few = (
+        [op for op in layer(j, Layout()) + head(j, Layout()) if op.phase == "W" and op.flops]
+        for j in (job, frozen)
+    )
+    assert full and all(op.name.startswith("adapter of") and op.adapters for op in few)
+    assert sum(op.flops for op in few) < 0.02 * sum(op.flops for op in full)
+    # What is trained needs its input, forward and the gradient of the input stay.
+    of = lambda j, phase: sum(op.flops for op in layer(j, Layout()) if op.phase == phase)
+    assert of(frozen, "F") - of(job, "F") == pytest.approx(sum(op.flops for op in few))
+    assert frozen.flops_per_token < job.flops_per_token
+
+
+def test_memory_falls_where_less_is_trained():
+    layout = Layout(dp=8, zero=1)
+    full, lora = stage_states(JOB, layout, 0), stage_states(LORA, layout, 0)
+    n, a = JOB.model.params, 41_943_040
+    assert lora["weights"] == pytest.approx(2 * n + 2 * a)
+    assert lora["gradients"] == pytest.approx(4 * a) and lora["optimizer"] == pytest.approx(12 * a / 8)
+    assert full["gradients"] == pytest.approx(4 * n)
+    four = stage_states(replace(LORA, lora=Lora(16, four_bit=True)), layout, 0)
+    ends = 2 * JOB.model.vocab * JOB.model.hidden + JOB.model.hidden  # embedding, head and last norm
+    bits = 8 * (four["weights"] - 2 * a - 2 * ends) / (n - ends)
+    assert bits == pytest.approx(4.127, abs=1e-3)  # Dettmers et al. 2023, section 3: 4 and 0.127
+    kept = lambda **changed: sum(
+        activations_per_layer(replace(JOB, lora=Lora(16, **changed)), Layout()).values()
+    )
+    both = kept()
+    # Without adapters there, the inputs of gate and up and of down go; the activation's own stay.
+    inputs = 2 * 4096 * (4096 + 14336)
+    extra = 2 * 4096 * 16 * 3  # what the three adapters keep between their two matrices
+    assert both - kept(matrices=("attention",)) == pytest.approx(inputs + extra)
+    # The attention asks for its result itself; only what q, k and v read goes.
+    assert both - kept(matrices=("feed-forward",)) == pytest.approx(2 * 4096 * 4096 + 2 * 4096 * 16 * 4)
+
+
+def test_time_falls_and_no_figure_of_full_training_moves():
+    terms = lambda job, layout: {k: float(v) for k, v in step_terms(job, layout).items()}
+    for layout in (Layout(dp=8, zero=3), Layout(tp=8), Layout(dp=2, tp=2, pp=2, zero=1)):
+        full, lora = terms(JOB, layout), terms(LORA, layout)
+        assert sum(lora.values()) < sum(full.values()) and lora["optimizer"] < 0.02 * full["optimizer"]
+        assert lora["matrices"] > full["matrices"] * 2 / 3
+        less = terms(replace(JOB, lora=Lora(16, ("attention",))), layout)
+        assert sum(less.values()) <= sum(lora.values())
+        wide = terms(replace(JOB, lora=Lora(16, four_bit=True)), layout)
+        assert wide["casts"] > 0 and sum(wide.values()) > 0
+    # FSDP gathers frozen weights too, twice a microbatch, and reduces adapters only: 4 of 4 + 2 bytes.
+    dp = lambda job: sent(job, Layout(dp=8, zero=3))["dp"]
+    assert dp(LORA) == pytest.approx(
+        2 / 3 * dp(replace(JOB, framework=replace(MEGATRON, gradient_bytes=2))), rel=0.03
+    )
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (dict(rank=0), "rank of LoRA must be a whole number of at least 1"),
+        (dict(rank=-4), "at least 1"),
+        (dict(rank=8.0), "whole number"),
+        (dict(rank=8, matrices=("mlp",)), "attention or feed-forward, or both; 'mlp' is given"),
+        (dict(rank=8, matrices=()), "none is given"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        Lora(**given)
+
+
+def test_arrays_of_frozen_layouts_give_what_numbers_give():
+    sizes = dict(dp=np.array([4, 2, 8]), tp=np.array([1, 2, 1]), pp=np.array([2, 2, 1]))
+    many = Layout(**sizes, zero=1)
+    got = step_terms(LORA, many)
+    for i in range(3):
+        one = Layout(**{axis: int(v[i]) for axis, v in sizes.items()}, zero=1)
+        for name, value in step_terms(LORA, one).items():
+            assert np.broadcast_to(got[name], 3)[i] == pytest.approx(float(value)), name
+
+
+def test_states_of_eight_bits_and_on_the_host():
+    states = lambda **changed: stage_states(replace(JOB, framework=replace(MEGATRON, **changed)), Layout(), 0)
+    n = JOB.model.params
+    assert states(eight_bit=True)["optimizer"] == pytest.approx((4 + 2 * (1 + 4 / 256)) * n)
+    assert states(offload=True)["optimizer"] == 0
+    for changed in ({"eight_bit": True}, {"offload": True}, {"loss_chunks": 8}):
+        job = replace(JOB, framework=replace(MEGATRON, **changed))
+        assert estimate(job, Layout(dp=8)).memory_bytes < estimate(JOB, Layout(dp=8)).memory_bytes
+        (said,) = job.switches
+        assert said in estimate(job, Layout(dp=8)).text()
+    host = replace(JOB, framework=replace(MEGATRON, offload=True))
+    # 4 + 24 + 2 bytes through the host's memory, and 4 + 2 over the link, at 0.9 of each or so.
+    slow, fast = (estimate(j, Layout()).time["optimizer"] for j in (host, JOB))
+    assert 20 < slow / fast < 100
+    chunks = replace(JOB, framework=replace(MEGATRON, loss_chunks=8))
+    assert step_terms(chunks, Layout())["head"] > step_terms(JOB, Layout())["head"]
+    with pytest.raises(ValueError, match="loss_chunks must be a whole number"):
+        replace(MEGATRON, loss_chunks=0)
+
+
+def test_shards_are_replicated():
+    job = replace(JOB, framework=TITAN)
+    held = lambda shard: stage_states(job, Layout(dp=16, zero=3, shard=shard), 0)["weights"]
+    assert held(8) == 2 * held(0) and held(16) == held(0)
+    bytes_ = lambda shard: sent(job, Layout(dp=16, zero=3, shard=shard))
+    assert sum(bytes_(16).values()) == pytest.approx(bytes_(0)["dp"])
+    hybrid, n, m = bytes_(8), job.model.params, 2
+    gathered = (2 * m * 2 * n) * 7 / 8  # about: what is beside the layers is gathered once a microbatch
+    assert hybrid["shard"] == pytest.approx(gathered + 4 * n * m * 7 / 8, rel=0.1)
+    assert hybrid["replicate"] == pytest.approx(2 * 1 / 2 * 4 * n / 8 * m)
+    # Inside a node the weights no longer cross it.
+    assert Layout(dp=16, zero=3, shard=8).reach("shard", 8) == (8, 1)
+    assert Layout(dp=16, zero=3, shard=8).reach("replicate", 8) == (1, 2)
+    assert Layout(dp=16, zero=3, shard=2).reach("replicate", 8) == (4, 2)
+    rows = plan(job, gpus=32, shard=8).ranked
+    assert any(row.layout.shard == 8 for row in rows) and "ZeRO-3 over 8" in " ".join(map(str,
+    (rows[0].layout,
+        *(r.layout for r in rows))))  # fmt: skip
+    for layout, said in (
+        (Layout(dp=8, zero=3, shard=3), "shard 3 does not divide the 8 replicas"),
+        (Layout(dp=8, zero=0, shard=4), "shares out nothing without ZeRO"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            job.check(layout)
+    with pytest.raises(ValueError, match="dense models"):
+        replace(job, model=MODELS["mixtral-8x7b"]).check(Layout(dp=8, zero=3, shard=4))
+
+
+# Every name that `flags` may print; read in the frameworks' sources (`flags.SOURCES`).
+NAMES = {
+    "megatron": """account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split bf16 ckpt-format
+        context-parallel-size cp-comm-type data-parallel-sharding-strategy exp-avg-dtype exp-avg-sq-dtype
+        expert-model-parallel-size expert-tensor-parallel-size fp4-format fp8-format fp8-recipe
+        global-batch-size grad-reduce-in-bf16 micro-batch-size moe-grouped-gemm
+        num-distributed-optimizer-instances num-virtual-stages-per-pipeline-rank optimizer-cpu-offload
+        overlap-grad-reduce overlap-param-gather pipeline-model-parallel-size recompute-granularity
+        recompute-method recompute-num-layers seq-length sequence-parallel tensor-model-parallel-size
+        use-distributed-optimizer use-megatron-fsdp use-precision-aware-optimizer use-tp-pp-dp-mapping""",
+    "torchtitan": """activation_checkpoint.mode parallelism.context_parallel_degree
+        parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree
+        parallelism.expert_parallel_degree parallelism.no-enable-sequence-parallel
+        parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_first_stage_less_layers
+        parallelism.pipeline_parallel_last_stage_less_layers parallelism.pipeline_parallel_layers_per_stage
+        parallelism.pipeline_parallel_microbatch_size parallelism.pipeline_parallel_schedule
+        parallelism.tensor_parallel_degree training.enable_cpu_offload training.global_batch_size
+        training.local_batch_size training.seq_len""",
+    "deepspeed": """autotp_size bf16 device enabled gradient_accumulation_steps mics_shard_size
+        offload_optimizer overlap_comm stage tensor_parallel train_batch_size train_micro_batch_size_per_gpu
+        zero_optimization""",
+    "accelerate": """compute_environment distributed_type fsdp_activation_checkpointing fsdp_auto_wrap_policy
+        fsdp_config fsdp_offload_params fsdp_reshard_after_forward fsdp_state_dict_type fsdp_version
+        mixed_precision num_machines num_processes parallelism_config parallelism_config_cp_size
+        parallelism_config_dp_replicate_size parallelism_config_dp_shard_size parallelism_config_tp_size""",
+}
+PATTERNS = {
+    "megatron": r"--([\w.-]+)",
+    "torchtitan": r"--([\w.-]+)",
+    "deepspeed": r'"(\w+)":',
+    "accelerate": r"(?m)^ *(\w+):",
+}
+
+
+def _every_case():
+    """(framework, job, layout) that together print every name."""
+    eight = replace(JOB, framework=replace(MEGATRON, eight_bit=True, offload=True, gradient_bytes=2))
+    moe = Job(MODELS["mixtral-8x7b"], CLUSTERS["dgx-h100"], 32, 4096, replace(MEGATRON, grouped=True), "fp8")
+    even = Layout(dp=2, tp=2, pp=4, interleave=2, schedule="interleaved", zero=1, cp=2, recompute="full")
+    big = Job(MODELS["llama-3-405b"], CLUSTERS["dgx-h100"], 32, 4096, MEGATRON)
+    outer = Layout(dp=2, tp=8, pp=16, zero=1, order=("dp", "pp", "tp"))
+    b200 = replace(JOB, cluster=CLUSTERS["dgx-b200"], precision="nvfp4")
+    yield from (
+        ("megatron", eight, even),
+        ("megatron", moe, Layout(dp=8, tp=2, ep=4, zero=1)),
+        ("megatron", big, outer),
+        ("megatron", b200, Layout(dp=8, zero=3, shard=4)),
+    )
+    titan = replace(JOB, framework=replace(TITAN, offload=True))
+    yield "torchtitan", titan, Layout(dp=4, tp=2, pp=4, zero=3, sequence_parallel=False, recompute="per-op")
+    speed = replace(JOB, framework=replace(FRAMEWORKS["deepspeed"], offload=True))
+    yield "deepspeed", speed, Layout(dp=4, tp=2, zero=2)
+    yield "deepspeed", speed, Layout(dp=8, zero=3, shard=4)
+    yield "accelerate", replace(JOB, framework=TITAN), Layout(dp=4, tp=2, zero=3, recompute="full")
+
+
+def test_flags_print_known_names_and_all_of_them():
+    printed = {framework: set() for framework in SOURCES}
+    for framework, job, layout in _every_case():
+        text = flags(framework, job, layout).split("\n\nin the script")[0]
+        printed[framework] |= set(re.findall(PATTERNS[framework], text))
+    assert printed == {framework: set(names.split()) for framework, names in NAMES.items()}
+
+
+def test_flags_multiply_out():
+    """The sizes that a framework is told are those of the layout."""
+    layout = Layout(dp=8, tp=2, cp=2, zero=3, shard=8)
+    job = replace(JOB, framework=TITAN)
+    for framework, names in (
+        (
+            "torchtitan",
+            ("replicate_degree", "shard_degree", "tensor_parallel_degree", "context_parallel_degree"),
+        ),
+        ("accelerate", ("replicate_size:", "dp_shard_size:", "tp_size:", "cp_size:")),
+    ):
+        text = flags(framework, job, layout)
+        sizes = [int(re.search(name + r" (\d+)", text)[1]) for name in names]
+        assert math.prod(sizes) == layout.ranks and sizes == [2, 4, 2, 2]
+    said = flags("accelerate", replace(job, lora=Lora(8, four_bit=True)), Layout(dp=8, zero=3))
+    assert "gradient_accumulation_steps=4" in said and "4 bits" in said and "rank 8" in said
+
+
+@pytest.mark.parametrize(
+    "framework, changed, layout, said",
+    [
+        ("megatron", {"lora": Lora(8)}, Layout(dp=8), "Megatron-LM has no flag for LoRA"),
+        ("megatron", {}, Layout(pp=4, schedule="ZB-H1"), "the schedule ZB-H1"),
+        ("megatron", {}, Layout(dp=8, recompute="per-op"), "per-op recompute"),
+        ("torchtitan", {}, Layout(dp=8, zero=1), "ZeRO-1"),
+        ("torchtitan", {"precision": "fp8"}, Layout(dp=8, zero=3), "fp8"),
+        ("deepspeed", {}, Layout(dp=2, pp=4), "a pipeline"),
+        ("deepspeed", {}, Layout(dp=4, cp=2), "context parallelism"),
+        ("accelerate", {}, Layout(dp=8, zero=1), "ZeRO-1"),
+        ("accelerate", {}, Layout(dp=2, pp=4), "a pipeline"),
+        ("fairseq", {}, Layout(dp=8), "flags are known of megatron"),
+        ("megatron", {}, Layout(dp=8, tp=3), "does not divide"),
+    ],
+)
+def test_what_a_framework_cannot_do_is_refused_by_name(framework, changed, layout, said):
+    with pytest.raises(ValueError, match=said):
+        flags(framework, replace(JOB, **changed), layout)
+
+
+def test_remedies_are_tried():
+    """What is said to fit does."""
+    seventy = replace(JOB, model=MODELS["llama-3-70b"])
+    none = plan(seventy, gpus=8)
+    with pytest.raises(ValueError, match="does not fit 8 .*it fits from 32 GPUs on; it fits with LoRA"):
+        none.best  # noqa: B018
+    assert not none.ranked and len(none.remedies) == 3
+    assert (
+        plan(seventy, gpus=32).ranked
+        and not plan(seventy, gpus=16).ranked
+        and plan(replace(seventy, lora=Lora(16)), gpus=8).ranked
+    )
+    assert plan(replace(seventy, framework=replace(MEGATRON, offload=True)), gpus=8).ranked
+    only = replace(JOB, global_batch=8, seq_len=32768, framework=replace(MEGATRON, recomputes=("none",)))
+    tight = plan(only, gpus=4, cp=1)
+    assert not tight.ranked and tight.remedies[0] == "with recompute full"
+    assert plan(replace(only, framework=MEGATRON), gpus=4, cp=1).ranked
+
+
+def test_the_page_is_complete_in_itself():
+    of = plan(replace(JOB, lora=Lora(16)), gpus=8)
+    text = page(of, 1e9, 2.5)
+    assert "http" not in text and "<script" not in text and "prefers-color-scheme: dark" in text
+    assert "size: A4" in text and "LoRA 16" in text and "GPU-hours" in text and "At 2.5 a GPU-hour" in text
+    assert text.count("<h2>") == 6 and str(of.best.layout) in text
+    widths = [float(w) for w in re.findall(r"width:([\d.]+)%\"", text)]
+    assert sum(widths) == pytest.approx(100, abs=0.1)
+    near = close_calls(
+        plan(replace(JOB, model=MODELS["llama-3-70b"], global_batch=128, seq_len=8192), gpus=64)
+    )
+    assert near.startswith("Within the planner's own error of 5%") and "DP 2 · TP 4 · PP 8" in near
+    assert close_calls(plan(replace(JOB, lora=Lora(16)), gpus=1)) == ""
+    with pytest.raises(ValueError, match="does not fit"):
+        page(plan(replace(JOB, model=MODELS["llama-3-405b"]), gpus=8))
+
+
+def test_every_kind_of_matrix_is_adapted_by_name():
+    """No linear layer is forgotten, and no name is for nothing."""
+    named = set()
+    for model in ("llama-3-8b", "deepseek-v3", "deepseek-v2-lite"):
+        job = Job(MODELS[model], CLUSTERS["dgx-h100"], 8, 2048, MEGATRON, lora=Lora(4))
+        for kind, _ in job.model.kinds:
+            named |= {
+                re.fullmatch(r"adapter of (.*), (?:up|down)", op.name)[1]
+                for op in layer(job, Layout(), kind)
+                if op.name.startswith("adapter of")
+            }
+    assert named == set().union(*MATRICES.values())
+    assert Axes._fields == ("dp", "tp", "pp", "cp", "ep", "etp")

@@ -1,0 +1,112 @@
+"""The planner's command line: what it takes, what it prints, and that its JSON is as the manual says."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from helpers.__main__ import main
+
+MANUAL = (Path(__file__).parents[1] / "docs" / "planner.md").read_text(encoding="utf-8")
+PLAN = "plan llama-3-8b --gpus 8 --cluster dgx-h100 --framework megatron-lm"
+
+
+@pytest.fixture
+def said(capsys):
+    def run(command: str, rc: int = 0) -> str:
+        assert main(command.split()) == rc
+        got = capsys.readouterr()
+        return got.err if rc else got.out
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "given, batch",
+    [
+        ("--batch-tokens 4M --seq 8192", 512),  # powers of 1024: 4,000,000 would leave a part
+        ("--batch-tokens 4m --seq 4000", 1000),
+        ("--batch-tokens 1,048,576 --seq 8192", 128),
+        ("--batch-tokens 262144 --seq 4096", 64),
+        ("--batch 64", 64),
+        ("", 128),
+    ],
+)
+def test_tokens_in_place_of_sequences(said, given, batch):
+    found = json.loads(said(f"memory llama-3-8b --dp 2 {given} --json"))
+    assert found["inputs"]["global_batch"] == batch
+
+
+@pytest.mark.parametrize(
+    "command, sentence",
+    [
+        (f"{PLAN} --batch-tokens 5000 --seq 4096", "no whole number of sequences of 4,096; take 4,096"),
+        (f"{PLAN} --batch-tokens many", "'many' is no number of tokens"),
+        (f"{PLAN} --batch-tokens=-4M", "'-4M' is no number of tokens"),
+        (f"{PLAN} --batch-tokens 4M --batch 64", "not both"),
+        (f"{PLAN} --train-tokens 15Q", "'15Q' is no number of tokens"),
+        (f"{PLAN} --price -1", "--price must be a number of at least 0"),
+        (f"{PLAN} --lora 0", "rank of LoRA must be a whole number of at least 1"),
+        (f"{PLAN} --four-bit", "--lora-on and --four-bit belong to --lora"),
+        (f"{PLAN} --lora-on attention", "belong to --lora"),
+        (f"{PLAN} --loss-chunks 0", "loss_chunks must be a whole number"),
+        (f"{PLAN} --shard -2", "shard must be a whole number"),
+        (f"{PLAN} --report /nowhere/at/all.html", "cannot write /nowhere/at/all.html: No such file"),
+        (f"{PLAN} --lora 16 --flags megatron", "no flag for LoRA"),
+        ("memory llama-3-8b --dp 8 --zero 3 --shard 3 --batch 8", "shard 3 does not divide the 8 replicas"),
+        ("plan llama-3-70b --gpus 8", "it fits with LoRA (--lora 16)"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(said, command, sentence):
+    err = said(command, rc=2)
+    assert sentence in err and "Traceback" not in err
+
+
+def test_hours_money_flags_and_a_page(said, tmp_path):
+    path = tmp_path / "page.html"
+    out = said(f"{PLAN} --seq 4096 --train-tokens 1T --price 2.5 --flags megatron --report {path}")
+    speed = float(re.search(r"step, ([\d,]+) tokens/s/GPU", out)[1].replace(",", ""))
+    hours = float(re.search(r"take ([\d,]+) GPU-hours", out)[1].replace(",", ""))
+    assert hours == pytest.approx(1e12 / speed / 3600, rel=1e-3)
+    assert float(re.search(r"GPU-hour that is ([\d,]+)", out)[1].replace(",", "")) == pytest.approx(
+        2.5 * hours, rel=1e-3
+    )
+    assert "--tensor-model-parallel-size" in out and path.read_text(encoding="utf-8").startswith("<!doctype")
+
+
+def test_what_is_trained_is_said(said):
+    out = said("plan llama-3-8b --gpus 1 --batch 16 --lora 16 --four-bit --lora-on attention --rows 1")
+    assert "4-bit LoRA 16 of attention" in out
+    small = json.loads(said("memory llama-3-8b --batch 8 --lora 16 --four-bit --json"))
+    large = json.loads(said("memory llama-3-8b --batch 8 --json"))
+    assert small["memory_bytes"] < large["memory_bytes"] / 4 and small["fits"] and not large["fits"]
+    assert small["inputs"]["lora"] == {
+        "rank": 16,
+        "matrices": ["attention", "feed-forward"],
+        "four_bit": True,
+    }
+    hybrid = said("bytes llama-3-8b --dp 16 --zero 3 --shard 8 --batch 16")
+    assert "inside a shard" in hybrid and "over shards" in hybrid
+
+
+def test_the_json_is_as_the_manual_says(said):
+    found = json.loads(said(f"{PLAN} --train-tokens 1T --json".replace("--gpus 8", "--gpus 64")))
+    keys = lambda row: set(re.findall(r"`(\w+)`", row.replace("`--train-tokens`", "")))
+    rows = re.findall(r"(?m)^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", MANUAL.split("## For other programs")[1])
+    documented = {name for names, _ in rows for name in keys(names)}
+    assert documented == set(found)
+    holds = {name: keys(what) for names, what in rows for name in keys(names)}
+    assert holds["inputs"] - {"rank", "matrices", "four_bit"} == set(found["inputs"])
+    assert holds["best"] == set(found["best"])
+    assert holds["ranked"] == set(found["ranked"][0]) and holds["flips"] == set(found["flips"][0])
+    layout = re.search(r"A layout has (.*?) and `order`", MANUAL)[0]
+    assert keys(layout) == set(found["best"]["layout"]) == set(found["flips"][0]["winner"])
+    assert "reason" in found["refused"][0] and "ep" in found["refused"][0]
+
+
+def test_why_and_flips_take_all_axes(said):
+    out = said(
+        "plan deepseek-v2-lite --gpus 16 --batch 64 --seq 4096 --framework megatron-lm --why 8,1,2,1,8"
+    )
+    assert "EP 8" in out and re.search(r"number \d+ of \d+ sizes|the fastest", out)
