@@ -31,8 +31,6 @@ def on_paper(model, layout, seq_len):
         (SHORT, Layout(dp=8, tp=8, zero=3, sequence_parallel=False), 4096, "Megatron's"),
         (SHORT, Layout(dp=8, tp=8, zero=3, sequence_parallel=False), 4096, "usual"),
         (GPT, Layout(dp=8, tp=4, zero=3), 2048, "Megatron's"),
-        (SHORT, Layout(dp=4, tp=8, pp=2, zero=3), 4096, "Megatron's"),
-        (SHORT, Layout(dp=4, tp=4, pp=4, zero=3, sequence_parallel=False), 4096, "Megatron's"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
@@ -48,9 +46,25 @@ def on_paper(model, layout, seq_len):
 )
 def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len, plan):
     found = aside(trace_here, model, layout, seq_len, plan)
-    if layout.pp == 1:
-        assert found.params == model.params
+    assert found.params == model.params
     assert found.calls == calls(traced_job(model, seq_len, layout, plan), layout)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(dp=4, tp=8, pp=2, zero=3),
+        pytest.param(
+            Layout(dp=4, tp=4, pp=4, zero=3, sequence_parallel=False, recompute="full"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=str,
+)
+def test_a_first_stage_sends_what_the_formulas_say(layout):
+    """In a process of its own: PyTorch keeps plans for equal meshes, with names of groups that are gone."""
+    found = trace(SHORT, layout, seq_len=4096)
+    assert found.calls == calls(traced_job(SHORT, 4096, layout), layout)
 
 
 def test_gradients_of_two_bytes_are_traced_too(aside):
@@ -83,10 +97,10 @@ def test_memory_is_the_theory_and_what_is_named(aside, layout):
 
 
 @pytest.mark.slow
-def test_the_first_stage_of_a_pipeline_holds_what_the_theory_says(aside):
+def test_the_first_stage_of_a_pipeline_holds_what_the_theory_says():
     layout = Layout(dp=4, tp=8, pp=2, zero=3)
     model = MODELS["llama-3-70b"]
-    found, paper = aside(trace_here, model, layout, 8192, "Megatron's"), on_paper(model, layout, 8192)
+    found, paper = trace(model, layout, seq_len=8192), on_paper(model, layout, 8192)
     assert found.calls == calls(traced_job(model, 8192, layout), layout)
     assert found.peak == pytest.approx(sum(paper.values()), rel=0.05)
     for kind in ("weights", "gradients", "optimizer"):
@@ -111,7 +125,7 @@ def test_the_70b_on_a_laptop(aside):
 @pytest.mark.parametrize(
     "layout, how, said",
     [
-        (Layout(dp=4, tp=8, pp=2, zero=3, interleave=2), {}, "not zero 3 and 2 chunks"),
+        (Layout(dp=4, tp=8, pp=2, zero=3, schedule="interleaved", interleave=2), {}, "zero 3 and 2 chunks"),
         (Layout(dp=8, tp=8, zero=1), {}, "not zero 1 and 1 chunks"),
         (Layout(dp=4, tp=16, zero=3), {}, "tp 16 must divide 8 key/value heads"),
         (Layout(dp=8, tp=8, zero=3), {"plan": "usual"}, "the usual one goes without sequence parallelism"),
