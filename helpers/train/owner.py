@@ -40,11 +40,11 @@ class Owner:
             "since": datetime.now().isoformat(" ", "seconds"),
         }
         made = self.file.with_name(f"{FILE}.{self.about['token']}")
-        made.write_text(json.dumps(self.about))
         try:
+            made.write_text(json.dumps(self.about))
             os.link(made, self.file)  # fails where somebody was faster, on a shared disk too
         finally:
-            made.unlink()
+            made.unlink(missing_ok=True)
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _beat(self) -> None:

@@ -112,8 +112,8 @@ def three_ways(world: World, config: Config) -> Table:
     for row in traffic.ranks[0]:
         if row.op in op_of:
             counted[op_of[row.op]] += row.book
-    # The loss and the gradients' norm, two numbers that all ranks share.
-    counted["tp"] -= book("all_reduce", 16, world.n)
+    # The loss, the gradients' norm and whether to stop: three numbers that all ranks share.
+    counted["tp"] -= book("all_reduce", 24, world.n)
     rows = [
         [{"shard": "dp (FSDP)"}.get(axis, axis), human(size), human(counted[axis])]
         for axis, size in sent_by_first(config).items()
