@@ -36,7 +36,7 @@ class Stop:
 
     @property
     def name(self) -> str:
-        return signal.Signals(self.signal).name if self.signal else "a signal to another rank"
+        return signal.Signals(self.signal).name if self.signal else "A signal to another rank"
 
     @property
     def status(self) -> int:
