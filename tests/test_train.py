@@ -137,12 +137,13 @@ def test_it_goes_on_under_another_layout(world, twin, tmp_path):
         ),
         (dict(tp=3), "dp·tp·pp = ?·3·1, but 8 processes were started"),
         (dict(tp=8, heads=4), "tp 8 does not divide 4 attention heads; take 4"),
-        (dict(pp=8), "8 stages"),
+        (dict(pp=8), "4 layers do not divide over pp 8; take pp 1, 2, 4"),
         (
             dict(dp=4, pp=2, microbatch=4),
             "1F1B needs at least as many microbatches as stages: 1 of 4 sequences are too few for 2",
         ),
-        (dict(dp=8, batch=12), "a batch of 12 does not divide by dp·microbatch"),
+        (dict(dp=8, batch=12), "a batch of 12 sequences does not divide by dp 8; take a batch of 8"),
+        (dict(dp=8, microbatch=4), "a batch of 16 does not divide by dp·microbatch = 8·4"),
         (dict(dp=8, shard=3), "shard 3 does not divide dp 8"),
         (dict(tp=8, sp=True, seq_len=12), "tp 8 must divide the sequence of 12 tokens"),
         (dict(dp=8, schedule="ZB-V"), "schedule is one of 1F1B, GPipe"),
@@ -157,6 +158,12 @@ def test_what_cannot_be_is_refused_in_a_sentence(choice, said):
     with pytest.raises(ValueError, match=re.escape(said)) as refusal:
         replace(SMALL, **choice).checked(8)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_default_is_never_blamed():
+    with pytest.raises(ValueError, match="4 layers do not divide over pp 3; take pp 1, 2, 4"):
+        Config(pp=3).checked(3)
+    assert Config(pp=3, layers=6).checked(3).microbatch == 4  # a sixth of 32 is 5, which divides nothing
 
 
 def test_a_text_that_is_missing_or_too_short(tmp_path):

@@ -178,11 +178,11 @@ KILLED = """import os
 from helpers import train
 from helpers.train import launch
 step = train.Trainer.step
-def dies(self):
+def dies(self, stop):
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     if self.number == 5 and first and os.environ["RANK"] == os.environ["DIES"]:
         os._exit(9)
-    return step(self)
+    return step(self, stop)
 train.Trainer.step = dies
 os._exit(launch.main())
 """

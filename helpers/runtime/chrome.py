@@ -53,12 +53,21 @@ def chrome(
 
 
 def _event(rank: int, line: int, s: Span, name: str, zero: float) -> dict:
-    times = {"ts": round(1e6 * (s.start - zero), 3), "dur": round(1e6 * (s.end - s.start), 3)}
-    return {"ph": "X", "cat": s.kind, "name": name, "pid": rank, "tid": line, **times}
+    # Whole nanoseconds: Perfetto drops a span that ends one after the next begins, as rounding made it seem.
+    start, end = (round(1e9 * (at - zero)) for at in (s.start, s.end))
+    times = {"ts": start / 1000, "dur": (end - start) / 1000}
+    return {"ph": "X", "cat": s.kind, "name": name, "pid": rank, "tid": _row(rank, line), **times}
 
 
 def _name(what: str, rank: int, line: int, name: str) -> dict:
-    return {"ph": "M", "name": what, "pid": rank, "tid": line, "args": {"name": name}}
+    return {"ph": "M", "name": what, "pid": rank, "tid": _row(rank, line), "args": {"name": name}}
+
+
+def _row(rank: int, line: int) -> int:
+    """Perfetto puts a thread 0 on the row of the thread that has its process's number. So rows have numbers
+    that no other row and no process has.
+    """
+    return 1_000_000 + 1000 * rank + line
 
 
 def _lanes(spans: list[Span]) -> list[list[Span]]:

@@ -214,7 +214,8 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
             if piped:
                 _first_stage(net, tokens, layout.pp, layout.dp * layout.tp, mesh.get_group("pp"))
             else:
-                F.cross_entropy(net(tokens).flatten(0, 1).float(), tokens.flatten()).backward()
+                scores = net(tokens)
+                F.cross_entropy(scores.flatten(0, 1).float(), tokens.flatten()).backward()
     dist.destroy_process_group()
     return Trace(
         model,

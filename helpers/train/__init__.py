@@ -30,7 +30,8 @@ What splits what:
 
     dp   FSDP2 (`fully_shard`): examples, weights, gradients and
          optimizer state. `--shard 2` of `--dp 8` keeps 4 replicas
-         of 2 shards each; `--shard 1` is plain data parallelism
+         of 2 shards each; `--shard 1` keeps the weights whole, by DDP
+         where there is no tp and no pp
     tp   DTensor (`parallelize_module`): the matrices of every block;
          `--sp` also what lies between them
     pp   `torch.distributed.pipelining`: the blocks;
@@ -43,13 +44,34 @@ prose.
 With `--out run` it writes run/metrics.jsonl, a line for each step, and every `--every` steps a checkpoint
 (see `helpers.train.checkpoint`). Started again with the same `--out` it goes on from the last complete one,
 and says so. One run owns its folder: a second start in it is refused while the first is under way. When
-torchrun is killed, its ranks end within a second.
+torchrun is killed, its ranks end within a second. SIGTERM and Ctrl-C end a run after the step that is under
+way, with a checkpoint, and it says the command that goes on.
 
 `--sample "The "` afterwards lets the trained model write, in one process.
 """
 
-from . import checkpoint  # noqa: F401
-from .config import Config  # noqa: F401
-from .data import batch_of, read_text  # noqa: F401
-from .run import read_metrics, sample, train, write  # noqa: F401
-from .trainer import Trainer, learning_rate, loss_of  # noqa: F401
+from importlib import import_module
+
+HOMES = {
+    "Config": "config",
+    "Trainer": "trainer",
+    "batch_of": "data",
+    "checkpoint": "checkpoint",
+    "learning_rate": "trainer",
+    "loss_of": "trainer",
+    "read_metrics": "metrics",
+    "read_text": "data",
+    "sample": "run",
+    "train": "run",
+    "write": "run",
+}
+
+
+def __getattr__(name: str):
+    """Imported when it is asked for. torch takes seconds, in which Ctrl-C would print where it stood: so
+    `__main__` must run first.
+    """
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f".{HOMES[name]}", __name__)
+    return module if name == HOMES[name] else getattr(module, name)

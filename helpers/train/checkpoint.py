@@ -7,17 +7,18 @@
     run/step-000060.unfinished/   a save that was cut short; the next save removes it
 
 A save writes into `.unfinished` and renames it at the end, so a run killed at any moment leaves its last
-complete checkpoint as it was.
+complete checkpoint as it was. What is removed loses its name first.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -31,11 +32,15 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from ..table import human
+
 UNFINISHED = ".unfinished"
 ABOUT = "about.json"
+ENTRY = 1600  # bytes that DCP's files and .metadata have for each entry besides its numbers, as measured
 # Optimizer state goes by the parameters' names, not by their place in a group: another layout groups them
 # otherwise.
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
+TOOK_NO_MORE = "the disk took no more"
 
 
 class SaveFailed(Exception):
@@ -56,6 +61,8 @@ def save(run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimize
     """
     folder = run / f"step-{step:06d}"
     unfinished = folder.with_name(folder.name + UNFINISHED)
+    weights, state = get_state_dict(model, optimizer, options=BY_NAME)
+    size = _size_of(weights | state)
     trouble = None
     try:
         if dist.get_rank() == 0:
@@ -64,9 +71,8 @@ def save(run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimize
             unfinished.mkdir(parents=True)
     except OSError as e:
         trouble = e
-    _agree(trouble, folder)
+    _agree(trouble, folder, next(iter(weights)), size)
     try:
-        weights, state = get_state_dict(model, optimizer, options=BY_NAME)
         with _quiet():
             dcp.save({"model": weights, "optimizer": state}, checkpoint_id=unfinished)
         if dist.get_rank() == 0:
@@ -74,30 +80,70 @@ def save(run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimize
             (unfinished / ABOUT).write_text(json.dumps(about | {"step": step, "files": sizes}, indent=1))
             _to_disk(unfinished)
             if folder.exists():  # of a run that was resumed from before it
-                shutil.rmtree(folder)
+                os.rename(folder, folder.with_name(f"{folder.name}.replaced{UNFINISHED}"))
             os.rename(unfinished, folder)
             _to_disk(run)
+            for left in run.glob(f"step-*{UNFINISHED}"):
+                shutil.rmtree(left, ignore_errors=True)
     except (OSError, dcp.CheckpointException, RuntimeError) as e:
         trouble = e
-    _agree(trouble, folder)
+    _agree(trouble, folder, next(iter(weights)), size)
     return folder
 
 
-def _agree(trouble: Exception | None, folder: Path) -> None:
-    """All ranks learn whether one of them failed."""
-    said: list = [None] * dist.get_world_size()
-    dist.all_gather_object(said, trouble and _first_reason(trouble))
-    if reason := next(filter(None, said), None):
+def prune(run: Path, keep: int) -> None:
+    """Remove all complete checkpoints but the last `keep`, at least one. On one rank."""
+    for folder in complete(run)[: -max(1, keep)]:
+        away = folder.with_name(folder.name + UNFINISHED)
+        with suppress(OSError):  # the next save tries again
+            os.rename(folder, away)  # half of it must not look complete
+            shutil.rmtree(away)
+
+
+def _size_of(entries: dict) -> int:
+    """Bytes that a checkpoint of this stage takes: a tensor that is split over ranks counts with all its
+    parts, and each entry with its headers.
+    """
+    return ENTRY * len(entries) + sum(
+        t.numel() * t.element_size() for t in entries.values() if isinstance(t, torch.Tensor)
+    )
+
+
+def _agree(trouble: Exception | None, folder: Path, stage: str, size: int) -> None:
+    """All ranks learn whether one of them failed. stage, size: a name of what this rank's stage holds, the
+    same on all its ranks, and its bytes.
+    """
+    reports: list = [None] * dist.get_world_size()
+    dist.all_gather_object(reports, (trouble and _first_reason(trouble), stage, size))
+    if reason := next(filter(None, (reason for reason, _, _ in reports)), None):
+        told: list = [None]
         if dist.get_rank() == 0:
+            needed = sum({stage: size for _, stage, size in reports}.values())
+            told = [_why(reason, folder.with_name(folder.name + UNFINISHED), needed)]
             shutil.rmtree(folder.with_name(folder.name + UNFINISHED), ignore_errors=True)
-        raise SaveFailed(f"{folder.name} could not be written: {reason}")
+        dist.broadcast_object_list(told, 0)
+        raise SaveFailed(f"{folder.name} could not be written: {told[0]}")
+
+
+def _why(reason: str, unfinished: Path, needed: int) -> str:
+    """The reason, and how much was needed and free: PyTorch's writer keeps to itself what the system said."""
+    if reason != TOOK_NO_MORE and os.strerror(errno.ENOSPC) not in reason:
+        return reason
+    written = unfinished.iterdir() if unfinished.exists() else ()
+    free = shutil.disk_usage(unfinished.parent).free + sum(512 * p.stat().st_blocks for p in written)
+    if free < needed or os.strerror(errno.ENOSPC) in reason:
+        return f"the disk is full: the checkpoint needs {human(needed)}, and {human(free)} is free"
+    return (
+        f"{TOOK_NO_MORE}: the checkpoint needs {human(needed)}, and {human(free)} is free. A"
+        " quota or a limit on the size of files may be in the way, or the disk fails"
+    )
 
 
 def _first_reason(e: Exception) -> str:
     inner = next(iter(e.failures.values()))[0] if isinstance(e, dcp.CheckpointException) and e.failures else e
     said = str(inner).strip().splitlines()[0] if str(inner).strip() else type(inner).__name__
     # PyTorch's writer in C++ tells where in its source it stood, and not what the system said.
-    return "the disk took no more, it is full or fails" if "inline_container" in said else said
+    return TOOK_NO_MORE if "inline_container" in said else said
 
 
 def _to_disk(path: Path) -> None:

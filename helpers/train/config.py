@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from .. import toy
+from ..theory.checks import divisors
 from ..theory.frameworks import TOY
 from ..theory.job import Job
 from ..theory.layout import Layout
@@ -16,7 +17,13 @@ from ..theory.possible import check
 
 SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+MAY_BE_ZERO = ("dp", "shard", "microbatch", "warmup", "seed", "weight_decay", "keep")
 MOST = 10**9  # of any number of a run: steps, seconds, a seed
+
+
+def _option(default, meaning: str):
+    """A field, and what --help says of it."""
+    return field(default=default, metadata={"help": meaning})
 
 
 @dataclass(frozen=True)
@@ -27,37 +34,38 @@ class Config:
     time.
     """
 
-    dp: int = 0  # 0: what the ranks leave when tp and pp are taken
-    tp: int = 1
-    pp: int = 1
-    shard: int = 0  # of the dp ranks, how many share out the weights; 0: all
-    sp: bool = False
-    schedule: str = "1F1B"
-    hidden: int = 128
-    heads: int = 8
-    layers: int = 4
-    seq_len: int = 64
-    batch: int = 32
-    microbatch: int = 0  # 0: as many as make 2·pp microbatches, or the whole share without a pipeline
-    steps: int = 100
-    lr: float = 3e-3
-    warmup: int = 10
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    precision: str = "float32"
-    seed: int = 0
-    text: str = ""  # a file; empty: the course's own prose
-    out: str = ""  # a folder for metrics and checkpoints; empty: none are written
-    every: int = 50
-    timeout: float = 60.0  # seconds without an answer after which another rank counts as lost
+    dp: int = _option(0, "data-parallel ranks; 0: what tp and pp leave of the ranks")
+    tp: int = _option(1, "tensor-parallel ranks")
+    pp: int = _option(1, "pipeline stages; they must divide --layers")
+    shard: int = _option(0, "of the dp ranks, how many share out the weights: 0 all (FSDP2), 1 none (DDP)")
+    sp: bool = _option(False, "sequence parallelism: split over tp also what lies between the matrices")
+    schedule: str = _option("1F1B", "of the pipeline: 1F1B or GPipe")
+    hidden: int = _option(128, "width of the model")
+    heads: int = _option(8, "attention heads; tp must divide them")
+    layers: int = _option(4, "blocks of the model")
+    seq_len: int = _option(64, "tokens (bytes of text) in a sequence")
+    batch: int = _option(32, "sequences in a step, over all ranks")
+    microbatch: int = _option(
+        0,
+        "sequences that a rank takes at a time; 0: its share at once, with a pipeline in 2·pp parts or more",
+    )
+    steps: int = _option(100, "steps of the optimizer, counted from the first start")
+    lr: float = _option(3e-3, "highest learning rate")
+    warmup: int = _option(10, "steps in which the learning rate rises")
+    weight_decay: float = _option(0.1, "of AdamW")
+    clip: float = _option(1.0, "gradient norm above which gradients are scaled down")
+    precision: str = _option("float32", "float32, bfloat16 (weights stay float32) or float64")
+    seed: int = _option(0, "of the first weights and of the batches")
+    text: str = _option("", "file to learn from; none: the course's own prose")
+    out: str = _option("", "folder for metrics and checkpoints; none: nothing is written")
+    every: int = _option(50, "steps from one checkpoint to the next")
+    keep: int = _option(0, "complete checkpoints to keep, the last ones; 0: all")
+    timeout: float = _option(60.0, "seconds without an answer after which another rank counts as lost")
 
     def __post_init__(self):
         """Raises ValueError for numbers that no run can have."""
         for f in (f for f in fields(self) if f.type in ("int", "float")):
-            value, least = (
-                getattr(self, f.name),
-                (0 if f.name in ("dp", "shard", "microbatch", "warmup", "seed", "weight_decay") else 1),
-            )
+            value, least = (getattr(self, f.name), (0 if f.name in MAY_BE_ZERO else 1))
             if value < least if f.type == "int" else not (value > 0 or value == 0 == least):
                 raise ValueError(
                     f"{f.name} must be {'at least ' + str(least) if f.type == 'int' else 'positive'}, not"
@@ -86,11 +94,18 @@ class Config:
             raise ValueError(
                 f"shard {shard} does not divide dp {self.dp}; the weights are shared out among equal groups"
             )
-        share = self.batch // self.dp
-        microbatch = self.microbatch or max(1, share if self.pp == 1 else share // (2 * self.pp))
-        check(self.shape, Layout(dp=self.dp, tp=self.tp, pp=self.pp, microbatch=microbatch), self.batch)
         if self.layers % self.pp:
-            raise ValueError(f"{self.layers} layers do not divide over {self.pp} stages")
+            allowed = ", ".join(str(n) for n in divisors(self.layers))
+            raise ValueError(f"{self.layers} layers do not divide over pp {self.pp}; take pp {allowed}")
+        if self.batch % self.dp:
+            below = max(1, self.batch // self.dp) * self.dp
+            raise ValueError(
+                f"a batch of {self.batch} sequences does not divide by dp {self.dp}; take a batch of {below}"
+            )
+        share = self.batch // self.dp
+        most = max(1, share if self.pp == 1 else share // (2 * self.pp))
+        microbatch = self.microbatch or max(n for n in divisors(share) if n <= most)
+        check(self.shape, Layout(dp=self.dp, tp=self.tp, pp=self.pp, microbatch=microbatch), self.batch)
         if self.schedule == "1F1B" and self.batch // (self.dp * microbatch) < self.pp:
             raise ValueError(
                 f"1F1B needs at least as many microbatches as stages: {self.batch // (self.dp * microbatch)}"

@@ -6,6 +6,7 @@ import argparse
 import ipaddress
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -26,6 +27,7 @@ from . import checkpoint
 from .config import Config
 from .owner import end_with_launcher
 from .run import sample, train
+from .stop import Stop, command, listening
 
 # -- joining -----------------------------------------------------------------------------------
 
@@ -176,7 +178,10 @@ def parser(manual: str) -> argparse.ArgumentParser:
             else {"type": {"int": int, "float": float, "str": str}[f.type], "metavar": f.type}
         )
         made.add_argument(
-            f"--{f.name.replace('_', '-')}", default=f.default, help=f"default {f.default!r}", **option
+            f"--{f.name.replace('_', '-')}",
+            default=f.default,
+            help=f.metadata["help"] + (f" (default {f.default})" if f.default else ""),
+            **option,
         )
     made.add_argument("--sample", metavar="TEXT", help="let the model of --out go on with this text, and end")
     return made
@@ -187,8 +192,7 @@ def main(argv: list[str] | None = None) -> int:
 
     args = vars(parser(manual).parse_args(argv))
     prompt = args.pop("sample")
-    chief = os.environ.get("RANK", "0") == "0"
-    say = lambda line: print(line, file=sys.stderr, flush=True) if chief else None
+    say = lambda line: print(line, file=sys.stderr, flush=True) if _chief() else None
     try:
         config = Config(**args)
         if prompt is not None:
@@ -196,22 +200,42 @@ def main(argv: list[str] | None = None) -> int:
                 raise ValueError("--sample needs --out, the folder of a run")
             print(sample(Path(config.out), prompt))
             return 0
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
-        end_with_launcher()
-        device, place = join_group(config.timeout)
-        say(place)
-        silence = lambda: _leave(config, f"no answer within {config.timeout:g} s")
-        trainer = train(config, device, say, lambda: within(config.timeout, silence, device))
-        say(f"{trainer.number} steps under {trainer.config.layout}")
+        with listening(lambda why: _end(config, why)) as stop:
+            return _run(config, say, stop)
     except ValueError as e:
         say(str(e))
         return 2
     except RuntimeError as e:
         if not lost_contact(e):
             raise
-        _leave(config, "; ".join(str(e).strip().splitlines()))
+        _end(config, f"it has lost the others ({reason_of(e)})")
+
+
+def _chief() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _run(config: Config, say, stop: Stop) -> int:
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+    end_with_launcher()
+    device, place = join_group(config.timeout)
+    stop.joined = True
+    say(place)
+    silence = lambda: _end(config, f"it has lost the others (no answer within {config.timeout:g} s)")
+    trainer = train(config, device, say, lambda: within(config.timeout, silence, device), stop)
     dist.destroy_process_group()
-    return 0
+    if trainer.done:
+        say(f"{trainer.number} steps under {trainer.config.layout}")
+        return 0
+    say(
+        f"{stop.name} ended the run after step {trainer.number} of {config.steps}. "
+        + (
+            f"step-{trainer.number:06d} is complete; to go on from it: {command()}"
+            if config.out
+            else "Without --out nothing was saved"
+        )
+    )
+    return stop.status
 
 
 @contextmanager
@@ -231,13 +255,11 @@ def within(seconds: float, otherwise, device: torch.device):
         timer.cancel()
 
 
-def _leave(config: Config, why: str) -> None:
-    """Say that the others are lost, and end this process at once: a broken group cannot be left in good
-    order.
-    """
+def _end(config: Config, why: str) -> None:
+    """Say why, and end this process at once: a broken group cannot be left in good order."""
     saved = checkpoint.complete(Path(config.out)) if config.out else []
     print(
-        f"rank {os.environ.get('RANK', '0')} has lost the others ({why}). "
+        f"rank {os.environ.get('RANK', '0')} ends: {why}. "
         + (
             f"{saved[-1].name} is complete: start the same command again to go on from it."
             if saved
@@ -284,3 +306,12 @@ def lost_contact(e: RuntimeError) -> bool:
         or any(word in said for word in LOST)
         and not any(word in said for word in FAULTS_HERE)
     )
+
+
+def reason_of(e: RuntimeError) -> str:
+    """What befell the connection, without the place in a library's source."""
+    said = " ".join(str(e).split())
+    if not (what := next((word for word in LOST if word in said.lower()), None)):
+        return said
+    peer = re.search(r"\[([0-9a-fA-F.:]+)\]:(\d+)", said)
+    return f"{what}: {peer[1]} port {peer[2]}" if peer else what

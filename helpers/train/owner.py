@@ -40,11 +40,11 @@ class Owner:
             "since": datetime.now().isoformat(" ", "seconds"),
         }
         made = self.file.with_name(f"{FILE}.{self.about['token']}")
-        made.write_text(json.dumps(self.about))
         try:
+            made.write_text(json.dumps(self.about))
             os.link(made, self.file)  # fails where somebody was faster, on a shared disk too
         finally:
-            made.unlink()
+            made.unlink(missing_ok=True)
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _beat(self) -> None:
@@ -152,11 +152,19 @@ def end_with_launcher() -> None:
     launcher = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == launcher:
+        while os.getppid() == launcher and began_under_python:
             time.sleep(0.5)
-        os.write(
-            2, f"rank {os.environ.get('RANK')} ends: its launcher, process {launcher}, is gone\n".encode()
-        )
+        said = f"rank {os.environ.get('RANK')} ends: its launcher is gone\n"
+        os.write(2, said.encode())
         os._exit(1)
 
+    # Killed while this rank imported torch, it has left us to a parent that is no launcher.
+    began_under_python = any(_runs_python(process) for process in psutil.Process().parents())
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _runs_python(process: psutil.Process) -> bool:
+    try:
+        return Path(process.exe()).name.startswith("python")
+    except psutil.Error:  # of another user
+        return False

@@ -1,10 +1,8 @@
-"""A whole run: from the last checkpoint to the last step, its metrics, and what the trained model writes."""
+"""A whole run: from the last checkpoint to the last step, and what the trained model writes."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +16,9 @@ from tqdm import tqdm
 from .. import devices, toy
 from . import checkpoint
 from .config import Config
+from .metrics import metrics_of, read_metrics
 from .owner import Owner, owning
+from .stop import Stop
 from .trainer import Trainer
 
 tqdm.set_lock(threading.RLock())  # its own is for several processes, and outlives a rank that is killed
@@ -29,12 +29,14 @@ def train(
     device: torch.device = devices.CPU,
     say: Callable[[str], None] = lambda line: None,
     watched: Callable[[], AbstractContextManager] = nullcontext,
+    stop: Stop | None = None,
 ) -> Trainer:
-    """A whole run on this rank.
+    """A whole run on this rank, or as much of it as is done when a rank is asked to stop.
 
     device: see `Trainer`. say: gets a line when something happens that one should know. watched: makes the
-    block in which each step runs. Raises ValueError for a configuration, a text, a folder or a checkpoint
-    that will not do, and where the loss is no number any more.
+    block in which each step runs. stop: when it is asked, all ranks end after the same step, with a
+    checkpoint. Raises ValueError for a configuration, a text, a folder or a checkpoint that will
+    not do, and where the loss is no number any more.
     """
     trainer = Trainer(config, device)
     config, chief = trainer.config, dist.get_rank() == 0
@@ -45,7 +47,7 @@ def train(
         except OSError as e:
             raise ValueError(f"{run} cannot be the run's folder: {e.strerror}") from None
     with _alone_in(run, chief) as owner:
-        return _train(trainer, run, chief, owner, say, watched)
+        return _train(trainer, run, chief, owner, say, watched, stop or Stop())
 
 
 @contextmanager
@@ -66,20 +68,22 @@ def _alone_in(run: Path | None, chief: bool) -> Iterator[Owner | None]:
         yield owner
 
 
-def _train(trainer: Trainer, run: Path | None, chief: bool, owner: Owner | None, say, watched) -> Trainer:
+def _train(
+    trainer: Trainer, run: Path | None, chief: bool, owner: Owner | None, say, watched, stop
+) -> Trainer:
     config = trainer.config
     if run and (found := checkpoint.complete(run)):
         layout = trainer.resume(found[-1])
         say(f"going on from {found[-1].name}, the last complete checkpoint (written under {layout})")
-    if chief and run:
-        keep_metrics(run, trainer.number)
     bar = tqdm(total=config.steps, initial=trainer.number, unit="step", disable=None if chief else True)
-    with bar, open(run / "metrics.jsonl", "a") if chief and run else open(os.devnull, "w") as metrics:
+    with bar, metrics_of(run, trainer.number, say) if chief and run else nullcontext() as metrics:
         unsaved = None
-        while not trainer.done:
+        while not (trainer.done or trainer.stopping):
             start = time.perf_counter()
             with watched():
-                line = trainer.step()
+                line = trainer.step(stop.signal != 0)
+            if trainer.stopping:
+                stop.agreed()
             if owner:
                 owner.check()
             if not (math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"])):
@@ -90,39 +94,23 @@ def _train(trainer: Trainer, run: Path | None, chief: bool, owner: Owner | None,
                 )
             line |= {"seconds": time.perf_counter() - start}
             line |= {"tokens_per_second": config.batch * config.seq_len / line["seconds"]}
-            print(json.dumps(line), file=metrics, flush=True)
+            if metrics:
+                metrics.write(line)
             bar.update()
             bar.set_postfix(loss=f"{line['loss']:.3f}")
-            if run and (trainer.number % config.every == 0 or trainer.done):
+            if run and (trainer.number % config.every == 0 or trainer.done or trainer.stopping):
                 try:
                     trainer.save()
                     unsaved = None
                 except checkpoint.SaveFailed as e:
                     unsaved = e
-                    say(f"{e}; training goes on, and the checkpoints before it are untouched")
+                    say(
+                        f"{e}; the checkpoints before it are untouched"
+                        + ("" if trainer.done or trainer.stopping else ", and training goes on")
+                    )
     if unsaved:
         raise ValueError(f"training has ended, but its last checkpoint is missing: {unsaved}")
     return trainer
-
-
-def keep_metrics(run: Path, step: int) -> None:
-    """Drop the lines of steps that a resumed run will do again, and one that was cut short."""
-    file = run / "metrics.jsonl"
-    kept = [line for line in read_metrics(run) if line["step"] <= step]
-    file.write_text("".join(json.dumps(line) + "\n" for line in kept))
-
-
-def read_metrics(run: Path) -> list[dict]:
-    """The lines of a run's metrics, without one that is not yet whole."""
-    found = []
-    for line in (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else ():
-        try:
-            metrics = json.loads(line)
-            metrics["step"]
-        except (ValueError, TypeError, KeyError):
-            break
-        found.append(metrics)
-    return found
 
 
 def sample(run: Path, prompt: str = "The ", length: int = 200, seed: int = 0) -> str:

@@ -4,7 +4,9 @@ pipeline.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout  # PyTorch has no public one
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -21,6 +23,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 from .. import toy
 from .config import Config
@@ -88,11 +91,16 @@ def tensor_parallel_plan(block: nn.Module, sp: bool) -> dict:
     }
 
 
-def shard_model(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Sequential:
+def shard_model(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Module:
     """Split a stage over its tp ranks, then each of its blocks, and what is left, over its dp ranks.
 
-    In place.
+    Where each rank keeps all weights and there is nothing but data parallelism, DDP's buckets are faster
+    than a group for each block. (In PyTorch 2.13 DDP takes no DTensor, it fails under a pipeline's schedules,
+    and its mixed precision is not public.)
     """
+    only_data = config.dp > 1 and config.shard == config.tp == config.pp == 1
+    if only_data and config.precision != "bfloat16":
+        return DistributedDataParallel(stage, process_group=mesh.get_group("replicate"))
     if config.tp > 1:
         for part in stage:
             for name, how in tensor_parallel_plan(part, config.sp).items():
@@ -105,3 +113,30 @@ def shard_model(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Se
             # In a pipeline what one microbatch has gathered stays for the others, as torchtitan has it.
             fully_shard(part, mesh=over, mp_policy=policy, reshard_after_forward=config.pp == 1)
     return fully_shard(stage, mesh=over, mp_policy=policy)
+
+
+def splits_of(p: nn.Parameter) -> tuple[str, ...]:
+    """The mesh dimensions that a parameter's copies and shards are spread over; () for a plain tensor."""
+    return p.device_mesh.mesh_dim_names if isinstance(p, DTensor) else ()
+
+
+def shards_of(p: nn.Parameter) -> int:
+    """In how many parts a parameter is split."""
+    if not isinstance(p, DTensor):
+        return 1
+    return math.prod(
+        p.device_mesh.size(i) for i, place in enumerate(p.placements) if not place.is_replicate()
+    )
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def synchronizes(model: nn.Module, last: bool) -> AbstractContextManager:
+    """Inside, gradients add up; they travel in the backward of the last microbatch."""
+    if isinstance(model, DistributedDataParallel):
+        return nullcontext() if last else model.no_sync()
+    model.set_requires_gradient_sync(last)
+    return nullcontext()

@@ -14,7 +14,7 @@ from .. import devices, toy
 from . import checkpoint
 from .config import SCHEDULES, Config
 from .data import batch_of, read_text
-from .sharding import mesh_of, shard_model, stage_of
+from .sharding import local, mesh_of, shard_model, shards_of, splits_of, stage_of, synchronizes
 
 
 def loss_of(scores, targets):
@@ -26,7 +26,8 @@ class Trainer:
     """This rank's share of a run: `step()` until `done`, `save()` and `resume()` in between. Needs a process
     group.
 
-    device: this rank's own; the group must carry its tensors. `number` counts the steps done.
+    device: this rank's own; the group must carry its tensors. `number` counts the steps done. `stopping`: a
+    rank asked in the last step to stop, and all know it.
     Raises ValueError for a configuration that cannot be.
     """
 
@@ -46,7 +47,7 @@ class Trainer:
             self._groups(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
         )
         self.microbatches = config.batch // config.dp // config.microbatch
-        self.number = 0
+        self.number, self.stopping = 0, False
         if config.pp > 1:
             stage = PipelineStage(
                 self.model, self.stage_number, config.pp, self.device, group=self.mesh.get_group("pp")
@@ -59,29 +60,29 @@ class Trainer:
         """
         groups: dict[tuple, list] = {}
         for p in self.model.parameters():
-            groups.setdefault(p.device_mesh.mesh_dim_names, []).append(p)
+            groups.setdefault(splits_of(p), []).append(p)
         return [{"params": group} for group in groups.values()]
 
     @property
     def done(self) -> bool:
         return self.number >= self.config.steps
 
-    def step(self) -> dict:
+    def step(self, stop: bool = False) -> dict:
         """One step.
 
-        Returns its step number, loss, gradient norm before clipping, and learning rate, the same on every
-        rank.
+        stop: this rank was asked to stop. Returns its step number, loss, gradient norm before clipping, and
+        learning rate, the same on every rank.
         """
         c = self.config
         whole = batch_of(self.text, self.number, c)
         tokens, targets = (each.chunk(c.dp)[self.data_rank].to(self.device) for each in whole)
         loss = self._forward_backward(tokens, targets)
-        # What every rank must know goes in one all-reduce of two numbers.
-        sums = torch.stack([loss / (c.dp * c.tp), self._my_squares()]).double()
+        # What every rank must know goes in one all-reduce of three numbers.
+        asked = torch.tensor(float(stop), device=self.device)
+        sums = torch.stack([loss / (c.dp * c.tp), self._my_squares(), asked]).double()
         dist.all_reduce(sums)
-        loss, norm = sums[0].item(), sums[1].sqrt().item()
-        for p in self.model.parameters():
-            p.grad.to_local().mul_(min(1.0, c.clip / (norm + 1e-6)))
+        loss, norm, self.stopping = sums[0].item(), sums[1].sqrt().item(), sums[2].item() > 0
+        torch._foreach_mul_(self._my_gradients(), min(1.0, c.clip / (norm + 1e-6)))
         rate = learning_rate(self.number, c)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -97,10 +98,9 @@ class Trainer:
             for i, (x, y) in enumerate(
                 zip(tokens.chunk(self.microbatches), targets.chunk(self.microbatches))
             ):
-                # Gradients add up here, and travel once.
-                self.model.set_requires_gradient_sync(i == self.microbatches - 1)
-                loss = loss_of(self.model(x), y) / self.microbatches
-                loss.backward()
+                with synchronizes(self.model, last=i == self.microbatches - 1):
+                    loss = loss_of(self.model(x), y) / self.microbatches
+                    loss.backward()
                 total = total + loss.detach()
             return total
         losses: list[torch.Tensor] = []
@@ -110,30 +110,27 @@ class Trainer:
         )
         return torch.stack(losses).detach().mean() if last else torch.zeros((), device=self.device)
 
+    def _my_gradients(self) -> list[torch.Tensor]:
+        return [local(p.grad) for p in self.model.parameters()]
+
     def _my_squares(self):
         """The squares of this rank's gradients, summed; what c ranks hold alike counts 1/c on each, so that
         all ranks' sum is the model's.
         """
-        squares = 0.0
-        for p in self.model.parameters():
-            shards = math.prod(
-                p.device_mesh.size(i) for i, place in enumerate(p.placements) if not place.is_replicate()
-            )
-            copies = self.config.dp * self.config.tp / shards
-            squares = squares + p.grad.to_local().square().sum() / copies
-        return squares
+        norms = torch.stack(torch._foreach_norm(self._my_gradients()))
+        shards = [shards_of(p) for p in self.model.parameters()]
+        return (norms.square() * norms.new_tensor(shards)).sum() / (self.config.dp * self.config.tp)
 
     # -- checkpoints
 
     def save(self) -> Path:
         """Write a checkpoint. Raises `checkpoint.SaveFailed`."""
-        return checkpoint.save(
-            Path(self.config.out),
-            self.number,
-            self.model,
-            self.optimizer,
-            {"model": self.sizes, "layout": self.config.layout, "text": self._text()},
-        )
+        run = Path(self.config.out)
+        about = {"model": self.sizes, "layout": self.config.layout, "text": self._text()}
+        folder = checkpoint.save(run, self.number, self.model, self.optimizer, about)
+        if self.config.keep and dist.get_rank() == 0:
+            checkpoint.prune(run, self.config.keep)
+        return folder
 
     def _text(self) -> dict:
         """What this run learns from."""

@@ -122,8 +122,8 @@ def three_ways(world: World, config: Config) -> Table:
             same = row.op == "all_reduce" and apart > 1 and row.members[:2] == (0, apart)
             axis = "replicate" if same else op_of[row.op]
             counted[axis] = counted.get(axis, 0.0) + row.book
-    # The loss and the gradients' norm, two numbers that all ranks share.
-    counted["tp"] -= book("all_reduce", 16, world.n)
+    # The loss, the gradients' norm and whether to stop: three numbers that all ranks share.
+    counted["tp"] -= book("all_reduce", 24, world.n)
     rows = [
         [{"shard": "dp (FSDP)"}.get(axis, axis), human(size), human(counted.get(axis, 0.0))]
         for axis, size in sent_by_first(config).items()
