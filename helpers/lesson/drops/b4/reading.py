@@ -4,7 +4,6 @@ analyzer.
 
 from __future__ import annotations
 
-import ast
 import copy
 import csv
 import logging
@@ -14,42 +13,25 @@ from io import StringIO
 
 from ....files import find
 from ....table import Table
-from .runs import SECONDS, Stopped, stop
-
-OP = lambda entry: entry["profiling_name"].partition(":")[2]
-
-
-def members(dumps: dict[int, dict]) -> dict[str, list[int]]:
-    """Group -> its ranks, as the records have them."""
-    return {
-        name: ast.literal_eval(group["ranks"])
-        for record in dumps.values()
-        for name, group in record["pg_config"].items()
-    }
-
-
-def last(record: dict, group: str) -> dict | None:
-    """What a rank called last in a group."""
-    return next((e for e in reversed(record["entries"]) if e["process_group"][0] == group), None)
+from .runs import SECONDS, Stopped, name_of, stop
 
 
 def who_waits(stopped: Stopped, rows: int = 3) -> Table:
     """The last numbers of every group, and what each rank called under them. '…' has not ended."""
     ranks = range(len(stopped.seen))
     body = []
-    groups = members(stopped.dumps)
-    for group, mine in groups.items():
+    for group, mine in stopped.groups.items():
         called = {
-            (e["collective_seq_id"], r): OP(e) + " …" * (e["state"] != "completed")
+            (e["collective_seq_id"], r): name_of(e) + " …" * (e["state"] != "completed")
             for r, record in stopped.dumps.items()
             for e in record["entries"]
             if e["process_group"][0] == group
         }
         top = max((number for number, _ in called), default=0)
+        absent = lambda r, mine=mine: "(dead)" if r in stopped.dead else "never" if r in mine else ""
         for number in range(max(1, top - rows + 1), top + 1):
-            cells = [called.get((number, r), "(dead)" if r in stopped.dead else "–" if r in mine else "") for r in ranks]
-            name = "" if len(groups) == 1 else "all: " if len(mine) == len(ranks) else f"{mine}: "
-            body.append([f"{name}{number}", *cells])
+            name = "" if len(stopped.groups) == 1 else "all: " if len(mine) == len(ranks) else f"{mine}: "
+            body.append([f"{name}{number}", *(called.get((number, r), absent(r)) for r in ranks)])
     return Table(["number", *(f"rank {r}" for r in ranks)], body, title=f"run {stopped.number}")
 
 
@@ -89,26 +71,28 @@ def look_twice(*numbers: int, seed: int = 0) -> Table:
     rows = []
     for number in numbers:
         first, later = stop(number, seed), stop(number, seed, 3 * SECONDS)
-        moved = later is None or _reached(later) != _reached(first)
-        rank, top = min(_reached(first), key=_reached(first).get), max(_reached(first).values())
-        then = "they went on" if moved else f"rank {rank} at {_reached(later)[rank]}, the others at {top}"
-        rows.append([f"run {number}", f"rank {rank} at {_reached(first)[rank]}, the others at {top}", then])
+        moved = later is None or later.last_numbers != first.last_numbers
+        rows.append([f"run {number}", _behind(first), "they went on" if moved else _behind(later)])
     return Table(["", f"after {SECONDS:.0f} s", f"after {3 * SECONDS:.0f} s"], rows)
 
 
-def _reached(stopped: Stopped) -> dict[int, int]:
-    """Rank -> its last number in any group."""
-    return {
-        r: max((e["collective_seq_id"] for e in record["entries"]), default=0)
-        for r, record in stopped.dumps.items()
-    }
+def _behind(stopped: Stopped) -> str:
+    numbers = stopped.last_numbers
+    rank = min(numbers, key=numbers.get)
+    return f"rank {rank} at {numbers[rank]}, the others at {max(numbers.values())}"
 
 
 def watchdog_logs() -> Table:
     """Two public logs of NCCL's watchdog, in figures."""
     with find("data/nccl_watchdog_logs.csv").open(encoding="utf-8") as f:
         rows = [
-            [row["log"], row["rank"], row["op"], f"{int(row['seq']):,}", f"{int(row['ran_ms']) / 1000:,.1f} s"]
+            [
+                row["log"],
+                row["rank"],
+                row["op"],
+                f"{int(row['seq']):,}",
+                f"{int(row['ran_ms']) / 1000:,.1f} s",
+            ]
             for row in csv.DictReader(f)
         ]
     return Table(["log", "rank", "OpType", "SeqNum", "ran for"], rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import os
 import pickle
@@ -51,12 +52,49 @@ class Stopped:
         return [r for r, s in enumerate(self.seen) if s.exit is not None]
 
     @property
+    def groups(self) -> dict[str, list[int]]:
+        """Group -> its ranks, as the records have them; first the group of all."""
+        found = {
+            name: ast.literal_eval(group["ranks"])
+            for record in self.dumps.values()
+            for name, group in record["pg_config"].items()
+        }
+        return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[1])))
+
+    @property
+    def last_numbers(self) -> dict[int, int]:
+        """Rank -> the highest sequence number that it has called in the group of all ranks."""
+        everyone = next(iter(self.groups))
+        return {
+            r: max(
+                (e["collective_seq_id"] for e in d["entries"] if e["process_group"][0] == everyone), default=0
+            )
+            for r, d in self.dumps.items()
+        }
+
+    def is_open(self, rank: int) -> bool:
+        """Whether the rank's last collective in the group of all ranks has not ended."""
+        everyone = next(iter(self.groups))
+        return any(
+            e["state"] != "completed" and e["process_group"][0] == everyone
+            for e in self.dumps[rank]["entries"]
+        )
+
+    def doing(self, rank: int) -> str:
+        """What the rank waits in; where it waits in nothing, what it does."""
+        for entry in self.dumps[rank]["entries"]:
+            if entry["state"] != "completed":
+                mine = self.groups[entry["process_group"][0]]
+                return name_of(entry) + ("" if len(mine) == len(self.seen) else f" in group {mine}")
+        return "has ended the script" if self.seen[rank].finished else "in no collective"
+
+    @property
     def stacks(self) -> str:
         """Where each rank's main thread was, innermost line first, as `py-spy dump` shows it."""
         told = []
         for r, s in enumerate(self.seen):
             frames = s.where["stack"] if s.where else []
-            mine = [f for f in frames if "site-packages" not in f.file and "/runtime/" not in f.file]
+            mine = [f for f in frames if not re.search("site-packages|<frozen|runtime", f.file)]
             at = " < ".join(f"{Path(f.file).name}:{f.number} {f.function}" for f in mine)
             told.append(f"rank {r}: {at or ('dead' if s.exit is not None else 'no longer in the script')}")
         return "\n".join(told)
@@ -65,6 +103,11 @@ class Stopped:
         """The flight records as files, one a rank, for PyTorch's `torchfrtrace FOLDER`."""
         for rank, record in self.dumps.items():
             Path(folder, f"rank_{rank}").write_bytes(pickle.dumps(record))
+
+
+def name_of(entry: dict) -> str:
+    """'all_reduce', of an entry of a flight record."""
+    return entry["profiling_name"].partition(":")[2]
 
 
 def source(number: int) -> str:
@@ -106,7 +149,9 @@ def _run(number: int, seed: int, seconds: float) -> Stopped | None:
 def _has_settled(stopped: Stopped) -> bool:
     """Whether every rank waits, has finished, is dead, or sleeps over a file (run 7)."""
     still = [
-        s for s in stopped.seen if not (s.finished or s.error or s.exit is not None or s.where and s.where["in"])
+        s
+        for s in stopped.seen
+        if not (s.finished or s.error or s.exit is not None or s.where and s.where["in"])
     ]
     return all(s.where and any(f.function == "fetch" for f in s.where["stack"]) for s in still)
 
