@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from ..drops.b4.runs import Stopped
 
 WIDTH, ROW = 9.6, 1.5  # inches
-LEGEND = "light: has ended\nhatched: called, waits for others\nempty: never called"
+LEGEND = (
+    "light: has ended\nhatched: called, waits for others\nempty: never called\n"
+    "below: sequence number in the group of all ranks"
+)
 
 
 @styled

@@ -13,26 +13,7 @@ from io import StringIO
 
 from ....files import find
 from ....table import Table
-from .runs import SECONDS, Stopped, name_of, stop
-
-
-def who_waits(stopped: Stopped, rows: int = 3) -> Table:
-    """The last numbers of every group, and what each rank called under them. '…' has not ended."""
-    ranks = range(len(stopped.seen))
-    body = []
-    for group, mine in stopped.groups.items():
-        called = {
-            (e["collective_seq_id"], r): name_of(e) + " …" * (e["state"] != "completed")
-            for r, record in stopped.dumps.items()
-            for e in record["entries"]
-            if e["process_group"][0] == group
-        }
-        top = max((number for number, _ in called), default=0)
-        absent = lambda r, mine=mine: "(dead)" if r in stopped.dead else "never" if r in mine else ""
-        for number in range(max(1, top - rows + 1), top + 1):
-            name = "" if len(stopped.groups) == 1 else "all: " if len(mine) == len(ranks) else f"{mine}: "
-            body.append([f"{name}{number}", *(called.get((number, r), absent(r)) for r in ranks)])
-    return Table(["number", *(f"rank {r}" for r in ranks)], body, title=f"run {stopped.number}")
+from .runs import SECONDS, Stopped, stop
 
 
 def verdict(stopped: Stopped) -> str:

@@ -19,14 +19,16 @@ from ....files import find
 from ....runtime.failure import RankError, Seen
 from ....runtime.flight import PREFIX
 from ....runtime.world import World
+from ....table import Table
 
 RUNS = range(1, 8)
-SLOW = 7  # the run that does not stop
+SHOWN = 4  # the run that the notebook goes through
+SLOW = 7  # the one that does not stop
 RANKS = 4
 SECONDS = 1.0  # until a run counts as stopped
 
 
-@dataclass
+@dataclass(repr=False)
 class Stopped:
     """A run that did not end in time, or died: what an engineer gets of it."""
 
@@ -41,11 +43,6 @@ class Stopped:
         """The program that every rank ran, with the numbers of its lines."""
         lines = source(self.number).splitlines()
         return "\n".join(f"{i:2}  {line}" for i, line in enumerate(lines, 1))
-
-    @property
-    def waiting(self) -> list[int]:
-        """The ranks that stood in a collective."""
-        return [r for r, s in enumerate(self.seen) if s.where and s.where["in"]]
 
     @property
     def dead(self) -> list[int]:
@@ -80,6 +77,10 @@ class Stopped:
             for e in self.dumps[rank]["entries"]
         )
 
+    def waits(self, rank: int) -> bool:
+        """Whether the rank has an open collective in any group."""
+        return any(e["state"] != "completed" for e in self.dumps[rank]["entries"])
+
     def doing(self, rank: int) -> str:
         """What the rank waits in; where it waits in nothing, what it does."""
         for entry in self.dumps[rank]["entries"]:
@@ -99,6 +100,28 @@ class Stopped:
             told.append(f"rank {r}: {at or ('dead' if s.exit is not None else 'no longer in the script')}")
         return "\n".join(told)
 
+    def table(self, rows: int = 3) -> Table:
+        """The last numbers of every group, and what each rank called under them. '…' has not ended."""
+        ranks = range(len(self.seen))
+        body = []
+        for group, mine in self.groups.items():
+            called = {
+                (e["collective_seq_id"], r): _cell(e)
+                for r, record in self.dumps.items()
+                for e in record["entries"]
+                if e["process_group"][0] == group
+            }
+            top = max((number for number, _ in called), default=0)
+            absent = ["died" if r in self.dead else "never" if r in mine else "" for r in ranks]
+            name = "" if len(self.groups) == 1 else "all: " if len(mine) == len(ranks) else f"{mine}: "
+            for number in range(max(1, top - rows + 1), top + 1):
+                body.append([f"{name}{number}", *(called.get((number, r), absent[r]) for r in ranks)])
+        return Table(["number", *(f"rank {r}" for r in ranks)], body)
+
+    def __repr__(self) -> str:
+        parts = (f"run {self.number}", self.script, self.report, self.stacks, repr(self.table()))
+        return "\n\n".join(parts)
+
     def write(self, folder: str) -> None:
         """The flight records as files, one a rank, for PyTorch's `torchfrtrace FOLDER`."""
         for rank, record in self.dumps.items():
@@ -108,6 +131,12 @@ class Stopped:
 def name_of(entry: dict) -> str:
     """'all_reduce', of an entry of a flight record."""
     return entry["profiling_name"].partition(":")[2]
+
+
+def _cell(entry: dict) -> str:
+    """'all_reduce …', 'all_to_all of 8': '…' has not ended; of 8 are the rows that the rank gives."""
+    rows = f" of {entry['input_sizes'][0][0]}" if name_of(entry) == "all_to_all" else ""
+    return name_of(entry) + rows + " …" * (entry["state"] != "completed")
 
 
 def source(number: int) -> str:
