@@ -8,6 +8,7 @@ import copy
 import csv
 import logging
 import re
+import textwrap
 from contextlib import redirect_stderr
 from io import StringIO
 
@@ -39,7 +40,8 @@ def verdict(stopped: Stopped) -> str:
     ]
     kept = [part for line in kept for part in _by_rank(line)]
     drop = ("internal record", "Too many", "world size", "expected ranks", "input sizes", "output sizes")
-    return "\n".join(line for line in kept if line and not line.startswith(drop))
+    kept = [line for line in kept if line and not line.startswith(drop)]
+    return "\n".join(textwrap.fill(line, 100, subsequent_indent="    ") for line in kept)
 
 
 def _by_rank(line: str) -> list[str]:

@@ -128,6 +128,11 @@ class Stopped:
             Path(folder, f"rank_{rank}").write_bytes(pickle.dumps(record))
 
 
+def seed_of(number: int, seed: int) -> int:
+    """The seed of one run: other runs of the same deal have other ones."""
+    return 10 * seed + number
+
+
 def name_of(entry: dict) -> str:
     """'all_reduce', of an entry of a flight record."""
     return entry["profiling_name"].partition(":")[2]
@@ -163,7 +168,7 @@ def stop(number: int, seed: int = 0, seconds: float = SECONDS) -> Stopped | None
 def _run(number: int, seed: int, seconds: float) -> Stopped | None:
     with tempfile.TemporaryDirectory() as folder, _dumped_to(folder), redirect_stdout(StringIO()):
         with World(RANKS, timeout=seconds) as world:
-            world.push(seed=10 * seed + number)
+            world.push(seed=seed_of(number, seed))
             try:
                 world.cell(source(number), f"run_{number}.py")
             except RankError as e:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...practice import Answer, Exercise, right, wrong
 from .loader import odd_one
-from .runs import RUNS, SECONDS, SHOWN, SLOW, Stopped, source, stop
+from .runs import RUNS, SECONDS, SHOWN, SLOW, Stopped, seed_of, source, stop
 
 CAUSES = (
     "a branch on one rank's data",
@@ -32,14 +32,19 @@ ENOUGH = 3
 _deals = [0]  # the seeds that were dealt, the last one now
 
 
+def deal() -> int:
+    """The seed that is dealt now."""
+    return _deals[-1]
+
+
 def ward() -> dict[int, Stopped]:
     """Number -> what is left of each of the seven runs, as they are dealt now."""
-    return {number: stop(number, _deals[-1]) for number in RUNS}
+    return {number: stop(number, deal()) for number in RUNS}
 
 
-def truth(number: int, deal: int | None = None) -> tuple[int, int, str]:
-    """(rank, line, cause) of a run as it is dealt now."""
-    rank, _ = odd_one(10 * (_deals[-1] if deal is None else deal) + number)
+def truth(number: int, seed: int | None = None) -> tuple[int, int, str]:
+    """(rank, line, cause) of a run as it is dealt now, or was with another seed."""
+    rank, _ = odd_one(seed_of(number, deal() if seed is None else seed))
     return rank, lines_of(number)[0], CAUSES[number - 1]
 
 
@@ -76,8 +81,8 @@ def _judge(attempt) -> Answer:
                 "The ranks were dealt anew. Run ward = b4.ward() again, and look at the runs again.",
             )
     for number, answer in known.items():
-        if found := _told(stop(number, _deals[-1]), *answer):
-            _deals.append(_deals[-1] + 1)
+        if found := _told(stop(number, deal()), *answer):
+            _deals.append(deal() + 1)
             name, text, *figures = found
             again = " The ranks are now dealt anew: run ward = b4.ward() and look again."
             return wrong(name, f"Run {number}: {text}{again}", *figures)
