@@ -334,6 +334,11 @@ def those_that_wait(entries, members):
     }
 
 
+def all_that_wait_somewhere(entries, members):
+    waits = {r for r in entries if any(e["state"] != "completed" for e in entries[r])}
+    return {g: sorted(waits & set(mine)) for g, mine in members.items()}
+
+
 def those_in_front(entries, members):
     return {g: [r for r in members[g] if r not in late] for g, late in last_of(entries, members).items()}
 
@@ -559,6 +564,7 @@ MISTAKES = [
     (b3.parameters, twice_everything, "wrong", "another number"),
     (b3.parameters, in_words, "wrong", "no number"),
     (b4.never, those_that_wait, "wrong", "blaming the rank that timed out"),
+    (b4.never, all_that_wait_somewhere, "wrong", "blaming the rank that timed out"),
     (b4.never, those_in_front, "wrong", "blaming the rank that timed out"),
     (b4.never, groups_mixed, "wrong", "numbers of two groups compared"),
     (b4.never, ended_alone, "wrong", "only what has ended"),

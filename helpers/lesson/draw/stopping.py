@@ -12,7 +12,7 @@ from ..picture import HATCH, INK, Picture, rank_colour, styled
 if TYPE_CHECKING:
     from ..drops.b4.runs import Stopped
 
-WIDTH, ROW = 9.6, 1.5  # inches
+WIDTH, ROW = 9.6, 1.22  # inches
 LEGEND = (
     "light: has ended\nhatched: called, waits for others\nempty: never called\n"
     "below: sequence number in the group of all ranks"
@@ -28,7 +28,7 @@ def reached(runs: list[Stopped]) -> Picture:
     words = [_panel(ax, run) for ax, run in zip(axes, runs)]
     for ax in axes[len(runs) :]:
         ax.axis("off")
-        ax.text(0, 0.5, LEGEND, va="center", fontsize=10)
+        ax.text(0, 0.5, LEGEND, va="center", fontsize=9)
     return Picture(figure, "Who reached which sequence number. " + " ".join(words))
 
 
@@ -41,10 +41,10 @@ def _panel(ax, run: Stopped) -> str:
         if run.is_open(rank):
             look = {"color": "none", "hatch": HATCH, "edgecolor": rank_colour(rank)}
             ax.barh(rank, 1, left=number - 1, height=0.66, **look)
-        ax.text(number + 0.12, rank, run.doing(rank), va="center", fontsize=9, color=INK)
+        ax.text(number + 0.12, rank, run.doing(rank), va="center", fontsize=8.5, color=INK)
         told.append(f"rank {rank} {number}, {run.doing(rank)}")
     for rank in run.dead:
-        ax.text(0.12, rank, "died, and left no record", va="center", fontsize=9, color=INK)
+        ax.text(0.12, rank, "died, and left no record", va="center", fontsize=8.5, color=INK)
         told.append(f"rank {rank} died")
     ranks = range(len(run.seen))
     ax.set_yticks(ranks, [f"rank {r}" for r in ranks], fontsize=9)

@@ -89,7 +89,7 @@ def _judge(attempt) -> Answer:
     return right(
         f"{len(known)} of {len(RUNS) - 1} runs named."
         + (" The others wait for you." if len(known) < len(RUNS) - 1 else " The ward is empty."),
-        *((f"run {n}", f"rank {rank}, line {line}", cause) for n, (rank, line, cause) in known.items()),
+        *((f"run {n}", f"rank {rank}, line {line}: {cause}", "") for n, (rank, line, cause) in known.items()),
     )
 
 

@@ -56,6 +56,12 @@ def _waiting(entries, members) -> dict[str, list[int]]:
     return {g: ranks for g, ranks in found.items() if ranks}
 
 
+def _waiting_anywhere(entries, members) -> dict[str, list[int]]:
+    waits = [r for r in entries if any(e["state"] != "completed" for e in entries[r])]
+    found = {g: [r for r in ranks if r in waits] for g, ranks in members.items()}
+    return {g: ranks for g, ranks in found.items() if ranks}
+
+
 def _foremost(entries, members) -> dict[str, list[int]]:
     last = _last(entries, members)
     return {g: [r for r in members[g] if r not in late] for g, late in _behind(last).items() if last[g]}
@@ -76,6 +82,7 @@ BLAMED = (
 )
 MISTAKES = [
     Mistake("blaming the rank that timed out", BLAMED, _waiting),
+    Mistake("blaming the rank that timed out", BLAMED, _waiting_anywhere),
     Mistake("blaming the rank that timed out", BLAMED, _foremost),
     Mistake(
         "numbers of two groups compared",

@@ -14,6 +14,7 @@ from io import StringIO
 
 from ....files import find
 from ....table import Table
+from .diagnosing import deal
 from .runs import SECONDS, Stopped, stop
 
 
@@ -49,11 +50,13 @@ def _by_rank(line: str) -> list[str]:
     return sorted(re.split(r", (?=Culprit)", line.removeprefix("error msg: ")))
 
 
-def look_twice(*numbers: int, seed: int = 0) -> Table:
-    """How far the ranks had come when the run was stopped, and when it was given three times as long."""
+def look_twice(*numbers: int) -> Table:
+    """How far the ranks had come when the run was stopped, and when it was given three times as long. Runs as
+    they are dealt now.
+    """
     rows = []
     for number in numbers:
-        first, later = stop(number, seed), stop(number, seed, 3 * SECONDS)
+        first, later = stop(number, deal()), stop(number, deal(), 3 * SECONDS)
         moved = later is None or later.last_numbers != first.last_numbers
         rows.append([f"run {number}", _behind(first), "they went on" if moved else _behind(later)])
     return Table(["", f"after {SECONDS:.0f} s", f"after {3 * SECONDS:.0f} s"], rows)

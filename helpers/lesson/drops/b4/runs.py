@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -119,7 +120,8 @@ class Stopped:
         return Table(["number", *(f"rank {r}" for r in ranks)], body)
 
     def __repr__(self) -> str:
-        parts = (f"run {self.number}", self.script, self.report, self.stacks, repr(self.table()))
+        wrapped = [textwrap.fill(line, 100, subsequent_indent="    ") for line in self.report.split("\n")]
+        parts = (f"run {self.number}", self.script, "\n".join(wrapped), self.stacks, repr(self.table()))
         return "\n\n".join(parts)
 
     def write(self, folder: str) -> None:
