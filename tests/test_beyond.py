@@ -1,11 +1,23 @@
-"""The pieces of the toy beyond the three axes equal the twin: context and expert parallelism."""
+"""The pieces of the toy beyond the three axes equal the twin: context and expert parallelism. Then runs that
+stop: what their ranks leave behind, and who can read it.
+"""
+
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from helpers import toy
+from helpers import World, toy
+from helpers.lesson.drops import b4
+from helpers.lesson.drops.b4 import diagnosing, loader
+from helpers.lesson.drops.b4.runs import seed_of
+from helpers.runtime.failure import RankError
 from helpers.toy import context, experts
 
 
@@ -142,3 +154,102 @@ def test_the_bias_rises_for_the_idle():
     layer = toy.Experts(8)
     toy.even_out(layer, torch.tensor([6, 2, 0, 4]), 0.5)
     assert layer.bias.tolist() == [-0.5, 0.5, 0.5, -0.5]
+
+
+# -- who never came ------------------------------------------------------------------------------------
+
+
+def test_pytorchs_own_analyzer_reads_the_flight_records(tmp_path):
+    """As a program of its own, from files: it names the rank, the number and the line."""
+    stopped = b4.stop(4)
+    stopped.write(tmp_path)
+    rank, step = loader.odd_one(seed_of(4, 0))
+    said = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr
+    assert f"Not all ranks joining collective, sequence number: {step + 1}" in said
+    assert f"missing ranks: {{{rank}}}" in said and "collective: gloo:all_reduce" in said
+    assert re.search(r"<module> at run_4\.py:7", said)
+    assert said.count("Not all ranks") == 1  # all before it matched
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_the_analyzer_blames_the_others_where_the_first_rank_is_the_odd_one(number):
+    verdict, rank = b4.verdict(b4.stop(number)), b4.truth(number, 0)[0]
+    blamed = {int(r) for r in re.findall(r"Culprit rank (\d)", verdict)}
+    assert blamed == ({1, 2, 3} if rank == 0 else {rank})
+
+
+@pytest.mark.parametrize("number", b4.RUNS)
+def test_a_run_stops_where_its_seed_says(number):
+    stopped = b4.stop(number)
+    rank, step = loader.odd_one(seed_of(number, 0))
+    assert b4.truth(number, 0)[0] == rank
+    calls = {1: 2 * step + 1, 3: 2 * step + 1, 2: step + 2, 6: step + 1}.get(number, step + 1)
+    assert max(stopped.last_numbers.values()) == calls
+    if number in (4, 5, 7):
+        assert [r for r, n in stopped.last_numbers.items() if n < calls] == [rank]
+    elif number == 6:
+        assert stopped.dead == [(rank + 1) % 4]
+        assert stopped.dumps[rank]["entries"][-1]["input_sizes"][0][0] == loader.ROWS + 1
+    else:
+        names = [stopped.doing(r) for r in range(4)]
+        assert [r for r in range(4) if names.count(names[r]) == 1] == [rank]
+    assert f"run_{number}.py" in stopped.report and str(stopped.table()) in repr(stopped)
+
+
+def test_another_seed_is_another_rank_and_another_step():
+    dealt = [[loader.odd_one(seed_of(number, seed)) for number in b4.RUNS] for seed in range(8)]
+    assert all(a != b for a, b in zip(dealt, dealt[1:]))
+    for number in range(len(b4.RUNS)):
+        assert len({deal[number][0] for deal in dealt}) > 2 and len({deal[number] for deal in dealt}) > 4
+
+
+def test_after_a_wrong_answer_the_ranks_are_dealt_anew():
+    diagnosing._deals[:] = [0]
+    first = {n: b4.truth(n) for n in (2, 1, 3)}
+    answer = b4.clinic.check(lambda: first | {2: (*first[2][:2], "the network")})
+    assert "dealt anew" in answer.text and b4.deal() == 1 and first != {n: b4.truth(n) for n in first}
+    answer = b4.clinic.check(lambda: first)
+    assert answer.misconception == "an answer of the last deal" and b4.deal() == 1
+    diagnosing._deals[:] = [0]
+
+
+def test_a_world_writes_flight_records_of_the_call_that_failed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "rank_"))
+    alone = "dist.all_reduce(torch.ones(3))\nif rank != {}: dist.all_reduce(torch.ones(3))"
+    with World(2, timeout=1) as world:
+        world.run(dist.barrier)
+        assert not list(tmp_path.iterdir())
+        for silent in (1, 0):  # the second in a group that was formed anew
+            with pytest.raises(RankError, match=f"rank {silent}, which never came"):
+                world.cell(alone.format(silent))
+            records = [pickle.loads((tmp_path / f"rank_{r}").read_bytes()) for r in range(2)]
+            assert [len(r["entries"]) for r in records] == ([2, 1] if silent else [1, 2])
+            last = records[1 - silent]["entries"][-1]
+            assert (last["record_id"], last["collective_seq_id"], last["state"]) == (
+                1,
+                2 + silent,
+                "scheduled",
+            )
+            assert all(r["entries"][0]["state"] == "completed" for r in records)
+            assert all(r["pg_config"]["0"]["ranks"] == "[0, 1]" for r in records)
+
+
+def test_where_no_flight_record_can_be_written_the_report_is_the_same(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "nowhere" / "rank_"))
+    with World(2, timeout=1) as world, pytest.raises(RankError, match="rank 1, which never came"):
+        world.cell("if rank == 0: dist.barrier()")
+    assert "could not write its flight record" in capsys.readouterr().out
+
+
+def test_the_variables_that_b4_names_are_pytorchs():
+    folder = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
+    headers = (folder / "FlightRecorder.hpp").read_text() + (folder / "ProcessGroupNCCL.hpp").read_text()
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
+        assert f'"{name}"' in headers
+    library = (Path(torch.__file__).parent / "lib" / "libtorch_cpu.so").read_bytes()
+    assert b"TORCH_FR_DUMP_TEMP_FILE" in library and b"TORCH_DISTRIBUTED_DEBUG" in library

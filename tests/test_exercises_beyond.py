@@ -2,12 +2,15 @@
 listed mistake is caught and named.
 """
 
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 from exercise_tests import *  # noqa: F403
 
 from helpers import toy
-from helpers.lesson.drops import b2, b3
+from helpers.lesson.drops import b2, b3, b4
+from helpers.lesson.drops.b4 import diagnosing
 
 # -- b2 ----------------------------------------------------------------------------------------
 
@@ -293,13 +296,212 @@ def in_words(layers, attention, expert, experts, k, tp, ep):
     return "many"
 
 
+# -- b4 ----------------------------------------------------------------------------------------
+
+
+def last_of(entries, members, keep=lambda e: True, any_group=False, ranks=None):
+    """who_never_came with one thing done otherwise."""
+    missing = {}
+    for group, mine in members.items():
+        last = {
+            r: max(
+                (
+                    e["collective_seq_id"]
+                    for e in entries[r]
+                    if keep(e) and (any_group or e["process_group"][0] == group)
+                ),
+                default=-1,
+            )
+            for r in ranks or mine
+        }
+        if behind := [r for r in last if last[r] < max(last.values())]:
+            missing[group] = behind
+    return missing
+
+
+def _waits(entry, group):
+    return entry["process_group"][0] == group and entry["state"] != "completed"
+
+
+def those_that_wait(entries, members):
+    return {
+        g: [
+            r
+            for r in mine
+            if any(e["process_group"][0] == g and e["state"] != "completed" for e in entries[r])
+        ]
+        for g, mine in members.items()
+    }
+
+
+def all_that_wait_somewhere(entries, members):
+    waits = {r for r in entries if any(e["state"] != "completed" for e in entries[r])}
+    return {g: sorted(waits & set(mine)) for g, mine in members.items()}
+
+
+def those_in_front(entries, members):
+    return {g: [r for r in members[g] if r not in late] for g, late in last_of(entries, members).items()}
+
+
+def groups_mixed(entries, members):
+    return last_of(entries, members, any_group=True)
+
+
+def ended_alone(entries, members):
+    return last_of(entries, members, keep=lambda e: e["state"] == "completed")
+
+
+def counted(entries, members):
+    missing = {}
+    for group, mine in members.items():
+        count = {r: sum(e["process_group"][0] == group for e in entries[r]) for r in mine}
+        if behind := [r for r in mine if count[r] < max(count.values())]:
+            missing[group] = behind
+    return missing
+
+
+def everybody_asked(entries, members):
+    return last_of(entries, members, ranks=list(entries))
+
+
+def always_rank_0(entries, members):
+    return {group: [0] for group in members}
+
+
+def a_list(entries, members):
+    return [1]
+
+
+def in_a_set(entries, members):  # right, said otherwise: a group without missing ranks may be there
+    return {g: set(last_of(entries, members).get(g, ())) for g in members}
+
+
+def named(rank=None, line=None, cause=None, run=3):
+    """diagnoses() with one thing of one run said otherwise, as dealt first: tests share the runs."""
+
+    def attempt():
+        diagnosing._deals[:] = [0]
+        guilty, its_line, why = b4.truth(run)
+        said = rank(b4.stop(run), guilty) if rank else guilty
+        others = {n: b4.truth(n) for n in (1, 2, 3) if n != run}
+        return {run: (said, line or its_line, cause or why)} | others
+
+    return attempt
+
+
+waits_too = lambda stopped, guilty: next(r for r in stopped.dumps if r != guilty and stopped.waits(r))
+the_dead = lambda stopped, guilty: stopped.dead[0]
+one_that_waits, one_that_waits_for_a_straggler = named(waits_too), named(waits_too, run=7)
+one_that_died = named(the_dead, run=6)
+a_longer_timeout, a_longer_timeout_for_the_slow = (
+    named(cause="the timeout is too short"),
+    named(cause="the timeout is too short", run=7),
+)
+a_longer_timeout_for_the_dead = named(cause="the timeout is too short", run=6)
+a_bad_cable = named(cause="the network")
+where_they_wait, the_first_line = named(line=9), named(line=1)
+as_if_slow, as_if_stopped = named(cause="only slow"), named(cause="a save on one rank only", run=7)
+another_cause = named(cause="a wrong split")
+no_such_rank = named(lambda stopped, guilty: 9)
+no_such_cause = named(cause="bad luck")
+
+
+def two_runs():
+    return {n: b4.truth(n) for n in (1, 2)}
+
+
+def the_shown_one():
+    return {n: b4.truth(n) for n in (1, 2, 4)}
+
+
+def in_a_list():
+    return [1, 2, 3]
+
+
+def all_of_them():
+    return {n: b4.truth(n) for n in b4.RUNS if n != 4}
+
+
+def on_its_own(batches, step):
+    for batch in batches:
+        step(batch)
+
+
+def with_a_longer_timeout(batches, step):
+    patient = dist.new_group(timeout=timedelta(hours=1))
+    dist.barrier(group=patient)
+    for batch in batches:
+        step(batch)
+
+
+def with_a_barrier(batches, step):
+    for batch in batches:
+        dist.barrier()
+        step(batch)
+
+
+def the_last_one_again(batches, step):
+    batch, ended = None, False
+    while True:
+        fresh = next(batches, None)
+        ended = ended or fresh is None
+        batch = batch if fresh is None else fresh
+        left = torch.tensor(float(not ended))
+        dist.all_reduce(left, op=dist.ReduceOp.MAX)
+        if not left or batch is None:
+            return
+        step(batch)
+
+
+def three_and_out(batches, step):
+    for _, batch in zip(range(3), batches):
+        left = torch.ones(1)
+        dist.all_reduce(left)
+        step(batch)
+
+
+def one_too_few(batches, step):
+    batch = next(batches, None)
+    while True:
+        after = next(batches, None)
+        left = torch.tensor(float(after is not None))
+        dist.all_reduce(left, op=dist.ReduceOp.MIN)
+        if not left:
+            return
+        step(batch)
+        batch = after
+
+
+def counted_first(batches, step):  # right, written otherwise
+    mine = list(batches)
+    number = torch.tensor(len(mine))
+    dist.all_reduce(number, op=dist.ReduceOp.MIN)
+    for batch in mine[: int(number)]:
+        step(batch)
+
+
+def answered_for(batches, step):  # right, as join() does it: who has no batch adds nothing
+    while True:
+        batch = next(batches, None)
+        left = torch.tensor(float(batch is not None))
+        dist.all_reduce(left, op=dist.ReduceOp.MAX)
+        if not left:
+            return
+        step(batch) if batch is not None else dist.all_reduce(torch.zeros(8))
+
+
 EXERCISES = [b2.parts, b2.places, b2.step, b3.layer, b3.fold, b3.parameters]
+EXERCISES += [b4.never, b4.clinic, b4.mended]
 OTHERWISE_RIGHT = [
     (b2.parts, a_sigmoid),
     (b2.parts, in_float32),
     (b2.places, striped),
     (b2.step, averaged_one_by_one),
     (b3.layer, argsorted),
+    (b4.never, in_a_set),
+    (b4.clinic, all_of_them),
+    (b4.mended, counted_first),
+    (b4.mended, answered_for),
 ]
 MISTAKES = [
     (b2.parts, averaged, "wrong", "averaging partial softmaxes"),
@@ -361,4 +563,36 @@ MISTAKES = [
     (b3.parameters, a_layer, "wrong", "one layer"),
     (b3.parameters, twice_everything, "wrong", "another number"),
     (b3.parameters, in_words, "wrong", "no number"),
+    (b4.never, those_that_wait, "wrong", "blaming the rank that timed out"),
+    (b4.never, all_that_wait_somewhere, "wrong", "blaming the rank that timed out"),
+    (b4.never, those_in_front, "wrong", "blaming the rank that timed out"),
+    (b4.never, groups_mixed, "wrong", "numbers of two groups compared"),
+    (b4.never, ended_alone, "wrong", "only what has ended"),
+    (b4.never, counted, "wrong", "entries counted"),
+    (b4.never, everybody_asked, "wrong", "ranks that are not in the group"),
+    (b4.never, always_rank_0, "wrong", "other ranks"),
+    (b4.never, a_list, "wrong", "no ranks by group"),
+    (b4.clinic, one_that_waits, "wrong", "blaming the rank that timed out"),
+    (b4.clinic, one_that_waits_for_a_straggler, "wrong", "blaming the rank that timed out"),
+    (b4.clinic, one_that_died, "wrong", "blaming the rank that died"),
+    (b4.clinic, a_longer_timeout, "wrong", "raising the timeout"),
+    (b4.clinic, a_longer_timeout_for_the_slow, "wrong", "raising the timeout"),
+    (b4.clinic, a_longer_timeout_for_the_dead, "wrong", "raising the timeout"),
+    (b4.clinic, a_bad_cable, "wrong", "blaming the network"),
+    (b4.clinic, where_they_wait, "wrong", "the line where ranks wait"),
+    (b4.clinic, the_first_line, "wrong", "another line"),
+    (b4.clinic, as_if_slow, "wrong", "stopped taken for slow"),
+    (b4.clinic, as_if_stopped, "wrong", "slow taken for stopped"),
+    (b4.clinic, another_cause, "wrong", "another cause"),
+    (b4.clinic, no_such_rank, "wrong", "another rank"),
+    (b4.clinic, no_such_cause, "wrong", "no diagnoses"),
+    (b4.clinic, two_runs, "wrong", "no diagnoses"),
+    (b4.clinic, the_shown_one, "wrong", "no diagnoses"),
+    (b4.clinic, in_a_list, "wrong", "no diagnoses"),
+    (b4.mended, on_its_own, "wrong", "a rank that stops alone"),
+    (b4.mended, with_a_longer_timeout, "wrong", "raising the timeout"),
+    (b4.mended, with_a_barrier, "wrong", "a barrier more"),
+    (b4.mended, the_last_one_again, "wrong", "a batch trained on twice"),
+    (b4.mended, three_and_out, "wrong", "batches left out"),
+    (b4.mended, one_too_few, "wrong", "batches left out"),
 ]

@@ -1,13 +1,16 @@
 """Every figure in the prose is printed by a cell of its notebook, or computed here."""
 
+import csv
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 from test_notebooks import NOTEBOOKS, text
 
 from helpers import toy
+from helpers.files import find
 from helpers.lesson.defence import Defence
 from helpers.lesson.drops import b2, b3, d05, d06, d07, d10, d11, d12, d13, d14
 from helpers.lesson.drops.d10 import sized as d10_sized
@@ -64,6 +67,13 @@ ALL, USED = (
     b3.parameters_on_rank(*b3.MIXTRAL[:3], experts, 2, 1, 1) + 2 * 32768 * b3.HIDDEN for experts in (8, 2)
 )
 assert round(b3.published()["Megatron-Core, folded"] - b3.published()["Megatron-Core"]) == 3  # "three points"
+FLIGHT = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/FlightRecorder.hpp"
+KEPT_ENTRIES = int(re.search(r'"TORCH_NCCL_TRACE_BUFFER_SIZE"\}, (\d+)\)', FLIGHT.read_text())[1])
+with find("data/nccl_watchdog_logs.csv").open(encoding="utf-8") as f:
+    WATCHDOG = list(csv.DictReader(f))
+B_RANKS = {log["rank"]: int(log["seq"]) for log in WATCHDOG if log["log"] == "B"}
+assert B_RANKS["0"] == B_RANKS["1"] + 2 == B_RANKS["2"] + 2  # "two numbers further", says b4
+assert {int(log["timeout_ms"]) for log in WATCHDOG} == {30 * 60 * 1000}  # "half an hour"
 # For each drop, sentences whose figures no cell prints, with the figures put in by computing them.
 KEPT = stage_memory(Job(LLAMA, seq_len=8192), Layout(tp=8), 0)
 IN_NODE = next(row for row in NODE.by_axes if row.axes[:3] == (1, 8, 1))
@@ -138,6 +148,11 @@ COMPUTED = {
         f"At a million it is {round(GAINS['1024'])} times as slow",
         "does as well within a tenth",
         "64 thousand tokens",
+    ],
+    "b4": [
+        f"keeps the last {KEPT_ENTRIES:,} of them",
+        f"`TORCH_FR_BUFFER_SIZE={KEPT_ENTRIES}`",
+        f"all stand at {WATCHDOG[0]['seq']}, with {WATCHDOG[0]['last_completed']} the last completed",
     ],
     "14": [
         "within 1 %",

@@ -47,6 +47,17 @@ def innermost(frame: FrameType | None) -> Line | None:
     return None
 
 
+def stack(frame: FrameType | None) -> list[Line]:
+    """All lines from this frame outwards to the reader's outermost; none where no line is the reader's."""
+    found, kept = [], 0
+    while frame is not None:
+        found.append(Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        if not frame.f_code.co_filename.startswith(LIBRARIES):
+            kept = len(found)
+        frame = frame.f_back
+    return found[:kept]
+
+
 def place(line: Line) -> str:
     """'Cell In[7], line 3' in a notebook, 'train.py, line 3' elsewhere."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

@@ -185,9 +185,11 @@ class Processes:
         return found
 
     def look(self, number: int, done: dict, captured) -> list[Seen]:
-        """What is known of every rank, asking those that are still in the call."""
+        """What is known of every rank, asking all that are alive: those that have left the call may have a
+        flight record to write (`flight`).
+        """
         seen = [Seen() for _ in range(len(self.processes))]
-        asked = [r for r in range(len(self.processes)) if r not in done and r not in self.dead()]
+        asked = [r for r in range(len(self.processes)) if r not in self.dead()]
         question = next(self.calls)
         self.tell("where", question, to=asked)
         answers = (
@@ -202,7 +204,7 @@ class Processes:
             seen[r].exit = self.processes[r].exitcode
             seen[r].box = self.box(r)
             seen[r].said = str(captured[r])
-            if r in answers:
+            if r in answers and r not in done:
                 (seen[r].where,) = answers[r]
         return seen
 

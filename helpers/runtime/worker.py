@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from .. import devices
-from . import current, lines, meter, wire
+from . import current, flight, lines, meter, wire
 from .budget import Budget
 from .fabric import Fabric
 from .front import front
@@ -89,6 +89,7 @@ class Rank:
         self.running: int | None = None  # number of the call the main thread is in
         self.aborting: int | None = None
         self.began = 0.0  # when it began
+        self.since = 0  # the same by the clock of the flight recorder, in nanoseconds
         box = os.open(os.path.join(setup.folder, f"box-{setup.rank}"), os.O_RDWR | os.O_CREAT, 0o600)
         self.recorder = meter.Recorder(box, setup.counted)
         self.budget = Budget(setup.rank, setup.memory) if setup.memory else None
@@ -153,7 +154,7 @@ class Rank:
         value, error = None, None
         try:
             try:
-                self.running, self.began = number, time.monotonic()
+                self.running, self.began, self.since = number, time.monotonic(), time.time_ns()
                 with self.budget or nullcontext():
                     value = getattr(self, "_" + kind)(*pickle.loads(payload))
                 self.recorder.finish()
@@ -245,11 +246,14 @@ class Rank:
 
     def _where(self) -> dict:
         """What the main thread is doing now, for the kernel to tell the reader."""
+        if self.device.type == "cpu":  # on GPUs NCCL's watchdog does
+            flight.write(self.setup.rank, self.since)
         frame = sys._current_frames().get(threading.main_thread().ident)
         line = lines.innermost(frame)
         return {
             "running": self.running,
             "line": line,
+            "stack": lines.stack(frame),
             "in": self.recorder.pending() or self._forming(frame, line),
         }
 

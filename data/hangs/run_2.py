@@ -1,0 +1,12 @@
+import torch, torch.distributed as dist
+from helpers.lesson.drops.b4.loader import batches, settings
+
+writer, save_at = settings(seed)
+weight, copies = torch.zeros(8), torch.zeros(4, 8)
+for step, (x, y) in enumerate(batches(seed, rank)):
+    gradient = x.T @ (x @ weight - y)
+    dist.all_reduce(gradient)
+    weight -= 0.01 * gradient
+    if step == save_at and rank == writer:
+        dist.all_gather(list(copies), weight)
+        torch.save(copies, "weights.pt")

@@ -1,0 +1,219 @@
+"""b4's seven runs on four real ranks: six that stop, one that is only slow, and what is left of each."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import pickle
+import re
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from io import StringIO
+from pathlib import Path
+
+from ....files import find
+from ....runtime.failure import RankError, Seen
+from ....runtime.flight import PREFIX
+from ....runtime.world import World
+from ....table import Table
+
+RUNS = range(1, 8)
+SHOWN = 4  # the run that the notebook goes through
+SLOW = 7  # the one that does not stop
+RANKS = 4
+SECONDS = 1.0  # until a run counts as stopped
+
+
+@dataclass(repr=False)
+class Stopped:
+    """A run that did not end in time, or died: what an engineer gets of it."""
+
+    number: int
+    seed: int
+    report: str  # by the world
+    seen: list[Seen]
+    dumps: dict[int, dict]  # rank -> its flight record; a dead rank has none
+
+    @property
+    def script(self) -> str:
+        """The program that every rank ran, with the numbers of its lines."""
+        lines = source(self.number).splitlines()
+        return "\n".join(f"{i:2}  {line}" for i, line in enumerate(lines, 1))
+
+    @property
+    def dead(self) -> list[int]:
+        return [r for r, s in enumerate(self.seen) if s.exit is not None]
+
+    @property
+    def groups(self) -> dict[str, list[int]]:
+        """Group -> its ranks, as the records have them; first the group of all."""
+        found = {
+            name: ast.literal_eval(group["ranks"])
+            for record in self.dumps.values()
+            for name, group in record["pg_config"].items()
+        }
+        return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[1])))
+
+    @property
+    def last_numbers(self) -> dict[int, int]:
+        """Rank -> the highest sequence number that it has called in the group of all ranks."""
+        everyone = next(iter(self.groups))
+        return {
+            r: max(
+                (e["collective_seq_id"] for e in d["entries"] if e["process_group"][0] == everyone), default=0
+            )
+            for r, d in self.dumps.items()
+        }
+
+    def is_open(self, rank: int) -> bool:
+        """Whether the rank's last collective in the group of all ranks has not ended."""
+        everyone = next(iter(self.groups))
+        return any(
+            e["state"] != "completed" and e["process_group"][0] == everyone
+            for e in self.dumps[rank]["entries"]
+        )
+
+    def waits(self, rank: int) -> bool:
+        """Whether the rank has an open collective in any group."""
+        return any(e["state"] != "completed" for e in self.dumps[rank]["entries"])
+
+    def doing(self, rank: int) -> str:
+        """What the rank waits in; where it waits in nothing, what it does."""
+        for entry in self.dumps[rank]["entries"]:
+            if entry["state"] != "completed":
+                mine = self.groups[entry["process_group"][0]]
+                return name_of(entry) + ("" if len(mine) == len(self.seen) else f" in group {mine}")
+        return "has ended the script" if self.seen[rank].finished else "in no collective"
+
+    @property
+    def stacks(self) -> str:
+        """Where each rank's main thread was, innermost line first, as `py-spy dump` shows it."""
+        told = []
+        for r, s in enumerate(self.seen):
+            frames = s.where["stack"] if s.where else []
+            mine = [f for f in frames if not re.search("site-packages|<frozen|runtime", f.file)]
+            at = " < ".join(f"{Path(f.file).name}:{f.number} {f.function}" for f in mine)
+            told.append(f"rank {r}: {at or ('dead' if s.exit is not None else 'no longer in the script')}")
+        return "\n".join(told)
+
+    def table(self, rows: int = 3) -> Table:
+        """The last numbers of every group, and what each rank called under them. '…' has not ended."""
+        ranks = range(len(self.seen))
+        body = []
+        for group, mine in self.groups.items():
+            called = {
+                (e["collective_seq_id"], r): _cell(e)
+                for r, record in self.dumps.items()
+                for e in record["entries"]
+                if e["process_group"][0] == group
+            }
+            top = max((number for number, _ in called), default=0)
+            absent = ["died" if r in self.dead else "never" if r in mine else "" for r in ranks]
+            name = "" if len(self.groups) == 1 else "all: " if len(mine) == len(ranks) else f"{mine}: "
+            for number in range(max(1, top - rows + 1), top + 1):
+                body.append([f"{name}{number}", *(called.get((number, r), absent[r]) for r in ranks)])
+        return Table(["number", *(f"rank {r}" for r in ranks)], body)
+
+    def __repr__(self) -> str:
+        wrapped = [textwrap.fill(line, 100, subsequent_indent="    ") for line in self.report.split("\n")]
+        parts = (f"run {self.number}", self.script, "\n".join(wrapped), self.stacks, repr(self.table()))
+        return "\n\n".join(parts)
+
+    def write(self, folder: str) -> None:
+        """The flight records as files, one a rank, for PyTorch's `torchfrtrace FOLDER`."""
+        for rank, record in self.dumps.items():
+            Path(folder, f"rank_{rank}").write_bytes(pickle.dumps(record))
+
+
+def seed_of(number: int, seed: int) -> int:
+    """The seed of one run: other runs of the same deal have other ones."""
+    return 10 * seed + number
+
+
+def name_of(entry: dict) -> str:
+    """'all_reduce', of an entry of a flight record."""
+    return entry["profiling_name"].partition(":")[2]
+
+
+def _cell(entry: dict) -> str:
+    """'all_reduce …', 'all_to_all of 8': '…' has not ended; of 8 are the rows that the rank gives."""
+    rows = f" of {entry['input_sizes'][0][0]}" if name_of(entry) == "all_to_all" else ""
+    return name_of(entry) + rows + " …" * (entry["state"] != "completed")
+
+
+def source(number: int) -> str:
+    """The text of a run. Its lines are known by number in messages from now on."""
+    text = find(f"data/hangs/run_{number}.py").read_text(encoding="utf-8")
+    name = f"run_{number}.py"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    return text
+
+
+@cache
+def stop(number: int, seed: int = 0, seconds: float = SECONDS) -> Stopped | None:
+    """Run one of the seven on fresh ranks until it has stopped. None if it ended by itself in that time.
+
+    Where a slow machine had not come far enough, it is run again, with more time if it is one that stops.
+    """
+    for more in (1, 3, 9):
+        stopped = _run(number, seed, seconds if number == SLOW else more * seconds)
+        if stopped is None or _has_settled(stopped):
+            break
+    return stopped
+
+
+def _run(number: int, seed: int, seconds: float) -> Stopped | None:
+    with tempfile.TemporaryDirectory() as folder, _dumped_to(folder), redirect_stdout(StringIO()):
+        with World(RANKS, timeout=seconds) as world:
+            world.push(seed=seed_of(number, seed))
+            try:
+                world.cell(source(number), f"run_{number}.py")
+            except RankError as e:
+                files = sorted(Path(folder).iterdir())
+                dumps = {int(f.name[5:]): pickle.loads(f.read_bytes()) for f in files}
+                # How long they waited differs from run to run.
+                report = re.sub(r", \d+\.\d s(?=\s)", "", e.report)
+                return Stopped(number, seed, report, e.seen, _until_the_death(dumps, e.seen))
+    return None
+
+
+def _has_settled(stopped: Stopped) -> bool:
+    """Whether every rank waits, has finished, is dead, or sleeps over a file (run 7)."""
+    still = [
+        s
+        for s in stopped.seen
+        if not (s.finished or s.error or s.exit is not None or s.where and s.where["in"])
+    ]
+    return all(s.where and any(f.function == "fetch" for f in s.where["stack"]) for s in still)
+
+
+def _until_the_death(dumps: dict[int, dict], seen: list[Seen]) -> dict[int, dict]:
+    """Where a rank died in a collective: nothing after it, and it has not ended. What the others still did
+    before they lost the connection is chance.
+    """
+    for s in seen:
+        if s.exit is not None and s.box:
+            for record in dumps.values():
+                record["entries"] = [e for e in record["entries"] if e["record_id"] < s.box["number"]]
+                for entry in record["entries"]:
+                    if entry["record_id"] == s.box["number"] - 1:
+                        entry["state"] = "scheduled"
+    return dumps
+
+
+@contextmanager
+def _dumped_to(folder: str) -> Iterator[None]:
+    before = os.environ.get(PREFIX)
+    os.environ[PREFIX] = os.path.join(folder, "rank_")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[PREFIX]
+        else:
+            os.environ[PREFIX] = before

@@ -1,0 +1,51 @@
+"""PyTorch's flight recorder for ranks over gloo: the last collectives of a rank, with stacks, in a file.
+
+On GPUs the watchdog of NCCL writes such files when a collective times out, and TORCH_FR_DUMP_TEMP_FILE says
+where. gloo records as well (up to TORCH_FR_BUFFER_SIZE entries, 2000 by default), but nobody writes the file.
+A World that was made with this variable set does: when a call fails, every rank that is alive writes one.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+PREFIX = "TORCH_FR_DUMP_TEMP_FILE"
+
+
+def dump(since: int = 0) -> dict:
+    """What this rank has recorded since a time in nanoseconds, as NCCL's watchdog would write it, so that
+    PyTorch's analyzer (torchfrtrace) reads it.
+
+    Three things are completed, which gloo leaves open (PyTorch 2.13): the ranks of each group; the state of
+    a collective that has ended; and record numbers, which count from this call's first.
+    """
+    record = pickle.loads(c10d._dump_fr_trace())
+    record["pg_config"] = {
+        group.group_name: {
+            "name": group.group_name,
+            "desc": group.group_desc,
+            "ranks": str(sorted(dist.get_process_group_ranks(group))),
+        }
+        for group in dist.distributed_c10d._world.pg_map  # those that this rank is a member of
+    }
+    record["entries"] = [e for e in record["entries"] if e["time_created_ns"] >= since]
+    for number, entry in enumerate(record["entries"]):
+        entry["record_id"] = number
+        if entry["retired"]:
+            entry["state"] = "completed"
+    return record
+
+
+def write(rank: int, since: int) -> None:
+    """Write this rank's file, if the environment names one."""
+    if prefix := os.environ.get(PREFIX):
+        try:
+            record = pickle.dumps(dump(since))
+            with open(f"{prefix}{rank}", "wb") as file:
+                file.write(record)
+        except Exception as e:  # noqa: BLE001  a failing call must still be told
+            print(f"rank {rank} could not write its flight record: {e}")
