@@ -209,11 +209,11 @@ one_layer = Exercise(
     fsdp_layer,
     _judge,
     hints=[
-        "A gather: parts = [torch.empty_like(shard) for _ in range(world_size)], dist.all_gather(parts, shard),"
-        " then torch.cat(parts).",
-        "Free before layer.rest: `del w`, and the parts too, where a name still holds them. Backward then needs"
-        " a gather of its own.",
-        "dist.reduce_scatter(mine, list(dw.chunk(world_size))) sums dw over the ranks and leaves each its shard"
-        " in `mine`, torch.empty_like(shard). Then the mean.",
+        "A gather: parts = [torch.empty_like(shard) for _ in range(world_size)], then"
+        " dist.all_gather(parts, shard), then torch.cat(parts).",
+        "Free before layer.rest: `del w`, and the parts too, where a name still holds them. Backward then"
+        " needs a gather of its own.",
+        "dist.reduce_scatter(mine, list(dw.chunk(world_size))) sums dw over the ranks, and leaves each its"
+        " shard in `mine`, torch.empty_like(shard). Then the mean.",
     ],
 )

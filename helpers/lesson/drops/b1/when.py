@@ -28,7 +28,7 @@ WORDS = ("gather", "F", "free", "B", "reduce")
 def _walk(order: list[tuple[str, int]], n: int) -> dict:
     """What an order does, on paper: what lacks weights, comes late, is reduced how often."""
     whole, done = set(), []
-    facts = {"without": None, "late": 0, "again": 0, "early": 0}
+    facts = {"without": None, "late": 0, "again": 0, "early": 0, "kept": 0}
     computed = [line for line in order if line[0] in "FB"]
     for what, i in order:
         if what == "gather":
@@ -44,6 +44,8 @@ def _walk(order: list[tuple[str, int]], n: int) -> dict:
             after = computed[len([line for line in done if line[0] in "FB"]) + 1 :][:1]
             facts["late"] += bool(after) and after[0][1] != i and after[0][1] not in whole
         done.append((what, i))
+        if (what, i) == ("F", n - 1):
+            facts["kept"] = len(whole)  # at the end of forward
     reduced = [done.count(("reduce", i)) for i in range(n)]
     return facts | {
         "computed": computed == [("F", i) for i in range(n)] + [("B", i) for i in reversed(range(n))],
@@ -93,7 +95,7 @@ MISTAKES = (
         lambda f: f["least reduced"] == 0,
     ),
     mistake("reduced before backward", "There are no gradients before B.", lambda f: f["early"]),
-    mistake("gathered weights kept", KEPT, lambda f: f["left"] or f["gathers"] == f["whole"]),
+    mistake("gathered weights kept", KEPT, lambda f: f["left"] or f["kept"] > 2),
     mistake(
         "gathered twice over",
         "A gather of weights that are whole sends bytes for nothing.",
@@ -148,8 +150,8 @@ order = Exercise(
     step_order,
     _judge,
     hints=[
-        "Forward of layer i needs gather i before it and free i after it. Where must gather i + 1 stand, to run"
-        " while F i computes?",
+        "Forward of layer i needs gather i before it and free i after it. Where must gather i + 1 stand, to"
+        " run while F i computes?",
         "Begin with gather 0. Then for each layer: gather i + 1, F i, free i. Backward is the same, down.",
         "Backward begins with gather n − 1. After B i: free i, reduce i.",
     ],
