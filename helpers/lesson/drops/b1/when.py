@@ -51,7 +51,6 @@ def _walk(order: list[tuple[str, int]], n: int) -> dict:
         "computed": computed == [("F", i) for i in range(n)] + [("B", i) for i in reversed(range(n))],
         "whole": whole_at_once(order),
         "left": len(whole),
-        "gathers": sum(what == "gather" for what, _ in order),
         "least reduced": min(reduced),
         "most reduced": max(reduced),
     }
