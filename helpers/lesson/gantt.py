@@ -54,7 +54,10 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
     strips = {name: any(map(len, t.levels)) if memory is None else memory for name, t in panels.items()}
     # Two panels of eight ranks are to fit a laptop's screen.
     plain = 0.42 if sum(len(t.rows) for t in panels.values()) <= 12 else 0.26
-    rows = [len(t.rows) * (0.62 if strips[name] else plain) for name, t in panels.items()]
+    rows = [
+        len(t.rows) * ((0.62 if strips[name] else plain) + (0.2 if _lanes(t) else 0))
+        for name, t in panels.items()
+    ]
     around, foot = 0.95, 0.3  # inches for a panel's title and axis, and for the legend
     height = sum(rows) + around * len(rows) + foot
     with mpl.rc_context({"figure.constrained_layout.use": False}):  # the places are known
