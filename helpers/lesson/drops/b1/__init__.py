@@ -1,7 +1,7 @@
 """Beyond, b1: FSDP in time: when each layer's weights come, are used, and go."""
 
-from .hybrid import mesh, shard_model
-from .one_layer import fsdp_layer, one_layer
+from .by_hand import fsdp_layer, one_layer
+from .meshed import mesh, shard_model
 from .shown import (
     BLOCK,
     LAYERS,

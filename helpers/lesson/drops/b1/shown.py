@@ -180,6 +180,8 @@ def hybrid(meshes: dict[str, tuple[int, ...] | None]) -> tuple[dict[str, float],
         )
 
 
-def between_nodes(traffic: Traffic) -> float:
-    """Bytes that ranks 0 and 1 sent to ranks 2 and 3, and back."""
+def between_nodes(traffic: Traffic) -> float | None:
+    """Bytes that ranks 0 and 1 sent to ranks 2 and 3, and back. None where the system does not say."""
+    if traffic.matrix is None:
+        return None
     return sum(traffic.matrix[a][b] for a in range(4) for b in range(4) if a // 2 != b // 2)
