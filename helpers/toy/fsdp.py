@@ -32,7 +32,7 @@ class Layer(Unit):
         super().__init__(parameters, shard)
         self.module, self.replicate = module, replicate
         self.copies = dist.get_world_size(replicate) if replicate else 1
-        self.arriving = self.gradients = self.mine = None
+        self.arriving = self.reducing = self.gradients = self.mine = None
         self.whole = self.shard.data.new_empty(self.each * self.size)  # the parameters are views of it
         vector_to_parameters(self.whole[: self.n], parameters)
         self.free()
