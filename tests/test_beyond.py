@@ -1,4 +1,4 @@
-"""The pieces of the toy beyond the three axes equal the twin: context and expert parallelism. Then runs that
+"""The pieces of the toy beyond the three axes equal the twin: FSDP in time, context and experts. Then runs that
 stop: what their ranks leave behind, and who can read it.
 """
 
@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from helpers import World, toy
-from helpers.lesson.drops import b4
+from helpers.lesson import gantt
+from helpers.lesson.drops import b1, b4
 from helpers.lesson.drops.b4 import diagnosing, loader
 from helpers.lesson.drops.b4.runs import seed_of
 from helpers.runtime.failure import RankError
@@ -253,3 +254,96 @@ def test_the_variables_that_b4_names_are_pytorchs():
         assert f'"{name}"' in headers
     library = (Path(torch.__file__).parent / "lib" / "libtorch_cpu.so").read_bytes()
     assert b"TORCH_FR_DUMP_TEMP_FILE" in library and b"TORCH_DISTRIBUTED_DEBUG" in library
+
+
+def _sharded_step(hybrid, ways):
+    """For each way of `fsdp_order`: whether loss and gradients are the twin's, and bytes left whole."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    groups = (mesh["shard"].get_group(), mesh["replicate"].get_group()) if hybrid else ()
+    new = lambda: toy.ToyTransformer(hidden=32, layers=2, seq_len=16).double()
+    twin, batch, answers = new(), toy.make_batch(16, 16), []
+    whole = toy.twin_step(twin, *batch)
+    mine = [toy.my_share(t, dist.get_rank(), 4) for t in batch]
+    for m, prefetch, reshard, hold in ways:
+        layers = toy.shard_layers(new(), *groups)
+        order = toy.fsdp_order(len(layers), m, prefetch, reshard, hold)
+        loss = torch.tensor(toy.run_order(layers, order, *mine))
+        dist.all_reduce(loss)
+        equal = abs(loss.item() / 4 - whole) < 1e-5
+        for layer, part in zip(layers, twin):
+            flat = torch.cat([p.grad.flatten() for p in part.parameters()])
+            flat = torch.nn.functional.pad(flat, (0, layer.each * layer.size - len(flat)))
+            shard = flat.chunk(layer.size)[dist.get_rank(layer.group)]
+            equal &= torch.allclose(layer.shard.grad, shard, atol=1e-12)
+        answers.append((equal, sum(layer.bytes_whole for layer in layers)))
+    return answers
+
+
+@pytest.mark.parametrize("hybrid", [False, True], ids=["all ranks", "replicate x shard"])
+def test_every_order_of_fsdp_is_the_twins_and_leaves_nothing_whole(world, hybrid):
+    yes = (True, False)
+    ways = [(m, early, keep, hold) for m in (1, 4) for early in (0, 1, 9) for keep in yes for hold in yes]
+    assert all(answer == (True, 0) for rank in world.run(_sharded_step, hybrid, ways) for answer in rank)
+
+
+def test_an_order_gathers_as_often_as_it_must_and_holds_as_few_layers_as_it_can():
+    count = lambda order, what: sum(line[0] == what for line in order)
+    for n, m in ((1, 1), (2, 3), (6, 4)):
+        plain, off = toy.fsdp_order(n, m), toy.fsdp_order(n, m, reshard=False)
+        kept = toy.fsdp_order(n, m, reshard=False, hold=True)
+        assert [count(order, "gather") for order in (plain, off, kept)] == [2 * n * m, n * m, n]
+        assert [count(order, "reduce") for order in (plain, off, kept)] == [n * m, n * m, n]
+        assert [b1.whole_at_once(toy.fsdp_order(n, m, early)) for early in (0, 1, 2)] == [
+            min(n, early + 1) for early in (0, 1, 2)
+        ]
+        assert b1.whole_at_once(off) == b1.whole_at_once(kept) == n
+
+
+def test_fsdp_refuses_what_cannot_be(world):
+    def run(order, rows=4, tied=False):
+        try:
+            layers = toy.shard_layers(toy.ToyTransformer(hidden=32, layers=1, seq_len=16, tied=tied))
+            toy.run_order(layers, order, *toy.make_batch(rows, 16))
+        except (RuntimeError, ValueError) as e:
+            return str(e)
+
+    whole = toy.fsdp_order(3)
+    no_second = [line for i, line in enumerate(whole) if line[0] != "gather" or i < 5]
+    assert "gather them first" in world.run(run, no_second)[0]
+    assert "gather them first" in world.run(run, whole[1:])[0]
+    assert "3 sequences do not divide by 2" in world.run(run, toy.fsdp_order(3, 2), rows=3)[0]
+    assert "share a parameter" in world.run(run, whole, tied=True)[0]
+
+
+@pytest.mark.parametrize("how", [{}, {"reshard": False}, {"m": 2}, {"m": 2, "reshard": False}], ids=str)
+def test_fully_shard_makes_the_same_calls(world, how):
+    seen = [
+        [(row.op, row.calls, row.book) for row in traffic.ranks[0]]
+        for traffic in (b1.step_traffic(world, **how), b1.step_by_pytorch(world, **how))
+    ]
+    assert seen[0] == seen[1]
+
+
+def test_fully_shard_prefetches_the_head_in_vain_where_all_is_kept(world):
+    how = {"m": 2, "reshard": False, "hold": True}
+    ours, theirs = (
+        {row.op: (row.calls, row.payload) for row in traffic.ranks[0]}
+        for traffic in (b1.step_traffic(world, **how), b1.step_by_pytorch(world, **how))
+    )
+    head = 4 * sum(p.numel() for p in toy.ToyTransformer(hidden=64, seq_len=16)[-1].parameters())
+    assert ours["reduce_scatter"] == theirs["reduce_scatter"]
+    assert theirs["all_gather"] == (ours["all_gather"][0] + 1, ours["all_gather"][1] + head)
+
+
+def test_what_is_under_way_and_what_is_whole_are_on_the_clock():
+    with World(4, fabric=b1.ONE_NODE) as world:
+        timeline = b1.order_timeline(world, toy.fsdp_order(b1.LAYERS))
+    for rank in range(4):
+        assert timeline.peak(rank) == 2 * b1.BLOCK and timeline.levels[rank][-1][1] == 0
+        under_way = timeline.streams[rank]
+        assert [s.kind for s in under_way].count("reduce") == b1.LAYERS
+        assert all(a.end <= b.start + 1e-9 for a, b in zip(under_way, under_way[1:]))
+    picture = gantt.timeline({"all": timeline}, "A step")
+    assert "B0" in repr(picture) and "weights arrive" in "".join(
+        text.get_text() for text in picture.figure.texts
+    )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.lesson.drops import b2, b3, b4
+from helpers.lesson.drops import b1, b2, b3, b4
 from helpers.lesson.drops.d01 import fingerprints
 from helpers.lesson.lab import prepare
 from helpers.lesson.practice import Exercise
@@ -306,7 +306,9 @@ def test_training_as_it_goes_a_card_and_the_final(notebook):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("notebook, module", [("b2", b2), ("b3", b3), ("b4", b4)], indirect=["notebook"])
+@pytest.mark.parametrize(
+    "notebook, module", [("b1", b1), ("b2", b2), ("b3", b3), ("b4", b4)], indirect=["notebook"]
+)
 def test_beyond_run_a_mistake_is_named_and_every_solution_passes(notebook, module):
     notebook.run_all()
     assert notebook.errors() == []

@@ -7,10 +7,229 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from exercise_tests import *  # noqa: F403
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from helpers import toy
-from helpers.lesson.drops import b2, b3, b4
+from helpers.lesson.drops import b1, b2, b3, b4
 from helpers.lesson.drops.b4 import diagnosing
+
+# -- b1 ----------------------------------------------------------------------------------------
+
+
+def layered(keep="", second=True, reduce=None, give=None):
+    """fsdp_layer with one thing done otherwise."""
+
+    def attempt(shard, x, layer, rank, world_size):
+        parts = [torch.empty_like(shard) for _ in range(world_size)]
+        dist.all_gather(parts, shard)
+        w = torch.cat(parts)
+        if keep != "parts":
+            del parts
+        y = layer.forward(w, x)
+        if not keep:
+            del w
+        dy = layer.rest(y)
+        if second:
+            parts = [torch.empty_like(shard) for _ in range(world_size)]
+            dist.all_gather(parts, shard)
+            w = torch.cat(parts)
+        elif not keep:
+            w = torch.zeros(len(shard) * world_size)
+        dx, dw = layer.backward(w, x, dy)
+        if reduce:
+            return dx, reduce(dw, rank, world_size)
+        mine = torch.empty_like(shard)
+        dist.reduce_scatter(mine, list(dw.chunk(world_size)))
+        return dx, give(mine, world_size) if give else mine / world_size
+
+    return attempt
+
+
+def summed_whole(dw, rank, world_size):
+    dist.all_reduce(dw)
+    return dw / world_size
+
+
+def two_reductions(dw, rank, world_size):
+    dist.all_reduce(dw)
+    mine = torch.empty(len(dw) // world_size)
+    dist.reduce_scatter(mine, list(dw.chunk(world_size)))
+    return mine / world_size**2
+
+
+kept_by_name, kept_in_parts = layered(keep="w"), layered(keep="parts")
+used_twice, filled_with_zeros = layered(keep="w", second=False), layered(second=False)
+reduced_twice = layered(reduce=two_reductions)
+all_reduced = layered(reduce=lambda dw, rank, n: summed_whole(dw, rank, n).chunk(n)[rank])
+not_reduced = layered(reduce=lambda dw, rank, n: dw.chunk(n)[rank])
+only_divided = layered(reduce=lambda dw, rank, n: dw.chunk(n)[rank] / n)
+not_divided = layered(give=lambda mine, n: mine)
+divided_twice = layered(give=lambda mine, n: mine / n / n)
+left_whole = layered(reduce=summed_whole)
+the_next_shard = layered(reduce=lambda dw, rank, n: summed_whole(dw, rank, n).chunk(n)[(rank + 1) % n])
+negative = layered(give=lambda mine, n: -mine)
+
+
+def freed_storage(shard, x, layer, rank, world_size):
+    w = torch.empty(len(shard) * world_size)
+    dist.all_gather(list(w.chunk(world_size)), shard)
+    dy = layer.rest(layer.forward(w, x))
+    return layer.backward(w, x, dy)
+
+
+def freed_and_used(shard, x, layer, rank, world_size):
+    w = torch.empty(len(shard) * world_size)
+    dist.all_gather(list(w.chunk(world_size)), shard)
+    y = layer.forward(w, x)
+    w.untyped_storage().resize_(0)
+    dx, dw = layer.backward(w, x, layer.rest(y))
+    mine = torch.empty_like(shard)
+    dist.reduce_scatter(mine, list(dw.chunk(world_size)))
+    return dx, mine / world_size
+
+
+def a_shard_alone(shard, x, layer, rank, world_size):
+    dx, dw = layer.backward(shard, x, layer.rest(layer.forward(shard, x)))
+    return dx, dw.chunk(world_size)[rank]
+
+
+def no_backward_of_it(shard, x, layer, rank, world_size):
+    return x, shard
+
+
+def dx_alone(shard, x, layer, rank, world_size):
+    return b1.fsdp_layer(shard, x, layer, rank, world_size)[0]
+
+
+def dx_of_x(shard, x, layer, rank, world_size):
+    return x, b1.fsdp_layer(shard, x, layer, rank, world_size)[1]
+
+
+def into_one_tensor(shard, x, layer, rank, world_size):
+    """Right, written otherwise: gathered into the weights' own memory, which is given back."""
+    w = torch.empty(len(shard) * world_size)
+    dist.all_gather(list(w.chunk(world_size)), shard)
+    y = layer.forward(w, x)
+    w.untyped_storage().resize_(0)
+    dy = layer.rest(y)
+    w.untyped_storage().resize_(4 * len(shard) * world_size)
+    dist.all_gather(list(w.chunk(world_size)), shard)
+    dx, dw = layer.backward(w, x, dy)
+    mine = torch.empty_like(shard)
+    dist.reduce_scatter(mine, list((dw / world_size).chunk(world_size)))
+    return dx, mine
+
+
+def plainly(**how):
+    return lambda n: [line[:2] for line in toy.fsdp_order(n, **how)]
+
+
+def without(*lines):
+    """The right order, and none of these in it, as (what, backward): of forward, of backward or of both."""
+
+    def attempt(n):
+        steps, backward, left = b1.step_order(n), False, []
+        for step in steps:
+            backward |= step[0] == "B" or step == ("gather", n - 1) and ("F", n - 1) in left
+            if (step[0], backward) not in lines:
+                left.append(step)
+        return left
+
+    return attempt
+
+
+when_needed, three_at_once = plainly(prefetch=0), plainly(prefetch=2)
+all_at_first, never_freed = plainly(prefetch=99), plainly(reshard=False)
+not_gathered_again = without(("gather", True))
+freed_in_backward_alone, never_reduced = without(("free", False)), without(("reduce", True))
+never_gathered = without(("gather", False), ("gather", True))
+
+
+def all_gathered_first(n):
+    return [("gather", i) for i in range(n)] + [step for step in b1.step_order(n)[1:] if step[0] != "gather"]
+
+
+def left_at_the_end(n):
+    return [step for step in b1.step_order(n)[:-2] if step] + [("reduce", 0)]
+
+
+def reduced_again(n):
+    return b1.step_order(n) + [("reduce", i) for i in range(n)]
+
+
+def reduced_at_first(n):
+    return [("reduce", i) for i in range(n)] + [step for step in b1.step_order(n) if step[0] != "reduce"]
+
+
+def gathered_over(n):
+    return [step for step in b1.step_order(n) for _ in range(1 + (step[0] == "gather"))]
+
+
+def forward_alone(n):
+    return b1.step_order(n)[: 3 * n]
+
+
+def one_too_far(n):
+    return b1.step_order(n + 1)
+
+
+def a_string(n):
+    return "gather 0"
+
+
+def with_its_last_layer_kept(n):
+    """Right: the last layer is needed again at once."""
+    steps = b1.step_order(n)
+    steps.remove(("free", n - 1))
+    first = steps.index(("gather", n - 1))
+    return steps[: first + 1] + [step for step in steps[first + 1 :] if step != ("gather", n - 1)]
+
+
+def meshed(of_parts=True, of_model=True, mesh=lambda m: m, shape=(2, 2), **how):
+    """shard_model with one thing done otherwise."""
+
+    def attempt(model):
+        grid = mesh(init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :]))
+        for part in model if of_parts else ():
+            fully_shard(part, mesh=grid, **how)
+        if of_model:
+            fully_shard(model, mesh=grid)
+
+    return attempt
+
+
+across_nodes, in_the_node_alone = meshed(mesh=lambda m: m["replicate"]), meshed(mesh=lambda m: m["shard"])
+over_all_four, of_one_rank = meshed(shape=(4,)), meshed(shape=(4, 1))
+at_once, no_root, kept_whole = meshed(False), meshed(of_model=False), meshed(reshard_after_forward=False)
+
+
+def turned(model):
+    """A mesh whose second dimension crosses nodes."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    grid = DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("replicate", "shard"))
+    for part in [*model, model]:
+        fully_shard(part, mesh=grid)
+
+
+def blocks_alone(model):
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    for block in model.blocks:
+        fully_shard(block, mesh=grid)
+
+
+def not_at_all(model):
+    return model
+
+
+def blocks_and_root(model):
+    """Right: what is left of the model is a unit of its own."""
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    for block in model.blocks:
+        fully_shard(block, mesh=grid)
+    return fully_shard(model, mesh=grid)
+
 
 # -- b2 ----------------------------------------------------------------------------------------
 
@@ -490,9 +709,13 @@ def answered_for(batches, step):  # right, as join() does it: who has no batch a
         step(batch) if batch is not None else dist.all_reduce(torch.zeros(8))
 
 
-EXERCISES = [b2.parts, b2.places, b2.step, b3.layer, b3.fold, b3.parameters]
+EXERCISES = [b1.one_layer, b1.order, b1.mesh]
+EXERCISES += [b2.parts, b2.places, b2.step, b3.layer, b3.fold, b3.parameters]
 EXERCISES += [b4.never, b4.clinic, b4.mended]
 OTHERWISE_RIGHT = [
+    (b1.one_layer, into_one_tensor),
+    (b1.order, with_its_last_layer_kept),
+    (b1.mesh, blocks_and_root),
     (b2.parts, a_sigmoid),
     (b2.parts, in_float32),
     (b2.places, striped),
@@ -504,6 +727,51 @@ OTHERWISE_RIGHT = [
     (b4.mended, answered_for),
 ]
 MISTAKES = [
+    (b1.one_layer, kept_by_name, "wrong", "gathered weights kept"),
+    (b1.one_layer, kept_in_parts, "wrong", "gathered weights kept"),
+    (b1.one_layer, used_twice, "wrong", "backward without a second gather"),
+    (b1.one_layer, filled_with_zeros, "wrong", "backward without a second gather"),
+    (b1.one_layer, freed_storage, "wrong", "backward without a second gather"),
+    (b1.one_layer, freed_and_used, "wrong", "backward without a second gather"),
+    (b1.one_layer, reduced_twice, "wrong", "gradients reduced twice"),
+    (b1.one_layer, all_reduced, "wrong", "an all-reduce where a reduce-scatter is enough"),
+    (b1.one_layer, not_reduced, "wrong", "gradients of this rank alone"),
+    (b1.one_layer, only_divided, "wrong", "gradients of this rank alone"),
+    (b1.one_layer, not_divided, "wrong", "the sum where the mean was meant"),
+    (b1.one_layer, divided_twice, "wrong", "divided twice"),
+    (b1.one_layer, left_whole, "wrong", "the whole gradient kept"),
+    (b1.one_layer, the_next_shard, "wrong", "another rank's shard"),
+    (b1.one_layer, negative, "wrong", "another gradient"),
+    (b1.one_layer, a_shard_alone, "wrong", "a shard where the whole layer is needed"),
+    (b1.one_layer, no_backward_of_it, "wrong", "a part left out"),
+    (b1.one_layer, dx_alone, "wrong", "no pair of tensors"),
+    (b1.one_layer, dx_of_x, "wrong", "another dx"),
+    (b1.order, never_freed, "wrong", "gathered weights kept"),
+    (b1.order, freed_in_backward_alone, "wrong", "gathered weights kept"),
+    (b1.order, left_at_the_end, "wrong", "gathered weights kept"),
+    (b1.order, all_at_first, "wrong", "prefetch so early that nothing is saved"),
+    (b1.order, three_at_once, "wrong", "prefetch so early that nothing is saved"),
+    (b1.order, when_needed, "wrong", "gathered only when needed"),
+    (b1.order, not_gathered_again, "wrong", "backward without a second gather"),
+    (b1.order, all_gathered_first, "wrong", "backward without a second gather"),
+    (b1.order, never_gathered, "wrong", "weights that are not there"),
+    (b1.order, reduced_again, "wrong", "gradients reduced twice"),
+    (b1.order, never_reduced, "wrong", "gradients not reduced"),
+    (b1.order, reduced_at_first, "wrong", "reduced before backward"),
+    (b1.order, gathered_over, "wrong", "gathered twice over"),
+    (b1.order, forward_alone, "wrong", "another order of the layers"),
+    (b1.order, one_too_far, "wrong", "a step that does not exist"),
+    (b1.order, a_string, "wrong", "no list of steps"),
+    (b1.mesh, across_nodes, "wrong", "sharding over the wrong mesh axis"),
+    (b1.mesh, turned, "wrong", "sharding over the wrong mesh axis"),
+    (b1.mesh, in_the_node_alone, "wrong", "replicas that never meet"),
+    (b1.mesh, over_all_four, "wrong", "cut over all four ranks"),
+    (b1.mesh, of_one_rank, "wrong", "nothing is cut"),
+    (b1.mesh, not_at_all, "wrong", "nothing is cut"),
+    (b1.mesh, at_once, "wrong", "one unit: the whole model at once"),
+    (b1.mesh, no_root, "wrong", "gathered weights kept"),
+    (b1.mesh, kept_whole, "wrong", "gathered weights kept"),
+    (b1.mesh, blocks_alone, "wrong", "parts left out"),
     (b2.parts, averaged, "wrong", "averaging partial softmaxes"),
     (b2.parts, added, "wrong", "adding partial softmaxes"),
     (b2.parts, by_the_logarithm, "wrong", "weighted by the logarithm"),

@@ -12,7 +12,7 @@ from test_notebooks import NOTEBOOKS, text
 from helpers import toy
 from helpers.files import find
 from helpers.lesson.defence import Defence
-from helpers.lesson.drops import b2, b3, d05, d06, d07, d10, d11, d12, d13, d14
+from helpers.lesson.drops import b1, b2, b3, d05, d06, d07, d10, d11, d12, d13, d14
 from helpers.lesson.drops.d10 import sized as d10_sized
 from helpers.table import human
 from helpers.theory import CLUSTERS, Job, Layout, memory, plan, validation
@@ -57,6 +57,10 @@ assert max(map(max, THEN.values())) < 4
 assert {("speed between nodes", 2), ("speed inside a node", 0.5), ("global batch", 0.5)} <= {
     (what, factor) for what, factor, _ in d13.the_plan().flips()
 }
+# As b1 says: "backward twice as long as forward", "ports are ten times slower"; two layers early hold three.
+assert b1.SECONDS["B"] == 2 * b1.SECONDS["F"]
+assert b1.TWO_NODES.intra_node_bandwidth == 10 * b1.TWO_NODES.inter_node_bandwidth
+assert b1.whole_at_once(toy.fsdp_order(6, prefetch=2)) == 3
 GAINS = {row[0]: float(row[-1]) for row in b2.paid().rows}
 assert max(gain for length, gain in GAINS.items() if int(length) <= 64) < 1.1  # "within a tenth", says b2
 RING, EXCHANGE = (
@@ -139,6 +143,7 @@ COMPUTED = {
         ),
         (f"{8 * KEPT['activations'] / (8192 * LLAMA.hidden * LLAMA.layers):.1f} instead of 34"),
     ],
+    "b1": [],
     "b3": [
         f"has {ALL / 1e9:.0f}·10⁹ parameters, and a token uses {USED / 1e9:.0f}·10⁹ of them",
         "With a pipeline, TP 2 is enough where TP 4 was needed",

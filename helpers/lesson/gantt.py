@@ -35,7 +35,10 @@ WORDS = {
     "busy": "thin: computing",
     "later": "underlined: second chunk of layers",
     "wait": "hatched: waiting for others",
+    "gather": "striped: weights arrive",
+    "reduce": "dotted: gradients leave",
 }
+LANES = {"gather": "/////", "reduce": "....."}  # of streams: drawn under what a rank computes meanwhile
 
 
 @styled
@@ -45,33 +48,42 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
 
     panels: one timeline, or name -> timeline. memory: whether to draw what each rank holds under its row, the
     peak marked; by default where it is known. critical: mark a simulated timeline's critical path. Timelines
-    in the same unit get the same scale.
+    in the same unit get the same scale, of time and of memory. What has a lane in `LANES` is drawn in one.
     """
     panels = panels if isinstance(panels, Mapping) else {"": panels}
     strips = {name: any(map(len, t.levels)) if memory is None else memory for name, t in panels.items()}
     # Two panels of eight ranks are to fit a laptop's screen.
     plain = 0.42 if sum(len(t.rows) for t in panels.values()) <= 12 else 0.26
-    rows = [len(t.rows) * (0.62 if strips[name] else plain) for name, t in panels.items()]
+    rows = [
+        len(t.rows) * ((0.62 if strips[name] else plain) + (0.2 if _lanes(t) else 0))
+        for name, t in panels.items()
+    ]
     around, foot = 0.95, 0.3  # inches for a panel's title and axis, and for the legend
     height = sum(rows) + around * len(rows) + foot
     with mpl.rc_context({"figure.constrained_layout.use": False}):  # the places are known
         figure = mpl.figure.Figure(figsize=(WIDTH, height))
-    drawn = [s for t in panels.values() for row in t.rows for s in row]
+    drawn = [s for t in panels.values() for row in [*t.rows, *_lanes(t)] for s in row]
     kinds = [k for k in WORDS if any(k in (s[0], "later" if _later(s[1]) else "") for s in drawn)]
     top = height
     for i, (name, t) in enumerate(panels.items()):
         top -= around + rows[i]
         ax = figure.add_axes((0.07, (top + 0.55) / height, 0.85 if strips[name] else 0.91, rows[i] / height))
         longest = max(o.makespan for o in panels.values() if o.unit == t.unit)
-        _panel(ax, t, strips[name], longest, _path(t) if critical else set())
+        most = max((size for o in panels.values() if o.unit == t.unit for size in _tops(o)), default=0)
+        _panel(ax, t, strips[name], longest, most, _path(t) if critical else set())
         ax.set_title(" · ".join(filter(None, [title if i == 0 else "", name])))
-    figure.text(
-        0.5, 0.08 / height, " · ".join([WORDS[k] for k in kinds] + ["empty: idle"]), fontsize=9.5, ha="center"
-    )
+    legend = " · ".join([WORDS[k] for k in kinds] + ["empty: idle"])
+    figure.text(0.5, 0.08 / height, legend, fontsize=min(9.5, 1100 / len(legend)), ha="center")
     return Picture(
         figure,
         title + ". " * bool(title) + " ".join(_words(name, t, strips[name]) for name, t in panels.items()),
     )
+
+
+def _lanes(t) -> list[list]:
+    """Each rank's streams that have a lane of their own; [] if there are none."""
+    lanes = [[s for s in row if s[0] in LANES] for row in getattr(t, "streams", ())]
+    return lanes if any(lanes) else []
 
 
 def _path(t) -> set[tuple[int, float]]:
@@ -83,10 +95,17 @@ def _path(t) -> set[tuple[int, float]]:
     )
 
 
-def _panel(ax, t, strip: bool, longest: float, path: set) -> None:
+def _tops(t) -> list[float]:
+    """The most that each rank held."""
+    return [max((size for _, size in steps), default=0) for steps in t.levels]
+
+
+def _panel(ax, t, strip: bool, longest: float, most: float, path: set) -> None:
     scale = 1e3 if t.unit == "s" else 1
-    tops = [max((size for _, size in steps), default=0) for steps in t.levels]
-    below = 0.42 if strip else 0.0
+    tops = _tops(t)
+    lanes = _lanes(t)
+    lane = 0.24 if lanes else 0.0
+    below = lane + (0.42 + lane / 4 if strip else 0.0)
     names: list[tuple[str, float, float, str]] = []
     naming = _naming(t, longest)
     for rank, row in enumerate(t.rows):
@@ -128,7 +147,16 @@ def _panel(ax, t, strip: bool, longest: float, path: set) -> None:
         if marked:
             ax.broken_barh(marked, (y - 0.37, 0.74), facecolor="none", edgecolor=INK, linewidth=2.2, zorder=3)
         if strip and tops[rank]:
-            _strip(ax, t, rank, y + 0.44, below, scale, max(tops), longest)
+            _strip(ax, t, rank, y + 0.44 + lane, below - lane, scale, most, longest)
+        for kind, hatch in LANES.items() if lanes else ():
+            ax.broken_barh(
+                [(scale * s.start, scale * (s.end - s.start)) for s in lanes[rank] if s.kind == kind],
+                (y + 0.42, 0.2),
+                facecolor=PAPER,
+                edgecolor=_mixed(rank, 1.0),
+                linewidth=0.8,
+                hatch=hatch,
+            )
     if names:  # as shapes, all in one: a hundred texts take a tenth of a second more
         texts, x, ys, colours = zip(*names)
         ax.add_collection(

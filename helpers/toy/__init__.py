@@ -6,6 +6,7 @@ and updated weights are the twin's.
     module     split            each rank holds                what moves, and when
     data       data (DP)        the model, 1/d of the batch     gradients, once a step
     zero       ZeRO 1, 2, 3     as data, with less kept d times  gradients and weights, once or twice a step
+    fsdp       ZeRO 3 in time   a shard; layers whole for a while  the same, by a list that says when
     tensor     tensor (TP, SP)  1/t of the blocks' matrices     activations and their gradients, in every
     block
     context    context (CP)     the model, 1/c of the tokens    keys and values, in every layer; gradients
@@ -21,6 +22,7 @@ from .backward import split_backward
 from .context import context_block, contiguous, exchange_attention, gather_attention, ring_attention, zigzag
 from .data import average_gradients, data_parallel_step, my_share, overlap_gradients, share_weights
 from .experts import Experts, average_expert_gradients, even_out, expert_parallel, split_experts, swap
+from .fsdp import Layer, fsdp_order, run_order, shard_layers
 from .grid import grid_groups, grid_step, on_grid
 from .model import (
     MLP,

@@ -53,6 +53,16 @@ class Unit:
             p.data.copy_(piece.view_as(p))
 
 
+def trainable(model: nn.Sequential) -> list[list[nn.Parameter]]:
+    """The parameters of each part of the model. Raises ValueError where two parts share one."""
+    parts = [[p for p in part.parameters() if p.requires_grad] for part in model]
+    if len({id(p) for part in parts for p in part}) < sum(map(len, parts)):
+        raise ValueError(
+            "two parts of the model share a parameter; ZeRO cuts each part alone, so give it an untied model"
+        )
+    return parts
+
+
 class _Zero:
     """What the three have in common. `model` is an nn.Sequential; each of its parts is a unit.
 
@@ -60,13 +70,7 @@ class _Zero:
     """
 
     def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None):
-        trainable = [[p for p in part.parameters() if p.requires_grad] for part in model]
-        if len({id(p) for part in trainable for p in part}) < sum(map(len, trainable)):
-            raise ValueError(
-                "two parts of the model share a parameter; ZeRO cuts each part alone, so give it an untied"
-                " model"
-            )
-        self.units = [Unit(parameters, group) if parameters else None for parameters in trainable]
+        self.units = [Unit(parameters, group) if parameters else None for parameters in trainable(model)]
         self.optimizer = torch.optim.AdamW([unit.shard for unit in self.units if unit], lr=lr)
 
     def step(self) -> None:

@@ -1,0 +1,149 @@
+"""FSDP in time: ZeRO-3 as a list that says when each layer's weights come, are used, and go.
+
+    gather i    begin an all-gather of layer i's weights
+    F i, B i    wait for them; run the layer forward, backward
+    free i      let the whole weights go; this rank's shard stays
+    reduce i    begin a reduce-scatter of layer i's gradients, and let the whole ones go
+
+A step is an *order* of these, the same on every rank: `fsdp_order` writes PyTorch's, `run_order` runs any.
+With a second group, `replicate`, weights are cut over `shard` alone, and gradients' shards are all-reduced
+over `replicate` (HSDP, hybrid sharding). After Zhao et al. 2023; PyTorch's `fully_shard` does it in hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from .model import loss_of
+from .names import all_gather, reduce_scatter
+from .zero import Unit, trainable
+
+
+class Layer(Unit):
+    """A module, whole from `gather` to `free`, else a shard. `arrive` and `finish` wait for what began."""
+
+    def __init__(self, module: nn.Module, parameters: list[nn.Parameter], shard=None, replicate=None):
+        super().__init__(parameters, shard)
+        self.module, self.replicate = module, replicate
+        self.copies = dist.get_world_size(replicate) if replicate else 1
+        self.arriving = self.reducing = self.gradients = self.mine = None
+        self.whole = self.shard.data.new_empty(self.each * self.size)  # the parameters are views of it
+        vector_to_parameters(self.whole[: self.n], parameters)
+        self.free()
+
+    @property
+    def bytes_whole(self) -> int:
+        return self.whole.untyped_storage().nbytes()
+
+    def gather(self) -> None:
+        """Begin to put all shards together, unless that has been done."""
+        if not self.bytes_whole:
+            self.whole.untyped_storage().resize_(self.whole.nbytes)
+            self.arriving = all_gather(self.whole, self.shard.data, group=self.group, async_op=True)
+
+    def arrive(self) -> None:
+        if not self.bytes_whole:
+            raise RuntimeError("these weights are not here: gather them first, after each free again")
+        self.arriving.wait()
+
+    def free(self) -> None:
+        """Let the memory go. What autograd has saved of the weights is the same memory, and comes back."""
+        if self.arriving:
+            self.arriving.wait()
+        self.whole.untyped_storage().resize_(0)
+
+    def reduce(self) -> None:
+        self.finish()  # of the microbatch before
+        self.gradients = self._fill(parameters_to_vector([p.grad for p in self.parameters]))
+        self.module.zero_grad()
+        self.mine = torch.empty_like(self.shard.data)
+        self.reducing = reduce_scatter(self.mine, self.gradients, group=self.group, async_op=True)
+
+    def replicas(self) -> None:
+        """Wait for the reduce-scatter, then begin to sum the shard over the ranks that hold the same one."""
+        if self.gradients is not None:
+            self.reducing.wait()
+            self.gradients = None
+            if self.replicate:
+                self.reducing = dist.all_reduce(self.mine, group=self.replicate, async_op=True)
+
+    def finish(self) -> None:
+        """Wait for what is under way, and add the mean to shard.grad."""
+        self.replicas()
+        if self.mine is not None:
+            self.reducing.wait()
+            mean = self.mine / (self.size * self.copies)
+            self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        self.mine = None
+
+
+def shard_layers(model: nn.Sequential, shard=None, replicate=None) -> list[Layer]:
+    """The model's parts as layers, cut over the group `shard`. Raises ValueError if two share weights."""
+    return [Layer(*part, shard, replicate) for part in zip(model, trainable(model))]
+
+
+def fsdp_order(n: int, m: int = 1, prefetch: int = 1, reshard: bool = True, hold: bool = False):
+    """One step of n layers and m microbatches, as a list of (what, layer, microbatch). prefetch: how many
+    layers are gathered early. reshard: whether weights are freed after forward and gathered again for
+    backward (`reshard_after_forward`). hold: keep weights and gradients whole from a microbatch's backward to
+    the next forward, reduce once (`set_reshard_after_backward`, `set_requires_gradient_sync`: both False).
+    """
+    order, whole = [], set()
+
+    def gather(layers: range, k: int) -> None:
+        order.extend(("gather", i, k) for i in layers if i not in whole)
+        whole.update(layers)
+
+    for k in range(m):
+        for i in range(n):
+            gather(range(i, min(i + prefetch + 1, n)), k)
+            order.append(("F", i, k))
+            if reshard:
+                order += [("free", i, k)]
+                whole.remove(i)
+        for i in reversed(range(n)):
+            gather(range(i, max(i - prefetch, 0) - 1, -1), k)
+            order.append(("B", i, k))
+            if k == m - 1 or not hold:
+                order += [("free", i, k), ("reduce", i, k)]
+                whole.remove(i)
+    return order
+
+
+def run_order(layers: list[Layer], order, tokens, targets, around: Callable = lambda *_: nullcontext()):
+    """`twin_step` in shards, on this rank's tokens. Returns their loss; the ranks' mean gradients are in each
+    shard.grad. around(what, layer, microbatch): a context for each line, for who watches or paces. Raises
+    RuntimeError for weights that are not here, ValueError if m does not divide the tokens."""
+    if len(tokens) % (m := 1 + max(k for *_, k in order)):
+        raise ValueError(f"{len(tokens)} sequences do not divide by {m} microbatches")
+    parts, kept, upstream = list(zip(tokens.chunk(m), targets.chunk(m))), {}, {}
+    loss, last = 0.0, None  # last: whose gradients are on their way
+    for what, i, k in order:
+        layer = layers[i]
+        if what in "FB":
+            layer.arrive()
+        if what == "reduce" and last:
+            last.replicas()  # one reduce-scatter at a time, as in PyTorch
+        with around(what, i, k):
+            if what == "F":  # each layer's graph is its own
+                x = kept[i - 1, k][1].detach().requires_grad_() if i else parts[k][0]
+                kept[i, k] = x, layer.module(x)
+            elif what == "B":
+                x, y = kept.pop((i, k))
+                if i == len(layers) - 1:
+                    y = loss_of(y, parts[k][1]) / m
+                    loss += y.item()
+                y.backward(upstream.pop((i, k), None))
+                upstream[i - 1, k] = x.grad
+            else:
+                getattr(layer, what)()
+            last = layer if what == "reduce" else last
+    for layer in layers:
+        layer.finish()
+    return loss
