@@ -62,7 +62,7 @@ function drawSchedule(plot, [, ...texts], values) {
   const rows = texts.map(operations);
   const longest = Math.max(...rows.map(ops => ops.at(-1).end));
   const left = 52, wide = 860, row = rows.length > 4 ? 48 : 56, strip = row - 32;
-  const svg = shape("svg", {viewBox: `0 0 1010 ${rows.length * row + 34}`, role: "img"}, plot);
+  const svg = shape("svg", {viewBox: `0 0 1040 ${rows.length * row + 34}`, role: "img"}, plot);
   const x = at => left + wide * at / longest;
   const peaks = rows.map(ops => Math.max(...levels(ops).map(([, held]) => held)));
   const most = Math.max(...peaks);
@@ -128,7 +128,7 @@ function drawMemory(plot, frame) {
       if (!gb) return;
       const look = LOOKS[parts[i]];
       const box = shape("rect", {x: left + wide * (k + 0.2), width: 0.6 * wide, y: y(base + gb), height: y(base) - y(base + gb),
-        fill: look[0] == "#" ? look : `url(#${look})`, stroke: "#222", "stroke-width": 0.8}, svg);
+        fill: look[0] == "#" ? look : `url(#${look})`, stroke: "var(--ink)", "stroke-width": 0.8}, svg);
       shape("title", {}, box, `${parts[i]}: ${gb} GB`);
       base += gb;
     });
@@ -222,7 +222,7 @@ for (const place of document.querySelectorAll(".explorer")) explorer(place);
 
 // -- cards -----------------------------------------------------------------------------------------------
 
-const deck = document.getElementById("cards");
+const deck = document.getElementById("deck");
 if (deck) {
   const all = [...deck.children], drops = document.getElementById("drops"), one = document.getElementById("one");
   const round = document.getElementById("round");

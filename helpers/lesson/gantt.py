@@ -63,7 +63,7 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
         top -= around + rows[i]
         ax = figure.add_axes((0.07, (top + 0.55) / height, 0.85 if strips[name] else 0.91, rows[i] / height))
         longest = max(o.makespan for o in panels.values() if o.unit == t.unit)
-        _panel(ax, t, strips[name], longest, _path(t) if critical else set())
+        panel(ax, t, strips[name], longest, _path(t) if critical else set())
         ax.set_title(" · ".join(filter(None, [title if i == 0 else "", name])))
     figure.text(
         0.5, 0.08 / height, " · ".join([WORDS[k] for k in kinds] + ["empty: idle"]), fontsize=9.5, ha="center"
@@ -83,12 +83,13 @@ def _path(t) -> set[tuple[int, float]]:
     )
 
 
-def _panel(ax, t, strip: bool, longest: float, path: set) -> None:
+def panel(ax, t, strip: bool, longest: float, path: set, named: bool = True) -> None:
+    """Draw one timeline. named: whether operations have their names where these fit."""
     scale = 1e3 if t.unit == "s" else 1
     tops = [max((size for _, size in steps), default=0) for steps in t.levels]
     below = 0.42 if strip else 0.0
     names: list[tuple[str, float, float, str]] = []
-    naming = _naming(t, longest)
+    naming = _naming(t, longest) if named else lambda *_: ""
     for rank, row in enumerate(t.rows):
         y = rank * (1 + below)
         waits = _waits(row, 0.01 * longest)

@@ -16,9 +16,9 @@ from .build import build
 
 
 def main(argv: list[str] | None = None) -> int:
-    argparse.ArgumentParser(
-        prog="three-axes site", description=__doc__, formatter_class=Manual
-    ).parse_args(argv)
+    argparse.ArgumentParser(prog="three-axes site", description=__doc__, formatter_class=Manual).parse_args(
+        argv
+    )
     pages = build(BUILD / "site")
     print(f"{pages} pages in {BUILD / 'site'}; open {BUILD / 'site' / 'index.html'}")
     return 0

@@ -10,14 +10,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
 from html import escape
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from bs4 import BeautifulSoup
 from jinja2 import Environment, FileSystemLoader
-from tqdm import tqdm
 
 from ...files import find
 from .. import cards, printables, slides
@@ -40,21 +38,20 @@ def build(folder: Path) -> int:
     documents = sorted(f"docs/{path.name}" for path in find("docs").glob("*.md"))
     waiting = [FIRST, *books, *documents]  # and what these link to
     bodies: dict[str, BeautifulSoup] = {}
-    made: dict[str, Callable[[], str]] = {
-        "cards.md": cards_page,
-        "cheatsheet.md": lambda: cheatsheet_page(folder),
-    }
     for name in waiting:
         if name not in bodies:
             path = find(name)
             body = drop.page(path) if path.suffix == ".ipynb" else drop.document(path)
             bodies[name] = BeautifulSoup(body, "html.parser")
             waiting += _linked(bodies[name], name, folder)
-    for name, write in made.items():
-        bodies[name] = BeautifulSoup(write(), "html.parser")
+    for name, body in (("cards.md", cards_body()), ("cheatsheet.md", printables.cheatsheet_body())):
+        bodies[name] = BeautifulSoup(body, "html.parser")
+    printables.write_cheatsheet(folder)
     slides.write("", folder / "slides")
     titles = {name: drop.title(str(body)) for name, body in bodies.items()}
-    layout = Environment(loader=FileSystemLoader(find("data/site")), autoescape=True).get_template("page.html.j2")
+    layout = Environment(loader=FileSystemLoader(find("data/site")), autoescape=True).get_template(
+        "page.html.j2"
+    )
     for name, body in bodies.items():
         _headings(body)
         place = books.index(name) if name in books else None
@@ -126,10 +123,7 @@ def _headings(body: BeautifulSoup) -> None:
         table.wrap(body.new_tag("div", attrs={"class": "wide"}))
 
 
-# -- pages that are no file of the repository ------------------------------------------------------
-
-
-def cards_page() -> str:
+def cards_body() -> str:
     deck = cards.load()
     groups = [(which, list(mine)) for which, mine in groupby(deck, key=lambda card: card.drop)]
     choices = "".join(f'<option value="{which}">drop {which}: {len(m)}</option>' for which, m in groups)
@@ -141,16 +135,11 @@ def cards_page() -> str:
         for card in mine
     )
     return (
-        f"<h1>Cards</h1><p>{len(deck)} questions. Say the answer aloud, then turn the card: click it, or press"
-        " Enter. “I knew it” puts a card away until you come back to this page.</p>"
+        f"<h1>Cards</h1><p>{len(deck)} questions. Say the answer aloud, then turn the card: click it, or"
+        " press Enter. “I knew it” puts a card away until you come back to this page.</p>"
         f'<p><label>Cards of <select id="drops"><option value="">all drops: {len(deck)}</option>{choices}'
         '</select></label> <button id="one">one at a time</button></p>'
-        f'<div id="cards">{faces}</div>'
+        f'<div id="deck">{faces}</div>'
         '<p id="round" hidden><button id="again">not yet</button> <button id="known">I knew it</button>'
         " <span></span></p>"
     )
-
-
-def cheatsheet_page(folder: Path) -> str:
-    printables.write_cheatsheet(folder)
-    return (folder / "cheatsheet.html").read_text(encoding="utf-8")

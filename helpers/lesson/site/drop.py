@@ -8,12 +8,16 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import nbformat
 from nbconvert import HTMLExporter
 from nbformat import NotebookNode
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 
 from ...files import find
 from .. import explore
@@ -23,7 +27,8 @@ from ..practice import Exercise
 LIVE = ("schedules", "memory")  # explorers that have frames
 
 
-def exporter() -> HTMLExporter:
+@cache
+def _exporter() -> HTMLExporter:
     return HTMLExporter(
         template_name="drop",
         extra_template_basedirs=[str(find("data/site"))],
@@ -43,12 +48,12 @@ def page(path: Path) -> str:
             cell.metadata["role"] = _role(cell, number(path)) | {"answers": answers.get(cell.id, [])}
         else:  # the badge is a picture from elsewhere
             cell.source = re.sub(r"\[!\[Open in Colab\]\([^)]*\)\]", "[Open in Colab]", cell.source)
-    body, _ = exporter().from_notebook_node(notebook)
+    body, _ = _exporter().from_notebook_node(notebook)
     return body
 
 
 def _role(cell: NotebookNode, drop: str) -> dict:
-    """What a code cell is on the page: 'question', 'practice', 'explorer' or 'code', and what belongs to it."""
+    """What a code cell is on the page, 'question', 'practice', 'explorer', 'code', and what goes with it."""
     if asked := re.search(r"(\w+) = predict\(", cell.source):
         question, *options = cell.outputs[0].data["text/plain"].split("\n  ○ ")
         return {
@@ -81,14 +86,12 @@ def _role(cell: NotebookNode, drop: str) -> dict:
 def document(path: Path) -> str:
     """The body of a page that is written in Markdown, or of a file of Python."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix != ".py":
-        cells = [nbformat.v4.new_markdown_cell(text)]
-    else:
-        told = f"# {path.parent.name}/{path.name}"
-        cells = [nbformat.v4.new_markdown_cell(told), nbformat.v4.new_code_cell(text)]
-        cells[1].metadata["role"] = {"is": "code", "answers": []}
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"language_info": {"name": "python"}})
-    body, _ = exporter().from_notebook_node(notebook)
+    if path.suffix == ".py":
+        code = highlight(text, PythonLexer(), HtmlFormatter())
+        name = f"{path.parent.name}/{path.name}"
+        return f'<h1>{name}</h1><div class="code_cell"><div class="input">{code}</div></div>'
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+    body, _ = _exporter().from_notebook_node(notebook)
     return body
 
 
