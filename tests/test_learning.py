@@ -205,7 +205,7 @@ def test_stamping_a_repository_is_idempotent_and_can_be_changed():
         )
         assert (
             once.cells[0].source.count("colab-badge") == 1
-            and f"owner/name/blob/main/notebooks/{name}" in once.cells[0].source
+            and f"owner/name/blob/main/colab/{name}" in once.cells[0].source
         )
         assert (
             "owner/name" in once.cells[1].source
@@ -214,6 +214,25 @@ def test_stamping_a_repository_is_idempotent_and_can_be_changed():
         assert [c.source for c in back.cells] == [c.source for c in colab.stamp(plain, name).cells]
     with pytest.raises(ValueError, match="give owner/name"):
         colab.make_colab("nonsense")
+
+
+def test_what_colab_opens_has_no_outputs(tmp_path, monkeypatch):
+    for path in NOTEBOOKS[:2]:
+        (tmp_path / "notebooks").mkdir(exist_ok=True)
+        shutil.copy(path, tmp_path / "notebooks")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    monkeypatch.setattr(colab, "find", lambda name: tmp_path / name)
+    monkeypatch.setattr(colab, "notebooks", lambda: sorted((tmp_path / "notebooks").glob("*.ipynb")))
+    for _ in range(2):
+        colab.make_colab("owner/name")
+    for path in NOTEBOOKS[:2]:
+        copy, stored = (nbformat.read(tmp_path / folder / path.name, 4) for folder in ("colab", "notebooks"))
+        assert f"owner/name/blob/main/colab/{path.name}" in copy.cells[0].source
+        assert [c.source for c in copy.cells] == [c.source for c in stored.cells]
+        assert not any(c.get("outputs") or c.get("execution_count") for c in copy.cells)
+        assert any(c.get("outputs") for c in stored.cells)
+    readme = (tmp_path / "README.md").read_text()
+    assert readme.count("**Colab.**") == readme.count("owner/name/blob/main/colab/01_") == 1
 
 
 @pytest.mark.parametrize("clone", ["..", "../..", "three-axes"])
