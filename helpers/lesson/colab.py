@@ -78,7 +78,8 @@ def make_colab(repo: str) -> None:
     readme = find("README.md")
     readme.write_text(linked(readme.read_text(encoding="utf-8"), repo), encoding="utf-8")
     print(
-        f"{len(notebooks())} notebooks open in Colab from github.com/{repo}: commit notebooks, colab, README.md"
+        f"{len(notebooks())} notebooks open in Colab from github.com/{repo}: commit notebooks, colab and"
+        " README.md"
     )
 
 
