@@ -42,12 +42,14 @@ def page(path: Path) -> str:
     """The body of a drop's page."""
     notebook = nbformat.read(path, as_version=4)
     answers = answering(notebook)
-    notebook.cells = [cell for cell in notebook.cells if "setup" not in cell.metadata.get("tags", [])]
+    machinery = {"setup", "closing"}  # cells for a kernel alone
+    notebook.cells = [cell for cell in notebook.cells if not machinery & set(cell.metadata.get("tags", []))]
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.metadata["role"] = _role(cell, number(path)) | {"answers": answers.get(cell.id, [])}
-        else:  # the badge is a picture from elsewhere
+        else:  # the badge is a picture from elsewhere; previous and next are the page's own
             cell.source = re.sub(r"\[!\[Open in Colab\]\([^)]*\)\]", "[Open in Colab]", cell.source)
+            cell.source = re.sub(r"(?m)^\*\*.*(\[← | →\]).*$", "", cell.source)
     body, _ = _exporter().from_notebook_node(notebook)
     return body
 
