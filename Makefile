@@ -2,6 +2,7 @@
 # make test   tests and all notebooks, some minutes; make test-all what is slow as well, and make lint the style
 # make attempts   every wrong attempt at an exercise that is written down, and what it is told
 # make cards, make cheatsheet, make slides (make slides DROP=07): printed things and decks, into build/
+# make site   all of it as pages to look at or to publish, build/site/index.html
 # make colab REPO=owner/name   where the course lives, written into every notebook
 # All first make a virtual environment in .venv, once. PYTHON=python3.12 is another Python.
 # On Linux without an NVIDIA GPU torch comes from PyTorch's index of CPU builds, if that answers.
@@ -21,7 +22,7 @@ CPU_BUILDS := https://download.pytorch.org/whl/cpu
 PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 TORCH_FROM = $(BIN)/python $(PIP) --no-deps torch --index-url
 
-.PHONY: lab test test-all attempts lint refresh bench cards cheatsheet slides colab clean
+.PHONY: lab test test-all attempts lint refresh bench cards cheatsheet site slides colab clean
 
 lab: $(READY)
 	$(BIN)/python -m helpers lab my --port=$(PORT) $(addprefix --fresh=,$(FRESH))
@@ -50,7 +51,7 @@ bench: $(READY) $(PEERS)/.ready
 	$(PEERS)/bin/python bench/cost_peers.py
 	for table in ranks counting cost_of_counting explain fabric schedules cost_model training course; do $(BIN)/python bench/$$table.py || exit 1; done
 
-cards cheatsheet: $(READY)
+cards cheatsheet site: $(READY)
 	$(BIN)/python -m helpers $@
 
 slides: $(READY)

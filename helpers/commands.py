@@ -31,6 +31,7 @@ COMMANDS = {
     "cards": Command("print the flashcards, into build/", "helpers.lesson.printables:main_cards"),
     "cheatsheet": Command("print the cheat sheet, into build/", "helpers.lesson.printables:main_cheatsheet"),
     "slides": Command("make slides of the drops, in build/slides/", "helpers.lesson.slides:main"),
+    "site": Command("make pages of the whole course, in build/site/", "helpers.lesson.site:main"),
 }
 
 

@@ -2,10 +2,13 @@
 
 Only content is stored: no timings, no machine's metadata, no live widgets (they leave
 their text behind), so that a difference between two versions is a difference for the reader.
+
+Pictures that README.md and docs/ show come from these outputs, and are written anew with them.
 """
 
 import os
 import sys
+from base64 import b64decode
 from pathlib import Path
 
 import nbformat
@@ -32,12 +35,26 @@ def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.Notebook
     return notebook
 
 
+# The notebook and a text of the cell whose picture it is.
+PICTURES = {"timeline.png": ("07", 'gantt.timeline({"1F1B, predicted"'), "cube.png": ("01", "draw.cuts(4)")}
+
+
+def picture(notebook: nbformat.NotebookNode, text: str) -> bytes:
+    """The picture under the one cell that has this text."""
+    (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and text in cell.source)
+    (png,) = (o.data["image/png"] for o in cell.outputs if "image/png" in o.get("data", {}))
+    return b64decode(png)
+
+
 def refresh(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
     ).execute()
     nbformat.write(normalise(notebook, path.name[:2]), path)
+    for name, (number, text) in PICTURES.items():
+        if path.name.startswith(number):
+            (ROOT / "data" / name).write_bytes(picture(notebook, text))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The pieces of the toy beyond the three axes equal the twin: FSDP in time, context and experts. Then runs that
+"""Pieces of the toy beyond the three axes equal the twin: FSDP in time, context and experts. Then runs that
 stop: what their ranks leave behind, and who can read it.
 """
 

@@ -157,6 +157,7 @@ COURSE = {
     "cards": ("", "cards.pdf"),
     "cheatsheet": ("", "cheatsheet.pdf"),
     "slides": ("07", "1 deck in"),
+    "site": ("", "pages in build/site"),
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 from test_notebooks import FOLDER, NOTEBOOKS, text
 
 from helpers.__main__ import main
-from helpers.lesson import cards, classroom, colab, passed, printables, progress, quiz, slides
+from helpers.lesson import cards, classroom, colab, passed, printables, progress, quiz, slides, wall
 from helpers.lesson.books import module_of
 from helpers.lesson.drops import d01
 
@@ -80,7 +80,7 @@ def test_the_cheat_sheet_is_one_page_that_every_drop_fills(tmp_path):
     assert {row[0] for row in rows} == set(BOOKS) and all(len(row) == len(columns) == 6 for row in rows)
     printables.write_cheatsheet(tmp_path)
     assert len(re.findall(rb"/Type /Page\b", (tmp_path / "cheatsheet.pdf").read_bytes())) == 1
-    by_name = {row[0]: row for row in printables.figures().rows}
+    by_name = {row[0]: row for row in wall.figures().rows}
     assert by_name["DP 8"][1] == "128 GB" and by_name["FSDP (ZeRO-3), DP 8"][1] == "16.1 GB"
 
 
@@ -89,7 +89,7 @@ def test_every_drop_becomes_slides(tmp_path):
     slides.write("", tmp_path)
     for number, book in BOOKS.items():
         page = (tmp_path / f"{number}.html").read_text()
-        assert page.count("<section>") >= 6 and "http" not in re.sub(
+        assert page.count("<section ") >= 6 and "http" not in re.sub(
             r"http://www\.w3\.org\S*|https://github\.com\S*", "", re.sub(r"data:image[^\"]+", "", page)
         )
         assert ".check(" not in page and "Check yourself" not in page
@@ -205,7 +205,7 @@ def test_stamping_a_repository_is_idempotent_and_can_be_changed():
         )
         assert (
             once.cells[0].source.count("colab-badge") == 1
-            and f"owner/name/blob/main/notebooks/{name}" in once.cells[0].source
+            and f"owner/name/blob/main/colab/{name}" in once.cells[0].source
         )
         assert (
             "owner/name" in once.cells[1].source
@@ -214,6 +214,25 @@ def test_stamping_a_repository_is_idempotent_and_can_be_changed():
         assert [c.source for c in back.cells] == [c.source for c in colab.stamp(plain, name).cells]
     with pytest.raises(ValueError, match="give owner/name"):
         colab.make_colab("nonsense")
+
+
+def test_what_colab_opens_has_no_outputs(tmp_path, monkeypatch):
+    for path in NOTEBOOKS[:2]:
+        (tmp_path / "notebooks").mkdir(exist_ok=True)
+        shutil.copy(path, tmp_path / "notebooks")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    monkeypatch.setattr(colab, "find", lambda name: tmp_path / name)
+    monkeypatch.setattr(colab, "notebooks", lambda: sorted((tmp_path / "notebooks").glob("*.ipynb")))
+    for _ in range(2):
+        colab.make_colab("owner/name")
+    for path in NOTEBOOKS[:2]:
+        copy, stored = (nbformat.read(tmp_path / folder / path.name, 4) for folder in ("colab", "notebooks"))
+        assert f"owner/name/blob/main/colab/{path.name}" in copy.cells[0].source
+        assert [c.source for c in copy.cells] == [c.source for c in stored.cells]
+        assert not any(c.get("outputs") or c.get("execution_count") for c in copy.cells)
+        assert any(c.get("outputs") for c in stored.cells)
+    readme = (tmp_path / "README.md").read_text()
+    assert readme.count("**Colab.**") == readme.count("owner/name/blob/main/colab/01_") == 1
 
 
 @pytest.mark.parametrize("clone", ["..", "../..", "three-axes"])

@@ -1,8 +1,15 @@
 """Where the notebooks are, and where what is made of them goes."""
 
+from __future__ import annotations
+
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..files import find
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 BUILD = Path("build")  # in the reader's folder
 
@@ -21,3 +28,19 @@ def number(path: Path) -> str:
 def module_of(number: str) -> str:
     """What belongs to a notebook: '07' -> helpers.lesson.drops.d07, 'b2' -> helpers.lesson.drops.b2."""
     return "helpers.lesson.drops." + (f"d{number}" if number.isdigit() else number)
+
+
+def answering(notebook: NotebookNode) -> dict[str, list[str]]:
+    """Cell id -> the predictions that its output may answer: `guess` for the cells behind
+    `guess = predict(…)`, up to the one with `guess.reveal(…)`.
+    """
+    found: dict[str, list[str]] = {}
+    open_: list[str] = []
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        if open_:
+            found[cell.id] = list(open_)
+        open_ = [name for name in open_ if f"{name}.reveal(" not in cell.source]
+        open_ += re.findall(r"(\w+) = predict\(", cell.source)
+    return found

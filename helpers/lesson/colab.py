@@ -1,6 +1,9 @@
 """The cell and the badge that open a notebook in Colab, and what `make colab REPO=owner/name` runs:
 
 python -m helpers.lesson.colab owner/name
+
+Colab opens a file of the repository as it is stored, and no metadata is sure to hide an output there. So the
+badges lead to copies without outputs, in colab/, and a prediction comes before its answer.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import nbformat
 
 from ..files import find
 from .books import notebooks
+from .lab import blank
 
 UNNAMED = "OWNER/three-axes"  # until `make colab` has been told where the course lives
 
@@ -26,7 +30,7 @@ if not find_spec("helpers"):
     %pip install --quiet accelerate cloudpickle tqdm "ipywidgets>=8.1"'''
 BADGE = (
     "[![Open in"
-    " Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/{repo}/blob/main/notebooks/{name})"
+    " Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/{repo}/blob/main/colab/{name})"
 )
 
 
@@ -48,7 +52,18 @@ def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nb
     return notebook
 
 
+def linked(readme: str, repo: str) -> str:
+    """The README with its paragraph on Colab for a real `repo`. Doing it twice changes nothing more."""
+    first = f"https://colab.research.google.com/github/{repo}/blob/main/colab/{notebooks()[0].name}"
+    told = (
+        f"**Colab.** [Open drop 01]({first}), or another of the folder `colab`. The first cell fetches the"
+        " course and uses the torch that is there."
+    )
+    return re.sub(r"(?m)^\*\*Colab\.\*\*.*$", lambda _: told, readme)
+
+
 def make_colab(repo: str) -> None:
+    """Stamp every notebook, write its copy into colab/, and link the README."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ValueError(f"{repo!r} is no repository; give owner/name, as in make colab REPO=owner/name")
     for path in notebooks():
@@ -57,7 +72,15 @@ def make_colab(repo: str) -> None:
         for i, cell in enumerate(notebook.cells):
             cell.id = f"drop-{path.name[:2]}-{i:02d}"
         nbformat.write(notebook, path)
-    print(f"{len(notebooks())} notebooks open in Colab from github.com/{repo}")
+        copy = find("notebooks").parent / "colab" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(blank(notebook), copy)
+    readme = find("README.md")
+    readme.write_text(linked(readme.read_text(encoding="utf-8"), repo), encoding="utf-8")
+    print(
+        f"{len(notebooks())} notebooks open in Colab from github.com/{repo}: commit notebooks, colab and"
+        " README.md"
+    )
 
 
 if __name__ == "__main__":

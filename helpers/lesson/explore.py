@@ -99,15 +99,19 @@ def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:
 
     Raises ValueError.
     """
-    made = SCHEDULES[schedule].make(p, m, v)
-    timeline = simulation.paper(made)
-    title = (
-        f"{made.name}, p = {p}, m = {m}"
+    timeline = simulation.paper(SCHEDULES[schedule].make(p, m, v))
+    return gantt.timeline(timeline, schedule_title(timeline), memory=True)
+
+
+def schedule_title(timeline: simulation.Timeline) -> str:
+    """What a simulated schedule takes and holds, in a line."""
+    made = timeline.schedule
+    return (
+        f"{made.name}, p = {made.p}, m = {made.m}"
         + (f", v = {made.v}" if made.v > 1 else "")
         + f": {timeline.makespan:.4g} units, bubble {timeline.bubble:.1%}, at most"
         f" {simulation.held(timeline):.3g} microbatches in flight"
     )
-    return gantt.timeline(timeline, title, memory=True)
 
 
 def schedules(schedule: str = "1F1B", p: int = 4, m: int = 8, v: int = 2) -> Explorer:
@@ -124,15 +128,21 @@ def schedules(schedule: str = "1F1B", p: int = 4, m: int = 8, v: int = 2) -> Exp
 
 
 def draw_memory(model: str, d: int, t: int, p: int, b: int, zero: int, recompute: str) -> Picture:
-    """What a GPU of each stage holds, with 64 sequences for each pipeline in a step and the model's usual
-    length. Raises ValueError.
+    """What a GPU of each stage holds, as `stages_of` computes it. Raises ValueError."""
+    layout, stages, capacity = stages_of(model, d, t, p, b, zero, recompute)
+    return memory_by_stage(stages, capacity, f"{model} on {layout.ranks} GPUs: {layout}")
+
+
+def stages_of(
+    model: str, d: int, t: int, p: int, b: int, zero: int, recompute: str
+) -> tuple[Layout, list[dict[str, float]], float]:
+    """(layout, bytes by kind on a GPU of each stage, bytes that an H100 holds), with 64 sequences for each
+    pipeline in a step and the model's usual length. Raises ValueError.
     """
-    shape = find_model(model)
-    job = Job(shape, global_batch=64 * d, seq_len=8192 if "llama-3" in model else 4096)
+    job = Job(find_model(model), global_batch=64 * d, seq_len=8192 if "llama-3" in model else 4096)
     layout = Layout(dp=d, tp=t, pp=p, microbatch=b, zero=zero, recompute=recompute)
     job.check(layout)
-    stages = [stage_memory(job, layout, k) for k in range(p)]
-    return memory_by_stage(stages, job.cluster.device.memory, f"{model} on {layout.ranks} GPUs: {layout}")
+    return layout, [stage_memory(job, layout, k) for k in range(p)], job.cluster.device.memory
 
 
 def memory(model: str = "llama-3-70b") -> Explorer:

@@ -70,7 +70,7 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
         ax = figure.add_axes((0.07, (top + 0.55) / height, 0.85 if strips[name] else 0.91, rows[i] / height))
         longest = max(o.makespan for o in panels.values() if o.unit == t.unit)
         most = max((size for o in panels.values() if o.unit == t.unit for size in _tops(o)), default=0)
-        _panel(ax, t, strips[name], longest, most, _path(t) if critical else set())
+        panel(ax, t, strips[name], longest, most, _path(t) if critical else set())
         ax.set_title(" · ".join(filter(None, [title if i == 0 else "", name])))
     legend = " · ".join([WORDS[k] for k in kinds] + ["empty: idle"])
     figure.text(0.5, 0.08 / height, legend, fontsize=min(9.5, 1100 / len(legend)), ha="center")
@@ -100,14 +100,17 @@ def _tops(t) -> list[float]:
     return [max((size for _, size in steps), default=0) for steps in t.levels]
 
 
-def _panel(ax, t, strip: bool, longest: float, most: float, path: set) -> None:
+def panel(ax, t, strip: bool, longest: float, most: float, path: set, named: bool = True) -> None:
+    """Draw one timeline. most: bytes that fill a memory strip. named: whether operations have their names
+    where these fit.
+    """
     scale = 1e3 if t.unit == "s" else 1
     tops = _tops(t)
     lanes = _lanes(t)
     lane = 0.24 if lanes else 0.0
     below = lane + (0.42 + lane / 4 if strip else 0.0)
     names: list[tuple[str, float, float, str]] = []
-    naming = _naming(t, longest)
+    naming = _naming(t, longest) if named else lambda *_: ""
     for rank, row in enumerate(t.rows):
         y = rank * (1 + below)
         waits = _waits(row, 0.01 * longest)

@@ -1,4 +1,4 @@
-"""What is printed: flashcards, and the cheat sheet of one page that the drops fill row by row.
+"""What is printed: flashcards, and the cheat sheet: one page for the wall, and the rows of all drops.
 
 HTML to read, PDF to print.
 """
@@ -9,7 +9,7 @@ import argparse
 import csv
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
@@ -19,15 +19,12 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from ..table import Table, human
 from ..terminal import Manual
-from ..theory import MODELS, Job, Layout, estimate
-from ..theory.memory import states
-from ..theory.traffic import sent
+from . import wall
 from .books import BUILD, notebooks
 from .cards import Card, load
 
-A4, A6 = (11.69, 8.27), (5.83, 4.13)  # inches, lying
+A6 = (5.83, 4.13)  # inches, lying
 STYLE = """<meta charset="utf-8"><style>
 body { font: 11pt/1.4 sans-serif; color: #222; background: #fff; margin: 0 }
 table { border-collapse: collapse; width: 100% }
@@ -112,108 +109,35 @@ def _plain(markdown: str) -> str:
     return re.sub(r"[*`]", "", markdown).strip()
 
 
-def figures() -> Table:
-    """What the schemes cost one GPU: Llama-3-8B on 8 H100s, 32 sequences of 4096 tokens, by
-    `helpers.theory`.
-    """
-    job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=4096)
-    schemes = {
-        "DP 8": Layout(dp=8),
-        "ZeRO-1, DP 8": Layout(dp=8, zero=1),
-        "FSDP (ZeRO-3), DP 8": Layout(dp=8, zero=3),
-        "TP 8 with SP": Layout(tp=8),
-        "PP 8, 1F1B": Layout(pp=8),
-        "DP 2 · TP 2 · PP 2": Layout(dp=2, tp=2, pp=2),
-    }
-    table = []
-    for name, l in schemes.items():
-        part = job.model.params / (l.tp * l.pp)
-        e = estimate(job, l)
-        table.append(
-            [
-                name,
-                human(sum(states(part, l.dp, l.zero).values())),
-                human(e.memory_bytes),
-                human(sum(sent(job, l).values())),
-                f"{e.time['bubble'] / e.step_seconds:.0%}",
-                f"{e.step_seconds:.2f} s",
-            ]
-        )
-    return Table(
-        ["Llama-3-8B on 8 H100s", "states", "memory, fullest", "sent in a step", "bubble", "step"],
-        table,
-        title=f"batch {job.global_batch} × {job.seq_len} tokens, microbatch 1, by helpers.theory",
-    )
-
-
 def write_cheatsheet(folder: Path) -> None:
-    """cheatsheet.html and cheatsheet.pdf, one page each."""
+    """cheatsheet.pdf and cheatsheet.svg: the page for the wall. cheatsheet.html: the page, and the rows that
+    each drop has added.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    columns, found = rows()
-    numbers = figures()
-    html = lambda c, r: (
-        "<table><tr>"
-        + "".join(f"<th>{escape(x)}</th>" for x in c)
-        + "</tr>"
-        + "".join("<tr>" + "".join(f"<td>{escape(x)}</td>" for x in row) + "</tr>" for row in r)
-        + "</table>"
-    )
-    page = (
-        "@page { size: A4 landscape; margin: 7mm } table { font-size: 7.2pt; line-height: 1.2 } td, th {"
-        " padding: 0.3mm 1.5mm }"
-    )
+    page = wall.page()
+    with mpl.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "three axes"}):
+        page.savefig(folder / "cheatsheet.pdf", metadata={"Title": "Three Axes", "CreationDate": None})
+        page.savefig(folder / "cheatsheet.svg", metadata={"Title": "Three Axes", "Date": None})
     (folder / "cheatsheet.html").write_text(
-        f"<!doctype html><title>Three Axes: cheat sheet</title>{STYLE}{page}</style><h1>Three"
-        f" Axes</h1>{html(columns, found)}<h1>In figures:"
-        f" {escape(numbers.title)}</h1>{html(numbers.columns, numbers.rows)}",
+        f'<!doctype html><html lang="en"><title>Three Axes: cheat sheet</title>{STYLE}</style>'
+        f"{cheatsheet_body()}</html>",
         encoding="utf-8",
     )
-    figure = Figure(figsize=A4)
-    y = _grid(figure, 0.965, "Three Axes", columns, found, (0.035, 0.15, 0.18, 0.21, 0.22, 0.17))
-    y = _grid(
-        figure,
-        y - 0.02,
-        f"In figures: {numbers.title}",
-        numbers.columns,
-        numbers.rows,
-        (0.2, 0.12, 0.14, 0.14, 0.1, 0.1),
+    print(f"A page for the wall: {folder / 'cheatsheet.pdf'} and .svg; with the drops' rows: .html")
+
+
+def cheatsheet_body() -> str:
+    """What the HTML shows of the page and of the rows; cheatsheet.svg and cheatsheet.pdf lie beside it."""
+    columns, found = rows()
+    cells = lambda kind, row: "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in row)
+    return (
+        '<h1>Cheat sheet</h1><p>One page for the wall: <a href="cheatsheet.pdf">PDF, A4 to A3</a> or <a'
+        ' href="cheatsheet.svg">SVG</a>.</p><div class="poster"><a href="cheatsheet.svg"><img'
+        f' src="cheatsheet.svg" alt="{escape(wall.alt())}" style="width:100%"></a></div><h2>What each drop'
+        f" adds</h2><table><tr>{cells('th', columns)}</tr>"
+        + "".join(f"<tr>{cells('td', row)}</tr>" for row in found)
+        + "</table>"
     )
-    if y < 0:
-        raise RuntimeError("the cheat sheet is longer than a page")
-    with mpl.rc_context({"pdf.fonttype": 42}), PdfPages(folder / "cheatsheet.pdf") as pdf:
-        pdf.savefig(figure)
-    print(f"{len(found)} rows on one page: {folder / 'cheatsheet.pdf'} and cheatsheet.html")
-
-
-def _grid(
-    figure: Figure,
-    y: float,
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    widths: Sequence[float],
-) -> float:
-    """Draw a table from height y down, cells wrapped. Returns where it ends, in shares of the page."""
-    line, size = 0.0135, 6.4
-    figure.text(0.02, y, title, fontsize=10, weight="bold", va="top")
-    y -= 0.026
-    for i, row in enumerate([columns, *rows]):
-        wrapped = [textwrap.wrap(cell, max(4, int(width * 225))) or [""] for cell, width in zip(row, widths)]
-        x = 0.02
-        for cell, width in zip(wrapped, widths):
-            figure.text(
-                x,
-                y,
-                "\n".join(cell),
-                fontsize=size,
-                weight="bold" if i == 0 else "normal",
-                va="top",
-                linespacing=1.1,
-            )
-            x += width
-        y -= line * max(map(len, wrapped)) + 0.0035
-        figure.add_artist(mpl.lines.Line2D([0.02, 0.98], [y + 0.002] * 2, color="#BBBBBB", linewidth=0.4))
-    return y
 
 
 # -- the commands ------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """Any drop as a deck for the back of the room: one page of HTML that needs no network. Arrow keys, space and
-a clicker turn it.
+a clicker turn it. Each slide has its number, and an address: 07.html#5.
 
 A slide begins at each heading and at each code cell that shows something; the reader's checks, folded answers
 and the setup are left out. The figures are the stored ones.
@@ -36,7 +36,10 @@ td, th { padding: .15em .8em; text-align: left }
 .jp-InputPrompt, .jp-OutputPrompt, .anchor-link { display: none }
 .highlight .k, .highlight .kn, .highlight .ow { font-weight: bold }
 .highlight .s1, .highlight .s2, .highlight .sd { color: #8a3b12 }
-.highlight .c1 { color: #555 }"""
+.highlight .c1 { color: #555 }
+section { position: relative; counter-increment: slide }
+section::after { content: counter(slide) " / " attr(data-of); position: absolute; right: 2vw; bottom: 1.2vh;
+  font-size: 1.1vw; color: #666 }"""
 # What is higher than the screen is set smaller, down to six tenths; what still is, turns by half screens.
 TURN = """const all = [...document.querySelectorAll("section")];
 function fit() {
@@ -52,7 +55,10 @@ addEventListener("keydown", e => {
   const box = all[now].getBoundingClientRect();
   if (step > 0 && box.bottom > innerHeight + 9 || step < 0 && box.top < -9)
     scrollBy(0, step * innerHeight / 2);
-  else all[Math.max(0, Math.min(all.length - 1, now + step))].scrollIntoView()
+  else {
+    const next = Math.max(0, Math.min(all.length - 1, now + step));
+    all[next].scrollIntoView(); history.replaceState(null, "", `#${next + 1}`)
+  }
 })"""
 SHORT = 200  # characters of text that do not deserve a slide to themselves
 LINES = 24  # that fit a slide in readable letters
@@ -130,13 +136,19 @@ def _short(cells: list) -> bool:
 def deck(path: Path) -> str:
     """A notebook as a page of slides."""
     notebook = nbformat.read(path, as_version=4)
-    exporter = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True)
+    exporter = HTMLExporter(
+        template_name="basic",
+        exclude_input_prompt=True,
+        exclude_output_prompt=True,
+        exclude_anchor_links=True,
+    )
     sections = []
-    for cells in slides_of(notebook):
+    slides = slides_of(notebook)
+    for k, cells in enumerate(slides, start=1):
         body, _ = exporter.from_notebook_node(
             nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
         )
-        sections.append(f"<section>{body}</section>")
+        sections.append(f'<section id="{k}" data-of="{len(slides)}">{body}</section>')
     title = notebook.cells[0].source.splitlines()[0].lstrip("# ")
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'

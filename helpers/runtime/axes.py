@@ -21,6 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 FSDP = "_fully_shard"  # PyTorch's folder of it
 FRAMES = 30  # so many callers are looked at
+# What DTensor and the functional collectives resolve a group with: torch 2.11 gives its name, 2.13 the group.
+RESOLVE = next(name for name in ("_resolve_group", "_resolve_group_name") if hasattr(functional, name))
 
 
 class Members(NamedTuple):
@@ -61,12 +63,13 @@ class Axes:
 
     def listen(self) -> None:
         """From now on, note which mesh dimension a group is asked for."""
-        self._get_group, self._resolve = DeviceMesh.get_group, functional._resolve_group
+        self._get_group, self._resolve = DeviceMesh.get_group, getattr(functional, RESOLVE)
         DeviceMesh.get_group = lambda mesh, dim=None: self._get(mesh, dim)
-        functional._resolve_group = lambda group, tag="": self._about_to_call(group, tag)
+        setattr(functional, RESOLVE, lambda group, tag="": self._about_to_call(group, tag))
 
     def leave(self) -> None:
-        DeviceMesh.get_group, functional._resolve_group = self._get_group, self._resolve
+        DeviceMesh.get_group = self._get_group
+        setattr(functional, RESOLVE, self._resolve)
 
     def _get(self, mesh: DeviceMesh, dim):
         group = self._get_group(mesh, dim)

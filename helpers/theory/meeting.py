@@ -181,7 +181,7 @@ def assumptions(mine: Estimate) -> list[str]:
     lines = [
         f"Framework {framework.name}: {per_parameter:g} bytes of weights, gradients and optimizer a parameter"
         " before ZeRO.",
-        f"A {device.name} reaches {device.achievable / device.flops:.0%} of its printed FLOP/s in large"
+        f"{device.name} reaches {device.achievable / device.flops:.0%} of its printed FLOP/s in large"
         f" products{', which is assumed and not published' if device.assumed else ''}.",
         f"{job.global_batch} sequences of {job.seq_len:,} tokens in every step, none of them padding.",
         f"Memory is predicted within some {HEADROOM:.0%}, time within some {ERROR:.0%} in most published"

@@ -130,11 +130,11 @@ class Plan:
     def _why_there(self, place: int) -> str:
         mine, best = self.estimate(self.by_axes[place]), self.estimate()
         if place == 0:
-            rivals = (
-                f", {self.by_axes[1].seconds / best.step_seconds - 1:.1%} ahead of {self.by_axes[1].layout}"
-                if len(self.by_axes) > 1
-                else ""
-            )
+            rivals = ""
+            if len(self.by_axes) > 1:
+                lead = self.by_axes[1].seconds / best.step_seconds - 1
+                ahead = f"{lead:.1%}" if lead >= 0.0005 else "less than 0.1%"
+                rivals = f", {ahead} ahead of {self.by_axes[1].layout}"
             return f"the fastest: {best.step_seconds:.2f} s a step{rivals}"
         loses = sorted(((mine.time[k] - best.time[k], k) for k in mine.time), reverse=True)[:2]
         named = " and ".join(f"{s:.2f} s on {k}" for s, k in loses if s > 0)

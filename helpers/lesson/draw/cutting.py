@@ -20,7 +20,7 @@ def cuts(n: int = 4) -> Picture:
     figure, axes = row_of_panels(3, 9.6, 2.9)
     titles = ("data: cut the batch", "tensor: cut the width", "pipeline: cut the depth")
     for axis, (ax, title) in enumerate(zip(axes[0], titles)):
-        _cube(ax, axis, n)
+        cube(ax, axis, n)
         ax.set_title(title)
     return Picture(
         figure,
@@ -30,8 +30,11 @@ def cuts(n: int = 4) -> Picture:
     )
 
 
-def _cube(ax, cut: int, n: int) -> None:
-    """Three visible faces of a cube, seen from above left; `cut` is 0 for batch, 1 for width, 2 for depth."""
+def cube(ax, cut: int, n: int, size: float = 11) -> None:
+    """Three visible faces of a cube, seen from above left; `cut` is 0 for batch, 1 for width, 2 for depth.
+
+    size: of its letters, in points.
+    """
     # Unit vectors on paper: width runs right, depth runs up, batch runs back.
     batch, width, depth = np.array([0.5, 0.32]), np.array([1.0, 0.0]), np.array([0.0, 1.0])
     unit = (batch, width, depth)
@@ -72,22 +75,15 @@ def _cube(ax, cut: int, n: int) -> None:
             spot,
             ha="center",
             va="center",
-            fontsize=12,
+            fontsize=size + 1,
             fontweight="bold",
             color=PAPER,
             path_effects=[withStroke(linewidth=2.5, foreground=INK)],
         )
-    ax.annotate("width (h)", 0.5 * width, (0, -6), textcoords="offset points", ha="center", va="top")
-    ax.annotate(
-        "depth (layers)",
-        0.5 * depth,
-        (-6, 0),
-        textcoords="offset points",
-        ha="right",
-        va="center",
-        rotation=90,
-    )
-    ax.annotate("batch (b)", width + 0.5 * batch, (10, -6), textcoords="offset points", ha="left", va="top")
+    label = dict(textcoords="offset points", fontsize=size)
+    ax.annotate("width (h)", 0.5 * width, (0, -6), ha="center", va="top", **label)
+    ax.annotate("depth (layers)", 0.5 * depth, (-6, 0), ha="right", va="center", rotation=90, **label)
+    ax.annotate("batch (b)", width + 0.5 * batch, (10, -6), ha="left", va="top", **label)
     ax.set(xlim=(-0.22, 1.85), ylim=(-0.18, 1.36), aspect="equal")
     ax.axis("off")
 

@@ -1,0 +1,256 @@
+// What the pages do without a kernel: predictions, explorers, cards.
+"use strict";
+
+// -- predictions: choosing one unfolds what answers it ---------------------------------------------------
+
+for (const form of document.querySelectorAll("form.question")) {
+  form.addEventListener("change", event => {
+    const name = form.dataset.name;
+    for (const answer of document.querySelectorAll(`details.answer[data-answers~="${name}"]`)) {
+      answer.open = true;
+      answer.querySelector("summary").textContent = "What this cell showed";
+      if (!answer.nextElementSibling) {
+        answer.querySelector(".said")?.remove();
+        if (answer.previousElementSibling.textContent.includes(name + ".reveal("))
+          answer.insertAdjacentHTML("beforeend", '<p class="said"></p>'),
+          answer.lastElementChild.textContent = `You predicted: ${event.target.value}.`;
+      }
+    }
+  });
+}
+
+// -- explorers: every setting was computed before (frames.js) --------------------------------------------
+
+const RANKS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"];
+const FILLED = {F: 0.35, B: 1, I: 1, W: 0.6};  // of a rank's colour
+const TALL = {F: 24, B: 24, I: 24, W: 14};
+const SVG = "http://www.w3.org/2000/svg";
+
+function shape(name, attributes, parent, text) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return parent.appendChild(made);
+}
+
+// "F0.2B0" -> [{kind, microbatch, chunk, start, end}], in units of one chunk's forward.
+function operations(text) {
+  let free = 0;
+  return [...text.matchAll(/(?:\.(\d+))?([FBIW])(\d+)('*)/g)].map(([, idle, kind, microbatch, marks]) => {
+    const start = free + Number(idle ?? 0);
+    free = start + (kind == "B" ? 2 : 1);
+    return {kind, microbatch: Number(microbatch), chunk: marks.length, start, end: free};
+  });
+}
+
+// Chunks held from each moment on: a forward's from its start, until its backward ends.
+function levels(ops) {
+  let held = 0;
+  return ops.map(op => {
+    held += op.kind == "F" ? 1 : op.kind == "B" || op.kind == "W" ? -1 : 0;
+    return [op.kind == "F" ? op.start : op.end, held];
+  });
+}
+
+function mixed(colour, share) {  // a colour on white
+  const parts = [1, 3, 5].map(i => parseInt(colour.slice(i, i + 2), 16));
+  return parts.map(c => Math.round(share * c + (1 - share) * 255));
+}
+
+function drawSchedule(plot, [, ...texts], values) {
+  const chunks = Math.max(1, ...texts.map(t => 1 + Math.max(...operations(t).map(op => op.chunk))));
+  const rows = texts.map(operations);
+  const longest = Math.max(...rows.map(ops => ops.at(-1).end));
+  const left = 52, wide = 860, row = rows.length > 4 ? 48 : 56, strip = row - 32;
+  const svg = shape("svg", {viewBox: `0 0 1040 ${rows.length * row + 34}`, role: "img"}, plot);
+  const x = at => left + wide * at / longest;
+  const peaks = rows.map(ops => Math.max(...levels(ops).map(([, held]) => held)));
+  const most = Math.max(...peaks);
+  rows.forEach((ops, rank) => {
+    const top = rank * row + 2, floor = top + 26 + strip;
+    shape("text", {x: 0, y: top + 17}, svg, `rank ${rank}`);
+    const named = ops.every(op => x(op.end) - x(op.start) > 9 + 7 * String(op.microbatch).length);
+    for (const op of ops) {
+      const [red, green, blue] = mixed(RANKS[rank % 8], FILLED[op.kind]);
+      const high = TALL[op.kind], y = top + 12 - high / 2;
+      const box = shape("rect", {x: x(op.start), y, width: x(op.end) - x(op.start), height: high,
+        fill: `rgb(${red},${green},${blue})`, stroke: "var(--paper)", "stroke-width": 1}, svg);
+      shape("title", {}, box, `${op.kind}${op.microbatch}${op.chunk ? `, chunk ${op.chunk + 1}` : ""}`);
+      if (op.chunk % 2) shape("rect", {x: x(op.start), y: y + high - 3, width: x(op.end) - x(op.start),
+        height: 3, fill: "#222"}, svg);
+      if (named) shape("text", {x: (x(op.start) + x(op.end)) / 2, y: top + 16, "text-anchor": "middle",
+        style: `font-weight:700;font-size:11px;fill:${0.3 * red + 0.59 * green + 0.11 * blue < 107 ? "#fff" : "#222"}`},
+        svg, op.kind + op.microbatch);
+    }
+    let path = `M${x(0)} ${floor}`, height = 0;
+    for (const [at, held] of levels(ops)) {
+      path += `H${x(at)}V${floor - (strip - 4) * held / most}`;
+      height = held;
+    }
+    shape("path", {d: `${path}H${x(longest)}V${floor}Z`, fill: "#8c8c8c", "fill-opacity": 0.55}, svg);
+    shape("text", {x: left + wide + 8, y: floor - 4}, svg,
+      `peak ${+(peaks[rank] / chunks).toPrecision(3)} in flight`);
+  });
+  const base = rows.length * row + 6, units = longest / chunks;
+  const step = [1, 2, 5, 10, 20, 50].find(s => units / s <= 12) ?? 100;
+  shape("line", {x1: left, x2: left + wide, y1: base, y2: base, stroke: "var(--ink)"}, svg);
+  for (let at = 0; at <= units; at += step)
+    shape("text", {x: x(at * chunks), y: base + 16, "text-anchor": "middle"}, svg, at);
+  shape("text", {x: left + wide + 8, y: base + 16}, svg, "units of time");
+}
+
+const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+const LOOKS = {"weights": "#222222", "gradients": "#777777", "optimizer": "#B5B5B5", "activations": "dots",
+  "logits": "cross", "gathered weights": "lines", "overhead": "#FFFFFF"};
+
+// A frame -> for each stage, GB by part.
+function stages(frame, parts, gigabytes) {
+  const numbers = [...frame.matchAll(/../g)].map(([two]) =>
+    gigabytes[LETTERS.indexOf(two[0]) * 64 + LETTERS.indexOf(two[1])]);
+  const made = [];
+  for (let i = 0; i < numbers.length; i += parts.length) made.push(numbers.slice(i, i + parts.length));
+  return made;
+}
+
+function drawMemory(plot, frame) {
+  const {parts, gigabytes, holds} = FRAMES.memory, bars = stages(frame, parts, gigabytes);
+  const totals = bars.map(bar => bar.reduce((a, b) => a + b, 0)), high = 250, top = 22, left = 60;
+  const most = 1.08 * Math.max(holds, ...totals), y = gb => top + high * (1 - gb / most);
+  const svg = shape("svg", {viewBox: `0 0 760 ${high + top + 40}`, role: "img"}, plot);
+  svg.insertAdjacentHTML("beforeend", `<defs>
+    <pattern id="dots" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" fill="#fff"/><circle cx="2" cy="2" r="1.1" fill="#222"/></pattern>
+    <pattern id="cross" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" fill="#fff"/><path d="M0 0L6 6M6 0L0 6" stroke="#222" stroke-width=".9"/></pattern>
+    <pattern id="lines" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" fill="#fff"/><path d="M0 3H6" stroke="#222"/></pattern></defs>`);
+  const wide = 640 / bars.length;
+  bars.forEach((bar, k) => {
+    let base = 0;
+    bar.forEach((gb, i) => {
+      if (!gb) return;
+      const look = LOOKS[parts[i]];
+      const box = shape("rect", {x: left + wide * (k + 0.2), width: 0.6 * wide, y: y(base + gb), height: y(base) - y(base + gb),
+        fill: look[0] == "#" ? look : `url(#${look})`, stroke: "var(--ink)", "stroke-width": 0.8}, svg);
+      shape("title", {}, box, `${parts[i]}: ${gb} GB`);
+      base += gb;
+    });
+    const middle = left + wide * (k + 0.5);
+    shape("text", {x: middle, y: y(base) - 5, "text-anchor": "middle",
+      style: base == Math.max(...totals) ? "font-weight:700" : ""}, svg, base.toFixed(1));
+    shape("text", {x: middle, y: high + top + 18, "text-anchor": "middle"}, svg, `stage ${k}`);
+  });
+  shape("line", {x1: left, x2: 700, y1: y(0), y2: y(0), stroke: "var(--ink)"}, svg);
+  shape("line", {x1: left, x2: 700, y1: y(holds), y2: y(holds), stroke: "#D55E00", "stroke-width": 2,
+    "stroke-dasharray": "7 4"}, svg);
+  shape("text", {x: 704, y: y(holds) + 4}, svg, `holds ${holds.toFixed(0)}`);
+  shape("text", {x: 0, y: 14}, svg, "GB on each GPU");
+}
+
+function swatches(list) {
+  return `<ul class="swatches">${list.map(([style, text]) => `<li>${style ? `<i style="${style}"></i>` : ""}${text}</li>`).join("")}</ul>`;
+}
+const HATCH = {dots: "radial-gradient(#222 25%,#fff 28%) 0 0/5px 5px", lines: "repeating-linear-gradient(#fff 0 3px,#222 3px 4px)",
+  cross: "repeating-linear-gradient(45deg,#222 0 1px,#0000 1px 4px),repeating-linear-gradient(-45deg,#222 0 1px,#fff 1px 4px)"};
+
+const EXPLORERS = {
+  schedules: {
+    // The other schedules have their own number of chunks.
+    unused: values => values.schedule == "interleaved" ? [] : ["v"],
+    frame: values => FRAMES.schedules.frames[
+      `${values.schedule} ${values.p} ${values.m} ${values.schedule == "interleaved" ? values.v : 1}`],
+    title: frame => frame[0],
+    draw: drawSchedule,
+    legend: () => swatches([["", "light: forward (F)"], ["", "dark: backward (B), or the gradient of the input (I)"],
+      ["", "low: gradient of the weights (W)"], ["", "underlined: second chunk of layers"], ["", "empty: idle"]]),
+  },
+  memory: {
+    unused: () => [],
+    frame: values => {
+      const controls = Object.entries(FRAMES.memory.controls);
+      const place = controls.reduce((at, [name, {options}]) => at * options.length + options.indexOf(values[name]), 0);
+      return FRAMES.memory.frames[place];
+    },
+    title: (frame, values) => {
+      const most = Math.max(...stages(frame, FRAMES.memory.parts, FRAMES.memory.gigabytes).map(bar => bar.reduce((a, b) => a + b, 0)));
+      return `${values.model} on ${values.d * values.t * values.p} GPUs: ${most.toFixed(1)} GB on the fullest stage, ${
+        most <= FRAMES.memory.holds ? "which fits" : "which does not fit"}`;
+    },
+    draw: drawMemory,
+    legend: () => swatches(FRAMES.memory.parts.map(part => [
+      `background:${LOOKS[part][0] == "#" ? LOOKS[part] : HATCH[LOOKS[part]]}`, part])),
+  },
+};
+
+function explorer(place) {
+  const {controls} = FRAMES[place.dataset.explorer], kind = EXPLORERS[place.dataset.explorer];
+  const values = JSON.parse(place.dataset.values), form = document.createElement("form");
+  form.className = "controls";
+  for (const [name, {label, options}] of Object.entries(controls)) {
+    const holder = form.appendChild(document.createElement("label"));
+    holder.append(label);
+    if (typeof options[0] == "number") {
+      const slider = holder.appendChild(document.createElement("input")), shown = holder.appendChild(document.createElement("output"));
+      Object.assign(slider, {type: "range", name, min: 0, max: options.length - 1, value: options.indexOf(values[name])});
+      slider.addEventListener("input", () => { values[name] = options[slider.value]; draw() });
+      holder.show = () => { shown.value = values[name]; slider.setAttribute("aria-valuetext", values[name]) };
+    } else {
+      const choice = holder.appendChild(document.createElement("select"));
+      choice.name = name;
+      choice.append(...options.map(option => new Option(option, option, false, option == values[name])));
+      choice.addEventListener("change", () => { values[name] = choice.value; draw() });
+      holder.show = () => {};
+    }
+    holder.dataset.control = name;
+  }
+  const title = Object.assign(document.createElement("h4"), {ariaLive: "polite"}), plot = document.createElement("div");
+  plot.className = "plot";
+  function draw() {
+    const frame = kind.frame(values), unused = kind.unused(values);
+    for (const holder of form.children) { holder.show(); holder.hidden = unused.includes(holder.dataset.control) }
+    const refused = typeof frame == "string" && (place.dataset.explorer == "schedules" || frame[0] == "!");
+    title.textContent = refused ? frame.replace(/^!/, "") : kind.title(frame, values);
+    title.classList.toggle("refused", refused);
+    plot.replaceChildren();
+    if (refused) return;
+    kind.draw(plot, frame, values);
+    plot.firstChild.setAttribute("aria-label", title.textContent);
+  }
+  form.addEventListener("submit", event => event.preventDefault());
+  place.replaceChildren(form, title, plot);
+  place.insertAdjacentHTML("beforeend", kind.legend());
+  draw();
+}
+for (const place of document.querySelectorAll(".explorer")) explorer(place);
+
+// -- cards -----------------------------------------------------------------------------------------------
+
+const deck = document.getElementById("deck");
+if (deck) {
+  const all = [...deck.children], drops = document.getElementById("drops"), one = document.getElementById("one");
+  const round = document.getElementById("round");
+  let queue = [];
+  const turn = (card, to) => card.setAttribute("aria-pressed", to);
+  const single = () => deck.classList.contains("single");
+  function lay() {
+    for (const card of all) {
+      turn(card, "false");
+      card.hidden = single() ? card != queue[0] : !queue.includes(card);
+    }
+    round.hidden = !single();
+    round.lastElementChild.textContent = queue.length ? `${queue.length} left` : "All known.";
+    one.textContent = single() ? "all at once" : "one at a time";
+  }
+  function take() {
+    queue = all.filter(card => !drops.value || card.dataset.drop == drops.value);
+    lay();
+  }
+  for (const card of all)
+    card.addEventListener("click", () => turn(card, card.getAttribute("aria-pressed") == "false"));
+  drops.addEventListener("change", take);
+  one.addEventListener("click", () => { deck.classList.toggle("single"); take() });
+  document.getElementById("known").addEventListener("click", () => { queue.shift(); lay() });
+  document.getElementById("again").addEventListener("click", () => {  // back, three places further down
+    const card = queue.shift();
+    if (card) queue.splice(Math.min(3, queue.length), 0, card);
+    lay();
+  });
+  take();
+}

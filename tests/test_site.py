@@ -1,0 +1,342 @@
+"""The site: its frames against the simulator, every link, what stays folded, a browser at three widths."""
+
+import itertools
+import random
+import re
+import shutil
+from pathlib import Path
+from urllib.parse import unquote
+
+import nbformat
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+
+from helpers.lesson import explore
+from helpers.lesson.books import answering, notebooks, number
+from helpers.lesson.draw.holding import PARTS
+from helpers.lesson.site import frames
+from helpers.lesson.site.build import build
+from helpers.theory.pipelines import SCHEDULES
+from helpers.theory.simulation import paper
+
+ROOT = Path(__file__).resolve().parent.parent
+BOOKS = {number(path): path for path in notebooks()}
+WIDTHS = {"phone": (390, 844), "laptop": (1366, 768), "projector": (1920, 1080)}
+
+
+# -- frames ------------------------------------------------------------------------------------------------
+
+
+def decoded(text: str, chunks: int) -> list[tuple[str, str, float, float]]:
+    """What site.js reads from a rank's text."""
+    row, free = [], 0
+    for idle, kind, label in re.findall(r"(?:\.(\d+))?([FBIW])(\d+'*)", text):
+        start = free + int(idle or 0)
+        free = start + (2 if kind == "B" else 1)
+        row.append((kind, label, start / chunks, free / chunks))
+    return row
+
+
+def test_frames_of_schedules_are_the_simulators():
+    made = frames.schedule_frames()
+    controls = explore.schedules().controls
+    assert len(made) == 3 * 32 * (len(SCHEDULES) - 1 + 3)
+    for key in [*random.Random(0).sample(list(made), 60), "1F1B 4 8 1", "ZB-V 8 13 1", "interleaved 4 8 3"]:
+        name, p, m, v = key.split()
+        try:
+            timeline = paper(SCHEDULES[name].make(int(p), int(m), int(v)))
+        except ValueError as e:
+            assert made[key] == str(e)
+            continue
+        title, *texts = made[key]
+        shown = explore.draw_schedule(name, int(p), int(m), int(v)) if int(m) < 6 else None
+        assert shown is None or shown.alt.startswith(title)
+        assert f"{timeline.makespan:.4g} units" in title
+        for text, row in zip(texts, timeline.rows, strict=True):
+            for mine, true in zip(decoded(text, timeline.schedule.v), row, strict=True):
+                assert mine[:2] == true[:2] and mine[2:] == pytest.approx(true[2:])
+    assert set(controls) == {"schedule", "p", "m", "v"}, "the key of a frame names them all"
+
+
+@pytest.fixture(scope="module")
+def memory():
+    return frames.memory_frames()
+
+
+def test_frames_of_memory_are_the_simulators(memory):
+    options = [values for _, values, _ in explore.memory().controls.values()]
+    settings = list(itertools.product(*options))
+    assert len(memory["frames"]) == len(settings) and memory["parts"] == list(PARTS)
+    for place in random.Random(0).sample(range(len(settings)), 150):
+        _, stages, capacity = explore.stages_of(*settings[place])
+        letters = memory["frames"][place]
+        read = [
+            memory["gigabytes"][64 * frames.LETTERS.index(a) + frames.LETTERS.index(b)]
+            for a, b in zip(letters[::2], letters[1::2])
+        ]
+        expected = [float(stage.get(part, 0.0)) / 1e9 for stage in stages for part in PARTS]
+        assert read == pytest.approx(expected, abs=0.0051) and memory["holds"] == capacity / 1e9
+    assert len(memory["gigabytes"]) <= 64**2
+
+
+# -- pages -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    build(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[Path, BeautifulSoup]:
+    return {path: BeautifulSoup(path.read_text(), "html.parser") for path in site.rglob("*.html")}
+
+
+@pytest.mark.slow
+def test_every_link_leads_somewhere_and_nothing_is_fetched_from_afar(site, pages):
+    names = {path: {tag["id"] for tag in page.select("[id]")} for path, page in pages.items()}
+    for path, page in pages.items():
+        ids = [tag["id"] for tag in page.select("[id]")]
+        assert len(ids) == len(set(ids)), f"{path}: an id twice"
+        for tag in page.select("[href], [src]"):
+            link = tag.get("href", tag.get("src"))
+            if re.match(r"https?:", link):
+                assert tag.name == "a", f"{path}: {tag.name} fetches {link}"
+                continue
+            if link.startswith("data:"):
+                continue
+            target, _, anchor = unquote(link).partition("#")
+            there = (path.parent / target).resolve() if target else path
+            assert there.is_file() and there.is_relative_to(site), f"{path}: {link}"
+            assert not anchor or anchor in names[there], f"{path}: {link}"
+        assert not page.select("iframe, script:not([src]):not(:empty)") or path.parent.name == "slides"
+    fetches = re.compile(r"https?://(?!www\.w3\.org)|@import|url\(['\"]?http")
+    for asset in [*site.glob("*.css"), *site.glob("*.js")]:
+        assert not fetches.search(asset.read_text()), asset
+    assert {f"{path.stem}.html" for path in BOOKS.values()} <= {path.name for path in pages}
+
+
+@pytest.mark.slow
+def test_explorers_weigh_less_than_three_megabytes(site):
+    assert (site / "frames.js").stat().st_size + (site / "site.js").stat().st_size < 3e6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drop", BOOKS)
+def test_answers_hints_and_solutions_stay_folded(pages, drop):
+    page = next(page for path, page in pages.items() if path.name == f"{BOOKS[drop].stem}.html")
+    questions = [form["data-name"] for form in page.select("form.question")]
+    assert questions and all(len(form.select("input")) > 1 for form in page.select("form.question"))
+    for name in questions:
+        folded = [d for d in page.select("details.answer") if name in d["data-answers"].split()]
+        assert folded and not any("open" in d.attrs for d in folded)
+    assert all(details.get("open") is None for details in page.select("details"))
+    for details in page.select("details"):
+        details.decompose()
+    seen = page.get_text()
+    assert "You predicted" not in seen and not re.search(r"(Measured|Computed|Published): ", seen)
+    assert "not started" not in seen
+    notebook = nbformat.read(BOOKS[drop], as_version=4)
+    for cell in notebook.cells:
+        if cell.id in answering(notebook):
+            for output in cell.outputs:
+                text = output.get("text") or output.get("data", {}).get("text/markdown", "")
+                assert not text.strip() or text.strip() not in seen
+
+
+@pytest.mark.slow
+def test_each_drop_leads_to_the_previous_and_the_next(pages):
+    order = [f"{path.stem}.html" for path in BOOKS.values()]
+    by_name = {path.name: page for path, page in pages.items() if "notebooks" in path.parts}
+    for before, after in itertools.pairwise(order):
+        assert {a["href"].rpartition("/")[2] for a in by_name[before].select("a[rel=next]")} == {after}
+        assert {a["href"].rpartition("/")[2] for a in by_name[after].select("a[rel=prev]")} == {before}
+
+
+def test_what_answers_a_prediction_is_known():
+    cell = nbformat.v4.new_code_cell
+    sources = [
+        "a",
+        "guess = predict(1, 2)\nguess",
+        "b",
+        "x = predict(3)",
+        "guess.reveal(1)",
+        "x.reveal(2)",
+        "c",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[cell(source, id=f"c{i}") for i, source in enumerate(sources)])
+    assert answering(notebook) == {"c2": ["guess"], "c3": ["guess"], "c4": ["guess", "x"], "c5": ["x"]}
+
+
+# -- GitHub ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda p: p.stem)
+def test_workflows_can_be_read_and_need_no_secrets(file):
+    read = yaml.safe_load(file.read_text())
+    assert read["name"] and read[True] and read["permissions"]["contents"] == "read"  # 'on' is YAML's true
+    assert "secrets." not in file.read_text()
+    for job in read["jobs"].values():
+        assert job["timeout-minutes"] and job["steps"]
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step)
+            assert "uses" not in step or re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"])
+            for target in re.findall(r"\bmake (\w+)", step.get("run", "")):
+                assert re.search(rf"(?m)^[\w ]*\b{target}\b[\w ]*:", (ROOT / "Makefile").read_text())
+            for path in re.findall(r"(?:^|\s)(\.ci/\w+|tests/\w+\.py)", step.get("run", "")):
+                assert (ROOT / path).exists()
+
+
+# -- in a browser ------------------------------------------------------------------------------------------
+
+CHROMIUM = next(
+    filter(
+        None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
+    ),
+    None,
+)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(chromium, site):
+    """visit(page, width, scheme) opens a page; whatever goes wrong in it fails the test."""
+    wrong, contexts = [], []
+
+    def opened(name: str, width: str = "laptop", scheme: str = "light"):
+        size = dict(zip(("width", "height"), WIDTHS[width]))
+        contexts.append(chromium.new_context(viewport=size, color_scheme=scheme, offline=True))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda e: wrong.append(str(e)))
+        page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
+        page.on("requestfailed", lambda r: wrong.append(r.url))
+        page.goto((site / name).as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def page_of(drop: str) -> str:
+    path = BOOKS[drop].relative_to(ROOT / "notebooks").with_suffix(".html")
+    return f"notebooks/{path.as_posix()}"
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("width, scheme", list(itertools.product(WIDTHS, ("light", "dark"))))
+def test_no_page_is_wider_than_its_screen_and_paper_follows_the_scheme(visit, width, scheme):
+    for name in (
+        "index.html",
+        page_of("07"),
+        page_of("09"),
+        "cards.html",
+        "cheatsheet.html",
+        "docs/planner.html",
+    ):
+        page = visit(name, width, scheme)
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
+        ink, paper = (
+            sum(map(int, re.findall(r"\d+", page.evaluate(f"getComputedStyle(document.body).{what}"))[:3]))
+            for what in ("color", "backgroundColor")
+        )
+        assert (ink > paper) == (scheme == "dark") and abs(ink - paper) > 450
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_prediction_unfolds_its_answers_and_says_what_was_chosen(visit):
+    page = visit(page_of("07"))
+    answers = page.locator("details.answer")
+    assert not page.locator("details.answer[open]").count() and answers.count() == 2
+    page.get_by_label("the memory", exact=True).check()
+    assert page.locator("details.answer[open]").count() == 2
+    assert page.get_by_text("You predicted: the memory.").is_visible()
+    page.get_by_label("both", exact=True).check()
+    assert page.get_by_text("You predicted: both.").is_visible()
+    assert not page.get_by_text("You predicted: the memory.").count()
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_explorers_move_without_a_kernel(visit):
+    told = lambda m: explore.schedule_title(paper(SCHEDULES["1F1B"].make(4, m, 1)))
+    page = visit(page_of("07"))
+    explorer = page.locator("[data-explorer=schedules]")
+    assert explorer.locator("h4").inner_text() == told(8)
+    assert explorer.locator("svg rect").count() == 4 * 8 * 2
+    explorer.locator("input[name=m]").focus()
+    page.keyboard.press("ArrowRight")
+    assert explorer.locator("h4").inner_text() == told(9)
+    assert not explorer.locator("input[name=v]").is_visible()
+    explorer.locator("select").select_option("interleaved")
+    assert explorer.locator("input[name=v]").is_visible()
+    with pytest.raises(ValueError) as refused:
+        SCHEDULES["interleaved"].make(4, 9, 2)
+    assert explorer.locator("h4").inner_text() == str(refused.value) and not explorer.locator("svg").count()
+
+    page = visit(page_of("09"))
+    explorer = page.locator("[data-explorer=memory]")
+    for zero in (1, 2, 3):
+        _, stages, _ = explore.stages_of("llama-3-70b", 4, 8, 2, 1, zero, "none")
+        most = max(float(sum(stage.values())) for stage in stages) / 1e9
+        assert f"llama-3-70b on 64 GPUs: {most:.1f} GB" in explorer.locator("h4").inner_text()
+        explorer.locator("input[name=zero]").focus()
+        page.keyboard.press("ArrowRight")
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_cards_turn_and_come_back(visit):
+    page = visit("cards.html")
+    card = page.locator(".card:visible").first
+    card.click()
+    assert card.get_attribute("aria-pressed") == "true"
+    page.select_option("#drops", "07")
+    shown = page.locator(".card:visible").count()
+    assert 0 < shown < page.locator(".card").count()
+    page.click("#one")
+    first = page.locator(".card:visible")
+    assert first.count() == 1 and f"{shown} left" in page.locator("#round").inner_text()
+    front = first.locator(".front").inner_text()
+    page.click("#again")
+    assert page.locator(".card:visible .front").inner_text() != front
+    for _ in range(shown):
+        page.click("#known")
+    assert "All known." in page.locator("#round").inner_text()
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_deck_is_stepped_by_arrow_keys_and_its_slides_have_numbers(visit):
+    page = visit("slides/07.html")
+    count = page.locator("section").count()
+    assert page.locator("section").first.get_attribute("data-of") == str(count)
+    shown = """() => getComputedStyle(document.querySelector("section"), "::after").content"""
+    assert "counter(slide)" in page.evaluate(shown)
+    top = lambda: page.evaluate(
+        """() => [...document.querySelectorAll("section")]
+            .findIndex(slide => slide.getBoundingClientRect().bottom > 9)"""
+    )
+    assert top() == 0
+    for _ in range(6):  # a slide that is too high takes two
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(50)
+    assert top() >= 3 and page.url.endswith(f"#{top() + 1}")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_timeout(50)
+    assert top() <= 5
