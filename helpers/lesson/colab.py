@@ -24,8 +24,10 @@ if not find_spec("helpers"):
         !git clone --quiet --depth 1 https://github.com/{repo} three-axes
     sys.path.insert(0, os.path.abspath("{up}" if os.path.isdir("{up}/helpers") else "three-axes"))
     %pip install --quiet accelerate cloudpickle tqdm "ipywidgets>=8.1"'''
+FIRST = """# Run this cell and the next one first, and again after the kernel was restarted:
+# they make %%ranks known and start the ranks.
+"""
 HERE = """
-# Run this cell and the next one first, and again after the kernel was restarted: they make %%ranks and ranks.
 from helpers import World
 from helpers.lesson import progress
 progress.here("{number}")"""
@@ -45,7 +47,7 @@ def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nb
     badge = "" if repo == UNNAMED else f"\n{BADGE.format(repo=repo, name=name)}\n"
     title.source = f"{head}\n{badge}{rest_of_it}"
     up = "/".join([".."] * len(Path(name).parts))  # from the notebook's folder to the course's
-    source = SETUP.format(repo=repo, up=up) + HERE.format(number=number(Path(name)))
+    source = FIRST + SETUP.format(repo=repo, up=up) + HERE.format(number=number(Path(name)))
     setup = nbformat.v4.new_code_cell(source, metadata={"tags": ["setup"]})
     if rest and "setup" in rest[0].metadata.get("tags", []):
         old = rest.pop(0)
