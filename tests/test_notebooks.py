@@ -16,6 +16,7 @@ from refresh import LIVE, normalise
 
 from helpers.lesson.books import module_of
 from helpers.lesson.colab import stamp
+from helpers.lesson.pages import Course, minutes, prose
 from helpers.lesson.practice import Exercise
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
@@ -38,7 +39,7 @@ def code(notebook) -> list:
 
 def test_a_setup_cell_stands_behind_the_title(drop):
     path, notebook = drop
-    assert notebook.cells[1].metadata["tags"] == ["setup"] and not notebook.cells[1].outputs
+    assert notebook.cells[1].metadata["tags"] == ["setup"] and len(notebook.cells[1].outputs) == 1
     repo = re.search(r"github.com/(\S+)", notebook.cells[1].source)[1]
     again = stamp(nbformat.read(path, as_version=4), path.relative_to(FOLDER).as_posix(), repo)
     assert [c.source for c in again.cells] == [c.source for c in notebook.cells]
@@ -52,14 +53,40 @@ def test_title_minutes_and_outcome_come_first(drop):
     path, notebook = drop
     first = notebook.cells[0].source.splitlines()
     assert first[0].startswith(f"# {path.name[:2]} · ")
-    assert re.match(r"\*[5-8] minutes(, .*?)?\. Afterwards you can .*\*$", first[2])
+    promised = re.match(
+        r"\*(\d+) minutes to read and run, (\d+) to practise\. Afterwards you can .*\*$", first[2]
+    )
+    assert tuple(map(int, promised.groups())) == minutes(notebook)
+
+
+def test_it_is_framed(drop):
+    """Minutes, place, links and closing cell are as `python -m helpers.lesson.pages` writes them."""
+    path, notebook = drop
+    again = Course().frame(path, nbformat.read(path, as_version=4))
+    assert [c.source for c in again.cells] == [c.source for c in notebook.cells]
+
+
+def test_every_link_goes_to_what_it_names(drop):
+    path, notebook = drop
+    links = re.findall(r"\[([^\]]*)\]\(([^)]*\.ipynb)\)", text(notebook))
+    links += [(words, to) for to, words in re.findall(r'<a href="([^"]*)">([^<]*)</a>', text(notebook))]
+    assert len(links) >= 4
+    for words, to in links:
+        there = (path.parent / to).resolve()
+        assert there.is_file(), to
+        title = nbformat.read(there, as_version=4).cells[0].source.splitlines()[0].removeprefix("# ")
+        named = re.sub(r"^[Dd]rop |^← | →$", "", words)
+        assert named == "all drops" and there == FOURTEEN[0] or named in (title, title[:2]), words
+    order = NOTEBOOKS.index(path)
+    titles = [words for words, _ in links if words.startswith("← ") or words.endswith(" →")]
+    assert len(titles) == 2 * ((order > 0) + (order + 1 < len(NOTEBOOKS))), "at the top and at the bottom"
 
 
 def test_it_can_be_read_in_its_minutes(drop):
     path, notebook = drop
-    words = len(re.sub(r"<[^>]+>", " ", text(notebook)).split())
+    words = len(re.sub(r"<[^>]+>", " ", prose(notebook)).split())
     assert 550 <= words <= 950, f"{words} words"
-    lengths = [len(c.source.splitlines()) for c in code(notebook)[1:]]  # without the setup
+    lengths = [len(c.source.splitlines()) for c in code(notebook)[1:-1]]  # without setup and closing cell
     # The ways out of the notebook, the course's final and the cards.
     ends = 3 if path.name.startswith("14") else 0
     assert 6 <= len(lengths) <= 14 + ends and median(lengths) <= 8 and max(lengths) <= 20, lengths

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import World
-from helpers.runtime import memory
+from helpers.runtime import memory, output
 from helpers.runtime.failure import RankError, RanksInterrupted
 
 # A limit in seconds is what the reader should see on an idle laptop; these tests must also pass on
@@ -292,6 +292,23 @@ def test_a_gigabyte_of_output_is_cut(world, capfd):
     out = capfd.readouterr().out
     assert "first" in out and out.rstrip().endswith("last") and re.search(r"… 1,04\d\.\d MB left out …", out)
     assert len(out) < 80_000 and memory.resident() - before < 100e6
+
+
+def test_of_many_lines_the_first_and_the_last_are_shown(world, capfd):
+    world.run(lambda: print(*range(20_000), sep="\n") if dist.get_rank() == 1 else None)
+    lines = [line.strip(" │") for line in capfd.readouterr().out.splitlines()]
+    assert lines[:2] == ["rank 1", "0"] and lines[-1] == "19999" and len(lines) < 210
+    assert any(re.fullmatch(r"… [\d,]+ lines left out …", line) for line in lines)
+
+
+def test_a_silent_call_says_how_long_it_will_wait(monkeypatch, capsys):
+    monkeypatch.setattr(output, "PATIENCE", 0)
+    for timeout, until in ((30.0, "for 30 s at most"), (None, "without end")):
+        view = output.View([output.Captured()], 0, timeout)
+        for _ in range(2):
+            view.shown -= 1
+            view.tick({}, 1)
+        assert capsys.readouterr().out.count(until) == 1
 
 
 def test_a_result_of_200_megabytes(world):

@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 
 from ..files import find
-from .books import notebooks
+from .books import notebooks, number
 from .lab import blank
 
 UNNAMED = "OWNER/three-axes"  # until `make colab` has been told where the course lives
@@ -28,6 +28,13 @@ if not find_spec("helpers"):
         !git clone --quiet --depth 1 https://github.com/{repo} three-axes
     sys.path.insert(0, os.path.abspath("{up}" if os.path.isdir("{up}/helpers") else "three-axes"))
     %pip install --quiet accelerate cloudpickle tqdm "ipywidgets>=8.1"'''
+FIRST = """# Run this cell and the next one first, and again after the kernel was restarted:
+# they make %%ranks known and start the ranks.
+"""
+HERE = """
+from helpers import World
+from helpers.lesson import progress
+progress.here("{number}")"""
 BADGE = (
     "[![Open in"
     " Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/{repo}/blob/main/colab/{name})"
@@ -44,10 +51,11 @@ def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nb
     badge = "" if repo == UNNAMED else f"\n{BADGE.format(repo=repo, name=name)}\n"
     title.source = f"{head}\n{badge}{rest_of_it}"
     up = "/".join([".."] * len(Path(name).parts))  # from the notebook's folder to the course's
-    setup = nbformat.v4.new_code_cell(SETUP.format(repo=repo, up=up), metadata={"tags": ["setup"]})
+    source = FIRST + SETUP.format(repo=repo, up=up) + HERE.format(number=number(Path(name)))
+    setup = nbformat.v4.new_code_cell(source, metadata={"tags": ["setup"]})
     if rest and "setup" in rest[0].metadata.get("tags", []):
         old = rest.pop(0)
-        setup.execution_count = old.execution_count
+        setup.execution_count, setup.outputs = old.execution_count, old.outputs
     notebook.cells = [title, setup, *rest]
     return notebook
 

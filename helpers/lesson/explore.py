@@ -67,6 +67,7 @@ class Explorer:
         def changed(_) -> None:
             self.set(**{name: control.value for name, control in self._widgets.items()})
             image.value, words.value = self.picture.png(), f"<b>{self.said}</b>"
+            image.layout.display = "none" if self.said else None  # no old picture beside a refusal
 
         def control(name, label, options, first):
             made = (
@@ -84,7 +85,9 @@ class Explorer:
             name: control(name, label, options, self.values[name])
             for name, (label, options, _) in self.controls.items()
         }
-        rows = widgets.HBox(list(self._widgets.values()), layout=widgets.Layout(flex_flow="row wrap"))
+        rows = widgets.HBox(
+            list(self._widgets.values()), layout=widgets.Layout(flex_flow="row wrap", grid_gap="0 2em")
+        )
         box = widgets.VBox([rows, words, image])
         bundle, metadata = self.picture._repr_mimebundle_()
         return {

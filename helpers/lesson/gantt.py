@@ -52,10 +52,11 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
     """
     panels = panels if isinstance(panels, Mapping) else {"": panels}
     strips = {name: any(map(len, t.levels)) if memory is None else memory for name, t in panels.items()}
-    # Two panels of eight ranks are to fit a laptop's screen.
-    plain = 0.42 if sum(len(t.rows) for t in panels.values()) <= 12 else 0.26
+    # Two panels are to fit a laptop's screen: of eight ranks, or of four with what they hold.
+    many = sum(len(t.rows) for t in panels.values())
+    plain, with_strip = 0.42 if many <= 12 else 0.26, 0.62 if many <= 6 else 0.46
     rows = [
-        len(t.rows) * ((0.62 if strips[name] else plain) + (0.2 if _lanes(t) else 0))
+        len(t.rows) * ((with_strip if strips[name] else plain) + (0.2 if _lanes(t) else 0))
         for name, t in panels.items()
     ]
     around, foot = 0.95, 0.3  # inches for a panel's title and axis, and for the legend

@@ -34,7 +34,9 @@ def ranks(line: str, cell: str) -> None:
     if args.world and not isinstance(world, World):
         raise UsageError(f"{args.world!r} is not a World")
     if world is None:
-        raise UsageError("there is no open World yet: run  world = World(4)  first")
+        raise UsageError(
+            "no ranks are running: run the notebook's first two cells (again), or  world = World(4)"
+        )
     if wrong := [text for text in cell.splitlines() if text.startswith(("%", "!", "?"))]:
         raise UsageError(f"{wrong[0]!r}: a %%ranks cell holds Python only, since the ranks are no notebooks")
     # The magic's own line is line 1 of what the reader sees, so a blank stands in for it.

@@ -1,4 +1,4 @@
-"""Drop by drop, which exercises the reader has passed."""
+"""Where the reader is, and which exercises are passed: in one drop, or drop by drop."""
 
 from __future__ import annotations
 
@@ -6,22 +6,41 @@ import importlib
 import itertools
 from pathlib import Path
 
+from ..runtime.world import open_worlds
 from ..table import Table
+from .books import module_of
 from .passed import passed
 from .practice import Exercise
 
 DROPS = Path(__file__).parent / "drops"
 
 
+def _of(number: str) -> list[str]:
+    """The names of a drop's exercises, in order."""
+    found = [x for x in vars(importlib.import_module(module_of(number))).values() if isinstance(x, Exercise)]
+    return [x.name for x in sorted(found, key=lambda x: x.made)]
+
+
 def exercises() -> dict[str, list[str]]:
     """Drop -> the names of its exercises, in order."""
-    found = {}
     names = [sorted(p.stem for p in DROPS.glob(pattern)) for pattern in ("d[01]*", "b[0-9]*")]
-    for name in itertools.chain(*names):
-        module = importlib.import_module(f"helpers.lesson.drops.{name}")
-        of_drop = [x for x in vars(module).values() if isinstance(x, Exercise)]
-        found[name.removeprefix("d")] = [x.name for x in sorted(of_drop, key=lambda x: x.made)]
-    return found
+    numbers = (name.removeprefix("d") for name in itertools.chain(*names))
+    return {number: _of(number) for number in numbers}
+
+
+def here(number: str) -> None:
+    """Print which exercises of a drop are passed, and how many in all: `here("07")`."""
+    done, names = passed(), _of(number)
+    marks = ", ".join(f"{'✓' if name in done else '○'} {name}" for name in names)
+    print(f"drop {number}: {sum(n in done for n in names)} of {len(names)} exercises passed: {marks}")
+    print(f"all drops: {len(done)} passed (progress.show() lists them)")
+
+
+def leave(number: str) -> None:
+    """End all ranks of this notebook, and print what `here` does."""
+    for world in open_worlds():
+        world.close()
+    here(number)
 
 
 def show() -> Table:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from ..terminal import Manual
 from .books import BUILD, notebooks
+from .pages import PLACE, unlinked
 
 STYLE = """body { margin: 0; font: 2.1vw/1.4 sans-serif; color: #222; background: #fff }
 html { scroll-snap-type: y proximity }
@@ -70,7 +71,7 @@ def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNod
     for cell in notebook.cells:
         if cell.cell_type == "code":
             if (
-                "setup" in cell.metadata.get("tags", [])
+                {"setup", "closing"} & set(cell.metadata.get("tags", []))
                 or ".check(" in cell.source
                 or cell.source.startswith("cards.")
             ):
@@ -87,7 +88,7 @@ def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNod
             if cell.outputs:  # what follows is about what was shown
                 slides.append([])
             continue
-        told = re.sub(r"<details>.*?</details>", "", cell.source, flags=re.S)
+        told = re.sub(r"<details>.*?</details>", "", unlinked(PLACE.sub("", cell.source)), flags=re.S)
         told = re.sub(r"(?m)^.*\.hint\(\).*$", "", told)  # of an exercise, which is left out
         for part in re.split(r"(?m)^(?=#{1,2} )", told):
             if part.strip() and not re.match(r"## (Practice|Check yourself)", part):

@@ -6,6 +6,9 @@ import os
 import time
 
 KEEP = 32_000  # bytes kept of the beginning, and as many of the end, of one rank's output in one call
+LEFT_OUT = "left out …"
+LINES = 100  # shown of the beginning, and as many of the end, of what one rank prints at once
+PATIENCE = 10  # seconds after which a silent call says how long it will wait
 
 
 class Captured:
@@ -28,7 +31,7 @@ class Captured:
         head, tail = self.head.decode("utf-8", "replace"), self.tail.decode("utf-8", "replace")
         if not self.dropped:
             return head + tail
-        return f"{head}\n… {self.dropped / 1e6:,.1f} MB left out …\n{tail}"
+        return f"{head}\n… {self.dropped / 1e6:,.1f} MB {LEFT_OUT}\n{tail}"
 
 
 def drain(fd: int, into: Captured) -> bool:
@@ -68,6 +71,9 @@ def fold(texts: list[str]) -> str:
     parts = []
     for text, members in said.items():
         body = text.split("\n")
+        if (many := len(body) - 2 * LINES) > 1:
+            cut = [line for line in body[LINES:-LINES] if line.endswith(LEFT_OUT)]
+            body[LINES:-LINES] = [f"… {many:,} lines {LEFT_OUT}", *cut]
         if len(body) == 1:
             parts.append(f"{ranks(members)} │ {text}")
         else:
@@ -106,13 +112,13 @@ class Stream:
 
 class View:
     """What the reader sees of a call: its output at the end, and on the way if it takes longer than `after`
-    seconds.
+    seconds. A call that says nothing says at least how long it will wait: until `timeout`, in seconds.
     """
 
-    def __init__(self, captured: list[Captured], after: float):
-        self.stream, self.after = Stream(captured), after
+    def __init__(self, captured: list[Captured], after: float, timeout: float | None):
+        self.stream, self.after, self.timeout = Stream(captured), after, timeout
         self.started = self.shown = time.monotonic()
-        self.bar = None
+        self.bar, self.told = None, False
 
     def tick(self, progress: dict[int, tuple[int, int | None]], n: int) -> None:
         now = time.monotonic()
@@ -121,6 +127,11 @@ class View:
         self.shown = now
         if text := self.stream.new():
             print(text, flush=True)
+            self.told = True
+        if not self.told and not progress and now - self.started > max(self.after, PATIENCE):
+            self.told = True
+            until = "without end" if self.timeout is None else f"for {self.timeout:g} s at most"
+            print(f"The ranks are still running. This waits {until}; the stop button ends it.", flush=True)
         if len(progress) == n:  # the slowest rank is how far the call is
             from tqdm.auto import tqdm
 

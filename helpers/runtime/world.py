@@ -229,7 +229,7 @@ class World:
             print("note: the last call was broken off. " + FRESH)
         number = next(self._ranks.calls)
         captured = [output.Captured() for _ in range(self.n)]
-        view = output.View(captured, STREAM_AFTER)
+        view = output.View(captured, STREAM_AFTER, timeout)
         try:
             self._broken = True  # until it has ended in good order
             payload = pickle.dumps(details)

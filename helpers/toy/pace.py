@@ -28,8 +28,12 @@ class _Pause(torch.autograd.Function):
 
 
 def pace(module: nn.Module, forward: float, backward: float) -> nn.Module:
-    """Make `module` take that many seconds longer, forward and backward, without using a core. Returns it."""
-    module.register_forward_hook(lambda _, args, y: _Pause.apply(y, forward, backward, 0))
+    """Make `module` take that many seconds longer, forward and backward, without using a core. Returns it.
+
+    Forward it waits first, and backward too: what the module sends then comes after its compute.
+    """
+    module.register_forward_pre_hook(lambda _, args: (_Pause.apply(args[0], forward, 0, 0), *args[1:]))
+    module.register_forward_hook(lambda _, args, y: _Pause.apply(y, 0, backward, 0))
     return module
 
 

@@ -67,7 +67,7 @@ def gather_tokens(x, group=None):
 
 
 def sum_tokens(y, group=None):
-    """(b, s, h), a share of a sum on each rank -> (b, s/t, h), this rank's tokens of the sum."""
+    """(b, s, h), a partial sum on each rank -> (b, s/t, h), this rank's tokens of the sum."""
     parts = torch.stack(y.chunk(dist.get_world_size(group), dim=1))  # (t, b, s/t, h)
     mine = torch.empty_like(parts[0])
     reduce_scatter(mine, parts.flatten(0, 1), group=group)
@@ -98,7 +98,7 @@ def conjugate(forward, backward):
 
 
 gather_sequence = conjugate(gather_tokens, sum_tokens)  # before a pair: every rank needs all tokens
-scatter_sequence = conjugate(sum_tokens, gather_tokens)  # behind a pair: add the shares, keep my tokens
+scatter_sequence = conjugate(sum_tokens, gather_tokens)  # after a pair: add the partial sums, keep my tokens
 share_sequence = conjugate(my_tokens, gather_tokens)  # where all ranks hold the same x: keep my tokens
 # Where all ranks go on with the same x: fetch all tokens.
 whole_sequence = conjugate(gather_tokens, my_tokens)
@@ -122,7 +122,7 @@ def split_width(model: ToyTransformer, group=None, sequence: bool = False) -> To
             f"{model.heads} heads do not divide by {size} ranks; "
             f"use a number of ranks that divides {model.heads}, or more heads"
         )
-    before, behind = (gather_sequence, scatter_sequence) if sequence else (Enter.apply, Leave.apply)
+    before, after = (gather_sequence, scatter_sequence) if sequence else (Enter.apply, Leave.apply)
     for block in model.blocks:
         for part, columns, rows in (
             (block.attention, ("q", "k", "v"), ("out",)),
@@ -133,7 +133,7 @@ def split_width(model: ToyTransformer, group=None, sequence: bool = False) -> To
             for name in rows:
                 _keep(getattr(part, name), rank, size, dim=1)
             part.register_forward_pre_hook(lambda _, args: (before(args[0], group),))
-            part.register_forward_hook(lambda _, args, y: behind(y, group))
+            part.register_forward_hook(lambda _, args, y: after(y, group))
     if sequence:
         model.token_parts = size
         model.blocks[0].register_forward_pre_hook(lambda _, args: (share_sequence(args[0], group),))

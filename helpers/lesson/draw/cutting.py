@@ -95,7 +95,7 @@ def matrix_cuts(n: int = 4) -> Picture:
     for ax, by, title in zip(
         axes[0],
         ("columns", "rows"),
-        ("by columns: each rank gets some columns of y", "by rows: each rank gets a share of every number"),
+        ("by columns: each rank gets some columns of y", "by rows: each rank gets a partial sum"),
     ):
         blank = dict(facecolor="#F2F2F2", edgecolor=INK)
         _matrix(ax, 0.0, 1.0, 0.7, n, "columns" if by == "rows" else None, blank)
@@ -142,7 +142,7 @@ def matrix_cuts(n: int = 4) -> Picture:
         figure,
         f"A matrix product x times W on {n} ranks. Cut by columns, each rank holds all of x and some columns"
         " of W and gets the same columns of y. Cut by rows, each rank holds some columns of x and the same"
-        " rows of W and gets a share of every number of y, to be summed.",
+        " rows of W and gets a partial sum for every number of y.",
     )
 
 

@@ -71,8 +71,8 @@ def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: 
     """Stacked bars: what one GPU of each pipeline stage holds, bytes by kind, and the device's capacity as a
     line.
     """
-    figure, ((ax,),) = row_of_panels(1, 8.4, 3.1)
-    fix(figure, left=0.6, right=2.3, top=0.35, bottom=0.35)
+    figure, ((ax,),) = row_of_panels(1, 9.6, 3.1)
+    fix(figure, left=0.6, right=2.8, top=0.35, bottom=0.35)
     base = np.zeros(len(stages))
     for kind, (colour, hatch) in PARTS.items():
         sizes = np.array([stage.get(kind, 0.0) for stage in stages]) / 1e9
@@ -111,10 +111,10 @@ def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: 
         xticks=range(len(stages)),
         xticklabels=[f"stage {k}" for k in range(len(stages))],
         ylabel="GB on each GPU",
-        title=title,
         ylim=(0, 1.12 * max(base.max(), capacity / 1e9)),
         xlim=(-0.6, len(stages) - 0.5),
     )
+    ax.set_title(title, fontsize=12 if len(title) <= 70 else 10)
     handles, labels = ax.get_legend_handles_labels()
     ax.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.14, 1.0))
     return Picture(

@@ -132,7 +132,7 @@ def ring(n: int = 4) -> Picture:
             ax.set_yticks([r + 0.5 for r in range(n)], [f"rank {r}" for r in range(n)], fontsize=10)
             ax.tick_params(length=0)
     figure.supxlabel(
-        "a number says how many ranks' values a chunk sums · hatched: just received from the rank above "
+        "a number says how many ranks' values a chunk sums · hatched: just received from the previous rank "
         f"(rank 0 from rank {n - 1})",
         fontsize=9.5,
     )

@@ -108,22 +108,22 @@ COLUMNS = (
 )
 SUMMED = "x is whole on every rank already, and you sum it over them before it is used."
 WHY = {
-    "partial outputs never summed": "Each rank holds its share of the sum. A row split ends with one"
+    "partial outputs never summed": "Each rank holds a partial sum. A row split ends with one"
     " all-reduce: toy.Leave.",
     "the non-linearity of partial sums": "You sum gelu of the parts, where gelu of the sum was meant. Split"
     " `up` by columns: then each rank has whole numbers to bend, only fewer of them.",
     "the mean where the sum was meant": "The output is that of one process, divided by the number of ranks."
-    " The ranks hold shares of one sum: nothing is to be divided.",
+    " The ranks hold partial sums: nothing is to be divided.",
     "summed where it is whole": "The output is that of one process, times the number of ranks: what you sum"
     " is whole on every rank.",
     "Enter and Leave swapped": f"{SUMMED} The output is not summed. toy.Enter stands before the column cut,"
-    " toy.Leave behind the row cut.",
-    "x summed before the cut": f"{SUMMED} toy.Leave belongs behind the row cut; before the column cut stands"
+    " toy.Leave after the row cut.",
+    "x summed before the cut": f"{SUMMED} toy.Leave belongs after the row cut; before the column cut stands"
     " toy.Enter.",
     "an all-reduce after the column split": COLUMNS,
     "the non-linearity is left out": "There is no gelu between the two products.",
     "another non-linearity": "The output is that of relu, or of gelu by tanh. Use F.gelu as it is.",
-    "gelu in another place": "gelu stands behind `down`; it belongs between the two products.",
+    "gelu in another place": "gelu stands after `down`; it belongs between the two products.",
     "one rank's part on all": "Every rank takes part 0 of both matrices. Take number `rank`.",
     "rows of another rank": "A rank's columns of `up` meet the rows of `down` with the same number; yours"
     " meet another rank's.",
@@ -243,8 +243,8 @@ def _judged(results: list[dict], traffic: Traffic, t: int) -> Answer | None:
         if mistake and mistake.name == "partial outputs never summed" and results[0]["sums"]:
             return wrong(
                 "a sum that is not used",
-                "Each rank returns its share of the output, though there was an all-reduce. toy.Leave leaves"
-                " its argument alone: use what it returns.",
+                "Each rank returns its partial sum of the output, though there was an all-reduce. toy.Leave"
+                " leaves its argument alone: use what it returns.",
             )
         if mistake:
             return wrong(mistake.name, f"On {t} ranks: {mistake.text}")
@@ -287,7 +287,7 @@ def _judged(results: list[dict], traffic: Traffic, t: int) -> Answer | None:
             ),
             Mistake(
                 "a gradient that is divided",
-                f"The gradient of x is the twin's divided by {t}. The ranks hold shares of one sum: add them,"
+                f"The gradient of x is the twin's divided by {t}. The ranks hold partial sums: add them,"
                 " and divide by nothing.",
                 lambda r: paper.dx / t,
             ),
@@ -331,9 +331,9 @@ mlp = Exercise(
             "A rank then has some columns of the inside. Which rows of `down` do they meet?"
             " down.chunk(world_size, dim=0)[rank]."
         ),
-        "What comes out is a share of a sum: y = toy.Leave.apply(y, None) adds the ranks' shares.",
+        "What comes out is a partial sum: y = toy.Leave.apply(y, None) adds the ranks' partial sums.",
         (
-            "Backward, each rank knows only its share of the gradient of x: x = toy.Enter.apply(x, None),"
+            "Backward, each rank has only a partial sum of the gradient of x: x = toy.Enter.apply(x, None),"
             " before anything else."
         ),
     ],

@@ -35,7 +35,7 @@ def pipeline(stage, tokens, targets, empty, rank, world_size):
         loss = toy.loss_of(y, targets)
         loss.backward()
     else:
-        dist.send(y.detach(), rank + 1)  # a message carries numbers, never a graph: detach() only says so
+        dist.send(y, rank + 1)  # the numbers: a message carries no graph
         dy = torch.empty_like(y)
         dist.recv(dy, rank + 1)
         y.backward(dy)
@@ -330,8 +330,8 @@ loop = Exercise(
     judge,
     hints=[
         (
-            "Three kinds of rank: the first has no rank before it, the last none behind it. Write it for a"
-            " middle one, then leave out what the ends lack."
+            "There are three kinds of rank: the first has no previous stage, the last has no next stage."
+            " Write the loop for a middle one. Then leave out what the first and the last do not do."
         ),
         (
             "Forward: recv x from rank − 1, y = stage(x), send y to rank + 1. The last rank computes"

@@ -55,7 +55,7 @@ def flips() -> Table:
     return Table(
         ["change", "by", "then wins", *map(str, first)],
         rows,
-        title="today's first three, and how far behind the new winner they would be",
+        title="the first three of today, and how much slower than the new winner they would be",
     )
 
 

@@ -182,8 +182,8 @@ plan = Exercise(
     _judge_plan,
     hints=[
         (
-            "Forward has 2, as it should. Backward has 5: one for each of q, k, v, gate and up. Which of"
-            " these read the same x?"
+            "attention_merged() has 2 all-reduces forward, as it should, and 3 backward: one for q, k and v"
+            " together, one for gate, one for up. Which of these have the same input?"
         ),
         (
             "Each ColwiseParallel takes a plain x and makes a DTensor of it. The gradient of x is made plain"

@@ -153,18 +153,18 @@ class _Paper:
 
 
 WHY = {
-    "gather and sum changed places": "You add before the pair, and gather behind it. Before `up` a rank needs"
-    " all tokens; behind `down` it has a share of a sum.",
+    "gather and sum changed places": "You add before the pair, and gather after it. Before `up` a rank needs"
+    " all tokens; after `down` it has a partial sum.",
     "the mean where the sum was meant": "The output is the twin's, divided by the number of ranks. The ranks"
-    " hold shares of one sum: nothing is to be divided.",
+    " hold partial sums: nothing is to be divided.",
     "summed where it is a sum already": "The output is the twin's, times the number of ranks: it is summed"
     " once too often.",
     "matrices that are cut twice": "up and down are this rank's parts already. Use them as they are.",
     "the non-linearity is left out": "There is no gelu between the two products.",
     "another non-linearity": "The output is that of relu, or of gelu by tanh. Use F.gelu as it is.",
-    "gelu in another place": "gelu stands behind `down`; it belongs between the two products.",
-    "partial outputs never summed": "Behind the pair each rank holds a share of a sum, for all tokens. You"
-    " keep some tokens of your own share: add the shares first, as toy.sum_tokens does.",
+    "gelu in another place": "gelu stands after `down`; it belongs between the two products.",
+    "partial outputs never summed": "After the pair each rank holds a partial sum, for all tokens. You"
+    " keep some tokens of your own partial sum: add the partial sums first, as toy.sum_tokens does.",
     "another rank's tokens": "The sum is right, but a rank keeps tokens that are not its own.",
     "a gradient summed once too often": "The output is right. The gradient of x is as many times too large as"
     " there are ranks: it is added where it is whole already. No toy.Enter is needed:"
@@ -172,7 +172,7 @@ WHY = {
     "gradients of different tokens added": "The output is right. The gradient of x is the sum over ranks that"
     " hold different tokens: an all-reduce, as toy.Enter's, mixes them. Before the pair stands a gather.",
     "a gradient that is divided": "The output is right. The gradient of x is the twin's, divided by the"
-    " number of ranks. Add the shares, and divide by nothing.",
+    " number of ranks. Add the partial sums, and do not divide.",
 }
 
 
@@ -197,12 +197,12 @@ def _crashed(error: RankError) -> Answer | None:
         return wrong(
             "the sum in backward is missing",
             f"Before the pair, backward hands on a gradient of {has} tokens, where forward took this rank's"
-            f" {wanted}. Every rank used every token, so each has a share of every token's gradient: add the"
-            " shares, and keep your own tokens.",
+            f" {wanted}. Every rank used every token, so each has a partial sum of every token's gradient:"
+            " add them, and keep your own tokens.",
         )
     return wrong(
         "the gather in backward is missing",
-        f"Behind the pair, backward hands on a gradient of {has} tokens, where forward took {wanted}. A rank"
+        f"After the pair, backward hands on a gradient of {has} tokens, where forward took {wanted}. A rank"
         " gets the gradient of its own tokens there, and must gather all of them.",
     )
 
@@ -276,14 +276,14 @@ def _wrong_values(results: list[dict], t: int) -> Answer | None:
         return wrong(
             "the sum in backward is missing",
             "The output is right, the gradient of x is not, and nothing was summed in backward. Every rank"
-            " used every token, so each has a share of every token's gradient: before the pair, backward must"
-            " add the shares.",
+            " used every token, so each has a partial sum of every token's gradient: before the pair,"
+            " backward must add them.",
         )
     if not any(r["gathered back"] for r in results):
         return wrong(
             "the gather in backward is missing",
             "The output is right, the gradient of x is not, and nothing was gathered in backward. Backward"
-            " mirrors forward: behind the pair a rank has the gradient of its own tokens only, and must"
+            " mirrors forward: after the pair a rank has the gradient of its own tokens only, and must"
             " gather all. (A bare toy.sum_tokens has no backward of its own; toy.conjugate gives it one.)",
         )
     ratio = (results[0]["dx"].norm() / paper.mine(paper.dx, 0).norm()).item()
@@ -291,7 +291,7 @@ def _wrong_values(results: list[dict], t: int) -> Answer | None:
         "another gradient of x",
         "The output is right, the gradient of x is not: on rank 0 its length is"
         f" {ratio:.2f} times the twin's. Backward mirrors forward, in reverse order: gather, then add the"
-        " shares and keep your own tokens.",
+        " partial sums and keep your own tokens.",
     )
 
 
@@ -301,12 +301,12 @@ sequence = Exercise(
     _judge_sequence,
     hints=[
         (
-            "Before `up` a rank needs all tokens: gather. Behind `down` it has a share of a sum for all"
-            " tokens, and wants its own tokens of the sum: toy.sum_tokens."
+            "Before `up` a rank needs all tokens: gather. After `down` it has a partial sum for all tokens,"
+            " and must keep its own tokens of the sum: toy.sum_tokens."
         ),
         (
-            "What is the backward of a gather? Every rank used every token, so each has a share of every"
-            " token's gradient: the shares must be added, and each rank keeps its own."
+            "What is the backward of a gather? Every rank used every token, so each has a partial"
+            " sum of every token's gradient. Add them, and let each rank keep its own tokens."
         ),
         "gather = toy.conjugate(toy.gather_tokens, toy.sum_tokens). The other one is its mirror image.",
     ],

@@ -188,8 +188,8 @@ def _mistake(name: str, text: str, of: Callable) -> Mistake:
 
 BUBBLES = [(name, p, m) for name in ("GPipe", "1F1B") for p, m in ((4, 8), (8, 32), (2, 1), (1, 4), (3, 5))]
 DRAIN = (
-    "You count the wait before the first forward of the last stage, but not the way back: after its last"
-    " backward, p-1 backwards still climb to the first stage."
+    "You count the wait before the first forward of the last stage, but not the drain: after its last"
+    " backward, p-1 more backwards follow, one on each stage before it."
 )
 OFF_BY_ONE = "The last stage starts after p-1 others, not p; and m + p-1 units is how long it all takes."
 BRACKETS = "Python divides before it adds: write brackets around the whole numerator and denominator."
@@ -308,7 +308,7 @@ share = Exercise(
     hints=[
         (
             "Count one rank's time: m forwards and m backwards. And the whole: the last stage starts p-1"
-            " forwards late, and behind its last backward p-1 backwards still climb to the first."
+            " forwards late. After its last backward p-1 more follow, one on each stage before it."
         ),
         "Per stage the work is m units of (forward + backward); the time is m + p - 1 of them.",
     ],
