@@ -14,7 +14,7 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from refresh import LIVE, normalise
 
-from helpers.lesson.books import module_of
+from helpers.lesson.books import module_of, number
 from helpers.lesson.colab import stamp
 from helpers.lesson.pages import Course, minutes, prose
 from helpers.lesson.practice import Exercise
@@ -169,3 +169,10 @@ def test_every_picture_has_words(drop):
         for output in cell.outputs:
             if "image/png" in output.get("data", {}):
                 assert output.metadata["image/png"]["alt"]
+
+
+def test_the_readme_promises_the_same_minutes():
+    readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    for path, notebook in Course().books.items():
+        reading, practice = minutes(notebook)
+        assert re.search(rf"^\| {number(path)} \|.*{path.name}.*\| {reading} \+ {practice} \|$", readme, re.M)
