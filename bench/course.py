@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import nbformat
 from report import save
 
-from helpers.lesson import explore
+from helpers.lesson import explore, pages
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
 
@@ -75,25 +75,23 @@ def under_nbval(folder: Path) -> tuple[float, dict[str, tuple[float, bool]]]:
     return seconds, found
 
 
-def words(path: Path) -> tuple[int, str]:
-    """(words of a drop's prose, the minutes it says)."""
-    prose = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown")
-    return len(re.findall(r"[A-Za-z][\w'’-]*", prose)), re.search(r"(\d+) minutes", prose)[1]
+def words(path: Path) -> tuple[int, int, int]:
+    """(words of a drop's prose, minutes to read and run, minutes to practise)."""
+    notebook = nbformat.read(path, as_version=4)
+    return len(re.findall(r"[A-Za-z][\w'’-]*", pages.prose(notebook))), *pages.minutes(notebook)
 
 
 def main() -> None:
     with TemporaryDirectory() as folder:
         total, found = under_nbval(Path(folder))
-    rows = []
+    rows, sums = [], [0, 0, 0]
     for path in NOTEBOOKS:
         seconds, same = found[path.stem]
-        count, minutes = words(path)
-        rows.append(
-            [path.stem.replace("_", " "), minutes, str(count), f"{seconds:.1f} s", "yes" if same else "no"]
-        )
-    rows.append(
-        ["all", str(sum(int(r[1]) for r in rows)), str(sum(int(r[2]) for r in rows)), f"{total:.0f} s", ""]
-    )
+        count, reading, practice = words(path)
+        sums = [a + b for a, b in zip(sums, (reading, practice, count))]
+        name, stored = path.stem.replace("_", " "), "yes" if same else "no"
+        rows.append([name, str(reading), str(practice), str(count), f"{seconds:.1f} s", stored])
+    rows.append(["all", *map(str, sums), f"{total:.0f} s", ""])
     sliders = "; ".join(
         f"{make.__name__} {1e3 * latency(make):.0f} ms"
         for make in (explore.schedules, explore.memory, explore.plans)
@@ -101,7 +99,7 @@ def main() -> None:
     save(
         "course",
         "The course",
-        ["drop", "minutes", "words", "under nbval", "outputs as stored"],
+        ["drop", "to read", "to practise", "words", "under nbval", "outputs as stored"],
         rows,
         f"From a slider's setting to its picture, median: {sliders}.",
         packages=("nbval", "matplotlib"),
