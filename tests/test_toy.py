@@ -1,11 +1,15 @@
 """Each split of the toy model equals its twin: loss, gradients and weights, over three steps."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from helpers import toy
-from helpers.theory import schedules
+from helpers import count_from_here, toy
+from helpers.theory import Job, Layout, ModelShape, schedules
+from helpers.theory.frameworks import TOY
+from helpers.theory.traffic import calls
 
 STEPS, RATE = 3, 0.1
 
@@ -95,6 +99,50 @@ def on_ranks(scheme, ranks, kinds):
         return train(model, model, step)
     stage = toy.split_depth(model, group)
     return train(model, stage, lambda *a: toy.pipeline_step(stage, *a, group=group))
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["two matrices", "tied"])
+def test_a_split_vocabulary_is_the_twins_and_sends_what_the_list_says(world, tied):
+    def step():
+        new = lambda: toy.ToyTransformer(hidden=64, tied=tied).double()
+        twin, batch, rank = new(), toy.make_batch(8, 32), dist.get_rank()
+        whole = toy.twin_step(twin, *batch)
+        model = toy.split_vocabulary(toy.split_width(new()))
+        count_from_here()
+        loss = toy.vocabulary_parallel_step(model, *batch)
+        same = lambda mine, theirs: torch.allclose(mine.grad, theirs.grad, atol=1e-12)
+        mine = lambda theirs: theirs.grad.chunk(4)[rank]
+        return (
+            abs(loss - whole) < 1e-12
+            and torch.allclose(model[0].token.weight.grad, mine(twin[0].token.weight), atol=1e-12)
+            and torch.allclose(model[-1].score.weight.grad, mine(twin[-1].score.weight), atol=1e-12)
+            and same(model[0].position.weight, twin[0].position.weight)
+            and same(model[-1].norm.weight, twin[-1].norm.weight)
+        )
+
+    assert all(world.run(step))
+    framework = replace(TOY, split_vocabulary=True, number_bytes=8)
+    shape = ModelShape("toy", 4, 64, 4, toy.VOCABULARY, positions=64)
+    job = Job(shape, global_batch=8, seq_len=32, framework=framework)
+    (predicted,) = calls(job, Layout(tp=4, microbatch=8, sequence_parallel=False))
+    (row,) = world.traffic.ranks[0]
+    assert (row.calls, row.payload) == (
+        predicted.calls,
+        predicted.payload + 3 * 4 * 8 * 32,
+    )  # sums in float64
+
+
+def test_a_vocabulary_that_does_not_divide_is_refused(world):
+    def run():
+        three = dist.new_group([0, 1, 2])
+        if dist.get_rank() == 3:
+            return ""
+        try:
+            return toy.split_vocabulary(toy.ToyTransformer(hidden=64), three) and ""
+        except ValueError as e:
+            return str(e)
+
+    assert "256 words do not divide by 3 ranks" in world.run(run)[0]
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])

@@ -53,6 +53,7 @@ from .tensor import (
     tensor_parallel_step,
     whole_sequence,
 )
+from .vocabulary import split_loss, split_vocabulary, vocabulary_parallel_step
 from .zero import Zero1, Zero2, Zero3
 
 __all__ = [name for name in dir() if not name.startswith("_")]
