@@ -242,7 +242,7 @@ def test_predict_fail_read_why_pass_and_stop(notebook):
 @pytest.mark.parametrize("notebook", ["07", "09", "13"], indirect=True)
 def test_a_slider_by_keyboard_and_by_mouse(notebook):
     page = notebook.page
-    notebook.run("from helpers.lesson", "explore.")
+    notebook.run("from helpers.lesson.drops import", "explore.")
     assert notebook.errors() == []
     picture = page.locator(".three-axes-explorer img, img.three-axes-explorer").last
     before = picture.get_attribute("src")
@@ -273,7 +273,7 @@ def test_a_slider_by_keyboard_and_by_mouse(notebook):
 @pytest.mark.parametrize("notebook", ["14"], indirect=True)
 def test_training_as_it_goes_a_card_and_the_final(notebook):
     page = notebook.page
-    notebook.run("from helpers.lesson.defence")
+    notebook.run("from helpers.lesson.defence", "plan = d14.the_plan", "mine = Defence(")
     source = next(source for source in notebook.sources() if "d14.train_on" in source)
     notebook.write(
         notebook.cell("d14.train_on"),

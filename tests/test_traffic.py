@@ -94,6 +94,8 @@ def test_shards_that_are_replicated_send_what_the_list_says(eight, shard):
             counted["shard"] += row.book
         elif row.op == "all_reduce" and len(row.members) == 8 // shard and row.payload > 100:
             counted["replicate"] += row.book
+    if shard == 1:  # in one row with the three numbers that all ranks share
+        counted["replicate"] -= book("all_reduce", 24, 8)
     predicted = sent(job, layout, 0)
     for axis, size in counted.items():
         assert size == pytest.approx(predicted.get(axis, 0.0)), axis

@@ -77,6 +77,8 @@ def from_config(path: Path) -> ModelShape:
         tied = {k: v for k, v in config.items() if k == "tie_word_embeddings"}
         config = tied | config["text_config"]
     kind = config.get("model_type", "")
+    if not isinstance(kind, str):
+        raise ValueError(f'{path.name}: model_type is {kind!r}; it is a name, as "llama"')
     _refuse_other_layers(path, config, kind)
     known = _KINDS.get(kind, {})
     sizes = _sizes(path, config, _NAMES, ("layers", "hidden", "heads", "vocab"))

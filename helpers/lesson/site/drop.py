@@ -57,7 +57,10 @@ def page(path: Path) -> str:
 def _role(cell: NotebookNode, drop: str) -> dict:
     """What a code cell is on the page, 'question', 'practice', 'explorer', 'code', and what goes with it."""
     if asked := re.search(r"(\w+) = predict\(", cell.source):
-        question, *options = cell.outputs[0].data["text/plain"].split("\n  ○ ")
+        shown = next(
+            output for output in cell.outputs if "\n  ○ " in output.get("data", {}).get("text/plain", "")
+        )
+        question, *options = shown.data["text/plain"].split("\n  ○ ")
         return {
             "is": "question",
             "name": asked[1],
