@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-
 import torch
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+
+from .ledger import Ledger
 
 OPERATORS = {  # operator -> (collective, argument with the whole tensor, or None: the result is)
     "c10d::allreduce_": ("all_reduce", 0),
@@ -22,86 +19,30 @@ OPERATORS = {  # operator -> (collective, argument with the whole tensor, or Non
 }
 
 
-class Watch(TorchDispatchMode):
-    """From `start()` on, counts collectives by (name, axis), and keeps the largest sum of the bytes of all
-    living tensors.
+class Watch(Ledger):
+    """From `start()` on, counts collectives by (name, axis), and keeps what lived when most did.
 
-    axis_of: a process group's name -> the axis it belongs to. Fake tensors have storages of a size, with
-    nothing in them.
+    axis_of: a process group's name -> the axis it belongs to.
     """
 
     def __init__(self, axis_of: dict[str, str]):
         super().__init__()
         self.axis_of = axis_of
         self.counted: dict[tuple[str, str], list] = {}
-        self._alive: dict[int, int] = {}  # piece of memory -> its bytes
         self._kinds: dict[int, str] = {}
-        self._now = self._peak = 0
-        self._off = False
-        self._at_peak: dict[int, int] = {}
+        self._at_peak: tuple[int, dict[int, int]] = 0, {}  # the peak, and what lived then
 
     def start(self) -> None:
         self.counted.clear()
-        self._peak = 0
+        self.peak, self._at_peak = self.now, (0, {})
 
-    def __enter__(self):
-        self._resize = torch.UntypedStorage.resize_
-        self._propagate = ShardingPropagator._propagate_tensor_meta_non_cached
-        watch = self
+    def changes(self, piece: int, size: int | None) -> None:
+        if self.now == self.peak and (size or 0) < self.pieces.get(piece, 0):
+            self._at_peak = self.peak, dict(self.pieces)  # copied as it begins to fall
 
-        def propagate(
-            *args,
-            # DTensor tries an operator on whole tensors, to learn the shape of the result: nothing that a
-            # rank holds
-        ):
-            watch._off = True
-            try:
-                return watch._propagate(*args)
-            finally:
-                watch._off = False
-
-        ShardingPropagator._propagate_tensor_meta_non_cached = propagate
-
-        def resize_(storage, size):  # FSDP frees and fills the memory of whole weights in this way
-            watch._resize(storage, size)
-            watch._see(storage)
-
-        torch.UntypedStorage.resize_ = resize_
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        torch.UntypedStorage.resize_ = self._resize
-        ShardingPropagator._propagate_tensor_meta_non_cached = self._propagate
-        return super().__exit__(*error)
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if any(issubclass(t, DTensor) for t in types):
-            return NotImplemented  # DTensor goes first, and comes back with its local tensors
-        result = function(*args, **(kwargs or {}))
-        if self._off:
-            return result
-        for t in tree_flatten(result)[0]:
-            if isinstance(t, torch.Tensor) and t.device.type != "meta":
-                self._see(t.untyped_storage())
+    def done(self, function, args, result) -> None:
         if known := OPERATORS.get(function.name().split(".")[0]):
             self._count(*known, args, result)
-        return result
-
-    def _see(self, storage: torch.UntypedStorage) -> None:
-        piece, size = storage._cdata, storage.nbytes()
-        if piece not in self._alive:
-            weakref.finalize(storage, self._gone, piece)
-            self._alive[piece] = 0
-        self._now += size - self._alive[piece]
-        self._alive[piece] = size
-        if self._now > self._peak:
-            self._peak = self._now
-            self._at_peak = None  # copied when it falls
-
-    def _gone(self, piece: int) -> None:
-        if self._at_peak is None:
-            self._at_peak = dict(self._alive)
-        self._now -= self._alive.pop(piece)
 
     def _count(self, name: str, whole: int | None, args, result) -> None:
         axis = next((self.axis_of[a] for a in args if isinstance(a, str) and a in self.axis_of), None)
@@ -128,8 +69,9 @@ class Watch(TorchDispatchMode):
 
     def memory(self) -> dict[str, float]:
         """Bytes at the peak, by what for."""
+        peak, pieces = self._at_peak
         sums: dict[str, float] = {}
-        for piece, size in (self._alive if self._at_peak is None else self._at_peak).items():
+        for piece, size in (pieces if peak == self.peak else self.pieces).items():
             kind = self._kinds.get(piece, "activations")
             sums[kind] = sums.get(kind, 0) + size
         return sums

@@ -1,0 +1,89 @@
+"""An account of the memory behind every tensor that operations make: what lives, and the most at once."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class Ledger(TorchDispatchMode):
+    """Sees what operations make while it is entered. What was made lives on in it between times.
+
+    now: bytes of all that lives. peak: the most at once, until somebody sets it back.
+    A DTensor counts with the part that this rank holds, and a fake tensor as if it were real.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self.pieces: dict[int, int] = {}  # piece of memory -> its bytes
+        self._off = False
+
+    def __enter__(self):
+        self._resize = torch.UntypedStorage.resize_
+        self._propagate = ShardingPropagator._propagate_tensor_meta_non_cached
+        ledger = self
+
+        # DTensor tries an operator on whole tensors, to learn the shape of the result: nothing that a rank
+        # holds.
+        def propagate(*args):
+            ledger._off = True
+            try:
+                return ledger._propagate(*args)
+            finally:
+                ledger._off = False
+
+        def resize_(storage, size):  # FSDP frees and fills the memory of whole weights in this way
+            ledger._resize(storage, size)
+            ledger._see(storage)
+            return storage
+
+        ShardingPropagator._propagate_tensor_meta_non_cached = propagate
+        torch.UntypedStorage.resize_ = resize_
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        torch.UntypedStorage.resize_ = self._resize
+        ShardingPropagator._propagate_tensor_meta_non_cached = self._propagate
+        return super().__exit__(*error)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # DTensor goes first, and comes back with its local tensors
+        result = function(*args, **(kwargs or {}))
+        if not self._off:
+            for t in tree_iter(result):
+                if isinstance(t, torch.Tensor) and t.device.type != "meta":
+                    self._see(t.untyped_storage())
+            self.done(function, args, result)
+        return result
+
+    def done(self, function, args, result) -> None:
+        """An operation has run, and what it made is in the account."""
+
+    def changes(self, piece: int, size: int | None) -> None:
+        """A piece of memory is about to have another size.
+
+        size: None where it goes. `self.pieces` has what it was, if it was there.
+        """
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        piece, size = storage._cdata, storage.nbytes()
+        before = self.pieces.get(piece)
+        if before == size:
+            return
+        self.changes(piece, size)
+        if before is None:
+            weakref.finalize(storage, self._gone, piece).atexit = False
+        self.pieces[piece] = size
+        self.now += size - (before or 0)
+        self.peak = max(self.peak, self.now)
+
+    def _gone(self, piece: int) -> None:
+        self.changes(piece, None)
+        self.now -= self.pieces.pop(piece)
