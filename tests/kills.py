@@ -29,8 +29,11 @@ from helpers.train import Config, Trainer, checkpoint, read_metrics
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = dict(hidden=32, seq_len=16, batch=8, steps=100_000)
 LAYOUTS = {
-    1: ("--dp 2", "--tp 2", "--pp 2", "--dp 2 --shard 1", "--tp 2 --sp"),
-    2: ("--dp 4", "--dp 2 --tp 2", "--tp 2 --pp 2", "--dp 2 --pp 2", "--dp 4 --shard 2", "--pp 4"),
+    1: ("--dp 2", "--tp 2", "--pp 2", "--dp 2 --shard 1", "--tp 2 --sp", "--dp 2 --async-save"),
+    2: (
+        *("--dp 4", "--dp 2 --tp 2", "--tp 2 --pp 2", "--dp 2 --pp 2", "--dp 4 --shard 2", "--pp 4"),
+        *("--dp 2 --tp 2 --async-save", "--dp 2 --pp 2 --async-save"),
+    ),
 }
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 MOMENTS = ("training", "training", "saving", "saving", "saving", "starting")

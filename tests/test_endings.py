@@ -9,14 +9,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import kills
 import pytest
 
-from helpers import World, train
-from helpers.train import Config, checkpoint, launch, metrics, stop
+from helpers import World, counted_so_far, train
+from helpers.train import Config, Trainer, checkpoint, launch, metrics, stop
 from helpers.train.stop import Stop, listening
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,6 +123,76 @@ def test_every_option_is_explained(capsys):
     for option in Config.__dataclass_fields__.values():
         assert " ".join(option.metadata["help"].split()) in said
     assert "seconds without an answer after which another rank counts as lost (default 60.0)" in said
+
+
+# -- checkpoints in the background ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def four():
+    with World(4, timeout=60) as world:
+        yield world
+
+
+IN_BACKGROUND = Config(hidden=32, seq_len=16, batch=16, dp=2, tp=2, steps=9, warmup=5, async_save=True)
+
+
+def test_a_checkpoint_in_the_background_is_of_the_step_that_began_it(four, tmp_path):
+    """Training goes on for two steps before the first byte is written."""
+
+    def train_on(config):
+        trainer, may_write = Trainer(config), threading.Event()
+        trainer.background._thread.submit(may_write.wait)
+        for _ in range(3):
+            trainer.step()
+        trainer.save()
+        losses = [trainer.step()["loss"] for _ in range(2)]
+        may_write.set()
+        trainer.saved()
+        return losses, [p.name for p in checkpoint.complete(Path(config.out))]
+
+    def resumed(config, folder):
+        trainer = Trainer(config)
+        trainer.resume(folder)
+        return [trainer.step()["loss"] for _ in range(2)]
+
+    config = replace(IN_BACKGROUND, out=str(tmp_path))
+    losses, complete = four.run(train_on, config)[0]
+    assert complete == ["step-000003"]
+    assert four.run(resumed, replace(config, async_save=False), tmp_path / "step-000003")[0] == losses
+
+
+def test_what_a_checkpoint_in_the_background_says_is_not_counted(four, tmp_path):
+    def step(config, save):
+        trainer = Trainer(config)
+        trainer.step()
+        if save:
+            trainer.save()
+        before = counted_so_far()
+        trainer.step()
+        after = counted_so_far()
+        trainer.saved()
+        return [(r.op, r.axis, r.calls) for r in after], [(r.op, r.axis, r.calls) for r in before]
+
+    config = replace(IN_BACKGROUND, out=str(tmp_path))
+    assert four.run(step, config, True) == four.run(step, config, False)
+
+
+def test_a_checkpoint_that_fails_in_the_background_is_told_when_it_is_waited_for(four, tmp_path):
+    (tmp_path / "run").write_text("a file, where a folder should be")
+
+    def fails(config):
+        trainer = Trainer(config)
+        trainer.step()
+        trainer.save()
+        loss = trainer.step()["loss"]
+        try:
+            trainer.saved()
+        except checkpoint.SaveFailed as e:
+            return loss, str(e)
+
+    for loss, told in four.run(fails, replace(IN_BACKGROUND, out=str(tmp_path / "run"))):
+        assert loss > 0 and told.startswith("step-000001 could not be written")
 
 
 # -- checkpoints and disks ------------------------------------------------------------------------------

@@ -8,7 +8,10 @@ operators and before nothing else, so that arithmetic runs at full speed. Withou
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,6 +66,22 @@ class Front:
         self._listeners: list[Listener] = []
         self._backward = -1  # the backward whose end is being watched
         self.wait_for = dist.Work.wait
+        self._thread = threading.local()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What this thread sends in this block passes unseen: it is beside what is counted, and at any time
+        between.
+        """
+        self._thread.aside = True
+        try:
+            yield
+        finally:
+            self._thread.aside = False
+
+    @property
+    def _is_aside(self) -> bool:
+        return getattr(self._thread, "aside", False)
 
     def add(self, listener: Listener) -> None:
         if not self._listeners:
@@ -105,6 +124,8 @@ class Front:
         name, at_group, at_whole, at_root = OPERATORS[operator]
 
         def counted(keys, *args, **kwargs):
+            if self._is_aside:
+                return call.redispatch(keys & _BELOW, *args, **kwargs)
             group = dist.ProcessGroup.unbox(args[at_group])
             _, members, me = self.axes.members(group)
             whole = args[at_whole] if at_whole is not None else None
@@ -157,6 +178,8 @@ class Front:
         return work
 
     def _waiting(self, work: dist.Work, args, kwargs):
+        if self._is_aside:
+            return self.wait_for(work, *args, **kwargs)
         start = time.monotonic()
         if self.fabric:
             self.fabric.awaited_in_python.add(work)

@@ -19,6 +19,7 @@ import re
 import shutil
 import warnings
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -53,16 +54,25 @@ def complete(run: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name[5:]))
 
 
-def save(run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, about: dict) -> Path:
-    """Write a checkpoint; every rank calls it. about: what `load` will compare and show, JSON values.
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
+    """What a checkpoint holds of this rank, by name: the tensors themselves, not copies."""
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=BY_NAME)))
 
+
+def write(
+    run: Path, step: int, state: dict[str, dict], about: dict, group: dist.ProcessGroup | None = None
+) -> Path:
+    """Write a checkpoint; every rank calls it.
+
+    state: of `state_of`, or a copy. about: what `load` will compare and show, JSON values. group: all ranks,
+    for what they say to each other meanwhile.
     Returns its folder. Raises SaveFailed (on all ranks) when the disk is full or the folder cannot be
     written.
     """
     folder = run / f"step-{step:06d}"
     unfinished = folder.with_name(folder.name + UNFINISHED)
-    weights, state = get_state_dict(model, optimizer, options=BY_NAME)
-    size = _size_of(weights | state)
+    size = _size_of(state["model"] | state["optimizer"])
+    agree = partial(_agree, folder=folder, stage=next(iter(state["model"])), size=size, group=group)
     trouble = None
     try:
         if dist.get_rank() == 0:
@@ -71,10 +81,10 @@ def save(run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimize
             unfinished.mkdir(parents=True)
     except OSError as e:
         trouble = e
-    _agree(trouble, folder, next(iter(weights)), size)
+    agree(trouble)
     try:
         with _quiet():
-            dcp.save({"model": weights, "optimizer": state}, checkpoint_id=unfinished)
+            dcp.save(state, checkpoint_id=unfinished, process_group=group)
         if dist.get_rank() == 0:
             sizes = {p.name: p.stat().st_size for p in sorted(unfinished.iterdir())}
             (unfinished / ABOUT).write_text(json.dumps(about | {"step": step, "files": sizes}, indent=1))
@@ -87,7 +97,7 @@ def save(run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimize
                 shutil.rmtree(left, ignore_errors=True)
     except (OSError, dcp.CheckpointException, RuntimeError) as e:
         trouble = e
-    _agree(trouble, folder, next(iter(weights)), size)
+    agree(trouble)
     return folder
 
 
@@ -109,19 +119,19 @@ def _size_of(entries: dict) -> int:
     )
 
 
-def _agree(trouble: Exception | None, folder: Path, stage: str, size: int) -> None:
+def _agree(trouble: Exception | None, folder: Path, stage: str, size: int, group) -> None:
     """All ranks learn whether one of them failed. stage, size: a name of what this rank's stage holds, the
     same on all its ranks, and its bytes.
     """
     reports: list = [None] * dist.get_world_size()
-    dist.all_gather_object(reports, (trouble and _first_reason(trouble), stage, size))
+    dist.all_gather_object(reports, (trouble and _first_reason(trouble), stage, size), group)
     if reason := next(filter(None, (reason for reason, _, _ in reports)), None):
         told: list = [None]
         if dist.get_rank() == 0:
             needed = sum({stage: size for _, stage, size in reports}.values())
             told = [_why(reason, folder.with_name(folder.name + UNFINISHED), needed)]
             shutil.rmtree(folder.with_name(folder.name + UNFINISHED), ignore_errors=True)
-        dist.broadcast_object_list(told, 0)
+        dist.broadcast_object_list(told, 0, group)
         raise SaveFailed(f"{folder.name} could not be written: {told[0]}")
 
 
@@ -188,10 +198,16 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> di
     Raises ValueError as `read_about`, and if it is a checkpoint of another model.
     """
     about = read_about(folder)
-    weights, state = get_state_dict(model, optimizer, options=BY_NAME)
+    state = state_of(model, optimizer)
     with _quiet():
-        _read({"model": weights, "optimizer": state}, folder, about)
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state, options=BY_NAME)
+        _read(state, folder, about)
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=BY_NAME,
+    )
     return about
 
 

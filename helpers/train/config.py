@@ -60,6 +60,7 @@ class Config:
     out: str = _option("", "folder for metrics and checkpoints; none: nothing is written")
     every: int = _option(50, "steps from one checkpoint to the next")
     keep: int = _option(0, "complete checkpoints to keep, the last ones; 0: all")
+    async_save: bool = _option(False, "write checkpoints while training goes on, from a copy on the host")
     timeout: float = _option(60.0, "seconds without an answer after which another rank counts as lost")
 
     def __post_init__(self):

@@ -87,6 +87,7 @@ def _train(
             if owner:
                 owner.check()
             if not (math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"])):
+                _told(trainer.saved, say, last=True)
                 raise ValueError(
                     f"step {trainer.number} has a loss of {line['loss']} and a gradient norm of"
                     f" {line['grad_norm']}, so training has ended; nothing was saved after it. Take a"
@@ -99,18 +100,23 @@ def _train(
             bar.update()
             bar.set_postfix(loss=f"{line['loss']:.3f}")
             if run and (trainer.number % config.every == 0 or trainer.done or trainer.stopping):
-                try:
-                    trainer.save()
-                    unsaved = None
-                except checkpoint.SaveFailed as e:
-                    unsaved = e
-                    say(
-                        f"{e}; the checkpoints before it are untouched"
-                        + ("" if trainer.done or trainer.stopping else ", and training goes on")
-                    )
+                last = trainer.done or trainer.stopping
+                _told(trainer.saved, say, last)  # the one before, where they are written in the background
+                unsaved = _told(trainer.save, say, last)
+                if last and not unsaved:
+                    unsaved = _told(trainer.saved, say, last)
     if unsaved:
         raise ValueError(f"training has ended, but its last checkpoint is missing: {unsaved}")
     return trainer
+
+
+def _told(save: Callable[[], None], say, last: bool) -> checkpoint.SaveFailed | None:
+    """What `save` failed with, said to the user."""
+    try:
+        save()
+    except checkpoint.SaveFailed as e:
+        say(f"{e}; the checkpoints before it are untouched{'' if last else ', and training goes on'}")
+        return e
 
 
 def sample(run: Path, prompt: str = "The ", length: int = 200, seed: int = 0) -> str:

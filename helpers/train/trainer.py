@@ -12,6 +12,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from .. import devices, toy
 from . import checkpoint
+from .background import Background
 from .config import SCHEDULES, Config
 from .data import batch_of, read_text
 from .sharding import local, mesh_of, shard_model, shards_of, splits_of, stage_of, synchronizes
@@ -23,8 +24,8 @@ def loss_of(scores, targets):
 
 
 class Trainer:
-    """This rank's share of a run: `step()` until `done`, `save()` and `resume()` in between. Needs a process
-    group.
+    """This rank's share of a run: `step()` until `done`, `save()`, `saved()` and `resume()` in between. Needs
+    a process group.
 
     device: this rank's own; the group must carry its tensors. `number` counts the steps done. `stopping`: a
     rank asked in the last step to stop, and all know it.
@@ -48,6 +49,7 @@ class Trainer:
         )
         self.microbatches = config.batch // config.dp // config.microbatch
         self.number, self.stopping = 0, False
+        self.background = Background(config.timeout) if config.async_save else None
         if config.pp > 1:
             stage = PipelineStage(
                 self.model, self.stage_number, config.pp, self.device, group=self.mesh.get_group("pp")
@@ -123,14 +125,25 @@ class Trainer:
 
     # -- checkpoints
 
-    def save(self) -> Path:
-        """Write a checkpoint. Raises `checkpoint.SaveFailed`."""
-        run = Path(self.config.out)
-        about = {"model": self.sizes, "layout": self.config.layout, "text": self._text()}
-        folder = checkpoint.save(run, self.number, self.model, self.optimizer, about)
-        if self.config.keep and dist.get_rank() == 0:
-            checkpoint.prune(run, self.config.keep)
-        return folder
+    def save(self) -> None:
+        """Write a checkpoint. Raises `checkpoint.SaveFailed`: of this one, or, where checkpoints are written
+        in the background, not before `saved()`.
+        """
+        run, number, config = Path(self.config.out), self.number, self.config
+        about = {"model": self.sizes, "layout": config.layout, "text": self._text()}
+
+        def write(state: dict, group: dist.ProcessGroup | None = None) -> None:
+            checkpoint.write(run, number, state, about, group)
+            if config.keep and dist.get_rank() == 0:
+                checkpoint.prune(run, config.keep)
+
+        state = checkpoint.state_of(self.model, self.optimizer)
+        self.background.begin(write, state) if self.background else write(state)
+
+    def saved(self) -> None:
+        """Wait for a checkpoint that is written in the background. Raises `checkpoint.SaveFailed`."""
+        if self.background:
+            self.background.finish()
 
     def _text(self) -> dict:
         """What this run learns from."""
