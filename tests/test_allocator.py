@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from helpers import toy
 from helpers.lesson.drops import d10
 from helpers.runtime.allocator import MIB, CachingAllocator
 
@@ -83,7 +84,18 @@ def test_what_drop_10_says_of_fragmentation():
 
 
 def test_a_sharded_checkpoint_spares_rank_0():
-    gathered, sharded = d10.saves().values()
-    assert gathered["files"] == 1 and sharded["files"] == 4
+    gathered, sharded, background = d10.saves().values()
+    assert gathered["files"] == 1 and sharded["files"] == background["files"] == 4
     assert gathered["beyond"][0] > 10 * max(gathered["beyond"][1:])
-    assert sharded["beyond"][0] < gathered["beyond"][0] / 2
+    assert sharded["beyond"][0] < gathered["beyond"][0] / 4
+    states = 12 * sum(p.numel() for p in toy.ToyTransformer(hidden=d10.HIDDEN, seq_len=32).parameters())
+    copies = [more - alone for more, alone in zip(background["beyond"], sharded["beyond"])]
+    assert all(abs(copy / (states / 4) - 1) < 0.05 for copy in copies)  # each rank its part, once more
+
+
+def test_half_the_microbatch_is_half_the_memory_and_in_the_end_not_free():
+    measured = d10.by_microbatch()
+    assert list(measured) == [16, 8, 4, 2, 1]
+    for b, (kept, _) in measured.items():
+        assert kept == pytest.approx(measured[16][0] * b / 16, rel=0.02)
+    assert measured[1][1] > 1.3 * measured[16][1]  # of the processor's time, which others do not take

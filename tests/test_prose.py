@@ -204,7 +204,6 @@ COMPUTED = {
         f"five times as long: {human(d10_sized.held(d10_sized.LONGEST).memory['activations'])}",
         f"under a budget of {d10.BUDGET / 1e6:.1f} MB",
         f"a **budget** of {d10.LADDER_BUDGET / 1e6:.0f} MB",
-        "each rank also holds 1.5 MB of other states",
         f"*N* = {TOY:,} parameters",
         f"is {UNIT / 1e6:.3f} MB",
         f"the head {2 + 3 * toy.VOCABULARY / d10.HIDDEN:.0f}",

@@ -27,7 +27,7 @@ MAY = {
     "toy": set(),
     "devices": set(),
     "runtime": {"theory", "table", "terminal", "devices"},
-    "train": {"theory", "toy", "devices", "files", "table", "terminal"},
+    "train": {"theory", "toy", "runtime", "devices", "files", "table", "terminal"},
     "count": {"theory", "runtime", "table"},
     "lesson": {"theory", "explain", "runtime", "toy", "table", "terminal", "files", "devices", "train"},
     "doctor": {"files", "terminal", "devices", "lesson", "runtime", "toy", "train"},

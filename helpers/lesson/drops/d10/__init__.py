@@ -4,7 +4,7 @@ budget.
 
 from .fragmentation import SAME, VARIED, fragment, load_fragmented, two_ways
 from .practice import RECORDED, SIGNATURES, cheapest, diagnose, remedy, signature
-from .saving import saves, saves_table
+from .saving import saves, saves_table, stalls
 from .shown import (
     BUDGET,
     CAUSES,
@@ -16,9 +16,11 @@ from .shown import (
     USUAL,
     Run,
     attempt,
+    by_microbatch,
     crash,
     ladder,
     load,
+    microbatches_table,
     predicted,
     prices,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from .... import toy
 from ....files import find
 from ....runtime import current
 from ....runtime.failure import RankError
+from ....runtime.memory import saved_activations
 from ....runtime.world import World
 from ....table import Table, human
 
@@ -266,4 +268,43 @@ def prices(tried: dict[str, dict]) -> Table:
         ["remedy", "forwards of a block", "sent by a rank", "to the host and back"],
         rows,
         title="one step, counted on the ranks",
+    )
+
+
+def by_microbatch(sequences: int = 16, tokens: int = 32) -> dict[int, tuple[int, float]]:
+    """The same batch in microbatches of each size b, in this process: b -> (bytes kept for backward, seconds
+    of the processor that the step takes, the least of five).
+    """
+    model = toy.ToyTransformer(hidden=HIDDEN, seq_len=tokens)
+    x, y = toy.make_batch(sequences, tokens)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of which `thread_time` is the clock
+
+    def step(b: int) -> float:
+        start = time.thread_time()
+        for ids, targets in zip(x.split(b), y.split(b)):
+            (toy.loss_of(model(ids), targets) * b / sequences).backward()
+        return time.thread_time() - start
+
+    def kept(b: int) -> int:
+        with saved_activations(model) as held:
+            step(b)
+        return held.peak
+
+    try:
+        return {
+            b: (kept(b), min(step(b) for _ in range(5)))
+            for b in (sequences // 2**k for k in range(sequences.bit_length()))
+        }
+    finally:
+        torch.set_num_threads(threads)
+
+
+def microbatches_table(measured: dict[int, tuple[int, float]]) -> Table:
+    """What a smaller microbatch saves, and what it costs."""
+    whole = measured[max(measured)][1]
+    return Table(
+        ["sequences at a time", "kept for backward", "time of the step"],
+        [[str(b), human(kept), f"× {seconds / whole:.1f}"] for b, (kept, seconds) in measured.items()],
+        title=f"one device, {max(measured)} sequences of 32 tokens in a step",
     )
