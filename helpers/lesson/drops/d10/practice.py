@@ -49,8 +49,8 @@ def _judge_diagnosis(attempted) -> Answer:
         ("a run just now", run) for run in fresh
     ]
     truth = [RECORDED[k] for k in (1, 2, 3, 4)] + [cause for cause in CAUSES if cause != "leak"]
-    said = ask(attempted, [(run.tokens, run.peaks) for _, run in runs])
-    for (where, run), mine, cause in zip(runs, said, truth):
+    diagnoses = ask(attempted, [(run.tokens, run.peaks) for _, run in runs])
+    for (where, run), mine, cause in zip(runs, diagnoses, truth):
         if mine not in CAUSES:
             return wrong(
                 "no diagnosis",

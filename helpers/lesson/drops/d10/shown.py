@@ -82,24 +82,24 @@ def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidd
             dist.gather(here["shards"], parts)
         return budget_.peak, loss.item()
 
-    found = Run([], [], [], "", budget)
+    run = Run([], [], [], "", budget)
     with World(RANKS, memory=budget, timeout=30) as world:
         for step in range(steps):
             tokens = LONG if cause == "long batch" and step == at else USUAL
-            found.tokens.append(tokens)
+            run.tokens.append(tokens)
             try:
                 results = world.run(train, step == 0, step, tokens)
             except RankError as e:
-                found.peaks.append(world.run(current.peak_memory))
-                found.error = next(
+                run.peaks.append(world.run(current.peak_memory))
+                run.error = next(
                     str(s.error.message) for s in e.seen if s.error and s.error.type == "OutOfMemoryError"
                 )
-                return found
-            found.peaks.append([peak for peak, _ in results])
-            found.log.append(
+                return run
+            run.peaks.append([peak for peak, _ in results])
+            run.log.append(
                 f"step {step:2}  loss {sum(loss for _, loss in results) / RANKS:.3f}  {16 * tokens:5} tokens"
             )
-    raise ValueError(f"{cause} survived {steps} steps under a budget of {human(budget)}: {found.peaks}")
+    raise ValueError(f"{cause} survived {steps} steps under a budget of {human(budget)}: {run.peaks}")
 
 
 # -- the ladder --------------------------------------------------------------------------------
@@ -192,20 +192,20 @@ def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: i
     ranks = 8 if remedy == "DP on 8 ranks" else RANKS
     with World(ranks, memory=1e12, timeout=60) as roomy:
         results = roomy.run(_try, remedy, tokens, b)
-        found = {"sent": max(roomy.traffic.counted), "fits": True, "error": ""}
-    found |= {what: max(r[what] for r in results) for what in results[0]}
+        outcome = {"sent": max(roomy.traffic.counted), "fits": True, "error": ""}
+    outcome |= {what: max(r[what] for r in results) for what in results[0]}
     with World(ranks, memory=budget, timeout=60) as tight:
         try:
             tight.run(_try, remedy, tokens, b)
         except RankError as e:
-            found |= {
+            outcome |= {
                 "fits": False,
                 "error": next(
                     (s.error.message for s in e.seen if s.error and s.error.type == "OutOfMemoryError"),
                     e.report,
                 ),
             }
-    return found
+    return outcome
 
 
 def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
