@@ -13,7 +13,9 @@ import nbval.kernel
 import pytest
 from hypothesis import settings
 
-settings.register_profile("repeatable", derandomize=True)  # the same examples on every machine
+# The same examples on every machine; with `--all` more of them.
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=600)
 settings.load_profile("repeatable")
 
 # What a shell gives to a background job, where no stop button would work.
@@ -35,6 +37,9 @@ class KernelWithoutPorts(nbval.kernel.KernelManager):
 
 nbval.kernel.KernelManager = KernelWithoutPorts
 os.environ.setdefault("THREE_AXES_PROGRESS", "")  # what was solved on this machine is in no stored output
+# Tests run side by side, one for each core or more: threads of one would spin where another computes, and the
+# toys are too small to need them. Nothing above has imported NumPy or PyTorch, which read this once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_generate_tests(metafunc):

@@ -1,7 +1,7 @@
 """What `make test` runs: tests and notebooks, in parallel; then a look for processes left behind.
 
-Without `--all`, what `make test-all` gives, tests marked slow are left out. What is marked exhaustive runs by
-`make attempts` only. Other arguments go to pytest.
+Without `--all`, what `make test-all` gives, tests marked slow are left out, and of cases made at random fewer
+are tried. What is marked exhaustive runs by `make attempts` only. Other arguments go to pytest.
 """
 
 import os
@@ -27,6 +27,7 @@ def left_behind() -> list[str]:
 
 
 def main() -> int:
+    everything = "--all" in sys.argv
     environ = dict(
         [MARK],
         **os.environ,
@@ -42,14 +43,15 @@ def main() -> int:
             "--nbval",
             "--nbval-cell-timeout=300",
             "-n",
-            str(max(2, os.cpu_count() or 2)),
+            str((os.cpu_count() or 2) + 1),  # some tests wait, for a timeout or a browser
             "--dist",
             "loadfile",
             "--no-loadscope-reorder",
             "tests",
             "notebooks",
             "-m",
-            "not exhaustive" if "--all" in sys.argv else "not slow and not exhaustive",
+            "not exhaustive" if everything else "not slow and not exhaustive",
+            f"--hypothesis-profile={'thorough' if everything else 'repeatable'}",
             *(argument for argument in sys.argv[1:] if argument != "--all"),
         ],
         cwd=ROOT,

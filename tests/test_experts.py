@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, placement, plan
@@ -101,7 +101,6 @@ def test_layers_of_two_kinds_lie_where_they_should():
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     SIZES, SIZES, st.sampled_from([1, 2, 4]), st.sampled_from([0, 1, 3]), st.sampled_from(["none", "full"])
 )

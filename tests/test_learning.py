@@ -259,6 +259,9 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert str(tmp_path.resolve()) in done.stdout
+
+
+def test_the_setup_cell_is_silent_where_the_course_is_installed():
     silent = subprocess.run(
         [
             sys.executable,

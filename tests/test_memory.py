@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.theory import FRAMEWORKS, Job, estimate
@@ -266,7 +266,6 @@ def test_every_second_product_is_kept():
     assert seconds == sorted(seconds)
 
 
-@settings(max_examples=600, deadline=None)
 @given(
     st.sampled_from(["llama-3-8b", "llama-3-70b", "gpt3-175b"]),
     st.sampled_from([1, 2, 4, 8]),

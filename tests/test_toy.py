@@ -12,6 +12,8 @@ from helpers.theory.frameworks import TOY
 from helpers.theory.traffic import calls
 
 STEPS, RATE = 3, 0.1
+PLAIN, ODD = {}, {"tied": True, "frozen": True}
+slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)
 
 
 def prepare(seed, tied=False, frozen=False, **sizes):
@@ -145,7 +147,7 @@ def test_a_vocabulary_that_does_not_divide_is_refused(world):
     assert "256 words do not divide by 3 ranks" in world.run(run)[0]
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("ranks", [slow(2), 4])
 @pytest.mark.parametrize(
     "kinds", [{}, {"tied": True}, {"frozen": True}], ids=lambda k: " ".join(k) or "plain"
 )
@@ -204,8 +206,17 @@ def on_a_schedule(schedule, kinds):
     return train(model, held, step)
 
 
-@pytest.mark.parametrize("kinds", [{}, {"tied": True, "frozen": True}], ids=lambda k: " ".join(k) or "plain")
-@pytest.mark.parametrize("name", ORDERS)
+PLAIN, ODD = {}, {"tied": True, "frozen": True}
+
+
+@pytest.mark.parametrize(
+    "name, kinds",
+    [
+        *((name, PLAIN) for name in ORDERS),
+        *((name, ODD) if name in ("1F1B", "ZB-V") else slow(name, ODD) for name in ORDERS),
+    ],
+    ids=lambda x: x if isinstance(x, str) else " ".join(x) or "plain",
+)
 def test_every_schedule_on_real_ranks_equals_the_twin(world, name, kinds):
     order, sizes = ORDERS[name]
     schedule = order(*sizes)
@@ -229,8 +240,9 @@ def on_a_grid(sizes, sequence, kinds):
     return train(model, stage, step), tuple(grid[name].get_local_rank() for name in ("dp", "pp", "tp"))
 
 
-@pytest.mark.parametrize("kinds", [{}, {"tied": True, "frozen": True}], ids=lambda k: " ".join(k) or "plain")
-@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize(
+    "sequence, kinds", [(True, ODD), (False, PLAIN), slow(True, PLAIN), slow(False, ODD)], ids=str
+)
 def test_all_three_axes_on_eight_ranks_equal_the_twin(sequence, kinds):
     from helpers import World
 
@@ -274,7 +286,7 @@ def on_zero(stage, ranks, frozen):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [slow(2), 4])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_zero_equals_adam_on_the_twin(world, stage, ranks, frozen):
     model = prepare(0, frozen=frozen)
