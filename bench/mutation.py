@@ -24,6 +24,7 @@ from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[1]
 HELPERS = ROOT / "helpers"
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 # Room -> its files, as `glob` takes them. Pictures (shown.py) are none of them.
 ROOMS = {
     "theory": [
@@ -188,7 +189,7 @@ def main() -> None:
         chosen += random.Random(options.seed).sample(inside, min(options.many, len(inside)))
     folders: SimpleQueue[Path] = SimpleQueue()
     with tempfile.TemporaryDirectory() as base:
-        for k in range(os.cpu_count() or 1):
+        for k in range(CORES):
             folders.put(Path(base, str(k)))
             kept = shutil.ignore_patterns(".*", "build", "__pycache__")
             shutil.copytree(ROOT, Path(base, str(k)), ignore=kept)
@@ -201,7 +202,7 @@ def main() -> None:
                 folders.put(folder)
 
         left = 0
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        with ThreadPoolExecutor(CORES) as pool:
             for (file, _, line, becomes), unnoticed in zip(chosen, pool.map(passes, chosen)):
                 left += unnoticed
                 if unnoticed:

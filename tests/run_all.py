@@ -43,7 +43,7 @@ def main() -> int:
             "--nbval",
             "--nbval-cell-timeout=300",
             "-n",
-            str((os.cpu_count() or 2) + 1),  # some tests wait, for a timeout or a browser
+            str((os.cpu_count() or 2) + 2),  # some wait: for a timeout, for a browser
             "--dist",
             "loadfile",
             "--no-loadscope-reorder",
