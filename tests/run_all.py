@@ -16,14 +16,14 @@ MARK = "THREE_AXES_TEST", str(uuid.uuid4())  # in the environment of everything 
 
 
 def left_behind() -> list[str]:
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if "=".join(MARK).encode() in (folder / "environ").read_bytes():
-                found.append(f"{folder.name}: {(folder / 'comm').read_text().strip()}")
+                processes.append(f"{folder.name}: {(folder / 'comm').read_text().strip()}")
         except OSError:
             pass  # gone meanwhile, or somebody else's
-    return found
+    return processes
 
 
 def main() -> int:

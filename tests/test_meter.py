@@ -291,11 +291,15 @@ def test_memory_by_kind():
         loss = model(torch.ones(8, 100)).sum()
     loss.backward()
     optimizer.step()
-    found = memory.by_kind(model, optimizer, held.peak)
+    held_by_kind = memory.by_kind(model, optimizer, held.peak)
     weights = (100 * 50 + 50 * 10) * 4
-    assert (found["parameters"], found["gradients"], found["optimizer"]) == (weights, weights, 2 * weights)
+    assert (held_by_kind["parameters"], held_by_kind["gradients"], held_by_kind["optimizer"]) == (
+        weights,
+        weights,
+        2 * weights,
+    )
     # The input, and ReLU's output, which the last layer shares.
-    assert found["activations"] == (8 * 100 + 8 * 50) * 4
+    assert held_by_kind["activations"] == (8 * 100 + 8 * 50) * 4
 
 
 def test_collectives_inside_a_dtensor_operator_are_counted(world):

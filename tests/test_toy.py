@@ -157,7 +157,7 @@ def test_a_split_equals_its_twin(world, scheme, kinds, ranks):
     reference = train(model, model, lambda *a: toy.twin_step(model, *a))
     results = world.run(on_ranks, scheme, ranks, kinds)[:ranks]
     if scheme.startswith("data"):  # each rank knows the loss of its share
-        assert [sum(each) / ranks for each in zip(*(got[0] for got in results))] == pytest.approx(
+        assert [sum(shares) / ranks for shares in zip(*(got[0] for got in results))] == pytest.approx(
             reference[0], rel=1e-12
         )
     held = set()
@@ -295,7 +295,7 @@ def test_zero_equals_adam_on_the_twin(world, stage, ranks, frozen):
         model, lambda *a: toy.twin_step(model, *a), lambda: (optimizer.step(), optimizer.zero_grad())
     )
     results = world.run(on_zero, stage, ranks, frozen)[:ranks]
-    assert [sum(each) / ranks for each in zip(*(got[0] for got in results))] == pytest.approx(
+    assert [sum(shares) / ranks for shares in zip(*(got[0] for got in results))] == pytest.approx(
         losses, rel=1e-12
     )
     for _, weights, held in results:
@@ -344,7 +344,7 @@ def test_sizes_that_do_not_fit_are_refused(sizes):
 def test_splits_that_do_not_divide_are_refused(world):
     def refuse():
         three = dist.new_group([0, 1, 2])
-        said = []
+        refusals = []
         if dist.get_rank() < 3:
             model = toy.ToyTransformer(hidden=32)
             for split in (
@@ -355,11 +355,11 @@ def test_splits_that_do_not_divide_are_refused(world):
                 try:
                     split()
                 except ValueError as e:
-                    said.append(str(e))
-        return said
+                    refusals.append(str(e))
+        return refusals
 
-    said = world.run(refuse)[0]
-    assert said == [
+    refusals = world.run(refuse)[0]
+    assert refusals == [
         "4 heads do not divide by 3 ranks; use a number of ranks that divides 4, or more heads",
         "4 blocks do not divide by 3 stages; use a number of stages that divides 4",
         "a batch of 8 does not divide by 3 ranks; take a multiple of 3",
