@@ -42,7 +42,7 @@ THEORY = "terms placement collectives memory experts traffic planner cost_model"
 # The tests that concern a file: those of the longest beginning that fits. Quick ones come first.
 CONCERNED = {
     "theory/": THEORY,
-    "runtime/meter.py": ["meter", "count"],
+    "runtime/meter.py": ["recorder", "meter", "count"],
     "toy/": ["toy"],
     "toy/context.py": ["beyond"],
     "toy/experts.py": ["beyond"],
