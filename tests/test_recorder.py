@@ -158,6 +158,16 @@ def test_spans_and_streams_are_kept_once_and_up_to_a_number(told):
     assert report.rows[0].waited == pytest.approx(9 + 3e-4 / 2) and report.peak_in_flight == 400
 
 
+def test_a_wait_too_short_to_be_seen_is_counted_and_not_drawn(told):
+    recorder = Recorder()
+    told.clock.now = 1.0
+    for seconds in (0.9e-4, 1.2e-4):
+        recorder.waited(issue(recorder, call()), 1 - seconds)
+    report = recorder.stop()
+    assert report.rows[0].waited == pytest.approx(2.1e-4)
+    assert [span.end - span.start for span in report.spans] == pytest.approx([1.2e-4])
+
+
 def test_a_wait_for_a_tensor_is_for_the_first_that_is_under_way(told):
     recorder = Recorder()
     issue(recorder, call("broadcast", root=0), Work(done=True))

@@ -329,6 +329,37 @@ def test_equal_seeds_are_equal_and_leave_the_generator_alone():
     )
 
 
+def test_the_sizes_that_notebooks_count_on():
+    same = lambda one, other: all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+    model, experts = toy.ToyTransformer(), toy.Experts(8)
+    assert same(model, toy.ToyTransformer(hidden=256, heads=4, layers=4, seq_len=64, seed=0))
+    assert (model.hidden, model.heads, model.seq_len, len(model.blocks), model.token_parts) == (
+        256,
+        4,
+        64,
+        4,
+        1,
+    )
+    assert same(experts, toy.Experts(8, experts=4, k=2, seed=0)) and (experts.number, experts.k) == (4, 2)
+    assert all(map(torch.equal, toy.make_batch(), toy.make_batch(8, 32, 0)))
+    assert toy.make_batch()[0].shape == (8, 32)
+
+
+def test_what_stands_in_for_compute_waits_as_long_as_it_is_told(monkeypatch):
+    slept = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    x = torch.ones(1, 2, requires_grad=True)
+    y = toy.pace(torch.nn.Linear(2, 2), 3.0, 5.0)(x)
+    assert sum(slept) == 3
+    y.sum().backward()
+    assert sum(slept) == 3 + 5
+    slept.clear()
+    made = toy.StandIn(1.0, 2.0, 4.0)(torch.tensor([[0, 128]]))
+    assert slept == [1] and made.shape == (1, 2, 256) and made.unique().tolist() == [0, 0.5]
+    made.sum().backward()
+    assert slept == [1, 2, 4]
+
+
 def test_twelve_h_squared_per_block():
     h = 64
     block = toy.ToyTransformer(hidden=h).blocks[0]
