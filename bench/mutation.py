@@ -2,7 +2,7 @@
 that concern the changed file run against each change: `python bench/mutation.py [how many] [seed] [room …]`,
 so many in each room. What survives is printed.
 
-A change to a message, to a picture or to what only speed depends on changes no figure: look at the survivors,
+A change to a message, to a picture or to what only speed depends on changes no figure. Look at the survivors:
 write a test for each that does, and give the others a line in `NO_FIGURE`.
 """
 
@@ -58,7 +58,7 @@ CONCERNED = {
     "lesson/drops/d13": ["exercises_phase4", "attempts"],
     "lesson/drops/d14": ["exercises_phase4", "attempts"],
 }
-# File -> what stands in lines that no figure comes from, and why: they are not changed.
+# File -> what stands in lines where a change changes nothing that is said, and why: they are left alone.
 NO_FIGURE = {
     "runtime/meter.py": (
         "BOX_BYTES =",  # room in a file
