@@ -62,6 +62,7 @@ CONCERNED = {
 NO_FIGURE = {
     # room in a file, how many shapes are compared, how many spans are kept
     "runtime/meter.py": ("BOX_BYTES =", "REMEMBERED =", "spans: int ="),
+    "lesson/drops/b2/one_step.py": ("rtol=1e-7",),  # how near is right
     "lesson/drops/d04.py": ('tells("x.grad", "dy", to=r - 1)',),  # who sends one has had its backward
 }
 OTHER = {
@@ -158,13 +159,14 @@ def survives(folder: Path, file: str, number: int) -> bool:
     path.write_text(change(whole, number))
     surroundings = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    marks = "not exhaustive" if file.startswith("lesson") else "not slow and not exhaustive"
+    if not file.startswith("lesson"):  # of a drop all is run, with every attempt that is written down
+        command += ["-m", "not slow and not exhaustive"]
     try:
         run = subprocess.run(
-            [*command, "-m", marks, *tests_of(file)],
+            [*command, *tests_of(file)],
             cwd=folder,
             capture_output=True,
-            timeout=300,
+            timeout=600,
             env=os.environ | surroundings,
         )
         if run.returncode in (4, 5):  # no such file, no such test
