@@ -13,7 +13,9 @@ import nbval.kernel
 import pytest
 from hypothesis import settings
 
-settings.register_profile("repeatable", derandomize=True)  # the same examples on every machine
+# The same examples on every machine; with `--all` more of them.
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=600)
 settings.load_profile("repeatable")
 
 # What a shell gives to a background job, where no stop button would work.
@@ -35,6 +37,9 @@ class KernelWithoutPorts(nbval.kernel.KernelManager):
 
 nbval.kernel.KernelManager = KernelWithoutPorts
 os.environ.setdefault("THREE_AXES_PROGRESS", "")  # what was solved on this machine is in no stored output
+# Tests run side by side, one for each core or more: threads of one would spin where another computes, and the
+# toys are too small to need them. Nothing above has imported NumPy or PyTorch, which read this once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_generate_tests(metafunc):
@@ -48,24 +53,14 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(names, cases, ids=lambda x: getattr(x, "name", getattr(x, "__name__", "")))
 
 
-# Two workers take the files in this order. Files that use all cores alternate with files that mostly wait for
-# a timeout, and the long ones come first.
+# Workers take the files in this order: the long ones first, so that none is left alone with one at the end,
+# and what waits for browsers, launchers and timeouts beside what computes.
 FIRST = (
-    "test_train",
-    "test_exercises_phase2",
-    "test_exercises_phase1",
-    "test_exercises_phase3",
-    "14_",
-    "07_",
-    "11_",
-    "12_",
-    "05_",
-    "06_",
-    "test_browser",
-    "test_world",
-    "test_trace",
-    "test_exercises_phase4",
-)
+    "test_browser test_train test_toy test_exercises_beyond test_attempts test_gpus test_install test_site"
+    " test_exercises_phase3 09_ 02_ 14_ 10_ test_exercises_phase1 test_exercises_phase2 test_trace b4_ b1_"
+    " test_planner test_count b3_ 08_ 11_ test_world test_magic b2_ 01_ 13_ test_exercises_phase4 03_"
+    " test_endings 04_ 12_ 07_ 05_ 06_ test_adversary test_learning test_beyond"
+).split()
 
 
 def pytest_collection_modifyitems(items):

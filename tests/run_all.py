@@ -1,7 +1,7 @@
 """What `make test` runs: tests and notebooks, in parallel; then a look for processes left behind.
 
-Without `--all`, what `make test-all` gives, tests marked slow are left out. What is marked exhaustive runs by
-`make attempts` only. Other arguments go to pytest.
+Without `--all`, what `make test-all` gives, tests marked slow are left out, and of cases made at random fewer
+are tried. What is marked exhaustive runs by `make attempts` only. Other arguments go to pytest.
 """
 
 import os
@@ -16,17 +16,18 @@ MARK = "THREE_AXES_TEST", str(uuid.uuid4())  # in the environment of everything 
 
 
 def left_behind() -> list[str]:
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if "=".join(MARK).encode() in (folder / "environ").read_bytes():
-                found.append(f"{folder.name}: {(folder / 'comm').read_text().strip()}")
+                processes.append(f"{folder.name}: {(folder / 'comm').read_text().strip()}")
         except OSError:
             pass  # gone meanwhile, or somebody else's
-    return found
+    return processes
 
 
 def main() -> int:
+    everything = "--all" in sys.argv
     environ = dict(
         [MARK],
         **os.environ,
@@ -42,14 +43,15 @@ def main() -> int:
             "--nbval",
             "--nbval-cell-timeout=300",
             "-n",
-            str(max(2, os.cpu_count() or 2)),
+            str((os.cpu_count() or 2) + 2),  # some wait: for a timeout, for a browser
             "--dist",
             "loadfile",
             "--no-loadscope-reorder",
             "tests",
             "notebooks",
             "-m",
-            "not exhaustive" if "--all" in sys.argv else "not slow and not exhaustive",
+            "not exhaustive" if everything else "not slow and not exhaustive",
+            f"--hypothesis-profile={'thorough' if everything else 'repeatable'}",
             *(argument for argument in sys.argv[1:] if argument != "--all"),
         ],
         cwd=ROOT,

@@ -142,14 +142,14 @@ class Notebook:
     def run(self, *texts: str) -> None:
         """Run the cells that contain these texts, one after the other."""
         for text in texts:
-            found = self.page.evaluate(
+            cells = self.page.evaluate(
                 """text => { const notebook = window.jupyterapp.shell.currentWidget.content
                 const has = cell => cell.model.type == 'code' && cell.model.sharedModel.source.includes(text)
                 notebook.activeCellIndex = notebook.widgets.findIndex(has)
                 return notebook.activeCell.model.sharedModel.source }""",
                 text,
             )
-            assert text in found, f"no cell has {text!r}"
+            assert text in cells, f"no cell has {text!r}"
             self._command("notebook:run-cell")
 
     def sources(self) -> list[str]:

@@ -99,8 +99,8 @@ def test_steps_end_with_the_optimizer(world):
 
     number, further, same, after, told, trace = world.run(steps)[0]
     assert (number, further, same, after) == (5, 3, True, ["barrier"])
-    each = {row["collective"]: row for row in told["ranks"][2]["each"]}
-    assert each["all_reduce"]["calls"] == 1 and each["broadcast"]["calls"] > 0  # what follows inside the step
+    rows = {row["collective"]: row for row in told["ranks"][2]["each"]}
+    assert rows["all_reduce"]["calls"] == 1 and rows["broadcast"]["calls"] > 0  # what follows inside the step
     assert json.loads(json.dumps(told)) == told
     check_format(trace, 4)
     names = {(e["pid"], e["name"]) for e in trace["traceEvents"]}

@@ -147,9 +147,9 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(monkeypatch, capsys):
         ],
     )
     assert main(["doctor", "--meet", "HOST"]) == 1
-    said = re.sub(r"\d+\.\d s", "0.0 s", capsys.readouterr().out)
+    output = re.sub(r"\d+\.\d s", "0.0 s", capsys.readouterr().out)
     assert (
-        said.split("\n", 1)[1]
+        output.split("\n", 1)[1]
         == """ 1 good: ok, 0.0 s
    fine
  2 bad: WRONG, 0.0 s
@@ -205,15 +205,15 @@ def examined(checks: str, environ: dict) -> str:
 
 @pytest.mark.slow
 def test_this_machine_is_well():
-    said = examined(
+    output = examined(
         "1 2 3 4 5 6 7 8 9 10 11 12", dict(os.environ, CUDA_VISIBLE_DEVICES="-1", OMP_NUM_THREADS="1")
     )
-    assert "no GPU that PyTorch and NCCL can use" in said and "ranks on the CPU over gloo" in said
+    assert "no GPU that PyTorch and NCCL can use" in output and "ranks on the CPU over gloo" in output
 
 
 @pytest.mark.slow
 def test_so_is_one_with_four_gpus(standin):
-    said = examined("1 2 3 4 5 6 7 8 9 10 11 12", standin(4))
+    output = examined("1 2 3 4 5 6 7 8 9 10 11 12", standin(4))
     for line in (
         "GPU 3: stand-in 3",
         "those on the CPU see no GPU",
@@ -225,14 +225,14 @@ def test_so_is_one_with_four_gpus(standin):
         "6 layouts of 4 on GPUs",
         "launched: 2 ranks on GPUs over NCCL, one for each",
     ):
-        assert line in said, said
+        assert line in output, output
 
 
 @pytest.mark.slow
 def test_so_is_one_with_a_single_gpu(standin):
     """Colab. Its ranks of the CPU are more than its GPUs."""
-    said = examined("2 3 4 5 6 7 9 10", standin(1))
-    assert "World(1, gpus=True) takes it" in said and "1 layouts of 1 on GPUs" in said
+    output = examined("2 3 4 5 6 7 9 10", standin(1))
+    assert "World(1, gpus=True) takes it" in output and "1 layouts of 1 on GPUs" in output
 
 
 # -- what else sees GPUs -----------------------------------------------------------------------
@@ -253,7 +253,7 @@ def python(code: str, environ: dict) -> str:
 
 @pytest.mark.slow
 def test_drop_11_knows_its_axes_beside_a_gpu(standin):
-    said = python(
+    output = python(
         """
 from helpers.lesson.drops import d11
 parts = d11.measure(1, 4, 1).parts
@@ -261,7 +261,7 @@ print({axis: seconds > 0.1 for axis, seconds in parts.items() if axis in ("tp", 
 """,
         standin(1),
     )
-    assert "{'tp': True, 'pp': False, 'dp': False}" in said
+    assert "{'tp': True, 'pp': False, 'dp': False}" in output
 
 
 @pytest.mark.slow
@@ -278,14 +278,14 @@ with d14.world_here() as world, tempfile.TemporaryDirectory() as folder:
     print(world, d14.train_on(world, config))
     print(d14.three_ways(world, config), d14.speeds(world, config), sep="\\n")
 """
-    said = python(code, standin(6))
+    output = python(code, standin(6))
     assert (
-        "4 ranks over NCCL, a GPU each" in said
-        and "8 steps are done." in said
-        and re.search(r"GFLOP/s of 4 devices", said)
+        "4 ranks over NCCL, a GPU each" in output
+        and "8 steps are done." in output
+        and re.search(r"GFLOP/s of 4 devices", output)
     )
-    rows = dict(re.findall(r"^(tp|pp)\s+(\S+ .B)\s+\2$", said, re.M))
-    assert set(rows) == {"tp", "pp"}, said  # predicted and counted are the same
+    rows = dict(re.findall(r"^(tp|pp)\s+(\S+ .B)\s+\2$", output, re.M))
+    assert set(rows) == {"tp", "pp"}, output  # predicted and counted are the same
 
 
 @pytest.mark.slow
@@ -328,17 +328,17 @@ def test_tasks_that_see_one_gpu_each_and_know_no_local_rank(standin):
         )
         for r in range(2)
     ]
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    output = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], output
     assert (
-        said[0].startswith("2 ranks on GPUs over NCCL, one for each\n")
-        and "2 steps under dp 1 · tp 2" in said[0]
+        output[0].startswith("2 ranks on GPUs over NCCL, one for each\n")
+        and "2 steps under dp 1 · tp 2" in output[0]
     )
 
 
 @pytest.mark.slow
 def test_an_emulated_network_and_gpus_exclude_each_other(standin):
-    said = python(
+    output = python(
         """
 from helpers import World
 from helpers.theory import CLUSTERS
@@ -349,4 +349,4 @@ except ValueError as e:
 """,
         standin(1),
     )
-    assert said.startswith("gpus=True and fabric=: an emulated network holds back what gloo sends")
+    assert output.startswith("gpus=True and fabric=: an emulated network holds back what gloo sends")

@@ -259,6 +259,9 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert str(tmp_path.resolve()) in done.stdout
+
+
+def test_the_setup_cell_is_silent_where_the_course_is_installed():
     silent = subprocess.run(
         [
             sys.executable,
@@ -308,19 +311,19 @@ NAMES = {module_of(n).rpartition(".")[2]: module_of(n) for n in BOOKS} | {
 
 @pytest.mark.parametrize("number", BOOKS)
 def test_every_name_in_the_prose_exists(number):
-    for said in re.findall(r"`([\w.]+)(?:\([^`]*\))?`", text(BOOKS[number])):
-        first, *rest = said.split(".")
+    for named in re.findall(r"`([\w.]+)(?:\([^`]*\))?`", text(BOOKS[number])):
+        first, *rest = named.split(".")
         if first == "helpers" or first in NAMES and rest:
             parts = [*NAMES.get(first, first).split("."), *rest]
             for k in range(len(parts), 0, -1):
                 try:
-                    found = importlib.import_module(".".join(parts[:k]))
+                    thing = importlib.import_module(".".join(parts[:k]))
                     break
                 except ImportError:
                     continue
             for name in parts[k:]:
-                assert hasattr(found, name), f"{said} does not exist"
-                found = getattr(found, name)
+                assert hasattr(thing, name), f"{named} does not exist"
+                thing = getattr(thing, name)
 
 
 # term -> the drop that makes it bold where it explains it; no drop before may use it

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.theory import FRAMEWORKS, Job, estimate
@@ -67,10 +67,10 @@ def test_sixteen_bytes_and_its_variants():
 def test_a_70b_on_64_gpus(layout, gb):
     """What a well-known calculator puts at 369 GiB a GPU is 30.9 GB of states."""
     assert layout.ranks == 64
-    each = [
+    by_rank = [
         sum(states(stage_params(LLAMA, layout, k), layout.dp, layout.zero).values()) for k in range(layout.pp)
     ]
-    assert round(sum(each) / len(each) / 1e9, 1) == gb
+    assert round(sum(by_rank) / len(by_rank) / 1e9, 1) == gb
 
 
 @pytest.mark.parametrize("t", [1, 2, 8])
@@ -182,7 +182,7 @@ def test_the_largest_stage_is_the_first_unless_the_head_is_heavy():
 
 
 @pytest.mark.parametrize(
-    "layers, stages, each",
+    "layers, stages, on_stage",
     [
         (8, 4, [2, 2, 2, 2]),
         (126, 16, [7] + [8] * 14 + [7]),
@@ -190,8 +190,8 @@ def test_the_largest_stage_is_the_first_unless_the_head_is_heavy():
         (61, 16, [4] * 15 + [1]),
     ],
 )
-def test_layers_are_spread(layers, stages, each):
-    assert [layers_on_stage(layers, stages, k) for k in range(stages)] == each
+def test_layers_are_spread(layers, stages, on_stage):
+    assert [layers_on_stage(layers, stages, k) for k in range(stages)] == on_stage
     assert layers_on_stage(20, 8, 0) is None
 
 
@@ -199,12 +199,12 @@ def test_balanced_stages_make_room_for_the_head():
     """A head worth four layers: 16 layers on four stages are 5, 5, 5 and 1."""
     model = ModelShape("1B", 16, 2048, 32, 131072, ffn=8192, gated=True, tied=True)
     assert model.vocab * model.hidden / model.layer_params == pytest.approx(4, rel=0.01)
-    each = lambda p: [int(layers_on_rank(model, Layout(pp=p, balanced=True), r)) for r in range(p)]
+    layers = lambda p: [int(layers_on_rank(model, Layout(pp=p, balanced=True), r)) for r in range(p)]
     assert (
-        each(1) == [16]
-        and each(2) == [10, 6]
-        and each(4) == [5, 5, 5, 1]
-        and each(8) == [3, 3, 3, 3, 3, 1, 0, 0]
+        layers(1) == [16]
+        and layers(2) == [10, 6]
+        and layers(4) == [5, 5, 5, 1]
+        and layers(8) == [3, 3, 3, 3, 3, 1, 0, 0]
     )
     even, balanced = (estimate(Job(model, global_batch=32), Layout(pp=4, balanced=b)) for b in (False, True))
     assert balanced.time["head"] < 0.1 * even.time["head"] and balanced.step_seconds < even.step_seconds
@@ -266,7 +266,6 @@ def test_every_second_product_is_kept():
     assert seconds == sorted(seconds)
 
 
-@settings(max_examples=600, deadline=None)
 @given(
     st.sampled_from(["llama-3-8b", "llama-3-70b", "gpt3-175b"]),
     st.sampled_from([1, 2, 4, 8]),

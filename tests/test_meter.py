@@ -169,7 +169,7 @@ def test_roots_that_differ_are_told(world, capsys):
     except RankError as e:
         assert "ranks 0 and 2 say root 0, ranks 1 and 3 say root 1. Every rank must" in str(e)
     else:
-        assert "rank 0 brought broadcast of 5.0 float32 with root 0, rank 1" in capsys.readouterr().out
+        assert "rank 0 brought broadcast of 5 float32 with root 0, rank 1" in capsys.readouterr().out
 
 
 @linux
@@ -291,11 +291,15 @@ def test_memory_by_kind():
         loss = model(torch.ones(8, 100)).sum()
     loss.backward()
     optimizer.step()
-    found = memory.by_kind(model, optimizer, held.peak)
+    held_by_kind = memory.by_kind(model, optimizer, held.peak)
     weights = (100 * 50 + 50 * 10) * 4
-    assert (found["parameters"], found["gradients"], found["optimizer"]) == (weights, weights, 2 * weights)
+    assert (held_by_kind["parameters"], held_by_kind["gradients"], held_by_kind["optimizer"]) == (
+        weights,
+        weights,
+        2 * weights,
+    )
     # The input, and ReLU's output, which the last layer shares.
-    assert found["activations"] == (8 * 100 + 8 * 50) * 4
+    assert held_by_kind["activations"] == (8 * 100 + 8 * 50) * 4
 
 
 def test_collectives_inside_a_dtensor_operator_are_counted(world):

@@ -94,17 +94,17 @@ def test_it_can_be_read_in_its_minutes(drop):
 
 def _names_in(notebook) -> set[str]:
     """What the cells of a notebook import, assign and define."""
-    found = set()
+    names = set()
     for cell in code(notebook):
         for node in ast.walk(ast.parse(TransformerManager().transform_cell(cell.source))):
             match node:
                 case ast.Import() | ast.ImportFrom():
-                    found |= {(a.asname or a.name).split(".")[0] for a in node.names}
+                    names |= {(a.asname or a.name).split(".")[0] for a in node.names}
                 case (
                     ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) | ast.ClassDef(name=name)
                 ):
-                    found.add(name)
-    return found
+                    names.add(name)
+    return names
 
 
 def _names_used(function: CodeType) -> set[str]:

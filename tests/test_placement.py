@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.theory import placement
+from helpers.theory import Layout, placement
 
 GRIDS = st.permutations(["dp", "pp", "tp"]).flatmap(
     lambda order: st.tuples(*(st.integers(1, 6) for _ in order)).map(lambda n: dict(zip(order, n)))
@@ -54,3 +54,8 @@ def test_what_crosses_a_node():
 def test_a_rank_off_the_grid_is_refused():
     with pytest.raises(ValueError, match=r"rank 8 is not on a grid of 2 × 2 × 2 = 8, whose ranks are 0 to 7"):
         placement.coordinates(8, {"dp": 2, "pp": 2, "tp": 2})
+
+
+def test_with_cp_those_of_the_same_weights_are_counted_over_both_axes():
+    assert Layout(dp=4, cp=2, tp=2).reach("dp", 8) == (4, 2)
+    assert Layout(dp=4, cp=4).reach("dp", 8) == (8, 2)

@@ -5,7 +5,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.theory.schedules import (
@@ -154,7 +154,6 @@ def test_orders_are_pytorchs(name, ours, p, m, v):
 # -- what must hold of any -------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(SIMPLE),
     st.integers(1, 6),

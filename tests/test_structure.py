@@ -41,15 +41,15 @@ MAY = {
 def imports(file: Path) -> set[str]:
     """Absolute names of all modules that a file imports."""
     package = list(file.relative_to(ROOT).with_suffix("").parts[:-1])
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             base = ".".join(filter(None, [base, node.module]))
-            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
-    return found
+            modules |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+    return modules
 
 
 @pytest.mark.parametrize("part", MAY)
@@ -64,14 +64,14 @@ def test_arrows_run_one_way(part):
 def loads(file: Path) -> set[Path]:
     """Files of helpers that a file imports as it is loaded itself: not in functions, nor for types alone."""
     package = list(file.relative_to(ROOT).with_suffix("").parts[:-1])
-    found = set()
+    imported = set()
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("helpers")):
             base = package[: len(package) - node.level + 1] if node.level else []
             base = ROOT.joinpath(*base, *(node.module or "").split("."))
             names = [base / alias.name for alias in node.names] + [base]
-            found |= {f.with_suffix(".py") for f in names if f.with_suffix(".py").is_file()}
-    return found - {file}
+            imported |= {f.with_suffix(".py") for f in names if f.with_suffix(".py").is_file()}
+    return imported - {file}
 
 
 def test_no_module_needs_itself():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, Network, estimate
@@ -110,7 +110,6 @@ def test_hardware_flops_count_what_is_computed_again():
     assert again.time["attention"] == pytest.approx(4.5 / 3.5 * plain.time["attention"])
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(list(FRAMEWORKS)),
     st.permutations(["pp", "dp", "tp"]),

@@ -45,9 +45,9 @@ def on_paper(model, layout, seq_len):
     ids=str,
 )
 def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len, plan):
-    found = aside(trace_here, model, layout, seq_len, plan)
-    assert found.params == model.params
-    assert found.calls == calls(traced_job(model, seq_len, layout, plan), layout)
+    traced = aside(trace_here, model, layout, seq_len, plan)
+    assert traced.params == model.params
+    assert traced.calls == calls(traced_job(model, seq_len, layout, plan), layout)
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len,
 )
 def test_a_first_stage_sends_what_the_formulas_say(layout):
     """In a process of its own: PyTorch keeps plans for equal meshes, with names of groups that are gone."""
-    found = trace(SHORT, layout, seq_len=4096)
-    assert found.calls == calls(traced_job(SHORT, 4096, layout), layout)
+    traced = trace(SHORT, layout, seq_len=4096)
+    assert traced.calls == calls(traced_job(SHORT, 4096, layout), layout)
 
 
 def test_gradients_of_two_bytes_are_traced_too(aside):
     layout = Layout(dp=16, tp=4, zero=3)
-    found = aside(trace_here, SHORT, layout, 2048, "Megatron's", 2)
-    assert found.calls == calls(traced_job(SHORT, 2048, layout, gradient_bytes=2), layout)
+    traced = aside(trace_here, SHORT, layout, 2048, "Megatron's", 2)
+    assert traced.calls == calls(traced_job(SHORT, 2048, layout, gradient_bytes=2), layout)
 
 
 @pytest.mark.parametrize(
@@ -90,35 +90,35 @@ def test_gradients_of_two_bytes_are_traced_too(aside):
 )
 def test_memory_is_the_theory_and_what_is_named(aside, layout):
     model = replace(MODELS["llama-3-8b"], layers=16)
-    found, paper = aside(trace_here, model, layout, 8192, "Megatron's"), on_paper(model, layout, 8192)
-    assert found.peak == pytest.approx(sum(paper.values()), rel=0.05)
+    traced, paper = aside(trace_here, model, layout, 8192, "Megatron's"), on_paper(model, layout, 8192)
+    assert traced.peak == pytest.approx(sum(paper.values()), rel=0.05)
     for kind in ("weights", "gradients", "optimizer"):  # 4, 4 and 8 bytes: the parameter is the master copy
-        assert found.memory[kind] == pytest.approx(paper[kind], rel=0.001), kind
+        assert traced.memory[kind] == pytest.approx(paper[kind], rel=0.001), kind
 
 
 @pytest.mark.slow
 def test_the_first_stage_of_a_pipeline_holds_what_the_theory_says():
     layout = Layout(dp=4, tp=8, pp=2, zero=3)
     model = MODELS["llama-3-70b"]
-    found, paper = trace(model, layout, seq_len=8192), on_paper(model, layout, 8192)
-    assert found.calls == calls(traced_job(model, 8192, layout), layout)
-    assert found.peak == pytest.approx(sum(paper.values()), rel=0.05)
+    traced, paper = trace(model, layout, seq_len=8192), on_paper(model, layout, 8192)
+    assert traced.calls == calls(traced_job(model, 8192, layout), layout)
+    assert traced.peak == pytest.approx(sum(paper.values()), rel=0.05)
     for kind in ("weights", "gradients", "optimizer"):
-        assert found.memory[kind] == pytest.approx(paper[kind], rel=0.001), kind
+        assert traced.memory[kind] == pytest.approx(paper[kind], rel=0.001), kind
 
 
 @pytest.mark.slow
 def test_the_70b_on_a_laptop(aside):
     model, layout = MODELS["llama-3-70b"], Layout(dp=8, tp=8, zero=3)
-    found = trace(model, layout, seq_len=8192)
-    assert found.params == 70_553_706_496 and found.calls == calls(traced_job(model, 8192, layout), layout)
-    assert found.peak == pytest.approx(sum(on_paper(model, layout, 8192).values()), rel=0.05)
-    assert found.resident < 800e6
+    traced = trace(model, layout, seq_len=8192)
+    assert traced.params == 70_553_706_496 and traced.calls == calls(traced_job(model, 8192, layout), layout)
+    assert traced.peak == pytest.approx(sum(on_paper(model, layout, 8192).values()), rel=0.05)
+    assert traced.resident < 800e6
     usual = aside(
         trace_here, replace(model, layers=8), replace(layout, sequence_parallel=False), 8192, "usual"
     )
     assert usual.count("all_reduce", "tp") == 7 * 8
-    states = sum(found.memory[kind] for kind in ("weights", "gradients", "optimizer"))
+    states = sum(traced.memory[kind] for kind in ("weights", "gradients", "optimizer"))
     assert states == pytest.approx(16 * model.params / 64, rel=0.001)
 
 

@@ -117,8 +117,8 @@ def test_chunks_send_more(schedule, v, messages):
     """A message on and one back for each chunk, less the ends; at the turn of a V nothing leaves the rank."""
     job = Job(MODELS["llama-3-8b"], global_batch=8, framework=TEXTBOOK)
     layout = Layout(pp=4, interleave=v, schedule=schedule)
-    found = [sum(c.calls for c in calls(job, layout, k) if c.axis == "pp") / 8 for k in range(4)]
-    assert found == messages
+    listed = [sum(c.calls for c in calls(job, layout, k) if c.axis == "pp") / 8 for k in range(4)]
+    assert listed == messages
 
 
 def test_who_sends_to_whom_is_the_layouts_order(eight):

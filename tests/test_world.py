@@ -120,13 +120,13 @@ def test_a_fork_of_the_kernel_has_worlds_of_its_own():
             os.waitpid(child, 0)
             print(world.run(lambda: 1))
     """
-    said = subprocess.run(
+    script = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=100
     )
     assert (
-        said.stdout.splitlines()[1:] == ["[42, 42]", "[1, 1]"]
-        and "of which this one is a fork; make a new one here" in said.stdout
-    ), said
+        script.stdout.splitlines()[1:] == ["[42, 42]", "[1, 1]"]
+        and "of which this one is a fork; make a new one here" in script.stdout
+    ), script
 
 
 # -- calls and state ---------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_two_worlds_at_once(world):
 
 
 @pytest.mark.parametrize(
-    "call, said",
+    "call, message",
     [
         (
             lambda: dist.send(torch.ones(2), dist.get_rank() + 1),
@@ -202,8 +202,8 @@ def test_two_worlds_at_once(world):
         ),
     ],
 )
-def test_a_rank_that_does_not_exist_is_not_waited_for(world, call, said):
-    assert said in str(fails(world, call, within=3))
+def test_a_rank_that_does_not_exist_is_not_waited_for(world, call, message):
+    assert message in str(fails(world, call, within=3))
 
 
 @pytest.mark.parametrize(
@@ -345,10 +345,10 @@ def test_all_raise_alike_is_told_once(world):
 
 
 def test_all_raise_differently(world):
-    def each():
+    def raises():
         raise (KeyError if dist.get_rank() % 2 else ValueError)(f"at {dist.get_rank()}")
 
-    error = fails(world, each, within=1)
+    error = fails(world, raises, within=1)
     assert error.ranks == [0, 1, 2, 3]
     assert all(f"rank {r} raised" in str(error) for r in range(4))
 

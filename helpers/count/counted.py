@@ -39,11 +39,11 @@ class Counted(Traffic):
 
     def _gather(self) -> None:
         until = time.monotonic() + PATIENCE
-        found = {self._mine.rank: self._mine}
-        for rank in set(range(self._counter.size)) - set(found):
-            found[rank] = self._counter.told_by(rank, until)
-        self.missing = sorted(rank for rank, told in found.items() if told is None)
-        self._told = [found[rank] or Told(rank=rank) for rank in range(self._counter.size)]
+        reports = {self._mine.rank: self._mine}
+        for rank in set(range(self._counter.size)) - set(reports):
+            reports[rank] = self._counter.told_by(rank, until)
+        self.missing = sorted(rank for rank, told in reports.items() if told is None)
+        self._told = [reports[rank] or Told(rank=rank) for rank in range(self._counter.size)]
         super().__init__([told.report for told in self._told])
         self.steps = [told.steps for told in self._told]
 
@@ -54,43 +54,45 @@ class Counted(Traffic):
             return [_table(f"rank {rank}, in all: no optimizer stepped", self.ranks[rank])]
         parts = [(f"step {i + 1}", rows) for i, rows in enumerate(steps.first)]
         if steps.further:
-            each = f"each of steps {len(parts) + 1}–{steps.number}" if steps.further > 1 else "step 3"
-            parts.append((each + ("" if steps.same else ", in the mean: they differ"), steps.mean()))
+            title = f"each of steps {len(parts) + 1}–{steps.number}" if steps.further > 1 else "step 3"
+            parts.append((title + ("" if steps.same else ", in the mean: they differ"), steps.mean()))
         if steps.after:
             parts.append(("after the last step", steps.after))
         return [_table(f"rank {rank}, {title}", rows) for title, rows in _merged(parts) if rows]
 
     def between_ranks(self) -> list[str]:
         """What differs between the ranks, in sentences."""
-        said = []
+        sentences = []
         for op, axis in dict.fromkeys((row.op, row.axis) for rows in self.ranks for row in rows):
             calls = {r: self.calls(op, axis, r) for r in range(len(self.ranks)) if r not in self.missing}
             if len(set(calls.values())) > 1:
-                said.append(f"{op} on {axis}: " + _by_value(calls, "{} calls"))
+                sentences.append(f"{op} on {axis}: " + _by_value(calls, "{} calls"))
         sent = {r: human(n) for r, n in enumerate(self.counted) if r not in self.missing}
         if len(set(sent.values())) > 1:
-            said.append("must send: " + _by_value(sent, "{}"))
+            sentences.append("must send: " + _by_value(sent, "{}"))
         waited = {r: s for r, s in enumerate(self.waited) if r not in self.missing}
         if len(waited) > 1 and max(waited.values()) > 0:
             least, most = min(waited, key=waited.get), max(waited, key=waited.get)
-            said.append(
+            sentences.append(
                 f"rank {least} waited least, {waited[least]:.2f} s; rank {most} most, {waited[most]:.2f} s:"
                 f" rank {least} is the one that the others wait for"
                 if waited[most] > 2 * waited[least]
                 else f"all waited about alike, {waited[least]:.2f} to {waited[most]:.2f} s"
             )
         if wrong := self.disagreement():
-            said.append(wrong)
+            sentences.append(wrong)
         if self.missing:
-            said.append(f"{ranks(self.missing)} sent no report")
-        return said
+            sentences.append(f"{ranks(self.missing)} sent no report")
+        return sentences
 
     def __repr__(self) -> str:
         if not any(self.ranks):
             return "no bytes moved: the ranks called no collective"
         me = self._mine.rank
-        said = "\n".join(self.between_ranks())
-        return "\n\n".join([*map(repr, self.tables(me)), *([f"between ranks\n{said}"] if said else [])])
+        differences = "\n".join(self.between_ranks())
+        return "\n\n".join(
+            [*map(repr, self.tables(me)), *([f"between ranks\n{differences}"] if differences else [])]
+        )
 
     def _repr_html_(self) -> None:
         return None

@@ -16,13 +16,13 @@ APART = 2  # first steps that are kept apart: DDP makes its buckets in the first
 
 @dataclass
 class BySteps:
-    """first: the rows of each of the first steps. each: sums over all further steps, `further` of them.
+    """first: the rows of each of the first steps. sums: over all further steps, `further` of them.
     same: whether those all made the same calls with the same bytes. after: what came after the last step.
     seconds: how long the further steps took together.
     """
 
     first: list[list[CollectiveCount]] = field(default_factory=list)
-    each: list[CollectiveCount] = field(default_factory=list)
+    sums: list[CollectiveCount] = field(default_factory=list)
     further: int = 0
     same: bool = True
     after: list[CollectiveCount] = field(default_factory=list)
@@ -44,7 +44,7 @@ class BySteps:
                 wire=None if row.wire is None else row.wire / n,
                 waited=row.waited / n,
             )
-            for row in self.each
+            for row in self.sums
         ]
 
 
@@ -54,7 +54,7 @@ class Steps:
     """
 
     def __init__(self, recorder: Recorder):
-        self.recorder, self.found = recorder, BySteps()
+        self.recorder, self.counted = recorder, BySteps()
         self._inside: list[int] = []  # optimizers that are stepping, the outer one first
         self._ends: int | None = None  # the optimizer whose step ends the step
         self._began = self._stepping = time.monotonic()
@@ -67,8 +67,8 @@ class Steps:
     def stop(self) -> BySteps:
         for hook in self._hooks:
             hook.remove()
-        self.found.after = self._since()
-        return self.found
+        self.counted.after = self._since()
+        return self.counted
 
     def _starts(self, optimizer, args, kwargs) -> None:
         if id(optimizer) in self._inside:  # its last step raised
@@ -87,22 +87,22 @@ class Steps:
         self._ends = self._ends or id(optimizer)
         if self._ends == id(optimizer):
             if len(self.recorder.spans) < self.recorder.most_spans:
-                number = str(self.found.number + 1)
+                number = str(self.counted.number + 1)
                 self.recorder.spans.append(Span("busy", number, self._began, now))
             self._end(now - self._began)
             self._began = now
 
     def _end(self, seconds: float) -> None:
-        rows, found = self._since(), self.found
-        if len(found.first) < APART:
-            found.first.append(rows)
+        rows, counted = self._since(), self.counted
+        if len(counted.first) < APART:
+            counted.first.append(rows)
             return
-        if found.further:
+        if counted.further:
             key = lambda rows, n: {(r.op, r.axis): (r.calls / n, r.payload / n) for r in rows}
-            found.same &= key(rows, 1) == key(found.each, found.further)
-        found.each = _joined(found.each, rows, 1)
-        found.further += 1
-        found.seconds += seconds
+            counted.same &= key(rows, 1) == key(counted.sums, counted.further)
+        counted.sums = _joined(counted.sums, rows, 1)
+        counted.further += 1
+        counted.seconds += seconds
 
     def _since(self) -> list[CollectiveCount]:
         """The rows since this was asked last."""
@@ -113,10 +113,10 @@ class Steps:
 
 def _joined(rows: list[CollectiveCount], others: list[CollectiveCount], sign: int) -> list[CollectiveCount]:
     """rows + sign · others, by operation and axis."""
-    found = {(row.op, row.axis): row for row in rows}
+    joined = {(row.op, row.axis): row for row in rows}
     for other in others:
-        row = found.get((other.op, other.axis), CollectiveCount(other.op, other.axis))
-        found[other.op, other.axis] = CollectiveCount(
+        row = joined.get((other.op, other.axis), CollectiveCount(other.op, other.axis))
+        joined[other.op, other.axis] = CollectiveCount(
             other.op,
             other.axis,
             row.calls + sign * other.calls,
@@ -127,4 +127,4 @@ def _joined(rows: list[CollectiveCount], others: list[CollectiveCount], sign: in
             row.members or other.members,
             row.types | other.types,
         )
-    return list(found.values())
+    return list(joined.values())

@@ -25,11 +25,11 @@ class Advice(NamedTuple):
 def advice(splits: Sequence[Split]) -> list[Advice]:
     """What is largest on the rank that works longest: the others wait for it. The most costly first."""
     one = slowest(splits)
-    parts, found = one.parts, []
+    parts, costs = one.parts, []
     for part, seconds in parts.items():
         if part.startswith("exposed "):
-            found.append(_exposed(one, part.removeprefix("exposed "), seconds))
-    found.append(
+            costs.append(_exposed(one, part.removeprefix("exposed "), seconds))
+    costs.append(
         Advice(
             parts["bubble"],
             "it waits for the neighbouring pipeline stage: take more microbatches, or a schedule with a"
@@ -40,7 +40,7 @@ def advice(splits: Sequence[Split]) -> list[Advice]:
     host = parts["waiting for Python"]
     others = [s.parts["waiting for Python"] for s in splits if s is not one]
     if others and host > 3 * statistics.median(others):
-        found.append(
+        costs.append(
             Advice(
                 host,
                 f"rank {one.rank} waits for its own Python, the other ranks do not: look for what it alone"
@@ -49,7 +49,7 @@ def advice(splits: Sequence[Split]) -> list[Advice]:
             )
         )
     elif one.on_gpu:
-        found.append(
+        costs.append(
             Advice(
                 host,
                 "the GPU waits for Python to launch the next kernel: larger microbatches, torch.compile or"
@@ -58,9 +58,9 @@ def advice(splits: Sequence[Split]) -> list[Advice]:
             )
         )
     else:
-        found.append(Advice(host, "Python runs between the operators: larger microbatches", 11))
+        costs.append(Advice(host, "Python runs between the operators: larger microbatches", 11))
     if one.on_gpu:
-        found.append(
+        costs.append(
             Advice(
                 parts["idle"],
                 "the GPU idles though the next kernel had been launched: it waits for an event of another"
@@ -68,7 +68,7 @@ def advice(splits: Sequence[Split]) -> list[Advice]:
                 5,
             )
         )
-        found.append(
+        costs.append(
             Advice(
                 parts["copies"],
                 "copies between host and GPU, or within it, that nothing hides: pinned memory with"
@@ -76,11 +76,11 @@ def advice(splits: Sequence[Split]) -> list[Advice]:
                 11,
             )
         )
-    found.append(
+    costs.append(
         Advice(parts["waiting for data"], "the loader has no batch ready: more workers, or prefetching", 11)
     )
     if parts["optimizer"] > 0.1 * one.seconds:
-        found.append(
+        costs.append(
             Advice(
                 parts["optimizer"],
                 "the optimizer: fused=True, or ZeRO, by which each rank updates its part only",
@@ -89,7 +89,7 @@ def advice(splits: Sequence[Split]) -> list[Advice]:
         )
     behind = one.working - statistics.median(s.working for s in splits)
     if len(splits) > 1:
-        found.append(
+        costs.append(
             Advice(
                 behind,
                 f"rank {one.rank} works longer than the median rank, and the others wait: look for uneven"
@@ -97,7 +97,7 @@ def advice(splits: Sequence[Split]) -> list[Advice]:
                 11,
             )
         )
-    worth = [a for a in found if a.seconds > LEAST * one.seconds]
+    worth = [a for a in costs if a.seconds > LEAST * one.seconds]
     return sorted(worth, key=lambda a: -a.seconds)[:MOST]
 
 

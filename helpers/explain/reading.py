@@ -84,8 +84,8 @@ def read(path: str) -> Trace:
     known = info.get("distributedInfo")
     info["distributedInfo"] = known if isinstance(known, dict) else {}
     rank = info["distributedInfo"].get("rank")
-    if rank is None and (said := _RANK.search(file)):
-        rank = int(said[1])
+    if rank is None and (in_name := _RANK.search(file)):
+        rank = int(in_name[1])
     if not gpu and not cpu:
         raise Unreadable(f"{file} has no kernels and no operators: was anything run while it was recorded?")
     return Trace(file, rank, info, gpu, launches, notes, [] if gpu else cpu)
@@ -126,13 +126,13 @@ def _events(path: str, info: dict) -> Iterator[object]:
         if text.lstrip()[0] == "[":  # the format's other form: a bare list
             at = text.index("[") + 1
         else:
-            while not (found := _EVENTS.search(text)):
+            while not (events := _EVENTS.search(text)):
                 more = file.read(CHUNK)
                 if not more or len(text) > HEAD or text.lstrip()[0] != "{":
                     raise Unreadable(f"{name} is no trace of torch.profiler: it has no list of traceEvents")
                 text += more
-            info |= _object(text[: found.start()].rstrip().rstrip(",") + "}")
-            at = found.end()
+            info |= _object(text[: events.start()].rstrip().rstrip(",") + "}")
+            at = events.end()
         while True:
             at = _BETWEEN.match(text, at).end()
             if at < len(text) and text[at] == "]":
@@ -156,7 +156,7 @@ def _events(path: str, info: dict) -> Iterator[object]:
 def _object(text: str) -> dict:
     """What stands before or behind the events; nothing where it cannot be read."""
     try:
-        found = json.loads(text)
-        return found if isinstance(found, dict) else {}
+        parsed = json.loads(text)
+        return parsed if isinstance(parsed, dict) else {}
     except json.JSONDecodeError:
         return {}

@@ -51,15 +51,15 @@ class Explained:
         kinds: dict[tuple, list[Collective]] = {}
         for c in one.collectives:
             kinds.setdefault((c.op, c.axis, c.payload), []).append(c)
-        total = lambda found: sum(c.end - c.start for c in found)
+        total = lambda alike: sum(c.end - c.start for c in alike)
         ranked = sorted(kinds.items(), key=lambda kind: -total(kind[1]))
         rows = []
-        for (op, axis, payload), found in ranked[:ROWS]:
-            middle = statistics.median(c.end - c.start for c in found)
-            least = min(c.end - c.start for c in found)
-            sent = found[0].sent
+        for (op, axis, payload), alike in ranked[:ROWS]:
+            middle = statistics.median(c.end - c.start for c in alike)
+            least = min(c.end - c.start for c in alike)
+            sent = alike[0].sent
             rate = lambda us: "" if not sent or us <= 0 else f"{sent / us / 1e3:.1f} GB/s"
-            calls = len(found) / max(1, one.steps)
+            calls = len(alike) / max(1, one.steps)
             rows.append(
                 [op, axis, human(payload), f"{calls:g}", f"{middle / 1e3:.2f} ms", rate(middle), rate(least)]
             )
@@ -72,19 +72,19 @@ class Explained:
 
     def sentences(self) -> list[str]:
         one = slowest(self.splits)
-        said = []
+        sentences = []
         if one.communication:
-            said.append(
+            sentences.append(
                 f"rank {one.rank} communicates {one.communication / one.seconds:.1%} of the time, and"
                 f" {one.hidden:.1%} of that is hidden under computation"
             )
         if len(self.splits) > 1:
             others = statistics.median(s.working for s in self.splits if s is not one)
-            said.append(
+            sentences.append(
                 f"rank {one.rank} is the slowest: without waiting for others it works"
                 f" {one.working / max(1e-9, others) - 1:+.1%} against the median of the rest"
             )
-        return said
+        return sentences
 
     def __repr__(self) -> str:
         parts = [repr(self.parts())]
@@ -143,21 +143,21 @@ def explain(files: Sequence[str]) -> Explained:
 
 
 def _unknown(splits: list[Split]) -> list[str]:
-    found, sent = [], [c for s in splits for c in s.collectives]
+    unknown, sent = [], [c for s in splits for c in s.collectives]
     if not sent:
         return ["no collective was recorded: one rank alone, or a process that only computed"]
     if any(c.axis == UNKNOWN for c in sent):
-        found.append(
+        unknown.append(
             "not known: the axis of some collectives. Newer PyTorch writes the group of each NCCL kernel into"
             " its traces; gloo's have none"
         )
     if any(c.payload is None and c.op != "barrier" for c in sent):
-        found.append("not known: bytes and bandwidth where a collective's size is not in the trace")
+        unknown.append("not known: bytes and bandwidth where a collective's size is not in the trace")
     if any(c.op.startswith("send or") for c in sent):
-        found.append("not known: whether a SendRecv kernel is a pipeline's send or an all_to_all")
+        unknown.append("not known: whether a SendRecv kernel is a pipeline's send or an all_to_all")
     if not all(s.steps for s in splits):
-        found.append(
+        unknown.append(
             "not known: where a step ends; call profiler.step() after each. Times are of all that was"
             " recorded"
         )
-    return found
+    return unknown

@@ -209,7 +209,7 @@ class Recorder:
         if call.op not in ("send", "recv") and len(brought) < REMEMBERED:
             size = ""
             if call.first is not None and call.op != "all_to_all":
-                size = f" of {call.payload // max(1, call.first.element_size())} {_type(call.first)}"
+                size = f" of {call.payload / max(1, call.first.element_size()):.0f} {_type(call.first)}"
             root = f" with root {call.members[call.root]}" if call.op in ROOTED else ""
             brought.append(call.op + size + root)
 

@@ -10,6 +10,7 @@ part, two letters: a number of base 64, which is a place in the list of all GB t
 from __future__ import annotations
 
 import json
+from functools import cache
 from itertools import product
 
 from ...theory.pipelines import SCHEDULES
@@ -44,6 +45,7 @@ def ranks_text(timeline: Timeline) -> list[str]:
     return texts
 
 
+@cache
 def schedule_frames() -> dict[str, object]:
     """'1F1B 4 8 1' -> [title, a text for each rank], or the sentence why this cannot be drawn up.
 
@@ -62,6 +64,7 @@ def schedule_frames() -> dict[str, object]:
     return frames
 
 
+@cache
 def memory_frames() -> dict[str, object]:
     """parts: their names. gigabytes: all sizes that occur. frames: one text for each setting, in the order of
     `itertools.product` over the controls; one that starts with '!' is the sentence why it cannot be. holds:

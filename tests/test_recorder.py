@@ -1,0 +1,267 @@
+"""The recorder's books without ranks: it is told by hand what the front tells, so every number is known."""
+
+import json
+import tempfile
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from helpers.runtime import meter, wire
+from helpers.runtime.front import Call
+from helpers.runtime.meter import Recorder
+from helpers.runtime.operators import InBatch
+
+GROUP = type("Group", (), {})()  # a recorder remembers weakly whose connections it has seen
+
+
+class Work:
+    """A collective under way, until `done`."""
+
+    def __init__(self, done: bool = False):
+        self.done = done
+
+    def is_completed(self) -> bool:
+        return self.done
+
+    def wait(self) -> None:
+        self.done = True
+
+
+class Wire:
+    """What the operating system would say: `sent` now, `hidden` once somebody has looked for connections."""
+
+    def __init__(self):
+        self.sent, self.hidden = {"first": 7}, {}
+
+    def refresh(self) -> None:
+        self.sent, self.hidden = self.sent | self.hidden, {}
+
+    def read(self) -> dict:
+        return dict(self.sent)
+
+    def total(self) -> int:
+        return sum(self.sent.values())
+
+    def forget(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What the recorder hears of: a clock to set, a front that installs nothing."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    front = SimpleNamespace(
+        add=lambda one: None,
+        remove=lambda one: None,
+        fabric=None,
+        inside=False,
+        wait_for=lambda work: work.wait(),
+    )
+    monkeypatch.setattr(meter, "time", clock)
+    monkeypatch.setattr(meter, "front", front)
+    monkeypatch.setattr(wire, "Counter", Wire)
+    monkeypatch.setattr(wire, "available", True)
+    return SimpleNamespace(clock=clock, front=front)
+
+
+def call(op="all_reduce", axis="dp", payload=400, size=400, book=600, root=None, first=(100,), device="cpu"):
+    tensor = None if first is None else torch.empty(first, device=device)
+    return Call(op, axis, GROUP, [4, 5], 0, root, payload, size, book, tensor)
+
+
+def issue(recorder, call, work=None, sends=0):
+    """A collective from its begin on: `sends` bytes go out meanwhile."""
+    work = work or Work()
+    recorder.begins(call)
+    recorder.begun(call, work)
+    recorder.counter.sent["first"] += sends
+    return work
+
+
+def test_rows_add_up_and_what_overlaps_is_held_at_once(told):
+    recorder = Recorder()
+    first = issue(recorder, call(), sends=600)
+    second = issue(recorder, call(axis="tp", payload=80, size=100, book=120), sends=30)
+    assert not recorder.calm()
+    told.clock.now = 1.5
+    recorder.waited(first, 1.0)
+    third = issue(recorder, call(payload=40, size=50, book=60))
+    recorder.waited(third, 1.25)
+    second.done = True
+    assert recorder.calm()
+    rows = {row.axis: row for row in recorder.counted_so_far()}
+    dp, tp = rows["dp"], rows["tp"]
+    assert (dp.calls, dp.payload, dp.book, dp.members) == (2, 440, 660, (4, 5))
+    assert (tp.calls, tp.payload, tp.book, tp.waited) == (1, 80, 120, 0)
+    assert dp.waited == 0.5 + 0.25 and dp.types == {"float32"}
+    assert dp.wire is None and tp.wire is None, "they overlapped: only their sum is known"
+    report = recorder.stop()
+    assert report.wire == {"first": 630} and report.peak_in_flight == 500 and report.late == 0
+    assert report.not_waited == 1, "nobody waited for the second"
+
+
+def test_bytes_belong_to_what_was_alone_under_way(told):
+    recorder = Recorder()
+    for _ in range(2):
+        recorder.waited(issue(recorder, call(), sends=600), 0.0)
+    issue(recorder, call("broadcast", "tp", root=0), Work(done=True), sends=50)
+    recorder.counter.hidden = {"made later": 1000}
+    assert {row.op: row.wire for row in recorder.counted_so_far()} == {"all_reduce": 1200, "broadcast": 50}
+    report = recorder.stop()
+    assert report.wire == {"first": 1250, "made later": 1000} and report.peak_in_flight == 400
+    assert report.not_waited == 1
+
+
+def test_the_greeting_of_a_group_is_no_collectives(told):
+    recorder = Recorder()
+    recorder.counter.hidden = {"greeted": 900}
+    recorder.waited(issue(recorder, call(), sends=600), 0.0)
+    recorder.look(None)
+    recorder.counter.hidden = {"of a group that is known": 1}
+    recorder.look(GROUP)
+    (row,) = recorder.counted_so_far()
+    assert row.wire == 600 and recorder.counter.hidden
+
+
+def test_what_moves_past_the_operating_system_is_not_known(told):
+    recorder = Recorder()
+    recorder.waited(issue(recorder, call(device="meta"), sends=5), 0.0)
+    report = recorder.stop()
+    assert report.wire is None and report.rows[0].wire is None
+    recorder.start()
+    assert recorder.stop().wire == {"first": 0}
+    recorder.start()
+    recorder.waited(issue(recorder, call("barrier", first=None), sends=5), 0.0)
+    assert recorder.stop().rows[0].wire == 5
+
+
+def test_spans_and_streams_are_kept_once_and_up_to_a_number(told):
+    recorder = Recorder(spans=2)
+    for k in range(3):
+        told.clock.now = 10.0 * k + 1  # a start of 0 would be none
+        work = issue(recorder, call())
+        told.clock.now += 5
+        work.done = True
+        recorder.under_way()
+        recorder.waited_for_ddp(told.clock.now - 3)
+        recorder.waited(work, told.clock.now - 1e-4 / 2)
+    report = recorder.stop()
+    assert [tuple(span) for span in report.spans] == [
+        ("wait", "all_reduce dp", 3.0, 6.0),
+        ("wait", "all_reduce dp", 13.0, 16.0),
+    ]
+    assert [tuple(span) for span in report.streams] == [
+        ("comm", "all_reduce dp", 1.0, 6.0),
+        ("comm", "all_reduce dp", 11.0, 16.0),
+    ]
+    assert report.rows[0].waited == pytest.approx(9 + 3e-4 / 2) and report.peak_in_flight == 400
+
+
+def test_a_wait_too_short_to_be_seen_is_counted_and_not_drawn(told):
+    recorder = Recorder()
+    told.clock.now = 1.0
+    for seconds in (0.9e-4, 1.2e-4):
+        recorder.waited(issue(recorder, call()), 1 - seconds)
+    report = recorder.stop()
+    assert report.rows[0].waited == pytest.approx(2.1e-4)
+    assert [span.end - span.start for span in report.spans] == pytest.approx([1.2e-4])
+
+
+def test_a_wait_for_a_tensor_is_for_the_first_that_is_under_way(told):
+    recorder = Recorder()
+    issue(recorder, call("broadcast", root=0), Work(done=True))
+    assert not recorder.under_way()
+    issue(recorder, call("all_gather"))
+    waits = issue(recorder, call())
+    assert recorder.under_way()
+    told.clock.now = 2.0
+    recorder.waited_for_tensor(0.5)
+    waits.done = True
+    recorder.waited_for_ddp(1.0)
+    assert {row.op: row.waited for row in recorder.rows.values()} == {
+        "broadcast": 0,
+        "all_gather": 1.5,
+        "all_reduce": 1.0,
+    }
+
+
+def test_the_works_of_a_batch_end_together(told):
+    recorder = Recorder()
+    for op in ("send", "recv"):
+        issue(recorder, call(op, "pp", root=1), InBatch())
+    batch = Work()
+    recorder.batch_begun(batch)
+    told.clock.now = 1.0
+    recorder.waited(batch, 0.0)
+    assert [row.waited for row in recorder.rows.values()] == [1.0, 0]
+    issue(recorder, call(size=700))
+    assert recorder.stop().peak_in_flight == 800 and recorder.calm()
+
+
+def test_what_was_never_waited_for_is_waited_for_at_the_end(told):
+    recorder = Recorder()
+    works = [issue(recorder, call()), issue(recorder, call(), Work(done=True))]
+    recorder.finish()
+    assert all(work.done for work in works) and recorder.stop().not_waited == 2
+
+
+def test_what_each_brought_is_remembered_up_to_a_number(told):
+    recorder = Recorder()
+    issue(recorder, call("send", root=1))
+    issue(recorder, call("broadcast", root=1))
+    issue(recorder, call("all_to_all"))
+    issue(recorder, call("barrier", first=None))
+    assert recorder._brought == {(4, 5): ["broadcast of 100 float32 with root 5", "all_to_all", "barrier"]}
+    for _ in range(meter.REMEMBERED):
+        issue(recorder, call())
+    assert len(recorder._brought[4, 5]) == meter.REMEMBERED
+
+
+def test_the_box_has_the_last_collective_after_the_process(told):
+    seen = []
+    with tempfile.TemporaryFile() as file:
+        recorder = Recorder(box=file.fileno())
+        recorder.watch = lambda *told: seen.append(told)
+        told.clock.now = 3.0
+        work = issue(recorder, call(first=(2, 50)))
+        assert recorder.pending()["op"] == "all_reduce"
+        work.done = True
+        assert recorder.pending() is None
+        told.front.inside = True  # some backends hold the caller until it has ended
+        assert recorder.pending()["op"] == "all_reduce"
+        issue(recorder, call("recv", "pp", root=1, first=(2, 50)))
+        text = file.read()
+        assert len(text) == meter.BOX_BYTES
+        last = json.loads(text.rstrip(b"\0"))
+        file_, _, function = last.pop("line")
+        assert file_.endswith("test_recorder.py") and function == "issue"
+        expected = dict(op="recv", axis="pp", number=2, at=3.0, peer=1, needs=[5], shape=[2, 50])
+        assert last == expected | {"dtype": "float32"}
+        issue(recorder, call("broadcast", root=1))
+        assert recorder.last["needs"] == [4, 5]
+        issue(recorder, call("recv"))  # from anyone
+        assert recorder.last["needs"] == [4, 5] and recorder.last["number"] == 4
+        issue(recorder, call("barrier"))
+        assert recorder.last["shape"] is None is recorder.last["dtype"]
+        recorder.start()
+        file.seek(0)
+        assert file.read() == bytes(meter.BOX_BYTES)
+    assert [(op, root) for op, root, _ in seen[:2]] == [("all_reduce", None), ("recv", 1)]
+
+
+def test_an_emulated_network_says_how_much_was_late(told):
+    told.front.fabric = SimpleNamespace(late=9)
+    recorder = Recorder()
+    assert told.front.fabric.late == 0
+    told.front.fabric.late = 3
+    assert recorder.stop().late == 3
+
+
+def test_one_that_is_off_counts_nothing(told):
+    recorder = Recorder(on=False)
+    recorder.counter.hidden = {"greeted": 900}
+    recorder.look(GROUP)
+    recorder.spans.append("kept")
+    report = recorder.stop()
+    assert recorder.counter.hidden and report.spans == ["kept"] and (report.rows, report.wire) == ([], None)
