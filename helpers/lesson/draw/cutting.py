@@ -91,7 +91,7 @@ def cube(ax, cut: int, n: int, size: float = 11) -> None:
 @styled
 def matrix_cuts(n: int = 4) -> Picture:
     """x · W = y, with W cut by columns, then by rows: what each rank holds, and what it gets."""
-    figure, axes = row_of_panels(2, 9.6, 2.5)
+    figure, axes = row_of_panels(2, 9.6, 2.1)
     for ax, by, title in zip(
         axes[0],
         ("columns", "rows"),
