@@ -146,8 +146,8 @@ def judge_average(attempt) -> Answer:
                 raise
             return Answer("crashed", f"{IN_PLACE} Use that tensor.\n\n{e.report}", "a sum taken from None")
     cases = [(shares, rank) for shares in SHARES for rank in range(4)]
-    said = [of_ranks[rank][i] for i in range(len(SHARES)) for rank in range(4)]
-    for (_, rank), got in zip(cases, said):
+    answers = [of_ranks[rank][i] for i in range(len(SHARES)) for rank in range(4)]
+    for (_, rank), got in zip(cases, answers):
         if got is None:
             return wrong("nothing returned", f"Your function returned None. {IN_PLACE} Return that tensor.")
         if not isinstance(got, torch.Tensor):
@@ -163,21 +163,21 @@ def judge_average(attempt) -> Answer:
             )
     alike = lambda got, other: torch.allclose(got.float(), other, atol=1e-5, rtol=1e-4)
     twin = [torch.cat(_gradients(shares)).mean(0) for shares, _ in cases]
-    off = next((i for i, (got, whole) in enumerate(zip(said, twin)) if not alike(got, whole)), None)
+    off = next((i for i, (got, whole) in enumerate(zip(answers, twin)) if not alike(got, whole)), None)
     if off is None:
         return right("Equal to the twin on every rank, with equal and with unequal shares.")
-    if mistake := proven(said, cases, MISTAKES, alike):
+    if mistake := proven(answers, cases, MISTAKES, alike):
         return wrong(mistake.name, mistake.text)
     shares, rank = cases[off]
-    times = (said[off].float() @ twin[off] / (twin[off] @ twin[off])).item()
-    scaled = alike(said[off], times * twin[off])
+    times = (answers[off].float() @ twin[off] / (twin[off] @ twin[off])).item()
+    scaled = alike(answers[off], times * twin[off])
     return wrong(
         "another value than the twin's",
         f"With {shares} examples rank {rank} "
         + (
             f"has {times:.3g} times the twin's gradient."
             if scaled
-            else f"is off by up to {(said[off] - twin[off]).abs().max():.2g}."
+            else f"is off by up to {(answers[off] - twin[off]).abs().max():.2g}."
         )
         + (f" With {cases[0][0]} it is right." if off >= 4 else ""),
     )

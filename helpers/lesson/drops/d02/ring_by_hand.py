@@ -191,15 +191,15 @@ def _named(watched: list, n: int, case: str) -> Answer:
 
 def _named_crash(error: RankError, case: str, n: int, elements: int) -> Answer:
     """A crash, with what is known of it."""
-    said = [(s.error.type, s.error.message) for s in error.seen if s.error and not s.error.aborted]
+    errors = [(s.error.type, s.error.message) for s in error.seen if s.error and not s.error.aborted]
     name = advice = None
-    if any("'tuple' object does not support item assignment" in text for _, text in said):
+    if any("'tuple' object does not support item assignment" in text for _, text in errors):
         name = "a place of a tuple"
         advice = (
             "torch.tensor_split gives a tuple, and you write to a place of it. A new tensor in that place"
             " would not be in x anyway. Write into the view: `chunks[j] += buffer`, or receive into it."
         )
-    elif (n, elements) == CASES[-1] and all(kind == "IndexError" for kind, _ in said):
+    elif (n, elements) == CASES[-1] and all(kind == "IndexError" for kind, _ in errors):
         name = "fewer chunks than ranks"
         advice = (
             "All longer tensors came out right. Of few numbers x.chunk(n) may make fewer than n chunks;"

@@ -53,15 +53,15 @@ def _on_rank(attempt) -> dict:
         got = attempt(x, up, down, dist.get_rank(), dist.get_world_size())
     sums = sum(row.calls for row in current.counted_so_far() if row.op == "all_reduce")
     shape = tuple(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
-    found = {"shape": shape, "sums": sums, "flops": flops.get_total_flops(), "cut": True, "dx": None}
+    measured = {"shape": shape, "sums": sums, "flops": flops.get_total_flops(), "cut": True, "dx": None}
     if shape != (TOKENS, HIDDEN):
-        return found
-    found["y"] = got.detach().clone()
+        return measured
+    measured["y"] = got.detach().clone()
     if got.requires_grad:
         with FlopCounterMode(display=False) as back:
             got.backward(dy)
-        found |= {"cut": False, "dx": x.grad, "flops": found["flops"] + back.get_total_flops()}
-    return found
+        measured |= {"cut": False, "dx": x.grad, "flops": measured["flops"] + back.get_total_flops()}
+    return measured
 
 
 COLUMNS = (

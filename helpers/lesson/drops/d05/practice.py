@@ -70,7 +70,7 @@ def _on_rank(attempt):
     finish = attempt(model, size)
     if not callable(finish):
         return {"finish": repr(finish)[:60]}
-    found = {
+    seen = {
         "finish": None,
         "begun": 0,
         "early": 0.0,
@@ -85,8 +85,8 @@ def _on_rank(attempt):
     count = lambda: sum(row.calls for row in recorder.rows.values())
 
     def begins(dy):
-        # The layer whose backward begins last is the first one: `early` stays as it found it.
-        found.update(early=payload(), beside=found["beside"] or not recorder.calm())
+        # The layer whose backward begins last is the first one: `early` keeps what it was then.
+        seen.update(early=payload(), beside=seen["beside"] or not recorder.calm())
 
     for layer in model:
         layer.register_forward_hook(lambda _, args, y: y.register_hook(begins) and None)
@@ -100,17 +100,17 @@ def _on_rank(attempt):
         before, moved, forgotten = count(), payload(), recorder.not_waited()
         _at["in"] = "backward"
         loss.backward()
-        found["begun"] += count() - before
+        seen["begun"] += count() - before
         _at.update({"in": "finish", "open": recorder.not_waited() > forgotten})
         finish()
-        found["not waited"] = max(found["not waited"], recorder.not_waited() - forgotten)
-        found["left"] += not recorder.calm()
-        found["calls"] = count() - before
-        found["share"] = (found["early"] - moved) / max(1, payload() - moved)
+        seen["not waited"] = max(seen["not waited"], recorder.not_waited() - forgotten)
+        seen["left"] += not recorder.calm()
+        seen["calls"] = count() - before
+        seen["share"] = (seen["early"] - moved) / max(1, payload() - moved)
         recorder.finish()
-        if found["off"] is None:
-            found["off"], found["step"] = _off(model, twin, alone, size), i
-    return found
+        if seen["off"] is None:
+            seen["off"], seen["step"] = _off(model, twin, alone, size), i
+    return seen
 
 
 def _off(model, twin, alone, size: int) -> str | None:

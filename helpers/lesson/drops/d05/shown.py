@@ -66,11 +66,11 @@ def trace(world: World, how: str, tries: int = 3) -> tuple[Timeline, Traffic]:
 
     how: 'alone' (nothing is sent), 'after' backward, in 'buckets' under it, or PyTorch's 'DDP'.
     """
-    found = []
+    runs = []
     for _ in range(tries):
         world.run(_trace, how)
-        found.append((world.timeline, world.traffic))
-    return min(found, key=lambda pair: pair[0].makespan)
+        runs.append((world.timeline, world.traffic))
+    return min(runs, key=lambda pair: pair[0].makespan)
 
 
 def exposed(timeline: Timeline, alone: Timeline) -> float:
