@@ -201,6 +201,13 @@ def _crashed(error: RankError, seen: list[Seen], p: int) -> Answer:
     for part, name, advice in CRASHES:
         if any(part in text for text in messages.values()):
             return Answer("crashed", f"{head}: {advice}{report}", name)
+    if "called recv of int64" in error.report:
+        return Answer(
+            "crashed",
+            f"{head} a gradient comes to a tensor of whole numbers. dy has the shape and the dtype of y, so"
+            f" receive it into torch.empty_like(y). (On rank 0 x is the tokens.){report}",
+            "dy in the shape of the tokens",
+        )
     nothing = [
         r for r, text in messages.items() if "Expected parameter `tensor`" in text and "NoneType" in text
     ]
