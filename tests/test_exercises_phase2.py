@@ -628,6 +628,26 @@ MISTAKES = [
     (d09.ring, whole_sum, "wrong", "not one chunk"),
     (d09.ring, no_adding, "wrong", "another sum"),
 ]
+
+
+def waits_for_the_last(model, world_size):
+    works = []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: works.append(dist.all_reduce(p.grad, async_op=True)))
+
+    def finish():
+        works[-1].wait()
+        for p in model.parameters():
+            p.grad /= world_size
+
+    return finish
+
+
+def test_waits_that_are_missing_are_counted_and_no_others():
+    assert "nobody called wait() for 5 of 6" in d05.overlapped.check(waits_for_the_last).text
+    assert "nobody called" not in d05.overlapped.check(waits_for_the_one_before).text
+
+
 OTHERWISE_RIGHT = [
     (d05.overlapped, waits_for_the_one_before),
     (d07.share, lambda schedule, p, m: round((p - 1) / (m + p - 1), 4)),

@@ -69,6 +69,8 @@ class Recorder:
         self._open: list[Issued] = []
         self._since_quiet: list[CollectiveCount] = []
         self._in_flight = self._peak = self._number = self._forgotten = 0
+        # Of the forgotten, those for whom somebody still may wait: who keeps them in a list waits late.
+        self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self.last = self.watch = None
         self.spans: list[Span] = []
         self.streams: list[Span] = []
@@ -174,6 +176,9 @@ class Recorder:
             self._waited(awaited[0].row, start)
             self._in_flight -= sum(issued.size for issued in awaited)
             self._close(awaited)
+        elif work in self._ended:
+            self._ended.discard(work)
+            self._forgotten -= 1
 
     def waited_for_tensor(self, start: float) -> None:
         self._waited(self._awaited, start)
@@ -239,6 +244,7 @@ class Recorder:
         """Where nothing is under way, credit the bytes sent so far to what was."""
         if self.calm():
             self._forgotten += len(self._open)
+            self._ended.update(issued.work for issued in self._open if isinstance(issued.work, dist.Work))
             self._close(self._open)
             self._in_flight = 0
             self._settle()
