@@ -594,7 +594,7 @@ MISTAKES = [
     (d08.across, reach(lambda size, step, node: size > node), "wrong", "size where reach was meant"),
     (d08.across, outwards, "wrong", "TP outermost"),
     (d08.across, ones_too, "wrong", "a group of one"),
-    (d08.across, always_dp, "wrong", "other axes"),
+    (d08.across, always_dp, "wrong", "the same axes for every layout"),
     (d08.across, reach(lambda size, step, node: size * step >= node), "wrong", "a full node is not left"),
     (
         d08.across,
