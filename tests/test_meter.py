@@ -234,6 +234,21 @@ def test_waiting_is_timed(world):
     assert all(0.2 < waited[r] < 2 for r in (0, 1, 3)) and waited[2] < 0.2
 
 
+@pytest.mark.parametrize("waits, forgotten", [(slice(None), 0), (slice(-1, None), 2), (slice(0), 3)])
+def test_who_waits_late_has_waited(world, waits, forgotten):
+    def in_turn():
+        works = []
+        for _ in range(3):
+            works.append(dist.all_reduce(torch.ones(10), async_op=True))
+            while not works[-1].is_completed():  # the next one begins when nothing is under way
+                time.sleep(0.001)
+        for work in works[waits]:
+            work.wait()
+
+    world.run(in_turn)
+    assert world.traffic.not_waited == forgotten * len(world)
+
+
 def test_without_tcp_counters_the_column_says_so(world, monkeypatch):
     def unavailable():
         from helpers.runtime import wire

@@ -111,8 +111,9 @@ COMPUTED = {
         (
             f"The toy has {human(SMALL)} of gradients here, and on four ranks each sends"
             f" {book('all_reduce', 1, 4)} times that: {human(book('all_reduce', SMALL, 4))} over"
-            f" {human(PORT)}/s, {1e3 * book('all_reduce', SMALL, 4) / PORT:.0f} ms. A"
-            f" step that computes for {4e3 * (d05.FORWARD + d05.BACKWARD):.0f} ms takes half as long again."
+            f" {human(PORT)}/s, {1e3 * book('all_reduce', SMALL, 4) / PORT:.0f} ms."
+            f" A step that computes for {4e3 * (d05.FORWARD + d05.BACKWARD):.0f} ms takes one and a half"
+            " times as long."
         ),
         (
             f"(25 MiB each, the first 1 MiB, unless you say otherwise; here we say {human(d05.BUCKET)}, since"

@@ -28,16 +28,22 @@ def read(orders: Sequence[Sequence[str]], m: int) -> Schedule:
     for rank, order in enumerate(orders):
         if isinstance(order, str) or not isinstance(order, Sequence):
             raise Illegal(
-                f"rank {rank}: give a list of operations such as ['F0', 'B0'], not {order!r}",
+                f"rank {rank}: give a list of operations such as ['F0', 'B0'], not {order!r}"
+                + (" (append and extend change a list, and return None)" if order is None else ""),
                 "no list of operations",
             )
         mine = []
         for text in order:
             found = re.fullmatch(r"([FBIW])(\d+)", text) if isinstance(text, str) else None
             if not found:
+                if isinstance(text, list):
+                    raise Illegal(
+                        f"rank {rank}: you give a list of lists. Give the operations of this rank alone.",
+                        "the lists of all ranks",
+                    )
                 raise Illegal(
-                    f"rank {rank}: {text!r} is no operation; write F0 for the forward of microbatch 0, B0 for"
-                    " its backward",
+                    f"rank {rank}: {text!r} is no operation; write the text 'F0' for the forward of"
+                    " microbatch 0, 'B0' for its backward",
                     "no list of operations",
                 )
             if int(found[2]) >= m:

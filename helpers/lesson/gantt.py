@@ -70,7 +70,8 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
         top -= around + rows[i]
         ax = figure.add_axes((0.07, (top + 0.55) / height, 0.85 if strips[name] else 0.91, rows[i] / height))
         longest = max(o.makespan for o in panels.values() if o.unit == t.unit)
-        most = max((size for o in panels.values() if o.unit == t.unit for size in _tops(o)), default=0)
+        alike = [o for o in panels.values() if (o.unit, o.level_unit) == (t.unit, t.level_unit)]
+        most = max((size for o in alike for size in _tops(o)), default=0)
         panel(ax, t, strips[name], longest, most, _path(t) if critical else set())
         ax.set_title(" · ".join(filter(None, [title if i == 0 else "", name])))
     legend = " · ".join([WORDS[k] for k in kinds] + ["empty: idle"])

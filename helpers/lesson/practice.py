@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from html import escape
+from types import CodeType
 from typing import TYPE_CHECKING
 
 from ..runtime.failure import RankError
@@ -129,13 +130,15 @@ def right(text: str, *figures) -> Answer:
 class Exercise:
     """One exercise. `judge(attempt)` runs it on ranks and returns an Answer; `reference` passes it.
 
-    A judge may let a RankError through: it becomes 'crashed', with the ranks' own report.
+    A judge may let a RankError through: it becomes 'crashed', with the ranks' own report. without: names of
+    the course's own code that would do the work.
     """
 
     name: str
     reference: Callable
     judge: Callable[[Callable], Answer]
     hints: list[str]
+    without: tuple[str, ...] = ()
     # Those of a drop in their order.
     made: int = field(default_factory=itertools.count().__next__, init=False)
     _shown: int = field(default=0, init=False)
@@ -159,11 +162,21 @@ class Exercise:
         if _is_empty(attempt):
             self._shown = max(self._shown, 1)
             return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
+        if (
+            helped := _names(attempt.__code__).intersection(self.without)
+            if hasattr(attempt, "__code__")
+            else ()
+        ):
+            return Answer(
+                "wrong",
+                f"`{min(helped)}` does it for you. Here write it without.",
+                "the course's code does the work",
+            )
         try:
             with _few_lines():
                 answer = self.judge(attempt)
         except RankError as e:
-            answer = Answer("crashed", e.report)
+            answer = _crashed(e)
         except TypeError as e:  # it cannot travel to the ranks
             answer = Answer("crashed", str(e))
         passed.note(self.name, None if answer.kind == "right" else answer.misconception or answer.kind)
@@ -187,6 +200,34 @@ class Exercise:
 
     def __repr__(self) -> str:
         return f"Exercise {self.name!r}: check(your_function), hint(), solution()"
+
+
+# What an error of a rank says, how the mistake is called, what to do.
+CRASHES = (
+    (
+        r"name '(rank|world_size)' is not defined",
+        "a name that only cells have",
+        "`rank` and `world_size` are there in `%%ranks` cells. A function asks: `dist.get_rank()`,"
+        " `dist.get_world_size()`.",
+    ),
+    (
+        r"Expected parameter .tensor. of type torch.Tensor",
+        "a number where a tensor is needed",
+        "A collective takes tensors only: `torch.tensor(number)` makes one of a number.",
+    ),
+)
+
+
+def _crashed(error: RankError) -> Answer:
+    """The ranks' own report, and what to do where it is known."""
+    messages = [seen.error.message for seen in error.seen if seen.error and not seen.error.aborted]
+    for pattern, name, advice in CRASHES:
+        if any(re.search(pattern, message) for message in messages):
+            return Answer("crashed", f"{advice}\n\n{error.report}", name)
+    computing = error.kind == "timeout" and all(
+        s.finished or not (s.where and s.where["in"]) for s in error.seen
+    )
+    return Answer("crashed", ("Does every loop of yours end?\n\n" if computing else "") + error.report)
 
 
 @contextmanager
@@ -217,6 +258,12 @@ class _Text:
 
     def _repr_markdown_(self) -> str:
         return f"```python\n{self.text}\n```" if self.code else self.text
+
+
+def _names(code: CodeType) -> set[str]:
+    """All names that a function looks up, and functions made in it."""
+    inner = (_names(part) for part in code.co_consts if isinstance(part, CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def _is_empty(function: Callable) -> bool:

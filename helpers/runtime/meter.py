@@ -69,6 +69,8 @@ class Recorder:
         self._open: list[Issued] = []
         self._since_quiet: list[CollectiveCount] = []
         self._in_flight = self._peak = self._number = self._forgotten = 0
+        # Of the forgotten, those for whom somebody still may wait: who keeps them in a list waits late.
+        self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self.last = self.watch = None
         self.spans: list[Span] = []
         self.streams: list[Span] = []
@@ -106,7 +108,7 @@ class Recorder:
         self.counter.refresh()  # connections made by groups that no collective has used
         now = self.counter.read()
         sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()}
-        not_waited = len(self._open) + self._forgotten
+        not_waited = self.not_waited()
         self._close(self._open)
         return Report(
             list(self.rows.values()),
@@ -128,6 +130,10 @@ class Recorder:
     def calm(self) -> bool:
         """Whether nothing is under way."""
         return all(issued.work.is_completed() for issued in self._open)
+
+    def not_waited(self) -> int:
+        """How many were begun whose end nobody in Python has waited for."""
+        return len(self._open) + self._forgotten
 
     def pending(self) -> dict | None:
         """The last collective, if this rank is still in it."""
@@ -170,6 +176,9 @@ class Recorder:
             self._waited(awaited[0].row, start)
             self._in_flight -= sum(issued.size for issued in awaited)
             self._close(awaited)
+        elif work in self._ended:
+            self._ended.discard(work)
+            self._forgotten -= 1
 
     def waited_for_tensor(self, start: float) -> None:
         self._waited(self._awaited, start)
@@ -235,6 +244,7 @@ class Recorder:
         """Where nothing is under way, credit the bytes sent so far to what was."""
         if self.calm():
             self._forgotten += len(self._open)
+            self._ended.update(issued.work for issued in self._open if isinstance(issued.work, dist.Work))
             self._close(self._open)
             self._in_flight = 0
             self._settle()

@@ -91,7 +91,7 @@ def cube(ax, cut: int, n: int, size: float = 11) -> None:
 @styled
 def matrix_cuts(n: int = 4) -> Picture:
     """x · W = y, with W cut by columns, then by rows: what each rank holds, and what it gets."""
-    figure, axes = row_of_panels(2, 9.6, 2.5)
+    figure, axes = row_of_panels(2, 9.6, 2.1)
     for ax, by, title in zip(
         axes[0],
         ("columns", "rows"),
@@ -127,14 +127,9 @@ def matrix_cuts(n: int = 4) -> Picture:
                     va="bottom",
                     path_effects=[withStroke(linewidth=2, foreground=INK)],
                 )
+        labels = {("columns", "x"): "x, whole on all", ("rows", "y"): "y = the sum of these"}
         for at, name in ((0.5, "x"), (1.9, "W"), (3.4, "y")):
-            ax.text(
-                at,
-                -0.12,
-                name if not (by == "rows" and name == "y") else "y = the sum of these",
-                ha="center",
-                va="top",
-            )
+            ax.text(at, -0.12, labels.get((by, name), name), ha="center", va="top")
         ax.set_title(title, fontsize=11)
         ax.set(xlim=(-0.1, 4.4), ylim=(-0.35, 1.1), aspect="equal")
         ax.axis("off")

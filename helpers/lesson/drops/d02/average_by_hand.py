@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from ....runtime.failure import RankError
 from ....runtime.world import World
 from ...practice import Answer, Exercise, Mistake, proven, right, wrong
 
@@ -52,7 +53,7 @@ ALL = "What is to be divided by is the number of examples on all ranks: all_redu
 MISTAKES = (
     _mistake(
         "never summed over the ranks",
-        "Each rank still has only its own gradient. Each rank would walk off by itself.",
+        "Each rank still has only its own gradient, so each rank would train a model of its own.",
         lambda own, n, r: own[r],
     ),
     _mistake(
@@ -103,6 +104,12 @@ MISTAKES = (
         lambda own, n, r: sum(own) / sum(n),
     ),
     _mistake(
+        "weighed after the sum",
+        "You sum the ranks' gradients first. Then each rank multiplies the sum by its own share of the"
+        " examples. Multiply before you sum: each gradient by its own rank's number.",
+        lambda own, n, r: sum(own) * n[r] / sum(n),
+    ),
+    _mistake(
         "one rank's term only",
         "Each rank has gradient · examples / all examples. That is what it must add to the sum: all_reduce"
         " it, and return the tensor that all_reduce has written to.",
@@ -127,18 +134,22 @@ MISTAKES = (
 )
 
 
+IN_PLACE = "dist.all_reduce returns None: it writes the sum into the tensor that you give it."
+
+
 def judge_average(attempt) -> Answer:
     with World(4, timeout=5) as world:
-        of_ranks = world.run(_average_on_rank, attempt)
+        try:
+            of_ranks = world.run(_average_on_rank, attempt)
+        except RankError as e:
+            if not any(seen.error and "'NoneType'" in seen.error.message for seen in e.seen):
+                raise
+            return Answer("crashed", f"{IN_PLACE} Use that tensor.\n\n{e.report}", "a sum taken from None")
     cases = [(shares, rank) for shares in SHARES for rank in range(4)]
-    said = [of_ranks[rank][i] for i in range(len(SHARES)) for rank in range(4)]
-    for (_, rank), got in zip(cases, said):
+    answers = [of_ranks[rank][i] for i in range(len(SHARES)) for rank in range(4)]
+    for (_, rank), got in zip(cases, answers):
         if got is None:
-            return wrong(
-                "nothing returned",
-                "Your function returned None. dist.all_reduce returns None too: it writes the sum into the"
-                " tensor that you give it. Return that tensor.",
-            )
+            return wrong("nothing returned", f"Your function returned None. {IN_PLACE} Return that tensor.")
         if not isinstance(got, torch.Tensor):
             return wrong(
                 "no tensor returned",
@@ -152,21 +163,21 @@ def judge_average(attempt) -> Answer:
             )
     alike = lambda got, other: torch.allclose(got.float(), other, atol=1e-5, rtol=1e-4)
     twin = [torch.cat(_gradients(shares)).mean(0) for shares, _ in cases]
-    off = next((i for i, (got, whole) in enumerate(zip(said, twin)) if not alike(got, whole)), None)
+    off = next((i for i, (got, whole) in enumerate(zip(answers, twin)) if not alike(got, whole)), None)
     if off is None:
         return right("Equal to the twin on every rank, with equal and with unequal shares.")
-    if mistake := proven(said, cases, MISTAKES, alike):
+    if mistake := proven(answers, cases, MISTAKES, alike):
         return wrong(mistake.name, mistake.text)
     shares, rank = cases[off]
-    times = (said[off].float() @ twin[off] / (twin[off] @ twin[off])).item()
-    scaled = alike(said[off], times * twin[off])
+    times = (answers[off].float() @ twin[off] / (twin[off] @ twin[off])).item()
+    scaled = alike(answers[off], times * twin[off])
     return wrong(
         "another value than the twin's",
         f"With {shares} examples rank {rank} "
         + (
             f"has {times:.3g} times the twin's gradient."
             if scaled
-            else f"is off by up to {(said[off] - twin[off]).abs().max():.2g}."
+            else f"is off by up to {(answers[off] - twin[off]).abs().max():.2g}."
         )
         + (f" With {cases[0][0]} it is right." if off >= 4 else ""),
     )

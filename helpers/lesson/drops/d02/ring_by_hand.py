@@ -64,14 +64,14 @@ def _watched_on_rank(attempt) -> tuple[list, list]:
 def judge_ring(attempt) -> Answer:
     reached = 0.0
     for n, elements in CASES:
-        case = f"{n} ranks, {elements:,} elements"
+        case = f"{n} ranks and {elements:,} elements"
         with World(n, timeout=4) as world:
             try:
                 results = world.run(_ring_on_rank, attempt, elements)
                 if world.traffic.not_waited:
                     return wrong(
                         "a message nobody waits for",
-                        f"With {case} {world.traffic.not_waited} isend or irecv were never waited for: keep"
+                        f"With {case}, {world.traffic.not_waited} isend or irecv were never waited for: keep"
                         " what they return and call .wait() on it, or the data may come after you have used"
                         " it.",
                     )
@@ -102,20 +102,20 @@ def _wrong_sum(results, case: str) -> Answer | None:
     if all(torch.allclose(x, total / n) for x, _, total in results):
         return wrong(
             "the mean where the sum was meant",
-            f"With {case} every rank holds the mean. "
+            f"With {case}, every rank holds the mean. "
             "An all-reduce sums; whoever wants the mean divides afterwards.",
         )
     if all(torch.equal(x, before) for x, before, _ in results):
         return wrong(
             "x was not changed",
-            f"With {case} x is as it was on every rank. "
+            f"With {case}, x is as it was on every rank. "
             "Work in place: write into x[...], or into views of x.",
         )
     whole = len(results[0][0]) // n * n
     if whole < len(results[0][0]) and all(torch.equal(x[:whole], total[:whole]) for x, _, total in results):
         return wrong(
             "the remainder is left out",
-            f"With {case} all is right but the last {len(results[0][0]) - whole}: {n} chunks of equal length "
+            f"With {case}, all is right but the last {len(results[0][0]) - whole}: {n} equally long chunks "
             "do not cover x. torch.tensor_split makes some chunks one longer.",
         )
     return None
@@ -143,6 +143,7 @@ RISING = (
     "What rank r−1 sends in step k is the chunk that rank r adds to in step k, and sends in step k+1: its"
     " number falls by one for each rank. Yours rises."
 )
+NOT_YET = "(What irecv fills may be used only after .wait().)"
 RISE = Half(lambda r, k: r + k, lambda r, k: r + k + 1, "add")
 LATE = Half(lambda r, k: r - k, lambda r, k: r - k - 1, "write")
 EARLY = Half(lambda r, k: r + 2 - k, lambda r, k: r + 1 - k, "write")
@@ -185,20 +186,20 @@ def _named(watched: list, n: int, case: str) -> Answer:
             return wrong(name, f"With {case}: {text}")
     if is_on_paper([SUM, SPREAD], to=-1):
         return wrong("the ring turned round", f"With {case}: {TURNED}")
-    return wrong("another value than the sum", f"With {case} {rings.where_it_parts(left, n)}")
+    return wrong("another value than the sum", f"With {case}: {rings.where_it_parts(left, n)} {NOT_YET}")
 
 
 def _named_crash(error: RankError, case: str, n: int, elements: int) -> Answer:
     """A crash, with what is known of it."""
-    said = [(s.error.type, s.error.message) for s in error.seen if s.error and not s.error.aborted]
+    errors = [(s.error.type, s.error.message) for s in error.seen if s.error and not s.error.aborted]
     name = advice = None
-    if any("'tuple' object does not support item assignment" in text for _, text in said):
+    if any("'tuple' object does not support item assignment" in text for _, text in errors):
         name = "a place of a tuple"
         advice = (
             "torch.tensor_split gives a tuple, and you write to a place of it. A new tensor in that place"
             " would not be in x anyway. Write into the view: `chunks[j] += buffer`, or receive into it."
         )
-    elif (n, elements) == CASES[-1] and all(kind == "IndexError" for kind, _ in said):
+    elif (n, elements) == CASES[-1] and all(kind == "IndexError" for kind, _ in errors):
         name = "fewer chunks than ranks"
         advice = (
             "All longer tensors came out right. Of few numbers x.chunk(n) may make fewer than n chunks;"
@@ -215,7 +216,7 @@ def _stuck(error: RankError, case: str) -> Answer | None:
     first, other = ("sends", "receives") if doing == {"send"} else ("receives", "sends")
     return Answer(
         "crashed",
-        f"With {case} every rank {first} and waits; nobody {other}. On gloo a send ends when its receiver"
+        f"With {case}, every rank {first} and waits; nobody {other}. On gloo a send ends when its receiver"
         " takes the data, so on a ring somebody must do it the other way round: even ranks send first, odd"
         f" ranks receive first.\n\n{error.report}",
         f"everybody {first} before anybody {other}",
@@ -237,8 +238,8 @@ def _wasteful(traffic: Traffic, size: int, case: str) -> Answer | None:
     if max(sent) < size:
         return wrong(
             "nothing was sent",
-            f"With {case} the busiest rank sent {human(max(sent))}, less than the tensor. The check's numbers"
-            " can be guessed; real gradients cannot.",
+            f"With {case}, the busiest rank sent {human(max(sent))}, less than the tensor. The check's"
+            " numbers can be guessed; real gradients cannot.",
             *figures,
         )
     if max(sent) <= allowed:
@@ -248,7 +249,7 @@ def _wasteful(traffic: Traffic, size: int, case: str) -> Answer | None:
     if sent[hub] >= (n - 1) * size and n > 2 and max(others) <= 1.01 * size:
         return wrong(
             "everything through one rank",
-            f"With {case} rank {hub} sent {human(sent[hub])} and the others at most {human(max(others))}. "
+            f"With {case}, rank {hub} sent {human(sent[hub])} and the others at most {human(max(others))}. "
             "The sum is right, but one link carries n−1 times the load, and it grows with every rank you"
             " add.",
             *figures,
@@ -256,13 +257,13 @@ def _wasteful(traffic: Traffic, size: int, case: str) -> Answer | None:
     if min(sent) >= (n - 1) * size:
         return wrong(
             "the whole tensor, not a chunk",
-            f"With {case} every rank sent {human(sent[0])}: the tensor, n−1 times over. "
+            f"With {case}, every rank sent {human(sent[0])}: the tensor, n−1 times over. "
             "Cut it into n chunks and pass one chunk a step.",
             *figures,
         )
     return wrong(
         "more bytes than needed",
-        f"With {case} the busiest rank sent {human(max(sent))}, where {human(allowed)} are enough: "
+        f"With {case}, the busiest rank sent {human(max(sent))}, where {human(allowed)} are enough: "
         "n−1 chunks to sum, n−1 to spread.",
         *figures,
     )

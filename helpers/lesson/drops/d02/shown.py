@@ -25,15 +25,15 @@ def losses(world: World, optimizer: str, combine: str, steps: int = 12) -> list[
             optimizer
         ](model.parameters())
         tokens, targets = toy.make_batch(b=8, s=32)
-        found = []
+        curve = []
         for _ in range(steps):
             model.zero_grad()
-            found.append(toy.data_parallel_step(model, tokens, targets))
+            curve.append(toy.data_parallel_step(model, tokens, targets))
             if combine == "sum":
                 for p in model.parameters():
                     p.grad *= dist.get_world_size()
             update.step()
-        return found
+        return curve
 
     return [sum(step) / len(step) for step in zip(*world.run(train))]
 

@@ -134,8 +134,8 @@ def _measure(orders, timeline) -> Answer | None:
         return Answer(
             "wrong",
             f"Rank {late} runs {leading[late]} forwards before its first backward, and holds {held[late]}"
-            f" microbatches at once. It need not: its first backward can come after {p - 1 - late} warm-up"
-            " forwards and one more." + why,
+            f" microbatches at once. It need not: its first backward can come after a warm-up of"
+            f" {p - 1 - late} and one more forward." + why,
             "a warm-up that is too long",
             figures,
             picture,
@@ -172,6 +172,7 @@ one_f_one_b = Exercise(
             " forwards: the drain."
         ),
     ],
+    without=("schedules",),
 )
 
 
@@ -191,7 +192,10 @@ DRAIN = (
     "You count the wait before the first forward of the last stage, but not the drain: after its last"
     " backward, p-1 more backwards follow, one on each stage before it."
 )
-OFF_BY_ONE = "The last stage starts after p-1 others, not p; and m + p-1 units is how long it all takes."
+OFF_BY_ONE = (
+    "Count a forward and its backward together as one. Then the work is m, the last stage starts after p-1"
+    " others, not p, and the whole takes m + p-1."
+)
 BRACKETS = "Python divides before it adds: write brackets around the whole numerator and denominator."
 MISTAKES = (
     _mistake(
@@ -232,17 +236,18 @@ MISTAKES = (
     ),
     _mistake(
         "the units, not their share",
-        "p-1 units are idle. The bubble is their share of all m + p-1.",
+        "You return p-1: the idle time, if a forward and its backward together are one. The bubble is its"
+        " share of the whole time, m + p-1.",
         lambda p, m: p - 1,
     ),
     _mistake(
         "the wait counted twice",
-        "Per unit of work, forward and backward together, the wait is p-1 units, not twice that.",
+        "Count a forward and its backward together as one. Then the wait is p-1, not twice that.",
         lambda p, m: 2 * (p - 1) / (m + 2 * (p - 1)),
     ),
     _mistake(
         "the wait counted twice",
-        "Per unit of work, forward and backward together, the wait is p-1 units, not twice that.",
+        "Count a forward and its backward together as one. Then the wait is p-1, not twice that.",
         lambda p, m: 2 * (p - 1) / (m + p - 1),
     ),
 )
@@ -250,30 +255,30 @@ MISTAKES = (
 
 def _judge_bubble(attempt) -> Answer:
     make = {"GPipe": schedules.gpipe, "1F1B": schedules.one_f_one_b}
-    said: list[float] = []
+    shares: list[float] = []
     for case, given in zip(BUBBLES, ask(attempt, BUBBLES, timeout=10)):
         try:
-            said.append(float("nan") if isinstance(given, (str, bool)) else float(given))
+            shares.append(float("nan") if isinstance(given, (str, bool)) else float(given))
         except (TypeError, ValueError):
-            said.append(float("nan"))
-        if math.isnan(said[-1]):
+            shares.append(float("nan"))
+        if math.isnan(shares[-1]):
             return wrong("no number", f"bubble({', '.join(map(repr, case))}) returned {given!r}.")
     target = [simulate(make[name](p, m)).bubble for name, p, m in BUBBLES]
     alike = lambda a, b: abs(a - b) < 5e-4
-    off = next((i for i, (a, b) in enumerate(zip(said, target)) if not alike(a, b)), None)
+    off = next((i for i, (a, b) in enumerate(zip(shares, target)) if not alike(a, b)), None)
     if off is None:
         return right(
             "Both have the same bubble, by formula, by simulation and on real ranks.",
-            ("p = 4, m = 8", f"{said[0]:.4f}", "0.2727"),
-            ("p = 8, m = 32", f"{said[1]:.4f}", "0.1795"),
+            ("p = 4, m = 8", f"{shares[0]:.4f}", "0.2727"),
+            ("p = 8, m = 32", f"{shares[1]:.4f}", "0.1795"),
             _evidence(),
         )
     name, p, m = BUBBLES[off]
-    figures = [(f"{name}, p = {p}, m = {m}", f"{said[off]:.4f}", f"{target[off]:.4f}")]
-    if mistake := proven(said, BUBBLES, MISTAKES, alike):
+    figures = [(f"{name}, p = {p}, m = {m}", f"{shares[off]:.4f}", f"{target[off]:.4f}")]
+    if mistake := proven(shares, BUBBLES, MISTAKES, alike):
         return wrong(mistake.name, mistake.text, *figures)
     half = len(BUBBLES) // 2
-    if off >= half and all(a <= b + 5e-4 for a, b in zip(said[half:], target[half:])):
+    if off >= half and all(a <= b + 5e-4 for a, b in zip(shares[half:], target[half:])):
         return wrong(
             "1F1B shrinks the bubble",
             "GPipe was right, so the formula is known; to 1F1B you give less. 1F1B begins and ends as GPipe"
@@ -283,9 +288,9 @@ def _judge_bubble(attempt) -> Answer:
         )
     return wrong(
         "another share",
-        f"For {name} with p = {p}, m = {m} you say {said[off]:.4f}. The simulator counts {p - 1} idle of"
-        f" {m + p - 1} units on every rank: {target[off]:.4f}."
-        + (" Every case before it was right." if off else ""),
+        f"For {name} with p = {p}, m = {m} you say {shares[off]:.4f}. On paper every rank is idle for"
+        f" {3 * (p - 1)} of {3 * (m + p - 1)} units, where a forward takes 1 and a backward 2:"
+        f" {target[off]:.4f}." + (" Every case before it was right." if off else ""),
         *figures,
     )
 
@@ -310,6 +315,10 @@ share = Exercise(
             "Count one rank's time: m forwards and m backwards. And the whole: the last stage starts p-1"
             " forwards late. After its last backward p-1 more follow, one on each stage before it."
         ),
-        "Per stage the work is m units of (forward + backward); the time is m + p - 1 of them.",
+        (
+            "Count a forward and its backward together as one. Then a stage's work is m, and the whole time"
+            " is m + p - 1."
+        ),
     ],
+    without=("schedules", "simulation", "simulate"),
 )

@@ -49,11 +49,11 @@ def on_ranks(
                 around=clock.around,
             )
 
-    found = []
+    runs = []
     for _ in range(tries):
         world.run(run)
-        found.append(world.timeline)
-    return min(found, key=lambda t: t.makespan)
+        runs.append(world.timeline)
+    return min(runs, key=lambda t: t.makespan)
 
 
 def on_paper(schedule: Schedule, unit: float = UNIT) -> simulation.Timeline:

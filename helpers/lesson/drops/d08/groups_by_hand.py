@@ -1,4 +1,4 @@
-"""Drop 08's practice: who shares a group, and which groups leave a node, whatever the order of the axes."""
+"""Drop 08's first practice: who shares a group, whatever the order of the axes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ def groups(rank, sizes):
     sizes: axis -> size from the outermost axis to the innermost, such as {"pp": 2, "dp": 2, "tp": 2}. Return
     a list of ranks for each axis, {"pp": [...], "dp": [...], "tp": [...]}.
     """
-    found, stride = {}, 1
+    ranks, stride = {}, 1
     for axis, size in reversed(sizes.items()):
         first = rank - rank // stride % size * stride
-        found[axis] = [first + i * stride for i in range(size)]
+        ranks[axis] = [first + i * stride for i in range(size)]
         stride *= size
-    return found
+    return ranks
 
 
-_axes = lambda text: dict(zip((part[:2] for part in text.split()), (int(part[2:]) for part in text.split())))
+def axes_of(text: str) -> Sizes:
+    """'pp2 tp4' -> {"pp": 2, "tp": 4}"""
+    return {part[:2]: int(part[2:]) for part in text.split()}
+
+
 # Megatron-LM's order, Llama 3's, and sizes that are not alike.
 GRIDS: list[Sizes] = [
-    _axes(text)
+    axes_of(text)
     for text in (
         "pp2 dp2 tp2",
         "dp2 pp2 tp2",
@@ -44,10 +48,43 @@ GRIDS: list[Sizes] = [
 ]
 
 
+def _by_steps(sizes: Sizes, steps: Callable) -> list[dict]:
+    """All ranks' groups where steps(size, stride) -> (the stride of the coordinate, of the way to the group's
+    first rank, and between its ranks).
+    """
+    made: list[dict] = [{} for _ in range(math.prod(sizes.values()))]
+    for axis, size in sizes.items():
+        of_coordinate, to_first, between = steps(size, placement.stride(axis, sizes))
+        for rank, groups_ in enumerate(made):
+            first = rank - rank // of_coordinate % size * to_first
+            groups_[axis] = [first + i * between for i in range(size)]
+    return made
+
+
+# What it is called, what to do, and steps as `_by_steps` takes them.
+MISTAKES = (
+    (
+        "a stride that has its own size in it",
+        "You multiply the stride by an axis's size before you use it. Neighbours along an axis are as far"
+        " apart as the product of the sizes further in: 1 for the last axis.",
+        lambda size, stride: (stride * size,) * 3,
+    ),
+    (
+        "a coordinate taken for a distance",
+        "You take the coordinate from the rank to find the group's first rank. Each step along an axis is"
+        " `stride` ranks: take coordinate · stride.",
+        lambda size, stride: (stride, 1, stride),
+    ),
+)
+
+
 def _judge_groups(attempt) -> Answer:
-    said = ask(attempt, [(rank, dict(grid)) for grid in GRIDS for rank in range(8)])
+    given = ask(attempt, [(rank, dict(grid)) for grid in GRIDS for rank in range(8)])
+    for name, text, steps in MISTAKES:
+        if given == [answer for grid in GRIDS for answer in _by_steps(grid, steps)]:
+            return wrong(name, text)
     for i, grid in enumerate(GRIDS):
-        if wrong_answer := _about(said[8 * i : 8 * i + 8], grid):
+        if wrong_answer := _about(given[8 * i : 8 * i + 8], grid):
             return wrong_answer
     with World(8, timeout=8) as world:
 
@@ -169,147 +206,5 @@ members = Exercise(
         ),
         "The group's first rank is rank − coordinate · stride; the others follow, one stride apart.",
     ],
-)
-
-
-def crossing(sizes, node):
-    """Which axes have groups that leave a node of `node` ranks: a list of names out of `sizes`.
-
-    sizes: the outermost axis first, the innermost last. The sizes divide the node, or the node them.
-    """
-    found, span = [], 1
-    for axis, size in reversed(sizes.items()):
-        span *= size
-        if size > 1 and span > node:
-            found.append(axis)
-    return found
-
-
-CASES: list[tuple[Sizes, int]] = [
-    (_axes(text), node)
-    for text, node in (
-        ("pp2 dp2 tp2", 4),
-        ("pp2 dp1 tp4", 4),
-        ("pp1 dp4 tp2", 4),
-        ("dp2 pp4 tp1", 4),
-        ("pp1 dp1 tp8", 4),
-        ("pp1 dp2 tp4", 8),
-        ("dp128 pp16 tp8", 8),
-        ("pp2 dp4 tp8", 8),
-        ("pp4 dp2 tp2", 8),
-        ("dp4 pp2 tp2", 8),
-        ("pp8 dp1 tp8", 8),
-        ("pp1 dp8 tp1", 8),
-    )
-]
-
-
-def _judge_crossing(attempt) -> Answer:
-    said = ask(attempt, [(dict(sizes), node) for sizes, node in CASES])
-    leave: Callable = lambda rule: (
-        lambda sizes, node: [
-            a for a, n in sizes.items() if n > 1 and rule(n, placement.stride(a, sizes), node)
-        ]
-    )
-    inside_out: Callable = lambda sizes, node: crossing(dict(reversed(sizes.items())), node)
-    alone: Callable = lambda sizes, node: [
-        a for a, n in sizes.items() if n * placement.stride(a, sizes) > node
-    ]
-    for (sizes, node), a in zip(CASES, said):
-        if not isinstance(a, (list, tuple, set)) or not set(a) <= set(sizes):
-            return wrong(
-                "no list of axes",
-                f"crossing({sizes}, {node}) returned {a!r}; return a list of names out of `sizes`, which may"
-                " be empty.",
-            )
-    as_sets = lambda answers: [sorted(a) for a in answers]
-    truth = [crossing(*case) for case in CASES]
-    if as_sets(said) == as_sets(truth):
-        return right(
-            "Also for 16,384 GPUs: TP 8 stays in its node, PP 16 and DP 128 leave it.",
-            ("layouts", str(len(CASES)), str(len(CASES))),
-        )
-    (sizes, node), mine, target = next(
-        (c, a, b) for c, a, b in zip(CASES, as_sets(said), as_sets(truth)) if a != b
-    )
-    described = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
-    figures = [(f"{described}, outermost first, nodes of {node}", str(mine), str(target))]
-    for other, name, text in (
-        (
-            leave(lambda n, step, node: n > node),
-            "size where reach was meant",
-            (
-                "You compare a group's size with the node. But its ranks may stand apart: along the"
-                " outermost axis neighbours are all other sizes' product apart, and two of them can be on"
-                " two nodes."
-            ),
-        ),
-        (
-            inside_out,
-            "TP outermost",
-            "You count from the first axis outwards. The last is innermost: its ranks are neighbours.",
-        ),
-        (
-            lambda sizes, node: [a for a in sizes if a not in crossing(sizes, node)],
-            "the axes that stay",
-            "You name the axes whose groups stay inside a node. Which ones leave it?",
-        ),
-        (lambda sizes, node: list(sizes), "all axes", "You name all axes, whatever the node holds."),
-        *(
-            (
-                lambda sizes, node, fixed=fixed: crossing({axis: sizes[axis] for axis in fixed}, node),
-                "one order for all",
-                f"You answer as if the order were {', '.join(fixed)}. It is in `sizes`: read the axes in the"
-                " order they come.",
-            )
-            for fixed in (("pp", "dp", "tp"), ("dp", "pp", "tp"))
-        ),
-        (alone, "a group of one", "A group of one rank sends nothing, wherever it stands."),
-        (
-            leave(lambda n, step, node: n * step >= node),
-            "a full node is not left",
-            (
-                "The reach is right. But a group that reaches over as many ranks as a node has fills it,"
-                " and stays inside."
-            ),
-        ),
-        (
-            leave(lambda n, step, node: (n - 1) * step > node),
-            "the far end is one rank further",
-            (
-                "First and last are (size − 1) · distance apart. They are on two nodes as soon as that is"
-                " the node's size, not only when it is more."
-            ),
-        ),
-        (
-            leave(lambda n, step, node: step >= node),
-            "neighbours only",
-            (
-                "You ask whether neighbours are on two nodes. They may share one while the ends of the"
-                " group do not."
-            ),
-        ),
-    ):
-        if as_sets(said) == as_sets([other(*c) for c in CASES]):
-            return wrong(name, text, *figures)
-    return wrong(
-        "other axes",
-        "How far does a group reach? Its size times the distance of its neighbours: 1 for the innermost"
-        " axis, the product of the sizes further in for any other.",
-        *figures,
-    )
-
-
-across = Exercise(
-    "which axes leave the node",
-    crossing,
-    _judge_crossing,
-    hints=[
-        "How far apart are neighbours along an axis? The product of the sizes that come after it in `sizes`.",
-        (
-            "A group reaches over its size times that distance. It leaves the node if that is more than the"
-            " node holds."
-        ),
-        "A group of one rank sends nothing.",
-    ],
+    without=("placement",),
 )

@@ -1,20 +1,17 @@
-"""Drop 04: the loop of a pipeline stage, and how little of the time each stage works."""
+"""Drop 04's practice: the loop of a pipeline stage."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
-from ... import toy
-from ...runtime import clock, current
-from ...runtime.clock import Timeline
-from ...runtime.failure import RankError
-from ...runtime.world import World
-from ...theory.schedules import gpipe
-from ..practice import Answer, Exercise, right, waits, wrong
+from .... import toy
+from ....runtime.failure import RankError
+from ....runtime.world import World
+from ...practice import Answer, Exercise, right, waits, wrong
+from .seen import Seen, told, watch
 
 
 def pipeline(stage, tokens, targets, empty, rank, world_size):
@@ -44,94 +41,6 @@ def pipeline(stage, tokens, targets, empty, rank, world_size):
     return loss.item() if rank == last else None
 
 
-def timed_step(world: World, hidden: int = 256, b: int = 16, s: int = 64) -> Timeline:
-    """One step of the pipeline with one batch, on the clock."""
-
-    def run():
-        rank, p = dist.get_rank(), dist.get_world_size()
-        stage = toy.split_depth(toy.ToyTransformer(hidden, seed=0))
-        tokens, targets = toy.make_batch(b, s)
-        for record in (False, True):  # once to warm up
-            dist.barrier()
-            toy.run_schedule(
-                {rank: stage},
-                gpipe(p, 1).ops[rank],
-                list(range(p)),
-                [tokens],
-                [targets],
-                **{"around": clock.around} if record else {},
-            )
-
-    world.run(run)
-    return world.timeline
-
-
-def together(timeline: Timeline) -> float:
-    """Share of the working time in which more than one rank worked."""
-    spans = [s for row in timeline.rows for s in row if s.kind in clock.COMPUTE]
-    edges = sorted([(s.start, 1) for s in spans] + [(s.end, -1) for s in spans])
-    working = several = 0.0
-    busy = 0
-    for (at, change), (then, _) in zip(edges, edges[1:]):
-        busy += change
-        working += (then - at) * (busy > 0)
-        several += (then - at) * (busy > 1)
-    return several / working
-
-
-@dataclass
-class Seen:
-    """What one rank was seen to do with its stage and its messages."""
-
-    forwards: int = 0
-    backwards: int = 0  # through the stage's output
-    asked: bool = True  # whether the stage's input required a gradient
-    sent: list[tuple[str, int]] = field(default_factory=list)  # (what, to whom)
-
-    def tells(self, *what: str, to: int) -> bool:
-        return any((name, to) in self.sent for name in what)
-
-
-_seen = Seen()  # of this rank's last attempt: kept here, it can be asked for after a crash
-
-
-def _told() -> Seen:
-    return _seen
-
-
-def _watch(stage) -> Seen:
-    """See what goes through the stage, and which of its tensors are sent."""
-    global _seen
-    seen = _seen = Seen()
-    known: dict[str, torch.Tensor] = {}
-
-    def backward(dy):
-        seen.backwards += 1
-        known["dy"] = dy.detach().clone()
-
-    def forward(_, args, y):
-        seen.forwards += 1
-        seen.asked = args[0].requires_grad or not args[0].is_floating_point()
-        known.update(x=args[0], y=y.detach().clone())
-        if y.requires_grad:
-            y.register_hook(backward)
-
-    def message(op, peer, tensor):
-        if op == "send":
-            x = known.get("x")
-            named = {"x.grad": x.grad if x is not None and x.is_leaf else None, **known}
-            alike = (
-                name
-                for name, t in named.items()
-                if t is not None and t.shape == tensor.shape and t.equal(tensor)
-            )
-            seen.sent.append((next(alike, "another tensor"), peer))
-
-    stage.register_forward_hook(forward)
-    current.rank.recorder.watch = message
-    return seen
-
-
 def _on_rank(attempt):
     """One rank's part: the attempt's answer, the twin's loss, whether the stage's gradients are the twin's,
     and what was seen.
@@ -141,7 +50,7 @@ def _on_rank(attempt):
     twin = toy.ToyTransformer(**sizes)
     expected = toy.twin_step(twin, *batch)
     stage = toy.split_depth(toy.ToyTransformer(**sizes))
-    seen = _watch(stage)
+    seen = watch(stage)
     answer = attempt(stage, *batch, torch.empty(4, 16, 256), rank, size)
     if isinstance(answer, torch.Tensor) and answer.numel() == 1:
         answer = answer.item()  # the loss before .item() will do
@@ -158,7 +67,7 @@ def judge(attempt) -> Answer:
             try:
                 results = world.run(_on_rank, attempt)
             except RankError as e:
-                seen = world.run(_told) if e.state_kept else [Seen() for _ in range(p)]
+                seen = world.run(told) if e.state_kept else [Seen() for _ in range(p)]
                 return _crashed(e, seen, p)
             sent = world.traffic.payload
         if early := [r for r, (answer, *_) in enumerate(results[:-1]) if answer is not None]:
@@ -246,27 +155,68 @@ def _mistake(seen: list[Seen], p: int, over: Sequence[int] = ()) -> tuple[str, s
     return None
 
 
+# What an error says, how the mistake is called, what to do.
+CRASHES = (
+    (
+        "'NoneType' object has no attribute 'item'",
+        "a loss asked of every rank",
+        "only the last rank has a loss. The others return None.",
+    ),
+    (
+        "backward through the graph a second time",
+        "backward run twice",
+        "a backward is run twice. Once is enough.",
+    ),
+    (
+        "'int' object has no attribute 'requires_grad",
+        "the value of recv",
+        "dist.recv returns the sender's rank, a number. It writes the message into the tensor that you give"
+        " it: go on with that tensor.",
+    ),
+    (
+        "grad can be implicitly created only for scalar",
+        "backward of y without dy",
+        "only a loss is one number, and knows where its backward begins. A stage's y is a tensor:"
+        " y.backward(dy) begins with the gradient that the next stage sent.",
+    ),
+    (
+        "only Tensors of floating point",
+        "a gradient asked of tokens",
+        "the tokens of rank 0 are whole numbers, which have no gradient. Ask for it where x was received:"
+        " where rank > 0.",
+    ),
+    (
+        "should not be the same as the rank of the current process",
+        "a message to itself",
+        "a rank sends to itself, or receives from itself. Every rank runs your function at the same time, and"
+        " `rank` says which stage it is: it needs no loop over the ranks.",
+    ),
+)
+
+
 def _crashed(error: RankError, seen: list[Seen], p: int) -> Answer:
     """A crash or a hang, with its name where what was seen proves one."""
     head, report = f"On {p} stages", f"\n\n{error.report}"
-    said = {r: s.error.message for r, s in enumerate(error.seen) if s.error and not s.error.aborted}
-    nothing = [r for r, text in said.items() if "Expected parameter `tensor`" in text and "NoneType" in text]
+    messages = {r: s.error.message for r, s in enumerate(error.seen) if s.error and not s.error.aborted}
+    for part, name, advice in CRASHES:
+        if any(part in text for text in messages.values()):
+            return Answer("crashed", f"{head}: {advice}{report}", name)
+    if "called recv of int64" in error.report:
+        return Answer(
+            "crashed",
+            f"{head} a gradient comes to a tensor of whole numbers. dy has the shape and the dtype of y, so"
+            f" receive it into torch.empty_like(y). (On rank 0 x is the tokens.){report}",
+            "dy in the shape of the tokens",
+        )
+    nothing = [
+        r for r, text in messages.items() if "Expected parameter `tensor`" in text and "NoneType" in text
+    ]
     if 0 in nothing:
         return Answer(
             "crashed",
             f"{head} rank 0 sends a gradient, and has none: tokens get no gradient, and no rank comes before"
             f" it. Send x.grad only where rank > 0.{report}",
             "a gradient sent by the first rank",
-        )
-    if any("'NoneType' object has no attribute 'item'" in text for text in said.values()):
-        return Answer(
-            "crashed",
-            f"{head} only the last rank has a loss. The others return None.{report}",
-            "a loss asked of every rank",
-        )
-    if any("backward through the graph a second time" in text for text in said.values()):
-        return Answer(
-            "crashed", f"{head} a backward is run twice. Once is enough.{report}", "backward run twice"
         )
     doing, last = waits(error), p - 1
     if doing.get(last, {}).get("op") == "send" and doing[last]["needs"] != [last - 1]:
@@ -276,7 +226,7 @@ def _crashed(error: RankError, seen: list[Seen], p: int) -> Answer:
             f" gradients come back up: to rank − 1.{report}",
             "a gradient sent downstream",
         )
-    if any("which does not exist" in text for text in said.values()):
+    if any("which does not exist" in text for text in messages.values()):
         return Answer("crashed", f"{head}:{report}", "a neighbour that does not exist")
     over = [
         r
@@ -286,6 +236,14 @@ def _crashed(error: RankError, seen: list[Seen], p: int) -> Answer:
     if named := _mistake(seen, p, over):
         name, text = named
         return Answer("crashed", f"{head}: {text}{report}", name)
+    if nothing:
+        return Answer(
+            "crashed",
+            f"{head} rank {nothing[0]} sends a gradient that is None. Backward leaves a gradient only in a"
+            " tensor that the stage did not make itself and that requires one: in x, not in y. So send"
+            f" x.grad, after backward.{report}",
+            "a gradient that is not there",
+        )
     unheard = {
         r: at["needs"][0]
         for r, at in doing.items()

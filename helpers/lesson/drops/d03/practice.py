@@ -1,62 +1,22 @@
-"""Drop 03: split the MLP over ranks, forward and backward."""
+"""Drop 03's practice: split the MLP over ranks, forward and backward."""
 
 from __future__ import annotations
+
+import itertools
+import warnings
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from ... import toy
-from ...runtime import current, memory
-from ...runtime.failure import RankError
-from ...runtime.traffic import Traffic
-from ...runtime.world import World
-from ...theory.collectives import book
-from ..practice import Answer, Exercise, Mistake, proven, right, wrong
-
-
-def memory_on(t: int, b: int = 8, s: int = 32) -> dict[str, int]:
-    """Bytes by kind that rank 0 of t really holds in one tensor-parallel step with Adam."""
-
-    def step():
-        model = toy.split_width(toy.ToyTransformer(hidden=256))
-        optimizer = torch.optim.AdamW(model.parameters())
-        tokens, targets = toy.make_batch(b, s)
-        with memory.saved_activations(model) as held:
-            loss = toy.loss_of(model(tokens), targets)
-        loss.backward()
-        optimizer.step()
-        return memory.by_kind(model, optimizer, held.peak)
-
-    with World(t) as world:
-        return world.run(step)[0]
-
-
-def gradients_match(world: World) -> list[bool]:
-    """Whether each rank's gradients of a tensor-parallel step are its slices of the twin's, to float64's
-    digits.
-    """
-
-    def compare():
-        twin, batch = toy.ToyTransformer(hidden=64).double(), toy.make_batch(8, 16)
-        toy.twin_step(twin, *batch)
-        model = toy.ToyTransformer(hidden=64, seed=dist.get_rank()).double()
-        toy.share_weights(model)
-        toy.split_width(model)
-        toy.tensor_parallel_step(model, *batch)
-        rank, size = dist.get_rank(), dist.get_world_size()
-        same = []
-        for (name, whole), mine in zip(twin.named_parameters(), model.parameters()):
-            part = whole.grad
-            if whole.shape != mine.shape:
-                part = part.chunk(size, 0 if any(f".{c}." in name for c in ("q", "k", "v", "up")) else 1)[
-                    rank
-                ]
-            same.append(torch.allclose(part, mine.grad, rtol=1e-9, atol=1e-12))
-        return all(same)
-
-    return world.run(compare)
+from .... import toy
+from ....runtime import current
+from ....runtime.failure import RankError
+from ....runtime.traffic import Traffic
+from ....runtime.world import World
+from ....theory.collectives import book
+from ...practice import Answer, Exercise, Mistake, proven, right, wrong
 
 
 def split_mlp(x, up, down, rank, world_size):
@@ -85,21 +45,23 @@ def _numbers() -> tuple[torch.Tensor, ...]:
 
 def _on_rank(attempt) -> dict:
     """One rank's part: the attempt's output and gradient of x, its FLOPs, and its all-reduces forward."""
+    # Of a plain all_reduce PyTorch warns in ten lines; what it leads to is judged below.
+    warnings.filterwarnings("ignore", message=".*an autograd kernel was not registered")
     x, up, down, dy = _numbers()
     x.requires_grad_()
     with FlopCounterMode(display=False) as flops:
         got = attempt(x, up, down, dist.get_rank(), dist.get_world_size())
     sums = sum(row.calls for row in current.counted_so_far() if row.op == "all_reduce")
-    shape = tuple(got.shape) if isinstance(got, torch.Tensor) else None
-    found = {"shape": shape, "sums": sums, "flops": flops.get_total_flops(), "cut": True, "dx": None}
+    shape = tuple(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
+    measured = {"shape": shape, "sums": sums, "flops": flops.get_total_flops(), "cut": True, "dx": None}
     if shape != (TOKENS, HIDDEN):
-        return found
-    found["y"] = got.detach().clone()
+        return measured
+    measured["y"] = got.detach().clone()
     if got.requires_grad:
         with FlopCounterMode(display=False) as back:
             got.backward(dy)
-        found |= {"cut": False, "dx": x.grad, "flops": found["flops"] + back.get_total_flops()}
-    return found
+        measured |= {"cut": False, "dx": x.grad, "flops": measured["flops"] + back.get_total_flops()}
+    return measured
 
 
 COLUMNS = (
@@ -138,6 +100,24 @@ MEET = (
 )
 
 
+INSIDE = (
+    "The output is right, the gradient of x is not. You sum gradients inside the pair, between `up` and"
+    " `down`. There each rank has gradients of its own columns, which must not be added. toy.Enter stands"
+    " before `up`, once."
+)
+APPLY = (
+    "Write `toy.Enter.apply(x, None)`, and so with toy.Leave: `.apply`, the tensor, and the group. None means"
+    " all ranks."
+)
+# What an error says, how the mistake is called, what to do.
+CRASHES = (
+    ("shapes cannot be multiplied", "matrices that do not meet", MEET),
+    ("'Enter'", "Enter or Leave without .apply", APPLY),
+    ("'Leave'", "Enter or Leave without .apply", APPLY),
+    ("positional argument: 'group'", "the group is missing", APPLY),
+)
+
+
 class _Paper:
     """What t ranks hold, by hand: the right output and gradient, and what mistakes give."""
 
@@ -157,6 +137,20 @@ class _Paper:
         """A rank's share of the output, if it takes the rows of rank `rows`."""
         down = self.down.chunk(pieces or self.t, 0)[r if rows is None else rows]
         return bend(self.inside(r, x, pieces)) @ down
+
+    def dx_inside(self, r: int, bent: bool, twice: bool) -> torch.Tensor:
+        """The same where the gradient is summed inside the pair: of what gelu gives (bent), or of what it is
+        given. twice: and that of x too.
+        """
+        columns = [self.inside(i).requires_grad_() for i in self.ranks]
+        backs = [self.dy @ down.T for down in self.down.chunk(self.t, 0)]
+        if bent:
+            backs = [sum(backs)] * self.t
+        backs = [torch.autograd.grad(F.gelu(c), c, back)[0] for c, back in zip(columns, backs)]
+        if not bent:
+            backs = [sum(backs)] * self.t
+        dx = [back @ up.T for back, up in zip(backs, self.up.chunk(self.t, 1))]
+        return sum(dx) if twice else dx[r]
 
     def sum(self, **how) -> torch.Tensor:
         return sum(self.part(r, **how) for r in self.ranks)
@@ -209,9 +203,11 @@ def judge(attempt) -> Answer:
             try:
                 results = world.run(_on_rank, attempt)
             except RankError as e:
-                if not any(s.error and "shapes cannot be multiplied" in s.error.message for s in e.seen):
-                    raise
-                return Answer("crashed", f"{MEET}\n\n{e.report}", "matrices that do not meet")
+                messages = [s.error.message for s in e.seen if s.error]
+                for part, name, advice in CRASHES:
+                    if any(part in message for message in messages):
+                        return Answer("crashed", f"{advice}\n\n{e.report}", name)
+                raise
             traffic = world.traffic
         if answer := _judged(results, traffic, t):
             return answer
@@ -228,6 +224,14 @@ def _work(results: list[dict]) -> float:
 
 def _judged(results: list[dict], traffic: Traffic, t: int) -> Answer | None:
     """What is wrong on t ranks; None if nothing is."""
+    if any(r["shape"] == "NoneType" for r in results):
+        return wrong(
+            "nothing returned",
+            "Your function returned None; the output is wanted. dist.all_reduce returns None too: it writes"
+            " the sum into the tensor that you give it.",
+        )
+    if any(r["shape"] in ("Enter", "Leave") for r in results):
+        return wrong("Enter or Leave without .apply", APPLY)
     if any(r["shape"] != (TOKENS, HIDDEN) for r in results):
         return wrong(
             "another shape than the output's",
@@ -276,7 +280,7 @@ def _judged(results: list[dict], traffic: Traffic, t: int) -> Answer | None:
                 "the backward all-reduce is missing",
                 "The output is right, the gradient of x is not: each rank has only what came back through its"
                 " own columns. Forward, x goes to every rank unchanged; backward, the ranks' gradients must"
-                " be added: toy.Enter.",
+                " be added. toy.Enter does that, if you go on with the tensor that it returns.",
                 paper.own_dx,
             ),
             Mistake(
@@ -290,6 +294,10 @@ def _judged(results: list[dict], traffic: Traffic, t: int) -> Answer | None:
                 f"The gradient of x is the twin's divided by {t}. The ranks hold partial sums: add them,"
                 " and divide by nothing.",
                 lambda r: paper.dx / t,
+            ),
+            *(
+                Mistake("toy.Enter inside the pair", INSIDE, lambda r, how=how: paper.dx_inside(r, *how))
+                for how in itertools.product((True, False), repeat=2)
             ),
         ]
         if mistake := proven([r["dx"] for r in results], ranks, back, near):

@@ -1,86 +1,16 @@
-"""Drop 05: when data parallelism sends, and how to hide it under backward."""
+"""Drop 05's practice: hide the all-reduce under backward."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from ... import toy
-from ...runtime import current
-from ...runtime.clock import Timeline, span
-from ...runtime.failure import RankError
-from ...runtime.traffic import Traffic
-from ...runtime.world import World
-from ...theory.hardware import Network
-from ..practice import Answer, Exercise, right, wrong
-
-# Emulated: four machines with one rank each, on 100 Mb/s Ethernet. Compute is emulated too, 20 and 40 ms a
-# block.
-NETWORK = Network(
-    name="100 Mb/s Ethernet", gpus_per_node=1, inter_node_bandwidth=12.5e6, inter_node_latency=0.2e-3
-)
-FORWARD, BACKWARD = 0.020, 0.040
-BUCKET = 100_000
-
-
-def paced_model() -> toy.ToyTransformer:
-    """The toy with hidden 64, whose blocks take as long as if each rank had a device of its own."""
-    model = toy.ToyTransformer(hidden=64, seed=0)
-    for block in model.blocks:
-        toy.pace(block, FORWARD, BACKWARD)
-    return model
-
-
-def step(model, average, optimizer, batch) -> None:
-    """One step with its parts on the clock. average(): what is left to do after backward."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    tokens, targets = (toy.my_share(t, rank, size) for t in batch)
-    with span("F"):
-        loss = toy.loss_of(model(tokens), targets)
-    with span("B"):
-        loss.backward()
-    average()
-    with span("step"):
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def _trace(how: str) -> None:
-    model = paced_model()
-    average = lambda: None
-    if how == "after":
-        average = lambda plain=model: toy.average_gradients(plain)
-    elif how == "buckets":
-        average = toy.overlap_gradients(model, BUCKET)
-    elif how == "DDP":
-        model = DistributedDataParallel(model, bucket_cap_mb=BUCKET / 2**20)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for i in range(3):  # DDP makes its buckets after the first step
-        current.count_from_here()  # the last step only
-        dist.barrier()
-        step(model, average, optimizer, toy.make_batch(16, 16, seed=i))
-
-
-def trace(world: World, how: str, tries: int = 3) -> tuple[Timeline, Traffic]:
-    """A data-parallel step on the clock, and its bytes: the shortest of a few, for other programs can only
-    add to it.
-
-    how: 'alone' (nothing is sent), 'after' backward, in 'buckets' under it, or PyTorch's 'DDP'.
-    """
-    found = []
-    for _ in range(tries):
-        world.run(_trace, how)
-        found.append((world.timeline, world.traffic))
-    return min(found, key=lambda pair: pair[0].makespan)
-
-
-def exposed(timeline: Timeline, alone: Timeline) -> float:
-    """Seconds by which communication makes a step longer than the same step without."""
-    return timeline.makespan - alone.makespan
-
-
-# -- practice --------------------------------------------------------------------------------
+from .... import toy
+from ....runtime import current
+from ....runtime.failure import RankError
+from ....runtime.world import World
+from ...practice import Answer, Exercise, right, wrong
+from .shown import NETWORK
 
 
 def overlap(model, world_size):
@@ -119,6 +49,15 @@ def _layers(paced: bool) -> torch.nn.Sequential:
     return model
 
 
+# What this rank is in, "overlap", "backward" or "finish", and whether an all-reduce was begun that nobody has
+# waited for: kept here, it can be asked for after a crash.
+_at = {"in": "", "open": False}
+
+
+def _told() -> dict:
+    return _at
+
+
 def _on_rank(attempt):
     """One rank's part: what the gradients were after each step, and what was begun and under way when.
 
@@ -127,10 +66,11 @@ def _on_rank(attempt):
     rank, size = dist.get_rank(), dist.get_world_size()
     recorder = current.rank.recorder
     model, twin, alone = _layers(paced=True), _layers(paced=False), _layers(paced=False)
+    _at["in"] = "overlap"
     finish = attempt(model, size)
     if not callable(finish):
         return {"finish": repr(finish)[:60]}
-    found = {
+    seen = {
         "finish": None,
         "begun": 0,
         "early": 0.0,
@@ -138,14 +78,15 @@ def _on_rank(attempt):
         "off": None,
         "step": 0,
         "calls": 0,
+        "not waited": 0,  # all-reduces of a step for which nobody called wait()
         "beside": False,  # whether an all-reduce was under way when a layer's backward began
     }
     payload = lambda: sum(row.payload for row in recorder.rows.values())
     count = lambda: sum(row.calls for row in recorder.rows.values())
 
     def begins(dy):
-        # The layer whose backward begins last is the first one: `early` stays as it found it.
-        found.update(early=payload(), beside=found["beside"] or not recorder.calm())
+        # The layer whose backward begins last is the first one: `early` keeps what it was then.
+        seen.update(early=payload(), beside=seen["beside"] or not recorder.calm())
 
     for layer in model:
         layer.register_forward_hook(lambda _, args, y: y.register_hook(begins) and None)
@@ -156,17 +97,20 @@ def _on_rank(attempt):
             (100 * net(rows).square().mean()).backward()
         model.zero_grad()
         loss = 100 * model(toy.my_share(batch, rank, size)).square().mean()
-        before, moved = count(), payload()
+        before, moved, forgotten = count(), payload(), recorder.not_waited()
+        _at["in"] = "backward"
         loss.backward()
-        found["begun"] += count() - before
+        seen["begun"] += count() - before
+        _at.update({"in": "finish", "open": recorder.not_waited() > forgotten})
         finish()
-        found["left"] += not recorder.calm()
-        found["calls"] = count() - before
-        found["share"] = (found["early"] - moved) / max(1, payload() - moved)
+        seen["not waited"] = max(seen["not waited"], recorder.not_waited() - forgotten)
+        seen["left"] += not recorder.calm()
+        seen["calls"] = count() - before
+        seen["share"] = (seen["early"] - moved) / max(1, payload() - moved)
         recorder.finish()
-        if found["off"] is None:
-            found["off"], found["step"] = _off(model, twin, alone, size), i
-    return found
+        if seen["off"] is None:
+            seen["off"], seen["step"] = _off(model, twin, alone, size), i
+    return seen
 
 
 def _off(model, twin, alone, size: int) -> str | None:
@@ -191,37 +135,65 @@ def _off(model, twin, alone, size: int) -> str | None:
     )
 
 
+def _named_crash(error: RankError, at: dict) -> Answer | None:
+    """at: what a rank that raised was in (see `_at`)."""
+    messages = " ".join(s.error.message for s in error.seen if s.error and not s.error.aborted)
+    if "has no attribute 'wait'" in messages and at["in"] == "finish" and at["open"]:
+        return wrong(
+            "the work is not kept",
+            "The hooks began their all-reduces, and finish() has None in place of what all_reduce returned. A"
+            " name that a hook assigns is the hook's own, and gone when it returns. Append to a list that is"
+            " made outside.",
+        )
+    if "has no attribute 'wait'" in messages:
+        return wrong(
+            "waiting inside the hook",
+            "Without async_op=True, all_reduce waits for its own end and returns None: there is"
+            " nothing left to wait for, and nothing overlapped.",
+        )
+    if "for /=: 'NoneType'" in messages:
+        return wrong(
+            "no finish() returned",
+            "finish ran before there was a gradient to divide. Return the function itself, without"
+            " brackets behind its name.",
+        )
+    if "takes 0 positional arguments but 1 was given" in messages:
+        return Answer(
+            "crashed",
+            "PyTorch calls your hook f as f(p), with the parameter whose gradient is ready. So f needs one"
+            f" argument, p.\n\n{error.report}",
+            "a hook that takes no parameter",
+        )
+    if "NoneType" in messages and "tensor" in messages.lower() and at["in"] == "overlap":
+        return wrong(
+            "an all-reduce before backward",
+            "overlap() itself calls all_reduce. It runs once, before the first backward, when p.grad is not"
+            " there yet. Only the hook may call it. Give register_post_accumulate_grad_hook the hook itself,"
+            " without brackets behind its name.",
+        )
+    if "NoneType" in messages and "tensor" in messages.lower():
+        return wrong(
+            "a hook that comes too early",
+            "When your hook runs, p.grad is not there yet. register_post_accumulate_grad_hook calls"
+            " it after the gradient has been put into p.grad.",
+        )
+    return None
+
+
 def judge(attempt) -> Answer:
     with World(4, timeout=8, fabric=NETWORK) as world:
         try:
             results = world.run(_on_rank, attempt)
         except RankError as e:
-            said = " ".join(s.error.message for s in e.seen if s.error and not s.error.aborted)
-            if "has no attribute 'wait'" in said:
-                return wrong(
-                    "waiting inside the hook",
-                    "Without async_op=True, all_reduce waits for its own end and returns None: there is"
-                    " nothing left to wait for, and nothing overlapped.",
-                )
-            if "for /=: 'NoneType'" in said:
-                return wrong(
-                    "no finish() returned",
-                    "finish ran before there was a gradient to divide. Return the function itself, without"
-                    " brackets behind its name.",
-                )
-            if "must be Tensor, not NoneType" in said or "NoneType" in said and "tensor" in said.lower():
-                return wrong(
-                    "a hook that comes too early",
-                    "When your hook runs, p.grad is not there yet. register_post_accumulate_grad_hook calls"
-                    " it after the gradient has been put into p.grad.",
-                )
+            if named := _named_crash(e, world.run(_told)[e.ranks[0]] if e.state_kept and e.ranks else _at):
+                return named
             raise
         traffic = world.traffic
     first = results[0]
     if first["finish"] is not None:
         return wrong(
             "no finish() returned",
-            f"You return {first['finish']}; return the function itself, without brackets behind its name.",
+            f"You return {first['finish']}; return a function, finish, without brackets behind its name.",
         )
     off, step = next(((r["off"], r["step"]) for r in results if r["off"]), (None, 0))
     if first["begun"] == 0 and first["calls"] == 0:
@@ -253,8 +225,9 @@ def judge(attempt) -> Answer:
     if off == "some own":
         return wrong(
             "some gradients never exchanged",
-            "Some gradients are this rank's own. Is the hook on every parameter, and does it use the p that"
-            " it is given? A lambda made in a loop sees the last p of the loop.",
+            "Some gradients are still this rank's own. Is the hook on every parameter? Does it use the p that"
+            " it is given? (A lambda made in a loop sees the last p of the loop.) Does it sum p.grad itself,"
+            " and no other tensor?",
         )
     if off and step > 0:
         return wrong(
@@ -307,7 +280,17 @@ def judge(attempt) -> Answer:
             " as its gradient is there.",
             *figures,
         )
-    return right("Every gradient is the twin's, and most of the all-reduce ran under backward.", *figures)
+    unwaited = max(r["not waited"] for r in results)
+    return right(
+        "Every gradient is the twin's, and most of the all-reduce ran under backward."
+        + (
+            f" But nobody called wait() for {unwaited} of {LAYERS} all-reduces. They had ended here; nothing"
+            " promises that they end in order. Wait for each."
+            if unwaited
+            else ""
+        ),
+        *figures,
+    )
 
 
 overlapped = Exercise(
