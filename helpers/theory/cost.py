@@ -7,7 +7,7 @@ The slowest pipeline stage sets the pace. The list of `operations` is read for s
     collectives  see `collectives`; where they may run under something else, what is left of them
 
 A layer takes the longer of this and of the host's time to launch it. Around the m microbatches stand the
-head, the sends between stages, the bubble, data parallelism and the optimizer.
+embedding and the head, the sends between stages, the bubble, data parallelism and the optimizer.
 
 Five constants, each with a meaning, were fitted to two published tables of A100 runs and to nothing else,
 with an earlier form of this model; a sixth, `exposed`, was set by judgement (data/cost_constants.json).
@@ -28,7 +28,7 @@ from .data_parallel import synchronisation
 from .job import Job
 from .layout import Layout
 from .op import Op
-from .operations import between_stages, head, layer
+from .operations import between_stages, embedding, head, layer
 from .stages import kinds_on_rank, layers_on_rank
 
 COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")  # terms of a layer
@@ -154,20 +154,19 @@ def step_terms(job: Job, layout: Layout, c: Constants | None = None) -> dict[str
     c = c or constants()
     model, p, v, m = job.model, layout.pp, layout.interleave, job.microbatches(layout)
     many = np.asarray(p) > 1
-    ends = work(head(job, layout), job, layout, c)
+    begin, end = (work(ops(job, layout), job, layout, c) for ops in (embedding, head))
     kinds = [_timed(work(layer(job, layout, kind), job, layout, c), job, layout) for kind, _ in model.kinds]
 
     # Stages: the inner ones hold `deep` layers; the ends one less where L + 2 is what divides.
-    deep = np.maximum(layers_on_rank(model, layout, 0), layers_on_rank(model, layout, np.minimum(1, p - 1)))
+    on_first, on_last = ([n for _, n in kinds_on_rank(model, layout, rank)] for rank in (0, p - 1))
+    deep = np.maximum(sum(on_first), layers_on_rank(model, layout, np.minimum(1, p - 1)))
     others = [np.where(many, 0, count) for _, count in model.kinds[:-1]]  # on the first stages
     counts = [*others, deep - sum(others)]
-    on_last = [count for _, count in kinds_on_rank(model, layout, p - 1)]
     whole = lambda counts: sum(count * kind.each for count, kind in zip(counts, kinds))
-    inner, last = whole(counts), whole(on_last) + ends.total
-    pace = np.where(many, np.maximum(inner, last), last)  # of the slowest stage
-    if len(kinds) > 1:
-        first = whole([count for _, count in kinds_on_rank(model, layout, 0)])
-        pace = np.maximum(pace, np.where(many, first, 0))
+    inner, first, last = whole(counts), whole(on_first) + begin.total, whole(on_last) + end.total
+    together = ~many | layout.pipeline.folded  # embedding and head on one rank
+    last = last + together * begin.total
+    pace = np.where(many, np.maximum(np.maximum(inner, last), first), last)  # of the slowest stage
     every = lambda what: sum(count * what(kind) for count, kind in zip(counts, kinds))
     terms = {}
     for part in TERMS:
@@ -182,14 +181,17 @@ def step_terms(job: Job, layout: Layout, c: Constants | None = None) -> dict[str
     if "sends" in job.framework.hides and layout.pipeline.chunks == 0:
         shown = np.maximum(message - inner / layout.chunks / 2, c.exposed * message)
     terms["pipeline sends"] = many * 2.0 * (m * layout.chunks * shown + (p - 1) * message)
-    head_slows = last > inner  # its stage is the slowest
+    # All that the slowest stage does not do.
+    end_slows = (last >= first) & (last > inner)
+    begin_slows = ~end_slows & (first > inner)
     elsewhere = [
-        (total - np.where(head_slows, ours, here)) * kind.each / kind.device
-        for (_, total), ours, here, kind in zip(model.kinds, on_last, counts, kinds)
+        (total - np.where(end_slows, behind, np.where(begin_slows, before, here))) * kind.each / kind.device
+        for (_, total), before, here, behind, kind in zip(model.kinds, on_first, counts, on_last, kinds)
     ]
-    others = lambda phases: (
-        sum(rest * sum(kind.work.phase(k) for k in phases) for rest, kind in zip(elsewhere, kinds))
-        + np.where(head_slows, 0, sum(ends.phase(k) for k in phases))
+    ends = (begin, ~begin_slows & ~(end_slows & together)), (end, ~end_slows)
+    others = lambda phases: sum(
+        rest * sum(part.phase(k) for k in phases)
+        for part, rest in (*((kind.work, rest) for kind, rest in zip(kinds, elsewhere)), *ends)
     )
     terms["bubble"] = many * layout.pipeline.bubble(others("F"), others("IR"), others("W"), v)
 
@@ -251,7 +253,7 @@ FORMULAS = {
     "context parallel": "m · L/p · a rank's keys and values, cp - 1 times, and twice backward; what shows",
     "expert parallel": "m · L/p · 4 all-to-alls of 2·s·b·h·k/t bytes; what shows",
     "waiting for the host": "m · L/p · what launching a layer takes longer than computing it",
-    "head": "what the vocabulary's products add to the slowest stage, m times",
+    "head": "what embedding, head and loss add to the slowest stage, m times",
     "pipeline sends": "2·(m·v + p - 1) sends of 2·s·b·h/t bytes, v = 2 for ZB-V; of chunks what shows",
     "bubble": "the other stages' time for a microbatch / v; ZB-H1 F + I - W, ZB-H2 F + I - 2W, ZB-V I - W",
     "data parallel": "gradients (and weights with ZeRO) around the ring, less what hides; ZeRO-3's copies",

@@ -126,11 +126,11 @@ def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
         parts = states(adapter_share(job, layout, stage), layout.shards, layout.zero, *bytes_)
         share = lambda size, d: size / np.where(np.asarray(layout.zero) >= 3, d, 1)
         frozen = share(job.lora.weight_bytes * own + 2.0 * ends, layout.shards)
-        frozen = frozen + share(job.lora.weight_bytes * routed, layout.edp)
+        frozen = frozen + share(job.lora.weight_bytes * routed, layout.expert_shards)
         return parts | {"weights": parts["weights"] + frozen}
     parts = states(own + ends, layout.shards, layout.zero, *bytes_)
     if model.experts:
-        of_experts = states(routed, layout.edp, layout.zero, *bytes_)
+        of_experts = states(routed, layout.expert_shards, layout.zero, *bytes_)
         parts = {name: size + of_experts[name] for name, size in parts.items()}
     return parts
 
