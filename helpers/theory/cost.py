@@ -26,7 +26,7 @@ from ..files import find
 from .collectives import all_to_all_seconds, group_seconds, send_seconds
 from .data_parallel import synchronisation
 from .job import Job
-from .layout import Layout
+from .layout import Layout, spread
 from .op import Op
 from .operations import between_stages, embedding, head, layer
 from .stages import kinds_on_rank, layers_on_rank
@@ -105,6 +105,11 @@ class Work:
     def total(self):
         return sum(self.part(part) for part in self.seconds)
 
+    def spread(self, which) -> Work:
+        """For many layouts, from one of each kind: see `Layout.alike`."""
+        wide = lambda phases: {phase: spread(x, which) for phase, x in phases.items()}
+        return Work({part: wide(phases) for part, phases in self.seconds.items()}, wide(self.launches))
+
 
 def work(ops: list[Op], job: Job, layout: Layout, c: Constants) -> Work:
     """Read a list of operations for seconds. What may hide under products shows as what is longer than they,
@@ -154,8 +159,12 @@ def step_terms(job: Job, layout: Layout, c: Constants | None = None) -> dict[str
     c = c or constants()
     model, p, v, m = job.model, layout.pp, layout.interleave, job.microbatches(layout)
     many = np.asarray(p) > 1
-    begin, end = (work(ops(job, layout), job, layout, c) for ops in (embedding, head))
-    kinds = [_timed(work(layer(job, layout, kind), job, layout, c), job, layout) for kind, _ in model.kinds]
+    one, which = layout.alike()
+    begin, end, *kinds = (
+        work(ops, job, one, c).spread(which)
+        for ops in (embedding(job, one), head(job, one), *(layer(job, one, kind) for kind, _ in model.kinds))
+    )
+    kinds = [_timed(kind, job, layout) for kind in kinds]
 
     # Stages: the inner ones hold `deep` layers; the ends one less where L + 2 is what divides.
     on_first, on_last = ([n for _, n in kinds_on_rank(model, layout, rank)] for rank in (0, p - 1))

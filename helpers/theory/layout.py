@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ RECOMPUTE = ("none", "selective", "per-op", "full")
 # Of Megatron-LM, torchtitan and DeepSpeed. Llama 3's paper puts dp outermost, and pp before it. cp lies next
 # to tp, outside it, in all of them.
 ORDER = ("pp", "dp", "tp")
+# What a layer's lines depend on, and where its groups lie, if tp is innermost.
+SEEN = ("tp", "cp", "ep", "etp", "microbatch", "zero", "sequence_parallel")
 # Parts of the replicas of weights, and of experts: axis -> (all of them, the part that shares out).
 PARTS = {
     "shard": ("dp", "shard"),
@@ -36,6 +39,11 @@ class Axes(NamedTuple):
     def __str__(self) -> str:
         sizes = self._asdict().items()
         return " · ".join(f"{axis.upper()} {size}" for axis, size in sizes if axis in ORDER or size != 1)
+
+
+def spread(x, which: np.ndarray | None):
+    """What was worked out for one layout of each kind, for all: see `Layout.alike`."""
+    return x if which is None or np.ndim(x) == 0 else x[which]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +144,22 @@ class Layout:
             inside = inside * reach("cp", sizes, gpus_per_node)[0]
             nodes = -(-self.replicas // inside)
         return inside, nodes
+
+    def alike(self) -> tuple[Layout, np.ndarray | None]:
+        """(layouts, which): of many, one of each kind that a layer cannot tell apart, as it sees neither how
+        deep the pipeline is nor how many replicas there are; and which of them each is. None: each its own.
+        """
+        seen = np.broadcast_arrays(*(np.asarray(getattr(self, name)) for name in SEEN))
+        kinds = math.prod(int(sizes.max()) + 1 for sizes in seen)
+        if seen[0].ndim == 0 or self.order[-1] != "tp" or kinds >= 2**63:
+            return self, None
+        key = 0
+        for sizes in seen:
+            key = key * (int(sizes.max()) + 1) + sizes
+        _, first, which = np.unique(key, return_index=True, return_inverse=True)
+        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen = {name: x[first] for name, x in sizes.items() if isinstance(x, np.ndarray)}
+        return replace(self, **chosen), which
 
     @property
     def pipeline(self) -> Pipeline:

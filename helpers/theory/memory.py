@@ -16,7 +16,7 @@ import numpy as np
 
 from .data_parallel import adapter_share
 from .job import Job
-from .layout import Layout
+from .layout import Layout, spread
 from .operations import layer
 from .shape import ModelShape
 from .shares import ends_share, expert_share, layer_share
@@ -95,14 +95,16 @@ def _kept(job: Job, layout: Layout) -> list[tuple[float, float]]:
     """For each kind of layer, bytes for one microbatch: what it keeps, and what it has while its backward
     runs.
     """
+    one, which = layout.alike()
     found = []
     for kind, _ in job.model.kinds:
-        if layout.recompute in ("none", "selective"):
-            found.append((sum(op.kept for op in layer(job, layout, kind)), 0.0))
-            continue
-        ops = layer(job, replace(layout, recompute="none"), kind)
-        kept = ops[0].kept if layout.recompute == "full" else sum(op.kept_per_op for op in ops)
-        found.append((kept, sum(op.kept for op in ops)))
+        if one.recompute in ("none", "selective"):
+            pair = sum(op.kept for op in layer(job, one, kind)), 0.0
+        else:
+            ops = layer(job, replace(one, recompute="none"), kind)
+            kept = ops[0].kept if one.recompute == "full" else sum(op.kept_per_op for op in ops)
+            pair = kept, sum(op.kept for op in ops)
+        found.append(tuple(spread(size, which) for size in pair))
     return found
 
 

@@ -51,7 +51,8 @@ def check(
         if model.experts and layout.shard * t % (layout.ep * layout.etp):
             raise ValueError(
                 f"ep·etp = {layout.ep}·{layout.etp} does not divide shard·tp = {layout.shard}·{t}, and each"
-                f" shard has all experts; {_divisors(layout.shard * t, layout.ep * layout.etp, None)} for ep·etp"
+                " shard has all experts;"
+                f" {_divisors(layout.shard * t, layout.ep * layout.etp, None)} for ep·etp"
             )
     if layout.cp > 1 and seq_len is not None and seq_len % (2 * layout.cp):
         raise ValueError(
