@@ -66,12 +66,11 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
         inside, nodes = layout.reach(op.axis, job.cluster.gpus_per_node)
         shares = c.intra_node_efficiency, c.inter_node_efficiency
         if op.collective == "all_to_all":
-            copies = 1.0
+            copies = 1.0, 1.0
             if op.axis == "ep" and job.framework.once_a_node:
-                # Of k copies for as many experts of any node, those for different nodes.
-                copies = (
-                    nodes / job.model.experts.per_token * (1 - (1 - 1 / nodes) ** job.model.experts.per_token)
-                )
+                # Of k copies for as many experts, those for different ranks, and for different nodes.
+                k = job.model.experts.per_token
+                copies = tuple(n / k * (1 - (1 - 1 / n) ** k) for n in (inside * nodes, nodes))
             return all_to_all_seconds(op.payload, inside, nodes, job.cluster, *shares, copies)
         if op.collective == "send":
             return send_seconds(op.payload, nodes > 1, job.cluster, *shares)
@@ -167,7 +166,8 @@ def step_terms(job: Job, layout: Layout, c: Constants | None = None) -> dict[str
     kinds = [_timed(kind, job, layout) for kind in kinds]
 
     # Stages: the inner ones hold `deep` layers; the ends one less where L + 2 is what divides.
-    on_first, on_last = ([n for _, n in kinds_on_rank(model, layout, rank)] for rank in (0, p - 1))
+    ends = 0, layout.pipeline.head_rank(p)
+    on_first, on_last = ([n for _, n in kinds_on_rank(model, layout, rank)] for rank in ends)
     deep = np.maximum(sum(on_first), layers_on_rank(model, layout, np.minimum(1, p - 1)))
     others = [np.where(many, 0, count) for _, count in model.kinds[:-1]]  # on the first stages
     counts = [*others, deep - sum(others)]
@@ -193,9 +193,11 @@ def step_terms(job: Job, layout: Layout, c: Constants | None = None) -> dict[str
     # All that the slowest stage does not do.
     end_slows = (last >= first) & (last > inner)
     begin_slows = ~end_slows & (first > inner)
+    totals = [count for _, count in model.kinds]
+    totals[-1] += model.mtp
     elsewhere = [
         (total - np.where(end_slows, behind, np.where(begin_slows, before, here))) * kind.each / kind.device
-        for (_, total), before, here, behind, kind in zip(model.kinds, on_first, counts, on_last, kinds)
+        for total, before, here, behind, kind in zip(totals, on_first, counts, on_last, kinds)
     ]
     ends = (begin, ~begin_slows & ~(end_slows & together)), (end, ~end_slows)
     others = lambda phases: sum(

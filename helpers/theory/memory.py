@@ -156,7 +156,8 @@ def stage_memory(
     # One microbatch at a time: the norm's and the head's input, and float32 scores.
     eager = EAGER_SCORE_BYTES + SCORE_BYTES * framework.split_vocabulary * (np.asarray(t) > 1)
     scores = SCORE_BYTES + eager * (not framework.fused_loss)
-    parts["logits"] = last * sb * (4.0 * model.hidden + scores * model.vocab / framework.loss_chunks) / t
+    scores = scores * model.vocab * (1 + model.mtp) / framework.loss_chunks
+    parts["logits"] = last * sb * (4.0 * model.hidden + scores) / t
     if layout.recompute in ("per-op", "full"):
         # One layer is whole again in its backward, when the scores are gone.
         parts["activations"] = parts["activations"] + np.maximum(0, kept[-1][1] - parts["logits"])
