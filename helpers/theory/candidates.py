@@ -134,11 +134,11 @@ def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
         layout = job.framework.layout(**sizes, zero=zero)
         held = sum(stage_states(job, layout, layout.pp // 2).values())
         fits[zero] = held <= job.cluster.device.memory
-    found = []
+    admitted = []
     for i, (axes, shard, zeros, most) in enumerate(possible):
         good = tuple(zero for zero in zeros if fits[zero][i])
-        found.append((axes, shard, good, most) if good else (axes, shard, zeros[-1:], 1))
-    return found
+        admitted.append((axes, shard, good, most) if good else (axes, shard, zeros[-1:], 1))
+    return admitted
 
 
 @lru_cache(maxsize=4096)

@@ -56,8 +56,8 @@ class Constants:
 @cache
 def constants() -> Constants:
     """The fitted constants."""
-    found = json.loads(find("data/cost_constants.json").read_text(encoding="utf-8"))
-    return Constants(**{f.name: found[f.name]["value"] for f in fields(Constants)})
+    printed = json.loads(find("data/cost_constants.json").read_text(encoding="utf-8"))
+    return Constants(**{f.name: printed[f.name]["value"] for f in fields(Constants)})
 
 
 def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
@@ -134,22 +134,22 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants) -> Work:
     for op, one in zip(ops, took):
         if op.block and not op.collective:
             products[op.block, op.phase] = products.get((op.block, op.phase), 0.0) + one
-    found = {part: dict.fromkeys("FIWR", 0.0) for part in dict.fromkeys(op.part for op in ops)}
+    seconds = {part: dict.fromkeys("FIWR", 0.0) for part in dict.fromkeys(op.part for op in ops)}
     launches = dict.fromkeys("FIWR", 0.0)
     for op, one in zip(ops, took):
         if op.under and HIDES[op.part] in job.framework.hides:
             one = np.maximum(one - products.get((op.block, op.under), 0.0), c.exposed * one)
         count = op.kernels + (op.calls * (np.asarray(layout.members(op.axis)) > 1) if op.collective else 0)
         for phase in op.phase + "R" * (op.phase == "F" and layout.recompute in op.again):
-            found[op.part][phase] = found[op.part][phase] + one
+            seconds[op.part][phase] = seconds[op.part][phase] + one
             launches[phase] = launches[phase] + count
-    made = Work(found, launches)
-    if "expert parallel" in found and "dispatch" in job.framework.hides:
+    made = Work(seconds, launches)
+    if "expert parallel" in seconds and "dispatch" in job.framework.hides:
         # Under another microbatch's layers: what is longer than all that is computed.
         sent = made.part("expert parallel")
-        computed = sum(made.part(part) for part in COMPUTED if part in found)
+        computed = sum(made.part(part) for part in COMPUTED if part in seconds)
         shown = np.maximum(sent - computed, c.exposed * sent) / np.maximum(sent, 1e-30)
-        found["expert parallel"] = {phase: s * shown for phase, s in found["expert parallel"].items()}
+        seconds["expert parallel"] = {phase: s * shown for phase, s in seconds["expert parallel"].items()}
     return made
 
 

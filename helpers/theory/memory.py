@@ -83,12 +83,12 @@ def activations_per_layer(job: Job, layout: Layout, kind: ModelShape | None = No
     ops = layer(job, layout, kind)
     if layout.recompute == "full":
         return {"layer input": ops[0].kept}
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for op in ops:
         kept = op.kept_per_op if layout.recompute == "per-op" else op.kept
         if np.any(kept):
-            found[op.name] = found.get(op.name, 0.0) + kept
-    return found
+            by_name[op.name] = by_name.get(op.name, 0.0) + kept
+    return by_name
 
 
 def _kept(job: Job, layout: Layout) -> list[tuple[float, float]]:
@@ -96,7 +96,7 @@ def _kept(job: Job, layout: Layout) -> list[tuple[float, float]]:
     runs.
     """
     one, which = layout.alike()
-    found = []
+    pairs = []
     for kind, _ in job.model.kinds:
         if one.recompute in ("none", "selective"):
             pair = sum(op.kept for op in layer(job, one, kind)), 0.0
@@ -104,8 +104,8 @@ def _kept(job: Job, layout: Layout) -> list[tuple[float, float]]:
             ops = layer(job, replace(one, recompute="none"), kind)
             kept = ops[0].kept if one.recompute == "full" else sum(op.kept_per_op for op in ops)
             pair = kept, sum(op.kept for op in ops)
-        found.append(tuple(spread(size, which) for size in pair))
-    return found
+        pairs.append(tuple(spread(size, which) for size in pair))
+    return pairs
 
 
 def in_flight(layout: Layout, m: float, stage: int) -> float:

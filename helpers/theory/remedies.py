@@ -18,8 +18,8 @@ def remedies(job: Job, gpus: int, fits: Callable[..., bool], **only) -> list[str
     fits, and the first that trains less. fits: whether (job, gpus, **only) has a layout.
     """
     kinds = (_same(job, gpus, only), _more(job, gpus, only), _less(job, gpus, only))
-    found = (next((said for said, *changed in kind if _tried(fits, *changed)), None) for kind in kinds)
-    return [said for said in found if said]
+    helping = (next((words for words, *changed in kind if _tried(fits, *changed)), None) for kind in kinds)
+    return [words for words in helping if words]
 
 
 def _tried(fits: Callable[..., bool], job: Job, gpus: int, only: dict) -> bool:
