@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from report import save
 
-from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, ModelShape, plan
+from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Framework, Job, Layout, ModelShape, plan
 from helpers.theory.adapters import Lora
 from helpers.theory.cost import step_terms
 from helpers.theory.memory import largest_stage, stage_memory
@@ -68,7 +68,8 @@ SHAPES: dict[str, ModelShape] = {
     "Qwen2.5 7B": _qwen("qwen2.5-7b", 28, 3584, 28, 4, 18944),
     "Qwen2.5 32B": _qwen("qwen2.5-32b", 64, 5120, 40, 8, 27648),
     "Qwen3_30B_a3B": MODELS["qwen3-30b-a3b"],
-    "DeepSeekV3": MODELS["deepseek-v3"],
+    # Its layouts end in "tmL": a layer, the module for a further token, the loss.
+    "DeepSeekV3": replace(MODELS["deepseek-v3"], mtp=1),
     **{
         f"LLAMA{name.upper()}": MODELS[f"llama-{name}"]
         for name in ("2-7b", "2-13b", "2-70b", "3-8b", "3-70b")
@@ -124,15 +125,26 @@ def seconds(job: Job, layout: Layout, gpus: int, headroom: float = 0.0) -> tuple
     return fast + share * (slow - fast), share
 
 
-def bridge(folder: Path, experts: bool) -> Iterator[Run]:
-    """Megatron Bridge's own runs. Not printed: recompute, and which of them overlap the all-to-alls; its
-    recipes do for DeepSeek-V3 on H100 and GB300 and for Qwen3 on H100 from release 26 on.
+def _travel(release: str, name: str, system: str, v: int) -> Framework:
+    """As scripts/performance/configs of the same repository say, for each model and system, in its versions:
+    plain all-to-alls on Blackwell in the releases of 2025; under another microbatch's layers for DeepSeek-V3,
+    where the pipeline has chunks, on H100 and B200, and on GB200 and GB300 from 26.06 on.
     """
+    if release < "26" and "H100" not in system:
+        return NEMO
+    first = {"DGX-GB200": "26.06", "DGX-GB300": "26.06"}.get(system, "25")
+    return OVERLAPPED if name == "DeepSeekV3" and v > 1 and release >= first else BRIDGE
+
+
+def bridge(folder: Path, experts: bool) -> Iterator[Run]:
+    """Megatron Bridge's own runs. Not printed: recompute, and how tokens travel; see `_travel`."""
     for r in _rows(folder, "megatron_bridge_performance_visible.csv"):
         name, system = _first(r["model"]), r["system"]
         model, cluster, n = SHAPES[name], CLUSTERS[SYSTEMS[system]], int(r["gpus"])
         if r["task"] == "LoRA" or bool(model.experts) != experts:
             continue
+        if "w/o MTP" in r["model"]:
+            model = MODELS["deepseek-v3"]
         t, p, cp, b, s, batch = (
             _int(r[k]) for k in ("tp", "pp", "cp", "microbatch_seqs", "seq_len", "global_batch_seqs")
         )
@@ -141,12 +153,6 @@ def bridge(folder: Path, experts: bool) -> Iterator[Run]:
         if model.experts and r["precision"] in ("", "FP8", "FP8-CS"):
             hopper = "fp8-blockwise" if name == "DeepSeekV3" else "fp8-current"
             precision = hopper if "H100" in system else "mxfp8"
-        late = r["release"].startswith("26")
-        hidden = late and (name, system[4:]) in {
-            ("DeepSeekV3", "H100"),
-            ("DeepSeekV3", "GB300"),
-            ("Qwen3_30B_a3B", "H100"),
-        }
         layout = Layout(
             dp=n // (t * p * cp),
             tp=t,
@@ -158,7 +164,8 @@ def bridge(folder: Path, experts: bool) -> Iterator[Run]:
             interleave=v,
             schedule="interleaved" if v > 1 else "1F1B",
         )
-        job = Job(model, cluster, batch, s, OVERLAPPED if hidden else BRIDGE, precision)
+        framework = _travel(r["release"], name, system, v) if experts else BRIDGE
+        job = Job(model, cluster, batch, s, framework, precision)
         yield seconds(job, layout, n)[0], batch * s / n / float(_first(r["tokens_per_s_per_gpu"])), job, n
 
 

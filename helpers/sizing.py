@@ -32,6 +32,8 @@ NAMES = {
     "edp": "experts' data parallel",
     "shard": "data parallel, inside a shard",
     "replicate": "data parallel, over shards",
+    "eshard": "experts' data parallel, inside a shard",
+    "ereplicate": "experts' data parallel, over shards",
 }
 
 

@@ -18,9 +18,9 @@ BELOW = {
     "Narayanan 2021, T2 PTD-P": 2,
     "Narayanan 2021, T2 ZeRO-3": 11,
     "MT-NLG 530B": 6.5,
-    "Zero Bubble, 1F1B and interleaved": 4.5,
-    "Zero Bubble, ZB-1p": 4,
-    "Llama 3 405B, T4": 3.5,
+    "Zero Bubble, 1F1B and interleaved": 5.2,
+    "Zero Bubble, ZB-1p": 4.5,
+    "Llama 3 405B, T4": 4.5,
     "torchtitan, FSDP on 64 A100": 3.5,
 }
 

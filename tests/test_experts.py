@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, placement, plan
 from helpers.theory.collectives import all_to_all_seconds
 from helpers.theory.cost import step_terms
+from helpers.theory.frameworks import CONTEXT
 from helpers.theory.memory import peak_memory, stage_memory, stage_params, states
-from helpers.theory.operations import layer
+from helpers.theory.operations import head, layer
 from helpers.theory.possible import check
 from helpers.theory.shape import Experts
 from helpers.theory.stages import kinds_on_rank, layers_on_rank, layers_on_stage
@@ -74,6 +75,52 @@ def test_states_of_experts_are_shared_out_over_their_own_replicas():
     assert stage_params(V3, layout, 0) == pytest.approx(V3.params - n + n / 16)
 
 
+def test_a_shard_has_all_experts():
+    """Mixtral with FSDP over 8 of 16 ranks, ep 4: each expert is cut in two inside a shard, and its gradients
+    are summed over two shards; by hand.
+    """
+    job, n = Job(MIXTRAL, DGX, 16, 4096, FRAMEWORKS["torchtitan"]), 32 * 8 * MIXTRAL.expert_params / 4
+    layout = Layout(dp=16, ep=4, zero=3, shard=8)
+    found = sent(job, layout)
+    assert found["ereplicate"] == pytest.approx(2 * 1 / 2 * 4 * n / 2)
+    assert found["eshard"] == pytest.approx(1 / 2 * (2 * 2 + 4) * n)
+    assert layout.reach("eshard", 8) == (2, 1) and layout.reach("ereplicate", 8) == (1, 2)
+    held = lambda layout: sum(stage_memory(job, layout, 0, 0).values())
+    assert held(replace(layout, shard=0)) < held(layout) < held(replace(layout, shard=4))
+    everyone = replace(layout, shard=16)
+    assert held(everyone) == held(replace(layout, shard=0))
+    assert total(step_terms(job, everyone)) == total(step_terms(job, replace(layout, shard=0)))
+    # In and out of the tp groups: 2 · 4 ranks hold the eight experts, four to a shard's dp.
+    beside = Layout(dp=8, tp=2, ep=8, zero=3, shard=4)
+    assert beside.expert_shards == 1 and beside.members("ereplicate") == 2
+    rows = plan(job, gpus=32, shard=8).ranked
+    assert any(row.layout.shard == 8 and row.layout.ep > 1 for row in rows)
+    assert rows[0].seconds == pytest.approx(estimate(job, rows[0].layout).step_seconds)
+    with pytest.raises(ValueError, match="each shard has all experts; take 4 for ep·etp"):
+        job.check(Layout(dp=16, ep=8, zero=3, shard=4))
+
+
+@pytest.mark.parametrize("way", CONTEXT)
+def test_an_axis_of_one_changes_no_figure(way):
+    """Beside layouts that have cp and ep, one that has not is what it is alone, whatever is said of them."""
+    dense, framework = MODELS["llama-3-8b"], replace(MEGATRON, context=way)
+    sizes = dict(dp=np.array([8, 4]), tp=np.array([2, 2]), cp=np.array([1, 2]), zero=np.array([1, 1]))
+    for model, more in ((dense, {}), (MIXTRAL, {"ep": np.array([1, 8])})):
+        job = Job(model, DGX, 64, 4096, framework)
+        beside, alone = Layout(**sizes, **more), Layout(dp=8, tp=2, zero=1)
+        together, by_itself = step_terms(job, beside), step_terms(job, alone)
+        for name, s in together.items():
+            assert np.broadcast_to(s, 2)[0] == pytest.approx(by_itself.get(name, 0.0), rel=1e-12), name
+        assert np.broadcast_to(peak_memory(job, beside), 2)[0] == pytest.approx(peak_memory(job, alone))
+    # Words about experts and shared sequences say nothing where there are none.
+    hidden = (*MEGATRON.hides, "dispatch")
+    other = replace(framework, imbalance=2.0, once_a_node=True, grouped=True, hides=hidden)
+    same = Layout(dp=8, tp=2, zero=1)
+    plain, said = (Job(dense, DGX, 64, 4096, f) for f in (MEGATRON, other))
+    assert step_terms(plain, same) == step_terms(said, same) and sent(plain, same) == sent(said, same)
+    assert "cp" not in sent(said, same) and "ep" not in sent(said, same)
+
+
 def test_many_thin_experts_cost_what_a_wide_part_does():
     """k experts of width f/k that all tokens take: the FLOPs of a dense layer, but for half-empty tiles."""
     dense = MODELS["llama-3-8b"]
@@ -101,6 +148,26 @@ def test_layers_of_two_kinds_lie_where_they_should():
     )
 
 
+def test_a_module_for_a_further_token():
+    """DeepSeek-V3's: a layer and the head once more, on the last stage. NVIDIA prints model FLOP/s and
+    tokens/s with it and without (Megatron Bridge, 26.08 and 25.11): 260.0 and 249.7 GFLOPs for a token.
+    """
+    more = replace(V3, mtp=1)
+    for model, printed in ((more, 260.0e9), (V3, 249.7e9)):
+        assert model.flops_per_token(4096, causal=True) == pytest.approx(printed, rel=0.004)
+    layout = Layout(dp=16, pp=16, ep=8, zero=1)
+    assert [int(layers_on_rank(more, layout, r)) for r in range(16)] == [4] * 15 + [2]
+    # Its card counts 14B for the module, with the embedding and the head that it shares with the model.
+    held = stage_params(more, Layout(dp=16, pp=16), 15) - stage_params(V3, Layout(dp=16, pp=16), 15)
+    assert held + more.vocab * more.hidden == pytest.approx(14e9, rel=0.05)
+    plain, with_it = (Job(model, DGX, 256, 4096, MEGATRON) for model in (V3, more))
+    ops = [sum(op.flops for op in head(job, layout)) for job in (plain, with_it)]
+    assert ops[1] == pytest.approx(2 * ops[0] + 6 * 4096 * 2 * more.hidden**2)
+    assert total(step_terms(with_it, layout)) > total(step_terms(plain, layout))
+    away = lambda job, stage: sum(sent(job, layout, stage).values())
+    assert away(with_it, 0) == away(plain, 0) and away(with_it, 15) > away(plain, 15)
+
+
 @given(
     SIZES, SIZES, st.sampled_from([1, 2, 4]), st.sampled_from([0, 1, 3]), st.sampled_from(["none", "full"])
 )
@@ -115,9 +182,8 @@ def test_more_ranks_for_experts_hold_less_and_send_more(ep, t, p, zero, recomput
     terms = step_terms(job, here)
     assert 0 < total(terms) < np.inf and all(v >= 0 for v in terms.values())
     worse = replace(job, framework=replace(MEGATRON, imbalance=1.5))
-    assert total(step_terms(worse, here)) >= total(terms) and peak_memory(worse, here) >= peak_memory(
-        job, here
-    )
+    assert total(step_terms(worse, here)) >= total(terms) * (1 - 1e-12)
+    assert peak_memory(worse, here) >= peak_memory(job, here)
 
 
 def test_arrays_give_what_numbers_give():
@@ -161,18 +227,19 @@ def test_refusals_of_foldings(model, layout, said):
 
 def test_an_all_to_all_goes_through_link_and_port_at_once():
     """NVIDIA 2026, Table 7, on the speeds that its own all-to-alls reach; and a token once for each node, as
-    DeepEP and HybridEP send it, with nothing more said.
+    DeepEP and HybridEP send it, and for each rank, with nothing more said.
     """
     payload = 2 * 4096 * 8 * 7168
     for r in rows("megatron_core_moe_2026_table7.csv"):
-        ep = int(r["ep"])
-        ours = 1e6 * all_to_all_seconds(payload, 8, ep // 8, DGX)
-        assert ours == pytest.approx(float(r["h100_all_to_all_us"]), rel=0.11)
-        nodes = ep // 8
-        copies = nodes / 8 * (1 - (1 - 1 / nodes) ** 8)
-        if nodes > 1:  # tokens are then held to four nodes at most, which is not counted here
-            once = 1e6 * all_to_all_seconds(payload, 8, nodes, DGX, copies=copies)
-            assert 0.8 < once / float(r["h100_hybridep_us"]) < 1.5
+        for cluster, system in ((DGX, "h100"), (CLUSTERS["gb200-nvl72"], "gb200")):
+            inside = min(int(r["ep"]), cluster.gpus_per_node)
+            nodes = int(r["ep"]) // inside
+            ours = 1e6 * all_to_all_seconds(payload, inside, nodes, cluster)
+            assert ours == pytest.approx(float(r[f"{system}_all_to_all_us"]), rel=0.11)
+            # Tokens are held to four nodes at most there, which is not counted here.
+            copies = tuple(n / 8 * (1 - (1 - 1 / n) ** 8) for n in (inside * nodes, nodes))
+            once = 1e6 * all_to_all_seconds(payload, inside, nodes, cluster, copies=copies)
+            assert 0.8 < once / float(r[f"{system}_hybridep_us"]) < 1.5
 
 
 def test_a_plan_with_experts_explains_itself():

@@ -7,6 +7,7 @@ import pytest
 from helpers.theory import CLUSTERS, DEVICES, FRAMEWORKS, MODELS, Job, Layout, estimate
 from helpers.theory.cost import constants, step_terms
 from helpers.theory.memory import activations_per_layer
+from helpers.theory.op import product
 from helpers.theory.operations import head, layer
 from helpers.theory.precision import PRECISIONS
 from helpers.theory.traffic import sent
@@ -79,3 +80,19 @@ def test_the_gain_of_fp8_is_near_the_printed_one():
     for method, (ours, printed) in folding_in_fp8().items():
         assert 1.1 < ours / printed < 1.13, method
     assert estimate(replace(JOB, precision="fp8"), LAYOUT).step_seconds < estimate(JOB, LAYOUT).step_seconds
+
+
+# groups, rows of each, n, k, TFLOP/s: products of DeepGEMM's README (February 2025), an H800 in FP8.
+DEEPGEMM = """1 4096 24576 1536 990, 1 4096 32768 512 590, 1 4096 7168 16384 1358, 1 4096 4096 7168 1304,
+    1 4096 7168 2048 1025, 4 8192 4096 7168 1297, 4 8192 7168 2048 1099, 8 4096 4096 7168 1288,
+    8 4096 7168 2048 1093"""
+
+
+def test_short_products_reach_less():
+    """One rate and the bytes of the list give them all, the shortest and the longest."""
+    rate, bandwidth = 1585e12, 0.95 * 3.35e12
+    for row in DEEPGEMM.split(","):
+        groups, rows, n, k, reached = map(int, row.split())
+        forward, *_ = product("", rows, k, n, bytes_=1.0)
+        seconds = groups * (forward.flops / rate + forward.streamed / bandwidth)
+        assert 2e-12 * groups * rows * n * k / seconds == pytest.approx(reached, rel=0.04)

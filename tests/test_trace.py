@@ -67,6 +67,34 @@ def test_a_first_stage_sends_what_the_formulas_say(layout):
     assert traced.calls == calls(traced_job(SHORT, 4096, layout), layout)
 
 
+MIXTRAL, LITE = (replace(MODELS[name], layers=2) for name in ("mixtral-8x7b", "deepseek-v2-lite"))
+
+
+@pytest.mark.parametrize(
+    "model, layout",
+    [
+        (MIXTRAL, Layout(dp=8, ep=4, zero=3)),
+        (LITE, Layout(dp=8, ep=4, zero=3)),  # a dense layer, and one with shared experts too
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (MIXTRAL, Layout(dp=8, ep=2, microbatch=2, zero=3)),
+                (LITE, Layout(dp=16, ep=8, zero=3)),
+                # On more ranks than it has experts, FSDP pads the router's rows.
+                (MODELS["mixtral-8x7b"], Layout(dp=8, ep=4, zero=3)),
+                (MODELS["deepseek-v2-lite"], Layout(dp=64, ep=8, zero=3)),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_experts_send_what_the_formulas_say(aside, model, layout):
+    """Mixtral and DeepSeek-V2-Lite of PyTorch's own pieces: FSDP2 over dp and edp, all-to-alls over ep."""
+    found = aside(trace_here, model, layout, 512, "Megatron's")
+    assert found.params == model.params
+    assert found.calls == calls(traced_job(model, 512, layout), layout)
+
+
 def test_gradients_of_two_bytes_are_traced_too(aside):
     layout = Layout(dp=16, tp=4, zero=3)
     traced = aside(trace_here, SHORT, layout, 2048, "Megatron's", 2)
@@ -130,12 +158,14 @@ def test_the_70b_on_a_laptop(aside):
         (Layout(dp=4, tp=16, zero=3), {}, "tp 16 must divide 8 key/value heads"),
         (Layout(dp=8, tp=8, zero=3), {"plan": "usual"}, "the usual one goes without sequence parallelism"),
         (Layout(dp=8, tp=8, zero=3), {"plan": "mine"}, "plans are"),
+        (Layout(dp=8, ep=8, zero=3), {"model": MIXTRAL}, "ep below dp, so that experts have replicas"),
+        (Layout(dp=4, tp=2, ep=4, zero=3), {"model": MIXTRAL}, "tp, pp, cp and etp 1"),
         (Layout(dp=8, tp=8, zero=3), {"seq_len": 1001}, "must divide the sequence of 1001 tokens"),
     ],
 )
 def test_what_cannot_be_traced_is_refused(layout, how, said):
     with pytest.raises(ValueError, match=said):
-        trace(SHORT, layout, **{"seq_len": 1024} | how)
+        trace(**{"model": SHORT, "layout": layout, "seq_len": 1024} | how)
 
 
 def test_an_older_pytorch_is_refused_in_a_sentence(monkeypatch):

@@ -31,6 +31,7 @@ from ..theory.layout import Layout
 from ..theory.models import ModelShape, find_model
 from ..theory.possible import check
 from ..theory.schedules import one_f_one_b
+from ..theory.shape import Experts, Latent
 from ..theory.stages import layers_on_rank
 from ..theory.traced import microbatches
 from ..theory.traffic import Call
@@ -121,6 +122,11 @@ def trace(
             f" {version('torch')}"
         )
     check(model, layout)
+    if model.experts and (layout.ranks > layout.dp or layout.etp > 1 or layout.edp < 2):
+        raise ValueError(
+            "a trace with experts is of FSDP and ep: tp, pp, cp and etp 1, and ep below dp, so that experts"
+            f" have replicas; not {layout.axes}"
+        )
     if layout.chunks != 1 or layout.zero != 3:
         raise ValueError(
             "a trace is of FSDP, tensor parallelism and a first stage in one piece: zero 3 and interleave 1,"
@@ -179,6 +185,7 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
     from torch.distributed.tensor.parallel import loss_parallel
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from .traced_experts import shard_experts, with_experts
     from .traced_model import Transformer, parallelize
     from .watch import Watch
 
@@ -187,15 +194,24 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
     axes, piped = ("pp", "dp", "tp"), layout.pp > 1
     mesh = init_device_mesh("cpu", (layout.pp, layout.dp, layout.tp), mesh_dim_names=axes)
     axis_of = {mesh.get_group(axis).group_name: axis for axis in axes}
+    if model.experts:
+        folded = init_device_mesh("cpu", (layout.edp, layout.ep), mesh_dim_names=("edp", "ep"))
+        axis_of |= {folded.get_group(axis).group_name: axis for axis in ("edp", "ep")}
     with torch.device("meta"):
         first = int(layers_on_rank(model, layout, 0)) if piped else None
         net = Transformer(model, layout.recompute == "full", first)
+        if model.experts:
+            with_experts(net, model, folded.get_group("ep"))
     params = sum(p.numel() for p in net.parameters())
+    if model.experts:
+        params += (layout.ep - 1) * sum(p.numel() for p in net.parameters() if p.dim() == 3)  # on others
     if layout.tp > 1:
         parallelize(net, mesh["tp"], layout.sequence_parallel, plan)
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16 if gradient_bytes == 2 else torch.float32
     )
+    if model.experts:
+        shard_experts(net, folded["edp"], policy)
     for part in (*net.layers, net):
         fully_shard(part, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=False if piped else None)
     with FakeTensorMode(allow_non_fake_inputs=True), Watch(axis_of) as watch:
@@ -253,6 +269,12 @@ def _first_stage(net, tokens, pp: int, following: int, group) -> None:
         del y, gradient
 
 
+def _shape(given: dict) -> ModelShape:
+    """A shape that has travelled as JSON."""
+    kinds = {"experts": Experts, "latent": Latent}
+    return ModelShape(**given | {name: kind(**given[name]) for name, kind in kinds.items() if given[name]})
+
+
 def _most_resident() -> int:
     """Bytes that this process took at most. On Linux ru_maxrss may be the parent's, which it takes over."""
     try:
@@ -268,6 +290,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dp", type=int, default=8)
     parser.add_argument("--tp", type=int, default=8)
     parser.add_argument("--pp", type=int, default=1, help="stages; the first one is traced")
+    parser.add_argument("--ep", type=int, default=1, help="ranks that experts are spread over; with --tp 1")
     parser.add_argument("--microbatch", type=int, default=1)
     parser.add_argument("--seq", type=int, default=4096)
     parser.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
@@ -278,6 +301,7 @@ def main(argv: list[str] | None = None) -> None:
         dp=args.dp,
         tp=args.tp,
         pp=args.pp,
+        ep=args.ep,
         microbatch=args.microbatch,
         zero=3,
         recompute=args.recompute,
@@ -306,7 +330,7 @@ if __name__ == "__main__":
             json.dumps(
                 asdict(
                     trace_here(
-                        ModelShape(**given["model"]),
+                        _shape(given["model"]),
                         Layout(**given["layout"]),
                         given["seq_len"],
                         given["plan"],

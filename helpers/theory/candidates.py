@@ -22,8 +22,7 @@ from .stages import layers_on_stage
 
 SIZES = (*Axes._fields, "microbatch", "interleave", "zero", "shard")
 _ROW = np.dtype([(k, int) for k in (*SIZES, "names")] + [("sp", bool), ("seconds", float), ("memory", float)])
-# Tokens of a sequence: cp is looked at beyond, down to half as many on a rank, or where it is asked for.
-LONG = 8192
+LEAST_TOKENS = 4096  # of a sequence on a rank; cp leaves fewer only where it is asked for
 MOST_TOKENS = 16384  # of a microbatch on a rank, of a model with experts, whose layouts are many
 
 
@@ -113,9 +112,7 @@ def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
     for t in of("tp", divisors(gpus)):
         for p in of("pp", divisors(gpus // t)):
             inner = gpus // t // p
-            lengths = [
-                c for c in divisors(inner) if c == 1 or job.seq_len > LONG and 2 * job.seq_len >= c * LONG
-            ]
+            lengths = [c for c in divisors(inner) if c == 1 or c * LEAST_TOKENS <= job.seq_len]
             for c in [only["cp"]] if inner % only.get("cp", gpus + 1) == 0 else of("cp", lengths):
                 d, etp = inner // c, only.get("etp", 1)
                 if d != only.get("dp", d):
@@ -131,17 +128,17 @@ def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
     """
     if not possible:
         return []
-    sizes = dict(zip(Axes._fields, np.array([axes for axes, *_ in possible]).T))
+    sizes = dict(zip((*Axes._fields, "shard"), np.array([(*axes, shard) for axes, shard, *_ in possible]).T))
     fits = {}
     for zero in {zero for _, _, zeros, _ in possible for zero in zeros}:
         layout = job.framework.layout(**sizes, zero=zero)
         held = sum(stage_states(job, layout, layout.pp // 2).values())
         fits[zero] = held <= job.cluster.device.memory
-    found = []
+    admitted = []
     for i, (axes, shard, zeros, most) in enumerate(possible):
         good = tuple(zero for zero in zeros if fits[zero][i])
-        found.append((axes, shard, good, most) if good else (axes, shard, zeros[-1:], 1))
-    return found
+        admitted.append((axes, shard, good, most) if good else (axes, shard, zeros[-1:], 1))
+    return admitted
 
 
 @lru_cache(maxsize=4096)

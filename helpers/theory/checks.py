@@ -60,7 +60,7 @@ def is_file(name: str) -> bool:
 def read_object(path: Path, what: str) -> dict:
     """The JSON object in `path`, which should hold a `what`. Raises ValueError where there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as e:
         raise ValueError(f"cannot read {path}: {e.strerror}") from None
     except json.JSONDecodeError as e:
@@ -69,6 +69,6 @@ def read_object(path: Path, what: str) -> dict:
         ) from None
     except (ValueError, RecursionError):
         raise ValueError(f"{path} is not a JSON file") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object, so no {what}")
-    return found
+    return value

@@ -112,17 +112,18 @@ def hierarchical_seconds(op: str, payload, inside, nodes, network: Network, intr
     return ways * (near + far)
 
 
-def all_to_all_seconds(payload, inside, nodes, network: Network, intra=1.0, inter=1.0, copies=1.0):
+def all_to_all_seconds(payload, inside, nodes, network: Network, intra=1.0, inter=1.0, copies=(1.0, 1.0)):
     """Each rank sends each other its part: through the link to those of its node and, at the same time,
-    through its port to all others. copies: what share of that really crosses, where a part that several ranks
-    of a node want goes there once. Takes arrays.
+    through its port to all others. copies: what share of that really goes through each, where what is wanted
+    more than once goes to a rank, and to a node, once. Takes arrays.
     """
     part, others = payload / (inside * nodes), inside * (nodes - 1)
     link, port = network.all_to_all
-    near = (inside - 1) * (part / (link or network.intra_node_bandwidth * intra) + network.intra_node_latency)
-    far = others * copies * part / (port or network.inter_node_bandwidth * inter)
-    far = far + (nodes - 1) * network.inter_node_latency
-    return np.maximum(near, far)
+    near = (inside - 1) * copies[0] * part / (link or network.intra_node_bandwidth * intra)
+    far = others * copies[1] * part / (port or network.inter_node_bandwidth * inter)
+    # All messages are on their way at once: each waits once.
+    near = near + (inside > 1) * network.intra_node_latency
+    return np.maximum(near, far + (nodes > 1) * network.inter_node_latency)
 
 
 def group_seconds(op: str, payload, inside, nodes, network: Network, intra=1.0, inter=1.0):

@@ -7,7 +7,7 @@ The slowest pipeline stage sets the pace. The list of `operations` is read for s
     collectives  see `collectives`; where they may run under something else, what is left of them
 
 A layer takes the longer of this and of the host's time to launch it. Around the m microbatches stand the
-head, the sends between stages, the bubble, data parallelism and the optimizer.
+embedding and the head, the sends between stages, the bubble, data parallelism and the optimizer.
 
 Five constants, each with a meaning, were fitted to two published tables of A100 runs and to nothing else,
 with an earlier form of this model; a sixth, `exposed`, was set by judgement (data/cost_constants.json).
@@ -26,9 +26,9 @@ from ..files import find
 from .collectives import all_to_all_seconds, group_seconds, send_seconds
 from .data_parallel import synchronisation
 from .job import Job
-from .layout import Layout
+from .layout import Layout, spread
 from .op import Op
-from .operations import between_stages, head, layer
+from .operations import between_stages, embedding, head, layer
 from .stages import kinds_on_rank, layers_on_rank
 
 COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")  # terms of a layer
@@ -56,8 +56,8 @@ class Constants:
 @cache
 def constants() -> Constants:
     """The fitted constants."""
-    found = json.loads(find("data/cost_constants.json").read_text(encoding="utf-8"))
-    return Constants(**{f.name: found[f.name]["value"] for f in fields(Constants)})
+    printed = json.loads(find("data/cost_constants.json").read_text(encoding="utf-8"))
+    return Constants(**{f.name: printed[f.name]["value"] for f in fields(Constants)})
 
 
 def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
@@ -66,12 +66,11 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
         inside, nodes = layout.reach(op.axis, job.cluster.gpus_per_node)
         shares = c.intra_node_efficiency, c.inter_node_efficiency
         if op.collective == "all_to_all":
-            copies = 1.0
+            copies = 1.0, 1.0
             if op.axis == "ep" and job.framework.once_a_node:
-                # Of k copies for as many experts of any node, those for different nodes.
-                copies = (
-                    nodes / job.model.experts.per_token * (1 - (1 - 1 / nodes) ** job.model.experts.per_token)
-                )
+                # Of k copies for as many experts, those for different ranks, and for different nodes.
+                k = job.model.experts.per_token
+                copies = tuple(n / k * (1 - (1 - 1 / n) ** k) for n in (inside * nodes, nodes))
             return all_to_all_seconds(op.payload, inside, nodes, job.cluster, *shares, copies)
         if op.collective == "send":
             return send_seconds(op.payload, nodes > 1, job.cluster, *shares)
@@ -105,6 +104,11 @@ class Work:
     def total(self):
         return sum(self.part(part) for part in self.seconds)
 
+    def spread(self, which) -> Work:
+        """For many layouts, from one of each kind: see `Layout.alike`."""
+        wide = lambda phases: {phase: spread(x, which) for phase, x in phases.items()}
+        return Work({part: wide(phases) for part, phases in self.seconds.items()}, wide(self.launches))
+
 
 def work(ops: list[Op], job: Job, layout: Layout, c: Constants) -> Work:
     """Read a list of operations for seconds. What may hide under products shows as what is longer than they,
@@ -130,22 +134,22 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants) -> Work:
     for op, one in zip(ops, took):
         if op.block and not op.collective:
             products[op.block, op.phase] = products.get((op.block, op.phase), 0.0) + one
-    found = {part: dict.fromkeys("FIWR", 0.0) for part in dict.fromkeys(op.part for op in ops)}
+    seconds = {part: dict.fromkeys("FIWR", 0.0) for part in dict.fromkeys(op.part for op in ops)}
     launches = dict.fromkeys("FIWR", 0.0)
     for op, one in zip(ops, took):
         if op.under and HIDES[op.part] in job.framework.hides:
             one = np.maximum(one - products.get((op.block, op.under), 0.0), c.exposed * one)
         count = op.kernels + (op.calls * (np.asarray(layout.members(op.axis)) > 1) if op.collective else 0)
         for phase in op.phase + "R" * (op.phase == "F" and layout.recompute in op.again):
-            found[op.part][phase] = found[op.part][phase] + one
+            seconds[op.part][phase] = seconds[op.part][phase] + one
             launches[phase] = launches[phase] + count
-    made = Work(found, launches)
-    if "expert parallel" in found and "dispatch" in job.framework.hides:
+    made = Work(seconds, launches)
+    if "expert parallel" in seconds and "dispatch" in job.framework.hides:
         # Under another microbatch's layers: what is longer than all that is computed.
         sent = made.part("expert parallel")
-        computed = sum(made.part(part) for part in COMPUTED if part in found)
+        computed = sum(made.part(part) for part in COMPUTED if part in seconds)
         shown = np.maximum(sent - computed, c.exposed * sent) / np.maximum(sent, 1e-30)
-        found["expert parallel"] = {phase: s * shown for phase, s in found["expert parallel"].items()}
+        seconds["expert parallel"] = {phase: s * shown for phase, s in seconds["expert parallel"].items()}
     return made
 
 
@@ -154,20 +158,24 @@ def step_terms(job: Job, layout: Layout, c: Constants | None = None) -> dict[str
     c = c or constants()
     model, p, v, m = job.model, layout.pp, layout.interleave, job.microbatches(layout)
     many = np.asarray(p) > 1
-    ends = work(head(job, layout), job, layout, c)
-    kinds = [_timed(work(layer(job, layout, kind), job, layout, c), job, layout) for kind, _ in model.kinds]
+    one, which = layout.alike()
+    begin, end, *kinds = (
+        work(ops, job, one, c).spread(which)
+        for ops in (embedding(job, one), head(job, one), *(layer(job, one, kind) for kind, _ in model.kinds))
+    )
+    kinds = [_timed(kind, job, layout) for kind in kinds]
 
     # Stages: the inner ones hold `deep` layers; the ends one less where L + 2 is what divides.
-    deep = np.maximum(layers_on_rank(model, layout, 0), layers_on_rank(model, layout, np.minimum(1, p - 1)))
+    ends = 0, layout.pipeline.head_rank(p)
+    on_first, on_last = ([n for _, n in kinds_on_rank(model, layout, rank)] for rank in ends)
+    deep = np.maximum(sum(on_first), layers_on_rank(model, layout, np.minimum(1, p - 1)))
     others = [np.where(many, 0, count) for _, count in model.kinds[:-1]]  # on the first stages
     counts = [*others, deep - sum(others)]
-    on_last = [count for _, count in kinds_on_rank(model, layout, p - 1)]
     whole = lambda counts: sum(count * kind.each for count, kind in zip(counts, kinds))
-    inner, last = whole(counts), whole(on_last) + ends.total
-    pace = np.where(many, np.maximum(inner, last), last)  # of the slowest stage
-    if len(kinds) > 1:
-        first = whole([count for _, count in kinds_on_rank(model, layout, 0)])
-        pace = np.maximum(pace, np.where(many, first, 0))
+    inner, first, last = whole(counts), whole(on_first) + begin.total, whole(on_last) + end.total
+    together = ~many | layout.pipeline.folded  # embedding and head on one rank
+    last = last + together * begin.total
+    pace = np.where(many, np.maximum(np.maximum(inner, last), first), last)  # of the slowest stage
     every = lambda what: sum(count * what(kind) for count, kind in zip(counts, kinds))
     terms = {}
     for part in TERMS:
@@ -182,14 +190,19 @@ def step_terms(job: Job, layout: Layout, c: Constants | None = None) -> dict[str
     if "sends" in job.framework.hides and layout.pipeline.chunks == 0:
         shown = np.maximum(message - inner / layout.chunks / 2, c.exposed * message)
     terms["pipeline sends"] = many * 2.0 * (m * layout.chunks * shown + (p - 1) * message)
-    head_slows = last > inner  # its stage is the slowest
+    # All that the slowest stage does not do.
+    end_slows = (last >= first) & (last > inner)
+    begin_slows = ~end_slows & (first > inner)
+    totals = [count for _, count in model.kinds]
+    totals[-1] += model.mtp
     elsewhere = [
-        (total - np.where(head_slows, ours, here)) * kind.each / kind.device
-        for (_, total), ours, here, kind in zip(model.kinds, on_last, counts, kinds)
+        (total - np.where(end_slows, behind, np.where(begin_slows, before, here))) * kind.each / kind.device
+        for total, before, here, behind, kind in zip(totals, on_first, counts, on_last, kinds)
     ]
-    others = lambda phases: (
-        sum(rest * sum(kind.work.phase(k) for k in phases) for rest, kind in zip(elsewhere, kinds))
-        + np.where(head_slows, 0, sum(ends.phase(k) for k in phases))
+    ends = (begin, ~begin_slows & ~(end_slows & together)), (end, ~end_slows)
+    others = lambda phases: sum(
+        rest * sum(part.phase(k) for k in phases)
+        for part, rest in (*((kind.work, rest) for kind, rest in zip(kinds, elsewhere)), *ends)
     )
     terms["bubble"] = many * layout.pipeline.bubble(others("F"), others("IR"), others("W"), v)
 
@@ -251,7 +264,7 @@ FORMULAS = {
     "context parallel": "m · L/p · a rank's keys and values, cp - 1 times, and twice backward; what shows",
     "expert parallel": "m · L/p · 4 all-to-alls of 2·s·b·h·k/t bytes; what shows",
     "waiting for the host": "m · L/p · what launching a layer takes longer than computing it",
-    "head": "what the vocabulary's products add to the slowest stage, m times",
+    "head": "what embedding, head and loss add to the slowest stage, m times",
     "pipeline sends": "2·(m·v + p - 1) sends of 2·s·b·h/t bytes, v = 2 for ZB-V; of chunks what shows",
     "bubble": "the other stages' time for a microbatch / v; ZB-H1 F + I - W, ZB-H2 F + I - 2W, ZB-V I - W",
     "data parallel": "gradients (and weights with ZeRO) around the ring, less what hides; ZeRO-3's copies",

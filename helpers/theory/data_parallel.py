@@ -75,8 +75,8 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     """The same for parameters that the members of one axis hold: in `count` layers, and beside them.
     adapters: those of them that are trained where the rest is frozen.
 
-    With a shard smaller than dp, what ZeRO shares out it shares out over so many ranks (axis shard), and
-    gradients are then summed over the groups (axis replicate), as HSDP does.
+    With a shard smaller than dp, what ZeRO shares out it shares out over so many ranks (axis shard; eshard of
+    experts), and gradients are then summed over the groups (replicate, ereplicate), as HSDP does.
     """
     framework, z = job.framework, np.asarray(layout.zero)
     n = framework.number_bytes
@@ -85,7 +85,8 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     frozen = job.lora is not None
     held, mine = layers + rest, adapters if frozen else layers + rest
     in_layer = job.lora.weight_bytes if frozen else n  # of a weight that is gathered
-    over = "shard" if np.any(layout.shard) else axis
+    over, across = {"dp": ("shard", "replicate"), "edp": ("eshard", "ereplicate")}[axis]
+    over = over if layout.hybrid else axis
     reduced = np.where(framework.reduces_each & ((z == 2) | (z == 3) & ~piped), m, 1)  # times in a step
     whole = (z == 0) | (framework.reduces_whole & (z < 3))
     updated, sharded = (z == 1) | (z == 2), z == 3
@@ -113,8 +114,8 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
         ),
     )
     if over != axis:
-        part = g * each / layout.members("shard")
-        sent += (("gradients", "all_reduce", "replicate", ~whole * reduced * calls, part),)
+        part = g * each / layout.members(over)
+        sent += (("gradients", "all_reduce", across, ~whole * reduced * calls, part),)
     return [
         *(
             sending(name, "data parallel", along, "S", collective, times, size)

@@ -116,14 +116,14 @@ class Estimate:
         """What the figures do not say: memory within the error of its prediction, and widths that a GPU
         dislikes.
         """
-        said, device = [], self.job.cluster.device
+        sentences, device = [], self.job.cluster.device
         if self.tight:
-            said.append(
+            sentences.append(
                 f"tight: {human(self.memory_bytes)} of {human(device.memory)} is within the error of this"
                 f" prediction, some {HEADROOM:.0%}"
             )
         if device.assumed:
-            said.append(
+            sentences.append(
                 f"assumed: products reach {device.achievable / device.flops:.0%} of the FLOP/s printed for"
                 f" {device.name}; measure yours, and give it as `achievable`"
             )
@@ -134,11 +134,11 @@ class Estimate:
             "the queries": self.model.q_width // t,
         }
         if odd := [f"{what} of {n}" for what, n in widths.items() if n % 64]:
-            said.append(
+            sentences.append(
                 f"odd width: {', '.join(odd)} on a rank is no multiple of 64, and is multiplied more slowly"
                 " than is counted here"
             )
-        return said
+        return sentences
 
     def time_table(self, explain: bool = True) -> Table:
         """Drawn as a waterfall: each part begins where the one above it ends."""

@@ -239,11 +239,11 @@ def _accelerate(job: Job, layout: Layout) -> str:
 
 def _beside(job: Job, layout: Layout, steps: str = "", checkpoints: bool = True) -> str:
     """What the script itself has to do, where a file does not say it."""
-    said = [steps] * bool(steps)
+    lines = [steps] * bool(steps)
     if checkpoints and layout.recompute != "none":
-        said.append("gradient checkpointing of each layer, in the model")
+        lines.append("gradient checkpointing of each layer, in the model")
     if job.lora:
         four = ", its weights loaded in 4 bits" * job.lora.four_bit
         parts = " and ".join(job.lora.matrices)
-        said.append(f"LoRA of rank {job.lora.rank} on the linear layers of {parts} (PEFT){four}")
-    return "\n\nin the script: " + "; ".join(said) if said else ""
+        lines.append(f"LoRA of rank {job.lora.rank} on the linear layers of {parts} (PEFT){four}")
+    return "\n\nin the script: " + "; ".join(lines) if lines else ""

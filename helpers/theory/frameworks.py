@@ -53,8 +53,8 @@ class Framework:
     reduces_whole: bool = False  # ZeRO-1 and 2 all-reduce them, and each rank keeps its part
     # Of experts. grouped: one kernel for all of a rank's, not one for each. weighs_early: a router's weights
     # multiply the activation, so that the results need not be kept. once_a_node: a token that several experts
-    # of a node want crosses to it once (DeepEP, HybridEP). imbalance: tokens of the fullest rank, in shares
-    # of the mean; benchmarks force 1.
+    # of a node want crosses to it once, and to each rank once (DeepEP, HybridEP). imbalance: tokens of the
+    # fullest rank, in shares of the mean; benchmarks force 1.
     grouped: bool = True
     weighs_early: bool = True
     once_a_node: bool = False

@@ -206,9 +206,10 @@ CLUSTERS: dict[str, Cluster] = {
         # Training of Mixture-of-Experts Models, arXiv 2603.07685), Table 7, over 8 to 64 GPUs.
         _cluster("dgx-h100", "h100-80gb", 450e9, 50e9, all_to_all=(325e9, 43e9), **_PCIE5),
         _cluster("dgx-h200", "h200", 450e9, 50e9, all_to_all=(325e9, 43e9), **_PCIE5),
-        # NVLink 5, 1,800 GB/s both ways, in a node of eight or a domain of 72.
-        _cluster("dgx-b200", "b200", 900e9, 50e9, **_DDR5),
-        _cluster("dgx-b300", "b300", 900e9, 100e9, **_DDR5),
+        # NVLink 5, 1,800 GB/s both ways, in a node of eight or a domain of 72: all-to-alls as measured on a
+        # GB200, and through the ports of a DGX H100.
+        _cluster("dgx-b200", "b200", 900e9, 50e9, all_to_all=(560e9, 43e9), **_DDR5),
+        _cluster("dgx-b300", "b300", 900e9, 100e9, all_to_all=(560e9, 0.0), **_DDR5),
         _cluster("gb200-nvl72", "gb200", 900e9, 50e9, 72, all_to_all=(560e9, 0.0), **_GRACE),
         _cluster("gb300-nvl72", "gb300", 900e9, 100e9, 72, all_to_all=(560e9, 0.0), **_GRACE),
         # Seven Infinity Fabric links of 64 GB/s one way; eight 400 Gb/s ports.

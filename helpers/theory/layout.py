@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,15 @@ RECOMPUTE = ("none", "selective", "per-op", "full")
 # Of Megatron-LM, torchtitan and DeepSpeed. Llama 3's paper puts dp outermost, and pp before it. cp lies next
 # to tp, outside it, in all of them.
 ORDER = ("pp", "dp", "tp")
+# What a layer's lines depend on, and where its groups lie, if tp is innermost.
+SEEN = ("tp", "cp", "ep", "etp", "microbatch", "zero", "sequence_parallel")
+# Parts of the replicas of weights, and of experts: axis -> (all of them, the part that shares out).
+PARTS = {
+    "shard": ("dp", "shard"),
+    "replicate": ("dp", "shard"),
+    "eshard": ("edp", "eshard"),
+    "ereplicate": ("edp", "eshard"),
+}
 
 
 class Axes(NamedTuple):
@@ -31,6 +41,11 @@ class Axes(NamedTuple):
         return " · ".join(f"{axis.upper()} {size}" for axis, size in sizes if axis in ORDER or size != 1)
 
 
+def spread(x, which: np.ndarray | None):
+    """What was worked out for one layout of each kind, for all: see `Layout.alike`."""
+    return x if which is None or np.ndim(x) == 0 else x[which]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """dp · tp · pp · cp ranks. The numbers may be NumPy arrays of one shape, to look at many layouts at once.
@@ -40,11 +55,11 @@ class Layout:
     replicas of the experts (edp). microbatch: sequences that go through the model together (b). interleave:
     chunks on each pipeline rank (v). zero: 0 to 3, what is split over replicas: nothing, optimizer state,
     gradients too, weights too (3 is what FSDP does). shard: over how many of them, 0 for all; the others hold
-    the same again (HSDP). recompute: none; selective, the attention scores only; per-op, all but the
-    attention and every second matrix product (torchtitan's default); full, all of a layer. sequence_parallel:
-    split what lies between the matrices over tp as well. order: dp, tp and pp from the outermost to the
-    innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer layers, to make up for the
-    head's work.
+    the same again (HSDP), so each shard has all experts. recompute: none; selective, the attention scores
+    only; per-op, all but the attention and every second matrix product (torchtitan's default); full, all of a
+    layer. sequence_parallel: split what lies between the matrices over tp as well. order: dp, tp and pp from
+    the outermost to the innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer layers,
+    to make up for the head's work.
     """
 
     dp: int | np.ndarray = 1
@@ -91,30 +106,36 @@ class Layout:
     def shards(self):
         """Ranks that what ZeRO shares out is shared out over."""
         return (
-            np.where(np.asarray(self.shard) > 0, self.shard, self.replicas)
-            if np.any(self.shard)
-            else self.replicas
+            np.where(np.asarray(self.shard) > 0, self.shard, self.replicas) if self.hybrid else self.replicas
         )
+
+    @property
+    def expert_shards(self):
+        """The same of experts: their replicas inside one shard."""
+        return self.edp // (self.replicas // self.shards) if self.hybrid else self.edp
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether a shard is smaller than all replicas, anywhere."""
+        return bool(np.any(self.shard))
 
     def members(self, axis: str):
         """Ranks in a group along an axis; along dp those that share gradients, dp · cp, of which a shard and
-        the groups that replicate it are parts.
+        the groups that replicate it are parts; along edp likewise, of experts.
         """
-        if axis == "replicate":
+        named = {"dp": "replicas", "shard": "shards", "eshard": "expert_shards"}
+        if axis in ("replicate", "ereplicate"):
             return self.replicas // self.shards
-        return (
-            {"dp": self.replicas, "shard": self.shards}[axis]
-            if axis in ("dp", "shard")
-            else getattr(self, axis)
-        )
+        return getattr(self, named.get(axis, axis))
 
     def reach(self, axis: str, gpus_per_node: int) -> tuple:
         """(members of such a group that share a node, nodes that it is on). Takes arrays."""
         if axis in ("edp", "ep", "etp"):
             return reach(axis, self.expert_sizes, gpus_per_node)
-        if axis in ("shard", "replicate"):
-            near = self.reach("dp", gpus_per_node)[0]  # of dp · cp
-            inside = np.minimum(self.shards, near) if axis == "shard" else np.maximum(1, near // self.shards)
+        if axis in PARTS:
+            whole, part = PARTS[axis]
+            near, parts = self.reach(whole, gpus_per_node)[0], self.members(part)
+            inside = np.minimum(parts, near) if axis == part else np.maximum(1, near // parts)
             inside = np.minimum(inside, self.members(axis))
             return inside, -(-self.members(axis) // inside)
         sizes = self.sizes
@@ -123,6 +144,22 @@ class Layout:
             inside = inside * reach("cp", sizes, gpus_per_node)[0]
             nodes = -(-self.replicas // inside)
         return inside, nodes
+
+    def alike(self) -> tuple[Layout, np.ndarray | None]:
+        """(layouts, which): of many, one of each kind that a layer cannot tell apart, as it sees neither how
+        deep the pipeline is nor how many replicas there are; and which of them each is. None: each its own.
+        """
+        seen = np.broadcast_arrays(*(np.asarray(getattr(self, name)) for name in SEEN))
+        kinds = math.prod(int(sizes.max()) + 1 for sizes in seen)
+        if seen[0].ndim == 0 or self.order[-1] != "tp" or kinds >= 2**63:
+            return self, None
+        key = 0
+        for sizes in seen:
+            key = key * (int(sizes.max()) + 1) + sizes
+        _, first, which = np.unique(key, return_index=True, return_inverse=True)
+        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen = {name: x[first] for name, x in sizes.items() if isinstance(x, np.ndarray)}
+        return replace(self, **chosen), which
 
     @property
     def pipeline(self) -> Pipeline:

@@ -108,9 +108,9 @@ def cost(mine: Estimate, of: Plan, tokens: float | None = None, price: float | N
     """
     given, count = tokens, tokens or TOKENS_PER_PARAMETER * mine.model.params
     hours = lambda e: gpu_hours(e, count)
-    said = f"{count:.3g} tokens" + ("" if given else f" ({TOKENS_PER_PARAMETER} for each parameter)")
+    trained = f"{count:.3g} tokens" + ("" if given else f" ({TOKENS_PER_PARAMETER} for each parameter)")
     text = (
-        f"{said} take {hours(mine):,.0f} GPU-hours, {hours(mine) / mine.layout.ranks / 24:,.0f} days on"
+        f"{trained} take {hours(mine):,.0f} GPU-hours, {hours(mine) / mine.layout.ranks / 24:,.0f} days on"
         f" {mine.layout.ranks} GPUs, without failures, evaluations and checkpoints."
     )
     if price is not None:

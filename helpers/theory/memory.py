@@ -16,7 +16,7 @@ import numpy as np
 
 from .data_parallel import adapter_share
 from .job import Job
-from .layout import Layout
+from .layout import Layout, spread
 from .operations import layer
 from .shape import ModelShape
 from .shares import ends_share, expert_share, layer_share
@@ -83,27 +83,29 @@ def activations_per_layer(job: Job, layout: Layout, kind: ModelShape | None = No
     ops = layer(job, layout, kind)
     if layout.recompute == "full":
         return {"layer input": ops[0].kept}
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for op in ops:
         kept = op.kept_per_op if layout.recompute == "per-op" else op.kept
         if np.any(kept):
-            found[op.name] = found.get(op.name, 0.0) + kept
-    return found
+            by_name[op.name] = by_name.get(op.name, 0.0) + kept
+    return by_name
 
 
 def _kept(job: Job, layout: Layout) -> list[tuple[float, float]]:
     """For each kind of layer, bytes for one microbatch: what it keeps, and what it has while its backward
     runs.
     """
-    found = []
+    one, which = layout.alike()
+    pairs = []
     for kind, _ in job.model.kinds:
-        if layout.recompute in ("none", "selective"):
-            found.append((sum(op.kept for op in layer(job, layout, kind)), 0.0))
-            continue
-        ops = layer(job, replace(layout, recompute="none"), kind)
-        kept = ops[0].kept if layout.recompute == "full" else sum(op.kept_per_op for op in ops)
-        found.append((kept, sum(op.kept for op in ops)))
-    return found
+        if one.recompute in ("none", "selective"):
+            pair = sum(op.kept for op in layer(job, one, kind)), 0.0
+        else:
+            ops = layer(job, replace(one, recompute="none"), kind)
+            kept = ops[0].kept if one.recompute == "full" else sum(op.kept_per_op for op in ops)
+            pair = kept, sum(op.kept for op in ops)
+        pairs.append(tuple(spread(size, which) for size in pair))
+    return pairs
 
 
 def in_flight(layout: Layout, m: float, stage: int) -> float:
@@ -126,11 +128,11 @@ def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
         parts = states(adapter_share(job, layout, stage), layout.shards, layout.zero, *bytes_)
         share = lambda size, d: size / np.where(np.asarray(layout.zero) >= 3, d, 1)
         frozen = share(job.lora.weight_bytes * own + 2.0 * ends, layout.shards)
-        frozen = frozen + share(job.lora.weight_bytes * routed, layout.edp)
+        frozen = frozen + share(job.lora.weight_bytes * routed, layout.expert_shards)
         return parts | {"weights": parts["weights"] + frozen}
     parts = states(own + ends, layout.shards, layout.zero, *bytes_)
     if model.experts:
-        of_experts = states(routed, layout.edp, layout.zero, *bytes_)
+        of_experts = states(routed, layout.expert_shards, layout.zero, *bytes_)
         parts = {name: size + of_experts[name] for name, size in parts.items()}
     return parts
 
@@ -154,7 +156,8 @@ def stage_memory(
     # One microbatch at a time: the norm's and the head's input, and float32 scores.
     eager = EAGER_SCORE_BYTES + SCORE_BYTES * framework.split_vocabulary * (np.asarray(t) > 1)
     scores = SCORE_BYTES + eager * (not framework.fused_loss)
-    parts["logits"] = last * sb * (4.0 * model.hidden + scores * model.vocab / framework.loss_chunks) / t
+    scores = scores * model.vocab * (1 + model.mtp) / framework.loss_chunks
+    parts["logits"] = last * sb * (4.0 * model.hidden + scores) / t
     if layout.recompute in ("per-op", "full"):
         # One layer is whole again in its backward, when the scores are gone.
         parts["activations"] = parts["activations"] + np.maximum(0, kept[-1][1] - parts["logits"])

@@ -16,6 +16,11 @@ from .layout import Layout
 from .precision import PRECISIONS, Precision
 from .shape import ModelShape
 
+# Bytes that a number of a product's result stands for: 2 to write it, and the rest since nothing is
+# multiplied while a tile of it begins and ends. From the products of 512 to 16,384 numbers that DeepGEMM's
+# README (2025) prints for an H800; `tests/test_precision.py` has them.
+RESULT = 3.3
+
 
 class Op(NamedTuple):
     """One line. Numbers are for one microbatch on one rank, for the whole step in phase S; may be arrays.
@@ -121,8 +126,9 @@ class At:
             return []
         r, number = lora.rank, self.job.framework.number_bytes
         passes, kernels = (1.0, 0) if self.job.framework.fused else (5.0, 2)
-        down = product(f"adapter of {name}, down", rows, k, r, block)
-        up = product(f"adapter of {name}, up", rows, r, n, block, kept=number * rows * r)
+        # They do little but read and write, a tile beside the other.
+        down = product(f"adapter of {name}, down", rows, k, r, block, result=2.0)
+        up = product(f"adapter of {name}, up", rows, r, n, block, result=2.0, kept=number * rows * r)
         mark = lambda ops, size: [op._replace(adapters=size * (op.phase == "W")) for op in ops]
         sums = (
             Op(
@@ -144,13 +150,22 @@ class At:
 
 
 def product(
-    name: str, rows, k, n, block: str = "", part: str = "matrices", bytes_=2.0, rate="bf16", **kept
+    name: str,
+    rows,
+    k,
+    n,
+    block: str = "",
+    part: str = "matrices",
+    bytes_=2.0,
+    rate="bf16",
+    result=RESULT,
+    **kept,
 ) -> list[Op]:
     """(rows × k) · (k × n), forward and its two gradients, which are products of the same size. bytes_, rate:
-    of the two that are multiplied, and how fast; the result has half precision.
+    of the two that are multiplied, and how fast; the result has half precision. result: see `RESULT`.
     """
-    flops, streamed = 2.0 * rows * k * n, bytes_ * (rows * k + k * n) + 2.0 * rows * n
-    return _three(name, part, flops, streamed, kept, block=block, rate=rate)
+    moved = _moved(rows * k, k * n, rows * n, bytes_, result)
+    return _three(name, part, 2.0 * rows * k * n, moved, kept, block=block, rate=rate)
 
 
 def grouped(name: str, rows, k, n, groups, kernels, bytes_=2.0, rate="bf16", **kept) -> list[Op]:
@@ -158,16 +173,23 @@ def grouped(name: str, rows, k, n, groups, kernels, bytes_=2.0, rate="bf16", **k
     of 128 rows, and each group's last tile is half empty in the mean.
     """
     flops = 2.0 * (rows + 64 * groups) * k * n
-    streamed = bytes_ * (rows * k + groups * k * n) + 2.0 * rows * n
-    return _three(name, "experts", flops, streamed, kept, kernels=kernels, rate=rate)
+    moved = _moved(rows * k, groups * k * n, rows * n, bytes_, RESULT)
+    return _three(name, "experts", flops, moved, kept, kernels=kernels, rate=rate)
 
 
-def _three(name: str, part: str, flops, streamed, kept: dict, **alike) -> list[Op]:
+def _moved(inputs, weights, outputs, bytes_, result) -> list:
+    """Bytes through memory of a product and of its two gradients, from how many numbers each of the three
+    has: two are read, `bytes_` each, and one is the result.
+    """
+    whole = bytes_ * (inputs + weights + outputs)
+    return [whole + (result - bytes_) * numbers for numbers in (outputs, inputs, weights)]
+
+
+def _three(name: str, part: str, flops, moved: list, kept: dict, **alike) -> list[Op]:
     """A product and its two gradients. kept: what the forward one leaves for backward."""
     return [
-        Op(name, part, "F", flops, streamed, **alike, **kept),
-        Op(name, part, "I", flops, streamed, **alike),
-        Op(name, part, "W", flops, streamed, **alike),
+        Op(name, part, phase, flops, streamed, **alike, **(kept if phase == "F" else {}))
+        for phase, streamed in zip("FIW", moved)
     ]
 
 

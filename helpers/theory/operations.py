@@ -68,7 +68,7 @@ def head(job: Job, layout: Layout) -> list[Op]:
     split, whole = layout.sequence_parallel * 1, job.framework.split_vocabulary * 1
     # Bytes moved for each score. One by one: to float32 6, softmax 8, and backward 4, 12 and 6.
     scores = (16.0 if job.framework.fused_loss else 36.0) * sb * vocabulary
-    return [
+    once = [
         tensor_parallel("gather for the head", "F", "all_gather", split * whole, x),
         *at.trained(
             "head",
@@ -87,6 +87,9 @@ def head(job: Job, layout: Layout) -> list[Op]:
             "gradient of the head", "I", "all_reduce", (1 - split) * whole, x, block="head", under="W"
         ),
     ]
+    # A module that predicts a further token: its layer is one of the stage's.
+    joined = product("joined with the next token", sb, 2 * model.hidden, model.hidden / t, part="head")
+    return once + model.mtp * [*joined, *once]
 
 
 def _chunks(job: Job, numbers) -> list[Op]:

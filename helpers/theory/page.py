@@ -42,8 +42,8 @@ on {of.gpus} × {job.cluster.device.name} ({escape(job.cluster.name)}),
 
 def recommendation(mine: Estimate, of: Plan, tokens: float | None, price: float | None = None) -> str:
     """What to do, and for how much."""
-    said = f"<p><b>{escape(meeting.verdict(mine, of))}</b></p>"
-    return said + f"<p>{escape(meeting.cost(mine, of, tokens, price))}</p>"
+    verdict = f"<p><b>{escape(meeting.verdict(mine, of))}</b></p>"
+    return verdict + f"<p>{escape(meeting.cost(mine, of, tokens, price))}</p>"
 
 
 def taken_for_granted(mine: Estimate) -> str:

@@ -23,10 +23,10 @@ def coordinates(rank: int, sizes: Sizes) -> dict[str, int]:
             f"rank {rank} is not on a grid of {' × '.join(map(str, sizes.values()))} = {n}, whose ranks are 0"
             f" to {n - 1}"
         )
-    found = {}
+    place = {}
     for axis, size in reversed(sizes.items()):
-        rank, found[axis] = divmod(rank, size)
-    return {axis: found[axis] for axis in sizes}
+        rank, place[axis] = divmod(rank, size)
+    return {axis: place[axis] for axis in sizes}
 
 
 def stride(axis: str, sizes: Sizes):

@@ -149,14 +149,14 @@ class Plan:
         """(what, times how much, the winner then): the smallest change of each that makes other sizes
         win.
         """
-        found = []
+        flipped = []
         for what in CHANGES:
             for factor in (0.75, 1.5, 0.5, 2, 0.25, 4, 0.125, 8):
                 other = self.changed(what, factor)
                 if other is not None and other.ranked and other.best.axes != self.best.axes:
-                    found.append((what, factor, other.best))
+                    flipped.append((what, factor, other.best))
                     break
-        return found
+        return flipped
 
     def changed(self, what: str, factor: float) -> Plan | None:
         """The plan with one thing (of CHANGES) times `factor`; None where that leaves no whole batch."""
@@ -212,7 +212,7 @@ def plan(job: Job, *, gpus: int, headroom: float = HEADROOM, **only) -> Plan:
     for axis, size in only.items():
         whole(axis, size)
     space, impossible = all_rows(job, gpus, only)
-    found, names, room = [], [], job.cluster.device.memory
+    looked_at, names, room = [], [], job.cluster.device.memory
     recomputes = [
         r for r in framework.recomputes if not (r == "selective" and framework.fused_attention)
     ] or ["none"]
@@ -233,8 +233,8 @@ def plan(job: Job, *, gpus: int, headroom: float = HEADROOM, **only) -> Plan:
         rows["seconds"] = np.inf
         if fits.any():
             rows["seconds"][fits] = sum(step_terms(job, _some(many, fits)).values())
-        found.append(rows)
-    every = np.concatenate(found) if found else space
+        looked_at.append(rows)
+    every = np.concatenate(looked_at) if looked_at else space
     fits, over = every["memory"] <= (1 - headroom) * room, every["memory"] > room
     pick = lambda by, keep: Candidates(every, names, framework, by, keep)
     return Plan(

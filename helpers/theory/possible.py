@@ -48,9 +48,11 @@ def check(
             )
         if not layout.zero:
             raise ValueError(f"shard {layout.shard} shares out nothing without ZeRO; take zero 1, 2 or 3")
-        if model.experts:
+        if model.experts and layout.shard * t % (layout.ep * layout.etp):
             raise ValueError(
-                f"shard {layout.shard} is worked out for dense models; experts have replicas of their own"
+                f"ep·etp = {layout.ep}·{layout.etp} does not divide shard·tp = {layout.shard}·{t}, and each"
+                " shard has all experts;"
+                f" {_divisors(layout.shard * t, layout.ep * layout.etp, None)} for ep·etp"
             )
     if layout.cp > 1 and seq_len is not None and seq_len % (2 * layout.cp):
         raise ValueError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from .adapters import Lora
-from .candidates import LONG
+from .candidates import LEAST_TOKENS
 from .job import Job
 from .layout import Axes
 
@@ -18,8 +18,8 @@ def remedies(job: Job, gpus: int, fits: Callable[..., bool], **only) -> list[str
     fits, and the first that trains less. fits: whether (job, gpus, **only) has a layout.
     """
     kinds = (_same(job, gpus, only), _more(job, gpus, only), _less(job, gpus, only))
-    found = (next((said for said, *changed in kind if _tried(fits, *changed)), None) for kind in kinds)
-    return [said for said in found if said]
+    helping = (next((words for words, *changed in kind if _tried(fits, *changed)), None) for kind in kinds)
+    return [words for words in helping if words]
 
 
 def _tried(fits: Callable[..., bool], job: Job, gpus: int, only: dict) -> bool:
@@ -40,7 +40,8 @@ def _same(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
         yield "with the loss in 8 chunks (--loss-chunks 8)", other(loss_chunks=8), gpus, only
     if only.get("cp", 1) == 1:
         for cp in (2, 4, 8):
-            if gpus % cp == 0 and job.seq_len % (2 * cp) == 0 and ("cp" in only or job.seq_len <= LONG * cp):
+            tried = "cp" not in only and cp * LEAST_TOKENS <= job.seq_len
+            if gpus % cp == 0 and job.seq_len % (2 * cp) == 0 and not tried:
                 yield f"with cp {cp}", job, gpus, {**only, "cp": cp}
     for axis in (axis for axis in Axes._fields if axis in only):
         free = {name: size for name, size in only.items() if name != axis}

@@ -67,7 +67,9 @@ class ModelShape:
     those three only. tied: the head is the embedding, transposed. positions: learned ones, 0 if none.
     qk_norm: a norm of each head's queries and keys (Qwen3). norms: of the hidden width, in a layer. sinks: a
     number a head in the softmax's sum (gpt-oss). window, windowed: in so many layers a token sees only the
-    last `window` tokens. experts, latent: see there; `ffn` is then the width of the dense layers.
+    last `window` tokens. mtp: modules behind the last layer that predict further tokens (DeepSeek-V3, section
+    2.2), each a layer, the projection of two vectors before it, and the head and its loss once more; they are
+    no part of `params`. experts, latent: see there; `ffn` is then the width of the dense layers.
     Raises ValueError for sizes that make no model.
     """
 
@@ -89,6 +91,7 @@ class ModelShape:
     sinks: bool = False
     window: int = 0
     windowed: int = 0
+    mtp: int = 0
     experts: Experts | None = None
     latent: Latent | None = None
 
@@ -99,7 +102,7 @@ class ModelShape:
             whole(f"{self.name}: {field}", getattr(self, field), 0, 10**9)
             if not getattr(self, field):
                 object.__setattr__(self, field, default)
-        for field in ("head_dim", "positions", "window", "windowed"):
+        for field in ("head_dim", "positions", "window", "windowed", "mtp"):
             whole(f"{self.name}: {field}", getattr(self, field), 0, 10**8)
         for field in ("gated", "biases", "qkv_biases", "tied", "qk_norm", "sinks"):
             if not isinstance(getattr(self, field), bool):
@@ -261,6 +264,8 @@ class ModelShape:
         untied head this is 72·L·h²·(1 + s/6h + V/12Lh), Narayanan et al. 2021, without their recompute.
         """
         width = (self.q_width + self.out_width) / 2
-        scores = 12 * self.layers * self.attended(seq_len) * width * (0.5 if causal else 1)
+        layers = self.layers + self.mtp
+        scores = 12 * layers * self.attended(seq_len) * width * (0.5 if causal else 1)
         matrices = sum(count * shape.matrix_params for shape, count in self.kinds)
-        return each * (matrices + self.vocab * self.hidden) + scores
+        matrices += self.mtp * (self.matrix_params + 2 * self.hidden**2)
+        return each * (matrices + (1 + self.mtp) * self.vocab * self.hidden) + scores

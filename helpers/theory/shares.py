@@ -38,6 +38,8 @@ def ends_share(model: ModelShape, layout: Layout, stage, split: bool = True):
     vocabulary = model.vocab * model.hidden
     shared = model.tied * first * last
     norm = model.hidden * (1 if model.gated else 2)
-    return (first * 1 + last * 1 - shared * 1) * vocabulary / t + (
+    # To predict further tokens the last stage has the embedding too, and projections.
+    more = last * (model.mtp > 0) * (1 - first * 1) * vocabulary + last * model.mtp * 2 * model.hidden**2
+    return ((first * 1 + last * 1 - shared * 1) * vocabulary + more) / t + (
         first * model.positions * model.hidden + last * norm
     )

@@ -102,14 +102,14 @@ class Timeline:
         """For each rank (time, activations held from then on): a forward's from its start, until its backward
         ends.
         """
-        found = []
+        rows = []
         for runs in self.runs:
             held, steps = 0, [(0.0, 0)]
             for run in runs:
                 held += (run.op.kind == "F") - (run.op.kind in "BW")
                 steps.append((run.start if run.op.kind == "F" else run.end, held))
-            found.append(steps)
-        return found
+            rows.append(steps)
+        return rows
 
     def peak(self, rank: int) -> int:
         """As `in_flight`: what a picture marks."""

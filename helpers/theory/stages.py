@@ -27,26 +27,28 @@ def layers_on_stage(layers: int, stages: int, stage: int) -> int | None:
 
 
 def layers_on_rank(model: ModelShape, layout: Layout, rank):
-    """Layers in all the chunks of a pipeline rank, for a layout that `check` admits. Takes arrays.
+    """Layers in all the chunks of a pipeline rank, for a layout that `check` admits; beside the head also
+    those of modules that predict further tokens. Takes arrays.
 
     Balanced: each rank in turn takes its share, rounded up, of the layers and the head, which counts for as
     many layers as have its parameters; what is left lies before the head (so Hugging Face's nanotron splits,
     also where a share rounded up leaves the last stages none).
     """
     p, stages, layers = layout.pp, layout.pp * layout.chunks, model.layers
+    more = (rank == layout.pipeline.head_rank(p)) * model.mtp
     if layout.balanced:
         share = np.ceil((layers + (np.asarray(p) > 1) * model.vocab * model.hidden / model.layer_params) / p)
-        return np.clip(layers - share * rank, 0, share)
+        return np.clip(layers - share * rank, 0, share) + more
     one_less = (rank == 0) * 1 + (rank == p - 1) * 1
-    found = np.where(layers % stages == 0, layers // p, (layers + 2) // p - one_less)
+    even = np.where(layers % stages == 0, layers // p, (layers + 2) // p - one_less)
     if not layers % 2:
-        return found
+        return even + more
     # An odd number: all that the stages would hold if they were full, less what the last of them lack.
     share = -(-layers // stages)
     lacks = share * stages - layers
     last, before = np.minimum(lacks, share), np.maximum(lacks - share, 0)
     filled = share * layout.chunks - (rank == p - 1) * last - (rank == p - 2) * before
-    return np.where((layers % stages == 0) | ((layers + 2) % stages == 0), found, filled)
+    return np.where((layers % stages == 0) | ((layers + 2) % stages == 0), even, filled) + more
 
 
 def kinds_on_rank(model: ModelShape, layout: Layout, rank) -> list[tuple[ModelShape, int]]:

@@ -47,13 +47,13 @@ def _step(job: Job, layout: Layout, stage: int) -> Iterator[tuple[float, Op]]:
 
 def calls(job: Job, layout: Layout, stage: int = 0) -> list[Call]:
     """The collectives of a step on a rank of a pipeline stage, by name and axis."""
-    found: dict[tuple[str, str], list[float]] = {}
+    totals: dict[tuple[str, str], list[float]] = {}
     for times, op in _step(job, layout, stage):
         if op.collective and times * op.calls > 0 and layout.members(op.axis) > 1:
-            total = found.setdefault((op.collective, op.axis), [0.0, 0.0])
+            total = totals.setdefault((op.collective, op.axis), [0.0, 0.0])
             total[0] += times * op.calls
             total[1] += times * op.calls * op.payload
-    return [Call(op, axis, round(n), size) for (op, axis), (n, size) in sorted(found.items())]
+    return [Call(op, axis, round(n), size) for (op, axis), (n, size) in sorted(totals.items())]
 
 
 def sent(job: Job, layout: Layout, stage: int | None = None) -> dict[str, float]:
@@ -61,8 +61,8 @@ def sent(job: Job, layout: Layout, stage: int | None = None) -> dict[str, float]
     stage: the middle one, if none is said.
     """
     stage = layout.pp // 2 if stage is None else stage
-    found = dict.fromkeys(layout.axes._fields[:3], 0.0)
+    by_axis = dict.fromkeys(layout.axes._fields[:3], 0.0)
     for call in calls(job, layout, stage):
         more = book(call.op, call.payload, layout.members(call.axis))
-        found[call.axis] = found.get(call.axis, 0.0) + more
-    return found
+        by_axis[call.axis] = by_axis.get(call.axis, 0.0) + more
+    return by_axis

@@ -61,7 +61,7 @@ def seconds(job: Job, layout: Layout) -> float:
 
 def fastest(job: Job, d: int, t: int, p: int, microbatches=(1, 2, 4, 8), **choices) -> float:
     """The least over what the table does not print."""
-    found, layers = [], job.model.layers
+    guesses, layers = [], job.model.layers
     for b in microbatches:
         if job.global_batch % (d * b):
             continue
@@ -70,8 +70,8 @@ def fastest(job: Job, d: int, t: int, p: int, microbatches=(1, 2, 4, 8), **choic
             if depth % v == 0 and (v == 1 or (p > 1 and job.global_batch // (d * b) % p == 0)):
                 sizes = dict(dp=d, tp=t, pp=p, microbatch=b, interleave=v)
                 schedule = "interleaved" if v > 1 else "1F1B"
-                found.append(seconds(job, Layout(**sizes, schedule=schedule, **choices)))
-    return min(found)
+                guesses.append(seconds(job, Layout(**sizes, schedule=schedule, **choices)))
+    return min(guesses)
 
 
 def hardware_flops(batch, s, layers, h, vocab):
@@ -235,12 +235,12 @@ def errors(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def errors_of(runs) -> tuple[np.ndarray, np.ndarray]:
     """The same of (seconds here, seconds printed, job, GPUs)."""
-    found = list(runs)
-    ours = np.array([guess / real - 1 for guess, real, *_ in found])
+    runs = list(runs)
+    ours = np.array([guess / real - 1 for guess, real, *_ in runs])
     reached = np.array(
         [
             job.global_batch * job.seq_len * job.flops_per_token / (real * n * job.cluster.device.flops)
-            for _, real, job, n in found
+            for _, real, job, n in runs
         ]
     )
     null = min((reached / share - 1 for share in reached), key=lambda e: np.abs(e).mean())

@@ -39,7 +39,7 @@ def folding() -> list[tuple[dict, Job, Layout | None, float]]:
     Microbatches are not printed: one sequence everywhere. Chunks and recompute are not: the fastest that
     fits, None where nothing does with a tenth to spare. Without folding an expert is split as wide as tp.
     """
-    found = []
+    chosen = []
     for r in rows("moe_folding_2025_table3.csv"):
         n, cp, t, ep, p = (int(r[k] or 1) for k in ("gpus", "cp", "tp", "ep", "pp"))
         etp = 1 if r["method"].endswith("Folding") else t
@@ -47,8 +47,8 @@ def folding() -> list[tuple[dict, Job, Layout | None, float]]:
         sizes = dict(
             dp=n // (cp * t * p), cp=cp, tp=t, pp=p, ep=ep, etp=etp, zero=3 if "FSDP" in r["method"] else 1
         )
-        found.append((r, job, *least(job, sizes)))
-    return found
+        chosen.append((r, job, *least(job, sizes)))
+    return chosen
 
 
 def least(
@@ -79,12 +79,12 @@ def _folding():
 
 def folding_in_fp8() -> dict[str, tuple[float, float]]:
     """How much faster FP8 is than bfloat16: method -> (here, printed), of MoE Parallel Folding's Table 2."""
-    found = {}
+    gains = {}
     for r, job, layout, seconds_ in folding():
         if r["model"] == "Mixtral-8x22B" and r["method"] in FP8_GAIN:
             narrow = seconds(replace(job, precision="fp8"), layout)
-            found[r["method"]] = seconds_ / narrow, FP8_GAIN[r["method"]]
-    return found
+            gains[r["method"]] = seconds_ / narrow, FP8_GAIN[r["method"]]
+    return gains
 
 
 FP8_GAIN = {

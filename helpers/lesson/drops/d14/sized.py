@@ -18,8 +18,10 @@ MODEL, CLUSTER, GPUS, BATCH, SEQ = find_model("llama-3-70b"), CLUSTERS["dgx-h100
 
 @cache
 def the_plan() -> Plan:
-    """Llama-3-70B on 64 H100s in eight nodes, 128 sequences of 8192 tokens in a step."""
-    return plan(Job(MODEL, CLUSTER, BATCH, SEQ), gpus=GPUS)
+    """Llama-3-70B on 64 H100s in eight nodes, 128 sequences of 8192 tokens in a step; on the three axes of
+    the course.
+    """
+    return plan(Job(MODEL, CLUSTER, BATCH, SEQ), gpus=GPUS, cp=1)
 
 
 def states_table() -> Table:
