@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout  # PyTorch has no public one
@@ -27,21 +28,34 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import toy
 from .config import Config
+from .context import split_sequence
 
 
 def mesh_of(config: Config, device: str) -> DeviceMesh:
     """The ranks as a box: tp innermost, where links are fastest, then the shards, the replicas, the
     stages.
+
+    Shards and replicas are dp·cp ranks together, for these hold the same weights and see other tokens:
+    torchtitan's mesh for FSDP has a dimension of dp_shard·cp ranks too. `context_group` has cp alone.
     """
     mesh = init_device_mesh(
         device,
-        (config.pp, config.dp // config.shard, config.shard, config.tp),
+        (config.pp, config.replicas // config.shard, config.shard, config.tp),
         mesh_dim_names=("pp", "replicate", "shard", "tp"),
     )
     # A group that is made later does not take over the first one's timeout.
     for group in mesh.get_all_groups():
         _set_pg_timeout(timedelta(seconds=config.timeout), group)
     return mesh
+
+
+def context_group(config: Config) -> dist.ProcessGroup:
+    """The cp ranks that share each sequence with this one: next to tp, outside it."""
+    box = torch.arange(dist.get_world_size()).view(-1, config.cp, config.tp)
+    mine, _ = dist.new_subgroups_by_enumeration(
+        box.mT.reshape(-1, config.cp).tolist(), timedelta(seconds=config.timeout), group_desc="cp"
+    )
+    return mine
 
 
 def stage_of(config: Config, stage: int) -> nn.Sequential:
@@ -92,13 +106,15 @@ def tensor_parallel_plan(block: nn.Module, sp: bool) -> dict:
 
 
 def shard_model(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Module:
-    """Split a stage over its tp ranks, then each of its blocks, and what is left, over its dp ranks.
+    """Split a stage over its tp ranks, then each of its blocks, and what is left, over its dp·cp ranks.
 
     Where each rank keeps all weights and there is nothing but data parallelism, DDP's buckets are faster
     than a group for each block. (In PyTorch 2.13 DDP takes no DTensor, it fails under a pipeline's schedules,
     and its mixed precision is not public.)
     """
-    only_data = config.dp > 1 and config.shard == config.tp == config.pp == 1
+    if config.cp > 1:
+        split_sequence(stage, config, context_group(config))
+    only_data = config.replicas > 1 and config.shard == config.tp == config.pp == 1
     if only_data and config.precision != "bfloat16":
         return DistributedDataParallel(stage, process_group=mesh.get_group("replicate"))
     if config.tp > 1:
@@ -107,7 +123,7 @@ def shard_model(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Mo
                 parallelize_module(part.get_submodule(name), mesh["tp"], how)
     half = torch.bfloat16 if config.precision == "bfloat16" else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
-    over = mesh["replicate", "shard"] if config.shard < config.dp else mesh["shard"]
+    over = mesh["replicate", "shard"] if config.shard < config.replicas else mesh["shard"]
     for part in stage:
         if isinstance(part, toy.Block):
             # In a pipeline what one microbatch has gathered stays for the others, as torchtitan has it.
