@@ -16,17 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout  # PyTorch has no public one
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    PrepareModuleOutput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import PrepareModuleInput, PrepareModuleOutput, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import toy
+from ..toy.tensor_plan import merged_plan
 from .config import Config
 from .context import split_sequence
 
@@ -62,9 +56,9 @@ def stage_of(config: Config, stage: int) -> nn.Sequential:
     """The parts of one pipeline stage, under the names they have in the whole model, so that checkpoints fit
     any layout.
     """
-    each = config.layers // config.pp
+    blocks = config.layers // config.pp
     # 0 is the embedding, layers + 1 the head.
-    first, last = (stage * each + (stage > 0), (stage + 1) * each + (stage == config.pp - 1))
+    first, last = (stage * blocks + (stage > 0), (stage + 1) * blocks + (stage == config.pp - 1))
     return nn.Sequential(
         OrderedDict(
             (name, part) for name, part in config.model().named_children() if first <= int(name) <= last
@@ -72,31 +66,15 @@ def stage_of(config: Config, stage: int) -> nn.Sequential:
     )
 
 
-def tensor_parallel_plan(block: nn.Module, sp: bool) -> dict:
-    """How DTensor splits one part of the model: Megatron's pairs, each entered once (see drop 06).
-
-    Under sequence parallelism each rank holds its tokens only between the pairs; the embedding shares them
-    out, the head fetches them.
+def tensor_parallel_plan(part: nn.Module, sp: bool) -> dict:
+    """How DTensor splits one part of the model. Under sequence parallelism the embedding shares the tokens
+    out, and the head fetches them.
     """
-    outside = Shard(1) if sp else Replicate()
-    enter = lambda: PrepareModuleInput(
-        input_layouts=outside, desired_input_layouts=Replicate(), use_local_output=False
-    )
-    if isinstance(block, toy.Block):
-        norms = {"norm1": SequenceParallel(), "norm2": SequenceParallel()} if sp else {}
-        return norms | {
-            "attention": enter(),
-            "attention.q": ColwiseParallel(),
-            "attention.k": ColwiseParallel(),
-            "attention.v": ColwiseParallel(),
-            "attention.out": RowwiseParallel(output_layouts=outside),
-            "mlp": enter(),
-            "mlp.up": ColwiseParallel(),
-            "mlp.down": RowwiseParallel(output_layouts=outside),
-        }
+    if isinstance(part, toy.Block):
+        return merged_plan(part, sp)
     if not sp:
         return {}
-    if isinstance(block, toy.Embedding):
+    if isinstance(part, toy.Embedding):
         return {"": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))}
     return {
         "": PrepareModuleInput(
