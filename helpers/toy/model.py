@@ -22,8 +22,8 @@ class Attention(nn.Module):
 
     def forward(self, x):  # (b, s, h)
         q, k, v = (
-            each(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (b, a, s, h/a)
-            for each in (self.q, self.k, self.v)
+            matrix(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (b, a, s, h/a)
+            for matrix in (self.q, self.k, self.v)
         )
         return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))  # (b, s, h)
 
