@@ -14,6 +14,10 @@ from attempts import edited
 
 from helpers.lesson import practice
 from helpers.lesson.drops import d01, d12, d13
+from helpers.lesson.drops.b1 import when
+from helpers.lesson.drops.b2 import balance, softmax
+from helpers.lesson.drops.b3 import held
+from helpers.lesson.drops.b4 import diagnosing, never_came
 from helpers.lesson.drops.d07 import practice as d07
 from helpers.lesson.drops.d08 import crossing_by_hand, groups_by_hand
 from helpers.lesson.drops.d09 import fullest_gpu as d09
@@ -26,6 +30,7 @@ with open(Path(__file__).with_name("attempts.csv"), encoding="utf-8") as f:
 ON_RANKS = {
     *("d02.average", "d02.ring", "d03.mlp", "d04.loop", "d05.overlapped", "d06.plan", "d06.sequence"),
     *("d07.one_f_one_b", "d09.ring", "d10.cheapest", "d10.signature", "d11.placing", "d12.choice"),
+    *("b1.one_layer", "b1.mesh", "b2.step", "b3.layer", "b3.fold", "b4.never", "b4.clinic", "b4.mended"),
 }
 # Names for what is seen and not recognised.
 OBSERVED = ("another ", "other ")
@@ -59,8 +64,10 @@ def ask_here(attempt, cases=((),), timeout: float = 5) -> list:
 
 @pytest.fixture
 def formulas_cost_nothing(monkeypatch):
-    for module in (d01, d07, groups_by_hand, crossing_by_hand, d10, d11, d12, d13, d14):
+    drops = (d01, d07, groups_by_hand, crossing_by_hand, d10, d11, d12, d13, d14)
+    for module in (*drops, when, softmax, balance, held, never_came):
         monkeypatch.setattr(module, "ask", ask_here)
+    monkeypatch.setattr(diagnosing, "_deals", [0])  # a wrong diagnosis deals the ranks anew
 
 
 def cases():

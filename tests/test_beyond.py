@@ -272,7 +272,7 @@ def _sharded_step(hybrid, ways):
         equal = abs(loss.item() / 4 - whole) < 1e-5
         for layer, part in zip(layers, twin):
             flat = torch.cat([p.grad.flatten() for p in part.parameters()])
-            flat = torch.nn.functional.pad(flat, (0, layer.each * layer.size - len(flat)))
+            flat = torch.nn.functional.pad(flat, (0, layer.shard_size * layer.size - len(flat)))
             shard = flat.chunk(layer.size)[dist.get_rank(layer.group)]
             equal &= torch.allclose(layer.shard.grad, shard, atol=1e-12)
         answers.append((equal, sum(layer.bytes_whole for layer in layers)))

@@ -213,7 +213,13 @@ def test_the_page_is_whole_in_itself(page, tmp_path, capsys):
         dict(dp=2, tp=2, pp=2),
         *(
             pytest.param(choice, marks=pytest.mark.slow)
-            for choice in (dict(dp=4, pp=2), dict(dp=4, tp=2), dict(dp=8), dict(dp=2, tp=4))
+            for choice in (
+                dict(dp=4, pp=2),
+                dict(dp=4, tp=2),
+                dict(dp=8),
+                dict(dp=2, tp=4),
+                dict(dp=2, tp=2, cp=2),
+            )
         ),
     ],
     ids=str,

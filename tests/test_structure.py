@@ -26,7 +26,7 @@ MAY = {
     "explain": {"theory", "table", "terminal"},
     "toy": set(),
     "devices": set(),
-    "runtime": {"theory", "table", "terminal", "devices"},
+    "runtime": {"theory", "toy", "table", "terminal", "devices"},
     "train": {"theory", "toy", "runtime", "devices", "files", "table", "terminal"},
     "count": {"theory", "runtime", "table"},
     "lesson": {"theory", "explain", "runtime", "toy", "table", "terminal", "files", "devices", "train"},

@@ -65,19 +65,23 @@ def test_every_rank_of_the_toy_sends_what_the_list_says(eight, grid):
 
 @pytest.mark.parametrize(
     "sizes",
-    [dict(tp=2, pp=2), *slow(dict(dp=8), dict(tp=4), dict(pp=4), dict(tp=2), dict(pp=2), dict(tp=4, pp=2))],
+    [
+        dict(tp=2, pp=2, cp=2),
+        *slow(dict(dp=8), dict(tp=4), dict(pp=4), dict(tp=2), dict(pp=2), dict(tp=4, pp=2), dict(cp=4)),
+    ],
     ids=str,
 )
 def test_the_real_training_sends_what_the_list_says(eight, sizes):
     config = Config(**sizes, hidden=64, seq_len=32, batch=16, microbatch=2, steps=2)
     config, held = eight.run(d14.trained._second_step, config)[0]
-    counted = dict.fromkeys(("tp", "shard", "pp"), 0.0)
+    counted = dict.fromkeys(("tp", "shard", "pp", "cp"), 0.0)
     axis = {"all_reduce": "tp", "all_gather": "shard", "reduce_scatter": "shard", "send": "pp"}
     for row in eight.traffic.ranks[0]:
         if row.op in axis:
-            counted[axis[row.op]] += row.book
+            counted["cp" if row.axis == "cp" else axis[row.op]] += row.book
     predicted = d14.sent_by_first(config)
     assert counted["shard"] == pytest.approx(predicted["shard"]) and counted["pp"] == predicted["pp"]
+    assert counted["cp"] == predicted.get("cp", 0.0)
     # The loss and the gradients' norm, two numbers that all ranks share.
     assert counted["tp"] - predicted["tp"] == pytest.approx(28, abs=30)
     assert held == pytest.approx(d14.states_of_first(config), rel=0.02)

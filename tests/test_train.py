@@ -87,9 +87,32 @@ def test_so_is_every_other_choice(world, twin, choice):
     near(world.run(losses_of, small(**choice), 6)[0], twin[:6], 1e-6)
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        dict(dp=2, cp=2, pp=2, shard=2),
+        *(
+            pytest.param(choice, marks=pytest.mark.slow)
+            for choice in (
+                dict(cp=8),
+                dict(dp=4, cp=2, microbatch=2),
+                dict(dp=2, cp=4, shard=1),
+                dict(dp=2, cp=4, shard=2),
+                dict(dp=1, tp=2, pp=2, cp=2, sp=True),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_a_cut_sequence_is_the_twin_to_the_last_digit(world, choice):
+    config = small(**choice, precision="float64")
+    near(world.run(losses_of, config, 3)[0], d14.twin(config, 3), 1e-12)
+
+
 @pytest.mark.slow
 def test_half_precision_follows_the_twin_from_afar(world, twin):
-    near(world.run(losses_of, small(2, 2, 2, precision="bfloat16"), 6)[0], twin[:6], 2e-2)
+    for choice in (dict(dp=2, tp=2, pp=2), dict(tp=2, pp=2, cp=2)):
+        near(world.run(losses_of, small(**choice, precision="bfloat16"), 6)[0], twin[:6], 2e-2)
 
 
 @pytest.mark.slow
@@ -111,8 +134,8 @@ def test_it_goes_on_under_another_layout(world, twin, tmp_path):
     near(world.run(begin, small(2, 2, 2, **here))[0], twin[:5], 1e-6)
     for start, choice, wrote in (
         (5, dict(dp=4, pp=2), "dp 2 · tp 2 · pp 2"),
-        (8, dict(dp=1, tp=4, pp=2, sp=True), "dp 4 · tp 1 · pp 2"),
-        (11, dict(dp=8, shard=2), "dp 1 · tp 4 · pp 2 · sp"),
+        (8, dict(dp=1, tp=2, pp=2, cp=2, sp=True), "dp 4 · tp 1 · pp 2"),
+        (11, dict(dp=2, cp=4, shard=2), "dp 1 · tp 2 · pp 2 · cp 2 · sp"),
     ):
         by, losses = world.run(go_on, small(**choice, **here), checkpoint.complete(tmp_path)[-1], 3)[0]
         assert by == wrote
@@ -136,6 +159,16 @@ def test_it_goes_on_under_another_layout(world, twin, tmp_path):
             ),
         ),
         (dict(tp=3), "dp·tp·pp = ?·3·1, but 8 processes were started"),
+        (dict(cp=3), "dp·tp·pp·cp = ?·1·1·3, but 8 processes were started"),
+        (dict(dp=1, tp=2, cp=2), "dp·tp·pp·cp = 1·2·1·2 = 4, but 8 processes were started"),
+        (dict(cp=0), "cp must be at least 1, not 0"),
+        (
+            dict(cp=4, seq_len=20),
+            "cp 4 cuts each sequence into 8 pieces, and 20 tokens do not divide by that",
+        ),
+        (dict(cp=8, seq_len=10), "take a sequence of 16, or another cp"),
+        (dict(cp=2, shard=3), "shard 3 does not divide dp·cp 4·2"),
+        (dict(tp=4, cp=2, sp=True, seq_len=12), "tp 4 must divide a rank's part of the sequence, 6 tokens"),
         (dict(tp=8, heads=4), "tp 8 does not divide 4 attention heads; take 4"),
         (dict(pp=8), "4 layers do not divide over pp 8; take pp 1, 2, 4"),
         (

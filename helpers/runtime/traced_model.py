@@ -11,7 +11,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
-    PrepareModuleInput,
     PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
@@ -20,6 +19,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from ..theory.models import ModelShape
+from ..toy.tensor_plan import merged_plan, usual_plan
 
 
 class Fused(torch.autograd.Function):
@@ -81,7 +81,7 @@ class Attention(nn.Module):
     # (b, s, h), and the cosines and sines of rotary positions, each (s, head size / 2), or None.
     def forward(self, x, turn):
         q, k, v = (
-            each(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for each in (self.q, self.k, self.v)
+            part(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for part in (self.q, self.k, self.v)
         )
         if turn is not None:
             q, k = _rotate(q, *turn), _rotate(k, *turn)
@@ -116,7 +116,7 @@ class Layer(nn.Module):
         self.norm2, self.mlp = _norm(shape), FeedForward(shape)
 
     def forward(self, x, turn):
-        x = x + self.attention(self.norm1(x), turn)
+        x = x + self.attention(self.norm1(x), turn=turn)  # by name: DTensor's plan is for x alone
         return x + self.mlp(self.norm2(x))
 
 
@@ -156,49 +156,21 @@ class Transformer(nn.Module):
 
 def parallelize(net: Transformer, mesh: DeviceMesh, sp: bool, plan: str) -> None:
     """Split a transformer over the ranks of `mesh`, in place. plan: see `trace.trace`."""
-    matrices = {
-        "attention.q": ColwiseParallel(),
-        "attention.k": ColwiseParallel(),
-        "attention.v": ColwiseParallel(),
-        "mlp.up": ColwiseParallel(),
-        "mlp.gate": ColwiseParallel(),
-    }
-    if plan == "usual":
-        each = matrices | {"attention.out": RowwiseParallel(), "mlp.down": RowwiseParallel()}
-        ends = {}
-    else:
-        between = Shard(1) if sp else Replicate()
-        enter = lambda *others: PrepareModuleInput(
-            input_layouts=(between, *others),
-            desired_input_layouts=(Replicate(), *others),
-            use_local_output=False,
-        )
-        each = matrices | {
-            "attention": enter(None),
-            "mlp": enter(),
-            "attention.out": RowwiseParallel(output_layouts=between),
-            "mlp.down": RowwiseParallel(output_layouts=between),
-        }
-        norm = {"norm": SequenceParallel()} if sp else {}
-        each |= {"norm1": SequenceParallel(), "norm2": SequenceParallel()} if sp else {}
-        ends = norm | {
-            "token": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
-            "head": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False),
-        }
     for layer in net.layers:
-        parallelize_module(
-            layer,
-            mesh,
-            {name: how for name, how in each.items() if name != "mlp.gate" or layer.mlp.gate is not None},
-        )
-        if sp and net.position is not None:
-            # (s, h): my tokens' positions.
-            ends["position"] = PrepareModuleOutput(
-                output_layouts=Replicate(), desired_output_layouts=Shard(0)
-            )
-    if ends:
-        tied = net.head is not None and net.head.weight is net.token.weight
-        here = {name: how for name, how in ends.items() if getattr(net, name) is not None}
-        parallelize_module(net, mesh, here)
-        if tied:  # each got a matrix of its own; both are split by rows, so one will do
-            net.head.weight = net.token.weight
+        parallelize_module(layer, mesh, usual_plan(layer) if plan == "usual" else merged_plan(layer, sp))
+    if plan == "usual":
+        return
+    between = Shard(1) if sp else Replicate()
+    ends = {
+        "token": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "head": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False),
+    }
+    if sp:
+        ends["norm"] = SequenceParallel()
+        # (s, h): my tokens' positions.
+        ends["position"] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
+    tied = net.head is not None and net.head.weight is net.token.weight
+    here = {name: style for name, style in ends.items() if getattr(net, name) is not None}
+    parallelize_module(net, mesh, here)
+    if tied:  # each got a matrix of its own; both are split by rows, so one will do
+        net.head.weight = net.token.weight

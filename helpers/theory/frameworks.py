@@ -136,6 +136,7 @@ TOY = Framework(
     splits_sends=False,
     whole_recompute=False,
     reduces_each=False,
+    context="gather",
 )
 FRAMEWORKS: dict[str, Framework] = {
     f.name: f

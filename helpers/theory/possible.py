@@ -57,7 +57,8 @@ def check(
     if layout.cp > 1 and seq_len is not None and seq_len % (2 * layout.cp):
         raise ValueError(
             f"cp {layout.cp} cuts each sequence into {2 * layout.cp} pieces, and {seq_len} tokens do not"
-            f" divide by that; take a sequence of {seq_len // (2 * layout.cp) * 2 * layout.cp}, or another cp"
+            f" divide by that; take a sequence of {max(1, seq_len // (2 * layout.cp)) * 2 * layout.cp}, or"
+            " another cp"
         )
     if model.heads % t:
         raise ValueError(

@@ -44,8 +44,8 @@ class LateLinear(torch.autograd.Function):
         (x,), weight = ctx.saved_tensors, ctx.weight
 
         def find():
-            found = dy.flatten(0, -2).T @ x.flatten(0, -2)
-            weight.grad = found if weight.grad is None else weight.grad.add_(found)
+            gradient = dy.flatten(0, -2).T @ x.flatten(0, -2)
+            weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
 
         if weight.requires_grad:
             do_or_put_off(find)

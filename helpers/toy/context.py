@@ -107,8 +107,8 @@ class _Ring(torch.autograd.Function):
             sums = bring()  # what the ranks before have found for these keys
             mask = sees(ctx.places[rank], ctx.places[rank - hop])
             if mask.any():
-                more, *found = attend_backward(dy, y, q, *held, mask, lse)
-                dq, sums = dq + more, [a + b for a, b in zip(sums, found)]
+                more, *of_held = attend_backward(dy, y, q, *held, mask, lse)
+                dq, sums = dq + more, [a + b for a, b in zip(sums, of_held)]
             bring = _pass_on(sums, ctx.group)
             held = come() if come else None
         return dq, *bring(), None, None, None

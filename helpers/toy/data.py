@@ -69,7 +69,7 @@ def overlap_gradients(model: nn.Module, bucket: float = 1e6, group=None) -> Call
         under_way.append((dist.all_reduce(flat, group=group, async_op=True), flat, list(ready)))
         ready.clear()
 
-    def found(p: nn.Parameter) -> None:
+    def gradient_is_there(p: nn.Parameter) -> None:
         ready.append(p)
         if sum(q.grad.nbytes for q in ready) >= bucket:
             send()
@@ -84,5 +84,5 @@ def overlap_gradients(model: nn.Module, bucket: float = 1e6, group=None) -> Call
 
     for p in model.parameters():
         if p.requires_grad:
-            p.register_post_accumulate_grad_hook(found)
+            p.register_post_accumulate_grad_hook(gradient_is_there)
     return finish

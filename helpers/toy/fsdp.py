@@ -33,7 +33,7 @@ class Layer(Unit):
         self.module, self.replicate = module, replicate
         self.copies = dist.get_world_size(replicate) if replicate else 1
         self.arriving = self.reducing = self.gradients = self.mine = None
-        self.whole = self.shard.data.new_empty(self.each * self.size)  # the parameters are views of it
+        self.whole = self.shard.data.new_empty(self.shard_size * self.size)  # the parameters are views of it
         vector_to_parameters(self.whole[: self.n], parameters)
         self.free()
 

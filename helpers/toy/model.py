@@ -22,11 +22,16 @@ class Attention(nn.Module):
 
     def forward(self, x):  # (b, s, h)
         q, k, v = (
-            each(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (b, a, s, h/a)
-            for each in (self.q, self.k, self.v)
+            matrix(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (b, a, s, h/a)
+            for matrix in (self.q, self.k, self.v)
         )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).flatten(2))  # (b, s, h)
+        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))  # (b, s, h)
+
+    def attend(self, q, k, v):
+        """To the tokens that are here. Under context parallelism another function is put here, which fetches
+        those of other ranks.
+        """
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class MLP(nn.Module):
@@ -53,14 +58,17 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token ids to vectors: what the token is, plus where it stands."""
+    """Token ids to vectors: what the token is, plus where it stands: at 0, 1, 2, …, or at `places`."""
+
+    places: torch.Tensor | None = None  # (s,), the tokens' positions in the text
 
     def __init__(self, hidden: int, seq_len: int):
         super().__init__()
         self.token, self.position = nn.Embedding(VOCABULARY, hidden), nn.Embedding(seq_len, hidden)
 
     def forward(self, tokens):  # (b, s) -> (b, s, h)
-        return self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        at = slice(tokens.shape[1]) if self.places is None else self.places
+        return self.token(tokens) + self.position.weight[at]
 
 
 class Head(nn.Module):

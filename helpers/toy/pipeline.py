@@ -25,8 +25,8 @@ def stage_of(model: ToyTransformer, stage: int, stages: int) -> nn.Sequential:
             f"{len(blocks)} blocks do not divide by {stages} stages; "
             f"use a number of stages that divides {len(blocks)}"
         )
-    each = len(blocks) // stages
-    part = nn.Sequential(*blocks[stage * each : (stage + 1) * each])
+    per_stage = len(blocks) // stages
+    part = nn.Sequential(*blocks[stage * per_stage : (stage + 1) * per_stage])
     if stage == 0:
         part.insert(0, model[0])
     if stage == stages - 1:

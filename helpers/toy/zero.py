@@ -27,12 +27,12 @@ class Unit:
     def __init__(self, parameters: list[nn.Parameter], group=None):
         self.parameters, self.group, self.size = parameters, group, dist.get_world_size(group)
         self.n = sum(p.numel() for p in parameters)
-        self.each = -(-self.n // self.size)  # elements of a shard: n/d, rounded up
+        self.shard_size = -(-self.n // self.size)  # elements of a shard: n/d, rounded up
         whole = self._fill(parameters_to_vector(parameters).detach())
         self.shard = nn.Parameter(whole.chunk(self.size)[dist.get_rank(group)].clone())
 
     def _fill(self, flat: torch.Tensor) -> torch.Tensor:
-        return torch.cat([flat, flat.new_zeros(self.each * self.size - self.n)])
+        return torch.cat([flat, flat.new_zeros(self.shard_size * self.size - self.n)])
 
     def reduce_gradients(self) -> None:
         """The mean of the ranks' gradients, this rank's shard of it, into shard.grad (added to what is
@@ -104,7 +104,7 @@ class Zero2(_Zero):
     def _watch(self, unit: Unit) -> None:
         missing = set(unit.parameters)
 
-        def found(p: nn.Parameter) -> None:
+        def gradient_is_there(p: nn.Parameter) -> None:
             missing.discard(p)
             if not missing:
                 unit.reduce_gradients()
@@ -112,7 +112,7 @@ class Zero2(_Zero):
                 missing.update(unit.parameters)
 
         for p in unit.parameters:
-            p.register_post_accumulate_grad_hook(found)
+            p.register_post_accumulate_grad_hook(gradient_is_there)
 
     def _let_go(self, unit: Unit) -> None:
         for p in unit.parameters:

@@ -1,5 +1,5 @@
-"""Train the 4-layer model for real, sharded by (dp, tp, pp), on whatever is there: CPUs over gloo, GPUs over
-NCCL.
+"""Train the 4-layer model for real, sharded by (dp, tp, pp, cp), on whatever is there: CPUs over gloo, GPUs
+over NCCL.
 
     python -m helpers.train
     torchrun --nproc-per-node 8 -m helpers.train --dp 2 --tp 2 --pp 2
@@ -32,6 +32,9 @@ What splits what:
          optimizer state. `--shard 2` of `--dp 8` keeps 4 replicas
          of 2 shards each; `--shard 1` keeps the weights whole, by DDP
          where there is no tp and no pp
+    cp   the tokens of each sequence, zig-zag: attention gathers the
+         keys and values of all ranks that share it. They hold the
+         same weights, so these are shared out over dp·cp ranks
     tp   DTensor (`parallelize_module`): the matrices of every block;
          `--sp` also what lies between them
     pp   `torch.distributed.pipelining`: the blocks;

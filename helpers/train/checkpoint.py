@@ -50,8 +50,10 @@ class SaveFailed(Exception):
 
 def complete(run: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    found = [p for p in run.glob("step-*") if re.fullmatch(r"step-\d{6,}", p.name) and (p / ABOUT).exists()]
-    return sorted(found, key=lambda p: int(p.name[5:]))
+    checkpoints = [
+        p for p in run.glob("step-*") if re.fullmatch(r"step-\d{6,}", p.name) and (p / ABOUT).exists()
+    ]
+    return sorted(checkpoints, key=lambda p: int(p.name[5:]))
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
@@ -151,15 +153,15 @@ def _why(reason: str, unfinished: Path, needed: int) -> str:
 
 def _first_reason(e: Exception) -> str:
     inner = next(iter(e.failures.values()))[0] if isinstance(e, dcp.CheckpointException) and e.failures else e
-    said = str(inner).strip().splitlines()[0] if str(inner).strip() else type(inner).__name__
+    reason = str(inner).strip().splitlines()[0] if str(inner).strip() else type(inner).__name__
     # PyTorch's writer in C++ tells where in its source it stood, and not what the system said.
-    return TOOK_NO_MORE if "inline_container" in said else said
+    return TOOK_NO_MORE if "inline_container" in reason else reason
 
 
 def _to_disk(path: Path) -> None:
     """Have the system write a folder and the files in it before we say that they are there."""
-    for each in [*(path.iterdir() if path.name.endswith(UNFINISHED) else ()), path]:
-        handle = os.open(each, os.O_RDONLY)
+    for entry in [*(path.iterdir() if path.name.endswith(UNFINISHED) else ()), path]:
+        handle = os.open(entry, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:

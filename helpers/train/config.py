@@ -34,10 +34,11 @@ class Config:
     time.
     """
 
-    dp: int = _option(0, "data-parallel ranks; 0: what tp and pp leave of the ranks")
+    dp: int = _option(0, "data-parallel ranks; 0: what tp, pp and cp leave of the ranks")
     tp: int = _option(1, "tensor-parallel ranks")
     pp: int = _option(1, "pipeline stages; they must divide --layers")
-    shard: int = _option(0, "of the dp ranks, how many share out the weights: 0 all (FSDP2), 1 none (DDP)")
+    cp: int = _option(1, "context-parallel ranks, which share each sequence; 2·cp must divide --seq-len")
+    shard: int = _option(0, "of the dp·cp ranks, how many share out the weights: 0 all (FSDP2), 1 none (DDP)")
     sp: bool = _option(False, "sequence parallelism: split over tp also what lies between the matrices")
     schedule: str = _option("1F1B", "of the pipeline: 1F1B or GPipe")
     hidden: int = _option(128, "width of the model")
@@ -77,23 +78,30 @@ class Config:
 
     def checked(self, ranks: int) -> Config:
         """With the zeros filled in. Raises ValueError, a sentence with what to do, for what cannot be."""
-        if not self.dp and ranks % (self.tp * self.pp) == 0:
-            return replace(self, dp=ranks // (self.tp * self.pp)).checked(ranks)
-        if (needed := max(1, self.dp) * self.tp * self.pp) != ranks:
+        inside = self.tp * self.pp * self.cp
+        if not self.dp and ranks % inside == 0:
+            return replace(self, dp=ranks // inside).checked(ranks)
+        if (needed := max(1, self.dp) * inside) != ranks:
+            sizes = {"dp": self.dp or "?", "tp": self.tp, "pp": self.pp}
+            if self.cp > 1:
+                sizes["cp"] = self.cp
+            product = f"{'·'.join(sizes)} = {'·'.join(map(str, sizes.values()))}" + f" = {needed}" * bool(
+                self.dp
+            )
             raise ValueError(
-                f"dp·tp·pp = {self.dp or '?'}·{self.tp}·{self.pp}{f' = {needed}' if self.dp else ''}, but"
-                f" {ranks} process{'es were' if ranks > 1 else ' was'} started; start one for each, as"
-                f" torchrun --nproc-per-node {needed}"
+                f"{product}, but {ranks} process{'es were' if ranks > 1 else ' was'} started; start one for"
+                f" each, as torchrun --nproc-per-node {needed}"
             )
         if self.schedule not in SCHEDULES or self.precision not in PRECISIONS:
             raise ValueError(
                 f"schedule is one of {', '.join(SCHEDULES)} and precision one of {', '.join(PRECISIONS)}, not"
                 f" {self.schedule!r} and {self.precision!r}"
             )
-        shard = self.shard or self.dp
-        if self.dp % shard:
+        shard = self.shard or self.replicas
+        if self.replicas % shard:
+            alike = f"dp {self.dp}" if self.cp == 1 else f"dp·cp {self.dp}·{self.cp}"
             raise ValueError(
-                f"shard {shard} does not divide dp {self.dp}; the weights are shared out among equal groups"
+                f"shard {shard} does not divide {alike}; the weights are shared out among equal groups"
             )
         if self.layers % self.pp:
             allowed = ", ".join(str(n) for n in divisors(self.layers))
@@ -106,18 +114,25 @@ class Config:
         share = self.batch // self.dp
         most = max(1, share if self.pp == 1 else share // (2 * self.pp))
         microbatch = self.microbatch or max(n for n in divisors(share) if n <= most)
-        check(self.shape, Layout(dp=self.dp, tp=self.tp, pp=self.pp, microbatch=microbatch), self.batch)
+        layout = Layout(dp=self.dp, tp=self.tp, pp=self.pp, cp=self.cp, microbatch=microbatch)
+        check(self.shape, layout, self.batch, seq_len=self.seq_len)
         if self.schedule == "1F1B" and self.batch // (self.dp * microbatch) < self.pp:
             raise ValueError(
                 f"1F1B needs at least as many microbatches as stages: {self.batch // (self.dp * microbatch)}"
                 f" of {microbatch} sequences are too few for {self.pp}; take a smaller microbatch, a larger"
                 " batch, or --schedule GPipe"
             )
-        if self.sp and self.seq_len % self.tp:
+        if self.sp and self.seq_len // self.cp % self.tp:
+            whose = "the sequence of" if self.cp == 1 else "a rank's part of the sequence,"
             raise ValueError(
-                f"with sequence parallelism tp {self.tp} must divide the sequence of {self.seq_len} tokens"
+                f"with sequence parallelism tp {self.tp} must divide {whose} {self.seq_len // self.cp} tokens"
             )
         return replace(self, shard=shard, microbatch=microbatch)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that work with the same weights, on other tokens: dp · cp."""
+        return self.dp * self.cp
 
     @property
     def shape(self) -> ModelShape:
@@ -127,17 +142,18 @@ class Config:
     @property
     def on_paper(self) -> tuple[Job, Layout]:
         """The run as `helpers.theory` sees it."""
-        sizes = dict(dp=self.dp, tp=self.tp, pp=self.pp, microbatch=self.microbatch)
+        sizes = dict(dp=self.dp, tp=self.tp, pp=self.pp, cp=self.cp, microbatch=self.microbatch)
         job = Job(self.shape, global_batch=self.batch, seq_len=self.seq_len, framework=TOY)
-        shard = self.shard if self.shard < self.dp else 0
+        shard = self.shard if self.shard < self.replicas else 0
         return job, Layout(**sizes, zero=3, shard=shard, sequence_parallel=self.sp)
 
     @property
     def layout(self) -> str:
         return (
             f"dp {self.dp} · tp {self.tp} · pp {self.pp}"
+            + f" · cp {self.cp}" * (self.cp > 1)
             + " · sp" * self.sp
-            + (f" · shard {self.shard}" if self.shard not in (0, self.dp) else "")
+            + f" · shard {self.shard}" * (self.shard not in (0, self.replicas))
         )
 
     def model(self) -> toy.ToyTransformer:

@@ -300,18 +300,18 @@ FAULTS_HERE = (
 
 def lost_contact(e: RuntimeError) -> bool:
     """Whether an error says that another rank is gone, and not that something is wrong here."""
-    said = str(e).lower()
+    message = str(e).lower()
     return (
         isinstance(e, dist.DistNetworkError)
-        or any(word in said for word in LOST)
-        and not any(word in said for word in FAULTS_HERE)
+        or any(word in message for word in LOST)
+        and not any(word in message for word in FAULTS_HERE)
     )
 
 
 def reason_of(e: RuntimeError) -> str:
     """What befell the connection, without the place in a library's source."""
-    said = " ".join(str(e).split())
-    if not (what := next((word for word in LOST if word in said.lower()), None)):
-        return said
-    peer = re.search(r"\[([0-9a-fA-F.:]+)\]:(\d+)", said)
+    message = " ".join(str(e).split())
+    if not (what := next((word for word in LOST if word in message.lower()), None)):
+        return message
+    peer = re.search(r"\[([0-9a-fA-F.:]+)\]:(\d+)", message)
     return f"{what}: {peer[1]} port {peer[2]}" if peer else what

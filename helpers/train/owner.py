@@ -137,8 +137,8 @@ def _sees() -> str:
 
 def _read(file: Path) -> dict | None:
     try:
-        found = json.loads(file.read_text())
-        return found if {"token", "host", "sees", "process", "began", "since"} <= set(found) else None
+        about = json.loads(file.read_text())
+        return about if {"token", "host", "sees", "process", "began", "since"} <= set(about) else None
     except (OSError, ValueError):
         return None
 
@@ -154,8 +154,8 @@ def end_with_launcher() -> None:
     def watch() -> None:
         while os.getppid() == launcher and began_under_python:
             time.sleep(0.5)
-        said = f"rank {os.environ.get('RANK')} ends: its launcher is gone\n"
-        os.write(2, said.encode())
+        message = f"rank {os.environ.get('RANK')} ends: its launcher is gone\n"
+        os.write(2, message.encode())
         os._exit(1)
 
     # Killed while this rank imported torch, it has left us to a parent that is no launcher.

@@ -72,9 +72,9 @@ def _train(
     trainer: Trainer, run: Path | None, chief: bool, owner: Owner | None, say, watched, stop
 ) -> Trainer:
     config = trainer.config
-    if run and (found := checkpoint.complete(run)):
-        layout = trainer.resume(found[-1])
-        say(f"going on from {found[-1].name}, the last complete checkpoint (written under {layout})")
+    if run and (checkpoints := checkpoint.complete(run)):
+        layout = trainer.resume(checkpoints[-1])
+        say(f"going on from {checkpoints[-1].name}, the last complete checkpoint (written under {layout})")
     bar = tqdm(total=config.steps, initial=trainer.number, unit="step", disable=None if chief else True)
     with bar, metrics_of(run, trainer.number, say) if chief and run else nullcontext() as metrics:
         unsaved = None
@@ -124,17 +124,17 @@ def sample(run: Path, prompt: str = "The ", length: int = 200, seed: int = 0) ->
 
     Raises ValueError.
     """
-    if not (found := checkpoint.complete(run)):
+    if not (checkpoints := checkpoint.complete(run)):
         raise ValueError(f"{run} has no complete checkpoint yet")
-    sizes = checkpoint.read_about(found[-1])["model"]
-    return write(checkpoint.load_weights(found[-1], toy.ToyTransformer(**sizes)), prompt, length, seed)
+    sizes = checkpoint.read_about(checkpoints[-1])["model"]
+    return write(checkpoint.load_weights(checkpoints[-1], toy.ToyTransformer(**sizes)), prompt, length, seed)
 
 
 @torch.no_grad()
 def write(model: toy.ToyTransformer, prompt: str, length: int, seed: int = 0) -> str:
     """`prompt`, and `length` bytes that the model puts behind it."""
-    said, chance = list(prompt.encode()) or [10], torch.Generator().manual_seed(seed)
+    written, chance = list(prompt.encode()) or [10], torch.Generator().manual_seed(seed)
     for _ in range(length):
-        scores = model(torch.tensor([said[-model.seq_len :]]))[0, -1]
-        said.append(torch.multinomial((scores / 0.7).softmax(-1), 1, generator=chance).item())
-    return bytes(said).decode(errors="replace")
+        scores = model(torch.tensor([written[-model.seq_len :]]))[0, -1]
+        written.append(torch.multinomial((scores / 0.7).softmax(-1), 1, generator=chance).item())
+    return bytes(written).decode(errors="replace")

@@ -10,32 +10,31 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout  # PyTorch has no public one
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    PrepareModuleOutput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import PrepareModuleInput, PrepareModuleOutput, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import toy
+from ..toy.tensor_plan import merged_plan
 from .config import Config
+from .context import split_sequence
 
 
 def mesh_of(config: Config, device: str) -> DeviceMesh:
     """The ranks as a box: tp innermost, where links are fastest, then the shards, the replicas, the
     stages.
+
+    Shards and replicas are dp·cp ranks together, for these hold the same weights and see other tokens:
+    torchtitan's mesh for FSDP has a dimension of dp_shard·cp ranks too. `context_group` has cp alone.
     """
     mesh = init_device_mesh(
         device,
-        (config.pp, config.dp // config.shard, config.shard, config.tp),
+        (config.pp, config.replicas // config.shard, config.shard, config.tp),
         mesh_dim_names=("pp", "replicate", "shard", "tp"),
     )
     # A group that is made later does not take over the first one's timeout.
@@ -44,13 +43,22 @@ def mesh_of(config: Config, device: str) -> DeviceMesh:
     return mesh
 
 
+def context_group(config: Config) -> dist.ProcessGroup:
+    """The cp ranks that share each sequence with this one: next to tp, outside it."""
+    box = torch.arange(dist.get_world_size()).view(-1, config.cp, config.tp)
+    mine, _ = dist.new_subgroups_by_enumeration(
+        box.mT.reshape(-1, config.cp).tolist(), timedelta(seconds=config.timeout), group_desc="cp"
+    )
+    return mine
+
+
 def stage_of(config: Config, stage: int) -> nn.Sequential:
     """The parts of one pipeline stage, under the names they have in the whole model, so that checkpoints fit
     any layout.
     """
-    each = config.layers // config.pp
+    blocks = config.layers // config.pp
     # 0 is the embedding, layers + 1 the head.
-    first, last = (stage * each + (stage > 0), (stage + 1) * each + (stage == config.pp - 1))
+    first, last = (stage * blocks + (stage > 0), (stage + 1) * blocks + (stage == config.pp - 1))
     return nn.Sequential(
         OrderedDict(
             (name, part) for name, part in config.model().named_children() if first <= int(name) <= last
@@ -58,31 +66,15 @@ def stage_of(config: Config, stage: int) -> nn.Sequential:
     )
 
 
-def tensor_parallel_plan(block: nn.Module, sp: bool) -> dict:
-    """How DTensor splits one part of the model: Megatron's pairs, each entered once (see drop 06).
-
-    Under sequence parallelism each rank holds its tokens only between the pairs; the embedding shares them
-    out, the head fetches them.
+def tensor_parallel_plan(part: nn.Module, sp: bool) -> dict:
+    """How DTensor splits one part of the model. Under sequence parallelism the embedding shares the tokens
+    out, and the head fetches them.
     """
-    outside = Shard(1) if sp else Replicate()
-    enter = lambda: PrepareModuleInput(
-        input_layouts=outside, desired_input_layouts=Replicate(), use_local_output=False
-    )
-    if isinstance(block, toy.Block):
-        norms = {"norm1": SequenceParallel(), "norm2": SequenceParallel()} if sp else {}
-        return norms | {
-            "attention": enter(),
-            "attention.q": ColwiseParallel(),
-            "attention.k": ColwiseParallel(),
-            "attention.v": ColwiseParallel(),
-            "attention.out": RowwiseParallel(output_layouts=outside),
-            "mlp": enter(),
-            "mlp.up": ColwiseParallel(),
-            "mlp.down": RowwiseParallel(output_layouts=outside),
-        }
+    if isinstance(part, toy.Block):
+        return merged_plan(part, sp)
     if not sp:
         return {}
-    if isinstance(block, toy.Embedding):
+    if isinstance(part, toy.Embedding):
         return {"": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))}
     return {
         "": PrepareModuleInput(
@@ -92,13 +84,15 @@ def tensor_parallel_plan(block: nn.Module, sp: bool) -> dict:
 
 
 def shard_model(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Module:
-    """Split a stage over its tp ranks, then each of its blocks, and what is left, over its dp ranks.
+    """Split a stage over its tp ranks, then each of its blocks, and what is left, over its dp·cp ranks.
 
     Where each rank keeps all weights and there is nothing but data parallelism, DDP's buckets are faster
     than a group for each block. (In PyTorch 2.13 DDP takes no DTensor, it fails under a pipeline's schedules,
     and its mixed precision is not public.)
     """
-    only_data = config.dp > 1 and config.shard == config.tp == config.pp == 1
+    if config.cp > 1:
+        split_sequence(stage, config, context_group(config))
+    only_data = config.replicas > 1 and config.shard == config.tp == config.pp == 1
     if only_data and config.precision != "bfloat16":
         return DistributedDataParallel(stage, process_group=mesh.get_group("replicate"))
     if config.tp > 1:
@@ -107,7 +101,7 @@ def shard_model(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Mo
                 parallelize_module(part.get_submodule(name), mesh["tp"], how)
     half = torch.bfloat16 if config.precision == "bfloat16" else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
-    over = mesh["replicate", "shard"] if config.shard < config.dp else mesh["shard"]
+    over = mesh["replicate", "shard"] if config.shard < config.replicas else mesh["shard"]
     for part in stage:
         if isinstance(part, toy.Block):
             # In a pipeline what one microbatch has gathered stays for the others, as torchtitan has it.

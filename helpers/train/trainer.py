@@ -14,6 +14,7 @@ from .. import devices, toy
 from . import checkpoint
 from .background import Background
 from .config import SCHEDULES, Config
+from .context import places_of
 from .data import batch_of, read_text
 from .sharding import local, mesh_of, shard_model, shards_of, splits_of, stage_of, synchronizes
 
@@ -39,10 +40,10 @@ class Trainer:
         self.text = read_text(config.text)
         batch_of(self.text, 0, config)  # is there enough of it?
         self.mesh = mesh_of(config, self.device.type)
-        self.stage_number, self.data_rank = (
-            self.mesh.get_local_rank("pp"),
-            self.mesh.get_local_rank("replicate") * config.shard + self.mesh.get_local_rank("shard"),
-        )
+        self.stage_number = self.mesh.get_local_rank("pp")
+        replica = self.mesh.get_local_rank("replicate") * config.shard + self.mesh.get_local_rank("shard")
+        self.data_rank, context_rank = divmod(replica, config.cp)
+        self.places = places_of(config)[context_rank]
         self.model = shard_model(stage_of(config, self.stage_number).to(self.device), config, self.mesh)
         self.optimizer = torch.optim.AdamW(
             self._groups(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
@@ -77,11 +78,11 @@ class Trainer:
         """
         c = self.config
         whole = batch_of(self.text, self.number, c)
-        tokens, targets = (each.chunk(c.dp)[self.data_rank].to(self.device) for each in whole)
+        tokens, targets = (rows.chunk(c.dp)[self.data_rank][:, self.places].to(self.device) for rows in whole)
         loss = self._forward_backward(tokens, targets)
         # What every rank must know goes in one all-reduce of three numbers.
         asked = torch.tensor(float(stop), device=self.device)
-        sums = torch.stack([loss / (c.dp * c.tp), self._my_squares(), asked]).double()
+        sums = torch.stack([loss / (c.replicas * c.tp), self._my_squares(), asked]).double()
         dist.all_reduce(sums)
         loss, norm, self.stopping = sums[0].item(), sums[1].sqrt().item(), sums[2].item() > 0
         torch._foreach_mul_(self._my_gradients(), min(1.0, c.clip / (norm + 1e-6)))
@@ -121,7 +122,7 @@ class Trainer:
         """
         norms = torch.stack(torch._foreach_norm(self._my_gradients()))
         shards = [shards_of(p) for p in self.model.parameters()]
-        return (norms.square() * norms.new_tensor(shards)).sum() / (self.config.dp * self.config.tp)
+        return (norms.square() * norms.new_tensor(shards)).sum() / (self.config.replicas * self.config.tp)
 
     # -- checkpoints
 

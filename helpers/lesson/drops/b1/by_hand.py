@@ -66,13 +66,13 @@ def _case(rank: int, d: int) -> tuple:
     chance = torch.Generator().manual_seed(0)
     weights = torch.randn(H, H, generator=chance) / H**0.5
     xs, dys = (torch.randn(d, B, H, generator=chance).unbind() for _ in range(2))
-    found = []
+    by_rank = []
     for x, dy in zip(xs, dys):
         x, w = x.clone().requires_grad_(), weights.clone().requires_grad_()
         torch.tanh(x @ w).backward(dy)
-        found.append((x.grad, w.grad.flatten()))
+        by_rank.append((x.grad, w.grad.flatten()))
     chunk = lambda whole, r=rank: whole.flatten().chunk(d)[r].clone()
-    total, alone = sum(dw for _, dw in found), chunk(found[rank][1])
+    total, alone = sum(dw for _, dw in by_rank), chunk(by_rank[rank][1])
     known = {
         "mean": chunk(total) / d,
         "sum": chunk(total),
@@ -82,7 +82,7 @@ def _case(rank: int, d: int) -> tuple:
         "whole": total / d,
         **{f"shard {r}": chunk(total / d, r) for r in range(d)},
     }
-    return chunk(weights), xs[rank], dys[rank], found[rank][0], known
+    return chunk(weights), xs[rank], dys[rank], by_rank[rank][0], known
 
 
 def _on_rank(attempt) -> dict:
@@ -98,8 +98,9 @@ def _on_rank(attempt) -> dict:
         return facts
     dx, gradient = answer
     near = lambda a, b: a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-6)
-    name = next((name for name, value in known.items() if near(gradient.flatten(), value)), "another")
-    return facts | {"pair": True, "dx": near(dx, truth), "gradient": name}
+    otherwise = "whole" if gradient.numel() == H * H else "another"
+    name = next((name for name, value in known.items() if near(gradient.flatten(), value)), otherwise)
+    return facts | {"pair": True, "dx": near(dx, truth), "gradient": name, "exchanged": near(gradient, truth)}
 
 
 KEPT = (
@@ -117,6 +118,17 @@ TWICE = (
 )
 # In this order: what comes first explains more.
 MISTAKES = (
+    mistake(
+        "nothing is gathered",
+        "Not one all-gather: each rank has its shard, and whatever its empty tensors held."
+        " dist.all_gather(parts, shard) fills them.",
+        lambda f: f["gathers"] == 0,
+    ),
+    mistake(
+        "dx and the gradient exchanged",
+        "The second of the two is dx. Return dx first, then this rank's shard of the gradient.",
+        lambda f: f["exchanged"],
+    ),
     mistake(
         "backward without a second gather", AGAIN, lambda f: f["gathers"] == 1 or f["backward"] == "freed"
     ),
@@ -168,20 +180,26 @@ def _judge(attempt) -> Answer:
                 "a part left out", "Call layer.forward, then layer.rest, then layer.backward, each once."
             )
         for when in ("forward", "backward"):
-            if first[when] not in ("whole", "freed"):
+            if first[when] == str(H * H // d):
                 return wrong(
                     "a shard where the whole layer is needed",
                     f"layer.{when} got {first[when]} of the layer's {H * H} weights. Gather them first.",
+                )
+            if first[when] not in ("whole", "freed"):
+                return wrong(
+                    "other weights than the layer's",
+                    f"layer.{when} got {first[when]} numbers for w, and the layer has {H * H} weights. Its"
+                    " arguments are w and x, and for backward also dy.",
                 )
         figures = [
             ("all-gathers", str(first["gathers"]), "2"),
             ("reduce-scatters and all-reduces", str(first["reductions"]), "1"),
         ]
-        if found := shown_by(facts, MISTAKES):
-            return wrong(found.name, found.text, *figures)
+        if mistaken := shown_by(facts, MISTAKES):
+            return wrong(mistaken.name, mistaken.text, *figures)
         if any(f["gradient"].startswith("shard") for f in facts):
             return wrong(
-                "another rank's shard",
+                "a shard of another rank",
                 "The gradient is the mean, but of another rank's weights: rank r keeps chunk number r.",
             )
         if not all(f["dx"] for f in facts):

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from .... import toy
 from ....runtime import current
+from ....runtime.failure import RankError
 from ....runtime.world import World
 from ...practice import Answer, Exercise, right, wrong
 from .facts import mistake, shown_by
@@ -95,18 +96,35 @@ MISTAKES = (
         "Some parameters are no DTensors: fully_shard(model), after its parts, takes what is left.",
         lambda f: not f["cut"],
     ),
+    mistake(
+        "several parts in one unit",
+        "Some gathers bring several blocks at once: nothing hides them, and these blocks are whole together."
+        " Call fully_shard for each part of the model.",
+        lambda f: f["gathers"] < 2 * (LAYERS - 2) + 1,
+    ),
+)
+
+
+TAKEN = (
+    "fully_shard(model) takes all parameters that are left, so a part that comes after it has none."
+    " Call it for each part first, and for the model last. (model.modules() begins with the model itself.)"
 )
 
 
 def _judge(attempt) -> Answer:
     with World(4, timeout=15) as world:
-        facts = world.run(_on_rank, attempt)
+        try:
+            facts = world.run(_on_rank, attempt)
+        except RankError as e:
+            if any("overlapping meshes" in s.error.message for s in e.seen if s.error):
+                return Answer("crashed", f"{TAKEN}\n\n{e.report}", "the model before its parts")
+            raise
     figures = [
         ("rank 0 gathers weights with ranks", str(list(facts[0]["gather"])), "[0, 1]"),
         ("and sums gradients' shards with", str(list(facts[0]["sum"])), "[0, 2]"),
     ]
-    if found := shown_by(facts, MISTAKES):
-        return wrong(found.name, found.text, *figures)
+    if mistaken := shown_by(facts, MISTAKES):
+        return wrong(mistaken.name, mistaken.text, *figures)
     if not all(f["right"] for f in facts):
         return wrong("other gradients than the twin's", "Look at the mesh: who averages with whom?", *figures)
     return right(

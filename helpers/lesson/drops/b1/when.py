@@ -27,20 +27,22 @@ WORDS = ("gather", "F", "free", "B", "reduce")
 
 def _walk(order: list[tuple[str, int]], n: int) -> dict:
     """What an order does, on paper: what lacks weights, comes late, is reduced how often."""
-    whole, done = set(), []
+    whole, fetched, done = set(), set(), []
     facts = {"without": None, "late": 0, "again": 0, "early": 0, "kept": 0}
     computed = [line for line in order if line[0] in "FB"]
     for what, i in order:
         if what == "gather":
             facts["again"] += i in whole
             whole.add(i)
+            fetched.add(i)
         elif what == "free":
             whole.discard(i)
         elif what == "reduce":
             facts["early"] += ("B", i) not in done
         else:
             if i not in whole and facts["without"] is None:
-                facts["without"] = what
+                facts["without"] = "freed" if i in fetched else what
+            fetched.discard(i)
             after = computed[len([line for line in done if line[0] in "FB"]) + 1 :][:1]
             facts["late"] += bool(after) and after[0][1] != i and after[0][1] not in whole
         done.append((what, i))
@@ -69,9 +71,15 @@ KEPT = (
 # In this order: what comes first explains more.
 MISTAKES = (
     mistake(
-        "another order of the layers",
+        "layers in the wrong order",
         "Forward runs layers 0 to n−1, backward n−1 to 0, each once.",
         lambda f: not f["computed"],
+    ),
+    mistake(
+        "freed before it is used",
+        "The weights were gathered, and freed before their layer computed. F i comes before free i, and so"
+        " does B i.",
+        lambda f: f["without"] == "freed",
     ),
     mistake(
         "backward without a second gather",
@@ -112,9 +120,9 @@ SIZES = (3, LAYERS, 9)
 
 
 def _judge(attempt) -> Answer:
-    said = ask(attempt, [(n,) for n in SIZES])
+    answers = ask(attempt, [(n,) for n in SIZES])
     orders = []
-    for n, order in zip(SIZES, said):
+    for n, order in zip(SIZES, answers):
         try:
             orders.append([(str(what), int(i)) for what, i in order])
         except (TypeError, ValueError):
@@ -128,11 +136,11 @@ def _judge(attempt) -> Answer:
             )
     facts = [_walk(order, n) for order, n in zip(orders, SIZES)]
     figures = [("layers whole at once, of 9", str(facts[-1]["whole"]), "2")]
-    if found := shown_by(facts, MISTAKES):
-        return wrong(found.name, found.text, *figures)
+    if mistaken := shown_by(facts, MISTAKES):
+        return wrong(mistaken.name, mistaken.text, *figures)
     for n, order, known in zip(SIZES, orders, facts):  # a mistake with some numbers of layers only
-        if found := shown_by([known], MISTAKES):
-            return wrong(found.name, f"With {n} layers: {found.text}", *figures)
+        if mistaken := shown_by([known], MISTAKES):
+            return wrong(mistaken.name, f"With {n} layers: {mistaken.text}", *figures)
     with World(4, fabric=ONE_NODE, timeout=20) as world:
         timeline = order_timeline(world, [(*line, 0) for line in orders[1]])
     from ... import gantt  # ranks import this module, and need no matplotlib

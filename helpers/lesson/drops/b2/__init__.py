@@ -1,4 +1,4 @@
-"""Beyond, b2: one sequence over four ranks, three ways; who waits for whom; when it pays."""
+"""Beyond, b2: one sequence over four ranks, three ways; who waits for whom."""
 
 from .balance import places, tokens_of
 from .one_step import cut_step, step
@@ -8,8 +8,6 @@ from .shown import (
     TWO_NODES,
     WAYS,
     kept_per_rank,
-    paid,
-    published_in_a_node,
     ring_or_exchange,
     ring_timeline,
     traffic_of,

@@ -31,9 +31,9 @@ def _front(rank: int, c: int, s: int) -> list[int]:
 
 
 def _judge(attempt) -> Answer:
-    said = ask(attempt, [(rank, c, s) for c, s in CASES for rank in range(c)])
+    answers = ask(attempt, [(rank, c, s) for c, s in CASES for rank in range(c)])
     for c, s in CASES:
-        mine, said = said[:c], said[c:]
+        mine, answers = answers[:c], answers[c:]
         where = f"With {s} tokens on {c} ranks"
         try:
             mine = [[int(i) for i in tokens] for tokens in mine]

@@ -29,14 +29,18 @@ def cut_step(model, tokens, targets, at, everywhere, dp, cp):
     return loss.item()
 
 
-def _variant(embed_at, mask_at, average):
+def _variant(
+    embed=lambda part, tokens, at: part.token(tokens) + part.position.weight[at],
+    mask=lambda at, everywhere: at[:, None] >= everywhere,
+    run=lambda block, x, mask, dp, cp: toy.context_block(block, x, mask, cp),
+    average=lambda model, dp, cp: toy.average_gradients(model),
+):
     """cut_step with one thing done otherwise."""
 
     def attempt(model, tokens, targets, at, everywhere, dp, cp):
-        mine, theirs = mask_at(at, everywhere)
-        x = model[0].token(tokens) + model[0].position.weight[embed_at(at)]
+        x, allowed = embed(model[0], tokens, at), mask(at, everywhere)
         for block in model.blocks:
-            x = toy.context_block(block, x, mine[:, None] >= theirs, cp)
+            x = run(block, x, allowed, dp, cp)
         loss = toy.loss_of(model[-1](x), targets)
         loss.backward()
         average(model, dp, cp)
@@ -45,46 +49,76 @@ def _variant(embed_at, mask_at, average):
     return attempt
 
 
-_RIGHT = (lambda at: at, lambda at, everywhere: (at, everywhere))
-_ALL = lambda model, dp, cp: toy.average_gradients(model)
 _here = lambda at: torch.arange(len(at))
+_embed_here = lambda part, tokens, at: part.token(tokens) + part.position.weight[: len(at)]
+_mask_here = lambda at, everywhere: _here(at)[:, None] >= _here(everywhere)
 OTHERS = {
     "mask by local positions": (
-        _variant(_RIGHT[0], lambda at, e: (_here(at), _here(e)), _ALL),
+        _variant(mask=_mask_here),
         "The mask compares places in this rank's part with places among all tokens. Where a token stands in"
         " the text is in `at`, for mine, and in `everywhere`, for all.",
     ),
     "positions that start at 0 on every rank": (
-        _variant(_here, _RIGHT[1], _ALL),
+        _variant(_embed_here),
         "Each rank embeds its tokens as 0 to s/c − 1. Learned positions, and rotary ones too, need the place"
         " in the whole text: `at`.",
     ),
     "positions and mask that start at 0 on every rank": (
-        _variant(_here, lambda at, e: (_here(at), _here(e)), _ALL),
+        _variant(_embed_here, _mask_here),
         "Both the embedding and the mask take a token's place in this rank's part. `at` and `everywhere` hold"
         " the places in the whole text.",
     ),
+    "tokens without positions": (
+        _variant(lambda part, tokens, at: part.token(tokens)),
+        "The embedding has two parts: the token, and its place. model[0].position.weight[at] is missing.",
+    ),
+    "keys taken in the text's order": (
+        _variant(mask=lambda at, everywhere: at[:, None] >= _here(everywhere)),
+        "The ranks of cp bring their tokens zig-zag. `everywhere` says where in the text each one stands.",
+    ),
+    "a token that does not see itself": (
+        _variant(mask=lambda at, everywhere: at[:, None] > everywhere),
+        "A token looks at itself too, and the first one at nothing else: at[:, None] >= everywhere.",
+    ),
+    "a mask turned round": (
+        _variant(mask=lambda at, everywhere: at[:, None] <= everywhere),
+        "Your tokens look at what comes after them. The mask says which keys stand no later.",
+    ),
+    "no mask": (
+        _variant(mask=lambda at, everywhere: at[:, None] >= torch.zeros_like(everywhere)),
+        "Every token looks at all others, at those that come after it too. at[:, None] >= everywhere says who"
+        " may be looked at.",
+    ),
+    "attention to this rank's tokens alone": (
+        _variant(run=lambda block, x, mask, dp, cp: block(x)),
+        "A block that is called as it is knows the tokens of this rank. toy.context_block(block, x, mask, cp)"
+        " gathers the keys and values of all.",
+    ),
+    "keys gathered over dp": (
+        _variant(run=lambda block, x, mask, dp, cp: toy.context_block(block, x, mask, dp)),
+        "The ranks of dp have other sequences. The rest of this one is on the ranks of cp.",
+    ),
     "gradients summed over dp alone": (
-        _variant(*_RIGHT, lambda m, dp, cp: toy.average_gradients(m, dp)),
+        _variant(average=lambda model, dp, cp: toy.average_gradients(model, dp)),
         "The ranks of cp hold the same weights and saw other tokens: their gradients are shares too. The"
         " gradients' group is dp·cp.",
     ),
     "gradients summed over cp alone": (
-        _variant(*_RIGHT, lambda m, dp, cp: toy.average_gradients(m, cp)),
+        _variant(average=lambda model, dp, cp: toy.average_gradients(model, cp)),
         "The ranks of dp saw other sequences. The gradients' group is dp·cp.",
     ),
     "gradients of this rank alone": (
-        _variant(*_RIGHT, lambda m, dp, cp: None),
+        _variant(average=lambda model, dp, cp: None),
         "Every rank saw some tokens of the batch. Average the gradients over all of dp·cp, as in data"
         " parallelism.",
     ),
     "the sum where the mean was meant": (
-        _variant(*_RIGHT, lambda m, dp, cp: _times(m, dist.get_world_size())),
+        _variant(average=lambda model, dp, cp: _times(model, dist.get_world_size())),
         "The twin's loss is the mean over all tokens. Each rank's is the mean over its own: the gradients"
         " are averaged over dp·cp, not summed.",
     ),
     "averaged twice": (
-        _variant(*_RIGHT, lambda m, dp, cp: _times(m, 1 / dist.get_world_size())),
+        _variant(average=lambda model, dp, cp: _times(model, 1 / dist.get_world_size())),
         "The gradients are the twin's, divided by the number of ranks once more.",
     ),
 }
@@ -118,11 +152,13 @@ def _on_rank(attempt) -> dict:
 
     loss, gradients = run(attempt)
     near = lambda a, b: torch.allclose(a, b, rtol=1e-7, atol=1e-10)
-    found = {"loss": loss, "whole": whole, "right": near(gradients, flat(twin)), "like": []}
-    found["none"] = not gradients.any()
-    if not found["right"]:
-        found["like"] = [name for name, (other, _) in OTHERS.items() if near(gradients, run(other)[1])]
-    return found
+    facts = {"loss": loss, "whole": whole, "right": near(gradients, flat(twin)), "like": []}
+    facts["none"] = not gradients.any()
+    somewhere_wrong = torch.tensor(float(not facts["right"]))
+    dist.all_reduce(somewhere_wrong, op=dist.ReduceOp.MAX)
+    if somewhere_wrong:  # on all ranks, since they meet in these
+        facts["like"] = [name for name, (other, _) in OTHERS.items() if near(gradients, run(other)[1])]
+    return facts
 
 
 def _judge(attempt) -> Answer:

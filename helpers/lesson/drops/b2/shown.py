@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import time
 
 import torch
 import torch.distributed as dist
 
-from ....files import find
 from ....runtime import clock, current
 from ....runtime.clock import Timeline
 from ....runtime.traffic import Traffic
 from ....runtime.world import World
-from ....table import Table
 from ....theory.hardware import Network
 from ....toy import context
 
@@ -125,25 +122,3 @@ def ring_or_exchange(network: Network) -> dict[str, float]:
             way: min(max(world.run(_forward, way, "zig-zag", 8, 2, 256)) for _ in range(2))
             for way in ("ring", "all-to-all")
         }
-
-
-def paid() -> Table:
-    """What context parallelism gained, as published, by length of the sequence."""
-    with find("data/nemo_long_sequence.csv").open(encoding="utf-8") as f:
-        rows = list(csv.DictReader(f))
-    return Table(
-        ["tokens, thousands", "GPUs", "CP", "times as fast as without CP"],
-        [[r["seq_len_k"], r["gpus"], r["cp"], r["speedup"]] for r in rows],
-        title="Llama 2 7B, FP8, H100 (NVIDIA NeMo)",
-    )
-
-
-def published_in_a_node() -> Table:
-    """Ring and all-to-all inside a node of eight, as published."""
-    with find("data/ring_or_exchange.csv").open(encoding="utf-8") as f:
-        rows = list(csv.DictReader(f))
-    return Table(
-        ["CP", "by", "thousand tokens/s", "against no CP", "peak, GiB"],
-        [[r["cp"], r["by"], r["thousand_tokens_per_s"], r["against_no_cp"], r["peak_gib"]] for r in rows],
-        title="GLM-4.5-Air, 64 thousand tokens, one node of 8 H200 (prime-rl)",
-    )

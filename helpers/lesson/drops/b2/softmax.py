@@ -49,6 +49,20 @@ OTHERS = {
         lambda y1, l1, y2, l2: (l1 * y1 + l2 * y2) / (l1 + l2),
         "lse is the logarithm of a part's sum. The weight of a part is the sum itself, exp(lse).",
     ),
+    "weights of the other part": (
+        lambda y1, l1, y2, l2: context.merge(y1, l2, y2, l1)[0],
+        "y1 counts by exp(lse1), the sum of its own part, and y2 by exp(lse2).",
+    ),
+    "not divided by both sums": (
+        lambda y1, l1, y2, l2: l1.exp() * y1 + l2.exp() * y2,
+        "Each part counts by its sum. Together they must be divided by both sums.",
+    ),
+    "weighed, and not divided by the weights": (
+        lambda y1, l1, y2, l2: (
+            (l1 - torch.maximum(l1, l2)).exp() * y1 + (l2 - torch.maximum(l1, l2)).exp() * y2
+        ),
+        "The weights are right, and do not sum to 1. Divide by their sum, token by token.",
+    ),
     "the larger part alone": (
         lambda y1, l1, y2, l2: torch.where(l1 > l2, y1, y2),
         "The larger maximum makes exp safe. The smaller part still counts, by exp(its lse − the larger one).",
@@ -84,10 +98,9 @@ def _judge(attempt) -> Answer:
         )
     if not all(near(a, t) for a, t in zip(answers[1], cases[1][1])):
         return wrong(
-            "no maximum taken out first",
-            "Right for small scores. With lse = "
-            f"{float(cases[1][0][1].max()):.0f}, exp(lse) is infinite: take the larger lse out of both before"
-            " exp, as softmax does.",
+            "the larger lse not taken out first",
+            f"Right for small scores. exp of an lse of {float(cases[1][0][1].max()):.0f} is infinite. For"
+            " each token, take the larger lse out of both before exp, as softmax does.",
         )
     if not all(near(a, t) for a, t in zip(answers[2], cases[2][1])):
         return wrong(

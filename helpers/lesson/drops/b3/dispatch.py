@@ -58,7 +58,10 @@ def _on_rank(attempt) -> dict:
     order = choice.flatten().argsort(stable=True)
     unsorted = mine.flatten(0, 1)[order]  # as they come back
     mixed = lambda rows: (rows.view(T, K, H) * weight[..., None]).sum(1)
-    found = {
+    asked, copy = choice.flatten(), torch.arange(T * K)
+    of_tokens = lambda token: mixed(answers[token, asked])  # copy i is of token[i]
+    at_random = answers[copy // K, asked[order]]  # the copies as they are, to experts in order
+    facts = {
         "shape": None,
         "right": near(y, truth),
         "rows": sum(seen),
@@ -67,17 +70,27 @@ def _on_rank(attempt) -> dict:
         "order": near(y, mixed(unsorted)) or near(y, mixed(unsorted[order])),
         "first": any(near(y, mine[:, i]) or near(y, mine[:, i] * weight[:, i, None]) for i in range(K)),
         "reversed": near(y, (mine * weight.flip(1)[..., None]).sum(1)),
+        "divided": near(y, truth / K),
+        "copies": near(y, of_tokens(copy % T)) or near(y, of_tokens(copy % K)),
+        "not sorted": near(y, mixed(at_random))
+        or near(y, mixed(torch.zeros_like(at_random).index_copy(0, order, at_random))),
+        "not asked": not seen,
         "dx": False,
     }
     if y.requires_grad:
         y.sum().backward()
-        found["dx"] = given.grad is not None and near(given.grad, whole.grad)
-    return found
+        facts["dx"] = given.grad is not None and near(given.grad, whole.grad)
+    return facts
 
 
 EXCHANGED = (
     "How many rows come is known to those who send them. First exchange the numbers, an all-to-all of `give`;"
     " then the rows."
+)
+
+
+THERE_AND_BACK = (
+    "Copies go out by give, and take of them come. Their answers go the other way: out by take, in by give."
 )
 
 
@@ -111,6 +124,23 @@ def _judge(attempt) -> Answer:
                     " order[i]: put it there (index_copy, or back[order.argsort()]), do not take"
                     " back[order].",
                 ),
+                (
+                    "divided",
+                    "divided by k once more",
+                    "Every answer is weighed, and the weights sum to 1: sum them, no mean.",
+                ),
+                (
+                    "copies",
+                    "copies of other tokens",
+                    "choice.flatten() has k copies of token 0, then k of token 1: copy i is of token i // k.",
+                ),
+                (
+                    "not sorted",
+                    "copies that are not sorted",
+                    "The first give[0] rows go to rank 0. Put the copies in the order of their experts first:"
+                    " copy order[i] is row i.",
+                ),
+                ("not asked", "no expert was asked", "Call expert(rows) on the rows that have come."),
                 ("reversed", "weights of the other expert", "Weight i belongs to the answer of choice i."),
                 (
                     "first",
@@ -129,7 +159,8 @@ def _judge(attempt) -> Answer:
         if not all(r["dx"] for r in results):
             return wrong(
                 "an output cut off from x",
-                "y is right, the gradient of x is not. dist.all_to_all_single has no backward; toy.swap has.",
+                "y is right, the gradient of x is not. Something between them has no backward:"
+                " dist.all_to_all_single has none, and detach() cuts it off. toy.swap has one.",
             )
     return right(
         "y and the gradient of x are the twin's on 4 and on 2 ranks, with splits that are not even.",
@@ -143,15 +174,21 @@ def _named(error: RankError, n: int) -> Answer | None:
     last = [(s.where and s.where["in"]) or s.box for s in error.seen if not s.finished]
     rows = [at and at["op"] == "all_to_all" and len(at["shape"] or []) == 2 for at in last]
     messages = [s.error.message for s in error.seen if s.error and not s.error.aborted]
-    said_so = any("alltoall" in text for text in messages)
-    if said_so or error.kind in ("timeout", "died") and rows and all(rows):
-        return Answer(
-            "crashed",
-            f"On {n} ranks an all-to-all does not fit: what a rank takes must be what the others give it."
-            f" {EXCHANGED}\n\n{error.report}",
-            "split sizes not exchanged",
-        )
-    return None
+    said_so = any("alltoall" in text or "Split sizes" in text for text in messages)
+    if not (said_so or error.kind in ("timeout", "died") and rows and all(rows)):
+        return None
+    # Where rows are the first thing that a rank sends, no numbers were sent before them.
+    at_once = any(of_rows and at["number"] == 1 for of_rows, at in zip(rows, last))
+    name, why = (
+        ("split sizes not exchanged", EXCHANGED) if at_once else ("splits that do not fit", THERE_AND_BACK)
+    )
+    return Answer(
+        "crashed",
+        f"On {n} ranks an all-to-all does not fit: give must add up to the rows that go out, and take must be"
+        f" what the others give."
+        f" {why}\n\n{error.report}",
+        name,
+    )
 
 
 layer = Exercise(

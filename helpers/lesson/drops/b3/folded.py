@@ -65,10 +65,10 @@ MISTAKES: dict[str, tuple[Callable, str]] = {
 def _judge(attempt) -> Answer:
     asked = [(rank, *case) for case in CASES for rank in range(case[0])]
     with World(8, timeout=8) as world:
-        said = world.run(lambda: [attempt(*one) for one in asked])[0]
+        answers = world.run(lambda: [attempt(*one) for one in asked])[0]
         try:
             mine = [
-                {axis: sorted(int(r) for r in g[axis]) for axis in ("tp", "dp", "ep", "edp")} for g in said
+                {axis: sorted(int(r) for r in g[axis]) for axis in ("tp", "dp", "ep", "edp")} for g in answers
             ]
         except (TypeError, KeyError, ValueError):
             return wrong("no groups", "Return a dictionary with tp, dp, ep and edp, each a list of ranks.")
@@ -84,6 +84,23 @@ def _judge(attempt) -> Answer:
             for name, (other, why) in MISTAKES.items():
                 if mine == [other(*one) for one in asked]:
                     return wrong(name, why, figure)
+            groups = [
+                (rank, ranks, members) for (rank, ranks, *_), g in zip(asked, mine) for members in g.values()
+            ]
+            if any(not set(members) <= set(range(ranks)) for _, ranks, members in groups):
+                return wrong("ranks that do not exist", "Ranks are 0 to ranks − 1.", figure)
+            if any(rank not in members for rank, _, members in groups):
+                return wrong(
+                    "a rank outside its own group",
+                    "Every rank is a member of its four groups. Where does the group of rank r begin?",
+                    figure,
+                )
+            if any(len(b[axis]) != len(c[axis]) for b, c in zip(mine, truth) for axis in c):
+                return wrong(
+                    "a group of another size",
+                    "tp and ep say how many ranks their groups have. dp has ranks / tp, edp ranks / ep.",
+                    figure,
+                )
             return wrong(
                 "other groups",
                 "tp and ep are innermost in their meshes: neighbours. dp and edp are the rest: ranks one"

@@ -50,24 +50,56 @@ MISTAKES = {
         lambda l, a, e, n, k, tp, ep: l * (a + n * e / ep),
         "tp cuts attention's matrices: a rank holds 1/tp.",
     ),
+    "every expert on every rank, cut by tp": (
+        lambda l, a, e, n, k, tp, ep: l * (a + n * e) / tp,
+        "tp cuts attention. The experts are shared out over ep: a rank holds experts / ep of them, whole.",
+    ),
+    "all of it shared out over ep": (
+        lambda l, a, e, n, k, tp, ep: l * (a + n * e) / ep,
+        "ep shares out the experts. Attention is cut by tp alone.",
+    ),
+    "all of it cut by tp and ep": (
+        lambda l, a, e, n, k, tp, ep: l * (a + n * e) / (tp * ep),
+        "tp cuts attention, ep shares out the experts. Neither does the other's work here.",
+    ),
+    "one expert on each rank": (
+        lambda l, a, e, n, k, tp, ep: l * (a / tp + e),
+        "A layer has `experts` of them, and ep ranks share them out: experts / ep on each.",
+    ),
+    "one expert, shared out": (
+        lambda l, a, e, n, k, tp, ep: l * (a / tp + e / ep),
+        "A layer has `experts` of them, and ep ranks share them out: each has experts / ep, whole.",
+    ),
+    "experts counted, not their parameters": (
+        lambda l, a, e, n, k, tp, ep: l * (a / tp + n / ep),
+        "experts / ep is how many a rank owns. Each of them has `expert` parameters.",
+    ),
+    "k times too many": (
+        lambda l, a, e, n, k, tp, ep: l * (a / tp + n * k * e / ep),
+        "k says how many experts work for a token. It changes nothing in memory.",
+    ),
+    "experts of one layer": (
+        lambda l, a, e, n, k, tp, ep: l * a / tp + n * e / ep,
+        "Every layer has experts of its own: a bracket is missing.",
+    ),
     "one layer": (lambda l, a, e, n, k, tp, ep: a / tp + n * e / ep, "That is one layer of them."),
 }
 
 
 def _judge(attempt) -> Answer:
-    said, truth = ask(attempt, CASES), [parameters_on_rank(*case) for case in CASES]
+    answers, truth = ask(attempt, CASES), [parameters_on_rank(*case) for case in CASES]
     near = lambda a, b: abs(a - b) <= 1e-6 * abs(b)
-    for case, value in zip(CASES, said):
+    for case, value in zip(CASES, answers):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return wrong("no number", f"parameters_on_rank{case} returned {value!r}.")
     figures = [
         (f"Mixtral 8x22B, TP 2, EP {case[-1]}, in 10⁹", f"{a / 1e9:.1f}", f"{b / 1e9:.1f}")
-        for case, a, b in zip(CASES[:2], said, truth)
+        for case, a, b in zip(CASES[:2], answers, truth)
     ]
-    if all(map(near, said, truth)):
+    if all(map(near, answers, truth)):
         return right("All experts that a rank owns are in its memory, whoever uses them.", *figures)
     for name, (other, why) in MISTAKES.items():
-        if all(near(a, other(*case)) for a, case in zip(said, CASES)):
+        if all(near(a, other(*case)) for a, case in zip(answers, CASES)):
             return wrong(name, why, *figures)
     return wrong("another number", "layers · (attention / tp + experts · expert / ep).", *figures)
 

@@ -78,7 +78,7 @@ def _train(capacity: int | None, rate: float, steps: int = 60, t: int = 32, h: i
     optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
     chance = torch.Generator().manual_seed(1 + dist.get_rank())
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    found = []
+    of_steps = []
     for _ in range(steps):
         kind = torch.tensor([0.55, 0.25, 0.15, 0.05]).multinomial(t, True, generator=chance)
         x = centres[kind] + 0.3 * torch.randn(t, h, generator=chance)
@@ -94,8 +94,8 @@ def _train(capacity: int | None, rate: float, steps: int = 60, t: int = 32, h: i
         dist.all_reduce(sums)
         loss, load, kept = sums[0] / dist.get_world_size(), sums[1:5], sums[5:]
         experts.even_out(layer, load, rate)
-        found.append([float(loss), float(1 - kept.sum() / load.sum()), float(kept.max() / load.mean())])
-    return torch.tensor(found[-20:]).mean(0).tolist()
+        of_steps.append([float(loss), float(1 - kept.sum() / load.sum()), float(kept.max() / load.mean())])
+    return torch.tensor(of_steps[-20:]).mean(0).tolist()
 
 
 def policies(world: World) -> Table:

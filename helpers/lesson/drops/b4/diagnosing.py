@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...practice import Answer, Exercise, right, wrong
 from .loader import odd_one
-from .runs import RUNS, SECONDS, SHOWN, SLOW, Stopped, seed_of, source, stop
+from .runs import RANKS, RUNS, SECONDS, SHOWN, SLOW, Stopped, seed_of, source, stop
 
 CAUSES = (
     "a branch on one rank's data",
@@ -68,12 +68,12 @@ def diagnoses():
 
 def _judge(attempt) -> Answer:
     try:
-        said = attempt()
+        answered = attempt()
     except Exception as e:  # noqa: BLE001  the reader's code
         return Answer("crashed", f"{type(e).__name__}: {e}")
-    if malformed := _malformed(said):
+    if malformed := _malformed(answered):
         return wrong("no diagnoses", malformed)
-    known = dict(said)
+    known = dict(answered)
     if len(_deals) > 1 and any(known[n][0] != truth(n)[0] for n in known):
         if all(known[n][0] == truth(n, _deals[-2])[0] for n in known):
             return wrong(
@@ -81,9 +81,9 @@ def _judge(attempt) -> Answer:
                 "The ranks were dealt anew. Run ward = b4.ward() again, and look at the runs again.",
             )
     for number, answer in known.items():
-        if found := _told(stop(number, deal()), *answer):
+        if mistaken := _told(stop(number, deal()), *answer):
             _deals.append(deal() + 1)
-            name, text, *figures = found
+            name, text, *figures = mistaken
             again = " The ranks are now dealt anew: run ward = b4.ward() and look again."
             return wrong(name, f"Run {number}: {text}{again}", *figures)
     return right(
@@ -93,19 +93,21 @@ def _judge(attempt) -> Answer:
     )
 
 
-def _malformed(said) -> str:
+def _malformed(answered) -> str:
     """What is wrong with the form of an answer; '' if nothing is."""
-    if not isinstance(said, dict):
-        return f"You return {said!r}; return {{run: (rank, line, cause)}}."
-    for number, answer in said.items():
+    if not isinstance(answered, dict):
+        return f"You return {answered!r}; return {{run: (rank, line, cause)}}."
+    for number, answer in answered.items():
         if number not in RUNS or number == SHOWN:
             return f"There is no run {number!r} to name: they are 1 to 7, without {SHOWN}, which was shown."
         if not (isinstance(answer, (tuple, list)) and len(answer) == 3):
             return f"Run {number}: {answer!r} is not (rank, line, cause)."
+        if answer[0] not in range(RANKS):
+            return f"Run {number}: there is no rank {answer[0]!r}, in (rank, line, cause). They are 0 to 3."
         if answer[2] not in CAUSES:
             return f"Run {number}: {answer[2]!r} is none of b4.CAUSES: {', '.join(CAUSES)}."
-    if len(said) < ENOUGH:
-        return f"You name {len(said)} of the runs. Name {ENOUGH} at least."
+    if len(answered) < ENOUGH:
+        return f"You name {len(answered)} of the runs. Name {ENOUGH} at least."
     return ""
 
 
@@ -143,7 +145,10 @@ def _told(stopped: Stopped, rank, line, cause) -> tuple | None:
                 "the line where ranks wait",
                 f"line {line} is where ranks wait. Where did rank {rank} part from the others before that?",
             )
-        return "another line", f"rank {rank} it is. But line {line!r} does the same on every rank."
+        return (
+            "another line",
+            f"rank {rank} it is. But it is not line {line!r} that sends this rank another way.",
+        )
     if cause == why:
         return None
     if number == SLOW:

@@ -26,6 +26,7 @@ def train(batches, step):
 
 CASES = [(6, 6, 4, 6), (3, 3, 3, 3), (2, 5, 5, 4), (3, 0, 1, 3)]
 SECONDS = 2
+MANY = 10 * max(map(max, CASES))  # collectives: more than any way needs that ends
 
 
 def _on_rank(attempt, numbers) -> list[int]:
@@ -72,35 +73,49 @@ def _judge(attempt) -> Answer:
 
 
 def _hung(attempt, error: RankError, where: str) -> Answer:
-    ops = {s.where["in"]["op"] for s in error.seen if s.where and s.where["in"]}
+    standing = [s.where["in"] for s in error.seen if s.where and s.where["in"]]
     if "timeout" in " ".join(_words(attempt.__code__)):
         return wrong(
             "raising the timeout",
             f"{where} it stands still again. The rank that has no batch left has gone; it will not come later"
             f" either.\n\n{error.report}",
         )
-    if "barrier" in ops:
+    if any(at["op"] == "barrier" for at in standing):
         return wrong(
             "a barrier more",
             f"{where} it stands still, now in the barrier. A barrier waits for ranks; it does not tell them"
             f" anything.\n\n{error.report}",
         )
-    return wrong(
-        "a rank that stops alone",
-        f"{where} it stands still. Before a step, every rank must know whether all have a batch."
-        f"\n\n{error.report}",
-    )
+    if any(s.finished for s in error.seen):
+        return wrong(
+            "a rank that stops alone",
+            f"{where} it stands still. Before a step, every rank must know whether all have a batch."
+            f"\n\n{error.report}",
+        )
+    if len({(at["op"], str(at["shape"])) for at in standing}) > 1:
+        return wrong(
+            "two collectives that meet",
+            f"{where} it stands still: some ranks are in a step, others ask who has a batch. All must call"
+            f" the same, in the same order: ask, then step.\n\n{error.report}",
+        )
+    if all(s.box and s.box["number"] > MANY for s in error.seen):
+        return wrong(
+            "a loop without an end",
+            f"{where} no rank leaves the loop: each has called more than {MANY} collectives, and still calls"
+            f" them.\n\n{error.report}",
+        )
+    return wrong("another end", f"{where} it does not come to an end.\n\n{error.report}")
 
 
 def _words(code) -> list[str]:
     """All names and texts in a function's code."""
-    found = [*code.co_names]
+    words = [*code.co_names]
     for constant in code.co_consts:
         if hasattr(constant, "co_code"):
-            found += _words(constant)
+            words += _words(constant)
         else:
-            found.append(str(constant))
-    return found
+            words.append(str(constant))
+    return words
 
 
 mended = Exercise(

@@ -27,8 +27,8 @@ def verdict(stopped: Stopped) -> str:
         f"rank_{r}": copy.deepcopy(record) | {"rank": r, "host_name": f"rank {r}"}
         for r, record in stopped.dumps.items()
     }
-    log, said = logging.getLogger("Flight Recorder"), StringIO()
-    log.handlers, before = [logging.StreamHandler(said)], log.handlers
+    log, report = logging.getLogger("Flight Recorder"), StringIO()
+    log.handlers, before = [logging.StreamHandler(report)], log.handlers
     try:
         arguments = JobConfig().parse_args(["--allow-incomplete-ranks", "--mismatch_cap", "0"])
         build_db(records, arguments, next(iter(records.values()))["version"])
@@ -36,7 +36,7 @@ def verdict(stopped: Stopped) -> str:
         log.handlers = before
     kept = [
         line.strip()
-        for line in said.getvalue().splitlines()
+        for line in report.getvalue().splitlines()
         if " at " not in line or re.search(r" at run_\d\.py", line)
     ]
     kept = [part for line in kept for part in _by_rank(line)]

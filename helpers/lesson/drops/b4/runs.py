@@ -52,12 +52,12 @@ class Stopped:
     @property
     def groups(self) -> dict[str, list[int]]:
         """Group -> its ranks, as the records have them; first the group of all."""
-        found = {
+        ranks_of = {
             name: ast.literal_eval(group["ranks"])
             for record in self.dumps.values()
             for name, group in record["pg_config"].items()
         }
-        return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[1])))
+        return dict(sorted(ranks_of.items(), key=lambda item: (-len(item[1]), item[1])))
 
     @property
     def last_numbers(self) -> dict[int, int]:
@@ -183,7 +183,12 @@ def _run(number: int, seed: int, seconds: float) -> Stopped | None:
 
 
 def _has_settled(stopped: Stopped) -> bool:
-    """Whether every rank waits, has finished, is dead, or sleeps over a file (run 7)."""
+    """Whether every rank waits, has finished, is dead, or sleeps over a file (run 7); and not all of them in
+    one collective, which they would leave together.
+    """
+    inside = [s.where["in"] for s in stopped.seen if s.where and s.where["in"]]
+    if len(inside) == RANKS and len({(at["op"], at.get("number"), *at["needs"]) for at in inside}) == 1:
+        return False
     still = [
         s
         for s in stopped.seen

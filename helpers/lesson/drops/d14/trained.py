@@ -120,7 +120,7 @@ def three_ways(world: World, config: Config) -> Table:
     for row in traffic.ranks[0]:
         if row.op in op_of:
             same = row.op == "all_reduce" and apart > 1 and row.members[:2] == (0, apart)
-            axis = "replicate" if same else op_of[row.op]
+            axis = "cp" if row.axis == "cp" else "replicate" if same else op_of[row.op]
             counted[axis] = counted.get(axis, 0.0) + row.book
     # The loss, the gradients' norm and whether to stop: three numbers that all ranks share.
     counted["tp"] -= book("all_reduce", 24, world.n)

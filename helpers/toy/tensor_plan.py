@@ -1,0 +1,39 @@
+"""Tensor parallelism by PyTorch: what `tensor` does by hand, as a plan for DTensor's `parallelize_module`.
+
+It fits every block whose matrices are called attention.q, .k, .v, .out and mlp.up, .down, and perhaps .gate.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+
+def usual_plan(block: nn.Module, sp: bool = False) -> dict[str, ParallelStyle]:
+    """Each matrix by itself: columns, then rows. sp: see `merged_plan`, which it is a part of."""
+    columns = ["attention.q", "attention.k", "attention.v", "mlp.up"]
+    if getattr(block.mlp, "gate", None) is not None:
+        columns.append("mlp.gate")
+    rows = RowwiseParallel(output_layouts=Shard(1) if sp else Replicate())
+    return {name: ColwiseParallel() for name in columns} | {"attention.out": rows, "mlp.down": rows}
+
+
+def merged_plan(block: nn.Module, sp: bool) -> dict[str, ParallelStyle]:
+    """Megatron's pairs: each is entered once, so the gradient of its input is summed once (see drop 06).
+
+    sp: sequence parallelism. Between the pairs each rank holds its tokens only, (b, s/t, h), norms included.
+    """
+    enter = PrepareModuleInput(
+        input_layouts=Shard(1) if sp else Replicate(),
+        desired_input_layouts=Replicate(),
+        use_local_output=False,
+    )
+    norms = {"norm1": SequenceParallel(), "norm2": SequenceParallel()} if sp else {}
+    return norms | {"attention": enter, "mlp": enter} | usual_plan(block, sp)
