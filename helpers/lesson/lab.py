@@ -122,6 +122,8 @@ def main(argv: list[str] | None = None) -> int:
     folder = args.folder.resolve()
     opened = next(p for p in notebooks() if not args.fresh or number(p) == args.fresh[0])
     place = Path(folder.name) / opened.relative_to(find("notebooks"))
+    # Kernels inherit it. A reader who has such a file keeps theirs.
+    os.environ.setdefault("PYTHONSTARTUP", str(find("data/jupyterlab/startup.py").resolve()))
     LabApp.launch_instance(
         [
             f"--ServerApp.root_dir={folder.parent}",

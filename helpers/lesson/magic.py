@@ -35,7 +35,8 @@ def ranks(line: str, cell: str) -> None:
         raise UsageError(f"{args.world!r} is not a World")
     if world is None:
         raise UsageError(
-            "no ranks are running: run the notebook's first two cells (again), or  world = World(4)"
+            "no ranks are running: run the notebook's first two cells (again), or"
+            "  from helpers import World; world = World(4)"
         )
     if wrong := [text for text in cell.splitlines() if text.startswith(("%", "!", "?"))]:
         raise UsageError(f"{wrong[0]!r}: a %%ranks cell holds Python only, since the ranks are no notebooks")
@@ -84,7 +85,6 @@ def _for_a_cell(error: RankError, names: dict, world: World) -> RankError:
     return RankError(text, error.kind, error.ranks, error.state_kept, error.seen)
 
 
-def register() -> None:
-    """Make %%ranks known to the running notebook, if there is one."""
-    if shell := get_ipython():
-        shell.register_magic_function(ranks, "cell", "ranks")
+def load_ipython_extension(shell) -> None:
+    """What IPython calls at the first %%ranks cell: `import helpers` has named this module for it."""
+    shell.register_magic_function(ranks, "cell", "ranks")
