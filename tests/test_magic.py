@@ -69,7 +69,7 @@ def test_a_new_world_that_takes_over_says_so_once(messages):
 
 
 def test_a_kernel_that_was_restarted_says_which_cells_to_run():
-    """In a kernel of `three-axes lab` no cell has run yet. Its startup file does what `import helpers` does."""
+    """One of `three-axes lab`, whose startup file does no more than `import helpers`."""
     kernel = nbval.kernel.KernelManager()
     kernel.start_kernel(env=os.environ | {"PYTHONSTARTUP": str(find("data/jupyterlab/startup.py").resolve())})
     client = kernel.client()

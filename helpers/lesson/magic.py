@@ -32,7 +32,8 @@ def ranks(line: str, cell: str) -> None:
     worlds = open_worlds()
     world = shell.user_ns.get(args.world) if args.world else next(reversed(worlds), None)
     if args.world and not isinstance(world, World):
-        raise UsageError(f"{args.world!r} is not a World")
+        named = [k for k, value in shell.user_ns.items() if k[0] != "_" and isinstance(value, World)]
+        raise UsageError(f"{args.world!r} is not a World; there are: {', '.join(named) or 'none'}")
     if world is None:
         raise UsageError(
             "no ranks are running: run the notebook's first two cells (again), or"
@@ -72,10 +73,10 @@ def _for_a_cell(error: RankError, names: dict, world: World) -> RankError:
     """The error with the advice that a cell can follow."""
     text = str(error).replace("with timeout=… in seconds", "with %%ranks --timeout 60")
     missing = {
-        found[1]
+        name[1]
         for seen in error.seen
         if seen.error and seen.error.type == "NameError"
-        if (found := re.match(r"name '(\w+)' is not defined", seen.error.message)) and found[1] in names
+        if (name := re.match(r"name '(\w+)' is not defined", seen.error.message)) and name[1] in names
     }
     called = next((name for name, value in names.items() if value is world and name[0] != "_"), "world")
     for name in sorted(missing):
