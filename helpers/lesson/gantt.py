@@ -71,7 +71,7 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
     top = height
     for i, (name, t) in enumerate(panels.items()):
         top -= over + rows[i] + under[i]
-        wide = 0.85 if strips[name] else 0.91
+        wide = 0.84 if strips[name] else 0.91
         ax = figure.add_axes((0.07, (top + under[i]) / height, wide, rows[i] / height))
         longest = max(o.makespan for o in panels.values() if o.unit == t.unit)
         most = max((size for o in panels.values() if o.unit == t.unit for size in _tops(o)), default=0)
@@ -231,7 +231,7 @@ def _naming(t, longest: float):
     On paper all operations of a kind are named alike: whole, by their number, or not at all. Measured ones
     are named where there is room.
     """
-    fits = lambda text, length: not text or _wide(text) + 3 <= length / longest * 0.85 * WIDTH * 72  # points
+    fits = lambda text, length: not text or _wide(text) + 3 <= length / longest * 0.84 * WIDTH * 72  # points
 
     def styles(kind: str, label: str) -> tuple[str, str]:
         plain = label[:-1] if _later(label) else label  # the line under it says the same
