@@ -3,13 +3,19 @@
 `World` starts real ranks beside the notebook; `progress` wraps a loop that runs on them, and there
 `count_from_here`, `counted_so_far`, `peak_memory` and `rank_state` say and keep what a rank needs. `counting`
 counts a block of any process of torch.distributed. `helpers.theory` needs neither torch nor ranks, so nothing
-is imported here until it is asked for.
+is imported here until it is asked for. In a notebook `import helpers` makes %%ranks known.
 """
 
 import sys
 from multiprocessing import parent_process
 
 ON_RANKS = ("progress", "count_from_here", "counted_so_far", "peak_memory", "rank_state")
+
+
+def _know_ranks() -> None:
+    """In a notebook %%ranks is known from here on; the first such cell imports what it needs."""
+    if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()):
+        shell.magics_manager.register_lazy("ranks", "helpers.lesson.magic")
 
 
 def __getattr__(name: str):
@@ -27,8 +33,8 @@ def __getattr__(name: str):
     with server.undisturbed(), course_needed(f"helpers.{name}"):
         from .runtime import current
         from .runtime.world import World
-    if "IPython" in sys.modules:
-        from .lesson import magic
-
-        magic.register()
+    _know_ranks()
     return World if name == "World" else getattr(current, name)
+
+
+_know_ranks()

@@ -14,12 +14,13 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+from helpers.lesson.lab import static
+
 ROOT = Path(__file__).resolve().parent.parent
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-LIVE = "application/vnd.jupyter.widget-view+json"
 
 
 def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.NotebookNode:
@@ -30,8 +31,7 @@ def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.Notebook
         cell.metadata = nbformat.from_dict(
             {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
         )
-        for output in cell.get("outputs", ()):
-            output.get("data", {}).pop(LIVE, None)
+    static({"type": "notebook", "content": notebook})
     return notebook
 
 

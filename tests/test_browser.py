@@ -1,5 +1,5 @@
 """The reader's path in a real browser: JupyterLab as `make lab` starts it, and a headless Chromium that
-clicks and types.
+clicks and types. What a page shows without a kernel, and in the dark, is in test_browser_stored.py.
 
 Where no Chromium is found these tests are skipped, and say so. .ci/run installs one.
 """
@@ -18,7 +18,6 @@ import pytest
 
 from helpers.lesson.drops import b1, b2, b3, b4
 from helpers.lesson.drops.d01 import fingerprints
-from helpers.lesson.lab import prepare
 from helpers.lesson.practice import Exercise
 from helpers.runtime.ports import free_port
 
@@ -37,21 +36,33 @@ if CHROMIUM is None:
 sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
 
 MINUTE = 60_000  # for Playwright, in milliseconds
-SETTINGS = json.loads((ROOT / "data" / "jupyterlab" / "overrides.json").read_text()) | {
+SETTINGS = {
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},  # all cells are in the page
     "@jupyterlab/docmanager-extension:plugin": {"autosave": False},
 }
+CONFIG = {
+    "jupyter_lab_config.json": {"LabApp": {"expose_app_in_browser": True}},
+    "jupyter_server_config.json": {
+        "IdentityProvider": {"token": ""},
+        "ServerApp": {"disable_check_xsrf": True},
+        "KernelManager": {"transport": "ipc"},
+    },
+}
+
+
+def _write(file: Path, content: dict) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content))
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """The address of a JupyterLab over the reader's copies, and the folder it keeps its files in."""
     folder = tmp_path_factory.mktemp("lab")
-    prepare(folder / "my")
     for name, content in SETTINGS.items():
-        file = folder / "settings" / f"{name.replace(':', '/')}.jupyterlab-settings"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(content))
+        _write(folder / "settings" / f"{name.replace(':', '/')}.jupyterlab-settings", content)
+    for name, content in CONFIG.items():
+        _write(folder / "config" / name, content)
     port = free_port()  # kernels have none: see conftest
     environ = os.environ | {
         "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
@@ -60,19 +71,7 @@ def lab(tmp_path_factory):
         "THREE_AXES_PROGRESS": str(folder / "progress.json"),
     }
     server = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "jupyterlab",
-            "--no-browser",
-            "--expose-app-in-browser",
-            f"--port={port}",
-            "--allow-root",
-            "--IdentityProvider.token=",
-            "--ServerApp.disable_check_xsrf=True",
-            f"--ServerApp.root_dir={folder / 'my'}",
-            "--KernelManager.transport=ipc",
-        ],
+        [sys.executable, "-m", "helpers", "lab", str(folder / "my"), "--no-browser", f"--port={port}"],
         env=environ,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -104,6 +103,12 @@ def page(lab):
         chromium.close()
 
 
+def show(page, **how) -> None:
+    """Open a notebook: how has its path, and what else the command of JupyterLab takes."""
+    page.evaluate("how => { window.jupyterapp.commands.execute('docmanager:open', how) }", how)
+    page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell", timeout=2 * MINUTE)
+
+
 class Notebook:
     """A notebook opened in JupyterLab, by what a reader does with it."""
 
@@ -111,9 +116,11 @@ class Notebook:
         self.page, self.folder = page, folder
         books = ROOT / "notebooks"
         (path,) = [*books.glob(f"{number}_*.ipynb"), *books.glob(f"beyond/{number}_*.ipynb")]
-        name = path.relative_to(books).as_posix()
-        page.evaluate("path => { window.jupyterapp.commands.execute('docmanager:open', {path}) }", name)
-        page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell", timeout=2 * MINUTE)
+        self.name = f"my/{path.relative_to(books).as_posix()}"
+        self.open()
+
+    def open(self) -> None:
+        show(self.page, path=self.name)
         self.wait_for_kernel()
 
     def wait_for_kernel(self) -> None:

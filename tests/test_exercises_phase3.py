@@ -327,7 +327,7 @@ def test_every_setting_of_an_explorer_is_drawn_or_refused_in_words(make):
     for name, (_, options, first) in e.controls.items():
         for option in options:
             e.set(**{name: option})
-            assert e.picture.png()[:4] == b"\x89PNG" and (not e.said or len(e.said) > 20)
+            assert e.picture.png()[:4] == b"\x89PNG" and (not e.refusal or len(e.refusal) > 20)
         e.set(**{name: first})
 
 

@@ -1,21 +1,24 @@
-"""What a notebook shows when a %%ranks cell fails: the cell's own number, and advice for a cell."""
+"""What a notebook shows when a %%ranks cell fails: the cell's own number, and advice for a cell. And that
+%%ranks is known in time.
+"""
 
 import io
+import os
 import sys
 from contextlib import redirect_stdout
 
+import nbval.kernel
 import pytest
+
+from helpers.files import find
 
 
 def in_a_shell() -> tuple[str, ...]:
     """Three cells that fail, run one after the other as a notebook does: their messages. And two worlds."""
     from IPython.core.interactiveshell import InteractiveShell
 
-    from helpers import World
-    from helpers.lesson import magic
-
     shell = InteractiveShell.instance()
-    magic.register()
+    from helpers import World
 
     def run(cell: str) -> str:
         return str(shell.run_cell(cell, store_history=True).error_in_exec)
@@ -63,3 +66,29 @@ def test_a_new_world_that_takes_over_says_so_once(messages):
     assert (
         messages[3].count(said) == 1 and messages[3].index(said) == 0 and "2" in messages[3].splitlines()[-1]
     )
+
+
+def test_a_kernel_that_was_restarted_says_which_cells_to_run():
+    """One of `three-axes lab`, whose startup file does no more than `import helpers`."""
+    kernel = nbval.kernel.KernelManager()
+    kernel.start_kernel(env=os.environ | {"PYTHONSTARTUP": str(find("data/jupyterlab/startup.py").resolve())})
+    client = kernel.client()
+    client.start_channels()
+
+    def run(cell: str) -> str:
+        printed = []
+        client.execute_interactive(
+            cell, timeout=60, output_hook=lambda message: printed.append(message["content"].get("text", ""))
+        )
+        return "".join(printed)
+
+    try:
+        client.wait_for_ready(60)
+        assert run("import sys; print('helpers' in sys.modules, 'torch' in sys.modules)") == "True False\n"
+        assert "run the notebook's first two cells (again)" in run("%%ranks\nrank")
+        assert run("from helpers import World; world = World(1)\n") + run("%%ranks\nprint(rank)") == (
+            "rank 0 │ 0\n"
+        )
+    finally:
+        client.stop_channels()
+        kernel.shutdown_kernel(now=True)

@@ -12,10 +12,11 @@ from types import CodeType
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
-from refresh import LIVE, normalise
+from refresh import normalise
 
 from helpers.lesson.books import module_of, number
 from helpers.lesson.colab import stamp
+from helpers.lesson.lab import LIVE
 from helpers.lesson.pages import Course, minutes, prose
 from helpers.lesson.practice import Exercise
 

@@ -116,12 +116,11 @@ COMPUTED = {
     ],
     "06": [
         (
-            f"A port has a {({10: 'tenth'})[LINK / FAR]} of a link's bandwidth "
-            f"(NVLink to one {8 * DGX.inter_node_bandwidth / 1e9:.0f} Gb/s port:"
+            f"Here a port has a {({10: 'tenth'})[LINK / FAR]} of a link's bandwidth (a"
+            f" {8 * DGX.inter_node_bandwidth / 1e9:.0f} Gb/s port against NVLink:"
             f" a {({9: 'ninth'})[DGX.intra_node_bandwidth / DGX.inter_node_bandwidth]})"
         ),
         f"about {({5: 'five'})[round(LINK / (2 * FAR))]} times as long",
-        "10 ms forward and 20 ms backward a block",
     ],
     "07": ["a timed wait of 30 ms a forward", f"One microbatch is {human(4 * 256)} here"],
     "08": [],

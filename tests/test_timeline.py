@@ -103,9 +103,9 @@ def test_an_explorer_moves_refuses_and_says_why():
     e = explore.schedules("1F1B", p=4, m=8)
     assert "27.3%" in e.picture.alt
     e.set(schedule="GPipe", m=16)
-    assert "15.8%" in e.picture.alt and e.said == ""
+    assert "15.8%" in e.picture.alt and e.refusal == ""
     e.set(schedule="interleaved", m=9)
-    assert "do not go round 4 ranks" in e.said and "GPipe" in e.picture.alt  # the last picture stays
+    assert "do not go round 4 ranks" in e.refusal and "GPipe" in e.picture.alt  # the last picture stays
     with pytest.raises(ValueError, match="choose from"):
         e.set(p=5)
     bundle, _ = e._repr_mimebundle_()

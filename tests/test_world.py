@@ -290,7 +290,8 @@ def test_a_gigabyte_of_output_is_cut(world, capfd):
 
     world.run(flood, timeout=120)
     out = capfd.readouterr().out
-    assert "first" in out and out.rstrip().endswith("last") and re.search(r"… 1,04\d\.\d MB left out …", out)
+    assert "first" in out and out.rstrip().endswith("last")
+    assert re.search(r"… 1\.05 GB in 1,02\d,\d+ lines left out …", out)
     assert len(out) < 80_000 and memory.resident() - before < 100e6
 
 
@@ -298,7 +299,7 @@ def test_of_many_lines_the_first_and_the_last_are_shown(world, capfd):
     world.run(lambda: print(*range(20_000), sep="\n") if dist.get_rank() == 1 else None)
     lines = [line.strip(" │") for line in capfd.readouterr().out.splitlines()]
     assert lines[:2] == ["rank 1", "0"] and lines[-1] == "19999" and len(lines) < 210
-    assert any(re.fullmatch(r"… [\d,]+ lines left out …", line) for line in lines)
+    assert "… 19,800 lines left out …" in lines
 
 
 def test_a_silent_call_says_how_long_it_will_wait(monkeypatch, capsys):

@@ -34,13 +34,13 @@ def answering(notebook: NotebookNode) -> dict[str, list[str]]:
     """Cell id -> the predictions that its output may answer: `guess` for the cells behind
     `guess = predict(…)`, up to the one with `guess.reveal(…)`.
     """
-    found: dict[str, list[str]] = {}
+    answered_by: dict[str, list[str]] = {}
     open_: list[str] = []
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
         if open_:
-            found[cell.id] = list(open_)
+            answered_by[cell.id] = list(open_)
         open_ = [name for name in open_ if f"{name}.reveal(" not in cell.source]
         open_ += re.findall(r"(\w+) = predict\(", cell.source)
-    return found
+    return answered_by

@@ -101,22 +101,22 @@ class Defence:
         }
 
     def crossing(self) -> str:
-        found = self.traffic()
-        if not found:
+        traffic = self.traffic()
+        if not traffic:
             return "Nothing: there is one GPU."
         parts = [
-            f"{axis.upper()} sends {human(found[axis][0])} a GPU and step"
-            f" {'between nodes' if found[axis][1] else 'inside the node'}"
+            f"{axis.upper()} sends {human(traffic[axis][0])} a GPU and step"
+            f" {'between nodes' if traffic[axis][1] else 'inside the node'}"
             for axis in ("tp", "cp", "ep", "etp", "pp", "dp", "edp")
-            if axis in found
+            if axis in traffic
         ]
-        said = "; ".join(parts) + "."
-        if not any(far for _, far in found.values()):
-            said = f"Nothing. {said}"
-        if "dp" in found:
+        sentence = "; ".join(parts) + "."
+        if not any(far for _, far in traffic.values()):
+            sentence = f"Nothing. {sentence}"
+        if "dp" in traffic:
             shown = f"{self.estimate.time['data parallel']:.2f} s of {self.estimate.step_seconds:.2f} s"
-            said += f" Of the data parallel traffic {shown} shows; the rest runs under computation."
-        return said
+            sentence += f" Of the data parallel traffic {shown} shows; the rest runs under computation."
+        return sentence
 
     def bubble(self) -> str:
         if self.layout.pp == 1:
@@ -153,10 +153,10 @@ class Defence:
 
     def _best(self, mine: Estimate) -> str:
         """How this layout stands among all, in the job that `mine` was estimated for."""
-        found = plan(mine.job, gpus=self.of.gpus, **self.of.options)
-        if not found.ranked:
+        then = plan(mine.job, gpus=self.of.gpus, **self.of.options)
+        if not then.ranked:
             return "No layout fits then."
-        best, ahead = found.best, mine.step_seconds / found.best.seconds - 1
+        best, ahead = then.best, mine.step_seconds / then.best.seconds - 1
         if best.layout == mine.layout:
             return "It is then still the fastest."
         if not mine.fits:
@@ -203,7 +203,7 @@ class Defence:
 
     @cached_property
     def answers(self) -> dict[str, str]:
-        said = (
+        in_order = (
             self.memory,
             self.crossing,
             self.bubble,
@@ -211,7 +211,7 @@ class Defence:
             self.half_the_network,
             self.pure_fsdp,
         )
-        return {question: answer() for question, answer in zip(QUESTIONS, said)}
+        return {question: answer() for question, answer in zip(QUESTIONS, in_order)}
 
     # -- the page
 

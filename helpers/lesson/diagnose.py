@@ -34,8 +34,8 @@ def read(orders: Sequence[Sequence[str]], m: int) -> Schedule:
             )
         mine = []
         for text in order:
-            found = re.fullmatch(r"([FBIW])(\d+)", text) if isinstance(text, str) else None
-            if not found:
+            parsed = re.fullmatch(r"([FBIW])(\d+)", text) if isinstance(text, str) else None
+            if not parsed:
                 if isinstance(text, list):
                     raise Illegal(
                         f"rank {rank}: you give a list of lists. Give the operations of this rank alone.",
@@ -46,10 +46,10 @@ def read(orders: Sequence[Sequence[str]], m: int) -> Schedule:
                     " microbatch 0, 'B0' for its backward",
                     "no list of operations",
                 )
-            if int(found[2]) >= m:
+            if int(parsed[2]) >= m:
                 from_one = not any(isinstance(t, str) and t[1:] == "0" for t in order)
                 raise Illegal(
-                    f"rank {rank}: {text} is of microbatch {int(found[2])}, but there are {m}, from 0 to"
+                    f"rank {rank}: {text} is of microbatch {int(parsed[2])}, but there are {m}, from 0 to"
                     f" {m - 1}."
                     + (
                         ""
@@ -58,7 +58,7 @@ def read(orders: Sequence[Sequence[str]], m: int) -> Schedule:
                     ),
                     "microbatches counted from 1" if from_one else "a forward too many",
                 )
-            mine.append(Op(found[1], int(found[2]), rank))
+            mine.append(Op(parsed[1], int(parsed[2]), rank))
         _check_rank(rank, mine, m)
         ops.append(mine)
     return Schedule(recognise(ops, m), m, ops, list(range(len(ops))))
@@ -142,7 +142,7 @@ def _name(op: Op) -> str:
 
 def idle(timeline: Timeline) -> list[tuple[int, float, float, str]]:
     """Every bubble: (rank, from, to, why), in the words of a reader who looks at the picture."""
-    found = []
+    bubbles = []
     for rank, runs in enumerate(timeline.runs):
         free = 0.0
         for run_ in runs:
@@ -153,8 +153,8 @@ def idle(timeline: Timeline) -> list[tuple[int, float, float, str]]:
                     if run_.after
                     else f"{_name(run_.op)} has not come"
                 )
-                found.append((rank, free, run_.start, what))
+                bubbles.append((rank, free, run_.start, what))
             free = run_.end
         if free < timeline.makespan:
-            found.append((rank, free, timeline.makespan, "it is done, the others are not"))
-    return found
+            bubbles.append((rank, free, timeline.makespan, "it is done, the others are not"))
+    return bubbles

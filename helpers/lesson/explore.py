@@ -23,13 +23,13 @@ class Explorer:
     shown.
 
     controls: name -> (label, possible values, first value). `set(**values)` moves them; `picture` is what
-    they show, and `said` why the last setting could not be drawn.
+    they show, and `refusal` why the last setting could not be drawn.
     """
 
     def __init__(self, draw: Callable[..., Picture], controls: dict[str, tuple[str, list, object]]):
         self.draw, self.controls = draw, controls
         self.values = {name: first for name, (_, _, first) in controls.items()}
-        self.said = ""
+        self.refusal = ""
         self.picture = draw(**self.values)
         self._widgets: dict = {}
 
@@ -45,9 +45,9 @@ class Explorer:
                 raise ValueError(f"{name}={value!r}: choose from {allowed}")
         self.values |= values
         try:
-            self.picture, self.said = self.draw(**self.values), ""
+            self.picture, self.refusal = self.draw(**self.values), ""
         except ValueError as e:
-            self.said = str(e)  # the last picture stays, with the reason why this one cannot be
+            self.refusal = str(e)  # the last picture stays, with the reason why this one cannot be
 
     def __repr__(self) -> str:
         return (
@@ -60,14 +60,15 @@ class Explorer:
         """Sliders where a kernel runs; the picture where none does."""
         import ipywidgets as widgets
 
-        image = widgets.Image(value=self.picture.png(), format="png", layout=widgets.Layout(max_width="100%"))
+        whole = widgets.Layout(max_width="100%", align_self="flex-start")  # its own size, if there is room
+        image = widgets.Image(value=self.picture.png(), format="png", layout=whole)
         image.add_class("three-axes-explorer")
         words = widgets.HTML()
 
         def changed(_) -> None:
             self.set(**{name: control.value for name, control in self._widgets.items()})
-            image.value, words.value = self.picture.png(), f"<b>{self.said}</b>"
-            image.layout.display = "none" if self.said else None  # no old picture beside a refusal
+            image.value, words.value = self.picture.png(), f"<b>{self.refusal}</b>"
+            image.layout.display = "none" if self.refusal else None  # no old picture beside a refusal
 
         def control(name, label, options, first):
             made = (
@@ -166,9 +167,9 @@ def memory(model: str = "llama-3-70b") -> Explorer:
 
 def draw_plan(model: str, gpus: int, batch: int, cluster: str) -> Picture:
     """The best layouts by theory, for sequences of 4096 tokens. Raises ValueError where nothing fits."""
-    found = plan(Job(find_model(model), CLUSTERS[cluster], batch, 4096), gpus=gpus)
-    found.best  # says in words that nothing fits
-    return ranking(found, rows=4)
+    planned = plan(Job(find_model(model), CLUSTERS[cluster], batch, 4096), gpus=gpus)
+    planned.best  # says in words that nothing fits
+    return ranking(planned, rows=4)
 
 
 def plans(model: str = "llama-2-13b", gpus: int = 32) -> Explorer:

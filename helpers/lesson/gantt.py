@@ -54,26 +54,32 @@ def timeline(panels, title: str = "", memory: bool | None = None, critical: bool
     strips = {name: any(map(len, t.levels)) if memory is None else memory for name, t in panels.items()}
     # Two panels are to fit a laptop's screen: of eight ranks, or of four with what they hold.
     many = sum(len(t.rows) for t in panels.values())
-    plain, with_strip = 0.42 if many <= 12 else 0.26, 0.62 if many <= 6 else 0.46
+    plain, with_strip = 0.42 if many <= 12 else 0.26, 0.62 if many <= 6 else 0.42
     rows = [
         len(t.rows) * ((with_strip if strips[name] else plain) + (0.2 if _lanes(t) else 0))
         for name, t in panels.items()
     ]
-    around, foot = 0.95, 0.3  # inches for a panel's title and axis, and for the legend
-    height = sum(rows) + around * len(rows) + foot
+    units = [t.unit for t in panels.values()]
+    # Inches under a panel, for its axis: of neighbours with one unit, the last one alone names it.
+    under = [0.35 if unit == after else 0.55 for unit, after in zip(units, [*units[1:], ""])]
+    over, foot = 0.4, 0.3  # for a panel's title, and for the legend
+    height = sum(rows) + sum(under) + over * len(rows) + foot
     with mpl.rc_context({"figure.constrained_layout.use": False}):  # the places are known
         figure = mpl.figure.Figure(figsize=(WIDTH, height))
     drawn = [s for t in panels.values() for row in [*t.rows, *_lanes(t)] for s in row]
     kinds = [k for k in WORDS if any(k in (s[0], "later" if _later(s[1]) else "") for s in drawn)]
     top = height
     for i, (name, t) in enumerate(panels.items()):
-        top -= around + rows[i]
-        ax = figure.add_axes((0.07, (top + 0.55) / height, 0.85 if strips[name] else 0.91, rows[i] / height))
+        top -= over + rows[i] + under[i]
+        wide = 0.84 if strips[name] else 0.91
+        ax = figure.add_axes((0.07, (top + under[i]) / height, wide, rows[i] / height))
         longest = max(o.makespan for o in panels.values() if o.unit == t.unit)
         alike = [o for o in panels.values() if (o.unit, o.level_unit) == (t.unit, t.level_unit)]
         most = max((size for o in alike for size in _tops(o)), default=0)
         panel(ax, t, strips[name], longest, most, _path(t) if critical else set())
         ax.set_title(" · ".join(filter(None, [title if i == 0 else "", name])))
+        if units[i + 1 : i + 2] == [t.unit]:
+            ax.set_xlabel("")
     legend = " · ".join([WORDS[k] for k in kinds] + ["empty: idle"])
     figure.text(0.5, 0.08 / height, legend, fontsize=min(9.5, 1100 / len(legend)), ha="center")
     return Picture(
@@ -226,7 +232,7 @@ def _naming(t, longest: float):
     On paper all operations of a kind are named alike: whole, by their number, or not at all. Measured ones
     are named where there is room.
     """
-    fits = lambda text, length: not text or _wide(text) + 3 <= length / longest * 0.85 * WIDTH * 72  # points
+    fits = lambda text, length: not text or _wide(text) + 3 <= length / longest * 0.84 * WIDTH * 72  # points
 
     def styles(kind: str, label: str) -> tuple[str, str]:
         plain = label[:-1] if _later(label) else label  # the line under it says the same
@@ -253,7 +259,7 @@ def _naming(t, longest: float):
 def _on(colour) -> str:
     """Ink or paper, whichever can be read on a colour."""
     red, green, blue = colour
-    return PAPER if 0.3 * red + 0.59 * green + 0.11 * blue < 0.42 else INK
+    return PAPER if 0.3 * red + 0.59 * green + 0.11 * blue < 0.4 else INK
 
 
 @cache

@@ -22,6 +22,7 @@ from ..files import find
 from ..terminal import Manual
 from .books import notebooks, number
 
+LIVE = "application/vnd.jupyter.widget-view+json"
 MADE_FROM = "three_axes_made_from"  # in a copy's metadata: the version of its drop
 
 
@@ -100,6 +101,17 @@ def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
     return told
 
 
+def static(model: dict, **_) -> None:
+    """Take the live widgets out of a notebook that is about to be stored, for without their kernel they show
+    nothing. Each has its picture or its text beside it. Called as a hook of Jupyter's contents manager.
+    """
+    if model["type"] == "notebook":
+        model["content"]["metadata"].pop("widgets", None)
+        for cell in model["content"]["cells"]:
+            for output in cell.get("outputs", ()):
+                output.get("data", {}).pop(LIVE, None)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="three-axes lab", description=__doc__, formatter_class=Manual)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("three-axes"), help="%(default)s")
@@ -122,7 +134,9 @@ def main(argv: list[str] | None = None) -> int:
     folder = args.folder.resolve()
     opened = next(p for p in notebooks() if not args.fresh or number(p) == args.fresh[0])
     place = Path(folder.name) / opened.relative_to(find("notebooks"))
-    LabApp.launch_instance(
+    # Kernels inherit it. A reader who has such a file keeps theirs.
+    os.environ.setdefault("PYTHONSTARTUP", str(find("data/jupyterlab/startup.py").resolve()))
+    server = LabApp.initialize_server(
         [
             f"--ServerApp.root_dir={folder.parent}",
             f"--LabApp.default_url=/lab/tree/{quote(place.as_posix())}",
@@ -133,4 +147,6 @@ def main(argv: list[str] | None = None) -> int:
             *["--allow-root"] * (hasattr(os, "geteuid") and os.geteuid() == 0),
         ]
     )
+    server.contents_manager.register_pre_save_hook(static)
+    server.start()
     return 0

@@ -32,10 +32,12 @@ def ranks(line: str, cell: str) -> None:
     worlds = open_worlds()
     world = shell.user_ns.get(args.world) if args.world else next(reversed(worlds), None)
     if args.world and not isinstance(world, World):
-        raise UsageError(f"{args.world!r} is not a World")
+        named = [k for k, value in shell.user_ns.items() if k[0] != "_" and isinstance(value, World)]
+        raise UsageError(f"{args.world!r} is not a World; there are: {', '.join(named) or 'none'}")
     if world is None:
         raise UsageError(
-            "no ranks are running: run the notebook's first two cells (again), or  world = World(4)"
+            "no ranks are running: run the notebook's first two cells (again), or"
+            "  from helpers import World; world = World(4)"
         )
     if wrong := [text for text in cell.splitlines() if text.startswith(("%", "!", "?"))]:
         raise UsageError(f"{wrong[0]!r}: a %%ranks cell holds Python only, since the ranks are no notebooks")
@@ -71,10 +73,10 @@ def _for_a_cell(error: RankError, names: dict, world: World) -> RankError:
     """The error with the advice that a cell can follow."""
     text = str(error).replace("with timeout=… in seconds", "with %%ranks --timeout 60")
     missing = {
-        found[1]
+        name[1]
         for seen in error.seen
         if seen.error and seen.error.type == "NameError"
-        if (found := re.match(r"name '(\w+)' is not defined", seen.error.message)) and found[1] in names
+        if (name := re.match(r"name '(\w+)' is not defined", seen.error.message)) and name[1] in names
     }
     called = next((name for name, value in names.items() if value is world and name[0] != "_"), "world")
     for name in sorted(missing):
@@ -84,7 +86,6 @@ def _for_a_cell(error: RankError, names: dict, world: World) -> RankError:
     return RankError(text, error.kind, error.ranks, error.state_kept, error.seen)
 
 
-def register() -> None:
-    """Make %%ranks known to the running notebook, if there is one."""
-    if shell := get_ipython():
-        shell.register_magic_function(ranks, "cell", "ranks")
+def load_ipython_extension(shell) -> None:
+    """What IPython calls at the first %%ranks cell: `import helpers` has named this module for it."""
+    shell.register_magic_function(ranks, "cell", "ranks")

@@ -88,17 +88,17 @@ class Course:
         """Every 'drop 07' is a link, but for this drop's own number, and not in headings."""
         plain = LINK.sub(lambda link: words if DROP.fullmatch(words := link[1] or link[4]) else link[0], text)
 
-        def link(found: re.Match, html: bool) -> str:
-            there = self.paths.get(found[1])
+        def link(drop: re.Match, html: bool) -> str:
+            there = self.paths.get(drop[1])
             if there in (None, path):
-                return found[0]
-            made = self.link(path, there, found[0])
+                return drop[0]
+            made = self.link(path, there, drop[0])
             return LINK.sub(r'<a href="\2">\1</a>', made) if html else made
 
         return "\n".join(
             line
             if line.startswith("#")
-            else DROP.sub(lambda found: link(found, line.startswith("<details>")), line)
+            else DROP.sub(lambda drop: link(drop, line.startswith("<details>")), line)
             for line in plain.split("\n")
         )
 
@@ -113,7 +113,7 @@ class Course:
             cell.source = self._linked(path, re.sub(r"\n\n\Z", "", PLACE.sub("", cell.source)))
         place = self.place(path)
         first.source = re.sub(
-            r"(?m)^(\*\d+ minutes .*)\n+", lambda found: f"{found[1]}\n\n{place}\n\n", first.source
+            r"(?m)^(\*\d+ minutes .*)\n+", lambda promise: f"{promise[1]}\n\n{place}\n\n", first.source
         )
         last.source = f"{last.source.rstrip()}\n\n{place}"
         first.source = LISTING.sub(lambda _: self.listing(path), first.source)

@@ -22,21 +22,21 @@ class Attempts:
 
 
 def file() -> Path | None:
-    said = os.environ.get("THREE_AXES_PROGRESS")
-    return None if said == "" else Path(said or "progress.json")
+    named = os.environ.get("THREE_AXES_PROGRESS")
+    return None if named == "" else Path(named or "progress.json")
 
 
 def read(path: Path) -> dict[str, Attempts]:
     """Exercise -> attempts, of a progress file. Raises OSError, and ValueError for a file of another kind."""
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
-        found = {name: Attempts(**fields) for name, fields in given.items()}
-        numbers = [n for one in found.values() for n in (one.tries, *one.mistakes.values())]
+        known = {name: Attempts(**fields) for name, fields in given.items()}
+        numbers = [n for one in known.values() for n in (one.tries, *one.mistakes.values())]
     except (ValueError, TypeError, AttributeError):
         numbers = [None]
     if not all(isinstance(n, int) for n in numbers):
         raise ValueError(f"{path} is no progress file of this course")
-    return found
+    return known
 
 
 def attempts() -> dict[str, Attempts]:

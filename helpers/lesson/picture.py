@@ -25,6 +25,9 @@ STYLE = {
     "figure.dpi": 110,
     "figure.facecolor": PAPER,
     "figure.constrained_layout.use": True,
+    # Paper around all that is drawn: on a dark page nothing stands at its edge.
+    "figure.constrained_layout.w_pad": 0.1,
+    "figure.constrained_layout.h_pad": 0.1,
     "font.size": 11,
     "axes.titlesize": 12,
     "axes.titlelocation": "left",

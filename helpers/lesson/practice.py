@@ -53,10 +53,10 @@ class Mistake:
 
 
 def proven(
-    said: Sequence, cases: Sequence[tuple], mistakes: Sequence[Mistake], alike: Callable
+    answers: Sequence, cases: Sequence[tuple], mistakes: Sequence[Mistake], alike: Callable
 ) -> Mistake | None:
-    """The first mistake that gives all that was said; None where none does."""
-    gives = lambda mistake: all(alike(mine, mistake.answers(*case)) for mine, case in zip(said, cases))
+    """The first mistake that gives all the answers; None where none does."""
+    gives = lambda mistake: all(alike(mine, mistake.answers(*case)) for mine, case in zip(answers, cases))
     return next(filter(gives, mistakes), None)
 
 
@@ -299,8 +299,8 @@ class Prediction:
             raise ValueError(
                 f"the answer {answer!r} is not among the options {', '.join(map(repr, self.options))}"
             )
-        said = {None: "", answer: "You predicted that."}.get(self.chosen, f"You predicted: {self.chosen}.")
-        return _Text(" ".join(filter(None, (f"{found}: {answer}.", said, because))))
+        yours = {None: "", answer: "You predicted that."}.get(self.chosen, f"You predicted: {self.chosen}.")
+        return _Text(" ".join(filter(None, (f"{found}: {answer}.", yours, because))))
 
     def _text(self) -> str:
         return "\n".join(

@@ -91,7 +91,7 @@ def _face(card: Card, text: str) -> str:
 
 def rows() -> tuple[list[str], list[list[str]]]:
     """(columns, rows) of all drops' cheat-sheet tables, the drop's number before each row."""
-    columns, found = [], []
+    columns, listed = [], []
     for path in notebooks():
         for cell in nbformat.read(path, as_version=4).cells:
             if cell.cell_type == "markdown" and "## Cheat sheet" in cell.source:
@@ -101,8 +101,8 @@ def rows() -> tuple[list[str], list[list[str]]]:
                     if line.startswith("|")
                 ]
                 columns = ["drop", *table[0]]
-                found += [[path.name[:2], *row] for row in table[2:]]
-    return columns, found
+                listed += [[path.name[:2], *row] for row in table[2:]]
+    return columns, listed
 
 
 def _plain(markdown: str) -> str:
@@ -128,14 +128,14 @@ def write_cheatsheet(folder: Path) -> None:
 
 def cheatsheet_body() -> str:
     """What the HTML shows of the page and of the rows; cheatsheet.svg and cheatsheet.pdf lie beside it."""
-    columns, found = rows()
+    columns, listed = rows()
     cells = lambda kind, row: "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in row)
     return (
         '<h1>Cheat sheet</h1><p>One page for the wall: <a href="cheatsheet.pdf">PDF, A4 to A3</a> or <a'
         ' href="cheatsheet.svg">SVG</a>.</p><div class="poster"><a href="cheatsheet.svg"><img'
         f' src="cheatsheet.svg" alt="{escape(wall.alt())}" style="width:100%"></a></div><h2>What each drop'
         f" adds</h2><table><tr>{cells('th', columns)}</tr>"
-        + "".join(f"<tr>{cells('td', row)}</tr>" for row in found)
+        + "".join(f"<tr>{cells('td', row)}</tr>" for row in listed)
         + "</table>"
     )
 

@@ -17,8 +17,8 @@ DROPS = Path(__file__).parent / "drops"
 
 def _of(number: str) -> list[str]:
     """The names of a drop's exercises, in order."""
-    found = [x for x in vars(importlib.import_module(module_of(number))).values() if isinstance(x, Exercise)]
-    return [x.name for x in sorted(found, key=lambda x: x.made)]
+    made = [x for x in vars(importlib.import_module(module_of(number))).values() if isinstance(x, Exercise)]
+    return [x.name for x in sorted(made, key=lambda x: x.made)]
 
 
 def exercises() -> dict[str, list[str]]:

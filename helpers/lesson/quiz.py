@@ -116,9 +116,9 @@ class Quiz:
 
     def answer(self, number: int, option: str) -> str:
         """Answer question 1, 2, …; what there is to say to it."""
-        said = self.questions[number - 1].judge(option)
+        verdict = self.questions[number - 1].judge(option)
         self.first.setdefault(number - 1, option)
-        return said + (
+        return verdict + (
             f" {self.score} of {len(self.questions)} right at the first try."
             if len(self.first) == len(self.questions)
             else ""
@@ -135,17 +135,17 @@ class Quiz:
 
         rows = []
         for i, question in enumerate(self.questions, 1):
-            said = widgets.HTML()
+            line = widgets.HTML()
             buttons = widgets.RadioButtons(
                 options=list(question.options), value=None, layout=widgets.Layout(width="max-content")
             )
             buttons.observe(
-                lambda change, i=i, said=said: (
-                    setattr(said, "value", escape(self.answer(i, change["new"]))) if change["new"] else None
+                lambda change, i=i, line=line: (
+                    setattr(line, "value", escape(self.answer(i, change["new"]))) if change["new"] else None
                 ),
                 names="value",
             )
-            rows += [widgets.HTML(f"<b>{i}. {escape(question.text)}</b>"), buttons, said]
+            rows += [widgets.HTML(f"<b>{i}. {escape(question.text)}</b>"), buttons, line]
         box = widgets.VBox(rows)
         folded = "".join(
             f"<details><summary>{i}. {escape(q.text)}"

@@ -282,8 +282,8 @@ def _states(ax) -> None:
 
 def _tree(ax) -> None:
     node = CLUSTERS["dgx-h100"]
-    share, each = 0.6, sum(states(1.0).values())
-    one = share * node.device.memory / each / 1e9
+    share, bytes_each = 0.6, sum(states(1.0).values())
+    one = share * node.device.memory / bytes_each / 1e9
     _head(ax, 204, 128.5, 85, "Which axis?", f"{share:.0%} of memory for states: a rule of thumb")
     asked = (
         (f"16·N fit one GPU?\nH100: N ≤ {one:.1f}·10⁹", "DP", "or ZeRO-1, for nothing more"),

@@ -178,6 +178,10 @@ def timed_out(seen: list[Seen], seconds: float, state: str) -> str:
             f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(never)}, which never"
             " came."
         )
+        if running := [r for r in never if not seen[r].finished]:
+            parts[-1] += (
+                f" But {ranks(running)} had not ended: it may only need longer, with timeout=… in seconds."
+            )
     elif all(inside["op"] in ("send", "recv") for inside in stuck.values()) and stuck:
         parts.append(
             "Every one waits for another: "

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
+from ..table import human
+
 KEEP = 32_000  # bytes kept of the beginning, and as many of the end, of one rank's output in one call
-LEFT_OUT = "left out …"
+LEFT_OUT = re.compile(r"… .* in ([\d,]+) lines? left out …")
 LINES = 100  # shown of the beginning, and as many of the end, of what one rank prints at once
 PATIENCE = 10  # seconds after which a silent call says how long it will wait
 
@@ -17,7 +20,8 @@ class Captured:
     """
 
     def __init__(self):
-        self.head, self.tail, self.dropped = bytearray(), bytearray(), 0
+        self.head, self.tail = bytearray(), bytearray()
+        self.dropped, self.ends = 0, 0  # bytes, and how many of them end a line
 
     def add(self, data: bytes) -> None:
         room = KEEP - len(self.head)
@@ -25,13 +29,15 @@ class Captured:
         self.tail += data[room:] if room > 0 else data
         if (extra := len(self.tail) - KEEP) > 0:
             self.dropped += extra
+            self.ends += self.tail.count(b"\n", 0, extra)
             del self.tail[:extra]
 
     def __str__(self) -> str:
         head, tail = self.head.decode("utf-8", "replace"), self.tail.decode("utf-8", "replace")
         if not self.dropped:
             return head + tail
-        return f"{head}\n… {self.dropped / 1e6:,.1f} MB {LEFT_OUT}\n{tail}"
+        lines = f"{self.ends + 1:,} line{'s' * (self.ends > 0)}"
+        return f"{head}\n… {human(self.dropped)} in {lines} left out …\n{tail}"
 
 
 def drain(fd: int, into: Captured) -> bool:
@@ -72,8 +78,10 @@ def fold(texts: list[str]) -> str:
     for text, members in said.items():
         body = text.split("\n")
         if (many := len(body) - 2 * LINES) > 1:
-            cut = [line for line in body[LINES:-LINES] if line.endswith(LEFT_OUT)]
-            body[LINES:-LINES] = [f"… {many:,} lines {LEFT_OUT}", *cut]
+            # A rank may have dropped some already. The lines cut there count once, and the one that says so
+            # is none.
+            cut = [int(found[1].replace(",", "")) - 3 for found in map(LEFT_OUT.fullmatch, body) if found]
+            body[LINES:-LINES] = [f"… {many + sum(cut):,} lines left out …"]
         if len(body) == 1:
             parts.append(f"{ranks(members)} │ {text}")
         else:
@@ -105,7 +113,8 @@ class Stream:
         texts = []
         for rank, c in enumerate(self.captured):
             unseen = Captured()
-            unseen.head, unseen.tail, unseen.dropped = c.head[self.shown[rank] :], c.tail, c.dropped
+            unseen.head, unseen.tail = c.head[self.shown[rank] :], c.tail
+            unseen.dropped, unseen.ends = c.dropped, c.ends
             texts.append(str(unseen))
         return fold(texts)
 

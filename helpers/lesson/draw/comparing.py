@@ -53,7 +53,7 @@ def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str =
     heights = [len(rows) for rows in drawn.values()]
     figure, axes = plt.subplots(
         len(drawn),
-        figsize=(9.6, 0.34 * sum(heights) + 0.5 * len(drawn) + 0.5),
+        figsize=(9.6, 0.3 * sum(heights) + 0.5 * len(drawn) + 0.5),
         squeeze=False,
         sharex=True,
         height_ratios=heights,

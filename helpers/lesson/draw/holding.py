@@ -72,7 +72,7 @@ def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: 
     line.
     """
     figure, ((ax,),) = row_of_panels(1, 9.6, 3.1)
-    fix(figure, left=0.6, right=2.8, top=0.35, bottom=0.35)
+    fix(figure, left=0.6, right=2.9, top=0.35, bottom=0.35)
     base = np.zeros(len(stages))
     for kind, (colour, hatch) in PARTS.items():
         sizes = np.array([stage.get(kind, 0.0) for stage in stages]) / 1e9

@@ -90,7 +90,7 @@ def ring(n: int = 4) -> Picture:
             arrows.append((to, chunk))
         held = after
         frames.append(held.copy()), moved.append(arrows)
-    figure, axes = row_of_panels(steps, 1.42 * steps, 2.05)
+    figure, axes = row_of_panels(steps, 1.42 * steps, 2.25)
     for step, (ax, frame) in enumerate(zip(axes[0], frames)):
         for rank in range(n):
             for chunk in range(n):
@@ -166,8 +166,8 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
                 )
             )
             ax.text(x + wide / 2 - 0.5, 0.62, f"node {k}", ha="center", va="bottom", fontsize=9)
-        found = groups(axis, sizes)
-        for members in found:
+        of_axis = groups(axis, sizes)
+        for members in of_axis:
             far = crosses(members, node)
             points = [spot(r) for r in members]
             for (x0, y0), (x1, y1) in zip(points, points[1:]):
@@ -184,7 +184,7 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
                     ),
                 )
         for r in range(n):
-            first = next(members[0] for members in found if r in members)
+            first = next(members[0] for members in of_axis if r in members)
             ax.add_patch(
                 plt.Circle(
                     spot(r), 0.3, facecolor=rank_colour(first), edgecolor=PAPER, linewidth=1.5, zorder=3
@@ -200,9 +200,9 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
                 zorder=4,
                 path_effects=[withStroke(linewidth=2.5, foreground=INK)],
             )
-        across = sum(crosses(members, node) for members in found)
+        across = sum(crosses(members, node) for members in of_axis)
         ax.set_title(
-            f"{axis}: {len(found)} groups of {sizes[axis]}"
+            f"{axis}: {len(of_axis)} groups of {sizes[axis]}"
             + (f", {across} between nodes" if across else ", inside nodes"),
             fontsize=11,
         )
@@ -210,7 +210,7 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
         ax.axis("off")
         parts.append(
             f"{axis}: "
-            + ", ".join("–".join(map(str, g)) for g in found)
+            + ", ".join("–".join(map(str, g)) for g in of_axis)
             + (" cross nodes" if across else " stay inside a node")
         )
     return Picture(

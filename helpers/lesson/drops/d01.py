@@ -43,12 +43,12 @@ def bytes_sent(
     Where the system does not count the wire, the book stands in for it.
     """
     world.cell(f"from helpers.lesson.drops.d01 import split, step\nmodel = split({scheme!r}, {hidden})")
-    found = []
+    sent = []
     for batch in (b, 2 * b):
         world.cell(f"step(model, {scheme!r}, {batch}, {s}); None")
         traffic = world.traffic
-        found.append((traffic.counted if None in traffic.wire else traffic.wire, traffic.counted))
-    return list(zip(*found))
+        sent.append((traffic.counted if None in traffic.wire else traffic.wire, traffic.counted))
+    return list(zip(*sent))
 
 
 def fingerprint(small, large):
@@ -122,19 +122,19 @@ def judge(attempt) -> Answer:
             "crashed",
             f"{e.report}\nIt was given lists of four numbers each, such as {runs[0][1]} and {runs[0][2]}.",
         )
-    said, scaled, if_exact = (answers[i : i + len(runs)] for i in range(0, len(answers), len(runs)))
-    if odd := [answer for answer in said if not isinstance(answer, str) or answer not in SCHEMES]:
+    named, scaled, if_exact = (answers[i : i + len(runs)] for i in range(0, len(answers), len(runs)))
+    if odd := [answer for answer in named if not isinstance(answer, str) or answer not in SCHEMES]:
         return wrong(
             "not one of the three answers",
             f'Your function returned {odd[0]!r}. Return "data", "tensor" or "pipeline".',
         )
     missed = [
         (scheme, answer, small, large)
-        for (scheme, small, large, _), answer in zip(runs, said)
+        for (scheme, small, large, _), answer in zip(runs, named)
         if answer != scheme
     ]
     figures = [("runs named", f"{len(runs) - len(missed)} of {len(runs)}", f"{len(runs)} of {len(runs)}")]
-    if list(map(str, scaled)) != said:
+    if list(map(str, scaled)) != named:
         return wrong(
             "judged by the amount",
             "With a thousand times the bytes in every number your function gives other answers. A larger"

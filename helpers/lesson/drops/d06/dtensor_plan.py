@@ -117,60 +117,61 @@ def _with_plan(make_plan):
 
 def all_reduces(world: World, make_plan) -> dict[str, int]:
     """All-reduces of one step of a Llama-shaped block under a plan of PyTorch's."""
-    found = world.run(_with_plan, make_plan)[0]
-    return {"forward": found["forward"], "backward": found["backward"]}
+    measured = world.run(_with_plan, make_plan)[0]
+    return {"forward": measured["forward"], "backward": measured["backward"]}
 
 
 def _judge_plan(attempt) -> Answer:
     with World(4, timeout=8) as world:
         try:
-            found = world.run(_with_plan, attempt)[0]
+            measured = world.run(_with_plan, attempt)[0]
         except RankError as e:
-            said = [s.error for s in e.seen if s.error and not s.error.aborted]
-            if any("got mixed torch.Tensor and DTensor" in error.message for error in said):
+            raised = [s.error for s in e.seen if s.error and not s.error.aborted]
+            if any("got mixed torch.Tensor and DTensor" in error.message for error in raised):
                 return Answer(
                     "crashed",
                     "A plain tensor meets a DTensor: where the plan makes a part's input a DTensor, it must"
                     f" also split every matrix inside, as usual_plan() does.\n\n{e.report}",
                     "a plain tensor meets a DTensor",
                 )
-            if any(error.type == "RuntimeError" and "shard" in error.message.lower() for error in said):
+            if any(error.type == "RuntimeError" and "shard" in error.message.lower() for error in raised):
                 return Answer(
                     "crashed",
                     f"PyTorch could not follow the plan:\n{e.report}",
                     "a plan that does not fit together",
                 )
             raise
-    if found["plan"]:
-        return wrong("no plan for this block", found["plan"])
+    if measured["plan"]:
+        return wrong("no plan for this block", measured["plan"])
     figures = [
-        ("all-reduces of a step", str(found["forward"] + found["backward"]), "4"),
-        ("share of the matrices on a rank", f"{found['share']:.2f}", "0.25"),
+        ("all-reduces of a step", str(measured["forward"] + measured["backward"]), "4"),
+        ("share of the matrices on a rank", f"{measured['share']:.2f}", "0.25"),
     ]
-    if not found["y"] or not found["dx"]:
+    if not measured["y"] or not measured["dx"]:
         return wrong(
             "another output or gradient",
             "Under this plan the output or the gradient of x is not the twin's. Begin with usual_plan(), and"
             " only add to it.",
             *figures,
         )
-    if found["share"] > 0.26:
+    if measured["share"] > 0.26:
         return wrong(
             "matrices left whole",
             "Fewer all-reduces, but each rank now holds, and multiplies, matrices that were to be split.",
             *figures,
         )
-    if found["others"]:
+    if measured["others"]:
         return wrong(
             "other collectives instead",
-            f"There are {found['others']} other collectives now; the same four all-reduces can do it alone.",
+            f"There are {measured['others']} other collectives now; the same four all-reduces can do it"
+            " alone.",
             *figures,
         )
-    if found["backward"] > 2:
+    if measured["backward"] > 2:
         return wrong(
             "one all-reduce for each matrix",
-            f"Backward still runs {found['backward']}: some matrices turn x into a DTensor each for itself,"
-            " so each sends its own gradient of x. Let the part around them do it once.",
+            f"Backward still runs {measured['backward']}: some matrices turn x into a DTensor each for"
+            " itself, so each sends its own gradient of x. Let the part around them do it once.",
             *figures,
         )
     return right("The matrices that share an input now share the all-reduce of its gradient.", *figures)

@@ -1,0 +1,97 @@
+"""Notebooks as they are stored, in JupyterLab without a kernel and with its dark theme: all that a cell shows
+can be read, and no widget is missed.
+"""
+
+import shutil
+
+import pytest
+from test_browser import MINUTE, ROOT, Notebook, lab, page, show  # noqa: F401
+
+from helpers.lesson.books import notebooks
+from helpers.lesson.picture import INK
+
+WITHOUT_KERNEL = {"shouldStart": False, "autoStartDefault": False}
+# What cannot be read or is not there in the outputs of the open notebook. Contrast is WCAG's, at least 4.5.
+TROUBLE = """async ink => {
+  const linear = v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4
+  const light = c => c.map((v, i) => [.2126, .7152, .0722][i] * linear(v / 255)).reduce((a, b) => a + b)
+  const contrast = (a, b) => { const [low, high] = [light(a), light(b)].sort((x, y) => x - y)
+    return (high + .05) / (low + .05) }
+  const over = (a, b) => b.map((v, i) => a[3] * a[i] + (1 - a[3]) * v)
+  const colour = text => { const n = text.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n }
+  const behind = e => e == null ? [255, 255, 255]
+    : over(colour(getComputedStyle(e).backgroundColor), behind(e.parentElement))
+  const trouble = [], open = document.querySelector(".jp-NotebookPanel:not(.lm-mod-hidden)")
+  for (const output of open.querySelectorAll(".jp-OutputArea-output")) {
+    const shown = output.innerText.slice(0, 60)
+    if (/model not found|Loading widget/.test(output.innerText)) trouble.push("a widget is missed: " + shown)
+    if (output.scrollWidth > output.clientWidth + 1) trouble.push("scrolls sideways: " + shown)
+    for (const e of [output, ...output.querySelectorAll("*")]) {
+      if (![...e.childNodes].some(n => n.nodeType == 3 && n.data.trim()) || !e.offsetWidth) continue
+      const ground = behind(e), how = contrast(over(colour(getComputedStyle(e).color), ground), ground)
+      if (how < 4.5) trouble.push(`contrast ${how.toFixed(1)}: ${e.innerText.slice(0, 60)}`)
+    }
+    for (const image of output.querySelectorAll("img")) {
+      await image.decode()
+      const canvas = Object.assign(document.createElement("canvas"), {width: 1, height: 1})
+      const context = canvas.getContext("2d")
+      context.drawImage(image, 0, 0)  // its first pixel: the paper that it is drawn on
+      const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data
+      const how = contrast(ink, over([r, g, b, a / 255], behind(image)))
+      if (how < 4.5) trouble.push(`contrast ${how.toFixed(1)}: ${image.alt.slice(0, 60)}`)
+      const {width, height} = image.getBoundingClientRect(), shape = image.naturalWidth / image.naturalHeight
+      if (Math.abs(width / height / shape - 1) > .02) trouble.push("out of shape: " + image.alt.slice(0, 60))
+    }
+  }
+  return trouble }"""
+
+
+def trouble(page) -> list[str]:  # noqa: F811
+    return page.evaluate(TROUBLE, [int(INK[i : i + 2], 16) for i in (1, 3, 5)])
+
+
+def put_away(page) -> None:  # noqa: F811
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.dispose()")
+
+
+@pytest.fixture
+def dark(page):  # noqa: F811
+    """The page with JupyterLab's dark theme, on a small laptop."""
+    use = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
+    size = page.viewport_size
+    page.set_viewport_size({"width": 1366, "height": 768})
+    page.evaluate(use, "JupyterLab Dark")
+    page.wait_for_function("() => document.body.dataset.jpThemeLight == 'false'", timeout=MINUTE)
+    yield page
+    page.evaluate(use, "JupyterLab Light")
+    page.set_viewport_size(size)
+
+
+@pytest.mark.slow
+def test_all_that_is_stored_can_be_read_in_the_dark(dark, lab):  # noqa: F811
+    shutil.copytree(ROOT / "notebooks", lab[1] / "stored")
+    found = {}
+    for path in notebooks():
+        name = path.relative_to(ROOT / "notebooks").as_posix()
+        show(dark, path=f"stored/{name}", kernelPreference=WITHOUT_KERNEL)
+        dark.wait_for_timeout(500)
+        found[path.name] = trouble(dark)
+        put_away(dark)
+    assert found == {name: [] for name in found}
+
+
+@pytest.mark.slow
+def test_a_notebook_whose_kernel_is_gone_misses_no_widget(dark, lab):  # noqa: F811
+    opened = Notebook(dark, lab[1], "09")
+    opened.run("from helpers.lesson.drops import", "guess = predict(", "explore.")
+    assert opened.errors() == [] and trouble(dark) == []
+    sliders = dark.locator(".noUi-handle").count()
+    dark.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")
+    assert sliders and dark.locator(".noUi-handle").count() == sliders, (
+        "storing it takes nothing from the page"
+    )
+    opened.close()
+    show(dark, path=opened.name, kernelPreference=WITHOUT_KERNEL)
+    dark.locator(".jp-OutputArea-output img").first.wait_for(timeout=MINUTE)
+    assert trouble(dark) == [] and dark.locator(".noUi-handle").count() == 0
+    put_away(dark)
