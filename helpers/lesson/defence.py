@@ -4,6 +4,7 @@ page to take along.
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -238,8 +239,8 @@ class Defence:
                 " to PDF"
             )
         path.write_text(report.page(self, tokens), encoding="utf-8")
-        print(report.verdict(self.estimate, self.of))
-        print(report.cost(self.estimate, self.of, tokens))
+        for text in (report.verdict(self.estimate, self.of), report.cost(self.estimate, self.of, tokens)):
+            print(textwrap.fill(text, 110, break_on_hyphens=False))  # a notebook would break words
         print(f"The page for the meeting is {path}. A browser shows it, and prints it to PDF.")
 
     def __repr__(self) -> str:
