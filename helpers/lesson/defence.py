@@ -198,8 +198,8 @@ class Defence:
             f" {what}, and gathers"
             f" {human(2 * book('all_gather', 2 * self.job.model.params, gpus))} of weights for each"
             f" microbatch, {where}; {them.time['data parallel']:.2f} s of data parallelism show. It needs"
-            f" {human(them.memory_bytes)} instead of {human(self.estimate.memory_bytes)}, and no surgery on"
-            " the model."
+            f" {human(them.memory_bytes)} instead of {human(self.estimate.memory_bytes)}, and"
+            " leaves the model's code as it is."
         )
 
     @cached_property

@@ -183,7 +183,7 @@ tuple_ = Exercise(
 ANSWERS = ("DP alone", "TP in the node", "TP in the node, PP across, DP on top", "FSDP")
 REASONS = (
     "too large for a node",
-    "no surgery on the model, and the states are cut by all ranks",
+    "the model's code stays as it is, and all ranks share its states",
     "the states fit one GPU with room to spare",
     "too large for a GPU, and links inside the node are fast",
 )
@@ -191,7 +191,7 @@ _KEY = {
     "1B on 8 GPUs with NVLink": (0, 2),
     "30B on 8 GPUs with NVLink": (1, 3),
     "200B on 64 GPUs in 8 nodes": (2, 0),
-    "13B on 16 GPUs in 2 nodes, for a team that will not touch its model": (3, 1),
+    "13B on 16 GPUs in 2 nodes, for a team that will not change its model": (3, 1),
 }
 QUICK = tuple(_KEY)
 
