@@ -289,7 +289,7 @@ def test_a_rank_that_is_slow_in_python_is_named(tmp_path):
 
 
 def test_sizes_that_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match="d·m must divide the batch of 8"):
+    with pytest.raises(ValueError, match="d·m must divide the batch of 8 sequences"):
         d11.measure(3, 1, 1)
 
 
