@@ -63,8 +63,8 @@ def measure(
     """
     if BATCH % (d * m) or SIZES["heads"] % t or 4 % p:
         raise ValueError(
-            f"d = {d}, t = {t}, p = {p}, m = {m}: d·m must divide the batch of {BATCH} sequences (it is {d * m}),"
-            f" t the {SIZES['heads']} heads, p the 4 blocks"
+            f"d = {d}, t = {t}, p = {p}, m = {m}: d·m must divide the batch of {BATCH} sequences (it is"
+            f" {d * m}), t the {SIZES['heads']} heads, p the 4 blocks"
         )
 
     def run():
