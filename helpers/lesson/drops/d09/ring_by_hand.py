@@ -231,9 +231,10 @@ def _named_crash(error: RankError, n: int) -> Answer:
             " with dist.isend, receive, then wait."
         )
     elif doing == {"recv"}:
-        name = "everybody receives before anybody sends"
+        name = "everybody waits to receive"
         advice = (
-            "everybody receives first, and nobody has sent. Begin the send with dist.isend, then receive."
+            "everybody waits to receive, and what it waits for was not sent. Does a rank begin its send"
+            " before it receives? Does it send to the next rank, and receive from the previous one?"
         )
     elif any("'tuple' object does not support item assignment" in message for message in raised):
         name = "a place of a tuple"
