@@ -456,9 +456,18 @@ def sends_first(x, rank, world_size):
 
 
 def through_rank_0(x, rank, world_size):
-    dist.reduce(x, 0)
-    dist.broadcast(x, 0)
-    return x.chunk(world_size)[rank]
+    if rank:
+        mine = torch.empty_like(x.chunk(world_size)[rank])
+        dist.send(x, 0)
+        dist.recv(mine, 0)
+        return mine
+    total, theirs = x.clone(), torch.empty_like(x)
+    for other in range(1, world_size):
+        dist.recv(theirs, other)
+        total += theirs
+    for other in range(1, world_size):
+        dist.send(total.chunk(world_size)[other], other)
+    return total.chunk(world_size)[0]
 
 
 def single_precision(x, rank, world_size):
@@ -619,9 +628,9 @@ MISTAKES = [
     (d09.ring, through_rank_0, "wrong", "everything through one rank"),
     (d09.ring, single_precision, "wrong", "not one chunk"),
     (d09.states, as_text, "wrong", "not three numbers"),
-    (d09.ring, sum_and_slice, "wrong", "an all-reduce, of which most is thrown away"),
-    (d09.ring, gloos_own, "wrong", "an all-reduce, of which most is thrown away"),
-    (d09.ring, whole_round, "wrong", "more bytes than a ring"),
+    (d09.ring, sum_and_slice, "wrong", "another collective does the work"),
+    (d09.ring, gloos_own, "wrong", "another collective does the work"),
+    (d09.ring, whole_round, "wrong", "the whole tensor, not a chunk"),
     (d09.ring, one_place_late, "wrong", "another rank's chunk"),
     (d09.ring, sends_first, "crashed", "everybody sends before anybody receives"),
     (d09.ring, mean_chunk, "wrong", "the mean, not the sum"),

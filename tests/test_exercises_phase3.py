@@ -10,7 +10,7 @@ from exercise_tests import *  # noqa: F403
 
 from helpers import World
 from helpers.explain import explain
-from helpers.lesson import explore
+from helpers.lesson import draw, explore
 from helpers.lesson.drops import d10, d11, d12, d13
 
 # -- drop 10 ---------------------------------------------------------------------------------
@@ -288,13 +288,33 @@ def test_a_rank_that_is_slow_in_python_is_named(tmp_path):
     assert [one.steps for one in explained.splits] == [d11.still_slow.STEPS] * 4
     slow = d11.still_slow.SLOW_READER
     assert explained.advice[0].text.startswith(f"rank {slow} waits for its own Python")
-    for one, parts in zip(explained.splits, d11.own_waterfall(explained).values()):
+    drawn = d11.own_waterfall(explained, 0, slow)
+    assert list(drawn) == ["rank 0", f"rank {slow}"]
+    for one, parts in zip((explained.splits[0], explained.splits[slow]), drawn.values()):
         assert sum(parts.values()) == pytest.approx(one.seconds / one.steps)
 
 
 def test_sizes_that_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match="d·m must divide the batch of 8"):
+    with pytest.raises(ValueError, match="d·m must divide the batch of 8 sequences"):
         d11.measure(3, 1, 1)
+
+
+def test_no_point_of_a_scaling_picture_lies_below_its_axis():
+    for lowest in (5.0, 70.5, 76.0, 81.0, 99.0):
+        ax = draw.scaling({"strong": [(8, 100.0), (64, lowest)]}, "", "").figure.axes[0]
+        assert ax.get_ylim()[0] <= lowest and ax.get_ylim()[1] >= 100
+
+
+def test_a_schedule_is_computed_or_refused_in_words():
+    ((_, bubble, held, messages),) = d12.on_paper("ZB-H1", 16).rows
+    assert (float(bubble.rstrip("%")) < 15, held, messages) == (True, "8.0", "1")
+    for asked, words in {
+        ("zero bubble", 16, 1): "there are 'GPipe', '1F1B'",
+        ("ZB-V", 16, 1): "it has 2",
+        ("interleaved", 16, 1): "begins with 2",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            d12.on_paper(*asked)
 
 
 def test_a_fair_alternative_passes():

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -18,6 +19,7 @@ from helpers.lesson.drops.d10 import sized as d10_sized
 from helpers.table import human
 from helpers.theory import CLUSTERS, Job, Layout, memory, plan, validation
 from helpers.theory.collectives import book
+from helpers.theory.frameworks import FRAMEWORKS
 from helpers.theory.memory import stage_memory, states
 from helpers.theory.models import find_model
 from helpers.theory.traced import beyond, traced_job
@@ -39,13 +41,15 @@ def zero_3(gpus: int, b: int) -> float:
 
 
 EIGHT_PORTS = 1 - zero_3(1536, 1) / zero_3(384, 4)
-TWICE_FOUR = NODES.intra_node_bandwidth / NODES.inter_node_bandwidth
 LINK, FAR = d06.ONE_NODE.intra_node_bandwidth, d06.ONE_NODE.inter_node_bandwidth
 
 LAYOUT = Defence(d14.the_plan(), Layout(dp=4, tp=8, pp=2, zero=1))
 TUNED = next(row for row in d14.the_plan().by_axes if row.axes[:3] == (4, 8, 2))
 NODE = plan(Job(find_model("opt-30b"), CLUSTERS["dgx-a100"], 64, 2048), gpus=8)
 LLAMA = find_model("llama-3-70b")
+BY_MEGATRON = sum(
+    stage_memory(replace(d14.the_plan().job, framework=FRAMEWORKS["megatron-lm"]), LAYOUT.layout, 0).values()
+)
 SIXTY_FOUR = Job(LLAMA, global_batch=64, seq_len=8192)
 LEAST = max(sum(stage_memory(SIXTY_FOUR, Layout(tp=8, pp=2, recompute="full"), k).values()) for k in range(2))
 TOY = sum(p.numel() for p in toy.ToyTransformer(hidden=d10.HIDDEN, seq_len=d10.LONG).parameters())
@@ -58,6 +62,8 @@ assert max(map(max, THEN.values())) < 4
 assert {("speed between nodes", 2), ("speed inside a node", 0.5), ("global batch", 0.5)} <= {
     (what, factor) for what, factor, _ in d13.the_plan().flips()
 }
+# "Little TP wins under each", says drop 13 of frameworks.
+assert all(" TP 1 " in row[2] or " TP 2 " in row[2] for row in d13.by_framework().rows)
 # As b1 says: "backward twice as long as forward", "ports are ten times slower"; two layers early hold three.
 assert b1.SECONDS["B"] == 2 * b1.SECONDS["F"]
 assert b1.TWO_NODES.intra_node_bandwidth == 10 * b1.TWO_NODES.inter_node_bandwidth
@@ -75,6 +81,7 @@ assert B_RANKS["0"] == B_RANKS["1"] + 2 == B_RANKS["2"] + 2  # "two numbers furt
 assert {int(log["timeout_ms"]) for log in WATCHDOG} == {30 * 60 * 1000}  # "half an hour"
 # For each drop, sentences whose figures no cell prints, with the figures put in by computing them.
 KEPT = stage_memory(Job(LLAMA, seq_len=8192), Layout(tp=8), 0)
+FIRST_OF_FOUR = stage_memory(Job(LLAMA, seq_len=8192, global_batch=128), Layout(dp=2, tp=8, pp=4, zero=1), 0)
 IN_NODE = next(row for row in NODE.by_axes if row.axes[:3] == (1, 8, 1))
 EIGHT = d12.paper(d12.REMEDIES["1F1B, 8 stages"][0])
 COMPUTED = {
@@ -138,6 +145,9 @@ COMPUTED = {
             f" {sum(states(LLAMA.params).values()) / 1e9:,.0f} GB"
         ),
         (f"{8 * KEPT['activations'] / (8192 * LLAMA.hidden * LLAMA.layers):.1f} instead of 34"),
+        f"20·4·33.5·*s·b·h*/8 = {FIRST_OF_FOUR['activations'] / 1e9:.1f} GB of activations",
+        f"A card called 80 GB has {DGX.device.memory / 1e9:.1f}·10⁹ bytes",
+        f"16·3/2 = {16 * 3 / 2:.0f} times DP's bytes",
     ],
     "b1": [],
     "b3": [
@@ -152,6 +162,8 @@ COMPUTED = {
     ],
     "14": [
         "within 1 %",
+        f"With Megatron-LM's float32 gradients it would hold {BY_MEGATRON / 1e9:.1f} GB",
+        f"3 · (4 · 40 + 1) = {3 * (4 * 40 + 1)}",
         (
             f"{LAYOUT.estimate.step_seconds - TUNED.seconds:.2f} s slower,"
             f" {(TUNED.memory - LAYOUT.estimate.memory_bytes) / 1e9:.0f} GB smaller"
@@ -175,7 +187,11 @@ COMPUTED = {
     "11": [
         "# 11 · Your throughput dropped 40 % after",
         f"Through all eight, the planner says, it would lose {EIGHT_PORTS:.0%}".replace("%", " %"),
-        f"A port is {({8: 'eight'})[TWICE_FOUR]} times slower than a link",
+        (
+            f"A link inside a node has {NODES.intra_node_bandwidth / 1e6:.0f} MB/s, a port out of it"
+            f" {NODES.inter_node_bandwidth / 1e6}. A node has four ports, and a ring over two nodes uses them"
+            f" all: {4 * NODES.inter_node_bandwidth / 1e6:.0f} MB/s"
+        ),
         (
             f"A message takes {1e3 * NODES.inter_node_latency:.0f} ms to start between nodes, and"
             f" {1e3 * NODES.intra_node_latency:g} ms inside."

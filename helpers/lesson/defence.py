@@ -4,6 +4,7 @@ page to take along.
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -197,8 +198,8 @@ class Defence:
             f" {what}, and gathers"
             f" {human(2 * book('all_gather', 2 * self.job.model.params, gpus))} of weights for each"
             f" microbatch, {where}; {them.time['data parallel']:.2f} s of data parallelism show. It needs"
-            f" {human(them.memory_bytes)} instead of {human(self.estimate.memory_bytes)}, and no surgery on"
-            " the model."
+            f" {human(them.memory_bytes)} instead of {human(self.estimate.memory_bytes)}, and"
+            " leaves the model's code as it is."
         )
 
     @cached_property
@@ -238,8 +239,8 @@ class Defence:
                 " to PDF"
             )
         path.write_text(report.page(self, tokens), encoding="utf-8")
-        print(report.verdict(self.estimate, self.of))
-        print(report.cost(self.estimate, self.of, tokens))
+        for text in (report.verdict(self.estimate, self.of), report.cost(self.estimate, self.of, tokens)):
+            print(textwrap.fill(text, 110, break_on_hyphens=False))  # a notebook would break words
         print(f"The page for the meeting is {path}. A browser shows it, and prints it to PDF.")
 
     def __repr__(self) -> str:

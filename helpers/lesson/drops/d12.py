@@ -72,30 +72,30 @@ def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Tim
     The four stages run on four ranks of their own. unit: seconds of a forward of one stage of eight, four of
     its layers.
     """
-    found = {}
+    timelines = {}
     for name, (schedule, work, *_) in REMEDIES.items():
         four = "4 stages" in name  # each with the work of two, on two GPUs: in a unit's time again
         with World(P // 2) if four else nullcontext(world) as ranks:
-            found[name] = paper(schedule, work), on_ranks(ranks, schedule, tries=1, unit=unit * work)
+            timelines[name] = paper(schedule, work), on_ranks(ranks, schedule, tries=1, unit=unit * work)
     for name, layers in (
         ("a head of 3, equal stages", [4] * P),
         ("a head of 3, balanced", [4, 4, 4, 4, 5, 5, 5, 1]),
     ):
-        found[name] = (
+        timelines[name] = (
             with_a_head(layers, 3),
             on_ranks(world, schedules.one_f_one_b(P, M), tries=1, unit=unit / 4, work=_work(layers, 3)),
         )
-    return found
+    return timelines
 
 
-def side_by_side(found: dict) -> Table:
+def side_by_side(timelines: dict) -> Table:
     """Bubbles on paper and on the ranks, and how long a step took beside 1F1B's."""
-    plain = found["1F1B, 8 stages"][1].makespan
+    plain = timelines["1F1B, 8 stages"][1].makespan
     return Table(
         ["order", "bubble, predicted", "measured", "step, 1F1B being 1"],
         [
-            [name, f"{on_paper.bubble:.1%}", f"{real.bubble:.1%}", f"{real.makespan / plain:.2f}"]
-            for name, (on_paper, real) in found.items()
+            [name, f"{simulated.bubble:.1%}", f"{real.bubble:.1%}", f"{real.makespan / plain:.2f}"]
+            for name, (simulated, real) in timelines.items()
         ],
     )
 
@@ -120,6 +120,30 @@ def published() -> Table:
 # -- practice ----------------------------------------------------------------------------------
 
 
+def on_paper(name: str, m: int, v: int = 1) -> Table:
+    """Bubble, microbatches held and messages of one of SCHEDULES on eight stages, v chunks on each rank.
+
+    Raises ValueError for a schedule that does not exist, or not with these m and v.
+    """
+    if name not in SCHEDULES:
+        raise ValueError(f"{name!r} is no schedule; there are {', '.join(map(repr, SCHEDULES))}")
+    line = paper(_made(name, m, v))
+    return Table(
+        ["schedule", "bubble", "microbatches held", "messages"],
+        [[f"{name}, {v} chunk{'s' * (v > 1)} a rank", f"{line.bubble:.1%}", f"{held(line):.1f}", str(v)]],
+        title=f"p = {P}, m = {m}",
+    )
+
+
+def _made(name: str, m: int, v: int) -> schedules.Schedule:
+    """The order on eight stages. Raises ValueError where it has another number of chunks."""
+    schedule = SCHEDULES[name].make(P, m, v)
+    if v != schedule.v or name == "interleaved" and v == 1:
+        has = "interleaving begins with 2" if name == "interleaved" else f"it has {schedule.v}"
+        raise ValueError(f"{name} with {v} chunk{'s' * (v != 1)} a rank: {has}.")
+    return schedule
+
+
 def choose():
     """(schedule, m, v) for eight stages: a bubble below 15 %, at most 10 microbatches held, no more messages
     than 1F1B. m is 16.
@@ -128,12 +152,12 @@ def choose():
 
 
 def _judge_choice(attempted) -> Answer:
-    (said,) = ask(attempted)
+    (answer,) = ask(attempted)
     try:
-        name, m, v = said
+        name, m, v = answer
         m, v = int(m), int(v)
     except (TypeError, ValueError):
-        return wrong("no choice", f"You return {said!r}; return a schedule's name, m and v.")
+        return wrong("no choice", f"You return {answer!r}; return a schedule's name, m and v.")
     if not isinstance(name, str) or name not in SCHEDULES:
         return wrong("no choice", f"{name!r} is no schedule; there are {', '.join(map(repr, SCHEDULES))}.")
     if m != ASKED:
@@ -143,15 +167,9 @@ def _judge_choice(attempted) -> Answer:
             " sequence already.",
         )
     try:
-        schedule = SCHEDULES[name].make(P, m, v)
+        schedule = _made(name, m, v)
     except ValueError as e:
         return wrong("no such schedule", str(e))
-    if v != schedule.v or name == "interleaved" and v == 1:
-        return wrong(
-            "no such schedule",
-            f"{name} with {v} chunk{'s' * (v != 1)} a rank: "
-            + ("interleaving begins with 2." if name == "interleaved" else f"it has {schedule.v}."),
-        )
     line = paper(schedule)
     figures = [
         ("bubble, p = 8, m = 16", f"{line.bubble:.1%}", "below 15 %"),
@@ -211,8 +229,8 @@ choice = Exercise(
             " with m = 16? m stays 16."
         ),
         (
-            "d12.paper(d12.SCHEDULES[name].make(8, 16, v)) draws any of them on paper, and d12.held(…) says"
-            " what it holds. More chunks a rank are more messages."
+            "d12.on_paper(name, 16, v) computes any of list(d12.SCHEDULES). More chunks a rank are more"
+            " messages."
         ),
         "One chunk a rank, backward in two parts, no longer warm-up than 1F1B's: ZB-H1.",
     ],
@@ -227,8 +245,8 @@ def balance(layers, p, head):
     """
 
     def spread(last):
-        each, more = divmod(layers - last, p - 1)
-        return [each + (k >= p - 1 - more) for k in range(p - 1)] + [last]
+        share, more = divmod(layers - last, p - 1)
+        return [share + (k >= p - 1 - more) for k in range(p - 1)] + [last]
 
     return min(
         (spread(last) for last in range(1, layers - p + 2)),
@@ -238,8 +256,8 @@ def balance(layers, p, head):
 
 def _judge_balance(attempted) -> Answer:
     cases = [(32, 8, 3), (32, 8, 0), (40, 8, 2), (24, 4, 5), (16, 4, 1)]
-    said = ask(attempted, cases)
-    for (layers, p, head), mine in zip(cases, said):
+    answers = ask(attempted, cases)
+    for (layers, p, head), mine in zip(cases, answers):
         where = f"With {layers} layers, {p} stages and a head of {head}"
         mine = mine.tolist() if hasattr(mine, "tolist") else mine
         mine = (
@@ -296,12 +314,14 @@ def _judge_balance(attempted) -> Answer:
         if k := next((k for k in range(1, p - 1) if mine[k] < mine[k - 1]), 0):
             # Stage k has p − k microbatches in flight.
             kept, could = ((p - k + 1) * stages[k - 1] for stages in (mine, sorted(mine[:-1])))
+            most = lambda stages: max((p - k) * n for k, n in enumerate(stages))
             return wrong(
                 "a long stage before a shorter one",
                 f"{where} the slowest stage is as short as can be. But stage {k - 1} has {mine[k - 1]} layers"
                 f" and stage {k} {mine[k]}: stage {k - 1} holds {p - k + 1} microbatches, so it keeps the"
                 f" activations of {kept} layers, and of {could} with the long stages last.",
-                *figures,
+                figures[0],
+                ("layers' activations on the fullest rank", str(most(mine)), str(most(reference))),
             )
     return right("The slowest stage is as short as can be: it sets the pace of every microbatch.", figures[0])
 

@@ -8,6 +8,7 @@ from functools import cache
 
 from ...table import Table, human
 from ...theory import CLUSTERS, Job, Plan, plan
+from ...theory.frameworks import FRAMEWORKS
 from ...theory.memory import states
 from ...theory.models import ModelShape, find_model
 from ..practice import Answer, Exercise, ask, right, wrong
@@ -59,6 +60,17 @@ def flips() -> Table:
     )
 
 
+def by_framework() -> Table:
+    """The winner of the same job under frameworks that count bytes in their own ways."""
+    rows = []
+    for name in ("deepspeed", "megatron-lm", "torchtitan"):
+        framework = FRAMEWORKS[name]
+        best = plan(replace(the_plan().job, framework=framework), gpus=GPUS).best
+        sizes = (framework.weight_bytes, framework.gradient_bytes, framework.optimizer_bytes)
+        rows.append([name, " + ".join(map(str, sizes)), str(best.layout), f"{best.seconds:.1f} s"])
+    return Table(["framework", "bytes a parameter", "its fastest layout", "a step"], rows)
+
+
 # -- a rule of thumb -----------------------------------------------------------------------------
 
 
@@ -105,12 +117,12 @@ def tree_against_planner() -> Table:
     rows = []
     for name, gpus, batch, seq in TREE_CASES:
         model = find_model(name)
-        found = plan(Job(model, CLUSTERS[CLUSTER], batch, seq), gpus=gpus)
-        said, axes = tree(model, gpus)
-        row = next((r for r in found.by_axes if r.axes[:3] == axes), None)
-        behind = "does not fit" if row is None else f"{row.seconds / found.best.seconds - 1:.0%}"
+        planned = plan(Job(model, CLUSTERS[CLUSTER], batch, seq), gpus=gpus)
+        advice, axes = tree(model, gpus)
+        row = next((r for r in planned.by_axes if r.axes[:3] == axes), None)
+        behind = "does not fit" if row is None else f"{row.seconds / planned.best.seconds - 1:.0%}"
         show = lambda a: f"{a[0]}·{a[1]}·{a[2]}"
-        rows.append([f"{name} on {gpus}", said, show(axes), show(found.best.axes), behind])
+        rows.append([f"{name} on {gpus}", advice, show(axes), show(planned.best.axes), behind])
     return Table(["model", "the tree says", "d·t·p", "planner", "behind"], rows)
 
 
@@ -123,22 +135,22 @@ def pick():
 
 
 def _judge_pick(attempted) -> Answer:
-    (said,) = ask(attempted)
+    (answer,) = ask(attempted)
     try:
-        d, t, p = (operator.index(x) for x in said)
+        d, t, p = (operator.index(x) for x in answer)
     except (TypeError, ValueError):
-        return wrong("no layout", f"You return {said!r}; return three whole numbers d, t, p.")
-    found = the_plan()
+        return wrong("no layout", f"You return {answer!r}; return three whole numbers d, t, p.")
+    planned = the_plan()
     if min(d, t, p) < 1 or d * t * p != GPUS:
         return wrong("d·t·p is not 32", f"{d}·{t}·{p} = {d * t * p}.")
-    row = next((r for r in found.by_axes if r.axes[:3] == (d, t, p)), None)
-    why = found.why(dp=d, tp=t, pp=p)
+    row = next((r for r in planned.by_axes if r.axes[:3] == (d, t, p)), None)
+    why = planned.why(dp=d, tp=t, pp=p)
     if row is None:
-        return wrong("it cannot be", why[0].upper() + why[1:] + ".")
-    score = found.best.seconds / row.seconds
+        return wrong("it cannot be", f"DP {d} · TP {t} · PP {p}: {why}.")
+    score = planned.best.seconds / row.seconds
     figures = [
         ("speed, the best being 1", f"{score:.3f}", "at least 0.95"),
-        ("the best choice of the rest", str(row.layout), ""),
+        ("the fastest layout of these sizes", str(row.layout), ""),
         ("memory of the fullest GPU", human(row.memory), human(CLUSTERS[CLUSTER].device.memory)),
     ]
     if score >= 0.95:
@@ -171,7 +183,7 @@ tuple_ = Exercise(
 ANSWERS = ("DP alone", "TP in the node", "TP in the node, PP across, DP on top", "FSDP")
 REASONS = (
     "too large for a node",
-    "no surgery on the model, and the states are cut by all ranks",
+    "the model's code stays as it is, and all ranks share its states",
     "the states fit one GPU with room to spare",
     "too large for a GPU, and links inside the node are fast",
 )
@@ -179,7 +191,7 @@ _KEY = {
     "1B on 8 GPUs with NVLink": (0, 2),
     "30B on 8 GPUs with NVLink": (1, 3),
     "200B on 64 GPUs in 8 nodes": (2, 0),
-    "13B on 16 GPUs in 2 nodes, for a team that will not touch its model": (3, 1),
+    "13B on 16 GPUs in 2 nodes, for a team that will not change its model": (3, 1),
 }
 QUICK = tuple(_KEY)
 
@@ -193,8 +205,8 @@ def quick(case):
 
 
 def _judge_quick(attempted) -> Answer:
-    said = ask(attempted, [(case,) for case in QUICK])
-    for (case, (answer, reason)), mine in zip(_KEY.items(), said):
+    replies = ask(attempted, [(case,) for case in QUICK])
+    for (case, (answer, reason)), mine in zip(_KEY.items(), replies):
         if (
             not isinstance(mine, (tuple, list))
             or len(mine) != 2
@@ -203,7 +215,8 @@ def _judge_quick(attempted) -> Answer:
         ):
             return wrong(
                 "no answer with a reason",
-                f"{case}: you return {mine!r}; return one of d13.ANSWERS and one of d13.REASONS.",
+                f"{case}: you return {mine!r}; return one of d13.ANSWERS and one of d13.REASONS, as they"
+                " are written.",
             )
         # FSDP: for its own reason, or for TP's, which is one for any cut inside the node.
         fair = case.startswith("30B") and mine[0] == ANSWERS[3]

@@ -114,7 +114,8 @@ def where_it_parts(left: list, n: int, own: bool = False) -> str:
     return (
         f"{good} of the {n if own else n * n} chunks of all ranks hold the sum. Chunk {c} of rank {r} has"
         f" parts of {_made_of(read, n, mark)}; it should have {_made_of(right, n, mark)}. In step k, which"
-        " chunk does a rank send, which one does it receive? Is what comes added, or written over?"
+        " chunk does a rank send, which one does it receive? Is what comes added, or written over? (dist.recv"
+        " puts it into the tensor you give; it returns the sender's rank.)"
     )
 
 

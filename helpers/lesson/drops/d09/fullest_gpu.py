@@ -78,13 +78,13 @@ CASES = [
 ]
 
 
-def _counted(each=(2, 2, 12), cut_at=(3, 2, 1), take=max, cut_by_t=(True, True, True)) -> Callable:
+def _counted(sizes=(2, 2, 12), cut_at=(3, 2, 1), take=max, cut_by_t=(True, True, True)) -> Callable:
     """The answer with other bytes a parameter, other ZeRO stages that cut a kind, another number of
     parameters than the largest stage's, or kinds that t does not cut.
     """
     return lambda stages, d, t, zero: tuple(
         size * take(stages) / (t if by_t else 1) / (d if zero >= first else 1)
-        for size, first, by_t in zip(each, cut_at, cut_by_t)
+        for size, first, by_t in zip(sizes, cut_at, cut_by_t)
     )
 
 
@@ -151,19 +151,52 @@ MISTAKES = (
         _counted((2, 4, 12)),
     ),
     Mistake("numbers, not bytes", "A half-precision number is 2 bytes, a float32 4.", _counted((1, 1, 3))),
+    Mistake(
+        "gigabytes, not bytes",
+        "Your numbers are 10⁹ times too small: the check asks for bytes.",
+        _counted((2e-9, 2e-9, 12e-9)),
+    ),
+    Mistake(
+        "bytes of one parameter",
+        "You count one parameter. A rank holds those of its stage, cut by t: multiply by their number.",
+        lambda s, d, t, z: bytes_per_gpu([t], d, t, z),
+    ),
+    Mistake(
+        "divided by p once more",
+        "`stages` has the parameters of each stage, so p has divided the model already.",
+        _counted(take=lambda s: max(s) / len(s)),
+    ),
+    Mistake(
+        "t only where ZeRO cuts",
+        "t cuts every parameter, and with it weights, gradients and optimizer, with ZeRO or without.",
+        lambda s, d, t, z: tuple(
+            size * max(s) / (d * t if z >= first else 1) for size, first in zip((2, 2, 12), (3, 2, 1))
+        ),
+    ),
+    Mistake(
+        "the master copy among the weights",
+        "The sum is right without ZeRO. But the master copy is the optimizer's: ZeRO-1 divides it with m and"
+        " v, 12 bytes, and only the 2 of half precision wait for ZeRO-3.",
+        _counted((6, 2, 8)),
+    ),
+    Mistake(
+        "the three in another order",
+        "Your numbers are right, the optimizer's first. Return weights, gradients, optimizer.",
+        _counted((12, 2, 2), (1, 2, 3)),
+    ),
 )
 
 
 def _judge_bytes(attempt) -> Answer:
     with World(8, timeout=20) as world:
-        said = world.run(lambda: [attempt(list(s), d, t, z) for s, d, t, z in CASES])[0]
+        answers = world.run(lambda: [attempt(list(s), d, t, z) for s, d, t, z in CASES])[0]
         measured = [max(world.run(_measured, zero), key=sum) for zero in range(4)]
-    for i, (case, answer) in enumerate(zip(CASES, said)):
+    for i, (case, answer) in enumerate(zip(CASES, answers)):
         try:
-            said[i] = tuple(float(value) for value in answer if not isinstance(value, (str, bool)))
+            answers[i] = tuple(float(value) for value in answer if not isinstance(value, (str, bool)))
         except (TypeError, ValueError):
-            said[i] = ()
-        if len(said[i]) != 3:
+            answers[i] = ()
+        if len(answers[i]) != 3:
             return wrong(
                 "not three numbers",
                 f"bytes_per_gpu{case} returned {answer!r}; return bytes of weights, of gradients and of the"
@@ -171,29 +204,31 @@ def _judge_bytes(attempt) -> Answer:
             )
     alike = lambda a, b: all(abs(x - y) <= 1e-9 * max(abs(x), abs(y)) for x, y in zip(a, b))
     truth = [bytes_per_gpu(*case) for case in CASES]
-    off = next((i for i, (a, b) in enumerate(zip(said, truth)) if not alike(a, b)), None)
-    show = lambda parts: " + ".join(f"{x:,.0f}" for x in parts) + " B"
+    off = next((i for i, (a, b) in enumerate(zip(answers, truth)) if not alike(a, b)), None)
+    number = lambda x: f"{x:,.0f}" if x >= 1 else f"{x:.3g}"
+    show = lambda parts: " + ".join(map(number, parts)) + " B"
+    called = lambda zero: f"ZeRO-{zero}" if zero else "no ZeRO"
     figures = [
-        (f"ZeRO-{z}, you, and the fullest of 2 × 2 × 2 real ranks", show(said[z]), show(measured[z]))
+        (f"{called(z)}, you, and the fullest of 2 × 2 × 2 real ranks", show(answers[z]), show(measured[z]))
         for z in range(4)
     ]
     if off is None:
-        if any(not alike(answer, real) for answer, real in zip(said, measured)):
-            raise AssertionError(f"the formula says {said[:4]}, the ranks hold {measured}")
+        if any(not alike(answer, real) for answer, real in zip(answers, measured)):
+            raise AssertionError(f"the formula says {answers[:4]}, the ranks hold {measured}")
         return right(
             "Equal to the byte to what the fullest of eight real ranks holds, for every ZeRO stage.", *figures
         )
     s, d, t, z = CASES[off]
-    case = f"ZeRO-{z}, stages of {', '.join(f'{n:.3g}' for n in s)}, d = {d}, t = {t}"
+    case = f"{called(z)}, stages of {', '.join(f'{n:,.0f}' for n in s)} parameters, d = {d}, t = {t}"
     if off > 3:
-        figures.append((case, show(said[off]), show(truth[off])))
-    if mistake := proven(said, CASES, MISTAKES, alike):
+        figures.append((case, show(answers[off]), show(truth[off])))
+    if mistake := proven(answers, CASES, MISTAKES, alike):
         return wrong(mistake.name, mistake.text, *figures)
-    kinds = [kind for kind, a, b in zip(KINDS, said[off], truth[off]) if not alike([a], [b])]
+    kinds = [kind for kind, a, b in zip(KINDS, answers[off], truth[off]) if not alike([a], [b])]
     return wrong(
         "another number",
-        f"{case}: {' and '.join(kinds)} differ. You return {show(said[off])}; the fullest GPU holds"
-        f" {show(truth[off])}.",
+        f"{case}: you return other bytes of {' and of '.join(kinds)}. You return {show(answers[off])}; the"
+        f" fullest GPU holds {show(truth[off])}.",
         *figures,
     )
 

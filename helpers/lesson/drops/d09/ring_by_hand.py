@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from ....runtime.failure import RankError
+from ....runtime.traffic import Traffic
 from ....runtime.world import World
 from ....theory.collectives import book, gloo
 from ...practice import Answer, Exercise, right, waits, wrong
@@ -119,81 +122,132 @@ def _named(watched: list, n: int) -> Answer:
     return wrong("another sum", f"On {n} ranks {rings.where_it_parts(got, n, own=True)}")
 
 
+LENGTH = 24_000  # of x, in the check: 2, 3 and 4 ranks divide it
+
+
 def _judge_scatter(attempt) -> Answer:
-    length = 24_000
     for n in (4, 3, 2):
         with World(n, timeout=4) as world:
             try:
-                results = world.run(_scatter_on_rank, attempt, length)
+                results = world.run(_scatter_on_rank, attempt, LENGTH)
                 traffic = world.traffic
                 watched = None
                 if not all(r["shape"] or r["right"] for r in results):
                     watched = world.run(_watched_on_rank, attempt)
             except RankError as e:
-                standing = waits(e)
-                if len(standing) == n and all(at["op"] == "send" for at in standing.values()):
-                    return Answer(
-                        "crashed",
-                        f"On {n} ranks everybody sends before anybody receives, and a send may wait for its"
-                        f" receiver. Begin the send with dist.isend, receive, then wait.\n\n{e.report}",
-                        "everybody sends before anybody receives",
-                    )
-                return Answer("crashed", f"On {n} ranks:\n{e.report}")
-        sent, counted, forgotten = traffic.wire, traffic.counted, traffic.not_waited
-        for rank, r in enumerate(results):
-            if r["shape"] is not None:
-                return wrong(
-                    "not one chunk",
-                    f"On {n} ranks rank {rank} returns {r['shape']}; its chunk is float64 of"
-                    f" ({length // n},).",
-                )
-            if not r["right"]:
-                if r["mean"]:
-                    return wrong(
-                        "the mean, not the sum", f"On {n} ranks the values are the sum divided by {n}."
-                    )
-                if r["whose"] is not None:
-                    return wrong(
-                        "another rank's chunk",
-                        f"On {n} ranks rank {rank} ends with chunk {r['whose']}. The sum is complete: begin"
-                        " the ring one place earlier or later.",
-                    )
-                if not forgotten:
-                    return _named(watched, n)
-        if forgotten:
-            return wrong(
-                "a message nobody waits for",
-                f"On {n} ranks {forgotten} isend or irecv were begun and never waited for. Wait before you"
-                " use what they bring, and before you change what they send: it may still be under way.",
-            )
-        size, allowed = 8 * length, book("reduce_scatter", 8 * length, n)
-        most = max(s if s is not None else c for s, c in zip(sent, counted))
+                return _named_crash(e, n)
+        if mistake := _wrong_chunk(results, watched, traffic.not_waited, n):
+            return mistake
+        sent, size, allowed = max(traffic.counted), 8 * LENGTH, book("reduce_scatter", 8 * LENGTH, n)
         figures = [
             (
                 f"bytes sent by the busiest of {n} ranks, in units of S",
-                f"{most / size:.2f}",
+                f"{sent / size:.2f}",
                 f"{allowed / size:.2f}",
             ),
             ("gloo's own", f"{gloo('reduce_scatter', size, n) / size:.2f}", ""),
         ]
-        if most > 1.05 * allowed:
-            least = min(s if s is not None else c for s, c in zip(sent, counted))
-            name = (
-                "everything through one rank"
-                if most > 1.5 * least
-                else (
-                    "an all-reduce, of which most is thrown away"
-                    if n == 4 and abs(most / (2 * allowed) - 1) < 0.1
-                    else "more bytes than a ring"
-                )
-            )
-            return wrong(
-                name,
-                f"The values are right, but the busiest rank sent {most / size:.2f} S. Each step needs one"
-                f" chunk only, S/{n}, in {n - 1} steps.",
-                *figures,
-            )
+        if mistake := _wasteful(traffic, size, allowed, n, figures):
+            return mistake
     return right("The textbook's bytes, half of what gloo's own reduce-scatter sends.", *figures)
+
+
+def _wrong_chunk(results: list[dict], watched: list | None, forgotten: int, n: int) -> Answer | None:
+    """What is wrong with what the ranks return, if anything is. forgotten: messages nobody waited for."""
+    for rank, r in enumerate(results):
+        if r["shape"] is not None:
+            return wrong(
+                "not one chunk",
+                f"On {n} ranks rank {rank} returns {r['shape']}; its chunk is float64 of ({LENGTH // n},).",
+            )
+        if not r["right"]:
+            if r["mean"]:
+                return wrong("the mean, not the sum", f"On {n} ranks the values are the sum divided by {n}.")
+            if r["whose"] is not None:
+                return wrong(
+                    "another rank's chunk",
+                    f"On {n} ranks rank {rank} ends with chunk {r['whose']}. The sum is complete: begin"
+                    " the ring one place earlier or later.",
+                )
+            if not forgotten:
+                return _named(watched, n)
+    if forgotten:
+        return wrong(
+            "a message nobody waits for",
+            f"On {n} ranks {forgotten} isend or irecv were begun and never waited for. Wait before you"
+            " use what they bring, and before you change what they send: it may still be under way.",
+        )
+    return None
+
+
+def _wasteful(traffic: Traffic, size: int, allowed: float, n: int, figures: list) -> Answer | None:
+    """What sums rightly, and is no ring of chunks. size: bytes of x; allowed: that a rank may send."""
+    if helped := {row.op for rows in traffic.ranks for row in rows} - {"send", "recv"}:
+        return wrong(
+            "another collective does the work",
+            f"You called {', '.join(sorted(helped))}. Use sends and receives only: they are what it is made"
+            " of.",
+            *figures,
+        )
+    if max(traffic.counted) <= 1.05 * allowed:
+        return None
+    came = [sum(row.payload for row in rows if row.op == "recv") for rows in traffic.ranks]
+    hub = max(range(n), key=lambda r: max(came[r], traffic.counted[r]))
+    others = [max(came[r], traffic.counted[r]) for r in range(n) if r != hub]
+    if n > 2 and max(came[hub], traffic.counted[hub]) >= 0.99 * (n - 1) * size and max(others) <= 1.01 * size:
+        return wrong(
+            "everything through one rank",
+            f"The sum is right. But rank {hub} sends or receives {n - 1} times S, and no other rank more than"
+            f" S: that grows with every rank you add. In a ring each rank sends S/{n} in each of {n - 1}"
+            " steps.",
+            *figures,
+        )
+    if min(traffic.counted) >= 0.99 * (n - 1) * size and n > 2:
+        return wrong(
+            "the whole tensor, not a chunk",
+            f"The sum is right. But every rank sent the whole tensor, {n - 1} times. Cut it into {n} chunks"
+            " and send one in each step.",
+            *figures,
+        )
+    return wrong(
+        "more bytes than a ring",
+        f"The values are right, but the busiest rank sent {max(traffic.counted) / size:.2f} S. Each step"
+        f" needs one chunk only, S/{n}, in {n - 1} steps.",
+        *figures,
+    )
+
+
+def _named_crash(error: RankError, n: int) -> Answer:
+    """A crash or a hang, with what is known of it."""
+    standing = waits(error)
+    doing = {at["op"] for at in standing.values()} if len(standing) == n else set()
+    raised = [s.error.message for s in error.seen if s.error and not s.error.aborted]
+    larger = re.search(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)", error.report)
+    name = advice = None
+    if doing == {"send"}:
+        name = "everybody sends before anybody receives"
+        advice = (
+            "everybody sends before anybody receives, and a send may wait for its receiver. Begin the send"
+            " with dist.isend, receive, then wait."
+        )
+    elif doing == {"recv"}:
+        name = "everybody waits to receive"
+        advice = (
+            "everybody waits to receive, and what it waits for was not sent. Does a rank begin its send"
+            " before it receives? Does it send to the next rank, and receive from the previous one?"
+        )
+    elif any("'tuple' object does not support item assignment" in message for message in raised):
+        name = "a place of a tuple"
+        advice = (
+            "x.chunk gives a tuple, and you write to a place of it: `chunks = list(x.chunk(world_size))`."
+        )
+    elif larger and int(larger[1]) == 2 * int(larger[2]):
+        name = "a buffer too small"
+        advice = (
+            f"a message of {int(larger[1]):,} bytes came for a buffer of {int(larger[2]):,}. The check's x is"
+            " float64, and torch.empty makes float32: `torch.empty_like(chunk)` makes what fits."
+        )
+    return Answer("crashed", f"On {n} ranks{f' {advice}' if advice else ':'}\n\n{error.report}", name)
 
 
 ring = Exercise(

@@ -115,11 +115,11 @@ def _by_kind(parameters: list, optimizer, shards: list) -> dict[str, int]:
     }
 
 
-def states_table(world: World, found: dict[str, dict[str, int]]) -> Table:
+def states_table(world: World, by_kind: dict[str, dict[str, int]]) -> Table:
     """Measured states beside the formulas for float32: 4 + 4 + 8 bytes a parameter."""
     n, d = sum(p.numel() for p in toy.ToyTransformer().parameters()), len(world)
     rows = []
-    for kind, held in found.items():
+    for kind, held in by_kind.items():
         predicted = sum(theory.states(n, d, KINDS[kind], weights=4, gradients=4, optimizer=8).values())
         total = sum(held.values())
         rows.append(
@@ -182,7 +182,7 @@ class MegatronBlock(nn.Module):
     def forward(self, x):  # (b, s, h)
         y = self.norm1(x)
         q, k, v = (
-            each(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v)
+            matrix(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for matrix in (self.q, self.k, self.v)
         )
         x = x + _drop(self.out(self.attend(q, k, v).transpose(1, 2).flatten(2)))
         return x + _drop(self.down(F.gelu(self.up(self.norm2(x)))))

@@ -113,9 +113,9 @@ MISTAKES = (
 
 
 def _judge_causes(attempted) -> Answer:
-    said = ask(attempted, EXAMPLES)
+    answers = ask(attempted, EXAMPLES)
     near = lambda a, b: all(abs(a[x] - b[x]) < 0.005 for x in AXES)
-    for mine in said:
+    for mine in answers:
         if not isinstance(mine, dict) or not set(AXES) <= set(mine):
             return wrong("no shares", f"You return {mine!r}; return a dictionary with tp, pp, dp and rest.")
         if not all(isinstance(mine[x], (int, float)) for x in AXES):
@@ -125,11 +125,11 @@ def _judge_causes(attempted) -> Answer:
 
     truth = [causes(*example) for example in EXAMPLES]
     show = lambda shares: ", ".join(f"{x} {shares[x]:.2f}" for x in AXES)
-    off = next((i for i, (a, b) in enumerate(zip(said, truth)) if not near(a, b)), None)
+    off = next((i for i, (a, b) in enumerate(zip(answers, truth)) if not near(a, b)), None)
     if off is None:
         return right(
             "The shares of all three cases sum to one, and name the axis.",
-            ("the case of this drop", show(said[0]), show(truth[0])),
+            ("the case of this drop", show(answers[0]), show(truth[0])),
         )
     figures = [
         (
@@ -137,14 +137,16 @@ def _judge_causes(attempted) -> Answer:
                 f"{EXAMPLES[off][0]['ranks']} to {EXAMPLES[off][1]['ranks']} ranks, batch"
                 f" {EXAMPLES[off][0]['batch']} to {EXAMPLES[off][1]['batch']}"
             ),
-            show(said[off]),
+            show(answers[off]),
             show(truth[off]),
         )
     ]
-    if mistake := proven(said, EXAMPLES, MISTAKES, near):
+    if mistake := proven(answers, EXAMPLES, MISTAKES, near):
         return wrong(mistake.name, mistake.text, *figures)
-    sums = [sum(mine[x] for x in AXES) for mine in said]
-    times = [a / b for mine, whole in zip(said, truth) for a, b in ((mine[x], whole[x]) for x in AXES) if b]
+    sums = [sum(mine[x] for x in AXES) for mine in answers]
+    times = [
+        a / b for mine, whole in zip(answers, truth) for a, b in ((mine[x], whole[x]) for x in AXES) if b
+    ]
     if any(abs(total - 1) > 0.01 for total in sums):
         return wrong(
             "shares that do not sum to one",
@@ -152,7 +154,7 @@ def _judge_causes(attempted) -> Answer:
             + (" Each is right but for that." if max(times) - min(times) < 0.01 else ""),
             *figures,
         )
-    if all(sum(abs(mine[x]) > 0.005 for x in AXES) == 1 for mine in said):
+    if all(sum(abs(mine[x]) > 0.005 for x in AXES) == 1 for mine in answers):
         return wrong(
             "all of it blamed on one cause",
             "In each case you give everything to one of the four. Which axes lost, and how much of the loss"
@@ -216,11 +218,11 @@ def _against_best(*layout: int) -> tuple[Measured, Measured]:
 
 
 def _judge_place(attempted) -> Answer:
-    (said,) = ask(attempted)
+    (answer,) = ask(attempted)
     try:
-        d, t, p, m = (int(x) for x in said)
+        d, t, p, m = (int(x) for x in answer)
     except (TypeError, ValueError):
-        return wrong("no layout", f"You return {said!r}; return four whole numbers d, t, p, m.")
+        return wrong("no layout", f"You return {answer!r}; return four whole numbers d, t, p, m.")
     if min(d, t, p, m) < 1 or d * t * p != 8:
         return wrong(
             "d·t·p is not 8",

@@ -63,8 +63,8 @@ def measure(
     """
     if BATCH % (d * m) or SIZES["heads"] % t or 4 % p:
         raise ValueError(
-            f"d = {d}, t = {t}, p = {p}, m = {m}: d·m must divide the batch of {BATCH}, t the"
-            f" {SIZES['heads']} heads, p the 4 blocks"
+            f"d = {d}, t = {t}, p = {p}, m = {m}: d·m must divide the batch of {BATCH} sequences (it is"
+            f" {d * m}), t the {SIZES['heads']} heads, p the 4 blocks"
         )
 
     def run():
@@ -146,11 +146,11 @@ def estimates() -> dict:
     }
 
 
-def beyond_ideal(found: dict) -> dict[str, dict[str, float]]:
+def beyond_ideal(on_paper: dict) -> dict[str, dict[str, float]]:
     """For each layout of 64 GPUs: the step of 8 GPUs divided by 8, and what each term has beyond its share of
     that. They sum to the step.
     """
-    first = found["8 GPUs: TP 8"]
+    first = on_paper["8 GPUs: TP 8"]
     names = {
         "matrices": "smaller matrices",
         "attention": "smaller matrices",
@@ -160,7 +160,7 @@ def beyond_ideal(found: dict) -> dict[str, dict[str, float]]:
         "head": "waiting for the head's stage",
     }
     panels = {}
-    for name, e in found.items():
+    for name, e in on_paper.items():
         if e is not first:
             parts = panels[name] = {"ideal": first.step_seconds / 8}
             for term, seconds in e.time.items():

@@ -126,9 +126,10 @@ def record(folder: str) -> str:
     return file
 
 
-def own_waterfall(explained: Explained) -> dict[str, dict[str, float]]:
-    """A step of each rank, part by part, from its trace."""
+def own_waterfall(explained: Explained, *ranks: int) -> dict[str, dict[str, float]]:
+    """A step of each of these ranks, part by part, from its trace."""
     return {
-        f"rank {one.rank}": {part: seconds / one.steps for part, seconds in one.parts.items()}
-        for one in explained.splits
+        f"rank {split.rank}": {part: seconds / split.steps for part, seconds in split.parts.items()}
+        for split in explained.splits
+        if split.rank in ranks
     }

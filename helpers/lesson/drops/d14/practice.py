@@ -36,7 +36,18 @@ LIE = (
     " copy, m and v are divided by d."
 )
 IDLE = "Of m + p − 1 slots p − 1 are idle."
-STATES = tuple(
+STATES = (
+    Mistake(
+        "Megatron-LM's bytes, not 16",
+        "6 + 12/d are Megatron-LM's, which sums gradients in float32. Here they take 2 bytes: 4 + 12/d.",
+        lambda n, d, cut: (6 + 12 / d) * n / cut,
+    ),
+    Mistake(
+        "gigabytes, not bytes",
+        "Your numbers are 10⁹ times too small: the check asks for bytes.",
+        lambda n, d, cut: (4 + 12 / d) * n / cut / 1e9,
+    ),
+) + tuple(
     Mistake(name, LIE, of)
     for name, of in (
         ("ZeRO-1 divides everything", lambda n, d, cut: 16 * n / (cut * d)),
@@ -70,12 +81,12 @@ def _reaching(order: str, leaves: Callable = lambda size, step, node: size * ste
     """Axes whose groups leave the node, where the first axis in `order` is innermost."""
 
     def crossing(d, t, p, node):
-        sizes, step, found = _axes(t, d, p), 1, set()
+        sizes, step, leaving = _axes(t, d, p), 1, set()
         for axis in order.split():
             if sizes[axis] > 1 and leaves(sizes[axis], step, node):
-                found.add(axis)
+                leaving.add(axis)
             step *= sizes[axis]
-        return found
+        return leaving
 
     return crossing
 
@@ -130,19 +141,37 @@ CROSSING = (
 )
 
 
+ALL = {"tp", "dp", "pp"}
+STAYING = tuple(
+    Mistake(
+        "the axes that stay, not those that cross",
+        "You name the axes whose groups stay inside a node. Asked are those that leave it.",
+        of,
+    )
+    for of in (
+        _reaching("tp dp pp", lambda size, step, node: size * step <= node),
+        lambda d, t, p, node: {
+            axis for axis, reach in (("tp", t), ("dp", t * d), ("pp", t * d * p)) if reach <= node
+        },
+        lambda d, t, p, node: ALL - _reaching("tp dp pp")(d, t, p, node),
+    )
+)
+
+
 def _judge_meeting(attempted) -> Answer:
-    said = ask(attempted, CASES)
-    for case, mine in zip(CASES, said):
+    replies = ask(attempted, CASES)
+    for case, mine in zip(CASES, replies):
         if (
             not isinstance(mine, tuple)
             or len(mine) != 3
             or not isinstance(mine[2], (set, frozenset))
+            or not mine[2] <= ALL
             or not all(isinstance(x, (int, float)) for x in mine[:2])
         ):
             return wrong(
                 "not three answers",
-                f"{_described(case)}: you return {mine!r}; return bytes, a share, and a set of names such as"
-                " {'dp'}.",
+                f"{_described(case)}: you return {mine!r}; return bytes, a share, and a set of 'tp', 'dp' and"
+                " 'pp', such as {'dp'}.",
             )
     near = lambda a, b: abs(a - b) <= 0.005 * max(abs(a), abs(b)) + 1e-12
     names = lambda axes: ", ".join(sorted(map(str, axes))) or "none"
@@ -167,7 +196,7 @@ def _judge_meeting(attempted) -> Answer:
         ),
         (
             "crossing",
-            CROSSING,
+            CROSSING + STAYING,
             lambda n, d, t, p, m, node: (d, t, p, node),
             lambda a, b: a == b,
             names,
@@ -177,12 +206,12 @@ def _judge_meeting(attempted) -> Answer:
         ),
     )
     for i, (what, mistakes, of, alike, show, otherwise, text) in enumerate(questions):
-        mine, truth = [answer[i] for answer in said], [meeting(*case)[i] for case in CASES]
+        mine, truth = [answer[i] for answer in replies], [meeting(*case)[i] for case in CASES]
         off = next((k for k, pair in enumerate(zip(mine, truth)) if not alike(*pair)), None)
         if off is not None:
             mistake = proven(mine, [of(*case) for case in CASES], mistakes, alike)
             sizes = _axes(*(CASES[off][k] for k in (2, 1, 3)))
-            alone = sorted(set(said[off][2]) - meeting(*CASES[off])[2])
+            alone = sorted(set(replies[off][2]) - meeting(*CASES[off])[2])
             if what == "crossing" and not mistake and {sizes.get(axis) for axis in alone} == {1}:
                 return wrong(
                     "an axis of size one",
@@ -201,7 +230,7 @@ def _judge_meeting(attempted) -> Answer:
 
 def _described(case: tuple) -> str:
     n, d, t, p, m, node = case
-    return f"N = {n:.3g}, DP {d}, TP {t}, PP {p}, m = {m}, nodes of {node}"
+    return f"N = {n / 1e9:.3g}·10⁹, DP {d}, TP {t}, PP {p}, m = {m}, nodes of {node}"
 
 
 defend = Exercise(

@@ -62,35 +62,35 @@ def usual_plan() -> Trace:
     return trace(replace(MODEL, layers=FEW), USUAL, seq_len=SEQ, plan="usual")
 
 
-def against_formula(found: Trace) -> Table:
+def against_formula(run: Trace) -> Table:
     """Collectives of the traced step: counted from PyTorch, and by hand."""
-    by_hand = calls(traced_job(found.model, found.seq_len, found.layout), found.layout)
-    many = microbatches(found.layout.pp)
+    by_hand = calls(traced_job(run.model, run.seq_len, run.layout), run.layout)
+    many = microbatches(run.layout.pp)
     return Table(
         ["collective", "axis", "counted", "by hand", "bytes counted", "by hand"],
         [
             [c.op, c.axis, str(c.calls), str(e.calls), human(c.payload), human(e.payload)]
-            for c, e in zip(found.calls, by_hand, strict=True)
+            for c, e in zip(run.calls, by_hand, strict=True)
         ],
         title=(
-            f"{found.model.name} on {found.layout.ranks} fake ranks, {found.layout}: collectives of rank 0 in"
+            f"{run.model.name} on {run.layout.ranks} fake ranks, {run.layout}: collectives of rank 0 in"
             f" {many} microbatch{'es' * (many > 1)}, whole tensors"
         ),
     )
 
 
-def memory_against_theory(found: Trace) -> Table:
+def memory_against_theory(run: Trace) -> Table:
     """The peak on a rank, on paper and traced; and what of it fused kernels would not hold."""
-    job = traced_job(found.model, found.seq_len, found.layout)
-    paper = {k: float(v) for k, v in stage_memory(job, found.layout, 0, 0).items()}
+    job = traced_job(run.model, run.seq_len, run.layout)
+    paper = {k: float(v) for k, v in stage_memory(job, run.layout, 0, 0).items()}
     states = ("weights", "gradients", "optimizer")
     rest = sum(paper.values()) - sum(paper[kind] for kind in states)
-    rows = [[kind, human(paper[kind]), human(found.memory[kind])] for kind in states]
-    rows.append(["all else", human(rest), human(found.peak - sum(found.memory[kind] for kind in states))])
-    parts = beyond(found.model, found.layout, found.seq_len)
-    if found.layout.pp > 1:
+    rows = [[kind, human(paper[kind]), human(run.memory[kind])] for kind in states]
+    rows.append(["all else", human(rest), human(run.peak - sum(run.memory[kind] for kind in states))])
+    parts = beyond(run.model, run.layout, run.seq_len)
+    if run.layout.pp > 1:
         parts = {"weights and sums of gradients, gathered": paper["gathered weights"]} | parts
     rows += [[f"of that: {name}", human(size), ""] for name, size in parts.items() if size]
     return Table(
-        ["a GPU", "on paper", "traced"], rows, ["the peak", human(sum(paper.values())), human(found.peak)]
+        ["a GPU", "on paper", "traced"], rows, ["the peak", human(sum(paper.values())), human(run.peak)]
     )

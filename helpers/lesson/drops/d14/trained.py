@@ -99,9 +99,9 @@ def train_on(world: World, config: Config) -> str:
     """
 
     def run(config):
-        said: list[str] = []
-        done = train.train(config, current.rank.device, said.append).number
-        return " ".join([*said, f"{done} steps are done."])
+        lines: list[str] = []
+        done = train.train(config, current.rank.device, lines.append).number
+        return " ".join([*lines, f"{done} steps are done."])
 
     with losses_live(Path(config.out)):
         return world.run(run, config)[0]
@@ -194,11 +194,11 @@ def sent_by_first(config: Config) -> dict[str, float]:
     out the weights among `config.shard` ranks.
     """
     job, layout = config.on_paper
-    found = dict.fromkeys(("tp", "shard", "pp"), 0.0)
+    by_axis = dict.fromkeys(("tp", "shard", "pp"), 0.0)
     for axis, size in sent(job, layout, 0).items():
         name = "shard" if axis == "dp" else axis
-        found[name] = found.get(name, 0.0) + size
-    return found
+        by_axis[name] = by_axis.get(name, 0.0) + size
+    return by_axis
 
 
 def states_of_first(config: Config) -> float:
@@ -257,8 +257,8 @@ class ByAccelerate:
         """One step. Returns the mean loss of all ranks."""
         here = self.accelerator
         tokens, targets = (
-            each.chunk(here.num_processes)[here.process_index].to(here.device)
-            for each in train.batch_of(self.text, self.number, self.config)
+            whole.chunk(here.num_processes)[here.process_index].to(here.device)
+            for whole in train.batch_of(self.text, self.number, self.config)
         )
         loss = train.loss_of(self.model(tokens), targets)
         here.backward(loss)
