@@ -49,12 +49,17 @@ class Aborted(BaseException):
     """
 
 
-def main(setup: Setup, control, output, leash) -> None:
-    """Body of a rank's process.
+def main(control, output, leash) -> None:
+    """Body of a rank's process, which the first message makes this rank or that.
 
     control: a two-way pipe to the kernel. output: takes what is printed. leash: closes with the kernel.
     """
     end_with_kernel(leash)
+    name_process("a spare rank")
+    try:
+        setup: Setup = pickle.loads(control.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)  # the kernel is gone, and needed no such rank
     name_process(f"rank {setup.rank} of {setup.size}")
     os.environ.clear()
     os.environ.update(setup.environ)
