@@ -36,6 +36,7 @@ class Unnamed(NamedTuple):
 
 
 _spares: list[Unnamed] = []
+_counting = threading.RLock()  # worlds may be made in several threads
 
 
 def spawns() -> bool:
@@ -47,16 +48,19 @@ def warm(spares: int = SPARES) -> None:
     """Start the server, or spares, whose imports go on in the background. Called on import of `World`."""
     if not spawns():
         return _start_server()
-    alive = [spare for spare in _spares if spare.process.is_alive()]
-    _spares[:] = alive + [_start() for _ in range(min(spares, SPARES) - len(alive))]
+    with _counting:
+        _spares[:] = [spare for spare in _spares if spare.process.is_alive()]
+        while len(_spares) < min(spares, SPARES):
+            _spares.append(_start())
 
 
 def take() -> Unnamed:
     """A process for a rank: a spare if there is one, else a new one."""
-    while _spares:
-        spare = _spares.pop(0)
-        if spare.process.is_alive():
-            return spare
+    with _counting:
+        while _spares:
+            spare = _spares.pop(0)
+            if spare.process.is_alive():
+                return spare
     try:
         if not spawns():
             _start_server()
