@@ -92,11 +92,11 @@ class Budget(TorchDispatchMode):
                     for v in state.values():
                         if isinstance(v, torch.Tensor):
                             owner[v.untyped_storage()._cdata] = "optimizer"
-        found = dict.fromkeys(KINDS, 0)
+        held = dict.fromkeys(KINDS, 0)
         for key, ref in list(self._live.items()):
             if (s := ref()) is not None:
-                found[owner.get(key, KINDS[-1])] += s.nbytes()
-        return found
+                held[owner.get(key, KINDS[-1])] += s.nbytes()
+        return held
 
     def _report(self, held: int, func) -> str:
         parts = ", ".join(f"{kind} {human(size)}" for kind, size in self.by_kind().items() if size)

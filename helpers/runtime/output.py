@@ -64,12 +64,12 @@ def fold(texts: list[str]) -> str:
 
     A single line stands behind the rank's name, several stand below it.
     """
-    said: dict[str, list[int]] = {}
+    saying: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         if text := text.rstrip("\n"):
-            said.setdefault(text, []).append(rank)
+            saying.setdefault(text, []).append(rank)
     parts = []
-    for text, members in said.items():
+    for text, members in saying.items():
         body = text.split("\n")
         if (many := len(body) - 2 * LINES) > 1:
             cut = [line for line in body[LINES:-LINES] if line.endswith(LEFT_OUT)]

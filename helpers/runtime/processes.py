@@ -152,20 +152,20 @@ class Processes:
 
     def collect_rest(self, number, done, seconds, captured) -> dict:
         """More answers within `seconds`, whether they tell of success or not."""
-        found, until = {}, time.monotonic() + seconds
+        more_done, until = {}, time.monotonic() + seconds
         while time.monotonic() < until:
             missing = [
                 r
                 for r in range(len(self.processes))
-                if r not in done and r not in found and r not in self.dead()
+                if r not in done and r not in more_done and r not in self.dead()
             ]
             if not missing:
                 break
             more = self.collect("done", number, missing, until - time.monotonic(), captured)
-            found |= more
+            more_done |= more
             if not more:
                 break
-        return found
+        return more_done
 
     def look(self, number: int, done: dict, captured) -> list[Seen]:
         """What is known of every rank, asking all that are alive: those that have left the call may have a
