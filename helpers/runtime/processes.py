@@ -17,7 +17,7 @@ from .messages import Setup
 from .meter import BOX_BYTES
 
 ANSWER_SECONDS = 1.0  # for a rank to say where it is; on a busy machine that takes longer than its work
-START_SECONDS = 60  # for the fork server's imports on a slow machine
+START_SECONDS = 180  # for the imports on a slow or busy machine; one that ends is noticed at once
 
 
 class Processes:
