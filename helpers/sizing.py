@@ -159,8 +159,8 @@ def run_plan(args) -> tuple[str, dict]:
         out += ["", "what would change the winner:"]
         out += [f"  {what} × {factor:g}: {row.layout}" for what, factor, row in flips]
     if args.flags:
-        said = flags(args.flags, made.job, best.layout)
-        out += ["", f"in the words of {args.flags}:", *said.split("\n")]
+        words = flags(args.flags, made.job, best.layout)
+        out += ["", f"in the words of {args.flags}:", *words.split("\n")]
     if args.report:
         _write(Path(args.report), page(made, tokens, args.price))
         out += ["", f"the page for the meeting: {args.report}"]
@@ -170,8 +170,8 @@ def run_plan(args) -> tuple[str, dict]:
             "--explain says where time and memory go, by which formulas; --why 4,8,2 says why not DP 4,"
             " TP 8, PP 2.",
         ]
-    rows = lambda found: [
-        {"layout": _fields(r.layout), "step_seconds": r.seconds, "memory_bytes": r.memory} for r in found
+    rows = lambda ranked: [
+        {"layout": _fields(r.layout), "step_seconds": r.seconds, "memory_bytes": r.memory} for r in ranked
     ]
     return "\n".join(out), {
         "inputs": _inputs(made.job) | {"gpus": made.gpus, "headroom": args.headroom},
@@ -226,10 +226,10 @@ def run_bytes(args) -> tuple[str, dict]:
     table = Table(
         ["axis", *columns],
         [
-            [NAMES[axis], *(human(found.get(axis, 0.0)) for found in by_stage.values())]
-            for axis in dict.fromkeys(axis for found in by_stage.values() for axis in found)
+            [NAMES[axis], *(human(bytes_sent.get(axis, 0.0)) for bytes_sent in by_stage.values())]
+            for axis in dict.fromkeys(axis for bytes_sent in by_stage.values() for axis in bytes_sent)
         ],
-        ["total", *(human(sum(found.values())) for found in by_stage.values())],
+        ["total", *(human(sum(bytes_sent.values())) for bytes_sent in by_stage.values())],
         title=f"{job.model.name}, {job.framework.name}: {layout}. Sent by each GPU in a step",
     )
     return repr(table), {"inputs": _inputs(job), "layout": _fields(layout), "bytes": by_stage}

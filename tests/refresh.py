@@ -3,7 +3,8 @@
 Only content is stored: no timings, no machine's metadata, no live widgets (they leave
 their text behind), so that a difference between two versions is a difference for the reader.
 
-Pictures that README.md and docs/ show come from these outputs, and are written anew with them.
+Pictures that README.md and docs/ show come from these outputs, and are written anew with them. After outputs
+came otherwise, from another branch perhaps, `tests/refresh.py --pictures` writes the pictures alone.
 """
 
 import os
@@ -39,9 +40,12 @@ def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.Notebook
 PICTURES = {"timeline.png": ("07", 'gantt.timeline({"1F1B, predicted"'), "cube.png": ("01", "draw.cuts(4)")}
 
 
-def picture(notebook: nbformat.NotebookNode, text: str) -> bytes:
-    """The picture under the one cell that has this text."""
-    (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and text in cell.source)
+def stored(name: str) -> bytes:
+    """One of PICTURES, as it stands under the one cell that has its text."""
+    number, text = PICTURES[name]
+    (path,) = ROOT.glob(f"notebooks/{number}_*.ipynb")
+    cells = nbformat.read(path, as_version=4).cells
+    (cell,) = (cell for cell in cells if cell.cell_type == "code" and text in cell.source)
     (png,) = (o.data["image/png"] for o in cell.outputs if "image/png" in o.get("data", {}))
     return b64decode(png)
 
@@ -52,15 +56,14 @@ def refresh(path: Path) -> None:
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
     ).execute()
     nbformat.write(normalise(notebook, path.name[:2]), path)
-    for name, (number, text) in PICTURES.items():
-        if path.name.startswith(number):
-            (ROOT / "data" / name).write_bytes(picture(notebook, text))
 
 
 if __name__ == "__main__":
     os.environ["THREE_AXES_PROGRESS"] = ""
     os.environ["THREE_AXES_STREAM_AFTER"] = "60"  # output at the end of a cell, as nbval will compare it
     books = [*sorted(ROOT.glob("notebooks/*.ipynb")), *sorted(ROOT.glob("notebooks/beyond/*.ipynb"))]
-    for path in map(Path, sys.argv[1:] or books):
+    for path in () if sys.argv[1:] == ["--pictures"] else map(Path, sys.argv[1:] or books):
         print("refreshing", path.name, flush=True)
         refresh(path)
+    for name in PICTURES:
+        (ROOT / "data" / name).write_bytes(stored(name))

@@ -54,6 +54,13 @@ def test_what_is_printed_fits_the_terminal_and_loses_no_word(columns, command, m
     assert "\x1b" not in whole + screen.written
 
 
+def test_without_a_command_all_are_listed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    listed = capsys.readouterr().out
+    assert ended.value.code == 0 and all(name in listed for name in ("plan", *COMMANDS))
+
+
 def test_a_refusal_fits_the_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen := Screen(80, monkeypatch))
     assert main(["plan", "lama", "--gpus", "8"]) == 2

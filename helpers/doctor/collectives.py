@@ -107,11 +107,11 @@ def _counts(n: int) -> dict[str, tuple[int, int]]:
         "gather": n,
         "scatter": n,
     }
-    found = {op: (2, 2 * 4 * K * size) for op, size in one.items()} | {
+    counts = {op: (2, 2 * 4 * K * size) for op, size in one.items()} | {
         "all_gather": (4, 4 * 4 * K * n),
         "barrier": (1, 0),
     }
-    return found | ({"send": (3, 3 * 4 * K), "recv": (3, 3 * 4 * K)} if n > 1 else {})
+    return counts | ({"send": (3, 3 * 4 * K), "recv": (3, 3 * 4 * K)} if n > 1 else {})
 
 
 @check(

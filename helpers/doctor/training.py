@@ -49,8 +49,8 @@ def _train(config, steps: int, folder: Path | None = None) -> list[float]:
     from ..train import Trainer, checkpoint
 
     trainer = Trainer(config, ours())
-    if config.out and (found := checkpoint.complete(Path(config.out))):
-        trainer.resume(found[-1])
+    if config.out and (saved := checkpoint.complete(Path(config.out))):
+        trainer.resume(saved[-1])
     losses = [trainer.step()["loss"] for _ in range(steps)]
     if config.out:
         trainer.save()
@@ -225,11 +225,11 @@ def two_hosts(meet: str) -> str:
             "not asked for. Run  three-axes doctor 13 --meet HOST  on two machines at once, HOST being"
             " the name of one of them"
         )
-    each, own = max(1, devices.gpus()), launch.own_address(meet)
+    on_each_host, own = max(1, devices.gpus()), launch.own_address(meet)
     first = launch.is_loopback(own) or own == socket.gethostbyname(meet)  # are we HOST?
     address = [] if launch.is_loopback(own) else ["--local-addr", own]
     ran = _command(
-        *f"-m torch.distributed.run --nnodes 2 --nproc-per-node {each} --rdzv-backend c10d".split(),
+        *f"-m torch.distributed.run --nnodes 2 --nproc-per-node {on_each_host} --rdzv-backend c10d".split(),
         *f"--rdzv-endpoint {meet}:{PORT} --rdzv-conf is_host={int(first)},join_timeout=60".split(),
         *address,
         *SMALL_RUN,
@@ -237,7 +237,7 @@ def two_hosts(meet: str) -> str:
         seconds=200,
     )
     expect(ran.returncode == 0, f"torchrun ended with {ran.returncode}: {_tail(ran)}")
-    return f"{2 * each} ranks trained together" + (
+    return f"{2 * on_each_host} ranks trained together" + (
         f": {_first_line(ran)}"
         if "steps under" in ran.stderr
         else "; the other machine's report says on what"

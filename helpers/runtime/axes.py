@@ -78,12 +78,14 @@ class Axes:
         return group
 
     def _about_to_call(self, group, tag: str):
-        found = self._resolve(group, tag)
+        resolved = self._resolve(group, tag)
         if not torch.compiler.is_compiling():
             mesh, dim = group if isinstance(group, tuple) else (group, 0)
             name = _dimension(mesh, dim) if isinstance(mesh, DeviceMesh) else None
-            self._resolved = (found if isinstance(found, str) else found.group_name, name) if name else None
-        return found
+            self._resolved = (
+                (resolved if isinstance(resolved, str) else resolved.group_name, name) if name else None
+            )
+        return resolved
 
     def members(self, group: dist.ProcessGroup) -> Members:
         if (known := self._members.get(group)) is None:

@@ -97,12 +97,12 @@ def explain(seen: list[Seen], timeout: float | None, mend: Callable[[], str]) ->
 
 def raised(seen: list[Seen], first: list[int], state: str) -> str:
     """`first` raised by themselves."""
-    said: dict[tuple, list[int]] = {}
+    raising: dict[tuple, list[int]] = {}
     for r in first:
         e = seen[r].error
-        said.setdefault((e.type, e.message, tuple(e.lines)), []).append(r)
+        raising.setdefault((e.type, e.message, tuple(e.lines)), []).append(r)
     parts = []
-    for (kind, message, frames), members in said.items():
+    for (kind, message, frames), members in raising.items():
         parts.append(f"{ranks(members, of=len(seen))} raised {kind}" + (f": {message}" if message else ""))
         parts += ["    " + line for line in _unrepeated([lines.show(f) for f in frames])]
     return "\n".join(parts + _others(seen, first) + [state])
@@ -209,13 +209,14 @@ def _roots(seen: list[Seen]) -> str:
         if s.box and s.box["op"] in ROOTED:
             root = s.box["needs"][s.box["peer"]]
             met.setdefault((s.box["op"], s.box["number"], tuple(s.box["needs"])), {})[r] = root
-    for (op, *_), said in met.items():
-        if len(set(said.values())) > 1:
+    for (op, *_), root_of in met.items():
+        if len(set(root_of.values())) > 1:
             return (
                 f"They do not agree who is the root of {op}: "
                 + ", ".join(
-                    f"{ranks([r for r in said if said[r] == root])} {'says' if n == 1 else 'say'} root {root}"
-                    for root, n in Counter(said.values()).items()
+                    f"{ranks([r for r in root_of if root_of[r] == root])}"
+                    f" {'says' if n == 1 else 'say'} root {root}"
+                    for root, n in Counter(root_of.values()).items()
                 )
                 + "."
             )
@@ -283,8 +284,8 @@ def _collective(box: dict, peer: bool = True) -> str:
 
 def _mismatch(seen: list[Seen], aborted: list[int]) -> str | None:
     """The commonest reason for gloo to abort a process: two ranks brought tensors of different size."""
-    said = "\n".join(seen[r].said for r in aborted)
-    if not re.search(r"enforce fail|EnforceNotMet|op\.preamble|nbytes|gloo::", said):
+    printed = "\n".join(seen[r].said for r in aborted)
+    if not re.search(r"enforce fail|EnforceNotMet|op\.preamble|nbytes|gloo::", printed):
         return None
     brought: dict[str, list[int]] = {}
     for r, s in enumerate(seen):

@@ -49,13 +49,13 @@ def innermost(frame: FrameType | None) -> Line | None:
 
 def stack(frame: FrameType | None) -> list[Line]:
     """All lines from this frame outwards to the reader's outermost; none where no line is the reader's."""
-    found, kept = [], 0
+    outwards, kept = [], 0
     while frame is not None:
-        found.append(Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        outwards.append(Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         if not frame.f_code.co_filename.startswith(LIBRARIES):
-            kept = len(found)
+            kept = len(outwards)
         frame = frame.f_back
-    return found[:kept]
+    return outwards[:kept]
 
 
 def place(line: Line) -> str:

@@ -14,13 +14,13 @@ def storages(tensors) -> dict[int, int]:
     """Piece of memory -> bytes, for the memory behind these tensors, each piece once (tied weights,
     views).
     """
-    found = {}
+    sizes = {}
     for t in tensors:
         if t is None:
             continue
         t = t.to_local() if hasattr(t, "to_local") else t  # a DTensor holds its own shard only
-        found[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
-    return found
+        sizes[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
+    return sizes
 
 
 class Held:

@@ -70,12 +70,12 @@ def fold(texts: list[str]) -> str:
 
     A single line stands behind the rank's name, several stand below it.
     """
-    said: dict[str, list[int]] = {}
+    saying: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         if text := text.rstrip("\n"):
-            said.setdefault(text, []).append(rank)
+            saying.setdefault(text, []).append(rank)
     parts = []
-    for text, members in said.items():
+    for text, members in saying.items():
         body = text.split("\n")
         if (many := len(body) - 2 * LINES) > 1:
             # A rank may have dropped some already. The lines cut there count once, and the one that says so

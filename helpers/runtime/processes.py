@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing.process
 import os
 import pickle
 import shutil
@@ -12,13 +11,13 @@ import threading
 import time
 from multiprocessing.connection import wait
 
-from . import output, server, worker
+from . import output, server
 from .failure import Seen
 from .messages import Setup
 from .meter import BOX_BYTES
 
 ANSWER_SECONDS = 1.0  # for a rank to say where it is; on a busy machine that takes longer than its work
-START_SECONDS = 60  # for the fork server's imports on a slow machine
+START_SECONDS = 180  # for the imports on a slow or busy machine; one that ends is noticed at once
 
 
 class Processes:
@@ -31,34 +30,18 @@ class Processes:
         self.calls = itertools.count(1)  # numbers for what the ranks are asked
 
     def add(self, setup: Setup) -> None:
-        server.warm()
-        context = server.context()
-        mine, its = context.Pipe()
-        printed, printing = context.Pipe(duplex=False)
-        leashed, leash = context.Pipe(duplex=False)
-        os.set_blocking(printed.fileno(), False)
-        process = context.Process(target=worker.main, args=(setup, its, printing, leashed), daemon=True)
-        self.processes.append(process)
-        self.controls.append(mine)
-        self.outputs.append(printed)
-        self.leashes.append(leash)
-        try:
-            with server.main_hidden():
-                process.start()
-        except (EOFError, BrokenPipeError, ConnectionError):  # the fork server had ended
-            server.warm()
-            with server.main_hidden():
-                process.start()
-        finally:
-            for end in (its, printing, leashed):
-                end.close()
+        new = server.take()
+        os.set_blocking(new.output.fileno(), False)
+        self.processes.append(new.process)
+        self.controls.append(new.control)
+        self.outputs.append(new.output)
+        self.leashes.append(new.leash)
+        self._deliver(len(self.processes) - 1, pickle.dumps(setup))
 
     def forget(self) -> None:
         """In a fork of the kernel: these ranks are the kernel's, and must see when it ends."""
-        for pipe in (*self.controls, *self.outputs, *self.leashes):
-            pipe.close()
-        for p in self.processes:
-            multiprocessing.process._children.discard(p)
+        for process, *pipes in zip(self.processes, self.controls, self.outputs, self.leashes):
+            server.disown(process, *pipes)
         self.processes, self.controls, self.outputs, self.leashes = [], [], [], []
 
     def box(self, rank: int) -> dict | None:
@@ -169,20 +152,20 @@ class Processes:
 
     def collect_rest(self, number, done, seconds, captured) -> dict:
         """More answers within `seconds`, whether they tell of success or not."""
-        found, until = {}, time.monotonic() + seconds
+        more_done, until = {}, time.monotonic() + seconds
         while time.monotonic() < until:
             missing = [
                 r
                 for r in range(len(self.processes))
-                if r not in done and r not in found and r not in self.dead()
+                if r not in done and r not in more_done and r not in self.dead()
             ]
             if not missing:
                 break
             more = self.collect("done", number, missing, until - time.monotonic(), captured)
-            found |= more
+            more_done |= more
             if not more:
                 break
-        return found
+        return more_done
 
     def look(self, number: int, done: dict, captured) -> list[Seen]:
         """What is known of every rank, asking all that are alive: those that have left the call may have a
@@ -210,6 +193,9 @@ class Processes:
 
     def dead(self) -> list[int]:
         """The ranks whose process has ended."""
+        for p in self.processes:
+            if wait([p.sentinel], 0):
+                p.join()  # a spawned one closes its sentinel a little before its exit status is known
         return [r for r, p in enumerate(self.processes) if p.exitcode is not None]
 
     # -- the end ---------------------------------------------------------------------

@@ -1,43 +1,123 @@
-"""The process that ranks are forked from, with torch imported already.
+"""Where processes for ranks come from, with torch imported already.
 
-`multiprocessing`'s forkserver where forking after imports is safe (Linux); elsewhere each
-rank is spawned and imports for itself, which takes some seconds.
-This module imports no torch, so that the server can start before the notebook does.
+On Linux they are forked from one server, `multiprocessing`'s forkserver. Elsewhere forking after imports is
+not safe, so each is spawned, which takes seconds. There some spares wait: a world takes them, and others are
+spawned in the background. An idle spare holds 0.15 to 0.3 GB.
+A process learns which rank it is from the first message, so a spare is a rank that was not told yet.
+This module imports no torch, so that all this can start before the notebook imports it.
 """
 
 from __future__ import annotations
 
 import multiprocessing as mp
+import multiprocessing.process
 import os
 import signal
 import sys
 import threading
 import types
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
 
+SPARES = 4  # at most; the course's worlds have two, four or eight ranks
 ROOT = Path(__file__).resolve().parents[2]  # of the package
 
 
-def context():
-    return mp.get_context("forkserver" if sys.platform == "linux" else "spawn")
+class Unnamed(NamedTuple):
+    """A process that waits to be told which rank it is, and the kernel's ends of its pipes."""
+
+    process: BaseProcess
+    control: Connection
+    output: Connection
+    leash: Connection
 
 
-def warm() -> None:
-    """Start the server, whose imports go on in the background. Called on import of `World`."""
-    ctx = context()
-    if ctx.get_start_method() == "forkserver" and not _runs():
-        from multiprocessing import forkserver, resource_tracker
+_spares: list[Unnamed] = []
+_counting = threading.RLock()  # worlds may be made in several threads
 
-        ctx.set_forkserver_preload(["helpers.runtime.preload"])
-        resource_tracker.ensure_running()  # on its own, for it would undo the mask below
-        # A stop button pressed meanwhile is for the notebook; the server inherits that it is blocked.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            with main_hidden(), _inside(ROOT):
-                forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+def spawns() -> bool:
+    """Whether ranks are spawned. THREE_AXES_SPAWN=1 has it so on Linux too, for tests."""
+    return sys.platform != "linux" or bool(os.environ.get("THREE_AXES_SPAWN"))
+
+
+def warm(spares: int = SPARES) -> None:
+    """Start the server, or spares, whose imports go on in the background. Called on import of `World`."""
+    if not spawns():
+        return _start_server()
+    with _counting:
+        _spares[:] = [spare for spare in _spares if spare.process.is_alive()]
+        while len(_spares) < min(spares, SPARES):
+            _spares.append(_start())
+
+
+def take() -> Unnamed:
+    """A process for a rank: a spare if there is one, else a new one."""
+    with _counting:
+        while _spares:
+            spare = _spares.pop(0)
+            if spare.process.is_alive():
+                return spare
+    try:
+        if not spawns():
+            _start_server()
+        return _start()
+    except (EOFError, BrokenPipeError, ConnectionError):  # the server had ended
+        _start_server()
+        return _start()
+
+
+def _start() -> Unnamed:
+    context = mp.get_context("spawn" if spawns() else "forkserver")
+    mine, its = context.Pipe()
+    printed, printing = context.Pipe(duplex=False)
+    leashed, leash = context.Pipe(duplex=False)
+    process = context.Process(target=_be_a_rank, args=(its, printing, leashed), daemon=True)
+    try:
+        with main_hidden(), _stop_blocked():
+            process.start()
+    finally:
+        for end in (its, printing, leashed):
+            end.close()
+    return Unnamed(process, mine, printed, leash)
+
+
+def _be_a_rank(*pipes: Connection) -> None:
+    """Body of the process."""
+    from . import preload
+
+    preload.worker.main(*pipes)
+
+
+def _start_server() -> None:
+    if _runs():
+        return
+    from multiprocessing import forkserver
+
+    mp.get_context("forkserver").set_forkserver_preload(["helpers.runtime.preload"])
+    with main_hidden(), _inside(ROOT), _stop_blocked():
+        forkserver.ensure_running()
+
+
+@contextmanager
+def _stop_blocked():
+    """A process that starts here does not hear the stop button, which is for the notebook. (A rank hears it
+    again when it serves.)
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # now, for it would undo the mask below
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _runs() -> bool:
@@ -52,12 +132,21 @@ def _runs() -> bool:
 
 
 def forget() -> None:
-    """In a fork of the kernel: the server is the kernel's child and not ours, and must see when that ends."""
+    """In a fork of the kernel: server and spares are the kernel's and not ours, and must see when it ends."""
     from multiprocessing.forkserver import _forkserver
 
+    while _spares:
+        disown(*_spares.pop())
     if _forkserver._forkserver_alive_fd is not None:
         os.close(_forkserver._forkserver_alive_fd)
         _forkserver.__init__()
+
+
+def disown(process: BaseProcess, *pipes: Connection) -> None:
+    """In a fork of the kernel: the process is the kernel's, and must see when the kernel ends."""
+    for pipe in pipes:
+        pipe.close()
+    multiprocessing.process._children.discard(process)
 
 
 @contextmanager

@@ -167,8 +167,8 @@ def trace(
     )
     if done.returncode:
         raise RuntimeError(f"the trace failed: {done.stderr.strip()}")
-    said = json.loads(done.stdout.splitlines()[-1])
-    return Trace(**said | {"model": model, "layout": layout, "calls": [Call(**c) for c in said["calls"]]})
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return Trace(**answer | {"model": model, "layout": layout, "calls": [Call(**c) for c in answer["calls"]]})
 
 
 # -- the other process -------------------------------------------------------------------------
@@ -310,16 +310,16 @@ def main(argv: list[str] | None = None) -> None:
     if sys.stderr.isatty():
         print("Running the model on fake ranks. This takes some ten seconds.", file=sys.stderr)
     try:
-        found = trace(
+        traced = trace(
             find_model(args.model), layout, seq_len=args.seq, plan="usual" if args.usual else "Megatron's"
         )
     except ValueError as e:
         sys.exit(str(e))
     print(
-        found,
-        f"\n{found.params:,} parameters; {human(found.peak)} on this rank at the peak: "
-        + ", ".join(f"{kind} {human(size)}" for kind, size in found.memory.items())
-        + f"; traced in {found.seconds:.0f} s and {human(found.resident)}",
+        traced,
+        f"\n{traced.params:,} parameters; {human(traced.peak)} on this rank at the peak: "
+        + ", ".join(f"{kind} {human(size)}" for kind, size in traced.memory.items())
+        + f"; traced in {traced.seconds:.0f} s and {human(traced.resident)}",
     )
 
 

@@ -70,12 +70,12 @@ class Traffic:
         for members in dict.fromkeys(key for brought in self._brought for key in brought):
             lists = {r: self._brought[r].get(members, []) for r in members}
             for i in range(max(map(len, lists.values()))):
-                said = {r: mine[i] if i < len(mine) else "nothing" for r, mine in lists.items()}
-                if len(set(said.values())) > 1:
-                    first, other = members[0], next(r for r in members if said[r] != said[members[0]])
+                op_of = {r: mine[i] if i < len(mine) else "nothing" for r, mine in lists.items()}
+                if len(set(op_of.values())) > 1:
+                    first, other = members[0], next(r for r in members if op_of[r] != op_of[members[0]])
                     return (
                         f"collective number {i + 1} of the call does not agree: rank {first} brought"
-                        f" {said[first]}, rank {other} {said[other]}. What it left in the tensors means"
+                        f" {op_of[first]}, rank {other} {op_of[other]}. What it left in the tensors means"
                         " nothing."
                     )
         return None
@@ -104,14 +104,14 @@ class Traffic:
     def against(self, predicted: float | Sequence[float]) -> Table:
         """Bytes sent per rank three ways. `predicted`: one number for all ranks, or one per rank."""
         n = len(self.ranks)
-        each = list(predicted) if isinstance(predicted, Sequence) else [predicted] * n
-        if len(each) != n:
-            raise ValueError(f"{len(each)} predictions for {n} ranks; give one number, or one per rank")
+        of_rank = list(predicted) if isinstance(predicted, Sequence) else [predicted] * n
+        if len(of_rank) != n:
+            raise ValueError(f"{len(of_rank)} predictions for {n} ranks; give one number, or one per rank")
         return Table(
             ["rank", "predicted", "counted", "on the wire", "wire ÷ predicted"],
             [
                 [str(r), human(p), human(c), human(w), "n/a" if w is None or not p else f"{w / p:.2f}"]
-                for r, (p, c, w) in enumerate(zip(each, self.counted, self.wire))
+                for r, (p, c, w) in enumerate(zip(of_rank, self.counted, self.wire))
             ],
             title="bytes sent, per rank",
         )

@@ -36,15 +36,15 @@ def _sockets(but: set[int] = frozenset()) -> dict[int, int]:
     """inode -> descriptor, for every socket of this process but through some descriptors: several may lead to
     one socket.
     """
-    found = {}
+    descriptors = {}
     for descriptor in set(map(int, os.listdir("/dev/fd"))) - but:
         try:
             status = os.fstat(descriptor)
         except OSError:
             continue  # the descriptor of listdir itself, closed by now
         if stat.S_ISSOCK(status.st_mode):
-            found[status.st_ino] = descriptor
-    return found
+            descriptors[status.st_ino] = descriptor
+    return descriptors
 
 
 def _own_ports() -> range:

@@ -49,12 +49,17 @@ class Aborted(BaseException):
     """
 
 
-def main(setup: Setup, control, output, leash) -> None:
-    """Body of a rank's process.
+def main(control, output, leash) -> None:
+    """Body of a rank's process, which the first message makes this rank or that.
 
     control: a two-way pipe to the kernel. output: takes what is printed. leash: closes with the kernel.
     """
     end_with_kernel(leash)
+    name_process("a spare rank")
+    try:
+        setup: Setup = pickle.loads(control.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)  # the kernel is gone, and needed no such rank
     name_process(f"rank {setup.rank} of {setup.size}")
     os.environ.clear()
     os.environ.update(setup.environ)
@@ -220,14 +225,14 @@ class Rank:
         frames = [lines.Line(f.filename, f.lineno, f.name) for f in traceback.extract_tb(e.__traceback__)]
         if isinstance(e, SyntaxError) and e.lineno:
             frames = [lines.Line(e.filename or "?", e.lineno, "")]
-        said = [shown(e.msg if isinstance(e, SyntaxError) else e)]
+        message = [shown(e.msg if isinstance(e, SyntaxError) else e)]
         try:
-            said += map(shown, list(e.__notes__)[:20])
+            message += map(shown, list(e.__notes__)[:20])
         except BaseException:  # noqa: BLE001  it has none, or the reader's class has notes of its own kind
             pass
         if e.__cause__ is not None:
-            said.append(f"caused by {type(e.__cause__).__name__}: {shown(e.__cause__)}")
-        return Error(type(e).__name__, "\n".join(said), lines.readers(frames), aborted)
+            message.append(f"caused by {type(e.__cause__).__name__}: {shown(e.__cause__)}")
+        return Error(type(e).__name__, "\n".join(message), lines.readers(frames), aborted)
 
     # -- the listening thread --------------------------------------------------------
 

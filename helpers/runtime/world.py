@@ -4,9 +4,10 @@
     world.run(fn, *args)        every rank calls fn(*args); the list of their results
     %%ranks                     a notebook cell that every rank runs
 
-The processes are forked from a small server that has imported torch already
+On Linux the processes are forked from a small server that has imported torch already
 (`multiprocessing`'s forkserver), so they are there in a tenth of a second and never
 descend from the kernel: a kernel that has touched CUDA or OpenMP can still start them.
+Elsewhere they are spawned, and spares wait (`runtime.server`).
 """
 
 from __future__ import annotations
@@ -195,6 +196,7 @@ class World:
                 f"the {self.n} ranks could not start. They said:\n{output.fold(map(str, captured))}"
             )
         self._broken = False
+        server.warm(self.n)  # where ranks are spawned: spares, should these be lost
 
     def _join(self, seconds: float, captured=None) -> bool:
         """Have every rank form the group anew. False if one did not."""

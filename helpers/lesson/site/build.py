@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from bs4 import BeautifulSoup
 from jinja2 import Environment, FileSystemLoader
+from tqdm import tqdm
 
 from ...files import find
 from .. import cards, printables, slides
@@ -38,7 +39,7 @@ def build(folder: Path) -> int:
     documents = sorted(f"docs/{path.name}" for path in find("docs").glob("*.md"))
     waiting = [FIRST, *books, *documents]  # and what these link to
     bodies: dict[str, BeautifulSoup] = {}
-    for name in waiting:
+    for name in tqdm(waiting, total=float("inf"), unit=" pages", disable=None, leave=False):  # on a terminal
         if name not in bodies:
             path = find(name)
             body = drop.page(path) if path.suffix == ".ipynb" else drop.document(path)

@@ -1,0 +1,48 @@
+"""README.md and docs/: the glossary's words are where it says, and pictures are those of the notebooks."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import nbformat
+import pytest
+import refresh
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = re.findall(
+    r"^\| (.+) \| (.+) \| \[(.+)\]\((.+)\) \|$", (ROOT / "docs/glossary.md").read_text(encoding="utf-8"), re.M
+)
+
+
+@cache
+def text(path: Path) -> str:
+    if path.suffix == ".md":
+        return path.read_text(encoding="utf-8")
+    return "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+
+
+def test_the_glossary_has_every_word_once_in_order_and_briefly():
+    words = [word.lower() for row in ROWS for word in row[0].split(", ")]
+    assert len(ROWS) > 60 and len(words) == len(set(words))
+    assert [row[0].lower() for row in ROWS] == sorted(row[0].lower() for row in ROWS)
+    for word, meaning, *_ in ROWS:
+        assert len(meaning) <= 240 and meaning[-1] in ".)", word
+
+
+@pytest.mark.parametrize("names, meaning, label, link", ROWS, ids=[row[0] for row in ROWS])
+def test_a_word_of_the_glossary_is_where_its_link_leads(names, meaning, label, link):
+    path = (ROOT / "docs" / link).resolve()
+    assert path.name.startswith(label)
+    patterns = [re.sub(r"[ -]", "[ _-]", re.escape(name).replace("\\", "")) for name in names.split(", ")]
+    there = text(path)
+    assert any(re.search(rf"(?<!\w){pattern}", there, re.I) for pattern in patterns)
+
+
+def test_the_glossary_says_of_every_drop_what_it_shows():
+    met = {label for _, _, label, _ in ROWS}
+    assert met >= {f"{n:02}" for n in range(1, 13)} | {"b1", "b2", "b3", "b4"}  # 13 and 14 only put together
+
+
+@pytest.mark.parametrize("name", refresh.PICTURES)
+def test_pictures_of_readme_and_docs_are_those_of_the_notebooks(name):
+    assert (ROOT / "data" / name).read_bytes() == refresh.stored(name), "python tests/refresh.py --pictures"

@@ -1,0 +1,64 @@
+"""Ranks that are spawned, as on macOS and Windows, and the spares that wait beside them.
+
+THREE_AXES_SPAWN=1 python -m pytest tests/test_world.py, and any other test or notebook, runs with them.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from test_world import alive
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="kills by signals")]
+
+SCRIPT = """
+    import os, signal, sys, time
+    from helpers.runtime import server
+    server.SPARES = 2
+    from helpers import World
+    from helpers.runtime.failure import RankError
+
+    pids = lambda: [spare.process.pid for spare in server._spares]
+    first = pids()
+    world = World(2)
+    assert world.pids == first and world.run(lambda: 1) == [1, 1]
+    waiting = pids()
+    assert len(waiting) == 2
+
+    os.kill(waiting[0], signal.SIGKILL)     # a spare that dies is nobody's loss
+    os.kill(world.pids[1], signal.SIGKILL)
+    try:
+        world.run(lambda: 1)
+    except RankError as e:
+        assert e.kind == "died" and e.ranks == [1], e
+    assert world.pids[0] == waiting[1] and world.run(lambda: 2) == [2, 2]
+    assert len(pids()) == 2
+
+    fork = os.fork()                        # holds nothing that spares or ranks wait for
+    if fork == 0:
+        time.sleep(120)
+        os._exit(0)
+    with open(sys.argv[1], "w") as file:
+        print(fork, *first, *waiting, *world.pids, *pids(), file=file)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_recovery_takes_spares_and_nothing_outlives_the_kernel(tmp_path):
+    said = tmp_path / "pids"
+    kernel = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), said],
+        timeout=300,
+        env=dict(os.environ, THREE_AXES_SPAWN="1"),
+    )
+    assert kernel.returncode == -signal.SIGKILL
+    fork, *pids = map(int, said.read_text().split())
+    deadline = time.monotonic() + 120  # those that still import look when they have
+    while alive(set(pids)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert alive([fork]) and len(set(pids)) >= 6 and not alive(pids)
+    os.kill(fork, signal.SIGKILL)
