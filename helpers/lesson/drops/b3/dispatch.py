@@ -171,7 +171,9 @@ def _judge(attempt) -> Answer:
 
 def _named(error: RankError, n: int) -> Answer | None:
     """An all-to-all of rows that ended in a crash or a hang: its sizes do not fit."""
-    last = [(s.where and s.where["in"]) or s.box for s in error.seen if not s.finished]
+    # Where one died, the others may not have come so far.
+    ranks = [s for s in error.seen if (s.exit is not None if error.kind == "died" else not s.finished)]
+    last = [(s.where and s.where["in"]) or s.box for s in ranks]
     rows = [at and at["op"] == "all_to_all" and len(at["shape"] or []) == 2 for at in last]
     messages = [s.error.message for s in error.seen if s.error and not s.error.aborted]
     said_so = any("alltoall" in text or "Split sizes" in text for text in messages)
