@@ -71,6 +71,24 @@ def by_framework() -> Table:
     return Table(["framework", "bytes a parameter", "its fastest layout", "a step"], rows)
 
 
+def finishes(tokens_each: int = 20, share: float = 0.5) -> str:
+    """How long the training takes on these GPUs: by hand, if they do `share` of their peak, and by the plan.
+
+    tokens_each: to learn from, for each parameter; 20 is the rule of Hoffmann et al. 2022 (Chinchilla).
+    """
+    p, device = the_plan(), CLUSTERS[CLUSTER].device
+    params = p.job.model.params
+    tokens = tokens_each * params
+    operations = 6 * params * tokens
+    by_hand = operations / (GPUS * device.flops * share) / 86400
+    by_plan = tokens / (BATCH * SEQ) * p.best.seconds / 86400
+    return (
+        f"{tokens_each} tokens for each parameter are {tokens / 1e9:.0f}e9 tokens, and {operations:.2g}"
+        f" operations.\n{GPUS} GPUs at half of {device.flops / 1e12:.0f}e12 a second: {by_hand:.0f} days."
+        f" By the plan: {by_plan:.0f}."
+    )
+
+
 # -- a rule of thumb -----------------------------------------------------------------------------
 
 
@@ -196,6 +214,18 @@ _KEY = {
 QUICK = tuple(_KEY)
 
 
+# (d, t, p) and the ZeRO stage for each case, with which its states fit a GPU of 80 GB and leave room.
+_SIZES = ((1e9, 8, 1, 1, 0), (30e9, 1, 8, 1, 0), (200e9, 2, 8, 4, 1), (13e9, 16, 1, 1, 3))
+
+
+def as_sizes() -> list[tuple[str, tuple[int, int, int], float]]:
+    """(case, (d, t, p), bytes of states on a GPU)"""
+    return [
+        (case, (d, t, p), sum(states(params / (t * p), d, zero).values()))
+        for case, (params, d, t, p, zero) in zip(QUICK, _SIZES)
+    ]
+
+
 def quick(case):
     """(answer, reason) for a case: one of d13.ANSWERS and one of d13.REASONS."""
     from helpers.lesson.drops.d13 import ANSWERS, QUICK, REASONS
@@ -243,7 +273,11 @@ def _judge_quick(attempted) -> Answer:
             return wrong(
                 "right for another reason", f"{case}: {mine[0]!r} is right, but not because {mine[1]}."
             )
-    return right("Four cases, and four reasons that would stand in a meeting.", ("cases", "4", "4"))
+    return right(
+        "Four cases, and four reasons that would stand in a meeting. As sizes d·t·p, whose product is the"
+        " number of GPUs:",
+        *((case, f"{d}·{t}·{p}, {human(held)} of states a GPU", "") for case, (d, t, p), held in as_sizes()),
+    )
 
 
 cases = Exercise(
