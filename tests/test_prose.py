@@ -44,6 +44,7 @@ EIGHT_PORTS = 1 - zero_3(1536, 1) / zero_3(384, 4)
 LINK, FAR = d06.ONE_NODE.intra_node_bandwidth, d06.ONE_NODE.inter_node_bandwidth
 
 LAYOUT = Defence(d14.the_plan(), Layout(dp=4, tp=8, pp=2, zero=1))
+FOUR = d14.the_plan().by_axes[:4]
 TUNED = next(row for row in d14.the_plan().by_axes if row.axes[:3] == (4, 8, 2))
 NODE = plan(Job(find_model("opt-30b"), CLUSTERS["dgx-a100"], 64, 2048), gpus=8)
 LLAMA = find_model("llama-3-70b")
@@ -161,6 +162,7 @@ COMPUTED = {
         f"all stand at {WATCHDOG[0]['seq']}, with {WATCHDOG[0]['last_completed']} the last completed",
     ],
     "14": [
+        f"The first four are within {100 * (FOUR[3].seconds / FOUR[0].seconds - 1) + 0.5:.0f} %",
         "within 1 %",
         f"With Megatron-LM's float32 gradients it would hold {BY_MEGATRON / 1e9:.1f} GB",
         f"3 · (4 · 40 + 1) = {3 * (4 * 40 + 1)}",
@@ -223,10 +225,10 @@ SLOW = LAYOUT.with_cluster(inter_node_bandwidth=DGX.inter_node_bandwidth / 2)
 
 
 def test_what_drop_14_says_of_the_common_answer():
-    first, second, third = d14.the_plan().by_axes[:3]
+    first, second, _, fourth = d14.the_plan().by_axes[:4]
     assert (first.axes[:3], first.layout.recompute) == ((64, 1, 1), "full")
-    assert (second.axes[:3], second.layout.recompute) == ((16, 4, 1), "none") and min(third.axes[:3]) > 1
-    assert third.seconds / first.seconds < 1.05
+    assert (second.axes[:3], second.layout.recompute) == ((16, 4, 1), "none") and min(fourth.axes[:3]) > 1
+    assert fourth.seconds / first.seconds < 1.06
     assert TUNED.layout.interleave == 4
     room = 1 - LAYOUT.estimate.memory_bytes / DGX.device.memory
     assert 0.31 < room < 0.37 and SLOW.step_seconds / LAYOUT.estimate.step_seconds < 1.03
