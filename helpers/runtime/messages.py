@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import re
@@ -14,6 +15,11 @@ from ..theory.hardware import Network
 from . import lines
 
 MESSAGE = 2000  # characters of an error's message that are shown
+
+
+# A function that says `torch` and `x.ops` makes cloudpickle send torch.ops along, which is no module and has
+# no name of its own. In the kernel and on the ranks alike.
+copyreg.pickle(type(torch.ops), lambda _: (getattr, (torch, "ops")))
 
 
 class _OnCpu(cloudpickle.Pickler):

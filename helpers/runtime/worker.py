@@ -8,7 +8,6 @@ and can be freed. The two pipes to the kernel are not TCP: freeing a rank cuts a
 from __future__ import annotations
 
 import ast
-import copyreg
 import ctypes
 import gc
 import multiprocessing
@@ -36,10 +35,6 @@ from .fabric import Fabric
 from .front import front
 from .lifetime import end_with_kernel, name_process
 from .messages import Error, Setup, dumps, shown
-
-# A function that says `torch` and `x.ops` makes cloudpickle send torch.ops along, which is no module and has
-# no name of its own.
-copyreg.pickle(type(torch.ops), lambda _: (getattr, (torch, "ops")))
 
 
 class Aborted(BaseException):
