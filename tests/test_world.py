@@ -690,3 +690,14 @@ def test_a_function_with_an_attribute_called_ops_can_travel(world):
 
     plan = Plan()
     assert world.run(lambda: torch.ones(1).item() + len(plan.ops)) == [3.0] * 4
+
+
+def test_a_function_that_says_torch_and_ops_travels():
+    """In a kernel that has loaded what makes a World and nothing else."""
+    script = (
+        "import cloudpickle, torch\n"
+        "import helpers.runtime.world\n"
+        "def schedule_of(x): return torch.zeros(1), x.ops\n"
+        "cloudpickle.loads(cloudpickle.dumps(schedule_of))\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parent.parent)
