@@ -87,6 +87,8 @@ class Setup(NamedTuple):
     device: str  # 'cpu', or 'cuda' for a GPU to each rank
     folder: str  # private to this world: rendezvous and black boxes
     environ: dict[str, str]
+    cwd: str | None  # the kernel's; None if it was deleted
+    path: list[str]  # where the kernel looks for modules
     counted: bool
     fabric: Network | None  # the network to emulate
     memory: float | None  # bytes of tensors that this rank may hold

@@ -149,6 +149,14 @@ def disown(process: BaseProcess, *pipes: Connection) -> None:
     multiprocessing.process._children.discard(process)
 
 
+def folder() -> str | None:
+    """Where this process works, for a spare that began elsewhere; None if it was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
 @contextmanager
 def _inside(folder: Path):
     """Work in a folder, where a new Python finds this package before any other of its name.

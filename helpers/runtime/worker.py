@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 
 import cloudpickle
@@ -58,6 +58,9 @@ def main(control, output, leash) -> None:
     name_process(f"rank {setup.rank} of {setup.size}")
     os.environ.clear()
     os.environ.update(setup.environ)
+    sys.path[:] = setup.path
+    with suppress(OSError):  # a spare began where the kernel was then
+        os.chdir(setup.cwd or ".")
     for fd in (1, 2):
         os.dup2(output.fileno(), fd)
     torch.set_num_threads(1)  # ranks share the machine's cores: more threads only get in each other's way

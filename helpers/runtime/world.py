@@ -184,7 +184,7 @@ class World:
         captured = [output.Captured() for _ in range(self.n)]
         try:
             for r in range(self.n):
-                own = r, self.n, self._device, self._folder, environ
+                own = r, self.n, self._device, self._folder, environ, server.folder(), sys.path
                 self._ranks.add(Setup(*own, self._counted, self.fabric, self.memory))
             formed = self._join(START_SECONDS, captured)
         except BaseException:
