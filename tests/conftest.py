@@ -15,7 +15,7 @@ from hypothesis import settings
 
 # The same examples on every machine; with `--all` more of them.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
-settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=600)
+settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=150)
 settings.load_profile("repeatable")
 
 # What a shell gives to a background job, where no stop button would work.
