@@ -105,7 +105,8 @@ def test_hardware_flops_count_what_is_computed_again():
     job = Job(LLAMA, DGX, 16, 4096)
     plain, again = (estimate(job, Layout(dp=8, zero=3, recompute=r)) for r in ("none", "full"))
     assert plain.hfu == plain.mfu and again.hfu == pytest.approx(4 / 3 * again.mfu)
-    assert again.time["matrices"] == pytest.approx(4 / 3 * plain.time["matrices"])
+    # Nearly: a product reaches less where it is short, and forward's are not as long as backward's.
+    assert again.time["matrices"] == pytest.approx(4 / 3 * plain.time["matrices"], rel=1e-3)
     # A fused attention's backward is two and a half forwards.
     assert again.time["attention"] == pytest.approx(4.5 / 3.5 * plain.time["attention"])
 
@@ -168,4 +169,6 @@ def test_collectives_with_a_root_pass_each_rank_once():
     assert gloo("reduce", 8, 4, rank=1) == 6 + 2 and gloo("reduce", 8, 4, rank=0) == 6
     apart = seconds("all_to_all", 8e9, range(8), network)  # three by the link, meanwhile four by the port
     assert apart == pytest.approx(4 * 1e9 / 25e9 + 1e-3)
-    assert seconds("all_to_all", 4e9, range(4), network) == pytest.approx(3 * (1e9 / 300e9 + 1e-4))
+    assert seconds("all_to_all", 4e9, range(4), network) == pytest.approx(
+        3e9 / 300e9 + 1e-4
+    )  # all begin at once
