@@ -9,6 +9,7 @@ from functools import cache
 from ...table import Table, human
 from ...theory import CLUSTERS, Job, Plan, plan
 from ...theory.frameworks import FRAMEWORKS
+from ...theory.meeting import TOKENS_PER_PARAMETER, gpu_hours
 from ...theory.memory import states
 from ...theory.models import ModelShape, find_model
 from ..practice import Answer, Exercise, ask, right, wrong
@@ -71,20 +72,18 @@ def by_framework() -> Table:
     return Table(["framework", "bytes a parameter", "its fastest layout", "a step"], rows)
 
 
-def finishes(tokens_each: int = 20, share: float = 0.5) -> str:
-    """How long the training takes on these GPUs: by hand, if they do `share` of their peak, and by the plan.
-
-    tokens_each: to learn from, for each parameter; 20 is the rule of Hoffmann et al. 2022 (Chinchilla).
-    """
+def finishes() -> str:
+    """How long the training takes on these GPUs: by hand, at half of their peak, and by the plan."""
     p, device = the_plan(), CLUSTERS[CLUSTER].device
     params = p.job.model.params
-    tokens = tokens_each * params
+    tokens = TOKENS_PER_PARAMETER * params
     operations = 6 * params * tokens
-    by_hand = operations / (GPUS * device.flops * share) / 86400
-    by_plan = tokens / (BATCH * SEQ) * p.best.seconds / 86400
+    by_hand = operations / (GPUS * device.flops / 2) / 86400
+    by_plan = gpu_hours(p.estimate(p.best), tokens) / GPUS / 24
     return (
-        f"{tokens_each} tokens for each parameter are {tokens / 1e9:.0f}e9 tokens, and {operations:.2g}"
-        f" operations.\n{GPUS} GPUs at half of {device.flops / 1e12:.0f}e12 a second: {by_hand:.0f} days."
+        f"{TOKENS_PER_PARAMETER} tokens for each parameter are {tokens / 1e9:.0f}e9 tokens, and"
+        f" {operations:.2g} operations.\n"
+        f"{GPUS} GPUs at half of {device.flops / 1e12:.0f}e12 a second: {by_hand:.0f} days."
         f" By the plan: {by_plan:.0f}."
     )
 

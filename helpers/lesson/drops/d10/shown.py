@@ -271,12 +271,12 @@ def prices(tried: dict[str, dict]) -> Table:
     )
 
 
-def by_microbatch(sequences: int = 16, tokens: int = 32) -> dict[int, tuple[int, float]]:
+def by_microbatch(sequences: int = 16) -> dict[int, tuple[int, float]]:
     """The same batch in microbatches of each size b, in this process: b -> (bytes kept for backward, seconds
     of the processor that the step takes, the least of five).
     """
-    model = toy.ToyTransformer(hidden=HIDDEN, seq_len=tokens)
-    x, y = toy.make_batch(sequences, tokens)
+    model = toy.ToyTransformer(hidden=HIDDEN, seq_len=USUAL)
+    x, y = toy.make_batch(sequences, USUAL)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # of which `thread_time` is the clock
 
@@ -306,5 +306,5 @@ def microbatches_table(measured: dict[int, tuple[int, float]]) -> Table:
     return Table(
         ["sequences at a time", "kept for backward", "time of the step"],
         [[str(b), human(kept), f"× {seconds / whole:.1f}"] for b, (kept, seconds) in measured.items()],
-        title=f"one device, {max(measured)} sequences of 32 tokens in a step",
+        title=f"one device, {max(measured)} sequences of {USUAL} tokens in a step",
     )
