@@ -304,6 +304,45 @@ def test_zero_equals_adam_on_the_twin(world, stage, ranks, frozen):
         assert (held <= 8 * 32 * 128) == (stage == 3)
 
 
+@pytest.mark.parametrize("sums", [torch.float32, torch.bfloat16])
+def test_mixed_precision_is_adam_on_a_master_copy(world, sums):
+    """Two ranks, two microbatches each: gradients added up in `sums`, float32 weights behind."""
+    parts = [toy.make_batch(2, 16, seed=seed) for seed in range(4)]
+    loss = lambda model, tokens, targets: toy.loss_of(model(tokens).float(), targets)
+
+    def on_rank():
+        group = dist.new_group([0, 1])
+        if dist.get_rank() > 1:
+            return None
+        model = prepare(0).bfloat16()
+        zero = toy.Zero1(model, group=group, precise_sums=sums == torch.float32)
+        for _ in range(STEPS):
+            for part in parts[dist.get_rank() :: 2]:
+                loss(model, *part).backward()
+            zero.step()
+        assert {unit.shard.dtype for unit in zero.units if unit} == {torch.float32}
+        return [p.detach() for p in model.parameters()]
+
+    model = prepare(0).bfloat16()
+    master = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(master, lr=1e-3)
+    for _ in range(STEPS):
+        of_ranks = []
+        for rank in range(2):
+            gradients = [
+                torch.autograd.grad(loss(model, *part), model.parameters()) for part in parts[rank::2]
+            ]
+            of_ranks.append([first.to(sums) + second for first, second in zip(*gradients)])
+        for copy, first, second in zip(master, *of_ranks):
+            copy.grad = (first + second).float() / 2
+        optimizer.step()
+        with torch.no_grad():
+            for p, copy in zip(model.parameters(), master):
+                p.copy_(copy)
+    for weights in world.run(on_rank)[:2]:
+        assert all(map(torch.equal, weights, model.parameters()))
+
+
 def test_zero_refuses_a_tied_model(world):
     def refuse():
         try:

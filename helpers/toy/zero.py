@@ -9,6 +9,9 @@ shards. Rank r owns shard r: it alone keeps that part's optimizer state, and upd
     Zero3     nothing                  all                          N gradients, 2·N weights
 
 (Gradients are reduce-scattered, weights all-gathered, each N·(d-1)/d by the book.)
+
+In mixed precision (`model.bfloat16()`) weights and gradients have two bytes, and the shard stays float32: it
+is the master copy that the optimizer updates.
 """
 
 from __future__ import annotations
@@ -29,25 +32,27 @@ class Unit:
         self.n = sum(p.numel() for p in parameters)
         self.shard_size = -(-self.n // self.size)  # elements of a shard: n/d, rounded up
         whole = self._fill(parameters_to_vector(parameters).detach())
-        self.shard = nn.Parameter(whole.chunk(self.size)[dist.get_rank(group)].clone())
+        precise = torch.promote_types(whole.dtype, torch.float32)
+        self.shard = nn.Parameter(whole.chunk(self.size)[dist.get_rank(group)].to(precise, copy=True))
 
     def _fill(self, flat: torch.Tensor) -> torch.Tensor:
         return torch.cat([flat, flat.new_zeros(self.shard_size * self.size - self.n)])
 
-    def reduce_gradients(self) -> None:
+    def reduce_gradients(self, gradients: list[torch.Tensor]) -> None:
         """The mean of the ranks' gradients, this rank's shard of it, into shard.grad (added to what is
-        there).
+        there). gradients: one for each parameter; they travel in their own precision.
         """
-        whole = self._fill(parameters_to_vector([p.grad for p in self.parameters]))
-        mine = torch.empty_like(self.shard)
+        whole = self._fill(parameters_to_vector(gradients))
+        mine = whole.new_empty(self.shard_size)
         reduce_scatter(mine, whole, group=self.group)
-        mine /= self.size
+        mine = mine.to(self.shard.dtype) / self.size
         self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
 
     def gather_weights(self) -> None:
-        """Every rank's shard, put together, into the parameters."""
-        parts = [torch.empty_like(self.shard.data) for _ in range(self.size)]
-        dist.all_gather(parts, self.shard.data, group=self.group)
+        """Every rank's shard, put together, into the parameters; in their precision."""
+        mine = self.shard.data.to(self.parameters[0].dtype)
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(parts, mine, group=self.group)
         pieces = torch.cat(parts)[: self.n].split([p.numel() for p in self.parameters])
         for p, piece in zip(self.parameters, pieces):
             p.data.copy_(piece.view_as(p))
@@ -79,13 +84,32 @@ class _Zero:
 
 
 class Zero1(_Zero):
-    """Optimizer state in shards. Gradients are whole until the step."""
+    """Optimizer state in shards. Gradients are whole until the step.
+
+    precise_sums: they are added up in the shard's precision, in `main_grad` beside each parameter, as
+    Megatron-LM does for half-precision weights (`accumulate_allreduce_grads_in_fp32`).
+    """
+
+    def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None, precise_sums: bool = False):
+        super().__init__(model, lr, group)
+        self.precise_sums = precise_sums
+        for unit in filter(None, self.units) if precise_sums else ():
+            for p in unit.parameters:
+                p.main_grad = torch.zeros_like(p, dtype=unit.shard.dtype)
+                p.register_post_accumulate_grad_hook(self._add_up)
+
+    @staticmethod
+    def _add_up(p: nn.Parameter) -> None:
+        p.main_grad += p.grad
+        p.grad = None
 
     def step(self) -> None:
         for unit in filter(None, self.units):
-            unit.reduce_gradients()
+            unit.reduce_gradients([p.main_grad if self.precise_sums else p.grad for p in unit.parameters])
             for p in unit.parameters:
                 p.grad = None
+                if self.precise_sums:
+                    p.main_grad.zero_()
         super().step()
         for unit in filter(None, self.units):
             unit.gather_weights()
@@ -107,7 +131,7 @@ class Zero2(_Zero):
         def gradient_is_there(p: nn.Parameter) -> None:
             missing.discard(p)
             if not missing:
-                unit.reduce_gradients()
+                unit.reduce_gradients([p.grad for p in unit.parameters])
                 self._let_go(unit)
                 missing.update(unit.parameters)
 

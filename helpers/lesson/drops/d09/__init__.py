@@ -7,6 +7,7 @@ from .shown import (
     MegatronBlock,
     activations,
     activations_table,
+    by_framework,
     bytes_per_parameter,
     measured_states,
     states_table,

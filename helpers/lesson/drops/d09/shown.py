@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -19,6 +19,7 @@ from ....runtime.traffic import Traffic
 from ....runtime.world import World
 from ....table import Table, human
 from ....theory import memory as theory
+from ....theory.frameworks import FRAMEWORKS
 
 # -- states ------------------------------------------------------------------------------------
 
@@ -56,6 +57,56 @@ def zero_stages(params: float, d: int) -> Table:
 KINDS = {"DP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3, "FSDP": 3}  # how it is called here -> ZeRO stage
 
 
+class _Training:
+    """The toy on this rank as one of KINDS trains it, over the ranks of `mesh`: weights, optimizer, a step.
+
+    half: in mixed precision. options: of the hand-written ZeRO.
+    """
+
+    def __init__(self, kind: str, mesh: DeviceMesh, half: bool = False, **options):
+        self.model = self.wrapped = toy.ToyTransformer(seed=0)
+        self.shards, precision = [], torch.bfloat16 if half else None
+        if kind == "FSDP":
+            policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32 if half else None)
+            for part in (*self.model.blocks, self.model):
+                fully_shard(part, mesh=mesh, mp_policy=policy)
+        elif kind == "DP":
+            # Else its buckets are a second copy of the gradients.
+            self.wrapped = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        else:
+            self.model.to(precision)
+            zero = {1: toy.Zero1, 2: toy.Zero2, 3: toy.Zero3}[KINDS[kind]](
+                self.model, group=mesh.get_group(), **options
+            )
+            self.optimizer, self.step = zero.optimizer, zero.step
+            self.shards = [unit.shard for unit in zero.units if unit]
+            return
+        self.optimizer = torch.optim.AdamW(self.wrapped.parameters())
+        self.step = self.optimizer.step
+
+    def backward(self, tokens: torch.Tensor, targets: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        toy.loss_of(self.wrapped(tokens).float(), targets).backward()
+
+    def held(self) -> dict[str, int]:
+        """Bytes of weights, of gradients, and of the optimizer: Adam's m and v, and the master copy.
+
+        The shard of the hand-written ZeRO is the master copy of half-precision weights. Of float32 weights it
+        is a copy: counted where weights are not whole.
+        """
+        size = lambda tensors: sum(memory.storages(tensors).values())
+        parameters = list(self.model.parameters())
+        master = self.shards if self.shards and self.shards[0].dtype != parameters[0].dtype else []
+        adam = [v for state in self.optimizer.state.values() for v in state.values()]
+        return {
+            "weights": size(parameters) or size(self.shards),
+            "gradients": size(
+                g for p in (*parameters, *self.shards) for g in (p.grad, getattr(p, "main_grad", None))
+            ),
+            "optimizer": size(master) + size(v for v in adam if isinstance(v, torch.Tensor) and v.dim()),
+        }
+
+
 def measured_states(world: World, kind: str) -> tuple[dict[str, int], Traffic]:
     """What rank 0 holds just before the optimizer's step, in float32 with Adam, and the bytes of one step.
     kind: one of KINDS.
@@ -63,56 +114,20 @@ def measured_states(world: World, kind: str) -> tuple[dict[str, int], Traffic]:
 
     def run():
         rank, d = dist.get_rank(), dist.get_world_size()
-        model = toy.ToyTransformer(seed=0)
-        if kind == "DP":
-            # Else its buckets are a second copy of the gradients.
-            wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-            optimizer = torch.optim.AdamW(wrapped.parameters())
-            step = lambda: optimizer.step()
-        elif kind == "FSDP":
-            mesh = init_device_mesh("cpu", (d,), mesh_dim_names=("dp",))
-            for block in model.blocks:
-                fully_shard(block, mesh=mesh)
-            wrapped = fully_shard(model, mesh=mesh)
-            optimizer = torch.optim.AdamW(model.parameters())
-            step = lambda: optimizer.step()
-        else:
-            wrapped, zero = model, {1: toy.Zero1, 2: toy.Zero2, 3: toy.Zero3}[KINDS[kind]](model)
-            optimizer, step = zero.optimizer, zero.step
+        training = _Training(kind, init_device_mesh("cpu", (d,), mesh_dim_names=("dp",)))
         tokens, targets = (toy.my_share(t, rank, d) for t in toy.make_batch(8, 32))
-        held = {}
-        for record in (False, True):  # the first step makes Adam's state, and DDP's buckets
-            optimizer.zero_grad()
-            toy.loss_of(wrapped(tokens), targets).backward()
-            shards = [u.shard for u in zero.units if u] if kind.startswith("ZeRO") else []
-            held = _by_kind([*model.parameters(), *shards], optimizer, shards)
-            step()
-            if record:
-                break
-            from ....runtime import current
+        training.backward(tokens, targets)
+        training.step()  # the first step makes Adam's state, and DDP's buckets
+        from ....runtime import current
 
-            dist.barrier()
-            current.count_from_here()  # the second step's bytes
+        dist.barrier()
+        current.count_from_here()  # the second step's bytes
+        training.backward(tokens, targets)
+        held = training.held()
+        training.step()
         return held
 
     return world.run(run)[0], world.traffic
-
-
-def _by_kind(parameters: list, optimizer, shards: list) -> dict[str, int]:
-    """Bytes of weights, gradients and Adam's m and v.
-
-    A shard of the hand-written ZeRO is the weights' own copy: counted where weights are not whole.
-    """
-    size = lambda tensors: sum(memory.storages(tensors).values())
-    whole = [p for p in parameters if not any(p is s for s in shards)]
-    weights = size(whole) or size(shards)
-    return {
-        "weights": weights,
-        "gradients": size(p.grad for p in parameters),
-        "optimizer": size(
-            v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor) and v.dim()
-        ),
-    }
 
 
 def states_table(world: World, by_kind: dict[str, dict[str, int]]) -> Table:
@@ -135,6 +150,42 @@ def states_table(world: World, by_kind: dict[str, dict[str, int]]) -> Table:
         ["", "weights", "gradients", "optimizer", "measured", "predicted", "measured ÷ predicted"],
         rows,
         title=f"one of {d} ranks, {n:,} parameters, float32",
+    )
+
+
+# -> as which kind it trains here, with which options; whose record says its bytes; and those as a formula
+BY_FRAMEWORK = {
+    "textbook, DeepSpeed": ("ZeRO-1", {}, "deepspeed", "4 + 12/d"),
+    "Megatron-LM": ("ZeRO-1", {"precise_sums": True}, "megatron-lm", "6 + 12/d"),
+    "torchtitan": ("FSDP", {}, "torchtitan", "16/d"),
+}
+
+
+def by_framework(world: World) -> Table:
+    """Bytes for a parameter in mixed precision, as three frameworks keep it: on a rank alone and on one of
+    all d, by formula and measured just before the optimizer's step.
+    """
+
+    def run(kind: str, options: dict, d: int) -> int:
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // d, d), mesh_dim_names=("apart", "dp"))["dp"]
+        training, batch = _Training(kind, mesh, half=True, **options), toy.make_batch(2, 32)
+        training.backward(*batch)
+        training.step()  # makes Adam's state
+        training.backward(*batch)
+        return sum(training.held().values())
+
+    n, rows = sum(p.numel() for p in toy.ToyTransformer().parameters()), []
+    for name, (kind, options, whose, formula) in BY_FRAMEWORK.items():
+        record = FRAMEWORKS[whose]
+        parts = (record.weight_bytes, record.gradient_bytes, record.optimizer_bytes)
+        rows.append([name, kind, formula])
+        for d in (1, len(world)):
+            predicted = sum(theory.states(1, d, KINDS[kind], *parts).values())
+            rows[-1] += [f"{predicted:.0f}", f"{world.run(run, kind, options, d)[0] / n:.2f}"]
+    return Table(
+        ["mixed precision", "", "formula", "d = 1", "measured", f"d = {len(world)}", "measured"],
+        rows,
+        title="bytes for a parameter on one rank",
     )
 
 
