@@ -4,6 +4,7 @@ What is measured, the median, and what is aimed at. Nothing here is
 a test: a slow or busy machine gives slow figures. Ratios are of pairs measured in turn.
 """
 
+import os
 import signal
 import statistics
 import subprocess
@@ -76,6 +77,50 @@ def to_failure(world, fn, **kwargs) -> float:
     return statistics.median(timed(fail) for _ in range(5))
 
 
+RECOVERY = """
+import os, signal, sys, time
+from pathlib import Path
+from helpers.runtime import server
+server.SPARES = int(sys.argv[1])
+from helpers import World
+from helpers.runtime.failure import RankError
+
+with World(4) as world:
+    world.run(int)
+    for spare in server._spares:  # it has its name when it has imported all
+        while Path(f"/proc/{spare.process.pid}/comm").read_text() != "a spare rank\\n":
+            time.sleep(0.1)
+    start = time.perf_counter()
+    os.kill(world.pids[2], signal.SIGKILL)
+    try:
+        world.run(int)
+    except RankError:
+        world.run(int)
+    print(time.perf_counter() - start)
+"""
+
+
+def recovery() -> list[tuple[str, str, str]]:
+    """How long it takes from killing one rank of 4 to the next answer, by how ranks are started."""
+    manners = {
+        "forked": (dict(os.environ), 0),
+        "spawned, spares wait": (dict(os.environ, THREE_AXES_SPAWN="1"), 4),
+        "spawned, no spares": (dict(os.environ, THREE_AXES_SPAWN="1"), 0),
+    }
+
+    def seconds(environ: dict, spares: int) -> float:
+        command = [sys.executable, "-c", RECOVERY, str(spares)]
+        return float(subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stdout)
+
+    rounds = [{name: seconds(*manner) for name, manner in manners.items()} for _ in range(5)]
+    rows = []
+    for name in manners:
+        median = statistics.median(took[name] for took in rounds)
+        ratio = statistics.median(took[name] / took["forked"] for took in rounds)
+        rows.append((f"a rank is killed, to the next answer: {name}", f"{median:.2f} s, {ratio:.1f}×", ""))
+    return rows
+
+
 def main() -> None:
     rows = []
     seconds, ratio = cold()
@@ -129,6 +174,7 @@ def main() -> None:
                 "≤ 450 MB",
             )
         )
+    rows += recovery()
     rows.append(("a data-parallel step of the toy model, counted over not", f"{counting():.2f}×", "≤ 1.10×"))
     save("ranks", "How fast the ranks are", ["measured", "median", "aim"], [list(row) for row in rows])
 

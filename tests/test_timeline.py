@@ -2,6 +2,7 @@
 
 import time
 
+import ipywidgets
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from helpers import toy
 from helpers.lesson import explore, gantt
 from helpers.lesson.drops import d07
+from helpers.lesson.live import live
 from helpers.runtime import memory
 from helpers.runtime.clock import span
 from helpers.theory import schedules
@@ -110,6 +112,11 @@ def test_an_explorer_moves_refuses_and_says_why():
         e.set(p=5)
     bundle, _ = e._repr_mimebundle_()
     assert {"image/png", "text/plain", "application/vnd.jupyter.widget-view+json"} <= set(bundle)
+
+
+def test_a_live_view_is_the_one_that_ipywidgets_would_show():
+    box = ipywidgets.HBox()
+    assert live(box).items() <= box._repr_mimebundle_().items()
 
 
 def test_moving_a_slider_redraws():

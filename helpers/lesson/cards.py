@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from ..files import find
+from .live import live
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,7 @@ class Deck:
             f"<details><summary>{c.drop} · {escape(c.front)}</summary>{escape(c.back)}</details>"
             for c in self.all
         )
-        return {
-            "text/plain": repr(self),
-            "text/html": folded,
-            **{k: v for k, v in box._repr_mimebundle_().items() if k != "text/plain"},
-        }
+        return {"text/plain": repr(self), "text/html": folded, **live(box)}
 
 
 def deck(*drops: int | str) -> Deck:

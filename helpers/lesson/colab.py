@@ -20,14 +20,15 @@ from .lab import blank
 
 UNNAMED = "OWNER/three-axes"  # until `make colab` has been told where the course lives
 
-SETUP = '''# Fetches the course where it is not installed (Colab, Kaggle). Elsewhere it does nothing.
+SETUP = """# Fetches the course where it is not installed (Colab, Kaggle). Elsewhere it does nothing.
 from importlib.util import find_spec
 if not find_spec("helpers"):
-    import os, sys
+    import os, site, sys
     if not os.path.isdir("{up}/helpers") and not os.path.isdir("three-axes"):
         !git clone --quiet --depth 1 https://github.com/{repo} three-axes
     sys.path.insert(0, os.path.abspath("{up}" if os.path.isdir("{up}/helpers") else "three-axes"))
-    %pip install --quiet accelerate cloudpickle tqdm "ipywidgets>=8.1"'''
+    %pip install --quiet accelerate cloudpickle tqdm ipywidgets
+    site.addsitedir(site.getusersitepackages())"""
 FIRST = """# Run this cell and the next one first, and again after the kernel was restarted:
 # they make %%ranks known and start the ranks.
 """

@@ -15,6 +15,7 @@ from ..theory.models import MODELS, find_model
 from ..theory.pipelines import SCHEDULES
 from . import gantt
 from .draw import memory_by_stage, ranking
+from .live import live
 from .picture import Picture
 
 
@@ -91,11 +92,7 @@ class Explorer:
         )
         box = widgets.VBox([rows, words, image])
         bundle, metadata = self.picture._repr_mimebundle_()
-        return {
-            **bundle,
-            "text/plain": repr(self),
-            **{k: v for k, v in box._repr_mimebundle_().items() if k != "text/plain"},
-        }, metadata
+        return {**bundle, "text/plain": repr(self), **live(box)}, metadata
 
 
 def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:

@@ -21,8 +21,8 @@ import nbformat
 from ..files import find
 from ..terminal import Manual
 from .books import notebooks, number
+from .live import LIVE
 
-LIVE = "application/vnd.jupyter.widget-view+json"
 MADE_FROM = "three_axes_made_from"  # in a copy's metadata: the version of its drop
 
 

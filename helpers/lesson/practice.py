@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from ..runtime.failure import RankError
 from ..runtime.world import World
 from . import passed
+from .live import live
 
 if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
     from .picture import Picture
@@ -320,10 +321,7 @@ class Prediction:
         )
         buttons.observe(lambda change: self.choose(change["new"]) if change["new"] else None, names="value")
         box = widgets.VBox([question, buttons])
-        return {
-            "text/plain": self._text(),
-            **{k: v for k, v in box._repr_mimebundle_().items() if k != "text/plain"},
-        }
+        return {"text/plain": self._text(), **live(box)}
 
 
 def predict(question: str, *options: str) -> Prediction:

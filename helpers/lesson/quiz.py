@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
+from .live import live
+
 
 @dataclass(frozen=True)
 class Question:
@@ -153,8 +155,4 @@ class Quiz:
             f" {escape(q.where[1])}</details>"
             for i, q in enumerate(self.questions, 1)
         )
-        return {
-            "text/plain": repr(self),
-            "text/html": folded,
-            **{k: v for k, v in box._repr_mimebundle_().items() if k != "text/plain"},
-        }
+        return {"text/plain": repr(self), "text/html": folded, **live(box)}

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -164,6 +165,8 @@ def trace(
         capture_output=True,
         text=True,
         timeout=timeout,
+        # It finds what the notebook finds, also where the first cell has fetched the course.
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
     )
     if done.returncode:
         raise RuntimeError(f"the trace failed: {done.stderr.strip()}")

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout  # PyTorch has no public one
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import PrepareModuleInput, PrepareModuleOutput, parallelize_module
@@ -39,7 +38,7 @@ def mesh_of(config: Config, device: str) -> DeviceMesh:
     )
     # A group that is made later does not take over the first one's timeout.
     for group in mesh.get_all_groups():
-        _set_pg_timeout(timedelta(seconds=config.timeout), group)
+        group.set_timeout(timedelta(seconds=config.timeout))
     return mesh
 
 

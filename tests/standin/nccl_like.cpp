@@ -93,6 +93,5 @@ class NcclLike : public Backend {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   pybind11::module_::import("torch._C._distributed_c10d");
   pybind11::class_<NcclLike, c10::intrusive_ptr<NcclLike>, Backend>(m, "NcclLike")
-      .def(pybind11::init<c10::intrusive_ptr<Backend>>())
-      .def("_set_default_timeout", &NcclLike::setTimeout);
+      .def(pybind11::init<c10::intrusive_ptr<Backend>>());
 }
