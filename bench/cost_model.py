@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -15,6 +17,7 @@ from helpers.theory import CLUSTERS, MODELS, Job, plan, validation
 from helpers.theory.frameworks import TEXTBOOK
 from helpers.theory.pipelines import SCHEDULES
 
+COMMAND = ("-m", "helpers", "plan", "llama-3-70b", "--gpus", "64")
 SPACES = (("llama-3-70b", 64, 128, 8192), ("llama-3-405b", 16384, 2048, 8192))
 
 
@@ -29,6 +32,20 @@ def planning(
         found = plan(job, gpus=gpus)
         took.append(time.perf_counter() - start)
     return found.looked_at, statistics.median(took)
+
+
+def start_up(pairs: int = 15) -> list[str]:
+    """The whole command beside a Python that imports NumPy and nothing else, in turns: a row."""
+
+    def took(*arguments: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
+        return time.perf_counter() - start
+
+    both = [(took(*COMMAND), took("-c", "import numpy")) for _ in range(pairs)]
+    ratio = statistics.median(command / alone for command, alone in both)
+    command, alone = (statistics.median(times) for times in zip(*both))
+    return [" ".join(COMMAND[1:]), f"{1e3 * command:.0f} ms", f"{1e3 * alone:.0f} ms", f"{ratio:.1f}"]
 
 
 if __name__ == "__main__":
@@ -48,3 +65,5 @@ if __name__ == "__main__":
             ]
         )
     save("planner", "The planner", ["", "layouts", "all of them", "each"], rows)
+    columns = ["command", "whole", "python -c 'import numpy'", "ratio, median of pairs"]
+    save("start_up", "How soon the planner answers", columns, [start_up()])

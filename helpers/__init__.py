@@ -7,7 +7,6 @@ is imported here until it is asked for. In a notebook `import helpers` makes %%r
 """
 
 import sys
-from multiprocessing import parent_process
 
 ON_RANKS = ("progress", "count_from_here", "counted_so_far", "peak_memory", "rank_state")
 
@@ -25,6 +24,8 @@ def __getattr__(name: str):
         return counting
     if name not in ("World", *ON_RANKS):
         raise AttributeError(f"module 'helpers' has no attribute {name!r}")
+    from multiprocessing import parent_process
+
     from .commands import course_needed
     from .runtime import server
 

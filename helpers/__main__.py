@@ -23,21 +23,25 @@ import sys
 from pathlib import Path
 
 from .commands import COMMANDS, call, course_needed
-from .count.options import add_options
 from .options import add_commands
 from .sizing import job_of, layout_of
 from .terminal import Manual, fitted, fold
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(only: str = "") -> argparse.ArgumentParser:
+    """Of all commands; only: with the options of that one alone, which is soon made."""
     top = argparse.ArgumentParser(
         prog="three-axes" if Path(sys.argv[0]).stem == "three-axes" else "python -m helpers",
         description=__doc__,
         formatter_class=Manual,
     )
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_options(commands.add_parser("count", help="count what a script of yours sends, under torchrun"))
-    add_commands(commands)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", prog=top.prog)
+    count = commands.add_parser("count", help="count what a script of yours sends, under torchrun")
+    if only in ("", "count"):
+        from .count.options import add_options
+
+        add_options(count)
+    add_commands(commands, only)
     for name, command in COMMANDS.items():
         commands.add_parser(name, help=command.help)  # they read their arguments themselves
     return top
@@ -48,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if argv and argv[0] in COMMANDS:
             return call(argv[0], argv[1:])
-        args = parser().parse_args(argv)
+        args = parser(argv[0]).parse_args(argv)
         if args.command == "count":
             with course_needed("three-axes count"):
                 from .count.script import prepare

@@ -6,7 +6,6 @@ A new one is one line here.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pkgutil import resolve_name
 from typing import NamedTuple
 
 
@@ -53,5 +52,7 @@ def course_needed(by: str):
 
 def call(name: str, argv: list[str]) -> int:
     """Run a command. Returns its exit status, 0 where it returns none."""
+    from pkgutil import resolve_name
+
     with course_needed(f"three-axes {name}"):
         return resolve_name(COMMANDS[name].function)(argv) or 0

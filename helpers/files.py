@@ -5,7 +5,6 @@ In a clone they lie beside this package. A wheel carries them inside it, as pypr
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 
@@ -14,7 +13,7 @@ def find(name: str) -> Path:
 
     Raises FileNotFoundError where neither a clone nor a wheel has it.
     """
-    package = Path(str(files(__package__)))
+    package = Path(__file__).resolve().parent
     for place in (package / name, package.parent / name):
         if place.exists():
             return place

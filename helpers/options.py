@@ -7,7 +7,6 @@ import argparse
 from .sizing import run_bubble, run_bytes, run_memory, run_plan
 from .theory.adapters import MATRICES
 from .theory.estimate import HEADROOM
-from .theory.flags import SOURCES
 from .theory.frameworks import FRAMEWORKS
 from .theory.hardware import CLUSTERS
 from .theory.layout import RECOMPUTE, Axes
@@ -33,8 +32,8 @@ def _axes(text: str) -> Axes:
     return Axes(*sizes)
 
 
-def add_commands(commands) -> None:
-    """The four, among those of a command line."""
+def add_commands(commands, only: str = "") -> None:
+    """The four, among those of a command line. only: the options of that one alone."""
     for name, run, help in (
         ("plan", run_plan, "rank all layouts"),
         ("memory", run_memory, "time and memory of one layout"),
@@ -42,6 +41,8 @@ def add_commands(commands) -> None:
         ("bubble", run_bubble, "a pipeline schedule"),
     ):
         sub = commands.add_parser(name, help=help)
+        if only not in ("", name):
+            continue
         sub.set_defaults(run=run)
         sub.add_argument("--json", action="store_true", help="print JSON")
         if name == "bubble":
@@ -77,7 +78,7 @@ def add_commands(commands) -> None:
             sub.add_argument("--train-tokens", metavar="15T", help="in all: says GPU-hours and days")
             sub.add_argument("--price", type=float, help="of a GPU-hour: says what the training costs")
             sub.add_argument("--report", metavar="FILE.html", help="write the page for the meeting")
-            sub.add_argument("--flags", choices=SOURCES, help="print the best in this framework's own words")
+            sub.add_argument("--flags", metavar="FRAMEWORK", help="print the best in its words")
             sub.add_argument(
                 "--headroom",
                 type=float,

@@ -1,4 +1,7 @@
-"""The planner's commands: plan, memory, bytes and bubble. Each gives (text, the same for other programs)."""
+"""The planner's commands: plan, memory, bytes and bubble. Each gives (text, the same for other programs).
+
+What only one of them needs is imported there: a command should be there at once.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,13 @@ from .table import Table, human
 from .theory.adapters import MATRICES, Lora
 from .theory.checks import positive, whole
 from .theory.estimate import Estimate, estimate
-from .theory.flags import flags
 from .theory.frameworks import find_framework
 from .theory.hardware import find_cluster
 from .theory.job import Job
 from .theory.layout import Axes, Layout
-from .theory.meeting import cost, gpu_hours
 from .theory.models import find_model
-from .theory.page import page
 from .theory.pipelines import SCHEDULES
 from .theory.planner import plan
-from .theory.simulation import Times, simulate
-from .theory.traffic import sent
 
 MOST = 2_000_000  # operations of a schedule, some seconds' work
 NAMES = {
@@ -144,9 +142,12 @@ def run_plan(args) -> tuple[str, dict]:
         positive("--price", args.price, zero=True, most=1e6, unit="money for a GPU-hour")
     only = {axis: getattr(args, axis) for axis in (*Axes._fields, "shard")}
     made = plan(job_of(args), gpus=args.gpus, headroom=args.headroom, **only)
-    best, flips = made.estimate(), made.flips()
+    best, flips, hours = made.estimate(), made.flips(), {}
     out = [repr(made.table(args.rows)), "", f"best: {best.layout}", best.summary(), *best.warnings()]
     if tokens or args.price is not None:
+        from .theory.meeting import cost, gpu_hours
+
+        hours = {"gpu_hours": gpu_hours(best, tokens)} if tokens else {}
         out.append(cost(best, made, tokens, args.price))
     if args.why:
         out += ["", f"{args.why}: {made.why(**args.why._asdict())}"]
@@ -159,9 +160,13 @@ def run_plan(args) -> tuple[str, dict]:
         out += ["", "what would change the winner:"]
         out += [f"  {what} × {factor:g}: {row.layout}" for what, factor, row in flips]
     if args.flags:
+        from .theory.flags import flags
+
         words = flags(args.flags, made.job, best.layout)
         out += ["", f"in the words of {args.flags}:", *words.split("\n")]
     if args.report:
+        from .theory.page import page
+
         _write(Path(args.report), page(made, tokens, args.price))
         out += ["", f"the page for the meeting: {args.report}"]
     if not args.explain:
@@ -179,7 +184,7 @@ def run_plan(args) -> tuple[str, dict]:
         "fit": len(made.ranked),
         "tight": len(made.tight),
         "ranked": rows(made.by_axes[: args.rows]),
-        "best": _estimated(best) | ({"gpu_hours": gpu_hours(best, tokens)} if tokens else {}),
+        "best": _estimated(best) | hours,
         "flips": [{"change": w, "factor": f, "winner": _fields(row.layout)} for w, f, row in flips],
         "refused": [{**axes._asdict(), "reason": reason} for axes, reason in made.impossible.items()],
     }
@@ -213,6 +218,8 @@ def run_memory(args) -> tuple[str, dict]:
 
 
 def run_bytes(args) -> tuple[str, dict]:
+    from .theory.traffic import sent
+
     job = job_of(args)
     layout = layout_of(args, job)
     job.check(layout)
@@ -236,6 +243,8 @@ def run_bytes(args) -> tuple[str, dict]:
 
 
 def run_bubble(args) -> tuple[str, dict]:
+    from .theory.simulation import Times, simulate
+
     if args.schedule != "interleaved" and args.interleave is not None:
         raise ValueError(f"--interleave belongs to the schedule interleaved, not to {args.schedule}")
     chunks = 2 if args.interleave is None else args.interleave

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from html import escape
 from itertools import zip_longest
 
 from .terminal import columns, fold
@@ -73,6 +72,8 @@ class Table:
         return "\n".join(([fold(self.title)] if self.title else []) + rows)
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         def row(cells, tag, style=""):
             made = (
                 f'<{tag} style="text-align:{"left" if left else "right;white-space:nowrap"};padding:.15em'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,12 @@ def columns() -> int | None:
 @contextmanager
 def fitted(stream) -> Iterator[None]:
     """Inside, tables and `fold` stay within the terminal that a stream leads to, if it does lead to one."""
-    token = _columns.set(shutil.get_terminal_size().columns if stream.isatty() else None)
+    width = None
+    if stream.isatty():
+        from shutil import get_terminal_size
+
+        width = get_terminal_size().columns
+    token = _columns.set(width)
     try:
         yield
     finally:

@@ -51,7 +51,7 @@ def test_in_a_pipeline_fsdp_gathers_and_reduces_once():
 def test_seconds_of_data_parallelism_that_nothing_hides():
     """Rings of 32 layers and the rest over one node, at full speed: bytes over the link, a latency a hop."""
     bare = replace(TEXTBOOK, hides=())
-    c = replace(constants(), intra_node_efficiency=1.0)
+    c = constants()._replace(intra_node_efficiency=1.0)
     for zero, rings, bytes_ in (
         (0, 2 * (LLAMA.layers + 1), 4 * N),
         (1, 2 * (LLAMA.layers + 1), 4 * N),
@@ -74,7 +74,7 @@ def test_messages_of_a_pipeline(v, schedule):
     """Each waits for its latency and its bytes, and the host starts a send and a receive."""
     layout = Layout(dp=2, tp=8, pp=4, interleave=v, schedule=schedule)
     job = Job(LLAMA, DGX, 32, 4096)
-    c = replace(constants(), inter_node_efficiency=1.0)
+    c = constants()._replace(inter_node_efficiency=1.0)
     chunks, m = 2 if schedule == "ZB-V" else v, 16
     one = 15e-6 + 2 * 4096 * LLAMA.hidden / 8 / 50e9 + 2 * TEXTBOOK.launch_seconds
     assert float(step_terms(job, layout, c)["pipeline sends"]) == pytest.approx(2 * (m * chunks + 3) * one)

@@ -11,6 +11,8 @@ import numpy as np
 
 from .op import At, Op, enter, leave, sending, stream
 
+SCORES = "attention's scores"  # the line of what softmax and dropout keep, which 'selective' recompute drops
+
 
 def attention(at: At, eager: bool) -> list[Op]:
     """From the norm's output to the sum of the attention. eager: positions turned one operation at a time."""
@@ -103,7 +105,7 @@ def _scores(at: At, wide) -> list[Op]:
     """4·s·width FLOPs a token; a fused attention skips the half above the diagonal, and its backward makes
     five products of two. Unfused, 11 bytes a score: written, scaled and masked, softmax, dropout, read.
     """
-    model, framework, layout, t, sb = at.model, at.job.framework, at.layout, at.layout.tp, at.tokens
+    model, framework, t, sb = at.model, at.job.framework, at.layout.tp, at.tokens
     seen, n = model.attended(at.job.seq_len), framework.number_bytes
     fused = framework.fused_attention
     flops = 2.0 * sb * seen * (model.q_width + model.out_width) / t * (0.5 if fused else 1)
@@ -125,7 +127,7 @@ def _scores(at: At, wide) -> list[Op]:
             2 * kernels,
             block="scores",
         ),
-        Op("attention's scores", "attention", kernels=0, kept=kept_scores * (layout.recompute == "none")),
+        Op(SCORES, "attention", kernels=0, kept=kept_scores, again=("selective", "full")),
     ]
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ LEAST_TOKENS = 4096  # of a sequence on a rank; cp leaves fewer only where it is
 MOST_TOKENS = 16384  # of a microbatch on a rank, of a model with experts, whose layouts are many
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One layout that can be, with its step time (s) and the fullest GPU's memory (bytes)."""
 
     layout: Layout
@@ -91,7 +90,7 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
         possible = _that_fit(job, possible)
     for axes, shard, zeros, most in possible:
         share = job.global_batch // axes.dp
-        for b in (b for b in range(1, most + 1) if share % b == 0):
+        for b in (b for b in divisors(share) if b <= most):
             for v in _chunks(job.model, framework, axes.pp, share // b):
                 # What would make no difference is looked at once.
                 for zero in zeros if axes.dp * axes.cp > 1 else zeros[:1]:

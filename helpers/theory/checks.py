@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 
@@ -50,6 +51,15 @@ def divisors(n: int) -> list[int]:
     """All of them, the smallest first."""
     small = [k for k in range(1, math.isqrt(n) + 1) if n % k == 0]
     return small + [n // k for k in reversed(small) if k * k < n]
+
+
+def unknown(name: str, known: Collection[str]) -> str:
+    """For a message: the name, which of the known ones may have been meant, and all of them."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name.lower(), known, 1, cutoff=0.3)
+    hint = f"; the nearest is {near[0]!r}" if near else ""
+    return f"{name!r}{hint}. Known are {', '.join(known)}"
 
 
 def is_file(name: str) -> bool:

@@ -17,8 +17,10 @@ bench/cost_model.py holds them against runs that they were not fitted to.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +30,7 @@ from .data_parallel import synchronisation
 from .job import Job
 from .layout import Layout, spread
 from .op import Op
-from .operations import between_stages, embedding, head, layer
+from .operations import Lists, between_stages, lists
 from .stages import kinds_on_rank, layers_on_rank
 
 COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")  # terms of a layer
@@ -41,8 +43,7 @@ HIDES = {
 }
 
 
-@dataclass(frozen=True)
-class Constants:
+class Constants(NamedTuple):
     """What is reached of what is printed: see data/cost_constants.json for units and bounds."""
 
     gemm_efficiency: float
@@ -57,7 +58,7 @@ class Constants:
 def constants() -> Constants:
     """The fitted constants."""
     printed = json.loads(find("data/cost_constants.json").read_text(encoding="utf-8"))
-    return Constants(**{f.name: printed[f.name]["value"] for f in fields(Constants)})
+    return Constants(**{name: printed[name]["value"] for name in Constants._fields})
 
 
 def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
@@ -85,8 +86,7 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
     )
 
 
-@dataclass
-class Work:
+class Work(NamedTuple):
     """Seconds that a list of operations takes, by part and phase, for one microbatch; R is what backward
     computes anew. launches: kernels and collectives, by phase.
     """
@@ -110,9 +110,9 @@ class Work:
         return Work({part: wide(phases) for part, phases in self.seconds.items()}, wide(self.launches))
 
 
-def work(ops: list[Op], job: Job, layout: Layout, c: Constants) -> Work:
-    """Read a list of operations for seconds. What may hide under products shows as what is longer than they,
-    and never less than `exposed` of it.
+def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
+    """Seconds of each operation, of all its calls. What may hide under products shows as what is longer than
+    they, and never less than `exposed` of it.
     """
     once: dict[tuple, float] = {}  # what is alike is worked out once
     took = []
@@ -134,11 +134,17 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants) -> Work:
     for op, one in zip(ops, took):
         if op.block and not op.collective:
             products[op.block, op.phase] = products.get((op.block, op.phase), 0.0) + one
+    hidden = lambda op, one: np.maximum(one - products.get((op.block, op.under), 0.0), c.exposed * one)
+    hides = job.framework.hides
+    return [hidden(op, one) if op.under and HIDES[op.part] in hides else one for op, one in zip(ops, took)]
+
+
+def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | None = None) -> Work:
+    """Read a list of operations for seconds. took: their `durations`, where known."""
+    took = took or durations(ops, job, layout, c)
     seconds = {part: dict.fromkeys("FIWR", 0.0) for part in dict.fromkeys(op.part for op in ops)}
     launches = dict.fromkeys("FIWR", 0.0)
     for op, one in zip(ops, took):
-        if op.under and HIDES[op.part] in job.framework.hides:
-            one = np.maximum(one - products.get((op.block, op.under), 0.0), c.exposed * one)
         count = op.kernels + (op.calls * (np.asarray(layout.members(op.axis)) > 1) if op.collective else 0)
         for phase in op.phase + "R" * (op.phase == "F" and layout.recompute in op.again):
             seconds[op.part][phase] = seconds[op.part][phase] + one
@@ -153,16 +159,27 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants) -> Work:
     return made
 
 
-def step_terms(job: Job, layout: Layout, c: Constants | None = None) -> dict[str, float]:
-    """Seconds of one step by what for. Arrays in `layout` give arrays."""
+def all_work(made: Lists, job: Job, c: Constants, recomputes: Iterable[str]) -> dict[str, list[Work]]:
+    """Of the embedding, the head and each kind of layer, for each policy of recompute: as `made.alike`."""
+    every = [(ops, durations(ops, job, made.alike, c)) for ops in (made.embedding, made.head, *made.layers)]
+    alike = {recompute: replace(made.alike, recompute=recompute) for recompute in recomputes}
+    return {name: [work(ops, job, one, c, took) for ops, took in every] for name, one in alike.items()}
+
+
+def step_terms(
+    job: Job, layout: Layout, c: Constants | None = None, works: list[Work] | None = None
+) -> dict[str, float]:
+    """Seconds of one step by what for. Arrays in `layout` give arrays. works: `all_work`, where known, for
+    each layout.
+    """
     c = c or constants()
     model, p, v, m = job.model, layout.pp, layout.interleave, job.microbatches(layout)
     many = np.asarray(p) > 1
-    one, which = layout.alike()
-    begin, end, *kinds = (
-        work(ops, job, one, c).spread(which)
-        for ops in (embedding(job, one), head(job, one), *(layer(job, one, kind) for kind, _ in model.kinds))
-    )
+    if works is None:
+        made = lists(job, layout)
+        works = all_work(made, job, c, [layout.recompute])[layout.recompute]
+        works = [one.spread(made.which) for one in works]
+    begin, end, *kinds = works
     kinds = [_timed(kind, job, layout) for kind in kinds]
 
     # Stages: the inner ones hold `deep` layers; the ends one less where L + 2 is what divides.
@@ -211,8 +228,7 @@ def step_terms(job: Job, layout: Layout, c: Constants | None = None) -> dict[str
     return terms
 
 
-@dataclass
-class _Kind:
+class _Kind(NamedTuple):
     """A layer of one kind for one microbatch: seconds on the GPU, and until the host has launched it too."""
 
     work: Work

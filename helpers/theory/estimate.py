@@ -4,7 +4,7 @@ words.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,7 +31,7 @@ HELD = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Estimate:
     """A step: `time` in seconds and `memory` in bytes, each by what for.
 
@@ -195,7 +195,7 @@ class Estimate:
             + f", {self.model.params:,} parameters, "
             + ", ".join(f"{k} {value:.4g}" for k, value in speeds.items())
             + "; of these "
-            + ", ".join(f"{f.name} {getattr(c, f.name):g}" for f in fields(c))
+            + ", ".join(f"{name} {value:g}" for name, value in c._asdict().items())
             + " (data/cost_constants.json)"
         )
 

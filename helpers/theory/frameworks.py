@@ -5,10 +5,9 @@ What is said of a framework was read in its source in November 2026, in the file
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields, replace
 
-from .checks import positive, whole
+from .checks import positive, unknown, whole
 from .layout import RECOMPUTE, Layout
 from .pipelines import SCHEDULES
 
@@ -203,9 +202,7 @@ FRAMEWORKS: dict[str, Framework] = {
 def find_framework(name: str, **changed) -> Framework:
     """A framework by name, with what a user said otherwise. Raises ValueError with the nearest name."""
     if name.lower() not in FRAMEWORKS:
-        near = difflib.get_close_matches(name.lower(), FRAMEWORKS, 1, cutoff=0.3)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise ValueError(f"unknown framework {name!r}{hint}. Known are {', '.join(FRAMEWORKS)}")
+        raise ValueError(f"unknown framework {unknown(name, FRAMEWORKS)}")
     known = {f.name for f in fields(Framework)}
     return replace(
         FRAMEWORKS[name.lower()], **{k: v for k, v in changed.items() if k in known and v is not None}

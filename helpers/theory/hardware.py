@@ -6,11 +6,10 @@ NVLink's in both. What is really reached of them are the efficiencies in `cost.C
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
-from .checks import is_file, positive, read_object, whole
+from .checks import is_file, positive, read_object, unknown, whole
 
 
 @dataclass(frozen=True)
@@ -232,11 +231,7 @@ def find_cluster(name: str) -> Cluster:
     if name.lower() in CLUSTERS:
         return CLUSTERS[name.lower()]
     if not is_file(name):
-        near = difflib.get_close_matches(name.lower(), CLUSTERS, 1, cutoff=0.3)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise ValueError(
-            f"unknown cluster {name!r}{hint}. Known are {', '.join(CLUSTERS)}, or give a JSON file"
-        )
+        raise ValueError(f"unknown cluster {unknown(name, CLUSTERS)}, or give a JSON file")
     given = read_object(Path(name), "cluster")
     device = given.pop("device", None)
     if isinstance(device, dict):

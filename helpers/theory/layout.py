@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -78,7 +79,7 @@ class Layout:
     order: tuple[str, ...] = ORDER
     balanced: bool = False
 
-    @property
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Axis -> how many ranks, the outermost axis first: what `placement` asks for."""
         if not np.any(np.asarray(self.cp) != 1):
@@ -102,7 +103,7 @@ class Layout:
         """Ranks that hold the same weights, but experts': dp · cp."""
         return self.dp * self.cp
 
-    @property
+    @cached_property
     def shards(self):
         """Ranks that what ZeRO shares out is shared out over."""
         return (
@@ -114,7 +115,7 @@ class Layout:
         """The same of experts: their replicas inside one shard."""
         return self.edp // (self.replicas // self.shards) if self.hybrid else self.edp
 
-    @property
+    @cached_property
     def hybrid(self) -> bool:
         """Whether a shard is smaller than all replicas, anywhere."""
         return bool(np.any(self.shard))
@@ -130,6 +131,16 @@ class Layout:
 
     def reach(self, axis: str, gpus_per_node: int) -> tuple:
         """(members of such a group that share a node, nodes that it is on). Takes arrays."""
+        if (axis, gpus_per_node) not in self._reached:
+            self._reached[axis, gpus_per_node] = self._reach(axis, gpus_per_node)
+        return self._reached[axis, gpus_per_node]
+
+    @cached_property
+    def _reached(self) -> dict[tuple[str, int], tuple]:
+        """Asked for by each collective, and worked out once."""
+        return {}
+
+    def _reach(self, axis: str, gpus_per_node: int) -> tuple:
         if axis in ("edp", "ep", "etp"):
             return reach(axis, self.expert_sizes, gpus_per_node)
         if axis in PARTS:
@@ -150,8 +161,9 @@ class Layout:
         deep the pipeline is nor how many replicas there are; and which of them each is. None: each its own.
         """
         seen = np.broadcast_arrays(*(np.asarray(getattr(self, name)) for name in SEEN))
-        kinds = math.prod(int(sizes.max()) + 1 for sizes in seen)
-        if seen[0].ndim == 0 or self.order[-1] != "tp" or kinds >= 2**63:
+        if seen[0].ndim == 0 or not seen[0].size or self.order[-1] != "tp":
+            return self, None
+        if math.prod(int(sizes.max()) + 1 for sizes in seen) >= 2**63:
             return self, None
         key = 0
         for sizes in seen:

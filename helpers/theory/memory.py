@@ -10,14 +10,14 @@ Sources: states, Rajbhandari et al. 2020 (ZeRO), section 3.1; activations, Korth
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
+from .attention import SCORES
 from .data_parallel import adapter_share
 from .job import Job
 from .layout import Layout, spread
-from .operations import layer
+from .op import Op
+from .operations import Lists, layer, lists
 from .shape import ModelShape
 from .shares import ends_share, expert_share, layer_share
 from .stages import kinds_on_rank
@@ -85,26 +85,29 @@ def activations_per_layer(job: Job, layout: Layout, kind: ModelShape | None = No
         return {"layer input": ops[0].kept}
     by_name: dict[str, float] = {}
     for op in ops:
-        kept = op.kept_per_op if layout.recompute == "per-op" else op.kept
-        if np.any(kept):
-            by_name[op.name] = by_name.get(op.name, 0.0) + kept
+        stays = op.kept_per_op if layout.recompute == "per-op" else _stays(op, layout.recompute)
+        if np.any(stays):
+            by_name[op.name] = by_name.get(op.name, 0.0) + stays
     return by_name
 
 
-def _kept(job: Job, layout: Layout) -> list[tuple[float, float]]:
+def _stays(op: Op, recompute: str):
+    """Of what an operation keeps, what stays when no more than the scores are computed anew."""
+    return 0.0 if recompute == "selective" and op.name == SCORES else op.kept
+
+
+def kept(made: Lists, recompute: str) -> list[tuple[float, float]]:
     """For each kind of layer, bytes for one microbatch: what it keeps, and what it has while its backward
     runs.
     """
-    one, which = layout.alike()
     pairs = []
-    for kind, _ in job.model.kinds:
-        if one.recompute in ("none", "selective"):
-            pair = sum(op.kept for op in layer(job, one, kind)), 0.0
+    for ops in made.layers:
+        if recompute in ("none", "selective"):
+            pair = sum(_stays(op, recompute) for op in ops), 0.0
         else:
-            ops = layer(job, replace(one, recompute="none"), kind)
-            kept = ops[0].kept if one.recompute == "full" else sum(op.kept_per_op for op in ops)
-            pair = kept, sum(op.kept for op in ops)
-        pairs.append(tuple(spread(size, which) for size in pair))
+            few = ops[0].kept if recompute == "full" else sum(op.kept_per_op for op in ops)
+            pair = few, sum(op.kept for op in ops)
+        pairs.append(tuple(spread(size, made.which) for size in pair))
     return pairs
 
 
@@ -138,18 +141,19 @@ def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
 
 
 def stage_memory(
-    job: Job, layout: Layout, stage, overhead: float = OVERHEAD, kept: list | None = None
+    job: Job, layout: Layout, stage, overhead: float = OVERHEAD, of_kinds: list | None = None
 ) -> dict[str, float]:
     """Bytes on one GPU of a pipeline rank, by what for.
 
-    Takes arrays. `overhead`: context, communicators and the like. kept: of each kind of layer, where known.
+    Takes arrays. `overhead`: context, communicators and the like. of_kinds: what each kind of layer
+    keeps (`kept`), where known.
     """
-    kept = kept or _kept(job, layout)
+    of_kinds = of_kinds or kept(lists(job, layout), layout.recompute)
     model, framework, t = job.model, job.framework, layout.tp
     parts = stage_states(job, layout, stage)
     sb, head_rank = layout.tokens(job.seq_len), layout.pipeline.head_rank(layout.pp)
     first, last = stage == 0, stage == head_rank
-    held = sum(many * each for (_, many), (each, _) in zip(kinds_on_rank(model, layout, stage), kept))
+    held = sum(many * each for (_, many), (each, _) in zip(kinds_on_rank(model, layout, stage), of_kinds))
     if not model.gated:  # a byte a number for the dropout mask behind the embedding
         held = held + first * sb * model.hidden / np.where(layout.sequence_parallel, t, 1)
     parts["activations"] = held * in_flight(layout, job.microbatches(layout), stage)
@@ -160,7 +164,7 @@ def stage_memory(
     parts["logits"] = last * sb * (4.0 * model.hidden + scores) / t
     if layout.recompute in ("per-op", "full"):
         # One layer is whole again in its backward, when the scores are gone.
-        parts["activations"] = parts["activations"] + np.maximum(0, kept[-1][1] - parts["logits"])
+        parts["activations"] = parts["activations"] + np.maximum(0, of_kinds[-1][1] - parts["logits"])
     parts["gathered weights"] = _gathered(job, layout, stage)
     if job.lora and job.lora.four_bit:  # one matrix at a time is made wide
         widest = max(
@@ -189,17 +193,20 @@ def _gathered(job: Job, layout: Layout, stage):
 
 def largest_stage(job: Job, layout: Layout, overhead: float = OVERHEAD) -> tuple[int, dict[str, float]]:
     """(stage, its bytes by what for) of the pipeline rank that holds most: the one that must fit."""
-    kept = _kept(job, layout)
-    stages = [stage_memory(job, layout, k, overhead, kept) for k in range(layout.pp)]
+    of_kinds = kept(lists(job, layout), layout.recompute)
+    stages = [stage_memory(job, layout, k, overhead, of_kinds) for k in range(layout.pp)]
     fullest = max(range(layout.pp), key=lambda k: sum(stages[k].values()))
     return fullest, {name: float(size) for name, size in stages[fullest].items() if size}
 
 
-def peak_memory(job: Job, layout: Layout, overhead: float = OVERHEAD):
+def peak_memory(job: Job, layout: Layout, overhead: float = OVERHEAD, of_kinds: list | None = None):
     """Bytes on the fullest GPU, for arrays of layouts: what `largest_stage` finds, which is one of the first
     two ranks or the last.
     """
-    kept, candidates = _kept(job, layout), [0, np.minimum(1, layout.pp - 1), layout.pp - 1]
-    if len(kept) > 1:  # where the first ranks hold layers of another kind, one of the next
+    of_kinds = of_kinds or kept(lists(job, layout), layout.recompute)
+    candidates = [0, np.minimum(1, layout.pp - 1), layout.pp - 1]
+    if len(of_kinds) > 1:  # where the first ranks hold layers of another kind, one of the next
         candidates.append(np.minimum(2, layout.pp - 1))
-    return np.max([sum(stage_memory(job, layout, k, overhead, kept).values()) for k in candidates], axis=0)
+    return np.max(
+        [sum(stage_memory(job, layout, k, overhead, of_kinds).values()) for k in candidates], axis=0
+    )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
-from .checks import is_file
-from .configs import from_config
+from .checks import is_file, unknown
 from .shape import Experts, Latent, ModelShape
 
 
@@ -88,7 +86,7 @@ def find_model(name: str) -> ModelShape:
     if name.lower() in MODELS:
         return MODELS[name.lower()]
     if is_file(name):
+        from .configs import from_config
+
         return from_config(Path(name))
-    near = difflib.get_close_matches(name.lower(), MODELS, 1, cutoff=0.3)
-    hint = f"; the nearest is {near[0]!r}" if near else ""
-    raise ValueError(f"unknown model {name!r}{hint}. Known are {', '.join(MODELS)}, or give a config.json")
+    raise ValueError(f"unknown model {unknown(name, MODELS)}, or give a config.json")

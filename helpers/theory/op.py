@@ -6,7 +6,6 @@ What backward computes anew is read from F. Letters as in `memory`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -54,8 +53,7 @@ class Op(NamedTuple):
     adapters: float = 0.0
 
 
-@dataclass(frozen=True)
-class At:
+class At(NamedTuple):
     """Where lines are written for: a layer of a kind, on a rank of a layout."""
 
     job: Job

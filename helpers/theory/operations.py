@@ -10,6 +10,8 @@ Source: Korthikanti et al. 2022, sections 3 and 4 (what is kept, what is sent).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .attention import attention
@@ -19,6 +21,27 @@ from .layout import Layout
 from .op import At, Op, product, stream, summed, tensor_parallel
 from .shape import ModelShape
 from .shares import layer_matrices
+
+
+class Lists(NamedTuple):
+    """The lists of many layouts: one for each kind that a layer cannot tell apart, and which of them each
+    layout is (see `Layout.alike`). layers: of each kind of layer.
+    """
+
+    alike: Layout
+    which: np.ndarray | None
+    embedding: list[Op]
+    head: list[Op]
+    layers: list[list[Op]]
+
+
+def lists(job: Job, layout: Layout) -> Lists:
+    """What the layers of a layout do, and what stands beside them. It depends neither on the schedule nor on
+    recompute, nor on how fast a cluster is.
+    """
+    one, which = layout.alike()
+    kinds = [layer(job, one, kind) for kind, _ in job.model.kinds]
+    return Lists(one, which, embedding(job, one), head(job, one), kinds)
 
 
 def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:

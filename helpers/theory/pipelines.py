@@ -6,19 +6,20 @@ Letters: p ranks, m microbatches, v chunks on each rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from . import schedules
+if TYPE_CHECKING:
+    from .schedules import Schedule
 
 
-@dataclass(frozen=True)
-class Pipeline:
-    """make: (p, m, v) -> its order. in_flight: (p, v, m, stage) -> microbatches whose activations a rank
-    holds at its fullest, in units of all its chunks. bubble: (F, I, W, v) -> seconds that a rank stands idle,
-    from what all other stages take for one microbatch's forward, input gradients and weight gradients: as
-    simulated, to the digit, with an optimizer that waits for all, as it does where gradients are clipped.
+class Pipeline(NamedTuple):
+    """order: the function of `schedules` that makes it. in_flight: (p, v, m, stage) -> microbatches whose
+    activations a rank holds at its fullest, in units of all its chunks. bubble: (F, I, W, v) -> seconds that
+    a rank stands idle, from what all other stages take for one microbatch's forward, input gradients and
+    weight gradients: as simulated, to the digit, with an optimizer that waits for all, as it does where
+    gradients are clipped.
 
     alone: whether it is what a rank without a pipeline runs. chunks: how many a rank has where the schedule
     says so, 0 where the reader chooses. fills: microbatches
@@ -26,7 +27,7 @@ class Pipeline:
     and back up, so that embedding and head are both on the first.
     """
 
-    make: Callable[[int, int, int], schedules.Schedule]
+    order: str
     in_flight: Callable
     bubble: Callable = lambda F, I, W, v: (F + I + W) / v
     alone: bool = False
@@ -35,36 +36,35 @@ class Pipeline:
     splits: bool = False
     folded: bool = False
 
+    def make(self, p: int, m: int, v: int = 1) -> Schedule:
+        """Its order. v: of chunks, where a reader chooses them."""
+        from . import schedules  # long, and of no use to who asks for seconds and bytes alone
+
+        order = getattr(schedules, self.order)
+        return order(p, m, v) if self.chunks == 0 else order(p, m)
+
     def head_rank(self, p):
         """The pipeline rank that holds the head."""
         return p * 0 if self.folded else p - 1
 
 
 SCHEDULES: dict[str, Pipeline] = {
-    "GPipe": Pipeline(lambda p, m, v: schedules.gpipe(p, m), lambda p, v, m, stage: m),
-    "1F1B": Pipeline(
-        lambda p, m, v: schedules.one_f_one_b(p, m), lambda p, v, m, stage: p - stage, alone=True
-    ),
+    "GPipe": Pipeline("gpipe", lambda p, v, m, stage: m),
+    "1F1B": Pipeline("one_f_one_b", lambda p, v, m, stage: p - stage, alone=True),
     # On the first stage p·(1 + (p-1)/(p·v)): Korthikanti et al. 2022.
     "interleaved": Pipeline(
-        schedules.interleaved, lambda p, v, m, stage: ((v - 1) * p + 2 * (p - stage - 1) + 1) / v, chunks=0
+        "interleaved", lambda p, v, m, stage: ((v - 1) * p + 2 * (p - stage - 1) + 1) / v, chunks=0
     ),
-    "ZB-H1": Pipeline(
-        lambda p, m, v: schedules.zb_h1(p, m),
-        lambda p, v, m, stage: p,
-        lambda F, I, W, v: F + I - W,
-        fills=1,
-        splits=True,
-    ),
+    "ZB-H1": Pipeline("zb_h1", lambda p, v, m, stage: p, lambda F, I, W, v: F + I - W, fills=1, splits=True),
     "ZB-H2": Pipeline(
-        lambda p, m, v: schedules.zb_h2(p, m),
+        "zb_h2",
         lambda p, v, m, stage: 2 * p - 1,
         lambda F, I, W, v: np.maximum(F, F + I - 2 * W),
         fills=2,
         splits=True,
     ),
     "ZB-V": Pipeline(
-        lambda p, m, v: schedules.zb_v(p, m),
+        "zb_v",
         lambda p, v, m, stage: p,
         lambda F, I, W, v: np.maximum(I / 2, I - W),
         chunks=2,

@@ -6,22 +6,19 @@ The same formulas as `cost` and `memory`, evaluated for all layouts of a kind at
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from ..table import Table, human
-from .candidates import SIZES, Candidate, Candidates, all_rows, runs
+from .candidates import Candidate, Candidates
 from .checks import whole
-from .cost import step_terms
 from .estimate import HEADROOM, Estimate, estimate
 from .job import Job
-from .layout import Axes, Layout
-from .memory import peak_memory
-from .remedies import remedies
+from .layout import Axes
+from .space import Space
 
 # What may turn out otherwise -> the job then, times a factor; None where that is no whole number.
 CHANGES = {
@@ -45,20 +42,36 @@ def _with_cluster(job: Job, **changed) -> Job:
     return replace(job, cluster=replace(job.cluster, **changed))
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Plan:
     """All layouts of a job on so many GPUs. `ranked`: those that fit with some headroom, fastest first.
     `tight`: those that fill a GPU further than the prediction can tell, fastest first. `too_large`: the rest,
-    with the least first. `impossible`: sizes -> why they cannot be at all."""
+    with the least first. `space`: all that was looked at."""
 
     job: Job
-    gpus: int
+    space: Space
     ranked: Sequence[Candidate]
     tight: Sequence[Candidate]
     too_large: Sequence[Candidate]
-    impossible: dict[Axes, str]
-    looked_at: int
-    options: dict = field(default_factory=dict)
+    headroom: float
+
+    @property
+    def gpus(self) -> int:
+        return self.space.gpus
+
+    @property
+    def impossible(self) -> dict[Axes, str]:
+        """Sizes -> why they cannot be at all."""
+        return self.space.impossible
+
+    @property
+    def looked_at(self) -> int:
+        return len(self.space.numbers)
+
+    @property
+    def options(self) -> dict:
+        """What `plan` was told beside the job and the GPUs."""
+        return {"headroom": self.headroom, **self.space.only}
 
     @property
     def best(self) -> Candidate:
@@ -75,7 +88,7 @@ class Plan:
         tried = "".join(f"; it fits {remedy}" for remedy in self.remedies)
         if self.tight:
             raise ValueError(
-                f"{model} fits {self.gpus} × {device.name} with less than {self.options['headroom']:.0%} to"
+                f"{model} fits {self.gpus} × {device.name} with less than {self.headroom:.0%} to"
                 f" spare, which is within the error: the fastest needs {human(self.tight[0].memory)} of"
                 f" {human(device.memory)}. Take a smaller headroom, if you have measured{tried}"
             )
@@ -87,6 +100,8 @@ class Plan:
     @cached_property
     def remedies(self) -> list[str]:
         """What would make it fit where nothing does, in words: see `remedies`."""
+        from .remedies import remedies
+
         fits = lambda job, gpus, **only: bool(plan(job, gpus=gpus, **only).ranked)
         return [] if self.ranked else remedies(self.job, self.gpus, fits, **self.options)
 
@@ -124,7 +139,7 @@ class Plan:
             )
         if np.prod(axes) != self.gpus:
             return f"{axes} takes {np.prod(axes)} GPUs, but there are {self.gpus}"
-        only = ", ".join(f"{axis} {size}" for axis, size in self.options.items() if axis in Axes._fields)
+        only = ", ".join(f"{axis} {size}" for axis, size in self.space.only.items() if axis in Axes._fields)
         return f"{axes} was not looked at, only {only}"
 
     def _why_there(self, place: int) -> str:
@@ -161,7 +176,10 @@ class Plan:
     def changed(self, what: str, factor: float) -> Plan | None:
         """The plan with one thing (of CHANGES) times `factor`; None where that leaves no whole batch."""
         job = CHANGES[what](self.job, factor)
-        return job and plan(job, gpus=self.gpus, **self.options)
+        if job is None:
+            return None
+        space = self.space if self.space.serves(job) else Space(job, self.gpus, self.space.only)
+        return _ranked(job, space, self.headroom)
 
     def table(self, rows: int = 10) -> Table:
         """The best of each sizes; no rows where nothing fits."""
@@ -191,11 +209,6 @@ class Plan:
         return repr(self.table())
 
 
-def _some(many: Layout, keep: np.ndarray) -> Layout:
-    """Those of many layouts that `keep` names."""
-    return replace(many, **{k: getattr(many, k)[keep] for k in (*SIZES, "sequence_parallel")})
-
-
 def plan(job: Job, *, gpus: int, headroom: float = HEADROOM, **only) -> Plan:
     """Every layout of a job on `gpus` GPUs that its framework offers: all dp·tp·pp, microbatches, schedules,
     interleavings, ZeRO stages, recompute, SP.
@@ -207,43 +220,16 @@ def plan(job: Job, *, gpus: int, headroom: float = HEADROOM, **only) -> Plan:
     whole("gpus", gpus, 1, 10**7)
     if not 0 <= headroom < 1:
         raise ValueError(f"headroom is a share of a GPU's memory, 0.1 say, not {headroom!r}")
-    framework = job.framework
     only = {axis: size for axis, size in only.items() if size is not None}
     for axis, size in only.items():
         whole(axis, size)
-    space, impossible = all_rows(job, gpus, only)
-    looked_at, names, room = [], [], job.cluster.device.memory
-    recomputes = [
-        r for r in framework.recomputes if not (r == "selective" and framework.fused_attention)
-    ] or ["none"]
-    for schedule, recompute in itertools.product(framework.schedules, recomputes):
-        rows = space[runs(job, schedule, recompute, space)] if len(space) else space
-        if not len(rows):
-            continue
-        many = framework.layout(
-            **{k: rows[k] for k in SIZES},
-            schedule=schedule,
-            recompute=recompute,
-            sequence_parallel=rows["sp"],
-        )
-        rows["names"] = len(names)
-        names.append((schedule, recompute))
-        rows["memory"] = peak_memory(job, many)
-        fits = rows["memory"] <= room  # how long the rest would take, nobody asks
-        rows["seconds"] = np.inf
-        if fits.any():
-            rows["seconds"][fits] = sum(step_terms(job, _some(many, fits)).values())
-        looked_at.append(rows)
-    every = np.concatenate(looked_at) if looked_at else space
+    return _ranked(job, Space(job, gpus, only), headroom)
+
+
+def _ranked(job: Job, space: Space, headroom: float) -> Plan:
+    every, room = space.timed(job), job.cluster.device.memory
     fits, over = every["memory"] <= (1 - headroom) * room, every["memory"] > room
-    pick = lambda by, keep: Candidates(every, names, framework, by, keep)
+    pick = lambda by, keep: Candidates(every, space.names, job.framework, by, keep)
     return Plan(
-        job,
-        gpus,
-        pick("seconds", fits),
-        pick("seconds", ~fits & ~over),
-        pick("memory", over),
-        impossible,
-        len(every),
-        dict(headroom=headroom, **only),
+        job, space, pick("seconds", fits), pick("seconds", ~fits & ~over), pick("memory", over), headroom
     )

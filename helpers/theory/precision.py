@@ -8,11 +8,10 @@ Hadamard transforms); Transformer Engine's recipes, of which inputs are kept and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Precision:
+class Precision(NamedTuple):
     """rate: of a device, that products run at: bf16, fp8 or fp4. bytes: of a number in a product, and of one
     that is kept or gathered for it. cast: bytes moved to narrow a number: read, and written twice, since the
     product of the weights' gradient wants it the other way round.
