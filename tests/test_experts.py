@@ -279,3 +279,19 @@ def test_a_dispatch_that_hides_shows_a_fifth():
         Job(MIXTRAL, DGX, 64, 4096, replace(MEGATRON, hides=hides)), Layout(dp=8, ep=8, zero=1)
     )["expert parallel"]
     assert float(shown("dispatch") / shown()) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("cut, tokens", [(False, 4096), (True, 512)], ids=["whole", "in parts"])
+def test_what_streams_between_the_matrices_of_latent_attention(cut, tokens):
+    """DeepSeek-V3, tp 8: each number is read and written, two bytes both times; backward twice as many. Short
+    vectors of 1536 and 512 numbers a token, in parts with sequence parallelism; keys of 16 heads, 192 numbers
+    each.
+    """
+    lines = layer(Job(V3, DGX, 8, 4096), Layout(tp=8, sequence_parallel=cut))
+    streamed = {(op.name, op.phase): op.streamed for op in lines}
+    for name, numbers in (
+        ("norm of queries", tokens * 1536),
+        ("norm of keys and values", tokens * 512),
+        ("keys put together", 4096 * 16 * 192),
+    ):
+        assert (streamed[name, "F"], streamed[name, "I"]) == (4 * numbers, 8 * numbers), name
