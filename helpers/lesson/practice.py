@@ -130,8 +130,9 @@ def right(text: str, *figures) -> Answer:
 class Exercise:
     """One exercise. `judge(attempt)` runs it on ranks and returns an Answer; `reference` passes it.
 
-    A judge may let a RankError through: it becomes 'crashed', with the ranks' own report. without: names of
-    the course's own code that would do the work.
+    A judge may let a RankError through: it becomes 'crashed', with the ranks' own report. minutes: how long it
+    takes somebody new to torch.distributed, wrong attempts included. without: names of the course's own code
+    that would do the work.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Exercise:
     judge: Callable[[Callable], Answer]
     hints: list[str]
     without: tuple[str, ...] = ()
+    minutes: int = field(kw_only=True)
     # Those of a drop in their order.
     made: int = field(default_factory=itertools.count().__next__, init=False)
     _shown: int = field(default=0, init=False)

@@ -187,6 +187,7 @@ tuple_ = Exercise(
     "DP, TP, PP for 30B on 32",
     pick,
     _judge_pick,
+    minutes=5,
     hints=[
         "States alone: 16 bytes × 30·10⁹ = 480 GB. ZeRO cuts them over d, so even t = p = 1 need not fail.",
         (
@@ -283,6 +284,7 @@ cases = Exercise(
     "four quick cases",
     quick,
     _judge_quick,
+    minutes=3,
     hints=[
         "Begin with 16 bytes a parameter, and compare with a GPU of 80 GB, then with a node of eight.",
         "1B: 16 GB. 30B: 480 GB. 200B: 3,200 GB. 13B: 208 GB.",

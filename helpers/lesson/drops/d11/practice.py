@@ -173,6 +173,7 @@ split = Exercise(
     "split the loss",
     causes,
     _judge_causes,
+    minutes=7,
     hints=[
         (
             "What would perfect scaling make of a part? Work for one rank is batch / ranks. Everything should"
@@ -290,6 +291,7 @@ placing = Exercise(
     "win it back",
     place,
     _judge_place,
+    minutes=8,
     hints=[
         "Which axis waits most, and why? tp in every layer: keep it inside a node of four.",
         "t·p must be at least 4, and t at most 4. What is left of 8?",
