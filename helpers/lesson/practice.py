@@ -130,9 +130,9 @@ def right(text: str, *figures) -> Answer:
 class Exercise:
     """One exercise. `judge(attempt)` runs it on ranks and returns an Answer; `reference` passes it.
 
-    A judge may let a RankError through: it becomes 'crashed', with the ranks' own report. minutes: how long it
-    takes somebody new to torch.distributed, wrong attempts included. without: names of the course's own code
-    that would do the work.
+    A judge may let a RankError through: it becomes 'crashed', with the ranks' own report. without: names of
+    the course's own code that would do the work. minutes: what somebody new to torch.distributed needs, wrong
+    attempts included.
     """
 
     name: str

@@ -81,10 +81,10 @@ def finishes() -> str:
     by_hand = operations / (GPUS * device.flops / 2) / 86400
     by_plan = gpu_hours(p.estimate(p.best), tokens) / GPUS / 24
     return (
-        f"{TOKENS_PER_PARAMETER} tokens for each parameter are {tokens / 1e9:.0f}e9 tokens, and"
-        f" {operations:.2g} operations.\n"
-        f"{GPUS} GPUs at half of {device.flops / 1e12:.0f}e12 a second: {by_hand:.0f} days."
-        f" By the plan: {by_plan:.0f}."
+        f"{TOKENS_PER_PARAMETER} tokens for each parameter: {tokens / 1e9:.0f}·10⁹ tokens."
+        f" 6 · {params / 1e9:.1f}·10⁹ · {tokens / 1e9:.0f}·10⁹ = {operations / 1e21:.0f}·10²¹ operations.\n"
+        f"{GPUS} GPUs at half of {device.flops / 1e12:.0f}·10¹² a second: {by_hand:.0f} days."
+        f" By the plan: {by_plan:.0f} days."
     )
 
 
