@@ -121,7 +121,13 @@ def test_the_slowest_of_several_ranks(tmp_path):
     ]
     made = explain(files)
     assert [s.rank for s in made.splits] == [0, 1, 2]
-    assert "rank 2 is the slowest" in repr(made) and any("rank 2 works longer" in a.text for a in made.advice)
+    assert any("rank 2 works longer" in a.text for a in made.advice)
+    fast, slow = made.splits[0].working, made.splits[2].working
+    assert slow - fast == pytest.approx(200e-6)
+    assert (
+        "rank 2 is the slowest: without waiting for others it works"
+        f" {slow / fast:.2f} times as long as the median of the other ranks"
+    ) in repr(made)
     with pytest.raises(Unreadable, match="are both of rank 1"):
         explain([files[0], write(tmp_path / "other.json", by_hand(), distributedInfo={"rank": 1})])
 

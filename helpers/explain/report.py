@@ -82,7 +82,7 @@ class Explained:
             others = statistics.median(s.working for s in self.splits if s is not one)
             sentences.append(
                 f"rank {one.rank} is the slowest: without waiting for others it works"
-                f" {one.working / max(1e-9, others) - 1:+.1%} against the median of the rest"
+                f" {one.working / max(1e-9, others):.2f} times as long as the median of the other ranks"
             )
         return sentences
 

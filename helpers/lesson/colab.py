@@ -29,8 +29,8 @@ if not find_spec("helpers"):
     sys.path.insert(0, os.path.abspath("{up}" if os.path.isdir("{up}/helpers") else "three-axes"))
     %pip install --quiet accelerate cloudpickle tqdm ipywidgets
     site.addsitedir(site.getusersitepackages())"""
-FIRST = """# Run this cell and the next one first, and again after the kernel was restarted:
-# they make %%ranks known and start the ranks.
+FIRST = """# Run this cell and the next one first, and again after the kernel was restarted.
+# Until then there are no ranks, and an error says: Cell magic `%%ranks` not found.
 """
 HERE = """
 from helpers import World

@@ -6,6 +6,7 @@ python -m helpers.lesson.pages writes all that anew, after a title, a text or an
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from pathlib import Path
@@ -13,10 +14,10 @@ from pathlib import Path
 import nbformat
 
 from ..files import find
-from .books import notebooks, number
+from .books import module_of, notebooks, number
+from .practice import Exercise
 
 WORDS = 120  # read in a minute, with running the cells and looking at what they show
-EXERCISE = 5  # minutes
 PHASES = {"Split": range(1, 5), "Trace": range(5, 10), "Mend": range(10, 14), "Defend": range(14, 15)}
 PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*$", re.M)
 MINUTES = re.compile(r"^\*\d+ minutes.*?\. Afterwards you can ", re.M)
@@ -40,11 +41,17 @@ def prose(notebook: nbformat.NotebookNode) -> str:
     return unlinked(LISTING.sub("", PLACE.sub("", MINUTES.sub("*Afterwards you can ", text))))
 
 
+def exercises(notebook: nbformat.NotebookNode) -> list[Exercise]:
+    """Those that the notebook checks."""
+    drop = importlib.import_module(module_of(notebook.cells[0].source.split()[1]))  # "# 07 · Microbatches …"
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    return [getattr(drop, name) for name in re.findall(r"(\w+)\.check\(", code)]
+
+
 def minutes(notebook: nbformat.NotebookNode) -> tuple[int, int]:
-    """(to read and run, to practise), by the number of words and of exercises."""
+    """(to read and run, to practise): by the number of words, and as its exercises say."""
     words = len(re.sub(r"<[^>]+>", " ", prose(notebook)).split())
-    exercises = sum(".check(" in cell.source for cell in notebook.cells if cell.cell_type == "code")
-    return round(words / WORDS), EXERCISE * exercises
+    return round(words / WORDS), sum(exercise.minutes for exercise in exercises(notebook))
 
 
 class Course:

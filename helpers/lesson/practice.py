@@ -132,7 +132,8 @@ class Exercise:
     """One exercise. `judge(attempt)` runs it on ranks and returns an Answer; `reference` passes it.
 
     A judge may let a RankError through: it becomes 'crashed', with the ranks' own report. without: names of
-    the course's own code that would do the work.
+    the course's own code that would do the work. minutes: what somebody new to torch.distributed needs, wrong
+    attempts included.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Exercise:
     judge: Callable[[Callable], Answer]
     hints: list[str]
     without: tuple[str, ...] = ()
+    minutes: int = field(kw_only=True)
     # Those of a drop in their order.
     made: int = field(default_factory=itertools.count().__next__, init=False)
     _shown: int = field(default=0, init=False)

@@ -11,6 +11,8 @@ import numpy as np
 from ...table import human
 from ..picture import HATCH, INK, PAPER, RANKS, Picture, fix, row_of_panels, styled
 
+LAPTOP = 4.9  # inches: a higher picture does not fit a laptop's screen
+
 
 @styled
 def loss_curves(panels: dict[str, dict[str, Sequence[float]]], title: str) -> Picture:
@@ -51,10 +53,11 @@ def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str =
             rows.append(("other", base, other, "#E69F00"))
         drawn[name] = rows + [(last, 0.0, total, INK)]
     heights = [len(rows) for rows in drawn.values()]
-    a_row = 0.34 if len(drawn) == 1 else 0.23  # inches; several panels still fit a laptop's screen
+    between = 0.4 * len(drawn) + 0.5  # inches, for titles and the axis
+    a_row = min(0.34, (LAPTOP - between) / sum(heights))
     figure, axes = plt.subplots(
         len(drawn),
-        figsize=(9.6, a_row * sum(heights) + 0.4 * len(drawn) + 0.5),
+        figsize=(9.6, a_row * sum(heights) + between),
         squeeze=False,
         sharex=True,
         height_ratios=heights,

@@ -143,33 +143,34 @@ def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> 
             for rank in range(len(peaks[0]))
             if all(abs(p[rank] - u) < 0.02 * budget for p, u in zip(peaks, usual))
         ]
-        ax.plot([u / 1e6 for u in usual], color=INK, marker="o", markersize=4, linewidth=1.6)
+        steps = range(1, len(peaks) + 1)
+        ax.plot(steps, [u / 1e6 for u in usual], color=INK, marker="o", markersize=4, linewidth=1.6)
         for rank in set(range(len(peaks[0]))) - set(alike):
             ax.plot(
+                steps,
                 [p[rank] / 1e6 for p in peaks],
                 color=rank_colour(rank),
                 marker="s",
                 markersize=5,
                 linewidth=1.6,
             )
-            ax.text(len(peaks) - 0.7, peaks[-1][rank] / 1e6, f"rank {rank}", fontsize=9, va="center")
+            ax.text(len(peaks) + 0.3, peaks[-1][rank] / 1e6, f"rank {rank}", fontsize=9, va="center")
         ax.text(
-            0,
+            1,
             usual[0] / 1e6 - 0.06 * budget / 1e6,
             "all ranks" if len(alike) == len(peaks[0]) else "the other ranks",
             fontsize=9,
             va="top",
         )
         ax.axhline(budget / 1e6, color="#D55E00", linestyle="--", linewidth=1.8)
-        ax.plot(
-            len(peaks) - 1, max(peaks[-1]) / 1e6, marker="x", color=INK, markersize=11, markeredgewidth=2.5
-        )
+        ax.plot(len(peaks), max(peaks[-1]) / 1e6, marker="x", color=INK, markersize=11, markeredgewidth=2.5)
         ax.set(
             title=name,
             xlabel="step",
             ylabel="MB, peak of the step" if ax is axes[0][0] else "",
             ylim=(0, 1.35 * budget / 1e6),
-            xlim=(-0.4, 9),
+            xlim=(0.6, 10),
+            xticks=range(1, 10, 2),
         )
         parts.append(
             f"{name}: "

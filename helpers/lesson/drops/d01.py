@@ -171,6 +171,7 @@ fingerprints = Exercise(
     "traffic fingerprints",
     fingerprint,
     judge,
+    minutes=6,
     hints=[
         "Look at the pictures of who sends to whom: under which scheme do the ranks send different amounts?",
         (

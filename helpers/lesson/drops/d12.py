@@ -223,6 +223,7 @@ choice = Exercise(
     "below 15 % under a memory limit",
     choose,
     _judge_choice,
+    minutes=8,
     hints=[
         (
             "With m = 13 the table shows who is close. What becomes of (p−1)/(m+p−1), and of its relatives,"
@@ -330,6 +331,7 @@ balanced = Exercise(
     "balance the stages",
     balance,
     _judge_balance,
+    minutes=6,
     hints=[
         (
             "Every microbatch waits for the slowest stage. How many layers may the last one have, if the head"

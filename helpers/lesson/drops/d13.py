@@ -81,10 +81,10 @@ def finishes() -> str:
     by_hand = operations / (GPUS * device.flops / 2) / 86400
     by_plan = gpu_hours(p.estimate(p.best), tokens) / GPUS / 24
     return (
-        f"{TOKENS_PER_PARAMETER} tokens for each parameter are {tokens / 1e9:.0f}e9 tokens, and"
-        f" {operations:.2g} operations.\n"
-        f"{GPUS} GPUs at half of {device.flops / 1e12:.0f}e12 a second: {by_hand:.0f} days."
-        f" By the plan: {by_plan:.0f}."
+        f"{TOKENS_PER_PARAMETER} tokens for each parameter: {tokens / 1e9:.0f}·10⁹ tokens."
+        f" 6 · {params / 1e9:.1f}·10⁹ · {tokens / 1e9:.0f}·10⁹ = {operations / 1e21:.0f}·10²¹ operations.\n"
+        f"{GPUS} GPUs at half of {device.flops / 1e12:.0f}·10¹² a second: {by_hand:.0f} days."
+        f" By the plan: {by_plan:.0f} days."
     )
 
 
@@ -187,6 +187,7 @@ tuple_ = Exercise(
     "DP, TP, PP for 30B on 32",
     pick,
     _judge_pick,
+    minutes=5,
     hints=[
         "States alone: 16 bytes × 30·10⁹ = 480 GB. ZeRO cuts them over d, so even t = p = 1 need not fail.",
         (
@@ -283,6 +284,7 @@ cases = Exercise(
     "four quick cases",
     quick,
     _judge_quick,
+    minutes=3,
     hints=[
         "Begin with 16 bytes a parameter, and compare with a GPU of 80 GB, then with a node of eight.",
         "1B: 16 GB. 30B: 480 GB. 200B: 3,200 GB. 13B: 208 GB.",

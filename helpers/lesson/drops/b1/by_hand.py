@@ -224,6 +224,7 @@ one_layer = Exercise(
     "gather, compute, free",
     fsdp_layer,
     _judge,
+    minutes=12,
     hints=[
         "A gather: parts = [torch.empty_like(shard) for _ in range(world_size)], then"
         " dist.all_gather(parts, shard), then torch.cat(parts).",

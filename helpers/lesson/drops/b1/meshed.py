@@ -137,6 +137,7 @@ mesh = Exercise(
     "a mesh, and fully_shard",
     shard_model,
     _judge,
+    minutes=8,
     hints=[
         'mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")). The last dimension is'
         " innermost: neighbours.",

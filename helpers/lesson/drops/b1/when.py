@@ -156,6 +156,7 @@ order = Exercise(
     "the order of a step",
     step_order,
     _judge,
+    minutes=6,
     hints=[
         "Forward of layer i needs gather i before it and free i after it. Where must gather i + 1 stand, to"
         " run while F i computes?",

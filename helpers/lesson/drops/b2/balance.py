@@ -125,6 +125,7 @@ places = Exercise(
     "tokens that share the work",
     tokens_of,
     _judge,
+    minutes=7,
     hints=[
         "Token i looks at i + 1 tokens: the end is heavy. Which chunk should a light one go with?",
         "Cut into 2·c chunks. The lightest goes with the heaviest: chunk r with chunk 2c − 1 − r.",

@@ -194,6 +194,7 @@ step = Exercise(
     "a step with the sequence cut",
     cut_step,
     _judge,
+    minutes=12,
     hints=[
         "Write the step of one process first: embed, blocks, head, loss, backward. Then ask of each part:"
         " does it need to know where a token stands, or what other ranks hold?",

@@ -118,6 +118,7 @@ parts = Exercise(
     "merge two partial softmaxes",
     merge_parts,
     _judge,
+    minutes=6,
     hints=[
         "A softmax over all keys divides by exp(lse1) + exp(lse2). Part 1 has divided by exp(lse1) already.",
         "So y = (exp(lse1) · y1 + exp(lse2) · y2) / (exp(lse1) + exp(lse2)). The new lse is the logarithm of"

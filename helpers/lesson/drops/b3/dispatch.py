@@ -197,6 +197,7 @@ layer = Exercise(
     "dispatch and combine",
     expert_layer,
     _judge,
+    minutes=12,
     hints=[
         "Make k copies of every token, T·k in all, and sort them by expert:"
         " choice.flatten().argsort(stable=True)."

@@ -132,6 +132,7 @@ fold = Exercise(
     "the groups of a folded layout",
     groups_of,
     _judge,
+    minutes=8,
     hints=[
         "Take the two meshes one by one. In attention's, the ranks of tp are neighbours, those of dp are tp"
         " apart.",

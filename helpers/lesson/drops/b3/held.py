@@ -108,6 +108,7 @@ parameters = Exercise(
     "parameters on a rank",
     parameters_on_rank,
     _judge,
+    minutes=6,
     hints=[
         "Take one layer: attention, cut by tp, and the experts that this rank owns.",
         "How many experts does a rank own? experts / ep. Does k matter for that?",

@@ -190,6 +190,7 @@ clinic = Exercise(
     "the hang clinic",
     diagnoses,
     _judge,
+    minutes=10,
     hints=[
         "Show a run with ward[3]. First the table: is a number missing, or does a name differ?",
         "The rank that differs is the one to look at. In the script, which line can send this rank another"

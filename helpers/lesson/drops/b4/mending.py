@@ -122,6 +122,7 @@ mended = Exercise(
     "a loop that all leave together",
     train,
     _judge,
+    minutes=6,
     hints=[
         "A rank that has no batch left must say so, in a collective that all ranks call, before each step.",
         "next(batches, None) is None at the end. Send 1.0 or 0.0 around: what is the least of them?",

@@ -223,6 +223,7 @@ never = Exercise(
     "who never came",
     who_never_came,
     _judge,
+    minutes=8,
     hints=[
         "Go group by group. What is the last collective_seq_id of each member in this group?",
         "The highest of these is where the others wait. Who is below it?",

@@ -187,6 +187,7 @@ average = Exercise(
     "the mean of unequal shares",
     weighted_average,
     judge_average,
+    minutes=6,
     hints=[
         (
             "A mean over all examples = the sum over examples, divided by their number. What must each rank"

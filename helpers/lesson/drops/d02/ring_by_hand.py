@@ -273,6 +273,7 @@ ring = Exercise(
     "a ring all-reduce",
     ring_all_reduce,
     judge_ring,
+    minutes=18,
     hints=[
         (
             "Cut x into n chunks with torch.tensor_split: they are views of x. In each step a rank sends one"

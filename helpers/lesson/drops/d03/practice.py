@@ -330,6 +330,7 @@ mlp = Exercise(
     "split the MLP",
     split_mlp,
     judge,
+    minutes=8,
     hints=[
         (
             "Which cut of `up` lets each rank apply gelu without asking anybody? up.chunk(world_size,"

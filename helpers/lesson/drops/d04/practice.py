@@ -286,6 +286,7 @@ loop = Exercise(
     "the loop of a stage",
     pipeline,
     judge,
+    minutes=12,
     hints=[
         (
             "There are three kinds of rank: the first has no previous stage, the last has no next stage."

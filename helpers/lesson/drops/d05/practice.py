@@ -297,6 +297,7 @@ overlapped = Exercise(
     "overlap the gradients",
     overlap,
     judge,
+    minutes=8,
     hints=[
         (
             "p.register_post_accumulate_grad_hook(f) calls f(p) as soon as backward has put the gradient into"

@@ -181,6 +181,7 @@ plan = Exercise(
     "merge the all-reduces",
     merged_plan,
     _judge_plan,
+    minutes=5,
     hints=[
         (
             "attention_merged() has 2 all-reduces forward, as it should, and 3 backward: one for q, k and v"

@@ -299,6 +299,7 @@ sequence = Exercise(
     "TP + SP",
     sequence_mlp,
     _judge_sequence,
+    minutes=10,
     hints=[
         (
             "Before `up` a rank needs all tokens: gather. After `down` it has a partial sum for all tokens,"

@@ -158,6 +158,7 @@ one_f_one_b = Exercise(
     "the order of one stage",
     order,
     judge,
+    minutes=9,
     hints=[
         (
             "Three parts: a warm-up of forwards; then one forward and one backward in turn; then the"
@@ -310,6 +311,7 @@ share = Exercise(
     "the share of the bubble",
     bubble,
     _judge_bubble,
+    minutes=6,
     hints=[
         (
             "Count one rank's time: m forwards and m backwards. And the whole: the last stage starts p-1"

@@ -172,6 +172,7 @@ across = Exercise(
     "which axes leave the node",
     crossing,
     _judge_crossing,
+    minutes=6,
     hints=[
         "How far apart are neighbours along an axis? The product of the sizes that come after it in `sizes`.",
         (

@@ -195,6 +195,7 @@ members = Exercise(
     "the groups of a rank",
     groups,
     _judge_groups,
+    minutes=9,
     hints=[
         (
             "Begin with the innermost axis, the last in `sizes`: its neighbours are 1 rank apart. How far"

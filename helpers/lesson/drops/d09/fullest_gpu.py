@@ -237,6 +237,7 @@ states = Exercise(
     "bytes per GPU",
     bytes_per_gpu,
     _judge_bytes,
+    minutes=6,
     hints=[
         (
             "Begin without ZeRO: N parameters of the largest stage, cut by t, 16 bytes each: 2 weights, 2"

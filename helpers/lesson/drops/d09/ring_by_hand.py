@@ -254,6 +254,7 @@ ring = Exercise(
     "a reduce-scatter by ring",
     ring_reduce_scatter,
     _judge_scatter,
+    minutes=10,
     hints=[
         (
             "It is the first half of drop 02's ring: world_size - 1 steps, in each of which a rank sends one"

@@ -83,6 +83,7 @@ signature = Exercise(
     "diagnose four traces",
     diagnose,
     _judge_diagnosis,
+    minutes=8,
     hints=[
         "Look at the last step first. Is it one rank, or all of them? max and min of peaks[-1].",
         "All of them: were the sequences of that step longer than before?",
@@ -150,6 +151,7 @@ cheapest = Exercise(
     "the cheapest remedy",
     remedy,
     _judge_remedy,
+    minutes=3,
     hints=[
         "What rose: states or activations? Read what the error says was held.",
         "Activations grow with the microbatch. Which remedies change that, and which change states only?",

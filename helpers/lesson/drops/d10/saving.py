@@ -72,7 +72,7 @@ def saves() -> dict[str, dict]:
 def saves_table(measured: dict[str, dict]) -> Table:
     """What a save needs beside what rank 0 holds anyway."""
     return Table(
-        ["checkpoint", "more on rank 0", "files"],
+        ["checkpoint", "more memory on rank 0", "files"],
         [[how, human(m["beyond"][0]), str(m["files"])] for how, m in measured.items()],
         title=f"four ranks under FSDP, hidden {HIDDEN}",
     )

@@ -15,7 +15,7 @@ def causes(before, after):
 
     before, after: {"ranks": n, "batch": sequences in a step, "parts": {"compute": seconds, "tp": ..., "pp":
     ..., "dp": ..., "rest": ...}}. Perfect scaling would make each part batch/ranks times what it was; what is
-    beyond that is lost.
+    beyond that is lost. A part that is shorter than that has gained: its share is negative.
     """
     ratio = (after["batch"] / after["ranks"]) / (before["batch"] / before["ranks"])
     beyond = {
@@ -36,17 +36,20 @@ EXAMPLES = [
     (_case(4, 8, 0.96, 0.2, 0.0, 0.0, 0.08), _case(8, 8, 0.48, 0.5, 0.0, 0.0, 0.1)),
     (_case(8, 64, 1.0, 0.1, 0.2, 0.0, 0.0), _case(64, 512, 1.0, 0.1, 0.2, 0.6, 0.0)),
     (_case(8, 64, 1.0, 0.0, 0.3, 0.0, 0.1), _case(16, 64, 0.5, 0.0, 0.4, 0.1, 0.1)),
+    (_case(8, 64, 1.0, 0.3, 0.0, 0.0, 0.1), _case(16, 64, 0.5, 0.1, 0.0, 0.2, 0.1)),  # TP gains
 ]
 
 
 AXES = ("tp", "pp", "dp", "rest")
 
 
-def _compared(ratio: Callable, of: Sequence[str] = AXES) -> Callable:
-    """The answer with another ratio(before, after), or divided by the sum over `of` as well as the four."""
+def _compared(ratio: Callable, of: Sequence[str] = AXES, gain: Callable = lambda x: x) -> Callable:
+    """The answer with another ratio(before, after), divided by the sum over `of` and not of the four, or with
+    gain(seconds) for what is beyond perfect scaling.
+    """
 
     def answers(before, after):
-        lost = {x: after["parts"][x] - ratio(before, after) * before["parts"][x] for x in of}
+        lost = {x: gain(after["parts"][x] - ratio(before, after) * before["parts"][x]) for x in of}
         return {x: lost[x] / (sum(lost.values()) or 1) for x in AXES}
 
     return answers
@@ -104,6 +107,18 @@ MISTAKES = (
         _compared(lambda before, after: 0.0, IN_ALL),
     ),
     Mistake(
+        "a gain taken for no loss",
+        "In one of the cases a part became shorter than perfect scaling would make it. max(0, …) hides that"
+        " gain, and the shares are then of more than was lost: its share is negative.",
+        _compared(_fair, gain=lambda seconds: max(0.0, seconds)),
+    ),
+    Mistake(
+        "a gain taken for a loss",
+        "In one of the cases a part became shorter than perfect scaling would make it. abs() makes a loss of"
+        " that gain: its share is negative.",
+        _compared(_fair, gain=abs),
+    ),
+    Mistake(
         "the first run, not what was lost",
         "You divide up the first run. What was lost is in the second, beyond what perfect scaling makes of"
         " the first.",
@@ -128,7 +143,7 @@ def _judge_causes(attempted) -> Answer:
     off = next((i for i, (a, b) in enumerate(zip(answers, truth)) if not near(a, b)), None)
     if off is None:
         return right(
-            "The shares of all three cases sum to one, and name the axis.",
+            "The shares of all four cases sum to one, and name the axis.",
             ("the case of this drop", show(answers[0]), show(truth[0])),
         )
     figures = [
@@ -150,7 +165,7 @@ def _judge_causes(attempted) -> Answer:
     if any(abs(total - 1) > 0.01 for total in sums):
         return wrong(
             "shares that do not sum to one",
-            f"In the three cases yours sum to {', '.join(f'{total:.2f}' for total in sums)}; shares sum to 1."
+            f"In the four cases yours sum to {', '.join(f'{total:.2f}' for total in sums)}; shares sum to 1."
             + (" Each is right but for that." if max(times) - min(times) < 0.01 else ""),
             *figures,
         )
@@ -173,6 +188,7 @@ split = Exercise(
     "split the loss",
     causes,
     _judge_causes,
+    minutes=7,
     hints=[
         (
             "What would perfect scaling make of a part? Work for one rank is batch / ranks. Everything should"
@@ -290,6 +306,7 @@ placing = Exercise(
     "win it back",
     place,
     _judge_place,
+    minutes=8,
     hints=[
         "Which axis waits most, and why? tp in every layer: keep it inside a node of four.",
         "t·p must be at least 4, and t at most 4. What is left of 8?",

@@ -237,6 +237,7 @@ defend = Exercise(
     "three of the reviewer's questions, for any layout",
     meeting,
     _judge_meeting,
+    minutes=8,
     hints=[
         (
             "N/(t·p) parameters are on a GPU before ZeRO. Weights and gradients take 2 bytes each and stay"

@@ -36,7 +36,7 @@ def states_table() -> Table:
     return Table(
         ["layout", "states on a GPU"],
         [[name, human(sum(states(MODEL.params / cut, d, zero).values()))] for name, cut, d, zero in rows],
-        title=f"{MODEL.name}: {MODEL.params:,} parameters, 16 bytes each",
+        title=f"{MODEL.params:,} parameters, 16 bytes each",
     )
 
 
