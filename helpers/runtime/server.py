@@ -1,6 +1,6 @@
 """Where processes for ranks come from, with torch imported already.
 
-On Linux they are forked from one server, `multiprocessing`'s forkserver. Elsewhere forking after imports is
+On Linux they are forked from one server, `multiprocessing`'s forkserver. On macOS forking after imports is
 not safe, so each is spawned, which takes seconds. There some spares wait: a world takes them, and others are
 spawned in the background. An idle spare holds 0.15 to 0.3 GB.
 A process learns which rank it is from the first message, so a spare is a rank that was not told yet.
@@ -107,9 +107,6 @@ def _stop_blocked():
     """A process that starts here does not hear the stop button, which is for the notebook. (A rank hears it
     again when it serves.)
     """
-    if sys.platform == "win32":
-        yield
-        return
     from multiprocessing import resource_tracker
 
     resource_tracker.ensure_running()  # now, for it would undo the mask below
