@@ -25,11 +25,6 @@ def __getattr__(name: str):
         return counting
     if name not in ("World", *ON_RANKS):
         raise AttributeError(f"module 'helpers' has no attribute {name!r}")
-    if sys.platform == "win32":
-        raise ImportError(
-            "ranks run on Linux and macOS. On Windows start the course inside WSL 2, which is a Linux: in"
-            " PowerShell `wsl --install`, then in its terminal as on Linux"
-        )
     from .commands import course_needed
     from .runtime import server
 

@@ -45,7 +45,15 @@ def spawns() -> bool:
 
 
 def warm(spares: int = SPARES) -> None:
-    """Start the server, or spares, whose imports go on in the background. Called on import of `World`."""
+    """Start the server, or spares, whose imports go on in the background. Called on import of `World`.
+
+    Raises ImportError on Windows: ranks are freed by Unix signals, and watch the kernel by fcntl.
+    """
+    if sys.platform == "win32":
+        raise ImportError(
+            "ranks run on Linux and macOS. On Windows start the course inside WSL 2, which is a Linux: in"
+            " PowerShell `wsl --install`, then in its terminal as on Linux"
+        )
     if not spawns():
         return _start_server()
     with _counting:
