@@ -4,7 +4,6 @@
 
 import io
 import os
-import sys
 from contextlib import redirect_stdout
 
 import nbval.kernel
@@ -56,7 +55,6 @@ def test_a_name_of_the_notebook_is_pushed(messages):
     assert "four.push(lr=lr)" in messages[1] and "push" not in messages[0]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a sleeping rank cannot be freed")
 def test_more_time_is_asked_for_as_a_cell_does(messages):
     assert "%%ranks --timeout 60" in messages[2]
 

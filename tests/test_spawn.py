@@ -1,4 +1,4 @@
-"""Ranks that are spawned, as on macOS and Windows, and the spares that wait beside them.
+"""Ranks that are spawned, as on macOS, and the spares that wait beside them.
 
 THREE_AXES_SPAWN=1 python -m pytest tests/test_world.py, and any other test or notebook, runs with them.
 """
@@ -12,8 +12,6 @@ import time
 
 import pytest
 from test_world import alive
-
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="kills by signals")]
 
 SCRIPT = """
     import os, signal, sys, time
@@ -48,6 +46,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_a_recovery_takes_spares_and_nothing_outlives_the_kernel(tmp_path):
     said = tmp_path / "pids"
     kernel = subprocess.run(
@@ -62,3 +61,11 @@ def test_a_recovery_takes_spares_and_nothing_outlives_the_kernel(tmp_path):
         time.sleep(0.1)
     assert alive([fork]) and len(set(pids)) >= 6 and not alive(pids)
     os.kill(fork, signal.SIGKILL)
+
+
+def test_on_windows_the_first_import_says_where_the_course_runs(monkeypatch):
+    import helpers
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ImportError, match="On Windows start the course inside WSL 2"):
+        helpers.__getattr__("World")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import sys
@@ -18,10 +19,6 @@ def end_with_kernel(leash) -> None:
     operating system signals that (SIGIO), and by default that signal ends a process: no thread need be free
     to notice.
     """
-    if sys.platform == "win32":
-        return  # there the closing control pipe alone must do
-    import fcntl
-
     os.setsid()
     fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
     os.register_at_fork(after_in_child=_end_with_rank)

@@ -1,6 +1,6 @@
 """Where processes for ranks come from, with torch imported already.
 
-On Linux they are forked from one server, `multiprocessing`'s forkserver. Elsewhere forking after imports is
+On Linux they are forked from one server, `multiprocessing`'s forkserver. On macOS forking after imports is
 not safe, so each is spawned, which takes seconds. There some spares wait: a world takes them, and others are
 spawned in the background. An idle spare holds 0.15 to 0.3 GB.
 A process learns which rank it is from the first message, so a spare is a rank that was not told yet.
@@ -45,7 +45,15 @@ def spawns() -> bool:
 
 
 def warm(spares: int = SPARES) -> None:
-    """Start the server, or spares, whose imports go on in the background. Called on import of `World`."""
+    """Start the server, or spares, whose imports go on in the background. Called on import of `World`.
+
+    Raises ImportError on Windows: ranks are freed by Unix signals, and watch the kernel by fcntl.
+    """
+    if sys.platform == "win32":
+        raise ImportError(
+            "ranks run on Linux and macOS. On Windows start the course inside WSL 2, which is a Linux: in"
+            " PowerShell `wsl --install`, then in its terminal as on Linux"
+        )
     if not spawns():
         return _start_server()
     with _counting:
@@ -107,9 +115,6 @@ def _stop_blocked():
     """A process that starts here does not hear the stop button, which is for the notebook. (A rank hears it
     again when it serves.)
     """
-    if sys.platform == "win32":
-        yield
-        return
     from multiprocessing import resource_tracker
 
     resource_tracker.ensure_running()  # now, for it would undo the mask below

@@ -102,8 +102,7 @@ class Rank:
 
     def serve(self) -> None:
         signal.signal(signal.SIGINT, self._interrupted)
-        if sys.platform != "win32":
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
         threading.Thread(target=self._listen, daemon=True).start()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -175,8 +174,7 @@ class Rank:
                 stream.flush()
             except Exception:  # the reader's code has closed or replaced it
                 pass
-        if sys.platform != "win32":
-            ctypes.CDLL(None).fflush(None)  # what C++ printed waits in a buffer of its own
+        ctypes.CDLL(None).fflush(None)  # what C++ printed waits in a buffer of its own
         if error is None:
             try:
                 return True, dumps(value), report, dist.is_initialized()
@@ -288,7 +286,7 @@ class Rank:
         pause = 0.03  # a collective that was cut raises by itself, with a better line than ours
         while self.running == number:
             time.sleep(pause)
-            if self.running == number and sys.platform != "win32":
+            if self.running == number:
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             pause = 0.1
 

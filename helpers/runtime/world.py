@@ -7,7 +7,7 @@
 On Linux the processes are forked from a small server that has imported torch already
 (`multiprocessing`'s forkserver), so they are there in a tenth of a second and never
 descend from the kernel: a kernel that has touched CUDA or OpenMP can still start them.
-Elsewhere they are spawned, and spares wait (`runtime.server`).
+On macOS they are spawned, and spares wait (`runtime.server`).
 """
 
 from __future__ import annotations
@@ -340,8 +340,7 @@ def _forget_in_fork() -> None:
         w._ranks.forget()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_fork)
+os.register_at_fork(after_in_child=_forget_in_fork)
 
 
 @atexit.register

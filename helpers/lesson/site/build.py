@@ -25,6 +25,7 @@ from . import drop, frames
 
 PAGES = (".ipynb", ".md", ".py", "")  # what becomes a page; other files are copied
 FIRST = "README.md"
+GLOSSARY = "docs/glossary.md"
 
 
 def build(folder: Path) -> int:
@@ -55,6 +56,9 @@ def build(folder: Path) -> int:
     )
     for name, body in bodies.items():
         _headings(body)
+        _tables(body)
+        if name == GLOSSARY:
+            _words(body)
         place = books.index(name) if name in books else None
         written[address(name)] = layout.render(
             body=str(body),
@@ -114,14 +118,33 @@ def _headings(body: BeautifulSoup) -> None:
     for heading in body.select("h1, h2, h3, h4"):
         link = heading.select_one("a.anchor-link")
         text = "".join(part for part in heading.strings if link is None or part not in link.strings)
-        anchor = re.sub(r"[^\w\- ]", "", text.lower().strip()).replace(" ", "-")
+        anchor = _anchor(text)
         taken[anchor] = taken.get(anchor, -1) + 1
         heading["id"] = anchor + (f"-{taken[anchor]}" if taken[anchor] else "")
         if link:
             link["href"] = f"#{heading['id']}"
             link["aria-label"] = "link to this section"
-    for table in body.select("table"):  # wide ones scroll by themselves
+
+
+def _tables(body: BeautifulSoup) -> None:
+    """Wide tables scroll by themselves, and a flag is not broken after its dashes."""
+    for table in body.select("table"):
         table.wrap(body.new_tag("div", attrs={"class": "wide"}))
+    for code in body.select("td code"):
+        if re.fullmatch(r"--[\w-]+", code.get_text()):
+            code["class"] = "flag"
+
+
+def _words(glossary: BeautifulSoup) -> None:
+    """Each word of the glossary can be linked to, as docs/glossary.html#bubble, and style.css knows it."""
+    glossary.table["class"] = "words"
+    for row in glossary.select("tbody tr"):
+        row["id"] = _anchor(row.td.get_text().partition(",")[0])
+
+
+def _anchor(text: str) -> str:
+    """As GitHub makes it of a heading."""
+    return re.sub(r"[^\w\- ]", "", text.lower().strip()).replace(" ", "-")
 
 
 def cards_body() -> str:
