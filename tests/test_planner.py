@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from helpers.__main__ import main
 from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Cluster, Job, Layout, estimate, plan
-from helpers.theory.collectives import ring_seconds
+from helpers.theory.collectives import group_seconds, ring_seconds
 from helpers.theory.cost import constants, step_terms, work
 from helpers.theory.frameworks import TEXTBOOK, find_framework
 from helpers.theory.hardware import find_cluster
@@ -55,6 +55,10 @@ def test_measured_rings_set_the_pace_where_they_are_slower():
     assert [bandwidth(slow, n, 1) for n in (16, 64, 512)] == pytest.approx([360e9, 90e9, 90e9])
     assert bandwidth(slow, 32, 1) == pytest.approx(180e9)  # halfway in the logarithms
     assert bandwidth(slow, 8, 8) == pytest.approx(50e9)  # one port is slower still
+    gathers = replace(slow, busbw_gather=((2, 180e9),))
+    took = lambda op, network: float(group_seconds(op, 1e12, 8, 2, network))
+    assert took("all_reduce", gathers) == took("all_reduce", slow)
+    assert took("all_gather", gathers) == pytest.approx(2 * took("all_gather", slow), rel=1e-3)
 
 
 @given(st.permutations(["dp", "tp", "pp"]), *(st.sampled_from([1, 2, 3, 4, 8, 16]) for _ in range(4)))

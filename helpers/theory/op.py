@@ -141,9 +141,10 @@ class At(NamedTuple):
         )
         return [*mark(down, k * r), *mark(up, r * n), *sums]
 
-    def casts(self, name: str, inputs, outputs) -> list[Op]:
+    def casts(self, name: str, inputs, outputs, kernels=1) -> list[Op]:
         """Of so many numbers of an input forward, and of the output's gradient backward."""
-        cast = lambda phase, n: Op(f"cast for {name}", "casts", phase, streamed=self.precision.cast * n)
+        moved, called = self.precision.cast, f"cast for {name}"
+        cast = lambda phase, n: Op(called, "casts", phase, streamed=moved * n, kernels=kernels)
         return [cast("F", inputs), cast("I", outputs)]
 
 
