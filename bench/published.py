@@ -20,7 +20,7 @@ import numpy as np
 import ultra_scale
 from report import save
 
-from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Framework, Job, Layout, ModelShape, plan
+from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Framework, Job, Layout, ModelShape
 from helpers.theory.adapters import Lora
 from helpers.theory.cost import constants, step_terms, work
 from helpers.theory.memory import largest_stage, stage_memory
@@ -268,45 +268,6 @@ def simumax(folder: Path) -> Iterator[tuple[Run, float]]:
         yield Run(guess, float(r["real_ms"]) / 1e3, job, 8), held / 2**30 / float(r["real_alloc_gib"]) - 1
 
 
-RECOMMENDED = {"gpt3": "GPT3", "nemotron3": "Nemotron", "nemotron4": "Nemotron"}
-
-
-def _recommended(folder: Path) -> Iterator[tuple[ModelShape, dict[str, str], int]]:
-    """(model, row, sequences of a step)."""
-    for r in _rows(folder, "nemo_recommended_configs_h100.csv"):
-        family = RECOMMENDED.get(r["model"])
-        model = SHAPES[f"{family}-{r['size'].upper()}"] if family else MODELS[f"llama-3-{r['size']}"]
-        yield model, r, int(r["global_batch_seqs"])
-    for r in _rows(folder, "recommended_tuples_dgxc_h100.csv"):
-        r["gpus"], rule = r["gpus"].split("-")[0], r["global_batch_rule"]
-        batch = int(r["gpus"]) * int(rule[5:]) if rule.startswith("GPUs*") else _int(rule)
-        yield MODELS[r["model"].replace("llama", "llama-")], r | {"task": "pre_train"}, batch
-
-
-def recommended(folder: Path) -> list[list[str]]:
-    """NVIDIA's recommended layouts beside the planner's own: rows of a table. LoRA has NeMo's rank, 32."""
-    rows = []
-    for model, r, batch in _recommended(folder):
-        n, s = int(r["gpus"]), int(r["seq_len"])
-        t, p, cp, v, b = (_int(r[k] or "1") for k in ("tp", "pp", "cp", "vp", "microbatch_seqs"))
-        precision = "fp8" if r["dtype"].lower() == "fp8" else "bf16"
-        job = Job(model, H100, batch, s, NEMO, precision, Lora(32) if r["task"] == "lora" else None)
-        head = [f"{model.name}, {r['task']}, {precision}, {n} GPUs"]
-        v = v if p > 1 else 1
-        sizes = dict(dp=max(1, n // (t * p * cp)), tp=t, pp=p, cp=cp, interleave=v, microbatch=b, zero=1)
-        layout = Layout(**sizes, schedule="interleaved" if v > 1 else "1F1B")
-        try:
-            job.check(layout, n)
-        except ValueError as e:
-            rows.append([*head, f"cannot be: {e}", "", ""])
-            continue
-        held = sum(largest_stage(job, layout)[1].values()) / job.cluster.device.memory
-        mine = float(sum(step_terms(job, layout).values()))
-        best = plan(job, gpus=n, headroom=0.0 if held > 0.9 else 0.1).best
-        rows.append([*head, str(layout), f"{held:.0%}", f"{100 * (mine / best.seconds - 1):+.1f} %"])
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
@@ -340,9 +301,6 @@ def main() -> None:
     save("published", "The planner against published runs, seconds per step", columns, rows, *notes)
     if (folder / ultra_scale.RUNS).is_file():
         ultra_scale.tables(folder)
-    if (folder / "nemo_recommended_configs_h100.csv").is_file():
-        columns = ["job", "recommended", "of a GPU's memory", "slower than the planner's own"]
-        save("recommended", "NVIDIA's recommended layouts", columns, recommended(folder))
 
 
 if __name__ == "__main__":

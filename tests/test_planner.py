@@ -25,6 +25,7 @@ from helpers.theory.memory import largest_stage, peak_memory
 from helpers.theory.operations import layer
 from helpers.theory.pipelines import SCHEDULES
 from helpers.theory.placement import crosses, groups, reach
+from helpers.theory.planner import CHANGES
 from helpers.theory.possible import check
 from helpers.theory.simulation import Times, simulate
 from helpers.theory.traffic import sent
@@ -517,3 +518,17 @@ def test_it_loads_without_torch_in_a_moment():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert torch == "False" and float(seconds) < 3  # 0.1 s on an idle laptop
+
+
+@pytest.mark.parametrize("name, shared", [("llama-3-8b", True), ("deepseek-v2-lite", False)])
+def test_what_a_change_leaves_alone_is_worked_out_once(name, shared):
+    """And the answer is that of a plan made anew."""
+    found = plan(Job(MODELS[name], DGX, 64, 4096, find_framework("megatron-lm")), gpus=16)
+    same = {"speed between nodes": True, "speed inside a node": True, "memory of a GPU": shared}
+    for what, factor in itertools.product(CHANGES, (0.5, 2)):
+        other = found.changed(what, factor)
+        assert (other.space is found.space) == same.get(what, False), what
+        anew = plan(other.job, gpus=16)
+        assert np.array_equal(anew.ranked.numbers, other.ranked.numbers), what
+        assert np.array_equal(anew.too_large.numbers, other.too_large.numbers), what
+    assert found.ranked.numbers["seconds"][0] == found.best.seconds  # none of them has changed it

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -42,12 +42,17 @@ class Candidates(Sequence):
     """Many of them, in the order of `by`: each is made when it is asked for."""
 
     def __init__(self, numbers: np.ndarray, names: list[tuple], framework: Framework, by: str, keep):
-        chosen = numbers[keep]
-        self.numbers = chosen[np.argsort(chosen[by], kind="stable")]
+        self._numbers, self._by, self._keep = numbers, by, keep
         self.names, self.framework = names, framework
 
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """Rows in order; of many plans nobody asks for more than the first."""
+        chosen = self._numbers[self._keep]
+        return chosen[np.argsort(chosen[self._by], kind="stable")]
+
     def __len__(self) -> int:
-        return len(self.numbers)
+        return int(np.count_nonzero(self._keep))
 
     def __getitem__(self, i):
         if isinstance(i, slice):

@@ -167,10 +167,14 @@ def all_work(made: Lists, job: Job, c: Constants, recomputes: Iterable[str]) -> 
 
 
 def step_terms(
-    job: Job, layout: Layout, c: Constants | None = None, works: list[Work] | None = None
+    job: Job,
+    layout: Layout,
+    c: Constants | None = None,
+    works: list[Work] | None = None,
+    once: list[Op] | None = None,
 ) -> dict[str, float]:
-    """Seconds of one step by what for. Arrays in `layout` give arrays. works: `all_work`, where known, for
-    each layout.
+    """Seconds of one step by what for. Arrays in `layout` give arrays. Where they are known already, works:
+    `all_work`, for each layout; once: `synchronisation`.
     """
     c = c or constants()
     model, p, v, m = job.model, layout.pp, layout.interleave, job.microbatches(layout)
@@ -224,7 +228,9 @@ def step_terms(
     terms["bubble"] = many * layout.pipeline.bubble(others("F"), others("IR"), others("W"), v)
 
     backward = every(lambda kind: kind.each * (1 - kind.work.phase("F") / kind.device))
-    terms["data parallel"], terms["optimizer"] = _once(job, layout, c, m, inner, backward)
+    terms["data parallel"], terms["optimizer"] = _once(
+        job, layout, c, m, inner, backward, once or synchronisation(job, layout)
+    )
     return terms
 
 
@@ -247,12 +253,12 @@ def _timed(one: Work, job: Job, layout: Layout) -> _Kind:
     return _Kind(one, device, np.maximum(device, host))
 
 
-def _once(job: Job, layout: Layout, c: Constants, m, both, backward):
+def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[Op]):
     """Seconds of data parallelism that show, and of the optimizer. both, backward: of a stage's layers, for
     one microbatch, what communication may run under.
     """
     hides, zero, took = job.framework.hides, np.asarray(layout.zero), {}
-    for op in synchronisation(job, layout):
+    for op in ops:
         times = op.calls if op.collective else 1
         took[op.name] = took.get(op.name, 0.0) + times * seconds_of(op, job, layout, c)
     each = (zero == 2) & job.framework.reduces_each
