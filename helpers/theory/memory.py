@@ -152,7 +152,7 @@ def stage_memory(
     parts = stage_states(job, layout, stage)
     sb, head_rank = layout.tokens(job.seq_len), layout.pipeline.head_rank(layout.pp)
     first, last = stage == 0, stage == head_rank
-    held = sum(many * each for (_, many), (each, _) in zip(kinds_on_rank(model, layout, stage), of_kinds))
+    held = sum(many * stays for (_, many), (stays, _) in zip(kinds_on_rank(model, layout, stage), of_kinds))
     if not model.gated:  # a byte a number for the dropout mask behind the embedding
         held = held + first * sb * model.hidden / np.where(layout.sequence_parallel, t, 1)
     parts["activations"] = held * in_flight(layout, job.microbatches(layout), stage)

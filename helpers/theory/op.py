@@ -218,8 +218,8 @@ def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:
     and the sum read and written. A fused product of the weight gradient adds to the sum by itself.
     """
     adds = (np.asarray(layout.zero) < 2) | (not job.framework.reduces_each)
-    each = (2 + 2 * job.framework.gradient_bytes) * (not job.framework.fused_sums)
-    return Op("sums of gradients", part, "W", streamed=each * adds * params, kernels=0)
+    moved = (2 + 2 * job.framework.gradient_bytes) * (not job.framework.fused_sums)
+    return Op("sums of gradients", part, "W", streamed=moved * adds * params, kernels=0)
 
 
 def enter(at: At, x, block: str, products: int) -> list[Op]:
