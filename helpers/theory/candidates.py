@@ -95,12 +95,17 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
         possible = _that_fit(job, possible)
     for axes, shard, zeros, most in possible:
         share = job.global_batch // axes.dp
-        for b in (b for b in divisors(share) if b <= most):
-            for v in _chunks(job.model, framework, axes.pp, share // b):
-                # What would make no difference is looked at once.
-                for zero in zeros if axes.dp * axes.cp > 1 else zeros[:1]:
-                    for sp in (True, False) if axes.tp > 1 and not job.model.experts else (True,):
-                        rows.append((*axes, b, v, zero, shard, 0, sp, 0.0, 0.0))
+        # What would make no difference is looked at once.
+        different = zeros if axes.dp * axes.cp > 1 else zeros[:1]
+        splits = (True, False) if axes.tp > 1 and not job.model.experts else (True,)
+        rows += [
+            (*axes, b, v, zero, shard, 0, sp, 0.0, 0.0)
+            for b in divisors(share)
+            if b <= most
+            for v in _chunks(job.model, framework, axes.pp, share // b)
+            for zero in different
+            for sp in splits
+        ]
     if not rows and not impossible:
         given = ", ".join(f"{axis} {size}" for axis, size in only.items())
         raise ValueError(f"{given} cannot be on {gpus} GPUs: dp·tp·pp must be {gpus}")
