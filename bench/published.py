@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import argparse
 import csv
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import ultra_scale
 from report import save
 
-from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Framework, Job, Layout, ModelShape, plan
+from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Framework, Job, Layout, ModelShape
 from helpers.theory.adapters import Lora
-from helpers.theory.cost import step_terms
+from helpers.theory.cost import constants, step_terms, work
 from helpers.theory.memory import largest_stage, stage_memory
+from helpers.theory.operations import layer
 from helpers.theory.shape import Experts, Latent
 from helpers.theory.validation import errors_of, row_of
 
@@ -33,11 +37,22 @@ OVERLAPPED = replace(BRIDGE, hides=(*BRIDGE.hides, "dispatch"))
 # PyTorch's own operations, no sequence parallelism, LoRA of rank 16 on all linear layers.
 AUTOMODEL = replace(FRAMEWORKS["torchtitan"], fused=True, attention_efficiency=0.62)
 H100 = CLUSTERS["dgx-h100"]
-# What that machine's products reached, says the same publisher: 0.488 of 2,250 TFLOP/s, and 0.35 in
-# attention.
-_B200 = CLUSTERS["dgx-b200"]
-SIMUMAX = replace(_B200, device=replace(_B200.device, achievable=0.488 * 2250e12))
-SIMUMAX_FRAMEWORK = replace(MEGATRON, attention_efficiency=0.35 / 0.488)
+# That machine as the same publisher measured it (configs/system/b200_bf16_ceperm.json): products reach 0.488
+# of 2,250 TFLOP/s, attention 0.35, streams 0.666 of 8 TB/s; gathers and scatters 0.673 of 900 GB/s, with 8.6
+# µs for each hop and 24 for the call; all-to-alls 0.597. The planner takes its own share of a speed, which is
+# divided out. The publisher's scripts (simu_tools/megatron_scripts) hide neither gradients nor weights, and
+# share sequences by all-to-alls (docs/b200).
+_B200, _C = CLUSTERS["dgx-b200"], constants()
+SIMUMAX = replace(
+    _B200,
+    device=replace(_B200.device, achievable=0.488 * 2250e12, bandwidth=0.666 / _C.memory_efficiency * 8e12),
+    intra_node_bandwidth=0.673 / _C.intra_node_efficiency * 900e9,
+    intra_node_latency=8.6e-6 + 24e-6 / 7,
+    all_to_all=(0.597 * 900e9, 43e9),
+)
+SIMUMAX_FRAMEWORK = replace(
+    MEGATRON, attention_efficiency=0.35 / 0.488, hides=("input gradients",), context="heads"
+)
 
 SYSTEMS = {
     "DGX-H100": "dgx-h100",
@@ -90,7 +105,18 @@ DEEPSEEK_V2 = ModelShape(
     latent=Latent(512, 1536),
     experts=Experts(160, 6, 1536, shared=3072, dense_layers=1),
 )
-Run = tuple[float, float, Job, int]  # seconds here, seconds printed, job, GPUs
+BRIDGE_RUNS = "megatron_bridge_performance_visible.csv"
+GRAPHS = "26.06"  # the release of Megatron Bridge whose steps with experts are CUDA graphs, but on H100
+
+
+class Run(NamedTuple):
+    """seconds: here. printed: theirs. recomputed: share of the layers that are computed twice."""
+
+    seconds: float
+    printed: float
+    job: Job
+    gpus: int
+    recomputed: float = 0.0
 
 
 def _rows(folder: Path, name: str) -> list[dict[str, str]]:
@@ -136,9 +162,9 @@ def _travel(release: str, name: str, system: str, v: int) -> Framework:
     return OVERLAPPED if name == "DeepSeekV3" and v > 1 and release >= first else BRIDGE
 
 
-def bridge(folder: Path, experts: bool) -> Iterator[Run]:
-    """Megatron Bridge's own runs. Not printed: recompute, and how tokens travel; see `_travel`."""
-    for r in _rows(folder, "megatron_bridge_performance_visible.csv"):
+def _bridge(folder: Path, experts: bool) -> Iterator[tuple[str, Job, Layout, float]]:
+    """(release, job, layout, seconds printed) of Megatron Bridge's own runs."""
+    for r in _rows(folder, BRIDGE_RUNS):
         name, system = _first(r["model"]), r["system"]
         model, cluster, n = SHAPES[name], CLUSTERS[SYSTEMS[system]], int(r["gpus"])
         if r["task"] == "LoRA" or bool(model.experts) != experts:
@@ -153,20 +179,37 @@ def bridge(folder: Path, experts: bool) -> Iterator[Run]:
         if model.experts and r["precision"] in ("", "FP8", "FP8-CS"):
             hopper = "fp8-blockwise" if name == "DeepSeekV3" else "fp8-current"
             precision = hopper if "H100" in system else "mxfp8"
-        layout = Layout(
-            dp=n // (t * p * cp),
-            tp=t,
-            pp=p,
-            cp=cp,
-            ep=_int(r["ep"]) if model.experts else 1,
-            microbatch=b,
-            zero=1 if _first(r["fsdp"] or "0") in ("0", "") else 3,
-            interleave=v,
-            schedule="interleaved" if v > 1 else "1F1B",
-        )
+        zero = 1 if _first(r["fsdp"] or "0") in ("0", "") else 3
+        sizes = dict(dp=n // (t * p * cp), tp=t, pp=p, cp=cp, ep=_int(r["ep"]) if model.experts else 1)
+        schedule = "interleaved" if v > 1 else "1F1B"
+        layout = Layout(**sizes, microbatch=b, zero=zero, interleave=v, schedule=schedule)
         framework = _travel(r["release"], name, system, v) if experts else BRIDGE
         job = Job(model, cluster, batch, s, framework, precision)
-        yield seconds(job, layout, n)[0], batch * s / n / float(_first(r["tokens_per_s_per_gpu"])), job, n
+        yield r["release"], job, layout, batch * s / n / float(_first(r["tokens_per_s_per_gpu"]))
+
+
+def launch_seconds(folder: Path) -> float:
+    """What a launch takes the host where nothing else takes longer: of the runs with experts on one node, of
+    one sequence at a time and without CUDA graphs, seconds of a layer for each launch that we count, median.
+    """
+    took = []
+    for release, job, layout, printed in _bridge(folder, True):
+        if release < GRAPHS and layout.ranks == 8 and layout.microbatch == 1:
+            launches = sum(work(layer(job, layout), job, layout, constants()).launches.values())
+            took.append(printed / job.microbatches(layout) / job.model.layers / float(launches))
+    return statistics.median(took)
+
+
+def bridge(folder: Path, experts: bool, host: bool = False) -> Iterator[Run]:
+    """Megatron Bridge's own runs. Not printed: recompute, and how tokens travel; see `_travel`. host: with
+    `launch_seconds` of these very runs where they had no CUDA graphs.
+    """
+    launch = launch_seconds(folder) if host else 0.0
+    for release, job, layout, printed in _bridge(folder, experts):
+        if host and (release < GRAPHS or job.cluster.device.name == "h100-80gb"):
+            job = replace(job, framework=replace(job.framework, launch_seconds=launch))
+        guess, recomputed = seconds(job, layout, layout.ranks)
+        yield Run(guess, printed, job, layout.ranks, recomputed)
 
 
 def nemo(folder: Path) -> Iterator[Run]:
@@ -190,7 +233,7 @@ def nemo(folder: Path) -> Iterator[Run]:
             except ValueError:  # these chunks cannot be
                 continue
         if found:
-            yield min(found), batch * s / n / float(r["tokens_per_s_per_gpu"]), job, n
+            yield Run(min(found), batch * s / n / float(r["tokens_per_s_per_gpu"]), job, n)
 
 
 def lora(folder: Path) -> Iterator[Run]:
@@ -206,7 +249,7 @@ def lora(folder: Path) -> Iterator[Run]:
         guess, share = seconds(job, layout, n)
         if share:  # its switch recomputes all layers
             guess = float(sum(step_terms(job, replace(layout, recompute="full")).values()))
-        yield guess, float(r["step_s"]), job, n
+        yield Run(guess, float(r["step_s"]), job, n)
 
 
 def simumax(folder: Path) -> Iterator[tuple[Run, float]]:
@@ -222,46 +265,7 @@ def simumax(folder: Path) -> Iterator[tuple[Run, float]]:
         job.check(layout, 8)
         held = max(float(sum(stage_memory(job, layout, k, 0).values())) for k in range(layout.pp))
         guess = float(sum(step_terms(job, layout).values()))
-        yield (guess, float(r["real_ms"]) / 1e3, job, 8), held / 2**30 / float(r["real_alloc_gib"]) - 1
-
-
-RECOMMENDED = {"gpt3": "GPT3", "nemotron3": "Nemotron", "nemotron4": "Nemotron"}
-
-
-def _recommended(folder: Path) -> Iterator[tuple[ModelShape, dict[str, str], int]]:
-    """(model, row, sequences of a step)."""
-    for r in _rows(folder, "nemo_recommended_configs_h100.csv"):
-        family = RECOMMENDED.get(r["model"])
-        model = SHAPES[f"{family}-{r['size'].upper()}"] if family else MODELS[f"llama-3-{r['size']}"]
-        yield model, r, int(r["global_batch_seqs"])
-    for r in _rows(folder, "recommended_tuples_dgxc_h100.csv"):
-        r["gpus"], rule = r["gpus"].split("-")[0], r["global_batch_rule"]
-        batch = int(r["gpus"]) * int(rule[5:]) if rule.startswith("GPUs*") else _int(rule)
-        yield MODELS[r["model"].replace("llama", "llama-")], r | {"task": "pre_train"}, batch
-
-
-def recommended(folder: Path) -> list[list[str]]:
-    """NVIDIA's recommended layouts beside the planner's own: rows of a table. LoRA has NeMo's rank, 32."""
-    rows = []
-    for model, r, batch in _recommended(folder):
-        n, s = int(r["gpus"]), int(r["seq_len"])
-        t, p, cp, v, b = (_int(r[k] or "1") for k in ("tp", "pp", "cp", "vp", "microbatch_seqs"))
-        precision = "fp8" if r["dtype"].lower() == "fp8" else "bf16"
-        job = Job(model, H100, batch, s, NEMO, precision, Lora(32) if r["task"] == "lora" else None)
-        head = [f"{model.name}, {r['task']}, {precision}, {n} GPUs"]
-        v = v if p > 1 else 1
-        sizes = dict(dp=max(1, n // (t * p * cp)), tp=t, pp=p, cp=cp, interleave=v, microbatch=b, zero=1)
-        layout = Layout(**sizes, schedule="interleaved" if v > 1 else "1F1B")
-        try:
-            job.check(layout, n)
-        except ValueError as e:
-            rows.append([*head, f"cannot be: {e}", "", ""])
-            continue
-        held = sum(largest_stage(job, layout)[1].values()) / job.cluster.device.memory
-        mine = float(sum(step_terms(job, layout).values()))
-        best = plan(job, gpus=n, headroom=0.0 if held > 0.9 else 0.1).best
-        rows.append([*head, str(layout), f"{held:.0%}", f"{100 * (mine / best.seconds - 1):+.1f} %"])
-    return rows
+        yield Run(guess, float(r["real_ms"]) / 1e3, job, 8), held / 2**30 / float(r["real_alloc_gib"]) - 1
 
 
 def main() -> None:
@@ -269,8 +273,9 @@ def main() -> None:
     parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
     folder = parser.parse_args().published
     sets = {
-        "Megatron Bridge, dense": ("megatron_bridge_performance_visible.csv", lambda: bridge(folder, False)),
-        "Megatron Bridge, experts": ("megatron_bridge_performance_visible.csv", lambda: bridge(folder, True)),
+        "Megatron Bridge, dense": (BRIDGE_RUNS, lambda: bridge(folder, False)),
+        "Megatron Bridge, experts": (BRIDGE_RUNS, lambda: bridge(folder, True, host=True)),
+        "the same, launches as of any program": (BRIDGE_RUNS, lambda: bridge(folder, True)),
         "NeMo 24.07, FP8": ("nemo_2407_h100_fp8.csv", lambda: nemo(folder)),
         "Automodel, LoRA": ("automodel_h100_bf16_visible.csv", lambda: lora(folder)),
         "SimuMax, B200": (
@@ -280,15 +285,22 @@ def main() -> None:
     }
     there = {name: make for name, (file, make) in sets.items() if (folder / file).is_file()}
     columns = ["published set", "runs", "error (MAPE)", "median", "p90", "bias", "null model"]
-    rows = [row_of(name, *errors_of(make()))[:-1] for name, make in there.items()]
+    done = {name: list(make()) for name, make in there.items()}
+    rows = [row_of(name, *errors_of(runs))[:-1] for name, runs in done.items()]
+    notes = [
+        f"{name}: recompute is not printed; it makes a difference in {twice} of {len(runs)} runs."
+        for name, runs in done.items()
+        if (twice := sum(run.recomputed > 0 for run in runs))
+    ]
+    if "Megatron Bridge, experts" in there:
+        notes.append(f"Read from its runs on one node: {1e6 * launch_seconds(folder):.0f} µs for a launch.")
     if "SimuMax, B200" in there:
         off = 100 * np.abs([error for _, error in simumax(folder)])
         shown = [f"{size:.1f} %" for size in (off.mean(), np.median(off), np.percentile(off, 90))]
         rows.append(["SimuMax, B200, memory", str(len(off)), *shown, "", ""])
-    save("published", "The planner against published runs, seconds per step", columns, rows)
-    if (folder / "nemo_recommended_configs_h100.csv").is_file():
-        columns = ["job", "recommended", "of a GPU's memory", "slower than the planner's own"]
-        save("recommended", "NVIDIA's recommended layouts", columns, recommended(folder))
+    save("published", "The planner against published runs, seconds per step", columns, rows, *notes)
+    if (folder / ultra_scale.RUNS).is_file():
+        ultra_scale.tables(folder)
 
 
 if __name__ == "__main__":

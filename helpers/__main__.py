@@ -23,25 +23,27 @@ import sys
 from pathlib import Path
 
 from .commands import COMMANDS, call, course_needed
-from .options import add_commands
+from .options import PLANNING, add_command
 from .sizing import job_of, layout_of
 from .terminal import Manual, fitted, fold
 
 
 def parser(only: str = "") -> argparse.ArgumentParser:
-    """Of all commands; only: with the options of that one alone, which is soon made."""
+    """Of all commands; only: of that one, if it is one of those here, which is soon made."""
     top = argparse.ArgumentParser(
         prog="three-axes" if Path(sys.argv[0]).stem == "three-axes" else "python -m helpers",
         description=__doc__,
         formatter_class=Manual,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", prog=top.prog)
-    count = commands.add_parser("count", help="count what a script of yours sends, under torchrun")
-    if only in ("", "count"):
-        from .count.options import add_options
+    if only in PLANNING:
+        add_command(commands, only)
+        return top
+    from .count.options import add_options
 
-        add_options(count)
-    add_commands(commands, only)
+    add_options(commands.add_parser("count", help="count what a script of yours sends, under torchrun"))
+    for name in PLANNING:
+        add_command(commands, name)
     for name, command in COMMANDS.items():
         commands.add_parser(name, help=command.help)  # they read their arguments themselves
     return top

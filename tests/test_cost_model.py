@@ -3,12 +3,15 @@ the table.
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from helpers.__main__ import parser
+from helpers.theory import FRAMEWORKS, MODELS, Job, Layout
+from helpers.theory.memory import stage_memory
 from helpers.theory.validation import SETS, errors, table
 
 # Mean error of seconds per step, in percent, that each table must stay below.
@@ -44,6 +47,22 @@ def test_the_documents_have_what_the_code_computes():
         assert "| " + " | ".join(row).rstrip(" |") in manual, row[0]
     least, *_, most = sorted(100 * np.abs(errors(name)[0]).mean() for name in SETS)
     assert f"{least:.1f} to {most:.1f} %" in readme and len(SETS) == 9 and "nine published" in readme
+
+
+def test_the_record_of_nanotron_is_what_the_manual_scores():
+    """Launches read from its runs on one node, and no seconds of a host: those are a user's to measure."""
+    nanotron = FRAMEWORKS["nanotron"]
+    manual = (Path(__file__).parents[1] / "docs" / "planner.md").read_text(encoding="utf-8")
+    assert nanotron.host_seconds == () and "its own runs on one node" in nanotron.source
+    assert f"{1e6 * nanotron.launch_seconds:.0f} µs for a launch, read from these runs on one node" in manual
+    held = lambda **k: stage_memory(Job(MODELS["llama-2-7b"], framework=nanotron), Layout(**k), 0, 0)
+    params, scores = MODELS["llama-2-7b"].params, 4096 * 32000
+    assert held()["gradients"] == 4 * params and held(dp=2)["gradients"] == 6 * params
+    assert held()["logits"] == 10 * scores + 4 * 4096 * 4096 and held(tp=2)["logits"] == held()["logits"] / 2
+    # Queries as a view of all three beside a copy of keys and values, where each head has its own.
+    plain = Job(MODELS["llama-2-7b"], framework=replace(nanotron, keeps_views=False))
+    copies = held()["activations"] - stage_memory(plain, Layout(), 0, 0)["activations"]
+    assert copies == 32 * 2 * 2 * 4096 * 4096
 
 
 def test_the_manual_has_every_flag_and_no_other():

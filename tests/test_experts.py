@@ -1,6 +1,7 @@
 """Experts: their groups, their bytes and FLOPs, what they hold, and published runs."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +12,13 @@ from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, 
 from helpers.theory.collectives import all_to_all_seconds
 from helpers.theory.cost import step_terms
 from helpers.theory.frameworks import CONTEXT
-from helpers.theory.memory import peak_memory, stage_memory, stage_params, states
+from helpers.theory.memory import largest_stage, peak_memory, stage_memory, stage_params, states
 from helpers.theory.operations import head, layer
 from helpers.theory.possible import check
 from helpers.theory.shape import Experts
 from helpers.theory.stages import kinds_on_rank, layers_on_rank, layers_on_stage
 from helpers.theory.traffic import calls, sent
-from helpers.theory.validation import errors_of, rows
+from helpers.theory.validation import errors_of, row_of, rows
 from helpers.theory.validation_axes import SETS, folding, memory_of_deepseek_v3
 
 DGX, MEGATRON = CLUSTERS["dgx-h100"], FRAMEWORKS["megatron-lm"]
@@ -258,12 +259,25 @@ def test_published_strategies_come_in_the_right_order():
     ours, null = errors_of(SETS["MoE Parallel Folding 2025, T3"]())
     assert 100 * np.abs(ours).mean() < 11.5 and np.abs(null).mean() > 0.4
     assert (np.abs(1 / (1 + ours) - 1) < 0.2).sum() >= 15
+    manual = (Path(__file__).parents[1] / "docs" / "planner.md").read_text(encoding="utf-8")
+    name = "MoE Parallel Folding 2025, T3"
+    assert "| " + " | ".join(row_of(name, ours, null)[:-1]) + " |" in manual
     by_model = {}
     for r, job, layout, seconds in folding():
         if r["mfu_pct"] != "OOM":
             by_model.setdefault(r["model"], []).append((float(r["mfu_pct"]), 1 / seconds))
         elif r["method"] == "TP + EP + DP":
-            assert layout is None  # nothing fits; the other, FSDP, does here
+            assert layout is None  # nothing fits
+        else:  # FSDP does here
+            held = {name: size / 1e9 for name, size in largest_stage(job, layout)[1].items()}
+            assert (
+                f"{sum(held.values()) / 85.5:.1f}" == "0.5" and "fills by our count half of a GPU" in manual
+            )
+            said = (f"{held[name]:.0f}" for name in ("optimizer", "gradients", "weights", "activations"))
+            assert (
+                "{} GB of optimizer, {} of gradients, {} of weights, {} of activations".format(*said)
+                in manual
+            )
     for model, pairs in by_model.items():
         ranks = [np.argsort(np.argsort(column)) for column in zip(*pairs)]
         assert np.corrcoef(*ranks)[0, 1] >= 0.899, model

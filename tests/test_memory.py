@@ -224,7 +224,9 @@ def test_one_by_one_costs_memory_and_time():
     assert layer(eager) - layer(TEXTBOOK) == 2 * s * 14336  # SiLU's output
     held = lambda framework, **k: stage_memory(of(framework), Layout(**k), 0, 0)
     assert held(eager)["logits"] - held(TEXTBOOK)["logits"] == 10 * s * 128256
-    assert held(replace(eager, gradient_bytes=4))["gradients"] == 6 * model.params
+    buckets = replace(eager, gradient_bytes=4, buckets=True)
+    assert held(buckets, dp=2)["gradients"] == 6 * model.params  # with one replica nothing travels
+    assert held(buckets)["gradients"] == 4 * model.params
     assert held(eager)["gradients"] == 2 * model.params
     gathered = lambda framework: held(framework, zero=3, dp=8)["gathered weights"]
     assert gathered(eager) - gathered(TEXTBOOK) == pytest.approx(2 * 2 * 128256 * 4096, rel=1e-3)

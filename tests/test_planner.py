@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from helpers.__main__ import main
 from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Cluster, Job, Layout, estimate, plan
-from helpers.theory.collectives import ring_seconds
+from helpers.theory.collectives import group_seconds, ring_seconds
 from helpers.theory.cost import constants, step_terms, work
 from helpers.theory.frameworks import TEXTBOOK, find_framework
 from helpers.theory.hardware import find_cluster
@@ -25,6 +25,7 @@ from helpers.theory.memory import largest_stage, peak_memory
 from helpers.theory.operations import layer
 from helpers.theory.pipelines import SCHEDULES
 from helpers.theory.placement import crosses, groups, reach
+from helpers.theory.planner import CHANGES
 from helpers.theory.possible import check
 from helpers.theory.simulation import Times, simulate
 from helpers.theory.traffic import sent
@@ -55,6 +56,10 @@ def test_measured_rings_set_the_pace_where_they_are_slower():
     assert [bandwidth(slow, n, 1) for n in (16, 64, 512)] == pytest.approx([360e9, 90e9, 90e9])
     assert bandwidth(slow, 32, 1) == pytest.approx(180e9)  # halfway in the logarithms
     assert bandwidth(slow, 8, 8) == pytest.approx(50e9)  # one port is slower still
+    gathers = replace(slow, busbw_gather=((2, 180e9),))
+    took = lambda op, network: float(group_seconds(op, 1e12, 8, 2, network))
+    assert took("all_reduce", gathers) == took("all_reduce", slow)
+    assert took("all_gather", gathers) == pytest.approx(2 * took("all_gather", slow), rel=1e-3)
 
 
 @given(st.permutations(["dp", "tp", "pp"]), *(st.sampled_from([1, 2, 3, 4, 8, 16]) for _ in range(4)))
@@ -513,3 +518,17 @@ def test_it_loads_without_torch_in_a_moment():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert torch == "False" and float(seconds) < 3  # 0.1 s on an idle laptop
+
+
+@pytest.mark.parametrize("name, shared", [("llama-3-8b", True), ("deepseek-v2-lite", False)])
+def test_what_a_change_leaves_alone_is_worked_out_once(name, shared):
+    """And the answer is that of a plan made anew."""
+    found = plan(Job(MODELS[name], DGX, 64, 4096, find_framework("megatron-lm")), gpus=16)
+    same = {"speed between nodes": True, "speed inside a node": True, "memory of a GPU": shared}
+    for what, factor in itertools.product(CHANGES, (0.5, 2)):
+        other = found.changed(what, factor)
+        assert (other.space is found.space) == same.get(what, False), what
+        anew = plan(other.job, gpus=16)
+        assert np.array_equal(anew.ranked.numbers, other.ranked.numbers), what
+        assert np.array_equal(anew.too_large.numbers, other.too_large.numbers), what
+    assert found.ranked.numbers["seconds"][0] == found.best.seconds  # none of them has changed it

@@ -2,13 +2,16 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from helpers.__main__ import main
 
-MANUAL = (Path(__file__).parents[1] / "docs" / "planner.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+MANUAL = (ROOT / "docs" / "planner.md").read_text(encoding="utf-8")
 PLAN = "plan llama-3-8b --gpus 8 --cluster dgx-h100 --framework megatron-lm"
 
 
@@ -110,3 +113,14 @@ def test_why_and_flips_take_all_axes(said):
         "plan deepseek-v2-lite --gpus 16 --batch 64 --seq 4096 --framework megatron-lm --why 8,1,2,1,8"
     )
     assert "EP 8" in out and re.search(r"number \d+ of \d+ sizes|the fastest", out)
+
+
+def test_a_plan_imports_what_it_needs():
+    """Start-up is half of what the command takes."""
+    code = f"import sys; from helpers.__main__ import main; main({PLAN.split()!r}); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout
+    modules = set(loaded.split())
+    assert "helpers.theory.planner" in modules
+    others = ("configs", "flags", "page", "meeting", "remedies", "schedules", "simulation", "traffic")
+    unneeded = {"torch", "multiprocessing", "html", "difflib", "importlib.resources", "helpers.count.options"}
+    assert not modules & (unneeded | {f"helpers.theory.{name}" for name in others})

@@ -114,10 +114,11 @@ def _scores(at: At, wide) -> list[Op]:
     # Softmax; its mask and dropped copy.
     kept_scores = 0.0 if fused else (2 + 3 * (not model.gated)) * sb * seen * model.heads / t
     anew = ("full",) if fused else ("selective", "full")
-    read = wide + n * sb * (model.k_width + model.v_width) / t
+    copies = framework.keeps_views and not model.latent and model.kv_heads == model.heads
+    stays = wide + (1 + copies) * n * sb * (model.k_width + model.v_width) / t
     return [
         *_context(at),
-        Op("attention", "attention", "F", flops, scores, kernels, read, again=anew, block="scores"),
+        Op("attention", "attention", "F", flops, scores, kernels, stays, again=anew, block="scores"),
         Op(
             "attention",
             "attention",

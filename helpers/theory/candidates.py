@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -42,12 +42,17 @@ class Candidates(Sequence):
     """Many of them, in the order of `by`: each is made when it is asked for."""
 
     def __init__(self, numbers: np.ndarray, names: list[tuple], framework: Framework, by: str, keep):
-        chosen = numbers[keep]
-        self.numbers = chosen[np.argsort(chosen[by], kind="stable")]
+        self._numbers, self._by, self._keep = numbers, by, keep
         self.names, self.framework = names, framework
 
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """Rows in order; of many plans nobody asks for more than the first."""
+        chosen = self._numbers[self._keep]
+        return chosen[np.argsort(chosen[self._by], kind="stable")]
+
     def __len__(self) -> int:
-        return len(self.numbers)
+        return int(np.count_nonzero(self._keep))
 
     def __getitem__(self, i):
         if isinstance(i, slice):
@@ -90,12 +95,17 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
         possible = _that_fit(job, possible)
     for axes, shard, zeros, most in possible:
         share = job.global_batch // axes.dp
-        for b in (b for b in divisors(share) if b <= most):
-            for v in _chunks(job.model, framework, axes.pp, share // b):
-                # What would make no difference is looked at once.
-                for zero in zeros if axes.dp * axes.cp > 1 else zeros[:1]:
-                    for sp in (True, False) if axes.tp > 1 and not job.model.experts else (True,):
-                        rows.append((*axes, b, v, zero, shard, 0, sp, 0.0, 0.0))
+        # What would make no difference is looked at once.
+        different = zeros if axes.dp * axes.cp > 1 else zeros[:1]
+        splits = (True, False) if axes.tp > 1 and not job.model.experts else (True,)
+        rows += [
+            (*axes, b, v, zero, shard, 0, sp, 0.0, 0.0)
+            for b in divisors(share)
+            if b <= most
+            for v in _chunks(job.model, framework, axes.pp, share // b)
+            for zero in different
+            for sp in splits
+        ]
     if not rows and not impossible:
         given = ", ".join(f"{axis} {size}" for axis, size in only.items())
         raise ValueError(f"{given} cannot be on {gpus} GPUs: dp·tp·pp must be {gpus}")

@@ -13,6 +13,8 @@ import numpy as np
 
 def whole(name: str, value, least: int = 1, most: int = 10**9) -> None:
     """Raises ValueError, in a sentence, unless `value` is a whole number from `least` to `most`."""
+    if type(value) is int and least <= value <= most:
+        return
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
     if value > most:

@@ -93,7 +93,7 @@ def ring_seconds(op: str, payload, inside, nodes, network: Network, intra=1.0, i
     rounds = 2 if op == "all_reduce" else 1
     hops, piece, far = rounds * (n - 1), payload / n, nodes > 1
     fast = network.intra_node_bandwidth * intra
-    slow = np.where(far, _across(network, nodes, inside, intra, inter), fast)
+    slow = np.where(far, _across(op, network, nodes, inside, intra, inter), fast)
     last = np.where(far, network.inter_node_latency, network.intra_node_latency)
     # All rounds of the ring, less the slow hops among those that the last leaves out, one for each round.
     leaves = far * (rounds * nodes - rounds // inside)
@@ -132,7 +132,7 @@ def group_seconds(op: str, payload, inside, nodes, network: Network, intra=1.0, 
     """
     given = (op, payload, inside, nodes, network, intra, inter)
     ring = ring_seconds(*given)
-    return ring if network.busbw else np.minimum(ring, hierarchical_seconds(*given))
+    return ring if network.busbw or network.busbw_gather else np.minimum(ring, hierarchical_seconds(*given))
 
 
 def send_seconds(payload, far, network: Network, intra=1.0, inter=1.0):
@@ -142,15 +142,16 @@ def send_seconds(payload, far, network: Network, intra=1.0, inter=1.0):
     return np.where(far, far_one, near_one)
 
 
-def _across(network: Network, nodes, inside, intra: float = 1.0, inter: float = 1.0):
+def _across(op: str, network: Network, nodes, inside, intra: float = 1.0, inter: float = 1.0):
     """Bytes/s for each rank of a ring across `nodes` nodes, with `inside` members in each."""
+    measured = network.busbw if op == "all_reduce" else network.busbw_gather or network.busbw
     by_ports = np.minimum(
         network.intra_node_bandwidth * intra,
         np.minimum(inside, network.rails) * network.inter_node_bandwidth * inter,
     )
-    if not network.busbw:
+    if not measured:
         return by_ports
-    sizes, speeds = np.log(np.array(network.busbw)).T  # between two, on the straight line of the logarithms
+    sizes, speeds = np.log(np.array(measured)).T  # between two, on the straight line of the logarithms
     return np.minimum(by_ports, np.exp(np.interp(np.log(nodes), sizes, speeds)))
 
 
@@ -174,7 +175,7 @@ def seconds(
     inside, nodes = _shape(ranks, network)
     far = nodes > 1
     latency = network.inter_node_latency if far else network.intra_node_latency
-    bandwidth = float(_across(network, nodes, inside)) if far else network.intra_node_bandwidth
+    bandwidth = float(_across(op, network, nodes, inside)) if far else network.intra_node_bandwidth
     if algorithm == "tree":
         return 2 * math.ceil(math.log2(n)) * latency + 2 * payload / bandwidth
     if algorithm == "hierarchical":
@@ -201,7 +202,7 @@ def hop_by_hop(op: str, payload: float, ranks: tuple[int, ...], network: Network
         return seconds(op, payload, ranks, network)
     piece = 0.0 if op == "barrier" else payload / n
     inside, nodes = _shape(ranks, network)
-    slow = float(_across(network, nodes, inside))
+    slow = float(_across(reduced, network, nodes, inside))
     leaves = [
         ranks[i] // network.gpus_per_node != ranks[(i + 1) % n] // network.gpus_per_node for i in range(n)
     ]

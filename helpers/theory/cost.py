@@ -167,10 +167,14 @@ def all_work(made: Lists, job: Job, c: Constants, recomputes: Iterable[str]) -> 
 
 
 def step_terms(
-    job: Job, layout: Layout, c: Constants | None = None, works: list[Work] | None = None
+    job: Job,
+    layout: Layout,
+    c: Constants | None = None,
+    works: list[Work] | None = None,
+    once: list[Op] | None = None,
 ) -> dict[str, float]:
-    """Seconds of one step by what for. Arrays in `layout` give arrays. works: `all_work`, where known, for
-    each layout.
+    """Seconds of one step by what for. Arrays in `layout` give arrays. Where they are known already, works:
+    `all_work`, for each layout; once: `synchronisation`.
     """
     c = c or constants()
     model, p, v, m = job.model, layout.pp, layout.interleave, job.microbatches(layout)
@@ -188,7 +192,7 @@ def step_terms(
     deep = np.maximum(sum(on_first), layers_on_rank(model, layout, np.minimum(1, p - 1)))
     others = [np.where(many, 0, count) for _, count in model.kinds[:-1]]  # on the first stages
     counts = [*others, deep - sum(others)]
-    whole = lambda counts: sum(count * kind.each for count, kind in zip(counts, kinds))
+    whole = lambda counts: sum(count * kind.takes for count, kind in zip(counts, kinds))
     inner, first, last = whole(counts), whole(on_first) + begin.total, whole(on_last) + end.total
     together = ~many | layout.pipeline.folded  # embedding and head on one rank
     last = last + together * begin.total
@@ -198,7 +202,7 @@ def step_terms(
     for part in TERMS:
         if part in kinds[-1].work.seconds:
             terms[part] = m * every(lambda kind: kind.work.part(part) if part in kind.work.seconds else 0.0)
-    terms["waiting for the host"] = m * every(lambda kind: kind.each - kind.device)
+    terms["waiting for the host"] = m * every(lambda kind: kind.takes - kind.gpu)
     terms["head"] = m * (pace - inner)
 
     # A stage waits for each message, and the host for its start.
@@ -213,7 +217,7 @@ def step_terms(
     totals = [count for _, count in model.kinds]
     totals[-1] += model.mtp
     elsewhere = [
-        (total - np.where(end_slows, behind, np.where(begin_slows, before, here))) * kind.each / kind.device
+        (total - np.where(end_slows, behind, np.where(begin_slows, before, here))) * kind.takes / kind.gpu
         for total, before, here, behind, kind in zip(totals, on_first, counts, on_last, kinds)
     ]
     ends = (begin, ~begin_slows & ~(end_slows & together)), (end, ~end_slows)
@@ -223,8 +227,10 @@ def step_terms(
     )
     terms["bubble"] = many * layout.pipeline.bubble(others("F"), others("IR"), others("W"), v)
 
-    backward = every(lambda kind: kind.each * (1 - kind.work.phase("F") / kind.device))
-    terms["data parallel"], terms["optimizer"] = _once(job, layout, c, m, inner, backward)
+    backward = every(lambda kind: kind.takes * (1 - kind.work.phase("F") / kind.gpu))
+    terms["data parallel"], terms["optimizer"] = _once(
+        job, layout, c, m, inner, backward, once or synchronisation(job, layout)
+    )
     return terms
 
 
@@ -232,34 +238,34 @@ class _Kind(NamedTuple):
     """A layer of one kind for one microbatch: seconds on the GPU, and until the host has launched it too."""
 
     work: Work
-    device: float
-    each: float
+    gpu: float
+    takes: float
 
 
 def _timed(one: Work, job: Job, layout: Layout) -> _Kind:
-    device = one.total
+    gpu = one.total
     host = sum(one.launches.values()) * job.framework.launch_seconds
     if job.framework.host_seconds:
         sizes, measured = np.log(np.array(job.framework.host_seconds)).T
         host = np.where(
             np.asarray(layout.pp) > 1, np.exp(np.interp(np.log(layout.tp), sizes, measured)), host
         )
-    return _Kind(one, device, np.maximum(device, host))
+    return _Kind(one, gpu, np.maximum(gpu, host))
 
 
-def _once(job: Job, layout: Layout, c: Constants, m, both, backward):
+def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[Op]):
     """Seconds of data parallelism that show, and of the optimizer. both, backward: of a stage's layers, for
     one microbatch, what communication may run under.
     """
     hides, zero, took = job.framework.hides, np.asarray(layout.zero), {}
-    for op in synchronisation(job, layout):
+    for op in ops:
         times = op.calls if op.collective else 1
         took[op.name] = took.get(op.name, 0.0) + times * seconds_of(op, job, layout, c)
-    each = (zero == 2) & job.framework.reduces_each
+    every = (zero == 2) & job.framework.reduces_each  # microbatch
     # Gradients of the last microbatch run under its backward, or of all where each reduces its own; ZeRO-3's
     # weights come under all that is computed, and share the links with its gradients.
     under = {
-        "gradients": np.where(zero == 3, m * both, np.where(each, m, 1) * backward),
+        "gradients": np.where(zero == 3, m * both, np.where(every, m, 1) * backward),
         "updated weights": both - backward,
     }
     took["gradients"] = took["gradients"] + took["gathered weights"]

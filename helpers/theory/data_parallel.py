@@ -100,11 +100,11 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     owned = mine / np.where(z >= 1, layout.members(over), 1)
     # Tensors of one call: a layer's, in the mean.
     calls, gathers = count + own_call, np.maximum(of_layer * count + of_rest * own_call, 1)
-    each = mine / np.maximum(calls, 1)
+    of_call = mine / np.maximum(calls, 1)
     sent = (
-        ("gradients", "all_reduce", axis, whole * reduced * calls, g * each),
-        ("gradients", "reduce_scatter", over, ~whole * reduced * calls, g * each),
-        ("updated weights", "all_gather", over, updated * calls, n * each),
+        ("gradients", "all_reduce", axis, whole * reduced * calls, g * of_call),
+        ("gradients", "reduce_scatter", over, ~whole * reduced * calls, g * of_call),
+        ("updated weights", "all_gather", over, updated * calls, n * of_call),
         (
             "gathered weights",
             "all_gather",
@@ -114,7 +114,7 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
         ),
     )
     if over != axis:
-        part = g * each / layout.members(over)
+        part = g * of_call / layout.members(over)
         sent += (("gradients", "all_reduce", across, ~whole * reduced * calls, part),)
     return [
         *(

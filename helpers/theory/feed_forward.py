@@ -2,7 +2,8 @@
 
 Sources: Shazeer et al. 2017 and Lepikhin et al. 2020, section 3 (dispatch, experts, combine); Liu et al. 2025
 (MoE Parallel Folding: experts have their own tensor, expert and data parallelism over the same ranks);
-Megatron-Core's token_dispatcher.py and experts.py (what is permuted, gathered and kept).
+Megatron-Core's token_dispatcher.py and experts.py (what is permuted, gathered and kept); Transformer Engine's
+cast.cpp (what narrows the inputs of many experts at once).
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ def experts(at: At, eager: bool) -> list[Op]:
     routed, rows, local = n * h * copies, copies * etp, e.count / ep
     inside = n * rows * e.ffn / etp
     kernels = 1 if framework.grouped else local
+    # One kernel narrows all experts' inputs only where the scales are known before.
+    casts = 1 if at.job.precision == "fp8" else kernels
     alone = not (e.shared and framework.regathers)  # else the shared ones keep the same input
     send = lambda name, axis, phase, collective, payload: sending(
         name, "expert parallel", axis, phase, collective, 1, payload
@@ -109,10 +112,10 @@ def experts(at: At, eager: bool) -> list[Op]:
         send("gradient of experts", "etp", "I", "reduce_scatter", etp * routed),
         *stream("order by expert", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
         *at.trained("experts", up, local * (1 + at.model.gated) * h * e.ffn / etp),
-        *(at.casts("experts, up", rows * h, first * rows * e.ffn / etp) if narrowed else []),
+        *(at.casts("experts, up", rows * h, first * rows * e.ffn / etp, casts) if narrowed else []),
         *_activation(inside, inside, at.model.gated, eager),
         *at.trained("experts", down, local * h * e.ffn / etp),
-        *(at.casts("experts, down", rows * e.ffn / etp, rows * h) if narrowed else []),
+        *(at.casts("experts, down", rows * e.ffn / etp, rows * h, casts) if narrowed else []),
         *stream("order by rank", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
         send("sum of experts", "etp", "F", "reduce_scatter", etp * routed),
         send("gradient into experts", "etp", "I", "all_gather", etp * routed),

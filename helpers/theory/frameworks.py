@@ -37,6 +37,14 @@ class Framework:
     # What a fused attention reaches of the achievable FLOP/s. FlashAttention-2 on an H100: some 335 TFLOP/s,
     # forward and backward, causal, of 720 (Dao 2023, section 4).
     attention_efficiency: float = 0.47
+    # Held for each of the vocabulary's scores; 0: 4 if the loss is fused, else what PyTorch's operations
+    # hold.
+    score_bytes: int = 0
+    # Gradients are copied into half-precision buckets, which stay (DistributedDataParallel's).
+    buckets: bool = False
+    # Where each head has keys and values of its own, the attention keeps queries as a view of all three, and
+    # a copy of keys and values beside them.
+    keeps_views: bool = False
     balanced: bool = False  # the last stages hold fewer layers, to make up for the head
     regathers: bool = True  # SP: a matrix's input is gathered anew for backward, not kept whole
     merged: bool = True  # the input gradients of q, k and v, and of gate and up, are summed, then reduced
@@ -184,12 +192,19 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
         Framework(
             name="nanotron",
-            source="models/base.py (stages balanced by parameters), parallel/context.py (pp, dp, tp);"
-            " launch_seconds from its own runs on one node (Ultra-Scale Playbook, 2025)",
+            source="models/base.py (stages balanced by parameters), parallel/context.py (pp, dp, tp),"
+            " trainer.py (DistributedDataParallel), models/llama.py (views of queries, keys and values),"
+            " tensor_parallel/functional.py (scores in half precision and two float32 copies; its switch"
+            " tp_recompute_allgather was off in most of the published runs). launch_seconds from its own runs"
+            " on one node (Ultra-Scale Playbook, 2025)",
             gradient_bytes=4,
             fused=False,
             fused_loss=False,
             fused_sums=False,
+            score_bytes=10,
+            buckets=True,
+            keeps_views=True,
+            regathers=False,
             balanced=True,
             launch_seconds=4e-5,
             schedules=("1F1B",),

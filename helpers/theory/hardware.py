@@ -61,9 +61,10 @@ class Network:
     rails: ports of a node that one group can use at once; all, unless the software knows only one ring.
     busbw: (nodes, bytes/s) that an all-reduce over so many whole nodes was measured to reach for each rank
     (as nccl-tests print it), the fewest nodes first. Fabrics slow down as they grow; without it each port
-    keeps its speed. all_to_all: bytes/s through the link and through the port that an all-to-all was measured
-    to reach, 0 where nobody did. host_bandwidth, host_memory_bandwidth: bytes/s of a GPU's link to its host
-    (PCIe 4.0, 16 lanes), and its share of the host's memory (sixteen channels of DDR4-3200 for eight GPUs).
+    keeps its speed. busbw_gather: the same of all-gathers and reduce-scatters, where it differs. all_to_all:
+    bytes/s through the link and through the port that an all-to-all was measured to reach, 0 where nobody
+    did. host_bandwidth, host_memory_bandwidth: bytes/s of a GPU's link to its host (PCIe 4.0, 16 lanes), and
+    its share of the host's memory (sixteen channels of DDR4-3200 for eight GPUs).
     Raises ValueError for numbers out of range.
     """
 
@@ -75,6 +76,7 @@ class Network:
     inter_node_latency: float = 15e-6
     rails: int = 64
     busbw: tuple[tuple[int, float], ...] = ()
+    busbw_gather: tuple[tuple[int, float], ...] = ()
     all_to_all: tuple[float, float] = (0.0, 0.0)
     host_bandwidth: float = 32e9
     host_memory_bandwidth: float = 51e9
@@ -97,18 +99,23 @@ class Network:
             pair = False
         if not pair:
             raise ValueError(f"{called}all_to_all is bytes/s of link and port, not {self.all_to_all!r}")
-        try:
-            for nodes, speed in self.busbw:
-                whole("nodes", nodes, 2)
-                positive("bytes/s", speed, least=1e5)
-            rising = sorted({nodes for nodes, _ in self.busbw}) == [nodes for nodes, _ in self.busbw]
-        except (TypeError, ValueError):
-            rising = False
-        if not rising:
-            raise ValueError(
-                f"{called}busbw must be pairs of nodes (2 or more, rising) and bytes/s, ((2, 3.6e11), (4,"
-                f" 1.6e11)) say, not {self.busbw!r}"
-            )
+        for field in ("busbw", "busbw_gather"):
+            _check_speeds(called + field, getattr(self, field))
+
+
+def _check_speeds(called: str, pairs) -> None:
+    try:
+        for nodes, speed in pairs:
+            whole("nodes", nodes, 2)
+            positive("bytes/s", speed, least=1e5)
+        rising = sorted({nodes for nodes, _ in pairs}) == [nodes for nodes, _ in pairs]
+    except (TypeError, ValueError):
+        rising = False
+    if not rising:
+        raise ValueError(
+            f"{called} must be pairs of nodes (2 or more, rising) and bytes/s, ((2, 3.6e11), (4, 1.6e11))"
+            f" say, not {pairs!r}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,8 +251,9 @@ def find_cluster(name: str) -> Cluster:
     else:
         device = DEVICES[device]
     given = _known(name, "the cluster", {"name": Path(name).stem, **given, "device": device}, Cluster)
-    if isinstance(given.get("busbw"), list):
-        given["busbw"] = tuple(tuple(pair) if isinstance(pair, list) else pair for pair in given["busbw"])
+    for field in ("busbw", "busbw_gather"):
+        if isinstance(given.get(field), list):
+            given[field] = tuple(tuple(pair) if isinstance(pair, list) else pair for pair in given[field])
     return Cluster(**given)
 
 

@@ -42,7 +42,7 @@ class Job:
     @property
     def flops_per_token(self) -> float:
         """Model FLOPs of a token, attention whole; a frozen matrix needs no gradient, and takes 4 for 6."""
-        return self.model.flops_per_token(self.seq_len, each=4 if self.lora else 6)
+        return self.model.flops_per_token(self.seq_len, per_element=4 if self.lora else 6)
 
     @property
     def switches(self) -> list[str]:

@@ -121,12 +121,11 @@ def in_flight(layout: Layout, m: float, stage: int) -> float:
 def stage_states(job: Job, layout: Layout, stage) -> dict[str, float]:
     """Bytes of weights, gradients and optimizer state on one GPU of a pipeline rank. Takes arrays."""
     model, framework = job.model, job.framework
-    # Where gradients are summed in float32, autograd makes half-precision ones first; fused kernels add to
-    # the sum at once. Where the parameters are float32, they are made when a layer's are reduced.
-    sums = 2 * (not framework.fused and framework.gradient_bytes == 4 and framework.weight_bytes == 2)
+    # Autograd's own half-precision gradients are there when a microbatch's activations are gone.
+    buckets = 2 * framework.buckets * (np.asarray(layout.replicas) > 1)
     own, routed, ends = _params(model, layout, stage, framework.split_vocabulary)
     state = framework.state_bytes * (not framework.offload)
-    bytes_ = framework.weight_bytes, framework.gradient_bytes + sums, state
+    bytes_ = framework.weight_bytes, framework.gradient_bytes + buckets, state
     if job.lora:
         parts = states(adapter_share(job, layout, stage), layout.shards, layout.zero, *bytes_)
         share = lambda size, d: size / np.where(np.asarray(layout.zero) >= 3, d, 1)
@@ -153,13 +152,13 @@ def stage_memory(
     parts = stage_states(job, layout, stage)
     sb, head_rank = layout.tokens(job.seq_len), layout.pipeline.head_rank(layout.pp)
     first, last = stage == 0, stage == head_rank
-    held = sum(many * each for (_, many), (each, _) in zip(kinds_on_rank(model, layout, stage), of_kinds))
+    held = sum(many * stays for (_, many), (stays, _) in zip(kinds_on_rank(model, layout, stage), of_kinds))
     if not model.gated:  # a byte a number for the dropout mask behind the embedding
         held = held + first * sb * model.hidden / np.where(layout.sequence_parallel, t, 1)
     parts["activations"] = held * in_flight(layout, job.microbatches(layout), stage)
     # One microbatch at a time: the norm's and the head's input, and float32 scores.
     eager = EAGER_SCORE_BYTES + SCORE_BYTES * framework.split_vocabulary * (np.asarray(t) > 1)
-    scores = SCORE_BYTES + eager * (not framework.fused_loss)
+    scores = framework.score_bytes or SCORE_BYTES + eager * (not framework.fused_loss)
     scores = scores * model.vocab * (1 + model.mtp) / framework.loss_chunks
     parts["logits"] = last * sb * (4.0 * model.hidden + scores) / t
     if layout.recompute in ("per-op", "full"):

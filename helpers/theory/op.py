@@ -141,9 +141,10 @@ class At(NamedTuple):
         )
         return [*mark(down, k * r), *mark(up, r * n), *sums]
 
-    def casts(self, name: str, inputs, outputs) -> list[Op]:
+    def casts(self, name: str, inputs, outputs, kernels=1) -> list[Op]:
         """Of so many numbers of an input forward, and of the output's gradient backward."""
-        cast = lambda phase, n: Op(f"cast for {name}", "casts", phase, streamed=self.precision.cast * n)
+        moved, called = self.precision.cast, f"cast for {name}"
+        cast = lambda phase, n: Op(called, "casts", phase, streamed=moved * n, kernels=kernels)
         return [cast("F", inputs), cast("I", outputs)]
 
 
@@ -217,8 +218,8 @@ def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:
     and the sum read and written. A fused product of the weight gradient adds to the sum by itself.
     """
     adds = (np.asarray(layout.zero) < 2) | (not job.framework.reduces_each)
-    each = (2 + 2 * job.framework.gradient_bytes) * (not job.framework.fused_sums)
-    return Op("sums of gradients", part, "W", streamed=each * adds * params, kernels=0)
+    moved = (2 + 2 * job.framework.gradient_bytes) * (not job.framework.fused_sums)
+    return Op("sums of gradients", part, "W", streamed=moved * adds * params, kernels=0)
 
 
 def enter(at: At, x, block: str, products: int) -> list[Op]:

@@ -122,7 +122,9 @@ def _chunks(job: Job, numbers) -> list[Op]:
     more = job.framework.loss_chunks - 1.0
     phases = (("F", 2), ("I", 2), ("W", 2 * 4 * (job.lora is None)))
     return [
-        Op("head in chunks", "head", phase, streamed=each * more * numbers) for phase, each in phases if more
+        Op("head in chunks", "head", phase, streamed=moved * more * numbers)
+        for phase, moved in phases
+        if more
     ]
 
 

@@ -256,10 +256,10 @@ class ModelShape:
         seen = self.window * (2 - self.window / seq_len) if self.window < seq_len else seq_len
         return seq_len + self.windowed / self.layers * (seen - seq_len)
 
-    def flops_per_token(self, seq_len: int, causal: bool = False, each: int = 6) -> float:
+    def flops_per_token(self, seq_len: int, causal: bool = False, per_element: int = 6) -> float:
         """Model FLOPs of forward and backward for one token: what MFU divides by.
 
-        `each` for a matrix element (2 forward, 4 backward), and 12·L·s·a·head size for the attention
+        `per_element` of a matrix (2 forward, 4 backward), and 12·L·s·a·head size for the attention
         scores and their use; half of that if only the causal half is counted. For a GPT with
         untied head this is 72·L·h²·(1 + s/6h + V/12Lh), Narayanan et al. 2021, without their recompute.
         """
@@ -268,4 +268,4 @@ class ModelShape:
         scores = 12 * layers * self.attended(seq_len) * width * (0.5 if causal else 1)
         matrices = sum(count * shape.matrix_params for shape, count in self.kinds)
         matrices += self.mtp * (self.matrix_params + 2 * self.hidden**2)
-        return each * (matrices + (1 + self.mtp) * self.vocab * self.hidden) + scores
+        return per_element * (matrices + (1 + self.mtp) * self.vocab * self.hidden) + scores

@@ -9,22 +9,24 @@ from typing import NamedTuple
 import numpy as np
 
 from .candidates import SIZES, all_rows, runs
-from .cost import Work, all_work, constants, step_terms
+from .cost import all_work, constants, step_terms
+from .data_parallel import synchronisation
 from .hardware import Cluster
 from .job import Job
 from .layout import Layout
 from .memory import kept, peak_memory
+from .op import Op
 from .operations import lists
 
 
 class Group(NamedTuple):
-    """Layouts of one schedule and one recompute policy. which: of the lists is each one's. rows: where they
-    are among all.
+    """Layouts of one schedule and one recompute policy. which: of the lists is each one's. once: what they do
+    once a step.
     """
 
     layouts: Layout
     which: np.ndarray
-    rows: slice
+    once: list[Op]
 
 
 class Space:
@@ -39,8 +41,7 @@ class Space:
         self.job, self.gpus, self.only = job, gpus, only
         self.names: list[tuple[str, str]] = []
         self._groups: list[Group] = []
-        # On each cluster: seconds, nan where nobody has asked yet, and the work of the lists by policy.
-        self._on: dict[Cluster, tuple[np.ndarray, dict[str, list[Work]]]] = {}
+        self._seconds: dict[Cluster, np.ndarray] = {}
         rows, self.impossible = all_rows(job, gpus, only)
         self._lists = lists(job, self._layouts(rows))
         which = np.arange(len(rows)) if self._lists.which is None else self._lists.which
@@ -52,17 +53,13 @@ class Space:
             can = np.flatnonzero(runs(job, schedule, recompute, rows))
             if not len(can):
                 continue
-            chosen, start = rows[can], sum(map(len, looked_at))
-            group = Group(
-                self._layouts(chosen, schedule=schedule, recompute=recompute),
-                which[can],
-                slice(start, start + len(can)),
-            )
-            of_kinds = kept(self._lists._replace(which=group.which), recompute)
+            chosen = rows[can]
+            layouts = self._layouts(chosen, schedule=schedule, recompute=recompute)
+            of_kinds = kept(self._lists._replace(which=which[can]), recompute)
             chosen["names"] = len(self.names)
-            chosen["memory"] = peak_memory(job, group.layouts, of_kinds=of_kinds)
+            chosen["memory"] = peak_memory(job, layouts, of_kinds=of_kinds)
             self.names.append((schedule, recompute))
-            self._groups.append(group)
+            self._groups.append(Group(layouts, which[can], synchronisation(job, layouts)))
             looked_at.append(chosen)
         self.numbers = np.concatenate(looked_at) if looked_at else rows[:0]
 
@@ -84,27 +81,19 @@ class Space:
         return job == replace(self.job, cluster=replace(given, device=device, **speeds))
 
     def timed(self, job: Job) -> np.ndarray:
-        """The numbers with seconds on a job's cluster; infinite for what does not fit it, where nobody asks
-        how long it would take.
-        """
-        timed, c = self.numbers.copy(), constants()
-        fits = timed["memory"] <= job.cluster.device.memory
+        """The numbers with seconds on a job's cluster."""
         device = replace(job.cluster.device, memory=self.job.cluster.device.memory)
         speeds = replace(job.cluster, device=device)  # all that seconds depend on
-        if speeds not in self._on:
-            works = all_work(self._lists, job, c, {recompute for _, recompute in self.names})
-            self._on[speeds] = np.full(len(timed), np.nan), works
-        seconds, works = self._on[speeds]
-        for layouts, which, rows in self._groups:
-            wanted = np.flatnonzero(fits[rows] & np.isnan(seconds[rows]))
-            if len(wanted):
-                own = [work.spread(which[wanted]) for work in works[layouts.recompute]]
-                terms = step_terms(job, _some(layouts, wanted), c, own)
-                seconds[rows.start + wanted] = sum(terms.values())
-        timed["seconds"] = np.where(fits, seconds, np.inf)
+        if speeds not in self._seconds:
+            self._seconds[speeds] = self._timed(job)
+        timed = self.numbers.copy()
+        timed["seconds"] = self._seconds[speeds]
         return timed
 
-
-def _some(many: Layout, keep: np.ndarray) -> Layout:
-    """Those of many layouts that `keep` names."""
-    return replace(many, **{k: getattr(many, k)[keep] for k in (*SIZES, "sequence_parallel")})
+    def _timed(self, job: Job) -> np.ndarray:
+        c, seconds = constants(), [np.zeros(0)]
+        works = all_work(self._lists, job, c, {recompute for _, recompute in self.names})
+        for layouts, which, once in self._groups:
+            own = [work.spread(which) for work in works[layouts.recompute]]
+            seconds.append(sum(step_terms(job, layouts, c, own, once).values()))
+        return np.concatenate(seconds)

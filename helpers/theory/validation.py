@@ -240,7 +240,7 @@ def errors_of(runs) -> tuple[np.ndarray, np.ndarray]:
     reached = np.array(
         [
             job.global_batch * job.seq_len * job.flops_per_token / (real * n * job.cluster.device.flops)
-            for _, real, job, n in runs
+            for _, real, job, n, *_ in runs
         ]
     )
     null = min((reached / share - 1 for share in reached), key=lambda e: np.abs(e).mean())
