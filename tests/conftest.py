@@ -1,14 +1,16 @@
 """Shared by all tests: one world of four ranks; kernels that need no ports."""
 
+import inspect
 import os
 import signal
+import sys
 import tempfile
 import uuid
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import cloudpickle
+import forked
 import nbval.kernel
 import pytest
 from hypothesis import settings
@@ -45,7 +47,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def pytest_generate_tests(metafunc):
     import exercise_tests
 
-    names = list(metafunc.fixturenames)
+    names = list(inspect.signature(metafunc.function).parameters)
     if (
         metafunc.function.__module__ == "exercise_tests"
         and (cases := exercise_tests.cases(metafunc.module, names)) is not None
@@ -75,10 +77,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module")
 def aside():
-    """Call a function in another process, one for all calls of a module: a new one takes longer to start than
-    most take to run.
-    """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+    """Call a function in another process, one for all calls of a module."""
+    with ProcessPoolExecutor(1, mp_context=forked.context()) as other:
         yield lambda fn, *args: other.submit(fn, *args).result(120)
 
 
@@ -94,3 +94,24 @@ def shared_world():
 def world(shared_world):
     shared_world.timeout = 20
     return shared_world
+
+
+@pytest.fixture(autouse=True)
+def groups_end_with_their_test(request):
+    """Each group of gloo has a thread that wakes a hundred times a second for as long as the group is there.
+    Those of a module's world would be hundreds.
+    """
+    yield
+
+    def end_groups():
+        for group in [g for g in dist.distributed_c10d._world.pg_map if g is not dist.group.WORLD]:
+            dist.destroy_process_group(group)
+
+    if "torch" in sys.modules:
+        import torch.distributed as dist
+
+        from helpers import World
+
+        for used in request.node.funcargs.values():
+            if isinstance(used, World) and used.is_open:
+                used.run(end_groups)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 import torch.distributed as dist
@@ -212,22 +213,10 @@ dist.destroy_process_group()
 """
 
 
-def torchrun(tmp_path, *arguments: str, ranks: int = 4) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run(
-        [*command, "-m", "helpers", "count", *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-
-
 def test_a_script_is_counted_unchanged(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     files = "--json", "counted.json", "--trace", "step.json"
-    done = torchrun(tmp_path, *files, "train.py", "--steps", "5")
+    done = forked.command("helpers", "count", *files, "train.py", "--steps", "5", cwd=tmp_path, ranks=4)
     assert done.returncode == 0, done.stderr
     assert "train.py: 4 ranks, 5 steps of the optimizer" in done.stdout
     assert "each of steps 3–5" in done.stdout and "differ" not in done.stdout
@@ -241,6 +230,18 @@ def test_a_script_is_counted_unchanged(tmp_path):
         book = sum(row["must_send"] for row in told["ranks"][0]["total"])
         assert book < sent < 3 * book + 50_000  # gloo's reduce-scatter sends twice; each message has a head
     check_format(json.loads((tmp_path / "step.json").read_text()), 4)
+
+
+def torchrun(tmp_path, *arguments: str, ranks: int = 4) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run(
+        [*command, "-m", "helpers", "count", *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
 
 
 @pytest.mark.slow
@@ -282,14 +283,7 @@ def test_the_documented_run_is_what_it_says(tmp_path):
 )
 def test_what_cannot_be_counted_is_said(tmp_path, arguments, said):
     (tmp_path / "train.py").write_text("print('nothing')")
-    done = subprocess.run(
-        [sys.executable, "-m", "helpers", "count", *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = forked.command("helpers", "count", *arguments, cwd=tmp_path)
     assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 

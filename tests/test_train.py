@@ -17,6 +17,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import forked
 import pytest
 import torch.distributed as dist
 
@@ -211,12 +212,13 @@ def test_a_text_that_is_missing_or_too_short(tmp_path):
 def trained(tmp_path_factory):
     """A run of one process with checkpoints at steps 2 and 4."""
     run = tmp_path_factory.mktemp("trained")
-    done = command("--steps", "4", "--every", "2", out=run)
+    options = ["--out", str(run), "--steps", "4", "--every", "2"]
+    done = forked.command(*SMALL_RUN[1:], *options, cwd=HERE.parent)
     assert done.returncode == 0, done.stderr
     return run
 
 
-def command(*options, out, launcher=(), **kwargs):
+def command(*options, out, launcher, **kwargs):
     options = [*SMALL_RUN, "--out", str(out), *options]
     return subprocess.run(
         [sys.executable, *launcher, *options],
