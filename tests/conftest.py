@@ -3,7 +3,6 @@
 import inspect
 import os
 import signal
-import sys
 import tempfile
 import uuid
 from concurrent.futures import ProcessPoolExecutor
@@ -13,6 +12,7 @@ import cloudpickle
 import forked
 import nbval.kernel
 import pytest
+import worlds
 from hypothesis import settings
 
 # The same examples on every machine; with `--all` more of them.
@@ -84,34 +84,13 @@ def aside():
 
 @pytest.fixture(scope="session")
 def shared_world():
-    from helpers import World
-
-    with World(4, timeout=20) as world:
-        yield world
+    shared = worlds.Shared(4, timeout=20)
+    yield shared
+    shared.close()
 
 
 @pytest.fixture
 def world(shared_world):
-    shared_world.timeout = 20
-    return shared_world
-
-
-@pytest.fixture(autouse=True)
-def groups_end_with_their_test(request):
-    """Each group of gloo has a thread that wakes a hundred times a second for as long as the group is there.
-    Those of a module's world would be hundreds.
-    """
-    yield
-
-    def end_groups():
-        for group in [g for g in dist.distributed_c10d._world.pg_map if g is not dist.group.WORLD]:
-            dist.destroy_process_group(group)
-
-    if "torch" in sys.modules:
-        import torch.distributed as dist
-
-        from helpers import World
-
-        for used in request.node.funcargs.values():
-            if isinstance(used, World) and used.is_open:
-                used.run(end_groups)
+    with shared_world.lent() as world:
+        world.timeout = 20
+        yield world

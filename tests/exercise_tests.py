@@ -8,12 +8,11 @@ OTHERWISE_RIGHT  (exercise, attempt) that must pass too; may be left out
 
 import functools
 import inspect
-import random
 import sys
 import time
-from contextlib import contextmanager
 
 import pytest
+from worlds import Lent
 
 __all__ = [
     "judges_share_worlds",
@@ -59,56 +58,6 @@ def test_empty_is_not_started_and_gives_the_first_hint(exercise):
     answer = exercise.check(empty(exercise))
     assert answer.kind == "not started" and exercise.hints[0] in answer.text
     assert repr(exercise.hint()) and exercise.reference.__name__ in str(exercise.solution())
-
-
-class Lent:
-    """Stands in the judges for `World`. A world that no check has harmed is lent again: a new one costs more
-    than most checks. `make attempts` gives each its own.
-    """
-
-    def __init__(self, new):
-        self.new, self.idle = new, {}
-
-    @contextmanager
-    def __call__(self, n=4, *, timeout=30.0, memory=None, fabric=None):
-        kind = n, fabric
-        world = self.idle.pop(kind, None) if memory is None else None
-        world = world or self.new(n, memory=memory, fabric=fabric)
-        world.timeout = timeout
-        try:
-            yield world
-            harmed = memory is not None or world._generation > 1 or not world.is_open
-        except BaseException:
-            harmed = True
-            raise
-        finally:
-            if harmed:
-                world.close()
-        if not harmed:
-            world.run(as_at_first, timeout=30)
-            self.idle[kind] = world
-            while len(self.idle) > 3:
-                self.idle.pop(next(iter(self.idle))).close()
-
-    def close(self):
-        for world in self.idle.values():
-            world.close()
-
-
-def as_at_first():
-    """On a rank: what a check may leave that another could notice."""
-    import numpy
-    import torch
-    import torch.distributed as dist
-
-    from helpers import rank_state
-
-    for group in [g for g in dist.distributed_c10d._world.pg_map if g is not dist.group.WORLD]:
-        dist.destroy_process_group(group)
-    for name in set(rank_state()) - {"__name__", "torch", "dist", "rank", "world_size", "device"}:
-        del rank_state()[name]
-    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
-        seed(dist.get_rank())
 
 
 @pytest.fixture(scope="module", autouse=True)

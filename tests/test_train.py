@@ -20,6 +20,7 @@ from pathlib import Path
 import forked
 import pytest
 import torch.distributed as dist
+from worlds import Shared
 
 from helpers import World, train
 from helpers.doctor.training import ACCELERATE, KILLED, SMALL_RUN
@@ -32,8 +33,15 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.fixture(scope="module")
-def world():
-    with World(8, timeout=120) as world:
+def eight():
+    shared = Shared(8, many=40, timeout=120)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def world(eight):
+    with eight.lent() as world:
         yield world
 
 
