@@ -24,7 +24,7 @@ settings.load_profile("repeatable")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest.register_assert_rewrite("exercise_tests")
+pytest.register_assert_rewrite("exercise_tests", "prose")
 
 
 class KernelWithoutPorts(nbval.kernel.KernelManager):
