@@ -3,13 +3,11 @@
 import inspect
 import os
 import signal
-import tempfile
-import uuid
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import cloudpickle
 import forked
+import kernels
 import nbval.kernel
 import pytest
 import worlds
@@ -27,17 +25,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 pytest.register_assert_rewrite("exercise_tests", "prose")
 
 
-class KernelWithoutPorts(nbval.kernel.KernelManager):
-    """A kernel's five ports are chosen a second before it takes them, and ranks of other tests may take one
-    meanwhile. Then it never answers. So it listens in files."""
-
-    def __init__(self, **kwargs):
-        super().__init__(
-            transport="ipc", ip=str(Path(tempfile.gettempdir()) / f"kernel-{uuid.uuid4().hex}"), **kwargs
-        )
-
-
-nbval.kernel.KernelManager = KernelWithoutPorts
+nbval.kernel.KernelManager = kernels.Forked
 os.environ.setdefault("THREE_AXES_PROGRESS", "")  # what was solved on this machine is in no stored output
 # Tests run side by side, one for each core or more: threads of one would spin where another computes, and the
 # toys are too small to need them. Nothing above has imported NumPy or PyTorch, which read this once.

@@ -7,7 +7,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 
-import nbval.kernel
+import kernels
 import pytest
 
 from helpers.files import find
@@ -70,7 +70,7 @@ def test_a_new_world_that_takes_over_says_so_once(messages):
 
 def test_a_kernel_that_was_restarted_says_which_cells_to_run():
     """One of `three-axes lab`, whose startup file does no more than `import helpers`."""
-    kernel = nbval.kernel.KernelManager()
+    kernel = kernels.WithoutPorts()
     kernel.start_kernel(env=os.environ | {"PYTHONSTARTUP": str(find("data/jupyterlab/startup.py").resolve())})
     client = kernel.client()
     client.start_channels()
