@@ -36,10 +36,10 @@ def command(*argv: str, cwd, ranks: int = 1, timeout: float = 120) -> subprocess
         surroundings = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)]
     deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory() as folder:
-        said = [Path(folder, str(rank)) for rank in range(ranks)]
+        files = [Path(folder, str(rank)) for rank in range(ranks)]
         processes = [
             context().Process(target=_run, args=(argv, str(cwd), environ, file))
-            for environ, file in zip(surroundings, said)
+            for environ, file in zip(surroundings, files)
         ]
         try:
             with server.main_hidden():
@@ -51,14 +51,14 @@ def command(*argv: str, cwd, ranks: int = 1, timeout: float = 120) -> subprocess
             for process in processes:
                 process.kill()
                 process.join()
-        out, err = ("".join(file.with_suffix(end).read_text() for file in said) for end in (".out", ".err"))
+        out, err = ("".join(file.with_suffix(end).read_text() for file in files) for end in (".out", ".err"))
     status = next((process.exitcode for process in processes if process.exitcode), 0)
     return subprocess.CompletedProcess(argv, status, out, err)
 
 
-def _run(argv: tuple[str, ...], cwd: str, environ: dict, said: Path) -> None:
+def _run(argv: tuple[str, ...], cwd: str, environ: dict, path: Path) -> None:
     for fd, end in ((1, ".out"), (2, ".err")):
-        with said.with_suffix(end).open("wb") as file:
+        with path.with_suffix(end).open("wb") as file:
             os.dup2(file.fileno(), fd)
     os.chdir(cwd)
     os.environ.update({name: str(value) for name, value in environ.items()})

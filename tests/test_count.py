@@ -273,7 +273,7 @@ def test_the_documented_run_is_what_it_says(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, sentence",
     [
         (["nowhere.py"], "there is no script 'nowhere.py'"),
         (["--model", "llama-3-8b", "train.py"], "--model needs --batch and --seq too"),
@@ -281,10 +281,10 @@ def test_the_documented_run_is_what_it_says(tmp_path):
         (["train.py"], "called no collective"),
     ],
 )
-def test_what_cannot_be_counted_is_said(tmp_path, arguments, said):
+def test_what_cannot_be_counted_is_said(tmp_path, arguments, sentence):
     (tmp_path / "train.py").write_text("print('nothing')")
     done = forked.command("helpers", "count", *arguments, cwd=tmp_path)
-    assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
+    assert sentence in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
 # -- predicted beside counted --------------------------------------------------------------------
@@ -304,7 +304,7 @@ TITAN = find_framework("torchtitan")
 
 
 @pytest.mark.parametrize(
-    "layout, change, said",
+    "layout, change, phrase",
     [
         (dict(dp=8), lambda rows: rows, "predicted and counted agree"),
         (dict(dp=4, pp=2), lambda rows: more(rows, "all_gather", 2), "reshard_after_forward is on under a"),
@@ -317,13 +317,13 @@ TITAN = find_framework("torchtitan")
         (dict(dp=8), lambda rows: [*rows, CollectiveCount("all_reduce", "dp", 1, 4, 8)], "agree"),
     ],
 )
-def test_differences_have_words(layout, change, said):
+def test_differences_have_words(layout, change, phrase):
     layout = TITAN.layout(**layout, zero=3, microbatch=4)
     job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=2048, framework=TITAN)
     if layout.pp > 1:
         layout = TITAN.layout(dp=4, pp=2, zero=3)
     table, words = against(change(as_predicted(job, layout)), job, layout)
-    assert words and all(said in word for word in words), words
+    assert words and all(phrase in word for word in words), words
 
 
 def more(rows, op: str, factor: float, types: str = "bfloat16"):

@@ -37,10 +37,10 @@ def of_two_worlds(shell, first) -> str:
     """What cells print that name no world, when a second world is made beside the first, and then closed."""
     from helpers import World
 
-    with redirect_stdout(io.StringIO()) as said, World(1):
+    with redirect_stdout(io.StringIO()) as printed, World(1):
         for cell in ("%%ranks\nworld_size", "%%ranks\nworld_size", "%%ranks four\nworld_size"):
             shell.run_cell(cell, store_history=True)
-    return said.getvalue()
+    return printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,9 @@ def test_more_time_is_asked_for_as_a_cell_does(messages):
 
 
 def test_a_new_world_that_takes_over_says_so_once(messages):
-    said = "on World(1), made last; `%%ranks NAME` runs a cell on another of the 2 open worlds"
+    note = "on World(1), made last; `%%ranks NAME` runs a cell on another of the 2 open worlds"
     assert (
-        messages[3].count(said) == 1 and messages[3].index(said) == 0 and "2" in messages[3].splitlines()[-1]
+        messages[3].count(note) == 1 and messages[3].index(note) == 0 and "2" in messages[3].splitlines()[-1]
     )
 
 

@@ -113,14 +113,14 @@ def test_the_reading_path_is_as_long_as_it_says():
     length = lambda file: len((HELPERS / file).read_text().splitlines())
     first, second = path.split("**The second**")
     rows = re.findall(r"^\| \[.*?\]\((.*?)\) \| (\d+) \|", first, re.M)
-    for file, said in rows:
-        assert abs(length(file) - int(said)) <= 0.15 * length(file), file
-    said = [int(number.replace(",", "")) for number in re.findall(r"([\d,]+) lines", path)]
+    for file, claimed in rows:
+        assert abs(length(file) - int(claimed)) <= 0.15 * length(file), file
+    claimed = [int(number.replace(",", "")) for number in re.findall(r"([\d,]+) lines", path)]
     evenings = [
         sum(length(file) for file, _ in rows),
         sum(map(length, re.findall(r"\]\(([\w/]+\.py)\)", second))),
     ]
-    assert said == pytest.approx([sum(evenings), *evenings], rel=0.05)
+    assert claimed == pytest.approx([sum(evenings), *evenings], rel=0.05)
 
 
 def names(requirements) -> dict[str, str]:
