@@ -43,13 +43,13 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(names, cases, ids=lambda x: getattr(x, "name", getattr(x, "__name__", "")))
 
 
-# Workers take the files in this order: the long ones first, so that none is left alone with one at the end,
-# and what waits for browsers, launchers and timeouts beside what computes.
+# Workers take the files in this order: the long ones first, so that none is left alone with one at the end.
 FIRST = (
-    "test_browser test_train test_toy test_exercises_beyond test_attempts test_gpus test_install test_site"
-    " test_exercises_phase3 09_ 02_ 14_ 10_ test_exercises_phase1 test_exercises_phase2 test_trace b4_ b1_"
-    " test_planner test_count b3_ 08_ 11_ test_world test_magic b2_ 01_ 13_ test_exercises_phase4 03_"
-    " test_endings 04_ 12_ 07_ 05_ 06_ test_adversary test_learning test_beyond"
+    "test_browser test_train 14_ test_attempts test_gpus test_install test_exercises_beyond"
+    " test_exercises_phase2 test_exercises_phase1 10_ test_site test_world test_endings test_toy"
+    " test_exercises_phase3 11_ test_trace 07_ 06_ 12_ 05_ 02_ 09_ b4_ 08_ b1_ test_exercises_phase4"
+    " test_adversary test_magic b3_ test_beyond test_traffic 03_ 04_ b2_ 01_ test_fabric test_count"
+    " test_structure test_planner test_learning 13_ test_meter test_terminal test_timeline"
 ).split()
 
 
