@@ -29,9 +29,9 @@ def planning(
     job, took = Job(MODELS[model], CLUSTERS["dgx-h100"], batch, seq_len, framework), []
     for _ in range(9):
         start = time.perf_counter()
-        found = plan(job, gpus=gpus)
+        planned = plan(job, gpus=gpus)
         took.append(time.perf_counter() - start)
-    return found.looked_at, statistics.median(took)
+    return planned.looked_at, statistics.median(took)
 
 
 def start_up(pairs: int = 15) -> list[str]:
@@ -49,8 +49,8 @@ def start_up(pairs: int = 15) -> list[str]:
 
 
 if __name__ == "__main__":
-    found = validation.table()
-    save("cost_model", "The cost model against published runs, seconds per step", found.columns, found.rows)
+    errors = validation.table()
+    save("cost_model", "The cost model against published runs, seconds per step", errors.columns, errors.rows)
     rows = []
     for (model, gpus, batch, seq_len), schedules in itertools.product(
         SPACES, (TEXTBOOK.schedules, tuple(SCHEDULES))

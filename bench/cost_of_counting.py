@@ -45,19 +45,19 @@ def paired(pairs: int) -> list[tuple[float, float, float, float]]:
             return turn()
 
     step(), step()
-    found = []
+    turns = []
     for i in range(pairs):
         if i % 2:
-            found.append(turn() + counted())
+            turns.append(turn() + counted())
         else:
             with_it = counted()
-            found.append(turn() + with_it)
-    return found
+            turns.append(turn() + with_it)
+    return turns
 
 
 def a_collective() -> tuple[float, float]:
     """Alone on a rank: seconds that an all-reduce of nothing takes the caller, alone and counted."""
-    x, found = torch.ones(8), ([], [])
+    x, seconds = torch.ones(8), ([], [])
 
     def many() -> float:
         start = time.thread_time()
@@ -66,10 +66,10 @@ def a_collective() -> tuple[float, float]:
         return (time.thread_time() - start) / CALLS
 
     for _ in range(20):
-        found[0].append(many())
+        seconds[0].append(many())
         with counting():
-            found[1].append(many())
-    return tuple(map(min, found))
+            seconds[1].append(many())
+    return tuple(map(min, seconds))
 
 
 def main() -> None:

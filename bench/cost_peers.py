@@ -113,7 +113,7 @@ def main() -> None:
         )
     run = next(korthikanti())
 
-    def each(what) -> float:
+    def seconds_of(what) -> float:
         took = []
         for _ in range(20):
             start = time.perf_counter()
@@ -121,12 +121,12 @@ def main() -> None:
             took.append(time.perf_counter() - start)
         return statistics.median(took)
 
-    one = each(lambda: theirs(*run[:-1], efficiency=0.5))
+    one = seconds_of(lambda: theirs(*run[:-1], efficiency=0.5))
     model = validation.gpt(run[0]["layers"], run[0]["hidden"], run[0]["heads"])
     sizes = dict(dp=1, tp=8, pp=1, microbatch=4, interleave=1)
     many = Layout(**{name: np.full(3000, size) for name, size in sizes.items()})
     job = Job(model, validation.A100, 4, 2048)
-    all_at_once = each(lambda: step_terms(job, many)) / 3000
+    all_at_once = seconds_of(lambda: step_terms(job, many)) / 3000
     save(
         "cost_peers",
         "The cost model beside llm-analysis, seconds per step",

@@ -123,16 +123,18 @@ def main() -> None:
             traffic = world.traffic
             calls = sum(row.calls for row in traffic.ranks[0] if row.op != "recv")
         others = [seen(scheme, by) for by in (by_comm_debug, by_profiler, by_flight_recorder)]
-        said = lambda found: f"{found[0]} calls, {human(found[1])}" if found else "the step fails under it"
+        shown = lambda counted: (
+            f"{counted[0]} calls, {human(counted[1])}" if counted else "the step fails under it"
+        )
         rows.append(
             [
                 scheme,
                 human(traffic.wire[0]),
                 human(traffic.counted[0]),
-                said((calls, traffic.payload[0])),
+                shown((calls, traffic.payload[0])),
                 f"{others[0]} calls, no bytes" if others[0] else "the step fails under it",
-                said(others[1]),
-                said(others[2]),
+                shown(others[1]),
+                shown(others[2]),
             ]
         )
     save(

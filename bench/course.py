@@ -64,15 +64,15 @@ def under_nbval(folder: Path) -> tuple[float, dict[str, tuple[float, bool]]]:
     )
     seconds = time.perf_counter() - start
     cells = list(ElementTree.parse(report).iter("testcase"))
-    found = {}
+    counts = {}
     for path in NOTEBOOKS:
         mine = [cell for cell in cells if path.stem in cell.get("classname")]
         # A failed cell has its reason inside.
-        found[path.stem] = (
+        counts[path.stem] = (
             sum(float(cell.get("time")) for cell in mine),
             not any(len(cell) for cell in mine),
         )
-    return seconds, found
+    return seconds, counts
 
 
 def words(path: Path) -> tuple[int, int, int]:
@@ -83,10 +83,10 @@ def words(path: Path) -> tuple[int, int, int]:
 
 def main() -> None:
     with TemporaryDirectory() as folder:
-        total, found = under_nbval(Path(folder))
+        total, counts = under_nbval(Path(folder))
     rows, sums = [], [0, 0, 0]
     for path in NOTEBOOKS:
-        seconds, same = found[path.stem]
+        seconds, same = counts[path.stem]
         count, reading, practice = words(path)
         sums = [a + b for a, b in zip(sums, (reading, practice, count))]
         name, stored = path.stem.replace("_", " "), "yes" if same else "no"

@@ -53,9 +53,9 @@ def small() -> float:
 
 
 def hold() -> float:
-    found = small()
+    total = small()
     time.sleep(2)
-    return found
+    return total
 
 
 def remember() -> None:
@@ -269,9 +269,9 @@ def drive(name: str, doing: str) -> dict:
         return {"seconds": seconds}
     if doing == "call":
         begin()
-        found = statistics.median(timed(lambda: peer.call(small)) for _ in range(50 if peer.keeps else 3))
+        median = statistics.median(timed(lambda: peer.call(small)) for _ in range(50 if peer.keeps else 3))
         peer.close()
-        return {"seconds": found}
+        return {"seconds": median}
     if doing == "memory":
         begin(8)
         most, done = 0, threading.Event()
@@ -298,14 +298,14 @@ def drive(name: str, doing: str) -> dict:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     fn = {"raises": raises, "dies": dies, "stopped": stuck}[doing]
-    said, start = io.StringIO(), time.perf_counter()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+    printed, start = io.StringIO(), time.perf_counter()
+    with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
         try:
             peer.call(fn)
         except BaseException as e:
-            said.write(f"{type(e).__name__}: {e}")
+            printed.write(f"{type(e).__name__}: {e}")
     seconds = time.perf_counter() - start - (doing == "stopped")
-    text = said.getvalue()
+    text = printed.getvalue()
     result = {
         "seconds": seconds,
         "rank": bool(re.search(r"rank\s*:?\s*1\b|process 1\b|\[1:apply\]", text, re.I)),
@@ -328,12 +328,12 @@ def drive(name: str, doing: str) -> dict:
 def _descendants() -> list[int]:
     """Every process of this measurement: they all inherit one line of the environment."""
     mark = f"{MARK}={os.environ[MARK]}".encode()
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-    return found
+                processes.append(int(folder.name))
+    return processes
 
 
 def _proportional(pid: int) -> int:
@@ -374,7 +374,7 @@ def measure(name: str, doing: str) -> dict:
         driver.kill()
         driver.wait()
         time.sleep(5)
-        found = {"left": len(_descendants())}
+        result = {"left": len(_descendants())}
     else:
         try:
             # Starting may take some of it.
@@ -385,35 +385,35 @@ def measure(name: str, doing: str) -> dict:
             driver.kill()
         reader.join(2)
         answers = [json.loads(line) for line in lines if line.startswith("{")]
-        found = {**(answers[-1] if answers else {}), "hung": hung, "all": time.perf_counter() - start}
+        result = {**(answers[-1] if answers else {}), "hung": hung, "all": time.perf_counter() - start}
         time.sleep(3)
-        found["left"] = len(_descendants())
+        result["left"] = len(_descendants())
     for pid in _descendants():
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    return found
+    return result
 
 
-def told(found: dict, says: bool = True) -> str:
+def told(result: dict, says: bool = True) -> str:
     """A failure's row in words: after how long, what it says (unless nothing need be said), whether state is
     kept, and what is left behind.
     """
-    if "seconds" not in found:
-        return f"hangs (> {PATIENCE} s)" + left(found)
-    said = "its error" if found["error"] else "which rank" if found["rank"] else "neither rank nor error"
-    if found["rank"] and found["error"]:
-        said = "rank and error" + (", and where the others wait" if found["where"] else "")
+    if "seconds" not in result:
+        return f"hangs (> {PATIENCE} s)" + left(result)
+    names = "its error" if result["error"] else "which rank" if result["rank"] else "neither rank nor error"
+    if result["rank"] and result["error"]:
+        names = "rank and error" + (", and where the others wait" if result["where"] else "")
     return (
-        f"{found['seconds']:.1f} s"
-        + f": {said}" * says
-        + f"; state {'kept' if found.get('kept') else 'lost'}"
-        + ", then hangs" * found["hung"]
-        + left(found)
+        f"{result['seconds']:.1f} s"
+        + f": {names}" * says
+        + f"; state {'kept' if result.get('kept') else 'lost'}"
+        + ", then hangs" * result["hung"]
+        + left(result)
     )
 
 
-def left(found: dict) -> str:
-    return f"; {found['left']} processes left" if found["left"] else ""
+def left(result: dict) -> str:
+    return f"; {result['left']} processes left" if result["left"] else ""
 
 
 def main() -> None:

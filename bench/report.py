@@ -16,13 +16,13 @@ BUILD = Path(__file__).resolve().parent.parent / "build" / "bench"
 
 def versions(*packages: str) -> str:
     """'Python 3.11.7, torch 2.13.0, …': packages that are not installed are left out."""
-    found = [f"Python {platform.python_version()}"]
+    versions = [f"Python {platform.python_version()}"]
     for package in ("torch", *packages):
         try:
-            found.append(f"{package} {version(package)}")
+            versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             pass
-    return ", ".join(found)
+    return ", ".join(versions)
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:

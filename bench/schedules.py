@@ -53,8 +53,8 @@ def on_ranks() -> None:
         f" {100 * worst:.1f} percentage points.",
     )
     with World(8) as world:
-        found = d12.side_by_side(d12.run_all(world, unit=d07.UNIT))
-    save("remedies", "Drop 12's orders on eight real ranks", found.columns, found.rows)
+        table = d12.side_by_side(d12.run_all(world, unit=d07.UNIT))
+    save("remedies", "Drop 12's orders on eight real ranks", table.columns, table.rows)
 
 
 def published() -> dict[str, list[float]]:

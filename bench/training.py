@@ -105,7 +105,7 @@ MAKE = {
 def pairs(one: str, other: str, n: int) -> list[tuple[float, float]]:
     """On a rank: seconds of a step of each, taken in turn."""
     both = [MAKE[one](), MAKE[other]()]
-    found = []
+    seconds = []
     for i in range(n + 3):
         took = {}
         for which in (both, both[::-1])[i % 2]:  # nobody is always first
@@ -115,8 +115,8 @@ def pairs(one: str, other: str, n: int) -> list[tuple[float, float]]:
             dist.barrier()
             took[which] = time.perf_counter() - start
         if i >= 3:
-            found.append((took[both[0]], took[both[1]]))
-    return found
+            seconds.append((took[both[0]], took[both[1]]))
+    return seconds
 
 
 def prepare(name: str) -> None:
@@ -138,15 +138,15 @@ def main() -> None:
             held[name] = sum(map(memory.resident, world.pids)), world.traffic.wire[0]
     for ours, other in (list(MAKE)[:2], list(MAKE)[2:]):
         with World(8, timeout=600, counted=False) as world:
-            found = world.run(pairs, ours, other, 40)[0]
-        for name, seconds in zip((ours, other), map(statistics.median, zip(*found))):
+            both = world.run(pairs, ours, other, 40)[0]
+        for name, seconds in zip((ours, other), map(statistics.median, zip(*both))):
             resident, wire = held[name]
             rows.append(
                 [
                     name,
                     f"{1e3 * seconds:.0f} ms",
                     f"{CONFIG.batch * CONFIG.seq_len / seconds:,.0f}",
-                    f"{statistics.median(b / a for a, b in found):.2f}×" if name == ours else "",
+                    f"{statistics.median(b / a for a, b in both):.2f}×" if name == ours else "",
                     human(resident),
                     human(wire),
                 ]

@@ -1,16 +1,16 @@
 """Shared by all tests: one world of four ranks; kernels that need no ports."""
 
+import inspect
 import os
 import signal
-import tempfile
-import uuid
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 
 import cloudpickle
+import forked
+import kernels
 import nbval.kernel
 import pytest
+import worlds
 from hypothesis import settings
 
 # The same examples on every machine; with `--all` more of them.
@@ -22,20 +22,10 @@ settings.load_profile("repeatable")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest.register_assert_rewrite("exercise_tests")
+pytest.register_assert_rewrite("exercise_tests", "prose")
 
 
-class KernelWithoutPorts(nbval.kernel.KernelManager):
-    """A kernel's five ports are chosen a second before it takes them, and ranks of other tests may take one
-    meanwhile. Then it never answers. So it listens in files."""
-
-    def __init__(self, **kwargs):
-        super().__init__(
-            transport="ipc", ip=str(Path(tempfile.gettempdir()) / f"kernel-{uuid.uuid4().hex}"), **kwargs
-        )
-
-
-nbval.kernel.KernelManager = KernelWithoutPorts
+nbval.kernel.KernelManager = kernels.Forked
 os.environ.setdefault("THREE_AXES_PROGRESS", "")  # what was solved on this machine is in no stored output
 # Tests run side by side, one for each core or more: threads of one would spin where another computes, and the
 # toys are too small to need them. Nothing above has imported NumPy or PyTorch, which read this once.
@@ -45,7 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def pytest_generate_tests(metafunc):
     import exercise_tests
 
-    names = list(metafunc.fixturenames)
+    names = list(inspect.signature(metafunc.function).parameters)
     if (
         metafunc.function.__module__ == "exercise_tests"
         and (cases := exercise_tests.cases(metafunc.module, names)) is not None
@@ -53,13 +43,13 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(names, cases, ids=lambda x: getattr(x, "name", getattr(x, "__name__", "")))
 
 
-# Workers take the files in this order: the long ones first, so that none is left alone with one at the end,
-# and what waits for browsers, launchers and timeouts beside what computes.
+# Workers take the files in this order: the long ones first, so that none is left alone with one at the end.
 FIRST = (
-    "test_browser test_train test_toy test_exercises_beyond test_attempts test_gpus test_install test_site"
-    " test_exercises_phase3 09_ 02_ 14_ 10_ test_exercises_phase1 test_exercises_phase2 test_trace b4_ b1_"
-    " test_planner test_count b3_ 08_ 11_ test_world test_magic b2_ 01_ 13_ test_exercises_phase4 03_"
-    " test_endings 04_ 12_ 07_ 05_ 06_ test_adversary test_learning test_beyond"
+    "test_browser test_train 14_ test_attempts test_gpus test_install test_exercises_beyond"
+    " test_exercises_phase2 test_exercises_phase1 10_ test_site test_world test_endings test_toy"
+    " test_exercises_phase3 11_ test_trace 07_ 06_ 12_ 05_ 02_ 09_ b4_ 08_ b1_ test_exercises_phase4"
+    " test_adversary test_magic b3_ test_beyond test_traffic 03_ 04_ b2_ 01_ test_fabric test_count"
+    " test_structure test_planner test_learning 13_ test_meter test_terminal test_timeline"
 ).split()
 
 
@@ -75,22 +65,20 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module")
 def aside():
-    """Call a function in another process, one for all calls of a module: a new one takes longer to start than
-    most take to run.
-    """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+    """Call a function in another process, one for all calls of a module."""
+    with ProcessPoolExecutor(1, mp_context=forked.context()) as other:
         yield lambda fn, *args: other.submit(fn, *args).result(120)
 
 
 @pytest.fixture(scope="session")
 def shared_world():
-    from helpers import World
-
-    with World(4, timeout=20) as world:
-        yield world
+    shared = worlds.Shared(4, timeout=20)
+    yield shared
+    shared.close()
 
 
 @pytest.fixture
 def world(shared_world):
-    shared_world.timeout = 20
-    return shared_world
+    with shared_world.lent() as world:
+        world.timeout = 20
+        yield world

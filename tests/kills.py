@@ -189,7 +189,7 @@ def main() -> None:
             try:
                 disturb(run, kill, chance, args.precision)
             except Exception:
-                print(f"FAILED: {kill}", *(said.read_text()[-6000:] for said in run.parent.glob("said-*")))
+                print(f"FAILED: {kill}", *(log.read_text()[-6000:] for log in run.parent.glob("said-*")))
                 raise
             print(f"{number + 1:2} {kill}", flush=True)
         print(

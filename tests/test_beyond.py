@@ -165,16 +165,16 @@ def test_pytorchs_own_analyzer_reads_the_flight_records(tmp_path):
     stopped = b4.stop(4)
     stopped.write(tmp_path)
     rank, step = loader.odd_one(seed_of(4, 0))
-    said = subprocess.run(
+    report = subprocess.run(
         [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path)],
         capture_output=True,
         text=True,
         check=True,
     ).stderr
-    assert f"Not all ranks joining collective, sequence number: {step + 1}" in said
-    assert f"missing ranks: {{{rank}}}" in said and "collective: gloo:all_reduce" in said
-    assert re.search(r"<module> at run_4\.py:7", said)
-    assert said.count("Not all ranks") == 1  # all before it matched
+    assert f"Not all ranks joining collective, sequence number: {step + 1}" in report
+    assert f"missing ranks: {{{rank}}}" in report and "collective: gloo:all_reduce" in report
+    assert re.search(r"<module> at run_4\.py:7", report)
+    assert report.count("Not all ranks") == 1  # all before it matched
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

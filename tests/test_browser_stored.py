@@ -70,14 +70,14 @@ def dark(page):  # noqa: F811
 @pytest.mark.slow
 def test_all_that_is_stored_can_be_read_in_the_dark(dark, lab):  # noqa: F811
     shutil.copytree(ROOT / "notebooks", lab[1] / "stored")
-    found = {}
+    troubles = {}
     for path in notebooks():
         name = path.relative_to(ROOT / "notebooks").as_posix()
         show(dark, path=f"stored/{name}", kernelPreference=WITHOUT_KERNEL)
         dark.wait_for_timeout(500)
-        found[path.name] = trouble(dark)
+        troubles[path.name] = trouble(dark)
         put_away(dark)
-    assert found == {name: [] for name in found}
+    assert troubles == {name: [] for name in troubles}
 
 
 @pytest.mark.slow

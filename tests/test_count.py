@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 import torch.distributed as dist
@@ -212,22 +213,10 @@ dist.destroy_process_group()
 """
 
 
-def torchrun(tmp_path, *arguments: str, ranks: int = 4) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run(
-        [*command, "-m", "helpers", "count", *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-
-
 def test_a_script_is_counted_unchanged(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     files = "--json", "counted.json", "--trace", "step.json"
-    done = torchrun(tmp_path, *files, "train.py", "--steps", "5")
+    done = forked.command("helpers", "count", *files, "train.py", "--steps", "5", cwd=tmp_path, ranks=4)
     assert done.returncode == 0, done.stderr
     assert "train.py: 4 ranks, 5 steps of the optimizer" in done.stdout
     assert "each of steps 3–5" in done.stdout and "differ" not in done.stdout
@@ -241,6 +230,18 @@ def test_a_script_is_counted_unchanged(tmp_path):
         book = sum(row["must_send"] for row in told["ranks"][0]["total"])
         assert book < sent < 3 * book + 50_000  # gloo's reduce-scatter sends twice; each message has a head
     check_format(json.loads((tmp_path / "step.json").read_text()), 4)
+
+
+def torchrun(tmp_path, *arguments: str, ranks: int = 4) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run(
+        [*command, "-m", "helpers", "count", *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
 
 
 @pytest.mark.slow
@@ -272,7 +273,7 @@ def test_the_documented_run_is_what_it_says(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, sentence",
     [
         (["nowhere.py"], "there is no script 'nowhere.py'"),
         (["--model", "llama-3-8b", "train.py"], "--model needs --batch and --seq too"),
@@ -280,17 +281,10 @@ def test_the_documented_run_is_what_it_says(tmp_path):
         (["train.py"], "called no collective"),
     ],
 )
-def test_what_cannot_be_counted_is_said(tmp_path, arguments, said):
+def test_what_cannot_be_counted_is_said(tmp_path, arguments, sentence):
     (tmp_path / "train.py").write_text("print('nothing')")
-    done = subprocess.run(
-        [sys.executable, "-m", "helpers", "count", *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
+    done = forked.command("helpers", "count", *arguments, cwd=tmp_path)
+    assert sentence in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
 # -- predicted beside counted --------------------------------------------------------------------
@@ -310,7 +304,7 @@ TITAN = find_framework("torchtitan")
 
 
 @pytest.mark.parametrize(
-    "layout, change, said",
+    "layout, change, phrase",
     [
         (dict(dp=8), lambda rows: rows, "predicted and counted agree"),
         (dict(dp=4, pp=2), lambda rows: more(rows, "all_gather", 2), "reshard_after_forward is on under a"),
@@ -323,13 +317,13 @@ TITAN = find_framework("torchtitan")
         (dict(dp=8), lambda rows: [*rows, CollectiveCount("all_reduce", "dp", 1, 4, 8)], "agree"),
     ],
 )
-def test_differences_have_words(layout, change, said):
+def test_differences_have_words(layout, change, phrase):
     layout = TITAN.layout(**layout, zero=3, microbatch=4)
     job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=2048, framework=TITAN)
     if layout.pp > 1:
         layout = TITAN.layout(dp=4, pp=2, zero=3)
     table, words = against(change(as_predicted(job, layout)), job, layout)
-    assert words and all(said in word for word in words), words
+    assert words and all(phrase in word for word in words), words
 
 
 def more(rows, op: str, factor: float, types: str = "bfloat16"):

@@ -61,6 +61,6 @@ def test_a_standstill_is_told_rank_by_rank():
 
 def test_every_idle_time_has_its_reason():
     timeline = simulate(schedules.one_f_one_b(4, 8))
-    found = diagnose.idle(timeline)
-    assert sum(b - a for _, a, b, _ in found) == pytest.approx(timeline.bubble * timeline.makespan * 4)
-    assert found[0] == (0, 4.0, 10.0, "B0 waits for B0 on rank 1")
+    gaps = diagnose.idle(timeline)
+    assert sum(b - a for _, a, b, _ in gaps) == pytest.approx(timeline.bubble * timeline.makespan * 4)
+    assert gaps[0] == (0, 4.0, 10.0, "B0 waits for B0 on rank 1")

@@ -62,12 +62,12 @@ def test_ctrl_c_says_one_sentence_and_the_command_that_goes_on(tmp_path):
     try:
         assert soon(lambda: len(train.read_metrics(tmp_path / "a run")) >= 2)
         begun.send_signal(signal.SIGINT)
-        said = begun.communicate(timeout=60)[1].splitlines()
+        lines = begun.communicate(timeout=60)[1].splitlines()
     finally:
         begun.kill()
     step = train.read_metrics(tmp_path / "a run")[-1]["step"]
-    assert begun.returncode == 130 and len(said) == 2, said
-    sentence, command = said[1].split("; to go on from it: ")
+    assert begun.returncode == 130 and len(lines) == 2, lines
+    sentence, command = lines[1].split("; to go on from it: ")
     assert sentence == f"SIGINT ended the run after step {step} of 1000000. step-{step:06d} is complete"
     assert shlex.split(command)[1:] == [*options, str(tmp_path / "a run")]
     assert [p.name for p in checkpoint.complete(tmp_path / "a run")] == [f"step-{step:06d}"]
@@ -102,7 +102,7 @@ def test_what_a_signal_does_and_when(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "said, reason",
+    "message, reason",
     [
         (
             "[../gloo/pair.cc:553] Read error [10.77.0.2]:4242: Connection reset by peer (GLHF! 🏖️)",
@@ -112,17 +112,17 @@ def test_what_a_signal_does_and_when(monkeypatch):
         ("some\nother fault", "some other fault"),
     ],
 )
-def test_a_lost_connection_is_said_in_our_words(said, reason):
-    assert launch.reason_of(RuntimeError(said)) == reason
+def test_a_lost_connection_is_said_in_our_words(message, reason):
+    assert launch.reason_of(RuntimeError(message)) == reason
 
 
 def test_every_option_is_explained(capsys):
     with pytest.raises(SystemExit):
         launch.main(["--help"])
-    said = " ".join(capsys.readouterr().out.split())
+    manual = " ".join(capsys.readouterr().out.split())
     for option in Config.__dataclass_fields__.values():
-        assert " ".join(option.metadata["help"].split()) in said
-    assert "seconds without an answer after which another rank counts as lost (default 60.0)" in said
+        assert " ".join(option.metadata["help"].split()) in manual
+    assert "seconds without an answer after which another rank counts as lost (default 60.0)" in manual
 
 
 # -- checkpoints in the background ----------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_old_checkpoints_are_pruned_and_never_the_last(tmp_path):
 
 
 def test_metrics_that_the_disk_does_not_take_wait(tmp_path, monkeypatch):
-    said, room, write = [], 30, os.write
+    messages, room, write = [], 30, os.write
 
     def almost_full(handle, data):
         nonlocal room
@@ -221,19 +221,19 @@ def test_metrics_that_the_disk_does_not_take_wait(tmp_path, monkeypatch):
         return written
 
     monkeypatch.setattr(os, "write", almost_full)
-    with metrics.metrics_of(tmp_path, 0, said.append) as file:
+    with metrics.metrics_of(tmp_path, 0, messages.append) as file:
         for step in (1, 2, 3, 4):
             file.write({"step": step, "loss": 5.0})
         assert [line["step"] for line in train.read_metrics(tmp_path)] == [1]
-        assert said == ["metrics of step 2 on wait in memory (No space left on device); training goes on"]
+        assert messages == ["metrics of step 2 on wait in memory (No space left on device); training goes on"]
         room = 10**6
         file.write({"step": 5, "loss": 5.0})
     assert [line["step"] for line in train.read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
     room = 0
-    with metrics.metrics_of(tmp_path, 3, said.append) as file:  # two lines less need no room
+    with metrics.metrics_of(tmp_path, 3, messages.append) as file:  # two lines less need no room
         file.write({"step": 4, "loss": 5.0})
     assert [line["step"] for line in train.read_metrics(tmp_path)] == [1, 2, 3]
-    assert said[-1] == "the disk never took the last 1 lines of metrics.jsonl; they are lost"
+    assert messages[-1] == "the disk never took the last 1 lines of metrics.jsonl; they are lost"
 
 
 def _mounts() -> list[str] | None:
@@ -280,17 +280,17 @@ def test_a_full_disk_is_named_with_what_is_needed_and_free(tmp_path):
         text=True,
         timeout=120,
     )
-    said = done.stderr.splitlines()
+    messages = done.stderr.splitlines()
     full = [
         line
-        for line in said
+        for line in messages
         if "could not be written: the disk is full: the checkpoint needs 1.88 MB, and" in line
     ]
     assert full and full[0].startswith("step-000006 ") and "free; the checkpoints before it are" in full[0], (
-        said
+        messages
     )
-    assert any(line.startswith("metrics of step") and "No space left on device" in line for line in said)
-    assert done.returncode == 2 and said[-1].startswith(
+    assert any(line.startswith("metrics of step") and "No space left on device" in line for line in messages)
+    assert done.returncode == 2 and messages[-1].startswith(
         "training has ended, but its last checkpoint is missing"
     )
     *lines, folders = done.stdout.strip().splitlines()

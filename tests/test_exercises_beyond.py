@@ -601,9 +601,9 @@ def named(rank=None, line=None, cause=None, run=3):
     def attempt():
         diagnosing._deals[:] = [0]
         guilty, its_line, why = b4.truth(run)
-        said = rank(b4.stop(run), guilty) if rank else guilty
+        answer = rank(b4.stop(run), guilty) if rank else guilty
         others = {n: b4.truth(n) for n in (1, 2, 3) if n != run}
-        return {run: (said, line or its_line, cause or why)} | others
+        return {run: (answer, line or its_line, cause or why)} | others
 
     return attempt
 

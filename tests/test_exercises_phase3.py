@@ -34,8 +34,8 @@ def all_is_a_long_batch(tokens, peaks):
 
 
 def a_step_is_a_slope(tokens, peaks):
-    found = d10.diagnose(tokens, peaks)
-    return "leak" if found == "optimizer state" else found
+    cause = d10.diagnose(tokens, peaks)
+    return "leak" if cause == "optimizer state" else cause
 
 
 def words(tokens, peaks):
@@ -88,8 +88,8 @@ def loses_the_remainder(layers, p, head):
 
 def one_layer_less(layers, p, head):
     last = max(1, layers // p - 1)
-    each, more = divmod(layers - last, p - 1)
-    return [each + (k >= p - 1 - more) for k in range(p - 1)] + [last]
+    even, more = divmod(layers - last, p - 1)
+    return [even + (k >= p - 1 - more) for k in range(p - 1)] + [last]
 
 
 def long_stages_first(layers, p, head):
@@ -354,9 +354,11 @@ def test_every_setting_of_an_explorer_is_drawn_or_refused_in_words(make):
 @pytest.mark.slow
 def test_every_cure_is_run_on_real_ranks_in_the_order_on_paper():
     with World(8, timeout=60) as world:
-        found = d12.run_all(world, unit=0.01)
-    assert list(found)[:-2] == list(d12.REMEDIES) and len(d12.side_by_side(found).rows) == len(found)
-    for name, (on_paper, measured) in found.items():
+        timelines = d12.run_all(world, unit=0.01)
+    assert list(timelines)[:-2] == list(d12.REMEDIES) and len(d12.side_by_side(timelines).rows) == len(
+        timelines
+    )
+    for name, (on_paper, measured) in timelines.items():
         ran = [[(s.kind, s.label) for s in row if s.kind != "wait"] for row in measured.rows]
         assert ran == [[(op.kind, str(op.microbatch)) for op in ops] for ops in on_paper.schedule.ops], name
         assert measured.bubble > on_paper.bubble - 0.02, name  # bench/schedules.py measures how near

@@ -162,20 +162,20 @@ def test_no_sentence_is_false_of_any_job(name, gpus, batch, seq_len, framework):
     several = gpus > 8
     for row in [*of.by_axes[:4], *of.tight[:1], *of.too_large[:1]]:
         mine = Defence(of, row.layout)
-        said = mine.answers
-        for question, answer in said.items():
+        answers = mine.answers
+        for question, answer in answers.items():
             assert re.match(r"[A-Z0-9(]", answer) and answer.endswith("."), (question, answer)
             assert " -" not in answer.split(" ahead")[0][-8:], answer  # nothing is ahead by less than nothing
-        assert ("does not run" in said[QUESTIONS[0]]) == (not mine.estimate.fits)
-        assert ("within the error" in said[QUESTIONS[0]]) == (row in [*of.tight[:1]])
-        assert ("between nodes" in said[QUESTIONS[1]]) <= several
+        assert ("does not run" in answers[QUESTIONS[0]]) == (not mine.estimate.fits)
+        assert ("within the error" in answers[QUESTIONS[0]]) == (row in [*of.tight[:1]])
+        assert ("between nodes" in answers[QUESTIONS[1]]) <= several
         piped = row.layout.pp > 1
-        assert ("None" in said[QUESTIONS[2]]) != piped and ("the bubble" in said[QUESTIONS[3]]) <= piped
-        assert ("of stage" in said[QUESTIONS[0]]) == piped
-        assert ("Nothing changes" in said[QUESTIONS[4]]) >= (not several)
-        assert ("over all nodes" in said[QUESTIONS[5]]) <= several
+        assert ("None" in answers[QUESTIONS[2]]) != piped and ("the bubble" in answers[QUESTIONS[3]]) <= piped
+        assert ("of stage" in answers[QUESTIONS[0]]) == piped
+        assert ("Nothing changes" in answers[QUESTIONS[4]]) >= (not several)
+        assert ("over all nodes" in answers[QUESTIONS[5]]) <= several
         if row.layout.dp == gpus > 1 and row.layout.zero == 3:
-            assert said[QUESTIONS[5]] == "This is pure FSDP."
+            assert answers[QUESTIONS[5]] == "This is pure FSDP."
         judged = report.verdict(mine.estimate, of)
         assert (
             judged.endswith(".") and " -" not in judged and judged.count("Take it") <= (row is of.by_axes[0])
@@ -188,7 +188,7 @@ def test_no_sentence_is_false_of_any_job(name, gpus, batch, seq_len, framework):
         assert len(report.alternatives(mine.estimate, of, mine.pure).rows) >= (2 if gpus > 1 else 1)
         assert report.changes(mine.estimate, of).rows and report.assumptions(mine.estimate)
         if not mine.estimate.fits:  # with half the batch it may
-            assert "ahead of this one" not in said[QUESTIONS[4]]
+            assert "ahead of this one" not in answers[QUESTIONS[4]]
 
 
 def test_the_page_is_whole_in_itself(page, tmp_path, capsys):

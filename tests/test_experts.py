@@ -50,9 +50,9 @@ def test_bytes_of_dispatch_and_combine():
     assert again == pytest.approx(1.5 * sent(job, layout)["ep"])
     # Beside tp, each rank sends the copies of its own tokens; split experts gather them and scatter sums.
     split = Layout(dp=4, tp=2, ep=4, etp=2, zero=1)
-    found = {(c.op, c.axis): c for c in calls(job, split)}
-    assert found["all_to_all", "ep"].payload == pytest.approx(4 * one / 2 * 16 * 32)
-    assert found["all_gather", "etp"].payload == pytest.approx(2 * one * 16 * 32)
+    by_axis = {(c.op, c.axis): c for c in calls(job, split)}
+    assert by_axis["all_to_all", "ep"].payload == pytest.approx(4 * one / 2 * 16 * 32)
+    assert by_axis["all_gather", "etp"].payload == pytest.approx(2 * one * 16 * 32)
 
 
 def test_gradients_of_experts_go_along_their_own_replicas():
@@ -82,9 +82,9 @@ def test_a_shard_has_all_experts():
     """
     job, n = Job(MIXTRAL, DGX, 16, 4096, FRAMEWORKS["torchtitan"]), 32 * 8 * MIXTRAL.expert_params / 4
     layout = Layout(dp=16, ep=4, zero=3, shard=8)
-    found = sent(job, layout)
-    assert found["ereplicate"] == pytest.approx(2 * 1 / 2 * 4 * n / 2)
-    assert found["eshard"] == pytest.approx(1 / 2 * (2 * 2 + 4) * n)
+    bytes_along = sent(job, layout)
+    assert bytes_along["ereplicate"] == pytest.approx(2 * 1 / 2 * 4 * n / 2)
+    assert bytes_along["eshard"] == pytest.approx(1 / 2 * (2 * 2 + 4) * n)
     assert layout.reach("eshard", 8) == (2, 1) and layout.reach("ereplicate", 8) == (1, 2)
     held = lambda layout: sum(stage_memory(job, layout, 0, 0).values())
     assert held(replace(layout, shard=0)) < held(layout) < held(replace(layout, shard=4))
@@ -117,9 +117,9 @@ def test_an_axis_of_one_changes_no_figure(way):
     hidden = (*MEGATRON.hides, "dispatch")
     other = replace(framework, imbalance=2.0, once_a_node=True, grouped=True, hides=hidden)
     same = Layout(dp=8, tp=2, zero=1)
-    plain, said = (Job(dense, DGX, 64, 4096, f) for f in (MEGATRON, other))
-    assert step_terms(plain, same) == step_terms(said, same) and sent(plain, same) == sent(said, same)
-    assert "cp" not in sent(said, same) and "ep" not in sent(said, same)
+    plain, worded = (Job(dense, DGX, 64, 4096, f) for f in (MEGATRON, other))
+    assert step_terms(plain, same) == step_terms(worded, same) and sent(plain, same) == sent(worded, same)
+    assert "cp" not in sent(worded, same) and "ep" not in sent(worded, same)
 
 
 def test_many_thin_experts_cost_what_a_wide_part_does():
@@ -136,9 +136,9 @@ def test_many_thin_experts_cost_what_a_wide_part_does():
 
 def test_layers_of_two_kinds_lie_where_they_should():
     layout = Layout(dp=8, pp=16, ep=8)
-    each = [layers_on_stage(61, 16, k) for k in range(16)]
-    assert each == [4] * 15 + [1] and sum(each) == 61
-    assert [int(layers_on_rank(V3, layout, r)) for r in range(16)] == each
+    layers = [layers_on_stage(61, 16, k) for k in range(16)]
+    assert layers == [4] * 15 + [1] and sum(layers) == 61
+    assert [int(layers_on_rank(V3, layout, r)) for r in range(16)] == layers
     assert [int(c) for _, c in kinds_on_rank(V3, layout, 0)] == [3, 1]
     assert [int(c) for _, c in kinds_on_rank(V3, layout, 1)] == [0, 4]
     chunked = Layout(pp=4, interleave=8, schedule="interleaved")  # two layers a stage
@@ -202,7 +202,7 @@ def test_arrays_give_what_numbers_give():
 
 
 @pytest.mark.parametrize(
-    "model, layout, said",
+    "model, layout, sentence",
     [
         ("llama-3-8b", dict(ep=2, dp=2), "llama-3-8b has no experts to spread over ep 2 and etp 1"),
         ("mixtral-8x7b", dict(ep=3, dp=3), "ep 3 does not divide 8 experts; take 2 or 4"),
@@ -221,8 +221,8 @@ def test_arrays_give_what_numbers_give():
         ("deepseek-v2-lite", dict(tp=32), "tp 32 does not divide 16 attention heads"),
     ],
 )
-def test_refusals_of_foldings(model, layout, said):
-    with pytest.raises(ValueError, match=said):
+def test_refusals_of_foldings(model, layout, sentence):
+    with pytest.raises(ValueError, match=sentence):
         check(MODELS[model], Layout(**layout))
 
 

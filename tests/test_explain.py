@@ -58,9 +58,9 @@ def x(cat: str, name: str, ts: float, dur: float, tid=7, **args) -> dict:
 
 
 def nccl(name: str, axis: str, n: int, ts: float, dur: float, tid=20) -> dict:
-    said = {"Collective name": name, "In msg nelems": n, "Out msg nelems": n, "Group size": 4}
-    said |= {"dtype": "BFloat16", "Process Group Description": f"mesh_{axis}"}
-    return x("kernel", "ncclDevKernel_X", ts, dur, tid, **said)
+    arguments = {"Collective name": name, "In msg nelems": n, "Out msg nelems": n, "Group size": 4}
+    arguments |= {"dtype": "BFloat16", "Process Group Description": f"mesh_{axis}"}
+    return x("kernel", "ncclDevKernel_X", ts, dur, tid, **arguments)
 
 
 def by_hand(slow: float = 0) -> list[dict]:
@@ -141,9 +141,9 @@ def test_an_older_trace_says_less(tmp_path):
     ]
     made = explain([write(tmp_path / "worker3.json", events)])
     assert {c.op for c in made.splits[0].collectives} == {"send or all_to_all", "all_reduce"}
-    said = repr(made)
+    shown = repr(made)
     for what in ("the axis of some", "bytes and bandwidth", "whether a SendRecv", "where a step ends"):
-        assert f"not known: {what}" in said
+        assert f"not known: {what}" in shown
     told = x("user_annotation", "nccl:all_to_all", 0, 50, 1)
     launch = x("cuda_runtime", "cudaLaunchKernelExC", 10, 5, 1, correlation=9)
     events[2]["args"] = {"correlation": 9}
@@ -152,7 +152,7 @@ def test_an_older_trace_says_less(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, said",
+    "content, sentence",
     [
         (b"", "is empty"),
         (b"\x1f\x8b\x08\x00", "ends too early or is damaged"),
@@ -168,12 +168,12 @@ def test_an_older_trace_says_less(tmp_path):
         (b'{"traceEvents": [1, "x", null, {"ph": "X"}, {"ph": "X", "ts": "?"}]}', "has no kernels"),
     ],
 )
-def test_what_is_no_trace_gets_one_sentence(tmp_path, capsys, content, said):
+def test_what_is_no_trace_gets_one_sentence(tmp_path, capsys, content, sentence):
     file = tmp_path / "trace.json"
     file.write_bytes(content)
     assert main(["explain", str(file)]) == 2
     error = capsys.readouterr().err
-    assert f"trace.json {said}" in error and len(error.strip().splitlines()) == 1
+    assert f"trace.json {sentence}" in error and len(error.strip().splitlines()) == 1
 
 
 def test_a_file_that_is_not_there(tmp_path, capsys):

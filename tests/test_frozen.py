@@ -103,7 +103,7 @@ def test_time_falls_and_no_figure_of_full_training_moves():
 
 
 @pytest.mark.parametrize(
-    "given, said",
+    "given, sentence",
     [
         (dict(rank=0), "rank of LoRA must be a whole number of at least 1"),
         (dict(rank=-4), "at least 1"),
@@ -112,8 +112,8 @@ def test_time_falls_and_no_figure_of_full_training_moves():
         (dict(rank=8, matrices=()), "none is given"),
     ],
 )
-def test_adapters_that_cannot_be_are_refused(given, said):
-    with pytest.raises(ValueError, match=said):
+def test_adapters_that_cannot_be_are_refused(given, sentence):
+    with pytest.raises(ValueError, match=sentence):
         Lora(**given)
 
 
@@ -135,8 +135,8 @@ def test_states_of_eight_bits_and_on_the_host():
     for changed in ({"eight_bit": True}, {"offload": True}, {"loss_chunks": 8}):
         job = replace(JOB, framework=replace(MEGATRON, **changed))
         assert estimate(job, Layout(dp=8)).memory_bytes < estimate(JOB, Layout(dp=8)).memory_bytes
-        (said,) = job.switches
-        assert said in estimate(job, Layout(dp=8)).text()
+        (switch,) = job.switches
+        assert switch in estimate(job, Layout(dp=8)).text()
     host = replace(JOB, framework=replace(MEGATRON, offload=True))
     # 4 + 24 + 2 bytes through the host's memory, and 4 + 2 over the link, at 0.9 of each or so.
     slow, fast = (estimate(j, Layout()).time["optimizer"] for j in (host, JOB))
@@ -165,11 +165,11 @@ def test_shards_are_replicated():
     assert any(row.layout.shard == 8 for row in rows) and "ZeRO-3 over 8" in " ".join(map(str,
     (rows[0].layout,
         *(r.layout for r in rows))))  # fmt: skip
-    for layout, said in (
+    for layout, sentence in (
         (Layout(dp=8, zero=3, shard=3), "shard 3 does not divide the 8 replicas"),
         (Layout(dp=8, zero=0, shard=4), "shares out nothing without ZeRO"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=sentence):
             job.check(layout)
 
 
@@ -251,12 +251,12 @@ def test_flags_multiply_out():
         text = flags(framework, job, layout)
         sizes = [int(re.search(name + r" (\d+)", text)[1]) for name in names]
         assert math.prod(sizes) == layout.ranks and sizes == [2, 4, 2, 2]
-    said = flags("accelerate", replace(job, lora=Lora(8, four_bit=True)), Layout(dp=8, zero=3))
-    assert "gradient_accumulation_steps=4" in said and "4 bits" in said and "rank 8" in said
+    command = flags("accelerate", replace(job, lora=Lora(8, four_bit=True)), Layout(dp=8, zero=3))
+    assert "gradient_accumulation_steps=4" in command and "4 bits" in command and "rank 8" in command
 
 
 @pytest.mark.parametrize(
-    "framework, changed, layout, said",
+    "framework, changed, layout, sentence",
     [
         ("megatron", {"lora": Lora(8)}, Layout(dp=8), "Megatron-LM has no flag for LoRA"),
         ("megatron", {}, Layout(pp=4, schedule="ZB-H1"), "the schedule ZB-H1"),
@@ -271,8 +271,8 @@ def test_flags_multiply_out():
         ("megatron", {}, Layout(dp=8, tp=3), "does not divide"),
     ],
 )
-def test_what_a_framework_cannot_do_is_refused_by_name(framework, changed, layout, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_a_framework_cannot_do_is_refused_by_name(framework, changed, layout, sentence):
+    with pytest.raises(ValueError, match=sentence):
         flags(framework, replace(JOB, **changed), layout)
 
 

@@ -48,7 +48,7 @@ def test_every_rank_has_a_gpu_of_its_own_or_none_has(seen, taken):
 
 
 @pytest.mark.parametrize(
-    "seen, said",
+    "seen, sentence",
     [
         ([()], "1 rank on the CPU over gloo"),
         ([("a", "b")] * 2, "2 ranks on GPUs over NCCL, one for each"),
@@ -61,8 +61,8 @@ def test_every_rank_has_a_gpu_of_its_own_or_none_has(seen, taken):
         ),
     ],
 )
-def test_the_first_line_says_where_a_run_trains(seen, said):
-    assert launch.where(seen, devices.assign(seen)) == said
+def test_the_first_line_says_where_a_run_trains(seen, sentence):
+    assert launch.where(seen, devices.assign(seen)) == sentence
 
 
 def test_gpus_that_are_not_here_are_refused_with_what_to_do():
@@ -297,14 +297,16 @@ def test_a_worker_for_each_gpu_and_one_more(standin):
         "--steps",
         "2",
     ]
-    for gpus, said in (
+    for gpus, sentence in (
         (2, "2 ranks on GPUs over NCCL, one for each\n"),
         (1, "2 ranks on the CPU over gloo. There is 1 GPU, but each rank needs its own"),
     ):
         ran = subprocess.run(
             command, cwd=HERE.parent, env=standin(gpus), capture_output=True, text=True, timeout=120
         )
-        assert ran.returncode == 0 and said in ran.stderr and "2 steps under dp 2" in ran.stderr, ran.stderr
+        assert ran.returncode == 0 and sentence in ran.stderr and "2 steps under dp 2" in ran.stderr, (
+            ran.stderr
+        )
 
 
 @pytest.mark.slow

@@ -232,12 +232,12 @@ def test_the_lab_of_a_wheel_has_the_readers_copies_and_a_kernel_that_knows_the_c
         text=True,
     )
     try:
-        said = ""
+        printed = ""
         while not (
-            address := re.search(r"(http://localhost\S*/)lab/tree/three-axes/01_\S+(\?token=\w+)", said)
+            address := re.search(r"(http://localhost\S*/)lab/tree/three-axes/01_\S+(\?token=\w+)", printed)
         ):
-            assert (line := server.stderr.readline()), said
-            said += line
+            assert (line := server.stderr.readline()), printed
+            printed += line
         accepts_connections(port)
         ask = lambda path: json.load(urllib.request.urlopen(address[1] + path + address[2], timeout=60))
         names = {entry["name"] for entry in ask("api/contents/three-axes")["content"]}
@@ -293,10 +293,10 @@ def test_make_takes_the_cpu_build_where_its_index_answers(tmp_path, index):
     handler = functools.partial(SimpleHTTPRequestHandler, directory=index)
     with ThreadingHTTPServer(("localhost", 0), handler) as server, create_server(("localhost", 0)) as silent:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        said, found, _ = make(1, f"CPU_BUILDS=http://localhost:{server.server_port}")
-        assert found and "took the CPU build" in said
-        said, found, seconds = make(2, f"CPU_BUILDS=http://localhost:{silent.getsockname()[1]}")
-        assert not found and "does not answer" in said and seconds < 60
+        printed, installed, _ = make(1, f"CPU_BUILDS=http://localhost:{server.server_port}")
+        assert installed and "took the CPU build" in printed
+        printed, installed, seconds = make(2, f"CPU_BUILDS=http://localhost:{silent.getsockname()[1]}")
+        assert not installed and "does not answer" in printed and seconds < 60
         server.shutdown()
-    said, found, _ = make(3, f"TORCH={index.as_uri()}")
-    assert found and "NVIDIA" not in said
+    printed, installed, _ = make(3, f"TORCH={index.as_uri()}")
+    assert installed and "NVIDIA" not in printed

@@ -6,7 +6,7 @@ import io
 import os
 from contextlib import redirect_stdout
 
-import nbval.kernel
+import kernels
 import pytest
 
 from helpers.files import find
@@ -36,10 +36,10 @@ def of_two_worlds(shell, first) -> str:
     """What cells print that name no world, when a second world is made beside the first, and then closed."""
     from helpers import World
 
-    with redirect_stdout(io.StringIO()) as said, World(1):
+    with redirect_stdout(io.StringIO()) as printed, World(1):
         for cell in ("%%ranks\nworld_size", "%%ranks\nworld_size", "%%ranks four\nworld_size"):
             shell.run_cell(cell, store_history=True)
-    return said.getvalue()
+    return printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +60,15 @@ def test_more_time_is_asked_for_as_a_cell_does(messages):
 
 
 def test_a_new_world_that_takes_over_says_so_once(messages):
-    said = "on World(1), made last; `%%ranks NAME` runs a cell on another of the 2 open worlds"
+    note = "on World(1), made last; `%%ranks NAME` runs a cell on another of the 2 open worlds"
     assert (
-        messages[3].count(said) == 1 and messages[3].index(said) == 0 and "2" in messages[3].splitlines()[-1]
+        messages[3].count(note) == 1 and messages[3].index(note) == 0 and "2" in messages[3].splitlines()[-1]
     )
 
 
 def test_a_kernel_that_was_restarted_says_which_cells_to_run():
     """One of `three-axes lab`, whose startup file does no more than `import helpers`."""
-    kernel = nbval.kernel.KernelManager()
+    kernel = kernels.WithoutPorts()
     kernel.start_kernel(env=os.environ | {"PYTHONSTARTUP": str(find("data/jupyterlab/startup.py").resolve())})
     client = kernel.client()
     client.start_channels()

@@ -299,7 +299,7 @@ def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, re
 
 
 @pytest.mark.parametrize(
-    "layout, said",
+    "layout, sentence",
     [
         (Layout(tp=3), "tp 3 does not divide 64 attention heads; take 2 or 4"),
         (Layout(pp=3), r"80 layers do not divide over 3 stages .*; take 2 or 4"),
@@ -315,7 +315,7 @@ def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, re
         (Layout(dp=64, schedule="interleaved"), "interleaving needs pp and interleave of at least 2"),
     ],
 )
-def test_refusals_name_the_nearest(layout, said):
-    gpus = 64 if "GPUs" in said or "interleav" in said else None
-    with pytest.raises(ValueError, match=said):
+def test_refusals_name_the_nearest(layout, sentence):
+    gpus = 64 if "GPUs" in sentence or "interleav" in sentence else None
+    with pytest.raises(ValueError, match=sentence):
         check(LLAMA, layout, 128, gpus)

@@ -128,7 +128,7 @@ def test_a_hugging_face_configuration(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, sentence",
     [
         ("{", "is not a JSON file"),
         ("[]", "holds no JSON object"),
@@ -141,10 +141,10 @@ def test_a_hugging_face_configuration(tmp_path):
         ),
     ],
 )
-def test_bad_files_are_refused_in_a_sentence(tmp_path, text, said):
+def test_bad_files_are_refused_in_a_sentence(tmp_path, text, sentence):
     path = tmp_path / "m.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=sentence):
         find_model(str(path))
 
 
@@ -159,7 +159,7 @@ LLAMA = {
 
 
 @pytest.mark.parametrize(
-    "changed, said",
+    "changed, sentence",
     [
         (
             {"num_local_experts": 8},
@@ -201,10 +201,10 @@ LLAMA = {
         ),
     ],
 )
-def test_what_is_not_modelled_is_refused_and_not_read_as_something_else(tmp_path, changed, said):
+def test_what_is_not_modelled_is_refused_and_not_read_as_something_else(tmp_path, changed, sentence):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA | changed))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=sentence):
         find_model(str(path))
 
 
@@ -352,8 +352,8 @@ def test_their_configurations_are_the_models_by_name(name, tmp_path):
     path.write_text(
         json.dumps({"model_type": kind, "tie_word_embeddings": False, **dict(zip(BASE, base)), **more})
     )
-    found = find_model(str(path))
-    assert found == MODELS[name]
+    read = find_model(str(path))
+    assert read == MODELS[name]
     outer = {
         "model_type": "seeing",
         "vision_config": {"hidden_size": 9},
@@ -380,8 +380,8 @@ GEMMA3_1B = {
 def test_windows_and_norms_of_gemma_are_read(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(GEMMA3_1B))
-    found = find_model(str(path))
-    assert found.params == 999_885_952 and (found.window, found.windowed) == (512, 22)
+    read = find_model(str(path))
+    assert read.params == 999_885_952 and (read.window, read.windowed) == (512, 22)
     qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}
     path.write_text(json.dumps(qwen | {"max_window_layers": 28}))
     assert find_model(str(path)).windowed == 4
@@ -394,9 +394,9 @@ def test_our_own_files_have_experts_too(tmp_path):
     mine = dict(layers=4, hidden=64, heads=4, vocab=100, gated=True, tied=False)
     experts = dict(count=8, per_token=2, ffn=32)
     path.write_text(json.dumps(mine | {"experts": experts, "latent": {"kv_rank": 16}}))
-    found = find_model(str(path))
-    assert found.experts.count == 8 and found.latent.values == 128
-    for bad, said in (
+    read = find_model(str(path))
+    assert read.experts.count == 8 and read.latent.values == 128
+    for bad, sentence in (
         ({"experts": 8}, "experts is an object, not 8"),
         ({"experts": {"many": 8}}, "experts has no field 'many'; known are count, per_token"),
         ({"experts": {"count": 8}}, "experts needs some of count, per_token"),
@@ -405,7 +405,7 @@ def test_our_own_files_have_experts_too(tmp_path):
         ({"window": 5}, "a window of 5 in 0 of 4 layers"),
     ):
         path.write_text(json.dumps(mine | bad))
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=sentence):
             find_model(str(path))
 
 

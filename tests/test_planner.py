@@ -125,12 +125,12 @@ def test_the_bubble_of_schedules_that_split_backward_is_the_simulated_one():
         layout = Layout(tp=8, pp=p, microbatch=b, schedule=name)
         job = Job(model, DGX, 3 * p * b, 2048)
         one, terms = work(layer(job, layout), job, layout, constants()), step_terms(job, layout)
-        each = model.layers / p / layout.chunks
+        layers_of_chunk = model.layers / p / layout.chunks
         line = simulate(
-            SCHEDULES[name].make(p, 3 * p, 1), Times(*(float(each * one.phase(k)) for k in "FIW"))
+            SCHEDULES[name].make(p, 3 * p, 1), Times(*(float(layers_of_chunk * one.phase(k)) for k in "FIW"))
         )
         assert float(terms["bubble"]) == pytest.approx(
-            line.makespan - 3 * p * each * layout.chunks * float(one.total), rel=2e-3
+            line.makespan - 3 * p * layers_of_chunk * layout.chunks * float(one.total), rel=2e-3
         ), name
 
 
@@ -146,7 +146,7 @@ def test_schedules_that_split_backward_are_asked_for():
 
 
 @pytest.mark.parametrize(
-    "layout, said",
+    "layout, sentence",
     [
         (Layout(dp=64, schedule="ZB-H1"), "ZB-H1 needs pp of at least 2"),
         (Layout(tp=8, pp=8, schedule="ZB-H1", recompute="full"), "take recompute 'none', or 1F1B"),
@@ -158,13 +158,13 @@ def test_schedules_that_split_backward_are_asked_for():
         (Layout(dp=8, pp=8, schedule="ZB-V", balanced=True), "for one chunk on each pipeline rank, not 2"),
     ],
 )
-def test_schedules_that_split_backward_are_refused_in_a_sentence(layout, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_schedules_that_split_backward_are_refused_in_a_sentence(layout, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
         check(LLAMA3, layout, 128)
 
 
 @pytest.mark.parametrize(
-    "given, said",
+    "given, sentence",
     [
         (lambda: Job(LLAMA3, global_batch=0), "global_batch must be a whole number of at least 1, not 0"),
         (lambda: Job(LLAMA3, seq_len=10**22), "seq_len must be at most 1,000,000,000; a number of 23 digits"),
@@ -179,8 +179,8 @@ def test_schedules_that_split_backward_are_refused_in_a_sentence(layout, said):
         (lambda: check(LLAMA3, Layout(order=("dp", "tp"))), "order names each of dp, tp, pp once"),
     ],
 )
-def test_nonsense_is_refused_in_a_sentence(given, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_nonsense_is_refused_in_a_sentence(given, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
         given()
 
 
@@ -227,9 +227,9 @@ def test_what_fills_a_gpu_within_the_error_is_no_winner():
 def test_every_cluster_has_a_plan(name):
     cluster = CLUSTERS[name]
     made = plan(Job(MODELS["llama-3.2-1b"], cluster, 64, 2048), gpus=2 * cluster.gpus_per_node)
-    said = made.estimate().warnings()
+    warnings = made.estimate().warnings()
     assert 0.05 < made.estimate().mfu < 0.7
-    assert any("measure yours" in one for one in said) == cluster.device.assumed
+    assert any("measure yours" in one for one in warnings) == cluster.device.assumed
 
 
 def test_odd_widths_are_named():
@@ -315,8 +315,8 @@ def test_no_number_out_of_range_comes_through():
 def test_a_terminal_without_bars_or_with_a_closed_pipe():
     command = [sys.executable, "-m", "helpers", "memory", "llama-3-8b", "--dp", "8", "--zero", "3"]
     environ = os.environ | {"PYTHONIOENCODING": "ascii"}
-    said = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
-    assert said.returncode == 0 and "s a step" in said.stdout and not said.stderr
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
+    assert done.returncode == 0 and "s a step" in done.stdout and not done.stderr
     first = subprocess.run(
         f"{shlex.join(command)} | head -1", shell=True, capture_output=True, text=True, timeout=60
     )
@@ -432,32 +432,36 @@ def test_time_is_positive_and_faster_parts_are_never_slower(name, t, p, d, zero,
 
 
 def test_the_command_line(capsys):
-    said = lambda command: (main(command.split()), capsys.readouterr())[1].out
-    out = said("plan llama-3-70b --gpus 64 --cluster dgx-h100 --batch 128 --seq 8192")
+    output_of = lambda command: (main(command.split()), capsys.readouterr())[1].out
+    out = output_of("plan llama-3-70b --gpus 64 --cluster dgx-h100 --batch 128 --seq 8192")
     assert "what would change the winner" in out and "best: DP" in out and "how" not in out
     assert max(map(len, out.splitlines())) < 120  # formulas are asked for
-    assert "gemm_efficiency" in said("plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --explain")
-    assert "ZB-V" in said("plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --schedules 1f1b zb-v --tp 8")
-    chosen = said("plan llama-3-70b --gpus 64 --tp 8 --pp 2 --zero 1 --recompute none --chunks 2 --why 4,8,2")
+    assert "gemm_efficiency" in output_of("plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --explain")
+    assert "ZB-V" in output_of(
+        "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --schedules 1f1b zb-v --tp 8"
+    )
+    chosen = output_of(
+        "plan llama-3-70b --gpus 64 --tp 8 --pp 2 --zero 1 --recompute none --chunks 2 --why 4,8,2"
+    )
     assert "DP 4 · TP 8 · PP 2: the fastest" in chosen and "v 4" not in chosen
-    assert "optimizer" in said("memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1 --batch 128 --seq 8192")
-    bubble = said("bubble --pp 4 --microbatches 8")
+    assert "optimizer" in output_of("memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1 --batch 128 --seq 8192")
+    bubble = output_of("bubble --pp 4 --microbatches 8")
     assert "27.27% of wall time idle\nheld at once, by rank: [4, 3, 2, 1]" in bubble
-    sent = json.loads(said("bytes llama-3-8b --dp 8 --batch 64 --json"))["bytes"]["first"]
+    sent = json.loads(output_of("bytes llama-3-8b --dp 8 --batch 64 --json"))["bytes"]["first"]
     assert sent["dp"] == pytest.approx(2 * 7 / 8 * 2 * MODELS["llama-3-8b"].params) and sent["tp"] == 0
-    stages = json.loads(said("bytes llama-3-8b --pp 4 --batch 64 --json"))["bytes"]
+    stages = json.loads(output_of("bytes llama-3-8b --pp 4 --batch 64 --json"))["bytes"]
     assert stages["middle"]["pp"] == 2 * stages["first"]["pp"] == 2 * stages["last"]["pp"]
 
 
 def test_what_other_programs_read(capsys):
     command = "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --framework megatron-lm --gradients 2 --json"
     assert main(command.split()) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["inputs"]["framework"] == "megatron-lm" and found["inputs"]["gradient_bytes"] == 2
-    first = found["ranked"][0]
-    assert first["step_seconds"] == pytest.approx(found["best"]["step_seconds"])
-    assert first["layout"] == found["best"]["layout"] and first["layout"]["order"] == ["pp", "dp", "tp"]
-    assert found["flips"][0]["winner"]["dp"] and found["refused"][0]["reason"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["inputs"]["framework"] == "megatron-lm" and printed["inputs"]["gradient_bytes"] == 2
+    first = printed["ranked"][0]
+    assert first["step_seconds"] == pytest.approx(printed["best"]["step_seconds"])
+    assert first["layout"] == printed["best"]["layout"] and first["layout"]["order"] == ["pp", "dp", "tp"]
+    assert printed["flips"][0]["winner"]["dp"] and printed["refused"][0]["reason"]
     rebuilt = Layout(**first["layout"] | {"order": tuple(first["layout"]["order"])})
     framework = find_framework("megatron-lm", gradient_bytes=2)
     assert estimate(replace(JOB, framework=framework), rebuilt).step_seconds == pytest.approx(
@@ -466,7 +470,7 @@ def test_what_other_programs_read(capsys):
 
 
 @pytest.mark.parametrize(
-    "command, said",
+    "command, sentence",
     [
         ("plan llama-3-70bb --gpus 64", "the nearest is 'llama-3-70b'"),
         ("plan llama-3-70b --gpus 0", "gpus must be a whole number"),
@@ -477,10 +481,10 @@ def test_what_other_programs_read(capsys):
         ("plan llama-3-405b --gpus 8", "does not fit"),
     ],
 )
-def test_bad_input_is_one_sentence(command, said, capsys):
+def test_bad_input_is_one_sentence(command, sentence, capsys):
     assert main(command.split()) == 2
     err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1 and "Traceback" not in err
+    assert sentence in err and err.count("\n") == 1 and "Traceback" not in err
 
 
 def test_clusters_from_a_file(tmp_path):
@@ -491,7 +495,7 @@ def test_clusters_from_a_file(tmp_path):
     own = dict(name="l40s", flops=362e12, achievable=280e12, bandwidth=864e9, memory=48e9)
     path.write_text(json.dumps({"device": own, "intra_node_bandwidth": 32e9}))
     assert find_cluster(str(path)).device.name == "l40s" and isinstance(find_cluster(str(path)), Cluster)
-    for text, said in (
+    for text, sentence in (
         ('{"device": "gpu"}', "device must be one of .*, or an object with name, flops"),
         ('{"device": {"flops": 1e14}}', "the device lacks achievable, bandwidth, memory"),
         ('{"device": {"flop": 1e14}}', "the device has no field 'flop'; known are name, flops"),
@@ -505,7 +509,7 @@ def test_clusters_from_a_file(tmp_path):
         ("[1]", "no JSON object"),
     ):
         path.write_text(text)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=sentence):
             find_cluster(str(path))
 
 

@@ -16,7 +16,7 @@ PLAN = "plan llama-3-8b --gpus 8 --cluster dgx-h100 --framework megatron-lm"
 
 
 @pytest.fixture
-def said(capsys):
+def output_of(capsys):
     def run(command: str, rc: int = 0) -> str:
         assert main(command.split()) == rc
         got = capsys.readouterr()
@@ -36,9 +36,9 @@ def said(capsys):
         ("", 128),
     ],
 )
-def test_tokens_in_place_of_sequences(said, given, batch):
-    found = json.loads(said(f"memory llama-3-8b --dp 2 {given} --json"))
-    assert found["inputs"]["global_batch"] == batch
+def test_tokens_in_place_of_sequences(output_of, given, batch):
+    printed = json.loads(output_of(f"memory llama-3-8b --dp 2 {given} --json"))
+    assert printed["inputs"]["global_batch"] == batch
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_tokens_in_place_of_sequences(said, given, batch):
         ("plan llama-3-70b --gpus 8", "it fits with LoRA (--lora 16)"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(said, command, sentence):
-    err = said(command, rc=2)
+def test_what_cannot_be_is_one_sentence(output_of, command, sentence):
+    err = output_of(command, rc=2)
     assert sentence in err and "Traceback" not in err
 
 
-def test_hours_money_flags_and_a_page(said, tmp_path):
+def test_hours_money_flags_and_a_page(output_of, tmp_path):
     path = tmp_path / "page.html"
-    out = said(f"{PLAN} --seq 4096 --train-tokens 1T --price 2.5 --flags megatron --report {path}")
+    out = output_of(f"{PLAN} --seq 4096 --train-tokens 1T --price 2.5 --flags megatron --report {path}")
     speed = float(re.search(r"step, ([\d,]+) tokens/s/GPU", out)[1].replace(",", ""))
     hours = float(re.search(r"take ([\d,]+) GPU-hours", out)[1].replace(",", ""))
     assert hours == pytest.approx(1e12 / speed / 3600, rel=1e-3)
@@ -78,38 +78,38 @@ def test_hours_money_flags_and_a_page(said, tmp_path):
     assert "--tensor-model-parallel-size" in out and path.read_text(encoding="utf-8").startswith("<!doctype")
 
 
-def test_what_is_trained_is_said(said):
-    out = said("plan llama-3-8b --gpus 1 --batch 16 --lora 16 --four-bit --lora-on attention --rows 1")
+def test_what_is_trained_is_said(output_of):
+    out = output_of("plan llama-3-8b --gpus 1 --batch 16 --lora 16 --four-bit --lora-on attention --rows 1")
     assert "4-bit LoRA 16 of attention" in out
-    small = json.loads(said("memory llama-3-8b --batch 8 --lora 16 --four-bit --json"))
-    large = json.loads(said("memory llama-3-8b --batch 8 --json"))
+    small = json.loads(output_of("memory llama-3-8b --batch 8 --lora 16 --four-bit --json"))
+    large = json.loads(output_of("memory llama-3-8b --batch 8 --json"))
     assert small["memory_bytes"] < large["memory_bytes"] / 4 and small["fits"] and not large["fits"]
     assert small["inputs"]["lora"] == {
         "rank": 16,
         "matrices": ["attention", "feed-forward"],
         "four_bit": True,
     }
-    hybrid = said("bytes llama-3-8b --dp 16 --zero 3 --shard 8 --batch 16")
+    hybrid = output_of("bytes llama-3-8b --dp 16 --zero 3 --shard 8 --batch 16")
     assert "inside a shard" in hybrid and "over shards" in hybrid
 
 
-def test_the_json_is_as_the_manual_says(said):
-    found = json.loads(said(f"{PLAN} --train-tokens 1T --json".replace("--gpus 8", "--gpus 64")))
+def test_the_json_is_as_the_manual_says(output_of):
+    printed = json.loads(output_of(f"{PLAN} --train-tokens 1T --json".replace("--gpus 8", "--gpus 64")))
     keys = lambda row: set(re.findall(r"`(\w+)`", row.replace("`--train-tokens`", "")))
     rows = re.findall(r"(?m)^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", MANUAL.split("## For other programs")[1])
     documented = {name for names, _ in rows for name in keys(names)}
-    assert documented == set(found)
+    assert documented == set(printed)
     holds = {name: keys(what) for names, what in rows for name in keys(names)}
-    assert holds["inputs"] - {"rank", "matrices", "four_bit"} == set(found["inputs"])
-    assert holds["best"] == set(found["best"])
-    assert holds["ranked"] == set(found["ranked"][0]) and holds["flips"] == set(found["flips"][0])
+    assert holds["inputs"] - {"rank", "matrices", "four_bit"} == set(printed["inputs"])
+    assert holds["best"] == set(printed["best"])
+    assert holds["ranked"] == set(printed["ranked"][0]) and holds["flips"] == set(printed["flips"][0])
     layout = re.search(r"A layout has (.*?) and `order`", MANUAL)[0]
-    assert keys(layout) == set(found["best"]["layout"]) == set(found["flips"][0]["winner"])
-    assert "reason" in found["refused"][0] and "ep" in found["refused"][0]
+    assert keys(layout) == set(printed["best"]["layout"]) == set(printed["flips"][0]["winner"])
+    assert "reason" in printed["refused"][0] and "ep" in printed["refused"][0]
 
 
-def test_why_and_flips_take_all_axes(said):
-    out = said(
+def test_why_and_flips_take_all_axes(output_of):
+    out = output_of(
         "plan deepseek-v2-lite --gpus 16 --batch 64 --seq 4096 --framework megatron-lm --why 8,1,2,1,8"
     )
     assert "EP 8" in out and re.search(r"number \d+ of \d+ sizes|the fastest", out)

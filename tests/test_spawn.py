@@ -48,14 +48,14 @@ SCRIPT = """
 
 @pytest.mark.slow
 def test_a_recovery_takes_spares_and_nothing_outlives_the_kernel(tmp_path):
-    said = tmp_path / "pids"
+    written = tmp_path / "pids"
     kernel = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), said],
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), written],
         timeout=300,
         env=dict(os.environ, THREE_AXES_SPAWN="1"),
     )
     assert kernel.returncode == -signal.SIGKILL
-    fork, *pids = map(int, said.read_text().split())
+    fork, *pids = map(int, written.read_text().split())
     deadline = time.monotonic() + 120  # those that still import look when they have
     while alive(set(pids)) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -108,6 +108,21 @@ def test_files_stay_small_enough_to_be_read():
         assert len(file.read_text().splitlines()) <= (300 if file.parent.name == "theory" else 350), file
 
 
+def test_the_reading_path_is_as_long_as_it_says():
+    path = (HELPERS / "ARCHITECTURE.md").read_text().split("## To learn")[1].split("\n## ")[0]
+    length = lambda file: len((HELPERS / file).read_text().splitlines())
+    first, second = path.split("**The second**")
+    rows = re.findall(r"^\| \[.*?\]\((.*?)\) \| (\d+) \|", first, re.M)
+    for file, claimed in rows:
+        assert abs(length(file) - int(claimed)) <= 0.15 * length(file), file
+    claimed = [int(number.replace(",", "")) for number in re.findall(r"([\d,]+) lines", path)]
+    evenings = [
+        sum(length(file) for file, _ in rows),
+        sum(map(length, re.findall(r"\]\(([\w/]+\.py)\)", second))),
+    ]
+    assert claimed == pytest.approx([sum(evenings), *evenings], rel=0.05)
+
+
 def names(requirements) -> dict[str, str]:
     """'torch>=2.9' -> {'torch': '>=2.9'}"""
     return {m[1].lower(): m[2] for r in requirements if (m := re.match(r"([A-Za-z0-9_.-]+)\s*(.*)", r))}

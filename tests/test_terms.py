@@ -156,8 +156,8 @@ def test_the_bubble_of_a_record_is_the_simulated_one(name, f, i, w):
 )
 def test_kernels_that_the_host_launches(model, changed, forward, inputs, weights):
     job = Job(MODELS[model], framework=replace(TEXTBOOK, **changed))
-    found = work(layer(job, Layout()), job, Layout(), constants()).launches
-    assert (found["F"], found["I"], found["W"]) == (forward, inputs, weights)
+    launches = work(layer(job, Layout()), job, Layout(), constants()).launches
+    assert (launches["F"], launches["I"], launches["W"]) == (forward, inputs, weights)
 
 
 def test_collectives_with_a_root_pass_each_rank_once():

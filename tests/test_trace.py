@@ -97,9 +97,9 @@ MIXTRAL, LITE = (replace(MODELS[name], layers=2) for name in ("mixtral-8x7b", "d
 )
 def test_experts_send_what_the_formulas_say(aside, model, layout):
     """Mixtral and DeepSeek-V2-Lite of PyTorch's own pieces: FSDP2 over dp and edp, all-to-alls over ep."""
-    found = aside(trace_here, model, layout, 512, "Megatron's")
-    assert found.params == model.params
-    assert found.calls == calls(traced_job(model, 512, layout), layout)
+    traced = aside(trace_here, model, layout, 512, "Megatron's")
+    assert traced.params == model.params
+    assert traced.calls == calls(traced_job(model, 512, layout), layout)
 
 
 def test_gradients_of_two_bytes_are_traced_too(aside):
@@ -158,7 +158,7 @@ def test_the_70b_on_a_laptop(aside):
 
 
 @pytest.mark.parametrize(
-    "layout, how, said",
+    "layout, how, sentence",
     [
         (Layout(dp=4, tp=8, pp=2, zero=3, schedule="interleaved", interleave=2), {}, "zero 3 and 2 chunks"),
         (Layout(dp=8, tp=8, zero=1), {}, "not zero 1 and 1 chunks"),
@@ -170,8 +170,8 @@ def test_the_70b_on_a_laptop(aside):
         (Layout(dp=8, tp=8, zero=3), {"seq_len": 1001}, "must divide the sequence of 1001 tokens"),
     ],
 )
-def test_what_cannot_be_traced_is_refused(layout, how, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_traced_is_refused(layout, how, sentence):
+    with pytest.raises(ValueError, match=sentence):
         trace(**{"model": SHORT, "layout": layout, "seq_len": 1024} | how)
 
 

@@ -17,8 +17,10 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import forked
 import pytest
 import torch.distributed as dist
+from worlds import Shared
 
 from helpers import World, train
 from helpers.doctor.training import ACCELERATE, KILLED, SMALL_RUN
@@ -31,8 +33,15 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.fixture(scope="module")
-def world():
-    with World(8, timeout=120) as world:
+def eight():
+    shared = Shared(8, many=40, timeout=120)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def world(eight):
+    with eight.lent() as world:
         yield world
 
 
@@ -149,7 +158,7 @@ def test_it_goes_on_under_another_layout(world, twin, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "choice, said",
+    "choice, sentence",
     [
         (
             dict(dp=2, tp=2),
@@ -187,8 +196,8 @@ def test_it_goes_on_under_another_layout(world, twin, tmp_path):
         (dict(dp=8, batch=4), "a batch of 4"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(choice, said):
-    with pytest.raises(ValueError, match=re.escape(said)) as refusal:
+def test_what_cannot_be_is_refused_in_a_sentence(choice, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)) as refusal:
         replace(SMALL, **choice).checked(8)
     assert "\n" not in str(refusal.value)
 
@@ -211,12 +220,13 @@ def test_a_text_that_is_missing_or_too_short(tmp_path):
 def trained(tmp_path_factory):
     """A run of one process with checkpoints at steps 2 and 4."""
     run = tmp_path_factory.mktemp("trained")
-    done = command("--steps", "4", "--every", "2", out=run)
+    options = ["--out", str(run), "--steps", "4", "--every", "2"]
+    done = forked.command(*SMALL_RUN[1:], *options, cwd=HERE.parent)
     assert done.returncode == 0, done.stderr
     return run
 
 
-def command(*options, out, launcher=(), **kwargs):
+def command(*options, out, launcher, **kwargs):
     options = [*SMALL_RUN, "--out", str(out), *options]
     return subprocess.run(
         [sys.executable, *launcher, *options],
@@ -243,7 +253,7 @@ def main_of(run: Path, *options: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(
-    "harm, said",
+    "harm, sentence",
     [
         (
             lambda c: (c / "__0_0.distcp").write_bytes((c / "__0_0.distcp").read_bytes()[:1000]),
@@ -257,11 +267,11 @@ def main_of(run: Path, *options: str) -> tuple[int, str, str]:
         ),
     ],
 )
-def test_a_damaged_checkpoint_is_refused_and_another_named(trained, aside, tmp_path, harm, said):
+def test_a_damaged_checkpoint_is_refused_and_another_named(trained, aside, tmp_path, harm, sentence):
     run = shutil.copytree(trained, tmp_path / "run")
     harm(run / "step-000004")
     code, _, err = aside(main_of, run, "--steps", "6")
-    assert code == 2 and said in err and "complete ones are step-000002" in err
+    assert code == 2 and sentence in err and "complete ones are step-000002" in err
     assert err.startswith("1 rank on the CPU over gloo\n") and len(err.strip().splitlines()) == 2
     assert len(train.read_metrics(run)) == 4, "nothing may be lost"
 
@@ -325,21 +335,21 @@ def test_a_full_disk_loses_nothing(tmp_path):
     """A limit on the size of files stands for the disk: the checkpoint does not fit, the metrics do."""
 
     def run(config):
-        said = []
+        messages = []
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
         try:
-            train.train(config, say=said.append)
+            train.train(config, say=messages.append)
         except ValueError as e:
-            return said, str(e)
+            return messages, str(e)
 
     config = replace(SMALL, dp=2, steps=4, every=2, out=str(tmp_path))
     with World(2, timeout=60) as world:
-        said, end = world.run(run, config)[0]
+        messages, end = world.run(run, config)[0]
     assert (
-        len(said) == 2
-        and "step-000002 could not be written" in said[0]
-        and "File too large" in said[0]
-        and "training goes on" in said[0]
+        len(messages) == 2
+        and "step-000002 could not be written" in messages[0]
+        and "File too large" in messages[0]
+        and "training goes on" in messages[0]
     )
     assert "its last checkpoint is missing" in end
     assert len(train.read_metrics(tmp_path)) == 4 and not list(tmp_path.glob("step-*"))
@@ -409,7 +419,7 @@ def _wait_for_end_of(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said, lost",
+    "message, lost",
     [
         ("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242", True),
         ("[../gloo/transport/tcp/pair.cc:553] Read error [10.77.0.2]:4242: Connection reset by peer", True),
@@ -459,10 +469,10 @@ def _wait_for_end_of(run: Path) -> None:
         ),
     ],
 )
-def test_a_lost_rank_is_told_from_a_mistake(said, lost):
+def test_a_lost_rank_is_told_from_a_mistake(message, lost):
     assert (
-        launch.lost_contact(dist.DistBackendError(said)) is lost
-        and launch.lost_contact(RuntimeError(said)) is lost
+        launch.lost_contact(dist.DistBackendError(message)) is lost
+        and launch.lost_contact(RuntimeError(message)) is lost
     )
 
 
@@ -472,9 +482,9 @@ def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():
     names = []
     for _ in range(2):
         with ThreadPoolExecutor(3) as ranks:
-            said = list(ranks.map(lambda rank: launch.agree_on_attempt(store, rank, 3), range(3)))
-        assert len(set(said)) == 1
-        names.append(said[0])
+            agreed = list(ranks.map(lambda rank: launch.agree_on_attempt(store, rank, 3), range(3)))
+        assert len(set(agreed)) == 1
+        names.append(agreed[0])
     assert names[0] != names[1]
     store.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(dist.DistNetworkError, match=r"timed out waiting for ranks \[1\] of 2"):
@@ -529,10 +539,10 @@ def test_two_hosts(tmp_path, lost):
     if (way := _namespaces()) is None:
         pytest.skip("network namespaces are not permitted here (unshare --net), or ip is missing")
     run = tmp_path / "run"
-    steps, each = (24, 2) if lost else (4, 1)  # ranks on each host: tp crosses the link when each has one
+    steps, on_each = (24, 2) if lost else (4, 1)  # ranks on each host: tp crosses the link when each has one
     train_it = (
-        f"exec {sys.executable} -m torch.distributed.run --nnodes 1:2 --nproc-per-node {each} --rdzv-backend"
-        " c10d --rdzv-endpoint 10.77.0.1:29400 --rdzv-conf"
+        f"exec {sys.executable} -m torch.distributed.run --nnodes 1:2 --nproc-per-node {on_each}"
+        " --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 --rdzv-conf"
         " is_host=$FIRST,last_call_timeout=4,keep_alive_interval=1 --max-restarts 1 --local-addr $HOST -m"
         f" helpers.train --tp 2 --hidden 32 --seq-len 16 --batch 8 --steps {steps} --every 4 --timeout 8"
         f" --out {run}"
@@ -553,17 +563,17 @@ def test_two_hosts(tmp_path, lost):
         text=True,
         timeout=200,
     )
-    said = (tmp_path / "host0").read_text()
-    assert done.returncode == 0, said
+    log = (tmp_path / "host0").read_text()
+    assert done.returncode == 0, log
     whole(run, steps)
     if lost:
-        assert re.search(r"has lost the others .*step-\d+ is complete: start the same command again", said)
+        assert re.search(r"has lost the others .*step-\d+ is complete: start the same command again", log)
         assert re.search(
-            r"going on from step-\d+, the last complete checkpoint \(written under dp 2 · tp 2", said
+            r"going on from step-\d+, the last complete checkpoint \(written under dp 2 · tp 2", log
         )
-        assert "steps under dp 1 · tp 2 · pp 1" in said
+        assert "steps under dp 1 · tp 2 · pp 1" in log
     else:
-        assert "4 steps under dp 1 · tp 2 · pp 1" in said
+        assert "4 steps under dp 1 · tp 2 · pp 1" in log
 
 
 @pytest.mark.slow
@@ -592,4 +602,4 @@ def test_the_doctor_brings_two_hosts_together(tmp_path):
     )
     reports = [(tmp_path / name).read_text() for name in ("host0", "host1")]
     assert done.returncode == 0, reports
-    assert all("13 two hosts: ok" in said and "2 ranks trained together" in said for said in reports)
+    assert all("13 two hosts: ok" in report and "2 ranks trained together" in report for report in reports)

@@ -190,21 +190,24 @@ def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: i
     host's memory and back.
     """
     ranks = 8 if remedy == "DP on 8 ranks" else RANKS
-    with World(ranks, memory=1e12, timeout=60) as roomy:
-        results = roomy.run(_try, remedy, tokens, b)
-        outcome = {"sent": max(roomy.traffic.counted), "fits": True, "error": ""}
+    outcome = {"fits": True, "error": ""}
+    for limit in (budget, 1e12):  # what fits is the same run without a limit
+        with World(ranks, memory=limit, timeout=60) as world:
+            try:
+                results = world.run(_try, remedy, tokens, b)
+                outcome["sent"] = max(world.traffic.counted)
+                break
+            except RankError as e:
+                if limit > budget:
+                    raise
+                outcome = {
+                    "fits": False,
+                    "error": next(
+                        (s.error.message for s in e.seen if s.error and s.error.type == "OutOfMemoryError"),
+                        e.report,
+                    ),
+                }
     outcome |= {what: max(r[what] for r in results) for what in results[0]}
-    with World(ranks, memory=budget, timeout=60) as tight:
-        try:
-            tight.run(_try, remedy, tokens, b)
-        except RankError as e:
-            outcome |= {
-                "fits": False,
-                "error": next(
-                    (s.error.message for s in e.seen if s.error and s.error.type == "OutOfMemoryError"),
-                    e.report,
-                ),
-            }
     return outcome
 
 

@@ -1,0 +1,66 @@
+"""Commands in processes that are forked from where ranks come from (`helpers.runtime.server`). These have
+imported torch, which takes a new Python longer than most commands take.
+"""
+
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing import get_context
+from pathlib import Path
+
+
+def context():
+    """What makes such processes; where ranks are spawned, new ones."""
+    from helpers.runtime import server
+
+    server.warm(0)
+    return get_context("spawn" if server.spawns() else "forkserver")
+
+
+def command(*argv: str, cwd, ranks: int = 1, timeout: float = 120) -> subprocess.CompletedProcess:
+    """What `python -m` does with these words; on several ranks what torchrun does, their output one after the
+    other.
+    """
+    import torch.distributed as dist
+
+    from helpers.runtime import server
+
+    surroundings = [{}]
+    if ranks > 1:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "WORLD_SIZE": ranks}
+        common |= {"LOCAL_WORLD_SIZE": ranks, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        surroundings = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)]
+    deadline = time.monotonic() + timeout
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, str(rank)) for rank in range(ranks)]
+        processes = [
+            context().Process(target=_run, args=(argv, str(cwd), environ, file))
+            for environ, file in zip(surroundings, files)
+        ]
+        try:
+            with server.main_hidden():
+                for process in processes:
+                    process.start()
+            for process in processes:
+                process.join(max(0.0, deadline - time.monotonic()))
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        out, err = ("".join(file.with_suffix(end).read_text() for file in files) for end in (".out", ".err"))
+    status = next((process.exitcode for process in processes if process.exitcode), 0)
+    return subprocess.CompletedProcess(argv, status, out, err)
+
+
+def _run(argv: tuple[str, ...], cwd: str, environ: dict, path: Path) -> None:
+    for fd, end in ((1, ".out"), (2, ".err")):
+        with path.with_suffix(end).open("wb") as file:
+            os.dup2(file.fileno(), fd)
+    os.chdir(cwd)
+    os.environ.update({name: str(value) for name, value in environ.items()})
+    sys.argv = list(argv)
+    runpy.run_module(argv[0], run_name="__main__", alter_sys=True)

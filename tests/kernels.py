@@ -1,0 +1,106 @@
+"""Kernels for the notebooks: they need no ports, and are forked from a process that has imported what takes
+longest and is not ours.
+"""
+
+import functools
+import multiprocessing.forkserver as forkserver
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import uuid
+from multiprocessing import get_context
+from pathlib import Path
+from unittest.mock import patch
+
+from jupyter_client.manager import KernelManager
+from jupyter_client.provisioning import local_provisioner
+
+# Not Matplotlib, which asks at once how it shall draw.
+IMPORTED = ["torch", "cloudpickle", "ipykernel.kernelapp", "ipywidgets"]
+
+
+class WithoutPorts(KernelManager):
+    """A kernel's five ports are chosen a second before it takes them, and ranks of other tests may take one
+    meanwhile. Then it never answers. So it listens in files.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(
+            transport="ipc", ip=str(Path(tempfile.gettempdir()) / f"kernel-{uuid.uuid4().hex}"), **kwargs
+        )
+
+
+class Forked(WithoutPorts):
+    """The kernel is forked on Linux. A new Python would need two seconds of the processor for imports."""
+
+    async def _async_launch_kernel(self, command, **how):
+        if sys.platform != "linux":
+            return await super()._async_launch_kernel(command, **how)
+        with patch.object(local_provisioner, "launch_kernel", _fork):
+            await super()._async_launch_kernel(command, **how)
+
+
+class _Popen:
+    """What jupyter_client asks of a `subprocess.Popen`, for a forked process."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, process):
+        self._process, self.pid = process, process.pid
+        self.kill, self.terminate = process.kill, process.terminate
+
+    returncode = property(lambda self: self._process.exitcode)
+
+    def poll(self):
+        return self._process.exitcode
+
+    def wait(self, timeout=None):
+        self._process.join(timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+@functools.cache
+def _server() -> forkserver.ForkServer:
+    """One beside that of ranks, which has imported `helpers`."""
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload(IMPORTED)
+    return server
+
+
+@functools.cache
+def _path() -> list[str]:
+    """Where a new Python looks for modules, but for the folder that it starts in."""
+    code = "import sys; print(*sys.path[1:], sep='\\n')"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.splitlines()
+
+
+def _fork(command: list[str], *, env: dict, cwd: str | None = None, **_) -> _Popen:
+    module = command.index("-m") + 1
+    context = get_context("forkserver")
+    ready, begun = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_be_a_kernel, args=(begun, command[module:], env, cwd or os.getcwd(), _path())
+    )
+    with patch.object(forkserver, "connect_to_new_process", _server().connect_to_new_process):
+        process.start()
+    ready.recv()  # it has a process group of its own, which is asked for next
+    return _Popen(process)
+
+
+def _be_a_kernel(begun, command: list[str], env: dict, cwd: str, path: list[str]) -> None:
+    os.setsid()
+    begun.send(True)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env, JPY_PARENT_PID=str(os.getppid()))  # it ends with its parent
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nothing, fd)
+    sys.path[:] = [cwd, *path]
+    sys.argv = command
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)

@@ -1,0 +1,52 @@
+"""Every figure in the prose is printed by a cell of its notebook, or computed in `prose`."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from test_notebooks import NOTEBOOKS
+
+from helpers.lesson import pages as framed
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURE = r"\d[\d.,]* ?(?:[kMGT]i?B|%|ms|µs)(?!\w)"
+
+
+@pytest.fixture(scope="module")
+def prose():
+    import prose
+
+    return prose
+
+
+def test_what_drop_14_says_of_the_common_answer(prose):
+    prose.what_drop_14_says_of_the_common_answer()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name[:2])
+def test_figures_in_the_prose_are_true(path, prose):
+    notebook = nbformat.read(path, as_version=4)
+    text = framed.prose(notebook)
+    computed = [*prose.COMPUTED[path.name[:2]], *prose.PUBLISHED.get(path.name[:2], ())]
+    for sentence in computed:
+        assert sentence in text, sentence
+    printed = "\n".join(
+        str(o.get("text", "")) + str(o.get("data", {}).get("text/plain", ""))
+        for c in notebook.cells
+        if c.cell_type == "code"
+        for o in c.outputs
+    )
+    for figure in re.findall(FIGURE, text):
+        assert figure in printed or any(figure in sentence for sentence in computed), (
+            f"{figure} comes from nowhere"
+        )
+
+
+@pytest.mark.parametrize("file", ["data/flashcards.csv", "docs/teaching.md"])
+def test_figures_of_cards_and_notes_are_true(file, prose):
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert set(re.findall(FIGURE, text)) <= set(prose.OUTSIDE)
+    assert all(figure == true for figure, true in prose.OUTSIDE.items() if true)
+    assert 'how many GB before the first token?" (112)' in text or file.endswith("csv")
+    assert sum(prose.states(7e9).values()) == 112e9
