@@ -299,7 +299,7 @@ sequence = Exercise(
     "TP + SP",
     sequence_mlp,
     _judge_sequence,
-    minutes=10,
+    minutes=12,
     hints=[
         (
             "Before `up` a rank needs all tokens: gather. After `down` it has a partial sum for all tokens,"
