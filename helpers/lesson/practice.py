@@ -218,6 +218,11 @@ CRASHES = (
         "a number where a tensor is needed",
         "A collective takes tensors only: `torch.tensor(number)` makes one of a number.",
     ),
+    (
+        r"'list' object has no attribute '(max|min|sum|mean|std)'",
+        "a list taken for a tensor",
+        "A list has no such method: `max(x)`, `min(x)` and `sum(x)` take lists.",
+    ),
 )
 
 

@@ -54,7 +54,7 @@ def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str =
         drawn[name] = rows + [(last, 0.0, total, INK)]
     heights = [len(rows) for rows in drawn.values()]
     between = 0.4 * len(drawn) + 0.5  # inches, for titles and the axis
-    a_row = min(0.34, (LAPTOP - between) / sum(heights))
+    a_row = min(0.34 if len(drawn) == 1 else 0.23, (LAPTOP - between) / sum(heights))
     figure, axes = plt.subplots(
         len(drawn),
         figsize=(9.6, a_row * sum(heights) + between),

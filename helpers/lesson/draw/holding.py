@@ -154,7 +154,7 @@ def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> 
                 markersize=5,
                 linewidth=1.6,
             )
-            ax.text(len(peaks) + 0.3, peaks[-1][rank] / 1e6, f"rank {rank}", fontsize=9, va="center")
+            ax.text(len(peaks) + 0.55, peaks[-1][rank] / 1e6, f"rank {rank}", fontsize=9, va="center")
         ax.text(
             1,
             usual[0] / 1e6 - 0.06 * budget / 1e6,

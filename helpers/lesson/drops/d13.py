@@ -84,7 +84,7 @@ def finishes() -> str:
         f"{TOKENS_PER_PARAMETER} tokens for each parameter: {tokens / 1e9:.0f}·10⁹ tokens."
         f" 6 · {params / 1e9:.1f}·10⁹ · {tokens / 1e9:.0f}·10⁹ = {operations / 1e21:.0f}·10²¹ operations.\n"
         f"{GPUS} GPUs at half of {device.flops / 1e12:.0f}·10¹² a second: {by_hand:.0f} days."
-        f" By the plan: {by_plan:.0f} days."
+        f" By the plan they reach {by_hand / 2 / by_plan:.0%} of it: {by_plan:.0f} days."
     )
 
 

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
@@ -66,8 +67,10 @@ def merged_plan():
     return usual_plan() | {"attention": whole(), "mlp": whole()}
 
 
-def _with_plan(make_plan):
-    """One rank's part: all-reduces forward and backward, and whether output and gradients are the twin's."""
+def _with_plan(make_plan, all_cut: bool = False):
+    """One rank's part: all-reduces forward and backward, and whether output and gradients are the twin's; or
+    what is wrong with the plan. all_cut: refuse one that leaves a matrix out.
+    """
     block, twin = LlamaBlock().double(), LlamaBlock().double()
     torch.manual_seed(0)
     for p in twin.parameters():
@@ -76,11 +79,8 @@ def _with_plan(make_plan):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     plan = make_plan()
     if not isinstance(plan, dict):
-        return {
-            "plan": (
-                f"You return a {type(plan).__name__}; return a dictionary: name of a part -> how to split it."
-            )
-        }
+        given = "nothing" if plan is None else f"{plan!r:.60}"
+        return {"plan": f"You return {given}; return a dictionary: name of a part -> how to split it."}
     if unknown := set(plan) - set(dict(block.named_modules())):
         return {
             "plan": (
@@ -88,6 +88,15 @@ def _with_plan(make_plan):
                 f" {', '.join(name for name, _ in block.named_modules() if name)}."
             )
         }
+    if odd := [name for name, how in plan.items() if not isinstance(how, ParallelStyle)]:
+        return {
+            "plan": (
+                f"{odd[0]!r} gets a {type(plan[odd[0]]).__name__}; it needs what ColwiseParallel() or"
+                " PrepareModuleInput(…) returns."
+            )
+        }
+    if all_cut and (left := [name for name in usual_plan() if name not in plan]):
+        return {"plan": None, "whole": left}
     parallelize_module(block, mesh, plan)
     x = torch.randn(2, 8, 64, dtype=torch.float64)
     mine, whole = (x.clone().requires_grad_() for _ in range(2))
@@ -116,15 +125,20 @@ def _with_plan(make_plan):
 
 
 def all_reduces(world: World, make_plan) -> dict[str, int]:
-    """All-reduces of one step of a Llama-shaped block under a plan of PyTorch's."""
+    """All-reduces of one step of a Llama-shaped block under a plan of PyTorch's.
+
+    Raises ValueError for what is no plan for this block.
+    """
     measured = world.run(_with_plan, make_plan)[0]
+    if measured["plan"]:
+        raise ValueError(measured["plan"])
     return {"forward": measured["forward"], "backward": measured["backward"]}
 
 
 def _judge_plan(attempt) -> Answer:
     with World(4, timeout=8) as world:
         try:
-            measured = world.run(_with_plan, attempt)[0]
+            measured = world.run(_with_plan, attempt, True)[0]
         except RankError as e:
             raised = [s.error for s in e.seen if s.error and not s.error.aborted]
             if any("got mixed torch.Tensor and DTensor" in error.message for error in raised):
@@ -143,6 +157,12 @@ def _judge_plan(attempt) -> Answer:
             raise
     if measured["plan"]:
         return wrong("no plan for this block", measured["plan"])
+    if "whole" in measured:
+        return wrong(
+            "matrices left whole",
+            f"Your plan leaves out {', '.join(measured['whole'])}: these stay whole on every rank. Begin with"
+            " usual_plan(), and add to it.",
+        )
     figures = [
         ("all-reduces of a step", str(measured["forward"] + measured["backward"]), "4"),
         ("share of the matrices on a rank", f"{measured['share']:.2f}", "0.25"),

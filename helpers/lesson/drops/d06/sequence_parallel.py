@@ -52,7 +52,7 @@ def _sequence_on_rank(attempt) -> dict:
     current.count_from_here()
     calls = lambda *ops: sum(row.calls for row in current.counted_so_far() if row.op in ops)
     got = attempt(mine, up.chunk(t, 1)[rank], down.chunk(t, 0)[rank], rank, t)
-    shape = tuple(got.shape) if isinstance(got, torch.Tensor) else None
+    shape = tuple(got.shape) if isinstance(got, torch.Tensor) else f"a {type(got).__name__}"
     if shape != (B, S // t, H) or got.dtype != x.dtype:
         return {"shape": shape if shape != (B, S // t, H) else got.dtype}
     gathers, sums = calls("all_gather"), calls("reduce_scatter", "all_reduce")
@@ -116,6 +116,7 @@ class _Paper:
                     ("another non-linearity", lambda r: self.sum(bend=F.relu)),
                     ("another non-linearity", lambda r: self.sum(bend=tanh)),
                     ("gelu in another place", lambda r: F.gelu(self.sum(bend=plain))),
+                    ("gelu in another place", lambda r: F.gelu(self.x) @ self.up @ self.down),
                     (
                         "gelu in another place",
                         lambda r: sum(F.gelu(self.part(i, plain)) for i in range(self.t)),
@@ -162,7 +163,7 @@ WHY = {
     "matrices that are cut twice": "up and down are this rank's parts already. Use them as they are.",
     "the non-linearity is left out": "There is no gelu between the two products.",
     "another non-linearity": "The output is that of relu, or of gelu by tanh. Use F.gelu as it is.",
-    "gelu in another place": "gelu stands after `down`; it belongs between the two products.",
+    "gelu in another place": "gelu belongs between the two products: behind `up`, before `down`.",
     "partial outputs never summed": "After the pair each rank holds a partial sum, for all tokens. You"
     " keep some tokens of your own partial sum: add the partial sums first, as toy.sum_tokens does.",
     "another rank's tokens": "The sum is right, but a rank keeps tokens that are not its own.",
@@ -189,6 +190,13 @@ def _crashed(error: RankError) -> Answer | None:
             "Two matrices do not meet. up, (h, 4h/t), and down, (4h/t, h), are this rank's parts already, and"
             f" all h columns of x meet `up`.\n\n{error.report}",
             "matrices that do not meet",
+        )
+    if any(s.error and "for @: 'function' and 'Tensor'" in s.error.message for s in error.seen):
+        return Answer(
+            "crashed",
+            "toy.conjugate(forward, backward) takes the two functions themselves and returns a function. Call"
+            f" that with x: f(x).\n\n{error.report}",
+            "a function where its result is meant",
         )
     if not shapes:
         return None
@@ -221,11 +229,14 @@ def _judge_sequence(attempt) -> Answer:
         figures = [
             (f"bytes sent by the book, per rank of {t}", f"{sent:,.0f}", f"{allowed:,.0f}, as TP alone")
         ]
+        returned = results[0]["shape"]
+        if returned == "a NoneType":
+            return wrong("nothing returned", "Your function returns nothing. Is there a return?")
         if any(r["shape"] != (B, S // t, H) for r in results):
             return wrong(
                 "another shape than the tokens'",
-                f"On {t} ranks you return {results[0]['shape']}; a rank keeps its own tokens,"
-                f" {(B, S // t, H)}, in x's float64.",
+                f"On {t} ranks you return {returned}; a rank keeps its own tokens, {(B, S // t, H)}, in x's"
+                " float64.",
             )
         if answer := _wrong_values(results, t):
             answer.figures = figures
@@ -299,7 +310,7 @@ sequence = Exercise(
     "TP + SP",
     sequence_mlp,
     _judge_sequence,
-    minutes=10,
+    minutes=12,
     hints=[
         (
             "Before `up` a rank needs all tokens: gather. After `down` it has a partial sum for all tokens,"

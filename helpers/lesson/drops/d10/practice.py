@@ -35,7 +35,7 @@ SIGNATURES = {
         " needs."
     ),
     "long batch": (
-        "Level for a long time; then one step's sequences are longer, and all ranks rise with them."
+        "Level at first; then one step's sequences are longer, and all ranks rise with them."
         " Activations grow with s."
     ),
     "gather on rank 0": "Level, and then rank 0 alone rises. Something collects everybody's tensors on it.",
