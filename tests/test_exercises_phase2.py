@@ -557,7 +557,7 @@ MISTAKES = [
     (d06.plan, mlp_left_whole, "wrong", "matrices left whole"),
     (d06.plan, all_whole, "wrong", "matrices left whole"),
     (d06.plan, a_list, "wrong", "no plan for this block"),
-    (d06.plan, misspelt, "crashed", None),
+    (d06.plan, misspelt, "wrong", "no plan for this block"),
     (d06.plan, unknown_part, "wrong", "no plan for this block"),
     (d06.plan, sharded_input, "wrong", "other collectives instead"),
     (d06.sequence, no_backward_gather, "wrong", "the gather in backward is missing"),

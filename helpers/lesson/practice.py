@@ -179,7 +179,7 @@ class Exercise:
             with _few_lines():
                 answer = self.judge(attempt)
         except RankError as e:
-            answer = _crashed(e)
+            answer = crashed(e)
         except TypeError as e:  # it cannot travel to the ranks
             answer = Answer("crashed", str(e))
         passed.note(self.name, None if answer.kind == "right" else answer.misconception or answer.kind)
@@ -226,7 +226,7 @@ CRASHES = (
 )
 
 
-def _crashed(error: RankError) -> Answer:
+def crashed(error: RankError) -> Answer:
     """The ranks' own report, and what to do where it is known."""
     messages = [seen.error.message for seen in error.seen if seen.error and not seen.error.aborted]
     for pattern, name, advice in CRASHES:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ... import toy
 from ...runtime.failure import RankError
 from ...runtime.world import World
-from ..practice import Answer, Exercise, ask, right, wrong
+from ..practice import Answer, Exercise, ask, crashed, right, wrong
 
 SCHEMES = ("data", "tensor", "pipeline")
 # Sizes chosen so that the amount alone gives nothing away: data parallelism sends most in one, least in the
@@ -118,10 +118,9 @@ def judge(attempt) -> Answer:
     try:
         answers = ask(attempt, [*measured, *thousandfold, *(tuple(map(list, book)) for *_, book in runs)])
     except RankError as e:
-        return Answer(
-            "crashed",
-            f"{e.report}\nIt was given lists of four numbers each, such as {runs[0][1]} and {runs[0][2]}.",
-        )
+        answer = crashed(e)
+        answer.text += f"\nIt was given lists of four numbers each, such as {runs[0][1]} and {runs[0][2]}."
+        return answer
     named, scaled, if_exact = (answers[i : i + len(runs)] for i in range(0, len(answers), len(runs)))
     if odd := [answer for answer in named if not isinstance(answer, str) or answer not in SCHEMES]:
         return wrong(

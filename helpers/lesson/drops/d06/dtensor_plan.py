@@ -91,7 +91,7 @@ def _with_plan(make_plan, all_cut: bool = False):
     if odd := [name for name, how in plan.items() if not isinstance(how, ParallelStyle)]:
         return {
             "plan": (
-                f"{odd[0]!r} gets a {type(plan[odd[0]]).__name__}; it needs what ColwiseParallel() or"
+                f"{odd[0]!r} gets {plan[odd[0]]!r:.70}; it needs what ColwiseParallel() or"
                 " PrepareModuleInput(…) returns."
             )
         }
