@@ -3,7 +3,7 @@ good its picks are. `published.py` calls this where its folder has the tables.
 
 The record `nanotron` is what the framework's source says. Its launch_seconds were read from these runs on
 one node, and from their memory how most of them had set its switch `tp_recompute_allgather`; nothing else
-was. The benchmark's own table has a column for runs after a repair of the pipeline (`after_pp_fix`); the table
+was. The benchmark's own table has a column for runs after a repair of the pipeline (`after_pp_fix`); the one
 that is gathered does not.
 """
 
