@@ -66,4 +66,5 @@ if __name__ == "__main__":
         )
     save("planner", "The planner", ["", "layouts", "all of them", "each"], rows)
     columns = ["command", "whole", "python -c 'import numpy'", "ratio, median of pairs"]
-    save("start_up", "How soon the planner answers", columns, [start_up()])
+    note = "Compiled anew in each run: PYTHONDONTWRITEBYTECODE is set." * sys.dont_write_bytecode
+    save("start_up", "How soon the planner answers", columns, [start_up()], note)

@@ -20,13 +20,13 @@ import numpy as np
 import ultra_scale
 from report import save
 
-from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Framework, Job, Layout, ModelShape
+from helpers.theory import CLUSTERS, DEVICES, FRAMEWORKS, MODELS, Framework, Job, Layout, ModelShape
 from helpers.theory.adapters import Lora
 from helpers.theory.cost import constants, step_terms, work
 from helpers.theory.memory import largest_stage, stage_memory
 from helpers.theory.operations import layer
 from helpers.theory.shape import Experts, Latent
-from helpers.theory.validation import errors_of, row_of
+from helpers.theory.validation import errors_of, fastest, row_of
 
 MEGATRON = FRAMEWORKS["megatron-lm"]
 # NVIDIA's recipes reduce gradients in bfloat16; a token crosses to a node once (HybridEP, DeepEP).
@@ -37,6 +37,7 @@ OVERLAPPED = replace(BRIDGE, hides=(*BRIDGE.hides, "dispatch"))
 # PyTorch's own operations, no sequence parallelism, LoRA of rank 16 on all linear layers.
 AUTOMODEL = replace(FRAMEWORKS["torchtitan"], fused=True, attention_efficiency=0.62)
 H100 = CLUSTERS["dgx-h100"]
+TITAN = replace(H100, device=DEVICES["h100-96gb"])
 # That machine as the same publisher measured it (configs/system/b200_bf16_ceperm.json): products reach 0.488
 # of 2,250 TFLOP/s, attention 0.35, streams 0.666 of 8 TB/s; gathers and scatters 0.673 of 900 GB/s, with 8.6
 # µs for each hop and 24 for the call; all-to-alls 0.597. The planner takes its own share of a speed, which is
@@ -236,6 +237,41 @@ def nemo(folder: Path) -> Iterator[Run]:
             yield Run(min(found), batch * s / n / float(r["tokens_per_s_per_gpu"]), job, n)
 
 
+def weak_scaling(folder: Path) -> Iterator[Run]:
+    """Megatron-Core's GPTs on H100, with its distributed optimizer. Microbatch and chunks: the fastest."""
+    for r in _rows(folder, "megatron_core_h100_weak_scaling.csv"):
+        layers, h, heads, vocab, s, batch, n = (
+            int(r[k]) for k in ("layers", "hidden", "heads", "vocab", "seq_len", "global_batch_seqs", "gpus")
+        )
+        model = ModelShape("gpt", layers, h, heads, vocab, biases=True, tied=True, positions=s)
+        job = Job(model, H100, batch, s, MEGATRON)
+        guess = fastest(job, *(int(r[axis]) for axis in ("dp", "tp", "pp")), zero=1)
+        needed = batch * s * model.flops_per_token(s)
+        yield Run(guess, needed / (float(r["tflops_per_gpu"]) * 1e12 * n), job, n)
+
+
+def torchtitan(folder: Path) -> Iterator[tuple[Run, float | None]]:
+    """(run, error of memory where that is printed) in bfloat16: layers are fused where they are compiled, and
+    async TP hides the sums of input gradients.
+    """
+    for r in _rows(folder, "torchtitan_benchmarks.csv"):
+        if r["precision"] != "bf16":
+            continue
+        plain = FRAMEWORKS["torchtitan"]
+        compiled = "compile" in r["technique"] or r["table"] == "async2025"
+        hides = (*plain.hides, *["input gradients"] * r["technique"].startswith("async"))
+        framework = replace(plain, fused=compiled, hides=hides)
+        d, t, n, b = (int(r[k]) for k in ("dp_fsdp", "tp", "gpus", "local_batch_seqs"))
+        recompute = "full" if r["act_ckpt"] == "full" else "per-op"
+        layout = framework.layout(dp=d, tp=t, microbatch=b, zero=3, recompute=recompute)
+        model = MODELS["llama-3-8b" if "8B" in r["model"] else "llama-3-70b"]
+        job = Job(model, TITAN, d * b, int(r["seq_len"]), framework)
+        guess = float(sum(step_terms(job, layout).values()))
+        printed = d * b * job.seq_len / n / float(r["tok_per_s_per_gpu"])
+        held = float(sum(stage_memory(job, layout, 0).values())) / 2**30
+        yield Run(guess, printed, job, n), held / float(r["mem_gib"]) - 1 if r["mem_gib"] else None
+
+
 def lora(folder: Path) -> Iterator[Run]:
     """Automodel's LoRA runs: FSDP2 with tensor parallelism. Recompute is not printed: the least that fits."""
     for r in _rows(folder, "automodel_h100_bf16_visible.csv"):
@@ -273,6 +309,8 @@ def main() -> None:
     parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
     folder = parser.parse_args().published
     sets = {
+        "Megatron-Core, weak scaling": ("megatron_core_h100_weak_scaling.csv", lambda: weak_scaling(folder)),
+        "torchtitan, H100": ("torchtitan_benchmarks.csv", lambda: (run for run, _ in torchtitan(folder))),
         "Megatron Bridge, dense": (BRIDGE_RUNS, lambda: bridge(folder, False)),
         "Megatron Bridge, experts": (BRIDGE_RUNS, lambda: bridge(folder, True, host=True)),
         "the same, launches as of any program": (BRIDGE_RUNS, lambda: bridge(folder, True)),
@@ -294,10 +332,11 @@ def main() -> None:
     ]
     if "Megatron Bridge, experts" in there:
         notes.append(f"Read from its runs on one node: {1e6 * launch_seconds(folder):.0f} µs for a launch.")
-    if "SimuMax, B200" in there:
-        off = 100 * np.abs([error for _, error in simumax(folder)])
-        shown = [f"{size:.1f} %" for size in (off.mean(), np.median(off), np.percentile(off, 90))]
-        rows.append(["SimuMax, B200, memory", str(len(off)), *shown, "", ""])
+    for name, made in (("torchtitan, H100", torchtitan), ("SimuMax, B200", simumax)):
+        if name in there:
+            off = 100 * np.abs([error for _, error in made(folder) if error is not None])
+            shown = [f"{size:.1f} %" for size in (off.mean(), np.median(off), np.percentile(off, 90))]
+            rows.append([f"{name}, memory", str(len(off)), *shown, "", ""])
     save("published", "The planner against published runs, seconds per step", columns, rows, *notes)
     if (folder / ultra_scale.RUNS).is_file():
         ultra_scale.tables(folder)

@@ -1,9 +1,10 @@
 """Ultra-Scale Playbook's runs of nanotron (Hugging Face, 2025) beside the planner: seconds, memory, and how
 good its picks are. `published.py` calls this where its folder has the tables.
 
-The record `nanotron` is what the framework's source says; its launch_seconds were read from these runs on one
-node, and nothing else of it. The set's own program also writes whether a run was made after a repair of the
-pipeline (`after_pp_fix`); the table that is gathered does not have that column.
+The record `nanotron` is what the framework's source says. Its launch_seconds were read from these runs on
+one node, and from their memory how most of them had set its switch `tp_recompute_allgather`; nothing else
+was. The benchmark's own table has a column for runs after a repair of the pipeline (`after_pp_fix`); the one
+that is gathered does not.
 """
 
 from __future__ import annotations

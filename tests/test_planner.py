@@ -331,7 +331,7 @@ def test_mfu_by_hand():
     e = estimate(JOB, Layout(dp=4, tp=8, pp=2, zero=1))
     flops = LLAMA3.flops_per_token(8192) * 128 * 8192
     assert e.mfu == pytest.approx(flops / e.step_seconds / 64 / 989.4e12)
-    assert e.hfu == e.mfu and e.fits and "MFU" in repr(e)
+    assert e.fits and "MFU" in repr(e)
     assert e.step_seconds == pytest.approx(sum(e.time.values())) and all(s >= 0 for s in e.time.values())
 
 

@@ -101,10 +101,9 @@ def test_a_tied_head_is_copied_to_the_last_stage():
     assert stage_params(tied, Layout(), 0) == tied.params
 
 
-def test_hardware_flops_count_what_is_computed_again():
+def test_full_recompute_computes_a_third_more():
     job = Job(LLAMA, DGX, 16, 4096)
     plain, again = (estimate(job, Layout(dp=8, zero=3, recompute=r)) for r in ("none", "full"))
-    assert plain.hfu == plain.mfu and again.hfu == pytest.approx(4 / 3 * again.mfu)
     # Nearly: a product reaches less where it is short, and forward's are not as long as backward's.
     assert again.time["matrices"] == pytest.approx(4 / 3 * plain.time["matrices"], rel=1e-3)
     # A fused attention's backward is two and a half forwards.

@@ -82,11 +82,6 @@ class Estimate:
         needed = self.tokens_per_second_per_gpu * self.job.flops_per_token
         return needed / self.job.cluster.device.flops
 
-    @property
-    def hfu(self) -> float:
-        """Hardware FLOPs utilisation: recomputed forwards count as well."""
-        return self.mfu * (4 / 3 if self.layout.recompute == "full" else 1)
-
     def __repr__(self) -> str:
         return self.text(explain=True)
 

@@ -14,16 +14,17 @@ def _gpt(
     return ModelShape(name, layers, hidden, heads, vocab, biases=True, tied=True, positions=positions)
 
 
-def _llama(
+def llama(
     name: str, layers: int, hidden: int, heads: int, ffn: int, vocab: int, kv_heads: int = 0, **more
 ) -> ModelShape:
+    """With a gated feed-forward part and no biases; more: other fields of a `ModelShape`."""
     return ModelShape(name, layers, hidden, heads, vocab, kv_heads, ffn, gated=True, **more)
 
 
 def _gpt_oss(name: str, layers: int, experts: int) -> ModelShape:
     routed = Experts(experts, 4, 2880, router_bias=True)
     more = dict(head_dim=64, biases=True, sinks=True, window=128, windowed=layers // 2, experts=routed)
-    return _llama(name, layers, 2880, 64, 2880, 201088, 8, **more)
+    return llama(name, layers, 2880, 64, 2880, 201088, 8, **more)
 
 
 _QWEN3 = dict(head_dim=128, qk_norm=True)
@@ -38,20 +39,20 @@ MODELS: dict[str, ModelShape] = {
         _gpt("gpt3-175b", 96, 12288, 96, 50257),
         _gpt("opt-30b", 48, 7168, 56, 50272, 2050),
         _gpt("mt-nlg-530b", 105, 20480, 128, 51200),
-        _llama("llama-3.2-1b", 16, 2048, 32, 8192, 128256, 8, tied=True),
-        _llama("llama-2-7b", 32, 4096, 32, 11008, 32000),
-        _llama("llama-2-13b", 40, 5120, 40, 13824, 32000),
-        _llama("llama-30b", 60, 6656, 52, 17920, 32000),
-        _llama("llama-2-70b", 80, 8192, 64, 28672, 32000, 8),
-        _llama("llama-3-8b", 32, 4096, 32, 14336, 128256, 8),
-        _llama("llama-3-70b", 80, 8192, 64, 28672, 128256, 8),
-        _llama("llama-3-405b", 126, 16384, 128, 53248, 128256, 8),
+        llama("llama-3.2-1b", 16, 2048, 32, 8192, 128256, 8, tied=True),
+        llama("llama-2-7b", 32, 4096, 32, 11008, 32000),
+        llama("llama-2-13b", 40, 5120, 40, 13824, 32000),
+        llama("llama-30b", 60, 6656, 52, 17920, 32000),
+        llama("llama-2-70b", 80, 8192, 64, 28672, 32000, 8),
+        llama("llama-3-8b", 32, 4096, 32, 14336, 128256, 8),
+        llama("llama-3-70b", 80, 8192, 64, 28672, 128256, 8),
+        llama("llama-3-405b", 126, 16384, 128, 53248, 128256, 8),
         # Their config.json on Hugging Face; 8x22b is version 0.1, whose vocabulary is 32,000.
-        _llama("mixtral-8x7b", 32, 4096, 32, 14336, 32000, 8, experts=Experts(8, 2, 14336)),
-        _llama("mixtral-8x22b", 56, 6144, 48, 16384, 32000, 8, experts=Experts(8, 2, 16384)),
-        _llama("qwen3-30b-a3b", 48, 2048, 32, 6144, 151936, 4, experts=Experts(128, 8, 768), **_QWEN3),
-        _llama("qwen3-235b-a22b", 94, 4096, 64, 12288, 151936, 4, experts=Experts(128, 8, 1536), **_QWEN3),
-        _llama(
+        llama("mixtral-8x7b", 32, 4096, 32, 14336, 32000, 8, experts=Experts(8, 2, 14336)),
+        llama("mixtral-8x22b", 56, 6144, 48, 16384, 32000, 8, experts=Experts(8, 2, 16384)),
+        llama("qwen3-30b-a3b", 48, 2048, 32, 6144, 151936, 4, experts=Experts(128, 8, 768), **_QWEN3),
+        llama("qwen3-235b-a22b", 94, 4096, 64, 12288, 151936, 4, experts=Experts(128, 8, 1536), **_QWEN3),
+        llama(
             "deepseek-v2-lite",
             27,
             2048,
@@ -61,7 +62,7 @@ MODELS: dict[str, ModelShape] = {
             latent=Latent(512),
             experts=Experts(64, 6, 1408, shared=2 * 1408, dense_layers=1),
         ),
-        _llama(
+        llama(
             "deepseek-v3",
             61,
             7168,

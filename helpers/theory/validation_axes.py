@@ -13,23 +13,19 @@ from .hardware import CLUSTERS
 from .job import Job
 from .layout import Layout
 from .memory import largest_stage, stage_memory
-from .models import MODELS
-from .shape import Experts, ModelShape
+from .models import MODELS, llama
+from .shape import Experts
 from .validation import MEGATRON, errors_of, row_of, rows, seconds
 
 H100 = CLUSTERS["dgx-h100"]
 
 
-def _llama(name: str, layers: int, hidden: int, heads: int, ffn: int, vocab: int, kv_heads: int, **more):
-    return ModelShape(name, layers, hidden, heads, vocab, kv_heads, ffn, gated=True, **more)
-
-
 _QWEN2 = Experts(64, 8, 2560, shared=20480, shared_gate=True)
 FOLDED = {
     "Mixtral-8x22B": MODELS["mixtral-8x22b"],
-    "Qwen2-57B-A14B": _llama("57b", 28, 3584, 28, 18944, 151936, 4, qkv_biases=True, experts=_QWEN2),
-    "Mixtral-8x22B-G8T8": _llama("g8t8", 56, 6144, 48, 16384, 32000, 8, experts=Experts(64, 8, 2048)),
-    "Llama3-8x70B": _llama("8x70b", 80, 8192, 64, 28672, 128256, 8, experts=Experts(8, 2, 28672)),
+    "Qwen2-57B-A14B": llama("57b", 28, 3584, 28, 18944, 151936, 4, qkv_biases=True, experts=_QWEN2),
+    "Mixtral-8x22B-G8T8": llama("g8t8", 56, 6144, 48, 16384, 32000, 8, experts=Experts(64, 8, 2048)),
+    "Llama3-8x70B": llama("8x70b", 80, 8192, 64, 28672, 128256, 8, experts=Experts(8, 2, 28672)),
 }
 
 
