@@ -3,7 +3,6 @@ longest and is not ours.
 """
 
 import functools
-import multiprocessing.forkserver as forkserver
 import os
 import runpy
 import subprocess
@@ -65,8 +64,10 @@ class _Popen:
 
 
 @functools.cache
-def _server() -> forkserver.ForkServer:
+def _server():
     """One beside that of ranks, which has imported `helpers`."""
+    from multiprocessing import forkserver  # not on every system
+
     server = forkserver.ForkServer()
     server.set_forkserver_preload(IMPORTED)
     return server
@@ -86,7 +87,7 @@ def _fork(command: list[str], *, env: dict, cwd: str | None = None, **_) -> _Pop
     process = context.Process(
         target=_be_a_kernel, args=(begun, command[module:], env, cwd or os.getcwd(), _path())
     )
-    with patch.object(forkserver, "connect_to_new_process", _server().connect_to_new_process):
+    with patch("multiprocessing.forkserver.connect_to_new_process", _server().connect_to_new_process):
         process.start()
     ready.recv()  # it has a process group of its own, which is asked for next
     return _Popen(process)

@@ -148,9 +148,9 @@ JOBS = [
     ("llama-3.2-1b", 1, 8, 2048, "textbook"),
     ("llama-3-8b", 8, 32, 4096, "textbook"),
     pytest.param("llama-3-8b", 8, 32, 4096, "torchtitan", marks=pytest.mark.slow),
-    ("llama-2-13b", 16, 64, 4096, "megatron-lm"),
-    ("llama-3-70b", 64, 128, 8192, "deepspeed"),
     ("mixtral-8x7b", 64, 256, 4096, "megatron-lm"),
+    pytest.param("llama-2-13b", 16, 64, 4096, "megatron-lm", marks=pytest.mark.slow),
+    pytest.param("llama-3-70b", 64, 128, 8192, "deepspeed", marks=pytest.mark.slow),
     pytest.param("gpt3-175b", 1024, 1536, 2048, "textbook", marks=pytest.mark.slow),
 ]
 

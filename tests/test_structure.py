@@ -1,6 +1,7 @@
 """The shape of the project: which way imports run, how fast they are not, and that its lists agree."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ try:
 except ModuleNotFoundError:  # before Python 3.11
     import tomli as tomllib
 
+from helpers import World
 from helpers.lesson import colab
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -150,10 +152,11 @@ def test_every_python_that_is_named_is_admitted():
 
 def test_ranks_that_run_exercises_import_no_pictures():
     drops = [f"helpers.lesson.drops.{file.stem}" for file in (HELPERS / "lesson" / "drops").glob("[bd]*")]
-    loaded = subprocess.run(
-        [sys.executable, "-c", f"import sys, {', '.join(drops)}; print('matplotlib' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    ).stdout
-    assert loaded.strip() == "False"
+
+    def imports_pictures():
+        for drop in drops:
+            importlib.import_module(drop)
+        return "matplotlib" in sys.modules
+
+    with World(1) as world:
+        assert world.run(imports_pictures) == [False]
