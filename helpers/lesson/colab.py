@@ -31,6 +31,7 @@ if not find_spec("helpers"):
     site.addsitedir(site.getusersitepackages())"""
 FIRST = """# Run this cell and the next one first, and again after the kernel was restarted.
 # Until then there are no ranks, and an error says: Cell magic `%%ranks` not found.
+# It takes some seconds: PyTorch is imported.
 """
 HERE = """
 from helpers import World
