@@ -30,12 +30,18 @@ REMEMBERED = 200  # collectives of a call whose shapes are compared between rank
 
 @dataclass
 class Issued:
-    """A collective that was begun, and is not known to have ended."""
+    """A collective that was begun, and for which nobody in Python has waited."""
 
     work: dist.Work | OnStream | InBatch
     row: CollectiveCount
     size: int  # bytes that it holds
     start: float
+    ended: bool = False
+
+    def has_ended(self) -> bool:
+        """PyTorch is not asked again: a call may begin hundreds, and each looks at those before it."""
+        self.ended = self.ended or self.work.is_completed()
+        return self.ended
 
 
 class Recorder:
@@ -98,7 +104,7 @@ class Recorder:
         collectives.
         """
         for issued in self._open:
-            if not issued.work.is_completed():
+            if not issued.has_ended():
                 front.wait_for(issued.work) if isinstance(issued.work, dist.Work) else issued.work.wait()
 
     def stop(self) -> Report:
@@ -129,7 +135,7 @@ class Recorder:
 
     def calm(self) -> bool:
         """Whether nothing is under way."""
-        return all(issued.work.is_completed() for issued in self._open)
+        return all(issued.has_ended() for issued in self._open)
 
     def not_waited(self) -> int:
         """How many were begun whose end nobody in Python has waited for."""
@@ -182,18 +188,18 @@ class Recorder:
 
     def waited_for_tensor(self, start: float) -> None:
         self._waited(self._awaited, start)
-        self._close([issued for issued in self._open if issued.work.is_completed()], keep=True)
+        self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
     def waited_for_ddp(self, start: float) -> None:
         for issued in self._open:
             if issued.row.op == "all_reduce":  # its buckets all had to end, and it is not known which last
                 self._waited(issued.row, start)
                 break
-        self._close([issued for issued in self._open if issued.work.is_completed()], keep=True)
+        self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
     def under_way(self) -> bool:
         """Whether something is, and if so, it is what a wait for a tensor waits for."""
-        self._awaited = next((issued.row for issued in self._open if not issued.work.is_completed()), None)
+        self._awaited = next((issued.row for issued in self._open if not issued.has_ended()), None)
         return self._awaited is not None
 
     # -- its books ---------------------------------------------------------------------
