@@ -1,7 +1,10 @@
 """Worlds that tests share."""
 
+import os
 import random
 from contextlib import contextmanager
+
+PREFIX = "TORCH_FR_DUMP_TEMP_FILE"  # where ranks write their flight records
 
 
 class Shared:
@@ -39,7 +42,7 @@ class Lent:
 
     @contextmanager
     def __call__(self, n=4, *, timeout=30.0, memory=None, fabric=None):
-        kind = n, fabric
+        kind = n, fabric, os.environ.get(PREFIX)  # ranks have the environment of their start
         world = self.idle.pop(kind, None) if memory is None else None
         world = world or self.new(n, memory=memory, fabric=fabric)
         world.timeout = timeout
