@@ -139,9 +139,10 @@ class _Outside:
 
 
 def _try(remedy: str, tokens: int, b: int) -> dict:
-    """One rank's part: two steps with Adam on b sequences a rank.
+    """One rank's part: three steps with Adam on b sequences a rank.
 
-    Returns the second one's peak of bytes and what it cost.
+    Returns the peak of bytes after the first, and what a step cost. On a busy machine gloo's thread frees a
+    buffer late, which raises a step's peak: the lower of the two counts.
     """
     rank, d = dist.get_rank(), dist.get_world_size()
     model = toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG, seed=0)
@@ -163,7 +164,8 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
         apply = lambda: (optimizer.step(), optimizer.zero_grad())
     batch = toy.make_batch(b * d, tokens)
     mine = batch if remedy == "TP + SP" else [toy.my_share(t, rank, d) for t in batch]
-    for _ in range(2):
+    peaks = []
+    for _ in range(3):
         dist.barrier()
         current.count_from_here()
         current.peak_memory(reset=True)
@@ -180,8 +182,9 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
             del loss
         average(model)
         apply()
+        peaks.append(current.peak_memory())
     return {
-        "peak": current.peak_memory(),
+        "peak": min(peaks[1:]),
         "forwards": forwards["sequences"] / (b * (d if remedy == "TP + SP" else 1)),
         "host": outside.moved,
     }
