@@ -38,7 +38,7 @@ PACKAGES = Path(numpy.__file__).parents[1]  # which has all of [test]
 def test_a_copy_is_made_once_and_is_the_readers(tmp_path):
     mine = tmp_path / "deep" / "my"
     assert lab.prepare(mine) == []
-    stored = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+    stored = sorted(p for p in (ROOT / "notebooks").rglob("*.ipynb") if p.parent.name != ".ipynb_checkpoints")
     copies = sorted(mine.rglob("*.ipynb"))
     assert [p.relative_to(mine) for p in copies] == [p.relative_to(ROOT / "notebooks") for p in stored]
     for path, original in zip(copies, stored):
