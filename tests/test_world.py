@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -597,6 +598,19 @@ def test_no_rank_outlives_the_kernel(manner):
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(pids)
+
+
+@linux
+def test_a_kernel_that_is_shut_down_need_not_wait_for_them():
+    """Jupyter's ends all in its process group first, and multiprocessing's tracker hears no signal."""
+    kernel, pids = start_script("time.sleep(60)")
+    try:
+        descendants = {child.pid for child in psutil.Process(kernel.pid).children(recursive=True)}
+        assert descendants > set(pids)
+        assert kernel.pid not in map(os.getpgid, descendants)
+    finally:
+        kernel.kill()
+        kernel.wait(10)
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ def end_with_kernel(leash) -> None:
     operating system signals that (SIGIO), and by default that signal ends a process: no thread need be free
     to notice.
     """
-    os.setsid()
+    if os.getsid(0) != os.getpid():  # a rank that was spawned has its own already
+        os.setsid()
     fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
     os.register_at_fork(after_in_child=_end_with_rank)
     fcntl.fcntl(leash, fcntl.F_SETFL, fcntl.fcntl(leash, fcntl.F_GETFL) | os.O_ASYNC)
