@@ -284,7 +284,7 @@ def test_training_as_it_goes_a_card_and_the_final(notebook):
     source = next(source for source in notebook.sources() if "d14.train_on" in source)
     notebook.write(
         notebook.cell("d14.train_on"),
-        source.replace("d14.world_here()", "__import__('helpers').World(2)").replace("steps=50", "steps=20"),
+        source.replace("d14.world_here()", "__import__('helpers').World(2)").replace("steps=30", "steps=20"),
     )
     curve = notebook.cell("d14.train_on").locator(".jp-OutputArea-output img")
     curve.wait_for(timeout=MINUTE)
