@@ -9,6 +9,7 @@ import cloudpickle
 import forked
 import kernels
 import nbval.kernel
+import order
 import pytest
 import worlds
 from hypothesis import settings
@@ -43,24 +44,15 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(names, cases, ids=lambda x: getattr(x, "name", getattr(x, "__name__", "")))
 
 
-# Workers take the files in this order: the long ones first, so that none is left alone with one at the end.
-FIRST = (
-    "test_browser test_train 14_ test_attempts test_gpus test_install test_exercises_beyond"
-    " test_exercises_phase2 test_exercises_phase1 10_ test_site test_world test_endings test_toy"
-    " test_exercises_phase3 11_ test_trace 07_ 06_ 12_ 05_ 02_ 09_ b4_ 08_ b1_ test_exercises_phase4"
-    " test_adversary test_magic b3_ test_beyond test_traffic 03_ 04_ b2_ 01_ test_fabric test_count"
-    " test_structure test_planner test_learning 13_ test_meter test_terminal test_timeline"
-).split()
-
-
 def pytest_collection_modifyitems(items):
-    items.sort(
-        key=lambda item: next(
-            (i for i, name in enumerate(FIRST) if item.path.name.startswith(name)), len(FIRST)
-        )
-    )
+    items.sort(key=lambda item: order.place(item.path.name, order.WAIT + order.COMPUTE))
     for module in {item.module for item in items if hasattr(item, "module")}:
         cloudpickle.register_pickle_by_value(module)  # ranks need not import the tests
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return order.SideBySide(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +62,7 @@ def aside():
         yield lambda fn, *args: other.submit(fn, *args).result(120)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_world():
     shared = worlds.Shared(4, timeout=20)
     yield shared

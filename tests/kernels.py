@@ -1,15 +1,18 @@
-"""Kernels for the notebooks: they need no ports, and are forked from a process that has imported what takes
-longest and is not ours.
+"""Kernels for the notebooks: they need no ports. They, and the servers from which their ranks come, are
+forked from a process that has imported what takes longest and is not ours.
 """
 
 import functools
+import json
 import os
 import runpy
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import uuid
-from multiprocessing import get_context
+from multiprocessing import get_context, util
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,7 +20,15 @@ from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning import local_provisioner
 
 # Not Matplotlib, which asks at once how it shall draw.
-IMPORTED = ["torch", "cloudpickle", "ipykernel.kernelapp", "ipywidgets"]
+IMPORTED = [
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+    "cloudpickle",
+    "ipykernel.kernelapp",
+    "ipywidgets",
+]
 
 
 class WithoutPorts(KernelManager):
@@ -32,7 +43,9 @@ class WithoutPorts(KernelManager):
 
 
 class Forked(WithoutPorts):
-    """The kernel is forked on Linux. A new Python would need two seconds of the processor for imports."""
+    """The kernel is forked on Linux. A new Python would need two seconds of the processor for imports, and
+    another one for its ranks three.
+    """
 
     async def _async_launch_kernel(self, command, **how):
         if sys.platform != "linux":
@@ -104,4 +117,60 @@ def _be_a_kernel(begun, command: list[str], env: dict, cwd: str, path: list[str]
         os.dup2(nothing, fd)
     sys.path[:] = [cwd, *path]
     sys.argv = command
+    util.spawnv_passfds = _with_a_process_in_waiting(util.spawnv_passfds)
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+
+
+def _with_a_process_in_waiting(spawn):
+    """`multiprocessing.util.spawnv_passfds`, which gives its first forkserver to a process that is forked
+    now, while the kernel has one thread and none of its own modules.
+    """
+    ours, its = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _wait_for_a_program(its)
+    its.close()
+    waiting = [pid]
+
+    def spawn_or_hand_over(path, arguments, fds):
+        if not waiting or "multiprocessing.forkserver" not in arguments[-1]:
+            return spawn(path, arguments, fds)
+        message = json.dumps([arguments[-1], list(fds), os.getcwd(), dict(os.environ)]).encode()
+        socket.send_fds(ours, [len(message).to_bytes(8, "big")], fds)
+        ours.sendall(message)
+        ours.close()
+        return waiting.pop()
+
+    return spawn_or_hand_over
+
+
+def _wait_for_a_program(its: socket.socket) -> None:
+    """In the process in waiting: be what `python -c PROGRAM` is, which hears no stop button."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    length, fds, _, _ = socket.recv_fds(its, 8, 8)
+    if not length:
+        os._exit(0)  # the kernel has ended and never had ranks
+    with its.makefile("rb") as file:
+        program, numbers, cwd, environ = json.loads(file.read(int.from_bytes(length, "big")))
+    its.close()
+    beyond = 100  # its descriptors have small numbers: none of those that are wanted is in use there
+    aside = [os.dup2(fd, beyond + i) for i, fd in enumerate(fds)]
+    for fd, number in zip(aside, numbers):
+        os.dup2(fd, number)
+    for fd in {*fds, *aside} - set(numbers):
+        os.close(fd)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.path[0] = cwd
+    sys.argv = ["-c"]
+    try:
+        exec(program, {"__name__": "__main__"})
+    finally:
+        os._exit(0)
+
+
+# What ranks run lies on top of these three. In a picture of their stack they must not pass for the reader's.
+for _body in (_be_a_kernel, _with_a_process_in_waiting, _wait_for_a_program):
+    _body.__code__ = _body.__code__.replace(co_filename="<frozen kernels>")
