@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from exercise_tests import *  # noqa: F403
+from exercise_tests import slow
 
 from helpers import toy
 from helpers.lesson.drops import d01, d02, d03, d04
@@ -422,7 +423,7 @@ def detached_backward(stage, tokens, targets, empty, rank, world_size):
 MISTAKES = [
     (d04.loop, stage_loop(first_sends_back=True), "crashed", "a gradient sent by the first rank"),
     (d04.loop, stage_loop(item_everywhere=True), "crashed", "a loss asked of every rank"),
-    (d04.loop, stage_loop(own_loss=True), "crashed", "a gradient that nobody receives"),
+    slow(d04.loop, stage_loop(own_loss=True), "crashed", "a gradient that nobody receives"),
     (d04.loop, stage_loop(one_tensor=True), "wrong", "other gradients than the twin's"),
     (d01.fingerprints, never_ends, "crashed", None),
     (d03.mlp, sum_not_used, "wrong", "a sum that is not used"),
@@ -440,7 +441,7 @@ MISTAKES = [
     (d04.loop, stage_loop(receive_first=True), "crashed", "neighbours that wait for each other"),
     (d04.loop, stage_loop(forgets_send=True), "crashed", "a message that nobody sends"),
     (d04.loop, stage_loop(grad=False), "crashed", "a received activation that does not require grad"),
-    (d04.loop, stage_loop(downstream=True), "crashed", "a gradient sent downstream"),
+    slow(d04.loop, stage_loop(downstream=True), "crashed", "a gradient sent downstream"),
     (d04.loop, stage_loop(loss_everywhere=True), "wrong", "the loss on every stage"),
     (d04.loop, detached_backward, "wrong", "other gradients than the twin's"),
     (d03.mlp, reduce_after_columns, "wrong", "an all-reduce after the column split"),
@@ -474,7 +475,7 @@ MISTAKES = [
     (d02.average, a_third, "wrong", "another value than the twin's"),
     (d02.ring, whole_tensor, "wrong", "the whole tensor, not a chunk"),
     (d02.ring, all_send_first, "crashed", "everybody sends before anybody receives"),
-    (d02.ring, all_receive_first, "crashed", "everybody receives before anybody sends"),
+    slow(d02.ring, all_receive_first, "crashed", "everybody receives before anybody sends"),
     (d02.ring, through_rank_0, "wrong", "everything through one rank"),
     (d02.ring, averaged, "wrong", "the mean where the sum was meant"),
     (d02.ring, rebound, "wrong", "x was not changed"),

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from exercise_tests import *  # noqa: F403
+from exercise_tests import slow
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import PrepareModuleInput
 
@@ -582,7 +583,7 @@ MISTAKES = [
     (d07.one_f_one_b, crossed, "wrong", "ranks that wait for each other"),
     (d07.one_f_one_b, words, "wrong", "no list of operations"),
     (d07.one_f_one_b, one_forward_missing, "wrong", "a forward is missing"),
-    (d07.one_f_one_b, never_ends, "crashed", None),
+    slow(d07.one_f_one_b, never_ends, "crashed", None),
     (d07.share, smaller_bubble, "wrong", "1F1B shrinks the bubble"),
     (d07.share, lambda schedule, p, m: (p - 1) / (3 * m + p - 1), "wrong", "a missing drain"),
     (d07.share, lambda schedule, p, m: m / (m + p - 1), "wrong", "the busy share"),
@@ -634,7 +635,7 @@ MISTAKES = [
     (d09.ring, gloos_own, "wrong", "another collective does the work"),
     (d09.ring, whole_round, "wrong", "the whole tensor, not a chunk"),
     (d09.ring, one_place_late, "wrong", "another rank's chunk"),
-    (d09.ring, sends_first, "crashed", "everybody sends before anybody receives"),
+    slow(d09.ring, sends_first, "crashed", "everybody sends before anybody receives"),
     (d09.ring, mean_chunk, "wrong", "the mean, not the sum"),
     (d09.ring, whole_sum, "wrong", "not one chunk"),
     (d09.ring, no_adding, "wrong", "another sum"),
