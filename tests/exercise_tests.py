@@ -5,7 +5,7 @@ MISTAKES         (exercise, attempt, the answer's kind, its misconception)
 EXERCISES        their solutions must pass
 OTHERWISE_RIGHT  (exercise, attempt) that must pass too; may be left out
 
-slow(...) is a row that `make test` leaves out: it waits seconds for a hang, and another row has the like.
+slow(...) is a row that `make test` leaves out: its attempt hangs for seconds, as that of another row does.
 """
 
 import functools
@@ -18,7 +18,6 @@ from worlds import Lent
 
 __all__ = [
     "judges_share_worlds",
-    "slow",
     "test_a_mistake_is_caught_and_named",
     "test_what_is_right_passes",
     "test_empty_is_not_started_and_gives_the_first_hint",

@@ -19,7 +19,8 @@ from unittest.mock import patch
 from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning import local_provisioner
 
-# Not Matplotlib, which asks at once how it shall draw.
+# What `helpers.runtime.preload` has that is not ours, and what a kernel has. Not Matplotlib, which asks at
+# once how it shall draw.
 IMPORTED = [
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",

@@ -30,7 +30,7 @@ class SideBySide(LoadFileScheduling):
     def _assign_work_unit(self, node) -> None:
         wanted = node is self.nodes[0]
         for scope in self.workqueue:
-            if (place(scope.split("/")[-1], WAIT) < len(WAIT)) == wanted:
+            if scope.split("/")[-1].startswith(tuple(WAIT)) == wanted:
                 self.workqueue.move_to_end(scope, last=False)
                 break
         super()._assign_work_unit(node)

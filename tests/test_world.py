@@ -1,6 +1,7 @@
 """The world of ranks: calls, state, output, and every way in which a call can go wrong."""
 
 import gc
+import multiprocessing.util
 import os
 import pickle
 import re
@@ -11,6 +12,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -567,6 +569,13 @@ def alive(pids) -> list[int]:
     return [p for p in pids if state(p) not in ("Z", "X", "gone")]
 
 
+def test_worlds_made_in_several_threads_leave_multiprocessing_as_it_was():
+    before = multiprocessing.util.spawnv_passfds
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: World(1).close(), range(8)))
+    assert multiprocessing.util.spawnv_passfds is before
+
+
 @linux
 @pytest.mark.parametrize(
     "manner",
@@ -592,7 +601,7 @@ def test_no_rank_outlives_the_kernel(manner):
     kernel, pids = start_script(then)
     if manner not in ("ends", "exit"):
         time.sleep(0.3)
-        # A kernel that is shut down waits for all in its group; multiprocessing's tracker ignores signals.
+        # Nothing is in the kernel's group: a kernel that is shut down would wait for it.
         its = [child.pid for child in psutil.Process(kernel.pid).children(recursive=True)]
         assert set(its) > set(pids) and kernel.pid not in map(os.getpgid, its)
         os.killpg(kernel.pid, signal.SIGKILL) if manner == "group" else kernel.kill()

@@ -87,7 +87,7 @@ def _start() -> Unnamed:
     leashed, leash = context.Pipe(duplex=False)
     process = context.Process(target=_be_a_rank, args=(its, printing, leashed), daemon=True)
     try:
-        with main_hidden(), _apart():
+        with _in_sessions(), main_hidden(), _stop_blocked():
             process.start()
     finally:
         for end in (its, printing, leashed):
@@ -108,36 +108,45 @@ def _start_server() -> None:
     from multiprocessing import forkserver
 
     mp.get_context("forkserver").set_forkserver_preload(["helpers.runtime.preload"])
-    with main_hidden(), _inside(ROOT), _apart():
+    with _in_sessions(), main_hidden(), _inside(ROOT), _stop_blocked():
         forkserver.ensure_running()
 
 
 @contextmanager
-def _apart():
-    """A process that starts here has a session of its own, and does not hear the stop button, which is for
-    the notebook. (A rank hears it again when it serves.)
+def _in_sessions():
+    """A process that starts here has a session of its own.
 
-    A kernel that is shut down first ends what is in its process group. multiprocessing's tracker hears no
-    signal, and Jupyter would wait 2.5 seconds for it at each restart.
+    A kernel that is shut down first ends all processes of its group, and waits for them. multiprocessing's
+    resource tracker ignores SIGTERM: in that group it would make each restart 2.5 seconds longer.
     """
-    from multiprocessing import resource_tracker
-
-    spawn = util.spawnv_passfds
-    util.spawnv_passfds = partial(_in_a_session, spawn)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    try:
-        resource_tracker.ensure_running()  # now, for it would undo the mask
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        util.spawnv_passfds = spawn
+    with _counting:  # the patch belongs to one thread at a time
+        spawn = util.spawnv_passfds
+        util.spawnv_passfds = partial(_in_a_session, spawn)
+        try:
+            yield
+        finally:
+            util.spawnv_passfds = spawn
 
 
 def _in_a_session(spawn, path, args, fds):
     """multiprocessing's `spawn` of a Python that runs `-c PROGRAM`: it begins a session first."""
     i = args.index("-c") + 1
     return spawn(path, [*args[:i], f"import os; os.setsid(); {args[i]}", *args[i + 1 :]], fds)
+
+
+@contextmanager
+def _stop_blocked():
+    """A process that starts here does not hear the stop button, which is for the notebook. (A rank hears it
+    again when it serves.)
+    """
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # now, for it would undo the mask below
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _runs() -> bool:
