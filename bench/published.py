@@ -299,7 +299,7 @@ def simumax(folder: Path) -> Iterator[tuple[Run, float]]:
         layout = Layout(**sizes, zero=1)
         job = Job(model, SIMUMAX, layout.dp * int(r["microbatches"]), s, SIMUMAX_FRAMEWORK)
         job.check(layout, 8)
-        held = max(float(sum(stage_memory(job, layout, k, 0).values())) for k in range(layout.pp))
+        held = sum(largest_stage(job, layout, 0)[1].values())
         guess = float(sum(step_terms(job, layout).values()))
         yield Run(guess, float(r["real_ms"]) / 1e3, job, 8), held / 2**30 / float(r["real_alloc_gib"]) - 1
 

@@ -12,7 +12,7 @@ WAIT = (
     " 06_ test_fabric test_meter test_timeline"
 ).split()
 COMPUTE = (
-    "test_browser test_train 14_ test_attempts test_gpus test_install 10_ test_world test_exercises_phase3"
+    "14_ test_browser test_train test_attempts test_gpus test_install 10_ test_world test_exercises_phase3"
     " test_toy test_endings test_site test_trace 02_ 09_ b1_ test_exercises_phase4 test_adversary"
     " test_magic b3_ test_traffic 03_ 04_ b2_ 01_ test_count test_structure test_planner test_learning 13_"
     " test_terminal"

@@ -220,12 +220,12 @@ def chromium():
 
 @pytest.fixture
 def visit(chromium, site):
-    """visit(page, width, scheme) opens a page; whatever goes wrong in it fails the test."""
+    """visit(page) opens a page on a laptop; whatever goes wrong in it fails the test."""
     wrong, contexts = [], []
 
-    def opened(name: str, width: str = "laptop", scheme: str = "light"):
-        size = dict(zip(("width", "height"), WIDTHS[width]))
-        contexts.append(chromium.new_context(viewport=size, color_scheme=scheme, offline=True))
+    def opened(name: str):
+        size = dict(zip(("width", "height"), WIDTHS["laptop"]))
+        contexts.append(chromium.new_context(viewport=size, offline=True))
         page = contexts[-1].new_page()
         page.on("pageerror", lambda e: wrong.append(str(e)))
         page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
@@ -244,21 +244,29 @@ def page_of(drop: str) -> str:
     return f"notebooks/{path.as_posix()}"
 
 
+# What a page looks like now: [how far it is wider than its screen, its ink, its paper].
+LOOKS = """() => {
+  const {color, backgroundColor} = getComputedStyle(document.body)
+  return [document.documentElement.scrollWidth - innerWidth, color, backgroundColor]
+}"""
+
+
 @needs_chromium
 @pytest.mark.slow
-@pytest.mark.parametrize("width, scheme", list(itertools.product(WIDTHS, ("light", "dark"))))
-def test_no_page_is_wider_than_its_screen_and_paper_follows_the_scheme(visit, pages, width, scheme):
-    page = visit("index.html", width, scheme)
+def test_no_page_is_wider_than_its_screen_and_paper_follows_the_scheme(visit, pages):
+    page = visit("index.html")
     for path in pages:
         if path.parent.name == "slides":
             continue
         page.goto(path.as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
-        ink, paper = (
-            sum(map(int, re.findall(r"\d+", page.evaluate(f"getComputedStyle(document.body).{what}"))[:3]))
-            for what in ("color", "backgroundColor")
-        )
-        assert (ink > paper) == (scheme == "dark") and abs(ink - paper) > 450
+        for width, (across, down) in WIDTHS.items():
+            page.set_viewport_size({"width": across, "height": down})
+            for scheme in ("light", "dark"):
+                page.emulate_media(color_scheme=scheme)
+                wider, *colours = page.evaluate(LOOKS)
+                assert wider <= 0, (path, width)
+                ink, paper = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
+                assert (ink > paper) == (scheme == "dark") and abs(ink - paper) > 450, (path, scheme)
 
 
 @needs_chromium

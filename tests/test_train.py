@@ -23,7 +23,7 @@ import torch.distributed as dist
 from worlds import Shared
 
 from helpers import World, train
-from helpers.doctor.training import ACCELERATE, KILLED, SMALL_RUN
+from helpers.doctor.training import SMALL_RUN
 from helpers.lesson.drops import d14
 from helpers.train import Config, Trainer, checkpoint, launch
 
@@ -489,33 +489,6 @@ def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():
     store.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(dist.DistNetworkError, match=r"timed out waiting for ranks \[1\] of 2"):
         launch.agree_on_attempt(dist.PrefixStore("alone", store), 0, 2)
-
-
-@pytest.mark.slow
-def test_torchrun_starts_again_when_a_rank_dies(tmp_path):
-    """Rank 1 ends itself, once, after the first checkpoint."""
-    script = tmp_path / "dies.py"
-    script.write_text(KILLED)
-    run = tmp_path / "run"
-    options = [*SMALL_RUN[2:], *"--steps 8 --every 3 --dp 2 --timeout 8".split(), "--out", str(run)]
-    done = subprocess.run(
-        [sys.executable, *torchrun(2), "--max-restarts", "1", str(script), *options],
-        cwd=HERE.parent,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parent), DIES="1"),
-    )
-    assert done.returncode == 0 and "going on from step-000003" in done.stderr, done.stderr
-    whole(run, 8)
-
-
-@pytest.mark.slow
-def test_accelerate_launches_the_same_script(tmp_path):
-    launcher = ACCELERATE.format("--multi_gpu", 2).split()
-    done = command("--tp", "2", "--steps", "3", out=tmp_path, launcher=launcher)
-    assert done.returncode == 0, done.stderr
-    whole(tmp_path, 3)
 
 
 def _namespaces() -> list[str] | None:

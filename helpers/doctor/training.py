@@ -110,7 +110,7 @@ def training(meet: str) -> str:
 
 @check(
     "accelerate",
-    "the twin's losses by accelerate's own API, and its launcher's ranks in one group",
+    "the twin's losses by accelerate's own API, and by ranks that its launcher starts",
     "compare your accelerate's version with constraints.txt",
 )
 def accelerate(meet: str) -> str:
@@ -124,11 +124,12 @@ def accelerate(meet: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         n = _two_at_most()
         launcher = ACCELERATE.format("--multi_gpu" if n > 1 else "", n).split()
-        ran = _command(*launcher, *SMALL_RUN, "--steps", "3", "--out", folder)
-    expect(
-        ran.returncode == 0 and "3 steps under" in ran.stderr,
-        f"accelerate launch ended with {ran.returncode}: {_tail(ran)}",
-    )
+        ran = _command(*launcher, *SMALL_RUN, *f"--tp {n} --steps 3 --out".split(), folder)
+        expect(
+            ran.returncode == 0 and "3 steps under" in ran.stderr,
+            f"accelerate launch ended with {ran.returncode}: {_tail(ran)}",
+        )
+        _expect_twins_losses(Path(folder), 3)
     return f"{ranks} ranks within {apart:.0e} of the twin; launched: {_first_line(ran)}"
 
 
@@ -140,6 +141,21 @@ ACCELERATE = (
 
 
 SMALL_RUN = "-m helpers.train --hidden 32 --seq-len 16 --batch 8".split()
+
+
+def _expect_twins_losses(folder: Path, steps: int) -> None:
+    """Of a run of SMALL_RUN: every step is in its metrics, once, with the loss that one process has."""
+    from ..lesson.drops.d14 import twin
+    from ..train import Config, read_metrics
+
+    metrics = read_metrics(folder)
+    expect(
+        [line["step"] for line in metrics] == list(range(1, steps + 1)),
+        f"its metrics have the steps {', '.join(str(line['step']) for line in metrics)}, not 1 to {steps}",
+    )
+    alone = twin(Config(hidden=32, seq_len=16, batch=8, steps=steps), steps)
+    apart = _apart([line["loss"] for line in metrics], alone)
+    expect(apart < 1e-5, f"launched, its losses differ from the twin's by {apart:.1e}")
 
 
 def _command(*arguments: str, seconds: float = 150, **environ: str) -> subprocess.CompletedProcess:
@@ -190,7 +206,8 @@ os._exit(launch.main())
 
 @check(
     "torchrun",
-    "a run that loses a rank after step 5 starts again from the checkpoint of step 3 and ends",
+    "a run that loses a rank after step 5 starts again from the checkpoint of step 3 and ends, with the"
+    " twin's losses",
     "the run's output says which rank; try a longer --timeout",
 )
 def torchrun(meet: str) -> str:
@@ -206,11 +223,14 @@ def torchrun(meet: str) -> str:
             folder,
             DIES=str(n - 1),
         )
-    expect(
-        ran.returncode == 0 and "going on from step-000003" in ran.stderr and "8 steps under" in ran.stderr,
-        f"torchrun ended with {ran.returncode}: {_tail(ran)}",
-    )
-    return f"{_first_line(ran)}; went on from step-000003, 8 steps"
+        expect(
+            ran.returncode == 0
+            and "going on from step-000003" in ran.stderr
+            and "8 steps under" in ran.stderr,
+            f"torchrun ended with {ran.returncode}: {_tail(ran)}",
+        )
+        _expect_twins_losses(Path(folder), 8)
+    return f"{_first_line(ran)}; went on from step-000003, 8 steps as the twin's"
 
 
 @check(

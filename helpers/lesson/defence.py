@@ -14,7 +14,7 @@ from ..table import human
 from ..theory import Estimate, Job, Plan, estimate, plan
 from ..theory.collectives import book
 from ..theory.layout import Axes, Layout
-from ..theory.memory import stage_memory
+from ..theory.memory import stages_memory
 from ..theory.placement import reach
 from ..theory.traffic import sent
 from . import report
@@ -70,10 +70,7 @@ class Defence:
     @cached_property
     def stages(self) -> list[dict[str, float]]:
         """Bytes on one GPU of each pipeline stage, by what for."""
-        return [
-            {k: float(v) for k, v in stage_memory(self.job, self.layout, stage).items()}
-            for stage in range(self.layout.pp)
-        ]
+        return stages_memory(self.job, self.layout)
 
     def memory(self) -> str:
         e, device = self.estimate, self.job.cluster.device

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..theory import CLUSTERS, Job, Layout, plan, simulation
-from ..theory.memory import stage_memory
+from ..theory.memory import stages_memory
 from ..theory.models import MODELS, find_model
 from ..theory.pipelines import SCHEDULES
 from . import gantt
@@ -143,7 +143,7 @@ def stages_of(
     job = Job(find_model(model), global_batch=64 * d, seq_len=8192 if "llama-3" in model else 4096)
     layout = Layout(dp=d, tp=t, pp=p, microbatch=b, zero=zero, recompute=recompute)
     job.check(layout)
-    return layout, [stage_memory(job, layout, k) for k in range(p)], job.cluster.device.memory
+    return layout, stages_memory(job, layout), job.cluster.device.memory
 
 
 def memory(model: str = "llama-3-70b") -> Explorer:

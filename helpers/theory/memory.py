@@ -190,12 +190,18 @@ def _gathered(job: Job, layout: Layout, stage):
     return (np.asarray(layout.zero) == 3) * np.maximum(2 * in_layer * share + 2.0 * ends, piped)
 
 
+def stages_memory(job: Job, layout: Layout, overhead: float = OVERHEAD) -> list[dict[str, float]]:
+    """What `stage_memory` finds for one layout, on each pipeline rank."""
+    of_kinds = kept(lists(job, layout), layout.recompute)
+    stages = (stage_memory(job, layout, k, overhead, of_kinds) for k in range(layout.pp))
+    return [{name: float(size) for name, size in stage.items()} for stage in stages]
+
+
 def largest_stage(job: Job, layout: Layout, overhead: float = OVERHEAD) -> tuple[int, dict[str, float]]:
     """(stage, its bytes by what for) of the pipeline rank that holds most: the one that must fit."""
-    of_kinds = kept(lists(job, layout), layout.recompute)
-    stages = [stage_memory(job, layout, k, overhead, of_kinds) for k in range(layout.pp)]
+    stages = stages_memory(job, layout, overhead)
     fullest = max(range(layout.pp), key=lambda k: sum(stages[k].values()))
-    return fullest, {name: float(size) for name, size in stages[fullest].items() if size}
+    return fullest, {name: size for name, size in stages[fullest].items() if size}
 
 
 def peak_memory(job: Job, layout: Layout, overhead: float = OVERHEAD, of_kinds: list | None = None):

@@ -7,7 +7,7 @@ from html import escape
 from ..table import Table, human
 from . import meeting
 from .estimate import Estimate
-from .memory import stage_memory
+from .memory import stages_memory
 from .planner import Plan
 
 STYLE = """@page { size: A4; margin: 12mm }
@@ -68,10 +68,10 @@ def waterfall(e: Estimate) -> str:
 
 def by_stage(e: Estimate) -> Table:
     """Bytes on a GPU of each pipeline stage, by what for."""
-    held = [stage_memory(e.job, e.layout, stage) for stage in range(e.layout.pp)]
+    held = stages_memory(e.job, e.layout)
     names = [name for name in held[0] if any(stage[name] for stage in held)]
     rows = [
-        [str(k), *(human(float(stage[name])) for name in names), human(float(sum(stage.values())))]
+        [str(k), *(human(stage[name]) for name in names), human(sum(stage.values()))]
         for k, stage in enumerate(held)
     ]
     return Table(["stage", *names, "together"], rows)
