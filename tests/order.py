@@ -2,7 +2,8 @@
 
 Some files mostly wait: for attempts that hang, for stand-ins of computation that sleep. Others keep every
 processor busy. One worker takes those that wait first, the others those that compute, so that the two kinds
-run side by side. Of each kind the long ones come first: none is left alone with one at the end.
+run side by side. Of each kind the long ones come first: none is left alone with one at the end. Before them
+comes drop 14, whose eight ranks would compete with the eight of test_train.
 """
 
 from xdist.scheduler import LoadFileScheduling

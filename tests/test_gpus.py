@@ -205,9 +205,8 @@ def examined(checks: str, environ: dict) -> str:
 
 @pytest.mark.slow
 def test_this_machine_is_well():
-    """Without 6 and 7, which do the same on its processors where there are GPUs, as in the next test."""
     output = examined(
-        "1 2 3 4 5 8 9 10 11 12", dict(os.environ, CUDA_VISIBLE_DEVICES="-1", OMP_NUM_THREADS="1")
+        "1 2 3 4 5 6 7 8 9 10 11 12", dict(os.environ, CUDA_VISIBLE_DEVICES="-1", OMP_NUM_THREADS="1")
     )
     assert "no GPU that PyTorch and NCCL can use" in output and "ranks on the CPU over gloo" in output
 
@@ -231,7 +230,7 @@ def test_so_is_one_with_four_gpus(standin):
 
 @pytest.mark.slow
 def test_so_is_one_with_a_single_gpu(standin):
-    """Colab. Its ranks of the CPU are more than its GPUs. Checks 6 and 7 do not use a single one."""
+    """Colab. Its ranks of the CPU are more than its GPUs. Checks 6 and 7 use the CPU alone."""
     output = examined("2 3 4 5 9 10", standin(1))
     assert "World(1, gpus=True) takes it" in output and "1 layouts of 1 on GPUs" in output
 

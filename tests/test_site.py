@@ -22,7 +22,10 @@ from helpers.theory.simulation import paper
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOKS = {number(path): path for path in notebooks()}
-WIDTHS = {"phone": (390, 844), "laptop": (1366, 768), "projector": (1920, 1080)}
+WIDTHS = {
+    name: {"width": width, "height": height}
+    for name, width, height in (("phone", 390, 844), ("laptop", 1366, 768), ("projector", 1920, 1080))
+}
 
 
 # -- frames ------------------------------------------------------------------------------------------------
@@ -224,8 +227,7 @@ def visit(chromium, site):
     wrong, contexts = [], []
 
     def opened(name: str):
-        size = dict(zip(("width", "height"), WIDTHS["laptop"]))
-        contexts.append(chromium.new_context(viewport=size, offline=True))
+        contexts.append(chromium.new_context(viewport=WIDTHS["laptop"], offline=True))
         page = contexts[-1].new_page()
         page.on("pageerror", lambda e: wrong.append(str(e)))
         page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
@@ -259,8 +261,8 @@ def test_no_page_is_wider_than_its_screen_and_paper_follows_the_scheme(visit, pa
         if path.parent.name == "slides":
             continue
         page.goto(path.as_uri())
-        for width, (across, down) in WIDTHS.items():
-            page.set_viewport_size({"width": across, "height": down})
+        for width, size in WIDTHS.items():
+            page.set_viewport_size(size)
             for scheme in ("light", "dark"):
                 page.emulate_media(color_scheme=scheme)
                 wider, *colours = page.evaluate(LOOKS)

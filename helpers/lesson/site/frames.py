@@ -82,7 +82,7 @@ def memory_frames() -> dict[str, object]:
         text = ""
         for stage in stages:
             for part in PARTS:
-                place = places.setdefault(round(float(stage.get(part, 0.0)) / 1e9, 2), len(places))
+                place = places.setdefault(round(stage.get(part, 0.0) / 1e9, 2), len(places))
                 text += LETTERS[place // 64] + LETTERS[place % 64]
         frames.append(text)
     return {"parts": list(PARTS), "gigabytes": list(places), "frames": frames, "holds": capacity / 1e9}
