@@ -159,11 +159,10 @@ def run_on_clock(order, mesh: tuple[int, ...] | None = None) -> tuple[float, lis
 
 def order_timeline(world: World, order: list[tuple], ranks: int = 4) -> Timeline:
     """A step on the clock, in this order: compute, gathers and reductions, bytes of whole weights. The world
-    has an emulated network. ranks: the first so many are in it; all do the same. Of three runs the shortest:
-    a machine that has other work to do spoils one.
+    has an emulated network. ranks: the first so many are in it; all do the same. The shortest of a few runs.
     """
-    runs = [Timeline(*list(zip(*world.run(run_on_clock, order)[:ranks]))[1:]) for _ in range(3)]
-    return min(runs, key=lambda timeline: timeline.makespan)
+    once = lambda: Timeline(*list(zip(*world.run(run_on_clock, order)[:ranks]))[1:])
+    return clock.shortest(once, lambda timeline: timeline.makespan)
 
 
 def hybrid(meshes: dict[str, tuple[int, ...] | None]) -> tuple[dict[str, float], dict[str, Traffic]]:
@@ -171,8 +170,8 @@ def hybrid(meshes: dict[str, tuple[int, ...] | None]) -> tuple[dict[str, float],
     seconds, traffic = {}, {}
     with World(4, fabric=TWO_NODES) as world:
         for name, mesh in meshes.items():
-            runs = [world.run(run_on_clock, toy.fsdp_order(LAYERS), mesh) for _ in range(2)]
-            seconds[name] = min(max(rank[0] for rank in run) for run in runs)
+            once = lambda mesh=mesh: world.run(run_on_clock, toy.fsdp_order(LAYERS), mesh)
+            seconds[name] = clock.shortest(lambda: max(rank[0] for rank in once()), float)
             traffic[name] = world.traffic
     return seconds, traffic
 

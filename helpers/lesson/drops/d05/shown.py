@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .... import toy
 from ....runtime import current
-from ....runtime.clock import Timeline, span
+from ....runtime.clock import Timeline, shortest, span
 from ....runtime.traffic import Traffic
 from ....runtime.world import World
 from ....theory.hardware import Network
@@ -60,17 +60,17 @@ def _trace(how: str) -> None:
         step(model, average, optimizer, toy.make_batch(16, 16, seed=i))
 
 
-def trace(world: World, how: str, tries: int = 3) -> tuple[Timeline, Traffic]:
-    """A data-parallel step on the clock, and its bytes: the shortest of a few, for other programs can only
-    add to it.
+def trace(world: World, how: str) -> tuple[Timeline, Traffic]:
+    """A data-parallel step on the clock, and its bytes: the shortest of a few.
 
     how: 'alone' (nothing is sent), 'after' backward, in 'buckets' under it, or PyTorch's 'DDP'.
     """
-    runs = []
-    for _ in range(tries):
+
+    def once():
         world.run(_trace, how)
-        runs.append((world.timeline, world.traffic))
-    return min(runs, key=lambda pair: pair[0].makespan)
+        return world.timeline, world.traffic
+
+    return shortest(once, lambda pair: pair[0].makespan)
 
 
 def exposed(timeline: Timeline, alone: Timeline) -> float:

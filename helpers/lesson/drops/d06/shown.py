@@ -9,7 +9,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from .... import toy
 from ....runtime import current, memory
-from ....runtime.clock import Timeline, span
+from ....runtime.clock import Timeline, shortest, span
 from ....runtime.traffic import Traffic
 from ....runtime.world import World
 from ....theory.hardware import Network
@@ -91,7 +91,7 @@ def kept_for_backward(world: World, b: int = 8, s: int = 32) -> dict[str, list[f
 
 
 def paced_step(world: World, b: int = 2, s: int = 64) -> Timeline:
-    """One tensor-parallel step on the clock, with emulated compute; the shortest of two."""
+    """One tensor-parallel step on the clock, with emulated compute; the shortest of a few."""
 
     def run():
         model = model_on_rank(False, hidden=64)
@@ -106,8 +106,8 @@ def paced_step(world: World, b: int = 2, s: int = 64) -> Timeline:
             with span("B"):
                 loss.backward()
 
-    timelines = []
-    for _ in range(2):
+    def once():
         world.run(run)
-        timelines.append(world.timeline)
-    return min(timelines, key=lambda t: t.makespan)
+        return world.timeline
+
+    return shortest(once, lambda t: t.makespan)

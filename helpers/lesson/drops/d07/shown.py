@@ -21,13 +21,12 @@ UNIT = 0.030  # seconds of a stand-in's forward; its backward takes two of them
 
 
 def on_ranks(
-    world: World, schedule: Schedule, tries: int = 2, unit: float = UNIT, work: list[float] | None = None
+    world: World, schedule: Schedule, tries: int = 6, unit: float = UNIT, work: list[float] | None = None
 ) -> Timeline:
     """A schedule run on real ranks with timed stand-ins for compute; a stage in v chunks takes 1/v of `unit`
     for each.
 
-    work: how many times `unit` each stage takes, if they differ. The shortest of a few: other programs can
-    only add to it.
+    work: how many times `unit` each stage takes, if they differ. tries: see `clock.shortest`.
     """
 
     def run():
@@ -49,11 +48,11 @@ def on_ranks(
                 around=clock.around,
             )
 
-    runs = []
-    for _ in range(tries):
+    def once():
         world.run(run)
-        runs.append(world.timeline)
-    return min(runs, key=lambda t: t.makespan)
+        return world.timeline
+
+    return clock.shortest(once, lambda t: t.makespan, tries)
 
 
 def on_paper(schedule: Schedule, unit: float = UNIT) -> simulation.Timeline:

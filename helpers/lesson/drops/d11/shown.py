@@ -10,7 +10,7 @@ import torch.distributed as dist
 from .... import toy
 from ....files import find
 from ....runtime import current
-from ....runtime.clock import Timeline, span
+from ....runtime.clock import Timeline, shortest, span
 from ....runtime.world import World
 from ....table import Table
 from ....theory import CLUSTERS, Job, Layout, collectives, estimate
@@ -54,10 +54,10 @@ class Measured:
 
 
 def measure(
-    d: int, t: int, p: int, m: int = 1, network: Network = NODES, tries: int = 2, slow: int | None = None
+    d: int, t: int, p: int, m: int = 1, network: Network = NODES, slow: int | None = None
 ) -> Measured:
-    """One step of the toy on d·t·p real ranks of the emulated cluster, tp innermost; the shorter of two. The
-    batch is always 8 sequences. slow: a rank that computes at half the speed.
+    """One step of the toy on d·t·p real ranks of the emulated cluster, tp innermost. The shortest of a few
+    runs. The batch is always 8 sequences. slow: a rank that computes at half the speed.
 
     Raises ValueError where the sizes do not divide.
     """
@@ -83,12 +83,13 @@ def measure(
         with span("busy"):
             toy.grid_step(stage, *batch, ops, m, grid)
 
-    steps = []
     with World(d * t * p, fabric=network, timeout=60) as world:
-        for _ in range(tries):
+
+        def once():
             world.run(run)
-            steps.append(_parts((d, t, p, m), world.timeline))
-    return min(steps, key=lambda step: step.seconds)
+            return _parts((d, t, p, m), world.timeline)
+
+        return shortest(once, lambda step: step.seconds)
 
 
 AXES = ("tp", "pp", "dp")
