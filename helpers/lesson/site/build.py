@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import textwrap
 from html import escape
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, Tag
 from jinja2 import Environment, FileSystemLoader
 from tqdm import tqdm
 
@@ -50,7 +51,7 @@ def build(folder: Path) -> int:
         bodies[name] = BeautifulSoup(body, "html.parser")
     printables.write_cheatsheet(folder)
     slides.write("", folder / "slides")
-    titles = {name: drop.title(str(body)) for name, body in bodies.items()}
+    titles = {name: _title(body) for name, body in bodies.items()}
     layout = Environment(loader=FileSystemLoader(find("data/site")), autoescape=True).get_template(
         "page.html.j2"
     )
@@ -112,16 +113,25 @@ def _linked(body: BeautifulSoup, name: str, folder: Path) -> list[str]:
     return pages
 
 
+def _title(body: BeautifulSoup) -> str:
+    """The first heading of a page."""
+    return textwrap.shorten(_words_of(body.h1), 200) if body.h1 else "Three Axes"
+
+
+def _words_of(heading: Tag) -> str:
+    """A heading's text, without the sign that links to it."""
+    link = heading.select_one("a.anchor-link")
+    return "".join(part for part in heading.strings if link is None or part not in link.strings)
+
+
 def _headings(body: BeautifulSoup) -> None:
     """Headings have the anchors that GitHub gives them, which the documents' links use."""
     taken: dict[str, int] = {}
     for heading in body.select("h1, h2, h3, h4"):
-        link = heading.select_one("a.anchor-link")
-        text = "".join(part for part in heading.strings if link is None or part not in link.strings)
-        anchor = _anchor(text)
+        anchor = _anchor(_words_of(heading))
         taken[anchor] = taken.get(anchor, -1) + 1
         heading["id"] = anchor + (f"-{taken[anchor]}" if taken[anchor] else "")
-        if link:
+        if link := heading.select_one("a.anchor-link"):
             link["href"] = f"#{heading['id']}"
             link["aria-label"] = "link to this section"
 

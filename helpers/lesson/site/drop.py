@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -95,14 +94,6 @@ def document(path: Path) -> str:
         code = highlight(text, PythonLexer(), HtmlFormatter())
         name = f"{path.parent.name}/{path.name}"
         return f'<h1>{name}</h1><div class="code_cell"><div class="input">{code}</div></div>'
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text, id="text")])
     body, _ = _exporter().from_notebook_node(notebook)
     return body
-
-
-def title(body: str) -> str:
-    """The first heading of a page, as text."""
-    heading = re.search(r"<h1[^>]*>(.*?)<a class=\"anchor-link\"", body, re.S) or re.search(
-        r"<h1[^>]*>(.*?)</h1>", body, re.S
-    )
-    return textwrap.shorten(re.sub(r"<[^>]+>", "", heading[1]), 200) if heading else "Three Axes"
