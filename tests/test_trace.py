@@ -2,14 +2,11 @@
 what is named.
 """
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
-from helpers.runtime.trace import trace, trace_here
+from helpers.runtime.trace import main, trace, trace_here
 from helpers.theory import MODELS, Layout
 from helpers.theory.memory import stage_memory
 from helpers.theory.traced import traced_job
@@ -182,14 +179,10 @@ def test_an_older_pytorch_is_refused_in_a_sentence(monkeypatch):
 
 
 @pytest.mark.slow
-def test_from_the_command_line():
-    run = lambda *options: subprocess.run(
-        [sys.executable, "-m", "helpers.runtime.trace", *options],
-        capture_output=True,
-        text=True,
-        cwd=os.path.dirname(os.path.dirname(__file__)),
-    )
-    done = run("llama-3.2-1b", "--dp", "4", "--tp", "2", "--seq", "1024")
-    assert done.returncode == 0 and "all_gather" in done.stdout and "1,235,814,400 parameters" in done.stdout
-    done = run("lama-3-8b")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "the nearest is 'llama-3" in done.stderr
+def test_from_the_command_line(capsys):
+    """In this process. tests/test_install.py runs it as a command."""
+    main(["llama-3.2-1b", "--dp", "4", "--tp", "2", "--seq", "1024"])
+    printed = capsys.readouterr().out
+    assert "all_gather" in printed and "1,235,814,400 parameters" in printed
+    with pytest.raises(SystemExit, match="^[^\n]*the nearest is 'llama-3[^\n]*$"):
+        main(["lama-3-8b"])
