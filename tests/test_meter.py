@@ -151,7 +151,7 @@ def test_ddps_wait_in_cpp_is_timed(world):
     def late():
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 10))
         loss = model(torch.ones(2, 100)).sum()
-        time.sleep(0.3 if dist.get_rank() == 2 else 0)
+        time.sleep(0.6 if dist.get_rank() == 2 else 0)
         loss.backward()
 
     world.run(late)
@@ -226,7 +226,7 @@ def test_overlapping_kinds_are_not_told_apart_but_the_total_is_known(world):
 
 def test_waiting_is_timed(world):
     def late():
-        time.sleep(0.3 if dist.get_rank() == 2 else 0)
+        time.sleep(0.6 if dist.get_rank() == 2 else 0)
         dist.barrier()
 
     world.run(late)
