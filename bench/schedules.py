@@ -2,8 +2,7 @@
 `python bench/schedules.py`.
 
 On the ranks compute is a timed wait, so that all stages can work at once on any machine; messages are real.
-Each row of four ranks is the best of three runs, since other programs can only add to a bubble. Drop 12's
-orders on eight run once.
+Each row of four ranks is the shortest of a few runs (`clock.shortest`). Drop 12's orders on eight run once.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def on_ranks() -> None:
     with World(4) as world:
         for name, make in (("GPipe", schedules.gpipe), ("1F1B", schedules.one_f_one_b)):
             for m in (4, 8, 16):
-                paper, real = simulate(make(4, m)), d07.on_ranks(world, make(4, m), tries=3)
+                paper, real = simulate(make(4, m)), d07.on_ranks(world, make(4, m))
                 held = [real.in_flight(r) for r in range(4)]
                 off = real.bubble - paper.bubble
                 worst = max(worst, abs(off))

@@ -151,7 +151,7 @@ SIZING = {
 }
 COURSE = {
     "train": ("--steps 2 --hidden 32 --seq-len 16 --batch 8", "2 steps under"),
-    "trace": ("llama-3.2-1b --dp 2 --tp 2 --seq 128", "parameters"),
+    "trace": ("llama-3.2-1b --dp 2 --tp 2 --seq 128", "1,235,814,400 parameters"),
     "doctor": ("1", "1 ok"),
     "class": (f"collect {ROOT / 'data' / 'incidents'}", "0 students"),
     "cards": ("", "cards.pdf"),

@@ -21,6 +21,7 @@ from .chrome import chrome
 
 COMPUTE = ("F", "B", "I", "W", "step", "busy")
 T = TypeVar("T")
+TRIES = 6  # of a timed step, at most
 
 
 class Span(NamedTuple):
@@ -59,7 +60,7 @@ def around(op):
     return span(op.kind, op.microbatch)
 
 
-def shortest(measure: Callable[[], T], seconds: Callable[[T], float], tries: int = 6) -> T:
+def shortest(measure: Callable[[], T], seconds: Callable[[T], float], tries: int = TRIES) -> T:
     """What `measure()` returned when it took fewest seconds: other programs can only lengthen a run.
 
     It is called until the two shortest runs differ by less than 5 %, and at most `tries` times. So a busy

@@ -120,8 +120,7 @@ def _title(body: BeautifulSoup) -> str:
 
 def _words_of(heading: Tag) -> str:
     """A heading's text, without the sign that links to it."""
-    link = heading.select_one("a.anchor-link")
-    return "".join(part for part in heading.strings if link is None or part not in link.strings)
+    return "".join(part for part in heading.strings if "anchor-link" not in part.parent.get("class", []))
 
 
 def _headings(body: BeautifulSoup) -> None:

@@ -167,11 +167,11 @@ def order_timeline(world: World, order: list[tuple], ranks: int = 4) -> Timeline
 
 def hybrid(meshes: dict[str, tuple[int, ...] | None]) -> tuple[dict[str, float], dict[str, Traffic]]:
     """Seconds and traffic of a step on two emulated nodes of two, for each mesh of (replicate, shard)."""
-    seconds, traffic = {}, {}
+    seconds, traffic, order = {}, {}, toy.fsdp_order(LAYERS)
     with World(4, fabric=TWO_NODES) as world:
         for name, mesh in meshes.items():
-            once = lambda mesh=mesh: world.run(run_on_clock, toy.fsdp_order(LAYERS), mesh)
-            seconds[name] = clock.shortest(lambda: max(rank[0] for rank in once()), float)
+            once = lambda mesh=mesh: max(rank[0] for rank in world.run(run_on_clock, order, mesh))
+            seconds[name] = clock.shortest(once, float)
             traffic[name] = world.traffic
     return seconds, traffic
 

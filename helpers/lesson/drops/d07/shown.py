@@ -21,7 +21,11 @@ UNIT = 0.030  # seconds of a stand-in's forward; its backward takes two of them
 
 
 def on_ranks(
-    world: World, schedule: Schedule, tries: int = 6, unit: float = UNIT, work: list[float] | None = None
+    world: World,
+    schedule: Schedule,
+    tries: int = clock.TRIES,
+    unit: float = UNIT,
+    work: list[float] | None = None,
 ) -> Timeline:
     """A schedule run on real ranks with timed stand-ins for compute; a stage in v chunks takes 1/v of `unit`
     for each.
