@@ -14,7 +14,7 @@ import itertools
 import os
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from html import escape
@@ -22,7 +22,6 @@ from types import CodeType
 from typing import TYPE_CHECKING
 
 from ..runtime.failure import RankError
-from ..runtime.world import World
 from . import passed
 from .live import live
 
@@ -31,34 +30,6 @@ if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
 
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!"}
 COLOURS = {"not started": "#767676", "right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}
-
-
-def ask(attempt: Callable, cases: Sequence[tuple] = ((),), timeout: float = 5) -> list:
-    """What the reader's function answers to each case, on a rank of its own, where it may crash or hang.
-
-    Raises RankError, which `Exercise.check` puts in words.
-    """
-    with World(1, timeout=timeout) as world:
-        return world.run(lambda: [attempt(*case) for case in cases])[0]
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """A wrong way that has a name. answers(*case) is what it gives: it is proven when the reader's answers
-    are the same in every case. text: what to think of instead.
-    """
-
-    name: str
-    text: str
-    answers: Callable
-
-
-def proven(
-    answers: Sequence, cases: Sequence[tuple], mistakes: Sequence[Mistake], alike: Callable
-) -> Mistake | None:
-    """The first mistake that gives all the answers; None where none does."""
-    gives = lambda mistake: all(alike(mine, mistake.answers(*case)) for mine, case in zip(answers, cases))
-    return next(filter(gives, mistakes), None)
 
 
 def waits(error: RankError) -> dict[int, dict]:
@@ -129,18 +100,18 @@ def right(text: str, *figures) -> Answer:
 
 @dataclass
 class Exercise:
-    """One exercise. `judge(attempt)` runs it on ranks and returns an Answer; `reference` passes it.
+    """One exercise. `verdict(attempt)` runs it on ranks and returns an Answer; `reference` passes it.
 
-    A judge may let a RankError through: it becomes 'crashed', with the ranks' own report. without: names of
-    the course's own code that would do the work. minutes: what somebody new to torch.distributed needs, wrong
-    attempts included.
+    judge: what gives the verdict, where no subclass does. It may let a RankError through: it becomes
+    'crashed', with the ranks' own report. without: names of the course's own code that would do the work.
+    minutes: what somebody new to torch.distributed needs, wrong attempts included.
     """
 
     name: str
     reference: Callable
-    judge: Callable[[Callable], Answer]
-    hints: list[str]
-    without: tuple[str, ...] = ()
+    judge: Callable[[Callable], Answer] | None = None
+    hints: list[str] = field(kw_only=True)
+    without: tuple[str, ...] = field(default=(), kw_only=True)
     minutes: int = field(kw_only=True)
     # Those of a drop in their order.
     made: int = field(default_factory=itertools.count().__next__, init=False)
@@ -177,13 +148,16 @@ class Exercise:
             )
         try:
             with _few_lines():
-                answer = self.judge(attempt)
+                answer = self.verdict(attempt)
         except RankError as e:
             answer = crashed(e)
         except TypeError as e:  # it cannot travel to the ranks
             answer = Answer("crashed", str(e))
         passed.note(self.name, None if answer.kind == "right" else answer.misconception or answer.kind)
         return answer
+
+    def verdict(self, attempt: Callable) -> Answer:
+        return self.judge(attempt)
 
     def hint(self) -> _Text:
         """The next hint; after the last one, where to find the solution."""
