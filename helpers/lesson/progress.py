@@ -23,7 +23,7 @@ def _of(number: str) -> list[str]:
 
 def exercises() -> dict[str, list[str]]:
     """Drop -> the names of its exercises, in order."""
-    names = [sorted(p.stem for p in DROPS.glob(pattern)) for pattern in ("d[01]*", "b[0-9]*")]
+    names = [sorted(p.stem for p in DROPS.glob(f"{kind}.py")) for kind in ("d[01][0-9]", "b[0-9]")]
     numbers = (name.removeprefix("d") for name in itertools.chain(*names))
     return {number: _of(number) for number in numbers}
 

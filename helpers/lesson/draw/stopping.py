@@ -10,7 +10,7 @@ import matplotlib.figure
 from ..picture import HATCH, INK, Picture, rank_colour, styled
 
 if TYPE_CHECKING:
-    from ..drops.b4.runs import Stopped
+    from ..drops.b4_runs import Stopped
 
 WIDTH, ROW = 9.6, 1.22  # inches
 LEGEND = (

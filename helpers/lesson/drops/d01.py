@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
 import torch.distributed as dist
 
 from ... import toy
-from ...runtime.failure import RankError
 from ...runtime.world import World
-from ..practice import Answer, Exercise, ask, crashed, right, wrong
+from ..engine import Asked, Run
 
 SCHEMES = ("data", "tensor", "pipeline")
 # Sizes chosen so that the amount alone gives nothing away: data parallelism sends most in one, least in the
@@ -64,122 +64,100 @@ def fingerprint(small, large):
     return "data"  # gradients do not: one for each weight
 
 
-MISTAKES = {
-    ("tensor", "data"): (
-        "gradients do not grow with the batch",
-        (
-            "You call this run data parallel, yet its bytes doubled when the batch doubled. "
-            "Data parallelism sends gradients, one number for each weight, however large the batch."
-        ),
-    ),
-    ("data", "tensor"): (
-        "activations grow with the batch",
-        (
-            "You call this run tensor parallel, yet its bytes did not change when the batch doubled: they are"
-            " as many as the weights. Tensor parallelism never sends weights. It sends activations, and those"
-            " grow with the batch."
-        ),
-    ),
-    ("pipeline", None): (
-        "the ends of a pipeline have one neighbour",
-        (
-            "You took this run for one in which every rank talks alike. Look at the first and last rank: "
-            "they sent half. In a pipeline each rank only speaks to its neighbours, and the ends have one."
-        ),
-    ),
-    (None, "pipeline"): (
-        "the ends of a pipeline have one neighbour",
-        (
-            "You call this run a pipeline, yet all four ranks sent the same. That is what an all-reduce looks"
-            " like. A pipeline has none: each rank speaks to its neighbours, and the ends have only one."
-        ),
-    ),
-}
+RUNS = len(SIZES) * len(SCHEMES)
 
 
 @cache
-def _runs() -> list[tuple]:
-    """(scheme, wire of the small batch, of the large, and what the book says of both) for each scheme and
-    size. Measured once, for all checks.
-    """
-    runs = []
+def _cases() -> list[tuple]:
+    """(small, large) of each run: on the wire, a thousand times that, and by the book. Measured once."""
     with World(4, timeout=20) as world:
-        for sizes in SIZES:
-            for scheme in SCHEMES:
-                (small, large), by_the_book = bytes_sent(world, scheme, **sizes)
-                runs.append((scheme, small, large, by_the_book))
-    return runs
+        runs = [bytes_sent(world, scheme, **sizes) for sizes in SIZES for scheme in SCHEMES]
+    wire, book = ([tuple(map(list, counted)) for counted in of_all] for of_all in zip(*runs))
+    return [*wire, *(tuple([1000 * x for x in sent] for sent in case) for case in wire), *book]
 
 
-def judge(attempt) -> Answer:
-    runs = _runs()
-    measured = [(list(small), list(large)) for _, small, large, _ in runs]
-    thousandfold = [tuple([x * 1000 for x in sent] for sent in case) for case in measured]
-    try:
-        answers = ask(attempt, [*measured, *thousandfold, *(tuple(map(list, book)) for *_, book in runs)])
-    except RankError as e:
-        answer = crashed(e)
-        answer.text += f"\nIt was given lists of four numbers each, such as {runs[0][1]} and {runs[0][2]}."
-        return answer
-    named, scaled, if_exact = (answers[i : i + len(runs)] for i in range(0, len(answers), len(runs)))
-    if odd := [answer for answer in named if not isinstance(answer, str) or answer not in SCHEMES]:
-        return wrong(
-            "not one of the three answers",
-            f'Your function returned {odd[0]!r}. Return "data", "tensor" or "pipeline".',
-        )
-    missed = [
-        (scheme, answer, small, large)
-        for (scheme, small, large, _), answer in zip(runs, named)
-        if answer != scheme
-    ]
-    figures = [("runs named", f"{len(runs) - len(missed)} of {len(runs)}", f"{len(runs)} of {len(runs)}")]
-    if list(map(str, scaled)) != named:
-        return wrong(
-            "judged by the amount",
-            "With a thousand times the bytes in every number your function gives other answers. A larger"
-            " model sends more under each scheme: compare the ranks with each other, and the two batches with"
-            " each other.",
-            *figures,
-        )
-    if not missed:
-        return right(
-            "You can tell data, tensor and pipeline parallelism from outside, by their bytes alone.", *figures
-        )
-    if if_exact == [scheme for scheme, *_ in runs]:
-        return wrong(
-            "the wire is never exactly double",
-            "Right idea. But headers do not grow with the batch, so the larger run sends a "
-            "little less than twice as much: ask for clearly more, such as 1.5 times.",
-            *figures,
-        )
-    for (ran, said_it_was), (name, why) in MISTAKES.items():
-        fits = [m for m in missed if ran in (None, m[0]) and said_it_was in (None, m[1])]
-        if fits:
-            scheme, answer, small, large = fits[0]
-            break
-    kb = lambda sent: ", ".join(f"{x / 1e3:,.0f}" for x in sent)
-    return wrong(
-        name,
-        f"A run sent {kb(small)} kB by its four ranks, and {kb(large)} kB with twice the batch. "
-        f"You said {answer!r}; it was {scheme!r}. {why}",
-        *figures,
-    )
+def _named(run: Run) -> tuple[list[str], list[str], list[str]]:
+    """The names given to the runs by their wire, by a thousand times that, and by the book."""
+    names = run.ranks[0].get("values", [])
+    return names[:RUNS], names[RUNS : 2 * RUNS], names[2 * RUNS :]
 
 
-fingerprints = Exercise(
+def _by_the_amount(mine: Run, _) -> bool:
+    wire, thousandfold, _ = _named(mine)
+    return wire != thousandfold
+
+
+def _exactly(mine: Run, truth: Run) -> bool:
+    """Whether all is right by the book, and something is wrong on the wire."""
+    return _named(mine)[2] == _named(truth)[2] and _named(mine)[0] != _named(truth)[0]
+
+
+def _took(holds: Callable[[str, str], bool]) -> Callable[[Run, Run], str]:
+    """Shows the first run of which holds(what it was, what it was called)."""
+
+    def shown(mine: Run, truth: Run) -> str:
+        for was, said, (small, large) in zip(truth.values, _named(mine)[0], _cases()):
+            if was != said and holds(was, said):
+                small, large = (", ".join(f"{x / 1e3:,.0f}" for x in sent) for sent in (small, large))
+                return (
+                    f"A run sent {small} kB by its four ranks, and {large} kB with twice the batch. You said"
+                    f" {said!r}; it was {was!r}."
+                )
+        return ""
+
+    return shown
+
+
+def _figures(mine: Run, truth: Run) -> list[tuple[str, str, str]]:
+    named = sum(said == was for said, was in zip(_named(mine)[0], truth.values))
+    return [("runs named", f"{named} of {RUNS}", f"{RUNS} of {RUNS}")]
+
+
+fingerprints = Asked(
     "traffic fingerprints",
     fingerprint,
-    judge,
     minutes=6,
     hints=[
         "Look at the pictures of who sends to whom: under which scheme do the ranks send different amounts?",
-        (
-            "One scheme sends gradients, one number for each weight. What happens to their number when the"
-            " batch doubles?"
-        ),
-        (
-            "First test whether max(small) is well above min(small). Then test whether large is well above"
-            " small."
-        ),
+        "One scheme sends gradients, one number for each weight. What happens to their number when the batch"
+        " doubles?",
+        "First test whether max(small) is well above min(small). Then test whether large is well above"
+        " small.",
     ],
+    cases=_cases,
+    reads=lambda name: SCHEMES[SCHEMES.index(name)],
+    praise="You can tell data, tensor and pipeline parallelism from outside, by their bytes alone.",
+    figures=_figures,
+    shows={
+        "judged by the amount": _by_the_amount,
+        "the wire is never exactly double": _exactly,
+        "gradients do not grow with the batch": _took(lambda was, said: (was, said) == ("tensor", "data")),
+        "activations grow with the batch": _took(lambda was, said: (was, said) == ("data", "tensor")),
+        "the ends of a pipeline have one neighbour": _took(lambda was, said: "pipeline" in (was, said)),
+    },
+    mistakes="""
+        lists taken for numbers
+            small and large are lists of four numbers, one for each rank. Compare numbers: max(small),
+            min(small), max(large).
+            ! sequence by non-int|between instances of .*'list'|unsupported operand.*'list'
+        not one of the three answers
+            Return "data", "tensor" or "pipeline".
+            ~ form
+        judged by the amount
+            With a thousand times the bytes in every number your function gives other answers. A larger
+            model sends more under each scheme. Compare the ranks with each other, and the two batches with
+            each other.
+        the wire is never exactly double
+            Right idea. But headers do not grow with the batch, so the larger run sends a little less than
+            twice as much. Ask for clearly more, such as 1.5 times.
+        gradients do not grow with the batch
+            The bytes of this run doubled with the batch. Data parallelism sends gradients, one number for
+            each weight, however large the batch.
+        activations grow with the batch
+            The bytes of this run did not change when the batch doubled: they are as many as the weights.
+            Tensor parallelism never sends weights. It sends activations, and those grow with the batch.
+        the ends of a pipeline have one neighbour
+            In a pipeline each rank speaks to its neighbours only. The first and the last rank have one, so
+            they send half. After an all-reduce all four ranks have sent the same.
+    """,
 )

@@ -13,7 +13,8 @@ from ...theory import schedules, simulation
 from ...theory.pipelines import SCHEDULES
 from ...theory.simulation import Times, held, paper, simulate
 from ...theory.validation import bubble_rates
-from ..practice import Answer, Exercise, ask, right, wrong
+from ..engine import Asked, Run
+from ..practice import Answer, right
 from .d07 import on_ranks
 
 P, M = 8, 13  # stages, microbatches
@@ -117,7 +118,7 @@ def published() -> Table:
     return Table(["model", "schedule", "published", "simulated"], rows, title="share of bubble, p = 8")
 
 
-# -- practice ----------------------------------------------------------------------------------
+# -- practice: below 15 % under a memory limit ----------------------------------------------------
 
 
 def on_paper(name: str, m: int, v: int = 1) -> Table:
@@ -151,91 +152,91 @@ def choose():
     return "ZB-H1", 16, 1
 
 
-def _judge_choice(attempted) -> Answer:
-    (answer,) = ask(attempted)
-    try:
-        name, m, v = answer
-        m, v = int(m), int(v)
-    except (TypeError, ValueError):
-        return wrong("no choice", f"You return {answer!r}; return a schedule's name, m and v.")
-    if not isinstance(name, str) or name not in SCHEDULES:
-        return wrong("no choice", f"{name!r} is no schedule; there are {', '.join(map(repr, SCHEDULES))}.")
+def _chosen(answer) -> tuple[str, int, int]:
+    name, m, v = answer
+    return SCHEDULES[name] and name, int(m), int(v)
+
+
+def _choice(run: Run, _) -> str | tuple[str, str] | None:
+    name, m, v = run.values[0]
     if m != ASKED:
-        return wrong(
-            "m larger is always possible" if m > ASKED else "m is given",
-            f"m is {ASKED} and stays so: the global batch is fixed by the optimizer, and a microbatch is one"
-            " sequence already.",
-        )
+        return "m larger is always possible" if m > ASKED else "m is given"
     try:
-        schedule = _made(name, m, v)
+        line = paper(_made(name, m, v))
     except ValueError as e:
-        return wrong("no such schedule", str(e))
-    line = paper(schedule)
-    figures = [
-        ("bubble, p = 8, m = 16", f"{line.bubble:.1%}", "below 15 %"),
-        ("microbatches held", f"{held(line):.1f}", f"at most {LIMIT}"),
-        ("messages for each boundary and microbatch", str(v), "1"),
-    ]
+        return "no such schedule", str(e)
     if held(line) > LIMIT:
-        if name == "interleaved":
-            return wrong(
-                "interleaving is free",
-                "It cuts the idle time by v, but its warm-up is longer: a rank holds 1 + (p−1)/(p·v) times"
-                f" what 1F1B does, {held(line):.1f} where that has {P}. Its messages grow by v as well.",
-                *figures,
-            )
-        return wrong(
-            "more memory than there is", f"A rank would hold {held(line):.1f} microbatches.", *figures
-        )
+        return "interleaving is free" if name == "interleaved" else "more memory than there is"
     if line.bubble >= 0.15:
-        why = " It fills 1F1B's gaps with W, but the warm-up is as long as before." if name == "ZB-H1" else ""
-        return wrong(
-            "the bubble is still there",
-            f"It fits, and its bubble is {line.bubble:.1%}.{why} What else can a rank do while it waits for"
-            " the others to warm up?",
-            *figures,
-        )
-    if v > 1:
-        return wrong(
-            "messages are free",
-            f"Bubble and memory are right. But with {v} chunks a rank each microbatch crosses each boundary"
-            f" {v} times, and these links are full.",
-            *figures,
-        )
-    plain = schedules.one_f_one_b(P, ASKED)
-    with World(P, timeout=30) as world:
-        yours, theirs = on_ranks(world, schedule, tries=1), on_ranks(world, plain, tries=1)
-    figures.append(
-        (
-            "a step on eight real ranks, 1F1B's being 1",
-            f"{yours.makespan / theirs.makespan:.2f}",
-            f"{line.makespan / paper(plain).makespan:.2f} on paper",
-        )
+        return "the bubble is still there"
+    return "messages are free" if v > 1 else None
+
+
+def _on_paper(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+    if run.values[0][1] != ASKED or isinstance(_choice(run, truth), tuple):
+        return []
+    ((_, *got),) = on_paper(*run.values[0]).rows
+    whats = (
+        f"bubble, p = {P}, m = {ASKED}",
+        "microbatches held",
+        "messages for each boundary and microbatch",
     )
+    return list(zip(whats, got, ("below 15 %", f"at most {LIMIT}", "1")))
+
+
+def _on_eight_ranks(run: Run) -> Answer:
+    orders = _made(*run.values[0]), schedules.one_f_one_b(P, ASKED)
+    with World(P, timeout=30) as world:
+        real, of_1f1b = (on_ranks(world, order, tries=1).makespan for order in orders)
+    steps = real / of_1f1b, paper(orders[0]).makespan / paper(orders[1]).makespan
     return right(
         "Of 21 idle units W fills 14, since nobody waits for it. No message is added. The 7 that are left are"
         " the first microbatch's way down.",
-        *figures,
+        *_on_paper(run, run),
+        ("a step on eight real ranks, 1F1B's being 1", f"{steps[0]:.2f}", f"{steps[1]:.2f} on paper"),
     )
 
 
-choice = Exercise(
+choice = Asked(
     "below 15 % under a memory limit",
     choose,
-    _judge_choice,
     minutes=8,
     hints=[
-        (
-            "With m = 13 the table shows who is close. What becomes of (p−1)/(m+p−1), and of its relatives,"
-            " with m = 16? m stays 16."
-        ),
-        (
-            "d12.on_paper(name, 16, v) computes any of list(d12.SCHEDULES). More chunks a rank are more"
-            " messages."
-        ),
+        "With m = 13 the table shows who is close. What becomes of (p−1)/(m+p−1), and of its relatives,"
+        " with m = 16? m stays 16.",
+        "d12.on_paper(name, 16, v) computes any of list(d12.SCHEDULES). More chunks a rank are more"
+        " messages.",
         "One chunk a rank, backward in two parts, no longer warm-up than 1F1B's: ZB-H1.",
     ],
+    reads=_chosen,
+    compares=False,
+    praise=_on_eight_ranks,
+    figures=_on_paper,
+    finds=_choice,
+    mistakes=f"""
+        no choice
+            Return a schedule's name, m and v. There are {", ".join(map(repr, SCHEDULES))}.
+            ~ form
+        m larger is always possible
+            m stays {ASKED}. The optimizer fixes the global batch, and a microbatch is one sequence already.
+        m is given
+            m stays {ASKED}. The optimizer fixes the global batch, and a microbatch is one sequence already.
+        no such schedule
+        interleaving is free
+            It cuts the idle time by v, but its warm-up is longer: a rank holds 1 + (p−1)/(p·v) times the
+            {P} that 1F1B holds. Its messages grow by v as well.
+        more memory than there is
+            A rank can hold {LIMIT} microbatches.
+        the bubble is still there
+            It fits. What else can a rank do while it waits for the others to warm up?
+        messages are free
+            Bubble and memory are right. But each microbatch crosses each boundary v times, and these links
+            are full.
+    """,
 )
+
+
+# -- practice: balance the stages -----------------------------------------------------------------
 
 
 def balance(layers, p, head):
@@ -255,95 +256,81 @@ def balance(layers, p, head):
     )
 
 
-def _judge_balance(attempted) -> Answer:
-    cases = [(32, 8, 3), (32, 8, 0), (40, 8, 2), (24, 4, 5), (16, 4, 1)]
-    answers = ask(attempted, cases)
-    for (layers, p, head), mine in zip(cases, answers):
+LAYERS = [(32, 8, 3), (32, 8, 0), (40, 8, 2), (24, 4, 5), (16, 4, 1)]  # layers, p, head
+_slowest = lambda stages, head: max(*stages[:-1], stages[-1] + head)
+
+
+def _stages(answer):
+    """A list of plain numbers, where it is one; another answer as it is."""
+    answer = answer.tolist() if hasattr(answer, "tolist") else answer
+    plain = lambda n: n.item() if hasattr(n, "item") else n
+    return list(map(plain, answer)) if isinstance(answer, (list, tuple)) else answer
+
+
+def _unbalanced(run: Run, truth: Run) -> tuple[str, str] | None:
+    """What is wrong with the first case in which anything is."""
+    for mine, best, (layers, p, head) in zip(run.values, truth.values, LAYERS):
         where = f"With {layers} layers, {p} stages and a head of {head}"
-        mine = mine.tolist() if hasattr(mine, "tolist") else mine
-        mine = (
-            [n.item() if hasattr(n, "item") else n for n in mine] if isinstance(mine, (list, tuple)) else mine
-        )
-        if (
-            not isinstance(mine, list)
-            or len(mine) != p
-            or any(isinstance(n, bool) or not isinstance(n, int) for n in mine)
-        ):
-            return wrong(
-                "no layers for each stage",
-                f"{where} you return {mine!r}; return {p} whole numbers of at least 1.",
-            )
+        if not isinstance(mine, list) or len(mine) != p or any(type(n) is not int for n in mine):
+            return "no layers for each stage", f"{where} you return {mine!r:.200}."
         if sum(mine) != layers:
-            return wrong("layers lost or doubled", f"{where} your stages hold {sum(mine)} layers.")
+            return "layers lost or doubled", f"{where} your stages hold {sum(mine)} layers."
         if min(mine) < 1:
-            return wrong(
-                "the last stage takes what is left",
-                f"{where} a stage of yours has {min(mine)} layers. Spread what is missing over all stages,"
-                " not over the last.",
-            )
-        load = max([*mine[:-1], mine[-1] + head])
-        reference = balance(layers, p, head)
-        best = max(*reference[:-1], reference[-1] + head)
-        figures = [
-            (f"slowest stage: {layers} layers, p = {p}, head {head}", str(load), str(best)),
-            (
-                "the step, in units of a layer's forward",
-                f"{with_a_head(list(mine), head).makespan:.0f}",
-                f"{with_a_head(reference, head).makespan:.0f}",
-            ),
-        ]
-        if load > best:
-            if head and mine[-1] + head == load:
-                if mine[-1] < layers // p:
-                    return wrong(
-                        "the last stage is still too long",
-                        f"{where} the last stage takes {load} with its head, and {best} is possible. Give it"
-                        " fewer layers yet.",
-                        *figures,
-                    )
-                return wrong(
-                    "the head is forgotten" if max(mine) == -(-layers // p) else "the last stage is too long",
-                    f"{where} the last stage carries {mine[-1]} layers and the head, {load} in all, and all"
-                    " others wait for it in every microbatch. Give it fewer layers.",
-                    *figures,
-                )
-            return wrong(
-                "a stage that is too long",
-                f"{where} the slowest stage takes {load}; {best} is possible.",
-                *figures,
-            )
+            return "the last stage takes what is left", f"{where} a stage of yours has {min(mine)} layers."
+        load, could = _slowest(mine, head), _slowest(best, head)
+        if load > could and head and mine[-1] + head == load:
+            forgotten = max(mine) == -(-layers // p)
+            name = "the head is forgotten" if forgotten else "the last stage is too long"
+            name = "the last stage is still too long" if mine[-1] < layers // p else name
+            return name, f"{where} the last stage takes {load} with its head, and {could} is possible."
+        if load > could:
+            return "a stage that is too long", f"{where} the slowest takes {load}, and {could} is possible."
         if k := next((k for k in range(1, p - 1) if mine[k] < mine[k - 1]), 0):
-            # Stage k has p − k microbatches in flight.
-            kept, could = ((p - k + 1) * stages[k - 1] for stages in (mine, sorted(mine[:-1])))
-            most = lambda stages: max((p - k) * n for k, n in enumerate(stages))
-            return wrong(
-                "a long stage before a shorter one",
-                f"{where} the slowest stage is as short as can be. But stage {k - 1} has {mine[k - 1]} layers"
-                f" and stage {k} {mine[k]}: stage {k - 1} holds {p - k + 1} microbatches, so it keeps the"
-                f" activations of {kept} layers, and of {could} with the long stages last.",
-                figures[0],
-                ("layers' activations on the fullest rank", str(most(mine)), str(most(reference))),
-            )
-    return right("The slowest stage is as short as can be: it sets the pace of every microbatch.", figures[0])
+            shown = f"{where} stage {k - 1} has {mine[k - 1]} layers and stage {k} has {mine[k]}."
+            return "a long stage before a shorter one", shown
+    return None
 
 
-balanced = Exercise(
+balanced = Asked(
     "balance the stages",
     balance,
-    _judge_balance,
     minutes=6,
     hints=[
-        (
-            "Every microbatch waits for the slowest stage. How many layers may the last one have, if the head"
-            " costs `head`?"
-        ),
-        (
-            "Spread layers + head evenly over p stages: about (layers + head) / p each. The last stage gets"
-            " that minus head, at least 1."
-        ),
-        (
-            "Try each number of layers for the last stage, spread the others evenly, and take the one whose"
-            " slowest stage is fastest."
-        ),
+        "Every microbatch waits for the slowest stage. How many layers may the last one have, if the head"
+        " costs `head`?",
+        "Spread layers + head evenly over p stages: about (layers + head) / p each. The last stage gets"
+        " that minus head, at least 1.",
+        "Try each number of layers for the last stage, spread the others evenly, and take the one whose"
+        " slowest stage is fastest.",
     ],
+    cases=LAYERS,
+    reads=_stages,
+    compares=False,
+    praise=lambda run: right(
+        "The slowest stage is as short as can be: it sets the pace of every microbatch.",
+        (
+            "slowest stage: {} layers, p = {}, head {}".format(*LAYERS[-1]),
+            *(str(_slowest(stages, LAYERS[-1][2])) for stages in (run.values[-1], balance(*LAYERS[-1]))),
+        ),
+    ),
+    finds=_unbalanced,
+    mistakes="""
+        no layers for each stage
+            Return a list with a whole number of layers for each stage.
+        layers lost or doubled
+            Every layer is in one stage.
+        the last stage takes what is left
+            Every stage has at least one layer. Spread what is missing over all stages, not over the last.
+        the last stage is still too long
+            Give it fewer layers yet.
+        the head is forgotten
+            All others wait for it in every microbatch. Give it fewer layers.
+        the last stage is too long
+            All others wait for it in every microbatch. Give it fewer layers.
+        a stage that is too long
+            All others wait for it in every microbatch.
+        a long stage before a shorter one
+            The slowest stage is as short as can be. But the first stages have the most microbatches in
+            flight, and keep the activations of all of them: their stages should be the short ones.
+    """,
 )

@@ -12,7 +12,8 @@ from ...theory.frameworks import FRAMEWORKS
 from ...theory.meeting import TOKENS_PER_PARAMETER, gpu_hours
 from ...theory.memory import states
 from ...theory.models import ModelShape, find_model
-from ..practice import Answer, Exercise, ask, right, wrong
+from ..engine import Asked, Run
+from ..practice import right
 
 MODEL, CLUSTER, GPUS, BATCH, SEQ = "opt-30b", "dgx-a100", 32, 256, 2048
 
@@ -143,7 +144,7 @@ def tree_against_planner() -> Table:
     return Table(["model", "the tree says", "d·t·p", "planner", "behind"], rows)
 
 
-# -- practice ------------------------------------------------------------------------------------
+# -- practice: three sizes ------------------------------------------------------------------------
 
 
 def pick():
@@ -151,52 +152,71 @@ def pick():
     return 16, 2, 1
 
 
-def _judge_pick(attempted) -> Answer:
-    (answer,) = ask(attempted)
-    try:
-        d, t, p = (operator.index(x) for x in answer)
-    except (TypeError, ValueError):
-        return wrong("no layout", f"You return {answer!r}; return three whole numbers d, t, p.")
-    planned = the_plan()
+def _row(d: int, t: int, p: int):
+    """The planner's row of these sizes; None where they cannot be."""
+    return next((row for row in the_plan().by_axes if row.axes[:3] == (d, t, p)), None)
+
+
+def _picked(run: Run, _) -> str | None:
+    d, t, p = run.values[0]
     if min(d, t, p) < 1 or d * t * p != GPUS:
-        return wrong("d·t·p is not 32", f"{d}·{t}·{p} = {d * t * p}.")
-    row = next((r for r in planned.by_axes if r.axes[:3] == (d, t, p)), None)
-    why = planned.why(dp=d, tp=t, pp=p)
-    if row is None:
-        return wrong("it cannot be", f"DP {d} · TP {t} · PP {p}: {why}.")
-    score = planned.best.seconds / row.seconds
-    figures = [
-        ("speed, the best being 1", f"{score:.3f}", "at least 0.95"),
-        ("the fastest layout of these sizes", str(row.layout), ""),
-        ("memory of the fullest GPU", human(row.memory), human(CLUSTERS[CLUSTER].device.memory)),
-    ]
-    if score >= 0.95:
-        return right(f"It is {why}.", *figures)
+        return "d·t·p is not 32"
+    if not (row := _row(d, t, p)):
+        return "it cannot be"
+    if the_plan().best.seconds / row.seconds >= 0.95:
+        return None
     if t > CLUSTERS[CLUSTER].gpus_per_node:
-        return wrong("TP beyond the node", f"A node has eight GPUs. It is {why}.", *figures)
-    if t * p >= 16:
-        return wrong(
-            "more model parallelism than needed",
-            f"It fits with far less of it, and every axis has its price. It is {why}.",
-            *figures,
-        )
-    return wrong("more than five percent behind", f"It is {why}.", *figures)
+        return "TP beyond the node"
+    return "more model parallelism than needed" if t * p >= 16 else "more than five percent behind"
 
 
-tuple_ = Exercise(
+def _planned(run: Run, _) -> list[tuple[str, str, str]]:
+    d, t, p = run.values[0]
+    figures = [("the planner says", the_plan().why(dp=d, tp=t, pp=p), "")] * (min(d, t, p) > 0)
+    if row := _row(d, t, p):
+        speed = the_plan().best.seconds / row.seconds
+        figures += [
+            ("speed, the best being 1", f"{speed:.3f}", "at least 0.95"),
+            ("the fastest layout of these sizes", str(row.layout), ""),
+            ("memory of the fullest GPU", human(row.memory), human(CLUSTERS[CLUSTER].device.memory)),
+        ]
+    return figures
+
+
+tuple_ = Asked(
     "DP, TP, PP for 30B on 32",
     pick,
-    _judge_pick,
     minutes=5,
     hints=[
         "States alone: 16 bytes × 30·10⁹ = 480 GB. ZeRO cuts them over d, so even t = p = 1 need not fail.",
-        (
-            "TP costs in every layer, so no more of it than memory asks for. Look at the first rows of the"
-            " table."
-        ),
+        "TP costs in every layer, so no more of it than memory asks for. Look at the first rows of the"
+        " table.",
         "t = 2, p = 1 leaves d = 16: two nodes' worth of copies, and a small tp group inside a node.",
     ],
+    reads=lambda answer: (lambda d, t, p: (d, t, p))(*map(operator.index, answer)),
+    compares=False,
+    praise="Its speed is at least 0.95 of the best's.",
+    figures=_planned,
+    finds=_picked,
+    mistakes="""
+        no layout
+            Return three whole numbers d, t, p.
+            ~ form
+        d·t·p is not 32
+            Each size is at least 1, and the three multiply to the number of GPUs.
+        it cannot be
+            Look at what the planner says.
+        TP beyond the node
+            A node has eight GPUs.
+        more model parallelism than needed
+            It fits with far less of it, and every axis has its price.
+        more than five percent behind
+            It fits. What does it lose, and to which layout?
+    """,
 )
+
+
+# -- practice: four quick cases -------------------------------------------------------------------
 
 ANSWERS = ("DP alone", "TP in the node", "TP in the node, PP across, DP on top", "FSDP")
 REASONS = (
@@ -205,13 +225,14 @@ REASONS = (
     "the states fit one GPU with room to spare",
     "too large for a GPU, and links inside the node are fast",
 )
-_KEY = {
-    "1B on 8 GPUs with NVLink": (0, 2),
-    "30B on 8 GPUs with NVLink": (1, 3),
-    "200B on 64 GPUs in 8 nodes": (2, 0),
-    "13B on 16 GPUs in 2 nodes, for a team that will not change its model": (3, 1),
+# Case -> each right answer, with its right reasons. FSDP in a node: for its own, or for that of any cut.
+_RIGHT = {
+    "1B on 8 GPUs with NVLink": {0: (2,)},
+    "30B on 8 GPUs with NVLink": {1: (3,), 3: (1, 3)},
+    "200B on 64 GPUs in 8 nodes": {2: (0,)},
+    "13B on 16 GPUs in 2 nodes, for a team that will not change its model": {3: (1,)},
 }
-QUICK = tuple(_KEY)
+QUICK = tuple(_RIGHT)
 
 
 # (d, t, p) and the ZeRO stage for each case, with which its states fit a GPU of 80 GB and leave room.
@@ -234,60 +255,57 @@ def quick(case):
     return ANSWERS[answer], REASONS[reason]
 
 
-def _judge_quick(attempted) -> Answer:
-    replies = ask(attempted, [(case,) for case in QUICK])
-    for (case, (answer, reason)), mine in zip(_KEY.items(), replies):
-        if (
-            not isinstance(mine, (tuple, list))
-            or len(mine) != 2
-            or mine[0] not in ANSWERS
-            or mine[1] not in REASONS
-        ):
-            return wrong(
-                "no answer with a reason",
-                f"{case}: you return {mine!r}; return one of d13.ANSWERS and one of d13.REASONS, as they"
-                " are written.",
-            )
-        # FSDP: for its own reason, or for TP's, which is one for any cut inside the node.
-        fair = case.startswith("30B") and mine[0] == ANSWERS[3]
-        reasons = (1, 3) if fair else (reason,)
-        if mine[0] != ANSWERS[answer] and not fair:
-            why = {
-                0: "16 bytes a parameter are 16 GB: nothing needs cutting, and DP sends least.",
-                1: (
-                    "480 GB of states do not fit a GPU; in one node TP's all-reduces run over NVLink. (FSDP"
-                    " is a fair alternative.)"
-                ),
-                2: (
-                    "3,200 GB of states do not fit a node. All 64 GPUs would hold them, 50 GB each, but then"
-                    " every weight crosses nodes and every layer is recomputed: for 175B on 64 the planner"
-                    " finds that an eighth slower. TP fills the node, PP goes across, DP takes what is left."
-                ),
-                3: "208 GB over 16 GPUs are 13 GB each with FSDP, and it wraps the model as it is.",
-            }[answer]
-            return wrong(
-                "more than needed" if answer == 0 else "another axis than needed",
-                f"{case}: not {mine[0]!r}. {why}",
-            )
-        if mine[1] not in [REASONS[k] for k in reasons]:
-            return wrong(
-                "right for another reason", f"{case}: {mine[0]!r} is right, but not because {mine[1]}."
-            )
-    return right(
-        "Four cases, and four reasons that would stand in a meeting. As sizes d·t·p, whose product is the"
-        " number of GPUs:",
-        *((case, f"{d}·{t}·{p}, {human(held)} of states a GPU", "") for case, (d, t, p), held in as_sizes()),
-    )
+_WHY = (
+    "16 bytes a parameter are 16 GB: nothing needs cutting, and DP sends least.",
+    "480 GB of states do not fit a GPU; in one node TP's all-reduces run over NVLink. (FSDP is a fair"
+    " alternative.)",
+    "3,200 GB of states do not fit a node. All 64 GPUs would hold them, 50 GB each, but then every weight"
+    " crosses nodes and every layer is recomputed: for 175B on 64 the planner finds that an eighth"
+    " slower. TP fills the node, PP goes across, DP takes what is left.",
+    "208 GB over 16 GPUs are 13 GB each with FSDP, and it wraps the model as it is.",
+)
 
 
-cases = Exercise(
+def _indices(reply) -> tuple[int, int]:
+    answer, reason = reply[:]  # a set has no order, and no slices
+    return ANSWERS.index(answer), REASONS.index(reason)
+
+
+def _first_unfit(run: Run, _) -> tuple[str, str] | None:
+    for (case, fits), (answer, reason), why in zip(_RIGHT.items(), run.values, _WHY):
+        if answer not in fits:
+            name = "more than needed" if case == QUICK[0] else "another axis than needed"
+            return name, f"{case}: not {ANSWERS[answer]!r}. {why}"
+        if reason not in fits[answer]:
+            said = f"{case}: {ANSWERS[answer]!r} is right, but not because {REASONS[reason]}."
+            return "right for another reason", said
+    return None
+
+
+cases = Asked(
     "four quick cases",
     quick,
-    _judge_quick,
     minutes=3,
     hints=[
         "Begin with 16 bytes a parameter, and compare with a GPU of 80 GB, then with a node of eight.",
         "1B: 16 GB. 30B: 480 GB. 200B: 3,200 GB. 13B: 208 GB.",
         "Then what the team wants. FSDP wraps a model as it is; TP and PP change its code.",
     ],
+    cases=[(case,) for case in QUICK],
+    reads=_indices,
+    compares=False,
+    praise=lambda run: right(
+        "Four cases, and four reasons that would stand in a meeting. As sizes d·t·p, whose product is the"
+        " number of GPUs:",
+        *((case, f"{d}·{t}·{p}, {human(size)} of states a GPU", "") for case, (d, t, p), size in as_sizes()),
+    ),
+    finds=_first_unfit,
+    mistakes="""
+        no answer with a reason
+            Return one of d13.ANSWERS and one of d13.REASONS, as they are written.
+            ~ form
+        more than needed
+        another axis than needed
+        right for another reason
+    """,
 )
