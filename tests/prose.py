@@ -13,7 +13,6 @@ from helpers import toy
 from helpers.files import find
 from helpers.lesson.defence import Defence
 from helpers.lesson.drops import b1, b2, b3, d05, d06, d07, d10, d11, d12, d13, d14
-from helpers.lesson.drops.d10 import sized as d10_sized
 from helpers.table import human
 from helpers.theory import CLUSTERS, Job, Layout, memory, plan, validation
 from helpers.theory.collectives import book
@@ -28,7 +27,7 @@ SMALL = 4 * sum(p.numel() for p in d05.paced_model().parameters())
 behind = [int(row[-1].rstrip("%")) for row in d13.tree_against_planner().rows[2:]]  # of the larger models
 loss_of = lambda scheme: 1 - d11.published()[scheme][-1][1] / d11.published()[scheme][0][1]
 DGX, PORT = CLUSTERS["dgx-h100"], d05.NETWORK.inter_node_bandwidth
-NODES = d11.shown.NODES
+NODES = d11.NODES
 
 
 def zero_3(gpus: int, b: int) -> float:
@@ -201,12 +200,12 @@ COMPUTED = {
         f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %"),
     ],
     "10": [
-        f"16 bytes for each of {d10_sized.MODEL.params / 1e9:.1f}·10⁹ parameters",
-        human(16 * d10_sized.MODEL.params),
-        f"12 over TP 2 and DP 4: {human((4 / 2 + 12 / 8) * d10_sized.MODEL.params)}",
-        f"A usual batch adds {human(d10_sized.held(d10_sized.USUAL).memory['activations'])} of activations",
-        f"That fits {human(d10_sized.CLUSTER.device.memory)}",
-        f"five times as long: {human(d10_sized.held(d10_sized.LONGEST).memory['activations'])}",
+        f"16 bytes for each of {d10.MODEL.params / 1e9:.1f}·10⁹ parameters",
+        human(16 * d10.MODEL.params),
+        f"12 over TP 2 and DP 4: {human((4 / 2 + 12 / 8) * d10.MODEL.params)}",
+        f"A usual batch adds {human(d10.held(d10.PADDED).memory['activations'])} of activations",
+        f"That fits {human(d10.CLUSTER.device.memory)}",
+        f"five times as long: {human(d10.held(d10.LONGEST).memory['activations'])}",
         f"under a budget of {d10.BUDGET / 1e6:.1f} MB",
         f"a **budget** of {d10.LADDER_BUDGET / 1e6:.0f} MB",
         f"*N* = {TOY:,} parameters",

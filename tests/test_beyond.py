@@ -15,9 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from helpers import World, toy
 from helpers.lesson import gantt
-from helpers.lesson.drops import b1, b4
-from helpers.lesson.drops.b4 import diagnosing, loader
-from helpers.lesson.drops.b4.runs import seed_of
+from helpers.lesson.drops import b1, b4, b4_runs
+from helpers.lesson.drops.b4_runs import seed_of
 from helpers.runtime.failure import RankError
 from helpers.toy import context, experts
 
@@ -164,7 +163,7 @@ def test_pytorchs_own_analyzer_reads_the_flight_records(tmp_path):
     """As a program of its own, from files: it names the rank, the number and the line."""
     stopped = b4.stop(4)
     stopped.write(tmp_path)
-    rank, step = loader.odd_one(seed_of(4, 0))
+    rank, step = b4_runs.odd_one(seed_of(4, 0))
     report = subprocess.run(
         [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path)],
         capture_output=True,
@@ -187,7 +186,7 @@ def test_the_analyzer_blames_the_others_where_the_first_rank_is_the_odd_one(numb
 @pytest.mark.parametrize("number", b4.RUNS)
 def test_a_run_stops_where_its_seed_says(number):
     stopped = b4.stop(number)
-    rank, step = loader.odd_one(seed_of(number, 0))
+    rank, step = b4_runs.odd_one(seed_of(number, 0))
     assert b4.truth(number, 0)[0] == rank
     calls = {1: 2 * step + 1, 3: 2 * step + 1, 2: step + 2, 6: step + 1}.get(number, step + 1)
     assert max(stopped.last_numbers.values()) == calls
@@ -195,7 +194,7 @@ def test_a_run_stops_where_its_seed_says(number):
         assert [r for r, n in stopped.last_numbers.items() if n < calls] == [rank]
     elif number == 6:
         assert stopped.dead == [(rank + 1) % 4]
-        assert stopped.dumps[rank]["entries"][-1]["input_sizes"][0][0] == loader.ROWS + 1
+        assert stopped.dumps[rank]["entries"][-1]["input_sizes"][0][0] == b4_runs.ROWS + 1
     else:
         names = [stopped.doing(r) for r in range(4)]
         assert [r for r in range(4) if names.count(names[r]) == 1] == [rank]
@@ -203,20 +202,20 @@ def test_a_run_stops_where_its_seed_says(number):
 
 
 def test_another_seed_is_another_rank_and_another_step():
-    dealt = [[loader.odd_one(seed_of(number, seed)) for number in b4.RUNS] for seed in range(8)]
+    dealt = [[b4_runs.odd_one(seed_of(number, seed)) for number in b4.RUNS] for seed in range(8)]
     assert all(a != b for a, b in zip(dealt, dealt[1:]))
     for number in range(len(b4.RUNS)):
         assert len({deal[number][0] for deal in dealt}) > 2 and len({deal[number] for deal in dealt}) > 4
 
 
 def test_after_a_wrong_answer_the_ranks_are_dealt_anew():
-    diagnosing._deals[:] = [0]
+    b4._deals[:] = [0]
     first = {n: b4.truth(n) for n in (2, 1, 3)}
     answer = b4.clinic.check(lambda: first | {2: (*first[2][:2], "the network")})
     assert "dealt anew" in answer.text and b4.deal() == 1 and first != {n: b4.truth(n) for n in first}
     answer = b4.clinic.check(lambda: first)
     assert answer.misconception == "an answer of the last deal" and b4.deal() == 1
-    diagnosing._deals[:] = [0]
+    b4._deals[:] = [0]
 
 
 def test_a_world_writes_flight_records_of_the_call_that_failed(tmp_path, monkeypatch):

@@ -235,7 +235,6 @@ def sequence_with(forward_gather, forward_sum):
     return attempt
 
 
-_sum_whole = lambda y, group=None: (dist.all_reduce(y := y.clone()), y)[1]
 gather, scatter = toy.gather_sequence, toy.scatter_sequence
 no_backward_gather = sequence_with(
     gather,
@@ -253,7 +252,6 @@ plain_functions = sequence_with(toy.gather_tokens, toy.sum_tokens)
 all_reduce_and_slice = sequence_with(gather, lambda y: toy.share_sequence(toy.Leave.apply(y, None)))
 whole_output = sequence_with(gather, lambda y: toy.Leave.apply(y, None))
 no_gather = sequence_with(lambda x: x.repeat(1, dist.get_world_size(), 1), scatter)
-first_tokens = sequence_with(gather, lambda y: y[:, : y.shape[1] // dist.get_world_size()])
 
 
 def with_classes(x, up, down, rank, world_size):  # right
@@ -362,11 +360,6 @@ def in_order(order):
     return attempt
 
 
-def tp_outermost(rank, sizes):
-    inside_out = dict(reversed(sizes.items()))
-    return {axis: grids.group(rank, axis, inside_out) for axis in sizes}
-
-
 def overlapping(rank, sizes):
     return d08.groups(rank, sizes) | {"dp": sorted((rank + x) % 8 for x in range(sizes["dp"]))}
 
@@ -389,14 +382,6 @@ def from_itself_on(rank, sizes):
 
 def coordinates_only(rank, sizes):
     return tuple(grids.coordinates(rank, sizes).values())
-
-
-def outwards(sizes, node):
-    return d08.crossing(dict(reversed(sizes.items())), node)
-
-
-def ones_too(sizes, node):
-    return [axis for axis, size in sizes.items() if size * grids.stride(axis, sizes) > node]
 
 
 def always_dp(sizes, node):
@@ -526,27 +511,20 @@ def the_last_of_the_loop(model, world_size):
     return finish
 
 
-def reach(leaves):
-    """An answer to drop 08's second practice: leaves(size, distance of neighbours, node)."""
-    return lambda sizes, node: [
-        axis for axis, size in sizes.items() if size > 1 and leaves(size, grids.stride(axis, sizes), node)
-    ]
-
-
 MISTAKES = [
     (d05.overlapped, hooks(wait="hook"), "wrong", "waiting inside the hook"),
     (d05.overlapped, hooks(wait="never"), "wrong", "never waiting before the step"),
     (d05.overlapped, hooks(at_start=lambda p: p.grad.div_(4)), "wrong", "averaging twice"),
     (d05.overlapped, averages_twice, "wrong", "averaging twice"),
     (d05.overlapped, hooks(at_end=lambda p, n: None), "wrong", "the sum, not the mean"),
-    (d05.overlapped, hooks(register="register_hook"), "wrong", "a hook that comes too early"),
+    (d05.overlapped, hooks(register="register_hook"), "crashed", "a hook that comes too early"),
     (d05.overlapped, all_at_the_end, "wrong", "all sent after backward"),
     (d05.overlapped, no_hooks_at_all, "wrong", "gradients never exchanged"),
     (d05.overlapped, called_finish, "wrong", "no finish() returned"),
-    (d05.overlapped, called_finish_over_all, "wrong", "no finish() returned"),
+    (d05.overlapped, called_finish_over_all, "crashed", "no finish() returned"),
     (d05.overlapped, the_last_of_the_loop, "wrong", "some gradients never exchanged"),
     (d05.overlapped, a_copy_that_never_comes_back, "wrong", "a sum that never comes back"),
-    (d05.overlapped, forgot_async, "wrong", "waiting inside the hook"),
+    (d05.overlapped, forgot_async, "crashed", "waiting inside the hook"),
     (d05.overlapped, waits_by_future, "wrong", "waiting inside the hook"),
     (d05.overlapped, one_parameter_only, "wrong", "some gradients never exchanged"),
     (d05.overlapped, list_never_emptied, "wrong", "work of earlier steps still in the list"),
@@ -563,14 +541,13 @@ MISTAKES = [
     (d06.plan, sharded_input, "wrong", "other collectives instead"),
     (d06.sequence, no_backward_gather, "wrong", "the gather in backward is missing"),
     (d06.sequence, slice_in_backward, "wrong", "the sum in backward is missing"),
-    (d06.sequence, identity_in_backward, "wrong", "the gather in backward is missing"),
-    (d06.sequence, identity_before_the_pair, "wrong", "the sum in backward is missing"),
+    (d06.sequence, identity_in_backward, "crashed", "the gather in backward is missing"),
+    (d06.sequence, identity_before_the_pair, "crashed", "the sum in backward is missing"),
     (d06.sequence, leave_without_gather, "wrong", "another shape than the tokens'"),
     (d06.sequence, plain_functions, "wrong", "an output cut off from x"),
     (d06.sequence, all_reduce_and_slice, "wrong", "more bytes than tensor parallelism alone"),
     (d06.sequence, whole_output, "wrong", "another shape than the tokens'"),
     (d06.sequence, no_gather, "wrong", "no gather before the pair"),
-    (d06.sequence, first_tokens, "wrong", "partial outputs never summed"),
     (d07.one_f_one_b, warm(lambda rank, p, m: p), "wrong", "a warm-up that is too long"),
     (d07.one_f_one_b, warm(lambda rank, p, m: p - rank), "wrong", "a warm-up that is too long"),
     (d07.one_f_one_b, warm(lambda rank, p, m: max(0, p - 2 - rank)), "wrong", "a warm-up that is too short"),
@@ -585,49 +562,21 @@ MISTAKES = [
     (d07.one_f_one_b, one_forward_missing, "wrong", "a forward is missing"),
     slow(d07.one_f_one_b, never_ends, "crashed", None),
     (d07.share, smaller_bubble, "wrong", "1F1B shrinks the bubble"),
-    (d07.share, lambda schedule, p, m: (p - 1) / (3 * m + p - 1), "wrong", "a missing drain"),
-    (d07.share, lambda schedule, p, m: m / (m + p - 1), "wrong", "the busy share"),
-    (d07.share, lambda schedule, p, m: 100 * (p - 1) / (m + p - 1), "wrong", "percent instead of a share"),
     (d07.one_f_one_b, overruns, "wrong", "a forward too many"),
     (d07.one_f_one_b, without_min, "wrong", "a forward too many"),
     (d07.one_f_one_b, split_backward, "wrong", "a backward in two parts"),
-    (d07.share, lambda schedule, p, m: (p - 1) / m, "wrong", "the other definition of bubble"),
-    (d07.share, lambda schedule, p, m: p / (m + p), "wrong", "p where p-1 was meant"),
     (d07.share, lambda schedule, p, m: "a quarter", "wrong", "no number"),
     (d07.share, lambda schedule, p, m: 0.25, "wrong", "another share"),
-    (d08.members, tp_outermost, "wrong", "TP outermost"),
-    (d08.members, in_order(("pp", "dp", "tp")), "wrong", "one order for all"),
-    (d08.members, in_order(("dp", "pp", "tp")), "wrong", "one order for all"),
     (d08.members, overlapping, "wrong", "groups that do not partition the ranks"),
     (d08.members, too_many, "wrong", "groups of another size"),
     (d08.members, without_itself, "wrong", "a rank outside its own group"),
     (d08.members, beyond, "wrong", "ranks that do not exist"),
     (d08.members, coordinates_only, "wrong", "no groups"),
-    (d08.across, reach(lambda size, step, node: size > node), "wrong", "size where reach was meant"),
-    (d08.across, outwards, "wrong", "TP outermost"),
-    (d08.across, ones_too, "wrong", "a group of one"),
     (d08.across, always_dp, "wrong", "the same axes for every layout"),
-    (d08.across, reach(lambda size, step, node: size * step >= node), "wrong", "a full node is not left"),
-    (
-        d08.across,
-        reach(lambda size, step, node: (size - 1) * step > node),
-        "wrong",
-        "the far end is one rank further",
-    ),
-    (d08.across, reach(lambda size, step, node: step >= node), "wrong", "neighbours only"),
     (d08.across, lambda sizes, node: ["tp" if sizes["tp"] > node else None], "wrong", "no list of axes"),
     (d08.members, in_order(("dp", "tp", "pp")), "wrong", "TP's ranks are no neighbours"),
-    (d09.states, counts(t_of_gradients=False), "wrong", "gradients not divided by t"),
-    (d09.states, counts(zeros=(1, 1, 1)), "wrong", "ZeRO-1 divides everything"),
-    (d09.states, counts(optimizer=8), "wrong", "the master copy is forgotten"),
-    (d09.states, counts(take=lambda s: sum(s) / len(s)), "wrong", "the average stage, not the largest"),
-    (d09.states, counts(take=sum), "wrong", "all stages on one GPU"),
-    (d09.states, counts(zeros=(3, 3, 1)), "wrong", "ZeRO-2 leaves gradients whole"),
     (d09.states, counts(weights=4), "wrong", "another number"),
     (d09.states, lambda stages, d, t, zero: 16 * max(stages) / t, "wrong", "not three numbers"),
-    (d09.states, counts(2, 4, 12), "wrong", "float32 gradients"),
-    (d09.states, counts(4, 4, 8), "wrong", "all float32, not mixed precision"),
-    (d09.states, counts(take=lambda s: s[0]), "wrong", "the first stage, not the largest"),
     (d09.ring, through_rank_0, "wrong", "everything through one rank"),
     (d09.ring, single_precision, "wrong", "not one chunk"),
     (d09.states, as_text, "wrong", "not three numbers"),
@@ -668,15 +617,4 @@ OTHERWISE_RIGHT = [
     (d06.sequence, with_classes),
     (d07.one_f_one_b, own_order),
     (d09.ring, straight_to_the_owner),
-]
-EXERCISES = [
-    d05.overlapped,
-    d06.plan,
-    d06.sequence,
-    d07.one_f_one_b,
-    d07.share,
-    d08.members,
-    d08.across,
-    d09.states,
-    d09.ring,
 ]

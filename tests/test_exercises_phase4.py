@@ -18,11 +18,6 @@ from helpers.theory.models import find_model
 from helpers.train import Config
 
 
-def with_states(states):
-    """An attempt that is right but for its first answer."""
-    return lambda n, d, t, p, m, node: (states(n, d, t, p), *d14.meeting(n, d, t, p, m, node)[1:])
-
-
 def with_bubble(bubble):
     return lambda n, d, t, p, m, node: (
         d14.meeting(n, d, t, p, m, node)[0],
@@ -38,63 +33,7 @@ def with_crossing(crossing):
 MISTAKES = [
     (d14.defend, lambda n, d, t, p, m, node: n, "wrong", "not three answers"),
     (d14.defend, lambda n, d, t, p, m, node: (1.0, 0.1, ["dp"]), "wrong", "not three answers"),
-    (d14.defend, with_states(lambda n, d, t, p: 16 * n / (d * t * p)), "wrong", "ZeRO-1 divides everything"),
-    (
-        d14.defend,
-        with_states(lambda n, d, t, p: 2 * n + 2 * n / (t * p) + 12 * n / (d * t * p)),
-        "wrong",
-        "gradients not divided by t·p",
-    ),
-    (d14.defend, with_states(lambda n, d, t, p: 16 * n / (t * p)), "wrong", "nothing divided by d"),
-    (
-        d14.defend,
-        with_states(lambda n, d, t, p: 4 * n + 12 * n / d),
-        "wrong",
-        "the model is not divided by t·p",
-    ),
-    (
-        d14.defend,
-        with_states(lambda n, d, t, p: 4 * n / (t * p) + 8 * n / (d * t * p)),
-        "wrong",
-        "the master copy is forgotten",
-    ),
-    (
-        d14.defend,
-        with_states(lambda n, d, t, p: 2 * n / (t * p) + 14 * n / (d * t * p)),
-        "wrong",
-        "ZeRO-2, not ZeRO-1",
-    ),
-    (d14.defend, with_bubble(lambda p, m: (p - 1) / m), "wrong", "idle over ideal time"),
-    (d14.defend, with_bubble(lambda p, m: p / (m + p)), "wrong", "p where p − 1 was meant"),
     (d14.defend, with_bubble(lambda p, m: 0.5), "wrong", "another bubble"),
-    (
-        d14.defend,
-        with_crossing(
-            lambda d, t, p, node: (
-                {a for a, k in (("tp", t), ("pp", p), ("dp", d)) if k > 1} if d * t * p > node else set()
-            )
-        ),
-        "wrong",
-        "the whole job, not each group",
-    ),
-    (
-        d14.defend,
-        with_crossing(lambda d, t, p, node: {"tp", "pp", "dp"} if d * t * p > node else set()),
-        "wrong",
-        "the whole job, not each group",
-    ),
-    (
-        d14.defend,
-        with_crossing(
-            lambda d, t, p, node: {
-                a
-                for a, k, ends in (("tp", t, t), ("dp", d, t * d), ("pp", p, t * p))
-                if k > 1 and ends > node
-            }
-        ),
-        "wrong",
-        "a replica smaller than a node keeps PP inside",
-    ),
     (
         d14.defend,
         with_crossing(lambda d, t, p, node: {"dp"} if d * t * p > node else set()),
@@ -117,7 +56,6 @@ MISTAKES = [
     ),
     (d14.defend, lambda n, d, t, p, m, node: 1 / 0, "crashed", None),
 ]
-EXERCISES = [d14.defend]
 
 
 @pytest.fixture(scope="module")
