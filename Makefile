@@ -25,7 +25,7 @@ TORCH_FROM = $(BIN)/python $(PIP) --no-deps torch --index-url
 .PHONY: lab test test-all attempts lint refresh bench cards cheatsheet site slides colab clean
 
 lab: $(READY)
-	$(BIN)/python -m helpers lab my --port=$(PORT) $(addprefix --fresh=,$(FRESH))
+	$(BIN)/python -m three_axes lab my --port=$(PORT) $(addprefix --fresh=,$(FRESH))
 
 test: $(READY)
 	$(BIN)/python tests/run_all.py
@@ -47,18 +47,18 @@ refresh: $(READY)
 
 # Half an hour: tables and a figure in build/bench. What people would use instead goes into an environment of its own.
 bench: $(READY) $(PEERS)/.ready
-	$(PEERS)/bin/python bench/peers.py
-	$(PEERS)/bin/python bench/cost_peers.py
-	for table in ranks counting cost_of_counting explain fabric schedules cost_model training course; do $(BIN)/python bench/$$table.py || exit 1; done
+	$(PEERS)/bin/python tools/bench/peers.py
+	$(PEERS)/bin/python tools/bench/cost_peers.py
+	for table in ranks counting cost_of_counting explain fabric schedules cost_model training course; do $(BIN)/python tools/bench/$$table.py || exit 1; done
 
 cards cheatsheet site: $(READY)
 	$(BIN)/python -m helpers $@
 
 slides: $(READY)
-	$(BIN)/python -m helpers slides $(DROP)
+	$(BIN)/python -m three_axes slides $(DROP)
 
 colab: $(READY)
-	$(BIN)/python -m helpers.lesson.colab $(REPO)
+	$(BIN)/python -m tools.colab $(REPO)
 
 clean:
 	rm -rf $(VENV) $(PEERS) build

@@ -2,7 +2,7 @@
 
 `World` starts real ranks beside the notebook; `progress` wraps a loop that runs on them, and there
 `count_from_here`, `counted_so_far`, `peak_memory` and `rank_state` say and keep what a rank needs. `counting`
-counts a block of any process of torch.distributed. `helpers.theory` needs neither torch nor ranks, so nothing
+counts a block of any process of torch.distributed. `three_axes.plan` needs neither torch nor ranks, so nothing
 is imported here until it is asked for. In a notebook `import helpers` makes %%ranks known.
 """
 
@@ -14,26 +14,27 @@ ON_RANKS = ("progress", "count_from_here", "counted_so_far", "peak_memory", "ran
 def _know_ranks() -> None:
     """In a notebook %%ranks is known from here on; the first such cell imports what it needs."""
     if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()):
-        shell.magics_manager.register_lazy("ranks", "helpers.lesson.magic")
+        shell.magics_manager.register_lazy("ranks", "helpers.ranks.magic")
 
 
 def __getattr__(name: str):
     if name == "counting":
-        from .count.counting import counting
+        from three_axes.count.counting import counting
 
         return counting
     if name not in ("World", *ON_RANKS):
         raise AttributeError(f"module 'helpers' has no attribute {name!r}")
     from multiprocessing import parent_process
 
-    from .commands import course_needed
-    from .runtime import server
+    from three_axes.commands import course_needed
+
+    from .ranks import server
 
     if parent_process() is None:  # a rank that imports this has no use for ranks
         server.warm()  # first of all: it imports torch for the ranks while the notebook does for itself
     with server.undisturbed(), course_needed(f"helpers.{name}"):
-        from .runtime import current
-        from .runtime.world import World
+        from .ranks import current
+        from .ranks.world import World
     _know_ranks()
     return World if name == "World" else getattr(current, name)
 

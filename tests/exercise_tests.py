@@ -14,8 +14,8 @@ import sys
 import pytest
 from worlds import Lent
 
-from helpers.lesson.books import module_of, notebooks, number
-from helpers.lesson.practice import Exercise
+from helpers.practice.books import module_of, notebooks, number
+from helpers.practice.exercise import Exercise
 
 __all__ = ["judges_share_worlds", "test_a_mistake_is_caught_and_named", "test_what_is_right_passes"]
 
@@ -68,7 +68,7 @@ def judges_share_worlds():
     from helpers import World
 
     lent = Lent(World)
-    judging = ("helpers.lesson.engine", "helpers.lesson.drops")
+    judging = ("helpers.practice.engine", "drops")
     with pytest.MonkeyPatch.context() as patch:
         for name, module in list(sys.modules.items()):
             if name.startswith(judging) and getattr(module, "World", None) is World:

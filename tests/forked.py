@@ -1,4 +1,4 @@
-"""Commands in processes that are forked from where ranks come from (`helpers.runtime.server`). These have
+"""Commands in processes that are forked from where ranks come from (`helpers.ranks.server`). These have
 imported torch, which takes a new Python longer than most commands take.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 def context():
     """What makes such processes; where ranks are spawned, new ones."""
-    from helpers.runtime import server
+    from helpers.ranks import server
 
     server.warm(0)
     return get_context("spawn" if server.spawns() else "forkserver")
@@ -26,7 +26,7 @@ def command(*argv: str, cwd, ranks: int = 1, timeout: float = 120) -> subprocess
     """
     import torch.distributed as dist
 
-    from helpers.runtime import server
+    from helpers.ranks import server
 
     surroundings = [{}]
     if ranks > 1:

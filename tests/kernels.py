@@ -19,7 +19,7 @@ from unittest.mock import patch
 from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning import local_provisioner
 
-# What `helpers.runtime.preload` has that is not ours, and what a kernel has. Not Matplotlib, which asks at
+# What `helpers.ranks.preload` has that is not ours, and what a kernel has. Not Matplotlib, which asks at
 # once how it shall draw.
 IMPORTED = [
     "torch.distributed.fsdp",

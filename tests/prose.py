@@ -9,17 +9,17 @@ from pathlib import Path
 
 import torch
 
+from drops import b1, b2, b3, d05, d06, d07, d10, d11, d12, d13, d14
 from helpers import toy
-from helpers.files import find
-from helpers.lesson.defence import Defence
-from helpers.lesson.drops import b1, b2, b3, d05, d06, d07, d10, d11, d12, d13, d14
-from helpers.table import human
-from helpers.theory import CLUSTERS, Job, Layout, memory, plan, validation
-from helpers.theory.collectives import book
-from helpers.theory.frameworks import FRAMEWORKS
-from helpers.theory.memory import stage_memory, states
-from helpers.theory.models import find_model
-from helpers.theory.traced import beyond, traced_job
+from helpers.practice.defence import Defence
+from three_axes.files import find
+from three_axes.paper.collectives import book
+from three_axes.plan import CLUSTERS, Job, Layout, memory, plan, validation
+from three_axes.plan.frameworks import FRAMEWORKS
+from three_axes.plan.memory import stage_memory, states
+from three_axes.plan.models import find_model
+from three_axes.plan.traced import beyond, traced_job
+from three_axes.table import human
 
 ROOT = Path(__file__).resolve().parent.parent
 N = sum(p.numel() for p in toy.ToyTransformer(hidden=256).parameters())

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from test_world import alive, assert_usable, fails, linux
 
+from drops import d01, d02
 from helpers import World
-from helpers.lesson.drops import d01, d02
-from helpers.runtime.failure import RankError, RanksInterrupted
+from helpers.ranks.failure import RankError, RanksInterrupted
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_a_rank_that_imports_world_starts_no_server_of_its_own(pair):
 
     def imports():
         from helpers import World, progress  # noqa: F401
-        from helpers.runtime import server
+        from helpers.ranks import server
 
         return server._runs()
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from drops import d10
 from helpers import toy
-from helpers.lesson.drops import d10
-from helpers.runtime.allocator import MIB, CachingAllocator
+from helpers.emulate.allocator import MIB, CachingAllocator
 
 
 def test_small_tensors_share_a_segment_and_large_ones_have_their_own():

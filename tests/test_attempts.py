@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from exercise_tests import EXERCISES, judges_share_worlds  # noqa: F401
 
-from helpers.lesson.drops import b4
-from helpers.lesson.engine import Asked, edited
+from drops import b4
+from helpers.practice.engine import Asked, edited
 
 with open(Path(__file__).with_name("attempts.csv"), encoding="utf-8") as f:
     ROWS = [tuple(row.values()) for row in csv.DictReader(f)]

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from drops import b1, b4, b4_runs
+from drops.b4_runs import seed_of
 from helpers import World, toy
-from helpers.lesson import gantt
-from helpers.lesson.drops import b1, b4, b4_runs
-from helpers.lesson.drops.b4_runs import seed_of
-from helpers.runtime.failure import RankError
+from helpers.draw import gantt
+from helpers.ranks.failure import RankError
 from helpers.toy import context, experts
 
 

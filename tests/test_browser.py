@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers.lesson.drops import b1, b2, b3, b4
-from helpers.lesson.drops.d01 import fingerprints
-from helpers.lesson.practice import Exercise
-from helpers.runtime.ports import free_port
+from drops import b1, b2, b3, b4
+from drops.d01 import fingerprints
+from helpers.practice.exercise import Exercise
+from helpers.ranks.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = next(
@@ -71,7 +71,7 @@ def lab(tmp_path_factory):
         "THREE_AXES_PROGRESS": str(folder / "progress.json"),
     }
     server = subprocess.Popen(
-        [sys.executable, "-m", "helpers", "lab", str(folder / "my"), "--no-browser", f"--port={port}"],
+        [sys.executable, "-m", "three_axes", "lab", str(folder / "my"), "--no-browser", f"--port={port}"],
         env=environ,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -249,7 +249,7 @@ def test_predict_fail_read_why_pass_and_stop(notebook):
 @pytest.mark.parametrize("notebook", ["07", "09", "13"], indirect=True)
 def test_a_slider_by_keyboard_and_by_mouse(notebook):
     page = notebook.page
-    notebook.run("from helpers.lesson.drops import", "explore.")
+    notebook.run("from drops import", "explore.")
     assert notebook.errors() == []
     picture = page.locator(".three-axes-explorer img, img.three-axes-explorer").last
     before = picture.get_attribute("src")
@@ -280,7 +280,7 @@ def test_a_slider_by_keyboard_and_by_mouse(notebook):
 @pytest.mark.parametrize("notebook", ["14"], indirect=True)
 def test_training_as_it_goes_a_card_and_the_final(notebook):
     page = notebook.page
-    notebook.run("from helpers.lesson.defence", "plan = d14.the_plan", "mine = Defence(")
+    notebook.run("from helpers.practice.defence", "plan = d14.the_plan", "mine = Defence(")
     source = next(source for source in notebook.sources() if "d14.train_on" in source)
     notebook.write(
         notebook.cell("d14.train_on"),

@@ -7,8 +7,8 @@ import shutil
 import pytest
 from test_browser import MINUTE, ROOT, Notebook, lab, page, show  # noqa: F401
 
-from helpers.lesson.books import notebooks
-from helpers.lesson.picture import INK
+from helpers.draw.picture import INK
+from helpers.practice.books import notebooks
 
 WITHOUT_KERNEL = {"shouldStart": False, "autoStartDefault": False}
 # What cannot be read or is not there in the outputs of the open notebook. Contrast is WCAG's, at least 4.5.
@@ -83,7 +83,7 @@ def test_all_that_is_stored_can_be_read_in_the_dark(dark, lab):  # noqa: F811
 @pytest.mark.slow
 def test_a_notebook_whose_kernel_is_gone_misses_no_widget(dark, lab):  # noqa: F811
     opened = Notebook(dark, lab[1], "09")
-    opened.run("from helpers.lesson.drops import", "guess = predict(", "explore.")
+    opened.run("from drops import", "guess = predict(", "explore.")
     assert opened.errors() == [] and trouble(dark) == []
     sliders = dark.locator(".noUi-handle").count()
     dark.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")

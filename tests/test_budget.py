@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import World, toy
-from helpers.runtime.failure import RankError
+from helpers.ranks.failure import RankError
 
 
 @pytest.fixture(scope="module")

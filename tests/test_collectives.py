@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.theory.collectives import book, gloo, group_seconds, hop_by_hop, ring_seconds, seconds
-from helpers.theory.hardware import Network
+from three_axes.paper.collectives import book, gloo, group_seconds, hop_by_hop, ring_seconds, seconds
+from three_axes.paper.hardware import Network
 
 
 @pytest.mark.parametrize("n, factor", [(2, 1), (3, 4 / 3), (4, 1.5), (8, 1.75)])

@@ -1,4 +1,4 @@
-"""The cost model against published runs: a change that makes it worse is noticed. bench/cost_model.py prints
+"""The cost model against published runs: a change that makes it worse is noticed. tools/bench/cost_model.py prints
 the table.
 """
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.__main__ import parser
-from helpers.theory import FRAMEWORKS, MODELS, Job, Layout
-from helpers.theory.memory import stage_memory
-from helpers.theory.validation import SETS, errors, table
+from three_axes.__main__ import parser
+from three_axes.plan import FRAMEWORKS, MODELS, Job, Layout
+from three_axes.plan.memory import stage_memory
+from three_axes.plan.validation import SETS, errors, table
 
 # Mean error of seconds per step, in percent, that each table must stay below.
 BELOW = {

@@ -13,19 +13,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from helpers.count.against import against
-from helpers.runtime.report import CollectiveCount
-from helpers.theory import MODELS, Job, Layout
-from helpers.theory.collectives import book
-from helpers.theory.frameworks import find_framework
-from helpers.theory.traffic import calls
+from three_axes.count.against import against
+from three_axes.count.report import CollectiveCount
+from three_axes.paper.collectives import book
+from three_axes.plan import MODELS, Job, Layout
+from three_axes.plan.frameworks import find_framework
+from three_axes.plan.traffic import calls
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_a_block_is_counted_and_nothing_beside_it(world):
     def block():
-        from helpers import counting
+        from three_axes import counting
 
         dist.all_reduce(torch.ones(7))
         with counting() as traffic:
@@ -43,7 +43,7 @@ def test_a_block_is_counted_and_nothing_beside_it(world):
 
 
 def test_nothing_is_left_behind():
-    from helpers import counting
+    from three_axes import counting
 
     patched = lambda: (dist.Work.wait, dist.ProcessGroup._end_coalescing, DeviceMesh.get_group)
     before = patched()
@@ -59,7 +59,7 @@ def test_axes_that_span_all_ranks_keep_their_names(world):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        from helpers import counting
+        from three_axes import counting
 
         dp = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
         tp = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
@@ -84,7 +84,7 @@ def test_steps_end_with_the_optimizer(world):
         from torch.distributed.optim import ZeroRedundancyOptimizer
         from torch.nn.parallel import DistributedDataParallel
 
-        from helpers import counting
+        from three_axes import counting
 
         net = DistributedDataParallel(torch.nn.Linear(32, 32))
         optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
@@ -110,7 +110,7 @@ def test_steps_end_with_the_optimizer(world):
 
 def test_a_timeline_can_be_saved(world, tmp_path):
     def step():
-        from helpers.runtime.clock import span
+        from three_axes.count.clock import span
 
         with span("F", 0):
             a = dist.all_reduce(torch.ones(100_000), async_op=True)
@@ -175,7 +175,7 @@ def check_format(trace: dict, ranks: int) -> None:
 
 def test_a_block_that_raises_is_not_waited_for(world):
     def raises():
-        from helpers import counting
+        from three_axes import counting
 
         try:
             with counting() as traffic:
@@ -235,7 +235,7 @@ def test_a_script_is_counted_unchanged(tmp_path):
 def torchrun(tmp_path, *arguments: str, ranks: int = 4) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run(
-        [*command, "-m", "helpers", "count", *arguments],
+        [*command, "-m", "three_axes", "count", *arguments],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,

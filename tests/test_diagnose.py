@@ -2,10 +2,10 @@
 
 import pytest
 
-from helpers.lesson import diagnose
-from helpers.lesson.diagnose import Illegal
-from helpers.theory import schedules
-from helpers.theory.simulation import simulate
+from helpers.practice import diagnose
+from helpers.practice.diagnose import Illegal
+from three_axes.paper import schedules
+from three_axes.paper.simulation import simulate
 
 
 def text(schedule):

@@ -5,7 +5,7 @@ edit of the solution, is told its own name and no other's.
 import pytest
 from exercise_tests import EXERCISES, empty, judges_share_worlds  # noqa: F401
 
-from helpers.lesson.engine import Compared, mistakes_of
+from helpers.practice.engine import Compared, mistakes_of
 
 WITH_EDITS = {name: one for name, one in EXERCISES.items() if isinstance(one, Compared) and one.edits}
 

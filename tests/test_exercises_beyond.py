@@ -10,8 +10,8 @@ from exercise_tests import *  # noqa: F403
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from drops import b1, b2, b3, b4
 from helpers import toy
-from helpers.lesson.drops import b1, b2, b3, b4
 
 # -- b1 ----------------------------------------------------------------------------------------
 

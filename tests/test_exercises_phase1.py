@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from exercise_tests import *  # noqa: F403
 from exercise_tests import slow
 
+from drops import d01, d02, d03, d04
 from helpers import toy
-from helpers.lesson.drops import d01, d02, d03, d04
 
 # -- drop 01 ---------------------------------------------------------------------------------
 

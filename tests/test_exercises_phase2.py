@@ -12,13 +12,13 @@ from exercise_tests import slow
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import PrepareModuleInput
 
+from drops import d05, d06, d07, d08, d09
 from helpers import toy
-from helpers.lesson.drops import d05, d06, d07, d08, d09
+from helpers.toy.names import reduce_scatter
 
 # Under other names: exercises refuse an answer that says `placement` or `schedules`.
-from helpers.theory import placement as grids
-from helpers.theory import schedules as orders
-from helpers.toy.names import reduce_scatter
+from three_axes.paper import placement as grids
+from three_axes.paper import schedules as orders
 
 # -- drop 05 ---------------------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ from dataclasses import asdict
 import pytest
 from exercise_tests import *  # noqa: F403
 
-from helpers import World
-from helpers.explain import explain
-from helpers.lesson import draw, explore
-from helpers.lesson.drops import d10, d11, d12, d13
+from drops import d10, d11, d12, d13
+from helpers import World, draw
+from helpers.draw import explore
+from three_axes.explain import explain
 
 # -- drop 10 ---------------------------------------------------------------------------------
 
@@ -329,4 +329,4 @@ def test_every_cure_is_run_on_real_ranks_in_the_order_on_paper():
     for name, (on_paper, measured) in timelines.items():
         ran = [[(s.kind, s.label) for s in row if s.kind != "wait"] for row in measured.rows]
         assert ran == [[(op.kind, str(op.microbatch)) for op in ops] for ops in on_paper.schedule.ops], name
-        assert measured.bubble > on_paper.bubble - 0.02, name  # bench/schedules.py measures how near
+        assert measured.bubble > on_paper.bubble - 0.02, name  # tools/bench/schedules.py measures how near

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from exercise_tests import *  # noqa: F403
 
+from drops import d14
 from helpers import World
-from helpers.lesson import report
-from helpers.lesson.defence import QUESTIONS, Defence
-from helpers.lesson.drops import d14
-from helpers.theory import CLUSTERS, FRAMEWORKS, Job, Layout, plan
-from helpers.theory.models import find_model
+from helpers.practice import report
+from helpers.practice.defence import QUESTIONS, Defence
 from helpers.train import Config
+from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, Layout, plan
+from three_axes.plan.models import find_model
 
 
 def with_bubble(bubble):

@@ -8,18 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, placement, plan
-from helpers.theory.collectives import all_to_all_seconds
-from helpers.theory.cost import step_terms
-from helpers.theory.frameworks import CONTEXT
-from helpers.theory.memory import largest_stage, peak_memory, stage_memory, stage_params, states
-from helpers.theory.operations import head, layer
-from helpers.theory.possible import check
-from helpers.theory.shape import Experts
-from helpers.theory.stages import kinds_on_rank, layers_on_rank, layers_on_stage
-from helpers.theory.traffic import calls, sent
-from helpers.theory.validation import errors_of, row_of, rows
-from helpers.theory.validation_axes import SETS, folding, memory_of_deepseek_v3
+from three_axes.paper import placement
+from three_axes.paper.collectives import all_to_all_seconds
+from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
+from three_axes.plan.cost import step_terms
+from three_axes.plan.frameworks import CONTEXT
+from three_axes.plan.memory import largest_stage, peak_memory, stage_memory, stage_params, states
+from three_axes.plan.operations import head, layer
+from three_axes.plan.possible import check
+from three_axes.plan.shape import Experts
+from three_axes.plan.stages import kinds_on_rank, layers_on_rank, layers_on_stage
+from three_axes.plan.traffic import calls, sent
+from three_axes.plan.validation import errors_of, row_of, rows
+from three_axes.plan.validation_axes import SETS, folding, memory_of_deepseek_v3
 
 DGX, MEGATRON = CLUSTERS["dgx-h100"], FRAMEWORKS["megatron-lm"]
 MIXTRAL, V3 = MODELS["mixtral-8x7b"], MODELS["deepseek-v3"]

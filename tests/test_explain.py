@@ -11,11 +11,11 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.__main__ import main
-from helpers.explain import Unreadable, explain
-from helpers.explain.collectives import plain
-from helpers.explain.intervals import both, length, union, without
-from helpers.explain.reading import read
+from three_axes.__main__ import main
+from three_axes.explain import Unreadable, explain
+from three_axes.explain.collectives import plain
+from three_axes.explain.intervals import both, length, union, without
+from three_axes.explain.reading import read
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda s: (s[0], s[0] + s[1])))
 
@@ -182,7 +182,7 @@ def test_a_file_that_is_not_there(tmp_path, capsys):
 
 
 def test_events_are_read_across_the_borders_of_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("helpers.explain.reading.CHUNK", 50)
+    monkeypatch.setattr("three_axes.explain.reading.CHUNK", 50)
     file = write(tmp_path / "t.json", by_hand(), distributedInfo={"rank": 1})
     whole = read(file)
     assert len(whole.gpu) == 9 and len(whole.launches) == 5 and whole.rank == 1

@@ -7,12 +7,12 @@ import torch
 import torch.distributed as dist
 
 from helpers import World, toy
-from helpers.runtime.clock import shortest
-from helpers.runtime.failure import RankError
-from helpers.runtime.uplink import Oversubscribed, leaving, passed
-from helpers.theory import Network
-from helpers.theory.collectives import hop_by_hop
+from helpers.emulate.uplink import Oversubscribed, leaving, passed
+from helpers.ranks.failure import RankError
 from helpers.toy.names import reduce_scatter
+from three_axes.count.clock import shortest
+from three_axes.paper.collectives import hop_by_hop
+from three_axes.plan import Network
 
 SLOW = Network(
     name="two slow nodes",
@@ -44,7 +44,7 @@ def best(world, fn, *args, enough=0.0):
 
 
 def takes(world, expected, fn, *args, rel=0.1):
-    """Never less than the theory's seconds, and not much more: bench/fabric.py measures how much on a machine
+    """Never less than the theory's seconds, and not much more: tools/bench/fabric.py measures how much on a machine
     with nothing else to do.
     """
     measured = best(world, fn, *args, enough=(1 + rel) * expected)
@@ -199,7 +199,7 @@ def test_a_pipeline_of_stand_ins_keeps_its_schedule_on_it(eight):
         if dist.get_rank() > 1:
             return 0.0
         stage = toy.StandIn(0.02, 0.02, 0.0)
-        from helpers.theory.schedules import gpipe
+        from three_axes.paper.schedules import gpipe
 
         tokens, targets = toy.make_batch(4, 8)
         dist.barrier(group)
@@ -219,7 +219,7 @@ def test_a_pipeline_of_stand_ins_keeps_its_schedule_on_it(eight):
 
 
 def test_what_is_no_fabric_is_refused():
-    with pytest.raises(TypeError, match="a fabric is a helpers.theory.Network"):
+    with pytest.raises(TypeError, match="a fabric is a three_axes.plan.Network"):
         World(2, fabric="fast")
     with pytest.raises(TypeError, match="needs counted=True"):
         World(2, fabric=SLOW, counted=False)

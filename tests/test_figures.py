@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from test_notebooks import NOTEBOOKS
 
-from helpers.lesson import pages as framed
+from tools import pages as framed
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURE = r"\d[\d.,]* ?(?:[kMGT]i?B|%|ms|µs)(?!\w)"

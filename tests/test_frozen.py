@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
-from helpers.theory.adapters import MATRICES, Lora
-from helpers.theory.cost import step_terms
-from helpers.theory.data_parallel import adapter_share, synchronisation
-from helpers.theory.flags import SOURCES, flags
-from helpers.theory.layout import Axes
-from helpers.theory.meeting import close_calls
-from helpers.theory.memory import activations_per_layer, stage_states
-from helpers.theory.operations import head, layer
-from helpers.theory.page import page
-from helpers.theory.traffic import sent
+from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
+from three_axes.plan.adapters import MATRICES, Lora
+from three_axes.plan.cost import step_terms
+from three_axes.plan.data_parallel import adapter_share, synchronisation
+from three_axes.plan.flags import SOURCES, flags
+from three_axes.plan.layout import Axes
+from three_axes.plan.meeting import close_calls
+from three_axes.plan.memory import activations_per_layer, stage_states
+from three_axes.plan.operations import head, layer
+from three_axes.plan.page import page
+from three_axes.plan.traffic import sent
 
 MEGATRON, TITAN = FRAMEWORKS["megatron-lm"], FRAMEWORKS["torchtitan"]
 JOB = Job(MODELS["llama-3-8b"], CLUSTERS["dgx-h100"], 32, 4096, MEGATRON)

@@ -14,14 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import World, devices, doctor
-from helpers.__main__ import main
-from helpers.doctor.check import Check, Skipped, Wrong
-from helpers.doctor.training import SMALL_RUN
-from helpers.runtime import operators
-from helpers.runtime.messages import Error
-from helpers.runtime.ports import free_port
+from helpers import World
+from helpers.ranks.messages import Error
+from helpers.ranks.ports import free_port
 from helpers.train import launch
+from three_axes import devices
+from three_axes.__main__ import main
+from three_axes.count import operators
+from tools import doctor
+from tools.doctor.check import Check, Skipped, Wrong
+from tools.doctor.training import SMALL_RUN
 
 HERE = Path(__file__).resolve().parent
 STANDIN = HERE / "standin"
@@ -191,7 +193,7 @@ def standin():
 
 def examined(checks: str, environ: dict) -> str:
     ran = subprocess.run(
-        [sys.executable, "-m", "helpers", "doctor", *checks.split()],
+        [sys.executable, "-m", "three_axes", "doctor", *checks.split()],
         cwd=HERE.parent,
         env=environ,
         capture_output=True,
@@ -255,7 +257,7 @@ def python(code: str, environ: dict) -> str:
 def test_drop_11_knows_its_axes_beside_a_gpu(standin):
     output = python(
         """
-from helpers.lesson.drops import d11
+from drops import d11
 parts = d11.measure(1, 4, 1).parts
 print({axis: seconds > 0.1 for axis, seconds in parts.items() if axis in ("tp", "pp", "dp")})
 """,
@@ -269,8 +271,8 @@ def test_drop_14_trains_on_as_many_gpus_as_there_are(standin):
     code = """
 import tempfile
 from pathlib import Path
-from helpers.lesson.drops import d14
-from helpers.theory import Layout
+from drops import d14
+from three_axes.plan import Layout
 from helpers.train import Config
 with d14.world_here() as world, tempfile.TemporaryDirectory() as folder:
     sizes = dict(batch=16, microbatch=4, steps=8, hidden=32, seq_len=16)
@@ -343,7 +345,7 @@ def test_an_emulated_network_and_gpus_exclude_each_other(standin):
     output = python(
         """
 from helpers import World
-from helpers.theory import CLUSTERS
+from three_axes.plan import CLUSTERS
 try:
     World(1, gpus=True, fabric=CLUSTERS["dgx-h100"])
 except ValueError as e:

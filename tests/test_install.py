@@ -23,10 +23,10 @@ import numpy
 import pytest
 from test_explain import by_hand
 
-from helpers.__main__ import parser
-from helpers.commands import COMMANDS
-from helpers.lesson import lab
-from helpers.runtime.ports import free_port
+from helpers.ranks.ports import free_port
+from three_axes.__main__ import parser
+from three_axes.commands import COMMANDS
+from tools import lab
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = Path(numpy.__file__).parents[1]  # which has all of [test]
@@ -178,7 +178,7 @@ def test_numpy_alone_knows_its_tables_and_says_what_it_lacks(numpy_only, tmp_pat
     python = numpy_only / "python"
     there = run(python, "-c", "import helpers, numpy; print(helpers.__file__); import torch", cwd=tmp_path)
     assert str(numpy_only.parent) in there.stdout and "No module named 'torch'" in there.stderr
-    table = run(python, "-c", "from helpers.theory.validation import table; print(table())", cwd=tmp_path)
+    table = run(python, "-c", "from three_axes.plan.validation import table; print(table())", cwd=tmp_path)
     assert "Narayanan" in table.stdout, table.stderr
     for command in set(COMMANDS) - set(SIZING):
         arguments, _ = COURSE.get(command, ("", ""))

@@ -15,10 +15,11 @@ import nbformat
 import pytest
 from test_notebooks import FOLDER, NOTEBOOKS, text
 
-from helpers.__main__ import main
-from helpers.lesson import cards, classroom, colab, passed, printables, progress, quiz, slides, wall
-from helpers.lesson.books import module_of
-from helpers.lesson.drops import d01
+from drops import d01
+from helpers.practice import cards, passed, progress, quiz
+from helpers.practice.books import module_of
+from three_axes.__main__ import main
+from tools import classroom, colab, printables, slides, wall
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOKS = {path.name[:2]: nbformat.read(path, as_version=4) for path in NOTEBOOKS}
@@ -303,9 +304,9 @@ def test_every_relative_link_leads_somewhere(file):
 
 NAMES = {module_of(n).rpartition(".")[2]: module_of(n) for n in BOOKS} | {
     "toy": "helpers.toy",
-    "draw": "helpers.lesson.draw",
-    "schedules": "helpers.theory.schedules",
-    "simulation": "helpers.theory.simulation",
+    "draw": "helpers.draw",
+    "schedules": "three_axes.paper.schedules",
+    "simulation": "three_axes.paper.simulation",
 }
 
 

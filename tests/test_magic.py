@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 import kernels
 import pytest
 
-from helpers.files import find
+from three_axes.files import find
 
 
 def in_a_shell() -> tuple[str, ...]:

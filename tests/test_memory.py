@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.theory import FRAMEWORKS, Job, estimate
-from helpers.theory.frameworks import TEXTBOOK
-from helpers.theory.layout import RECOMPUTE, Layout
-from helpers.theory.memory import (
+from three_axes.paper.schedules import gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
+from three_axes.paper.simulation import simulate
+from three_axes.plan import FRAMEWORKS, Job, estimate
+from three_axes.plan.frameworks import TEXTBOOK
+from three_axes.plan.layout import RECOMPUTE, Layout
+from three_axes.plan.memory import (
     BYTES_PER_PARAMETER,
     activations_per_layer,
     in_flight,
@@ -21,11 +23,9 @@ from helpers.theory.memory import (
     stage_params,
     states,
 )
-from helpers.theory.models import MODELS, ModelShape
-from helpers.theory.possible import check
-from helpers.theory.schedules import gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
-from helpers.theory.simulation import simulate
-from helpers.theory.stages import layers_on_rank, layers_on_stage
+from three_axes.plan.models import MODELS, ModelShape
+from three_axes.plan.possible import check
+from three_axes.plan.stages import layers_on_rank, layers_on_stage
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 LLAMA = MODELS["llama-3-70b"]

@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 
 from helpers import World
-from helpers.runtime import memory
-from helpers.runtime.failure import RankError
-from helpers.runtime.meter import Report
-from helpers.runtime.traffic import Traffic
-from helpers.table import human
-from helpers.theory import collectives
+from helpers.ranks import memory
+from helpers.ranks.failure import RankError
+from three_axes.count.meter import Report
+from three_axes.count.traffic import Traffic
+from three_axes.paper import collectives
+from three_axes.table import human
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO is Linux's")
 S = 1_200_000  # elements of float32; 2, 3, 4 and 8 divide it
@@ -251,7 +251,7 @@ def test_who_waits_late_has_waited(world, waits, forgotten):
 
 def test_without_tcp_counters_the_column_says_so(world, monkeypatch):
     def unavailable():
-        from helpers.runtime import wire
+        from three_axes.count import wire
 
         wire.available = False
 
@@ -261,7 +261,7 @@ def test_without_tcp_counters_the_column_says_so(world, monkeypatch):
         assert world.traffic.wire == [None] * 4 and world.traffic.matrix is None
         assert "n/a" in repr(world.traffic) and "n/a" in repr(world.traffic.against(7200))
     finally:
-        world.run(lambda: setattr(__import__("helpers.runtime.wire", fromlist=["wire"]), "available", True))
+        world.run(lambda: setattr(__import__("three_axes.count.wire", fromlist=["wire"]), "available", True))
 
 
 def test_the_table(world):

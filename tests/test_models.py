@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import toy
-from helpers.theory.models import MODELS, find_model
-from helpers.theory.shape import Experts
+from three_axes.plan.models import MODELS, find_model
+from three_axes.plan.shape import Experts
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from refresh import normalise
 
-from helpers.lesson.books import module_of, number
-from helpers.lesson.colab import stamp
-from helpers.lesson.lab import LIVE
-from helpers.lesson.pages import Course, minutes, prose
-from helpers.lesson.practice import Exercise
+from helpers.practice.books import module_of, number
+from helpers.practice.exercise import Exercise
+from tools.colab import stamp
+from tools.lab import LIVE
+from tools.pages import Course, minutes, prose
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 FOURTEEN = sorted(FOLDER.glob("*.ipynb"))
@@ -61,7 +61,7 @@ def test_title_minutes_and_outcome_come_first(drop):
 
 
 def test_it_is_framed(drop):
-    """Minutes, place, links and closing cell are as `python -m helpers.lesson.pages` writes them."""
+    """Minutes, place, links and closing cell are as `python -m tools.pages` writes them."""
     path, notebook = drop
     again = Course().frame(path, nbformat.read(path, as_version=4))
     assert [c.source for c in again.cells] == [c.source for c in notebook.cells]

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.theory import Layout, placement
+from three_axes.paper import placement
+from three_axes.plan import Layout
 
 GRIDS = st.permutations(["dp", "pp", "tp"]).flatmap(
     lambda order: st.tuples(*(st.integers(1, 6) for _ in order)).map(lambda n: dict(zip(order, n)))

@@ -14,21 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.__main__ import main
-from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Cluster, Job, Layout, estimate, plan
-from helpers.theory.collectives import group_seconds, ring_seconds
-from helpers.theory.cost import constants, step_terms, work
-from helpers.theory.frameworks import TEXTBOOK, find_framework
-from helpers.theory.hardware import find_cluster
-from helpers.theory.layout import ORDER
-from helpers.theory.memory import largest_stage, peak_memory
-from helpers.theory.operations import layer
-from helpers.theory.pipelines import SCHEDULES
-from helpers.theory.placement import crosses, groups, reach
-from helpers.theory.planner import CHANGES
-from helpers.theory.possible import check
-from helpers.theory.simulation import Times, simulate
-from helpers.theory.traffic import sent
+from three_axes.__main__ import main
+from three_axes.paper.collectives import group_seconds, ring_seconds
+from three_axes.paper.hardware import find_cluster
+from three_axes.paper.pipelines import SCHEDULES
+from three_axes.paper.placement import crosses, groups, reach
+from three_axes.paper.simulation import Times, simulate
+from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Cluster, Job, Layout, estimate, plan
+from three_axes.plan.cost import constants, step_terms, work
+from three_axes.plan.frameworks import TEXTBOOK, find_framework
+from three_axes.plan.layout import ORDER
+from three_axes.plan.memory import largest_stage, peak_memory
+from three_axes.plan.operations import layer
+from three_axes.plan.planner import CHANGES
+from three_axes.plan.possible import check
+from three_axes.plan.traffic import sent
 
 LLAMA2, LLAMA3, DGX = MODELS["llama-2-70b"], MODELS["llama-3-70b"], CLUSTERS["dgx-h100"]
 JOB = Job(LLAMA3, DGX, 128, 8192)
@@ -313,7 +313,7 @@ def test_no_number_out_of_range_comes_through():
 
 
 def test_a_terminal_without_bars_or_with_a_closed_pipe():
-    command = [sys.executable, "-m", "helpers", "memory", "llama-3-8b", "--dp", "8", "--zero", "3"]
+    command = [sys.executable, "-m", "three_axes", "memory", "llama-3-8b", "--dp", "8", "--zero", "3"]
     environ = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
     assert done.returncode == 0 and "s a step" in done.stdout and not done.stderr
@@ -515,7 +515,7 @@ def test_clusters_from_a_file(tmp_path):
 
 def test_it_loads_without_torch_in_a_moment():
     code = (
-        "import time; a = time.perf_counter(); import helpers.theory, sys; print(time.perf_counter() - a,"
+        "import time; a = time.perf_counter(); import three_axes.plan, sys; print(time.perf_counter() - a,"
         " 'torch' in sys.modules)"
     )
     seconds, torch = subprocess.run(

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers.theory import CLUSTERS, DEVICES, FRAMEWORKS, MODELS, Job, Layout, estimate
-from helpers.theory.cost import constants, step_terms
-from helpers.theory.memory import activations_per_layer
-from helpers.theory.op import product
-from helpers.theory.operations import head, layer
-from helpers.theory.precision import PRECISIONS
-from helpers.theory.traffic import sent
-from helpers.theory.validation_axes import folding_in_fp8
+from three_axes.plan import CLUSTERS, DEVICES, FRAMEWORKS, MODELS, Job, Layout, estimate
+from three_axes.plan.cost import constants, step_terms
+from three_axes.plan.memory import activations_per_layer
+from three_axes.plan.op import product
+from three_axes.plan.operations import head, layer
+from three_axes.plan.precision import PRECISIONS
+from three_axes.plan.traffic import sent
+from three_axes.plan.validation_axes import folding_in_fp8
 
 LLAMA, DGX = MODELS["llama-3-8b"], CLUSTERS["dgx-h100"]
 JOB = Job(LLAMA, DGX, 64, 8192, FRAMEWORKS["megatron-lm"])

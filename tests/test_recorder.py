@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from helpers.runtime import meter, wire
-from helpers.runtime.front import Call
-from helpers.runtime.meter import Recorder
-from helpers.runtime.operators import InBatch
+from three_axes.count import meter, wire
+from three_axes.count.front import Call
+from three_axes.count.meter import Recorder
+from three_axes.count.operators import InBatch
 
 GROUP = type("Group", (), {})()  # a recorder remembers weakly whose connections it has seen
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.theory.schedules import (
+from three_axes.paper.schedules import (
     Op,
     Schedule,
     dualpipe_v,
@@ -20,7 +20,7 @@ from helpers.theory.schedules import (
     zb_h2,
     zb_v,
 )
-from helpers.theory.simulation import Stuck, Times, simulate
+from three_axes.paper.simulation import Stuck, Times, simulate
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 SIMPLE = [gpipe, one_f_one_b, zb_h1, zb_h2, zb_v]

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 
-from helpers.lesson import explore
-from helpers.lesson.books import answering, notebooks, number
-from helpers.lesson.draw.holding import PARTS
-from helpers.lesson.site import frames
-from helpers.lesson.site.build import build
-from helpers.theory.pipelines import SCHEDULES
-from helpers.theory.simulation import paper
+from helpers.draw import explore
+from helpers.draw.holding import PARTS
+from helpers.practice.books import answering, notebooks, number
+from three_axes.paper.pipelines import SCHEDULES
+from three_axes.paper.simulation import paper
+from tools.site import frames
+from tools.site.build import build
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOKS = {number(path): path for path in notebooks()}

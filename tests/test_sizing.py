@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.__main__ import main
+from three_axes.__main__ import main
 
 ROOT = Path(__file__).parents[1]
 MANUAL = (ROOT / "docs" / "planner.md").read_text(encoding="utf-8")
@@ -117,10 +117,17 @@ def test_why_and_flips_take_all_axes(output_of):
 
 def test_a_plan_imports_what_it_needs():
     """Start-up is half of what the command takes."""
-    code = f"import sys; from helpers.__main__ import main; main({PLAN.split()!r}); print(*sys.modules)"
+    code = f"import sys; from three_axes.__main__ import main; main({PLAN.split()!r}); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout
     modules = set(loaded.split())
-    assert "helpers.theory.planner" in modules
+    assert "three_axes.plan.planner" in modules
     others = ("configs", "flags", "page", "meeting", "remedies", "schedules", "simulation", "traffic")
-    unneeded = {"torch", "multiprocessing", "html", "difflib", "importlib.resources", "helpers.count.options"}
-    assert not modules & (unneeded | {f"helpers.theory.{name}" for name in others})
+    unneeded = {
+        "torch",
+        "multiprocessing",
+        "html",
+        "difflib",
+        "importlib.resources",
+        "three_axes.count.options",
+    }
+    assert not modules & (unneeded | {f"three_axes.plan.{name}" for name in others})

@@ -15,10 +15,10 @@ from test_world import alive
 
 SCRIPT = """
     import os, signal, sys, time
-    from helpers.runtime import server
+    from helpers.ranks import server
     server.SPARES = 2
     from helpers import World
-    from helpers.runtime.failure import RankError
+    from helpers.ranks.failure import RankError
 
     pids = lambda: [spare.process.pid for spare in server._spares]
     first = pids()

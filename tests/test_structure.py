@@ -15,7 +15,7 @@ except ModuleNotFoundError:  # before Python 3.11
     import tomli as tomllib
 
 from helpers import World
-from helpers.lesson import colab
+from tools import colab
 
 ROOT = Path(__file__).resolve().parent.parent
 HELPERS = ROOT / "helpers"
@@ -97,7 +97,7 @@ def test_theory_needs_no_torch():
             name for name in imports(file) if name.split(".")[0] in ("torch", "matplotlib", "IPython")
         }
     loaded = subprocess.run(
-        [sys.executable, "-c", "import sys, helpers.theory; print('torch' in sys.modules)"],
+        [sys.executable, "-c", "import sys, three_axes.plan; print('torch' in sys.modules)"],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -151,7 +151,7 @@ def test_every_python_that_is_named_is_admitted():
 
 
 def test_ranks_that_run_exercises_import_no_pictures():
-    drops = [f"helpers.lesson.drops.{file.stem}" for file in (HELPERS / "lesson" / "drops").glob("[bd]*")]
+    drops = [f"drops.{file.stem}" for file in (HELPERS / "lesson" / "drops").glob("[bd]*")]
 
     def imports_pictures():
         for drop in drops:

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from helpers.__main__ import main
-from helpers.commands import COMMANDS
-from helpers.table import Table
-from helpers.terminal import fitted, fold
+from three_axes.__main__ import main
+from three_axes.commands import COMMANDS
+from three_axes.table import Table
+from three_axes.terminal import fitted, fold
 
 LONG = "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --explain --why 4,8,2".split()
 
@@ -83,7 +83,7 @@ def test_a_real_terminal_is_one():
 
 @pytest.mark.parametrize("name", [None, *COMMANDS])
 def test_help_cuts_no_command(name):
-    module = importlib.import_module(COMMANDS[name].function.split(":")[0] if name else "helpers.__main__")
+    module = importlib.import_module(COMMANDS[name].function.split(":")[0] if name else "three_axes.__main__")
     if name == "train":  # whose manual is the package's
         module = importlib.import_module("helpers.train")
     assert [line for line in module.__doc__.splitlines() if line.startswith(" ") and len(line) > 76] == []

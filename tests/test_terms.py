@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.theory import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, Network, estimate
-from helpers.theory.collectives import book, gloo, seconds
-from helpers.theory.cost import constants, step_terms, work
-from helpers.theory.frameworks import TEXTBOOK
-from helpers.theory.memory import stage_memory, stage_params
-from helpers.theory.operations import head, layer
-from helpers.theory.pipelines import SCHEDULES
-from helpers.theory.simulation import Times, simulate
-from helpers.theory.traffic import calls, sent
+from three_axes.paper.collectives import book, gloo, seconds
+from three_axes.paper.pipelines import SCHEDULES
+from three_axes.paper.simulation import Times, simulate
+from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, Network, estimate
+from three_axes.plan.cost import constants, step_terms, work
+from three_axes.plan.frameworks import TEXTBOOK
+from three_axes.plan.memory import stage_memory, stage_params
+from three_axes.plan.operations import head, layer
+from three_axes.plan.traffic import calls, sent
 
 LLAMA, DGX = MODELS["llama-3-8b"], CLUSTERS["dgx-h100"]
 N, LAYERS = LLAMA.params, LLAMA.layers * LLAMA.layer_params

@@ -7,14 +7,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from drops import d07
 from helpers import toy
-from helpers.lesson import explore, gantt
-from helpers.lesson.drops import d07
-from helpers.lesson.live import live
-from helpers.runtime import clock, memory
-from helpers.runtime.clock import span
-from helpers.theory import schedules
-from helpers.theory.simulation import simulate
+from helpers.draw import explore, gantt
+from helpers.live import live
+from helpers.ranks import memory
+from three_axes.count import clock
+from three_axes.count.clock import span
+from three_axes.paper import schedules
+from three_axes.paper.simulation import simulate
 
 
 def test_spans_waits_and_one_clock(world):
@@ -49,7 +50,7 @@ def test_in_flight_is_exact_and_the_bubble_no_less_than_on_paper(world, make, m)
     assert [t.in_flight(r) for r in range(4)] == [paper.in_flight(r) for r in range(4)]
     one = 1 * 1 * 256 * 4  # bytes of one microbatch's activation; an inner stage keeps nothing else
     assert [t.peak(r) / one for r in (0, 1, 2)] == [paper.in_flight(r) for r in (0, 1, 2)]
-    assert t.bubble > paper.bubble  # bench/schedules.py measures how near
+    assert t.bubble > paper.bubble  # tools/bench/schedules.py measures how near
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import torch
 import torch.distributed as dist
 
 from helpers import count_from_here, toy
-from helpers.theory import Job, Layout, ModelShape, schedules
-from helpers.theory.frameworks import TOY
-from helpers.theory.traffic import calls
+from three_axes.paper import schedules
+from three_axes.plan import Job, Layout, ModelShape
+from three_axes.plan.frameworks import TOY
+from three_axes.plan.traffic import calls
 
 STEPS, RATE = 3, 0.1
 PLAIN, ODD = {}, {"tied": True, "frozen": True}

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.runtime.trace import main, trace, trace_here
-from helpers.theory import MODELS, Layout
-from helpers.theory.memory import stage_memory
-from helpers.theory.traced import traced_job
-from helpers.theory.traffic import calls
+from three_axes.plan import MODELS, Layout
+from three_axes.plan.memory import stage_memory
+from three_axes.plan.traced import traced_job
+from three_axes.plan.traffic import calls
+from three_axes.trace.trace import main, trace, trace_here
 
 SHORT = replace(MODELS["llama-3-8b"], layers=4)
 GPT = replace(MODELS["opt-30b"], layers=3, positions=2048)  # 2,050 would be padded to divide by dp
@@ -173,7 +173,7 @@ def test_what_cannot_be_traced_is_refused(layout, how, sentence):
 
 
 def test_an_older_pytorch_is_refused_in_a_sentence(monkeypatch):
-    monkeypatch.setattr("helpers.runtime.trace.version", lambda name: "2.10.0+cpu")
+    monkeypatch.setattr("three_axes.trace.trace.version", lambda name: "2.10.0+cpu")
     with pytest.raises(ValueError, match="a trace needs PyTorch 2.11 or newer, .*; this is 2.10.0"):
         trace(SHORT, Layout(dp=4, zero=3), seq_len=1024)
 

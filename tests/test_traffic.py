@@ -8,18 +8,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from drops import d08, d14
 from helpers import World, toy
-from helpers.lesson.drops import d08, d14
-from helpers.runtime import current
-from helpers.runtime.traffic import Traffic
-from helpers.theory import MODELS, Job, Layout, operations, placement
-from helpers.theory.collectives import book
-from helpers.theory.frameworks import TEXTBOOK, TOY
-from helpers.theory.schedules import one_f_one_b
-from helpers.theory.shape import Experts, ModelShape
-from helpers.theory.traffic import calls, sent
+from helpers.ranks import current
 from helpers.toy import experts
 from helpers.train import Config
+from three_axes.count.traffic import Traffic
+from three_axes.paper import placement
+from three_axes.paper.collectives import book
+from three_axes.paper.schedules import one_f_one_b
+from three_axes.plan import MODELS, Job, Layout, operations
+from three_axes.plan.frameworks import TEXTBOOK, TOY
+from three_axes.plan.shape import Experts, ModelShape
+from three_axes.plan.traffic import calls, sent
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,10 @@ import pytest
 import torch.distributed as dist
 from worlds import Shared
 
+from drops import d14
 from helpers import World, train
-from helpers.doctor.training import SMALL_RUN
-from helpers.lesson.drops import d14
 from helpers.train import Config, Trainer, checkpoint, launch
+from tools.doctor.training import SMALL_RUN
 
 SMALL = Config(hidden=32, seq_len=16, batch=16, steps=20, warmup=5)
 LAYOUTS = [(8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 8, 1), (1, 4, 2), (1, 2, 4)]

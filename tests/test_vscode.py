@@ -14,7 +14,7 @@ import pytest
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpec
 
-from helpers.lesson.books import notebooks
+from helpers.practice.books import notebooks
 
 pytestmark = pytest.mark.slow
 

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from helpers.lesson import wall
-from helpers.theory import MODELS, Job, Layout
-from helpers.theory.traffic import sent
+from three_axes.plan import MODELS, Job, Layout
+from three_axes.plan.traffic import sent
+from tools import wall
 
 
 def test_formulas_on_the_wall_are_what_theory_counts():

@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 
 from helpers import World
-from helpers.runtime import memory, output, server
-from helpers.runtime.failure import RankError, RanksInterrupted
+from helpers.ranks import memory, output, server
+from helpers.ranks.failure import RankError, RanksInterrupted
 
 # A limit in seconds is what the reader should see on an idle laptop; these tests must also pass on
-# a machine that runs several at once. bench/ranks.py measures.
+# a machine that runs several at once. tools/bench/ranks.py measures.
 SLACK = 5
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -262,8 +262,8 @@ def test_output_is_whole_ordered_and_folded(world, capfd):
 
 
 def test_a_long_call_speaks_while_it_runs(world, capfd, monkeypatch):
-    from helpers.runtime import world as module
-    from helpers.runtime.current import progress
+    from helpers.ranks import world as module
+    from helpers.ranks.current import progress
 
     monkeypatch.setattr(module, "STREAM_AFTER", 0.1)
 
@@ -711,7 +711,7 @@ def test_a_function_that_says_torch_and_ops_travels():
     """In a kernel that has loaded what makes a World and nothing else."""
     script = (
         "import cloudpickle, torch\n"
-        "import helpers.runtime.world\n"
+        "import helpers.ranks.world\n"
         "def schedule_of(x): return torch.zeros(1), x.ops\n"
         "cloudpickle.loads(cloudpickle.dumps(schedule_of))\n"
     )

@@ -1,5 +1,5 @@
 import torch, torch.distributed as dist
-from helpers.lesson.drops.b4_runs import shard
+from drops.b4_runs import shard
 
 weight = torch.zeros(8)
 for x, y in shard(seed, rank):

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from helpers.lesson.drops import d10
+from drops import d10
 
 ORDER = ("long batch", "gather on rank 0", "optimizer state", "leak")  # of run_1 to run_4
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from ..runtime.front import front
+from three_axes.count.front import front
 
 # Pinned and shared memory, and copies that overlap, need a GPU; PyTorch asks for all four or for none.
 PLAIN = StagingOptions(

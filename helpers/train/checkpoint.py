@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from ..table import human
+from three_axes.table import human
 
 UNFINISHED = ".unfinished"
 ABOUT = "about.json"

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
+from three_axes.paper.checks import divisors
+from three_axes.plan.frameworks import TOY
+from three_axes.plan.job import Job
+from three_axes.plan.layout import Layout
+from three_axes.plan.models import ModelShape
+from three_axes.plan.possible import check
+
 from .. import toy
-from ..theory.checks import divisors
-from ..theory.frameworks import TOY
-from ..theory.job import Job
-from ..theory.layout import Layout
-from ..theory.models import ModelShape
-from ..theory.possible import check
 
 SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -136,12 +137,12 @@ class Config:
 
     @property
     def shape(self) -> ModelShape:
-        """The model, for `helpers.theory`."""
+        """The model, for `three_axes.plan`."""
         return ModelShape("toy", self.layers, self.hidden, self.heads, toy.VOCABULARY, positions=self.seq_len)
 
     @property
     def on_paper(self) -> tuple[Job, Layout]:
-        """The run as `helpers.theory` sees it."""
+        """The run as `three_axes.plan` sees it."""
         sizes = dict(dp=self.dp, tp=self.tp, pp=self.pp, cp=self.cp, microbatch=self.microbatch)
         job = Job(self.shape, global_batch=self.batch, seq_len=self.seq_len, framework=TOY)
         shard = self.shard if self.shard < self.replicas else 0

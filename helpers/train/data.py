@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from ..files import find
+from three_axes.files import find
+
 from .config import Config
 
 

@@ -21,8 +21,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from .. import devices
-from ..terminal import Manual
+from three_axes import devices
+from three_axes.terminal import Manual
+
 from . import checkpoint
 from .config import Config
 from .owner import end_with_launcher

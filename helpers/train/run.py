@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from .. import devices, toy
+from three_axes import devices
+
+from .. import toy
 from . import checkpoint
 from .config import Config
 from .metrics import metrics_of, read_metrics

@@ -18,8 +18,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import PrepareModuleInput, PrepareModuleOutput, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from three_axes.trace.tensor_plan import merged_plan
+
 from .. import toy
-from ..toy.tensor_plan import merged_plan
 from .config import Config
 from .context import split_sequence
 

@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
-from .. import devices, toy
+from three_axes import devices
+
+from .. import toy
 from . import checkpoint
 from .background import Background
 from .config import SCHEDULES, Config

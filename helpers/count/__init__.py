@@ -1,6 +1,0 @@
-"""Count a reader's own job: what each rank was asked to move, along which axis, and how long it waited.
-
-    torchrun --nproc-per-node 4 -m helpers count train.py --its-arguments
-
-`from helpers import counting` does the same for a block of code.
-"""

@@ -1,0 +1,248 @@
+"""What takes how long, and which is better: losses, waterfalls, scaling, plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+
+from three_axes.table import human
+
+from .picture import HATCH, INK, PAPER, RANKS, Picture, fix, row_of_panels, styled
+
+LAPTOP = 4.9  # inches: a higher picture does not fit a laptop's screen
+
+
+@styled
+def loss_curves(panels: dict[str, dict[str, Sequence[float]]], title: str) -> Picture:
+    """A panel for each name, with a line for each named list of losses."""
+    figure, axes = row_of_panels(len(panels), 4.2 * len(panels), 2.8)
+    looks = dict(zip(next(iter(panels.values())), ((INK, "-", "o"), ("#D55E00", "--", "s"))))
+    parts = []
+    for ax, (name, lines) in zip(axes[0], panels.items()):
+        for what, losses in lines.items():
+            colour, dash, marker = looks[what]
+            ax.plot(losses, color=colour, linestyle=dash, marker=marker, markersize=4, label=what)
+            parts.append(f"{name}, {what}: from {losses[0]:.2f} to {losses[-1]:.2f}")
+        ax.set(title=name, xlabel="step", ylabel="loss" if ax is axes[0][0] else "")
+        ax.set_ylim(0, max(max(losses) for lines in panels.values() for losses in lines.values()) * 1.1)
+        ax.legend(loc="lower left")
+    return Picture(figure, title + ". " + "; ".join(parts))
+
+
+@styled
+def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str = "observed") -> Picture:
+    """Bars that add up, one panel for each name: the first part is what would be ideal, each other part comes
+    on top, and the last bar, called `last`, is the sum.
+
+    panels: name -> {part: seconds}. Parts of less than a percent are summed up as 'other'.
+    """
+    scale = {"ms": 1e3, "s": 1.0}[unit]
+    words, drawn = [], {}
+    longest = max(sum(parts.values()) for parts in panels.values())
+    for name, parts in panels.items():
+        total, base, rows, other = sum(parts.values()), 0.0, [], 0.0
+        for i, (part, size) in enumerate(parts.items()):
+            if i and abs(size) < 0.01 * total:
+                other += size
+                continue
+            rows.append((part, base, size, "#B5B5B5" if i == 0 else "#E69F00"))
+            base += size
+        if abs(other) > 0.001 * total:
+            rows.append(("other", base, other, "#E69F00"))
+        drawn[name] = rows + [(last, 0.0, total, INK)]
+    heights = [len(rows) for rows in drawn.values()]
+    between = 0.4 * len(drawn) + 0.5  # inches, for titles and the axis
+    a_row = min(0.34 if len(drawn) == 1 else 0.23, (LAPTOP - between) / sum(heights))
+    figure, axes = plt.subplots(
+        len(drawn),
+        figsize=(9.6, a_row * sum(heights) + between),
+        squeeze=False,
+        sharex=True,
+        height_ratios=heights,
+    )
+    for ax, (name, rows) in zip(axes[:, 0], drawn.items()):
+        for y, (part, start, size, colour) in enumerate(rows):
+            ax.barh(
+                y,
+                scale * size,
+                left=scale * start,
+                height=0.66,
+                color=colour,
+                hatch=HATCH if colour == "#E69F00" else "",
+                edgecolor=PAPER,
+            )
+            ax.text(
+                scale * (max(start, start + size) + 0.015 * longest),
+                y,
+                f"{scale * size:,.0f}" if unit == "ms" else f"{scale * size:.2f}",
+                va="center",
+                fontsize=9,
+            )
+        ax.set(
+            yticks=range(len(rows)),
+            yticklabels=[part for part, *_ in rows],
+            ylim=(len(rows) - 0.5, -0.5),
+            xlim=(0, 1.1 * scale * longest),
+            title=name,
+        )
+        ax.tick_params(axis="y", length=0)
+        words.append(f"{name}: " + ", ".join(part for part, *_ in rows if part != "other"))
+    axes[-1, 0].set_xlabel({"ms": "milliseconds", "s": "seconds"}[unit])
+    return Picture(
+        figure,
+        "A step's time, part by part, from what would be ideal to what is observed. "
+        + "; ".join(words)
+        + ".",
+    )
+
+
+@styled
+def scaling(lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel: str) -> Picture:
+    """(GPUs, throughput of one of them) for each name.
+
+    Level is perfect; what falls is what each added GPU loses.
+    """
+    figure, ((ax,),) = row_of_panels(1, 7.6, 3.0)
+    words = []
+    for i, (name, points) in enumerate(lines.items()):
+        x, y = zip(*points)
+        ax.plot(x, y, color=RANKS[i], marker="os^Dv<"[i % 6], linestyle=("-", "--", ":")[i % 3], label=name)
+        words.append(f"{name}: " + ", ".join(f"{b:.3g} at {a:g}" for a, b in points))
+    ticks = sorted({x for points in lines.values() for x, _ in points})
+    ax.set_xscale("log")
+    values = [y for points in lines.values() for _, y in points]
+    low = 0.0 if min(values) < 0.7 * max(values) else float(f"{0.95 * min(values):.2g}")
+    ax.set(
+        xticks=ticks,
+        xticklabels=[f"{x:g}" for x in ticks],
+        xlabel="GPUs",
+        ylabel=ylabel,
+        title=title,
+        ylim=(low, low + 1.1 * (max(values) - low)),
+    )
+    if low:
+        ax.annotate(f"the axis begins at {low:.4g}", (0.01, 0.03), xycoords="axes fraction", fontsize=9)
+    ax.minorticks_off()
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return Picture(figure, f"{title}. " + "; ".join(words) + ".")
+
+
+@styled
+def decision_tree() -> Picture:
+    """The rule of thumb: three questions, four answers."""
+    figure, ((ax,),) = row_of_panels(1, 9.6, 3.0)
+    boxes = {
+        "q1": (0.0, 2, "16·N bytes: at most 60 %\nof one GPU's memory?"),
+        "a1": (2.0, 2, "DP"),
+        "q2": (0.0, 1, "at most 60 % of a node's,\nor is there only one node?"),
+        "a2": (2.0, 1, "FSDP, or TP in the\nnode and DP across"),
+        "a3": (2.0, 0, "TP in the node,\nPP across, DP on top"),
+    }
+    boxed = {}
+    for name, (x, y, text) in boxes.items():
+        boxed[name] = ax.text(
+            x,
+            y,
+            text,
+            ha="center",
+            va="center",
+            fontsize=11,
+            fontweight="bold" if name[0] == "a" else "normal",
+            bbox=dict(
+                boxstyle="round,pad=0.45", facecolor="#F2F2F2" if name[0] == "q" else "#CFE6F5", edgecolor=INK
+            ),
+        )
+    figure.canvas.draw()  # a box has no size before
+    for a, b, word in (("q1", "a1", "yes"), ("q1", "q2", "no"), ("q2", "a2", "yes"), ("q2", "a3", "no")):
+        (x0, y0, _), (x1, y1, _) = boxes[a], boxes[b]
+        ax.annotate(
+            "",
+            (x1, y1),
+            (x0, y0),
+            arrowprops=dict(
+                arrowstyle="->",
+                color=INK,
+                patchA=boxed[a].get_bbox_patch(),
+                patchB=boxed[b].get_bbox_patch(),
+                shrinkA=0,
+                shrinkB=2,
+            ),
+        )
+        ax.text(
+            (x0 + x1) / 2 + (0 if x1 > x0 else 0.06),
+            (y0 + y1) / 2 + 0.1 * (x1 > x0),
+            word,
+            fontsize=10,
+            ha="center" if x1 > x0 else "left",
+            va="bottom" if x1 > x0 else "center",
+        )
+    ax.set(xlim=(-0.7, 3), ylim=(-0.5, 2.5))
+    ax.axis("off")
+    return Picture(
+        figure,
+        "A decision tree. Are 16 bytes for each parameter at most 60 % of one GPU's memory? Yes: data"
+        " parallelism. No: are they at most 60 % of a node's, or is there only one node? Yes: FSDP, or tensor"
+        " parallelism in the node and data parallelism across. No: tensor parallelism in the node, pipeline"
+        " across, data parallelism on top.",
+    )
+
+
+@styled
+def ranking(plan, rows: int = 8) -> Picture:
+    """The best layouts of a plan, each as a bar of where its time goes.
+
+    Computing, which all need, is cut off below, for the rest to be seen.
+    """
+    job, best = plan.job, plan.by_axes[:rows]
+    estimates = [plan.estimate(row) for row in best]
+    figure, ((ax,),) = row_of_panels(1, 9.6, 0.42 * len(best) + 1.2)
+    fix(figure, left=1.65, right=0.15, top=0.35, bottom=0.85)
+    groups_ = {
+        "computing": ("matrices", "attention", "elementwise", "waiting for the host", "head", "optimizer"),
+        "tensor parallel": ("tensor parallel",),
+        "pipeline: bubble and sends": ("bubble", "pipeline sends"),
+        "data parallel": ("data parallel",),
+    }
+    base = np.zeros(len(best))
+    cut = 0.9 * min(sum(e.time.get(p, 0.0) for p in groups_["computing"]) for e in estimates)
+    for (name, parts), (colour, hatch) in zip(
+        groups_.items(), (("#B5B5B5", ""), ("#E69F00", HATCH), ("#0072B2", ""), ("#009E73", "...."))
+    ):
+        sizes = np.array([sum(e.time.get(p, 0.0) for p in parts) for e in estimates])
+        there = np.flatnonzero(sizes)
+        ax.barh(
+            there,
+            sizes[there],
+            0.68,
+            left=base[there],
+            color=colour,
+            hatch=hatch,
+            edgecolor=PAPER,
+            label=name,
+        )
+        base += sizes
+    for y, (row, total) in enumerate(zip(best, base)):
+        ax.text(total, y, f" {total:.2f} s · {row.memory / 1e9:.0f} GB", va="center", fontsize=9)
+    ax.set(
+        yticks=range(len(best)),
+        yticklabels=[str(r.axes) for r in best],
+        ylim=(len(best) - 0.5, -0.5),
+        xlim=(cut, cut + 1.25 * (base.max() - cut)),
+        xlabel=f"seconds of a step (the axis begins at {cut:.1f})",
+        title=f"{job.model.name} on {plan.gpus} × {job.cluster.device.name}, batch {job.global_batch}",
+    )
+    ax.tick_params(axis="y", length=0)
+    ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5))
+    figure.legend(loc="lower center", ncols=4, fontsize=9)
+    return Picture(
+        figure,
+        "The best layouts, fastest first: "
+        + "; ".join(
+            f"DP {r.axes[0]} · TP {r.axes[1]} · PP {r.axes[2]}: {r.seconds:.2f} s, {human(r.memory)}"
+            for r in best
+        )
+        + ".",
+    )

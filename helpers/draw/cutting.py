@@ -1,0 +1,166 @@
+"""What is cut, and who gets which part."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.patheffects import withStroke
+
+from .picture import HATCH, INK, PAPER, Picture, rank_colour, row_of_panels, styled
+
+
+def _ranks(n: int) -> str:
+    return f"{n} rank{'s' * (n > 1)}"
+
+
+@styled
+def cuts(n: int = 4) -> Picture:
+    """The block of work, batch × width × depth, cut by each of the three axes and coloured by rank."""
+    figure, axes = row_of_panels(3, 9.6, 2.9)
+    titles = ("data: cut the batch", "tensor: cut the width", "pipeline: cut the depth")
+    for axis, (ax, title) in enumerate(zip(axes[0], titles)):
+        cube(ax, axis, n)
+        ax.set_title(title)
+    return Picture(
+        figure,
+        "The same cube of batch by width by depth three times. Data parallelism cuts it along the batch,"
+        f" tensor parallelism along the width, pipeline parallelism along the depth, one of {n} slices to a"
+        " rank.",
+    )
+
+
+def cube(ax, cut: int, n: int, size: float = 11) -> None:
+    """Three visible faces of a cube, seen from above left; `cut` is 0 for batch, 1 for width, 2 for depth.
+
+    size: of its letters, in points.
+    """
+    # Unit vectors on paper: width runs right, depth runs up, batch runs back.
+    batch, width, depth = np.array([0.5, 0.32]), np.array([1.0, 0.0]), np.array([0.0, 1.0])
+    unit = (batch, width, depth)
+
+    def face(origin, a, b, shade):
+        """The parallelogram origin, a, b, in strips where the cut crosses it, of one colour where it does
+        not.
+        """
+        slices = n if cut in (a, b) else 1
+        for i in range(slices):
+            lo, hi = i / slices, (i + 1) / slices
+            along, across = (unit[a], unit[b]) if cut != b else (unit[b], unit[a])
+            corners = [
+                origin + lo * along,
+                origin + hi * along,
+                origin + hi * along + across,
+                origin + lo * along + across,
+            ]
+            rank = i if slices > 1 else {0: 0, 1: n - 1, 2: n - 1}[cut]
+            ax.add_patch(plt.Polygon(corners, facecolor=rank_colour(rank), edgecolor=PAPER, linewidth=1.5))
+            if shade:
+                ax.add_patch(plt.Polygon(corners, facecolor="black", alpha=shade, edgecolor="none"))
+
+    zero = np.zeros(2)
+    face(zero, 1, 2, 0)  # front: width × depth
+    face(depth, 1, 0, 0.10)  # top: width × batch
+    face(width, 0, 2, 0.22)  # right side: batch × depth
+    for rank in range(n):
+        middle = (rank + 0.5) / n
+        at = (
+            zero + 0.5 * width + middle * depth,
+            middle * width + 0.5 * depth,
+            width + middle * batch + 0.5 * depth,
+        )
+        spot = at[{0: 2, 1: 1, 2: 0}[cut]]
+        ax.annotate(
+            str(rank),
+            spot,
+            ha="center",
+            va="center",
+            fontsize=size + 1,
+            fontweight="bold",
+            color=PAPER,
+            path_effects=[withStroke(linewidth=2.5, foreground=INK)],
+        )
+    label = dict(textcoords="offset points", fontsize=size)
+    ax.annotate("width (h)", 0.5 * width, (0, -6), ha="center", va="top", **label)
+    ax.annotate("depth (layers)", 0.5 * depth, (-6, 0), ha="right", va="center", rotation=90, **label)
+    ax.annotate("batch (b)", width + 0.5 * batch, (10, -6), ha="left", va="top", **label)
+    ax.set(xlim=(-0.22, 1.85), ylim=(-0.18, 1.36), aspect="equal")
+    ax.axis("off")
+
+
+@styled
+def matrix_cuts(n: int = 4) -> Picture:
+    """x · W = y, with W cut by columns, then by rows: what each rank holds, and what it gets."""
+    figure, axes = row_of_panels(2, 9.6, 2.1)
+    for ax, by, title in zip(
+        axes[0],
+        ("columns", "rows"),
+        ("by columns: each rank gets some columns of y", "by rows: each rank gets a partial sum"),
+    ):
+        blank = dict(facecolor="#F2F2F2", edgecolor=INK)
+        _matrix(ax, 0.0, 1.0, 0.7, n, "columns" if by == "rows" else None, blank)
+        ax.text(1.2, 0.35, "·", fontsize=18, ha="center", va="center")
+        _matrix(ax, 1.4, 1.0, 1.0, n, by, blank)
+        ax.text(2.65, 0.35, "=", fontsize=16, ha="center", va="center")
+        if by == "columns":
+            _matrix(ax, 2.9, 1.0, 0.7, n, "columns", blank)
+        else:
+            for r in range(n):
+                at = 2.9 + 0.17 * r
+                ax.add_patch(
+                    plt.Rectangle(
+                        (at, 0.09 * (n - 1 - r)),
+                        0.9,
+                        0.6,
+                        facecolor=mpl.colors.to_rgba(rank_colour(r), 0.85),
+                        edgecolor=PAPER,
+                        hatch=HATCH,
+                    )
+                )
+                ax.text(
+                    at + 0.06,
+                    0.09 * (n - 1 - r) + 0.02,
+                    str(r),
+                    fontsize=9,
+                    fontweight="bold",
+                    color=PAPER,
+                    va="bottom",
+                    path_effects=[withStroke(linewidth=2, foreground=INK)],
+                )
+        labels = {("columns", "x"): "x, whole on all", ("rows", "y"): "y = the sum of these"}
+        for at, name in ((0.5, "x"), (1.9, "W"), (3.4, "y")):
+            ax.text(at, -0.12, labels.get((by, name), name), ha="center", va="top")
+        ax.set_title(title, fontsize=11)
+        ax.set(xlim=(-0.1, 4.4), ylim=(-0.35, 1.1), aspect="equal")
+        ax.axis("off")
+    return Picture(
+        figure,
+        f"A matrix product x times W on {n} ranks. Cut by columns, each rank holds all of x and some columns"
+        " of W and gets the same columns of y. Cut by rows, each rank holds some columns of x and the same"
+        " rows of W and gets a partial sum for every number of y.",
+    )
+
+
+def _matrix(ax, at: float, width: float, height: float, n: int, by: str | None, plain: dict) -> None:
+    """A rectangle, in coloured strips with their rank's number where it is cut."""
+    if by is None:
+        ax.add_patch(plt.Rectangle((at, 0), width, height, **plain))
+        return
+    for r in range(n):
+        corner, w, h = (
+            ((at + width * r / n, 0), width / n, height)
+            if by == "columns"
+            else ((at, height * (n - 1 - r) / n), width, height / n)
+        )
+        ax.add_patch(plt.Rectangle(corner, w, h, facecolor=rank_colour(r), edgecolor=PAPER, linewidth=1.5))
+        ax.text(
+            corner[0] + w / 2,
+            corner[1] + h / 2,
+            str(r),
+            ha="center",
+            va="center",
+            fontsize=10,
+            fontweight="bold",
+            color=PAPER,
+            path_effects=[withStroke(linewidth=2, foreground=INK)],
+        )

@@ -1,0 +1,183 @@
+"""Explorers: move a slider, and see what the theory says. Without a kernel the picture of the first setting
+stays.
+
+`schedules()` for pipelines, `memory()` for what fits, `plans()` for what is fastest. Every explorer is an
+`Explorer`: named controls, and a function from their values to a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from three_axes.paper import simulation
+from three_axes.paper.pipelines import SCHEDULES
+from three_axes.plan import CLUSTERS, Job, Layout, plan
+from three_axes.plan.memory import stages_memory
+from three_axes.plan.models import MODELS, find_model
+
+from ..live import live
+from . import gantt, memory_by_stage, ranking
+from .picture import Picture
+
+
+class Explorer:
+    """Controls over a picture. draw(**values) gives a `Picture`, or raises ValueError, whose sentence is then
+    shown.
+
+    controls: name -> (label, possible values, first value). `set(**values)` moves them; `picture` is what
+    they show, and `refusal` why the last setting could not be drawn.
+    """
+
+    def __init__(self, draw: Callable[..., Picture], controls: dict[str, tuple[str, list, object]]):
+        self.draw, self.controls = draw, controls
+        self.values = {name: first for name, (_, _, first) in controls.items()}
+        self.refusal = ""
+        self.picture = draw(**self.values)
+        self._widgets: dict = {}
+
+    def set(self, **values) -> None:
+        """Move controls; the picture follows. Raises ValueError for a value that a control does not have."""
+        for name, value in values.items():
+            if name not in self.controls or value not in self.controls[name][1]:
+                allowed = (
+                    ", ".join(map(str, self.controls[name][1]))
+                    if name in self.controls
+                    else f"the controls {', '.join(self.controls)}"
+                )
+                raise ValueError(f"{name}={value!r}: choose from {allowed}")
+        self.values |= values
+        try:
+            self.picture, self.refusal = self.draw(**self.values), ""
+        except ValueError as e:
+            self.refusal = str(e)  # the last picture stays, with the reason why this one cannot be
+
+    def __repr__(self) -> str:
+        return (
+            ", ".join(f"{label} {self.values[name]}" for name, (label, *_) in self.controls.items())
+            + "\n"
+            + repr(self.picture)
+        )
+
+    def _repr_mimebundle_(self, **_):
+        """Sliders where a kernel runs; the picture where none does."""
+        import ipywidgets as widgets
+
+        whole = widgets.Layout(max_width="100%", align_self="flex-start")  # its own size, if there is room
+        image = widgets.Image(value=self.picture.png(), format="png", layout=whole)
+        image.add_class("three-axes-explorer")
+        words = widgets.HTML()
+
+        def changed(_) -> None:
+            self.set(**{name: control.value for name, control in self._widgets.items()})
+            image.value, words.value = self.picture.png(), f"<b>{self.refusal}</b>"
+            image.layout.display = "none" if self.refusal else None  # no old picture beside a refusal
+
+        def control(name, label, options, first):
+            made = (
+                widgets.SelectionSlider(
+                    options=options, value=first, description=label + "\u2002", continuous_update=False
+                )
+                if isinstance(first, int)
+                else widgets.Dropdown(options=options, value=first, description=label + "\u2002")
+            )
+            made.style.description_width = "initial"
+            made.observe(changed, names="value")
+            return made
+
+        self._widgets = {
+            name: control(name, label, options, self.values[name])
+            for name, (label, options, _) in self.controls.items()
+        }
+        rows = widgets.HBox(
+            list(self._widgets.values()), layout=widgets.Layout(flex_flow="row wrap", grid_gap="0 2em")
+        )
+        box = widgets.VBox([rows, words, image])
+        bundle, metadata = self.picture._repr_mimebundle_()
+        return {**bundle, "text/plain": repr(self), **live(box)}, metadata
+
+
+def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:
+    """A schedule on paper, forward 1 and backward 2 units; a stage in v chunks takes 1/v of that for each.
+
+    Raises ValueError.
+    """
+    timeline = simulation.paper(SCHEDULES[schedule].make(p, m, v))
+    return gantt.timeline(timeline, schedule_title(timeline), memory=True)
+
+
+def schedule_title(timeline: simulation.Timeline) -> str:
+    """What a simulated schedule takes and holds, in a line."""
+    made = timeline.schedule
+    return (
+        f"{made.name}, p = {made.p}, m = {made.m}"
+        + (f", v = {made.v}" if made.v > 1 else "")
+        + f": {timeline.makespan:.4g} units, bubble {timeline.bubble:.1%}, at most"
+        f" {simulation.held(timeline):.3g} microbatches in flight"
+    )
+
+
+def schedules(schedule: str = "1F1B", p: int = 4, m: int = 8, v: int = 2) -> Explorer:
+    """Choose a schedule, stages, microbatches and chunks. v counts for the interleaved one only."""
+    return Explorer(
+        draw_schedule,
+        {
+            "schedule": ("schedule", list(SCHEDULES), schedule),
+            "p": ("stages p", [2, 4, 8], p),
+            "m": ("microbatches m", list(range(1, 33)), m),
+            "v": ("chunks v", [2, 3, 4], v),
+        },
+    )
+
+
+def draw_memory(model: str, d: int, t: int, p: int, b: int, zero: int, recompute: str) -> Picture:
+    """What a GPU of each stage holds, as `stages_of` computes it. Raises ValueError."""
+    layout, stages, capacity = stages_of(model, d, t, p, b, zero, recompute)
+    return memory_by_stage(stages, capacity, f"{model} on {layout.ranks} GPUs: {layout}")
+
+
+def stages_of(
+    model: str, d: int, t: int, p: int, b: int, zero: int, recompute: str
+) -> tuple[Layout, list[dict[str, float]], float]:
+    """(layout, bytes by kind on a GPU of each stage, bytes that an H100 holds), with 64 sequences for each
+    pipeline in a step and the model's usual length. Raises ValueError.
+    """
+    job = Job(find_model(model), global_batch=64 * d, seq_len=8192 if "llama-3" in model else 4096)
+    layout = Layout(dp=d, tp=t, pp=p, microbatch=b, zero=zero, recompute=recompute)
+    job.check(layout)
+    return layout, stages_memory(job, layout), job.cluster.device.memory
+
+
+def memory(model: str = "llama-3-70b") -> Explorer:
+    """Choose a layout: stacked bars for each pipeline stage, and what an H100 holds."""
+    return Explorer(
+        draw_memory,
+        {
+            "model": ("model", ["llama-2-7b", "llama-2-13b", "llama-3-70b", "llama-3-405b"], model),
+            "d": ("DP d", [1, 2, 4, 8, 16, 64], 4),
+            "t": ("TP t", [1, 2, 4, 8], 8),
+            "p": ("PP p", [1, 2, 4, 8], 2),
+            "b": ("microbatch b", [1, 2, 4], 1),
+            "zero": ("ZeRO", [0, 1, 2, 3], 1),
+            "recompute": ("recompute", ["none", "full"], "none"),
+        },
+    )
+
+
+def draw_plan(model: str, gpus: int, batch: int, cluster: str) -> Picture:
+    """The best layouts by theory, for sequences of 4096 tokens. Raises ValueError where nothing fits."""
+    planned = plan(Job(find_model(model), CLUSTERS[cluster], batch, 4096), gpus=gpus)
+    planned.best  # says in words that nothing fits
+    return ranking(planned, rows=4)
+
+
+def plans(model: str = "llama-2-13b", gpus: int = 32) -> Explorer:
+    """Choose a model and a cluster: the best (DP, TP, PP), and where their time goes."""
+    return Explorer(
+        draw_plan,
+        {
+            "model": ("model", [name for name in MODELS if name != "toy"], model),
+            "gpus": ("GPUs", [8, 16, 32, 64, 128, 256], gpus),
+            "batch": ("batch", [64, 128, 256, 512, 1024], 256),
+            "cluster": ("cluster", list(CLUSTERS), "dgx-a100"),
+        },
+    )

@@ -1,0 +1,320 @@
+"""The picture of who did what when: a row for each rank, its memory underneath, and predicted over
+measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import matplotlib as mpl
+import matplotlib.figure
+from matplotlib.collections import PathCollection
+from matplotlib.textpath import TextPath
+from matplotlib.transforms import Affine2D
+
+from three_axes.table import human
+
+from .picture import FAINT, HATCH, INK, PAPER, Picture, rank_colour, styled
+
+WIDTH = 9.6  # inches
+# How full a rank's colour is, and how high the box.
+LOOKS = {
+    "F": (0.35, 0.74),
+    "B": (1.0, 0.74),
+    "I": (1.0, 0.74),
+    "W": (0.6, 0.44),
+    "step": (1.0, 0.2),
+    "busy": (1.0, 0.2),
+}
+WORDS = {
+    "F": "light: forward (F)",
+    "B": "dark: backward (B)",
+    "I": "dark: gradient of the input (I)",
+    "W": "low: gradient of the weights (W)",
+    "step": "thin: optimizer step",
+    "busy": "thin: computing",
+    "later": "underlined: second chunk of layers",
+    "wait": "hatched: waiting for others",
+    "gather": "striped: weights arrive",
+    "reduce": "dotted: gradients leave",
+}
+LANES = {"gather": "/////", "reduce": "....."}  # of streams: drawn under what a rank computes meanwhile
+
+
+@styled
+def timeline(panels, title: str = "", memory: bool | None = None, critical: bool = False) -> Picture:
+    """Timelines, one above the other: measured ones (`world.timeline`) and simulated ones
+    (`simulation.simulate`).
+
+    panels: one timeline, or name -> timeline. memory: whether to draw what each rank holds under its row, the
+    peak marked; by default where it is known. critical: mark a simulated timeline's critical path. Timelines
+    in the same unit get the same scale, of time and of memory. What has a lane in `LANES` is drawn in one.
+    """
+    panels = panels if isinstance(panels, Mapping) else {"": panels}
+    strips = {name: any(map(len, t.levels)) if memory is None else memory for name, t in panels.items()}
+    # Two panels are to fit a laptop's screen: of eight ranks, or of four with what they hold.
+    many = sum(len(t.rows) for t in panels.values())
+    plain, with_strip = 0.42 if many <= 12 else 0.26, 0.62 if many <= 6 else 0.42
+    rows = [
+        len(t.rows) * ((with_strip if strips[name] else plain) + (0.2 if _lanes(t) else 0))
+        for name, t in panels.items()
+    ]
+    units = [t.unit for t in panels.values()]
+    # Inches under a panel, for its axis: of neighbours with one unit, the last one alone names it.
+    under = [0.35 if unit == after else 0.55 for unit, after in zip(units, [*units[1:], ""])]
+    over, foot = 0.4, 0.3  # for a panel's title, and for the legend
+    height = sum(rows) + sum(under) + over * len(rows) + foot
+    with mpl.rc_context({"figure.constrained_layout.use": False}):  # the places are known
+        figure = mpl.figure.Figure(figsize=(WIDTH, height))
+    drawn = [s for t in panels.values() for row in [*t.rows, *_lanes(t)] for s in row]
+    kinds = [k for k in WORDS if any(k in (s[0], "later" if _later(s[1]) else "") for s in drawn)]
+    top = height
+    for i, (name, t) in enumerate(panels.items()):
+        top -= over + rows[i] + under[i]
+        wide = 0.84 if strips[name] else 0.91
+        ax = figure.add_axes((0.07, (top + under[i]) / height, wide, rows[i] / height))
+        longest = max(o.makespan for o in panels.values() if o.unit == t.unit)
+        alike = [o for o in panels.values() if (o.unit, o.level_unit) == (t.unit, t.level_unit)]
+        most = max((size for o in alike for size in _tops(o)), default=0)
+        panel(ax, t, strips[name], longest, most, _path(t) if critical else set())
+        ax.set_title(" · ".join(filter(None, [title if i == 0 else "", name])))
+        if units[i + 1 : i + 2] == [t.unit]:
+            ax.set_xlabel("")
+    legend = " · ".join([WORDS[k] for k in kinds] + ["empty: idle"])
+    figure.text(0.5, 0.08 / height, legend, fontsize=min(9.5, 1100 / len(legend)), ha="center")
+    return Picture(
+        figure,
+        title + ". " * bool(title) + " ".join(_words(name, t, strips[name]) for name, t in panels.items()),
+    )
+
+
+def _lanes(t) -> list[list]:
+    """Each rank's streams that have a lane of their own; [] if there are none."""
+    lanes = [[s for s in row if s[0] in LANES] for row in getattr(t, "streams", ())]
+    return lanes if any(lanes) else []
+
+
+def _path(t) -> set[tuple[int, float]]:
+    """(rank, start) of the operations on the critical path."""
+    return (
+        {(t.schedule.rank_of[run.op.stage], run.start) for run in t.critical_path}
+        if hasattr(t, "critical_path")
+        else set()
+    )
+
+
+def _tops(t) -> list[float]:
+    """The most that each rank held."""
+    return [max((size for _, size in steps), default=0) for steps in t.levels]
+
+
+def panel(ax, t, strip: bool, longest: float, most: float, path: set, named: bool = True) -> None:
+    """Draw one timeline. most: bytes that fill a memory strip. named: whether operations have their names
+    where these fit.
+    """
+    scale = 1e3 if t.unit == "s" else 1
+    tops = _tops(t)
+    lanes = _lanes(t)
+    lane = 0.24 if lanes else 0.0
+    below = lane + (0.42 + lane / 4 if strip else 0.0)
+    names: list[tuple[str, float, float, str]] = []
+    naming = _naming(t, longest) if named else lambda *_: ""
+    for rank, row in enumerate(t.rows):
+        y = rank * (1 + below)
+        waits = _waits(row, 0.01 * longest)
+        for kind, (alpha, high) in LOOKS.items():
+            colour = _mixed(rank, alpha)
+            if not (mine := [s for s in row if s[0] == kind]):
+                continue
+            ax.broken_barh(
+                [(scale * start, scale * (end - start)) for *_, start, end in mine],
+                (y - high / 2, high),
+                facecolor=colour,
+                linewidth=0.8,
+                edgecolor=PAPER,
+            )
+            for _, label, start, end in mine:
+                pieces = _uncovered(start, end, waits)
+                if len(pieces) == 1 and (text := naming(kind, label, pieces[0][1] - pieces[0][0])):
+                    names.append((text, scale * sum(pieces[0]) / 2, y, _on(colour)))
+        if later := [s for s in row if _later(s[1])]:
+            ax.broken_barh(
+                [(scale * start, scale * (end - start)) for *_, start, end in later],
+                (y + 0.3, 0.11),
+                facecolor=INK,
+                edgecolor=PAPER,
+                linewidth=0.8,
+            )
+        if waits:
+            ax.broken_barh(
+                [(scale * start, scale * (end - start)) for start, end in waits],
+                (y - 0.37, 0.74),
+                facecolor=PAPER,
+                linewidth=0.8,
+                hatch=HATCH,
+                edgecolor="#777777",
+            )
+        marked = [(scale * start, scale * (end - start)) for _, _, start, end in row if (rank, start) in path]
+        if marked:
+            ax.broken_barh(marked, (y - 0.37, 0.74), facecolor="none", edgecolor=INK, linewidth=2.2, zorder=3)
+        if strip and tops[rank]:
+            _strip(ax, t, rank, y + 0.44 + lane, below - lane, scale, most, longest)
+        for kind, hatch in LANES.items() if lanes else ():
+            ax.broken_barh(
+                [(scale * s.start, scale * (s.end - s.start)) for s in lanes[rank] if s.kind == kind],
+                (y + 0.42, 0.2),
+                facecolor=PAPER,
+                edgecolor=_mixed(rank, 1.0),
+                linewidth=0.8,
+                hatch=hatch,
+            )
+    if names:  # as shapes, all in one: a hundred texts take a tenth of a second more
+        texts, x, ys, colours = zip(*names)
+        ax.add_collection(
+            PathCollection(
+                [_shape(text) for text in texts],
+                offsets=list(zip(x, ys)),
+                offset_transform=ax.transData,
+                facecolors=colours,
+                linewidths=0,
+                zorder=4,
+                transform=Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans,
+            ),
+            autolim=False,
+        )
+    last = (len(t.rows) - 1) * (1 + below)
+    ax.set(
+        yticks=[r * (1 + below) for r in range(len(t.rows))],
+        yticklabels=[f"rank {r}" for r in range(len(t.rows))],
+        ylim=(last + 0.5 + below, -0.5),
+        xlim=(0, scale * longest),
+        xlabel="milliseconds" if t.unit == "s" else t.unit,
+    )
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+
+
+def _mixed(rank: int, alpha: float) -> tuple[float, ...]:
+    """A rank's colour on paper, so much of it."""
+    return tuple(alpha * c + 1 - alpha for c in mpl.colors.to_rgb(rank_colour(rank)))
+
+
+def _later(label: str) -> bool:
+    """Whether an operation belongs to a rank's second (or fourth) chunk of layers."""
+    return label.count("'") % 2 == 1
+
+
+def _waits(row, least: float) -> list[tuple[float, float]]:
+    """Where a rank waits; waits that touch are one, and slivers shorter than `least` none."""
+    joined: list[list[float]] = []
+    for kind, _, start, end in row:
+        if kind == "wait":
+            if joined and start - joined[-1][1] < least / 4:
+                joined[-1][1] = max(end, joined[-1][1])
+            else:
+                joined.append([start, end])
+    return [(start, end) for start, end in joined if end - start >= least]
+
+
+def _uncovered(start: float, end: float, waits) -> list[tuple[float, float]]:
+    """The pieces of an operation that no wait covers."""
+    pieces, at = [], start
+    for begin, until in waits:
+        if begin < end and until > start:
+            pieces.append((at, begin))
+            at = until
+    return [(begin, until) for begin, until in pieces + [(at, end)] if until > begin]
+
+
+def _naming(t, longest: float):
+    """naming(kind, label, length): an operation's name where it fits, else nothing.
+
+    On paper all operations of a kind are named alike: whole, by their number, or not at all. Measured ones
+    are named where there is room.
+    """
+    fits = lambda text, length: not text or _wide(text) + 3 <= length / longest * 0.84 * WIDTH * 72  # points
+
+    def styles(kind: str, label: str) -> tuple[str, str]:
+        plain = label[:-1] if _later(label) else label  # the line under it says the same
+        return (plain if kind in ("step", "busy") else kind + plain), plain
+
+    if not hasattr(t, "schedule"):
+        return lambda kind, label, length: (
+            styles(kind, label)[0] if fits(styles(kind, label)[0], length) else ""
+        )
+    chosen = {}
+    for kind in LOOKS:
+        mine = [s for row in t.rows for s in row if s[0] == kind]
+        chosen[kind] = next(
+            (
+                i
+                for i in (0, 1)
+                if all(fits(styles(kind, label)[i], end - start) for _, label, start, end in mine)
+            ),
+            None,
+        )
+    return lambda kind, label, _: "" if chosen[kind] is None else styles(kind, label)[chosen[kind]]
+
+
+def _on(colour) -> str:
+    """Ink or paper, whichever can be read on a colour."""
+    red, green, blue = colour
+    return PAPER if 0.3 * red + 0.59 * green + 0.11 * blue < 0.4 else INK
+
+
+@cache
+def _shape(text: str) -> mpl.path.Path:
+    """A short text as a shape around (0, 0), in points."""
+    path = TextPath((0, 0), text, size=9, prop=mpl.font_manager.FontProperties(weight="bold"))
+    box = path.get_extents()
+    return Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2).transform_path(path)
+
+
+@cache
+def _wide(text: str) -> float:
+    return _shape(text).get_extents().width
+
+
+def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: float, longest: float) -> None:
+    """What the rank holds, as steps that grow upwards from the strip's floor."""
+    floor, tall = top + height - 0.06, height - 0.12
+    steps = t.levels[rank]
+    times = [scale * at for at, _ in steps] + [scale * longest]
+    heights = [floor - tall * size / most for _, size in steps]
+    ax.fill_between(
+        times, floor, heights + heights[-1:], step="post", color="#8C8C8C", alpha=0.55, linewidth=0
+    )
+    ax.plot([0, scale * longest], [floor, floor], color=FAINT, linewidth=0.8)
+    at, peak = max(steps, key=lambda s: s[1])
+    words = human(peak) if t.level_unit == "B" else f"{peak / t.schedule.v:.3g} in flight"
+    ax.plot([scale * at], [floor - tall * peak / most], marker="v", color=INK, markersize=4)
+    ax.annotate(
+        "▾ peak\n" + words,
+        (1.0, (top + floor) / 2 - 0.2),
+        (4, 0),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        fontsize=8.5,
+        ha="left",
+        va="center",
+    )
+
+
+def _words(name: str, t, strip: bool) -> str:
+    rows = ", ".join(
+        f"rank {r} " + " ".join(kind + label for kind, label, *_ in row if kind != "wait")[:120]
+        for r, row in enumerate(t.rows)
+    )
+    held = ""
+    if strip:
+        held = (
+            " Peaks: "
+            + ", ".join(
+                human(t.peak(r)) if t.level_unit == "B" else f"{t.peak(r) / t.schedule.v:.3g}"
+                for r in range(len(t.rows))
+            )
+            + "."
+        )
+    # Measured times and bytes are left out: the words are compared from run to run.
+    return (f"{name}: " if name else "") + rows + "." + held

@@ -1,0 +1,219 @@
+"""Who sends what to whom."""
+
+from __future__ import annotations
+
+import math
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.patheffects import withStroke
+
+from three_axes.count.traffic import Traffic
+from three_axes.paper.placement import crosses, groups
+
+from .picture import FAINT, HATCH, INK, PAPER, Picture, rank_colour, row_of_panels, styled
+
+
+@styled
+def who_to_whom(named: dict[str, Traffic]) -> Picture:
+    """A panel for each run: the bytes that each rank (row) sent to each other rank (column)."""
+    n = len(next(iter(named.values())).ranks)
+    width = 3.2 if n <= 4 else 0.56 * n
+    figure, axes = row_of_panels(len(named), width * len(named), width + 0.1)
+    parts = []
+    for ax, (name, traffic) in zip(axes[0], named.items()):
+        sent = np.array(traffic.matrix if traffic.matrix else np.zeros((n, n))) / 1e6
+        for a in range(n):
+            for b in range(n):
+                much = sent[a, b] > 0.01 * sent.max()  # headers and acknowledgements are left out
+                ax.add_patch(
+                    plt.Rectangle(
+                        (b - 0.47, a - 0.47),
+                        0.94,
+                        0.94,
+                        edgecolor=FAINT,
+                        facecolor=mpl.colors.to_rgba(rank_colour(a), 0.35) if much else "none",
+                    )
+                )
+                if much:
+                    ax.text(
+                        b,
+                        a,
+                        f"{sent[a, b]:.3g}" if sent[a, b] >= 1 else f"{sent[a, b]:.2f}",
+                        ha="center",
+                        va="center",
+                    )
+                    parts.append(f"{name}: rank {a} sent {sent[a, b]:.3g} MB to rank {b}")
+        ax.set(
+            xticks=range(n),
+            yticks=range(n),
+            xlabel="to rank",
+            ylabel="from rank" if ax is axes[0][0] else "",
+            title=name,
+            xlim=(-0.6, n - 0.4),
+            ylim=(n - 0.4, -0.6),
+            aspect="equal",
+        )
+        ax.tick_params(length=0)
+        for r in range(n):
+            for tick in (ax.get_xticklabels()[r], ax.get_yticklabels()[r]):
+                tick.set(
+                    color=rank_colour(r),
+                    fontweight="bold",
+                    path_effects=[withStroke(linewidth=2, foreground=INK)],
+                )
+        for spine in ax.spines.values():
+            spine.set_visible(False)
+    figure.supxlabel("MB, measured by the operating system", fontsize=10)
+    return Picture(
+        figure,
+        (
+            "Who sent how much to whom. " + "; ".join(parts)
+            if parts
+            else "Who sent how much to whom: not measured on this system."
+        ),
+    )
+
+
+@styled
+def ring(n: int = 4) -> Picture:
+    """The ring all-reduce, step by step: how many ranks' numbers each chunk holds the sum of."""
+    steps = 2 * (n - 1) + 1
+    held = np.ones((n, n), int)  # held[rank, chunk]
+    frames, moved = [held.copy()], [None]
+    for step in range(2 * (n - 1)):
+        after, arrows = held.copy(), []
+        for rank in range(n):
+            chunk = (rank - step) % n if step < n - 1 else (rank + 1 - (step - n + 1)) % n
+            to = (rank + 1) % n
+            after[to, chunk] = held[rank, chunk] + 1 if step < n - 1 else n
+            arrows.append((to, chunk))
+        held = after
+        frames.append(held.copy()), moved.append(arrows)
+    figure, axes = row_of_panels(steps, 1.42 * steps, 2.25)
+    for step, (ax, frame) in enumerate(zip(axes[0], frames)):
+        for rank in range(n):
+            for chunk in range(n):
+                new = moved[step] and (rank, chunk) in moved[step]
+                shade = (frame[rank, chunk] - 1) / (n - 1)
+                ax.add_patch(
+                    plt.Rectangle(
+                        (chunk, rank),
+                        0.94,
+                        0.94,
+                        facecolor=mpl.colors.to_rgba("#0072B2", 0.08 + 0.7 * shade),
+                        hatch=HATCH if new else "",
+                        edgecolor=INK if new else FAINT,
+                        linewidth=0.8,
+                    )
+                )
+                ax.text(
+                    chunk + 0.47,
+                    rank + 0.5,
+                    frame[rank, chunk],
+                    ha="center",
+                    va="center",
+                    fontsize=10,
+                    fontweight="bold",
+                    color=PAPER if shade > 0.9 and not new else INK,
+                    bbox=(
+                        dict(boxstyle="round,pad=0.12", facecolor=PAPER, edgecolor="none", alpha=0.75)
+                        if new
+                        else None
+                    ),
+                )
+        ax.set(xlim=(-0.1, n), ylim=(n, -0.1), aspect="equal", xticks=[], yticks=[])
+        ax.set_title("start" if step == 0 else f"step {step}", loc="center", fontsize=10, fontweight="normal")
+        for spine in ax.spines.values():
+            spine.set_visible(False)
+        if step == 0:
+            ax.set_xticks([c + 0.5 for c in range(n)], range(n), fontsize=9)
+            ax.set_xlabel("chunk", fontsize=9)
+            ax.set_yticks([r + 0.5 for r in range(n)], [f"rank {r}" for r in range(n)], fontsize=10)
+            ax.tick_params(length=0)
+    figure.supxlabel(
+        "a number says how many ranks' values a chunk sums · hatched: just received from the previous rank "
+        f"(rank 0 from rank {n - 1})",
+        fontsize=9.5,
+    )
+    return Picture(
+        figure,
+        f"Ring all-reduce on {n} ranks. In steps 1 to {n - 1} each rank passes one chunk on and the receiver"
+        f" adds it, until each rank holds one chunk summed over all {n}. In steps {n} to {2 * n - 2} the"
+        " finished chunks go round.",
+    )
+
+
+@styled
+def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
+    """Ranks on nodes, and the groups along each axis: a panel for each, outermost axis last. A group has
+    the colour of its first rank; one that leaves its node is dashed."""
+    n, node = math.prod(sizes.values()), gpus_per_node
+    nodes, wide = -(-n // node), max(1, round(node**0.5))
+    spot = lambda r: ((r // node) * (wide + 0.7) + r % node % wide, -(r % node // wide))
+    figure, axes = row_of_panels(len(sizes), 3.5 * len(sizes), 0.75 * (node // wide) + 1.1)
+    parts = []
+    for ax, axis in zip(axes[0], reversed(sizes)):
+        for k in range(nodes):
+            x = k * (wide + 0.7)
+            ax.add_patch(
+                plt.Rectangle(
+                    (x - 0.45, -(node // wide) + 0.52),
+                    wide - 0.1,
+                    node // wide - 0.08,
+                    facecolor="#F2F2F2",
+                    edgecolor=FAINT,
+                )
+            )
+            ax.text(x + wide / 2 - 0.5, 0.62, f"node {k}", ha="center", va="bottom", fontsize=9)
+        of_axis = groups(axis, sizes)
+        for members in of_axis:
+            far = crosses(members, node)
+            points = [spot(r) for r in members]
+            for (x0, y0), (x1, y1) in zip(points, points[1:]):
+                ax.annotate(
+                    "",
+                    (x1, y1),
+                    (x0, y0),
+                    arrowprops=dict(
+                        arrowstyle="-",
+                        linewidth=4 if not far else 3,
+                        color=rank_colour(members[0]),
+                        linestyle="--" if far else "-",
+                        connectionstyle="arc3,rad=0.16",
+                    ),
+                )
+        for r in range(n):
+            first = next(members[0] for members in of_axis if r in members)
+            ax.add_patch(
+                plt.Circle(
+                    spot(r), 0.3, facecolor=rank_colour(first), edgecolor=PAPER, linewidth=1.5, zorder=3
+                )
+            )
+            ax.text(
+                *spot(r),
+                str(r),
+                ha="center",
+                va="center",
+                fontweight="bold",
+                color=PAPER,
+                zorder=4,
+                path_effects=[withStroke(linewidth=2.5, foreground=INK)],
+            )
+        across = sum(crosses(members, node) for members in of_axis)
+        ax.set_title(
+            f"{axis}: {len(of_axis)} groups of {sizes[axis]}"
+            + (f", {across} between nodes" if across else ", inside nodes"),
+            fontsize=11,
+        )
+        ax.set(xlim=(-0.6, nodes * (wide + 0.7) - 1.1), ylim=(-(node // wide) + 0.4, 0.95), aspect="equal")
+        ax.axis("off")
+        parts.append(
+            f"{axis}: "
+            + ", ".join("–".join(map(str, g)) for g in of_axis)
+            + (" cross nodes" if across else " stay inside a node")
+        )
+    return Picture(
+        figure, f"{n} ranks on {nodes} nodes of {node}, and their groups. " + "; ".join(parts) + "."
+    )

@@ -1,0 +1,1 @@
+"""What a laptop does not have: a slow network, a full memory."""

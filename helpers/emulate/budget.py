@@ -1,0 +1,76 @@
+"""A memory budget for each rank: a tensor that does not fit any more is an out-of-memory error, as on a GPU.
+
+`World(4, memory=50e6)`. Counted are the bytes of all tensors that live, exactly; not Python, and not
+what PyTorch itself needs. The error says what held the memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import torch
+
+from three_axes.table import human
+from three_axes.trace.ledger import Ledger
+
+from ..ranks.memory import storages
+from .allocator import CachingAllocator
+
+KINDS = ("parameters", "gradients", "optimizer", "activations and the rest")
+
+
+class Budget(Ledger):
+    """The account of a rank, with a limit.
+
+    limit: bytes. levels: (when, bytes) as they change. allocator: where it is set, tensors are given places
+    in it, as on a GPU (`runtime.allocator`).
+    """
+
+    def __init__(self, rank: int, limit: float):
+        super().__init__()
+        self.rank, self.limit = rank, limit
+        self.allocator: CachingAllocator | None = None
+        self.levels: list[tuple[float, int]] = []
+
+    def changes(self, piece: int, size: int | None) -> None:
+        if self.allocator and size is None:
+            self.allocator.give(piece)
+        elif self.allocator and piece not in self.pieces:
+            self.allocator.take(piece, size)
+
+    def done(self, function, args, result) -> None:
+        if self.now > self.limit:
+            raise torch.OutOfMemoryError(self._report(function))
+        if not self.levels or self.levels[-1][1] != self.now:
+            self.levels.append((time.monotonic(), self.now))
+
+    def take_levels(self) -> list[tuple[float, int]]:
+        """The levels since the last time they were taken."""
+        taken, self.levels = self.levels, []
+        return taken
+
+    def by_kind(self) -> dict[str, int]:
+        """What the live tensors are for, told by who holds them."""
+        owner: dict[int, str] = {}
+        for thing in gc.get_objects():
+            kind = type(thing)
+            if issubclass(kind, torch.Tensor) and isinstance(thing, torch.nn.Parameter):
+                owner |= dict.fromkeys(storages([thing]), "parameters")
+                owner |= dict.fromkeys(storages([thing.grad]), "gradients")
+            elif issubclass(kind, torch.optim.Optimizer):
+                states = (v for state in thing.state.values() for v in state.values())
+                owner |= dict.fromkeys(
+                    storages(v for v in states if isinstance(v, torch.Tensor)), "optimizer"
+                )
+        held = dict.fromkeys(KINDS, 0)
+        for piece, size in self.pieces.items():
+            held[owner.get(piece, KINDS[-1])] += size
+        return held
+
+    def _report(self, function) -> str:
+        parts = ", ".join(f"{kind} {human(size)}" for kind, size in self.by_kind().items() if size)
+        return (
+            f"rank {self.rank} is out of memory: {function.__name__.split('.')[0]} made it {human(self.now)},"
+            f" and the budget is {human(self.limit)}. Held: {parts}"
+        )

@@ -1,0 +1,206 @@
+"""An emulated network: collectives take as long as they would on a described network.
+
+`World(8, fabric=network)` sends every byte for real, over gloo, and then holds the result back until
+the moment when the network would have delivered it:
+
+    begins   when the last rank of the group has come and has its link free
+    ends     later by what its hops take, one after the other (`theory.collectives.hop_by_hop`)
+
+Ranks that wait use no core, so eight of them keep time on two cores. A fabric faster than this
+machine cannot be emulated: `Traffic.late` counts the operations whose real bytes came after their time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import queue
+import struct
+import threading
+import time
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from three_axes.paper.collectives import hop_by_hop
+from three_axes.paper.hardware import Network
+from three_axes.paper.placement import crosses
+
+from .uplink import Oversubscribed, Uplink, leaving
+
+SLOTS = 1 << 14  # arrivals that are remembered, for each group and rank
+ROOTED = ("broadcast", "scatter")  # a rank may be through before others have come
+
+
+class Lost(RuntimeError):
+    """Raised in code that waits inside C++ (DDP, functional collectives), where a failure of ours cannot be
+    handed over.
+    """
+
+    def __init__(self):
+        super().__init__("Connection closed while this rank was in a collective")
+
+
+class Arrivals:
+    """When each rank of a group came to its k-th operation: a file in memory that all of them share."""
+
+    def __init__(self, path: str, members: int):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(fd, members * SLOTS * 8)
+        self.shared = mmap.mmap(fd, members * SLOTS * 8)
+        os.close(fd)
+
+    def note(self, member: int, k: int, at: float) -> None:
+        struct.pack_into("d", self.shared, (member * SLOTS + k % SLOTS) * 8, at)
+
+    def of(self, member: int, k: int) -> float:
+        return struct.unpack_from("d", self.shared, (member * SLOTS + k % SLOTS) * 8)[0]
+
+
+class Ticket(NamedTuple):
+    """An operation that this rank has come to."""
+
+    op: str
+    came: float
+    duration: float  # seconds, on that network
+    # What it keeps busy: links inside a node, ports between nodes; sends leave and arrive on lines of their
+    # own
+    line: str
+    # When the last rank that it needs had come; to be asked after it has ended for real.
+    awaited: Callable[[], float]
+    # On an oversubscribed network: its number, and the bytes that it sends out of each node.
+    key: int
+    leaves: dict[int, float]
+
+
+class Fabric:
+    """This rank's side of the network.
+
+    `folder` is private to the world; `generation` counts its groupings.
+    """
+
+    def __init__(self, network: Network, folder: str, generation: int):
+        self.network, self.folder, self.generation = network, folder, generation
+        self.late = 0
+        self.failed: dict[dist.Work, Exception] = {}  # held back, and then cut
+        self._arrivals: dict[str, Arrivals] = {}
+        self._uplinks: dict[int, Uplink] = {}
+        self._counts: Counter[tuple] = Counter()
+        self._streams: dict[str, queue.SimpleQueue] = {}
+        self._queued: dict[str, float] = {}  # line -> until when, with what has been called
+        self._busy: dict[str, float] = {}  # line -> until when, with what has ended
+        self.awaited_in_python: weakref.WeakSet[dist.Work] = weakref.WeakSet()
+        self._lock, self._closed = threading.Lock(), threading.Event()
+
+    def come(
+        self, op: str, group: str, members: list[int], me: int, peer: int | None, tag: int, payload: float
+    ) -> Ticket:
+        """Tell the others that this rank comes to `op` now; to be called before it begins.
+
+        group: its name. members: its ranks as the world numbers them. me: this rank's place among them. peer:
+        the root's or partner's.
+        """
+        alone = op in ("send", "recv")
+        pair = (peer, me) if op == "recv" else (me, peer)
+        key = (group, *pair, tag) if alone else (group,)
+        self._counts[op == "recv", key] += 1
+        k = self._counts[op == "recv", key]
+        if alone:
+            k = hash((k, *pair, tag))  # a slot for each message, whatever order tags come in
+        if group not in self._arrivals:
+            plain = "".join(c if c.isalnum() else "-" for c in group)
+            self._arrivals[group] = Arrivals(
+                os.path.join(self.folder, f"arrivals-{self.generation}-{plain}"), len(members)
+            )
+        needs = {"send": [me], "recv": [peer]}.get(op, (me, peer) if op in ROOTED else range(len(members)))
+        ranks = [members[i] for i in pair] if alone else members
+        far = crosses(ranks, self.network.gpus_per_node)
+        duration, line = (
+            hop_by_hop("send" if alone else op, payload, tuple(ranks), self.network),
+            ("ports" if far else "links") + (f" {op}" if alone else ""),
+        )
+        arrivals, came = self._arrivals[group], time.monotonic()
+        if op != "recv":
+            with self._lock:
+                ready = max(came, self._queued.get(line, 0.0))
+                self._queued[line] = ready + duration
+            arrivals.note(me, k, ready)
+        leaves = {}
+        if far and isinstance(self.network, Oversubscribed):
+            leaves = leaving("send" if alone else op, payload, ranks, self.network)
+        number = zlib.crc32(repr((key, k)).encode())
+        return Ticket(op, came, duration, line, lambda: max(arrivals.of(i, k) for i in needs), number, leaves)
+
+    def hold(self, ticket: Ticket, group: str, work: dist.Work, result) -> dist.Work:
+        """A Work that ends when the fabric would have ended `work`. result: what its future shall hold."""
+        if self._closed.is_set():
+            return work
+        future = torch.futures.Future()
+        held = torch._C._distributed_c10d._create_work_from_future(future)
+
+        def end() -> None:
+            try:
+                work.wait()
+                with self._lock:
+                    begins = max(ticket.awaited(), self._busy.get(ticket.line, 0.0))
+                    until = self._busy_until(ticket.line, begins + ticket.duration)
+                    uplinks = [(self._uplink(node), size) for node, size in ticket.leaves.items()]
+                self.late += time.monotonic() > max(until, ticket.came) + 0.001
+                for uplink, size in uplinks:
+                    uplink.enter(ticket.key, begins, size)
+                while (left := until - time.monotonic()) > 0 and not self._closed.is_set():
+                    self._closed.wait(min(left, threading.TIMEOUT_MAX))
+                    for uplink, _ in uplinks:  # others may have come since, and slowed it down
+                        until = max(until, uplink.until(ticket.key))
+                    with self._lock:
+                        self._busy_until(ticket.line, until)
+            except Exception as e:  # the connection was cut: whoever waits for this must hear of it
+                self.failed[held] = e.with_traceback(None)
+                if held not in self.awaited_in_python:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(Lost)
+                    )
+            finally:
+                future.set_result(result)
+
+        if ticket.op in ("send", "recv"):  # must not wait behind another whose partner comes later
+            threading.Thread(target=end, daemon=True).start()
+        else:
+            self._stream(group).put(end)
+        return held
+
+    def _busy_until(self, line: str, until: float) -> float:
+        self._busy[line] = max(self._busy.get(line, 0.0), until)
+        self._queued[line] = max(self._queued.get(line, 0.0), until)
+        return until
+
+    def _uplink(self, node: int) -> Uplink:
+        if node not in self._uplinks:
+            path = os.path.join(self.folder, f"uplink-{self.generation}-{node}")
+            self._uplinks[node] = Uplink(path, self.network.uplink_bandwidth)
+        return self._uplinks[node]
+
+    def _stream(self, group: str) -> queue.SimpleQueue:
+        """Collectives of one group run one after the other, as on a device's stream."""
+        if group not in self._streams:
+            stream = self._streams[group] = queue.SimpleQueue()
+
+            def serve():
+                while (end := stream.get()) is not None:
+                    end()
+                    del end  # and with it the work, whose group may have been destroyed
+
+            threading.Thread(target=serve, daemon=True).start()
+        return self._streams[group]
+
+    def close(self) -> None:
+        """Let go of whatever is held back: the call has been given up."""
+        self._closed.set()
+        for stream in self._streams.values():
+            stream.put(None)

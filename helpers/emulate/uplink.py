@@ -1,0 +1,113 @@
+"""What groups share on an emulated network: a node's uplink, through which all of its ports send.
+
+An oversubscribed switch passes less than a node's ports could send together. What leaves a node at the same
+moment shares its uplink evenly, so each operation takes the longer the more others are on their way.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from three_axes.paper.checks import positive
+from three_axes.paper.collectives import book
+from three_axes.paper.hardware import Network
+
+SLOTS = 1 << 12  # operations that are remembered
+RECENT = 64  # of them, those that may still be on their way
+PASSING = np.dtype([("key", "u8"), ("start", "f8"), ("size", "f8")])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oversubscribed(Network):
+    """A network for `World(n, fabric=…)` with a switch that passes less than the ports could send.
+
+    uplink_bandwidth: bytes/s that all ports of a node get through it together, in one direction. A planner
+    asks what each port gets when all send: there it is a smaller `inter_node_bandwidth`.
+    """
+
+    uplink_bandwidth: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive("uplink_bandwidth", self.uplink_bandwidth, least=1e5, unit="bytes/s, one direction")
+
+
+def leaving(op: str, payload: float, ranks: Sequence[int], network: Network) -> dict[int, float]:
+    """Bytes that an operation among `ranks` sends out of each node that it leaves. A ring has one hop out of
+    each node; an all-to-all sends from each rank to each beyond.
+    """
+    nodes = [rank // network.gpus_per_node for rank in ranks]
+    n, out = len(ranks), {}
+    if op == "send":
+        return {nodes[0]: payload}
+    for node in dict.fromkeys(nodes):
+        inside = nodes.count(node)
+        if op == "all_to_all":
+            out[node] = inside * (n - inside) * payload / n
+        else:
+            out[node] = max(book(op, payload, n, r) for r in range(n))
+    return out
+
+
+def passed(passing: Sequence[tuple[float, float]], bandwidth: float) -> list[float]:
+    """When each of (start, bytes) has passed, if at every moment those on their way share `bandwidth` evenly.
+    In the order given. Seconds.
+    """
+    left, ends, now = {}, [0.0] * len(passing), 0.0
+    coming = sorted(range(len(passing)), key=lambda i: passing[i][0])
+    while left or coming:
+        if not left:
+            now = passing[coming[0]][0]
+        while coming and passing[coming[0]][0] <= now:
+            first = coming.pop(0)
+            left[first] = passing[first][1]
+        least = min(left.values())
+        until = now + least * len(left) / bandwidth
+        if coming and passing[coming[0]][0] < until:  # another comes before one is through
+            until = passing[coming[0]][0]
+            least = (until - now) * bandwidth / len(left)
+        left, now = {i: size - least for i, size in left.items()}, until
+        for i in [i for i, size in left.items() if size <= 0]:
+            del left[i]
+            ends[i] = now
+    return ends
+
+
+class Uplink:
+    """One node's, as all ranks see it: a file in memory of what came, and when."""
+
+    def __init__(self, path: str, bandwidth: float):
+        self.bandwidth, self.lock = bandwidth, threading.Lock()
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(self.file, 8 + SLOTS * PASSING.itemsize)
+        shared = mmap.mmap(self.file, 8 + SLOTS * PASSING.itemsize)
+        self.count = np.frombuffer(shared, "u8", 1)
+        self.slots = np.frombuffer(shared, PASSING, SLOTS, offset=8)
+
+    def enter(self, key: int, start: float, size: float) -> None:
+        """An operation begins to pass. Each of its ranks says so; the first is believed."""
+        with self.lock:  # other threads of this rank; the file's lock keeps out other ranks
+            fcntl.lockf(self.file, fcntl.LOCK_EX)
+            try:
+                if key not in self._recent()["key"]:
+                    self.slots[int(self.count[0]) % SLOTS] = key, start, size
+                    self.count[0] += 1
+            finally:
+                fcntl.lockf(self.file, fcntl.LOCK_UN)
+
+    def until(self, key: int) -> float:
+        """When that operation has passed, by what has come so far."""
+        recent = self._recent()
+        ends = passed([(float(p["start"]), float(p["size"])) for p in recent], self.bandwidth)
+        return max((end for p, end in zip(recent, ends) if p["key"] == key), default=0.0)
+
+    def _recent(self) -> np.ndarray:
+        count = int(self.count[0])
+        return self.slots[np.arange(max(0, count - RECENT), count) % SLOTS]

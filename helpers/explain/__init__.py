@@ -1,7 +1,0 @@
-"""Read traces that `torch.profiler` wrote: where a step's time went, and what to do about it.
-
-python -m helpers explain rank*.json.gz
-"""
-
-from .reading import Unreadable
-from .report import Explained, explain

@@ -1,5 +1,0 @@
-"""What the reader sees and does: pictures, predictions, exercises, and the %%ranks cell."""
-
-from .practice import predict
-
-__all__ = ["predict"]

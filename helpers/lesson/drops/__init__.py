@@ -1,1 +1,0 @@
-"""The exercises of each drop: what is asked, how it is judged, one way to do it."""

@@ -1,0 +1,258 @@
+"""A layout in front of a reviewer: six hard questions, each answered by figures computed on the spot, and one
+page to take along.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+from pathlib import Path
+
+from three_axes.paper.collectives import book
+from three_axes.paper.placement import reach
+from three_axes.plan import Estimate, Job, Plan, estimate, plan
+from three_axes.plan.layout import Axes, Layout
+from three_axes.plan.memory import stages_memory
+from three_axes.plan.traffic import sent
+from three_axes.table import human
+
+from ..draw import memory_by_stage, waterfall
+from ..draw.picture import Picture
+from . import report
+
+QUESTIONS = (
+    "What does the fullest GPU hold?",
+    "What crosses the nodes?",
+    "How large is the bubble?",
+    "What if the batch halves?",
+    "What if the network between nodes halves?",
+    "Why not pure FSDP?",
+)
+
+
+@dataclass(frozen=True)
+class Defence:
+    """`layout` for what `of` planned: the same model, cluster, GPUs, batch and sequence length.
+
+    Raises ValueError, in a sentence, when the layout cannot be or takes another number of GPUs.
+    """
+
+    of: Plan
+    layout: Layout
+
+    def __post_init__(self):
+        if self.layout.ranks != self.of.gpus:
+            raise ValueError(f"{self.layout} takes {self.layout.ranks} GPUs, and there are {self.of.gpus}")
+        self.estimate  # refuses what cannot be
+
+    @property
+    def job(self) -> Job:
+        return self.of.job
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        return self._with()
+
+    def _with(self, **changed) -> Estimate:
+        return estimate(replace(self.job, **changed), self.layout)
+
+    def with_cluster(self, **changed) -> Estimate:
+        """The same step on a cluster whose fields are `changed`."""
+        return self._with(cluster=replace(self.job.cluster, **changed))
+
+    @property
+    def microbatches(self) -> int:
+        return self.job.microbatches(self.layout)
+
+    # -- the answers
+
+    @cached_property
+    def stages(self) -> list[dict[str, float]]:
+        """Bytes on one GPU of each pipeline stage, by what for."""
+        return stages_memory(self.job, self.layout)
+
+    def memory(self) -> str:
+        e, device = self.estimate, self.job.cluster.device
+        most = sorted(e.memory.items(), key=lambda kind: -kind[1])[:2]
+        stage = f" of stage {e.stage}" if self.layout.pp > 1 else ""
+        if not e.fits:
+            verdict = f"{human(-e.free)} too much, so it does not run"
+        else:
+            verdict = f"{human(e.free)} are left" + (
+                ", which is within the error of this prediction" if e.tight else ""
+            )
+        return (
+            f"{human(e.memory_bytes)} on a GPU{stage}, most of it {most[0][0]} ({human(most[0][1])}) and"
+            f" {most[1][0]} ({human(most[1][1])}). The GPU ({device.name})"
+            f" holds {human(device.memory)}: {verdict}."
+        )
+
+    def traffic(self) -> dict[str, tuple[float, bool]]:
+        """Axis -> (bytes that a GPU sends in a step by the book, whether its groups cross nodes)."""
+        layout, node = self.layout, self.job.cluster.gpus_per_node
+        sizes = lambda axis: layout.sizes if axis in layout.sizes else layout.expert_sizes
+        return {
+            axis: (size, bool(reach(axis, sizes(axis), node)[1] > 1))
+            for axis, size in sent(self.job, layout).items()
+            if layout.members(axis) > 1
+        }
+
+    def crossing(self) -> str:
+        traffic = self.traffic()
+        if not traffic:
+            return "Nothing: there is one GPU."
+        parts = [
+            f"{axis.upper()} sends {human(traffic[axis][0])} a GPU and step"
+            f" {'between nodes' if traffic[axis][1] else 'inside the node'}"
+            for axis in ("tp", "cp", "ep", "etp", "pp", "dp", "edp")
+            if axis in traffic
+        ]
+        sentence = "; ".join(parts) + "."
+        if not any(far for _, far in traffic.values()):
+            sentence = f"Nothing. {sentence}"
+        if "dp" in traffic:
+            shown = f"{self.estimate.time['data parallel']:.2f} s of {self.estimate.step_seconds:.2f} s"
+            sentence += f" Of the data parallel traffic {shown} shows; the rest runs under computation."
+        return sentence
+
+    def bubble(self) -> str:
+        if self.layout.pp == 1:
+            return "None: there is no pipeline."
+        p, m, v = self.layout.pp, self.microbatches, self.layout.interleave
+        seconds = f"{self.estimate.time['bubble']:.2f} s of {self.estimate.step_seconds:.2f} s"
+        if self.layout.pipeline.splits:
+            return f"{seconds}, with m = {m}: {self.layout.schedule} fills most of it with weight gradients."
+        by_hand = (p - 1) / v / (m + (p - 1) / v)
+        return (
+            f"(p−1)/v ÷ (m + (p−1)/v) = {(p - 1) / v:.3g}/{m + (p - 1) / v:.4g} = {by_hand:.1%} of the time"
+            f" that stages compute, with m = {m}{f' and v = {v}' if v > 1 else ''}: {seconds}."
+        )
+
+    def _tokens(self, e: Estimate) -> str:
+        now, then = self.estimate.tokens_per_second_per_gpu, e.tokens_per_second_per_gpu
+        return f"{then:,.0f} tokens/s a GPU instead of {now:,.0f} ({then / now - 1:+.1%})"
+
+    def half_the_batch(self) -> str:
+        try:
+            mine = self._with(global_batch=self.job.global_batch // 2)
+        except ValueError as e:
+            return f"It cannot be: {e}."
+        costs = ["the bubble"] * (self.layout.pp > 1) + ["the gradients"] * (self.layout.dp > 1)
+        why = " and ".join(costs or ["the optimizer"])
+        are = "are" if len(costs) > 1 or costs == ["the gradients"] else "is"
+        return f"{self._tokens(mine)}: {why} {are} shared by half as many tokens. {self._best(mine)}"
+
+    def half_the_network(self) -> str:
+        if not any(far for _, far in self.traffic().values()):
+            return "Nothing changes: no group of this layout leaves its node."
+        mine = self.with_cluster(inter_node_bandwidth=self.job.cluster.inter_node_bandwidth / 2)
+        return f"{self._tokens(mine)}. {self._best(mine)}"
+
+    def _best(self, mine: Estimate) -> str:
+        """How this layout stands among all, in the job that `mine` was estimated for."""
+        then = plan(mine.job, gpus=self.of.gpus, **self.of.options)
+        if not then.ranked:
+            return "No layout fits then."
+        best, ahead = then.best, mine.step_seconds / then.best.seconds - 1
+        if best.layout == mine.layout:
+            return "It is then still the fastest."
+        if not mine.fits:
+            return (
+                f"It does not fit; the fastest that does is {best.layout}, with {best.seconds:.2f} s a step."
+            )
+        if ahead <= 0:
+            return f"It is then faster than {best.layout}, the fastest that keeps more memory free."
+        return f"Then the fastest is {best.layout}, {ahead:.1%} ahead of this one."
+
+    @cached_property
+    def pure(self) -> Estimate | None:
+        """The fastest layout of FSDP alone, if one fits."""
+        for rows in (self.of.ranked, self.of.tight):
+            for row in rows:
+                if row.axes.dp == self.of.gpus and row.layout.zero == 3:
+                    return self.of.estimate(row)
+        return None
+
+    def pure_fsdp(self) -> str:
+        gpus, framework = self.of.gpus, self.job.framework
+        if gpus == 1:
+            return "There is one GPU, and nothing to share out."
+        if self.layout.dp == gpus and self.layout.zero == 3:
+            return "This is pure FSDP."
+        if 3 not in framework.zeros:
+            return f"The framework {framework.name} has none: its ZeRO ends at stage {max(framework.zeros)}."
+        them = self.pure
+        if them is None:
+            reason = self.of.impossible.get(Axes(dp=gpus))
+            return f"It cannot be: {reason}." if reason else "It does not fit, whatever is recomputed."
+        costs = them.step_seconds / self.estimate.step_seconds - 1
+        what = "recomputes every layer" if them.layout.recompute == "full" else "need not recompute all"
+        where = "over all nodes" if gpus > self.job.cluster.gpus_per_node else "inside the node"
+        return (
+            f"{them.layout} takes {them.step_seconds:.2f} s a step, {abs(costs):.1%}"
+            f" {'more' if costs > 0 else 'less'} than this layout's {self.estimate.step_seconds:.2f} s. It"
+            f" {what}, and gathers"
+            f" {human(2 * book('all_gather', 2 * self.job.model.params, gpus))} of weights for each"
+            f" microbatch, {where}; {them.time['data parallel']:.2f} s of data parallelism show. It needs"
+            f" {human(them.memory_bytes)} instead of {human(self.estimate.memory_bytes)}, and"
+            " leaves the model's code as it is."
+        )
+
+    @cached_property
+    def answers(self) -> dict[str, str]:
+        in_order = (
+            self.memory,
+            self.crossing,
+            self.bubble,
+            self.half_the_batch,
+            self.half_the_network,
+            self.pure_fsdp,
+        )
+        return {question: answer() for question, answer in zip(QUESTIONS, in_order)}
+
+    # -- the page
+
+    def memory_picture(self) -> Picture:
+        return memory_by_stage(
+            self.stages, self.job.cluster.device.memory, f"What a GPU of each stage holds: {self.layout}"
+        )
+
+    def time_picture(self) -> Picture:
+        time = dict(self.estimate.time)
+        computing = sum(time.pop(k) for k in ("matrices", "attention", "elementwise", "waiting for the host"))
+        return waterfall({str(self.layout): {"computing": computing, **time}}, unit="s", last="step")
+
+    def report(self, file: str | Path = "defence.html", tokens: float | None = None) -> None:
+        """Write the page for the meeting, and print its recommendation, its price, and where it was written.
+
+        tokens: to train on, 20 for each parameter where nothing is given. To have the page as PDF, open it in
+        a browser and print it. Raises ValueError for a name that does not end in .html.
+        """
+        path = Path(file)
+        if path.suffix not in (".html", ".htm"):
+            raise ValueError(
+                f"{path.name}: the page is HTML, so give a name that ends in .html; a browser prints it"
+                " to PDF"
+            )
+        path.write_text(report.page(self, tokens), encoding="utf-8")
+        for text in (report.verdict(self.estimate, self.of), report.cost(self.estimate, self.of, tokens)):
+            print(textwrap.fill(text, 110, break_on_hyphens=False))  # a notebook would break words
+        print(f"The page for the meeting is {path}. A browser shows it, and prints it to PDF.")
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            [
+                f"{self.job.model.name} on {self.of.gpus} × {self.job.cluster.device.name}: {self.layout}",
+                self.estimate.summary(),
+                "",
+                *(f"{i}. {q}\n   {a}" for i, (q, a) in enumerate(self.answers.items(), 1)),
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        answers = "".join(
+            f"<li style='margin:.3em 0'><b>{escape(q)}</b> {escape(a)}</li>" for q, a in self.answers.items()
+        )
+        return f"<b>{escape(str(self.layout))}</b>: {escape(self.estimate.summary())}<ol>{answers}</ol>"

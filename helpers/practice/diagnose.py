@@ -1,0 +1,160 @@
+"""Somebody's own schedule: read it, say what is wrong or what it is, and why each rank idles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from three_axes.paper import schedules
+from three_axes.paper.schedules import Op, Schedule
+from three_axes.paper.simulation import Stuck, Timeline, simulate
+
+
+class Illegal(ValueError):
+    """An order that is none. `misconception` names the mistake where it has a name."""
+
+    def __init__(self, text: str, misconception: str):
+        super().__init__(text)
+        self.misconception = misconception
+
+
+def read(orders: Sequence[Sequence[str]], m: int) -> Schedule:
+    """A schedule from each rank's list of operations such as 'F0' and 'B0', one stage to a rank.
+
+    Raises Illegal, with the reason, for text that is no operation, one that is missing, repeated, or before
+    what it needs on its own rank.
+    """
+    ops = []
+    for rank, order in enumerate(orders):
+        if isinstance(order, str) or not isinstance(order, Sequence):
+            raise Illegal(
+                f"rank {rank}: give a list of operations such as ['F0', 'B0'], not {order!r}"
+                + (" (append and extend change a list, and return None)" if order is None else ""),
+                "no list of operations",
+            )
+        mine = []
+        for text in order:
+            parsed = re.fullmatch(r"([FBIW])(\d+)", text) if isinstance(text, str) else None
+            if not parsed:
+                if isinstance(text, list):
+                    raise Illegal(
+                        f"rank {rank}: you give a list of lists. Give the operations of this rank alone.",
+                        "the lists of all ranks",
+                    )
+                raise Illegal(
+                    f"rank {rank}: {text!r} is no operation; write the text 'F0' for the forward of"
+                    " microbatch 0, 'B0' for its backward",
+                    "no list of operations",
+                )
+            if int(parsed[2]) >= m:
+                from_one = not any(isinstance(t, str) and t[1:] == "0" for t in order)
+                raise Illegal(
+                    f"rank {rank}: {text} is of microbatch {int(parsed[2])}, but there are {m}, from 0 to"
+                    f" {m - 1}."
+                    + (
+                        ""
+                        if from_one
+                        else " After the warm-up, fewer forwards are left than there are microbatches."
+                    ),
+                    "microbatches counted from 1" if from_one else "a forward too many",
+                )
+            mine.append(Op(parsed[1], int(parsed[2]), rank))
+        _check_rank(rank, mine, m)
+        ops.append(mine)
+    return Schedule(recognise(ops, m), m, ops, list(range(len(ops))))
+
+
+def _check_rank(rank: int, ops: list[Op], m: int) -> None:
+    done: dict[str, set[int]] = {kind: set() for kind in "FBIW"}
+    for op in ops:
+        if op.microbatch in done[op.kind]:
+            raise Illegal(f"rank {rank}: {op.kind}{op.microbatch} stands twice", "an operation twice")
+        if op.kind in "BI" and op.microbatch not in done["F"]:
+            raise Illegal(
+                f"rank {rank}: {op.kind}{op.microbatch} stands before F{op.microbatch}. A backward needs what"
+                " its own forward has kept.",
+                "a backward before its forward",
+            )
+        if op.kind == "W" and op.microbatch not in done["I"]:
+            raise Illegal(
+                f"rank {rank}: W{op.microbatch} stands before I{op.microbatch}, which finds the gradient that"
+                " it needs",
+                "a W before its I",
+            )
+        done[op.kind].add(op.microbatch)
+    if missing := sorted(set(range(m)) - done["F"]):
+        raise Illegal(f"rank {rank}: the forward of {_some(missing)} is missing", "a forward is missing")
+    if missing := sorted(set(range(m)) - done["B"] - done["I"]):
+        last = missing == list(range(m - len(missing), m))
+        raise Illegal(
+            f"rank {rank}: {_some(missing)} {'goes' if len(missing) == 1 else 'go'} forward and never"
+            " backward."
+            + (" When the forwards have run out, the backwards that are left must drain." if last else ""),
+            "a missing drain" if last else "a backward is missing",
+        )
+    if missing := sorted(done["I"] - done["W"]):
+        raise Illegal(f"rank {rank}: W of {_some(missing)} is missing", "a W is missing")
+
+
+def _some(numbers: list[int]) -> str:
+    return (
+        f"microbatch{'es' * (len(numbers) > 1)} "
+        + ", ".join(map(str, numbers[:4]))
+        + ", …" * (len(numbers) > 4)
+    )
+
+
+def recognise(ops: list[list[Op]], m: int) -> str:
+    """The name of a known schedule with these operations, or 'your own'."""
+    for known in (schedules.gpipe, schedules.one_f_one_b, schedules.zb_h1, schedules.zb_h2):
+        if known(len(ops), m).ops == ops:
+            return known(len(ops), m).name
+    backwards_back = [
+        [op for op in mine if op.kind == "F"] + [op for op in mine if op.kind == "B"][::-1]
+        for mine in schedules.gpipe(len(ops), m).ops
+    ]
+    if backwards_back == ops:
+        return "GPipe, backwards in reverse order"
+    return "your own"
+
+
+def run(schedule: Schedule) -> Timeline:
+    """`simulate`, with the reason in words where it cannot finish: who stands before what, and needs what.
+
+    Raises Illegal.
+    """
+    try:
+        return simulate(schedule)
+    except Stuck as e:
+        waits = "; ".join(
+            f"rank {rank} stands before {_name(op)}, which needs {_name(need)} of rank"
+            f" {schedule.rank_of[need.stage]}"
+            for rank, op, need in e.waits
+        )
+        raise Illegal(
+            f"The ranks end up waiting for each other: {waits}.", "ranks that wait for each other"
+        ) from None
+
+
+def _name(op: Op) -> str:
+    return f"{'B' if op.kind == 'I' else op.kind}{op.microbatch}"
+
+
+def idle(timeline: Timeline) -> list[tuple[int, float, float, str]]:
+    """Every bubble: (rank, from, to, why), in the words of a reader who looks at the picture."""
+    bubbles = []
+    for rank, runs in enumerate(timeline.runs):
+        free = 0.0
+        for run_ in runs:
+            if run_.start > free:
+                source = timeline.schedule.rank_of[run_.after.stage] if run_.after else rank
+                what = (
+                    f"{_name(run_.op)} waits for {_name(run_.after)} on rank {source}"
+                    if run_.after
+                    else f"{_name(run_.op)} has not come"
+                )
+                bubbles.append((rank, free, run_.start, what))
+            free = run_.end
+        if free < timeline.makespan:
+            bubbles.append((rank, free, timeline.makespan, "it is done, the others are not"))
+    return bubbles

@@ -1,0 +1,634 @@
+"""A mistake is an edit of the solution.
+
+A check runs the reader's function and the solution on the same ranks and inputs. Where they part, it also
+runs the solution with each known mistake in it. The reader's mistake has the name of the edited solution
+that does the same as the reader's function. Where none does, the reader is told what was seen, and where it
+parts from what the solution does. So nobody is accused of what was not proven.
+
+Mistakes are rows of a text. A row has a name, advice, and proofs, of which one is enough:
+
+    a sum where the mean was meant
+        Every rank holds the sum of four gradients. The twin's loss is a mean over examples.
+        - gradient * examples / total => gradient
+
+    - OLD => NEW & OLD => NEW   the solution, edited so in all places, does the same (⏎ ends a line of it)
+    ! PATTERN                   an error of a rank, 'IndexError: list…', has this regular expression
+    $ WHAT                      the values are right, and a rank needed more than the solution: flops, calls
+                                or bytes
+    ~ WHAT                      nothing above fits, and this parts from the solution: form, values, cut (no
+                                gradient came back), gradients; or crash
+
+A row without a proof has a function of its name in `shows`; one with errors may have one. It is given two
+Runs: what was seen of the attempt, and of the solution. It returns whether that is the mistake, or, as
+text, what shows it. Rows are tried in their order.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import itertools
+import math
+import pickle
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
+
+from three_axes.count.traffic import Traffic
+from three_axes.table import human
+
+from ..ranks import current
+from ..ranks.failure import RankError
+from ..ranks.world import World
+from .exercise import Answer, Exercise, crashed, right, waits, wrong
+
+if TYPE_CHECKING:  # ranks import the engine, and need no matplotlib
+    from ..draw.picture import Picture
+
+# -- rows -----------------------------------------------------------------------------------------
+
+# What may be raised where an answer is not of the form that is read.
+UNREADABLE = TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError
+PROOFS = {"-": "edits", "!": "errors", "$": "costs", "~": "parts"}
+
+
+@dataclass
+class Mistake:
+    """One row: a name, what to think of instead, and its proofs."""
+
+    name: str
+    advice: str = ""
+    edits: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    costs: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
+
+
+def mistakes_of(text: str) -> list[Mistake]:
+    """The rows of a text, as the head of this file describes them."""
+    rows: list[Mistake] = []
+    proofs, depth = None, 0
+    for line in textwrap.dedent(text).splitlines():
+        words, indent = line.strip(), len(line) - len(line.lstrip())
+        if not words:
+            continue
+        if indent == 0:
+            rows.append(Mistake(words))
+            proofs = None
+        elif words[:2] in {f"{mark} " for mark in PROOFS}:
+            proofs, depth = getattr(rows[-1], PROOFS[words[0]]), indent
+            proofs.append(line[indent + 2 :])
+        elif proofs is not None and indent > depth:  # the proof goes on
+            proofs[-1] += f" {words}"
+        else:
+            rows[-1].advice += f" {words}" if rows[-1].advice else words
+    return rows
+
+
+_numbers = itertools.count()
+
+
+def edited(solution: Callable, edit: str) -> Callable:
+    """The solution with each 'old => new' of `edit` changed, in all places where it stands.
+
+    Raises ValueError where the solution has no such text.
+    """
+    source = textwrap.dedent(inspect.getsource(solution))
+    for part in edit.replace("⏎", "\n").split(" & "):
+        old, arrow, new = part.partition(" =>")
+        if not arrow or old not in source:
+            raise ValueError(f"{solution.__name__} has no {old!r} to be edited, as {part!r} asks")
+        source = source.replace(old, new.removeprefix(" "))
+    names = dict(vars(sys.modules[solution.__module__]))
+    names["__name__"] = f"edited {next(_numbers)}"  # nobody can import it, so it travels to ranks by value
+    exec(compile(source, "<edited>", "exec"), names)
+    return names[solution.__name__]
+
+
+# -- what was seen --------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """What an attempt did in one try, (number of ranks, …). ranks[r]: facts of rank r, among them "values",
+    one for each case, and where backward is compared "gradients". After an error they are what was known by
+    then.
+    """
+
+    tried: tuple
+    ranks: list[dict]
+    traffic: Traffic | None = None
+    error: RankError | None = None
+    attempt: Callable | None = None  # where ranks ran it
+    found: tuple[str, str] | None = None  # what the exercise's `finds` said of it
+
+    @property
+    def n(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def errors(self) -> list[str]:
+        """'IndexError: list index out of range', of each rank that raised by itself."""
+        seen = self.error.seen if self.error else []
+        return [f"{s.error.type}: {s.error.message}" for s in seen if s.error and not s.error.aborted]
+
+    @property
+    def standing(self) -> dict[int, dict]:
+        """Rank -> the send or receive that it stands in, where the call can never have ended; else {}."""
+        return waits(self.error) if self.error else {}
+
+    @property
+    def values(self) -> list:
+        """The answers to all cases, where one rank is asked."""
+        return self.ranks[0]["values"]
+
+    def parts_from(self, truth: Run, alike: Callable) -> str | None:
+        """The first of "values", "cut", "gradients" in which the two runs differ."""
+        pairs = list(zip(self.ranks, truth.ranks))
+        if not all(alike(a["values"], b["values"]) for a, b in pairs):
+            return "values"
+        if any(None in a.get("gradients", ()) and None not in b["gradients"] for a, b in pairs):
+            return "cut"
+        if not all(alike(a.get("gradients"), b.get("gradients")) for a, b in pairs):
+            return "gradients"
+        return None
+
+    def does_as(self, other: Run, facets: Sequence[str], alike: Callable, of: Callable) -> bool:
+        told = lambda facts, key: of(facts[key]) if key == "values" else facts.get(key)
+        pairs = list(zip(self.ranks, other.ranks))
+        return all(alike(told(a, key), told(b, key)) for a, b in pairs for key in facets)
+
+    def most(self, what: str) -> float:
+        """What the busiest rank needed: bytes or calls of its collectives, or floating-point operations."""
+        if what == "bytes":
+            return max(self.traffic.counted)
+        if what == "calls":
+            return max(sum(row.calls for row in rows) for rows in self.traffic.ranks)
+        return max(facts[what] for facts in self.ranks)
+
+
+def alike(a, b, tolerance: float | None = None) -> bool:
+    """Whether two answers are the same but for rounding. tolerance: of a number, times the
+    larger of it and 1; of a tensor, times its largest number. None: 1e-7 for float64 and numbers, 1e-4 for
+    less exact tensors.
+    """
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.shape != b.shape:
+            return False
+        rtol = tolerance or (1e-7 if torch.float64 in (a.dtype, b.dtype) else 1e-4)
+        a, b = a.detach().double(), b.detach().double()
+        scale = float(b[b.isfinite()].abs().max()) if b.isfinite().any() else 0.0
+        return torch.allclose(a, b, rtol=rtol, atol=rtol * scale, equal_nan=True)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(alike(a[key], b[key], tolerance) for key in b)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(alike(x, y, tolerance) for x, y in zip(a, b))
+    if isinstance(a, float) or isinstance(b, float):
+        numbers = isinstance(a, (int, float)) and isinstance(b, (int, float))
+        tolerance = tolerance or 1e-7
+        return numbers and (a == b or math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance))
+    return type(a) is not torch.Tensor and type(b) is not torch.Tensor and a == b
+
+
+def number(value) -> float:
+    """A number out of what a reader returned. Raises TypeError for what is none, ValueError for NaN."""
+    if isinstance(value, (str, bytes, bool)):
+        raise TypeError(f"{value!r} is no number")
+    if math.isnan(given := float(value)):
+        raise ValueError("nan is no number")
+    return given
+
+
+# -- on a rank ------------------------------------------------------------------------------------
+
+PATIENCE = 60  # seconds for what is the course's own and ends, on however busy a machine
+_facts: dict = {}  # of this rank's last attempt: kept here, they can be asked for after a crash
+
+
+def told() -> dict:
+    """On a rank: what its last attempt has done by now."""
+    return _facts
+
+
+def observed(watch: Callable, *attempts: Callable) -> list[dict]:
+    """On a rank: run the attempts in turn. watch(attempt, facts) fills facts as things happen."""
+    global _facts
+    of_all = []
+    for attempt in attempts:
+        _facts = {}
+        watch(attempt, _facts)
+        of_all.append(_facts)
+    return of_all
+
+
+@dataclass
+class Watch:
+    """On a rank: run the attempt on each case and note what it gives, and what it takes.
+
+    inputs(rank, *tried): the arguments of each case. sees(arguments, answer): what is compared.
+    gradient(arguments): the gradient of the answer, from which backward is run to the first argument's.
+    flops: whether they are counted. messages: whether what is sent is noted, as (peer, sum of its numbers).
+    "size": bytes of the cases' first arguments; "forward": the kind of each collective that was called before
+    backward.
+    """
+
+    tried: tuple
+    inputs: Callable
+    sees: Callable
+    gradient: Callable | None
+    flops: bool
+    messages: bool
+
+    def __call__(self, attempt: Callable, facts: dict) -> None:
+        facts |= {"values": [], "flops": 0, "size": 0}
+        facts |= {"gradients": []} if self.gradient else {}
+        if self.messages:
+            facts["messages"] = sent = []
+            current.rank.recorder.watch = lambda op, peer, tensor: (
+                sent.append((peer, float(tensor.double().sum()))) if op == "send" else None
+            )
+        for facts["case"], arguments in enumerate(self.inputs(dist.get_rank(), *self.tried)):
+            facts["size"] += arguments[0].nbytes if isinstance(arguments[0], torch.Tensor) else 0
+            dy = self.gradient(arguments) if self.gradient else None
+            got = self._counted(facts, lambda: self.sees(arguments, attempt(*arguments)))
+            facts["forward"] = [row.op for row in current.counted_so_far() for _ in range(row.calls)]
+            facts["values"].append(got.detach().clone() if isinstance(got, torch.Tensor) else _sendable(got))
+            if dy is not None:
+                back = isinstance(got, torch.Tensor) and got.requires_grad and got.shape == dy.shape
+                if back:
+                    self._counted(facts, lambda: got.backward(dy.to(got.dtype)))
+                facts["gradients"].append(arguments[0].grad if back else None)
+        current.rank.recorder.watch = None
+
+    def _counted(self, facts: dict, run: Callable):
+        if not self.flops:
+            return run()
+        with FlopCounterMode(display=False) as counter:
+            got = run()
+        facts["flops"] += counter.get_total_flops()
+        return got
+
+
+def _sendable(answer):
+    """An answer that is no tensor. Raises TypeError for one that cannot leave its rank."""
+    try:
+        pickle.dumps(answer)
+    except Exception:
+        raise TypeError(f"your function returned {type(answer).__name__!r}, which is no value") from None
+    return answer
+
+
+# -- exercises ------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, repr=False)
+class Compared(Exercise):
+    """An exercise whose attempts are compared with its solution, and with the solution's edits.
+
+    mistakes: rows of text. shows: name -> a function (run, truth), for rows without a proof. finds(run,
+    truth): one function in place of those, told of attempts that ended: a row's name, or that and what
+    shows it, or None. praise: what is said of a right answer, or a function (Run) -> Answer. figures(run,
+    truth): (what, reached, target) for the answer. picture(run, truth): what a wrong one shows, or None.
+    reads(value): one case's value in the form in which it is compared; it raises for what has no such form.
+    compares: whether values and gradients must be the solution's; without, a row decides. proves(values):
+    what of a rank's values an edit must do the same. must_wait: whether it is wrong to wait for less of
+    what was begun than the solution does.
+    """
+
+    mistakes: str
+    praise: str | Callable[[Run], Answer]
+    shows: dict[str, Callable[[Run, Run], bool | str]] = field(default_factory=dict)
+    finds: Callable[[Run, Run], str | tuple[str, str] | None] | None = None
+    figures: Callable[[Run, Run], list[tuple[str, str, str]]] = lambda run, truth: []
+    picture: Callable[[Run, Run], Picture | None] = lambda run, truth: None
+    reads: Callable | None = None
+    compares: bool = True
+    must_wait: bool = True
+    proves: Callable[[list], object] = lambda values: values
+    tolerance: float | None = None
+
+    def __post_init__(self):
+        self.rows = mistakes_of(self.mistakes)
+        if self.finds:
+            bare = [row.name for row in self.rows if not (row.edits + row.errors + row.costs + row.parts)]
+            self.shows = {name: partial(self._found, name) for name in bare} | self.shows
+        for row in self.rows:
+            proofs, shown = row.edits + row.costs + row.parts, row.name in self.shows
+            if proofs and shown or not (proofs or shown or row.errors):
+                raise ValueError(f"{self.name}: {row.name!r} needs proofs, or a function in shows")
+        if unknown := set(self.shows) - {row.name for row in self.rows}:
+            raise ValueError(f"{self.name}: shows has {unknown}, and no such rows")
+
+    def _found(self, name: str, run: Run, truth: Run) -> bool | str:
+        """Whether, or by what, `finds` shows the mistake of this name."""
+        if run.error:
+            return False
+        if run.found is None:
+            found = self.finds(run, truth) or ""
+            run.found = (found, "") if isinstance(found, str) else found
+        if run.found[0] not in ("", *self.shows):
+            raise ValueError(f"{self.name}: {run.found[0]!r} is found, and has no row")
+        return run.found[0] == name and (run.found[1] or True)
+
+    @property
+    def edits(self) -> list[str]:
+        return [edit for row in self.rows for edit in row.edits]
+
+    def alike(self, a, b) -> bool:
+        return alike(a, b, self.tolerance)
+
+    def worlds(self) -> Iterator[tuple[Callable[[str], Run], Callable[[Callable], Run]]]:
+        """For each try, what a known edit of the solution does, and what any attempt does."""
+        raise NotImplementedError
+
+    def told_apart(self) -> list[tuple[str, str, str | None]]:
+        """(the name of a row, one of its edits, what a reader who does the same is told), for each."""
+        edits = [(row.name, edit) for row in self.rows for edit in row.edits]
+        told: dict[str, str] = {}
+        for does, observe in self.worlds():
+            for _, edit in edits:
+                if edit not in told:
+                    answer = self.judged(observe(edited(self.reference, edit)), does)
+                    told |= {edit: answer.misconception} if answer else {}
+        return [(name, edit, told.get(edit)) for name, edit in edits]
+
+    def judged(self, mine: Run, does: Callable[[str], Run]) -> Answer | None:
+        """What is wrong with an attempt; None if nothing is. does(edit): what the edited solution does."""
+        if mine.error:
+            return self._crashed(mine, does(""))
+        where = f"On {mine.n} ranks: " if mine.n > 1 else ""
+        truth = does("")
+        if said := self._form(mine, truth):
+            return said
+        figures = self.figures(mine, truth)
+        if self.must_wait and mine.traffic and mine.traffic.not_waited > truth.traffic.not_waited:
+            return wrong("a message nobody waits for", f"{where}{UNWAITED}", *figures)
+        parts = mine.parts_from(truth, self.alike) if self.compares else None
+        if parts is None and "messages" in truth.ranks[0] and (wasted := wasteful(mine, truth)):
+            return wrong(wasted[0], f"{where}{wasted[1]}", *figures)
+        for row in self.rows:
+            if shown := self._proven(row, mine, truth, does, parts):
+                text = f"{shown} {row.advice}" if isinstance(shown, str) else row.advice
+                answer = wrong(row.name, f"{where}{text}", *figures)
+                answer.picture = self.picture(mine, truth)
+                return answer
+        return None
+
+    def _proven(self, row: Mistake, mine: Run, truth: Run, does: Callable, parts: str | None) -> bool | str:
+        """Whether a run that ended shows the mistake of this row, or, as text, what shows it."""
+        if row.name in self.shows:
+            return self.shows[row.name](mine, truth)
+        if parts in row.parts:
+            return self._where(mine, truth, parts)
+        if parts is None and any(mine.most(what) > 1.01 * truth.most(what) for what in row.costs):
+            return True
+        facets = ["values", "messages" if parts in ("values", None) else "gradients"]
+        if mine.does_as(truth, facets, self.alike, self.proves):
+            return False
+        return any(
+            mine.does_as(other, facets, self.alike, self.proves)
+            for edit in row.edits
+            if not (other := does(edit)).error
+        )
+
+    def _where(self, mine: Run, truth: Run, parts: str) -> str:
+        """The first place where two runs part, in words."""
+        if parts == "cut":
+            return "The output is right, but autograd cannot get from it back to x."
+        rank, case, got, wanted = next(
+            (rank, i, a, b)
+            for rank, facts in enumerate(mine.ranks)
+            for i, (a, b) in enumerate(zip(facts[parts], truth.ranks[rank][parts]))
+            if not self.alike(a, b)
+        )
+        what = {"values": "the answer", "gradients": "the output is right, the gradient of x"}[parts]
+        if not isinstance(wanted, torch.Tensor):
+            return f"you return {got!r:.300}; {wanted!r:.300} is right."
+        same = all(self.alike(facts[parts][case], got) for facts in mine.ranks)
+        length = float(got.double().norm() / wanted.double().norm())
+        return (
+            f"{what} is not the solution's. On rank {rank} its length is {length:.2f} times what it should be"
+            f"{', and it is the same on all ranks' if same and mine.n > 1 else ''}."
+        )
+
+    def _form(self, mine: Run, truth: Run) -> Answer | None:
+        """What is wrong with the form of an answer. Values are read here."""
+        row = next((row for row in self.rows if "form" in row.parts), None)
+        for rank, (facts, wanted) in enumerate(zip(mine.ranks, truth.ranks)):
+            for i, (got, right_) in enumerate(zip(facts["values"], wanted["values"])):
+                if got is None and right_ is not None:
+                    return wrong(
+                        "nothing returned", f"Your function returned None. {row.advice if row else ''}"
+                    )
+                try:
+                    facts["values"][i] = self.reads(got) if self.reads else _as(right_, got)
+                except UNREADABLE as e:
+                    said = f"{e}." if isinstance(e, _Form) else f"You return {got!r:.200}."
+                    at = f"On {mine.n} ranks, rank {rank}: " if mine.n > 1 else ""
+                    return wrong(
+                        row.name if row else "another form", f"{at}{said} {row.advice if row else ''}"
+                    )
+        return None
+
+    def _crashed(self, mine: Run, truth: Run) -> Answer:
+        """A crash or a hang, with its name where what was seen proves one."""
+        where = f"On {mine.n} ranks: " if mine.n > 1 else ""
+        for row in self.rows:
+            shown = any(re.search(pattern, said) for pattern in row.errors for said in mine.errors)
+            shown = shown or (row.name in self.shows and self.shows[row.name](mine, truth))
+            if shown or "crash" in row.parts:
+                text = f"{shown} {row.advice}" if isinstance(shown, str) else row.advice
+                return Answer("crashed", f"{where}{text}\n\n{mine.error.report}", row.name)
+        if stuck := _all_do_the_same(mine):
+            return stuck
+        return crashed(mine.error)
+
+
+@dataclass(kw_only=True, repr=False)
+class Asked(Compared):
+    """A function of plain values. One rank is asked, where it may crash or hang. cases: its arguments."""
+
+    cases: Sequence[tuple] | Callable[[], Sequence[tuple]] = ((),)
+    seconds: float = 5
+
+    def verdict(self, attempt: Callable) -> Answer:
+        cases = self.cases() if callable(self.cases) else self.cases
+        with World(1, timeout=self.seconds) as world:
+            try:
+                mine = Run((1,), [{"values": world.run(lambda: [attempt(*case) for case in cases])[0]}])
+            except RankError as e:
+                mine = Run((1,), [{}], error=e)
+        does = self._does(cases)
+        return self.judged(mine, does) or praised(self, mine, does(""))
+
+    def worlds(self):
+        cases = self.cases() if callable(self.cases) else self.cases
+        answers = lambda attempt: Run((1,), [{"values": [attempt(*case) for case in cases]}])
+        yield self._does(cases), answers
+
+    def _does(self, cases: Sequence[tuple]) -> Callable[[str], Run]:
+        """What edits of the solution answer. They are the course's own, so they need no rank."""
+
+        @cache
+        def of(edit: str) -> Run:
+            other = edited(self.reference, edit) if edit else self.reference
+            values = [other(*case) for case in cases]
+            return Run((1,), [{"values": [self.reads(v) if self.reads else v for v in values]}])
+
+        return of
+
+
+@dataclass(kw_only=True, repr=False)
+class OnRanks(Compared):
+    """A function that every rank runs. tries: (number of ranks, what else `inputs` is told) of each world in
+    which it is tried, in order.
+
+    inputs, sees, gradient: see `Watch`. watch(attempt, facts): takes its place. messages: sends and receives
+    alone may do the work. world: further arguments of the World.
+    """
+
+    tries: tuple[tuple, ...] = ((4,), (2,))
+    inputs: Callable | None = None
+    sees: Callable = lambda arguments, answer: answer
+    gradient: Callable | None = None
+    messages: bool = False
+    watch: Callable | None = None
+    world: dict = field(default_factory=lambda: {"timeout": 5})
+    _known: dict[tuple, Run] = field(default_factory=dict, init=False, repr=False)
+
+    def verdict(self, attempt: Callable) -> Answer:
+        runs = []
+        for does, observe in self.worlds():
+            runs.append((observe(attempt), does("")))
+            if answer := self.judged(runs[-1][0], does):
+                return answer
+        return praised(self, *max(runs, key=lambda pair: pair[0].n))
+
+    def worlds(self):
+        for n, tries in itertools.groupby(self.tries, lambda tried: tried[0]):
+            with World(n, **self.world) as world:
+                for tried in tries:
+                    if (tried, "") not in self._known:
+                        self._known[tried, ""] = self._observe(world, tried, self.reference)
+                    yield partial(self._does, world, tried), partial(self._observe, world, tried)
+
+    def _watch(self, tried: tuple, flops: bool = False) -> Callable:
+        return self.watch or Watch(tried, self.inputs, self.sees, self.gradient, flops, self.messages)
+
+    def _observe(self, world: World, tried: tuple, attempt: Callable) -> Run:
+        """What an attempt does in a world."""
+        watch = self._watch(tried, flops=any("flops" in row.costs for row in self.rows))
+        try:
+            seconds = PATIENCE if attempt is self.reference else world.timeout
+            seen = [facts for (facts,) in world.run(observed, watch, attempt, timeout=seconds)]
+            return Run(tried, seen, world.traffic, attempt=attempt)
+        except RankError as e:
+            if attempt is self.reference:
+                raise  # nothing can be said of anybody's
+            known = world.run(told) if e.state_kept else [{} for _ in range(world.n)]
+            return Run(tried, known, error=e, attempt=attempt)
+
+    def _does(self, world: World, tried: tuple, edit: str) -> Run:
+        """What an edit of the solution does. All are run at once, when the first is asked for."""
+        if (tried, edit) not in self._known:
+            mutants = [edited(self.reference, edit) for edit in self.edits]
+            with redirect_stdout(io.StringIO()):
+                try:
+                    of_ranks = world.run(observed, self._watch(tried), *mutants, timeout=PATIENCE)
+                    runs = [Run(tried, list(facts)) for facts in zip(*of_ranks)]
+                except RankError:  # one of them crashes in this try
+                    runs = [self._observe(world, tried, mutant) for mutant in mutants]
+            self._known |= {(tried, edit): run for edit, run in zip(self.edits, runs)}
+        return self._known[tried, edit]
+
+
+def praised(exercise: Compared, mine: Run, truth: Run) -> Answer:
+    if callable(exercise.praise):
+        return exercise.praise(mine)
+    return right(exercise.praise, *exercise.figures(mine, truth))
+
+
+class _Form(TypeError):
+    """An answer has another form; the message says which."""
+
+
+def _as(wanted, got):
+    """`got`, where it is a tensor as `wanted` is. Raises _Form."""
+    if isinstance(wanted, torch.Tensor):
+        if not isinstance(got, torch.Tensor):
+            raise _Form(f"you return a {type(got).__module__}.{type(got).__name__}, and a tensor is wanted")
+        if got.shape != wanted.shape or torch.promote_types(got.dtype, wanted.dtype) != got.dtype:
+            given, right_ = (f"{t.dtype} of {tuple(t.shape)}".removeprefix("torch.") for t in (got, wanted))
+            raise _Form(f"you return {given}, and {right_} is wanted")
+    return got
+
+
+# -- what every exercise can tell -----------------------------------------------------------------
+
+UNWAITED = (
+    "some collective, isend or irecv was begun, and nobody waited for it. Keep what it returns and call"
+    " .wait() on it, before you use what it brings, and before you change what it sends."
+)
+
+
+def _all_do_the_same(run: Run) -> Answer | None:
+    """A hang in which every rank sends, or every rank receives, has a name."""
+    doing = {at["op"] for at in run.standing.values()}
+    if len(doing) != 1 or len(run.standing) < run.n:
+        return None
+    sends = doing == {"send"}
+    advice = (
+        "every rank sends and waits; nobody receives. On gloo a send ends when its receiver takes the"
+        " data, so on a ring somebody must do it the other way round: even ranks send first, odd ranks"
+        " receive first. Or begin the send with dist.isend, receive, then wait."
+        if sends
+        else "every rank waits to receive, and what it waits for was not sent. Does a rank begin its send"
+        " before it receives? Does it send to the next rank, and receive from the previous one?"
+    )
+    name = f"everybody {'sends' if sends else 'receives'} before anybody {'receives' if sends else 'sends'}"
+    return Answer("crashed", f"On {run.n} ranks {advice}\n\n{run.error.report}", name)
+
+
+def wasteful(run: Run, truth: Run) -> tuple[str, str] | None:
+    """(name, advice) for what gives the right values without messages, or with more than chunks of it."""
+    if helped := {row.op for rows in run.traffic.ranks for row in rows} - {"send", "recv"}:
+        return (
+            "another collective does the work",
+            f"you called {', '.join(sorted(helped))}. Use sends and receives only: they are what it is"
+            " made of.",
+        )
+    n, size, sent, needed = run.n, truth.ranks[0]["size"], run.traffic.counted, max(truth.traffic.counted)
+    came = [sum(row.payload for row in rows if row.op == "recv") for rows in run.traffic.ranks]
+    if max(sent) < 0.5 * needed:
+        return (
+            "nothing was sent",
+            f"the busiest rank sent {human(max(sent))}, where {human(needed)} must be sent. The check's"
+            " numbers can be guessed; real gradients cannot.",
+        )
+    if max(sent) <= 1.01 * needed:
+        return None
+    if n > 2 and min(sent) >= 0.99 * (n - 1) * size:
+        return (
+            "the whole tensor, not a chunk",
+            f"every rank sent {human(min(sent))}: the tensor, n−1 times over. Cut it into n chunks and"
+            " pass one chunk a step.",
+        )
+    busy = [max(pair) for pair in zip(sent, came)]
+    most = max(busy)
+    if n > 2 and most >= 0.99 * (n - 1) * size and sum(b > 1.01 * size for b in busy) == 1:
+        return (
+            "everything through one rank",
+            f"rank {busy.index(most)} sends or receives {human(most)}, and no other rank more than"
+            f" {human(size)}. The sum is right, but one link carries n−1 times the load, and it grows with"
+            " every rank you add.",
+        )
+    return None

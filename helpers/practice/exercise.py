@@ -1,0 +1,310 @@
+"""Predictions and exercises: the reader commits, writes a few lines, and is told why they are right or not.
+
+An exercise runs the reader's function on real ranks and answers in one of four ways:
+not started, right, wrong and why, crashed or hung. What is wrong is told from what was
+measured (values, bytes, order, who waits for whom), and named as the misconception it shows.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import io
+import itertools
+import os
+import re
+import textwrap
+from collections.abc import Callable
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from html import escape
+from types import CodeType
+from typing import TYPE_CHECKING
+
+from ..live import live
+from ..ranks.failure import RankError
+from . import passed
+
+if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
+    from ..draw.picture import Picture
+
+KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!"}
+COLOURS = {"not started": "#767676", "right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}
+
+
+def waits(error: RankError) -> dict[int, dict]:
+    """Rank -> the send or receive that it stands in, where a call can never have ended: every rank that has
+    not finished stands in one, and no two of them in the two sides of one message. Else {}: it was not
+    proven, and may only have been slow.
+    """
+    standing = {r: s.where["in"] if s.where else None for r, s in enumerate(error.seen) if not s.finished}
+    if error.kind != "timeout" or not all(at and at["op"] in ("send", "recv") for at in standing.values()):
+        return {}
+    partner = {r: at["needs"][0] for r, at in standing.items()}
+    meet = (
+        partner.get(other) == r and standing[other]["op"] != standing[r]["op"] for r, other in partner.items()
+    )
+    return {} if any(meet) else standing
+
+
+@dataclass
+class Answer:
+    """What a check has to say. `misconception` is the short name of the mistake, for wrong answers."""
+
+    kind: str
+    text: str
+    misconception: str | None = None
+    figures: list[tuple[str, str, str]] = field(default_factory=list)  # (what, reached, target or '')
+    picture: Picture | None = None
+
+    def __repr__(self) -> str:
+        head = f"{KINDS[self.kind]} {self.kind}" + (f": {self.misconception}" if self.misconception else "")
+        lines = (
+            [head, *textwrap.wrap(self.text, 100, break_on_hyphens=False)]
+            if "\n" not in self.text
+            else [head, self.text]
+        )
+        return "\n".join(
+            lines
+            + [
+                f"  {what}: {reached}" + (f" (target {target})" if target else "")
+                for what, reached, target in self.figures
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        head = f"{KINDS[self.kind]} {self.kind}" + (
+            f": {escape(self.misconception)}" if self.misconception else ""
+        )
+        body = re.sub("`([^`]+)`", r"<code>\1</code>", escape(self.text))
+        if "\n" in self.text:
+            body = f'<pre style="margin:.4em 0;white-space:pre-wrap">{body}</pre>'
+        figures = "".join(
+            f"<li>{escape(w)}: <b>{escape(r)}</b>{f' (target {escape(t)})' if t else ''}</li>"
+            for w, r, t in self.figures
+        )
+        return (
+            f'<div style="border-left:4px solid {COLOURS[self.kind]};padding:.3em .9em;margin:.3em 0">'
+            f"<b>{head}</b><br>{body}{f'<ul>{figures}</ul>' if figures else ''}</div>"
+            f"{self.picture.html() if self.picture else ''}"
+        )
+
+
+def wrong(misconception: str, text: str, *figures) -> Answer:
+    return Answer("wrong", text, misconception, list(figures))
+
+
+def right(text: str, *figures) -> Answer:
+    return Answer("right", text, None, list(figures))
+
+
+@dataclass
+class Exercise:
+    """One exercise. `verdict(attempt)` runs it on ranks and returns an Answer; `reference` passes it.
+
+    judge: what gives the verdict, where no subclass does. It may let a RankError through: it becomes
+    'crashed', with the ranks' own report. without: names of the course's own code that would do the work.
+    minutes: what somebody new to torch.distributed needs, wrong attempts included.
+    """
+
+    name: str
+    reference: Callable
+    judge: Callable[[Callable], Answer] | None = None
+    hints: list[str] = field(kw_only=True)
+    without: tuple[str, ...] = field(default=(), kw_only=True)
+    minutes: int = field(kw_only=True)
+    # Those of a drop in their order.
+    made: int = field(default_factory=itertools.count().__next__, init=False)
+    _shown: int = field(default=0, init=False)
+
+    def check(self, attempt: Callable) -> Answer:
+        """Run the reader's function on real ranks and say what came of it."""
+        if not callable(attempt):
+            raise TypeError(
+                f"check() takes your function itself, without brackets after its name, not {attempt!r}"
+            )
+        wanted = list(inspect.signature(self.reference).parameters)
+        try:
+            inspect.signature(attempt).bind(*wanted)
+        except (TypeError, ValueError):
+            return Answer(
+                "wrong",
+                f"The check calls your function with ({', '.join(wanted)}), and yours cannot take that. Keep"
+                " the def line as it was given.",
+                "other arguments than asked for",
+            )
+        if _is_empty(attempt):
+            self._shown = max(self._shown, 1)
+            return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
+        if (
+            helped := _names(attempt.__code__).intersection(self.without)
+            if hasattr(attempt, "__code__")
+            else ()
+        ):
+            return Answer(
+                "wrong",
+                f"`{min(helped)}` does it for you. Here write it without.",
+                "the course's code does the work",
+            )
+        try:
+            with _few_lines():
+                answer = self.verdict(attempt)
+        except RankError as e:
+            answer = crashed(e)
+        except TypeError as e:  # it cannot travel to the ranks
+            answer = Answer("crashed", str(e))
+        passed.note(self.name, None if answer.kind == "right" else answer.misconception or answer.kind)
+        return answer
+
+    def verdict(self, attempt: Callable) -> Answer:
+        return self.judge(attempt)
+
+    def hint(self) -> _Text:
+        """The next hint; after the last one, where to find the solution."""
+        if self._shown == len(self.hints):
+            return _Text("That was the last hint. solution() shows one way to do it.")
+        self._shown += 1
+        return _Text(f"Hint {self._shown} of {len(self.hints)}: {self.hints[self._shown - 1]}")
+
+    def solution(self) -> _Text:
+        """One way to do it, which passes the check.
+
+        With THREE_AXES_SOLUTIONS=hidden in the environment it stays hidden: for classes.
+        """
+        if os.environ.get("THREE_AXES_SOLUTIONS") == "hidden":
+            return _Text("Your teacher has put the solutions away. hint() still helps.")
+        return _Text(textwrap.dedent(inspect.getsource(self.reference)), code=True)
+
+    def __repr__(self) -> str:
+        return f"Exercise {self.name!r}: check(your_function), hint(), solution()"
+
+
+# What an error of a rank says, how the mistake is called, what to do.
+CRASHES = (
+    (
+        r"name '(rank|world_size)' is not defined",
+        "a name that only cells have",
+        "`rank` and `world_size` are there in `%%ranks` cells. A function asks: `dist.get_rank()`,"
+        " `dist.get_world_size()`.",
+    ),
+    (
+        r"Expected parameter .tensor. of type torch.Tensor",
+        "a number where a tensor is needed",
+        "A collective takes tensors only: `torch.tensor(number)` makes one of a number.",
+    ),
+    (
+        r"'list' object has no attribute '(max|min|sum|mean|std)'",
+        "a list taken for a tensor",
+        "A list has no such method: `max(x)`, `min(x)` and `sum(x)` take lists.",
+    ),
+)
+
+
+def crashed(error: RankError) -> Answer:
+    """The ranks' own report, and what to do where it is known."""
+    messages = [seen.error.message for seen in error.seen if seen.error and not seen.error.aborted]
+    for pattern, name, advice in CRASHES:
+        if any(re.search(pattern, message) for message in messages):
+            return Answer("crashed", f"{advice}\n\n{error.report}", name)
+    computing = error.kind == "timeout" and all(
+        s.finished or not (s.where and s.where["in"]) for s in error.seen
+    )
+    return Answer("crashed", ("Does every loop of yours end?\n\n" if computing else "") + error.report)
+
+
+@contextmanager
+def _few_lines(first: int = 10, last: int = 20):
+    """What ranks print meanwhile is shown at its end, and of much only the first and last lines: PyTorch logs
+    a hundred lines for some errors, and the verdict must be seen.
+    """
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            yield
+    finally:
+        lines = printed.getvalue().splitlines()
+        if (left_out := len(lines) - first - last) > 1:
+            lines[first:-last] = [f"… {left_out} lines …"]
+        if lines:
+            print("\n".join(lines))
+
+
+class _Text:
+    """Text that a notebook shows as it is, without quotes."""
+
+    def __init__(self, text: str, code: bool = False):
+        self.text, self.code = text, code
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_markdown_(self) -> str:
+        return f"```python\n{self.text}\n```" if self.code else self.text
+
+
+def _names(code: CodeType) -> set[str]:
+    """All names that a function looks up, and functions made in it."""
+    inner = (_names(part) for part in code.co_consts if isinstance(part, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _is_empty(function: Callable) -> bool:
+    """Whether the body is only `...`, `pass` or a docstring."""
+    nothing = {"RESUME", "NOP", "LOAD_CONST", "POP_TOP", "RETURN_VALUE", "RETURN_CONST"}
+    return inspect.isfunction(function) and all(
+        step.opname in nothing
+        and (step.opname in ("RESUME", "NOP") or step.argval in (None, ..., function.__doc__))
+        for step in dis.get_instructions(function)
+    )
+
+
+class Prediction:
+    """A question with a few possible answers, to be committed to before the cell that answers it."""
+
+    def __init__(self, question: str, *options: str):
+        if len(options) < 2:
+            raise ValueError("a prediction needs at least two options to choose from")
+        self.question, self.options, self.chosen = question, options, None
+
+    def choose(self, option: str) -> None:
+        if option not in self.options:
+            raise ValueError(
+                f"{option!r} is not an option; choose one of {', '.join(map(repr, self.options))}"
+            )
+        self.chosen = option
+
+    def reveal(self, answer: str, because: str = "", found: str = "Measured") -> _Text:
+        """Hold the reader's choice against `answer`, one of the options. found: how it was, 'Measured' or
+        'Computed'.
+        """
+        if answer not in self.options:
+            raise ValueError(
+                f"the answer {answer!r} is not among the options {', '.join(map(repr, self.options))}"
+            )
+        yours = {None: "", answer: "You predicted that."}.get(self.chosen, f"You predicted: {self.chosen}.")
+        return _Text(" ".join(filter(None, (f"{found}: {answer}.", yours, because))))
+
+    def _text(self) -> str:
+        return "\n".join(
+            [textwrap.fill(self.question, 100, break_on_hyphens=False), *(f"  ○ {o}" for o in self.options)]
+        )
+
+    def __repr__(self) -> str:
+        return self._text()
+
+    def _repr_mimebundle_(self, **_):
+        """Buttons where a kernel runs; the same question as text where none does."""
+        import ipywidgets as widgets
+
+        question = widgets.HTML(f"<b>{escape(self.question)}</b>")
+        buttons = widgets.RadioButtons(
+            options=self.options, value=self.chosen, layout=widgets.Layout(width="max-content")
+        )
+        buttons.observe(lambda change: self.choose(change["new"]) if change["new"] else None, names="value")
+        box = widgets.VBox([question, buttons])
+        return {"text/plain": self._text(), **live(box)}
+
+
+def predict(question: str, *options: str) -> Prediction:
+    """Ask before showing: `guess = predict("How many?", "one", "two")`, later `guess.reveal("two")`."""
+    return Prediction(question, *options)

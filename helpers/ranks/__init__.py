@@ -1,0 +1,1 @@
+"""Real ranks beside the kernel: start, call, fail, explain."""

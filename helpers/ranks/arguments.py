@@ -1,0 +1,47 @@
+"""What a World and its calls accept. Each refusal says what was given, what is allowed, and what to do."""
+
+from __future__ import annotations
+
+from three_axes import devices
+from three_axes.paper.hardware import Network
+
+
+def check(n: int, gpus: bool, counted: bool, fabric: Network | None, memory: float | None) -> None:
+    """The arguments of World. Raises TypeError and ValueError."""
+    whole = "the number of ranks is a whole number from 1 to 64, such as World(4)"
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"World({n!r}): {whole}")
+    if not 1 <= n <= 64:
+        raise ValueError(f"World({n}): {whole}")
+    if fabric is not None and not (isinstance(fabric, Network) and counted):
+        raise TypeError(
+            f"fabric={fabric!r}, counted={counted}: a fabric is a three_axes.plan.Network, and needs"
+            " counted=True"
+        )
+    if memory is not None and not _is_positive(memory):
+        raise ValueError(
+            f"memory={memory!r}: give the bytes of tensors that each rank may hold, such as 50e6, or None for"
+            " no limit"
+        )
+    if gpus and fabric is not None:
+        raise ValueError(
+            "gpus=True and fabric=: an emulated network holds back what gloo sends, not what NCCL does; leave"
+            " one of the two out"
+        )
+    if gpus and n > (there := devices.gpus()):
+        those = f"World({there}, gpus=True) takes {'it' if there == 1 else 'them all'}; " if there else ""
+        raise ValueError(
+            f"World({n}, gpus=True): each rank needs a GPU of its own, and PyTorch finds {there} that it can"
+            f" use with NCCL. {those}World({n}) runs on the CPU"
+        )
+
+
+def seconds(timeout: float | None) -> float | None:
+    """A call's timeout. Raises ValueError."""
+    if timeout is not None and not _is_positive(timeout):
+        raise ValueError(f"timeout={timeout!r}: give a positive number of seconds, or None for no limit")
+    return timeout
+
+
+def _is_positive(x) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and x > 0

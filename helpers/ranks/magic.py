@@ -1,0 +1,91 @@
+"""The cell magic %%ranks: run a cell on every rank of the latest world."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import weakref
+
+from IPython import get_ipython
+from IPython.core.error import UsageError
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from . import output
+from .failure import RankError
+from .world import World, open_worlds
+
+_spoken_to = lambda: None  # the world of the last %%ranks cell
+
+
+@magic_arguments()
+@argument("world", nargs="?", help="name of a World; the one made last if left out")
+@argument("--traffic", metavar="NAME", help="keep the bytes that this cell moved in the variable NAME")
+@argument("--timeout", type=float, help="seconds after which the cell counts as hung")
+def ranks(line: str, cell: str) -> None:
+    """Run this cell on every rank. Variables stay from cell to cell, on each rank its own.
+
+    `rank`, `world_size`, `device`, `torch` and `dist` are there. What the ranks print is shown
+    in rank order; so is the value of the last line, if it is an expression.
+    """
+    args = parse_argstring(ranks, line)
+    shell = get_ipython()
+    worlds = open_worlds()
+    world = shell.user_ns.get(args.world) if args.world else next(reversed(worlds), None)
+    if args.world and not isinstance(world, World):
+        named = [k for k, value in shell.user_ns.items() if k[0] != "_" and isinstance(value, World)]
+        raise UsageError(f"{args.world!r} is not a World; there are: {', '.join(named) or 'none'}")
+    if world is None:
+        raise UsageError(
+            "no ranks are running: run the notebook's first two cells (again), or"
+            "  from helpers import World; world = World(4)"
+        )
+    if wrong := [text for text in cell.splitlines() if text.startswith(("%", "!", "?"))]:
+        raise UsageError(f"{wrong[0]!r}: a %%ranks cell holds Python only, since the ranks are no notebooks")
+    # The magic's own line is line 1 of what the reader sees, so a blank stands in for it.
+    source = "\n" + cell
+    _say_which(world, worlds, named=bool(args.world))
+    # This cell's number: IPython 9 has counted on already, IPython 8 has not; both have stored the cell.
+    number = len(shell.history_manager.input_hist_parsed) - 1
+    file = shell.compile.cache(source, number, raw_code=f"%%ranks {line}\n{cell}")
+    linecache.cache[file] = (len(source), None, f"%%ranks {line}\n{cell}".splitlines(keepends=True), file)
+    try:
+        values = world.cell(source, file, **({} if args.timeout is None else {"timeout": args.timeout}))
+    except RankError as e:
+        raise _for_a_cell(e, shell.user_ns, world) from None
+    if args.traffic:
+        shell.user_ns[args.traffic] = world.traffic
+    if text := output.fold([v or "" for v in values]):
+        print(text)
+
+
+def _say_which(world: World, worlds: list[World], named: bool) -> None:
+    """A world that was made beside another takes its cells over: say so, once."""
+    global _spoken_to
+    before, _spoken_to = _spoken_to(), weakref.ref(world)
+    if not named and before in worlds and before is not world:
+        print(
+            f"on World({len(world)}), made last; `%%ranks NAME` runs a cell on another of the {len(worlds)}"
+            " open worlds"
+        )
+
+
+def _for_a_cell(error: RankError, names: dict, world: World) -> RankError:
+    """The error with the advice that a cell can follow."""
+    text = str(error).replace("with timeout=… in seconds", "with %%ranks --timeout 60")
+    missing = {
+        name[1]
+        for seen in error.seen
+        if seen.error and seen.error.type == "NameError"
+        if (name := re.match(r"name '(\w+)' is not defined", seen.error.message)) and name[1] in names
+    }
+    called = next((name for name, value in names.items() if value is world and name[0] != "_"), "world")
+    for name in sorted(missing):
+        text += (
+            f"\nThe notebook has `{name}`, the ranks do not: {called}.push({name}={name}) gives it to them."
+        )
+    return RankError(text, error.kind, error.ranks, error.state_kept, error.seen)
+
+
+def load_ipython_extension(shell) -> None:
+    """What IPython calls at the first %%ranks cell: `import helpers` has named this module for it."""
+    shell.register_magic_function(ranks, "cell", "ranks")

@@ -1,0 +1,94 @@
+"""What the kernel and its ranks tell each other: how to begin, what came of a call, what went wrong."""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import re
+from typing import NamedTuple
+
+import cloudpickle
+import torch
+
+from three_axes.count import lines
+from three_axes.paper.hardware import Network
+
+MESSAGE = 2000  # characters of an error's message that are shown
+
+
+# A function that says `torch` and `x.ops` makes cloudpickle send torch.ops along, which is no module and has
+# no name of its own. In the kernel and on the ranks alike.
+copyreg.pickle(type(torch.ops), lambda _: (getattr, (torch, "ops")))
+
+
+class _OnCpu(cloudpickle.Pickler):
+    """Sends tensors of a GPU as the CPU's: the kernel may have no GPU, and takes none."""
+
+    def reducer_override(self, x):
+        if isinstance(x, torch.Tensor) and x.device.type == "cuda":
+            there = x.detach().cpu().requires_grad_(x.requires_grad)
+            return (
+                torch.nn.Parameter(there, x.requires_grad) if isinstance(x, torch.nn.Parameter) else there
+            ).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return super().reducer_override(x)
+
+
+def dumps(result) -> bytes:
+    """A call's result, as the kernel will read it."""
+    with io.BytesIO() as file:
+        _OnCpu(file).dump(result)
+        return file.getvalue()
+
+
+class Error(NamedTuple):
+    """What went wrong on one rank."""
+
+    type: str
+    message: str
+    lines: list[lines.Line]
+    aborted: bool  # ended by the kernel, not by a fault of its own
+    cause: str = ""  # 'result' when the code ran and only its result could not be sent
+
+    @property
+    def spoils(self) -> bool:
+        """After it the process can use its GPU no more. (Being out of memory is no such error.)"""
+        return (
+            self.type == "AcceleratorError" or "CUDA error:" in self.message or "HIP error:" in self.message
+        )
+
+    @property
+    def follows(self) -> bool:
+        """It tells of a connection lost, so the fault lies with another rank."""
+        return (
+            re.search(
+                r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout|"
+                r"remote process exited|communicator was aborted",
+                self.message,
+            )
+            is not None
+        )
+
+
+def shown(x) -> str:
+    """What the reader's object says of itself, cut; whatever its __str__ does."""
+    try:
+        text = str(x)
+    except BaseException:  # noqa: BLE001
+        return "(its message cannot be shown)"
+    return text if len(text) <= MESSAGE else f"{text[:MESSAGE]}… ({len(text):,} characters)"
+
+
+class Setup(NamedTuple):
+    """All that a new rank must know."""
+
+    rank: int
+    size: int
+    device: str  # 'cpu', or 'cuda' for a GPU to each rank
+    folder: str  # private to this world: rendezvous and black boxes
+    environ: dict[str, str]
+    cwd: str | None  # the kernel's; None if it was deleted
+    path: list[str]  # where the kernel looks for modules
+    counted: bool
+    fabric: Network | None  # the network to emulate
+    memory: float | None  # bytes of tensors that this rank may hold

@@ -1,0 +1,155 @@
+"""What the ranks print: whole lines, in rank order, equal output told once."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+from three_axes.table import human
+
+KEEP = 32_000  # bytes kept of the beginning, and as many of the end, of one rank's output in one call
+LEFT_OUT = re.compile(r"… .* in ([\d,]+) lines? left out …")
+LINES = 100  # shown of the beginning, and as many of the end, of what one rank prints at once
+PATIENCE = 10  # seconds after which a silent call says how long it will wait
+
+
+class Captured:
+    """The output of one rank in one call: beginning and end kept, the middle of a flood counted and
+    dropped.
+    """
+
+    def __init__(self):
+        self.head, self.tail = bytearray(), bytearray()
+        self.dropped, self.ends = 0, 0  # bytes, and how many of them end a line
+
+    def add(self, data: bytes) -> None:
+        room = KEEP - len(self.head)
+        self.head += data[:room]
+        self.tail += data[room:] if room > 0 else data
+        if (extra := len(self.tail) - KEEP) > 0:
+            self.dropped += extra
+            self.ends += self.tail.count(b"\n", 0, extra)
+            del self.tail[:extra]
+
+    def __str__(self) -> str:
+        head, tail = self.head.decode("utf-8", "replace"), self.tail.decode("utf-8", "replace")
+        if not self.dropped:
+            return head + tail
+        lines = f"{self.ends + 1:,} line{'s' * (self.ends > 0)}"
+        return f"{head}\n… {human(self.dropped)} in {lines} left out …\n{tail}"
+
+
+def drain(fd: int, into: Captured) -> bool:
+    """Read what is waiting at `fd`, at most some megabytes. Returns False when the other end is closed."""
+    for _ in range(64):
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        into.add(data)
+    return True
+
+
+def ranks(members: list[int], of: int | None = None) -> str:
+    """'rank 2', 'ranks 0–3', 'ranks 0, 2 and 3'; with `of`, 'all 4 ranks' where none is missing."""
+    members = sorted(members)
+    if of is not None and len(members) == of > 1:
+        return f"all {of} ranks" if of > 2 else "both ranks"
+    if len(members) == 1:
+        return f"rank {members[0]}"
+    if len(members) > 2 and members == list(range(members[0], members[-1] + 1)):
+        return f"ranks {members[0]}–{members[-1]}"
+    return "ranks " + ", ".join(map(str, members[:-1])) + f" and {members[-1]}"
+
+
+def fold(texts: list[str]) -> str:
+    """One text from one per rank. Silent ranks are left out, ranks that say the same share one copy.
+
+    A single line stands behind the rank's name, several stand below it.
+    """
+    saying: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        if text := text.rstrip("\n"):
+            saying.setdefault(text, []).append(rank)
+    parts = []
+    for text, members in saying.items():
+        body = text.split("\n")
+        if (many := len(body) - 2 * LINES) > 1:
+            # A rank may have dropped some already. The lines cut there count once, and the one that says so
+            # is none.
+            cut = [int(found[1].replace(",", "")) - 3 for found in map(LEFT_OUT.fullmatch, body) if found]
+            body[LINES:-LINES] = [f"… {many + sum(cut):,} lines left out …"]
+        if len(body) == 1:
+            parts.append(f"{ranks(members)} │ {text}")
+        else:
+            parts.append("\n".join([f"{ranks(members)}", *("  │ " + line for line in body)]))
+    return "\n".join(parts)
+
+
+class Stream:
+    """What a long call shows while it runs: whole new lines, rank by rank."""
+
+    def __init__(self, captured: list[Captured]):
+        self.captured = captured
+        self.shown = [0] * len(captured)
+
+    def new(self) -> str:
+        """The whole lines that have come since the last time, folded as the final text would be.
+
+        Once a rank is past what is kept of its beginning it is told at the end only.
+        """
+        fresh = []
+        for rank, c in enumerate(self.captured):
+            end = c.head.rfind(b"\n") + 1
+            fresh.append(c.head[self.shown[rank] : end].decode("utf-8", "replace"))
+            self.shown[rank] = max(end, self.shown[rank])
+        return fold(fresh)
+
+    def rest(self) -> str:
+        """What `new` has not shown when the call has ended."""
+        texts = []
+        for rank, c in enumerate(self.captured):
+            unseen = Captured()
+            unseen.head, unseen.tail = c.head[self.shown[rank] :], c.tail
+            unseen.dropped, unseen.ends = c.dropped, c.ends
+            texts.append(str(unseen))
+        return fold(texts)
+
+
+class View:
+    """What the reader sees of a call: its output at the end, and on the way if it takes longer than `after`
+    seconds. A call that says nothing says at least how long it will wait: until `timeout`, in seconds.
+    """
+
+    def __init__(self, captured: list[Captured], after: float, timeout: float | None):
+        self.stream, self.after, self.timeout = Stream(captured), after, timeout
+        self.started = self.shown = time.monotonic()
+        self.bar, self.told = None, False
+
+    def tick(self, progress: dict[int, tuple[int, int | None]], n: int) -> None:
+        now = time.monotonic()
+        if now - self.started < self.after or now - self.shown < 0.2:
+            return
+        self.shown = now
+        if text := self.stream.new():
+            print(text, flush=True)
+            self.told = True
+        if not self.told and not progress and now - self.started > max(self.after, PATIENCE):
+            self.told = True
+            until = "without end" if self.timeout is None else f"for {self.timeout:g} s at most"
+            print(f"The ranks are still running. This waits {until}; the stop button ends it.", flush=True)
+        if len(progress) == n:  # the slowest rank is how far the call is
+            from tqdm.auto import tqdm
+
+            done, total = min(progress.values(), key=lambda p: p[0])
+            self.bar = self.bar or tqdm(total=total, leave=False)
+            self.bar.update(done - self.bar.n)
+
+    def end(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+        if text := self.stream.rest():
+            print(text, flush=True)

@@ -1,0 +1,219 @@
+"""The processes of one world, what they are told and answer, and how they end."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import shutil
+import threading
+import time
+from multiprocessing.connection import wait
+
+from three_axes.count.meter import BOX_BYTES
+
+from . import output, server
+from .failure import Seen
+from .messages import Setup
+
+ANSWER_SECONDS = 1.0  # for a rank to say where it is; on a busy machine that takes longer than its work
+START_SECONDS = 180  # for the imports on a slow or busy machine; one that ends is noticed at once
+
+
+class Processes:
+    """The processes of one world and the pipes to them. Holds no World, so that a forgotten World can end."""
+
+    def __init__(self, folder: str):
+        self.folder, self.owner = folder, os.getpid()
+        self.processes, self.controls, self.outputs, self.leashes = [], [], [], []
+        self.midway = False  # a message is being sent or read
+        self.calls = itertools.count(1)  # numbers for what the ranks are asked
+
+    def add(self, setup: Setup) -> None:
+        new = server.take()
+        os.set_blocking(new.output.fileno(), False)
+        self.processes.append(new.process)
+        self.controls.append(new.control)
+        self.outputs.append(new.output)
+        self.leashes.append(new.leash)
+        self._deliver(len(self.processes) - 1, pickle.dumps(setup))
+
+    def forget(self) -> None:
+        """In a fork of the kernel: these ranks are the kernel's, and must see when it ends."""
+        for process, *pipes in zip(self.processes, self.controls, self.outputs, self.leashes):
+            server.disown(process, *pipes)
+        self.processes, self.controls, self.outputs, self.leashes = [], [], [], []
+
+    def box(self, rank: int) -> dict | None:
+        """The last collective that a rank entered in this call, also when its process is gone."""
+        try:
+            with open(os.path.join(self.folder, f"box-{rank}"), "rb") as f:
+                return json.loads(f.read(BOX_BYTES).rstrip(b"\0"))
+        except (OSError, ValueError):
+            return None
+
+    # -- messages --------------------------------------------------------------------
+
+    def tell(self, *message, to=None, seconds: float | None = START_SECONDS) -> list[int]:
+        """Tell ranks something.
+
+        One that does not take it within `seconds` is ended, for it cannot be spoken to any more; returns
+        those.
+        """
+        data = pickle.dumps(message)
+        members = range(len(self.processes)) if to is None else to
+        if len(data) < 1 << 14:  # fits into the pipe, whatever the rank is doing
+            for r in members:
+                self._deliver(r, data)
+            return []
+        self.midway = True
+        threads = {r: threading.Thread(target=self._deliver, args=(r, data), daemon=True) for r in members}
+        for thread in threads.values():
+            thread.start()
+        deadline = None if seconds is None else time.monotonic() + seconds
+        slow = []
+        for r, thread in threads.items():
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                self.processes[r].kill()
+                thread.join()
+                slow.append(r)
+        self.midway = False
+        return slow
+
+    def _deliver(self, rank: int, data: bytes) -> None:
+        try:
+            self.controls[rank].send_bytes(data)
+        except OSError:
+            pass  # it is gone, as its closed pipe will say
+
+    def collect(
+        self,
+        kind: str,
+        number: int,
+        members,
+        seconds: float | None,
+        captured=None,
+        view=None,
+        late: tuple[int, dict] | None = None,
+    ) -> dict[int, tuple]:
+        """Wait for the answers `kind` to call `number`, and read the ranks' output meanwhile.
+
+        Returns early, with fewer answers, when one says that its rank failed, when a process ends, or after
+        `seconds`. `captured` takes the output. late: (an earlier call, where its answers go that come now).
+        """
+        captured = captured or [output.Captured() for _ in range(len(self.processes))]
+        answers: dict[int, tuple] = {}
+        progress: dict[int, tuple] = {}
+        deadline = None if seconds is None else time.monotonic() + seconds
+        of_control = {self.controls[r]: r for r in members}
+        of_output = {self.outputs[r]: r for r in members}
+        of_end = {self.processes[r].sentinel: r for r in members}
+        while len(answers) < len(members):
+            left = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
+            if left <= 0:
+                break
+            ready = wait([*of_control, *of_output, *of_end], left)
+            ended = False
+            for item in ready:
+                if item in of_output:
+                    if not output.drain(item.fileno(), captured[of_output[item]]):
+                        del of_output[item]
+                elif item in of_control:
+                    r = of_control[item]
+                    try:
+                        self.midway = True
+                        answer, its_number, *rest = pickle.loads(item.recv_bytes())
+                        self.midway = False
+                    except (EOFError, OSError):
+                        self.midway = False
+                        wait([self.processes[r].sentinel], 1)  # its pipe closes before its end is known
+                        del of_control[item]
+                        ended = True
+                        continue
+                    if late and answer == "done" and its_number == late[0]:
+                        late[1][r] = tuple(rest)
+                    if its_number != number:
+                        continue  # from a call that was given up
+                    if answer == "progress":
+                        progress[r] = tuple(rest)
+                    elif answer == kind:
+                        answers[r] = tuple(rest)
+                        ended |= kind == "done" and not rest[0]
+                else:
+                    ended = True
+            if view:
+                view.tick(progress, len(self.processes))
+            if ended:
+                break
+        for r in members:  # all that was printed before the answer is in the pipe by now
+            output.drain(self.outputs[r].fileno(), captured[r])
+        return answers
+
+    def collect_rest(self, number, done, seconds, captured) -> dict:
+        """More answers within `seconds`, whether they tell of success or not."""
+        more_done, until = {}, time.monotonic() + seconds
+        while time.monotonic() < until:
+            missing = [
+                r
+                for r in range(len(self.processes))
+                if r not in done and r not in more_done and r not in self.dead()
+            ]
+            if not missing:
+                break
+            more = self.collect("done", number, missing, until - time.monotonic(), captured)
+            more_done |= more
+            if not more:
+                break
+        return more_done
+
+    def look(self, number: int, done: dict, captured) -> list[Seen]:
+        """What is known of every rank, asking all that are alive: those that have left the call may have a
+        flight record to write (`flight`).
+        """
+        seen = [Seen() for _ in range(len(self.processes))]
+        asked = [r for r in range(len(self.processes)) if r not in self.dead()]
+        question = next(self.calls)
+        self.tell("where", question, to=asked)
+        answers = (
+            self.collect("where", question, asked, ANSWER_SECONDS, captured, late=(number, done))
+            if asked
+            else {}
+        )
+        for r, (ok, payload, *_) in done.items():
+            seen[r].finished = ok
+            seen[r].error = None if ok else pickle.loads(payload)
+        for r in range(len(self.processes)):
+            seen[r].exit = self.processes[r].exitcode
+            seen[r].box = self.box(r)
+            seen[r].said = str(captured[r])
+            if r in answers and r not in done:
+                (seen[r].where,) = answers[r]
+        return seen
+
+    def dead(self) -> list[int]:
+        """The ranks whose process has ended."""
+        for p in self.processes:
+            if wait([p.sentinel], 0):
+                p.join()  # a spawned one closes its sentinel a little before its exit status is known
+        return [r for r, p in enumerate(self.processes) if p.exitcode is not None]
+
+    # -- the end ---------------------------------------------------------------------
+
+    def end(self, folder: bool = False) -> None:
+        """Kill the processes and close the pipes. Killing is safe: ranks own nothing that outlives them."""
+        if os.getpid() != self.owner:
+            return  # a fork of the kernel that ends: the ranks are not its own
+        for p in self.processes:
+            if p.pid is not None:
+                p.kill()
+        for p in self.processes:
+            if p.pid is not None:
+                p.join()
+                p.close()
+        for pipe in (*self.controls, *self.outputs, *self.leashes):
+            pipe.close()
+        self.processes, self.controls, self.outputs, self.leashes = [], [], [], []
+        if folder:
+            shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,235 @@
+"""Where processes for ranks come from, with torch imported already.
+
+On Linux they are forked from one server, `multiprocessing`'s forkserver. On macOS forking after imports is
+not safe, so each is spawned, which takes seconds. There some spares wait: a world takes them, and others are
+spawned in the background. An idle spare holds 0.15 to 0.3 GB.
+A process learns which rank it is from the first message, so a spare is a rank that was not told yet.
+This module imports no torch, so that all this can start before the notebook imports it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import multiprocessing.process
+import os
+import signal
+import sys
+import threading
+import types
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import util
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple
+
+SPARES = 4  # at most; the course's worlds have two, four or eight ranks
+ROOT = Path(__file__).resolve().parents[2]  # of the package
+
+
+class Unnamed(NamedTuple):
+    """A process that waits to be told which rank it is, and the kernel's ends of its pipes."""
+
+    process: BaseProcess
+    control: Connection
+    output: Connection
+    leash: Connection
+
+
+_spares: list[Unnamed] = []
+_counting = threading.RLock()  # worlds may be made in several threads
+
+
+def spawns() -> bool:
+    """Whether ranks are spawned. THREE_AXES_SPAWN=1 has it so on Linux too, for tests."""
+    return sys.platform != "linux" or bool(os.environ.get("THREE_AXES_SPAWN"))
+
+
+def warm(spares: int = SPARES) -> None:
+    """Start the server, or spares, whose imports go on in the background. Called on import of `World`.
+
+    Raises ImportError on Windows: ranks are freed by Unix signals, and watch the kernel by fcntl.
+    """
+    if sys.platform == "win32":
+        raise ImportError(
+            "ranks run on Linux and macOS. On Windows start the course inside WSL 2, which is a Linux: in"
+            " PowerShell `wsl --install`, then in its terminal as on Linux"
+        )
+    if not spawns():
+        return _start_server()
+    with _counting:
+        _spares[:] = [spare for spare in _spares if spare.process.is_alive()]
+        while len(_spares) < min(spares, SPARES):
+            _spares.append(_start())
+
+
+def take() -> Unnamed:
+    """A process for a rank: a spare if there is one, else a new one."""
+    with _counting:
+        while _spares:
+            spare = _spares.pop(0)
+            if spare.process.is_alive():
+                return spare
+    try:
+        if not spawns():
+            _start_server()
+        return _start()
+    except (EOFError, BrokenPipeError, ConnectionError):  # the server had ended
+        _start_server()
+        return _start()
+
+
+def _start() -> Unnamed:
+    context = mp.get_context("spawn" if spawns() else "forkserver")
+    mine, its = context.Pipe()
+    printed, printing = context.Pipe(duplex=False)
+    leashed, leash = context.Pipe(duplex=False)
+    process = context.Process(target=_be_a_rank, args=(its, printing, leashed), daemon=True)
+    try:
+        with _in_sessions(), main_hidden(), _stop_blocked():
+            process.start()
+    finally:
+        for end in (its, printing, leashed):
+            end.close()
+    return Unnamed(process, mine, printed, leash)
+
+
+def _be_a_rank(*pipes: Connection) -> None:
+    """Body of the process."""
+    from . import preload
+
+    preload.worker.main(*pipes)
+
+
+def _start_server() -> None:
+    if _runs():
+        return
+    from multiprocessing import forkserver
+
+    mp.get_context("forkserver").set_forkserver_preload(["helpers.ranks.preload"])
+    with _in_sessions(), main_hidden(), _inside(ROOT), _stop_blocked():
+        forkserver.ensure_running()
+
+
+@contextmanager
+def _in_sessions():
+    """A process that starts here has a session of its own.
+
+    A kernel that is shut down first ends all processes of its group, and waits for them. multiprocessing's
+    resource tracker ignores SIGTERM: in that group it would make each restart 2.5 seconds longer.
+    """
+    with _counting:  # the patch belongs to one thread at a time
+        spawn = util.spawnv_passfds
+        util.spawnv_passfds = partial(_in_a_session, spawn)
+        try:
+            yield
+        finally:
+            util.spawnv_passfds = spawn
+
+
+def _in_a_session(spawn, path, args, fds):
+    """multiprocessing's `spawn` of a Python that runs `-c PROGRAM`: it begins a session first."""
+    i = args.index("-c") + 1
+    return spawn(path, [*args[:i], f"import os; os.setsid(); {args[i]}", *args[i + 1 :]], fds)
+
+
+@contextmanager
+def _stop_blocked():
+    """A process that starts here does not hear the stop button, which is for the notebook. (A rank hears it
+    again when it serves.)
+    """
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # now, for it would undo the mask below
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _runs() -> bool:
+    """Whether this process has started the server, and it has not ended since."""
+    from multiprocessing.forkserver import _forkserver
+
+    try:
+        pid = _forkserver._forkserver_pid  # there is no public one
+        return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
+
+
+def forget() -> None:
+    """In a fork of the kernel: server and spares are the kernel's and not ours, and must see when it ends."""
+    from multiprocessing.forkserver import _forkserver
+
+    while _spares:
+        disown(*_spares.pop())
+    if _forkserver._forkserver_alive_fd is not None:
+        os.close(_forkserver._forkserver_alive_fd)
+        _forkserver.__init__()
+
+
+def disown(process: BaseProcess, *pipes: Connection) -> None:
+    """In a fork of the kernel: the process is the kernel's, and must see when the kernel ends."""
+    for pipe in pipes:
+        pipe.close()
+    multiprocessing.process._children.discard(process)
+
+
+def folder() -> str | None:
+    """Where this process works, for a spare that began elsewhere; None if it was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+@contextmanager
+def _inside(folder: Path):
+    """Work in a folder, where a new Python finds this package before any other of its name.
+
+    Ranks start in the notebook's.
+    """
+    before = os.open(".", os.O_PATH)  # by its number, for it may have been deleted
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
+
+
+@contextmanager
+def main_hidden():
+    """Keep multiprocessing from importing the user's script again in every rank.
+
+    Functions travel by value, so ranks need no `__main__`, and scripts need no guard.
+    """
+    real = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = real
+
+
+@contextmanager
+def undisturbed(again: bool = True):
+    """Put off a stop until the block has ended: one that breaks into an import of torch leaves half of it
+    behind.
+
+    again: whether the stop then takes effect, or was meant for what has ended meanwhile.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = []
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed and again:
+        raise KeyboardInterrupt

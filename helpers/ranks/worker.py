@@ -1,0 +1,317 @@
+"""One rank: a process that joins the group, waits for calls, runs them, and answers.
+
+Two threads. The main thread runs the reader's code. The other one listens to the
+kernel all the time, so that a rank stuck in a collective can still say where it is
+and can be freed. The two pipes to the kernel are not TCP: freeing a rank cuts all TCP.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import gc
+import multiprocessing
+import os
+import pickle
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import nullcontext, suppress
+from datetime import timedelta
+
+import cloudpickle
+import numpy
+import torch
+import torch.distributed as dist
+
+from three_axes import devices
+from three_axes.count import lines, meter, wire
+from three_axes.count.front import front
+
+from ..emulate.budget import Budget
+from ..emulate.fabric import Fabric
+from . import current, flight
+from .lifetime import end_with_kernel, name_process
+from .messages import Error, Setup, dumps, shown
+
+
+class Aborted(BaseException):
+    """Raised in the reader's code when the kernel ends the call.
+
+    Not an Exception: `except Exception` lets it pass.
+    """
+
+
+def main(control, output, leash) -> None:
+    """Body of a rank's process, which the first message makes this rank or that.
+
+    control: a two-way pipe to the kernel. output: takes what is printed. leash: closes with the kernel.
+    """
+    end_with_kernel(leash)
+    name_process("a spare rank")
+    try:
+        setup: Setup = pickle.loads(control.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)  # the kernel is gone, and needed no such rank
+    name_process(f"rank {setup.rank} of {setup.size}")
+    os.environ.clear()
+    os.environ.update(setup.environ)
+    sys.path[:] = setup.path
+    with suppress(OSError):  # a spare began where the kernel was then
+        os.chdir(setup.cwd or ".")
+    for fd in (1, 2):
+        os.dup2(output.fileno(), fd)
+    torch.set_num_threads(1)  # ranks share the machine's cores: more threads only get in each other's way
+    # Forked alike, they would draw alike.
+    (torch.manual_seed(setup.rank), random.seed(setup.rank), numpy.random.seed(setup.rank))
+    multiprocessing.current_process()._config["daemon"] = False  # a DataLoader may have workers here
+    current.rank = Rank(setup, control)
+    current.rank.serve()
+
+
+def _made_groups() -> bool:
+    """Whether this process has groups, meshes or models that the world's next group leaves behind."""
+    if not dist.is_initialized():
+        return False
+    kinds = (dist.DeviceMesh, torch.nn.parallel.DistributedDataParallel)
+    return len(dist.distributed_c10d._world.pg_map) > 1 or any(
+        issubclass(type(thing), kinds) for thing in gc.get_objects()
+    )
+
+
+class Rank:
+    """This process as a rank: its group, its names, the call under way."""
+
+    def __init__(self, setup: Setup, control):
+        self.setup, self.control = setup, control
+        self.device = devices.CPU if setup.device == "cpu" else torch.device(setup.device, setup.rank)
+        self.sending = threading.Lock()
+        self.jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self.running: int | None = None  # number of the call the main thread is in
+        self.aborting: int | None = None
+        self.began = 0.0  # when it began
+        self.since = 0  # the same by the clock of the flight recorder, in nanoseconds
+        box = os.open(os.path.join(setup.folder, f"box-{setup.rank}"), os.O_RDWR | os.O_CREAT, 0o600)
+        self.recorder = meter.Recorder(box, setup.counted)
+        self.budget = Budget(setup.rank, setup.memory) if setup.memory else None
+        self.names: dict = {}
+
+    # -- the main thread -------------------------------------------------------------
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGINT, self._interrupted)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
+        threading.Thread(target=self._listen, daemon=True).start()
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self.names.update(
+            __name__="__main__",
+            torch=torch,
+            dist=dist,
+            rank=self.setup.rank,
+            world_size=self.setup.size,
+            device=self.device,
+        )
+        while True:
+            kind, number, *details = self.jobs.get()
+            if kind == "join":
+                had_groups = _made_groups()
+                self._join(*details)
+                self._send("joined", number, had_groups)
+            else:
+                answer = self._call(number, kind, *details)
+                if current.rank is None:
+                    os._exit(0)  # the reader's code has forked, and this is the fork
+                self._send("done", number, *answer)
+
+    def _join(self, generation: int) -> None:
+        """Form the group, again if there was one: same processes, same variables, new connections."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        front.use(None)
+        os.makedirs(self.setup.folder, exist_ok=True)
+        meeting = os.path.join(self.setup.folder, f"meeting-{generation}")
+        dist.init_process_group(
+            devices.BACKENDS[self.device.type],
+            init_method=f"file://{meeting}",
+            timeout=timedelta(minutes=30),
+            rank=self.setup.rank,
+            world_size=self.setup.size,
+        )
+        self.recorder.look(dist.group.WORLD)  # now, not in every call
+        if self.setup.fabric:
+            front.use(Fabric(self.setup.fabric, self.setup.folder, generation))
+        # Groups are found by name. A mesh made before must not find another group under its old name.
+        dist.distributed_c10d._world.group_count += 1000 * generation
+
+    def _call(self, number: int, kind: str, payload: bytes, path: list[str]):
+        """Run one call. Returns (ok, pickled result or Error, Report, is the group still there)."""
+        sys.path[:] = path
+        sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
+        sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
+        front.axes.forget()
+        self.recorder.start()
+        value, error = None, None
+        try:
+            try:
+                self.running, self.began, self.since = number, time.monotonic(), time.time_ns()
+                with self.budget or nullcontext():
+                    value = getattr(self, "_" + kind)(*pickle.loads(payload))
+                self.recorder.finish()
+                # A collective that hangs there is this call's, not the next one's.
+                devices.synchronize(self.device)
+            finally:
+                self.running = None  # from here on an interrupt is ignored
+        except BaseException as e:  # noqa: BLE001  the reader's code may raise anything, SystemExit included
+            error = self._describe(e, aborted=self.aborting == number)
+        report = self.recorder.stop()
+        if self.budget:
+            report.levels = self.budget.take_levels()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:  # the reader's code has closed or replaced it
+                pass
+        ctypes.CDLL(None).fflush(None)  # what C++ printed waits in a buffer of its own
+        if error is None:
+            try:
+                return True, dumps(value), report, dist.is_initialized()
+            except BaseException as e:  # noqa: BLE001  the reader's __reduce__ may raise anything too
+                error = self._describe(e)._replace(
+                    cause="result", message=f"{type(value).__name__}: {shown(e)}"
+                )
+        return False, cloudpickle.dumps(error), report, dist.is_initialized()
+
+    def _function(self, fn: bytes):
+        function, args, kwargs = pickle.loads(fn)
+        return function(*args, **kwargs)
+
+    def _cell(self, source: str, file: str):
+        """Run a cell in this rank's namespace.
+
+        The value of a last line that is an expression is the result.
+        """
+        tree = ast.parse(source, file)
+        last = (
+            ast.Expression(tree.body.pop().value)
+            if tree.body and isinstance(tree.body[-1], ast.Expr)
+            else None
+        )
+        exec(compile(tree, file, "exec"), self.names)
+        if last is None:
+            return None
+        value = eval(compile(last, file, "eval"), self.names)
+        return None if value is None else repr(value)
+
+    def _push(self, names: bytes) -> None:
+        self.names.update(pickle.loads(names))
+
+    def _pull(self, name: str):
+        if name not in self.names:
+            raise NameError(
+                f"rank {self.setup.rank} has no variable {name!r}; "
+                f"a %%ranks cell or push({name}=...) makes one"
+            )
+        return self.names[name]
+
+    @staticmethod
+    def _describe(e: BaseException, aborted: bool = False) -> Error:
+        frames = [lines.Line(f.filename, f.lineno, f.name) for f in traceback.extract_tb(e.__traceback__)]
+        if isinstance(e, SyntaxError) and e.lineno:
+            frames = [lines.Line(e.filename or "?", e.lineno, "")]
+        message = [shown(e.msg if isinstance(e, SyntaxError) else e)]
+        try:
+            message += map(shown, list(e.__notes__)[:20])
+        except BaseException:  # noqa: BLE001  it has none, or the reader's class has notes of its own kind
+            pass
+        if e.__cause__ is not None:
+            message.append(f"caused by {type(e.__cause__).__name__}: {shown(e.__cause__)}")
+        return Error(type(e).__name__, "\n".join(message), lines.readers(frames), aborted)
+
+    # -- the listening thread --------------------------------------------------------
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                kind, *details = pickle.loads(self.control.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(0)  # the kernel is gone
+            if kind == "where":
+                self._send("where", *details, self._where())
+            elif kind == "abort":
+                threading.Thread(target=self._abort, args=details, daemon=True).start()
+            else:
+                self.jobs.put((kind, *details))
+
+    def _where(self) -> dict:
+        """What the main thread is doing now, for the kernel to tell the reader."""
+        if self.device.type == "cpu":  # on GPUs NCCL's watchdog does
+            flight.write(self.setup.rank, self.since)
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        line = lines.innermost(frame)
+        return {
+            "running": self.running,
+            "line": line,
+            "stack": lines.stack(frame),
+            "in": self.recorder.pending() or self._forming(frame, line),
+        }
+
+    def _forming(self, frame, line) -> dict | None:
+        """Making a group is a meeting too, though no collective."""
+        while frame is not None:
+            if frame.f_code.co_name == "new_group" and "distributed" in frame.f_code.co_filename:
+                return {
+                    "op": "new_group",
+                    "axis": "world",
+                    "shape": None,
+                    "dtype": None,
+                    "peer": None,
+                    "line": line,
+                    "at": self.began,
+                    "needs": list(range(self.setup.size)),
+                }
+            frame = frame.f_back
+        return None
+
+    def _abort(self, number: int) -> None:
+        """End the call: free the main thread from a collective, then from anything else Python can leave."""
+        self.aborting = number
+        wire.cut()
+        if self.device.type == "cuda":
+            self._free_gpu()
+        if front.fabric:
+            front.fabric.close()
+        pause = 0.03  # a collective that was cut raises by itself, with a better line than ours
+        while self.running == number:
+            time.sleep(pause)
+            if self.running == number:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            pause = 0.1
+
+    @staticmethod
+    def _free_gpu() -> None:
+        """NCCL's collectives wait on the GPU, where there is no connection to cut: abort its communicators,
+        and with them the groups.
+        """
+        try:
+            dist.distributed_c10d._abort_process_group()  # PyTorch has no public one
+        except Exception:  # noqa: BLE001  then the kernel ends this process
+            pass
+
+    def _interrupted(self, *_) -> None:
+        if self.running is not None and self.aborting == self.running:
+            raise Aborted("ended by the kernel")
+
+    def _send(self, *message) -> None:
+        with self.sending:
+            self.control.send_bytes(pickle.dumps(message))
+
+    # -- for the reader's code -------------------------------------------------------
+
+    def tell(self, done: int, total: int | None) -> None:
+        if self.running is not None:
+            self._send("progress", self.running, done, total)

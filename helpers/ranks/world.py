@@ -1,0 +1,350 @@
+"""A world of ranks: n real processes beside the kernel, joined in a real process group.
+
+    world = World(4)
+    world.run(fn, *args)        every rank calls fn(*args); the list of their results
+    %%ranks                     a notebook cell that every rank runs
+
+On Linux the processes are forked from a small server that has imported torch already
+(`multiprocessing`'s forkserver), so they are there in a tenth of a second and never
+descend from the kernel: a kernel that has touched CUDA or OpenMP can still start them.
+On macOS they are spawned, and spares wait (`runtime.server`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import weakref
+from multiprocessing.connection import wait
+
+import cloudpickle
+
+from three_axes import devices
+from three_axes.count.clock import Timeline
+from three_axes.count.traffic import Traffic
+from three_axes.paper.hardware import Network
+
+from . import arguments, current, failure, output, server
+from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, Seen
+from .messages import Setup
+from .processes import START_SECONDS, Processes
+
+ABORT_SECONDS = {"cpu": 0.5, "cuda": 5.0}  # for a rank to leave what it is in; then its process is ended
+# Seconds before a call shows output while it runs.
+STREAM_AFTER = float(os.environ.get("THREE_AXES_STREAM_AFTER", 2))
+
+_OWN = object()  # as a call's timeout: the world's own
+_numbers = itertools.count(1)
+_open: weakref.WeakSet[World] = weakref.WeakSet()
+
+
+def open_worlds() -> list[World]:
+    """Those that are open, the one made last at the end: the one that %%ranks means."""
+    return sorted((w for w in _open if w.is_open), key=lambda w: w.number)
+
+
+class World:
+    """n ranks beside the kernel, alive until `close()`, the end of a `with` block, or the end of the kernel.
+
+    n: number of processes, 1 to 64. timeout: seconds after which a call counts as hung
+    (None: never); `run(..., timeout=)` sets it for one call. counted: whether bytes are counted
+    (`traffic`); without, collectives run untouched and failures cannot name them. fabric: a network whose
+    network is emulated, so that each collective takes as long as it would there (see `runtime.fabric`).
+    memory: bytes of tensors that each rank may hold; one more is an out-of-memory error (see
+    `runtime.budget`).
+
+    Ranks compute on the CPU and talk over gloo on the loopback interface. They see no GPU, so that code which
+    asks for one behaves as on a laptop. gpus=True gives each rank a GPU of its own, `device`, whose tensors
+    travel over NCCL: the operating system does not count those. Results come back on the CPU. A call is over
+    when its GPU has done all that was asked of it, so that a collective that hangs is the call's own, and
+    named. Then NCCL's communicators are aborted and made anew; variables stay where that frees every rank
+    within some seconds, and else all ranks start afresh, without them. So they do after an error of CUDA,
+    which leaves a GPU unusable for its process.
+    """
+
+    def __init__(
+        self,
+        n: int = 4,
+        *,
+        gpus: bool = False,
+        timeout: float | None = 30.0,
+        counted: bool = True,
+        fabric: Network | None = None,
+        memory: float | None = None,
+    ):
+        if current.rank:
+            raise RuntimeError(
+                f"this is rank {current.rank.setup.rank} already: "
+                "a world is made in the notebook, not inside a rank"
+            )
+        arguments.check(n, gpus, counted, fabric, memory)
+        self.n, self.number, self._counted = n, next(_numbers), counted
+        self.timeout = arguments.seconds(timeout)
+        self.fabric, self.memory = fabric, memory
+        self.gpus, self._device = gpus, "cuda" if gpus else "cpu"
+        self.traffic: Traffic | None = None  # of the last run() or cell
+        self.timeline: Timeline | None = None  # of the same
+        self._generation = 0
+        self._broken = False  # a call was left in a way that only fresh ranks can mend
+        self._lock = threading.Lock()
+        self._folder = tempfile.mkdtemp(prefix="three-axes-")
+        self._ranks = Processes(self._folder)
+        self._finalizer = weakref.finalize(self, self._ranks.end, folder=True)
+        self._start()
+        _open.add(self)
+
+    # -- calls -----------------------------------------------------------------------
+
+    def run(self, fn, *args, timeout: float | None = _OWN, **kwargs) -> list:
+        """Call `fn(*args, **kwargs)` on every rank and return the results, rank 0's first.
+
+        What the ranks print appears here, in rank order. `fn` may be defined in the notebook: it travels by
+        value. A module's functions travel by name, and a rank keeps the module that it imported first: after
+        editing a file, make a new World. A program that `fn` starts is its own and outlives the rank, unless
+        `fn` ends it. Raises RankError when a rank raises, dies, or the call takes longer than `timeout`
+        seconds, and RanksInterrupted when you press stop.
+        """
+        if not callable(fn):
+            raise TypeError(f"run() takes a function and its arguments, not {fn!r}")
+        try:
+            job = cloudpickle.dumps((fn, args, kwargs))
+        except Exception as e:
+            raise TypeError(
+                f"{getattr(fn, '__name__', fn)} or one of its arguments cannot be sent "
+                f"to the ranks ({e}); pass numbers, strings and tensors"
+            ) from None
+        return self._call("function", job, timeout=timeout)
+
+    def cell(self, source: str, file: str = "<cell>", timeout: float | None = _OWN) -> list[str | None]:
+        """Run the text `source` in every rank's namespace, as %%ranks does.
+
+        Names stay from call to call; `rank`, `world_size`, `device`, `torch` and `dist` are there.
+        Returns, per rank, the repr of the last line's value (None where it has none).
+        """
+        return self._call("cell", source, file, timeout=timeout)
+
+    def push(self, **names) -> None:
+        """Set variables in every rank's namespace: `world.push(lr=0.1)`."""
+        self._call("push", cloudpickle.dumps(names), keep_traffic=False)
+
+    def pull(self, name: str) -> list:
+        """A variable's value on every rank, rank 0's first."""
+        return self._call("pull", name, keep_traffic=False)
+
+    # -- life ------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._finalizer.alive
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, rank 0's first."""
+        return [p.pid for p in self._ranks.processes]
+
+    def close(self) -> None:
+        """End the ranks. Closing twice does no harm."""
+        self._finalizer()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def __reduce__(self):
+        raise TypeError(
+            "a World belongs to the notebook and cannot be sent to a rank; "
+            "there, dist.get_rank() and dist.get_world_size() say what you need"
+        )
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        if not self.is_open:
+            return f"World({self.n}), closed"
+        pids = ", ".join(map(str, self.pids))
+        over = "NCCL, a GPU each" if self.gpus else "gloo"
+        if self.fabric is not None:
+            over += (
+                f" on an emulated network ({self.fabric.name}, {self.fabric.gpus_per_node} ranks to a node)"
+            )
+        return f"World({self.n}): {self.n} ranks over {over}, processes {pids}"
+
+    def _start(self) -> None:
+        """Fresh processes in a fresh group."""
+        environ = dict(os.environ, GLOO_SOCKET_IFNAME="lo" if sys.platform == "linux" else "lo0")
+        environ |= devices.NCCL if self.gpus else devices.NO_GPUS
+        os.makedirs(self._folder, exist_ok=True)
+        captured = [output.Captured() for _ in range(self.n)]
+        try:
+            for r in range(self.n):
+                own = r, self.n, self._device, self._folder, environ, server.folder(), sys.path
+                self._ranks.add(Setup(*own, self._counted, self.fabric, self.memory))
+            formed = self._join(START_SECONDS, captured)
+        except BaseException:
+            self.close()
+            raise
+        if not formed:
+            self.close()
+            raise RuntimeError(
+                f"the {self.n} ranks could not start. They said:\n{output.fold(map(str, captured))}"
+            )
+        self._broken = False
+        server.warm(self.n)  # where ranks are spawned: spares, should these be lost
+
+    def _join(self, seconds: float, captured=None) -> bool:
+        """Have every rank form the group anew. False if one did not."""
+        self._generation += 1
+        number = next(self._ranks.calls)
+        self._ranks.tell("join", number, self._generation)
+        joined = self._ranks.collect("joined", number, range(self.n), seconds, captured)
+        self._left_groups = any(had_groups for (had_groups,) in joined.values())
+        return len(joined) == self.n
+
+    def _restart(self) -> None:
+        self._ranks.end()
+        self._start()
+
+    # -- one call --------------------------------------------------------------------
+
+    def _call(self, kind: str, *details, timeout: float | None = _OWN, keep_traffic: bool = True) -> list:
+        self._check_open()
+        timeout = self.timeout if timeout is _OWN else arguments.seconds(timeout)
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "this world is busy with a call from another thread; make a second World for it"
+            )
+        try:
+            return self._locked_call(kind, details, timeout, keep_traffic)
+        finally:
+            self._lock.release()
+
+    def _locked_call(self, kind: str, details: tuple, timeout: float | None, keep_traffic: bool) -> list:
+        if self._broken:
+            self._restart()
+            print("note: the last call was broken off. " + FRESH)
+        number = next(self._ranks.calls)
+        captured = [output.Captured() for _ in range(self.n)]
+        view = output.View(captured, STREAM_AFTER, timeout)
+        try:
+            self._broken = True  # until it has ended in good order
+            payload = pickle.dumps(details)
+            if slow := self._ranks.tell(kind, number, payload, sys.path, seconds=timeout):
+                self._restart()
+                why = failure.not_taken(slow, self.n, len(payload), timeout, FRESH)
+                raise RankError(why, "timeout", slow, False, [Seen() for _ in range(self.n)])
+            done = self._ranks.collect("done", number, range(self.n), timeout, captured, view)
+            failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
+            trouble = self._fail(number, done, captured, timeout) if failed else None
+            self._broken = False
+        except KeyboardInterrupt:
+            with server.undisturbed(again=False):  # a second press says the same
+                trouble = self._interrupted(number, captured)
+        finally:
+            view.end()
+        if trouble is not None:
+            raise trouble
+        traffic = Traffic([done[r][2] for r in range(self.n)])
+        if warning := traffic.disagreement():
+            print(f"warning: {warning}")
+        if keep_traffic:
+            self.traffic = traffic
+            self.timeline = Timeline(
+                *(
+                    [getattr(done[r][2], what) for r in range(self.n)]
+                    for what in ("spans", "levels", "streams")
+                )
+            )
+        if not all(joined for *_, joined in done.values()):  # the reader destroyed the group: mend it
+            self._mend([])
+        results = []
+        for r in range(self.n):
+            try:
+                results.append(pickle.loads(done[r][1]))
+            except Exception as e:  # what it does to be made again is the reader's code
+                seen = [Seen(finished=True) for _ in range(self.n)]
+                raise RankError(failure.unreadable(r, e, ALIVE), "result", [r], True, seen) from None
+        return results
+
+    def _check_open(self) -> None:
+        if self._ranks.owner != os.getpid():
+            raise RuntimeError(
+                f"this World({self.n}) belongs to process {self._ranks.owner}, of which this one is a fork;"
+                " make a new one here"
+            )
+        if current.rank:
+            raise RuntimeError("a world cannot be used inside a rank: call it from the notebook")
+        if not self.is_open:
+            raise RuntimeError(f"this World({self.n}) is closed; make a new one with World({self.n})")
+
+    # -- when a call fails -----------------------------------------------------------
+
+    def _fail(self, number: int, done: dict, captured, timeout) -> RankError:
+        """Find out what happened, free the ranks, mend the world, and say it all."""
+        if self._ranks.dead() or not all(ok for ok, *_ in done.values()):
+            # Let those who fail at the same moment say so.
+            done |= self._ranks.collect_rest(number, done, 0.1, captured)
+            if done and all(ok or pickle.loads(error).follows for ok, error, *_ in done.values()):
+                # They lost a rank that is about to be known dead.
+                wait([p.sentinel for p in self._ranks.processes], 1)
+        seen = self._ranks.look(number, done, captured)
+        missing = [r for r in range(self.n) if r not in done]
+        return failure.explain(seen, timeout, lambda: self._mend(missing, number, captured, seen))
+
+    def _interrupted(self, number: int, captured) -> RanksInterrupted:
+        if self._ranks.midway:  # half a message is in a pipe: nothing after it could be understood
+            self._ranks.midway = False
+            self._restart()
+            return RanksInterrupted("stopped, as you asked, while data was on its way.\n" + FRESH)
+        done: dict[int, tuple] = {}
+        seen = self._ranks.look(number, done, captured)
+        busy = [
+            r
+            for r, s in enumerate(seen)
+            if r not in done and (s.where is None or s.where["running"] == number)
+        ]
+        return RanksInterrupted(failure.interrupted(seen, self._mend(busy, number, captured, seen)))
+
+    def _mend(self, busy: list[int], number: int = 0, captured=None, seen: list[Seen] | None = None) -> str:
+        """Free `busy` ranks from call `number`, then form the group again, with fresh ranks if one is lost.
+
+        Returns the sentence that tells what became of the ranks' variables: ALIVE, KEPT or FRESH.
+        """
+        freed = {}
+        if busy and not self._ranks.dead():
+            self._ranks.tell("abort", number, to=busy)
+            freed = self._ranks.collect_rest(
+                number, {r: () for r in range(self.n) if r not in busy}, ABORT_SECONDS[self._device], captured
+            )
+        for r in self._ranks.dead():
+            if seen and seen[r].exit is None:  # it died of being freed, or while it was asked
+                seen[r].exit = self._ranks.processes[r].exitcode
+                seen[r].said = str(captured[r]) if captured else ""
+        spoilt = seen and any(s.error and s.error.spoils for s in seen)
+        if spoilt or len(freed) < len(busy) or self._ranks.dead() or not self._join(5):
+            self._restart()
+            return FRESH
+        self._broken = False
+        return KEPT if self._left_groups else ALIVE
+
+
+def _forget_in_fork() -> None:
+    server.forget()
+    for w in list(_open):
+        w._ranks.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_fork)
+
+
+@atexit.register
+def _end_all() -> None:
+    for w in list(_open):
+        w.close()

@@ -1,0 +1,1 @@
+"""What belongs to each drop: its exercises, and what its cells show."""

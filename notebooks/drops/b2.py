@@ -1,0 +1,518 @@
+"""Beyond, b2: one sequence over four ranks, three ways; who waits for whom."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from operator import index
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.utils import parameters_to_vector
+
+from helpers import toy
+from helpers.practice.engine import Asked, OnRanks, Run, alike
+from helpers.practice.exercise import Answer, right
+from helpers.ranks import current
+from helpers.ranks.world import World
+from helpers.toy import context
+from three_axes.count import clock
+from three_axes.count.clock import Timeline
+from three_axes.count.traffic import Traffic
+from three_axes.paper.hardware import Network
+
+# -- practice: merge two partial softmaxes --------------------------------------------------------
+
+
+def merge_parts(y1, lse1, y2, lse2):
+    """Attention to all keys, from attention to two parts of them: (y, lse).
+
+    y1, y2: softmax(scores) @ v over one part each, (tokens, h). lse1, lse2: (tokens, 1), the logarithm of
+    each softmax's sum, log Σ exp(score). Return the same two for all keys.
+    """
+    most = torch.maximum(lse1, lse2)
+    w1, w2 = (lse1 - most).exp(), (lse2 - most).exp()
+    return (w1 * y1 + w2 * y2) / (w1 + w2), most + (w1 + w2).log()
+
+
+def _two_parts() -> list[tuple]:
+    """y and lse of 3 and of 5 keys: of small scores; of large ones; where two tokens see one part alone."""
+    chance = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 8, generator=chance, dtype=torch.float64) for n in (4, 8, 8))
+    made = []
+    for scale, hidden in ((1.0, 0), (5e3, 0), (1.0, 2)):
+        mask = torch.ones(4, 8, dtype=torch.bool)
+        mask[:hidden, 3:] = False
+        one = context.attend(q * scale, k[:, :, :3], v[:, :, :3], mask[:, :3])
+        two = context.attend(q * scale, k[:, :, 3:], v[:, :, 3:], mask[:, 3:])
+        made.append(tuple(x[0, 0] for x in one + two))
+    return made
+
+
+def _y_and_lse(answer) -> tuple[torch.Tensor, torch.Tensor]:
+    y, lse = answer
+    if isinstance(answer, torch.Tensor) or (y.shape, lse.shape) != ((4, 8), (4, 1)):
+        raise TypeError("not y and lse")
+    return y, lse
+
+
+CLOSE = 1e-5  # float32 is right too
+_y = lambda values: values[0][0]  # where scores are small
+
+
+def _found_in_parts(run: Run, truth: Run) -> tuple[str, bool] | None:
+    picks = {
+        "another y": _y,
+        "sums that are not merged": lambda values: values[0],
+        "the larger lse not taken out first": lambda values: values[1],
+        "a part that a token may not see": lambda values: values[2],
+    }
+    off = (name for name, of in picks.items() if not alike(of(run.values), of(truth.values), CLOSE))
+    return next(((name, True) for name in off), None)
+
+
+parts = Asked(
+    "merge two partial softmaxes",
+    merge_parts,
+    minutes=6,
+    hints=[
+        "A softmax over all keys divides by exp(lse1) + exp(lse2). Part 1 has divided by exp(lse1) already.",
+        "So y = (exp(lse1) · y1 + exp(lse2) · y2) / (exp(lse1) + exp(lse2)). The new lse is the logarithm of"
+        " that sum.",
+        "exp of 1,000 is infinite. Take the larger lse, `torch.maximum(lse1, lse2)`, out of both.",
+    ],
+    cases=_two_parts,
+    reads=_y_and_lse,
+    tolerance=CLOSE,
+    proves=_y,  # whose y is wrong is told so, whatever else is
+    praise="Two parts became one softmax, also where scores are large and where a token sees one part alone.",
+    figures=lambda run, truth: [
+        (
+            "largest difference from attention to all keys",
+            f"{float((_y(run.values) - _y(truth.values)).abs().max()):.2g}",
+            "0",
+        ),
+        ("lse of the first token", *(f"{float(one.values[0][1][0]):.3f}" for one in (run, truth))),
+    ],
+    finds=_found_in_parts,
+    mistakes="""
+        not y and lse
+            Return two tensors, y of (4, 8) and lse of (4, 1): the next part is merged to these.
+            ~ form
+        averaging partial softmaxes
+            Half and half gives both parts the same say, however small the scores of one are. Each part's
+            weights sum to 1 over its own keys. A part counts by its sum, exp(lse).
+            - (w1 * y1 + w2 * y2) / (w1 + w2) => (y1 + y2) / 2
+        adding partial softmaxes
+            Each part's weights sum to 1, so together they sum to 2. Weigh the parts by their sums,
+            exp(lse), and divide by both.
+            - (w1 * y1 + w2 * y2) / (w1 + w2) => y1 + y2
+        weighted by the logarithm
+            lse is the logarithm of a part's sum. The weight of a part is the sum itself, exp(lse).
+            - (lse1 - most).exp(), (lse2 - most).exp() => lse1, lse2
+        weights of the other part
+            y1 counts by exp(lse1), the sum of its own part, and y2 by exp(lse2).
+            - w1 * y1 + w2 * y2 => w2 * y1 + w1 * y2
+        not divided by both sums
+            Each part counts by its sum. Together they must be divided by both sums.
+            - (w1 * y1 + w2 * y2) / (w1 + w2) => lse1.exp() * y1 + lse2.exp() * y2
+        weighed, and not divided by the weights
+            The weights are right, and do not sum to 1. Divide by their sum, token by token.
+            - / (w1 + w2) =>
+        the larger part alone
+            The larger lse makes exp safe. The smaller part still counts, by exp(its lse − the larger one).
+            - (w1 * y1 + w2 * y2) / (w1 + w2) => torch.where(lse1 > lse2, y1, y2)
+        another y
+            Each part counts by its sum, exp(lse), divided by both sums.
+        sums that are not merged
+            y is right, lse is not: the next part would be weighed against a wrong sum. It is the logarithm
+            of exp(lse1) + exp(lse2).
+        the larger lse not taken out first
+            Right for small scores. exp of a large lse is infinite. For each token, take the larger lse out
+            of both before exp, as softmax does.
+        a part that a token may not see
+            Tokens 0 and 1 see no key of the second part: its lse is −∞ and its y is 0. Their answer is the
+            first part's.
+    """,
+)
+
+
+# -- practice: tokens that share the work ---------------------------------------------------------
+
+
+def tokens_of(rank, c, s):
+    """The positions of the tokens that `rank` of c ranks holds, in rising order, as a list.
+
+    s: tokens in all, a multiple of 2·c. Token i looks at i + 1 tokens: itself and all before it.
+    """
+    half = s // (2 * c)
+    front, back = rank * half, s - (rank + 1) * half
+    return [*range(front, front + half), *range(back, back + half)]
+
+
+SIZES = [(c, s) for c in (4, 8, 2) for s in (64, 4096)]
+_striped = lambda c, s: [list(range(rank, s, c)) for rank in range(c)]
+
+
+def _by_size(run: Run) -> list[tuple[int, int, list[list[int]]]]:
+    """(c, s, the tokens of each of the c ranks) of each size."""
+    answers = iter(run.values)
+    return [(c, s, [next(answers) for _ in range(c)]) for c, s in SIZES]
+
+
+def _load(c: int, s: int, held: list[list[int]]) -> float:
+    """Pairs of the busiest rank; the mean is 1."""
+    return max(sum(i + 1 for i in tokens) for tokens in held) / (s * (s + 1) / 2 / c)
+
+
+def _lost(s: int, held: list[list[int]]) -> str:
+    on = Counter(i for tokens in held for i in tokens)
+    seen = {
+        "is on no rank": [i for i in range(s) if i not in on],
+        "is there twice": [i for i in on if on[i] > 1],
+        "does not exist": [i for i in on if not 0 <= i < s],
+    }
+    return ", ".join(f"token {min(tokens)} {what}" for what, tokens in seen.items() if tokens)
+
+
+def _loads(run: Run) -> list[tuple[str, str, str]]:
+    """The figure of the size with the most pairs on one rank; none where tokens are not shared out."""
+    sizes = _by_size(run)
+    if any(_lost(s, held) for _, s, held in sizes):
+        return []
+    c, s, held = max(sizes, key=lambda size: _load(*size))
+    what = f"With {s} tokens on {c} ranks: pairs of the busiest rank, mean = 1"
+    return [(what, f"{_load(c, s, held):.2f}", "1.00")]
+
+
+def _found_in_places(run: Run, _) -> tuple[str, str] | None:
+    for c, s, held in _by_size(run):
+        load, tokens = _load(c, s, held), [len(positions) for positions in held]
+        found = {
+            "tokens that are not shared out": _lost(s, held),
+            "unequal numbers of tokens": tokens != [s // c] * c and f"the ranks hold {tokens}",
+            "positions out of order": held != [sorted(t) for t in held] and "a rank's positions do not rise",
+            "one rank has more pairs": (
+                load > 1.001 and held != _striped(c, s) and f"the busiest rank has {load:.2f} times the mean"
+            ),
+        }
+        for name, what in found.items():
+            if what:
+                return name, f"With {s} tokens on {c} ranks: {what}."
+    return None
+
+
+def _on_ring(places: list[list[int]]) -> tuple[bool, int]:
+    """On a rank: whether the ring equals the twin with the tokens at these places, and the pairs computed."""
+    *whole, _ = inputs(4, 4, 64)
+    at, rank, counted = [torch.tensor(tokens) for tokens in places], dist.get_rank(), []
+
+    def counting(q, k, v, mask):
+        counted.append(int(mask.sum()))
+        return context.attend(q, k, v, mask)
+
+    y = context.ring_attention(*(x[:, :, at[rank]] for x in whole), at, attend=counting)
+    line = torch.arange(64)
+    twin, _ = context.attend(*whole, context.sees(line, line))
+    return torch.allclose(y, twin[:, :, at[rank]], atol=1e-5), sum(counted)
+
+
+def _on_real_ranks(run: Run) -> Answer:
+    with World(4, timeout=8) as world:
+        equal, counted = zip(*world.run(_on_ring, run.values[:4]))
+    assert all(equal), "the ring is not the twin"
+    text = "On four real ranks the ring equals the twin, and every rank computes its share of the pairs."
+    if any(held == _striped(c, s) for c, s, held in _by_size(run)):
+        text += " (This is striped attention: even but for s/c tokens' worth, and in single tokens, not in"
+        text += " chunks, so half of every part is masked.)"
+    pairs = ", ".join(f"{n:,}" for n in counted)
+    return right(text, *_loads(run), ("pairs on four real ranks", pairs, ""))
+
+
+places = Asked(
+    "tokens that share the work",
+    tokens_of,
+    minutes=7,
+    hints=[
+        "Token i looks at i + 1 tokens: the end is heavy. Which chunk should a light one go with?",
+        "Cut into 2·c chunks. The lightest goes with the heaviest: chunk r with chunk 2c − 1 − r.",
+        "half = s // (2 * c): one chunk begins at rank · half, the other at s − (rank + 1) · half.",
+    ],
+    cases=[(rank, c, s) for c, s in SIZES for rank in range(c)],
+    reads=lambda tokens: [index(i) for i in tokens],
+    compares=False,  # more than one way is right
+    praise=_on_real_ranks,
+    figures=lambda run, _: _loads(run),
+    finds=_found_in_places,
+    mistakes="""
+        no list of positions
+            Return a list of whole numbers.
+            ~ form
+        tokens that are not shared out
+            Every token belongs to one rank.
+        unequal numbers of tokens
+            Norms and MLPs are as long as their tokens: give each rank s/c of them.
+        positions out of order
+            Return them in rising order.
+        chunks in order
+            The last rank's tokens look at all others, the first rank's at themselves. All wait for the
+            last.
+            - rank * half, s - (rank + 1) * half => 2 * rank * half, (2 * rank + 1) * half
+        both chunks counted from the front
+            Chunks r and c + r: rank 0 has the lighter of each pair. Let one come from the front and the
+            other from the end.
+            - s - (rank + 1) * half => (c + rank) * half
+        one rank has more pairs
+            Token i looks at i + 1 tokens. A light chunk from the front goes with a heavy one from the end:
+            front and end together weigh the same for every rank.
+    """,
+)
+
+
+# -- practice: a step with the sequence cut -------------------------------------------------------
+
+
+def cut_step(model, tokens, targets, at, everywhere, dp, cp):
+    """Forward and backward with the batch over the group dp and the sequence over the group cp. Return the
+    loss of this rank's tokens; leave the gradients of the whole batch in the model.
+
+    tokens, targets: (b/d, s/c), mine. at: (s/c,), their positions. everywhere: (s,), the positions of all
+    tokens in the order in which the ranks of cp bring them.
+    """
+    x = model[0].token(tokens) + model[0].position.weight[at]
+    mask = at[:, None] >= everywhere
+    for block in model.blocks:
+        x = toy.context_block(block, x, mask, cp)
+    loss = toy.loss_of(model[-1](x), targets)
+    loss.backward()
+    toy.average_gradients(model)
+    return loss.item()
+
+
+def _watch_step(attempt, facts: dict) -> None:
+    """The gradients are compared. Of the losses the ranks' mean must be the twin's."""
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    dp, cp = grid["dp"].get_group(), grid["cp"].get_group()
+    order = context.zigzag(16, 2)
+    at = order[dist.get_rank(cp)]
+    model = toy.ToyTransformer(hidden=32, layers=2, seq_len=16).double()
+    mine = [toy.my_share(x, dist.get_rank(dp), 2)[:, at] for x in toy.make_batch(4, 16)]
+    loss = attempt(model, *mine, at.clone(), torch.cat(order), dp, cp)
+    facts["loss"] = loss.item() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else loss
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    facts["values"] = [parameters_to_vector(gradients)]
+
+
+_losses = lambda run: [facts["loss"] for facts in run.ranks]
+
+
+def _mean(run: Run) -> float:
+    """The mean of the ranks' losses; nan where a rank returned none."""
+    numbers = all(isinstance(loss, float) for loss in _losses(run))
+    return sum(_losses(run)) / run.n if numbers else math.nan
+
+
+def _found_in_step(run: Run, truth: Run) -> tuple[str, bool | str] | None:
+    if odd := [loss for loss in _losses(run) if not isinstance(loss, float)]:
+        return "no loss", f"a rank returned {odd[0]!r:.100}."
+    if run.parts_from(truth, alike):
+        return "other gradients than the twin's", True
+    return None if abs(_mean(run) - _mean(truth)) <= 1e-7 else ("another loss than the twin's", True)
+
+
+step = OnRanks(
+    "a step with the sequence cut",
+    cut_step,
+    minutes=12,
+    hints=[
+        "Write the step of one process first: embed, blocks, head, loss, backward. Then ask of each part:"
+        " does it need to know where a token stands, or what other ranks hold?",
+        "The embedding is model[0].token(tokens) + model[0].position.weight[…]: the places in the text. The"
+        " mask says for each of my tokens which of all tokens stand no later.",
+        "toy.context_block(block, x, mask, cp) runs a block. toy.average_gradients(model, group) averages"
+        " over a group; without one, over all ranks.",
+    ],
+    tries=((4,),),
+    watch=_watch_step,
+    world={"timeout": 10},
+    praise="On a grid of dp 2 × cp 2 every rank's gradients are the twin's.",
+    figures=lambda run, truth: [
+        ("mean of the ranks' losses", f"{_mean(run):.6f}", f"{_mean(truth):.6f}, the twin's")
+    ],
+    finds=_found_in_step,
+    mistakes="""
+        no loss
+            Return the loss of this rank's tokens.
+        no gradients
+            Run loss.backward() and leave the gradients in the model.
+            - loss.backward() => pass & toy.average_gradients(model) => pass
+        mask by local positions
+            The mask must compare places in the text: `at` has them for mine, `everywhere` for all.
+            - at[:, None] >= everywhere => torch.arange(len(at))[:, None] >= torch.arange(len(everywhere))
+        positions that start at 0 on every rank
+            Positions, learned or rotary, are places in the whole text: `at`, not 0 to s/c − 1.
+            - weight[at] => weight[: len(at)]
+        positions and mask that start at 0 on every rank
+            The embedding and the mask both need places in the whole text: `at` and `everywhere`.
+            - weight[at] => weight[: len(at)] & at[:, None] >= everywhere => torch.arange(len(at))[:, None]
+              >= torch.arange(len(everywhere))
+        tokens without positions
+            The embedding has two parts: the token, and its place. model[0].position.weight[at] is missing.
+            - + model[0].position.weight[at] =>
+        keys taken in the text's order
+            The ranks of cp bring their tokens zig-zag. `everywhere` says where in the text each one stands.
+            - >= everywhere => >= torch.arange(len(everywhere))
+        a token that does not see itself
+            A token looks at itself too, and the first one at nothing else: at[:, None] >= everywhere.
+            - >= everywhere => > everywhere
+        a mask turned round
+            Your tokens look at what comes after them. The mask says which keys stand no later.
+            - >= everywhere => <= everywhere
+        no mask
+            Your tokens look at what comes after them too. at[:, None] >= everywhere says who may be looked
+            at.
+            - >= everywhere => >= 0 * everywhere
+        attention to this rank's tokens alone
+            A block alone knows this rank's tokens. toy.context_block(block, x, mask, cp) gathers all K and
+            V.
+            - toy.context_block(block, x, mask, cp) => block(x)
+        keys gathered over dp
+            The ranks of dp have other sequences. The rest of this one is on the ranks of cp.
+            - mask, cp) => mask, dp)
+        gradients summed over dp alone
+            The ranks of cp saw other tokens: their gradients are shares too. The gradients' group is dp·cp.
+            - average_gradients(model) => average_gradients(model, dp)
+        gradients summed over cp alone
+            The ranks of dp saw other sequences. The gradients' group is dp·cp.
+            - average_gradients(model) => average_gradients(model, cp)
+        gradients of this rank alone
+            Every rank saw some tokens of the batch. Average the gradients over all of dp·cp.
+            - toy.average_gradients(model) => pass
+        the sum where the mean was meant
+            The twin's loss is a mean over all tokens. Average the gradients over dp·cp, do not sum them.
+            - loss.backward() => (4 * loss).backward()
+        averaged twice
+            The gradients are the twin's, divided by the number of ranks once more.
+            - loss.backward() => (loss / 4).backward()
+        other gradients than the twin's
+            Four places to look at: the positions that are embedded, the mask, the group that K and V are
+            gathered over, and the group that gradients are averaged over.
+        another loss than the twin's
+            The gradients are right. Return the loss of this rank's tokens: its mean over ranks is the
+            twin's.
+    """,
+)
+
+
+# -- what the cells show --------------------------------------------------------------------------
+
+WAYS = {
+    "gather": context.gather_attention,
+    "ring": context.ring_attention,
+    "all-to-all": context.exchange_attention,
+}
+CHUNKS = {"in order": context.contiguous, "zig-zag": context.zigzag}
+# Emulated, as in drop 06: ports out of a node are 10 times slower than links inside.
+ONE_NODE, TWO_NODES = (
+    Network(
+        name=name,
+        gpus_per_node=node,
+        intra_node_bandwidth=7e6,
+        inter_node_bandwidth=0.7e6,
+        intra_node_latency=1e-4,
+        inter_node_latency=5e-4,
+    )
+    for name, node in (("one node of four", 4), ("two nodes of two", 2))
+)
+PAIR = 3e-6  # seconds of one query and one key in one head, emulated
+
+
+def inputs(a: int, g: int, s: int, head: int = 32) -> list[torch.Tensor]:
+    """q, k, v and dy of all tokens, the same on every rank: a query heads, g key/value heads."""
+    chance = torch.Generator().manual_seed(0)
+    return [torch.randn(1, n, s, head, generator=chance) for n in (a, g, g, a)]
+
+
+def traffic_of(world: World, way: str, g: int, a: int = 8, s: int = 512) -> Traffic:
+    """The bytes of one attention, forward and backward. Raises AssertionError unless it is the twin's."""
+
+    def run():
+        *whole, dy = inputs(a, g, s)
+        at = torch.arange(s)
+        places = context.zigzag(s, dist.get_world_size())
+        mine = places[dist.get_rank()]
+        twin = [x.requires_grad_() for x in whole]
+        y, _ = context.attend(*twin, context.sees(at, at))
+        y.backward(dy)
+        parts = [x.detach()[:, :, mine].requires_grad_() for x in whole]
+        got = WAYS[way](*parts, places)
+        got.backward(dy[:, :, mine])
+        for part, all_ in [(got, y)] + [(p.grad, t.grad) for p, t in zip(parts, twin)]:
+            assert torch.allclose(part, all_[:, :, mine], atol=1e-4), f"{way} is not the twin's"
+
+    world.run(run)
+    return world.traffic
+
+
+def kept_per_rank(world: World, way: str, g: int, a: int = 8, s: int = 512) -> int:
+    """Bytes of keys and values that a rank holds at once while it computes."""
+
+    def run():
+        *whole, _ = inputs(a, g, s)
+        places = context.zigzag(s, dist.get_world_size())
+        parts = [x[:, :, places[dist.get_rank()]] for x in whole]
+        most = 0
+
+        def watched(q, k, v, mask):
+            nonlocal most
+            most = max(most, k.nbytes + v.nbytes)
+            return context.attend(q, k, v, mask)
+
+        with torch.no_grad():
+            WAYS[way](*parts, places, attend=watched)
+        return most
+
+    return max(world.run(run))
+
+
+def _paced(q, k, v, mask):
+    """`attend` that takes as long as its pairs, on the clock."""
+    with clock.span("F"):
+        time.sleep(PAIR * int(mask.sum()) * q.shape[1])
+        return context.attend(q, k, v, mask)
+
+
+def _forward(way: str, chunks: str, a: int, g: int, s: int) -> float:
+    *whole, _ = inputs(a, g, s)
+    places = CHUNKS[chunks](s, dist.get_world_size())
+    parts = [x[:, :, places[dist.get_rank()]] for x in whole]
+    with torch.no_grad():
+        WAYS[way](*parts, places)  # to warm up
+        current.rank.recorder.start()
+        dist.barrier()
+        start = time.monotonic()
+        WAYS[way](*parts, places, attend=_paced)
+    return time.monotonic() - start
+
+
+def ring_timeline(world: World, chunks: str) -> Timeline:
+    """One forward of the ring on the clock, with emulated compute. chunks: 'in order' or 'zig-zag'."""
+    world.run(_forward, "ring", chunks, 8, 8, 256)
+    return world.timeline
+
+
+def work(chunks: str, c: int = 4, s: int = 512) -> list[float]:
+    """Pairs of a query and a key that each rank computes, in units of the mean."""
+    places, mean = CHUNKS[chunks](s, c), s * (s + 1) / 2 / c
+    return [int(context.sees(mine, torch.arange(s)).sum()) / mean for mine in places]
+
+
+def ring_or_exchange(network: Network) -> dict[str, float]:
+    """Seconds of one forward on an emulated network, compute emulated too: the shortest of a few."""
+    with World(4, fabric=network) as world:
+        return {
+            way: clock.shortest(lambda way=way: max(world.run(_forward, way, "zig-zag", 8, 2, 256)), float)
+            for way in ("ring", "all-to-all")
+        }

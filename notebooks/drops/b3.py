@@ -1,0 +1,487 @@
+"""Beyond, b3: experts shared out over ranks; what an uneven router costs; two meshes over the same ranks."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from helpers import toy
+from helpers.practice.engine import Asked, OnRanks, Run, number, told
+from helpers.practice.exercise import Answer, right
+from helpers.ranks import current, memory
+from helpers.ranks.world import World
+from helpers.toy import experts
+from three_axes.count import clock
+from three_axes.count.clock import Timeline
+from three_axes.count.traffic import Traffic
+from three_axes.files import find
+from three_axes.table import Table
+
+# -- practice: dispatch and combine ---------------------------------------------------------------
+
+
+def expert_layer(x, choice, weight, expert, rank, world_size):
+    """y (T, h) of this rank's tokens x (T, h). Expert number r is on rank r.
+
+    choice, weight: (T, k), the numbers of each token's experts, and what their answers count. expert: this
+    rank's, a function of rows (n, h) -> (n, h). toy.swap(rows, give, take) sends the first give[0] rows to
+    rank 0, the next give[1] to rank 1, and so on; take[r] rows come from rank r. Its backward is there.
+    """
+    order = choice.flatten().argsort(stable=True)  # copies of tokens, by expert
+    give = choice.flatten().bincount(minlength=world_size)
+    take = torch.empty_like(give)
+    dist.all_to_all_single(take, give)
+    give, take = give.tolist(), take.tolist()
+    rows = toy.swap(x[order // choice.shape[1]], give, take)
+    back = toy.swap(expert(rows), take, give)
+    copies = torch.zeros_like(back).index_copy(0, order, back)
+    return (copies.view(*choice.shape, -1) * weight.unsqueeze(-1)).sum(1)
+
+
+T, H, K = 12, 8, 2
+
+
+def tokens(t: int, h: int) -> torch.Tensor:
+    """This rank's tokens, (t, h): other ones on every rank."""
+    return torch.randn(t, h, generator=torch.Generator().manual_seed(100 + dist.get_rank()))
+
+
+def _to_dispatch(rank: int, n: int) -> list[tuple]:
+    twin = experts.Experts(H, n, K)
+    twin.bias[0] = 0.15  # so that the splits are uneven
+    x = tokens(T, H)
+    choice, weight = (part.detach() for part in twin.route(x))
+
+    def expert(rows):
+        told()["rows"] = told().get("rows", 0) + len(rows)
+        return twin.experts[rank](rows)
+
+    return [(x.requires_grad_(), choice, weight, expert, rank, n)]
+
+
+def _computed(run: Run) -> list[int]:
+    return [facts.get("rows", 0) for facts in run.ranks]
+
+
+def _unfit(run: Run, at_once: bool) -> bool:
+    """Whether an all-to-all of rows ended in a crash or a hang: its sizes do not fit. at_once: nothing was
+    exchanged before, so that no rank can know how many rows come.
+    """
+    if not (error := run.error):
+        return False
+    # Where one died, the others may not have come so far.
+    ranks = [s for s in error.seen if (s.exit is not None if error.kind == "died" else not s.finished)]
+    last = [(s.where and s.where["in"]) or s.box for s in ranks]
+    rows = [at for at in last if at and at["op"] == "all_to_all" and len(at["shape"] or []) == 2]
+    stopped = error.kind in ("timeout", "died") and last and len(rows) == len(last)
+    said_so = any("alltoall" in text or "Split sizes" in text for text in run.errors)
+    return bool(said_so or stopped) and any(at["number"] == 1 for at in rows) == at_once
+
+
+layer = OnRanks(
+    "dispatch and combine",
+    expert_layer,
+    minutes=12,
+    hints=[
+        "Make k copies of every token, T·k in all, and sort them by expert:"
+        " choice.flatten().argsort(stable=True). Copy i belongs to token i // k.",
+        "give is how many copies each expert gets: bincount. take is what the others have for you: an"
+        " all-to-all of give, dist.all_to_all_single(take, give).",
+        "rows = toy.swap(copies, give, take); the answers go back by toy.swap(…, take, give).",
+        "What comes back is in the order of `order`: torch.zeros_like(back).index_copy(0, order, back) undoes"
+        " it. Then weigh, and sum over k.",
+    ],
+    tries=((4,), (2,)),
+    inputs=_to_dispatch,
+    gradient=lambda arguments: torch.ones(T, H),
+    praise="y and the gradient of x are the twin's on 4 and on 2 ranks, with splits that are not even.",
+    figures=lambda run, truth: [
+        (
+            "rows that the expert of each rank computed",
+            *(", ".join(map(str, _computed(one))) for one in (run, truth)),
+        )
+    ],
+    shows={
+        "split sizes not exchanged": lambda run, _: _unfit(run, at_once=True),
+        "splits that do not fit": lambda run, _: _unfit(run, at_once=False),
+        "no expert was asked": lambda run, _: not run.error and not any(_computed(run)),
+    },
+    mistakes="""
+        split sizes not exchanged
+            An all-to-all does not fit: `give` must add up to the rows that go out, and `take` must be what
+            the others give. How many rows come is known to those who send them. First exchange the numbers,
+            an all-to-all of `give`; then the rows.
+        splits that do not fit
+            An all-to-all does not fit: `give` must add up to the rows that go out, and `take` must be what
+            the others give. Copies go out by give, and take of them come. Their answers go the other way:
+            out by take, in by give.
+        another shape
+            y is (T, h), a row for each of this rank's tokens.
+            ~ form
+        combining without the router's weights
+            Each answer counts by the router's weight, and yours count alike. Without the weights the router
+            would never learn.
+            - * weight.unsqueeze(-1)).sum(1) => * 1).sum(1)
+            - * weight.unsqueeze(-1)).sum(1) => * 1).mean(1)
+        un-permuted in the wrong order
+            Every answer is there, at another token's place. Row i of what comes back belongs to copy
+            order[i]: put it there (index_copy, or back[order.argsort()]), do not take back[order].
+            - torch.zeros_like(back).index_copy(0, order, back) => back[order]
+            - torch.zeros_like(back).index_copy(0, order, back) => back
+        divided by k once more
+            Every answer is weighed, and the weights sum to 1: sum them, no mean.
+            - .sum(1) => .mean(1)
+        copies of other tokens
+            choice.flatten() has k copies of token 0, then k of token 1: copy i is of token i // k.
+            - order // choice.shape[1] => order % len(x)
+            - order // choice.shape[1] => order % choice.shape[1]
+        copies that are not sorted
+            The first give[0] rows go to rank 0. Put the copies in the order of their experts first: copy
+            order[i] is row i.
+            - order // choice.shape[1] => torch.arange(len(order)) // choice.shape[1]
+            - choice.flatten().argsort(stable=True) => torch.arange(choice.numel())
+        no expert was asked
+            Call expert(rows) on the rows that have come.
+        weights of the other expert
+            Weight i belongs to the answer of choice i.
+            - weight.unsqueeze => weight.flip(1).unsqueeze
+        one expert of k
+            Each token has k experts, and you use one. Send k copies of every token.
+            - .sum(1) => [:, 0]
+            - .sum(1) => [:, 1]
+            - * weight.unsqueeze(-1)).sum(1) => * 1)[:, 0]
+            - * weight.unsqueeze(-1)).sum(1) => * 1)[:, 1]
+        another y
+            A token's copies go out by expert, are answered, come back by expert, and must find their token
+            again.
+            ~ values
+        an output cut off from x
+            Something between x and y has no backward: dist.all_to_all_single has none, and detach() cuts it
+            off. toy.swap has one.
+            ~ cut
+            ~ gradients
+    """,
+)
+
+
+# -- practice: two meshes over the same ranks -----------------------------------------------------
+
+
+def groups_of(rank, ranks, tp, ep):
+    """Whom `rank` of `ranks` meets: {"tp": [...], "dp": [...], "ep": [...], "edp": [...]}, rising lists.
+
+    Attention: tp is innermost, dp the rest. Experts: ep is innermost, over the same ranks, edp the rest.
+    tp: the ranks that share attention's matrices. dp: those whose gradients of attention are averaged with
+    this rank's. ep: those that this rank exchanges tokens with. edp: those that hold the same experts, whose
+    gradients are summed.
+    """
+    inner = lambda size: list(range(rank // size * size, rank // size * size + size))
+    outer = lambda size: list(range(rank % size, ranks, size))
+    return {"tp": inner(tp), "dp": outer(tp), "ep": inner(ep), "edp": outer(ep)}
+
+
+LAYOUTS = [(8, 2, 4), (8, 4, 2), (8, 2, 8), (8, 1, 4), (16, 4, 8), (16, 8, 4), (8, 2, 2)]
+ASKED = [(rank, *layout) for layout in LAYOUTS for rank in range(layout[0])]
+MESHES = ("tp", "dp", "ep", "edp")
+
+
+def _parts(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+    """The first group that is another one than the solution's."""
+    for (rank, ranks, tp, ep), mine, meant in zip(ASKED, run.values, truth.values):
+        for axis in MESHES:
+            if mine[axis] != meant[axis]:
+                what = f"rank {rank} of {ranks}, tp {tp}, ep {ep}: its {axis}"
+                return [(what, str(mine[axis]), str(meant[axis]))]
+    return []
+
+
+def _met(run: Run) -> Answer:
+    """Sum a one in each group of the first layout, on real ranks."""
+    everywhere = run.values[: LAYOUTS[0][0]]
+
+    def meet() -> list[int]:
+        sums = {}
+        for axis in MESHES:
+            for members in sorted({tuple(groups[axis]) for groups in everywhere}):
+                made = dist.new_group(list(members))
+                if dist.get_rank() in members:
+                    dist.all_reduce(x := torch.ones(1), group=made)
+                    sums[axis] = int(x.item())
+        return list(sums.values())
+
+    with World(len(everywhere), timeout=8) as world:
+        met = world.run(meet)[0]
+    return right(
+        "Two meshes over the same ranks, and on eight real ranks every group met.",
+        ("ranks that met along " + ", ".join(MESHES), str(met), "[2, 4, 4, 2]"),
+    )
+
+
+def _any_group(proof: Callable) -> Callable[[Run, Run], bool]:
+    """Whether any group is (rank, ranks, its members, what they should be) of which proof holds."""
+    return lambda run, truth: (
+        not run.error
+        and any(
+            proof(rank, ranks, mine[axis], meant[axis])
+            for (rank, ranks, *_), mine, meant in zip(ASKED, run.values, truth.values)
+            for axis in MESHES
+        )
+    )
+
+
+fold = Asked(
+    "the groups of a folded layout",
+    groups_of,
+    minutes=8,
+    hints=[
+        "Take the two meshes one by one. In attention's, the ranks of tp are neighbours, those of dp are tp"
+        " apart.",
+        "The experts' mesh is over the same ranks and asks nothing of tp: ep are neighbours, edp are ep"
+        " apart.",
+        "A group of neighbours begins at rank // size · size; one of ranks `size` apart at rank % size.",
+    ],
+    cases=ASKED,
+    reads=lambda groups: {axis: sorted(int(rank) for rank in groups[axis]) for axis in MESHES},
+    praise=_met,
+    figures=_parts,
+    shows={
+        "ranks that do not exist": _any_group(lambda rank, ranks, mine, _: not {*mine} <= {*range(ranks)}),
+        "a rank outside its own group": _any_group(lambda rank, ranks, mine, _: rank not in mine),
+        "a group of another size": _any_group(lambda rank, ranks, mine, meant: len(mine) != len(meant)),
+    },
+    mistakes="""
+        no groups
+            Return a dictionary with tp, dp, ep and edp, each a list of ranks.
+            ~ form
+        experts' gradients averaged over all of dp
+            The ranks of dp hold the same attention, but other experts: you would average expert 0 with
+            expert 1. An expert's gradient is summed over the ranks that hold that expert, edp. (Tokens of
+            the others have come to it already.)
+            - "edp": outer(ep) => "edp": outer(tp)
+        experts' gradients summed over all ranks
+            Most of these ranks hold other experts. An expert's gradient is summed over the ranks that hold
+            it.
+            - "edp": outer(ep) => "edp": list(range(ranks))
+        experts inside dp, not folded
+            You let tokens go to ranks of dp alone, which are tp apart. Folded, the experts' mesh does not
+            know attention's: ep is innermost there, so that its ranks are neighbours in a node.
+            - inner(ep) => outer(tp)[outer(tp).index(rank) // ep * ep :][:ep] & outer(ep) =>
+              outer(tp)[outer(tp).index(rank) % ep :: ep]
+        ep and edp exchanged
+            Tokens go where other experts are: ep. Gradients are summed where the same experts are: edp.
+            - "ep": inner(ep), "edp": outer(ep) => "ep": outer(ep), "edp": inner(ep)
+        tp and dp exchanged
+            tp is innermost: its ranks are neighbours.
+            - "tp": inner(tp), "dp": outer(tp) => "tp": outer(tp), "dp": inner(tp)
+        ranks that do not exist
+            Ranks are 0 to ranks − 1.
+        a rank outside its own group
+            Every rank is a member of its four groups. Where does the group of rank r begin?
+        a group of another size
+            tp and ep say how many ranks their groups have. dp has ranks / tp, edp ranks / ep.
+        other groups
+            tp and ep are innermost in their meshes: neighbours. dp and edp are the rest: ranks one tp, or
+            one ep, apart.
+            ~ values
+    """,
+)
+
+
+# -- practice: parameters on a rank ---------------------------------------------------------------
+
+
+def parameters_on_rank(layers, attention, expert, experts, k, tp, ep):
+    """Parameters that a rank holds. attention, expert: those of one layer's attention, and of one expert.
+
+    experts: in each layer; k: of them for each token. tp cuts attention, ep shares the experts out.
+    """
+    return layers * (attention / tp + experts * expert / ep)
+
+
+# Mixtral 8x22B (hidden 6144, 48 heads and 8 of K and V, experts of 16384, 56 layers), without its embeddings
+HIDDEN, INNER, LAYERS = 6144, 16384, 56
+MIXTRAL = (LAYERS, 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 6, 3 * HIDDEN * INNER, 8, 2)
+
+parameters = Asked(
+    "parameters on a rank",
+    parameters_on_rank,
+    minutes=6,
+    hints=[
+        "Take one layer: attention, cut by tp, and the experts that this rank owns.",
+        "How many experts does a rank own? experts / ep. Does k matter for that?",
+    ],
+    cases=[
+        (*MIXTRAL, 2, 8),
+        (*MIXTRAL, 2, 4),
+        (*MIXTRAL, 1, 1),
+        (1, 100, 1000, 64, 8, 4, 16),
+        (2, 70, 30, 4, 1, 2, 2),
+    ],
+    reads=number,
+    tolerance=1e-6,
+    praise="All experts that a rank owns are in its memory, whoever uses them.",
+    figures=lambda run, truth: [
+        (f"Mixtral 8x22B, TP 2, EP {ep}, in 10⁹", f"{mine / 1e9:.1f}", f"{meant / 1e9:.1f}")
+        for ep, mine, meant in zip((8, 4), run.values, truth.values)
+    ],
+    mistakes="""
+        no number
+            Return how many parameters the rank holds.
+            ~ form
+        counting active parameters for memory
+            A token uses k experts, but other tokens use the others. A rank must hold every expert that it
+            owns. Active parameters count for compute.
+            - experts * expert / ep => k * expert / ep
+        active parameters, not shared out
+            k experts work for one token. In memory are all that the rank owns: experts / ep.
+            - experts * expert / ep => k * expert
+        experts cut by tp as well
+            tp cuts attention. Here an expert is whole on its rank: the experts' mesh has its own size for
+            that, etp, and it is 1.
+            - experts * expert / ep => experts * expert / ep / tp
+        attention shared out over ep
+            ep shares out the experts. Attention is on every rank of it, cut by tp alone.
+            - attention / tp => attention / tp / ep
+        every expert on every rank
+            That is data parallelism. With ep ranks, each holds experts / ep of them.
+            - experts * expert / ep => experts * expert
+        attention left whole
+            tp cuts attention's matrices: a rank holds 1/tp.
+            - attention / tp => attention
+        every expert on every rank, cut by tp
+            tp cuts attention. The experts are shared out over ep: a rank holds experts / ep of them, whole.
+            - / ep => / tp
+        all of it shared out over ep
+            ep shares out the experts. Attention is cut by tp alone.
+            - / tp => / ep
+        all of it cut by tp and ep
+            tp cuts attention, ep shares out the experts. Neither does the other's work here.
+            - / tp => / tp / ep & experts * expert / ep => experts * expert / ep / tp
+        one expert on each rank
+            A layer has `experts` of them, and ep ranks share them out: experts / ep on each.
+            - experts * expert / ep => expert
+        one expert, shared out
+            A layer has `experts` of them, and ep ranks share them out: each has experts / ep, whole.
+            - experts * expert / ep => expert / ep
+        experts counted, not their parameters
+            experts / ep is how many a rank owns. Each of them has `expert` parameters.
+            - experts * expert / ep => experts / ep
+        k times too many
+            k says how many experts work for a token. It changes nothing in memory.
+            - experts * expert / ep => experts * k * expert / ep
+        experts of one layer
+            Every layer has experts of its own: a bracket is missing.
+            - layers * (attention / tp + experts * expert / ep) => layers * attention / tp + experts *
+              expert / ep
+        one layer
+            That is one layer of them.
+            - layers * ( => (
+        another number
+            A rank holds layers · (attention / tp + experts · expert / ep).
+            ~ values
+    """,
+)
+
+
+# -- what the cells show --------------------------------------------------------------------------
+
+# Eight ranks, two meshes over them. Outermost axis first.
+FOLDED = {"attention": {"dp": 4, "tp": 2}, "experts": {"edp": 2, "ep": 4}}
+ROW = 2e-4  # seconds of one row in an expert, emulated
+POLICIES = {"none dropped": (None, 0.0), "capacity": (16, 0.0), "balancing bias": (None, 0.03)}
+
+
+def layer_traffic(world: World, t: int = 256, h: int = 64) -> Traffic:
+    """The bytes of one expert layer, top-2 of four experts on four ranks, forward and backward."""
+
+    def run():
+        layer = experts.split_experts(experts.Experts(h))
+        x = tokens(t, h).requires_grad_()
+        y, _ = experts.expert_parallel(layer, x)
+        y.sum().backward()
+
+    world.run(run)
+    return world.traffic
+
+
+def _paced(layer, rows, counts):
+    with clock.span("F"):
+        time.sleep(ROW * len(rows))
+        return experts.run_experts(layer, rows, counts)
+
+
+def timeline_of(world: World, skew: float, t: int = 256, h: int = 64) -> Timeline:
+    """One forward of an expert layer on the clock, compute emulated, and what it keeps for backward.
+
+    skew: what expert 0's score has on top for every token, for its choice alone.
+    """
+
+    def run():
+        layer = experts.split_experts(experts.Experts(h))
+        layer.bias[0] = skew
+        x = tokens(t, h)
+        experts.expert_parallel(layer, x)  # to warm up
+        current.rank.recorder.start()
+        dist.barrier()
+        with memory.saved_activations(layer):
+            experts.expert_parallel(layer, x, compute=_paced)[0].sum()
+
+    world.run(run)
+    return world.timeline
+
+
+def _train(capacity: int | None, rate: float, steps: int = 60, t: int = 32, h: int = 16) -> list[float]:
+    """Teach an expert layer, on real ranks, what to do with four kinds of tokens, of which one is common.
+
+    Returns, over the last 20 steps: loss, share of the copies dropped, and rows that the fullest expert
+    computes, mean = 1.
+    """
+    torch.manual_seed(0)
+    centres, answers = torch.randn(4, h), torch.randn(4, h, h) / h**0.5
+    layer = experts.split_experts(experts.Experts(h))
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
+    chance = torch.Generator().manual_seed(1 + dist.get_rank())
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    of_steps = []
+    for _ in range(steps):
+        kind = torch.tensor([0.55, 0.25, 0.15, 0.05]).multinomial(t, True, generator=chance)
+        x = centres[kind] + 0.3 * torch.randn(t, h, generator=chance)
+        target = (x[:, None] @ answers[kind])[:, 0]
+        y, load = experts.expert_parallel(layer, x, capacity=capacity)
+        loss = (y - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        experts.average_expert_gradients(layer, dist.group.WORLD, alone)
+        optimizer.step()
+        kept = load if capacity is None else load.clamp(max=capacity)
+        sums = torch.cat([loss.detach()[None], load, kept])
+        dist.all_reduce(sums)
+        loss, load, kept = sums[0] / dist.get_world_size(), sums[1:5], sums[5:]
+        experts.even_out(layer, load, rate)
+        of_steps.append([float(loss), float(1 - kept.sum() / load.sum()), float(kept.max() / load.mean())])
+    return torch.tensor(of_steps[-20:]).mean(0).tolist()
+
+
+def policies(world: World) -> Table:
+    """An uneven router: left alone, cut at a capacity, evened out by a bias. Priced in loss and in time."""
+    rows = []
+    for name, (capacity, rate) in POLICIES.items():
+        loss, dropped, fullest = world.run(_train, capacity, rate)[0]
+        rows.append([name, f"{dropped:.0%}", f"{fullest:.1f}", f"{loss:.2f}"])
+    return Table(
+        ["policy", "dropped", "fullest expert, mean = 1", "loss"],
+        rows,
+        title="60 steps; means of the last 20",
+    )
+
+
+def published() -> dict[str, float]:
+    """Layout -> MFU in %, of Mixtral 8x22B on 128 H100: Liu et al. 2025 (MoE Parallel Folding), Table 3."""
+    named = {"MCore": "Megatron-Core", "MCore w/ Folding": "Megatron-Core, folded"}
+    with find("data/moe_folding_2025_table3.csv").open(encoding="utf-8") as f:
+        rows = [row for row in csv.DictReader(f) if row["model"] == "Mixtral-8x22B"]
+    return {named.get(row["method"], row["method"]): float(row["mfu_pct"]) for row in rows}

@@ -1,0 +1,311 @@
+"""Drop 02: average gradients over unequal shares, and write the ring all-reduce."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from drops import rings
+from helpers import toy
+from helpers.practice.engine import OnRanks, Run
+from helpers.ranks import memory
+from helpers.ranks.world import World
+
+# -- practice: the mean of unequal shares ---------------------------------------------------------
+
+SHARES = ([2, 2, 2, 2], [5, 1, 1, 1], [3, 1, 1, 2])  # examples on each rank
+
+
+def weighted_average(gradient, examples):
+    """Return the gradient of the mean loss over all examples of all ranks.
+
+    gradient: this rank's, of the mean loss over its own examples; a 1-D tensor.
+    examples: how many examples this rank had. Ranks may have different numbers.
+    """
+    total = torch.tensor([float(examples)])
+    dist.all_reduce(total)
+    gradient = gradient * examples / total
+    dist.all_reduce(gradient)
+    return gradient
+
+
+def _gradients(rank: int, n: int) -> list[tuple]:
+    """A rank's mean gradient over its examples, (1000,), and their number, for each of the shares."""
+    chance = lambda: torch.Generator().manual_seed(3)
+    return [
+        (torch.randn(sum(shares), 1000, generator=chance()).split(shares)[rank].mean(0), shares[rank])
+        for shares in SHARES
+    ]
+
+
+average = OnRanks(
+    "the mean of unequal shares",
+    weighted_average,
+    minutes=6,
+    hints=[
+        "A mean over all examples = the sum over examples, divided by their number. What must each rank"
+        " add to the sum?",
+        "gradient * examples is the sum over this rank's examples. Both that and the number of examples"
+        " need an all_reduce.",
+        "all_reduce works in place on a tensor: total = torch.tensor([float(examples)]);"
+        " dist.all_reduce(total).",
+    ],
+    tries=((4,),),
+    inputs=_gradients,
+    praise="Equal to the twin on every rank, with equal and with unequal shares.",
+    mistakes="""
+        never summed over the ranks
+            Each rank still has only its own gradient, so each rank would train a model of its own.
+            - gradient * examples / total => gradient & dist.all_reduce(gradient) => pass
+        a sum where the mean was meant
+            Every rank holds the sum of four gradients, four times the twin's when shares are equal. The
+            twin's loss is a mean over examples, so its gradient is one too.
+            - gradient * examples / total => gradient
+        equal weights for unequal shares
+            You weigh each rank 1/4. A rank's gradient is a mean over its own examples: one with 5 of 8
+            examples must count 5/8.
+            - gradient * examples / total => gradient / 4
+        summed, not divided by the number of examples
+            Every rank holds the sum over all examples. Divide by how many there are on all ranks.
+            - gradient * examples / total => gradient * examples
+        divided by the number of ranks
+            You sum gradient · examples over the ranks. That is a sum over all examples, so divide by their
+            number, not by 4.
+            - gradient * examples / total => gradient * examples / 4
+        divided by this rank's own examples
+            A rank's gradient is a mean over its own examples already. What is to be divided by is the
+            number of examples on all ranks: all_reduce that number too.
+            - gradient * examples / total => gradient / examples
+            - gradient * examples / total => gradient & return gradient => return gradient / examples
+            - gradient * examples / total => gradient * examples & return gradient => return gradient /
+              examples
+        weights upside down
+            You multiply by all examples and divide by the rank's own. A rank's gradient is a mean over its
+            own examples: one with 5 of 8 examples must count 5/8.
+            - gradient * examples / total => gradient * total / examples
+        weights forgotten
+            You divide by the number of all examples, but sum the ranks' means. Multiply each by its number
+            of examples first.
+            - gradient * examples / total => gradient / total
+        weighed after the sum
+            You sum the ranks' gradients first. Then each rank multiplies the sum by its own share of the
+            examples. Multiply before you sum: each gradient by its own rank's number.
+            - gradient * examples / total => gradient & return gradient => return gradient * examples / total
+        one rank's term only
+            Each rank has its own term, gradient · examples. That is what it must add to the sum: all_reduce
+            it, and return the tensor that all_reduce has written to.
+            - dist.all_reduce(gradient) => pass
+            - gradient * examples / total => gradient * examples & dist.all_reduce(gradient) => pass
+        divided twice
+            You have the twin's gradient, divided by the number of ranks, or of examples, once more.
+            - return gradient => return gradient / 4
+            - return gradient => return gradient / total
+        a sum taken from None
+            dist.all_reduce returns None: it writes the sum into the tensor that you give it. Use that
+            tensor.
+            ! 'NoneType'
+        another shape than the gradient's
+            Return the tensor that dist.all_reduce has written to: all_reduce itself returns None.
+            ~ form
+        another value than the twin's
+            What does a rank add to the sum, and by what is the sum divided?
+            ~ values
+    """,
+)
+
+
+# -- practice: a ring all-reduce ------------------------------------------------------------------
+
+
+def ring_all_reduce(x, rank, world_size):
+    """Make x, a 1-D tensor, the sum of all ranks' x: in place, with sends and receives only."""
+    chunks = list(torch.tensor_split(x, world_size))  # views: what is written to a chunk is written to x
+    right_of, left_of = (rank + 1) % world_size, (rank - 1) % world_size
+
+    def pass_on(outgoing, incoming):
+        if rank % 2 == 0:  # even ranks speak first, odd ranks listen first, so that somebody always listens
+            dist.send(chunks[outgoing].contiguous(), right_of)
+            dist.recv(incoming, left_of)
+        else:
+            dist.recv(incoming, left_of)
+            dist.send(chunks[outgoing].contiguous(), right_of)
+
+    for step in range(world_size - 1):  # reduce-scatter: sums grow as they go round
+        outgoing, incoming = (rank - step) % world_size, (rank - step - 1) % world_size
+        buffer = torch.empty_like(chunks[incoming])
+        pass_on(outgoing, buffer)
+        chunks[incoming] += buffer
+    for step in range(world_size - 1):  # all-gather: finished sums go round
+        outgoing, incoming = (rank + 1 - step) % world_size, (rank - step) % world_size
+        pass_on(outgoing, chunks[incoming])
+
+
+def _to_sum(rank: int, n: int, length: int) -> list[tuple]:
+    """A tensor of this length, and two whose numbers tell the rank and the chunk that they are from."""
+    plain = torch.arange(length, dtype=torch.float32) % 97 * (rank + 1)
+    return [(x, rank, n) for x in (*rings.marked(rank, n, torch.empty(8 * n)), plain)]
+
+
+def _few(run: Run, _) -> bool:
+    """Whether six numbers did not make as many chunks as ranks."""
+    return run.tried == (4, 6) and all("IndexError" in error for error in run.errors or [""])
+
+
+ring = OnRanks(
+    "a ring all-reduce",
+    ring_all_reduce,
+    minutes=18,
+    hints=[
+        "Cut x into n chunks with torch.tensor_split: they are views of x. In each step a rank sends one"
+        " chunk to the right and receives one from the left.",
+        "First n−1 steps: in step k rank r sends chunk (r−k) % n and adds what it receives to chunk"
+        " (r−k−1) % n. Then which chunk is finished, and where?",
+        "Then n−1 more steps: in step k rank r sends chunk (r+1−k) % n and overwrites chunk (r−k) % n"
+        " with what it receives.",
+        "If it hangs: even ranks send first and then receive, odd ranks receive first and then send.",
+    ],
+    tries=((4, 40_000), (2, 10_001), (3, 10_001), (5, 9_999), (4, 6)),  # some do not divide
+    inputs=_to_sum,
+    sees=lambda arguments, answer: arguments[0],
+    messages=True,
+    world={"timeout": 4},
+    praise="The sum on 2, 3, 4 and 5 ranks, also where the length does not divide. No rank sent too much.",
+    figures=lambda run, truth: [
+        (
+            "bytes sent by the busiest rank, for tensors of S bytes",
+            *(f"{max(one.traffic.counted) / one.ranks[0]['size']:.2f}·S" for one in (run, truth)),
+        )
+    ],
+    shows={
+        "x was not changed": rings.unchanged,
+        "fewer chunks than ranks": _few,
+        "another value than the sum": rings.where_it_parts,
+    },
+    mistakes="""
+        the mean where the sum was meant
+            Every rank holds the mean. An all-reduce sums; whoever wants the mean divides afterwards.
+            - pass_on(outgoing, chunks[incoming]) => pass_on(outgoing, chunks[incoming])⏎    x /= world_size
+        x was not changed
+            x is as it was on every rank. Work in place: write into x[...], or into views of x.
+        the remainder is left out
+            All is right but the last few numbers: equally long chunks do not cover x. torch.tensor_split
+            makes some chunks one longer.
+            - torch.tensor_split(x, world_size) => x[: len(x) // world_size * world_size].chunk(world_size)
+        half of the way
+            That is the reduce-scatter, the first half of the job. Now the finished chunks must go round.
+            - pass_on(outgoing, chunks[incoming]) => pass
+        a view that is lost
+            `chunks[j] = …` puts a new tensor into your list, and x keeps its old numbers. Write into the
+            view: `chunks[j] += buffer`, `chunks[j].copy_(buffer)`, or receive into it.
+            - chunks[incoming] += buffer => chunks[incoming] = chunks[incoming] + buffer
+            - pass_on(outgoing, chunks[incoming]) => new = torch.empty_like(chunks[incoming]);
+              pass_on(outgoing, new); chunks[incoming] = new
+        finished sums added once more
+            What arrives in the second half is a finished sum: write it over yours, do not add it.
+            - pass_on(outgoing, chunks[incoming]) => new = torch.empty_like(chunks[incoming]);
+              pass_on(outgoing, new); chunks[incoming] += new
+            - (world_size - 1):  # reduce => (2 * world_size - 2):  # & pass_on(outgoing, chunks[incoming])
+              => pass
+        parts written over, not added
+            In the first half a rank adds what it receives to its own part; only finished sums are written
+            over.
+            - chunks[incoming] += buffer => chunks[incoming].copy_(buffer)
+        one step too few in the first half
+            Each half has n−1 steps: a chunk visits n ranks, and is on the first of them already.
+            - range(world_size - 1):  # reduce => range(world_size - 2):  # reduce
+        one step too many in the first half
+            Each half has n−1 steps: a chunk visits n ranks, and is on the first of them already.
+            - range(world_size - 1):  # reduce => range(world_size):  # reduce
+        one step too few in the second half
+            Each half has n−1 steps: a chunk visits n ranks, and is on the first of them already.
+            - range(world_size - 1):  # all => range(world_size - 2):  # all
+        one step too few in each half
+            Each half has n−1 steps: a chunk visits n ranks, and is on the first of them already.
+            - range(world_size - 1) => range(world_size - 2)
+        the second half begins with another chunk
+            After the first half rank r has finished chunk r+1, so that is the first one to send.
+            - (rank + 1 - step) % world_size, (rank - step) => (rank - step) % world_size, (rank - step - 1)
+            - (rank + 1 - step) % world_size, (rank - step) => (rank + 2 - step) % world_size, (rank + 1 -
+              step)
+        the chunks' numbers rise
+            What rank r−1 sends in step k is the chunk that rank r adds to in step k, and sends in step k+1:
+            its number falls by one for each rank. Yours rises.
+            - (rank - step) % world_size, (rank - step - 1) => (rank + step) % world_size, (rank + step + 1)
+            - (rank - step) % world_size, (rank - step - 1) => (rank + step) % world_size, (rank + step + 1)
+              & (rank + 1 - step) % world_size, (rank - step) => (rank + 1 + step) % world_size, (rank +
+              step)
+        added to the chunk just sent
+            What a rank receives belongs to the chunk after the one it sends: (r−k−1) % n in step k.
+            - chunks[incoming] += buffer => chunks[outgoing] += buffer
+        written over the chunk just sent
+            What a rank receives belongs to the chunk after the one it sends: (r−k−1) % n in step k.
+            - pass_on(outgoing, chunks[incoming]) => new = torch.empty_like(chunks[incoming]);
+              pass_on(outgoing, new); chunks[outgoing].copy_(new)
+        the ring turned round
+            You send to the previous rank and receive from the next one, with the numbers of a ring that
+            goes the other way. Turn either the neighbours or the numbers.
+            - (rank + 1) % world_size, (rank - 1) => (rank - 1) % world_size, (rank + 1)
+        a place of a tuple
+            torch.tensor_split gives a tuple, and you write to a place of it. A new tensor in that place
+            would not be in x anyway. Write into the view: `chunks[j] += buffer`, or receive into it.
+            ! 'tuple' object does not support item assignment
+        fewer chunks than ranks
+            All longer tensors came out right. Of few numbers x.chunk(n) may make fewer than n chunks;
+            torch.tensor_split always makes n.
+        another value than the sum
+            In step k, which chunk does a rank send, which one does it receive? Is what comes added, or
+            written over? (dist.recv puts it into the tensor you give; it returns the sender's rank. What
+            irecv fills may be used only after .wait().)
+        more bytes than needed
+            n−1 chunks to sum, and n−1 to spread, are enough.
+            $ bytes
+    """,
+)
+
+
+# -- what the cells show --------------------------------------------------------------------------
+
+
+def losses(world: World, optimizer: str, combine: str, steps: int = 12) -> list[float]:
+    """The mean loss of all ranks, step by step, of data-parallel training on one batch.
+
+    optimizer: "SGD" (rate 0.1) or "AdamW" (rate 0.001). combine: "mean" of the ranks' gradients, or their
+    "sum".
+    """
+
+    def train():
+        model = toy.ToyTransformer(hidden=64)
+        update = {"SGD": lambda p: torch.optim.SGD(p, 0.1), "AdamW": lambda p: torch.optim.AdamW(p, 0.001)}[
+            optimizer
+        ](model.parameters())
+        tokens, targets = toy.make_batch(b=8, s=32)
+        curve = []
+        for _ in range(steps):
+            model.zero_grad()
+            curve.append(toy.data_parallel_step(model, tokens, targets))
+            if combine == "sum":
+                for p in model.parameters():
+                    p.grad *= dist.get_world_size()
+            update.step()
+        return curve
+
+    return [sum(step) / len(step) for step in zip(*world.run(train))]
+
+
+def memory_on(n: int, b: int = 8, s: int = 32) -> dict[str, int]:
+    """Bytes by kind that rank 0 of n really holds in one data-parallel step with Adam."""
+
+    def step():
+        model = toy.ToyTransformer(hidden=256)
+        optimizer = torch.optim.AdamW(model.parameters())
+        rank, size = dist.get_rank(), dist.get_world_size()
+        tokens, targets = (toy.my_share(x, rank, size) for x in toy.make_batch(b, s))
+        with memory.saved_activations(model) as held:
+            loss = toy.loss_of(model(tokens), targets)
+        loss.backward()
+        toy.average_gradients(model)
+        optimizer.step()
+        return memory.by_kind(model, optimizer, held.peak)
+
+    with World(n) as world:
+        return world.run(step)[0]

@@ -1,0 +1,472 @@
+"""Drop 06: tensor parallelism traced, PyTorch's plan with its extra all-reduces, sequence parallelism, and
+the cliff between nodes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from helpers import toy
+from helpers.practice.engine import OnRanks, Run, alike
+from helpers.ranks import current, memory
+from helpers.ranks.world import World
+from three_axes.count.clock import Timeline, shortest, span
+from three_axes.count.traffic import Traffic
+from three_axes.paper.collectives import book
+from three_axes.paper.hardware import Network
+
+# -- practice: a plan for DTensor with no collective too many -------------------------------------
+
+
+class GatedMLP(nn.Module):
+    """Llama's feed-forward part: two matrices widen, and one gates the other."""
+
+    def __init__(self, hidden: int):
+        super().__init__()
+        self.gate = nn.Linear(hidden, 4 * hidden, bias=False)
+        self.up = nn.Linear(hidden, 4 * hidden, bias=False)
+        self.down = nn.Linear(4 * hidden, hidden, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class LlamaBlock(toy.Block):
+    """The toy's block with Llama's feed-forward part."""
+
+    def __init__(self, hidden: int = 64, heads: int = 4):
+        super().__init__(hidden, heads)
+        self.mlp = GatedMLP(hidden)
+
+
+def usual_plan() -> dict:
+    """What PyTorch's tutorials give for such a block: each matrix by itself."""
+    return {
+        "attention.q": ColwiseParallel(),
+        "attention.k": ColwiseParallel(),
+        "attention.v": ColwiseParallel(),
+        "attention.out": RowwiseParallel(),
+        "mlp.gate": ColwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(),
+    }
+
+
+def merged_plan():
+    """A plan for parallelize_module, as `usual_plan()`, with four all-reduces in a step of one block instead
+    of seven.
+    """
+    whole = lambda: PrepareModuleInput(
+        input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False
+    )
+    return usual_plan() | {"attention": whole(), "mlp": whole()}
+
+
+def _under(make_plan, facts: dict, all_cut: bool = True) -> None:
+    """On a rank: a step of the block under a plan. all_cut: none under a plan that leaves a matrix out."""
+    block, mesh = LlamaBlock().double(), init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    for p in block.parameters():
+        nn.init.normal_(p, std=0.1)
+    x = torch.randn(2, 8, 64, dtype=torch.float64, requires_grad=True)
+    plan = make_plan()
+    facts |= {"values": [None] if plan is None else [], "problem": _problem(plan, block)}
+    facts["whole"] = [] if facts["problem"] else [name for name in usual_plan() if name not in plan]
+    if facts["problem"] or all_cut and facts["whole"]:
+        return
+    size = sum(p.numel() for p in block.parameters() if p.dim() == 2)
+    local = lambda p: p.to_local() if hasattr(p, "to_local") else p
+    calls = lambda: sum(row.calls for row in current.counted_so_far() if row.op == "all_reduce")
+    parallelize_module(block, mesh, plan)
+    current.count_from_here()  # the setting up is not counted
+    y = block(x)
+    facts["forward"] = calls()
+    y = y.full_tensor() if hasattr(y, "full_tensor") else y
+    y.square().sum().backward()
+    facts |= {"values": [y.detach()], "gradients": [x.grad], "all-reduces": calls()}
+    facts["others"] = sum(row.calls for row in current.counted_so_far()) - calls()
+    facts["share"] = sum(local(p).numel() for p in block.parameters() if p.dim() == 2) / size
+
+
+def _problem(plan, block: nn.Module) -> str:
+    """Why this is no plan for the block; '' where it is one."""
+    if not isinstance(plan, dict):
+        given = "nothing" if plan is None else f"{plan!r:.60}"
+        return f"You return {given}; return a dictionary: name of a part -> how to split it."
+    parts = [name for name, _ in block.named_modules()]
+    if unknown := sorted(set(plan) - set(parts)):
+        return f"The block has no part called {unknown[0]!r}. Its parts are {', '.join(filter(None, parts))}."
+    odd = [name for name, how in plan.items() if not isinstance(how, ParallelStyle)]
+    needs = "it needs what ColwiseParallel() or PrepareModuleInput(…) returns."
+    return f"{odd[0]!r} gets {plan[odd[0]]!r:.70}; {needs}" if odd else ""
+
+
+def all_reduces(world: World, make_plan) -> dict[str, int]:
+    """All-reduces of one step of a Llama-shaped block under a plan of PyTorch's.
+
+    Raises ValueError for what is no plan for this block.
+    """
+
+    def run():
+        _under(make_plan, facts := {}, all_cut=False)
+        return facts
+
+    facts = world.run(run)[0]
+    if facts["problem"]:
+        raise ValueError(facts["problem"])
+    return {"forward": facts["forward"], "backward": facts["all-reduces"] - facts["forward"]}
+
+
+def _left_out(run: Run, _) -> bool | str:
+    """Whether a rank holds whole matrices, and which the plan leaves out."""
+    if names := run.ranks[0].get("whole"):
+        return f"Your plan leaves out {', '.join(names)}."
+    return run.ranks[0].get("share", 0) > 0.26
+
+
+def _counted(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+    if "share" not in run.ranks[0]:
+        return []
+    both = run.ranks[0], truth.ranks[0]
+    return [
+        ("all-reduces of a step", *(str(facts["all-reduces"]) for facts in both)),
+        ("share of the matrices on a rank", *(f"{facts['share']:.2f}" for facts in both)),
+    ]
+
+
+plan = OnRanks(
+    "merge the all-reduces",
+    merged_plan,
+    minutes=5,
+    hints=[
+        "attention_merged() has 2 all-reduces forward, as it should, and 3 backward: one for q, k and v"
+        " together, one for gate, one for up. Which of these have the same input?",
+        "Each ColwiseParallel takes a plain x and makes a DTensor of it. The gradient of x is made plain"
+        " again by an all-reduce, for each of them.",
+        'PrepareModuleInput makes the DTensor once, for all of "attention", and once for "mlp": with'
+        " input_layouts=Replicate(), desired_input_layouts=Replicate() and use_local_output=False the"
+        " parts inside get a DTensor, and add up their gradients before anything is sent.",
+    ],
+    tries=((4,),),
+    watch=_under,
+    must_wait=False,  # DTensor waits inside C++, where nobody sees it
+    world={"timeout": 8},
+    praise="The matrices that share an input now share the all-reduce of its gradient.",
+    figures=_counted,
+    shows={
+        "no plan for this block": lambda run, _: run.ranks[0].get("problem", ""),
+        "matrices left whole": _left_out,
+        "other collectives instead": lambda run, _: run.ranks[0].get("others", 0) > 0,
+    },
+    mistakes="""
+        no plan for this block
+        a plain tensor meets a DTensor
+            A plain tensor meets a DTensor. Where the plan makes a part's input a DTensor, it must also
+            split every matrix inside, as usual_plan() does.
+            ! got mixed torch.Tensor and DTensor
+        a plan that does not fit together
+            PyTorch could not follow the plan.
+            ! (?s)^RuntimeError: .*[Ss]hard
+        matrices left whole
+            A matrix that stays whole is held, and multiplied, on every rank. Begin with usual_plan(), and
+            add to it.
+        another output or gradient
+            Begin with usual_plan(), and only add to it.
+            ~ values
+            ~ gradients
+            ~ cut
+            ~ form
+        other collectives instead
+            There are other collectives now. The same four all-reduces can do it alone.
+        one all-reduce for each matrix
+            A matrix that turns x into a DTensor by itself sends its own gradient of x. Let the part around
+            several matrices do it once, for all of them.
+            $ all-reduces
+    """,
+)
+
+# -- practice: an MLP under sequence parallelism --------------------------------------------------
+
+
+def sequence_mlp(x, up, down, rank, world_size):
+    """gelu(x @ up) @ down for this rank's tokens, with tensor and sequence parallelism.
+
+    x: (b, s/t, h), this rank's tokens. up: (h, 4h/t) and down: (4h/t, h), this rank's parts. Return (b, s/t,
+    h). toy.conjugate(forward, backward) makes an autograd function of two plain ones, each called with (x,
+    group), such as toy.gather_tokens (b, s/t, h) -> (b, s, h), and toy.sum_tokens, which adds the ranks' (b,
+    s, h) and keeps (b, s/t, h).
+    """
+    gather = toy.conjugate(toy.gather_tokens, toy.sum_tokens)
+    scatter = toy.conjugate(toy.sum_tokens, toy.gather_tokens)
+    return scatter(F.gelu(gather(x) @ up) @ down)
+
+
+B, S, H = 2, 16, 32
+
+
+def _numbers() -> list[torch.Tensor]:
+    """x, up, down and dy, whole, the same on all ranks."""
+    chance = torch.Generator().manual_seed(3)
+    shapes = (B, S, H), (H, 4 * H), (4 * H, H), (B, S, H)
+    x, up, down, dy = (torch.randn(*shape, generator=chance, dtype=torch.float64) for shape in shapes)
+    return [x, up / 6, down, dy]
+
+
+def _parts(rank: int, t: int) -> list[tuple]:
+    warnings.filterwarnings("ignore", "c10d::.*autograd kernel")  # what it leads to is told below
+    x, up, down, _ = _numbers()
+    return [(toy.my_tokens(x).requires_grad_(), up.chunk(t, 1)[rank], down.chunk(t, 0)[rank], rank, t)]
+
+
+def _not_gathered(run: Run, truth: Run) -> bool:
+    wrong = not run.error and run.parts_from(truth, alike) == "values"
+    return wrong and "all_gather" not in run.ranks[0]["forward"]
+
+
+def _not_back(*ops: str) -> Callable[[Run, Run], bool]:
+    """Whether the gradient alone is wrong, and none of these collectives ran backward."""
+
+    def shown(run: Run, truth: Run) -> bool:
+        if run.error:
+            return False
+        in_all = sum(row.calls for row in run.traffic.ranks[0] if row.op in ops)
+        forward = sum(op in ops for op in run.ranks[0]["forward"])
+        return in_all == forward and run.parts_from(truth, alike) == "gradients"
+
+    return shown
+
+
+sequence = OnRanks(
+    "TP + SP",
+    sequence_mlp,
+    minutes=12,
+    hints=[
+        "Before `up` a rank needs all tokens: gather. After `down` it has a partial sum for all tokens, and"
+        " must keep its own tokens of the sum: toy.sum_tokens.",
+        "What is the backward of a gather? Every rank used every token, so each has a partial sum of every"
+        " token's gradient. Add them, and let each rank keep its own tokens.",
+        "gather = toy.conjugate(toy.gather_tokens, toy.sum_tokens). The other one is its mirror image.",
+    ],
+    tries=((2,), (4,)),
+    inputs=_parts,
+    gradient=lambda arguments: toy.my_tokens(_numbers()[3]),
+    praise="The tokens' output and gradients are the twin's, for exactly the bytes of tensor parallelism"
+    " alone.",
+    figures=lambda run, truth: [
+        (
+            f"bytes sent by the book, per rank of {run.n}",
+            f"{run.most('bytes'):,.0f}",
+            f"{2 * book('all_reduce', 8 * B * S * H, run.n):,.0f}, as TP alone",
+        )
+    ],
+    shows={
+        "no gather before the pair": _not_gathered,
+        "the sum in backward is missing": _not_back("reduce_scatter", "all_reduce"),
+        "the gather in backward is missing": _not_back("all_gather"),
+    },
+    mistakes="""
+        gather and sum changed places
+            You add before the pair, and gather after it. Before `up` a rank needs all tokens. After `down`
+            it has a partial sum.
+            - gather(x) => X(x) & scatter(F => gather(F & X(x) => scatter(x)
+        the mean where the sum was meant
+            The output is the twin's, divided by the number of ranks. The ranks hold partial sums: nothing
+            is to be divided.
+            - @ down) => @ down) / world_size
+        summed where it is a sum already
+            The output is the twin's, times the number of ranks. It is summed once too often.
+            - @ down) => @ down) * world_size
+        matrices that are cut twice
+            up and down are this rank's parts already. Use them as they are.
+            - @ up => @ up.chunk(world_size, 1)[rank] & @ down => @ down.chunk(world_size, 0)[rank]
+        the non-linearity is left out
+            There is no gelu between the two products.
+            - F.gelu( => (
+        another non-linearity
+            The output is that of relu, or of gelu by tanh. Use F.gelu as it is.
+            - F.gelu => F.relu
+            - F.gelu( => F.gelu(approximate="tanh", input=
+        gelu in another place
+            gelu belongs between the two products: behind `up`, before `down`.
+            - scatter(F.gelu(gather(x) @ up) @ down) => F.gelu(scatter(gather(x) @ up @ down))
+            - F.gelu(gather(x) @ up) => F.gelu(gather(x)) @ up
+            - F.gelu(gather(x) @ up) @ down => F.gelu(gather(x) @ up @ down)
+        partial outputs never summed
+            After the pair each rank holds a partial sum, for all tokens. You keep some tokens of your own
+            partial sum. Add the partial sums first, as toy.sum_tokens does.
+            - return scatter( => return toy.my_tokens(
+            - return scatter(F.gelu(gather(x) @ up) @ down) => return (F.gelu(gather(x) @ up) @
+              down).chunk(world_size, 1)[0]
+        another rank's tokens
+            The sum is right, but a rank keeps tokens that are not its own.
+            - scatter(F.gelu(gather(x) @ up) @ down) => toy.whole_sequence(scatter(F.gelu(gather(x) @ up) @
+              down)).chunk(world_size, 1)[0]
+            - scatter(F.gelu(gather(x) @ up) @ down) => toy.whole_sequence(scatter(F.gelu(gather(x) @ up) @
+              down)).chunk(world_size, 1)[(rank + 1) % world_size]
+            - scatter(F.gelu(gather(x) @ up) @ down) => toy.whole_sequence(scatter(F.gelu(gather(x) @ up) @
+              down)).chunk(world_size, 1)[rank - 1]
+        no gather before the pair
+            No all-gather ran forward. `up` is split by columns, so a rank computes some columns of every
+            token. It needs all tokens before `up`.
+        a gradient summed once too often
+            The output is right. The gradient of x is as many times too large as there are ranks: it is
+            added where it is whole already. No toy.Enter is needed: the gather's backward adds.
+            - gather(x) => toy.Enter.apply(gather(x), None)
+        gradients of different tokens added
+            The output is right. The gradient of x is a sum over ranks that hold different tokens. An
+            all-reduce, as toy.Enter's, mixes them. Before the pair stands a gather.
+            - gather(x) => gather(toy.Enter.apply(x, None))
+        a gradient that is divided
+            The output is right. The gradient of x is the twin's, divided by the number of ranks. Add the
+            partial sums, and do not divide.
+            - gather(x) => gather(x / world_size + x.detach() * (1 - 1 / world_size))
+        the sum in backward is missing
+            Before the pair, backward must sum. Every rank used every token, so each has a partial sum of
+            every token's gradient. Add them, and keep your own tokens.
+            ! gradient .* got .2, (16|32), 32. .* compatible with .2, 8, 32
+        the gather in backward is missing
+            After the pair, backward must gather. A rank gets the gradient of its own tokens there, and
+            forward took all of them. (A bare toy.sum_tokens has no backward of its own. toy.conjugate gives
+            it one.)
+            ! gradient .* compatible with .2, 16, 32
+        matrices that do not meet
+            Two matrices do not meet. up, (h, 4h/t), and down, (4h/t, h), are this rank's parts already, and
+            all h columns of x meet `up`.
+            ! shapes cannot be multiplied
+        a function where its result is meant
+            toy.conjugate(forward, backward) takes the two functions themselves and returns a function. Call
+            that with x: f(x).
+            ! for @: 'function' and 'Tensor'
+        another shape than the tokens'
+            A rank keeps its own tokens, (b, s/t, h), in x's float64.
+            ~ form
+        an output cut off from x
+            toy.gather_tokens alone has no backward. toy.conjugate gives it one.
+            ~ cut
+        another output
+            Which tokens does a rank need before `up`? What does it hold after `down`?
+            ~ values
+        another gradient of x
+            Backward mirrors forward, in reverse order: gather, then add the partial sums and keep your own
+            tokens.
+            ~ gradients
+        more bytes than tensor parallelism alone
+            Right, but it sends more than TP's two all-reduces. An all-reduce is a reduce-scatter and an
+            all-gather: use just the half that is needed in each place.
+            $ bytes
+    """,
+)
+
+# -- what the cells show --------------------------------------------------------------------------
+
+# Emulated: links inside a node, and ports out of it that are 10 times slower, slow enough for a laptop to
+# keep up.
+ONE_NODE = Network(
+    name="one node of four",
+    gpus_per_node=4,
+    intra_node_bandwidth=5e6,
+    inter_node_bandwidth=0.5e6,
+    intra_node_latency=1e-4,
+    inter_node_latency=5e-4,
+)
+TWO_NODES = Network(
+    name="two nodes of two",
+    gpus_per_node=2,
+    intra_node_bandwidth=5e6,
+    inter_node_bandwidth=0.5e6,
+    intra_node_latency=1e-4,
+    inter_node_latency=5e-4,
+)
+
+
+def model_on_rank(sequence: bool, **sizes) -> toy.ToyTransformer:
+    """This rank's share of the toy, with or without sequence parallelism."""
+    return toy.split_width(toy.ToyTransformer(seed=0, **sizes), sequence=sequence)
+
+
+def one_step(world: World, sequence: bool, b: int = 8, s: int = 32) -> Traffic:
+    """The bytes of one tensor-parallel step of the toy with hidden 256."""
+
+    def run():
+        model = model_on_rank(sequence)
+        toy.tensor_parallel_step(model, *toy.make_batch(b, s))
+        if sequence:
+            toy.sum_norm_gradients(model)
+
+    world.run(run)
+    return world.traffic
+
+
+def one_step_by_pytorch(world: World, b: int = 8, s: int = 32) -> Traffic:
+    """The same step with `parallelize_module`, each pair's input made a DTensor once: PyTorch's tensor
+    parallelism with Megatron's four.
+    """
+
+    def run():
+        model = toy.ToyTransformer(seed=0)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+        for block in model.blocks:
+            # The toy has no gate.
+            parallelize_module(
+                block, mesh, {name: how for name, how in merged_plan().items() if name != "mlp.gate"}
+            )
+        current.count_from_here()  # the setting up is not counted
+        toy.tensor_parallel_step(model, *toy.make_batch(b, s))
+
+    world.run(run)
+    return world.traffic
+
+
+def kept_for_backward(world: World, b: int = 8, s: int = 32) -> dict[str, list[float]]:
+    """Bytes that one block keeps for backward on rank 0, split over t ranks: by TP alone, and with SP.
+
+    Columns: t = 1, world's.
+    """
+
+    def run(sequence):
+        block = model_on_rank(sequence).blocks[1]  # an inner one
+        whole = torch.randn(b, s, 256, requires_grad=True)
+        x = toy.my_tokens(whole) if sequence else whole
+        with memory.saved_activations(block) as held:
+            block(x)
+            return held.peak
+
+    return {"TP": world.run(run, False)[0], "TP + SP": world.run(run, True)[0]}
+
+
+def paced_step(world: World, b: int = 2, s: int = 64) -> Timeline:
+    """One tensor-parallel step on the clock, with emulated compute; the shortest of a few."""
+
+    def run():
+        model = model_on_rank(False, hidden=64)
+        for block in model.blocks:
+            toy.pace(block, 0.010, 0.020)
+        batch = toy.make_batch(b, s)
+        for _ in range(2):
+            current.count_from_here()
+            dist.barrier()
+            with span("F"):
+                loss = toy.loss_of(model(batch[0]), batch[1])
+            with span("B"):
+                loss.backward()
+
+    def once():
+        world.run(run)
+        return world.timeline
+
+    return shortest(once, lambda t: t.makespan)

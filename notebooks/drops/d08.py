@@ -1,0 +1,401 @@
+"""Drop 08: three axes on eight ranks; who shares a group, which groups leave a node, and bytes by axis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from helpers import toy
+from helpers.practice.engine import Asked, Run
+from helpers.practice.exercise import Answer, right
+from helpers.ranks import current
+from helpers.ranks.world import World
+from three_axes.count.clock import shortest
+from three_axes.count.traffic import Traffic
+from three_axes.paper import placement
+from three_axes.paper.hardware import Network
+from three_axes.paper.placement import Sizes
+from three_axes.paper.schedules import one_f_one_b
+from three_axes.plan import MODELS, Job, Layout
+from three_axes.plan.frameworks import TOY
+from three_axes.plan.traffic import sent
+from three_axes.table import Table, human
+
+AXES = ("pp", "dp", "tp")
+
+
+def _layouts(texts: str) -> list[Sizes]:
+    """'pp2 tp4, …' -> [{"pp": 2, "tp": 4}, …]"""
+    return [{part[:2]: int(part[2:]) for part in text.split()} for text in texts.split(", ")]
+
+
+def _named(sizes: Sizes) -> str:
+    return ", ".join(f"{axis} {size}" for axis, size in sizes.items()) + ", outermost first,"
+
+
+# -- practice: the groups of a rank ---------------------------------------------------------------
+
+
+def groups(rank, sizes):
+    """The ranks that `rank` shares a group with along each axis, itself among them, in rising order.
+
+    sizes: axis -> size from the outermost axis to the innermost, such as {"pp": 2, "dp": 2, "tp": 2}. Return
+    a list of ranks for each axis, {"pp": [...], "dp": [...], "tp": [...]}.
+    """
+    ranks, stride = {}, 1
+    for axis, size in reversed(sizes.items()):
+        first = rank - rank // stride % size * stride
+        ranks[axis] = [first + i * stride for i in range(size)]
+        stride *= size
+    return ranks
+
+
+# Megatron-LM's order, Llama 3's, and sizes that are not alike.
+GRIDS = _layouts("pp2 dp2 tp2, dp2 pp2 tp2, pp2 dp1 tp4, pp1 dp4 tp2, dp2 pp4 tp1, pp1 dp1 tp8, pp4 dp2 tp1")
+SEEN = (
+    "TP's ranks are no neighbours",
+    "a rank outside its own group",
+    "groups of another size",
+    "ranks that do not exist",
+    "groups that do not partition the ranks",
+    "other groups",
+)
+
+
+def _seen(run: Run, truth: Run) -> dict[str, str]:
+    """{which of SEEN: in words} is wrong in the first grid where something is; {} where nothing is."""
+    off = [] if run.error else [i for i, answer in enumerate(run.values) if answer != truth.values[i]]
+    if not off:
+        return {}
+    sizes, first = GRIDS[off[0] // 8], off[0] // 8 * 8
+    mine, wanted = run.values[first : first + 8], truth.values[first : first + 8]
+    says = lambda rank, axis: f"With {_named(sizes)} rank {rank} says its {axis} group is {mine[rank][axis]}."
+    for rank, g in enumerate(mine):
+        if sizes["tp"] > 1 and g["tp"] and g["tp"][-1] - g["tp"][0] >= sizes["tp"]:
+            return {SEEN[0]: says(rank, "tp")}
+    for axis, size in sizes.items():
+        sets, all_ranks = [set(g[axis]) for g in mine], set(range(8))
+        for rank, ranks in enumerate(sets):
+            others = any(sets[r] != ranks for r in ranks & all_ranks)
+            holds = (rank not in ranks, len(ranks) != size, not ranks <= all_ranks, others)
+            if any(holds):
+                return {SEEN[1 + holds.index(True)]: says(rank, axis)}
+    rank = off[0] - first
+    axis = next(axis for axis in sizes if mine[rank][axis] != wanted[rank][axis])
+    return {SEEN[-1]: f"{says(rank, axis)} It is {wanted[rank][axis]}."}
+
+
+def _met(run: Run) -> Answer:
+    """Make the groups for 2 × 2 × 2 on eight real ranks as the attempt says, and sum a one in each."""
+
+    def meet():
+        sums = []
+        for axis in GRIDS[0]:
+            for ranks in sorted({tuple(g[axis]) for g in run.values[:8]}):
+                group = dist.new_group(list(ranks))
+                if dist.get_rank() in ranks:
+                    ones = torch.ones(1)
+                    dist.all_reduce(ones, group=group)
+                    sums.append(int(ones))
+        return sums
+
+    with World(8, timeout=8) as world:
+        met = world.run(meet)
+    return right(
+        "Every rank is in one group along each axis, whatever the order, and on eight real ranks every"
+        " group of 2 × 2 × 2 met.",
+        ("grids of eight ranks", str(len(GRIDS)), str(len(GRIDS))),
+        (f"ranks that met along {', '.join(GRIDS[0])}", str(met[0]), "[2, 2, 2]"),
+    )
+
+
+members = Asked(
+    "the groups of a rank",
+    groups,
+    minutes=9,
+    hints=[
+        "Begin with the innermost axis, the last in `sizes`: its neighbours are 1 rank apart. How far apart"
+        " are the next one's?",
+        "Neighbours along an axis are `stride` apart, the product of the sizes further in. The coordinate is"
+        " rank // stride % size.",
+        "The group's first rank is rank − coordinate · stride; the others follow, one stride apart.",
+    ],
+    without=("placement",),
+    cases=[(rank, dict(grid)) for grid in GRIDS for rank in range(8)],
+    reads=lambda answer: {axis: sorted(int(r) for r in answer[axis]) for axis in AXES},
+    praise=_met,
+    shows={name: lambda run, truth, name=name: _seen(run, truth).get(name, "") for name in SEEN},
+    mistakes="""
+        no groups
+            Return a dictionary with pp, dp and tp, each a list of ranks.
+            ~ form
+        TP outermost
+            You let the first axis change fastest. The last one does: TP talks most, so it is last, and its
+            ranks are neighbours.
+            - reversed(sizes.items()) => sizes.items()
+        one order for all
+            You answer as if the order were the same for all layouts. Frameworks differ: read the axes of
+            `sizes` in the order they come.
+            - reversed(sizes.items()) => [(a, sizes[a]) for a in ("tp", "dp", "pp")]
+            - reversed(sizes.items()) => [(a, sizes[a]) for a in ("tp", "pp", "dp")]
+        a stride that has its own size in it
+            You multiply the stride by an axis's size before you use it. Neighbours along an axis are as far
+            apart as the product of the sizes further in: 1 for the last axis.
+            - first = rank => stride *= size; first = rank & stride *= size⏎ => ⏎
+        a coordinate taken for a distance
+            You take the coordinate from the rank to find the group's first rank. Each step along an axis is
+            `stride` ranks: take coordinate · stride.
+            - rank // stride % size * stride => rank // stride % size
+        a wrong stride
+            Only the innermost axes come out right. The stride is the product of all sizes further in.
+            - stride *= size => stride = size
+            - stride *= size => stride *= 2
+        TP's ranks are no neighbours
+            TP talks most, so its ranks must be neighbours. See where it stands in `sizes`.
+        a rank outside its own group
+            Every rank is in its own groups.
+        groups of another size
+            A group has as many ranks as `sizes` says of its axis.
+        ranks that do not exist
+            The ranks are 0 to 7.
+        groups that do not partition the ranks
+            Another rank of that group says something else. Every rank must be in exactly one group along
+            each axis.
+        other groups
+            A group has the ranks whose other two coordinates are the same.
+    """,
+)
+
+
+# -- practice: which axes leave the node ----------------------------------------------------------
+
+
+def crossing(sizes, node):
+    """Which axes have groups that leave a node of `node` ranks: a list of names out of `sizes`.
+
+    sizes: the outermost axis first, the innermost last. The sizes divide the node, or the node them.
+    """
+    axes, span = [], 1
+    for axis, size in reversed(sizes.items()):
+        span *= size
+        if size > 1 and span > node:
+            axes.append(axis)
+    return axes
+
+
+CASES: list[tuple[Sizes, int]] = [
+    (sizes, node)
+    for node, texts in (
+        (4, "pp2 dp2 tp2, pp2 dp1 tp4, pp1 dp4 tp2, dp2 pp4 tp1, pp1 dp1 tp8"),
+        (8, "pp1 dp2 tp4, dp128 pp16 tp8, pp2 dp4 tp8, pp4 dp2 tp2, dp4 pp2 tp2, pp8 dp1 tp8, pp1 dp8 tp1"),
+    )
+    for sizes in _layouts(texts)
+]
+
+
+def _axes(answer) -> list[str]:
+    if not isinstance(answer, (list, tuple, set)) or not set(answer) <= set(AXES):
+        raise TypeError
+    return sorted(answer)
+
+
+def _first_off(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+    """The first layout that is answered otherwise; of none, how many there were."""
+    for (sizes, node), mine, wanted in zip(CASES, run.values, truth.values):
+        if mine != wanted:
+            return [(f"{_named(sizes)} nodes of {node}", str(mine), str(wanted))]
+    return [("layouts", str(len(CASES)), str(len(CASES)))]
+
+
+def _same(run: Run, _) -> bool:
+    """Whether some axes are named wherever they have more than one rank, and the others nowhere: by their
+    names, or by their places.
+    """
+    if run.error or not any(run.values):
+        return False
+    answers = [(list(sizes), sizes, mine) for (sizes, _), mine in zip(CASES, run.values)]
+    by_name = [{axis in mine for _, sizes, mine in answers if sizes[axis] > 1} for axis in AXES]
+    by_place = [{a[i] in mine for a, sizes, mine in answers if sizes[a[i]] > 1} for i in range(len(AXES))]
+    return any(all(len(said) == 1 for said in by) for by in (by_name, by_place))
+
+
+across = Asked(
+    "which axes leave the node",
+    crossing,
+    minutes=6,
+    hints=[
+        "How far apart are neighbours along an axis? The product of the sizes that come after it in `sizes`.",
+        "A group reaches over its size times that distance. It leaves the node if that is more than the node"
+        " holds.",
+        "A group of one rank sends nothing.",
+    ],
+    without=("placement",),
+    cases=CASES,
+    reads=_axes,
+    praise="Also for 16,384 GPUs: TP 8 stays in its node, PP 16 and DP 128 leave it.",
+    figures=_first_off,
+    shows={"the same axes for every layout": _same},
+    mistakes="""
+        no list of axes
+            Return a list of names out of `sizes`, which may be empty.
+            ~ form
+        size where reach was meant
+            You compare a group's size with the node. But its ranks may stand apart: along the outermost
+            axis neighbours are all other sizes' product apart, and two of them can be on two nodes.
+            - span > node => size > node
+        TP outermost
+            You count from the first axis outwards. The last is innermost: its ranks are neighbours.
+            - reversed(sizes.items()) => sizes.items()
+            - reversed(sizes.items()) => sizes.items() & size > 1 and span => span
+        the axes that stay
+            You name the axes whose groups stay inside a node. Which ones leave it?
+            - return axes => return [a for a in sizes if a not in axes]
+            - span > node => span <= node
+        all axes
+            You name all axes, whatever the node holds.
+            - return axes => return list(sizes)
+        one order for all
+            You answer as if the order were the same for all layouts. Read the axes of `sizes` in the order
+            they come.
+            - reversed(sizes.items()) => [(a, sizes[a]) for a in ("tp", "dp", "pp")]
+            - reversed(sizes.items()) => [(a, sizes[a]) for a in ("tp", "pp", "dp")]
+            - reversed(sizes.items()) => [(a, sizes[a]) for a in ("tp", "dp", "pp")] & size > 1 and span =>
+              span
+            - reversed(sizes.items()) => [(a, sizes[a]) for a in ("tp", "pp", "dp")] & size > 1 and span =>
+              span
+        a group of one
+            A group of one rank sends nothing, wherever it stands.
+            - size > 1 and span => span
+        a full node is not left
+            The reach is right. But a group that reaches over as many ranks as a node has fills it, and
+            stays inside.
+            - span > node => span >= node
+            - size > 1 and span > node => span >= node
+        the far end is one rank further
+            First and last are (size − 1) · distance apart. They are on two nodes as soon as that is the
+            node's size, not only when it is more.
+            - span > node => span - span // size > node
+        neighbours only
+            You ask whether neighbours are on two nodes. They may share one while the ends of the group do
+            not.
+            - span > node => span // size >= node
+            - span > node => span // size > node
+            - size > 1 and span > node => span // size >= node
+            - size > 1 and span > node => span // size > node
+        the same axes for every layout
+            You name the axes by their names or places alone. Whether a group leaves the node depends on the
+            sizes, and on the node.
+        other axes
+            How far does a group reach? Its size times the distance of its neighbours: 1 for the innermost
+            axis, the product of the sizes further in for any other.
+            ~ values
+    """,
+)
+
+
+# -- what the cells show --------------------------------------------------------------------------
+
+# Emulated: two nodes of four, with ports out of a node that are 20 times slower than links inside.
+NODES = Network(
+    name="two nodes of four",
+    gpus_per_node=4,
+    intra_node_bandwidth=20e6,
+    inter_node_bandwidth=1e6,
+    intra_node_latency=1e-4,
+    inter_node_latency=5e-4,
+)
+
+
+def expected_bytes(
+    hidden: int, b: int, s: int, d: int, p: int, t: int, rank: int = 0, layers: int = 4
+) -> dict[str, float]:
+    """Bytes that a rank sends along each axis in one step of the toy, in float32: the theory's list of
+    operations, read for what is sent.
+    """
+    layout = Layout(dp=d, tp=t, pp=p, sequence_parallel=False)
+    model = replace(MODELS["toy"], hidden=hidden, layers=layers, ffn=4 * hidden, head_dim=hidden // 4)
+    stage = placement.coordinates(rank, layout.sizes)["pp"]
+    return sent(Job(model, global_batch=b, seq_len=s, framework=TOY), layout, stage)
+
+
+def by_axis(traffic: Traffic, sizes: Sizes, predicted: dict[str, float], rank: int = 0) -> Table:
+    """Bytes that `rank` sent along each axis, three ways.
+
+    Two ranks share one axis at most, so who sent to whom tells the axis.
+    """
+    counted = {axis: sum(row.book for row in traffic.ranks[rank] if row.axis == axis) for axis in sizes}
+    wire: dict = dict.fromkeys(sizes, 0 if traffic.matrix else None)
+    for other, size in enumerate(traffic.matrix[rank] if traffic.matrix else []):
+        if axis := placement.axis_between(rank, other, sizes):
+            wire[axis] += size
+    rows = [
+        [
+            axis,
+            human(predicted[axis]),
+            human(counted[axis]),
+            human(wire[axis]),
+            "n/a" if wire[axis] is None or not predicted[axis] else f"{wire[axis] / predicted[axis]:.2f}",
+        ]
+        for axis in reversed(sizes)
+    ]
+    return Table(
+        ["axis", "predicted", "counted", "on the wire", "wire ÷ predicted"],
+        rows,
+        title=f"bytes sent by rank {rank}, along each axis",
+    )
+
+
+def compare_with_twin(world: World, d: int, p: int, t: int, m: int = 2, steps: int = 3) -> str:
+    """Three steps of SGD on the grid and in one process, in float64. What differs, or that nothing does."""
+
+    def run():
+        rank = dist.get_rank()
+        grid = toy.grid_groups(d, p, t)
+        model, twin = (
+            toy.ToyTransformer(hidden=32, seed=rank).double(),
+            toy.ToyTransformer(hidden=32, seed=0).double(),
+        )
+        stage = toy.on_grid(model, grid)
+        ops = one_f_one_b(p, m).ops[grid["pp"].get_local_rank()]
+        worst = 0.0
+        for i in range(steps):
+            batch = toy.make_batch(8, 16, seed=i)
+            stage.zero_grad(), twin.zero_grad()
+            toy.grid_step(stage, *batch, ops, m, grid)
+            toy.twin_step(twin, *batch)
+            with torch.no_grad():
+                for q in [*stage.parameters(), *twin.parameters()]:
+                    q -= 0.1 * q.grad
+        mine = toy.split_depth(toy.split_width(twin, grid["tp"].get_group()), grid["pp"].get_group())
+        for a, b in zip(stage.parameters(), mine.parameters()):
+            worst = max(worst, ((a - b).norm() / b.norm()).item())
+        return worst
+
+    worst = max(world.run(run))
+    return f"after {steps} steps every weight of every rank is the twin's: {worst < 1e-12}"
+
+
+def step_seconds(
+    world: World, order: tuple[str, ...], d: int = 2, p: int = 2, t: int = 2, b: int = 8, s: int = 128
+) -> float:
+    """One step on the world's fabric with the axes placed in this order, outermost first.
+
+    The shortest of a few.
+    """
+
+    def run():
+        import time
+
+        grid = toy.grid_groups(d, p, t, order)
+        stage = toy.on_grid(toy.ToyTransformer(hidden=64, seq_len=s), grid)
+        ops = one_f_one_b(p, 2).ops[grid["pp"].get_local_rank()]
+        batch = toy.make_batch(b, s)
+        current.count_from_here()
+        dist.barrier()
+        start = time.monotonic()
+        toy.grid_step(stage, *batch, ops, 2, grid)
+        return time.monotonic() - start
+
+    return shortest(lambda: max(world.run(run)), float)

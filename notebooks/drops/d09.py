@@ -1,0 +1,622 @@
+"""Drop 09: every byte a GPU holds, on paper and on real ranks; what ZeRO divides, and what it sends."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache, partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from drops import rings
+from helpers import toy
+from helpers.practice.engine import Asked, OnRanks, Run, alike, number
+from helpers.ranks import current, memory
+from helpers.ranks.world import World
+from helpers.toy.names import reduce_scatter
+from three_axes.count.traffic import Traffic
+from three_axes.paper.collectives import book, gloo
+from three_axes.plan import memory as theory
+from three_axes.plan.frameworks import FRAMEWORKS
+from three_axes.table import Table, human
+
+# -- practice: bytes of states on the fullest GPU -------------------------------------------------
+
+
+def bytes_per_gpu(stages, d, t, zero):
+    """(weights, gradients, optimizer's states): bytes of each on the fullest GPU, in mixed precision.
+
+    stages: the number of parameters of each pipeline stage. d, t: sizes of data and tensor parallelism; t
+    cuts every parameter. zero: 0 to 3. Half-precision weights and gradients; float32 master copy, m and v.
+    """
+    n = max(stages) / t
+    return (
+        2 * n / (d if zero >= 3 else 1),
+        2 * n / (d if zero >= 2 else 1),
+        12 * n / (d if zero >= 1 else 1),
+    )
+
+
+WIDTH, DEEP = 64, (3, 2)  # a stack of square matrices, unevenly over two stages
+CASES = [
+    *(([n * WIDTH * WIDTH for n in DEEP], 2, 2, zero) for zero in range(4)),
+    *(([7e9], 64, 1, zero) for zero in range(4)),
+    ([1.75e10] * 2 + [2e10], 8, 8, 1),
+    ([1e9, 2e9, 1e9], 4, 1, 2),
+]
+
+
+def _held(zero: int) -> tuple[int, ...]:
+    """One rank of 2 × 2 × 2: hold the states of its matrices in mixed precision, run a step, and count the
+    bytes it holds: of weights, gradients, optimizer.
+    """
+    grid = toy.grid_groups(2, 2, 2)
+    dp, layers = grid["dp"].get_group(), DEEP[grid["pp"].get_local_rank()]
+    mine = nn.Sequential(*(nn.Linear(WIDTH, WIDTH // 2, bias=False) for _ in range(layers))).bfloat16()
+    x = torch.randn(4, WIDTH, dtype=torch.bfloat16)
+    sum(layer(x).square().mean() for layer in mine).backward()
+    flat = lambda tensors: torch.cat([v.detach().reshape(-1) for v in tensors])
+    part = lambda v: v.chunk(2)[dist.get_rank(dp)].clone()
+    gradient = flat([p.grad for p in mine.parameters()])
+    if zero >= 2:
+        whole, gradient = gradient, torch.empty_like(part(gradient))
+        reduce_scatter(gradient, whole, group=dp)
+    else:
+        dist.all_reduce(gradient, group=dp)
+    mine.zero_grad()
+    master = flat(mine.parameters())
+    master = (part(master) if zero else master).float()
+    g = (part(gradient) if zero == 1 else gradient).float() / 2
+    m, v = 0.1 * g, 0.001 * g.square()  # Adam's, after one step
+    master -= 1e-3 * (m / 0.1) / ((v / 0.001).sqrt() + 1e-8)
+    kept = [master.bfloat16()] if zero == 3 else mine.parameters()
+    held = tuple(sum(memory.storages(kind).values()) for kind in (kept, [gradient], [master, m, v]))
+    dist.barrier(dp)
+    return held
+
+
+@cache
+def _fullest() -> list[tuple[float, ...]]:
+    """What the fullest of eight real ranks holds, for each ZeRO stage."""
+    with World(8, timeout=20) as world:
+        return [tuple(map(float, max(world.run(_held, zero), key=sum))) for zero in range(4)]
+
+
+def _three(answer) -> tuple[float, ...]:
+    weights, gradients, optimizer = map(number, answer)
+    return weights, gradients, optimizer
+
+
+def _beside_ranks(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+    """The answers for 2 × 2 × 2 beside real ranks, and the first other case that is answered otherwise."""
+    if not alike(_fullest(), truth.values[:4]):
+        raise AssertionError(f"the formula says {truth.values[:4]}, the ranks hold {_fullest()}")
+    figures = []
+    for i, ((stages, d, t, zero), mine, wanted) in enumerate(zip(CASES, run.values, truth.values)):
+        called = f"ZeRO-{zero}" if zero else "no ZeRO"
+        if i < len(_fullest()):
+            case = f"{called}, you, and the fullest of 2 × 2 × 2 real ranks"
+        elif not alike(mine, wanted):
+            case = (
+                f"{called}, stages of {', '.join(f'{n:,.0f}' for n in stages)} parameters, d = {d}, t = {t}"
+            )
+        else:
+            continue
+        shown = (" + ".join(f"{x:,.0f}" if x >= 1 else f"{x:.3g}" for x in y) + " B" for y in (mine, wanted))
+        figures.append((case, *shown))
+    return figures[:5]
+
+
+KEEPS = "ZeRO-1 divides the optimizer's 12, ZeRO-2 the gradients' 2 as well, ZeRO-3 the weights' 2 as well."
+
+states = Asked(
+    "bytes per GPU",
+    bytes_per_gpu,
+    minutes=6,
+    hints=[
+        "Begin without ZeRO: N parameters of the largest stage, cut by t, 16 bytes each: 2 weights, 2"
+        " gradients, 12 optimizer.",
+        "ZeRO-1 divides the 12 by d, ZeRO-2 the gradients' 2 as well, ZeRO-3 the weights' 2 as well.",
+        "Which stage? A run fails when one GPU is full: max(stages).",
+    ],
+    cases=CASES,
+    reads=_three,
+    tolerance=1e-9,
+    praise="Equal to the byte to what the fullest of eight real ranks holds, for every ZeRO stage.",
+    figures=_beside_ranks,
+    mistakes=f"""
+        not three numbers
+            Return the bytes of weights, of gradients and of the optimizer's states.
+            ~ form
+        gradients not divided by t
+            A rank has gradients only for the parameters it holds: its own stage's, cut by t.
+            - 2 * n / (d if zero >= 2 => 2 * n * t / (d if zero >= 2
+        gradients divided by neither t nor p
+            A rank has gradients only for the parameters it holds: its own stage's, cut by t. Calculators
+            that forget this answer ten times too much for a 70B.
+            - 2 * n / (d if zero >= 2 => 2 * sum(stages) / (d if zero >= 2
+        ZeRO-1 divides everything
+            4·N stays whole under ZeRO-1. ZeRO-1 divides the optimizer's 12 only.
+            - zero >= 2 => zero >= 1 & zero >= 3 => zero >= 1
+        the master copy is forgotten
+            Mixed precision keeps a float32 copy of the weights beside m and v: 12 bytes, not 8.
+            - 12 * n => 8 * n
+        the average stage, not the largest
+            The model fits when its fullest GPU does. Stages are not equal: take the largest.
+            - max(stages) => sum(stages) / len(stages)
+        the smallest stage, not the largest
+            The model fits when its fullest GPU does. Stages are not equal: take the largest.
+            - max => min
+        the first stage, not the largest
+            The model fits when its fullest GPU does. Stages are not equal: take the largest.
+            - max(stages) => stages[0]
+        the last stage, not the largest
+            The model fits when its fullest GPU does. Stages are not equal: take the largest.
+            - max(stages) => stages[-1]
+        all stages on one GPU
+            A pipeline rank holds its own stage only.
+            - max => sum
+        ZeRO left out
+            You answer the same whatever `zero` says. {KEEPS}
+            - (d if => (1 if
+        all float32, not mixed precision
+            4 + 4 + 8 is the other way to 16. ZeRO divides them differently: mixed precision has 2 + 2 + 12.
+            - 12 * n => 8 * n & 2 * n => 4 * n
+        nothing divided by t
+            Tensor parallelism cuts every parameter: each of t ranks holds 1/t of the stage.
+            - max(stages) / t => max(stages)
+        ZeRO-2 leaves gradients whole
+            {KEEPS}
+            - zero >= 2 => zero >= 3
+        ZeRO-3 leaves weights whole
+            {KEEPS}
+            - zero >= 3 => zero > 3
+        ZeRO-1 leaves the optimizer whole
+            {KEEPS}
+            - zero >= 1 => zero >= 2
+        each stage of ZeRO one too late
+            {KEEPS}
+            - zero >= => zero >
+        divided by d without ZeRO
+            0 is no ZeRO. {KEEPS}
+            - d if zero >= 1 else 1 => d
+        ZeRO-1 divides the weights
+            {KEEPS}
+            - zero >= 3 => zero >= 1
+        ZeRO-2 and ZeRO-3 changed places
+            {KEEPS}
+            - zero >= 2 => zero >= 0 & zero >= 3 => zero >= 2 & zero >= 0 => zero >= 3
+        ZeRO's stages in the wrong order
+            {KEEPS}
+            - zero >= 1 => zero >= 0 & zero >= 3 => zero >= 1 & zero >= 0 => zero >= 3
+            - zero >= 3 => zero >= 0 & zero >= 1 => zero >= 3 & zero >= 2 => zero >= 1 & zero >= 0 => zero
+              >= 2
+        ZeRO's stages counted from 0
+            0 is no ZeRO. {KEEPS}
+            - zero >= => zero + 1 >=
+        stages that do not add up
+            Each stage keeps what the one before divided. {KEEPS}
+            - zero >= => zero ==
+        float32 gradients
+            2 + 4 + 12 is mixed precision with float32 gradients. Here they are half precision: 2 + 2 + 12.
+            - 2 * n / (d if zero >= 2 => 4 * n / (d if zero >= 2
+        numbers, not bytes
+            A half-precision number is 2 bytes, a float32 4.
+            - 12 * n => 3 * n & 2 * n => n
+        gigabytes, not bytes
+            Your numbers are 10⁹ times too small: the check asks for bytes.
+            - / t => / t / 1e9
+            - / t => / t / 2**30
+        bytes of one parameter
+            You count one parameter. A rank holds those of its stage, cut by t: multiply by their number.
+            - max(stages) / t => 1
+        divided by p once more
+            `stages` has the parameters of each stage, so p has divided the model already.
+            - / t => / t / len(stages)
+        t only where ZeRO cuts
+            t cuts every parameter, and with it weights, gradients and optimizer, with ZeRO or without.
+            - max(stages) / t => max(stages) & (d if => (d * t if
+        the master copy among the weights
+            The sum is right without ZeRO. But the master copy is the optimizer's: ZeRO-1 divides it with m
+            and v, 12 bytes, and only the 2 of half precision wait for ZeRO-3.
+            - 2 * n / (d if zero >= 3 => 6 * n / (d if zero >= 3 & 12 * n => 8 * n
+        the three in another order
+            Your numbers are right, in another order. Return weights, gradients, optimizer.
+            - return ( => return (lambda w, g, o: (o, w, g))(
+            - return ( => return (lambda w, g, o: (w, o, g))(
+            - return ( => return (lambda w, g, o: (o, g, w))(
+        another number
+            Which number of parameters do you take, how many bytes of each, and what divides them?
+            ~ values
+    """,
+)
+
+
+# -- practice: a reduce-scatter around a ring -----------------------------------------------------
+
+
+def ring_reduce_scatter(x, rank, world_size):
+    """Sum x over the ranks and return this rank's chunk of the sum: x.chunk(world_size)[rank]. x divides
+    evenly.
+
+    Use dist.isend and dist.recv around the ring.
+    """
+    chunks = list(x.clone().chunk(world_size))
+    after, before = (rank + 1) % world_size, (rank - 1) % world_size
+    for step in range(world_size - 1):
+        give, take = (rank - step - 1) % world_size, (rank - step - 2) % world_size
+        sending = dist.isend(chunks[give], after)
+        received = torch.empty_like(chunks[take])
+        dist.recv(received, before)
+        sending.wait()
+        chunks[take] += received
+    return chunks[rank]
+
+
+def _to_scatter(rank: int, n: int) -> list[tuple]:
+    """Two tensors whose numbers tell the rank and the chunk that they are from, and a long one."""
+    marked = rings.marked(rank, n, torch.empty(8 * n, dtype=torch.float64))
+    return [(x, rank, n) for x in (*marked, torch.arange(24_000, dtype=torch.float64) * (rank + 1))]
+
+
+def _mean(run: Run, truth: Run) -> bool:
+    """Whether the ranks return the sum divided by their number, however they came by it."""
+    return not run.error and all(
+        alike([run.n * x for x in mine["values"]], wanted["values"])
+        for mine, wanted in zip(run.ranks, truth.ranks)
+    )
+
+
+def _whose(run: Run, truth: Run) -> str:
+    """Which rank returns another rank's chunk of the sum."""
+    whole = [] if run.error else [wanted["values"] for wanted in truth.ranks]
+    for rank, other in itertools.permutations(range(len(whole)), 2):
+        if alike(run.ranks[rank]["values"], whole[other]):
+            return f"rank {rank} returns chunk {other}."
+    return ""
+
+
+def _bytes_sent(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+    size, n = truth.ranks[0]["size"], run.n
+    share = lambda sent: f"{sent / size:.2f}"
+    what = f"bytes sent by the busiest of {n} ranks, in units of S"
+    return [
+        (what, share(max(run.traffic.counted)), share(book("reduce_scatter", size, n))),
+        ("gloo's own", share(gloo("reduce_scatter", size, n)), ""),
+    ]
+
+
+ring = OnRanks(
+    "a reduce-scatter by ring",
+    ring_reduce_scatter,
+    minutes=10,
+    hints=[
+        "It is the first half of drop 02's ring: world_size - 1 steps, in each of which a rank sends one"
+        " chunk on, receives one, and adds.",
+        "You must end with chunk number `rank`. So the last chunk that you receive, and add to, is that"
+        " one: in step k receive chunk rank - k - 2.",
+        "In step k send chunk (rank - k - 1) % world_size: it is the one you added to in the step before.",
+    ],
+    tries=((4,), (3,), (2,)),
+    inputs=_to_scatter,
+    messages=True,
+    world={"timeout": 4},
+    praise="The textbook's bytes, half of what gloo's own reduce-scatter sends.",
+    figures=_bytes_sent,
+    shows={
+        "the mean, not the sum": _mean,
+        "another rank's chunk": _whose,
+        "a buffer too small": lambda run, _: bool(run.error) and "op.nbytes. 64 vs 32" in run.error.report,
+        "another sum": partial(rings.where_it_parts, own=True),
+    },
+    mistakes="""
+        not one chunk
+            Return your chunk of the sum, float64 as x is.
+            ~ form
+        the mean, not the sum
+            You return the sum divided by the number of ranks. A reduce-scatter sums.
+        another rank's chunk
+            The sum is complete: begin the ring one place earlier or later.
+        the numbers of drop 02's ring
+            Rank r ends with chunk r+1 finished, and returns chunk r. After n−1 steps the finished chunk
+            must be number `rank`: receive that one last.
+            - rank - step => rank + 1 - step
+        the ring begins one chunk late
+            Rank r ends with chunk r−1 finished, and returns chunk r. After n−1 steps the finished chunk
+            must be number `rank`: receive that one last.
+            - rank - step => rank - 1 - step
+        one step too few
+            There are n−1 steps: a chunk visits n ranks, and is on the first of them already.
+            - range(world_size - 1) => range(world_size - 2)
+        one step too many
+            There are n−1 steps: a chunk visits n ranks, and is on the first of them already.
+            - range(world_size - 1) => range(world_size)
+        parts written over, not added
+            Add what you receive to your own part.
+            - += received => = received
+        added to the chunk just sent
+            What you receive belongs to the chunk after the one you send, which you send in the next step.
+            - chunks[take] += => chunks[give] +=
+        the chunks' numbers rise
+            What rank r−1 sends in step k is the chunk that rank r adds to in step k, and sends in step k+1:
+            its number falls by one for each rank. Yours rises.
+            - rank - step - 1 => rank + step + 1 & rank - step - 2 => rank + step + 2
+            - rank - step - 1 => rank + step & rank - step - 2 => rank + step + 1
+        the ring turned round
+            You send to the previous rank and receive from the next one, with the numbers of a ring that
+            goes the other way. Turn either the neighbours or the numbers.
+            - (rank + 1) % world_size, (rank - 1) => (rank - 1) % world_size, (rank + 1)
+        a place of a tuple
+            x.chunk gives a tuple, and you write to a place of it: `chunks = list(x.chunk(world_size))`.
+            ! 'tuple' object does not support item assignment
+        a buffer too small
+            A message came for a buffer of half its bytes. The check's x is float64, and torch.empty makes
+            float32: `torch.empty_like(chunk)` makes what fits.
+        another sum
+            In step k, which chunk does a rank send, which one does it receive? Is what comes added, or
+            written over? (dist.recv puts it into the tensor you give; it returns the sender's rank.)
+        more bytes than a ring
+            The values are right, but each step needs one chunk only, S/n, in n−1 steps.
+            $ bytes
+    """,
+)
+
+
+# -- what the cells show --------------------------------------------------------------------------
+
+
+def bytes_per_parameter() -> Table:
+    """The ways people count, side by side."""
+    rows = [
+        [name, *(str(parts[k]) for k in ("weights", "gradients", "optimizer")), str(sum(parts.values()))]
+        for name, parts in theory.BYTES_PER_PARAMETER.items()
+    ]
+    return Table(["bytes for one parameter", "weights", "gradients", "optimizer", "in all"], rows)
+
+
+def zero_stages(params: float, d: int) -> Table:
+    """States of `params` parameters on each of d ranks, by ZeRO stage, in mixed precision."""
+    formulas = ("16·N", "4·N + 12·N/d", "2·N + 14·N/d", "16·N/d")
+    rows = []
+    for zero, formula in enumerate(formulas):
+        parts = theory.states(params, d, zero)
+        rows.append(
+            [
+                f"ZeRO-{zero}" if zero else "no ZeRO",
+                formula,
+                *(human(parts[k]) for k in parts),
+                human(sum(parts.values())),
+            ]
+        )
+    return Table(
+        ["", "formula", "weights", "gradients", "optimizer", "in all"],
+        rows,
+        title=f"N = {params:.3g} parameters, d = {d}",
+    )
+
+
+KINDS = {"DP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3, "FSDP": 3}  # how it is called here -> ZeRO stage
+
+
+class _Training:
+    """The toy on this rank as one of KINDS trains it, over the ranks of `mesh`: weights, optimizer, a step.
+
+    half: in mixed precision. options: of the hand-written ZeRO.
+    """
+
+    def __init__(self, kind: str, mesh: DeviceMesh, half: bool = False, **options):
+        self.model = self.wrapped = toy.ToyTransformer(seed=0)
+        self.shards, precision = [], torch.bfloat16 if half else None
+        if kind == "FSDP":
+            policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32 if half else None)
+            for part in (*self.model.blocks, self.model):
+                fully_shard(part, mesh=mesh, mp_policy=policy)
+        elif kind == "DP":
+            # Else its buckets are a second copy of the gradients.
+            self.wrapped = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        else:
+            self.model.to(precision)
+            zero = {1: toy.Zero1, 2: toy.Zero2, 3: toy.Zero3}[KINDS[kind]](
+                self.model, group=mesh.get_group(), **options
+            )
+            self.optimizer, self.step = zero.optimizer, zero.step
+            self.shards = [unit.shard for unit in zero.units if unit]
+            return
+        self.optimizer = torch.optim.AdamW(self.wrapped.parameters())
+        self.step = self.optimizer.step
+
+    def backward(self, tokens: torch.Tensor, targets: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        toy.loss_of(self.wrapped(tokens).float(), targets).backward()
+
+    def held(self) -> dict[str, int]:
+        """Bytes of weights, of gradients, and of the optimizer: Adam's m and v, and the master copy.
+
+        The shard of the hand-written ZeRO is the master copy of half-precision weights. Of float32 weights it
+        is a copy: counted where weights are not whole.
+        """
+        size = lambda tensors: sum(memory.storages(tensors).values())
+        parameters = list(self.model.parameters())
+        master = self.shards if self.shards and self.shards[0].dtype != parameters[0].dtype else []
+        adam = [v for state in self.optimizer.state.values() for v in state.values()]
+        return {
+            "weights": size(parameters) or size(self.shards),
+            "gradients": size(
+                g for p in (*parameters, *self.shards) for g in (p.grad, getattr(p, "main_grad", None))
+            ),
+            "optimizer": size(master) + size(v for v in adam if isinstance(v, torch.Tensor) and v.dim()),
+        }
+
+
+def measured_states(world: World, kind: str) -> tuple[dict[str, int], Traffic]:
+    """What rank 0 holds just before the optimizer's step, in float32 with Adam, and the bytes of one step.
+    kind: one of KINDS.
+    """
+
+    def run():
+        rank, d = dist.get_rank(), dist.get_world_size()
+        training = _Training(kind, init_device_mesh("cpu", (d,), mesh_dim_names=("dp",)))
+        tokens, targets = (toy.my_share(t, rank, d) for t in toy.make_batch(8, 32))
+        training.backward(tokens, targets)
+        training.step()  # the first step makes Adam's state, and DDP's buckets
+        dist.barrier()
+        current.count_from_here()  # the second step's bytes
+        training.backward(tokens, targets)
+        held = training.held()
+        training.step()
+        return held
+
+    return world.run(run)[0], world.traffic
+
+
+def states_table(world: World, by_kind: dict[str, dict[str, int]]) -> Table:
+    """Measured states beside the formulas for float32: 4 + 4 + 8 bytes a parameter."""
+    n, d = sum(p.numel() for p in toy.ToyTransformer().parameters()), len(world)
+    rows = []
+    for kind, held in by_kind.items():
+        predicted = sum(theory.states(n, d, KINDS[kind], weights=4, gradients=4, optimizer=8).values())
+        total = sum(held.values())
+        rows.append(
+            [
+                kind,
+                *(human(held[k]) for k in ("weights", "gradients", "optimizer")),
+                human(total),
+                human(predicted),
+                f"{total / predicted:.2f}",
+            ]
+        )
+    return Table(
+        ["", "weights", "gradients", "optimizer", "measured", "predicted", "measured ÷ predicted"],
+        rows,
+        title=f"one of {d} ranks, {n:,} parameters, float32",
+    )
+
+
+# -> as which kind it trains here, with which options; whose record says its bytes; and those as a formula
+BY_FRAMEWORK = {
+    "textbook, DeepSpeed": ("ZeRO-1", {}, "deepspeed", "4 + 12/d"),
+    "Megatron-LM": ("ZeRO-1", {"precise_sums": True}, "megatron-lm", "6 + 12/d"),
+    "torchtitan": ("FSDP", {}, "torchtitan", "16/d"),
+}
+
+
+def by_framework(world: World) -> Table:
+    """Bytes for a parameter in mixed precision, as three frameworks keep it: on a rank alone and on one of
+    all d, by formula and measured just before the optimizer's step.
+    """
+
+    def run(kind: str, options: dict, d: int) -> int:
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // d, d), mesh_dim_names=("apart", "dp"))["dp"]
+        training, batch = _Training(kind, mesh, half=True, **options), toy.make_batch(2, 32)
+        training.backward(*batch)
+        training.step()  # makes Adam's state
+        training.backward(*batch)
+        return sum(training.held().values())
+
+    n, rows = sum(p.numel() for p in toy.ToyTransformer().parameters()), []
+    for name, (kind, options, whose, formula) in BY_FRAMEWORK.items():
+        record = FRAMEWORKS[whose]
+        parts = (record.weight_bytes, record.gradient_bytes, record.optimizer_bytes)
+        rows.append([name, kind, formula])
+        for d in (1, len(world)):
+            predicted = sum(theory.states(1, d, KINDS[kind], *parts).values())
+            rows[-1] += [f"{predicted:.0f}", f"{world.run(run, kind, options, d)[0] / n:.2f}"]
+    return Table(
+        ["mixed precision", "", "formula", "d = 1", "measured", f"d = {len(world)}", "measured"],
+        rows,
+        title="bytes for a parameter on one rank",
+    )
+
+
+def step_bytes(world: World, moved: dict[str, Traffic]) -> Table:
+    """Bytes of one step in units of P·(d-1)/d, P the bytes of the gradients: by the book, and on the wire."""
+    d, p = len(world), 4 * sum(q.numel() for q in toy.ToyTransformer().parameters())
+    unit = p * (d - 1) / d
+    rows = [
+        [
+            kind,
+            "3" if KINDS[kind] == 3 else "2",
+            f"{traffic.counted[0] / unit:.2f}",
+            "n/a" if traffic.wire[0] is None else f"{traffic.wire[0] / unit:.2f}",
+        ]
+        for kind, traffic in moved.items()
+    ]
+    return Table(
+        ["", "predicted", "counted", "on the wire"],
+        rows,
+        title="sent by one rank in a step, in units of P·(d−1)/d",
+    )
+
+
+# -- activations -------------------------------------------------------------------------------
+
+_drop = lambda x: torch.native_dropout(x, 0.1, True)[0]  # keeps a mask of one byte a number, as a GPU's does
+
+
+class MegatronBlock(nn.Module):
+    """A layer as Korthikanti et al. 2022 count it: biases, dropout, scores kept. Half precision."""
+
+    def __init__(self, hidden: int, heads: int, fused: bool = False):
+        super().__init__()
+        self.heads, self.fused = heads, fused
+        self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.q, self.k, self.v, self.out = (nn.Linear(hidden, hidden) for _ in range(4))
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.bfloat16()
+
+    def attend(self, q, k, v):  # each (b, a, s, h/a)
+        if self.fused:
+            return F.scaled_dot_product_attention(q, k, v)
+        return _drop((q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)) @ v
+
+    def forward(self, x):  # (b, s, h)
+        y = self.norm1(x)
+        q, k, v = (
+            matrix(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for matrix in (self.q, self.k, self.v)
+        )
+        x = x + _drop(self.out(self.attend(q, k, v).transpose(1, 2).flatten(2)))
+        return x + _drop(self.down(F.gelu(self.up(self.norm2(x)))))
+
+
+def activations(b: int = 2, s: int = 128, h: int = 256, a: int = 4) -> dict[str, tuple[float, float]]:
+    """Bytes that a block keeps for backward, in units of s·b·h: (by formula, measured by
+    saved-tensor hooks).
+    """
+
+    def kept(fused: bool, recompute: str) -> float:
+        block = MegatronBlock(h, a, fused)
+        x = torch.randn(b, s, h, dtype=torch.bfloat16, requires_grad=True)
+        if recompute == "selective":
+            plain = block.attend
+            block.attend = lambda *qkv: checkpoint(plain, *qkv, use_reentrant=False)
+        with memory.saved_activations(block) as held:
+            y = checkpoint(block, x, use_reentrant=False) if recompute == "full" else block(x)
+            return held.now / (s * b * h) if y.requires_grad else 0.0
+
+    return {
+        "all of it": (34 + 5 * a * s / h, kept(False, "none")),
+        "fused attention": (34, kept(True, "none")),
+        "selective recompute": (34, kept(False, "selective")),
+        "full recompute": (2, kept(False, "full")),
+    }
+
+
+def activations_table(**sizes) -> Table:
+    rows = [
+        [name, formula, f"{predicted:.1f}", f"{measured:.1f}"]
+        for (name, (predicted, measured)), formula in zip(
+            activations(**sizes).items(), ("34 + 5·a·s/h", "34", "34", "2")
+        )
+    ]
+    return Table(
+        ["kept for backward", "formula", "predicted", "measured"],
+        rows,
+        title="one layer, in units of s·b·h bytes",
+    )

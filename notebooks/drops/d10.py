@@ -1,0 +1,457 @@
+"""Drop 10: runs that ran out of memory, told apart by their traces, and the ladder of remedies under one
+budget.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache, partial
+from operator import eq
+
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+from drops.d10_runs import (
+    BUDGET,
+    CAUSES,
+    HIDDEN,
+    LONG,
+    RANKS,
+    SAME,
+    USUAL,
+    VARIED,
+    Run,
+    crash,
+    fragment,
+    load,
+    load_fragmented,
+    saves,
+    saves_table,
+    stalls,
+    two_ways,
+)
+from helpers import toy
+from helpers.practice import engine
+from helpers.ranks import current
+from helpers.ranks.failure import RankError
+from helpers.ranks.memory import saved_activations
+from helpers.ranks.world import World
+from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate
+from three_axes.plan.models import find_model
+from three_axes.table import Table, human
+
+# -- practice: name the cause ---------------------------------------------------------------------
+
+
+def diagnose(tokens, peaks):
+    """Why did the run end out of memory? One of "optimizer state", "leak", "long batch", "gather on rank 0".
+
+    tokens[step]: the longest sequence of that step. peaks[step][rank]: the most bytes that the rank held in
+    it; the last step failed.
+    """
+    last = peaks[-1]
+    if max(last) > 1.1 * min(last):
+        return "gather on rank 0"
+    if tokens[-1] > tokens[0]:
+        return "long batch"
+    if len(peaks) <= 2:
+        return "optimizer state"
+    return "leak"
+
+
+RECORDED = {1: "long batch", 2: "gather on rank 0", 3: "optimizer state", 4: "leak"}
+SIGNATURES = {
+    "optimizer state": "All ranks rise together between the first step and the second, and there is no third."
+    " Adam makes its state in the first optimizer step.",
+    "leak": "All ranks rise a little in every step, with batches of one size. Something is kept that nobody"
+    " needs.",
+    "long batch": "Level at first; then one step's sequences are longer, and all ranks rise with them."
+    " Activations grow with s.",
+    "gather on rank 0": "Level, and then rank 0 alone rises. Something collects everybody's tensors on it.",
+}
+# (what it was, what it was taken for) -> how the mistake is called
+TAKEN = {(was, said): f"{said} where it was {was}" for was, said in itertools.permutations(CAUSES, 2)} | {
+    ("gather on rank 0", "long batch"): "one rank is not all ranks",
+    ("gather on rank 0", "leak"): "one rank is not all ranks",
+    ("long batch", "leak"): "a spike is not a slope",
+    ("optimizer state", "leak"): "a step up is not a slope",
+    ("leak", "long batch"): "a slope is not a spike",
+}
+
+
+@cache
+def _ended() -> list[tuple[str, str, Run]]:
+    """(which run, why it ended, the run): the recorded ones, and some that end now."""
+    fresh = [cause for cause in CAUSES if cause != "leak"]  # a leak takes its time
+    return [(f"Incident {k}", cause, load(k)) for k, cause in RECORDED.items()] + [
+        ("A run just now", cause, crash(cause, at=2)) for cause in fresh
+    ]
+
+
+def _taken(name: str, seen: engine.Run, _) -> bool | str:
+    """Whether the first run with a wrong cause shows the mistake of this name, in words."""
+    told = [] if seen.error else zip(_ended(), seen.values)
+    which, was, run, said = next(((*ended, said) for ended, said in told if said != ended[1]), [None] * 4)
+    if TAKEN.get((was, said)) != name:
+        return False
+    steps = run.peaks if len(run.peaks) <= 3 else run.peaks[:2] + run.peaks[-2:]
+    return (
+        f"{which}: you say {said}, it was {was}. {SIGNATURES[was]} (Its fullest rank:"
+        f" {' → '.join(human(max(held)) for held in steps)}; sequences of {run.tokens[0]}, at the end"
+        f" {run.tokens[-1]}.)"
+    )
+
+
+signature = engine.Asked(
+    "diagnose four traces",
+    diagnose,
+    minutes=8,
+    hints=[
+        "Look at the last step first. Is it one rank, or all of them? max and min of peaks[-1].",
+        "All of them: were the sequences of that step longer than before?",
+        "Neither: how long did it live? The optimizer's state comes in the second step. A leak takes its"
+        " time.",
+    ],
+    cases=lambda: [(run.tokens, run.peaks) for _, _, run in _ended()],
+    reads=lambda said: CAUSES[CAUSES.index(said)],
+    praise="Four recorded runs and three that crashed here, each told from its trace.",
+    figures=lambda seen, truth: [
+        ("runs told apart", str(sum(map(eq, seen.values, truth.values))), str(len(truth.values)))
+    ],
+    shows={name: partial(_taken, name) for name in TAKEN.values()},
+    mistakes="\n".join(
+        (
+            f"no diagnosis\n    The answers are {', '.join(map(repr, CAUSES))}.\n    ~ form",
+            *dict.fromkeys(TAKEN.values()),
+        )
+    ),
+)
+
+
+# -- practice: the cheapest remedy ----------------------------------------------------------------
+
+
+def remedy():
+    """The remedy that fits under the budget, computes nothing twice and moves nothing more: one of
+    d10.REMEDIES.
+    """
+    return "4 microbatches"
+
+
+PRICES = {
+    "recompute": "every block's forward runs twice: a third more compute",
+    "TP + SP": "all-reduces in every layer, which drop 06 made you pay",
+    "offload": "all that is kept travels to the host's memory and back",
+}
+REMEDIES = ("nothing", "DP on 8 ranks", "ZeRO-1", "ZeRO-3", "4 microbatches", *PRICES)
+LADDER_BUDGET = 8e6
+_tried = cache(lambda name: attempt(name))
+
+
+def _too_much(seen: engine.Run, kind: str = "") -> bool | str:
+    """What a run said that was out of memory with a remedy of this kind; False where it was not."""
+    tried = {} if seen.error or not seen.values[0].startswith(kind) else _tried(seen.values[0])
+    return not tried.get("fits", True) and f"Tried here, and out of memory again: {tried['error']}."
+
+
+def _costs_more(seen: engine.Run, truth: engine.Run) -> bool | str:
+    (name,) = truth.values if seen.error else seen.values
+    return name != truth.values[0] and f"It fits. Its price: {PRICES[name]}."
+
+
+cheapest = engine.Asked(
+    "the cheapest remedy",
+    remedy,
+    minutes=3,
+    hints=[
+        "What rose: states or activations? Read what the error says was held.",
+        "Activations grow with the microbatch. Which remedies change that, and which change states only?",
+        "Of those that fit: which one computes nothing twice and sends nothing more?",
+    ],
+    reads=lambda name: REMEDIES[REMEDIES.index(name)],
+    praise="It fits, for the same work: gradients are added up over smaller pieces before the step.",
+    figures=lambda seen, _: [
+        ("peak of the fullest rank", human(_tried(seen.values[0])["peak"]), f"at most {human(LADDER_BUDGET)}")
+    ],
+    shows={
+        "more DP fixes OOM": lambda seen, _: _too_much(seen, "DP"),
+        "ZeRO shrinks activations": lambda seen, _: _too_much(seen, "ZeRO"),
+        "nothing changed": lambda seen, _: _too_much(seen),
+        "it fits, but costs more than it must": _costs_more,
+    },
+    mistakes=f"""
+        no remedy
+            The remedies are {", ".join(map(repr, REMEDIES))}.
+            ~ form
+        more DP fixes OOM
+            Each rank still has the same share of a batch, and the whole model. More ranks make the batch
+            larger, not the rank's memory.
+        ZeRO shrinks activations
+            ZeRO cuts states. Here the activations rose: they are the batch's, and no rank holds another's.
+        nothing changed
+            The same run ends the same way.
+        it fits, but costs more than it must
+            One remedy costs nearly nothing: the same work in smaller pieces.
+    """,
+)
+
+
+# -- the ladder -----------------------------------------------------------------------------------
+
+
+class _Outside:
+    """Saved activations as plain bytes, outside of what the budget counts: as if in the host's memory."""
+
+    def __init__(self):
+        self.moved = 0  # bytes, out and back
+
+    def pack(self, t: torch.Tensor):
+        if t.numel() <= 1000 or isinstance(t._base if t._is_view() else t, torch.nn.Parameter):
+            return t
+        self.moved += 2 * t.nbytes
+        return t.detach().numpy().copy()
+
+    def unpack(self, kept):
+        return kept if isinstance(kept, torch.Tensor) else torch.from_numpy(kept)
+
+
+def _try(remedy: str, tokens: int, b: int) -> dict:
+    """One rank's part: three steps with Adam on b sequences a rank.
+
+    Returns the peak of bytes after the first, and what a step cost. On a busy machine gloo's thread frees a
+    buffer late, which raises a step's peak: the lower of the two counts.
+    """
+    rank, d = dist.get_rank(), dist.get_world_size()
+    model = toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG, seed=0)
+    average, microbatches = toy.average_gradients, 4 if remedy in ("4 microbatches", "TP + SP") else 1
+    if remedy == "TP + SP":
+        toy.split_width(model, sequence=True)
+        average = toy.sum_norm_gradients
+    if remedy == "recompute":
+        for block in model.blocks:
+            block.forward = lambda x, plain=block.forward: checkpoint(plain, x, use_reentrant=False)
+    # Sequences that go through a block's MLP, which runs again where the block does.
+    forwards = collections.Counter()
+    model.blocks[0].mlp.register_forward_pre_hook(lambda _, args: forwards.update(sequences=len(args[0])))
+    if remedy.startswith("ZeRO"):
+        zero = (toy.Zero1 if remedy == "ZeRO-1" else toy.Zero3)(model)
+        apply, average = zero.step, lambda model: None
+    else:
+        optimizer = torch.optim.AdamW(model.parameters())
+        apply = lambda: (optimizer.step(), optimizer.zero_grad())
+    batch = toy.make_batch(b * d, tokens)
+    mine = batch if remedy == "TP + SP" else [toy.my_share(t, rank, d) for t in batch]
+    peaks = []
+    for _ in range(3):
+        dist.barrier()
+        current.count_from_here()
+        current.peak_memory(reset=True)
+        forwards.clear()
+        outside = _Outside()
+        for x, y in zip(*(t.chunk(microbatches) for t in mine)):
+            with (
+                torch.autograd.graph.saved_tensors_hooks(outside.pack, outside.unpack)
+                if remedy == "offload"
+                else nullcontext()
+            ):
+                loss = toy.loss_of(model(x), y) / microbatches
+            loss.backward()
+            del loss
+        average(model)
+        apply()
+        peaks.append(current.peak_memory())
+    return {
+        "peak": min(peaks[1:]),
+        "forwards": forwards["sequences"] / (b * (d if remedy == "TP + SP" else 1)),
+        "host": outside.moved,
+    }
+
+
+def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: int = 4) -> dict:
+    """Try a remedy on the long batch, on real ranks under a budget: did it fit, its peak without a limit, and
+    what a step cost.
+
+    forwards: how often a sequence goes through a block. sent: bytes by the busiest rank. host: bytes to the
+    host's memory and back.
+    """
+    ranks = 8 if remedy == "DP on 8 ranks" else RANKS
+    outcome = {"fits": True, "error": ""}
+    for limit in (budget, 1e12):  # what fits is the same run without a limit
+        with World(ranks, memory=limit, timeout=60) as world:
+            try:
+                results = world.run(_try, remedy, tokens, b)
+                outcome["sent"] = max(world.traffic.counted)
+                break
+            except RankError as e:
+                if limit > budget:
+                    raise
+                outcome = {
+                    "fits": False,
+                    "error": next(
+                        (s.error.message for s in e.seen if s.error and s.error.type == "OutOfMemoryError"),
+                        e.report,
+                    ),
+                }
+    outcome |= {what: max(r[what] for r in results) for what in results[0]}
+    return outcome
+
+
+def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
+    """Bytes at the start of backward, by hand, in float32. One unit is b·s·h numbers.
+
+    A block keeps 16 units (drop 06 counted 7 of them for t = 4, and 5.5 with SP), the head 2, and scores,
+    their softmax and its gradient 256/h each.
+    """
+    n = sum(p.numel() for p in toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG).parameters())
+    unit = 4 * b * tokens * HIDDEN
+    head = 2 + 3 * toy.VOCABULARY / HIDDEN
+    states, blocks = 12 * n, 4 * 16 * unit
+    if remedy == "ZeRO-1":
+        # Gradients are not there yet; the shard of the weights is kept twice.
+        states = (4 + 4 + 8 / RANKS) * n - 4 * n + 4 * n / RANKS
+    elif remedy == "ZeRO-3":
+        states = 12 * n / RANKS
+    elif remedy == "4 microbatches":
+        return 16 * n + (4 * 16 + head) * unit / 4
+    elif remedy == "recompute":
+        # Four inputs; then the head, or a whole block again and its first gradients.
+        return states + max(4 + head, 4 + 16 + 5) * unit
+    elif remedy == "TP + SP":
+        ends = (2 * toy.VOCABULARY + LONG) * HIDDEN
+        return 16 * ((n - ends) / RANKS + ends) + (4 * 5.5 + head) * unit
+    elif remedy == "offload":
+        return states + head * unit
+    return states + blocks + head * unit
+
+
+def ladder(tried: dict[str, dict]) -> Table:
+    """The remedies side by side.
+
+    Peaks differ a little from run to run, as gloo lets go of its buffers; seconds are left out altogether.
+    """
+    rows = [
+        [
+            name,
+            human(predicted(name)),
+            f"{r['peak'] / predicted(name):.1f}",
+            "fits" if r["fits"] else "out of memory",
+        ]
+        for name, r in tried.items()
+    ]
+    return Table(
+        ["remedy", "predicted peak", "measured ÷ predicted", f"under {human(LADDER_BUDGET)}"],
+        rows,
+        title="one rank, the batch with long sequences",
+    )
+
+
+def prices(tried: dict[str, dict]) -> Table:
+    """What a step costs with each remedy that fits, and with none."""
+    rows = [
+        [name, f"{r['forwards']:g}", human(r["sent"]), human(r["host"]) if r["host"] else ""]
+        for name, r in tried.items()
+        if r["fits"] or name == "nothing"
+    ]
+    return Table(
+        ["remedy", "forwards of a block", "sent by a rank", "to the host and back"],
+        rows,
+        title="one step, counted on the ranks",
+    )
+
+
+def by_microbatch(sequences: int = 16) -> dict[int, tuple[int, float]]:
+    """The same batch in microbatches of each size b, in this process: b -> (bytes kept for backward, seconds
+    of the processor that the step takes, the least of five).
+    """
+    model = toy.ToyTransformer(hidden=HIDDEN, seq_len=USUAL)
+    x, y = toy.make_batch(sequences, USUAL)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of which `thread_time` is the clock
+
+    def step(b: int) -> float:
+        start = time.thread_time()
+        for ids, targets in zip(x.split(b), y.split(b)):
+            (toy.loss_of(model(ids), targets) * b / sequences).backward()
+        return time.thread_time() - start
+
+    def kept(b: int) -> int:
+        with saved_activations(model) as held:
+            step(b)
+        return held.peak
+
+    try:
+        return {
+            b: (kept(b), min(step(b) for _ in range(5)))
+            for b in (sequences // 2**k for k in range(sequences.bit_length()))
+        }
+    finally:
+        torch.set_num_threads(threads)
+
+
+def microbatches_table(measured: dict[int, tuple[int, float]]) -> Table:
+    """What a smaller microbatch saves, and what it costs."""
+    whole = measured[max(measured)][1]
+    return Table(
+        ["sequences at a time", "kept for backward", "time of the step"],
+        [[str(b), human(kept), f"× {seconds / whole:.1f}"] for b, (kept, seconds) in measured.items()],
+        title=f"one device, {max(measured)} sequences of {USUAL} tokens in a step",
+    )
+
+
+# -- the run at true size, by theory: a 13B in a usual batch and in the one at step 4,000 ---------
+
+MODEL, CLUSTER, BATCH = find_model("llama-2-13b"), CLUSTERS["dgx-a100"], 64
+LAYOUT = Layout(dp=4, tp=2, zero=1, microbatch=4)  # eight A100s in one node
+PADDED, LONGEST = 1024, 5120  # tokens of the longest sequence of a batch, to which all are padded
+
+
+def held(tokens: int, **changed) -> Estimate:
+    """The run with batches padded to `tokens`; changed: fields of its layout."""
+    return estimate(Job(MODEL, CLUSTER, BATCH, tokens), replace(LAYOUT, **changed))
+
+
+def the_13b() -> Table:
+    """One GPU's bytes in the usual batch, in the long one, and in the long one with each remedy."""
+    cases = {
+        "usual": held(PADDED),
+        "long": held(LONGEST),
+        "long, DP 8 on 16 GPUs": held(LONGEST, dp=8),
+        "long, ZeRO-3": held(LONGEST, zero=3),
+        "long, microbatches of 1": held(LONGEST, microbatch=1),
+        "long, recompute": held(LONGEST, recompute="full"),
+    }
+    rows = []
+    for name, e in cases.items():
+        states = sum(e.memory[kind] for kind in ("weights", "gradients", "optimizer"))
+        activations = e.memory["activations"]
+        rest = e.memory_bytes - states - activations
+        rows.append(
+            [name, *map(human, (states, activations, rest, e.memory_bytes)), "fits" if e.fits else "too much"]
+        )
+    return Table(
+        ["batch", "states", "activations", "rest", "a GPU", f"of {human(CLUSTER.device.memory)}"],
+        rows,
+        title=(
+            f"{MODEL.name} on eight A100s: DP 4 · TP 2 with ZeRO-1, 4 sequences a rank, padded to"
+            f" {PADDED:,} or {LONGEST:,} tokens"
+        ),
+    )
+
+
+def last_lines() -> str:
+    """The end of such a run's log, with the memory that theory gives for each batch."""
+    lines = [
+        f"step {step}  longest sequence {tokens:>5,}  peak {held(tokens).memory_bytes / 1e9:.1f} GB"
+        for step, tokens in ((3997, 960), (3998, 1024), (3999, 896))
+    ]
+    e, room = held(LONGEST), CLUSTER.device.memory
+    lines.append(
+        f"step 4000  longest sequence {LONGEST:,}  OutOfMemoryError: needs {human(e.memory_bytes)} of"
+        f" {human(room)}"
+    )
+    return "\n".join(lines)

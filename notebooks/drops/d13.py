@@ -1,0 +1,311 @@
+"""Drop 13: the planner in the reader's hands, a rule of thumb held against it, and four quick cases."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from functools import cache
+
+from helpers.practice.engine import Asked, Run
+from helpers.practice.exercise import right
+from three_axes.plan import CLUSTERS, Job, Plan, plan
+from three_axes.plan.frameworks import FRAMEWORKS
+from three_axes.plan.meeting import TOKENS_PER_PARAMETER, gpu_hours
+from three_axes.plan.memory import states
+from three_axes.plan.models import ModelShape, find_model
+from three_axes.table import Table, human
+
+MODEL, CLUSTER, GPUS, BATCH, SEQ = "opt-30b", "dgx-a100", 32, 256, 2048
+
+
+@cache
+def the_plan() -> Plan:
+    """OPT-30B on 32 A100s in four nodes, 256 sequences of 2048 tokens in a step."""
+    return plan(Job(find_model(MODEL), CLUSTERS[CLUSTER], BATCH, SEQ), gpus=GPUS)
+
+
+def refused() -> Table:
+    """One (dp, tp, pp) of each kind that is out, and why."""
+    p = the_plan()
+    bare = replace(p.job.framework, zeros=(0,), zeros_in_pipeline=(0,), recomputes=("none",))
+    alone = plan(replace(p.job, framework=bare), gpus=GPUS)
+    rows = [[str(axes), why.split(";")[0]] for axes, why in list(p.impossible.items())[:2]]
+    rows.append(
+        [
+            "DP 32 without ZeRO or recompute",
+            alone.why(dp=32).split(")")[-1].strip().removeprefix("it does not fit: "),
+        ]
+    )
+    return Table(["layout", "why not"], rows)
+
+
+def flips() -> Table:
+    """The smallest changes that make another (dp, tp, pp) win, and how far the first three of now are behind
+    it then.
+    """
+    first = [row.axes for row in the_plan().by_axes[:3]]
+    rows = []
+    for what, factor, winner in the_plan().flips():
+        then = {row.axes: row.seconds for row in the_plan().changed(what, factor).by_axes}
+        rows.append(
+            [
+                what,
+                f"× {factor:g}",
+                str(winner.axes),
+                *(f"{then[axes] / winner.seconds - 1:.1%}" for axes in first),
+            ]
+        )
+    return Table(
+        ["change", "by", "then wins", *map(str, first)],
+        rows,
+        title="the first three of today, and how much slower than the new winner they would be",
+    )
+
+
+def by_framework() -> Table:
+    """The winner of the same job under frameworks that count bytes in their own ways."""
+    rows = []
+    for name in ("deepspeed", "megatron-lm", "torchtitan"):
+        framework = FRAMEWORKS[name]
+        best = plan(replace(the_plan().job, framework=framework), gpus=GPUS).best
+        sizes = (framework.weight_bytes, framework.gradient_bytes, framework.optimizer_bytes)
+        rows.append([name, " + ".join(map(str, sizes)), str(best.layout), f"{best.seconds:.1f} s"])
+    return Table(["framework", "bytes a parameter", "its fastest layout", "a step"], rows)
+
+
+def finishes() -> str:
+    """How long the training takes on these GPUs: by hand, at half of their peak, and by the plan."""
+    p, device = the_plan(), CLUSTERS[CLUSTER].device
+    params = p.job.model.params
+    tokens = TOKENS_PER_PARAMETER * params
+    operations = 6 * params * tokens
+    by_hand = operations / (GPUS * device.flops / 2) / 86400
+    by_plan = gpu_hours(p.estimate(p.best), tokens) / GPUS / 24
+    return (
+        f"{TOKENS_PER_PARAMETER} tokens for each parameter: {tokens / 1e9:.0f}·10⁹ tokens."
+        f" 6 · {params / 1e9:.1f}·10⁹ · {tokens / 1e9:.0f}·10⁹ = {operations / 1e21:.0f}·10²¹ operations.\n"
+        f"{GPUS} GPUs at half of {device.flops / 1e12:.0f}·10¹² a second: {by_hand:.0f} days."
+        f" By the plan they reach {by_hand / 2 / by_plan:.0%} of it: {by_plan:.0f} days."
+    )
+
+
+# -- a rule of thumb -----------------------------------------------------------------------------
+
+
+def tree(model: ModelShape, gpus: int, cluster=CLUSTERS[CLUSTER]) -> tuple[str, tuple[int, int, int]]:
+    """The decision tree of this drop: what it says, and as (d, t, p).
+
+    It keeps 40 % of the memory for activations.
+    """
+    room = 0.6 * cluster.device.memory
+    need = sum(states(model.params).values())
+    t = max(
+        k
+        for k in range(1, cluster.gpus_per_node + 1)
+        if cluster.gpus_per_node % k == 0 and model.heads % k == 0
+    )
+    if need <= room:
+        return "fits one GPU: DP", (gpus, 1, 1)
+    if need <= room * cluster.gpus_per_node or gpus <= cluster.gpus_per_node:
+        return "fits one node: FSDP" if need <= room * cluster.gpus_per_node else "only one node: FSDP", (
+            gpus,
+            1,
+            1,
+        )
+    for p in (k for k in range(1, gpus // t + 1) if (gpus // t) % k == 0 and model.layers % k == 0):
+        if need / (t * p) <= room:
+            return "else: TP in the node, PP across, DP on top", (gpus // (t * p), t, p)
+    return "else: TP in the node, PP across, DP on top", (1, t, gpus // t)
+
+
+TREE_CASES = (
+    ("llama-3.2-1b", 8, 64, 4096),
+    ("llama-2-13b", 16, 128, 4096),
+    ("opt-30b", 8, 64, 2048),
+    ("opt-30b", 32, 256, 2048),
+    ("llama-2-70b", 64, 256, 4096),
+    ("gpt3-175b", 64, 512, 2048),
+    ("gpt3-175b", 256, 1024, 2048),
+)
+
+
+@cache
+def tree_against_planner() -> Table:
+    """Where the tree says what the planner would, and what it costs where not."""
+    rows = []
+    for name, gpus, batch, seq in TREE_CASES:
+        model = find_model(name)
+        planned = plan(Job(model, CLUSTERS[CLUSTER], batch, seq), gpus=gpus)
+        advice, axes = tree(model, gpus)
+        row = next((r for r in planned.by_axes if r.axes[:3] == axes), None)
+        behind = "does not fit" if row is None else f"{row.seconds / planned.best.seconds - 1:.0%}"
+        show = lambda a: f"{a[0]}·{a[1]}·{a[2]}"
+        rows.append([f"{name} on {gpus}", advice, show(axes), show(planned.best.axes), behind])
+    return Table(["model", "the tree says", "d·t·p", "planner", "behind"], rows)
+
+
+# -- practice: three sizes ------------------------------------------------------------------------
+
+
+def pick():
+    """(d, t, p) for OPT-30B on 32 A100s in four nodes of eight."""
+    return 16, 2, 1
+
+
+def _row(d: int, t: int, p: int):
+    """The planner's row of these sizes; None where they cannot be."""
+    return next((row for row in the_plan().by_axes if row.axes[:3] == (d, t, p)), None)
+
+
+def _picked(run: Run, _) -> str | None:
+    d, t, p = run.values[0]
+    if min(d, t, p) < 1 or d * t * p != GPUS:
+        return "d·t·p is not 32"
+    if not (row := _row(d, t, p)):
+        return "it cannot be"
+    if the_plan().best.seconds / row.seconds >= 0.95:
+        return None
+    if t > CLUSTERS[CLUSTER].gpus_per_node:
+        return "TP beyond the node"
+    return "more model parallelism than needed" if t * p >= 16 else "more than five percent behind"
+
+
+def _planned(run: Run, _) -> list[tuple[str, str, str]]:
+    d, t, p = run.values[0]
+    figures = [("the planner says", the_plan().why(dp=d, tp=t, pp=p), "")] * (min(d, t, p) > 0)
+    if row := _row(d, t, p):
+        speed = the_plan().best.seconds / row.seconds
+        figures += [
+            ("speed, the best being 1", f"{speed:.3f}", "at least 0.95"),
+            ("the fastest layout of these sizes", str(row.layout), ""),
+            ("memory of the fullest GPU", human(row.memory), human(CLUSTERS[CLUSTER].device.memory)),
+        ]
+    return figures
+
+
+tuple_ = Asked(
+    "DP, TP, PP for 30B on 32",
+    pick,
+    minutes=5,
+    hints=[
+        "States alone: 16 bytes × 30·10⁹ = 480 GB. ZeRO cuts them over d, so even t = p = 1 need not fail.",
+        "TP costs in every layer, so no more of it than memory asks for. Look at the first rows of the"
+        " table.",
+        "t = 2, p = 1 leaves d = 16: two nodes' worth of copies, and a small tp group inside a node.",
+    ],
+    reads=lambda answer: (lambda d, t, p: (d, t, p))(*map(operator.index, answer)),
+    compares=False,
+    praise="Its speed is at least 0.95 of the best's.",
+    figures=_planned,
+    finds=_picked,
+    mistakes="""
+        no layout
+            Return three whole numbers d, t, p.
+            ~ form
+        d·t·p is not 32
+            Each size is at least 1, and the three multiply to the number of GPUs.
+        it cannot be
+            Look at what the planner says.
+        TP beyond the node
+            A node has eight GPUs.
+        more model parallelism than needed
+            It fits with far less of it, and every axis has its price.
+        more than five percent behind
+            It fits. What does it lose, and to which layout?
+    """,
+)
+
+
+# -- practice: four quick cases -------------------------------------------------------------------
+
+ANSWERS = ("DP alone", "TP in the node", "TP in the node, PP across, DP on top", "FSDP")
+REASONS = (
+    "too large for a node",
+    "the model's code stays as it is, and all ranks share its states",
+    "the states fit one GPU with room to spare",
+    "too large for a GPU, and links inside the node are fast",
+)
+# Case -> each right answer, with its right reasons. FSDP in a node: for its own, or for that of any cut.
+_RIGHT = {
+    "1B on 8 GPUs with NVLink": {0: (2,)},
+    "30B on 8 GPUs with NVLink": {1: (3,), 3: (1, 3)},
+    "200B on 64 GPUs in 8 nodes": {2: (0,)},
+    "13B on 16 GPUs in 2 nodes, for a team that will not change its model": {3: (1,)},
+}
+QUICK = tuple(_RIGHT)
+
+
+# (d, t, p) and the ZeRO stage for each case, with which its states fit a GPU of 80 GB and leave room.
+_SIZES = ((1e9, 8, 1, 1, 0), (30e9, 1, 8, 1, 0), (200e9, 2, 8, 4, 1), (13e9, 16, 1, 1, 3))
+
+
+def as_sizes() -> list[tuple[str, tuple[int, int, int], float]]:
+    """(case, (d, t, p), bytes of states on a GPU)"""
+    return [
+        (case, (d, t, p), sum(states(params / (t * p), d, zero).values()))
+        for case, (params, d, t, p, zero) in zip(QUICK, _SIZES)
+    ]
+
+
+def quick(case):
+    """(answer, reason) for a case: one of d13.ANSWERS and one of d13.REASONS."""
+    from drops.d13 import ANSWERS, QUICK, REASONS
+
+    answer, reason = [(0, 2), (1, 3), (2, 0), (3, 1)][QUICK.index(case)]
+    return ANSWERS[answer], REASONS[reason]
+
+
+_WHY = (
+    "16 bytes a parameter are 16 GB: nothing needs cutting, and DP sends least.",
+    "480 GB of states do not fit a GPU; in one node TP's all-reduces run over NVLink. (FSDP is a fair"
+    " alternative.)",
+    "3,200 GB of states do not fit a node. All 64 GPUs would hold them, 50 GB each, but then every weight"
+    " crosses nodes and every layer is recomputed: for 175B on 64 the planner finds that an eighth"
+    " slower. TP fills the node, PP goes across, DP takes what is left.",
+    "208 GB over 16 GPUs are 13 GB each with FSDP, and it wraps the model as it is.",
+)
+
+
+def _indices(reply) -> tuple[int, int]:
+    answer, reason = reply[:]  # a set has no order, and no slices
+    return ANSWERS.index(answer), REASONS.index(reason)
+
+
+def _first_unfit(run: Run, _) -> tuple[str, str] | None:
+    for (case, fits), (answer, reason), why in zip(_RIGHT.items(), run.values, _WHY):
+        if answer not in fits:
+            name = "more than needed" if case == QUICK[0] else "another axis than needed"
+            return name, f"{case}: not {ANSWERS[answer]!r}. {why}"
+        if reason not in fits[answer]:
+            said = f"{case}: {ANSWERS[answer]!r} is right, but not because {REASONS[reason]}."
+            return "right for another reason", said
+    return None
+
+
+cases = Asked(
+    "four quick cases",
+    quick,
+    minutes=3,
+    hints=[
+        "Begin with 16 bytes a parameter, and compare with a GPU of 80 GB, then with a node of eight.",
+        "1B: 16 GB. 30B: 480 GB. 200B: 3,200 GB. 13B: 208 GB.",
+        "Then what the team wants. FSDP wraps a model as it is; TP and PP change its code.",
+    ],
+    cases=[(case,) for case in QUICK],
+    reads=_indices,
+    compares=False,
+    praise=lambda run: right(
+        "Four cases, and four reasons that would stand in a meeting. As sizes d·t·p, whose product is the"
+        " number of GPUs:",
+        *((case, f"{d}·{t}·{p}, {human(size)} of states a GPU", "") for case, (d, t, p), size in as_sizes()),
+    ),
+    finds=_first_unfit,
+    mistakes="""
+        no answer with a reason
+            Return one of d13.ANSWERS and one of d13.REASONS, as they are written.
+            ~ form
+        more than needed
+        another axis than needed
+        right for another reason
+    """,
+)

@@ -1,0 +1,70 @@
+"""Where a ring of chunks parts from the sum, told from numbers that name their rank or their chunk."""
+
+from __future__ import annotations
+
+import torch
+
+from helpers.practice.engine import Run
+
+BASE = 16  # a digit for each rank or chunk; float32 is exact for five of them
+MARKS = ("rank", "chunk")
+
+
+def marked(rank: int, n: int, like: torch.Tensor) -> list[torch.Tensor]:
+    """Two tensors of this rank. In the first every number is BASE**rank, in the second BASE**(its chunk)."""
+    chunk = [torch.full_like(c, i) for i, c in enumerate(torch.tensor_split(like, n))]
+    return [BASE ** torch.full_like(like, rank), BASE ** torch.cat(chunk)]
+
+
+def unchanged(run: Run, _) -> bool:
+    """Whether every rank's numbers are still its own."""
+    return not run.error and all(
+        bool((rank["values"][0] == BASE**r).all()) for r, rank in enumerate(run.ranks)
+    )
+
+
+def where_it_parts(run: Run, _=None, own: bool = False) -> str:
+    """The first place where chunks part from the sum; '' where no number of the first two cases does.
+
+    own: each rank returns one chunk, that of its own number.
+    """
+    if run.error:
+        return ""
+    n = run.n
+    whole = [[sum(BASE**i for i in range(n))] * n, [n * BASE**c for c in range(n)]]
+    chunks = {
+        (c, r, mark): _number(chunk)
+        for r in range(n)
+        for mark in range(len(MARKS))
+        for c, chunk in _chunks(run.ranks[r]["values"][mark], r, n, own)
+    }
+    off = [(c, r, mark) for (c, r, mark), read in chunks.items() if read != whole[mark][c]]
+    if not off:
+        return ""
+    c, r, mark = min(off)
+    good = len(chunks) // 2 - len({(c, r) for c, r, _ in off})
+    return (
+        f"{good} of the {len(chunks) // 2} chunks of all ranks hold the sum. Chunk {c} of rank {r} has"
+        f" parts of {_made_of(chunks[c, r, mark], n, mark)}; it should have"
+        f" {_made_of(whole[mark][c], n, mark)}."
+    )
+
+
+def _chunks(x: torch.Tensor, r: int, n: int, own: bool):
+    return [(r, x)] if own else enumerate(torch.tensor_split(x, n))
+
+
+def _number(chunk: torch.Tensor) -> float:
+    """The one number in a chunk; nan where it holds several."""
+    same = chunk.numel() and bool((chunk == chunk.flatten()[0]).all())
+    return float(chunk.flatten()[0]) if same else float("nan")
+
+
+def _made_of(number: float, n: int, mark: int) -> str:
+    """'rank 0 once, rank 3 twice'."""
+    if not 0 <= number < BASE**n or number != int(number):
+        return "different kinds, or no whole parts"
+    times = {i: int(number) // BASE**i % BASE for i in range(n)}
+    words = {1: "once", 2: "twice"}
+    parts = [f"{MARKS[mark]} {i} {words.get(k, f'{k} times')}" for i, k in times.items() if k]
+    return ", ".join(parts) or "nothing"

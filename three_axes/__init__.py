@@ -1,0 +1,1 @@
+"""The tools that a reader keeps: plan, count, trace, explain."""

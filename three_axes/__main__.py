@@ -1,0 +1,91 @@
+"""Size a cluster from the command line, without torch and without a GPU; open the course; train.
+
+    three-axes plan llama-3-70b --gpus 64 --batch 128 --seq 8192
+    three-axes memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1
+    three-axes bytes llama-3-8b --dp 8 --tp 2 --batch 64 --seq 4096
+    three-axes bubble --pp 4 --microbatches 8 --schedule 1F1B
+    three-axes lab
+    torchrun --nproc-per-node 4 -m three_axes count train.py --its-arguments
+    three-axes explain trace-rank*.json.gz
+
+`python -m three_axes plan …` is the same as `three-axes plan …`.
+A model is a name, or a JSON file: the config.json of a dense decoder on Hugging Face will do. A cluster is a
+name, or a JSON file with a device and the speeds of its links: bytes per second, per GPU, one direction.
+`--json` prints the same for other programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from .commands import COMMANDS, call, course_needed
+from .options import PLANNING, add_command
+from .sizing import job_of, layout_of
+from .terminal import Manual, fitted, fold
+
+
+def parser(only: str = "") -> argparse.ArgumentParser:
+    """Of all commands; only: of that one, if it is one of those here, which is soon made."""
+    top = argparse.ArgumentParser(
+        prog="three-axes" if Path(sys.argv[0]).stem == "three-axes" else "python -m helpers",
+        description=__doc__,
+        formatter_class=Manual,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", prog=top.prog)
+    if only in PLANNING:
+        add_command(commands, only)
+        return top
+    from .count.options import add_options
+
+    add_options(commands.add_parser("count", help="count what a script of yours sends, under torchrun"))
+    for name in PLANNING:
+        add_command(commands, name)
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.help)  # they read their arguments themselves
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        if argv and argv[0] in COMMANDS:
+            return call(argv[0], argv[1:])
+        args = parser(argv[0]).parse_args(argv)
+        if args.command == "count":
+            with course_needed("three-axes count"):
+                from .count.script import prepare
+
+                run = prepare(args, lambda: (job := job_of(args), layout_of(args, job)))
+        else:
+            with fitted(sys.stdout):
+                text, data = args.run(args)
+                text = fold(text)
+    except (ValueError, ModuleNotFoundError) as e:
+        with fitted(sys.stderr):
+            print(fold(f"{e}"), file=sys.stderr)
+        return 2
+    if args.command == "count":
+        return run()  # what the script raises is the script's own
+    try:
+        print(json.dumps(data, default=float, allow_nan=False) if args.json else text)
+        sys.stdout.flush()
+    except OSError as e:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+        if not isinstance(e, BrokenPipeError):  # there the reader, head say, has seen enough
+            print(f"cannot print: {e.strerror}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def command() -> None:
+    """`three-axes`, which an installation brings; `python -m three_axes` is the same."""
+    sys.stdout.reconfigure(errors="replace")  # where bars cannot be shown there are question marks
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    command()

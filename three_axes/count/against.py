@@ -1,0 +1,125 @@
+"""Predicted beside counted, and the difference in words. Predicted is theory's list of operations, read for
+what a rank sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..paper import placement
+from ..paper.collectives import book
+from ..plan.job import Job
+from ..plan.layout import Layout
+from ..plan.traffic import calls
+from ..table import Table, human
+from .report import CollectiveCount
+
+NEAR = 0.05  # a share by which bytes may differ and still count as the same
+SMALL = 1e-3  # of what all collectives send: losses, norms, flags
+
+
+def against(
+    rows: Iterable[CollectiveCount], job: Job, layout: Layout, rank: int = 0
+) -> tuple[Table, list[str]]:
+    """One step of a rank, as counted and as the list has it: a table, and what the differences mean."""
+    sizes = layout.sizes
+    stage = placement.group(rank, "pp", sizes).index(rank)
+    groups = {axis: placement.group(rank, axis, sizes) for axis, n in sizes.items() if n > 1}
+    if layout.shard:
+        groups |= _hybrid(layout, groups, rank)
+    if job.model.experts:
+        folded = layout.expert_sizes
+        groups |= {axis: placement.group(rank, axis, folded) for axis, n in folded.items() if n > 1}
+    predicted = {(c.op, c.axis): c for c in calls(job, layout, stage)}
+    counted: dict[tuple[str, str], CollectiveCount] = {}
+    for row in rows:
+        if row.op not in ("recv", "barrier"):
+            axis = _axis_of(row, groups)
+            before = counted.get((row.op, axis), CollectiveCount(row.op, axis))
+            counted[row.op, axis] = CollectiveCount(
+                row.op,
+                axis,
+                before.calls + row.calls,
+                before.payload + row.payload,
+                before.book + row.book,
+                types=before.types | row.types,
+            )
+    table, words = [], []
+    most = max([row.book for row in counted.values()], default=0.0)
+    for key in sorted(predicted.keys() | counted.keys(), key=lambda key: key[::-1]):
+        call, row = predicted.get(key), counted.get(key)
+        must = book(call.op, call.payload, layout.members(call.axis)) if call else 0.0
+        has = row.book if row else 0.0
+        table.append(
+            [
+                key[1],
+                key[0],
+                f"{call.calls if call else 0:g}",
+                f"{row.calls if row else 0:g}",
+                human(must),
+                human(has),
+                f"{has / must:.2f}" if must else "",
+            ]
+        )
+        small = has < SMALL * most and must == 0
+        if not small and abs(has - must) > NEAR * max(has, must):
+            words.append(_why(key, must, has, row, predicted, counted, job, layout))
+    title = f"{job.model.name}, {job.framework.name}: {layout}. Sent by rank {rank} in a step"
+    columns = ["axis", "collective", "calls predicted", "counted", "bytes predicted", "counted", "ratio"]
+    return Table(columns, table, title=title), words or ["predicted and counted agree"]
+
+
+def _hybrid(layout: Layout, groups: dict[str, list[int]], rank: int) -> dict[str, list[int]]:
+    """Of the ranks with the same weights, dp · cp, those of a rank's shard, and those with the same part."""
+    cp = placement.group(rank, "cp", layout.sizes) if "cp" in layout.sizes else [rank]
+    dp = groups.get("dp", [rank])
+    all_ = sorted(r + other - rank for r in dp for other in cp)
+    place, size = all_.index(rank), layout.shard
+    return {"shard": all_[place // size * size :][:size], "replicate": all_[place % size :: size]}
+
+
+def _axis_of(row: CollectiveCount, groups: dict[str, list[int]]) -> str:
+    """The layout's axis whose group these ranks are; where none or several are, what the row calls it."""
+    same = [axis for axis, members in groups.items() if tuple(members) == row.members]
+    return same[0] if len(same) == 1 else row.axis
+
+
+def _why(key, must: float, has: float, row, predicted, counted, job: Job, layout: Layout) -> str:
+    """One difference, and what makes it where that is known."""
+    op, axis = key
+    name = f"{op} on {axis}"
+    if not must:
+        if op == "all_reduce" and axis == "dp" and ("reduce_scatter", "dp") in predicted:
+            return f"{name}: gradients are summed whole on every rank, as without ZeRO (--zero 0)"
+        known = [*layout.sizes, *(layout.expert_sizes if job.model.experts else ())]
+        known += ["shard", "replicate"] * bool(layout.shard)
+        if axis not in known:
+            return f"{name}: no axis of this layout has these ranks; {human(has)} are sent beside it"
+        return f"{name}: {human(has)} that are not predicted"
+    if not has:
+        if any(other == axis for _, other in counted):
+            return f"{name}: predicted, and not called"
+        return f"{name}: predicted, and nothing at all is sent along {axis}: is it split so?"
+    ratio = has / must
+    times = next((n for n in (2, 3, 4, 8) if abs(ratio - n) < NEAR * n), None)
+    part = next((n for n in (2, 4) if abs(ratio * n - 1) < NEAR), None)
+    same_calls = abs(row.calls - predicted[key].calls) < 0.5
+    wide = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+    sizes = {wide[t] for t in row.types if t in wide}
+    number = job.framework.gradient_bytes if op == "reduce_scatter" else job.framework.number_bytes
+    if len(sizes) == 1 and abs(ratio - sizes.copy().pop() / number) < NEAR * ratio and ratio != 1:
+        return (
+            f"{name}: {ratio:g} times the bytes, since its numbers are {next(iter(row.types))}, and"
+            f" {job.framework.name} sends {number} bytes each"
+        )
+    if op == "all_gather" and axis in ("dp", "shard") and times == 2 and layout.pp > 1:
+        return f"{name}: each weight is gathered twice: reshard_after_forward is on under a pipeline"
+    if op == "all_gather" and axis in ("dp", "shard") and part == 2 and layout.pp == 1:
+        return f"{name}: each weight is gathered once: reshard_after_forward is off"
+    m = job.microbatches(layout)
+    if axis == "dp" and abs(ratio - m) < NEAR * m and m > 1:
+        return f"{name}: {m} times: it is done in each of {m} microbatches, and not once a step"
+    if axis == "dp" and abs(ratio * m - 1) < NEAR and m > 1:
+        return f"{name}: once a step, and not in each of {m} microbatches: gradients are summed first"
+    how = "in as many calls" if same_calls else f"in {row.calls:g} calls, not {predicted[key].calls:g}"
+    return f"{name}: {ratio:.2f} times the predicted bytes, {how}"

@@ -1,0 +1,159 @@
+"""One clock for all ranks: who did what when, and how much was held for backward meanwhile.
+
+    with span("F", 3):          on a rank: what runs here is the forward of microbatch 3
+        y = stage(x)
+
+Waits for collectives record themselves. After the call, `world.timeline` has every rank's
+spans. The clock is the machine's monotonic one, which its processes share.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+from helpers.ranks import current
+
+from .. import devices
+from .chrome import chrome
+
+COMPUTE = ("F", "B", "I", "W", "step", "busy")
+T = TypeVar("T")
+TRIES = 6  # of a timed step, at most
+
+
+class Span(NamedTuple):
+    """Something that took time on one rank. Seconds on the shared clock.
+
+    kind: F forward, B backward, I and W its two parts, step the optimizer, busy a whole step in one piece,
+    wait for a collective. label: which one.
+    """
+
+    kind: str
+    label: str
+    start: float
+    end: float
+
+
+@contextmanager
+def span(kind: str, label: str | int = ""):
+    """On a rank, record what runs in this block. Anywhere else, do nothing.
+
+    On a GPU the span begins when what was asked for earlier is done, and ends when what it asked for is.
+    """
+
+    if current.rank:
+        devices.synchronize(current.rank.device)
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        if current.rank:
+            devices.synchronize(current.rank.device)
+            current.rank.recorder.spans.append(Span(kind, str(label), start, time.monotonic()))
+
+
+def around(op):
+    """A span for one operation of a schedule: what `toy.run_schedule` takes."""
+    return span(op.kind, op.microbatch)
+
+
+def shortest(measure: Callable[[], T], seconds: Callable[[T], float], tries: int = TRIES) -> T:
+    """What `measure()` returned when it took fewest seconds: other programs can only lengthen a run.
+
+    It is called until the two shortest runs differ by less than 5 %, and at most `tries` times. So a busy
+    machine gets more tries than a quiet one.
+    """
+    runs: list[T] = []
+    while len(runs) < tries and (len(runs) < 2 or seconds(runs[1]) > 1.05 * seconds(runs[0])):
+        runs = sorted([*runs, measure()], key=seconds)
+    return runs[0]
+
+
+class Timeline:
+    """What every rank did in one call. Times are seconds from the first computation on any rank.
+
+    rows[rank]: its spans by start. streams[rank]: its collectives, from issue to when their end was seen.
+    levels[rank]: (time, bytes held for backward from then on), where `saved_activations` watched.
+    """
+
+    unit, level_unit = "s", "B"
+
+    def __init__(
+        self,
+        spans: Sequence[list[Span]],
+        levels: Sequence[list[tuple[float, int]]],
+        streams: Sequence[list[Span]] = (),
+    ):
+        first = min(
+            (s.start for rank in spans for s in rank if s.kind in COMPUTE),
+            default=min((s.start for rank in spans for s in rank), default=0.0),
+        )
+        shifted = lambda s: s._replace(start=max(0.0, s.start - first), end=s.end - first)
+        in_order = lambda rank: sorted((shifted(s) for s in rank if s.end > first), key=lambda s: s.start)
+        self.rows = [in_order(rank) for rank in spans]
+        self.streams = [in_order(rank) for rank in streams or [[]] * len(spans)]
+        self.levels = []
+        for rank in levels:
+            # Held when it began, of a warm-up perhaps.
+            before = [size for at, size in rank if at <= first][-1:]
+            self.levels.append(
+                [(0.0, size) for size in before] + [(at - first, size) for at, size in rank if at > first]
+            )
+
+    @property
+    def makespan(self) -> float:
+        """From the first start to the last end."""
+        return max((s.end for rank in self.rows for s in rank), default=0.0)
+
+    def seconds(self, rank: int, *kinds: str) -> float:
+        """How long `rank` spent in spans of these kinds. What lies inside another is counted once."""
+        total = until = 0.0
+        for s in self.rows[rank]:
+            if s.kind in kinds and s.end > until:
+                total += s.end - max(s.start, until)
+                until = s.end
+        return total
+
+    @property
+    def bubble(self) -> float:
+        """Share of wall time in which a rank does not compute, mean over ranks.
+
+        Raises ValueError where nothing was recorded.
+        """
+        if not self.makespan:
+            raise ValueError(
+                'nothing was recorded: run what you want to see inside `with span("F"):` on the ranks'
+            )
+        return 1 - sum(self.seconds(r, *COMPUTE) for r in range(len(self.rows))) / (
+            self.makespan * len(self.rows)
+        )
+
+    def in_flight(self, rank: int) -> int:
+        """The most microbatches that `rank` had run forward and not yet backward."""
+        held = most = 0
+        for s in self.rows[rank]:
+            held += (s.kind == "F") - (s.kind in ("B", "W"))
+            most = max(most, held)
+        return most
+
+    def peak(self, rank: int) -> int:
+        """The most bytes that `rank` held for backward at once."""
+        return max((size for _, size in self.levels[rank]), default=0)
+
+    def save(self, file: str) -> None:
+        """Write it as a Chrome trace: ui.perfetto.dev and chrome://tracing open it. A row for each rank, one
+        for each axis that it communicates along, and memory as a counter.
+        """
+        with open(file, "w", encoding="utf-8") as f:
+            json.dump(chrome(self.rows, self.streams, self.levels), f)
+
+    def __repr__(self) -> str:
+        rows = [
+            f"rank {r}: " + " ".join(s.kind + s.label for s in row if s.kind != "wait")
+            for r, row in enumerate(self.rows)
+        ]
+        return "\n".join(rows) if any(self.rows) else "no spans: nothing was recorded on the ranks"

@@ -1,0 +1,203 @@
+"""What was counted of a run: for people, and for other programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from helpers.ranks.output import ranks
+
+from ..table import Table, human
+from .chrome import chrome
+from .counter import PATIENCE, Counter, Told
+from .report import CollectiveCount
+from .steps import BySteps
+from .traffic import Traffic
+
+
+class Counted(Traffic):
+    """The traffic of a block or a script, to be read when it has ended: `print(traffic)`.
+
+    All that `Traffic` has. The other ranks' reports are fetched when they are asked for, within a minute;
+    `missing` are the ranks that sent none. steps[r]: rank r's collectives by optimizer step.
+    """
+
+    def __init__(self, counter: Counter):
+        self._counter, self._mine = counter, None
+
+    def finish(self) -> None:
+        """Stop counting."""
+        if self._mine is None:
+            self._mine = self._counter.tell()
+
+    def __getattr__(self, name: str):
+        if name.startswith("__") or "_told" in self.__dict__:
+            raise AttributeError(f"counted traffic has no {name!r}")
+        if self._mine is None:
+            raise RuntimeError("the bytes are known when the block has ended: read `traffic` after it")
+        self._gather()
+        return getattr(self, name)
+
+    def _gather(self) -> None:
+        until = time.monotonic() + PATIENCE
+        reports = {self._mine.rank: self._mine}
+        for rank in set(range(self._counter.size)) - set(reports):
+            reports[rank] = self._counter.told_by(rank, until)
+        self.missing = sorted(rank for rank, told in reports.items() if told is None)
+        self._told = [reports[rank] or Told(rank=rank) for rank in range(self._counter.size)]
+        super().__init__([told.report for told in self._told])
+        self.steps = [told.steps for told in self._told]
+
+    def tables(self, rank: int = 0) -> list[Table]:
+        """A rank's collectives: its first steps apart, each further step, and what came after the last."""
+        steps = self.steps[rank]
+        if not steps.number:
+            return [_table(f"rank {rank}, in all: no optimizer stepped", self.ranks[rank])]
+        parts = [(f"step {i + 1}", rows) for i, rows in enumerate(steps.first)]
+        if steps.further:
+            title = f"each of steps {len(parts) + 1}–{steps.number}" if steps.further > 1 else "step 3"
+            parts.append((title + ("" if steps.same else ", in the mean: they differ"), steps.mean()))
+        if steps.after:
+            parts.append(("after the last step", steps.after))
+        return [_table(f"rank {rank}, {title}", rows) for title, rows in _merged(parts) if rows]
+
+    def between_ranks(self) -> list[str]:
+        """What differs between the ranks, in sentences."""
+        sentences = []
+        for op, axis in dict.fromkeys((row.op, row.axis) for rows in self.ranks for row in rows):
+            calls = {r: self.calls(op, axis, r) for r in range(len(self.ranks)) if r not in self.missing}
+            if len(set(calls.values())) > 1:
+                sentences.append(f"{op} on {axis}: " + _by_value(calls, "{} calls"))
+        sent = {r: human(n) for r, n in enumerate(self.counted) if r not in self.missing}
+        if len(set(sent.values())) > 1:
+            sentences.append("must send: " + _by_value(sent, "{}"))
+        waited = {r: s for r, s in enumerate(self.waited) if r not in self.missing}
+        if len(waited) > 1 and max(waited.values()) > 0:
+            least, most = min(waited, key=waited.get), max(waited, key=waited.get)
+            sentences.append(
+                f"rank {least} waited least, {waited[least]:.2f} s; rank {most} most, {waited[most]:.2f} s:"
+                f" rank {least} is the one that the others wait for"
+                if waited[most] > 2 * waited[least]
+                else f"all waited about alike, {waited[least]:.2f} to {waited[most]:.2f} s"
+            )
+        if wrong := self.disagreement():
+            sentences.append(wrong)
+        if self.missing:
+            sentences.append(f"{ranks(self.missing)} sent no report")
+        return sentences
+
+    def __repr__(self) -> str:
+        if not any(self.ranks):
+            return "no bytes moved: the ranks called no collective"
+        me = self._mine.rank
+        differences = "\n".join(self.between_ranks())
+        return "\n\n".join(
+            [*map(repr, self.tables(me)), *([f"between ranks\n{differences}"] if differences else [])]
+        )
+
+    def _repr_html_(self) -> None:
+        return None
+
+    def json(self) -> dict:
+        """The same for other programs."""
+        return {
+            "ranks": [
+                {
+                    "rank": told.rank,
+                    "missing": told.rank in self.missing,
+                    "backend": told.backend,
+                    "steps": told.steps.number,
+                    "total": _rows(told.report.rows),
+                    "first": [_rows(rows) for rows in told.steps.first],
+                    "each": _rows(told.steps.mean()),
+                    "each_is_the_same": told.steps.same,
+                    "seconds_of_a_step": told.steps.seconds / max(1, told.steps.further),
+                    "after": _rows(told.steps.after),
+                    "wire": None if told.report.wire is None else sum(told.report.wire.values()),
+                    "peak_in_flight": told.report.peak_in_flight,
+                }
+                for told in self._reports()
+            ],
+            "between_ranks": self.between_ranks(),
+        }
+
+    def trace(self) -> dict:
+        """The run as a Chrome trace, of what was kept of its times."""
+        shift = lambda spans, by: [s._replace(start=s.start + by, end=s.end + by) for s in spans]
+        return chrome(
+            [shift(told.report.spans, told.clock) for told in self._reports()],
+            [shift(told.report.streams, told.clock) for told in self._reports()],
+            [[(at + told.clock, size) for at, size in told.report.levels] for told in self._reports()],
+        )
+
+    def _reports(self) -> list[Told]:
+        return self._told if "_told" in self.__dict__ else (self._gather(), self._told)[1]
+
+    def of_a_step(self, rank: int = 0) -> list[CollectiveCount]:
+        """The rows of a usual step: the mean of the further ones, or the last one there is."""
+        steps: BySteps = self.steps[rank]
+        return steps.mean() if steps.further else steps.first[-1] if steps.first else self.ranks[rank]
+
+
+def _table(title: str, rows: Iterable[CollectiveCount]) -> Table:
+    rows = sorted(rows, key=lambda row: (row.axis, -row.payload))
+    unknown = any(row.wire is None for row in rows)
+    return Table(
+        ["axis", "collective", "calls", "payload", "must send", "on the wire", "waited"],
+        [
+            [
+                f"{row.axis} ({len(row.members)})",
+                row.op,
+                f"{row.calls:g}",
+                human(row.payload),
+                human(row.book),
+                human(row.wire),
+                f"{1e3 * row.waited:.1f} ms",
+            ]
+            for row in rows
+        ],
+        [
+            "total",
+            "",
+            f"{sum(row.calls for row in rows):g}",
+            human(sum(row.payload for row in rows if row.op != "recv")),
+            human(sum(row.book for row in rows)),
+            human(None if unknown else sum(row.wire for row in rows)),
+            f"{1e3 * sum(row.waited for row in rows):.1f} ms",
+        ],
+        title=title,
+    )
+
+
+def _merged(parts: list[tuple[str, list[CollectiveCount]]]) -> list[tuple[str, list[CollectiveCount]]]:
+    """Without the second step where it is as the further ones are: those it only joins in the title."""
+    key = lambda rows: {(row.op, row.axis): (row.calls, row.payload) for row in rows}
+    names = [title for title, _ in parts]
+    if len(parts) > 2 and names[2].startswith("each of steps 3") and key(parts[1][1]) == key(parts[2][1]):
+        return [parts[0], (names[2] + " (step 2 is alike)", parts[2][1]), *parts[3:]]
+    return parts
+
+
+def _by_value(values: dict[int, object], form: str) -> str:
+    """'ranks 0 and 1 4 calls, rank 2 0 calls'"""
+    groups: dict[object, list[int]] = {}
+    for rank, value in values.items():
+        groups.setdefault(value, []).append(rank)
+    return ", ".join(f"{ranks(members)} {form.format(value)}" for value, members in groups.items())
+
+
+def _rows(rows: Iterable[CollectiveCount]) -> list[dict]:
+    return [
+        {
+            "collective": row.op,
+            "axis": row.axis,
+            "ranks": list(row.members),
+            "calls": row.calls,
+            "payload": row.payload,
+            "must_send": row.book,
+            "wire": row.wire,
+            "waited": row.waited,
+            "types": sorted(row.types),
+        }
+        for row in rows
+    ]

@@ -1,0 +1,95 @@
+"""A recorder for a process that knows nothing of us, and the way its report takes to the other ranks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from . import wire
+from .front import Call
+from .meter import Recorder
+from .report import Report
+from .steps import BySteps, Steps
+
+PATIENCE = 60.0  # seconds until a rank that has not sent its report is left out
+SPANS = 50_000  # of each kind, that a trace keeps of a rank
+_numbers = itertools.count()
+
+
+@dataclass
+class Told:
+    """What one rank tells of a run. clock: what to add to its clock to have the time of day."""
+
+    report: Report = field(default_factory=Report)
+    steps: BySteps = field(default_factory=BySteps)
+    rank: int = 0
+    backend: str = ""
+    clock: float = 0.0
+
+
+class Counter(Recorder):
+    """Finds out by itself, at the first collective, which rank this is. trace: whether to keep times."""
+
+    def __init__(self, trace: bool = False):
+        self.rank, self.size, self.backend, self._store, self._trace = 0, 1, "", None, trace
+        self._key = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_numbers)}"
+        super().__init__(spans=SPANS if trace else 0)
+        self._meet()
+        self.counter.refresh()  # what earlier groups have sent is not counted
+        self.start()
+        self.steps = Steps(self)
+
+    def begins(self, call: Call) -> None:
+        self._meet()
+        if self._trace and len(self.levels) < self.most_spans:
+            self.levels.append((time.monotonic(), _held()))
+        super().begins(call)
+
+    def _meet(self) -> None:
+        """The store where the ranks met: our reports go through it, past what is counted. Whoever holds it
+        keeps it open when the script destroys its group.
+        """
+        if self._store is not None or not dist.is_initialized():
+            return
+        self.rank, self.size, self.backend = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+        store = dist.distributed_c10d._get_default_store()  # PyTorch has no public way
+        self._store = dist.PrefixStore(f"three-axes/{self._key}", store)
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        wire.services.update({getattr(store, "port", 0), int(os.environ.get("MASTER_PORT", 0))})
+
+    def tell(self) -> Told:
+        """Stop counting, and send this rank's report on its way."""
+        self._meet()
+        steps = self.steps.stop()
+        told = Told(self.stop(), steps, self.rank, self.backend, time.time() - time.monotonic())
+        self.close()
+        if self._store is not None and self.size > 1:
+            self._store.set(str(self.rank), pickle.dumps(told))
+        return told
+
+    def told_by(self, rank: int, until: float) -> Told | None:
+        """Another rank's report, None where it has not come by then."""
+        try:
+            self._store.wait([str(rank)], timedelta(seconds=max(0.01, until - time.monotonic())))
+            return pickle.loads(self._store.get(str(rank)))
+        except (RuntimeError, OSError):  # it did not come, or the store went with the process that had it
+            return None
+
+
+def _held() -> int:
+    """Bytes of tensors on this process's GPU, or what it occupies of the machine's memory."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.memory_allocated()
+    try:
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

@@ -1,0 +1,33 @@
+"""`counting()`: count what a block of code makes this rank send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from .counted import Counted
+from .counter import Counter
+from .front import front
+
+
+@contextmanager
+def counting(mesh: DeviceMesh | Sequence[DeviceMesh] = (), *, trace: bool = False) -> Iterator[Counted]:
+    """Count every collective in this block, whoever issues it. Every rank enters the block.
+
+        with counting(mesh=mesh) as traffic:
+            train_step()
+        if rank == 0:
+            print(traffic)
+
+    mesh: the device mesh, or several, whose dimensions name the axes. Without it they are named as far as
+    they can be seen. trace: keep times as well, for `traffic.trace()`. No rank waits for another when the
+    block ends, and nothing is sent along the groups that are counted.
+    """
+    with front.axes.declared([mesh] if isinstance(mesh, DeviceMesh) else mesh):
+        counted = Counted(Counter(trace))
+        try:
+            yield counted
+        finally:
+            counted.finish()

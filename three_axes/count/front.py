@@ -1,0 +1,235 @@
+"""In front of PyTorch's collectives: the one place where each of them passes, whoever counts.
+
+Every collective, whoever issues it (`dist.all_reduce`, DDP's buckets in C++, FSDP, DTensor, a pipeline's
+sends), passes PyTorch's dispatcher as an operator of the library `c10d`. The front stands before those few
+operators and before nothing else, so that arithmetic runs at full speed. Without listeners it is not there.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from helpers.emulate.fabric import Fabric
+
+from .. import devices
+from .axes import Axes
+from .operators import OPERATORS, InBatch, OnStream, first_tensor, must_send, nbytes, nobody
+
+# At this key the dispatcher passes also when a DTensor's own operator calls a collective, below autograd.
+_KEY = "BackendSelect"
+_BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+
+@dataclass
+class Call:
+    """A collective that is being issued. payload: bytes of the whole tensor. size: bytes that it holds. book:
+    bytes that this rank must send, by the book.
+    """
+
+    op: str
+    axis: str
+    group: dist.ProcessGroup
+    members: list[int]  # of the group, as the world numbers them
+    me: int  # this rank's place among them
+    root: int | None  # or peer
+    payload: float
+    size: int
+    book: float
+    first: torch.Tensor | None
+
+
+class Listener(Protocol):
+    def begins(self, call: Call) -> None: ...
+    def begun(self, call: Call, work) -> None: ...
+    def batch_begun(self, work: dist.Work) -> None: ...
+    def waited(self, work: dist.Work, start: float) -> None: ...
+    def waited_for_tensor(self, start: float) -> None: ...
+    def waited_for_ddp(self, start: float) -> None: ...
+    def under_way(self): ...
+
+
+class Front:
+    """This process's. `fabric`: the emulated network, if there is one; `inside`: whether a collective is
+    being issued, since some backends hold the caller until it has ended.
+    """
+
+    def __init__(self):
+        self.axes, self.fabric, self.inside = Axes(), None, False
+        self._listeners: list[Listener] = []
+        self._backward = -1  # the backward whose end is being watched
+        self.wait_for = dist.Work.wait
+        self._thread = threading.local()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What this thread sends in this block passes unseen: it is beside what is counted, and at any time
+        between.
+        """
+        self._thread.aside = True
+        try:
+            yield
+        finally:
+            self._thread.aside = False
+
+    @property
+    def _is_aside(self) -> bool:
+        return getattr(self._thread, "aside", False)
+
+    def add(self, listener: Listener) -> None:
+        if not self._listeners:
+            self._install()
+        self._listeners.append(listener)
+
+    def remove(self, listener: Listener) -> None:
+        self._listeners.remove(listener)
+        if not self._listeners:
+            self._uninstall()
+
+    def use(self, fabric: Fabric | None) -> None:
+        """Emulate this network from now on, and no other."""
+        if self.fabric:
+            self.fabric.close()
+        self.fabric = fabric
+
+    def _install(self) -> None:
+        self._libraries = [
+            torch.library.Library("c10d", "IMPL"),
+            torch.library.Library("_c10d_functional", "IMPL"),
+        ]
+        for name in OPERATORS:
+            self._libraries[0].impl(name, self._in_front_of(name), _KEY, with_keyset=True)
+        self._libraries[1].impl("wait_tensor", self._wait_tensor, _KEY, with_keyset=True)
+        self.wait_for = dist.Work.wait
+        dist.Work.wait = lambda work, *args, **kwargs: self._waiting(work, args, kwargs)
+        self._end_batch = dist.ProcessGroup._end_coalescing
+        dist.ProcessGroup._end_coalescing = lambda group, *device: self._batch_issued(group, *device)
+        self.axes.listen()
+
+    def _uninstall(self) -> None:
+        for library in self._libraries:
+            library._destroy()
+        dist.Work.wait, dist.ProcessGroup._end_coalescing = self.wait_for, self._end_batch
+        self.axes.leave()
+
+    def _in_front_of(self, operator: str):
+        call = getattr(torch.ops.c10d, operator).default
+        name, at_group, at_whole, at_root = OPERATORS[operator]
+
+        def counted(keys, *args, **kwargs):
+            if self._is_aside:
+                return call.redispatch(keys & _BELOW, *args, **kwargs)
+            group = dist.ProcessGroup.unbox(args[at_group])
+            _, members, me = self.axes.members(group)
+            whole = args[at_whole] if at_whole is not None else None
+            held = 0 if whole is None else nbytes(whole)
+            root = None if at_root is None else args[at_root]
+            if root is not None and not 0 <= root < len(members):  # gloo would wait for it for ever
+                raise ValueError(nobody(name, me, root, len(members)))
+            payload = held * len(members) if name in ("gather", "scatter") else held
+            axis, first = self.axes.name(group, name), first_tensor(whole)
+            book = must_send(operator, args, payload, len(members), me, root or 0)
+            issued = Call(name, axis, group, members, me, root, payload, held, book, first)
+            for listener in self._listeners:
+                listener.begins(issued)
+            if name == "all_reduce" and _by_autograd(sys._getframe(1)):
+                self._watch_backward()
+            ticket = None
+            if self.fabric and operator != "recv_any_source_":
+                tag = args[3] if name in ("send", "recv") else 0
+                ticket = self.fabric.come(name, group.group_name, members, me, root, tag, payload)
+            self.inside = True
+            try:
+                result = call.redispatch(keys & _BELOW, *args, **kwargs)
+            finally:
+                self.inside = False
+            work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
+            if ticket:
+                work, result = self._held_back(ticket, group, work, result)
+            work = work if work is not None else _stand_in(name, first)
+            if work is not None:
+                for listener in self._listeners:
+                    listener.begun(issued, work)
+            return result
+
+        return counted
+
+    def _held_back(self, ticket, group, work, result):
+        tensors = result[0] if isinstance(result, tuple) else []
+        plain = tensors if isinstance(first_tensor(tensors[:1]), torch.Tensor) else []
+        work = self.fabric.hold(ticket, group.group_name, work, plain)
+        return work, (tensors, work.boxed()) if isinstance(result, tuple) else work.boxed()
+
+    def _batch_issued(self, group: dist.ProcessGroup, *device):
+        """In front of `ProcessGroup._end_coalescing`, where the sends of a batch begin together, with one
+        Work.
+        """
+        work = self._end_batch(group, *device)
+        if work is not None:
+            for listener in self._listeners:
+                listener.batch_begun(work)
+        return work
+
+    def _waiting(self, work: dist.Work, args, kwargs):
+        if self._is_aside:
+            return self.wait_for(work, *args, **kwargs)
+        start = time.monotonic()
+        if self.fabric:
+            self.fabric.awaited_in_python.add(work)
+            args, kwargs = (), {}  # a work that is held back knows no timeout of its own
+        try:
+            ended = self.wait_for(work, *args, **kwargs)
+            if self.fabric and (failure := self.fabric.failed.pop(work, None)):
+                raise failure
+            return ended
+        finally:
+            for listener in self._listeners:
+                listener.waited(work, start)
+
+    def _wait_tensor(self, keys, tensor):
+        start = time.monotonic()
+        waiting = [listener for listener in self._listeners if listener.under_way()]
+        result = torch.ops._c10d_functional.wait_tensor.default.redispatch(keys & _BELOW, tensor)
+        for listener in waiting:
+            listener.waited_for_tensor(start)
+        return result
+
+    def _watch_backward(self) -> None:
+        """DDP waits for its buckets in C++, in a callback at the end of backward. It puts that callback in
+        line after its last bucket, so one of ours is in line before it, and one that ours adds comes after.
+        """
+        task = torch._C._current_graph_task_id()
+        if task in (-1, self._backward):
+            return
+        self._backward = task
+        later = torch.autograd.Variable._execution_engine.queue_callback
+
+        def begins() -> None:
+            start = time.monotonic()
+            later(lambda: [listener.waited_for_ddp(start) for listener in self._listeners])
+
+        later(begins)
+
+
+def _by_autograd(caller) -> bool:
+    """Whether C++ called, in a backward: no Python stands between the engine and the collective."""
+    return caller is None or caller.f_code.co_name == "_engine_run_backward"
+
+
+def _stand_in(name: str, tensor: torch.Tensor | None) -> OnStream | InBatch | None:
+    """What tells when a collective has ended that came back without a Work. None: it has."""
+    if name in ("send", "recv"):
+        return InBatch()  # alone, a send has a Work in every backend
+    on = tensor.device if tensor is not None else devices.CPU
+    return None if on.type == "cpu" else OnStream(on)
+
+
+front = Front()

@@ -1,0 +1,286 @@
+"""Counting, on each rank: what PyTorch was asked to move, what left the process, and how long it waited.
+
+A `Recorder` listens at the `front`, where every collective passes. A rank of a World has one; `three_axes.count`
+takes one to a script that knows nothing of either. A collective costs some tens of microseconds more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from . import lines, wire
+from .clock import Span
+from .front import Call, front
+from .operators import InBatch, OnStream
+from .report import ROOTED, CollectiveCount, Report
+
+BOX_BYTES = 1024
+REMEMBERED = 200  # collectives of a call whose shapes are compared between ranks
+
+
+@dataclass
+class Issued:
+    """A collective that was begun, and for which nobody in Python has waited."""
+
+    work: dist.Work | OnStream | InBatch
+    row: CollectiveCount
+    size: int  # bytes that it holds
+    start: float
+    ended: bool = False
+
+    def has_ended(self) -> bool:
+        """PyTorch is not asked again: a call may begin hundreds, and each looks at those before it."""
+        self.ended = self.ended or self.work.is_completed()
+        return self.ended
+
+
+class Recorder:
+    """Counts this rank's collectives from `start()` to `stop()`.
+
+    With `on` false it leaves PyTorch alone and counts nothing. box: descriptor of a small file that outlives
+    this process, to which the last collective is written: when gloo aborts the process, somebody else can
+    still read what it was doing. spans: how many waits and collectives to keep with their times.
+    """
+
+    def __init__(self, box: int | None = None, on: bool = True, spans: int = 1_000_000):
+        self.box, self.on, self.most_spans = box, on, spans
+        self.counter = wire.Counter()
+        self.last: dict | None = None  # the collective issued last, as written to the box
+        self._looked: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # whose connections are known
+        # Called with the name, root or peer, and first tensor of each collective of a call before it begins.
+        self.watch: Callable[[str, int | None, torch.Tensor | None], None] | None = None
+        if on:
+            front.add(self)
+        self.start()
+
+    def close(self) -> None:
+        """Leave PyTorch alone from now on."""
+        if self.on:
+            front.remove(self)
+            self.counter.close()
+
+    def start(self) -> None:
+        """Count from here on."""
+        self.rows: dict[tuple[str, str], CollectiveCount] = {}
+        self._open: list[Issued] = []
+        self._since_quiet: list[CollectiveCount] = []
+        self._in_flight = self._peak = self._number = self._forgotten = 0
+        # Of the forgotten, those for whom somebody still may wait: who keeps them in a list waits late.
+        self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
+        self.last = self.watch = None
+        self.spans: list[Span] = []
+        self.streams: list[Span] = []
+        self.levels: list[tuple[float, int]] = []
+        if front.fabric:
+            front.fabric.late = 0
+        self._unseen = not wire.available  # whether bytes moved that the operating system does not count
+        self._brought: dict[tuple[int, ...], list[str]] = {}
+        self.counter.forget()
+        self._before = self.counter.read()
+        self._settled = sum(self._before.values())
+        if self.box is not None:
+            os.pwrite(self.box, bytes(BOX_BYTES), 0)
+
+    def look(self, group: dist.ProcessGroup | None) -> None:
+        """A group may have brought connections, and bytes to greet its ranks: they are no collective's."""
+        if self.on and group is not None and group not in self._looked:
+            self._looked.add(group)
+            before = self.counter.total()
+            self.counter.refresh()
+            self._settled += self.counter.total() - before
+
+    def finish(self) -> None:
+        """Wait for what was begun and never waited for: left alone, it would meet the next call's
+        collectives.
+        """
+        for issued in self._open:
+            if not issued.has_ended():
+                front.wait_for(issued.work) if isinstance(issued.work, dist.Work) else issued.work.wait()
+
+    def stop(self) -> Report:
+        if not self.on:
+            return Report(spans=self.spans, levels=self.levels)
+        self._settle()
+        self.counter.refresh()  # connections made by groups that no collective has used
+        now = self.counter.read()
+        sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()}
+        not_waited = self.not_waited()
+        self._close(self._open)
+        return Report(
+            list(self.rows.values()),
+            None if self._unseen else sent,
+            self._peak,
+            not_waited,
+            self._brought,
+            self.spans,
+            self.streams,
+            self.levels,
+            front.fabric.late if front.fabric else 0,
+        )
+
+    def counted_so_far(self) -> list[CollectiveCount]:
+        """A copy of the rows as they are now."""
+        self._quiet()
+        return [copy(row) for row in self.rows.values()]
+
+    def calm(self) -> bool:
+        """Whether nothing is under way."""
+        return all(issued.has_ended() for issued in self._open)
+
+    def not_waited(self) -> int:
+        """How many were begun whose end nobody in Python has waited for."""
+        return len(self._open) + self._forgotten
+
+    def pending(self) -> dict | None:
+        """The last collective, if this rank is still in it."""
+        return self.last if front.inside or not self.calm() else None
+
+    # -- what the front tells ----------------------------------------------------------
+
+    def begins(self, call: Call) -> None:
+        self._quiet()
+        self.look(call.group)
+        row = self.rows.setdefault((call.op, call.axis), CollectiveCount(call.op, call.axis))
+        row.calls += 1
+        row.payload += call.payload
+        row.book += call.book
+        row.members = tuple(call.members)
+        if call.first is not None:
+            row.types.add(_type(call.first))
+        if call.first is not None and call.first.device.type != "cpu":
+            row.wire, self._unseen = None, True  # NCCL moves these, past the operating system's counters
+        elif row not in self._since_quiet:
+            self._since_quiet.append(row)
+        self._remember(call)
+        if self.box is not None:
+            self._note(call)
+        if self.watch:
+            self.watch(call.op, call.root, call.first)
+
+    def begun(self, call: Call, work: dist.Work | OnStream | InBatch) -> None:
+        self._peak = max(self._peak, self._in_flight + call.size)
+        self._open.append(Issued(work, self.rows[call.op, call.axis], call.size, time.monotonic()))
+        self._in_flight += call.size
+
+    def batch_begun(self, work: dist.Work) -> None:
+        for issued in self._open:
+            if isinstance(issued.work, InBatch):
+                issued.work = work
+
+    def waited(self, work: dist.Work, start: float) -> None:
+        if awaited := [issued for issued in self._open if issued.work is work]:  # several, of a batch
+            self._waited(awaited[0].row, start)
+            self._in_flight -= sum(issued.size for issued in awaited)
+            self._close(awaited)
+        elif work in self._ended:
+            self._ended.discard(work)
+            self._forgotten -= 1
+
+    def waited_for_tensor(self, start: float) -> None:
+        self._waited(self._awaited, start)
+        self._close([issued for issued in self._open if issued.has_ended()], keep=True)
+
+    def waited_for_ddp(self, start: float) -> None:
+        for issued in self._open:
+            if issued.row.op == "all_reduce":  # its buckets all had to end, and it is not known which last
+                self._waited(issued.row, start)
+                break
+        self._close([issued for issued in self._open if issued.has_ended()], keep=True)
+
+    def under_way(self) -> bool:
+        """Whether something is, and if so, it is what a wait for a tensor waits for."""
+        self._awaited = next((issued.row for issued in self._open if not issued.has_ended()), None)
+        return self._awaited is not None
+
+    # -- its books ---------------------------------------------------------------------
+
+    def _close(self, ended: list[Issued], keep: bool = False) -> None:
+        """These are seen to have ended now. keep: they stay among the open, since nobody has waited."""
+        now = time.monotonic()
+        for issued in ended:
+            if issued.start and len(self.streams) < self.most_spans:
+                self.streams.append(Span("comm", f"{issued.row.op} {issued.row.axis}", issued.start, now))
+            issued.start = 0.0
+        if not keep:
+            gone = set(map(id, ended))
+            self._open = [issued for issued in self._open if id(issued) not in gone]
+
+    def _remember(self, call: Call) -> None:
+        """For `Traffic` to see whether all brought the same.
+
+        Sends have two sides that differ, all_to_all may be uneven.
+        """
+        brought = self._brought.setdefault(tuple(call.members), [])
+        if call.op not in ("send", "recv") and len(brought) < REMEMBERED:
+            size = ""
+            if call.first is not None and call.op != "all_to_all":
+                size = f" of {call.payload / max(1, call.first.element_size()):.0f} {_type(call.first)}"
+            root = f" with root {call.members[call.root]}" if call.op in ROOTED else ""
+            brought.append(call.op + size + root)
+
+    def _note(self, call: Call) -> None:
+        self._number += 1
+        tensor = call.first if call.op != "barrier" else None
+        alone = call.op in ("send", "recv") and call.root is not None
+        self.last = {
+            "op": call.op,
+            "axis": call.axis,
+            "number": self._number,
+            "at": time.monotonic(),
+            "peer": call.root,
+            # whom this rank cannot go on without
+            "needs": [call.members[call.root]] if alone else call.members,
+            "shape": None if tensor is None else list(tensor.shape),
+            "dtype": None if tensor is None else _type(tensor),
+            "line": lines.innermost(sys._getframe(2)),
+        }
+        os.pwrite(self.box, json.dumps(self.last).encode()[:BOX_BYTES].ljust(BOX_BYTES, b"\0"), 0)
+
+    def _quiet(self) -> None:
+        """Where nothing is under way, credit the bytes sent so far to what was."""
+        if self.calm():
+            self._forgotten += len(self._open)
+            self._ended.update(issued.work for issued in self._open if isinstance(issued.work, dist.Work))
+            self._close(self._open)
+            self._in_flight = 0
+            self._settle()
+
+    def _settle(self) -> None:
+        """Credit the bytes since the last quiet moment.
+
+        Collectives that overlapped cannot be told apart on the wire: where they were of
+        one kind the row is exact, where not each row says n/a and only the total is known.
+        """
+        if not wire.available:
+            for row in self._since_quiet:
+                row.wire = None
+        else:
+            total = self.counter.total()
+            if len(self._since_quiet) == 1:
+                if (row := self._since_quiet[0]).wire is not None:
+                    row.wire += total - self._settled
+            else:
+                for row in self._since_quiet:
+                    row.wire = None
+            self._settled = total
+        self._since_quiet.clear()
+
+    def _waited(self, row: CollectiveCount, start: float) -> None:
+        end = time.monotonic()
+        row.waited += end - start
+        if end - start > 1e-4 and len(self.spans) < self.most_spans:  # less would not be seen
+            self.spans.append(Span("wait", f"{row.op} {row.axis}", start, end))
+
+
+def _type(tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

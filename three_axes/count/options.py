@@ -1,0 +1,34 @@
+"""The command line of `count`. Needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..paper.hardware import CLUSTERS
+from ..paper.pipelines import SCHEDULES
+from ..plan.frameworks import FRAMEWORKS
+from ..plan.layout import RECOMPUTE, Axes
+
+
+def add_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--json", metavar="FILE", help="write what was counted on every rank")
+    sub.add_argument("--trace", metavar="FILE", help="write a Chrome trace, for ui.perfetto.dev")
+    sub.add_argument("-m", "--module", action="store_true", help="the script is a module: count -m pkg.train")
+    job = sub.add_argument_group("predicted beside counted", "what is trained, and how it is split")
+    job.add_argument("--model", help="a name, or a JSON file, as for plan")
+    job.add_argument("--batch", type=int, help="sequences in a step, over all ranks")
+    job.add_argument("--seq", type=int, help="tokens in a sequence")
+    job.add_argument("--framework", default="torchtitan", help=f"{', '.join(FRAMEWORKS)} (%(default)s)")
+    for axis in Axes._fields:
+        job.add_argument(f"--{axis}", type=int, default=1)
+    job.add_argument("--zero", type=int, default=3, help="%(default)s, FSDP's")
+    job.add_argument("--microbatch", type=int, default=1)
+    job.add_argument("--interleave", type=int, default=1)
+    job.add_argument("--schedule", choices=SCHEDULES, default="1F1B")
+    job.add_argument("--recompute", choices=RECOMPUTE, default="none")
+    job.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
+    job.add_argument("--shard", type=int, default=0, help="ranks that share out the weights (HSDP); 0: all")
+    job.set_defaults(cluster=next(iter(CLUSTERS)), gradients=None, precision="bf16", lora=None, lora_on=None)
+    job.set_defaults(four_bit=False, eight_bit=False, offload=False, loss_chunks=None, batch_tokens=None)
+    sub.add_argument("script", help="the script, as you would give it to python")
+    sub.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")

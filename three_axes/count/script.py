@@ -1,0 +1,95 @@
+"""`torchrun … -m three_axes count train.py`: run a script unchanged, and count what its ranks send."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import threading
+from collections.abc import Callable
+
+from ..plan.job import Job
+from ..plan.layout import Layout
+from .against import against
+from .counted import Counted
+from .counter import Counter
+
+
+def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
+    """Look at the options. What is returned runs `args.script` as Python would, lets rank 0 print what was
+    counted, raises what the script raises, and returns an exit status.
+
+    job: what to compare with, if a model is named. Raises ValueError for options that will not do.
+    """
+    compared = None
+    if args.model:
+        if args.batch is None or args.seq is None:
+            raise ValueError("--model needs --batch and --seq too: what a step sends depends on them")
+        compared = job()
+        compared[0].check(compared[1], int(os.environ.get("WORLD_SIZE", 1)))
+    if not args.module and not os.path.isfile(args.script):
+        raise ValueError(f"there is no script {args.script!r}; options of count come before it")
+    for file in filter(None, (args.json, args.trace)):
+        if not os.path.isdir(os.path.dirname(file) or "."):
+            raise ValueError(f"{file}: there is no such folder to write to")
+    return lambda: _counted(args, compared)
+
+
+def _counted(args, compared: tuple[Job, Layout] | None) -> int:
+    counted = Counted(Counter(trace=args.trace is not None))
+    leave, at_once = os._exit, False
+    os._exit = lambda code: _leave(code, leave)
+    try:
+        _run(args)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+        at_once = isinstance(end, Leaving)
+    finally:
+        os._exit = leave
+    counted.finish()
+    if counted._counter.rank == 0:
+        _report(counted, args, compared)
+    if at_once:
+        leave(0)
+    return 0
+
+
+class Leaving(SystemExit):
+    """The script has called os._exit, as some do for whom Python's end takes too long, or fails."""
+
+
+def _leave(code: int, leave: Callable[[int], None]) -> None:
+    if code or threading.current_thread() is not threading.main_thread():
+        leave(code)
+    raise Leaving(code)
+
+
+def _run(args) -> None:
+    sys.argv = [args.script, *args.arguments]
+    if args.module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(args.script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(args.script))
+        runpy.run_path(args.script, run_name="__main__")
+
+
+def _report(counted: Counted, args, compared) -> None:
+    if not any(counted.ranks):
+        print(
+            f"{args.script} called no collective, so there is nothing to count. Start it on several ranks:"
+            f" torchrun --nproc-per-node 4 -m three_axes count {args.script}"
+        )
+        return
+    steps = counted.steps[0].number
+    print(f"\n{args.script}: {len(counted.ranks)} ranks, {steps} steps of the optimizer\n\n{counted}")
+    if compared:
+        table, words = against(counted.of_a_step(), *compared)
+        print("\n".join(["", repr(table), *words]))
+    for file, made in ((args.json, counted.json), (args.trace, counted.trace)):
+        if file:
+            with open(file, "w", encoding="utf-8") as f:
+                json.dump(made(), f)
+    sys.stdout.flush()

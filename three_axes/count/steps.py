@@ -1,0 +1,130 @@
+"""A run's collectives, step by step. A step ends when the optimizer has stepped."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from .clock import Span
+from .meter import Recorder
+from .report import CollectiveCount
+
+APART = 2  # first steps that are kept apart: DDP makes its buckets in the first, and anew in the second
+
+
+@dataclass
+class BySteps:
+    """first: the rows of each of the first steps. sums: over all further steps, `further` of them.
+    same: whether those all made the same calls with the same bytes. after: what came after the last step.
+    seconds: how long the further steps took together.
+    """
+
+    first: list[list[CollectiveCount]] = field(default_factory=list)
+    sums: list[CollectiveCount] = field(default_factory=list)
+    further: int = 0
+    same: bool = True
+    after: list[CollectiveCount] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def number(self) -> int:
+        return len(self.first) + self.further
+
+    def mean(self) -> list[CollectiveCount]:
+        """A step among the further ones."""
+        n = max(1, self.further)
+        return [
+            replace(
+                row,
+                calls=row.calls / n,
+                payload=row.payload / n,
+                book=row.book / n,
+                wire=None if row.wire is None else row.wire / n,
+                waited=row.waited / n,
+            )
+            for row in self.sums
+        ]
+
+
+class Steps:
+    """Watches every optimizer of this process. Of several, the one that steps first ends the step; one that
+    steps inside another's step (ZeroRedundancyOptimizer's) ends nothing.
+    """
+
+    def __init__(self, recorder: Recorder):
+        self.recorder, self.counted = recorder, BySteps()
+        self._inside: list[int] = []  # optimizers that are stepping, the outer one first
+        self._ends: int | None = None  # the optimizer whose step ends the step
+        self._began = self._stepping = time.monotonic()
+        self._before: list[CollectiveCount] = []
+        self._hooks = (
+            register_optimizer_step_pre_hook(self._starts),
+            register_optimizer_step_post_hook(self._stepped),
+        )
+
+    def stop(self) -> BySteps:
+        for hook in self._hooks:
+            hook.remove()
+        self.counted.after = self._since()
+        return self.counted
+
+    def _starts(self, optimizer, args, kwargs) -> None:
+        if id(optimizer) in self._inside:  # its last step raised
+            del self._inside[self._inside.index(id(optimizer)) :]
+        if not self._inside:
+            self._stepping = time.monotonic()
+        self._inside.append(id(optimizer))
+
+    def _stepped(self, optimizer, args, kwargs) -> None:
+        del self._inside[self._inside.index(id(optimizer)) :]
+        if self._inside:
+            return
+        now = time.monotonic()
+        if len(self.recorder.spans) < self.recorder.most_spans:
+            self.recorder.spans.append(Span("step", "", self._stepping, now))
+        self._ends = self._ends or id(optimizer)
+        if self._ends == id(optimizer):
+            if len(self.recorder.spans) < self.recorder.most_spans:
+                number = str(self.counted.number + 1)
+                self.recorder.spans.append(Span("busy", number, self._began, now))
+            self._end(now - self._began)
+            self._began = now
+
+    def _end(self, seconds: float) -> None:
+        rows, counted = self._since(), self.counted
+        if len(counted.first) < APART:
+            counted.first.append(rows)
+            return
+        if counted.further:
+            key = lambda rows, n: {(r.op, r.axis): (r.calls / n, r.payload / n) for r in rows}
+            counted.same &= key(rows, 1) == key(counted.sums, counted.further)
+        counted.sums = _joined(counted.sums, rows, 1)
+        counted.further += 1
+        counted.seconds += seconds
+
+    def _since(self) -> list[CollectiveCount]:
+        """The rows since this was asked last."""
+        now = self.recorder.counted_so_far()
+        since, self._before = _joined(now, self._before, -1), now
+        return [row for row in since if row.calls]
+
+
+def _joined(rows: list[CollectiveCount], others: list[CollectiveCount], sign: int) -> list[CollectiveCount]:
+    """rows + sign · others, by operation and axis."""
+    joined = {(row.op, row.axis): row for row in rows}
+    for other in others:
+        row = joined.get((other.op, other.axis), CollectiveCount(other.op, other.axis))
+        joined[other.op, other.axis] = CollectiveCount(
+            other.op,
+            other.axis,
+            row.calls + sign * other.calls,
+            row.payload + sign * other.payload,
+            row.book + sign * other.book,
+            None if None in (row.wire, other.wire) else row.wire + sign * other.wire,
+            row.waited + sign * other.waited,
+            row.members or other.members,
+            row.types | other.types,
+        )
+    return list(joined.values())

@@ -1,0 +1,112 @@
+"""The arguments of the planner's commands."""
+
+from __future__ import annotations
+
+import argparse
+
+from .paper.hardware import CLUSTERS
+from .paper.pipelines import SCHEDULES
+from .plan.adapters import MATRICES
+from .plan.estimate import HEADROOM
+from .plan.frameworks import FRAMEWORKS
+from .plan.layout import RECOMPUTE, Axes
+from .plan.models import MODELS
+from .plan.precision import PRECISIONS
+from .sizing import run_bubble, run_bytes, run_memory, run_plan
+
+
+def _schedule(name: str) -> str:
+    """A schedule's name, however it is written."""
+    return next((known for known in SCHEDULES if known.lower() == name.lower()), name)
+
+
+def _axes(text: str) -> Axes:
+    try:
+        sizes = [int(part) for part in text.split(",")]
+        if not 3 <= len(sizes) <= len(Axes._fields):
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not DP,TP,PP, such as 4,8,2, with CP,EP,ETP behind them where there are any"
+        ) from None
+    return Axes(*sizes)
+
+
+PLANNING = {
+    "plan": (run_plan, "rank all layouts"),
+    "memory": (run_memory, "time and memory of one layout"),
+    "bytes": (run_bytes, "what each GPU sends in a step"),
+    "bubble": (run_bubble, "a pipeline schedule"),
+}
+
+
+def add_command(commands, name: str) -> None:
+    """One of these, to those of a command line."""
+    run, help = PLANNING[name]
+    sub = commands.add_parser(name, help=help)
+    sub.set_defaults(run=run)
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    if name == "bubble":
+        sub.add_argument("--microbatches", type=int, required=True)
+    else:
+        sub.add_argument("model", help=f"{', '.join(MODELS)}, or a JSON file")
+        sub.add_argument("--cluster", default="dgx-h100", help=f"{', '.join(CLUSTERS)}, or a JSON file")
+        sub.add_argument("--batch", type=int, help="sequences in a step, over all GPUs (128)")
+        sub.add_argument("--batch-tokens", metavar="4M", help="tokens in a step, in place of --batch")
+        sub.add_argument("--seq", type=int, default=4096, help="tokens in a sequence")
+        sub.add_argument(
+            "--framework", default="textbook", help=f"{', '.join(FRAMEWORKS)}: what it holds, sends, hides"
+        )
+        sub.add_argument("--gradients", type=int, choices=(2, 4), help="bytes of a gradient")
+        sub.add_argument(
+            "--precision", choices=PRECISIONS, default="bf16", help="of matrix products (%(default)s)"
+        )
+        sub.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank only")
+        sub.add_argument("--lora-on", nargs="+", choices=MATRICES, help="these parts only")
+        sub.add_argument("--four-bit", action="store_true", help="frozen weights in 4 bits (QLoRA)")
+        sub.add_argument("--eight-bit", action="store_true", help="Adam's states in 8 bits")
+        sub.add_argument("--offload", action="store_true", help="the optimizer on the host")
+        sub.add_argument("--loss-chunks", type=int, help="parts that the head and the loss are cut into")
+        sub.add_argument("--explain", action="store_true", help="formulas, and the numbers that went in")
+    if name == "plan":
+        sub.add_argument("--gpus", type=int, required=True)
+        sub.add_argument("--rows", type=int, default=10, help="layouts to print")
+        for axis in Axes._fields:
+            sub.add_argument(f"--{axis}", type=int, help="this size only")
+        sub.add_argument("--shard", type=int, help="ranks that share out what ZeRO does, of all replicas")
+        sub.add_argument("--train-tokens", metavar="15T", help="in all: says GPU-hours and days")
+        sub.add_argument("--price", type=float, help="of a GPU-hour: says what the training costs")
+        sub.add_argument("--report", metavar="FILE.html", help="write the page for the meeting")
+        sub.add_argument("--flags", metavar="FRAMEWORK", help="print the best in its words")
+        sub.add_argument(
+            "--headroom",
+            type=float,
+            default=HEADROOM,
+            help="share of a GPU's memory to keep free (%(default)s)",
+        )
+        sub.add_argument("--chunks", type=int, help="at most so many on a pipeline rank, interleaved")
+        sub.add_argument(
+            "--why", type=_axes, metavar="DP,TP,PP[,CP,EP,ETP]", help="why these sizes are not the best"
+        )
+        for option, kind, known, what in (
+            ("--schedules", _schedule, SCHEDULES, "pipeline schedules"),
+            ("--recompute", str, RECOMPUTE, "recompute policies"),
+            ("--zero", int, (0, 1, 2, 3), "ZeRO stages"),
+        ):
+            help = f"{what} to look at, of {', '.join(map(str, known))}; else the framework's"
+            sub.add_argument(option, nargs="+", type=kind, choices=known, metavar="ONE", help=help)
+        return
+    sub.add_argument("--pp", type=int, default=1, required=name == "bubble")
+    sub.add_argument(
+        "--interleave", type=int, default=None if name == "bubble" else 1, help="chunks on each pipeline rank"
+    )
+    sub.add_argument("--schedule", type=_schedule, choices=SCHEDULES, default="1F1B")
+    if name != "bubble":
+        for axis in Axes._fields:
+            if axis != "pp":
+                sub.add_argument(f"--{axis}", type=int, default=1)
+        sub.add_argument("--microbatch", type=int, default=1)
+        sub.add_argument("--zero", type=int, default=0)
+        sub.add_argument("--shard", type=int, default=0)
+        sub.add_argument("--recompute", choices=RECOMPUTE, default="none")
+        sub.add_argument("--no-sp", action="store_true", help="no sequence parallelism")

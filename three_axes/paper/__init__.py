@@ -1,0 +1,1 @@
+"""What can be redone by hand: collectives, schedules, where ranks stand. NumPy at most."""

@@ -1,0 +1,175 @@
+"""What the planner looks at: which layouts there are, as rows of numbers, and each as a `Candidate` when it
+is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ..paper.checks import divisors
+from .frameworks import Framework
+from .job import Job
+from .layout import Axes, Layout
+from .memory import stage_states
+from .possible import check
+from .shape import ModelShape
+from .stages import layers_on_stage
+
+SIZES = (*Axes._fields, "microbatch", "interleave", "zero", "shard")
+_ROW = np.dtype([(k, int) for k in (*SIZES, "names")] + [("sp", bool), ("seconds", float), ("memory", float)])
+LEAST_TOKENS = 4096  # of a sequence on a rank; cp leaves fewer only where it is asked for
+MOST_TOKENS = 16384  # of a microbatch on a rank, of a model with experts, whose layouts are many
+
+
+class Candidate(NamedTuple):
+    """One layout that can be, with its step time (s) and the fullest GPU's memory (bytes)."""
+
+    layout: Layout
+    seconds: float
+    memory: float
+
+    @property
+    def axes(self) -> Axes:
+        return self.layout.axes
+
+
+class Candidates(Sequence):
+    """Many of them, in the order of `by`: each is made when it is asked for."""
+
+    def __init__(self, numbers: np.ndarray, names: list[tuple], framework: Framework, by: str, keep):
+        self._numbers, self._by, self._keep = numbers, by, keep
+        self.names, self.framework = names, framework
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """Rows in order; of many plans nobody asks for more than the first."""
+        chosen = self._numbers[self._keep]
+        return chosen[np.argsort(chosen[self._by], kind="stable")]
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._keep))
+
+    def __getitem__(self, i):
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        row = self.numbers[i]
+        schedule, recompute = self.names[row["names"]]
+        sizes = {k: int(row[k]) for k in SIZES}
+        named = dict(schedule=schedule, recompute=recompute, sequence_parallel=bool(row["sp"]))
+        layout = self.framework.layout(**sizes, **named)
+        return Candidate(layout, float(row["seconds"]), float(row["memory"]))
+
+    def first_of_each(self) -> list[Candidate]:
+        """The first with each sizes of the axes, in order."""
+        axes = np.stack([self.numbers[axis] for axis in Axes._fields], axis=1)
+        _, first = np.unique(axes, axis=0, return_index=True)
+        return [self[int(k)] for k in sorted(first)]
+
+
+def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dict[Axes, str]]:
+    """(all rows of numbers, whatever the schedule; which sizes cannot be, and why)."""
+    framework, rows, impossible, asked = job.framework, [], {}, only.get("shard", 0)
+    # With the shard, the ZeRO stages to look at, and the largest microbatch.
+    possible: list[tuple[Axes, int, tuple[int, ...], int]] = []
+    for axes in _all_axes(job, gpus, only):
+        shard = asked if asked < axes.dp * axes.cp else 0  # all of them are one shard without that word
+        zeros = framework.zeros if axes.pp == 1 else framework.zeros_in_pipeline
+        zeros = tuple(zero for zero in zeros if zero or not shard)
+        layout = framework.layout(**axes._asdict(), shard=shard, zero=max(zeros, default=0))
+        try:
+            check(job.model, layout, job.global_batch, gpus, job.seq_len)
+        except ValueError as e:
+            impossible[axes] = str(e)
+            continue
+        if not zeros:
+            only_zero = " or ".join(map(str, framework.zeros))
+            impossible[axes] = f"with a pipeline {framework.name} has no ZeRO {only_zero}, which is asked for"
+        most = max(1, MOST_TOKENS * axes.cp // job.seq_len) if job.model.experts else 64
+        possible.append((axes, shard, zeros, most))
+    if job.model.experts:
+        possible = _that_fit(job, possible)
+    for axes, shard, zeros, most in possible:
+        share = job.global_batch // axes.dp
+        # What would make no difference is looked at once.
+        different = zeros if axes.dp * axes.cp > 1 else zeros[:1]
+        splits = (True, False) if axes.tp > 1 and not job.model.experts else (True,)
+        rows += [
+            (*axes, b, v, zero, shard, 0, sp, 0.0, 0.0)
+            for b in divisors(share)
+            if b <= most
+            for v in _chunks(job.model, framework, axes.pp, share // b)
+            for zero in different
+            for sp in splits
+        ]
+    if not rows and not impossible:
+        given = ", ".join(f"{axis} {size}" for axis, size in only.items())
+        raise ValueError(f"{given} cannot be on {gpus} GPUs: dp·tp·pp must be {gpus}")
+    return np.array(rows, _ROW), impossible
+
+
+def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
+    """All sizes of the axes. An expert is split (etp) only where that is asked for: more experts on a rank do
+    the same with fewer bytes.
+    """
+    of = lambda axis, sizes: [n for n in sizes if n == only.get(axis, n)]
+    experts = job.model.experts
+    for t in of("tp", divisors(gpus)):
+        for p in of("pp", divisors(gpus // t)):
+            inner = gpus // t // p
+            lengths = [c for c in divisors(inner) if c == 1 or c * LEAST_TOKENS <= job.seq_len]
+            for c in [only["cp"]] if inner % only.get("cp", gpus + 1) == 0 else of("cp", lengths):
+                d, etp = inner // c, only.get("etp", 1)
+                if d != only.get("dp", d):
+                    continue
+                spread = divisors(math.gcd(experts.count, max(1, inner * t // etp))) if experts else [1]
+                for e in [only["ep"]] if "ep" in only else spread:
+                    yield Axes(d, t, p, c, e, etp)
+
+
+def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
+    """The same with only those ZeRO stages whose states alone leave room on a middle stage. Where none does,
+    the last, in microbatches of one sequence: how far from fitting it is at the least.
+    """
+    if not possible:
+        return []
+    sizes = dict(zip((*Axes._fields, "shard"), np.array([(*axes, shard) for axes, shard, *_ in possible]).T))
+    fits = {}
+    for zero in {zero for _, _, zeros, _ in possible for zero in zeros}:
+        layout = job.framework.layout(**sizes, zero=zero)
+        held = sum(stage_states(job, layout, layout.pp // 2).values())
+        fits[zero] = held <= job.cluster.device.memory
+    admitted = []
+    for i, (axes, shard, zeros, most) in enumerate(possible):
+        good = tuple(zero for zero in zeros if fits[zero][i])
+        admitted.append((axes, shard, good, most) if good else (axes, shard, zeros[-1:], 1))
+    return admitted
+
+
+@lru_cache(maxsize=4096)
+def _divides(layers: int, stages: int) -> bool:
+    return layers_on_stage(layers, stages, 0) is not None
+
+
+def _chunks(model: ModelShape, framework: Framework, p: int, m: int) -> list[int]:
+    if p == 1 or framework.balanced:
+        return [1]
+    most = min(framework.most_chunks, model.layers // p + 1)
+    return [v for v in range(1, most + 1) if _divides(model.layers, p * v) and (v == 1 or m % p == 0)]
+
+
+def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarray:
+    """Which rows `schedule` can run, as `check` has it. Without a pipeline all schedules are one, 1F1B."""
+    kind = Layout(schedule=schedule).pipeline
+    p, v = rows["pp"], rows["interleave"]
+    if kind.chunks == 0:
+        return v > 1
+    if kind.alone:
+        return v == 1
+    enough = job.global_batch // (rows["dp"] * rows["microbatch"]) >= kind.fills * p
+    divide = (job.model.layers % (kind.chunks * p) == 0) & (not (job.framework.balanced and kind.chunks > 1))
+    return (v == 1) & (p > 1) & enough & divide & (not kind.splits or recompute in ("none", "selective"))

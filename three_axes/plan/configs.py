@@ -1,0 +1,212 @@
+"""Model shapes from JSON: our own files, and the config.json of a decoder on Hugging Face.
+
+What a file says and is not understood here is refused by name, and not read as something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from ..paper.checks import read_object, whole
+from .shape import Experts, Latent, ModelShape
+
+# our name -> what it is called in Hugging Face's configurations, and in our own files
+_NAMES = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "hidden"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "heads"),
+    "vocab": ("vocab_size", "vocab"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "kv_heads"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn"),
+    "head_dim": ("head_dim",),
+}
+_EXPERTS = {
+    "count": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "per_token": ("num_experts_per_tok", "experts_per_token"),
+    "ffn": ("moe_intermediate_size", "intermediate_size"),
+    "dense_layers": ("first_k_dense_replace",),
+}
+_LATENT = {
+    "kv_rank": ("kv_lora_rank",),
+    "q_rank": ("q_lora_rank",),
+    "nope": ("qk_nope_head_dim",),
+    "rope": ("qk_rope_head_dim",),
+    "values": ("v_head_dim",),
+}
+_PLAIN = dict(gated=False, biases=True)
+# Hugging Face's model_type -> what the file does not say of it; tied: where it does not say
+_KINDS: dict[str, dict] = {
+    "llama": {},
+    "mistral": {},
+    "phi3": {},
+    "qwen2": dict(qkv_biases=True),
+    "qwen3": dict(qk_norm=True),
+    "gemma": dict(tied=True),
+    "gemma2": dict(tied=True, norms=4),
+    "gemma3_text": dict(tied=True, norms=4, qk_norm=True),
+    "mixtral": {},
+    "qwen2_moe": dict(qkv_biases=True),
+    "qwen3_moe": dict(qk_norm=True),
+    "deepseek_v2": {},
+    "deepseek_v3": {},
+    "gpt_oss": dict(biases=True, sinks=True),
+    "gpt2": dict(tied=True, **_PLAIN),
+    "opt": dict(tied=True, **_PLAIN),
+    "gpt_neox": _PLAIN,
+    "gpt_neo": dict(tied=True, **_PLAIN),
+    "bloom": dict(tied=True, **_PLAIN),
+    "gptj": _PLAIN,
+    "falcon": dict(tied=True, **_PLAIN),
+}
+_WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")
+# Every so many layers one sees all, where the file does not say.
+_PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6}
+# What is known of experts and changes no size, or is 1 in every model that is priced here
+_HARMLESS = ("n_group", "topk_group", "experts_per_token", "num_experts_per_tok")
+_ONE = ("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step")
+
+
+def from_config(path: Path) -> ModelShape:
+    """Read a shape from a JSON file. Raises ValueError, in a sentence, for what cannot be read or is not
+    priced here. Of a model that sees as well as reads, the text part alone; of DeepSeek-V3, without the
+    module that predicts a second token, which its printed size leaves out too.
+    """
+    config = read_object(path, "model")
+    if isinstance(config.get("text_config"), dict):
+        tied = {k: v for k, v in config.items() if k == "tie_word_embeddings"}
+        config = tied | config["text_config"]
+    kind = config.get("model_type", "")
+    if not isinstance(kind, str):
+        raise ValueError(f'{path.name}: model_type is {kind!r}; it is a name, as "llama"')
+    _refuse_other_layers(path, config, kind)
+    known = _KINDS.get(kind, {})
+    sizes = _sizes(path, config, _NAMES, ("layers", "hidden", "heads", "vocab"))
+    if config.get("multi_query") is True and not config.get("new_decoder_architecture"):  # falcon-7b
+        sizes["kv_heads"] = 1
+    given = {f.name: config[f.name] for f in fields(ModelShape) if f.name in config and f.name not in _NAMES}
+    given.pop("name", None)
+    if kind == "falcon":
+        given["biases"] = config.get("bias", False)
+    if "tie_word_embeddings" in config:
+        given["tied"] = config["tie_word_embeddings"]
+    usual = dict(gated=not (kind and known.get("gated") is False), positions=_positions(config, kind))
+    try:
+        parts = dict(experts=_experts(path, config, kind), latent=_latent(path, config, kind))
+        parts["window"], parts["windowed"] = _window(config, kind, sizes["layers"])
+        name = str(config.get("name") or config.get("_name_or_path") or path.stem)
+        return ModelShape(name, **sizes | parts | usual | known | _own(given))
+    except ValueError as e:
+        raise ValueError(f"{path}: {e}") from None
+
+
+def _own(given: dict) -> dict:
+    """Fields of our own files: parts are objects."""
+    for field, part in (("experts", Experts), ("latent", Latent)):
+        if isinstance(given.get(field), dict):
+            names = [f.name for f in fields(part)]
+            if unknown := sorted(set(given[field]) - set(names)):
+                raise ValueError(f"{field} has no field {unknown[0]!r}; known are {', '.join(names)}")
+            try:
+                given[field] = part(**given[field])
+            except TypeError:
+                raise ValueError(f"{field} needs some of {', '.join(names)}") from None
+        elif given.get(field) is not None:
+            raise ValueError(f"{field} is an object, not {given[field]!r}")
+    return given
+
+
+def _sizes(path: Path, config: dict, names: dict, needed: tuple[str, ...]) -> dict[str, int]:
+    """What `names` ask for, 0 where the file does not say and need not."""
+    sizes = {}
+    for field, aliases in names.items():
+        value = next((config[a] for a in aliases if config.get(a) is not None), None)
+        if value is None and field in needed:
+            raise ValueError(f"{path} does not say {field}: none of {', '.join(aliases)} is in it")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ValueError(f"{path}: {field} must be a whole number, not {value!r}")
+        sizes[field] = value or 0
+    return sizes
+
+
+def _experts(path: Path, config: dict, kind: str) -> Experts | None:
+    if kind not in _WITH_EXPERTS:
+        return None
+    sizes = _sizes(path, config, _EXPERTS, ("count", "per_token", "ffn"))
+    shared = config.get("shared_expert_intermediate_size") or 0
+    shared = shared or (config.get("n_shared_experts") or 0) * sizes["ffn"]
+    gate = kind == "qwen2_moe"
+    return Experts(**sizes, shared=shared, shared_gate=gate, router_bias=kind in ("deepseek_v3", "gpt_oss"))
+
+
+def _latent(path: Path, config: dict, kind: str) -> Latent | None:
+    if kind not in ("deepseek_v2", "deepseek_v3"):
+        return None
+    return Latent(**_sizes(path, config, _LATENT, ("kv_rank", "nope", "rope", "values")))
+
+
+def _window(config: dict, kind: str, layers: int) -> tuple[int, int]:
+    """(tokens that a windowed layer sees, how many layers have a window)."""
+    size = config.get("sliding_window")
+    if (
+        not size
+        or config.get("use_sliding_window", kind not in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")) is False
+    ):
+        return 0, 0
+    whole("sliding_window", size)
+    if isinstance(kinds := config.get("layer_types"), list):
+        many = kinds.count("sliding_attention")
+    elif "max_window_layers" in config:
+        whole("max_window_layers", config["max_window_layers"], 0)
+        many = max(0, layers - config["max_window_layers"])
+    else:
+        pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
+        pattern = pattern or _PATTERNS.get(kind)
+        whole("sliding_window_pattern", pattern or 1)
+        many = layers - layers // pattern if pattern else layers
+    return (size, many) if many else (0, 0)
+
+
+def _refuse_other_layers(path: Path, config: dict, kind) -> None:
+    if kind and (not isinstance(kind, str) or kind not in _KINDS) and not {"gated", "tied"} <= set(config):
+        raise ValueError(
+            f"{path}: the layers of model_type {kind!r} are not known here; known are"
+            f' {", ".join(sorted(_KINDS))}. If they are a decoder\'s, say so: add "gated" (three'
+            ' matrices in the feed-forward, or two) and "tied" (head and embedding one), each true or'
+            " false"
+        )
+    known = {alias for aliases in _EXPERTS.values() for alias in aliases} if kind in _WITH_EXPERTS else set()
+    known |= {*_HARMLESS, "n_shared_experts", "shared_expert_intermediate_size"} if known else {"experts"}
+    for name, value in config.items():
+        experts = ("expert" in name or "moe" in name or name in _ONE) and name not in known
+        if experts and isinstance(value, int) and value > 1:
+            raise ValueError(
+                f"{path} has experts ({name} is {value}), which is not priced here for model_type {kind!r}"
+            )
+        other = name in ("attention_bias", "mlp_bias") and value is True and kind != "gpt_oss"
+        if other or name == "mlp_only_layers" and value:
+            raise ValueError(f"{path}: {name} is {value!r}, which is not priced here")
+        if name == "layer_types" and isinstance(value, list):
+            if strange := [k for k in value if k not in ("full_attention", "sliding_attention")]:
+                raise ValueError(f"{path}: layers of type {strange[0]!r} are not priced here")
+    if config.get("word_embed_proj_dim") not in (None, config.get("hidden_size")):
+        raise ValueError(
+            f"{path}: an embedding of {config['word_embed_proj_dim']!r} beside a hidden size of"
+            f" {config.get('hidden_size')!r} is not modelled here"
+        )
+
+
+def _positions(config: dict, kind: str) -> int:
+    """Learned positions: GPT-2 and OPT have them, rotary models have none."""
+    if kind == "opt":
+        name, more = "max_position_embeddings", 2
+    elif kind == "gpt2":
+        name, more = (
+            next((k for k in ("n_positions", "max_position_embeddings") if config.get(k)), "n_positions"),
+            0,
+        )
+    else:
+        name, more = "positions", 0
+    value = config.get(name) or 0
+    whole(name, value, 0)
+    return value + more

@@ -1,0 +1,294 @@
+"""How long a training step takes: a sum of named terms, each a line to be redone by hand.
+
+The slowest pipeline stage sets the pace. The list of `operations` is read for seconds:
+
+    products     FLOPs / (achievable FLOP/s · efficiency) + bytes / (bandwidth · efficiency)
+    the rest     bytes / (bandwidth · efficiency)
+    collectives  see `collectives`; where they may run under something else, what is left of them
+
+A layer takes the longer of this and of the host's time to launch it. Around the m microbatches stand the
+embedding and the head, the sends between stages, the bubble, data parallelism and the optimizer.
+
+Five constants, each with a meaning, were fitted to two published tables of A100 runs and to nothing else,
+with an earlier form of this model; a sixth, `exposed`, was set by judgement (data/cost_constants.json).
+tools/bench/cost_model.py holds them against runs that they were not fitted to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ..files import find
+from ..paper.collectives import all_to_all_seconds, group_seconds, send_seconds
+from .data_parallel import synchronisation
+from .job import Job
+from .layout import Layout, spread
+from .op import Op
+from .operations import Lists, between_stages, lists
+from .stages import kinds_on_rank, layers_on_rank
+
+COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")  # terms of a layer
+TERMS = (*COMPUTED, "tensor parallel", "context parallel", "expert parallel")
+# What a framework must hide for a part to run under products of its block.
+HIDES = {
+    "tensor parallel": "input gradients",
+    "head": "input gradients",
+    "context parallel": "keys and values",
+}
+
+
+class Constants(NamedTuple):
+    """What is reached of what is printed: see data/cost_constants.json for units and bounds."""
+
+    gemm_efficiency: float
+    attention_efficiency: float
+    memory_efficiency: float
+    intra_node_efficiency: float
+    inter_node_efficiency: float
+    exposed: float
+
+
+@cache
+def constants() -> Constants:
+    """The fitted constants."""
+    printed = json.loads(find("data/cost_constants.json").read_text(encoding="utf-8"))
+    return Constants(**{name: printed[name]["value"] for name in Constants._fields})
+
+
+def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
+    """Seconds of one operation by itself, of one call of a collective. Takes arrays."""
+    if op.collective:
+        inside, nodes = layout.reach(op.axis, job.cluster.gpus_per_node)
+        shares = c.intra_node_efficiency, c.inter_node_efficiency
+        if op.collective == "all_to_all":
+            copies = 1.0, 1.0
+            if op.axis == "ep" and job.framework.once_a_node:
+                # Of k copies for as many experts, those for different ranks, and for different nodes.
+                k = job.model.experts.per_token
+                copies = tuple(n / k * (1 - (1 - 1 / n) ** k) for n in (inside * nodes, nodes))
+            return all_to_all_seconds(op.payload, inside, nodes, job.cluster, *shares, copies)
+        if op.collective == "send":
+            return send_seconds(op.payload, nodes > 1, job.cluster, *shares)
+        return group_seconds(op.collective, op.payload, inside, nodes, job.cluster, *shares)
+    gpu = job.cluster.device
+    framework = job.framework
+    attention = framework.attention_efficiency if framework.fused_attention else c.attention_efficiency
+    efficiency = attention if op.part == "attention" else c.gemm_efficiency
+    reached = gpu.achievable if op.rate == "bf16" else gpu.rate(op.rate)
+    return op.flops / (reached * efficiency) + op.streamed / (
+        job.cluster.memory_speed(op.memory) * c.memory_efficiency
+    )
+
+
+class Work(NamedTuple):
+    """Seconds that a list of operations takes, by part and phase, for one microbatch; R is what backward
+    computes anew. launches: kernels and collectives, by phase.
+    """
+
+    seconds: dict[str, dict[str, float]]
+    launches: dict[str, float]
+
+    def phase(self, phase: str):
+        return sum(phases[phase] for phases in self.seconds.values())
+
+    def part(self, part: str):
+        return sum(self.seconds[part].values())
+
+    @property
+    def total(self):
+        return sum(self.part(part) for part in self.seconds)
+
+    def spread(self, which) -> Work:
+        """For many layouts, from one of each kind: see `Layout.alike`."""
+        wide = lambda phases: {phase: spread(x, which) for phase, x in phases.items()}
+        return Work({part: wide(phases) for part, phases in self.seconds.items()}, wide(self.launches))
+
+
+def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
+    """Seconds of each operation, of all its calls. What may hide under products shows as what is longer than
+    they, and never less than `exposed` of it.
+    """
+    once: dict[tuple, float] = {}  # what is alike is worked out once
+    took = []
+    for op in ops:
+        like = (
+            op.rate,
+            op.part,
+            op.collective,
+            op.axis,
+            id(op.flops),
+            id(op.streamed),
+            id(op.payload),
+            op.memory,
+        )
+        if like not in once:
+            once[like] = seconds_of(op, job, layout, c)
+        took.append(op.calls * once[like] if op.collective else once[like])
+    products: dict[tuple[str, str], float] = {}
+    for op, one in zip(ops, took):
+        if op.block and not op.collective:
+            products[op.block, op.phase] = products.get((op.block, op.phase), 0.0) + one
+    hidden = lambda op, one: np.maximum(one - products.get((op.block, op.under), 0.0), c.exposed * one)
+    hides = job.framework.hides
+    return [hidden(op, one) if op.under and HIDES[op.part] in hides else one for op, one in zip(ops, took)]
+
+
+def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | None = None) -> Work:
+    """Read a list of operations for seconds. took: their `durations`, where known."""
+    took = took or durations(ops, job, layout, c)
+    seconds = {part: dict.fromkeys("FIWR", 0.0) for part in dict.fromkeys(op.part for op in ops)}
+    launches = dict.fromkeys("FIWR", 0.0)
+    for op, one in zip(ops, took):
+        count = op.kernels + (op.calls * (np.asarray(layout.members(op.axis)) > 1) if op.collective else 0)
+        for phase in op.phase + "R" * (op.phase == "F" and layout.recompute in op.again):
+            seconds[op.part][phase] = seconds[op.part][phase] + one
+            launches[phase] = launches[phase] + count
+    made = Work(seconds, launches)
+    if "expert parallel" in seconds and "dispatch" in job.framework.hides:
+        # Under another microbatch's layers: what is longer than all that is computed.
+        sent = made.part("expert parallel")
+        computed = sum(made.part(part) for part in COMPUTED if part in seconds)
+        shown = np.maximum(sent - computed, c.exposed * sent) / np.maximum(sent, 1e-30)
+        seconds["expert parallel"] = {phase: s * shown for phase, s in seconds["expert parallel"].items()}
+    return made
+
+
+def all_work(made: Lists, job: Job, c: Constants, recomputes: Iterable[str]) -> dict[str, list[Work]]:
+    """Of the embedding, the head and each kind of layer, for each policy of recompute: as `made.alike`."""
+    every = [(ops, durations(ops, job, made.alike, c)) for ops in (made.embedding, made.head, *made.layers)]
+    alike = {recompute: replace(made.alike, recompute=recompute) for recompute in recomputes}
+    return {name: [work(ops, job, one, c, took) for ops, took in every] for name, one in alike.items()}
+
+
+def step_terms(
+    job: Job,
+    layout: Layout,
+    c: Constants | None = None,
+    works: list[Work] | None = None,
+    once: list[Op] | None = None,
+) -> dict[str, float]:
+    """Seconds of one step by what for. Arrays in `layout` give arrays. Where they are known already, works:
+    `all_work`, for each layout; once: `synchronisation`.
+    """
+    c = c or constants()
+    model, p, v, m = job.model, layout.pp, layout.interleave, job.microbatches(layout)
+    many = np.asarray(p) > 1
+    if works is None:
+        made = lists(job, layout)
+        works = all_work(made, job, c, [layout.recompute])[layout.recompute]
+        works = [one.spread(made.which) for one in works]
+    begin, end, *kinds = works
+    kinds = [_timed(kind, job, layout) for kind in kinds]
+
+    # Stages: the inner ones hold `deep` layers; the ends one less where L + 2 is what divides.
+    ends = 0, layout.pipeline.head_rank(p)
+    on_first, on_last = ([n for _, n in kinds_on_rank(model, layout, rank)] for rank in ends)
+    deep = np.maximum(sum(on_first), layers_on_rank(model, layout, np.minimum(1, p - 1)))
+    others = [np.where(many, 0, count) for _, count in model.kinds[:-1]]  # on the first stages
+    counts = [*others, deep - sum(others)]
+    whole = lambda counts: sum(count * kind.takes for count, kind in zip(counts, kinds))
+    inner, first, last = whole(counts), whole(on_first) + begin.total, whole(on_last) + end.total
+    together = ~many | layout.pipeline.folded  # embedding and head on one rank
+    last = last + together * begin.total
+    pace = np.where(many, np.maximum(np.maximum(inner, last), first), last)  # of the slowest stage
+    every = lambda what: sum(count * what(kind) for count, kind in zip(counts, kinds))
+    terms = {}
+    for part in TERMS:
+        if part in kinds[-1].work.seconds:
+            terms[part] = m * every(lambda kind: kind.work.part(part) if part in kind.work.seconds else 0.0)
+    terms["waiting for the host"] = m * every(lambda kind: kind.takes - kind.gpu)
+    terms["head"] = m * (pace - inner)
+
+    # A stage waits for each message, and the host for its start.
+    message = seconds_of(between_stages(job, layout), job, layout, c) + 2 * job.framework.launch_seconds
+    shown = message
+    if "sends" in job.framework.hides and layout.pipeline.chunks == 0:
+        shown = np.maximum(message - inner / layout.chunks / 2, c.exposed * message)
+    terms["pipeline sends"] = many * 2.0 * (m * layout.chunks * shown + (p - 1) * message)
+    # All that the slowest stage does not do.
+    end_slows = (last >= first) & (last > inner)
+    begin_slows = ~end_slows & (first > inner)
+    totals = [count for _, count in model.kinds]
+    totals[-1] += model.mtp
+    elsewhere = [
+        (total - np.where(end_slows, behind, np.where(begin_slows, before, here))) * kind.takes / kind.gpu
+        for total, before, here, behind, kind in zip(totals, on_first, counts, on_last, kinds)
+    ]
+    ends = (begin, ~begin_slows & ~(end_slows & together)), (end, ~end_slows)
+    others = lambda phases: sum(
+        rest * sum(part.phase(k) for k in phases)
+        for part, rest in (*((kind.work, rest) for kind, rest in zip(kinds, elsewhere)), *ends)
+    )
+    terms["bubble"] = many * layout.pipeline.bubble(others("F"), others("IR"), others("W"), v)
+
+    backward = every(lambda kind: kind.takes * (1 - kind.work.phase("F") / kind.gpu))
+    terms["data parallel"], terms["optimizer"] = _once(
+        job, layout, c, m, inner, backward, once or synchronisation(job, layout)
+    )
+    return terms
+
+
+class _Kind(NamedTuple):
+    """A layer of one kind for one microbatch: seconds on the GPU, and until the host has launched it too."""
+
+    work: Work
+    gpu: float
+    takes: float
+
+
+def _timed(one: Work, job: Job, layout: Layout) -> _Kind:
+    gpu = one.total
+    host = sum(one.launches.values()) * job.framework.launch_seconds
+    if job.framework.host_seconds:
+        sizes, measured = np.log(np.array(job.framework.host_seconds)).T
+        host = np.where(
+            np.asarray(layout.pp) > 1, np.exp(np.interp(np.log(layout.tp), sizes, measured)), host
+        )
+    return _Kind(one, gpu, np.maximum(gpu, host))
+
+
+def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[Op]):
+    """Seconds of data parallelism that show, and of the optimizer. both, backward: of a stage's layers, for
+    one microbatch, what communication may run under.
+    """
+    hides, zero, took = job.framework.hides, np.asarray(layout.zero), {}
+    for op in ops:
+        times = op.calls if op.collective else 1
+        took[op.name] = took.get(op.name, 0.0) + times * seconds_of(op, job, layout, c)
+    every = (zero == 2) & job.framework.reduces_each  # microbatch
+    # Gradients of the last microbatch run under its backward, or of all where each reduces its own; ZeRO-3's
+    # weights come under all that is computed, and share the links with its gradients.
+    under = {
+        "gradients": np.where(zero == 3, m * both, np.where(every, m, 1) * backward),
+        "updated weights": both - backward,
+    }
+    took["gradients"] = took["gradients"] + took["gathered weights"]
+    shown = took["copies"]
+    for name, free in under.items():
+        left = np.maximum(took[name] - free, c.exposed * took[name]) if name in hides else took[name]
+        shown = shown + left
+    return shown, took["optimizer"]
+
+
+FORMULAS = {
+    "matrices": "m · L/p · (3, 4 with full recompute) · [FLOPs/achievable + bytes/bandwidth], as reached",
+    "experts": "m · L/p · (3, 4) · [FLOPs of k experts a token/achievable + bytes/bandwidth], as reached",
+    "attention": "m · L/p · 4·s²·b·h/t FLOPs forward, half if fused, and 2 (fused 2.5) times backward",
+    "elementwise": "m · L/p · 3 · the bytes of norms, residuals, dropout and activation function",
+    "casts": "m · L/p · bytes to narrow inputs and gradients of products: 4 a number and more",
+    "tensor parallel": "m · L/p · 4 all-reduces of 2·s·b·h bytes, or gathers and scatters; what shows",
+    "context parallel": "m · L/p · a rank's keys and values, cp - 1 times, and twice backward; what shows",
+    "expert parallel": "m · L/p · 4 all-to-alls of 2·s·b·h·k/t bytes; what shows",
+    "waiting for the host": "m · L/p · what launching a layer takes longer than computing it",
+    "head": "what embedding, head and loss add to the slowest stage, m times",
+    "pipeline sends": "2·(m·v + p - 1) sends of 2·s·b·h/t bytes, v = 2 for ZB-V; of chunks what shows",
+    "bubble": "the other stages' time for a microbatch / v; ZB-H1 F + I - W, ZB-H2 F + I - 2W, ZB-V I - W",
+    "data parallel": "gradients (and weights with ZeRO) around the ring, less what hides; ZeRO-3's copies",
+    "optimizer": "28 to 30 bytes a parameter through memory",
+}

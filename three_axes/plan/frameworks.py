@@ -1,0 +1,224 @@
+"""How frameworks differ where it shows in bytes and seconds, each as one record.
+
+What is said of a framework was read in its source in November 2026, in the files that are named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from ..paper.checks import positive, unknown, whole
+from ..paper.pipelines import SCHEDULES
+from .layout import RECOMPUTE, Layout
+
+HIDDEN = ("gradients", "updated weights", "input gradients", "keys and values", "dispatch", "sends")
+CONTEXT = ("ring", "gather", "heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """One way to train, as far as bytes and seconds tell. Raises ValueError for what no framework has."""
+
+    name: str
+    source: str  # where what is said here can be read
+    order: tuple[str, ...] = ("pp", "dp", "tp")  # of the axes, the outermost first
+    # Bytes held for each parameter. A float32 master copy counts with the optimizer; where the parameter
+    # itself is float32 (weight_bytes 4), half-precision copies travel.
+    weight_bytes: int = 2
+    gradient_bytes: int = 2
+    optimizer_bytes: int = 12
+    number_bytes: int = 2  # of an activation, and of a weight that travels
+    # One kernel for what PyTorch's operations do one by one: in a layer; in the loss; gradients added to
+    # their sum by the product that makes them; an attention that never stores its scores.
+    fused: bool = True
+    fused_loss: bool = True
+    fused_sums: bool = True
+    fused_attention: bool = True
+    # What a fused attention reaches of the achievable FLOP/s. FlashAttention-2 on an H100: some 335 TFLOP/s,
+    # forward and backward, causal, of 720 (Dao 2023, section 4).
+    attention_efficiency: float = 0.47
+    # Held for each of the vocabulary's scores; 0: 4 if the loss is fused, else what PyTorch's operations
+    # hold.
+    score_bytes: int = 0
+    # Gradients are copied into half-precision buckets, which stay (DistributedDataParallel's).
+    buckets: bool = False
+    # Where each head has keys and values of its own, the attention keeps queries as a view of all three, and
+    # a copy of keys and values beside them.
+    keeps_views: bool = False
+    balanced: bool = False  # the last stages hold fewer layers, to make up for the head
+    regathers: bool = True  # SP: a matrix's input is gathered anew for backward, not kept whole
+    merged: bool = True  # the input gradients of q, k and v, and of gate and up, are summed, then reduced
+    split_vocabulary: bool = True  # embedding and head are split over tp
+    splits_sends: bool = True  # each tp rank sends its part of an activation to the next stage, not all of it
+    whole_recompute: bool = True  # recomputing runs a layer's last collective, whose result nobody needs
+    # What travels while something is computed: gradients (under backward; ZeRO-3's, and its weights, under
+    # all layers), updated weights (ZeRO-1's, under the next forward), input gradients (tensor parallelism's,
+    # under the product of the weight gradient), keys and values (a ring's, under the attention), dispatch
+    # (experts' tokens, under the layers of another microbatch), sends (those of chunks, under other chunks).
+    hides: tuple[str, ...] = ("gradients", "keys and values")
+    reduces_each: bool = True  # ZeRO-2 and 3 reduce gradients in every microbatch
+    reduces_whole: bool = False  # ZeRO-1 and 2 all-reduce them, and each rank keeps its part
+    # Of experts. grouped: one kernel for all of a rank's, not one for each. weighs_early: a router's weights
+    # multiply the activation, so that the results need not be kept. once_a_node: a token that several experts
+    # of a node want crosses to it once, and to each rank once (DeepEP, HybridEP). imbalance: tokens of the
+    # fullest rank, in shares of the mean; benchmarks force 1.
+    grouped: bool = True
+    weighs_early: bool = True
+    once_a_node: bool = False
+    imbalance: float = 1.0
+    # Switches, which no framework has on by itself. eight_bit: Adam's two states in a byte each. offload:
+    # master copy and states lie in the host's memory, and its processors step. loss_chunks: the head and its
+    # loss take so many parts of a microbatch, one after the other.
+    eight_bit: bool = False
+    offload: bool = False
+    loss_chunks: int = 1
+    context: str = "ring"  # how ranks that share a sequence look at all of it: see `attention`
+    # The host's, for each kernel or collective: a layer takes the longer of the host's time and the GPU's. 5
+    # to 20 µs, says HolisticTraceAnalysis' documentation of PyTorch's traces.
+    launch_seconds: float = 1e-5
+    # What a layer was measured to take the host in a pipeline, forward and backward: pairs of tp and seconds,
+    # tp rising. A user's own measurement, in place of launches.
+    host_seconds: tuple[tuple[int, float], ...] = ()
+    # What it offers.
+    schedules: tuple[str, ...] = ("1F1B", "interleaved")
+    zeros: tuple[int, ...] = (0, 1, 2, 3)
+    zeros_in_pipeline: tuple[int, ...] = (0, 1)
+    recomputes: tuple[str, ...] = ("none", "full")
+    most_chunks: int = 8
+
+    def __post_init__(self):
+        if self.gradient_bytes not in (2, 4):
+            raise ValueError(f"gradient_bytes is 2 or 4, not {self.gradient_bytes!r}")
+        if self.context not in CONTEXT:
+            raise ValueError(f"context is one of {', '.join(CONTEXT)}, not {self.context!r}")
+        whole("loss_chunks", self.loss_chunks)
+        positive("imbalance", self.imbalance, least=1.0, unit="shares of the mean")
+        positive("launch_seconds", self.launch_seconds, zero=True, most=1.0, unit="seconds")
+        for field, known in (
+            ("schedules", tuple(SCHEDULES)),
+            ("zeros", (0, 1, 2, 3)),
+            ("zeros_in_pipeline", (0, 1, 2, 3)),
+            ("recomputes", RECOMPUTE),
+            ("hides", HIDDEN),
+        ):
+            given = getattr(self, field)
+            wrong = [one for one in given if one not in known]
+            if wrong or not given and field not in ("hides", "zeros_in_pipeline"):
+                raise ValueError(
+                    f"{field} are some of {', '.join(map(str, known))};"
+                    f" {repr(wrong[0]) if wrong else 'none'} is given"
+                )
+
+    @property
+    def state_bytes(self) -> float:
+        """Of a parameter's optimizer state, the master copy with it. 8-bit states have a float32 scale for
+        256 numbers each (Dettmers et al. 2022, section 2, with bitsandbytes' block).
+        """
+        return self.optimizer_bytes - self.eight_bit * (8 - 2 * (1 + 4 / 256))
+
+    @property
+    def switches(self) -> list[str]:
+        """In words, those that are on."""
+        chunks = [f"loss in {self.loss_chunks} chunks"] * (self.loss_chunks > 1)
+        return ["8-bit Adam"] * self.eight_bit + ["optimizer on the host"] * self.offload + chunks
+
+    def layout(self, **chosen) -> Layout:
+        """A layout with this framework's order of axes and its way to spread layers."""
+        return Layout(**{"order": self.order, "balanced": self.balanced} | chosen)
+
+
+TEXTBOOK = Framework(
+    name="textbook", source="16 bytes a parameter and Megatron's four sums a layer, as the drops count them"
+)
+# What the course's own ranks do, all in float32: the toy's splits, and helpers.train.
+TOY = Framework(
+    name="toy",
+    source="helpers/toy, helpers/train",
+    weight_bytes=4,
+    gradient_bytes=4,
+    optimizer_bytes=8,
+    number_bytes=4,
+    regathers=False,
+    split_vocabulary=False,
+    splits_sends=False,
+    whole_recompute=False,
+    reduces_each=False,
+    context="gather",
+)
+FRAMEWORKS: dict[str, Framework] = {
+    f.name: f
+    for f in (
+        TEXTBOOK,
+        Framework(
+            name="megatron-lm",
+            source="arguments.py (--bf16 sums gradients in float32), parallel_state.py (tp-cp-ep-dp-pp,"
+            " innermost first), tensor_parallel/layers.py (what is gathered again, what runs under which"
+            " product); with --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather, off"
+            " unless asked for",
+            gradient_bytes=4,
+            # cuDNN's: between FlashAttention-2's 335 and FlashAttention-3's 550 TFLOP/s (Shah et al. 2024).
+            attention_efficiency=0.62,
+            hides=("gradients", "updated weights", "input gradients", "keys and values", "sends"),
+            grouped=False,
+            zeros=(0, 1),
+            recomputes=("none", "selective", "full"),
+        ),
+        Framework(
+            name="torchtitan",
+            source="parallel_dims.py (pp, dp, cp, tp), job_config.py (bfloat16 copies of float32 parameters,"
+            " float32 reductions), fsdp.py (no resharding in a pipeline), activation_checkpoint.py; FSDP2, no"
+            " compiler",
+            weight_bytes=4,
+            gradient_bytes=4,
+            optimizer_bytes=8,
+            fused=False,
+            fused_loss=False,
+            fused_sums=False,
+            regathers=False,
+            splits_sends=False,
+            zeros=(3,),
+            zeros_in_pipeline=(3,),
+            recomputes=("none", "per-op", "full"),
+            context="gather",
+        ),
+        Framework(
+            name="deepspeed",
+            source="pipe/topology.py (pipe, data, model), pipe/engine.py (no ZeRO-2 or 3 in a pipeline),"
+            " engine.py (gradients in the model's type), zero/stage_1_and_2.py (ZeRO-2 reduces in every"
+            " microbatch; all-reduce for a bucket; weights gathered after the step); with overlap_comm",
+            reduces_whole=True,
+            context="heads",
+            schedules=("1F1B",),
+        ),
+        Framework(
+            name="nanotron",
+            source="models/base.py (stages balanced by parameters), parallel/context.py (pp, dp, tp),"
+            " trainer.py (DistributedDataParallel), models/llama.py (views of queries, keys and values),"
+            " tensor_parallel/functional.py (scores in half precision and two float32 copies; its switch"
+            " tp_recompute_allgather was off in most of the published runs). launch_seconds from its own runs"
+            " on one node (Ultra-Scale Playbook, 2025)",
+            gradient_bytes=4,
+            fused=False,
+            fused_loss=False,
+            fused_sums=False,
+            score_bytes=10,
+            buckets=True,
+            keeps_views=True,
+            regathers=False,
+            balanced=True,
+            launch_seconds=4e-5,
+            schedules=("1F1B",),
+            zeros=(0, 1),
+        ),
+    )
+}
+
+
+def find_framework(name: str, **changed) -> Framework:
+    """A framework by name, with what a user said otherwise. Raises ValueError with the nearest name."""
+    if name.lower() not in FRAMEWORKS:
+        raise ValueError(f"unknown framework {unknown(name, FRAMEWORKS)}")
+    known = {f.name for f in fields(Framework)}
+    return replace(
+        FRAMEWORKS[name.lower()], **{k: v for k, v in changed.items() if k in known and v is not None}
+    )

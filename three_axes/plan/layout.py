@@ -1,0 +1,214 @@
+"""How a model is laid out on ranks: the choices that memory and time depend on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ..paper.pipelines import SCHEDULES, Pipeline
+from ..paper.placement import reach
+
+RECOMPUTE = ("none", "selective", "per-op", "full")
+# Of Megatron-LM, torchtitan and DeepSpeed. Llama 3's paper puts dp outermost, and pp before it. cp lies next
+# to tp, outside it, in all of them.
+ORDER = ("pp", "dp", "tp")
+# What a layer's lines depend on, and where its groups lie, if tp is innermost.
+SEEN = ("tp", "cp", "ep", "etp", "microbatch", "zero", "sequence_parallel")
+# Parts of the replicas of weights, and of experts: axis -> (all of them, the part that shares out).
+PARTS = {
+    "shard": ("dp", "shard"),
+    "replicate": ("dp", "shard"),
+    "eshard": ("edp", "eshard"),
+    "ereplicate": ("edp", "eshard"),
+}
+
+
+class Axes(NamedTuple):
+    """The sizes of the axes alone: what a person chooses, and defends."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+
+    def __str__(self) -> str:
+        sizes = self._asdict().items()
+        return " · ".join(f"{axis.upper()} {size}" for axis, size in sizes if axis in ORDER or size != 1)
+
+
+def spread(x, which: np.ndarray | None):
+    """What was worked out for one layout of each kind, for all: see `Layout.alike`."""
+    return x if which is None or np.ndim(x) == 0 else x[which]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """dp · tp · pp · cp ranks. The numbers may be NumPy arrays of one shape, to look at many layouts at once.
+
+    cp: ranks that share each sequence. ep, etp: how many ranks the experts of a layer are spread over, and
+    each expert is split over; they fold over the same ranks as dp · cp · tp do, and what is left holds
+    replicas of the experts (edp). microbatch: sequences that go through the model together (b). interleave:
+    chunks on each pipeline rank (v). zero: 0 to 3, what is split over replicas: nothing, optimizer state,
+    gradients too, weights too (3 is what FSDP does). shard: over how many of them, 0 for all; the others hold
+    the same again (HSDP), so each shard has all experts. recompute: none; selective, the attention scores
+    only; per-op, all but the attention and every second matrix product (torchtitan's default); full, all of a
+    layer. sequence_parallel: split what lies between the matrices over tp as well. order: dp, tp and pp from
+    the outermost to the innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer layers,
+    to make up for the head's work.
+    """
+
+    dp: int | np.ndarray = 1
+    tp: int | np.ndarray = 1
+    pp: int | np.ndarray = 1
+    cp: int | np.ndarray = 1
+    ep: int | np.ndarray = 1
+    etp: int | np.ndarray = 1
+    microbatch: int | np.ndarray = 1
+    interleave: int | np.ndarray = 1
+    schedule: str = "1F1B"
+    zero: int | np.ndarray = 0
+    shard: int | np.ndarray = 0
+    recompute: str = "none"
+    sequence_parallel: bool | np.ndarray = True
+    order: tuple[str, ...] = ORDER
+    balanced: bool = False
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Axis -> how many ranks, the outermost axis first: what `placement` asks for."""
+        if not np.any(np.asarray(self.cp) != 1):
+            return {axis: getattr(self, axis) for axis in self.order}
+        order = [outer for axis in self.order for outer in (("cp", "tp") if axis == "tp" else (axis,))]
+        return {axis: getattr(self, axis) for axis in order}
+
+    @property
+    def edp(self):
+        """Replicas of each expert: what dp · cp · tp leaves when ep and etp are taken."""
+        return self.dp * self.cp * self.tp // (self.ep * self.etp)
+
+    @property
+    def expert_sizes(self) -> dict[str, int]:
+        """The same ranks as experts see them."""
+        inner = {"dp": ("edp",), "tp": ("ep", "etp"), "pp": ("pp",)}
+        return {name: getattr(self, name) for axis in self.order for name in inner[axis]}
+
+    @property
+    def replicas(self):
+        """Ranks that hold the same weights, but experts': dp · cp."""
+        return self.dp * self.cp
+
+    @cached_property
+    def shards(self):
+        """Ranks that what ZeRO shares out is shared out over."""
+        return (
+            np.where(np.asarray(self.shard) > 0, self.shard, self.replicas) if self.hybrid else self.replicas
+        )
+
+    @property
+    def expert_shards(self):
+        """The same of experts: their replicas inside one shard."""
+        return self.edp // (self.replicas // self.shards) if self.hybrid else self.edp
+
+    @cached_property
+    def hybrid(self) -> bool:
+        """Whether a shard is smaller than all replicas, anywhere."""
+        return bool(np.any(self.shard))
+
+    def members(self, axis: str):
+        """Ranks in a group along an axis; along dp those that share gradients, dp · cp, of which a shard and
+        the groups that replicate it are parts; along edp likewise, of experts.
+        """
+        named = {"dp": "replicas", "shard": "shards", "eshard": "expert_shards"}
+        if axis in ("replicate", "ereplicate"):
+            return self.replicas // self.shards
+        return getattr(self, named.get(axis, axis))
+
+    def reach(self, axis: str, gpus_per_node: int) -> tuple:
+        """(members of such a group that share a node, nodes that it is on). Takes arrays."""
+        if (axis, gpus_per_node) not in self._reached:
+            self._reached[axis, gpus_per_node] = self._reach(axis, gpus_per_node)
+        return self._reached[axis, gpus_per_node]
+
+    @cached_property
+    def _reached(self) -> dict[tuple[str, int], tuple]:
+        """Asked for by each collective, and worked out once."""
+        return {}
+
+    def _reach(self, axis: str, gpus_per_node: int) -> tuple:
+        if axis in ("edp", "ep", "etp"):
+            return reach(axis, self.expert_sizes, gpus_per_node)
+        if axis in PARTS:
+            whole, part = PARTS[axis]
+            near, parts = self.reach(whole, gpus_per_node)[0], self.members(part)
+            inside = np.minimum(parts, near) if axis == part else np.maximum(1, near // parts)
+            inside = np.minimum(inside, self.members(axis))
+            return inside, -(-self.members(axis) // inside)
+        sizes = self.sizes
+        inside, nodes = reach(axis, sizes, gpus_per_node)
+        if axis == "dp" and "cp" in sizes:
+            inside = inside * reach("cp", sizes, gpus_per_node)[0]
+            nodes = -(-self.replicas // inside)
+        return inside, nodes
+
+    def alike(self) -> tuple[Layout, np.ndarray | None]:
+        """(layouts, which): of many, one of each kind that a layer cannot tell apart, as it sees neither how
+        deep the pipeline is nor how many replicas there are; and which of them each is. None: each its own.
+        """
+        seen = np.broadcast_arrays(*(np.asarray(getattr(self, name)) for name in SEEN))
+        if seen[0].ndim == 0 or not seen[0].size or self.order[-1] != "tp":
+            return self, None
+        if math.prod(int(sizes.max()) + 1 for sizes in seen) >= 2**63:
+            return self, None
+        key = 0
+        for sizes in seen:
+            key = key * (int(sizes.max()) + 1) + sizes
+        _, first, which = np.unique(key, return_index=True, return_inverse=True)
+        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen = {name: x[first] for name, x in sizes.items() if isinstance(x, np.ndarray)}
+        return replace(self, **chosen), which
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The record of its schedule."""
+        return SCHEDULES[self.schedule]
+
+    @property
+    def chunks(self):
+        """Stages on each pipeline rank: v, or what the schedule has."""
+        return self.pipeline.chunks or self.interleave
+
+    @property
+    def ranks(self):
+        """d · t · p, and cp: how many devices it takes."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    def tokens(self, seq_len):
+        """Tokens of a microbatch that go through a rank's matrices together."""
+        return self.microbatch * seq_len / self.cp
+
+    @property
+    def axes(self) -> Axes:
+        """Its sizes alone."""
+        return Axes(*(getattr(self, axis) for axis in Axes._fields))
+
+    def __str__(self) -> str:
+        parts = [str(self.axes), f"b {self.microbatch}"]
+        if np.any(np.asarray(self.interleave) > 1):
+            parts.append(f"v {self.interleave}")
+        if np.any(np.asarray(self.pp) > 1):
+            parts.append(self.schedule)
+        parts += [f"ZeRO-{self.zero}" + f" over {self.shard}" * bool(self.shard)] * bool(self.zero) + [
+            "SP"
+        ] * bool(self.sequence_parallel and np.any(np.asarray(self.tp) > 1))
+        parts += (
+            [f"{self.recompute} recompute"] * (self.recompute != "none")
+            + [f"{' '.join(self.order)} from the outermost"] * (self.order != ORDER)
+            + ["balanced"] * bool(self.balanced and np.any(np.asarray(self.pp) > 1))
+        )
+        return " · ".join(parts)

@@ -1,0 +1,93 @@
+"""Models by name, and from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..paper.checks import is_file, unknown
+from .shape import Experts, Latent, ModelShape
+
+
+def _gpt(
+    name: str, layers: int, hidden: int, heads: int, vocab: int = 51200, positions: int = 2048
+) -> ModelShape:
+    return ModelShape(name, layers, hidden, heads, vocab, biases=True, tied=True, positions=positions)
+
+
+def llama(
+    name: str, layers: int, hidden: int, heads: int, ffn: int, vocab: int, kv_heads: int = 0, **more
+) -> ModelShape:
+    """With a gated feed-forward part and no biases; more: other fields of a `ModelShape`."""
+    return ModelShape(name, layers, hidden, heads, vocab, kv_heads, ffn, gated=True, **more)
+
+
+def _gpt_oss(name: str, layers: int, experts: int) -> ModelShape:
+    routed = Experts(experts, 4, 2880, router_bias=True)
+    more = dict(head_dim=64, biases=True, sinks=True, window=128, windowed=layers // 2, experts=routed)
+    return llama(name, layers, 2880, 64, 2880, 201088, 8, **more)
+
+
+_QWEN3 = dict(head_dim=128, qk_norm=True)
+_V3 = Latent(512, 1536)
+
+MODELS: dict[str, ModelShape] = {
+    m.name: m
+    for m in (
+        # The course's own: helpers/toy.py at hidden 256, whose matrices have no biases.
+        ModelShape("toy", 4, 256, 4, 256, positions=64),
+        _gpt("gpt2-xl", 48, 1600, 25, 50257, 1024),
+        _gpt("gpt3-175b", 96, 12288, 96, 50257),
+        _gpt("opt-30b", 48, 7168, 56, 50272, 2050),
+        _gpt("mt-nlg-530b", 105, 20480, 128, 51200),
+        llama("llama-3.2-1b", 16, 2048, 32, 8192, 128256, 8, tied=True),
+        llama("llama-2-7b", 32, 4096, 32, 11008, 32000),
+        llama("llama-2-13b", 40, 5120, 40, 13824, 32000),
+        llama("llama-30b", 60, 6656, 52, 17920, 32000),
+        llama("llama-2-70b", 80, 8192, 64, 28672, 32000, 8),
+        llama("llama-3-8b", 32, 4096, 32, 14336, 128256, 8),
+        llama("llama-3-70b", 80, 8192, 64, 28672, 128256, 8),
+        llama("llama-3-405b", 126, 16384, 128, 53248, 128256, 8),
+        # Their config.json on Hugging Face; 8x22b is version 0.1, whose vocabulary is 32,000.
+        llama("mixtral-8x7b", 32, 4096, 32, 14336, 32000, 8, experts=Experts(8, 2, 14336)),
+        llama("mixtral-8x22b", 56, 6144, 48, 16384, 32000, 8, experts=Experts(8, 2, 16384)),
+        llama("qwen3-30b-a3b", 48, 2048, 32, 6144, 151936, 4, experts=Experts(128, 8, 768), **_QWEN3),
+        llama("qwen3-235b-a22b", 94, 4096, 64, 12288, 151936, 4, experts=Experts(128, 8, 1536), **_QWEN3),
+        llama(
+            "deepseek-v2-lite",
+            27,
+            2048,
+            16,
+            10944,
+            102400,
+            latent=Latent(512),
+            experts=Experts(64, 6, 1408, shared=2 * 1408, dense_layers=1),
+        ),
+        llama(
+            "deepseek-v3",
+            61,
+            7168,
+            128,
+            18432,
+            129280,
+            latent=_V3,
+            experts=Experts(256, 8, 2048, shared=2048, dense_layers=3, router_bias=True),
+        ),
+        _gpt_oss("gpt-oss-20b", 24, 32),
+        _gpt_oss("gpt-oss-120b", 36, 128),
+    )
+}
+
+
+def find_model(name: str) -> ModelShape:
+    """A shape by name, or from a JSON file: ours, or a Hugging Face config.json of a decoder (see `configs`).
+
+    Raises ValueError in one sentence for an unknown name (with the nearest), an unreadable file, a file
+    without the numbers that are needed, and a model whose layers are others than those priced here.
+    """
+    if name.lower() in MODELS:
+        return MODELS[name.lower()]
+    if is_file(name):
+        from .configs import from_config
+
+        return from_config(Path(name))
+    raise ValueError(f"unknown model {unknown(name, MODELS)}, or give a config.json")

@@ -1,0 +1,235 @@
+"""Which layout? Look at all of them, say why most will not do, rank the rest, and say what would change the
+answer.
+
+The same formulas as `cost` and `memory`, evaluated for all layouts of a kind at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ..paper.checks import whole
+from ..table import Table, human
+from .candidates import Candidate, Candidates
+from .estimate import HEADROOM, Estimate, estimate
+from .job import Job
+from .layout import Axes
+from .space import Space
+
+# What may turn out otherwise -> the job then, times a factor; None where that is no whole number.
+CHANGES = {
+    "speed between nodes": lambda j, f: _with_cluster(
+        j, inter_node_bandwidth=j.cluster.inter_node_bandwidth * f
+    ),
+    "speed inside a node": lambda j, f: _with_cluster(
+        j, intra_node_bandwidth=j.cluster.intra_node_bandwidth * f
+    ),
+    "memory of a GPU": lambda j, f: _with_cluster(
+        j, device=replace(j.cluster.device, memory=j.cluster.device.memory * f)
+    ),
+    "global batch": lambda j, f: (
+        replace(j, global_batch=int(j.global_batch * f)) if float(j.global_batch * f).is_integer() else None
+    ),
+    "sequence length": lambda j, f: replace(j, seq_len=max(1, int(j.seq_len * f))),
+}
+
+
+def _with_cluster(job: Job, **changed) -> Job:
+    return replace(job, cluster=replace(job.cluster, **changed))
+
+
+@dataclass(eq=False, repr=False)
+class Plan:
+    """All layouts of a job on so many GPUs. `ranked`: those that fit with some headroom, fastest first.
+    `tight`: those that fill a GPU further than the prediction can tell, fastest first. `too_large`: the rest,
+    with the least first. `space`: all that was looked at."""
+
+    job: Job
+    space: Space
+    ranked: Sequence[Candidate]
+    tight: Sequence[Candidate]
+    too_large: Sequence[Candidate]
+    headroom: float
+
+    @property
+    def gpus(self) -> int:
+        return self.space.gpus
+
+    @property
+    def impossible(self) -> dict[Axes, str]:
+        """Sizes -> why they cannot be at all."""
+        return self.space.impossible
+
+    @property
+    def looked_at(self) -> int:
+        return len(self.space.numbers)
+
+    @property
+    def options(self) -> dict:
+        """What `plan` was told beside the job and the GPUs."""
+        return {"headroom": self.headroom, **self.space.only}
+
+    @property
+    def best(self) -> Candidate:
+        if self.ranked:
+            return self.ranked[0]
+        device = self.job.cluster.device
+        model = self.job.model.name
+        if not self.tight and not self.too_large:
+            (axes, reason), *_ = self.impossible.items()
+            raise ValueError(
+                f"{model} cannot be laid out on {self.gpus} GPUs with a batch of {self.job.global_batch}:"
+                f" {axes}, for one: {reason}"
+            )
+        tried = "".join(f"; it fits {remedy}" for remedy in self.remedies)
+        if self.tight:
+            raise ValueError(
+                f"{model} fits {self.gpus} × {device.name} with less than {self.headroom:.0%} to"
+                f" spare, which is within the error: the fastest needs {human(self.tight[0].memory)} of"
+                f" {human(device.memory)}. Take a smaller headroom, if you have measured{tried}"
+            )
+        raise ValueError(
+            f"{model} does not fit {self.gpus} × {device.name} of {human(device.memory)}; the smallest needs"
+            f" {human(self.too_large[0].memory)}{tried}"
+        )
+
+    @cached_property
+    def remedies(self) -> list[str]:
+        """What would make it fit where nothing does, in words: see `remedies`."""
+        from .remedies import remedies
+
+        fits = lambda job, gpus, **only: bool(plan(job, gpus=gpus, **only).ranked)
+        return [] if self.ranked else remedies(self.job, self.gpus, fits, **self.options)
+
+    @cached_property
+    def by_axes(self) -> list[Candidate]:
+        """The best of each sizes of the axes, fastest first."""
+        return self.ranked.first_of_each() if self.ranked else []
+
+    def estimate(self, row: Candidate | None = None) -> Estimate:
+        """The best layout, or another row, with its time and memory by what for."""
+        return estimate(self.job, (row or self.best).layout)
+
+    def why(self, **sizes: int) -> str:
+        """Why these sizes, dp=4, tp=8, pp=2 say, are where they are: their rank and what they lose to the
+        best, or the reason they are out.
+        """
+        axes = Axes(**sizes)
+        if axes in self.impossible:
+            return self.impossible[axes]
+        places = [row.axes for row in self.by_axes]
+        if axes in places:
+            return self._why_there(places.index(axes))
+        device = self.job.cluster.device
+        if tight := next((row for row in self.tight if row.axes == axes), None):
+            return (
+                f"it would leave too little: {tight.layout} needs {human(tight.memory)} of"
+                f" {human(device.memory)}, within the error of the prediction; it would take"
+                f" {tight.seconds:.2f} s"
+            )
+        if large := next((row for row in self.too_large if row.axes == axes), None):
+            over = large.memory - device.memory
+            return (
+                f"it does not fit: at its smallest ({large.layout}) {human(large.memory)} a GPU,"
+                f" {human(over)} too much"
+            )
+        if np.prod(axes) != self.gpus:
+            return f"{axes} takes {np.prod(axes)} GPUs, but there are {self.gpus}"
+        only = ", ".join(f"{axis} {size}" for axis, size in self.space.only.items() if axis in Axes._fields)
+        return f"{axes} was not looked at, only {only}"
+
+    def _why_there(self, place: int) -> str:
+        mine, best = self.estimate(self.by_axes[place]), self.estimate()
+        if place == 0:
+            rivals = ""
+            if len(self.by_axes) > 1:
+                lead = self.by_axes[1].seconds / best.step_seconds - 1
+                ahead = f"{lead:.1%}" if lead >= 0.0005 else "less than 0.1%"
+                rivals = f", {ahead} ahead of {self.by_axes[1].layout}"
+            return f"the fastest: {best.step_seconds:.2f} s a step{rivals}"
+        loses = sorted(((mine.time[k] - best.time[k], k) for k in mine.time), reverse=True)[:2]
+        named = " and ".join(f"{s:.2f} s on {k}" for s, k in loses if s > 0)
+        gains = sum(s for s, k in loses if s > 0) - (mine.step_seconds - best.step_seconds)
+        return (
+            f"number {place + 1} of {len(self.by_axes)} sizes: {mine.step_seconds:.2f} s,"
+            f" {mine.step_seconds / best.step_seconds - 1:.1%} slower than {best.layout}; it loses {named}"
+            + (f", and wins back {gains:.2f} s elsewhere" if gains >= 0.005 else "")
+        )
+
+    def flips(self) -> list[tuple[str, float, Candidate]]:
+        """(what, times how much, the winner then): the smallest change of each that makes other sizes
+        win.
+        """
+        flipped = []
+        for what in CHANGES:
+            for factor in (0.75, 1.5, 0.5, 2, 0.25, 4, 0.125, 8):
+                other = self.changed(what, factor)
+                if other is not None and other.ranked and other.best.axes != self.best.axes:
+                    flipped.append((what, factor, other.best))
+                    break
+        return flipped
+
+    def changed(self, what: str, factor: float) -> Plan | None:
+        """The plan with one thing (of CHANGES) times `factor`; None where that leaves no whole batch."""
+        job = CHANGES[what](self.job, factor)
+        if job is None:
+            return None
+        space = self.space if self.space.serves(job) else Space(job, self.gpus, self.space.only)
+        return _ranked(job, space, self.headroom)
+
+    def table(self, rows: int = 10) -> Table:
+        """The best of each sizes; no rows where nothing fits."""
+        best = self.ranked[0].seconds if self.ranked else 0.0
+        job = self.job
+        tokens = job.global_batch * job.seq_len / self.gpus
+        return Table(
+            ["layout", "step", "behind", "tokens/s/GPU", "memory"],
+            [
+                [
+                    str(r.layout),
+                    f"{r.seconds:.2f} s",
+                    f"{r.seconds / best - 1:.1%}",
+                    f"{tokens / r.seconds:,.0f}",
+                    human(r.memory),
+                ]
+                for r in self.by_axes[:rows]
+            ],
+            title=(
+                f"{job.model.name} on {self.gpus} × {job.cluster.device.name} ({job.cluster.name}), batch"
+                f" {job.global_batch} × {job.seq_len}, {', '.join([job.framework.name, *job.switches])}:"
+                f" {self.looked_at:,} layouts, {len(self.ranked):,} fit, {len(self.tight):,} more are tight"
+            ),
+        )
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+
+def plan(job: Job, *, gpus: int, headroom: float = HEADROOM, **only) -> Plan:
+    """Every layout of a job on `gpus` GPUs that its framework offers: all dp·tp·pp, microbatches, schedules,
+    interleavings, ZeRO stages, recompute, SP.
+
+    headroom: the share of a GPU's memory to keep free. only: sizes of axes that are given, tp=8 say. With a
+    fused attention 'selective' recompute would be 'none', and is left out. Raises ValueError for numbers that
+    make no sense. A plan without a layout that fits has an empty `ranked`.
+    """
+    whole("gpus", gpus, 1, 10**7)
+    if not 0 <= headroom < 1:
+        raise ValueError(f"headroom is a share of a GPU's memory, 0.1 say, not {headroom!r}")
+    only = {axis: size for axis, size in only.items() if size is not None}
+    for axis, size in only.items():
+        whole(axis, size)
+    return _ranked(job, Space(job, gpus, only), headroom)
+
+
+def _ranked(job: Job, space: Space, headroom: float) -> Plan:
+    every, room = space.timed(job), job.cluster.device.memory
+    fits, over = every["memory"] <= (1 - headroom) * room, every["memory"] > room
+    pick = lambda by, keep: Candidates(every, space.names, job.framework, by, keep)
+    return Plan(
+        job, space, pick("seconds", fits), pick("seconds", ~fits & ~over), pick("memory", over), headroom
+    )

@@ -1,0 +1,163 @@
+"""Which layouts can be: each refusal is one sentence, with the nearest choice that can."""
+
+from __future__ import annotations
+
+import math
+
+from ..paper.checks import divisors, whole
+from ..paper.pipelines import SCHEDULES
+from .layout import ORDER, RECOMPUTE, Axes, Layout
+from .shape import ModelShape
+from .stages import layers_on_stage
+
+
+def check(
+    model: ModelShape,
+    layout: Layout,
+    global_batch: int | None = None,
+    gpus: int | None = None,
+    seq_len: int | None = None,
+) -> None:
+    """Refuse, in one sentence with the nearest valid choice, a layout that cannot be.
+
+    For one layout of plain numbers. Raises ValueError. global_batch: sequences in one step over all ranks.
+    """
+    d, t, p, b, v = layout.dp, layout.tp, layout.pp, layout.microbatch, layout.interleave
+    for name in (*Axes._fields, "microbatch", "interleave"):
+        whole(name, getattr(layout, name), 1, 10**7)
+    if layout.schedule not in SCHEDULES:
+        raise ValueError(f"unknown schedule {layout.schedule!r}; known are {', '.join(SCHEDULES)}")
+    if layout.recompute not in RECOMPUTE:
+        raise ValueError(f"unknown recompute {layout.recompute!r}; known are {', '.join(RECOMPUTE)}")
+    if layout.zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero is 0, 1, 2 or 3, not {layout.zero!r}")
+    if sorted(layout.order) != sorted(ORDER):
+        raise ValueError(f"order names each of {', '.join(Axes._fields[:3])} once, not {layout.order!r}")
+    if gpus is not None and layout.ranks != gpus:
+        named, product = ("·cp", f"·{layout.cp}") if layout.cp > 1 else ("", "")
+        raise ValueError(
+            f"dp·tp·pp{named} = {d}·{t}·{p}{product} = {layout.ranks}, but there are {gpus} GPUs"
+        )
+    _check_experts(model, layout)
+    whole("shard", layout.shard, 0, 10**7)
+    if layout.shard:
+        if layout.replicas % layout.shard:
+            raise ValueError(
+                f"shard {layout.shard} does not divide the {layout.replicas} replicas (dp·cp);"
+                f" {_divisors(layout.replicas, layout.shard, None)}"
+            )
+        if not layout.zero:
+            raise ValueError(f"shard {layout.shard} shares out nothing without ZeRO; take zero 1, 2 or 3")
+        if model.experts and layout.shard * t % (layout.ep * layout.etp):
+            raise ValueError(
+                f"ep·etp = {layout.ep}·{layout.etp} does not divide shard·tp = {layout.shard}·{t}, and each"
+                " shard has all experts;"
+                f" {_divisors(layout.shard * t, layout.ep * layout.etp, None)} for ep·etp"
+            )
+    if layout.cp > 1 and seq_len is not None and seq_len % (2 * layout.cp):
+        raise ValueError(
+            f"cp {layout.cp} cuts each sequence into {2 * layout.cp} pieces, and {seq_len} tokens do not"
+            f" divide by that; take a sequence of {max(1, seq_len // (2 * layout.cp)) * 2 * layout.cp}, or"
+            " another cp"
+        )
+    if model.heads % t:
+        raise ValueError(
+            f"tp {t} does not divide {model.heads} attention heads; {_divisors(model.heads, t, gpus)}"
+        )
+    if model.kv_heads % t and t % model.kv_heads:
+        raise ValueError(
+            f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads;"
+            f" {_divisors(model.heads, t, gpus)}"
+        )
+    if (not model.experts or model.experts.dense_layers) and model.ffn % t:
+        raise ValueError(
+            f"tp {t} does not divide the feed-forward width {model.ffn}; {_divisors(model.ffn, t, gpus)}"
+        )
+    if layout.balanced and layout.chunks > 1:
+        raise ValueError(
+            f"balanced stages are worked out for one chunk on each pipeline rank, not {layout.chunks}; take"
+            " 1F1B"
+        )
+    if layout.balanced and p > model.layers:
+        raise ValueError(
+            f"{model.layers} layers do not give each of {p} stages one; take pp {model.layers}, or less"
+        )
+    if not layout.balanced and layers_on_stage(model.layers, p * v, 0) is None:
+        raise ValueError(
+            f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do {model.layers}"
+            f" + 2 with the embedding and the head counted; {_divisors(model.layers, p * v, gpus)}"
+        )
+    chosen = layout.pipeline.chunks == 0
+    if chosen and (p == 1 or v == 1):
+        raise ValueError("interleaving needs pp and interleave of at least 2; use 1F1B otherwise")
+    if not chosen and v > 1:
+        raise ValueError(f"interleave {v} needs the schedule 'interleaved', not {layout.schedule!r}")
+    if layout.pipeline.splits:
+        if p == 1:
+            raise ValueError(f"{layout.schedule} needs pp of at least 2; use 1F1B otherwise")
+        if layout.recompute in ("per-op", "full"):
+            raise ValueError(
+                f"{layout.schedule} lets weight gradients wait, and they need what {layout.recompute}"
+                " recompute drops; take recompute 'none', or 1F1B"
+            )
+        if layout.pipeline.folded and model.layers % (2 * p):
+            raise ValueError(
+                f"{layout.schedule} has two stages on each of {p} ranks, and {model.layers} layers do not"
+                f" divide over {2 * p}; take ZB-H1, or another pp"
+            )
+    if global_batch is not None:
+        whole("global_batch", global_batch)
+        if global_batch % (d * b):
+            raise ValueError(
+                f"a batch of {global_batch} does not divide by dp·microbatch = {d}·{b} = {d * b}; "
+                f"take {max(1, global_batch // (d * b)) * d * b}, or another microbatch"
+            )
+        m = global_batch // (d * b)
+        if chosen and m % p:
+            raise ValueError(
+                f"interleaving needs a multiple of pp = {p} microbatches, and there are {m}; take a batch of"
+                f" {(m // p + 1) * p * d * b}, another microbatch, or 1F1B"
+            )
+        if m < (needed := p * layout.pipeline.fills):
+            raise ValueError(
+                f"{layout.schedule} fills {p} stages with {needed} microbatches, and there are {m}; take a"
+                " smaller microbatch, or 1F1B"
+            )
+
+
+def _check_experts(model: ModelShape, layout: Layout) -> None:
+    """Refuse foldings that cannot be."""
+    t, ep, etp, e = layout.tp, layout.ep, layout.etp, model.experts
+    if e is None:
+        if ep * etp > 1:
+            raise ValueError(
+                f"{model.name} has no experts to spread over ep {ep} and etp {etp}; take 1 of both"
+            )
+        return
+    if e.count % ep:
+        raise ValueError(f"ep {ep} does not divide {e.count} experts; {_divisors(e.count, ep, None)}")
+    if e.ffn % etp:
+        raise ValueError(
+            f"etp {etp} does not divide an expert's width {e.ffn}; {_divisors(e.ffn, etp, None)}"
+        )
+    if e.shared % t:
+        raise ValueError(f"tp {t} does not divide the shared experts' width {e.shared}")
+    inner = layout.dp * layout.cp * t
+    if inner % (ep * etp):
+        raise ValueError(
+            f"ep·etp = {ep}·{etp} does not divide dp·cp·tp = {inner}, over which the experts fold;"
+            f" {_divisors(inner // math.gcd(inner, etp), ep, None)} for ep"
+        )
+    if ep * etp > 1 and layout.order != ORDER:
+        raise ValueError(f"experts fold with the order {' '.join(ORDER)}, not {' '.join(layout.order)}")
+    if t > 1 and not layout.sequence_parallel:
+        raise ValueError(
+            "experts beside tp need sequence parallelism, so that each rank has tokens of its own"
+        )
+
+
+def _divisors(n: int, near: int, gpus: int | None) -> str:
+    """The nearest divisors of n, of those that the number of GPUs allows."""
+    fits = [k for k in divisors(n) if gpus is None or gpus % k == 0]
+    below, above = max(k for k in fits if k <= near), min((k for k in fits if k >= near), default=0)
+    return f"take {below}" + (f" or {above}" if above not in (0, below) else "")

@@ -1,0 +1,271 @@
+"""Model shapes: the few numbers of a transformer that decide what it weighs and costs.
+
+Letters: L layers, h hidden, a attention heads, g key/value heads (a of them without
+grouped queries), f the width of the feed-forward part, V vocabulary; of experts E, of which
+each token goes through k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+from ..paper.checks import whole
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A feed-forward part of many, a few of which a router picks for each token.
+
+    count: how many are routed to (E). per_token: how many each token goes through (k). ffn: the width of
+    each. shared: the width of those that every token goes through, together. shared_gate: a number a token
+    scales what these give (Qwen2). dense_layers: the first so many layers of the model have a plain
+    feed-forward part. router_bias: a number an expert. Raises ValueError for sizes that cannot be.
+    """
+
+    count: int
+    per_token: int
+    ffn: int
+    shared: int = 0
+    shared_gate: bool = False
+    dense_layers: int = 0
+    router_bias: bool = False
+
+    def __post_init__(self):
+        for field, least in (("count", 1), ("per_token", 1), ("ffn", 1), ("shared", 0), ("dense_layers", 0)):
+            whole(f"experts: {field}", getattr(self, field), least, 10**7)
+        if self.per_token > self.count:
+            raise ValueError(f"experts: {self.per_token} for each token, but there are only {self.count}")
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): keys and values come from one short vector a
+    token, of kv_rank numbers, and queries from another, of q_rank (0: from the token itself). A head has
+    `nope` numbers without and `rope` with a position, and values of `values`; the rope part of the keys is
+    one for all heads.
+    """
+
+    kv_rank: int
+    q_rank: int = 0
+    nope: int = 128
+    rope: int = 64
+    values: int = 128
+
+    def __post_init__(self):
+        for field in fields(self):
+            least = 0 if field.name == "q_rank" else 1
+            whole(f"latent attention: {field.name}", getattr(self, field.name), least, 10**7)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder-only transformer. Sizes are counts, not bytes.
+
+    kv_heads: fewer than heads with grouped-query attention. gated: a SwiGLU feed-forward part, with
+    three matrices instead of two. biases: on every matrix of a block, as GPT has. qkv_biases: on
+    those three only. tied: the head is the embedding, transposed. positions: learned ones, 0 if none.
+    qk_norm: a norm of each head's queries and keys (Qwen3). norms: of the hidden width, in a layer. sinks: a
+    number a head in the softmax's sum (gpt-oss). window, windowed: in so many layers a token sees only the
+    last `window` tokens. mtp: modules behind the last layer that predict further tokens (DeepSeek-V3, section
+    2.2), each a layer, the projection of two vectors before it, and the head and its loss once more; they are
+    no part of `params`. experts, latent: see there; `ffn` is then the width of the dense layers.
+    Raises ValueError for sizes that make no model.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    kv_heads: int = 0  # 0: as many as heads
+    ffn: int = 0  # 0: four times hidden
+    head_dim: int = 0  # 0: hidden / heads
+    gated: bool = False
+    biases: bool = False
+    qkv_biases: bool = False
+    tied: bool = False
+    positions: int = 0
+    qk_norm: bool = False
+    norms: int = 2
+    sinks: bool = False
+    window: int = 0
+    windowed: int = 0
+    mtp: int = 0
+    experts: Experts | None = None
+    latent: Latent | None = None
+
+    def __post_init__(self):
+        for field in ("layers", "hidden", "heads", "vocab", "norms"):
+            whole(f"{self.name}: {field}", getattr(self, field), 1, 10_000 if field == "layers" else 10**8)
+        for field, default in (("kv_heads", self.heads), ("ffn", 4 * self.hidden)):
+            whole(f"{self.name}: {field}", getattr(self, field), 0, 10**9)
+            if not getattr(self, field):
+                object.__setattr__(self, field, default)
+        for field in ("head_dim", "positions", "window", "windowed", "mtp"):
+            whole(f"{self.name}: {field}", getattr(self, field), 0, 10**8)
+        for field in ("gated", "biases", "qkv_biases", "tied", "qk_norm", "sinks"):
+            if not isinstance(getattr(self, field), bool):
+                raise ValueError(f"{self.name}: {field} must be true or false, not {getattr(self, field)!r}")
+        if not self.head_dim and self.latent:
+            object.__setattr__(self, "head_dim", self.latent.values)
+        if not self.head_dim:
+            if self.hidden % self.heads:
+                raise ValueError(
+                    f"{self.name}: hidden {self.hidden} does not divide by {self.heads} heads; "
+                    "give head_dim if the heads are not hidden/heads wide"
+                )
+            object.__setattr__(self, "head_dim", self.hidden // self.heads)
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"{self.name}: {self.heads} heads do not divide by {self.kv_heads} key/value heads"
+            )
+        if self.windowed > self.layers or bool(self.window) != bool(self.windowed):
+            raise ValueError(
+                f"{self.name}: a window of {self.window} in {self.windowed} of {self.layers} layers"
+            )
+        if self.experts and self.experts.dense_layers >= self.layers:
+            raise ValueError(f"{self.name}: {self.experts.dense_layers} dense layers of {self.layers}")
+
+    @property
+    def q_width(self) -> int:
+        """Columns of the query matrix: a · head size, h in most models."""
+        return self.heads * (self.latent.nope + self.latent.rope if self.latent else self.head_dim)
+
+    @property
+    def k_width(self) -> int:
+        """Keys of a token that the attention reads, all heads together."""
+        return self.q_width if self.latent else self.kv_width
+
+    @property
+    def v_width(self) -> int:
+        """Its values."""
+        return self.out_width if self.latent else self.kv_width
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of the key matrix, and of the value matrix: g · head size."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def out_width(self) -> int:
+        """What the attention gives for a token: rows of its output matrix."""
+        return self.heads * (self.latent.values if self.latent else self.head_dim)
+
+    @property
+    def attention_params(self) -> int:
+        """In the matrices of one layer's attention."""
+        h, out = self.hidden, self.out_width
+        if not (at := self.latent):
+            return h * (self.q_width + 2 * self.kv_width + out)
+        queries = (h + self.q_width) * at.q_rank if at.q_rank else h * self.q_width
+        up = at.kv_rank * self.heads * (at.nope + at.values)
+        return queries + h * (at.kv_rank + at.rope) + up + out * h
+
+    def matrices(self, width: int) -> int:
+        """Parameters in the matrices of a feed-forward part of a width."""
+        return (3 if self.gated else 2) * self.hidden * width
+
+    @property
+    def shared_params(self) -> int:
+        """What each token goes through in a layer's feed-forward part, whatever the router says."""
+        if not (e := self.experts):
+            return self.matrices(self.ffn)
+        return self.matrices(e.shared) + self.hidden * (e.count + e.shared_gate)
+
+    @property
+    def expert_params(self) -> int:
+        """All parameters of one routed expert."""
+        e = self.experts
+        return self.matrices(e.ffn) + self.biases * (self.hidden + e.ffn * (1 + self.gated)) if e else 0
+
+    @property
+    def matrix_params(self) -> int:
+        """Parameters in one layer's matrices that a token goes through: 12 h² for a GPT."""
+        routed = self.experts.per_token * self.matrices(self.experts.ffn) if self.experts else 0
+        return self.attention_params + self.shared_params + routed
+
+    @property
+    def vector_params(self) -> int:
+        """Of one layer, what is no matrix and no routed expert's: norms and biases."""
+        norms = self.norms * self.hidden * (1 if self.gated else 2)  # a gated model's RMSNorm has no bias
+        heads = self.sinks * self.heads + 2 * self.head_dim * self.qk_norm
+        latent = self.latent.q_rank + self.latent.kv_rank if self.latent else 0
+        biases = (self.biases or self.qkv_biases) * (self.q_width + 2 * self.kv_width)
+        biases += self.biases * self.hidden
+        if e := self.experts:
+            return norms + heads + latent + biases + e.count * e.router_bias
+        return norms + heads + latent + biases + self.biases * (self.ffn * (1 + self.gated) + self.hidden)
+
+    @property
+    def whole_params(self) -> int:
+        """Of one layer, what every tensor-parallel rank holds whole: norms, biases behind a split by rows,
+        the router, and the ways down of latent attention.
+        """
+        norms = self.norms * self.hidden * (1 if self.gated else 2) + 2 * self.head_dim * self.qk_norm
+        biases = self.biases * self.hidden * (1 if self.experts else 2)
+        e, at = self.experts, self.latent
+        router = (e.count + e.shared_gate) * self.hidden + e.count * e.router_bias if e else 0
+        down = (at.q_rank + at.kv_rank) * (self.hidden + 1) + at.rope * self.hidden if at else 0
+        return norms + biases + router + down
+
+    @property
+    def layer_params(self) -> int:
+        """All parameters of one layer: matrices, biases, norms, and all its experts."""
+        routed = self.experts.count * self.expert_params if self.experts else 0
+        return self.attention_params + self.shared_params + self.vector_params + routed
+
+    @cached_property
+    def kinds(self) -> list[tuple[ModelShape, int]]:
+        """(shape, how many): its kinds of layers, the last of them the usual one, the first at its start."""
+        first = self.experts.dense_layers if self.experts else 0
+        dense = [(replace(self, experts=None), first)] if first else []
+        return [*dense, (self, self.layers - first)]
+
+    @property
+    def embedding_params(self) -> int:
+        """On the first pipeline stage: tokens, and positions where they are learned."""
+        return (self.vocab + self.positions) * self.hidden
+
+    @property
+    def head_params(self) -> int:
+        """On the last stage: the final norm and the head.
+
+        A tied head is the embedding again, and is counted there.
+        """
+        norm = self.hidden * (1 if self.gated else 2)
+        return norm + (0 if self.tied else self.vocab * self.hidden)
+
+    @property
+    def params(self) -> int:
+        """N: all parameters, each once."""
+        layers = sum(count * shape.layer_params for shape, count in self.kinds)
+        return layers + self.embedding_params + self.head_params
+
+    @property
+    def active_params(self) -> int:
+        """Those that one token goes through, the embedding among them, as Mixtral's and Qwen3's authors
+        count; OpenAI's and DeepSeek's leave the embedding out.
+        """
+        if not (e := self.experts):
+            return self.params
+        return self.params - (self.layers - e.dense_layers) * (e.count - e.per_token) * self.expert_params
+
+    def attended(self, seq_len):
+        """Tokens that one looks at, in the mean over layers, in units of a whole sequence's causal half."""
+        seen = self.window * (2 - self.window / seq_len) if self.window < seq_len else seq_len
+        return seq_len + self.windowed / self.layers * (seen - seq_len)
+
+    def flops_per_token(self, seq_len: int, causal: bool = False, per_element: int = 6) -> float:
+        """Model FLOPs of forward and backward for one token: what MFU divides by.
+
+        `per_element` of a matrix (2 forward, 4 backward), and 12·L·s·a·head size for the attention
+        scores and their use; half of that if only the causal half is counted. For a GPT with
+        untied head this is 72·L·h²·(1 + s/6h + V/12Lh), Narayanan et al. 2021, without their recompute.
+        """
+        width = (self.q_width + self.out_width) / 2
+        layers = self.layers + self.mtp
+        scores = 12 * layers * self.attended(seq_len) * width * (0.5 if causal else 1)
+        matrices = sum(count * shape.matrix_params for shape, count in self.kinds)
+        matrices += self.mtp * (self.matrix_params + 2 * self.hidden**2)
+        return per_element * (matrices + (1 + self.mtp) * self.vocab * self.hidden) + scores

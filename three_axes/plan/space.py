@@ -1,0 +1,99 @@
+"""All layouts that the planner looks at, and what they take: bytes once, seconds for each cluster."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..paper.hardware import Cluster
+from .candidates import SIZES, all_rows, runs
+from .cost import all_work, constants, step_terms
+from .data_parallel import synchronisation
+from .job import Job
+from .layout import Layout
+from .memory import kept, peak_memory
+from .op import Op
+from .operations import lists
+
+
+class Group(NamedTuple):
+    """Layouts of one schedule and one recompute policy. which: of the lists is each one's. once: what they do
+    once a step.
+    """
+
+    layouts: Layout
+    which: np.ndarray
+    once: list[Op]
+
+
+class Space:
+    """Every layout of a job on so many GPUs that its framework offers. only: sizes that are given.
+
+    numbers: a row for each, with its bytes on the fullest GPU. names: a schedule and a recompute policy for
+    each number in its column 'names'. impossible: sizes -> why they cannot be at all. Neither depends on how
+    fast the cluster is, nor do the lists of operations: `serves` says which jobs may share them.
+    """
+
+    def __init__(self, job: Job, gpus: int, only: dict[str, int]):
+        self.job, self.gpus, self.only = job, gpus, only
+        self.names: list[tuple[str, str]] = []
+        self._groups: list[Group] = []
+        self._seconds: dict[Cluster, np.ndarray] = {}
+        rows, self.impossible = all_rows(job, gpus, only)
+        self._lists = lists(job, self._layouts(rows))
+        which = np.arange(len(rows)) if self._lists.which is None else self._lists.which
+        framework, looked_at = job.framework, []
+        recomputes = [
+            r for r in framework.recomputes if not (r == "selective" and framework.fused_attention)
+        ] or ["none"]
+        for schedule, recompute in itertools.product(framework.schedules, recomputes):
+            can = np.flatnonzero(runs(job, schedule, recompute, rows))
+            if not len(can):
+                continue
+            chosen = rows[can]
+            layouts = self._layouts(chosen, schedule=schedule, recompute=recompute)
+            of_kinds = kept(self._lists._replace(which=which[can]), recompute)
+            chosen["names"] = len(self.names)
+            chosen["memory"] = peak_memory(job, layouts, of_kinds=of_kinds)
+            self.names.append((schedule, recompute))
+            self._groups.append(Group(layouts, which[can], synchronisation(job, layouts)))
+            looked_at.append(chosen)
+        self.numbers = np.concatenate(looked_at) if looked_at else rows[:0]
+
+    def _layouts(self, rows: np.ndarray, **named: str) -> Layout:
+        sizes = {name: rows[name] for name in SIZES}
+        return self.job.framework.layout(**sizes, sequence_parallel=rows["sp"], **named)
+
+    def serves(self, job: Job) -> bool:
+        """Whether a job has the same layouts: it may differ in the speeds of its cluster, and in the memory
+        of a GPU where there are no experts, whose layouts are looked at only if their states fit.
+        """
+        device = self.job.cluster.device
+        if not job.model.experts:
+            device = replace(device, memory=job.cluster.device.memory)
+        given = self.job.cluster
+        speeds = {
+            name: getattr(job.cluster, name) for name in ("intra_node_bandwidth", "inter_node_bandwidth")
+        }
+        return job == replace(self.job, cluster=replace(given, device=device, **speeds))
+
+    def timed(self, job: Job) -> np.ndarray:
+        """The numbers with seconds on a job's cluster."""
+        device = replace(job.cluster.device, memory=self.job.cluster.device.memory)
+        speeds = replace(job.cluster, device=device)  # all that seconds depend on
+        if speeds not in self._seconds:
+            self._seconds[speeds] = self._timed(job)
+        timed = self.numbers.copy()
+        timed["seconds"] = self._seconds[speeds]
+        return timed
+
+    def _timed(self, job: Job) -> np.ndarray:
+        c, seconds = constants(), [np.zeros(0)]
+        works = all_work(self._lists, job, c, {recompute for _, recompute in self.names})
+        for layouts, which, once in self._groups:
+            own = [work.spread(which) for work in works[layouts.recompute]]
+            seconds.append(sum(step_terms(job, layouts, c, own, once).values()))
+        return np.concatenate(seconds)

@@ -1,0 +1,68 @@
+"""How many bytes a GPU sends in a step, and in which collectives: the list of operations, read for what is
+sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from ..paper.collectives import book
+from .data_parallel import synchronisation
+from .job import Job
+from .layout import Layout
+from .op import Op
+from .operations import between_stages, embedding, head, layer
+from .stages import kinds_on_rank
+
+
+@dataclass
+class Call:
+    """One kind of collective on one axis: how often in a step, and how large the whole tensors are, in
+    bytes.
+    """
+
+    op: str
+    axis: str
+    calls: int
+    payload: float
+
+
+def _step(job: Job, layout: Layout, stage: int) -> Iterator[tuple[float, Op]]:
+    """(how often in a step, operation) of a rank of a pipeline stage, those that send."""
+    m, last = job.microbatches(layout), layout.pipeline.head_rank(layout.pp)
+    for kind, many in kinds_on_rank(job.model, layout, stage):
+        for op in layer(job, layout, kind):
+            again = op.phase == "F" and layout.recompute in op.again
+            yield m * float(many) * (1 + again), op
+    ends = chain(embedding(job, layout) if stage == 0 else (), head(job, layout) if stage == last else ())
+    yield from ((m, op) for op in ends)
+    # Each chunk sends its activation on and its gradient back, but for the first and the last of all.
+    turns = layout.pp > 1 and layout.pipeline.folded and stage == layout.pp - 1
+    messages = 2 * layout.chunks - (stage == 0) - (stage == last) - 2 * turns
+    yield m * messages * (layout.pp > 1), between_stages(job, layout)
+    yield from ((1, op) for op in synchronisation(job, layout, stage))
+
+
+def calls(job: Job, layout: Layout, stage: int = 0) -> list[Call]:
+    """The collectives of a step on a rank of a pipeline stage, by name and axis."""
+    totals: dict[tuple[str, str], list[float]] = {}
+    for times, op in _step(job, layout, stage):
+        if op.collective and times * op.calls > 0 and layout.members(op.axis) > 1:
+            total = totals.setdefault((op.collective, op.axis), [0.0, 0.0])
+            total[0] += times * op.calls
+            total[1] += times * op.calls * op.payload
+    return [Call(op, axis, round(n), size) for (op, axis), (n, size) in sorted(totals.items())]
+
+
+def sent(job: Job, layout: Layout, stage: int | None = None) -> dict[str, float]:
+    """Axis -> bytes that a GPU of a pipeline stage sends in a step, by the book; dp, tp and pp always.
+    stage: the middle one, if none is said.
+    """
+    stage = layout.pp // 2 if stage is None else stage
+    by_axis = dict.fromkeys(layout.axes._fields[:3], 0.0)
+    for call in calls(job, layout, stage):
+        more = book(call.op, call.payload, layout.members(call.axis))
+        by_axis[call.axis] = by_axis.get(call.axis, 0.0) + more
+    return by_axis

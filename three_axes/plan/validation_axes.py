@@ -1,0 +1,120 @@
+"""Published runs of what came after the first three axes: experts, shared sequences, narrow numbers. As
+`validation`, whose null model and table they use; nothing here was fitted to them.
+
+What a table does not print is said at each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..paper.hardware import CLUSTERS
+from ..table import Table
+from .job import Job
+from .layout import Layout
+from .memory import largest_stage, stage_memory
+from .models import MODELS, llama
+from .shape import Experts
+from .validation import MEGATRON, errors_of, row_of, rows, seconds
+
+H100 = CLUSTERS["dgx-h100"]
+
+
+_QWEN2 = Experts(64, 8, 2560, shared=20480, shared_gate=True)
+FOLDED = {
+    "Mixtral-8x22B": MODELS["mixtral-8x22b"],
+    "Qwen2-57B-A14B": llama("57b", 28, 3584, 28, 18944, 151936, 4, qkv_biases=True, experts=_QWEN2),
+    "Mixtral-8x22B-G8T8": llama("g8t8", 56, 6144, 48, 16384, 32000, 8, experts=Experts(64, 8, 2048)),
+    "Llama3-8x70B": llama("8x70b", 80, 8192, 64, 28672, 128256, 8, experts=Experts(8, 2, 28672)),
+}
+
+
+def folding() -> list[tuple[dict, Job, Layout | None, float]]:
+    """(row, job, layout, seconds of a step) of MoE Parallel Folding's Table 3.
+
+    Microbatches are not printed: one sequence everywhere. Chunks and recompute are not: the fastest that
+    fits, None where nothing does with a tenth to spare. Without folding an expert is split as wide as tp.
+    """
+    chosen = []
+    for r in rows("moe_folding_2025_table3.csv"):
+        n, cp, t, ep, p = (int(r[k] or 1) for k in ("gpus", "cp", "tp", "ep", "pp"))
+        etp = 1 if r["method"].endswith("Folding") else t
+        job = Job(FOLDED[r["model"]], H100, 256, 4096, MEGATRON)
+        sizes = dict(
+            dp=n // (cp * t * p), cp=cp, tp=t, pp=p, ep=ep, etp=etp, zero=3 if "FSDP" in r["method"] else 1
+        )
+        chosen.append((r, job, *least(job, sizes)))
+    return chosen
+
+
+def least(
+    job: Job, sizes: dict, recomputes=("none", "full"), chunks=range(1, 17)
+) -> tuple[Layout | None, float]:
+    """(layout, seconds): the fastest over what is not printed, among those that fit with a tenth to spare."""
+    best = None, float("inf")
+    for v in chunks:
+        for recompute in recomputes:
+            schedule = "interleaved" if v > 1 else "1F1B"
+            layout = Layout(**sizes, interleave=v, schedule=schedule, recompute=recompute)
+            try:
+                job.check(layout)
+            except ValueError:
+                continue
+            if sum(largest_stage(job, layout)[1].values()) <= 0.9 * job.cluster.device.memory:
+                best = min(best, (layout, seconds(job, layout)), key=lambda pair: pair[1])
+    return best
+
+
+def _folding():
+    for r, job, layout, guess in folding():
+        if r["mfu_pct"] != "OOM":
+            share, n = float(r["mfu_pct"]) / 100, int(r["gpus"])
+            needed = job.global_batch * job.seq_len * job.model.flops_per_token(job.seq_len)
+            yield guess, needed / (n * 989.5e12 * share), job, n
+
+
+def folding_in_fp8() -> dict[str, tuple[float, float]]:
+    """How much faster FP8 is than bfloat16: method -> (here, printed), of MoE Parallel Folding's Table 2."""
+    gains = {}
+    for r, job, layout, seconds_ in folding():
+        if r["model"] == "Mixtral-8x22B" and r["method"] in FP8_GAIN:
+            narrow = seconds(replace(job, precision="fp8"), layout)
+            gains[r["method"]] = seconds_ / narrow, FP8_GAIN[r["method"]]
+    return gains
+
+
+FP8_GAIN = {
+    "MCore": 575.1 / 458.3,
+    "MCore w/ Folding": 631.7 / 487.7,
+}  # model TFLOP/s per GPU, delayed scaling
+SETS = {"MoE Parallel Folding 2025, T3": _folding}
+
+
+def table() -> Table:
+    """All of these sets, as `validation.table` has them."""
+    made = [row_of(name, *errors_of(make())) for name, make in SETS.items()]
+    columns = ["published table", "runs", "error (MAPE)", "median", "p90", "bias", "null model"]
+    return Table(columns, [row[:-1] for row in made])
+
+
+def memory_of_deepseek_v3() -> dict[str, tuple[float, float]]:
+    """Component -> (GiB here, GB printed) of NVIDIA 2026, Tables 3 and 4: the figures are those of a stage
+    of 16 expert layers whose activations are for 15 chunks of 4 layers, the third of the four.
+    """
+    job = Job(MODELS["deepseek-v3"], H100, 8192, 4096, replace(MEGATRON, weighs_early=False))
+    layout = Layout(dp=64, pp=4, ep=64, interleave=4, schedule="interleaved", zero=1)
+    held = _held(job, layout)
+    early = _held(replace(job, framework=MEGATRON), layout)
+    ours = {
+        "Weights & gradients": held["weights"] + held["gradients"],
+        "Main weights & optimizer states": held["optimizer"],
+        "Activations": held["activations"],
+        "Total": sum(held.values()),
+        "Memory-efficient permutation": held["activations"] - early["activations"],
+    }
+    printed = {r["item"]: float(r["gb_per_gpu"]) for r in rows("megatron_core_moe_2026_memory.csv")}
+    return {item: (float(size) / 2**30, printed[item]) for item, size in ours.items()}
+
+
+def _held(job: Job, layout: Layout) -> dict[str, float]:
+    return stage_memory(job, layout, 2, 0)

@@ -1,0 +1,1 @@
+"""Real models on fake ranks: what one rank computes, holds and sends."""

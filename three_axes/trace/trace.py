@@ -1,0 +1,346 @@
+"""The real model on fake ranks: PyTorch's own FSDP2 and tensor parallelism, run as one rank of many, without
+their memory.
+
+`trace(find_model("llama-3-70b"), Layout(dp=8, tp=8, zero=3), seq_len=8192)` builds all 80 layers, splits them
+with `parallelize_module` and `fully_shard` as a training script would, and runs one forward and backward.
+Tensors are fake: they have a shape and a type, and no numbers. The process group is fake too: it says that
+all 64 ranks are there, and every collective ends at once. What is real is PyTorch's code, so that what it
+asks for can be counted: each collective, and each tensor that comes and goes.
+
+    three-axes trace llama-3-70b --dp 8 --tp 8 --seq 8192
+
+It runs in a process of its own, since a process can have one default group only, and no more than one rank is
+needed: under FSDP and tensor parallelism all ranks do the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+
+from ..paper import collectives
+from ..paper.schedules import one_f_one_b
+from ..plan.layout import Layout
+from ..plan.models import ModelShape, find_model
+from ..plan.possible import check
+from ..plan.shape import Experts, Latent
+from ..plan.stages import layers_on_rank
+from ..plan.traced import microbatches
+from ..plan.traffic import Call
+from ..table import Table, human
+from ..terminal import Manual
+
+PLANS = ("Megatron's", "usual")
+
+
+@dataclass
+class Trace:
+    """What one rank of `layout.ranks` asked for in one step.
+
+    `memory`: bytes by what for, at the moment of the peak.
+    """
+
+    model: ModelShape
+    layout: Layout
+    seq_len: int
+    params: int
+    calls: list[Call]
+    memory: dict[str, float]
+    seconds: float = field(compare=False)  # that the tracing took
+    resident: int = field(compare=False)  # bytes that the tracing process took at most
+
+    @property
+    def peak(self) -> float:
+        return sum(self.memory.values())
+
+    def count(self, op: str, axis: str) -> int:
+        return sum(c.calls for c in self.calls if (c.op, c.axis) == (op, axis))
+
+    def payload(self, op: str, axis: str) -> float:
+        return sum(c.payload for c in self.calls if (c.op, c.axis) == (op, axis))
+
+    def sent(self, axis: str) -> float:
+        """Bytes that a rank sends for an axis in a step, by the book."""
+        n = self.layout.members(axis)
+        return sum(collectives.book(c.op, c.payload, n) for c in self.calls if c.axis == axis)
+
+    def table(self) -> Table:
+        return Table(
+            ["collective", "axis", "calls", "whole tensors", "sent by this rank"],
+            [
+                [
+                    c.op,
+                    c.axis,
+                    str(c.calls),
+                    human(c.payload),
+                    human(collectives.book(c.op, c.payload, self.layout.members(c.axis))),
+                ]
+                for c in self.calls
+            ],
+            title=(
+                f"{self.model.name}, one of {self.layout.ranks} ranks, one step of {self.layout.microbatch} ×"
+                f" {self.seq_len} tokens"
+            ),
+        )
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def trace(
+    model: ModelShape,
+    layout: Layout,
+    *,
+    seq_len: int,
+    plan: str = "Megatron's",
+    gradient_bytes: int = 4,
+    timeout: float = 300,
+) -> Trace:
+    """One step with one microbatch of `model` under FSDP (zero 3) over dp and tensor parallelism over tp.
+
+    With pp above 1 it is the first stage's, with pp + 1 microbatches by 1F1B: they run forward and are sent
+    on, their gradients come back and run backward. Each weight is gathered once and each gradient reduced
+    once, as torchtitan does in a pipeline.
+
+    plan: "Megatron's" enters each pair of matrices once, and splits vocabulary and loss; "usual" is what
+    PyTorch's tutorials give, each matrix by itself, embedding and head whole. gradient_bytes: of what
+    gradients travel in, 4 as torchtitan has it, or 2. Raises ValueError for what cannot be traced: stages in
+    chunks, ZeRO below 3, sizes that do not divide, anything with PyTorch before 2.11.
+    """
+    if tuple(map(int, version("torch").split(".")[:2])) < (2, 11):
+        raise ValueError(
+            "a trace needs PyTorch 2.11 or newer, whose collectives take fake tensors; this is"
+            f" {version('torch')}"
+        )
+    check(model, layout)
+    if model.experts and (layout.ranks > layout.dp or layout.etp > 1 or layout.edp < 2):
+        raise ValueError(
+            "a trace with experts is of FSDP and ep: tp, pp, cp and etp 1, and ep below dp, so that experts"
+            f" have replicas; not {layout.axes}"
+        )
+    if layout.chunks != 1 or layout.zero != 3:
+        raise ValueError(
+            "a trace is of FSDP, tensor parallelism and a first stage in one piece: zero 3 and interleave 1,"
+            f" not zero {layout.zero} and {layout.chunks} chunks"
+        )
+    if layout.recompute not in ("none", "full"):
+        raise ValueError(
+            f"a trace recomputes all of a layer ('full') or nothing ('none'), not {layout.recompute!r}"
+        )
+    if model.kv_heads % layout.tp or model.vocab % layout.tp:
+        raise ValueError(
+            f"tp {layout.tp} must divide {model.kv_heads} key/value heads and a vocabulary of {model.vocab}"
+        )
+    if plan not in PLANS or plan == "usual" and layout.sequence_parallel:
+        raise ValueError(
+            f"plan {plan!r}: plans are {' and '.join(map(repr, PLANS))}, and the usual one goes without"
+            " sequence parallelism"
+        )
+    if layout.sequence_parallel and seq_len % layout.tp:
+        raise ValueError(
+            f"with sequence parallelism tp {layout.tp} must divide the sequence of {seq_len} tokens"
+        )
+    wanted = json.dumps(
+        {
+            "model": asdict(model),
+            "layout": asdict(layout),
+            "seq_len": seq_len,
+            "plan": plan,
+            "gradient_bytes": gradient_bytes,
+        }
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "three_axes.trace.trace", "--child"],
+        input=wanted,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        # It finds what the notebook finds, also where the first cell has fetched the course.
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
+    )
+    if done.returncode:
+        raise RuntimeError(f"the trace failed: {done.stderr.strip()}")
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return Trace(**answer | {"model": model, "layout": layout, "calls": [Call(**c) for c in answer["calls"]]})
+
+
+# -- the other process -------------------------------------------------------------------------
+
+
+def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradient_bytes: int = 4) -> Trace:
+    """What `trace` does, unchecked and in this process, which must have no process group."""
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor.parallel import loss_parallel
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from .traced_experts import shard_experts, with_experts
+    from .traced_model import Transformer, parallelize
+    from .watch import Watch
+
+    start = time.perf_counter()
+    dist.init_process_group("fake", rank=0, world_size=layout.ranks, store=FakeStore())
+    axes, piped = ("pp", "dp", "tp"), layout.pp > 1
+    mesh = init_device_mesh("cpu", (layout.pp, layout.dp, layout.tp), mesh_dim_names=axes)
+    axis_of = {mesh.get_group(axis).group_name: axis for axis in axes}
+    if model.experts:
+        folded = init_device_mesh("cpu", (layout.edp, layout.ep), mesh_dim_names=("edp", "ep"))
+        axis_of |= {folded.get_group(axis).group_name: axis for axis in ("edp", "ep")}
+    with torch.device("meta"):
+        first = int(layers_on_rank(model, layout, 0)) if piped else None
+        net = Transformer(model, layout.recompute == "full", first)
+        if model.experts:
+            with_experts(net, model, folded.get_group("ep"))
+    params = sum(p.numel() for p in net.parameters())
+    if model.experts:
+        params += (layout.ep - 1) * sum(p.numel() for p in net.parameters() if p.dim() == 3)  # on others
+    if layout.tp > 1:
+        parallelize(net, mesh["tp"], layout.sequence_parallel, plan)
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16 if gradient_bytes == 2 else torch.float32
+    )
+    if model.experts:
+        shard_experts(net, folded["edp"], policy)
+    for part in (*net.layers, net):
+        fully_shard(part, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=False if piped else None)
+    with FakeTensorMode(allow_non_fake_inputs=True), Watch(axis_of) as watch:
+        net.to_empty(device="cpu")
+        watch.kind_of(net.parameters(), "weights")
+        optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        watch.kind_of((p.grad for p in net.parameters()), "gradients")
+        watch.kind_of((s for state in optimizer.state.values() for s in state.values()), "optimizer")
+        watch.start()
+        tokens = torch.zeros(layout.microbatch, seq_len, dtype=torch.long)
+        split_loss = layout.tp > 1 and plan != "usual"
+        with loss_parallel() if split_loss else torch.enable_grad():
+            if piped:
+                _first_stage(net, tokens, layout.pp, layout.dp * layout.tp, mesh.get_group("pp"))
+            else:
+                scores = net(tokens)
+                F.cross_entropy(scores.flatten(0, 1).float(), tokens.flatten()).backward()
+    dist.destroy_process_group()
+    return Trace(
+        model,
+        layout,
+        seq_len,
+        params,
+        [Call(**c) for c in watch.calls],
+        watch.memory(),
+        time.perf_counter() - start,
+        _most_resident(),
+    )
+
+
+def _first_stage(net, tokens, pp: int, following: int, group) -> None:
+    """1F1B on a first stage; `following` is the next stage's rank. Before each backward FSDP is told what
+    `torch.distributed.pipelining` tells it.
+    """
+    import torch
+    import torch.distributed as dist
+
+    ops = one_f_one_b(pp, microbatches(pp)).ops[0]
+    sent, backwards = {}, [op for op in ops if op.kind == "B"]
+    for op in ops:
+        if op.kind == "F":
+            sent[op.microbatch] = net(tokens)
+            dist.send(sent[op.microbatch].detach(), dst=following, group=group)
+            continue
+        y, last = sent.pop(op.microbatch), op == backwards[-1]
+        gradient = torch.empty_like(y)
+        dist.recv(gradient, src=following, group=group)
+        net.set_is_last_backward(last)
+        net.set_reshard_after_backward(last)
+        net.set_requires_gradient_sync(last)
+        y.backward(gradient)
+        del y, gradient
+
+
+def _shape(given: dict) -> ModelShape:
+    """A shape that has travelled as JSON."""
+    kinds = {"experts": Experts, "latent": Latent}
+    return ModelShape(**given | {name: kind(**given[name]) for name, kind in kinds.items() if given[name]})
+
+
+def _most_resident() -> int:
+    """Bytes that this process took at most. On Linux ru_maxrss may be the parent's, which it takes over."""
+    try:
+        with open("/proc/self/status") as f:
+            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="three-axes trace", description=__doc__, formatter_class=Manual)
+    parser.add_argument("model", help="a name, or a JSON file, as for three-axes plan")
+    parser.add_argument("--dp", type=int, default=8)
+    parser.add_argument("--tp", type=int, default=8)
+    parser.add_argument("--pp", type=int, default=1, help="stages; the first one is traced")
+    parser.add_argument("--ep", type=int, default=1, help="ranks that experts are spread over; with --tp 1")
+    parser.add_argument("--microbatch", type=int, default=1)
+    parser.add_argument("--seq", type=int, default=4096)
+    parser.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
+    parser.add_argument("--usual", action="store_true", help="the tutorials' plan instead of Megatron's")
+    parser.add_argument("--recompute", choices=("none", "full"), default="none")
+    args = parser.parse_args(argv)
+    layout = Layout(
+        dp=args.dp,
+        tp=args.tp,
+        pp=args.pp,
+        ep=args.ep,
+        microbatch=args.microbatch,
+        zero=3,
+        recompute=args.recompute,
+        sequence_parallel=not (args.no_sp or args.usual),
+    )
+    if sys.stderr.isatty():
+        print("Running the model on fake ranks. This takes some ten seconds.", file=sys.stderr)
+    try:
+        traced = trace(
+            find_model(args.model), layout, seq_len=args.seq, plan="usual" if args.usual else "Megatron's"
+        )
+    except ValueError as e:
+        sys.exit(str(e))
+    print(
+        traced,
+        f"\n{traced.params:,} parameters; {human(traced.peak)} on this rank at the peak: "
+        + ", ".join(f"{kind} {human(size)}" for kind, size in traced.memory.items())
+        + f"; traced in {traced.seconds:.0f} s and {human(traced.resident)}",
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--child"]:
+        given = json.load(sys.stdin)
+        print(
+            json.dumps(
+                asdict(
+                    trace_here(
+                        _shape(given["model"]),
+                        Layout(**given["layout"]),
+                        given["seq_len"],
+                        given["plan"],
+                        given["gradient_bytes"],
+                    )
+                )
+            )
+        )
+    else:
+        main()

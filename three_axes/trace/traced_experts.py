@@ -1,0 +1,106 @@
+"""Layers of experts and latent attention for `trace`, of PyTorch's own pieces: its all-to-all that has a
+backward, its grouped product, FSDP2 over dp and, for experts, over edp.
+
+Tensors without numbers route nothing: every expert gets as many rows. PyTorch's fake tensors refuse to count
+(`bincount` depends on numbers), so the sizes of an even router are given. Beside tensor parallelism, DTensor
+has no plan for a grouped product; tp is 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from ..plan.shape import ModelShape
+from .traced_model import FeedForward, RMSNorm, Transformer
+
+
+class Experts(nn.Module):
+    """E/ep of E, each with three matrices: a product for all of them in one kernel."""
+
+    def __init__(self, shape: ModelShape, ep: int):
+        super().__init__()
+        many, h, f = shape.experts.count // ep, shape.hidden, shape.experts.ffn
+        self.gate = nn.Parameter(torch.empty(many, h, f))
+        self.up = nn.Parameter(torch.empty(many, h, f))
+        self.down = nn.Parameter(torch.empty(many, f, h))
+
+    def forward(self, rows):  # (rows, h), as many for each expert
+        each = rows.shape[0] // self.gate.shape[0]
+        ends = torch.arange(1, self.gate.shape[0] + 1, dtype=torch.int32) * each
+        inside = F.silu(torch._grouped_mm(rows, self.gate, offs=ends))
+        inside = inside * torch._grouped_mm(rows, self.up, offs=ends)
+        return torch._grouped_mm(inside, self.down, offs=ends)
+
+
+class Routed(nn.Module):
+    """A router, experts on the ranks of a group, and shared ones beside them."""
+
+    def __init__(self, shape: ModelShape, group: ProcessGroup):
+        super().__init__()
+        e = shape.experts
+        self.router, self.k, self.group = nn.Linear(shape.hidden, e.count, bias=False), e.per_token, group
+        self.experts = Experts(shape, group.size())
+        self.shared = FeedForward(replace(shape, experts=None, ffn=e.shared)) if e.shared else None
+
+    def forward(self, x):  # (b, s, h)
+        tokens = x.flatten(0, 1)
+        weight, choice = self.router(tokens).softmax(-1).topk(self.k)
+        order = choice.flatten().argsort(stable=True)
+        part = [len(order) // self.group.size()] * self.group.size()
+        rows = all_to_all_single_autograd(tokens[order // self.k], part, part, self.group)
+        back = all_to_all_single_autograd(self.experts(rows).contiguous(), part, part, self.group)
+        copies = torch.empty_like(back).index_copy(0, order, back).unflatten(0, (-1, self.k))
+        y = (copies * weight.unsqueeze(-1)).sum(1)
+        return (y if self.shared is None else y + self.shared(tokens)).view_as(x)
+
+
+class Latent(nn.Module):
+    """Multi-head latent attention (DeepSeek-V2, section 2.1); of the attention itself the shapes only."""
+
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        at, h = shape.latent, shape.hidden
+        self.at, self.heads = at, shape.heads
+        linear = lambda k, n: nn.Linear(k, n, bias=False)
+        self.q_down = linear(h, at.q_rank) if at.q_rank else None
+        self.q_norm = RMSNorm(at.q_rank) if at.q_rank else None
+        self.q_up = linear(at.q_rank or h, shape.q_width)
+        self.kv_down, self.kv_norm = linear(h, at.kv_rank + at.rope), RMSNorm(at.kv_rank)
+        self.kv_up = linear(at.kv_rank, shape.heads * (at.nope + at.values))
+        self.out = linear(shape.out_width, h)
+
+    def forward(self, x, turn):
+        q = self.q_up(x if self.q_down is None else self.q_norm(self.q_down(x)))
+        short, rope = self.kv_down(x).split([self.at.kv_rank, self.at.rope], dim=-1)
+        k, v = (
+            self.kv_up(self.kv_norm(short))
+            .unflatten(-1, (self.heads, -1))
+            .split([self.at.nope, self.at.values], dim=-1)
+        )
+        # Every input has a part in the result, as in an attention.
+        seen = q.unflatten(-1, (self.heads, -1)).sum(-1) + k.sum(-1) + rope.sum(-1, keepdim=True)
+        return self.out((v * seen.unsqueeze(-1)).flatten(-2))
+
+
+def with_experts(net: Transformer, shape: ModelShape, group: ProcessGroup) -> None:
+    """Give a transformer its experts, spread over a group, and its latent attention, in place."""
+    for number, layer in enumerate(net.layers):
+        if number >= shape.experts.dense_layers:
+            layer.mlp = Routed(shape, group)
+        if shape.latent:
+            layer.attention = Latent(shape)
+
+
+def shard_experts(net: Transformer, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    """FSDP2 for experts over their own replicas, before it is wrapped around the layers."""
+    for layer in net.layers:
+        if isinstance(layer.mlp, Routed):
+            fully_shard(layer.mlp.experts, mesh=mesh, mp_policy=policy)

@@ -1,0 +1,176 @@
+"""A plain PyTorch transformer of any `ModelShape`, and how DTensor splits it: what `trace` runs, on tensors
+without numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.utils.checkpoint import checkpoint
+
+from ..plan.models import ModelShape
+from .tensor_plan import merged_plan, usual_plan
+
+
+class Fused(torch.autograd.Function):
+    """The shapes of a fused attention: it keeps q, k, v, y and one float32 a token and head, never the
+    scores.
+
+    PyTorch's own on a CPU, the only device that fake tensors need not have, falls back to storing the scores
+    when queries are grouped.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        y = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        ctx.save_for_backward(q, k, v, y, q.new_empty(q.shape[:-1], dtype=torch.float32))
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        q, k, v, *_ = ctx.saved_tensors
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+class FusedNorm(torch.autograd.Function):
+    """The shapes of RMSNorm in one kernel, which keeps its input; on a CPU PyTorch takes it apart and keeps
+    float32 copies.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        return dy * weight, (dy * x).sum((0, 1))
+
+
+class RMSNorm(nn.RMSNorm):
+    def forward(self, x):
+        return FusedNorm.apply(x, self.weight)
+
+
+def _norm(shape: ModelShape) -> nn.Module:
+    return RMSNorm(shape.hidden) if shape.gated else nn.LayerNorm(shape.hidden)
+
+
+class Attention(nn.Module):
+    """Causal attention with grouped queries: g heads of keys and values for a heads of queries."""
+
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        self.size, qkv = shape.head_dim, shape.biases or shape.qkv_biases
+        self.q = nn.Linear(shape.hidden, shape.q_width, bias=qkv)
+        self.k = nn.Linear(shape.hidden, shape.kv_width, bias=qkv)
+        self.v = nn.Linear(shape.hidden, shape.kv_width, bias=qkv)
+        self.out = nn.Linear(shape.q_width, shape.hidden, bias=shape.biases)
+
+    # (b, s, h), and the cosines and sines of rotary positions, each (s, head size / 2), or None.
+    def forward(self, x, turn):
+        q, k, v = (
+            part(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
+        if turn is not None:
+            q, k = _rotate(q, *turn), _rotate(k, *turn)
+        return self.out(Fused.apply(q, k, v).transpose(1, 2).flatten(2))
+
+
+def _rotate(x, cos, sin):
+    """Rotary positions: each pair of numbers of a head turned by an angle that grows with the
+    token's place.
+    """
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+class FeedForward(nn.Module):
+    """Two matrices around a GELU, or three where one gates (SwiGLU)."""
+
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        self.up = nn.Linear(shape.hidden, shape.ffn, bias=shape.biases)
+        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=shape.biases) if shape.gated else None
+        self.down = nn.Linear(shape.ffn, shape.hidden, bias=shape.biases)
+
+    def forward(self, x):  # (b, s, h)
+        return self.down(F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        self.norm1, self.attention = _norm(shape), Attention(shape)
+        self.norm2, self.mlp = _norm(shape), FeedForward(shape)
+
+    def forward(self, x, turn):
+        x = x + self.attention(self.norm1(x), turn=turn)  # by name: DTensor's plan is for x alone
+        return x + self.mlp(self.norm2(x))
+
+
+class Transformer(nn.Module):
+    """shape.params parameters, to the last one. recompute: keep each layer's input only, and run it again in
+    backward. first: so many layers and the embedding, as the first stage of a pipeline has them; all of the
+    model where nothing is said.
+    """
+
+    def __init__(self, shape: ModelShape, recompute: bool = False, first: int | None = None):
+        super().__init__()
+        self.token = nn.Embedding(shape.vocab, shape.hidden)
+        self.position = nn.Embedding(shape.positions, shape.hidden) if shape.positions else None
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(first or shape.layers))
+        self.norm, self.head = None, None
+        if first is None:
+            self.norm, self.head = _norm(shape), nn.Linear(shape.hidden, shape.vocab, bias=False)
+        if shape.tied and self.head is not None:
+            self.head.weight = self.token.weight
+        self.half_head, self.recompute = shape.head_dim // 2, recompute
+
+    def forward(self, tokens):  # (b, s) -> (b, s, V), or of a first stage (b, s, h)
+        x, turn = self.token(tokens), None
+        if self.position is not None:
+            x = x + self.position(torch.arange(tokens.shape[1]))
+        else:
+            place, speed = (
+                torch.arange(tokens.shape[1]),
+                10000 ** (-torch.arange(self.half_head) / self.half_head),
+            )
+            angle = torch.outer(place, speed)
+            turn = angle.cos().bfloat16(), angle.sin().bfloat16()
+        for layer in self.layers:
+            x = checkpoint(layer, x, turn, use_reentrant=False) if self.recompute else layer(x, turn)
+        return x if self.head is None else self.head(self.norm(x))
+
+
+def parallelize(net: Transformer, mesh: DeviceMesh, sp: bool, plan: str) -> None:
+    """Split a transformer over the ranks of `mesh`, in place. plan: see `trace.trace`."""
+    for layer in net.layers:
+        parallelize_module(layer, mesh, usual_plan(layer) if plan == "usual" else merged_plan(layer, sp))
+    if plan == "usual":
+        return
+    between = Shard(1) if sp else Replicate()
+    ends = {
+        "token": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "head": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False),
+    }
+    if sp:
+        ends["norm"] = SequenceParallel()
+        # (s, h): my tokens' positions.
+        ends["position"] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
+    tied = net.head is not None and net.head.weight is net.token.weight
+    here = {name: style for name, style in ends.items() if getattr(net, name) is not None}
+    parallelize_module(net, mesh, here)
+    if tied:  # each got a matrix of its own; both are split by rows, so one will do
+        net.head.weight = net.token.weight

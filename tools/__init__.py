@@ -1,0 +1,1 @@
+"""What makers and measurers of the course use."""

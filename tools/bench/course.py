@@ -1,0 +1,111 @@
+"""The course itself: seconds of each notebook under nbval, words and minutes of each drop, and how long a
+slider takes to redraw: `python tools/bench/course.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree
+
+import nbformat
+from report import save
+
+from helpers.draw import explore
+from tools import pages
+
+NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
+
+
+def latency(make) -> float:
+    """Seconds from a new setting to the picture's bytes, median over each value of each control, in this
+    process without a browser.
+    """
+    explorer = make()
+    explorer.picture.png()
+    took = []
+    for name, (_, options, first) in explorer.controls.items():
+        for option in (o for o in options if o != first):
+            start = time.perf_counter()
+            explorer.set(**{name: option})
+            explorer.picture.png()
+            took.append(time.perf_counter() - start)
+        explorer.set(**{name: first})
+    return statistics.median(took)
+
+
+def under_nbval(folder: Path) -> tuple[float, dict[str, tuple[float, bool]]]:
+    """All notebooks in one run of nbval, one after the other: (its seconds, notebook -> (its share of them,
+    whether it gave what is stored)).
+    """
+    report = folder / "report.xml"
+    start = time.perf_counter()
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--nbval",
+            "--nbval-cell-timeout=120",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={report}",
+            *map(str, NOTEBOOKS),
+        ],
+        cwd=NOTEBOOKS[0].parent.parent,
+        capture_output=True,
+        env={**os.environ, "THREE_AXES_STREAM_AFTER": "60", "THREE_AXES_PROGRESS": ""},
+    )
+    seconds = time.perf_counter() - start
+    cells = list(ElementTree.parse(report).iter("testcase"))
+    counts = {}
+    for path in NOTEBOOKS:
+        mine = [cell for cell in cells if path.stem in cell.get("classname")]
+        # A failed cell has its reason inside.
+        counts[path.stem] = (
+            sum(float(cell.get("time")) for cell in mine),
+            not any(len(cell) for cell in mine),
+        )
+    return seconds, counts
+
+
+def words(path: Path) -> tuple[int, int, int]:
+    """(words of a drop's prose, minutes to read and run, minutes to practise)."""
+    notebook = nbformat.read(path, as_version=4)
+    return len(re.findall(r"[A-Za-z][\w'’-]*", pages.prose(notebook))), *pages.minutes(notebook)
+
+
+def main() -> None:
+    with TemporaryDirectory() as folder:
+        total, counts = under_nbval(Path(folder))
+    rows, sums = [], [0, 0, 0]
+    for path in NOTEBOOKS:
+        seconds, same = counts[path.stem]
+        count, reading, practice = words(path)
+        sums = [a + b for a, b in zip(sums, (reading, practice, count))]
+        name, stored = path.stem.replace("_", " "), "yes" if same else "no"
+        rows.append([name, str(reading), str(practice), str(count), f"{seconds:.1f} s", stored])
+    rows.append(["all", *map(str, sums), f"{total:.0f} s", ""])
+    sliders = "; ".join(
+        f"{make.__name__} {1e3 * latency(make):.0f} ms"
+        for make in (explore.schedules, explore.memory, explore.plans)
+    )
+    save(
+        "course",
+        "The course",
+        ["drop", "to read", "to practise", "words", "under nbval", "outputs as stored"],
+        rows,
+        f"From a slider's setting to its picture, median: {sliders}.",
+        packages=("nbval", "matplotlib"),
+    )
+
+
+if __name__ == "__main__":
+    main()

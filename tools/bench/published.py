@@ -1,0 +1,346 @@
+"""The planner against published runs that may be read and not copied: `python tools/bench/published.py --published
+FOLDER`.
+
+FOLDER holds the tables as their publishers print them, gathered by hand into CSV files; each name below is a
+file of it, and a set whose file is not there is left out. Nothing is fitted to them. What a table does not
+print is said at each set: recompute is the least that fits, for a part of the layers where that does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import ultra_scale
+from report import save
+
+from three_axes.plan import CLUSTERS, DEVICES, FRAMEWORKS, MODELS, Framework, Job, Layout, ModelShape
+from three_axes.plan.adapters import Lora
+from three_axes.plan.cost import constants, step_terms, work
+from three_axes.plan.memory import largest_stage, stage_memory
+from three_axes.plan.operations import layer
+from three_axes.plan.shape import Experts, Latent
+from three_axes.plan.validation import errors_of, fastest, row_of
+
+MEGATRON = FRAMEWORKS["megatron-lm"]
+# NVIDIA's recipes reduce gradients in bfloat16; a token crosses to a node once (HybridEP, DeepEP).
+NEMO = replace(MEGATRON, gradient_bytes=2)
+BRIDGE = replace(NEMO, once_a_node=True)
+OVERLAPPED = replace(BRIDGE, hides=(*BRIDGE.hides, "dispatch"))
+# Automodel's recipes of these runs: Transformer Engine's layers and attention under FSDP2, a loss of
+# PyTorch's own operations, no sequence parallelism, LoRA of rank 16 on all linear layers.
+AUTOMODEL = replace(FRAMEWORKS["torchtitan"], fused=True, attention_efficiency=0.62)
+H100 = CLUSTERS["dgx-h100"]
+TITAN = replace(H100, device=DEVICES["h100-96gb"])
+# That machine as the same publisher measured it (configs/system/b200_bf16_ceperm.json): products reach 0.488
+# of 2,250 TFLOP/s, attention 0.35, streams 0.666 of 8 TB/s; gathers and scatters 0.673 of 900 GB/s, with 8.6
+# µs for each hop and 24 for the call; all-to-alls 0.597. The planner takes its own share of a speed, which is
+# divided out. The publisher's scripts (simu_tools/megatron_scripts) hide neither gradients nor weights, and
+# share sequences by all-to-alls (docs/b200).
+_B200, _C = CLUSTERS["dgx-b200"], constants()
+SIMUMAX = replace(
+    _B200,
+    device=replace(_B200.device, achievable=0.488 * 2250e12, bandwidth=0.666 / _C.memory_efficiency * 8e12),
+    intra_node_bandwidth=0.673 / _C.intra_node_efficiency * 900e9,
+    intra_node_latency=8.6e-6 + 24e-6 / 7,
+    all_to_all=(0.597 * 900e9, 43e9),
+)
+SIMUMAX_FRAMEWORK = replace(
+    MEGATRON, attention_efficiency=0.35 / 0.488, hides=("input gradients",), context="heads"
+)
+
+SYSTEMS = {
+    "DGX-H100": "dgx-h100",
+    "DGX-B200": "dgx-b200",
+    "DGX-B300": "dgx-b300",
+    "DGX-GB200": "gb200-nvl72",
+    "DGX-GB300": "gb300-nvl72",
+}
+PRECISIONS = {"FP8-MX": "mxfp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "BF16": "bf16"}  # others: FP8, current
+
+
+def _gpt(name: str, layers: int, hidden: int, heads: int) -> ModelShape:
+    return ModelShape(name, layers, hidden, heads, 51200, biases=True, tied=True, positions=2048)
+
+
+def _qwen(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int) -> ModelShape:
+    return ModelShape(name, layers, hidden, heads, 152064, kv_heads, ffn, gated=True, qkv_biases=True)
+
+
+SHAPES: dict[str, ModelShape] = {
+    "GPT3-5B": _gpt("gpt3-5b", 24, 4096, 32),
+    "GPT3-20B": _gpt("gpt3-20b", 44, 6144, 48),
+    "GPT3-175B": MODELS["gpt3-175b"],
+    "Nemotron-8B": ModelShape("nemotron-8b", 32, 4096, 32, 256000),
+    "Nemotron-22B": ModelShape("nemotron-22b", 40, 6144, 48, 256000),
+    "Nemotron-15B": ModelShape("nemotron-15b", 32, 6144, 48, 256000, 8, 24576),
+    "Nemotron-340B": ModelShape("nemotron-340b", 96, 18432, 96, 256000, 8, 73728),
+    "Qwen2.5 7B": _qwen("qwen2.5-7b", 28, 3584, 28, 4, 18944),
+    "Qwen2.5 32B": _qwen("qwen2.5-32b", 64, 5120, 40, 8, 27648),
+    "Qwen3_30B_a3B": MODELS["qwen3-30b-a3b"],
+    # Its layouts end in "tmL": a layer, the module for a further token, the loss.
+    "DeepSeekV3": replace(MODELS["deepseek-v3"], mtp=1),
+    **{
+        f"LLAMA{name.upper()}": MODELS[f"llama-{name}"]
+        for name in ("2-7b", "2-13b", "2-70b", "3-8b", "3-70b")
+    },
+    **{f"LLAMA3_{size}B": MODELS[f"llama-3-{size}b"] for size in (8, 70)},
+    **{f"Llama3 {size}B": MODELS[f"llama-3-{size}b"] for size in (8, 70)},
+    "LLAMA3.1_405B": MODELS["llama-3-405b"],
+}
+DEEPSEEK_V2 = ModelShape(
+    "deepseek-v2",
+    60,
+    5120,
+    128,
+    102400,
+    0,
+    12288,
+    gated=True,
+    latent=Latent(512, 1536),
+    experts=Experts(160, 6, 1536, shared=3072, dense_layers=1),
+)
+BRIDGE_RUNS = "megatron_bridge_performance_visible.csv"
+GRAPHS = "26.06"  # the release of Megatron Bridge whose steps with experts are CUDA graphs, but on H100
+
+
+class Run(NamedTuple):
+    """seconds: here. printed: theirs. recomputed: share of the layers that are computed twice."""
+
+    seconds: float
+    printed: float
+    job: Job
+    gpus: int
+    recomputed: float = 0.0
+
+
+def _rows(folder: Path, name: str) -> list[dict[str, str]]:
+    with open(folder / name, encoding="utf-8") as f:
+        return list(csv.DictReader(line for line in f if not line.startswith("#")))
+
+
+def _first(text: str) -> str:
+    """Of '8 (note)' the 8."""
+    return text.split(" ")[0]
+
+
+def _int(text: str, otherwise: int = 1) -> int:
+    return int(_first(text)) if _first(text).isdigit() else otherwise
+
+
+def seconds(job: Job, layout: Layout, gpus: int, headroom: float = 0.0) -> tuple[float, float]:
+    """(seconds of a step, share of the layers that are computed twice): as few as fit."""
+    room = (1 - headroom) * job.cluster.device.memory
+    found = []
+    for recompute in ("none", "full"):
+        one = replace(layout, recompute=recompute)
+        job.check(one, gpus)
+        held = sum(largest_stage(job, one)[1].values())
+        found.append((float(sum(step_terms(job, one).values())), held))
+        if held <= room:
+            break
+    if len(found) == 1:
+        return found[0][0], 0.0
+    (fast, most), (slow, least) = found
+    share = min(1.0, max(0.0, (most - room) / (most - least)))
+    return fast + share * (slow - fast), share
+
+
+def _travel(release: str, name: str, system: str, v: int) -> Framework:
+    """As scripts/performance/configs of the same repository say, for each model and system, in its versions:
+    plain all-to-alls on Blackwell in the releases of 2025; under another microbatch's layers for DeepSeek-V3,
+    where the pipeline has chunks, on H100 and B200, and on GB200 and GB300 from 26.06 on.
+    """
+    if release < "26" and "H100" not in system:
+        return NEMO
+    first = {"DGX-GB200": "26.06", "DGX-GB300": "26.06"}.get(system, "25")
+    return OVERLAPPED if name == "DeepSeekV3" and v > 1 and release >= first else BRIDGE
+
+
+def _bridge(folder: Path, experts: bool) -> Iterator[tuple[str, Job, Layout, float]]:
+    """(release, job, layout, seconds printed) of Megatron Bridge's own runs."""
+    for r in _rows(folder, BRIDGE_RUNS):
+        name, system = _first(r["model"]), r["system"]
+        model, cluster, n = SHAPES[name], CLUSTERS[SYSTEMS[system]], int(r["gpus"])
+        if r["task"] == "LoRA" or bool(model.experts) != experts:
+            continue
+        if "w/o MTP" in r["model"]:
+            model = MODELS["deepseek-v3"]
+        t, p, cp, b, s, batch = (
+            _int(r[k]) for k in ("tp", "pp", "cp", "microbatch_seqs", "seq_len", "global_batch_seqs")
+        )
+        v = _int(r["vp"]) if p > 1 else 1
+        precision = PRECISIONS.get(r["precision"], "fp8-current")
+        if model.experts and r["precision"] in ("", "FP8", "FP8-CS"):
+            hopper = "fp8-blockwise" if name == "DeepSeekV3" else "fp8-current"
+            precision = hopper if "H100" in system else "mxfp8"
+        zero = 1 if _first(r["fsdp"] or "0") in ("0", "") else 3
+        sizes = dict(dp=n // (t * p * cp), tp=t, pp=p, cp=cp, ep=_int(r["ep"]) if model.experts else 1)
+        schedule = "interleaved" if v > 1 else "1F1B"
+        layout = Layout(**sizes, microbatch=b, zero=zero, interleave=v, schedule=schedule)
+        framework = _travel(r["release"], name, system, v) if experts else BRIDGE
+        job = Job(model, cluster, batch, s, framework, precision)
+        yield r["release"], job, layout, batch * s / n / float(_first(r["tokens_per_s_per_gpu"]))
+
+
+def launch_seconds(folder: Path) -> float:
+    """What a launch takes the host where nothing else takes longer: of the runs with experts on one node, of
+    one sequence at a time and without CUDA graphs, seconds of a layer for each launch that we count, median.
+    """
+    took = []
+    for release, job, layout, printed in _bridge(folder, True):
+        if release < GRAPHS and layout.ranks == 8 and layout.microbatch == 1:
+            launches = sum(work(layer(job, layout), job, layout, constants()).launches.values())
+            took.append(printed / job.microbatches(layout) / job.model.layers / float(launches))
+    return statistics.median(took)
+
+
+def bridge(folder: Path, experts: bool, host: bool = False) -> Iterator[Run]:
+    """Megatron Bridge's own runs. Not printed: recompute, and how tokens travel; see `_travel`. host: with
+    `launch_seconds` of these very runs where they had no CUDA graphs.
+    """
+    launch = launch_seconds(folder) if host else 0.0
+    for release, job, layout, printed in _bridge(folder, experts):
+        if host and (release < GRAPHS or job.cluster.device.name == "h100-80gb"):
+            job = replace(job, framework=replace(job.framework, launch_seconds=launch))
+        guess, recomputed = seconds(job, layout, layout.ranks)
+        yield Run(guess, printed, job, layout.ranks, recomputed)
+
+
+def nemo(folder: Path) -> Iterator[Run]:
+    """NeMo 24.07 on H100 in FP8, pre-training and fine-tuning. Chunks that are not printed: the fastest."""
+    for r in _rows(folder, "nemo_2407_h100_fp8.csv"):
+        if r["task"] == "LoRA":
+            continue
+        model, n = SHAPES[r["model"]], int(r["gpus"])
+        t, p, cp, b = (_int(r[k]) for k in ("tp", "pp", "cp", "microbatch_seqs"))
+        s, batch, d = int(r["seq_len"]), int(r["global_batch_seqs"]), n // (t * p * cp)
+        chunks = [1]
+        if p > 1:
+            whole = [v for v in range(1, 21) if model.layers % (p * v) == 0 and batch // d // b % p == 0]
+            chunks = [_int(r["vp"])] if r["vp"] else sorted({1, *whole})
+        job, found = Job(model, H100, batch, s, NEMO, "fp8"), []
+        for v in chunks:
+            schedule = "interleaved" if v > 1 else "1F1B"
+            sizes = dict(dp=d, tp=t, pp=p, cp=cp, microbatch=b, zero=1, interleave=v, schedule=schedule)
+            try:
+                found.append(seconds(job, Layout(**sizes), n)[0])
+            except ValueError:  # these chunks cannot be
+                continue
+        if found:
+            yield Run(min(found), batch * s / n / float(r["tokens_per_s_per_gpu"]), job, n)
+
+
+def weak_scaling(folder: Path) -> Iterator[Run]:
+    """Megatron-Core's GPTs on H100, with its distributed optimizer. Microbatch and chunks: the fastest."""
+    for r in _rows(folder, "megatron_core_h100_weak_scaling.csv"):
+        layers, h, heads, vocab, s, batch, n = (
+            int(r[k]) for k in ("layers", "hidden", "heads", "vocab", "seq_len", "global_batch_seqs", "gpus")
+        )
+        model = ModelShape("gpt", layers, h, heads, vocab, biases=True, tied=True, positions=s)
+        job = Job(model, H100, batch, s, MEGATRON)
+        guess = fastest(job, *(int(r[axis]) for axis in ("dp", "tp", "pp")), zero=1)
+        needed = batch * s * model.flops_per_token(s)
+        yield Run(guess, needed / (float(r["tflops_per_gpu"]) * 1e12 * n), job, n)
+
+
+def torchtitan(folder: Path) -> Iterator[tuple[Run, float | None]]:
+    """(run, error of memory where that is printed) in bfloat16: layers are fused where they are compiled, and
+    async TP hides the sums of input gradients.
+    """
+    for r in _rows(folder, "torchtitan_benchmarks.csv"):
+        if r["precision"] != "bf16":
+            continue
+        plain = FRAMEWORKS["torchtitan"]
+        compiled = "compile" in r["technique"] or r["table"] == "async2025"
+        hides = (*plain.hides, *["input gradients"] * r["technique"].startswith("async"))
+        framework = replace(plain, fused=compiled, hides=hides)
+        d, t, n, b = (int(r[k]) for k in ("dp_fsdp", "tp", "gpus", "local_batch_seqs"))
+        recompute = "full" if r["act_ckpt"] == "full" else "per-op"
+        layout = framework.layout(dp=d, tp=t, microbatch=b, zero=3, recompute=recompute)
+        model = MODELS["llama-3-8b" if "8B" in r["model"] else "llama-3-70b"]
+        job = Job(model, TITAN, d * b, int(r["seq_len"]), framework)
+        guess = float(sum(step_terms(job, layout).values()))
+        printed = d * b * job.seq_len / n / float(r["tok_per_s_per_gpu"])
+        held = float(sum(stage_memory(job, layout, 0).values())) / 2**30
+        yield Run(guess, printed, job, n), held / float(r["mem_gib"]) - 1 if r["mem_gib"] else None
+
+
+def lora(folder: Path) -> Iterator[Run]:
+    """Automodel's LoRA runs: FSDP2 with tensor parallelism. Recompute is not printed: the least that fits."""
+    for r in _rows(folder, "automodel_h100_bf16_visible.csv"):
+        if not r["task"].startswith("Fine-Tuning (LoRA)"):
+            continue
+        n, t = int(r["gpus"]), int(r["tp"])
+        model, batch = SHAPES[r["model"].removesuffix(" 2-node")], int(r["global_batch_seqs"])
+        job = Job(model, H100, batch, int(r["seq_len"]), AUTOMODEL, lora=Lora(16))
+        sizes = dict(dp=n // t, tp=t, microbatch=int(r["microbatch_seqs"]), zero=3 if n > 1 else 0)
+        layout = Layout(**sizes, sequence_parallel=False)
+        guess, share = seconds(job, layout, n)
+        if share:  # its switch recomputes all layers
+            guess = float(sum(step_terms(job, replace(layout, recompute="full")).values()))
+        yield Run(guess, float(r["step_s"]), job, n)
+
+
+def simumax(folder: Path) -> Iterator[tuple[Run, float]]:
+    """(run, error of memory) of SimuMax' runs on one node of B200s: Megatron, ZeRO-1, nothing recomputed, one
+    sequence of 4,096 where no length is printed. Memory is what was allocated, without context.
+    """
+    for r in _rows(folder, "simumax_b200_single_node_visible.csv"):
+        base = MODELS["llama-3-70b"] if r["model"] == "llama3_70b" else DEEPSEEK_V2
+        model, s = replace(base, layers=int(r["layers"])), _int(r["seq_len"], 4096)
+        sizes = {axis: int(r[axis]) for axis in ("tp", "pp", "dp", "ep", "cp")}
+        layout = Layout(**sizes, zero=1)
+        job = Job(model, SIMUMAX, layout.dp * int(r["microbatches"]), s, SIMUMAX_FRAMEWORK)
+        job.check(layout, 8)
+        held = sum(largest_stage(job, layout, 0)[1].values())
+        guess = float(sum(step_terms(job, layout).values()))
+        yield Run(guess, float(r["real_ms"]) / 1e3, job, 8), held / 2**30 / float(r["real_alloc_gib"]) - 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
+    folder = parser.parse_args().published
+    sets = {
+        "Megatron-Core, weak scaling": ("megatron_core_h100_weak_scaling.csv", lambda: weak_scaling(folder)),
+        "torchtitan, H100": ("torchtitan_benchmarks.csv", lambda: (run for run, _ in torchtitan(folder))),
+        "Megatron Bridge, dense": (BRIDGE_RUNS, lambda: bridge(folder, False)),
+        "Megatron Bridge, experts": (BRIDGE_RUNS, lambda: bridge(folder, True, host=True)),
+        "the same, launches as of any program": (BRIDGE_RUNS, lambda: bridge(folder, True)),
+        "NeMo 24.07, FP8": ("nemo_2407_h100_fp8.csv", lambda: nemo(folder)),
+        "Automodel, LoRA": ("automodel_h100_bf16_visible.csv", lambda: lora(folder)),
+        "SimuMax, B200": (
+            "simumax_b200_single_node_visible.csv",
+            lambda: (run for run, _ in simumax(folder)),
+        ),
+    }
+    there = {name: make for name, (file, make) in sets.items() if (folder / file).is_file()}
+    columns = ["published set", "runs", "error (MAPE)", "median", "p90", "bias", "null model"]
+    done = {name: list(make()) for name, make in there.items()}
+    rows = [row_of(name, *errors_of(runs))[:-1] for name, runs in done.items()]
+    notes = [
+        f"{name}: recompute is not printed; it makes a difference in {twice} of {len(runs)} runs."
+        for name, runs in done.items()
+        if (twice := sum(run.recomputed > 0 for run in runs))
+    ]
+    if "Megatron Bridge, experts" in there:
+        notes.append(f"Read from its runs on one node: {1e6 * launch_seconds(folder):.0f} µs for a launch.")
+    for name, made in (("torchtitan, H100", torchtitan), ("SimuMax, B200", simumax)):
+        if name in there:
+            off = 100 * np.abs([error for _, error in made(folder) if error is not None])
+            shown = [f"{size:.1f} %" for size in (off.mean(), np.median(off), np.percentile(off, 90))]
+            rows.append([f"{name}, memory", str(len(off)), *shown, "", ""])
+    save("published", "The planner against published runs, seconds per step", columns, rows, *notes)
+    if (folder / ultra_scale.RUNS).is_file():
+        ultra_scale.tables(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""How fast the ranks are, measured here and now: `make bench`, or `python tools/bench/ranks.py`.
+
+What is measured, the median, and what is aimed at. Nothing here is
+a test: a slow or busy machine gives slow figures. Ratios are of pairs measured in turn.
+"""
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import torch.distributed as dist
+from peers import dies, raises, stuck
+from report import save
+
+from helpers import World, toy
+from helpers.ranks import memory
+from helpers.ranks.failure import RankError, RanksInterrupted
+
+
+def timed(action) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def cold() -> tuple[float, float]:
+    """Seconds from nothing to the first answer of 4 ranks, and to import the same modules once."""
+    first = "from helpers import World; World(4).run(int)"
+    imports = "import helpers.ranks.preload"
+    pairs = [
+        [timed(lambda: subprocess.run([sys.executable, "-c", code], check=True)) for code in (first, imports)]
+        for _ in range(3)
+    ]
+    return statistics.median(a for a, _ in pairs), statistics.median(a / b for a, b in pairs)
+
+
+def ready(n: int) -> float:
+    seconds = []
+    for _ in range(7):
+        start = time.perf_counter()
+        with World(n):
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def dp_step(steps: int) -> float:
+    """On a rank: seconds per data-parallel step of the toy model."""
+    model = toy.ToyTransformer(hidden=256)
+    batch = toy.make_batch(b=32, s=32)
+    toy.data_parallel_step(model, *batch)
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(steps):
+        toy.data_parallel_step(model, *batch)
+    return (time.perf_counter() - start) / steps
+
+
+def counting() -> float:
+    """Time of a step with counting over one without, median of pairs run in turn on the same machine."""
+    with World(4) as counted, World(4, counted=False) as bare:
+        for world in (counted, bare):
+            world.run(dp_step, 3)
+        return statistics.median(counted.run(dp_step, 10)[0] / bare.run(dp_step, 10)[0] for _ in range(9))
+
+
+def to_failure(world, fn, **kwargs) -> float:
+    def fail():
+        try:
+            world.run(fn, **kwargs)
+        except (RankError, RanksInterrupted):
+            pass
+
+    return statistics.median(timed(fail) for _ in range(5))
+
+
+RECOVERY = """
+import os, signal, sys, time
+from pathlib import Path
+from helpers.ranks import server
+server.SPARES = int(sys.argv[1])
+from helpers import World
+from helpers.ranks.failure import RankError
+
+with World(4) as world:
+    world.run(int)
+    for spare in server._spares:  # it has its name when it has imported all
+        while Path(f"/proc/{spare.process.pid}/comm").read_text() != "a spare rank\\n":
+            time.sleep(0.1)
+    start = time.perf_counter()
+    os.kill(world.pids[2], signal.SIGKILL)
+    try:
+        world.run(int)
+    except RankError:
+        world.run(int)
+    print(time.perf_counter() - start)
+"""
+
+
+def recovery() -> list[tuple[str, str, str]]:
+    """How long it takes from killing one rank of 4 to the next answer, by how ranks are started."""
+    manners = {
+        "forked": (dict(os.environ), 0),
+        "spawned, spares wait": (dict(os.environ, THREE_AXES_SPAWN="1"), 4),
+        "spawned, no spares": (dict(os.environ, THREE_AXES_SPAWN="1"), 0),
+    }
+
+    def seconds(environ: dict, spares: int) -> float:
+        command = [sys.executable, "-c", RECOVERY, str(spares)]
+        return float(subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stdout)
+
+    rounds = [{name: seconds(*manner) for name, manner in manners.items()} for _ in range(5)]
+    rows = []
+    for name in manners:
+        median = statistics.median(took[name] for took in rounds)
+        ratio = statistics.median(took[name] / took["forked"] for took in rounds)
+        rows.append((f"a rank is killed, to the next answer: {name}", f"{median:.2f} s, {ratio:.1f}×", ""))
+    return rows
+
+
+def main() -> None:
+    rows = []
+    seconds, ratio = cold()
+    rows.append(("cold: from nothing to the first answer of 4 ranks", f"{seconds:.1f} s", ""))
+    rows.append(("… over importing the same modules once", f"{ratio:.2f}×", "≤ 1.5×"))
+    rows.append(("warm: 4 ranks ready", f"{ready(4):.2f} s", "≤ 0.3 s"))
+    rows.append(("warm: 8 ranks ready", f"{ready(8):.2f} s", "≤ 0.5 s"))
+    with World(4) as world:
+        for _ in range(20):
+            world.run(int)
+        rows.append(
+            (
+                "a trivial call, 4 ranks",
+                f"{statistics.median(timed(lambda: world.run(int)) for _ in range(200)) * 1e3:.1f} ms",
+                "≤ 5 ms",
+            )
+        )
+        rows.append(
+            ("a rank raises, three wait: to the message", f"{to_failure(world, raises):.2f} s", "≤ 1 s")
+        )
+        rows.append(("a rank is killed: to the message", f"{to_failure(world, dies):.2f} s", "≤ 1.5 s"))
+
+        def interrupted() -> float:
+            pressed = []
+            threading.Timer(
+                0.3,
+                lambda: (
+                    pressed.append(time.perf_counter()),
+                    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT),
+                ),
+            ).start()
+            to = time.perf_counter
+            try:
+                world.run(stuck)
+            except RanksInterrupted:
+                return to() - pressed[0]
+
+        rows.append(
+            (
+                "stop button in a blocked collective: to a free cell",
+                f"{statistics.median(interrupted() for _ in range(5)):.2f} s",
+                "≤ 1 s",
+            )
+        )
+    with World(8) as world:
+        world.run(dist.barrier)
+        rows.append(
+            (
+                "8 ranks together, proportional memory",
+                f"{sum(map(memory.resident, world.pids)) / 1e6:.0f} MB",
+                "≤ 450 MB",
+            )
+        )
+    rows += recovery()
+    rows.append(("a data-parallel step of the toy model, counted over not", f"{counting():.2f}×", "≤ 1.10×"))
+    save("ranks", "How fast the ranks are", ["measured", "median", "aim"], [list(row) for row in rows])
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
+    main()

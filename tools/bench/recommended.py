@@ -1,0 +1,91 @@
+"""What NVIDIA recommends beside what the planner picks, and what context parallelism gains: `python
+tools/bench/recommended.py --published FOLDER`, the folder of `published.py`, whose shapes and framework these are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from published import H100, NEMO, SHAPES, _int, _rows, seconds
+from report import save
+
+from three_axes.plan import MODELS, Job, Layout, ModelShape, plan
+from three_axes.plan.adapters import Lora
+from three_axes.plan.cost import step_terms
+from three_axes.plan.memory import largest_stage
+
+LONG = "nemo_long_sequence_cp_visible.csv"
+
+
+RECOMMENDED = {"gpt3": "GPT3", "nemotron3": "Nemotron", "nemotron4": "Nemotron"}
+
+
+def _recommended(folder: Path) -> Iterator[tuple[ModelShape, dict[str, str], int]]:
+    """(model, row, sequences of a step)."""
+    for r in _rows(folder, "nemo_recommended_configs_h100.csv"):
+        family = RECOMMENDED.get(r["model"])
+        model = SHAPES[f"{family}-{r['size'].upper()}"] if family else MODELS[f"llama-3-{r['size']}"]
+        yield model, r, int(r["global_batch_seqs"])
+    for r in _rows(folder, "recommended_tuples_dgxc_h100.csv"):
+        r["gpus"], rule = r["gpus"].split("-")[0], r["global_batch_rule"]
+        batch = int(r["gpus"]) * int(rule[5:]) if rule.startswith("GPUs*") else _int(rule)
+        yield MODELS[r["model"].replace("llama", "llama-")], r | {"task": "pre_train"}, batch
+
+
+def recommended(folder: Path) -> list[list[str]]:
+    """NVIDIA's recommended layouts beside the planner's own: rows of a table. LoRA has NeMo's rank, 32."""
+    rows = []
+    for model, r, batch in _recommended(folder):
+        n, s = int(r["gpus"]), int(r["seq_len"])
+        t, p, cp, v, b = (_int(r[k] or "1") for k in ("tp", "pp", "cp", "vp", "microbatch_seqs"))
+        precision = "fp8" if r["dtype"].lower() == "fp8" else "bf16"
+        job = Job(model, H100, batch, s, NEMO, precision, Lora(32) if r["task"] == "lora" else None)
+        head = [f"{model.name}, {r['task']}, {precision}, {n} GPUs"]
+        v = v if p > 1 else 1
+        sizes = dict(dp=max(1, n // (t * p * cp)), tp=t, pp=p, cp=cp, interleave=v, microbatch=b, zero=1)
+        layout = Layout(**sizes, schedule="interleaved" if v > 1 else "1F1B")
+        try:
+            job.check(layout, n)
+        except ValueError as e:
+            rows.append([*head, f"cannot be: {e}", "", ""])
+            continue
+        held = sum(largest_stage(job, layout)[1].values()) / job.cluster.device.memory
+        mine = float(sum(step_terms(job, layout).values()))
+        best = plan(job, gpus=n, headroom=0.0 if held > 0.9 else 0.1).best
+        rows.append([*head, str(layout), f"{held:.0%}", f"{100 * (mine / best.seconds - 1):+.1f} %"])
+    return rows
+
+
+def context(folder: Path) -> list[list[str]]:
+    """What cp gains at each length of a sequence, Llama 2 7B in FP8 on H100: rows of a table. With cp the
+    layout is printed; without it, it is not: our own fastest, with a tenth and with a fifth of a GPU free.
+    """
+    rows, framework = [], replace(NEMO, recomputes=("none", "full"))
+    for r in _rows(folder, LONG):
+        if not r["model_precision_system"].startswith("LLAMA2-7B (FP8) - H100"):
+            continue
+        thousands, n, batch = int(r["seq_len_k"]), int(r["gpus"]), int(r["batch_seqs"])
+        job = Job(MODELS["llama-2-7b"], H100, batch, 1024 * thousands, framework, "fp8")
+        t, p, cp = (int(r[axis]) for axis in ("tp", "pp", "cp"))
+        took, _ = seconds(job, Layout(dp=n // (t * p * cp), tp=t, pp=p, cp=cp, zero=1), n)
+        alone = [plan(job, gpus=n, cp=1, headroom=headroom).best for headroom in (0.1, 0.2)]
+        gains = [f"{row.seconds / took:.2f}" for row in alone]
+        rows.append([f"{thousands} K", str(cp), r["speedup"], *gains, str(alone[0].layout)])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
+    folder = parser.parse_args().published
+    columns = ["job", "recommended", "of a GPU's memory", "slower than the planner's own"]
+    save("recommended", "NVIDIA's recommended layouts", columns, recommended(folder))
+    columns = ["sequence", "cp", "gain, printed", "a tenth free", "a fifth free", "without cp, a tenth free"]
+    save("context", "What context parallelism gains", columns, context(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Where every bench leaves what it found: as Markdown in build/bench/, under date, versions and machine, and
+on the screen.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+BUILD = Path(__file__).resolve().parent.parent / "build" / "bench"
+
+
+def versions(*packages: str) -> str:
+    """'Python 3.11.7, torch 2.13.0, …': packages that are not installed are left out."""
+    versions = [f"Python {platform.python_version()}"]
+    for package in ("torch", *packages):
+        try:
+            versions.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            pass
+    return ", ".join(versions)
+
+
+def markdown(columns: list[str], rows: list[list[str]]) -> str:
+    line = lambda cells: "| " + " | ".join(cells) + " |"
+    return "\n".join([line(columns), "|" + "---|" * len(columns), *map(line, rows)])
+
+
+def bars(name: str, title: str, values: dict[str, float], unit: str) -> None:
+    """Bars on a logarithmic axis, into build/bench/NAME.png."""
+    from helpers.draw.picture import INK, Picture, row_of_panels, styled
+
+    @styled
+    def draw() -> Picture:
+        figure, ((ax,),) = row_of_panels(1, 8.0, 0.4 * len(values) + 1.0)
+        ax.barh(
+            range(len(values)),
+            list(values.values()),
+            0.66,
+            color=["#0072B2", *["#B5B5B5"] * (len(values) - 1)],
+        )
+        for y, value in enumerate(values.values()):
+            ax.text(value, y, f" {value:,.0f}" if value >= 100 else f" {value:.3g}", va="center", color=INK)
+        ax.set(
+            yticks=range(len(values)),
+            yticklabels=list(values),
+            ylim=(len(values) - 0.5, -0.5),
+            xscale="log",
+            xlabel=unit,
+            title=title,
+            xlim=(0.5 * min(values.values()), 3 * max(values.values())),
+        )
+        return Picture(figure, title)
+
+    BUILD.mkdir(parents=True, exist_ok=True)
+    (BUILD / f"{name}.png").write_bytes(draw().png())
+
+
+def save(
+    name: str,
+    title: str,
+    columns: list[str],
+    rows: list[list[str]],
+    *notes: str,
+    packages: tuple[str, ...] = (),
+) -> None:
+    """Print a table and write it to build/bench/NAME.md."""
+    head = (
+        f"{date.today()}, {versions(*packages)}, {os.cpu_count()} cores, {platform.system()}"
+        f" {platform.machine()}"
+    )
+    text = "\n\n".join([f"### {title}", head, markdown(columns, rows), *notes]) + "\n"
+    BUILD.mkdir(parents=True, exist_ok=True)
+    (BUILD / f"{name}.md").write_text(text, encoding="utf-8")
+    print(text, flush=True, file=sys.stdout)

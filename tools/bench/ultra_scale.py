@@ -1,0 +1,165 @@
+"""Ultra-Scale Playbook's runs of nanotron (Hugging Face, 2025) beside the planner: seconds, memory, and how
+good its picks are. `published.py` calls this where its folder has the tables.
+
+The record `nanotron` is what the framework's source says. Its launch_seconds were read from these runs on
+one node, and from their memory how most of them had set its switch `tp_recompute_allgather`; nothing else
+was. The benchmark's own table has a column for runs after a repair of the pipeline (`after_pp_fix`); the one
+that is gathered does not.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from report import save
+
+from three_axes.plan import CLUSTERS, FRAMEWORKS, Cluster, Job, ModelShape
+from three_axes.plan.cost import step_terms
+from three_axes.plan.memory import OVERHEAD, stage_memory
+from three_axes.plan.stages import layers_on_rank
+from three_axes.plan.validation import errors_of, row_of
+
+RUNS, SPEEDS = "ultrascale_nanotron_bench_visible.csv", "ultrascale_comm_bandwidth_256mb.csv"
+NANOTRON = FRAMEWORKS["nanotron"]
+USUAL = 15  # percent of MFU that a run must reach where we say "usual"
+
+
+def _rows(folder: Path, name: str) -> Iterator[dict[str, str]]:
+    with open(folder / name, encoding="utf-8") as f:
+        yield from csv.DictReader(f)
+
+
+def _cluster(folder: Path) -> Cluster:
+    """A DGX H100 with the all-reduces, and all-gathers, that the same authors measured between nodes."""
+    speeds: dict[str, list[tuple[int, float]]] = {"AllReduce": [], "AllGather": []}
+    for r in _rows(folder, SPEEDS):
+        if r["collective"] in speeds and int(r["nodes"]) > 1:
+            pair = int(r["nodes"]), 1e9 * float(r["busbw_median_gbytes_per_s"])
+            speeds[r["collective"]].append(pair)
+    busbw, gather = map(tuple, speeds.values())
+    return replace(CLUSTERS["dgx-h100"], name="ultra-scale", busbw=busbw, busbw_gather=gather)
+
+
+class Run:
+    """A row: its job and layout; printed, where it did not crash: seconds of a step, GiB of rank 0, MFU."""
+
+    def __init__(self, row: dict[str, str], cluster: Cluster):
+        layers, hidden, heads, vocab, ffn = (
+            int(row[f"{name}_inferred"]) for name in ("layers", "hidden", "heads", "vocab", "ffn")
+        )
+        tied = row["embedding_inferred"] == "tied"
+        model = ModelShape(row["model"], layers, hidden, heads, vocab, ffn=ffn, gated=True, tied=tied)
+        sizes = {axis: int(row[axis]) for axis in ("dp", "tp", "pp")}
+        self.layout = NANOTRON.layout(
+            **sizes, microbatch=int(row["microbatch_seqs"]), zero=int(row["zero_stage"])
+        )
+        self.job = Job(model, cluster, int(row["global_batch_seqs"]), int(row["seq_len"]), NANOTRON)
+        self.nodes, self.crashed = int(row["nodes"]), row["status"] != "ok"
+        if not self.crashed:
+            self.seconds = self.job.global_batch * self.job.seq_len / float(row["tok_per_s"])
+            self.gib, self.mfu = float(row["mem_gb_per_gpu"]), float(row["mfu_pct"])
+
+    def guess(self, **changed) -> float:
+        job = replace(self.job, framework=replace(NANOTRON, **changed))
+        return float(sum(step_terms(job, self.layout).values()))
+
+    def held(self, overhead: float = OVERHEAD) -> float:
+        """GiB of rank 0, which is the one that writes."""
+        return float(sum(stage_memory(self.job, self.layout, 0, overhead).values())) / 2**30
+
+
+def runs(folder: Path) -> list[Run]:
+    """All that the planner can lay out: a pipeline of more stages than layers it cannot."""
+    cluster, admitted = _cluster(folder), []
+    for row in _rows(folder, RUNS):
+        run = Run(row, cluster)
+        try:
+            run.job.check(run.layout)
+        except ValueError:
+            continue
+        admitted.append(run)
+    return admitted
+
+
+def host_seconds(done: list[Run]) -> tuple[tuple[int, float], ...]:
+    """What a layer took the small model in a pipeline on four nodes, one sequence at a time: for each tp the
+    median. A user's measurement of a program, and no part of its record.
+    """
+    took: dict[int, list[float]] = {}
+    for run in done:
+        layout = run.layout
+        if run.nodes == 4 and run.job.model.name == "1B" and layout.pp > 1 and layout.microbatch == 1:
+            turns = run.job.microbatches(layout) + layout.pp - 1
+            layers = float(layers_on_rank(run.job.model, layout, 0))
+            took.setdefault(int(layout.tp), []).append(run.seconds / turns / layers)
+    return tuple((t, statistics.median(took[t])) for t in sorted(took))
+
+
+def _seconds(name: str, chosen: list[Run], **changed) -> list[str]:
+    pairs = [(run.guess(**changed), run.seconds, run.job, run.layout.ranks) for run in chosen]
+    return row_of(name, *errors_of(pairs))[:-1]
+
+
+def _memory(name: str, chosen: list[Run], overhead: float) -> list[str]:
+    off = 100 * np.array([run.held(overhead) / run.gib - 1 for run in chosen])
+    parts = np.abs(off).mean(), np.median(np.abs(off)), np.percentile(np.abs(off), 90)
+    return [name, str(len(off)), *(f"{part:.1f} %" for part in parts), f"{off.mean():+.1f} %", ""]
+
+
+def picks(every: list[Run], **changed) -> list[list[str]]:
+    """For each model and number of nodes, the fastest by our own count of those that fit with a tenth to
+    spare, and the share of the best one's throughput that it reached; 0 where it crashed.
+    """
+    shares: dict[str, dict[int, float]] = {}
+    for model in sorted({run.job.model.name for run in every}):
+        for nodes in sorted({run.nodes for run in every}):
+            rivals = [run for run in every if run.job.model.name == model and run.nodes == nodes]
+            fit = [r for r in rivals if r.held() * 2**30 <= 0.9 * r.job.cluster.device.memory]
+            pick = min(fit, key=lambda run: run.guess(**changed))
+            best = min(run.seconds for run in rivals if not run.crashed)
+            shares.setdefault(model, {})[nodes] = 0.0 if pick.crashed else best / pick.seconds
+    every_share = [share for row in shares.values() for share in row.values()]
+    mean = ["mean, median", f"{np.mean(every_share):.2f}", f"{np.median(every_share):.2f}", "", ""]
+    return [[model, *(f"{share:.2f}" for share in row.values())] for model, row in shares.items()] + [mean]
+
+
+def tables(folder: Path) -> None:
+    """Three: seconds and memory; picks with the record as it is; picks with a measured host."""
+    every = runs(folder)
+    done = [run for run in every if not run.crashed]
+    usual = [run for run in done if run.mfu > USUAL]
+    measured = host_seconds(done)
+    slow = lambda run: (
+        run.seconds - run.guess() > 0.45 * (run.job.microbatches(run.layout) + run.layout.pp - 1)
+    )
+    rest = [run for run in done if run.layout.pp == 1 or not slow(run)]
+    rows = [
+        _seconds(f"MFU above {USUAL} %, up to 8 nodes", [run for run in usual if run.nodes <= 8]),
+        _seconds(f"MFU above {USUAL} %", usual),
+        _seconds("all", done),
+        _seconds("all, host measured on 4 nodes", done, host_seconds=measured),
+        _seconds("all but pipelines that take 0.45 s a microbatch longer", rest),
+        _memory(f"memory, MFU above {USUAL} %", usual, OVERHEAD),
+        _memory("memory, without what is assumed for context and slack", usual, 0.0),
+        _memory("memory, all", done, OVERHEAD),
+    ]
+    columns = [
+        "Ultra-Scale Playbook, nanotron",
+        "runs",
+        "error (MAPE)",
+        "median",
+        "p90",
+        "bias",
+        "null model",
+    ]
+    note = "Host, seconds of a layer by tp: " + ", ".join(f"{t}: {1e3 * s:.1f} ms" for t, s in measured)
+    save("ultra_scale", "nanotron's runs", columns, rows, note)
+    nodes = [str(n) for n in sorted({run.nodes for run in every})]
+    save("picks", "The pick's share of the best throughput, by nodes", ["model", *nodes], picks(every))
+    title = "The same with the host measured on 4 nodes"
+    save("picks_measured", title, ["model", *nodes], picks(every, host_seconds=measured))

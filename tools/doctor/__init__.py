@@ -1,0 +1,93 @@
+"""Fourteen checks of what the course needs from a machine: its processors, its GPUs, its network, its
+launchers.
+
+    three-axes doctor                  all of them, some minutes
+    three-axes doctor 4 10             the fourth and the tenth
+    three-axes doctor 13 --meet HOST   on two machines at once, HOST being
+                                       the name of one of them
+
+Each says what was seen. What is not as expected is WRONG, with what was expected and what to do. The report
+can be pasted into an issue; the command's exit status is 1 where something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import time
+from collections.abc import Callable
+
+from three_axes.terminal import Manual, fitted, fold
+
+from . import collectives, failures, machine, training
+from .check import Skipped, Wrong
+
+CHECKS = [
+    machine.versions,
+    machine.fork,
+    machine.start,
+    collectives.exact,
+    machine.too_many,
+    training.states,
+    failures.failures,
+    machine.spans,
+    machine.results,
+    training.training,
+    training.accelerate,
+    training.torchrun,
+    training.two_hosts,
+    training.notebooks,
+]
+
+
+def examine(numbers: list[int], meet: str = "", say: Callable[[str], None] = print) -> bool:
+    """Run checks by number from 1 (none given: all) and say what each saw. Whether nothing is wrong.
+
+    Raises ValueError for a number that no check has.
+    """
+    if beyond := [n for n in numbers if not 1 <= n <= len(CHECKS)]:
+        raise ValueError(f"there is no check {beyond[0]}: they are 1 to {len(CHECKS)}")
+    tally = dict.fromkeys(("ok", "WRONG", "skipped"), 0)
+    began = time.monotonic()
+    say(f"Three Axes doctor: {platform.system()} {platform.machine()}, {time.strftime('%Y-%m-%d')}")
+    for n in numbers or range(1, len(CHECKS) + 1):
+        one, start = CHECKS[n - 1], time.monotonic()
+        if sys.stdout.isatty():
+            print(f"{n:2d} {one.name} …", end="\r", flush=True)
+        try:
+            outcome, seen = "ok", one.run(meet)
+        except Skipped as e:
+            outcome, seen = "skipped", str(e)
+        except Exception as e:  # noqa: BLE001  whatever goes wrong is what the check has found
+            outcome, seen = "WRONG", str(e) if isinstance(e, Wrong) else f"{type(e).__name__}: {e}"
+        tally[outcome] += 1
+        say(f"{n:2d} {one.name}: {outcome}, {time.monotonic() - start:.1f} s")
+        if outcome == "WRONG":
+            say(f"   expected: {one.expected}")
+        for i, line in enumerate(seen.splitlines()):
+            say("   " + "seen: " * (outcome == "WRONG" and i == 0) + line)
+        if outcome == "WRONG":
+            say(f"   do: {one.advice}")
+    say(
+        ", ".join(f"{count} {outcome}" for outcome, count in tally.items())
+        + f", {time.monotonic() - began:.0f} s"
+    )
+    return not tally["WRONG"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="three-axes doctor", description=__doc__, formatter_class=Manual)
+    parser.add_argument(
+        "checks", nargs="*", type=int, metavar="NUMBER", help="which of the fourteen; all if none is given"
+    )
+    parser.add_argument(
+        "--meet",
+        default="",
+        metavar="HOST",
+        help="for the thirteenth: run it on two machines at once, HOST being the name of one of them",
+    )
+    args = parser.parse_args(argv)
+    with fitted(sys.stdout):
+        fine = examine(args.checks, args.meet, lambda line: print(fold(line), flush=True))
+    return 0 if fine else 1

@@ -1,0 +1,70 @@
+"""What a check is, and what all of them use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from helpers.ranks import current
+from three_axes import devices
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Wrong(Exception):
+    """What was seen is not what was expected."""
+
+
+class Skipped(Exception):
+    """The check does not apply here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """run: takes the name of a host to meet ('' for none), returns what was seen, raises Wrong or Skipped."""
+
+    name: str
+    expected: str
+    advice: str
+    run: Callable[[str], str]
+
+
+def check(name: str, expected: str, advice: str):
+    """Make a Check of a function."""
+    return lambda run: Check(name, expected, advice, run)
+
+
+def expect(holds: bool, seen: str) -> None:
+    if not holds:
+        raise Wrong(seen)
+
+
+def both(names: Iterable[str]) -> str:
+    return " and ".join(names)
+
+
+def worlds(least: int = 1, most: int = 8) -> list[tuple[str, int, bool]]:
+    """(name, ranks, on GPUs) of the worlds that this machine can have: four ranks on the CPU, and all its
+    GPUs.
+
+    least, most: of the GPUs.
+    """
+    there = min(devices.gpus(), most)
+    on_gpus = [(f"{there} GPU{'s' * (there > 1)}", there, True)] if there >= least else []
+    return [("the CPU", 4, False), *on_gpus]
+
+
+def ours() -> torch.device:
+    """On a rank: its device."""
+    return current.rank.device
+
+
+def add_ones() -> float:
+    """On a rank: an all-reduce of ones, which gives the number of ranks."""
+    x = torch.ones(1000, device=ours())
+    dist.all_reduce(x)
+    return x[0].item()

@@ -1,0 +1,137 @@
+"""The check of every collective: exact numbers, counted to the byte."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from helpers.ranks.world import World
+from helpers.toy.names import all_gather, reduce_scatter
+
+from .check import both, check, expect, ours, worlds
+
+K = 16  # float32 numbers that a rank brings
+
+
+def _collectives() -> list[str]:
+    """On a rank: every collective twice, synchronous and not. What was not exact."""
+    rank, n, device = dist.get_rank(), dist.get_world_size(), ours()
+    mine = lambda parts=1: torch.arange(K * parts, device=device, dtype=torch.float32) + 1000 * rank
+    by = lambda r, parts=1: torch.arange(K * parts, dtype=torch.float32) + 1000 * r
+    empty = lambda parts=1: torch.empty(K * parts, device=device)
+    parts = lambda x: list(x.chunk(n))
+    total = lambda size=1: sum(by(r, size) for r in range(n))
+    part = slice(rank * K, (rank + 1) * K)
+    root = lambda x: x if rank == 0 else None
+
+    def in_place(call):
+        x = mine()
+        return x, call(x)
+
+    def into(call, size):
+        out = empty(size)
+        return out, call(out)
+
+    cases = {
+        "all_reduce": (lambda a: in_place(lambda x: dist.all_reduce(x, async_op=a)), total()),
+        "broadcast": (lambda a: in_place(lambda x: dist.broadcast(x, 0, async_op=a)), by(0)),
+        "reduce": (lambda a: in_place(lambda x: dist.reduce(x, 0, async_op=a)), root(total())),
+        "all_gather": (
+            lambda a: into(lambda out: dist.all_gather(parts(out), mine(), async_op=a), n),
+            torch.cat([by(r) for r in range(n)]),
+        ),
+        "all_gather into one": (
+            lambda a: into(lambda out: all_gather(out, mine(), async_op=a), n),
+            torch.cat([by(r) for r in range(n)]),
+        ),
+        "reduce_scatter": (
+            lambda a: into(lambda out: reduce_scatter(out, mine(n), async_op=a), 1),
+            total(n)[part],
+        ),
+        "all_to_all": (
+            lambda a: into(lambda out: dist.all_to_all_single(out, mine(n), async_op=a), n),
+            torch.cat([by(r, n)[part] for r in range(n)]),
+        ),
+        "gather": (
+            lambda a: into(lambda out: dist.gather(mine(), root(parts(out)), async_op=a), n),
+            root(torch.cat([by(r) for r in range(n)])),
+        ),
+        "scatter": (
+            lambda a: into(lambda out: dist.scatter(out, root(parts(mine(n))), async_op=a), 1),
+            by(0, n)[part],
+        ),
+    }
+    wrong = []
+    for name, (call, expected) in cases.items():
+        for how in ("synchronous", "asynchronous"):
+            got, work = call(how == "asynchronous")
+            if work is not None:
+                work.wait()
+            if expected is not None and not torch.equal(got.cpu(), expected):
+                wrong.append(f"{name}, {how}")
+    dist.barrier()
+    if n > 1:
+        wrong += _sends(rank, n, mine, by, empty)
+    return wrong
+
+
+def _sends(rank, n, mine, by, empty) -> list[str]:
+    """Around the ring three ways: blocking in order, begun and awaited, and as a batch."""
+    wrong, before, after = [], (rank - 1) % n, (rank + 1) % n
+    for how in ("send and recv", "isend and recv", "a batch of isend and irecv"):
+        x = empty()
+        if how == "send and recv":
+            for turn in (0, 1):  # one side of a pair sends while the other receives
+                dist.send(mine(), after) if turn == (rank == 0) else dist.recv(x, before)
+        elif how == "isend and recv":
+            sent = dist.isend(mine(), after)
+            dist.recv(x, before)
+            sent.wait()
+        else:
+            for work in dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, mine(), after), dist.P2POp(dist.irecv, x, before)]
+            ):
+                work.wait()
+        if not torch.equal(x.cpu(), by(before)):
+            wrong.append(how)
+    return wrong
+
+
+def _counts(n: int) -> dict[str, tuple[int, int]]:
+    """What the meter must show of `_collectives`: calls, and bytes of whole tensors."""
+    one = {
+        "all_reduce": 1,
+        "broadcast": 1,
+        "reduce": 1,
+        "reduce_scatter": n,
+        "all_to_all": n,
+        "gather": n,
+        "scatter": n,
+    }
+    counts = {op: (2, 2 * 4 * K * size) for op, size in one.items()} | {
+        "all_gather": (4, 4 * 4 * K * n),
+        "barrier": (1, 0),
+    }
+    return counts | ({"send": (3, 3 * 4 * K), "recv": (3, 3 * 4 * K)} if n > 1 else {})
+
+
+@check(
+    "every collective",
+    "each exact, synchronous, asynchronous and as a batch, and each counted to the byte",
+    "report it with your PyTorch's version: a backend answers in a way that the meter does not know",
+)
+def exact(meet: str) -> str:
+    for name, n, gpus in worlds():
+        with World(n, gpus=gpus, timeout=60) as world:
+            for r, wrong in enumerate(world.run(_collectives)):
+                expect(not wrong, f"on {name} rank {r} has other numbers after: {', '.join(wrong)}")
+            for r, rows in enumerate(world.traffic.ranks):
+                counted = {row.op: (row.calls, row.payload) for row in rows}
+                expect(
+                    counted == _counts(n),
+                    f"on {name} rank {r} counted (calls, bytes) {counted}, not {_counts(n)}",
+                )
+    return (
+        f"{sum(calls for calls, _ in _counts(4).values())} calls of {len(_counts(4))} kinds exact and counted"
+        f" on {both(name for name, *_ in worlds())}"
+    )

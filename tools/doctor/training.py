@@ -1,0 +1,304 @@
+"""Checks of training and of its launchers, on one machine and on two, and of the notebooks."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from helpers.ranks.world import World
+from helpers.train import launch
+from three_axes import devices
+from three_axes.files import find
+
+from .check import ROOT, Skipped, Wrong, check, expect, ours
+
+PORT = 29401  # where two hosts meet
+
+
+@check(
+    "drop 09's states",
+    "what each rank holds under DP, ZeRO and FSDP, within 1 % of the formulas",
+    "report it: PyTorch holds something that the course does not expect",
+)
+def states(meet: str) -> str:
+    from drops import d09
+
+    with World(4, timeout=60) as world:
+        table = d09.states_table(world, {kind: d09.measured_states(world, kind)[0] for kind in d09.KINDS})
+    expect(all(abs(float(row[-1]) - 1) <= 0.01 for row in table.rows), repr(table))
+    return ", ".join(f"{row[0]} {row[-1]}" for row in table.rows) + " of the formulas"
+
+
+def _config(**choice):
+    from helpers.train import Config
+
+    return Config(**dict(hidden=32, seq_len=16, batch=16, steps=20, warmup=5) | choice)
+
+
+def _train(config, steps: int, folder: Path | None = None) -> list[float]:
+    """On a rank: `steps` losses, from the last checkpoint in `config.out` if there is one; then
+    save there.
+    """
+    from helpers.train import Trainer, checkpoint
+
+    trainer = Trainer(config, ours())
+    if config.out and (saved := checkpoint.complete(Path(config.out))):
+        trainer.resume(saved[-1])
+    losses = [trainer.step()["loss"] for _ in range(steps)]
+    if config.out:
+        trainer.save()
+    return losses
+
+
+def _layouts(n: int) -> list[dict[str, int]]:
+    """All (dp, tp, pp) of n ranks for a model of 4 layers and 8 heads."""
+    return [
+        {"dp": n // (t * p), "tp": t, "pp": p} for t in (1, 2, 4, 8) for p in (1, 2, 4) if n % (t * p) == 0
+    ]
+
+
+def _apart(losses: list[float], twin: list[float]) -> float:
+    return max(abs(a / b - 1) for a, b in zip(losses, twin, strict=True))
+
+
+def _training_world() -> World:
+    """The ranks that training takes here: GPUs where there are some, else four on the CPU."""
+    from drops.d14 import world_here
+
+    return world_here() if devices.gpus() else World(4, timeout=120)
+
+
+@check(
+    "training",
+    "the twin's losses in every layout, within 0.00001 in float32 and 2 % in bfloat16; a checkpoint of GPUs"
+    " goes on on the CPU, and back",
+    "report it with the layout that differs",
+)
+def training(meet: str) -> str:
+    from drops.d14 import twin
+
+    config = _config()
+    alone = twin(config, 9)
+    with _training_world() as world, World(2, timeout=120) as on_cpu, tempfile.TemporaryDirectory() as folder:
+        n, worst = world.n, 0.0
+        for layout in _layouts(n):
+            apart = _apart(world.run(_train, _config(**layout), 4)[0], alone[:4])
+            worst = max(worst, apart)
+            expect(apart < 1e-5, f"{layout}: losses differ from the twin's by {apart:.1e}")
+        half = _apart(world.run(_train, _config(dp=n, precision="bfloat16"), 4)[0], alone[:4])
+        expect(half < 0.02, f"bfloat16: losses differ from the twin's by {half:.1%}")
+        there, here = replace(_config(dp=n), out=folder), replace(_config(tp=2), out=folder)
+        onwards = (
+            world.run(_train, there, 3)[0] + on_cpu.run(_train, here, 3)[0] + world.run(_train, there, 3)[0]
+        )
+        expect(
+            _apart(onwards, alone) < 1e-5,
+            f"saved, resumed on the CPU and back: losses differ by {_apart(onwards, alone):.1e}",
+        )
+    return (
+        f"{len(_layouts(n))} layouts of {n} on {'GPUs' if devices.gpus() else 'the CPU'}: within {worst:.0e}"
+        f" of the twin; bfloat16 {half:.1%}; resumed on the CPU and back"
+    )
+
+
+@check(
+    "accelerate",
+    "the twin's losses by accelerate's own API, and by ranks that its launcher starts",
+    "compare your accelerate's version with constraints.txt",
+)
+def accelerate(meet: str) -> str:
+    from drops import d14
+
+    config = _config()
+    with _training_world() as world:
+        apart = _apart(world.run(d14.with_accelerate, config, 3)[0], d14.twin(config, 3))
+        ranks = world.n
+    expect(apart < 1e-5, f"on {ranks} ranks losses differ from the twin's by {apart:.1e}")
+    with tempfile.TemporaryDirectory() as folder:
+        n = _two_at_most()
+        launcher = ACCELERATE.format("--multi_gpu" if n > 1 else "", n).split()
+        ran = _command(*launcher, *SMALL_RUN, *f"--tp {n} --steps 3 --out".split(), folder)
+        expect(
+            ran.returncode == 0 and "3 steps under" in ran.stderr,
+            f"accelerate launch ended with {ran.returncode}: {_tail(ran)}",
+        )
+        _expect_twins_losses(Path(folder), 3)
+    return f"{ranks} ranks within {apart:.0e} of the twin; launched: {_first_line(ran)}"
+
+
+# To be given --multi_gpu or nothing, and the number of processes.
+ACCELERATE = (
+    "-m accelerate.commands.launch {} --num_processes {} --num_machines 1 --mixed_precision no"
+    " --dynamo_backend no --main_process_port 0"
+)
+
+
+SMALL_RUN = "-m helpers.train --hidden 32 --seq-len 16 --batch 8".split()
+
+
+def _expect_twins_losses(folder: Path, steps: int) -> None:
+    """Of a run of SMALL_RUN: every step is in its metrics, once, with the loss that one process has."""
+    from drops.d14 import twin
+    from helpers.train import Config, read_metrics
+
+    metrics = read_metrics(folder)
+    expect(
+        [line["step"] for line in metrics] == list(range(1, steps + 1)),
+        f"its metrics have the steps {', '.join(str(line['step']) for line in metrics)}, not 1 to {steps}",
+    )
+    alone = twin(Config(hidden=32, seq_len=16, batch=8, steps=steps), steps)
+    apart = _apart([line["loss"] for line in metrics], alone)
+    expect(apart < 1e-5, f"launched, its losses differ from the twin's by {apart:.1e}")
+
+
+def _command(*arguments: str, seconds: float = 150, **environ: str) -> subprocess.CompletedProcess:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    try:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=path, **environ),
+        )
+    except subprocess.TimeoutExpired as e:
+        raise Wrong(
+            f"no end after {seconds:g} s: {(e.stderr or b'').decode(errors='replace')[-300:]}"
+        ) from None
+
+
+def _two_at_most() -> int:
+    """Processes for a launcher: two, or one for a single GPU."""
+    return min(2, devices.gpus() or 2)
+
+
+def _first_line(ran: subprocess.CompletedProcess) -> str:
+    return next(
+        (line for line in ran.stderr.splitlines() if re.match(r"\d+ ranks? on ", line)), "(no first line)"
+    )
+
+
+def _tail(ran: subprocess.CompletedProcess) -> str:
+    return " | ".join(ran.stderr.strip().splitlines()[-4:])
+
+
+KILLED = """import os
+from helpers import train
+from helpers.train import launch
+step = train.Trainer.step
+def dies(self, stop):
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if self.number == 5 and first and os.environ["RANK"] == os.environ["DIES"]:
+        os._exit(9)
+    return step(self, stop)
+train.Trainer.step = dies
+os._exit(launch.main())
+"""
+
+
+@check(
+    "torchrun",
+    "a run that loses a rank after step 5 starts again from the checkpoint of step 3 and ends, with the"
+    " twin's losses",
+    "the run's output says which rank; try a longer --timeout",
+)
+def torchrun(meet: str) -> str:
+    n = _two_at_most()
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "dies.py"
+        script.write_text(KILLED)
+        ran = _command(
+            *f"-m torch.distributed.run --nproc-per-node {n} --max-restarts 1".split(),
+            str(script),
+            *SMALL_RUN[2:],
+            *"--steps 8 --every 3 --timeout 20 --out".split(),
+            folder,
+            DIES=str(n - 1),
+        )
+        expect(
+            ran.returncode == 0
+            and "going on from step-000003" in ran.stderr
+            and "8 steps under" in ran.stderr,
+            f"torchrun ended with {ran.returncode}: {_tail(ran)}",
+        )
+        _expect_twins_losses(Path(folder), 8)
+    return f"{_first_line(ran)}; went on from step-000003, 8 steps as the twin's"
+
+
+@check(
+    "two hosts",
+    "ranks on both machines in one run",
+    "open the firewall between them for all ports, or name the network with GLOO_SOCKET_IFNAME and"
+    " NCCL_SOCKET_IFNAME",
+)
+def two_hosts(meet: str) -> str:
+    if not meet:
+        raise Skipped(
+            "not asked for. Run  three-axes doctor 13 --meet HOST  on two machines at once, HOST being"
+            " the name of one of them"
+        )
+    on_each_host, own = max(1, devices.gpus()), launch.own_address(meet)
+    first = launch.is_loopback(own) or own == socket.gethostbyname(meet)  # are we HOST?
+    address = [] if launch.is_loopback(own) else ["--local-addr", own]
+    ran = _command(
+        *f"-m torch.distributed.run --nnodes 2 --nproc-per-node {on_each_host} --rdzv-backend c10d".split(),
+        *f"--rdzv-endpoint {meet}:{PORT} --rdzv-conf is_host={int(first)},join_timeout=60".split(),
+        *address,
+        *SMALL_RUN,
+        *"--tp 2 --steps 5".split(),
+        seconds=200,
+    )
+    expect(ran.returncode == 0, f"torchrun ended with {ran.returncode}: {_tail(ran)}")
+    return f"{2 * on_each_host} ranks trained together" + (
+        f": {_first_line(ran)}"
+        if "steps under" in ran.stderr
+        else "; the other machine's report says on what"
+    )
+
+
+@check(
+    "notebooks",
+    "all fourteen give their stored outputs",
+    "open the named notebook, run it, and compare; with another PyTorch than constraints.txt has, a figure"
+    " may differ",
+)
+def notebooks(meet: str) -> str:
+    books = sorted(find("notebooks").glob("[0-9]*.ipynb"))
+    if not find_spec("nbval"):
+        raise Skipped("nbval is not installed")
+    environ = dict(os.environ, THREE_AXES_STREAM_AFTER="60", THREE_AXES_PROGRESS="")
+
+    def fails(book: Path) -> str | None:
+        ran = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "--nbval",
+                "--nbval-cell-timeout=120",
+                "-p",
+                "no:cacheprovider",
+                str(book),
+            ],
+            cwd=ROOT,
+            env=environ,
+            capture_output=True,
+            text=True,
+        )
+        cells = ", ".join(re.findall(r"^FAILED \S+::(.*)$", ran.stdout, re.M)) or ran.stdout[-200:]
+        return f"{book.name}: {cells}" if ran.returncode else None
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        failed = [text for text in pool.map(fails, books) if text]
+    expect(not failed, "\n".join(failed))
+    return f"{len(books)} notebooks as stored"

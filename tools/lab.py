@@ -1,0 +1,152 @@
+"""The course in JupyterLab, on the reader's own copy of it.
+
+The copies have no outputs, so that a prediction comes before its answer. A drop that is missing from the
+folder is put there; one that is there is never written over. Each copy knows from which version of the drop
+it was made, and a newer one is announced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Collection
+from pathlib import Path
+from urllib.parse import quote
+
+import nbformat
+
+from helpers.live import LIVE
+from helpers.practice.books import notebooks, number
+from three_axes.files import find
+from three_axes.terminal import Manual
+
+MADE_FROM = "three_axes_made_from"  # in a copy's metadata: the version of its drop
+
+
+def version(notebook: nbformat.NotebookNode) -> str:
+    """Changes when something changes that the reader reads or runs; outputs do not count."""
+    cells = [(cell.cell_type, cell.source) for cell in notebook.cells]
+    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]
+
+
+def blank(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook as nobody has run it yet."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    notebook.metadata.pop("widgets", None)
+    notebook.metadata[MADE_FROM] = version(notebook)
+    return notebook
+
+
+def _made_from(copy: Path) -> str | None:
+    """The version that a copy says it was made from; None where it does not say, or cannot be read."""
+    try:
+        return json.loads(copy.read_text(encoding="utf-8"))["metadata"].get(MADE_FROM)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _put_away(copy: Path) -> Path:
+    """Move a copy into old/ beside it, under a name that is free."""
+    old = copy.parent / "old"
+    old.mkdir(exist_ok=True)
+    free = (old / f"{copy.stem}-{n}.ipynb" for n in itertools.count(1))
+    return copy.rename(next(path for path in free if not path.exists()))
+
+
+def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
+    """Put into `folder` each drop that is not there, and those of `fresh` ('07') anew. Returns what to say.
+
+    A copy that is renewed is kept in old/. Raises ValueError for a drop that does not exist, and for the
+    folder of the stored notebooks.
+    """
+    stored = {number(path): path for path in notebooks()}
+    if unknown := [n for n in fresh if n not in stored]:
+        raise ValueError(f"there is no drop {unknown[0]!r}; they are {', '.join(stored)}")
+    if folder.resolve() == find("notebooks").resolve():
+        raise ValueError(f"{folder} has the stored notebooks; name another folder for your own copies")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        told, outdated = [], []
+        for n, path in stored.items():
+            copy = folder / path.relative_to(find("notebooks"))
+            drop = blank(nbformat.read(path, as_version=4))
+            if copy.exists() and n not in fresh:
+                if _made_from(copy) != drop.metadata[MADE_FROM]:
+                    outdated.append(n)
+                continue
+            if copy.exists():
+                told.append(f"{copy} is new. What you had is {_put_away(copy)}.")
+            copy.parent.mkdir(exist_ok=True)
+            half = copy.with_suffix(".part")  # a copy is there whole or not at all
+            half.write_text(nbformat.writes(drop), encoding="utf-8")
+            half.replace(copy)
+    except OSError as e:
+        raise ValueError(f"{folder} cannot hold the notebooks ({e.strerror}); name another folder") from None
+    if outdated:
+        them = " ".join(outdated)
+        command = (
+            f'make lab FRESH="{them}"'
+            if "MAKELEVEL" in os.environ
+            else f"three-axes lab {folder} {' '.join(f'--fresh {n}' for n in outdated)}"
+        )
+        told.append(
+            f"There is a newer version of: {them}. Your copies in {folder} are as you left them.\n"
+            f"  {command}\nputs the new version there, and keeps yours in the folder old beside it."
+        )
+    return told
+
+
+def static(model: dict, **_) -> None:
+    """Take the live widgets out of a notebook that is about to be stored, for without their kernel they show
+    nothing. Each has its picture or its text beside it. Called as a hook of Jupyter's contents manager.
+    """
+    if model["type"] == "notebook":
+        model["content"]["metadata"].pop("widgets", None)
+        for cell in model["content"]["cells"]:
+            for output in cell.get("outputs", ()):
+                output.get("data", {}).pop(LIVE, None)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="three-axes lab", description=__doc__, formatter_class=Manual)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("three-axes"), help="%(default)s")
+    parser.add_argument(
+        "--fresh",
+        action="append",
+        default=[],
+        metavar="NUMBER",
+        type=lambda n: n.zfill(2),
+        help="the drop 07, say, as it was at first; your copy of it is kept in old/",
+    )
+    parser.add_argument("--port", type=int, default=8888, help="%(default)s, or the next that is free")
+    parser.add_argument("--no-browser", action="store_true", help="only say the address")
+    args = parser.parse_args(argv)
+    from jupyterlab.labapp import LabApp
+
+    for line in prepare(args.folder, args.fresh):
+        print(line, flush=True)
+    print(f"Your copies are in {args.folder}. JupyterLab starts; Ctrl-C here ends it.", flush=True)
+    folder = args.folder.resolve()
+    opened = next(p for p in notebooks() if not args.fresh or number(p) == args.fresh[0])
+    place = Path(folder.name) / opened.relative_to(find("notebooks"))
+    # Kernels inherit it. A reader who has such a file keeps theirs.
+    os.environ.setdefault("PYTHONSTARTUP", str(find("data/jupyterlab/startup.py").resolve()))
+    server = LabApp.initialize_server(
+        [
+            f"--ServerApp.root_dir={folder.parent}",
+            f"--LabApp.default_url=/lab/tree/{quote(place.as_posix())}",
+            f"--LabApp.app_settings_dir={find('data/jupyterlab')}",
+            f"--port={args.port}",
+            "--log-level=WARN",  # the address is still said, and what stands above stays in sight
+            *["--no-browser"] * args.no_browser,
+            *["--allow-root"] * (hasattr(os, "geteuid") and os.geteuid() == 0),
+        ]
+    )
+    server.contents_manager.register_pre_save_hook(static)
+    server.start()
+    return 0

@@ -1,0 +1,144 @@
+"""What frames every notebook: its minutes, its place among the others, links to other drops, and the cells
+that begin and end it.
+
+python -m tools.pages writes all that anew, after a title, a text or an exercise has changed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from pathlib import Path
+
+import nbformat
+
+from helpers.practice.books import module_of, notebooks, number
+from helpers.practice.exercise import Exercise
+from three_axes.files import find
+
+WORDS = 120  # read in a minute, with running the cells and looking at what they show
+PHASES = {"Split": range(1, 5), "Trace": range(5, 10), "Mend": range(10, 14), "Defend": range(14, 15)}
+PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*$", re.M)
+MINUTES = re.compile(r"^\*\d+ minutes.*?\. Afterwards you can ", re.M)
+LISTING = re.compile(r"<details><summary>The fourteen drops and their minutes</summary>.*?</details>", re.S)
+LINK = re.compile(r'\[([^\]]*)\]\(([^)]*)\)|<a href="([^"]*)">([^<]*)</a>')  # in folded answers it is HTML
+DROP = re.compile(r"\b[Dd]rop (\d\d)\b")
+CLOSING = """# Ends the ranks of this notebook, and shows what you have solved.
+# The kernel holds 0.6 to 1.5 GB until you end it too: menu Kernel, Shut Down Kernel.
+from helpers.practice import progress
+progress.leave("{number}")"""
+
+
+def unlinked(text: str) -> str:
+    """Markdown with the words of its links only."""
+    return LINK.sub(lambda link: link[1] or link[4], text)
+
+
+def prose(notebook: nbformat.NotebookNode) -> str:
+    """What is read: the markdown, without links and without what frames it."""
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    return unlinked(LISTING.sub("", PLACE.sub("", MINUTES.sub("*Afterwards you can ", text))))
+
+
+def exercises(notebook: nbformat.NotebookNode) -> list[Exercise]:
+    """Those that the notebook checks."""
+    drop = importlib.import_module(module_of(notebook.cells[0].source.split()[1]))  # "# 07 · Microbatches …"
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    return [getattr(drop, name) for name in re.findall(r"(\w+)\.check\(", code)]
+
+
+def minutes(notebook: nbformat.NotebookNode) -> tuple[int, int]:
+    """(to read and run, to practise): by the number of words, and as its exercises say."""
+    words = len(re.sub(r"<[^>]+>", " ", prose(notebook)).split())
+    return round(words / WORDS), sum(exercise.minutes for exercise in exercises(notebook))
+
+
+class Course:
+    """All notebooks, in order, as they are stored: their titles and minutes, and ways from one to another."""
+
+    def __init__(self) -> None:
+        self.books = {path: nbformat.read(path, as_version=4) for path in notebooks()}
+        self.paths = {number(path): path for path in self.books}
+
+    def title(self, path: Path) -> str:
+        """'07 · Microbatches filling the pipeline'"""
+        return self.books[path].cells[0].source.splitlines()[0].removeprefix("# ")
+
+    def link(self, here: Path, there: Path, text: str) -> str:
+        return f"[{text}]({os.path.relpath(there, here.parent).replace(os.sep, '/')})"
+
+    def place(self, path: Path) -> str:
+        """Where this notebook stands, with links to the previous and the next one."""
+        order = list(self.books)
+        at, name = order.index(path), number(path)
+        parts = [f"**{name} of 14**" if name.isdigit() else f"**{name}, beyond the fourteen**"]
+        if at:
+            parts.append(self.link(path, order[at - 1], f"← {self.title(order[at - 1])}"))
+            parts.append(self.link(path, order[0], "all drops"))
+        if at + 1 < len(order):
+            parts.append(self.link(path, order[at + 1], f"{self.title(order[at + 1])} →"))
+        return " · ".join(parts)
+
+    def listing(self, path: Path) -> str:
+        rows = []
+        for phase, drops in PHASES.items():
+            row = []
+            for there in (self.paths[f"{n:02d}"] for n in drops):
+                read, practise = minutes(self.books[there])
+                row.append(f"{self.link(path, there, number(there))} {read} + {practise}")
+            rows.append(f"- {phase}: {', '.join(row)}")
+        head = "<details><summary>The fourteen drops and their minutes</summary>"
+        return "\n".join([head, "", "To read and run + to practise.", "", *rows, "", "</details>"])
+
+    def _linked(self, path: Path, text: str) -> str:
+        """Every 'drop 07' is a link, but for this drop's own number, and not in headings."""
+        plain = LINK.sub(lambda link: words if DROP.fullmatch(words := link[1] or link[4]) else link[0], text)
+
+        def link(drop: re.Match, html: bool) -> str:
+            there = self.paths.get(drop[1])
+            if there in (None, path):
+                return drop[0]
+            made = self.link(path, there, drop[0])
+            return LINK.sub(r'<a href="\2">\1</a>', made) if html else made
+
+        return "\n".join(
+            line
+            if line.startswith("#")
+            else DROP.sub(lambda drop: link(drop, line.startswith("<details>")), line)
+            for line in plain.split("\n")
+        )
+
+    def frame(self, path: Path, notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+        """Write minutes, place, links and closing cell into a notebook. Doing it twice changes nothing."""
+        told = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
+        first, last = told[0], told[-1]
+        read, practise = minutes(notebook)
+        promised = f"*{read} minutes to read and run, {practise} to practise. Afterwards you can "
+        first.source = MINUTES.sub(promised, first.source, count=1)
+        for cell in told:
+            cell.source = self._linked(path, re.sub(r"\n\n\Z", "", PLACE.sub("", cell.source)))
+        place = self.place(path)
+        first.source = re.sub(
+            r"(?m)^(\*\d+ minutes .*)\n+", lambda promise: f"{promise[1]}\n\n{place}\n\n", first.source
+        )
+        last.source = f"{last.source.rstrip()}\n\n{place}"
+        first.source = LISTING.sub(lambda _: self.listing(path), first.source)
+        if "closing" not in notebook.cells[-1].metadata.get("tags", []):
+            notebook.cells.append(nbformat.v4.new_code_cell("", metadata={"tags": ["closing"]}))
+        notebook.cells[-1].source = CLOSING.format(number=number(path))
+        return notebook
+
+
+def main() -> None:
+    course = Course()
+    for path, notebook in course.books.items():
+        framed = course.frame(path, notebook)
+        for i, cell in enumerate(framed.cells):
+            cell.id = f"drop-{path.name[:2]}-{i:02d}"
+        nbformat.write(framed, path)
+    print(f"{len(course.books)} notebooks framed in {find('notebooks')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Run notebooks from a clean kernel and store what they print: `make refresh`, or with names of notebooks.
+
+Only content is stored: no timings, no machine's metadata, no live widgets (they leave
+their text behind), so that a difference between two versions is a difference for the reader.
+
+Pictures that README.md and docs/ show come from these outputs, and are written anew with them. After outputs
+came otherwise, from another branch perhaps, `tests/refresh.py --pictures` writes the pictures alone.
+"""
+
+import os
+import sys
+from base64 import b64decode
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+from tools.lab import static
+
+ROOT = Path(__file__).resolve().parent.parent
+METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.NotebookNode:
+    notebook.metadata = nbformat.from_dict(METADATA)
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    for i, cell in enumerate(notebook.cells):
+        cell.id = f"drop-{number}-{i:02d}"
+        cell.metadata = nbformat.from_dict(
+            {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
+        )
+    static({"type": "notebook", "content": notebook})
+    return notebook
+
+
+# The notebook and a text of the cell whose picture it is.
+PICTURES = {"timeline.png": ("07", 'gantt.timeline({"1F1B, predicted"'), "cube.png": ("01", "draw.cuts(4)")}
+
+
+def stored(name: str) -> bytes:
+    """One of PICTURES, as it stands under the one cell that has its text."""
+    number, text = PICTURES[name]
+    (path,) = ROOT.glob(f"notebooks/{number}_*.ipynb")
+    cells = nbformat.read(path, as_version=4).cells
+    (cell,) = (cell for cell in cells if cell.cell_type == "code" and text in cell.source)
+    (png,) = (o.data["image/png"] for o in cell.outputs if "image/png" in o.get("data", {}))
+    return b64decode(png)
+
+
+def refresh(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+    ).execute()
+    nbformat.write(normalise(notebook, path.name[:2]), path)
+
+
+if __name__ == "__main__":
+    os.environ["THREE_AXES_PROGRESS"] = ""
+    os.environ["THREE_AXES_STREAM_AFTER"] = "60"  # output at the end of a cell, as nbval will compare it
+    books = [*sorted(ROOT.glob("notebooks/*.ipynb")), *sorted(ROOT.glob("notebooks/beyond/*.ipynb"))]
+    for path in () if sys.argv[1:] == ["--pictures"] else map(Path, sys.argv[1:] or books):
+        print("refreshing", path.name, flush=True)
+        refresh(path)
+    for name in PICTURES:
+        (ROOT / "data" / name).write_bytes(stored(name))

@@ -1,0 +1,25 @@
+"""The course as pages of HTML, in build/site: to look at before anything is installed, or to publish.
+
+Drops with their stored outputs, slides, cards, the cheat sheet, the documents. Nothing is fetched from any
+network, so the pages also open from a folder. Formulas are plain text, as in the drops. What answers a
+prediction stays folded until the reader has chosen. The explorers of schedules and memory work without a
+kernel, from frames that the simulator has made before.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from helpers.practice.books import BUILD
+from three_axes.terminal import Manual
+
+from .build import build
+
+
+def main(argv: list[str] | None = None) -> int:
+    argparse.ArgumentParser(prog="three-axes site", description=__doc__, formatter_class=Manual).parse_args(
+        argv
+    )
+    pages = build(BUILD / "site")
+    print(f"{pages} pages in {BUILD / 'site'}; open {BUILD / 'site' / 'index.html'}")
+    return 0

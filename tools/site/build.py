@@ -1,0 +1,180 @@
+"""All pages, and the links between them.
+
+The site mirrors the repository: notebooks/02_….ipynb becomes notebooks/02_….html, docs/train.md
+docs/train.html, a file of Python that a document links to a page too, README.md the first page. So a link
+keeps its folder and changes its ending.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import textwrap
+from html import escape
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+
+from bs4 import BeautifulSoup, Tag
+from jinja2 import Environment, FileSystemLoader
+from tqdm import tqdm
+
+from helpers.practice import cards
+from helpers.practice.books import notebooks, number
+from three_axes.files import find
+
+from .. import printables, slides
+from . import drop, frames
+
+PAGES = (".ipynb", ".md", ".py", "")  # what becomes a page; other files are copied
+FIRST = "README.md"
+GLOSSARY = "docs/glossary.md"
+
+
+def build(folder: Path) -> int:
+    """Write the site into `folder`, in place of what is there. Returns the number of pages.
+
+    Raises FileNotFoundError where a link leads nowhere.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    written: dict[str, str] = {}
+    books = ["notebooks/" + path.relative_to(find("notebooks")).as_posix() for path in notebooks()]
+    documents = sorted(f"docs/{path.name}" for path in find("docs").glob("*.md"))
+    waiting = [FIRST, *books, *documents]  # and what these link to
+    bodies: dict[str, BeautifulSoup] = {}
+    for name in tqdm(waiting, total=float("inf"), unit=" pages", disable=None, leave=False):  # on a terminal
+        if name not in bodies:
+            path = find(name)
+            body = drop.page(path) if path.suffix == ".ipynb" else drop.document(path)
+            bodies[name] = BeautifulSoup(body, "html.parser")
+            waiting += _linked(bodies[name], name, folder)
+    for name, body in (("cards.md", cards_body()), ("cheatsheet.md", printables.cheatsheet_body())):
+        bodies[name] = BeautifulSoup(body, "html.parser")
+    printables.write_cheatsheet(folder)
+    slides.write("", folder / "slides")
+    titles = {name: _title(body) for name, body in bodies.items()}
+    layout = Environment(loader=FileSystemLoader(find("data/site")), autoescape=True).get_template(
+        "page.html.j2"
+    )
+    for name, body in bodies.items():
+        _headings(body)
+        _tables(body)
+        if name == GLOSSARY:
+            _words(body)
+        place = books.index(name) if name in books else None
+        written[address(name)] = layout.render(
+            body=str(body),
+            title=titles[name],
+            up="../" * (len(PurePosixPath(name).parts) - 1),
+            previous=books[place - 1] if place else None,
+            next=books[place + 1] if place is not None and place + 1 < len(books) else None,
+            drop=number(Path(name)) if place is not None else None,
+            here=name,
+            books=books,
+            documents=documents,
+            titles=titles,
+            address=address,
+            number=lambda book: number(Path(book)),
+            explorers=bool(body.select(".explorer")),
+        )
+    for place, page in written.items():
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_text(page, encoding="utf-8")
+    for asset in ("style.css", "site.js"):
+        shutil.copy(find(f"data/site/{asset}"), folder / asset)
+    (folder / "frames.js").write_text(frames.script(), encoding="utf-8")
+    return len(written)
+
+
+def address(name: str) -> str:
+    """Where a file of the repository is on the site: 'docs/train.md' -> 'docs/train.html'."""
+    return "index.html" if name == FIRST else str(PurePosixPath(name).with_suffix(".html"))
+
+
+def _linked(body: BeautifulSoup, name: str, folder: Path) -> list[str]:
+    """Turn a page's links into the site's, copy the pictures, and return the files that must be pages."""
+    pages = []
+    for tag, attribute in [(t, "href") for t in body.select("a[href]")] + [
+        (t, "src") for t in body.select("img[src]")
+    ]:
+        target, _, anchor = tag[attribute].partition("#")
+        if not target or re.match(r"[a-z]+:", target):
+            continue
+        there = os.path.normpath(PurePosixPath(name).parent / target).replace(os.sep, "/")
+        if PurePosixPath(there).suffix in PAGES:
+            pages.append(there)
+            moved = address(there)
+        else:
+            moved = there
+            (folder / there).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(find(there), folder / there)
+        tag[attribute] = os.path.relpath(moved, PurePosixPath(address(name)).parent) + (
+            f"#{anchor}" if anchor else ""
+        )
+    return pages
+
+
+def _title(body: BeautifulSoup) -> str:
+    """The first heading of a page."""
+    return textwrap.shorten(_words_of(body.h1), 200) if body.h1 else "Three Axes"
+
+
+def _words_of(heading: Tag) -> str:
+    """A heading's text, without the sign that links to it."""
+    return "".join(part for part in heading.strings if "anchor-link" not in part.parent.get("class", []))
+
+
+def _headings(body: BeautifulSoup) -> None:
+    """Headings have the anchors that GitHub gives them, which the documents' links use."""
+    taken: dict[str, int] = {}
+    for heading in body.select("h1, h2, h3, h4"):
+        anchor = _anchor(_words_of(heading))
+        taken[anchor] = taken.get(anchor, -1) + 1
+        heading["id"] = anchor + (f"-{taken[anchor]}" if taken[anchor] else "")
+        if link := heading.select_one("a.anchor-link"):
+            link["href"] = f"#{heading['id']}"
+            link["aria-label"] = "link to this section"
+
+
+def _tables(body: BeautifulSoup) -> None:
+    """Wide tables scroll by themselves, and a flag is not broken after its dashes."""
+    for table in body.select("table"):
+        table.wrap(body.new_tag("div", attrs={"class": "wide"}))
+    for code in body.select("td code"):
+        if re.fullmatch(r"--[\w-]+", code.get_text()):
+            code["class"] = "flag"
+
+
+def _words(glossary: BeautifulSoup) -> None:
+    """Each word of the glossary can be linked to, as docs/glossary.html#bubble, and style.css knows it."""
+    glossary.table["class"] = "words"
+    for row in glossary.select("tbody tr"):
+        row["id"] = _anchor(row.td.get_text().partition(",")[0])
+
+
+def _anchor(text: str) -> str:
+    """As GitHub makes it of a heading."""
+    return re.sub(r"[^\w\- ]", "", text.lower().strip()).replace(" ", "-")
+
+
+def cards_body() -> str:
+    deck = cards.load()
+    groups = [(which, list(mine)) for which, mine in groupby(deck, key=lambda card: card.drop)]
+    choices = "".join(f'<option value="{which}">drop {which}: {len(m)}</option>' for which, m in groups)
+    faces = "".join(
+        f'<button class="card" data-drop="{which}" aria-pressed="false"><span class="inner">'
+        f'<span class="front"><small>drop {which}</small>{escape(card.front)}</span>'
+        f'<span class="back"><small>drop {which}</small>{escape(card.back)}</span></span></button>'
+        for which, mine in groups
+        for card in mine
+    )
+    return (
+        f"<h1>Cards</h1><p>{len(deck)} questions. Say the answer aloud, then turn the card: click it, or"
+        " press Enter. “I knew it” puts a card away until you come back to this page.</p>"
+        f'<p><label>Cards of <select id="drops"><option value="">all drops: {len(deck)}</option>{choices}'
+        '</select></label> <button id="one">one at a time</button></p>'
+        f'<div id="deck">{faces}</div>'
+        '<p id="round" hidden><button id="again">not yet</button> <button id="known">I knew it</button>'
+        " <span></span></p>"
+    )

@@ -1,0 +1,99 @@
+"""A notebook as a page: what the reader does there, as far as it goes without a kernel.
+
+Each code cell gets a `role` in its metadata, and the template data/site/drop has a look for each.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import nbformat
+from nbconvert import HTMLExporter
+from nbformat import NotebookNode
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+from helpers.draw import explore
+from helpers.practice.books import answering, module_of, number
+from helpers.practice.exercise import Exercise
+from three_axes.files import find
+
+LIVE = ("schedules", "memory")  # explorers that have frames
+
+
+@cache
+def _exporter() -> HTMLExporter:
+    return HTMLExporter(
+        template_name="drop",
+        extra_template_basedirs=[str(find("data/site"))],
+        exclude_input_prompt=True,
+        exclude_output_prompt=True,
+        anchor_link_text="#",
+    )
+
+
+def page(path: Path) -> str:
+    """The body of a drop's page."""
+    notebook = nbformat.read(path, as_version=4)
+    answers = answering(notebook)
+    machinery = {"setup", "closing"}  # cells for a kernel alone
+    notebook.cells = [cell for cell in notebook.cells if not machinery & set(cell.metadata.get("tags", []))]
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.metadata["role"] = _role(cell, number(path)) | {"answers": answers.get(cell.id, [])}
+        else:  # the badge is a picture from elsewhere; previous and next are the page's own
+            cell.source = re.sub(r"\[!\[Open in Colab\]\([^)]*\)\]", "[Open in Colab]", cell.source)
+            cell.source = re.sub(r"(?m)^\*\*.*(\[← | →\]).*$", "", cell.source)
+    body, _ = _exporter().from_notebook_node(notebook)
+    return body
+
+
+def _role(cell: NotebookNode, drop: str) -> dict:
+    """What a code cell is on the page, 'question', 'practice', 'explorer', 'code', and what goes with it."""
+    if asked := re.search(r"(\w+) = predict\(", cell.source):
+        shown = next(
+            output for output in cell.outputs if "\n  ○ " in output.get("data", {}).get("text/plain", "")
+        )
+        question, *options = shown.data["text/plain"].split("\n  ○ ")
+        return {
+            "is": "question",
+            "name": asked[1],
+            "question": question.replace("\n", " "),
+            "options": options,
+            "only": cell.source.startswith(asked[0]),
+        }
+    if checked := re.search(r"([\w.]+)\.check\(", cell.source):
+        exercise = getattr(import_module(module_of(drop)), checked[1].rpartition(".")[2])
+        assert isinstance(exercise, Exercise)
+        cell.outputs = []  # 'not started'
+        solution = exercise.solution()
+        return {
+            "is": "practice",
+            "hints": exercise.hints,
+            "solution": solution.text if solution.code else "",  # hidden for a class
+        }
+    if shown := re.search(r"explore\.(\w+)\((.*)\)\s*$", cell.source):
+        call = ast.parse(shown[0].strip(), mode="eval").body
+        if shown[1] in LIVE:
+            arguments = [ast.literal_eval(value) for value in call.args]
+            named = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+            values = getattr(explore, shown[1])(*arguments, **named).values
+            return {"is": "explorer", "name": shown[1], "values": values}
+    return {"is": "code"}
+
+
+def document(path: Path) -> str:
+    """The body of a page that is written in Markdown, or of a file of Python."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        code = highlight(text, PythonLexer(), HtmlFormatter())
+        name = f"{path.parent.name}/{path.name}"
+        return f'<h1>{name}</h1><div class="code_cell"><div class="input">{code}</div></div>'
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text, id="text")])
+    body, _ = _exporter().from_notebook_node(notebook)
+    return body

@@ -1,0 +1,97 @@
+"""What the explorers of the site show: every setting of `explore.schedules` and `explore.memory`, computed
+before by the same functions, in one script of some hundred kB.
+
+A frame of a schedule is its title and a text for each rank. The text has its operations in order: 'F3' is
+microbatch 3 forward, F3' in the rank's second chunk; '.2' before it is idle time, in units of a chunk's
+forward, and all operations but B take one such unit, B two. A frame of memory has for each stage, for each
+part, two letters: a number of base 64, which is a place in the list of all GB that occur.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import product
+
+from helpers.draw import explore
+from helpers.draw.explore import Explorer
+from helpers.draw.holding import PARTS
+from three_axes.paper.pipelines import SCHEDULES
+from three_axes.paper.simulation import Timeline, paper
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+
+def _controls(explorer: Explorer) -> dict:
+    return {
+        name: {"label": label, "options": options, "first": first}
+        for name, (label, options, first) in explorer.controls.items()
+    }
+
+
+def ranks_text(timeline: Timeline) -> list[str]:
+    """For each rank its operations, as the module's first lines say."""
+    chunks = timeline.schedule.v
+    texts = []
+    for row in timeline.rows:
+        text, free = "", 0
+        for kind, label, start, end in row:
+            begin = round(start * chunks)
+            if begin > free:
+                text += f".{begin - free}"
+            text += kind + label
+            free = round(end * chunks)
+        texts.append(text)
+    return texts
+
+
+@cache
+def schedule_frames() -> dict[str, object]:
+    """'1F1B 4 8 1' -> [title, a text for each rank], or the sentence why this cannot be drawn up.
+
+    The last number is v, which only the interleaved schedule asks for; elsewhere it is 1.
+    """
+    controls = explore.schedules().controls
+    frames: dict[str, object] = {}
+    for name, p, m in product(*(controls[c][1] for c in ("schedule", "p", "m"))):
+        for v in controls["v"][1] if SCHEDULES[name].chunks == 0 else [1]:
+            try:
+                timeline = paper(SCHEDULES[name].make(p, m, v))
+                frame = [explore.schedule_title(timeline), *ranks_text(timeline)]
+            except ValueError as e:
+                frame = str(e)
+            frames[f"{name} {p} {m} {v}"] = frame
+    return frames
+
+
+@cache
+def memory_frames() -> dict[str, object]:
+    """parts: their names. gigabytes: all sizes that occur. frames: one text for each setting, in the order of
+    `itertools.product` over the controls; one that starts with '!' is the sentence why it cannot be. holds:
+    GB of the device.
+    """
+    options = [values for _, values, _ in explore.memory().controls.values()]
+    places: dict[float, int] = {}
+    frames = []
+    for values in product(*options):
+        try:
+            _, stages, capacity = explore.stages_of(*values)
+        except ValueError as e:
+            frames.append(f"!{e}")
+            continue
+        text = ""
+        for stage in stages:
+            for part in PARTS:
+                place = places.setdefault(round(stage.get(part, 0.0) / 1e9, 2), len(places))
+                text += LETTERS[place // 64] + LETTERS[place % 64]
+        frames.append(text)
+    return {"parts": list(PARTS), "gigabytes": list(places), "frames": frames, "holds": capacity / 1e9}
+
+
+def script() -> str:
+    """frames.js: `FRAMES.schedules` and `FRAMES.memory`, each with its controls."""
+    made = {
+        "schedules": {"controls": _controls(explore.schedules()), "frames": schedule_frames()},
+        "memory": {"controls": _controls(explore.memory()), **memory_frames()},
+    }
+    return f"window.FRAMES = {json.dumps(made, separators=(',', ':'))};\n"
