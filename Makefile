@@ -38,12 +38,12 @@ attempts: $(READY)
 	$(BIN)/python -m pytest -q -n 2 tests/test_attempts.py
 
 lint: $(READY)
-	$(BIN)/ruff check helpers tests bench
-	$(BIN)/ruff format --check --quiet helpers tests bench || { echo "make these as ruff format would"; exit 1; }
+	$(BIN)/ruff check helpers three_axes tools notebooks/drops tests
+	$(BIN)/ruff format --check --quiet helpers three_axes tools notebooks/drops tests || { echo "make these as ruff format would"; exit 1; }
 
 # Run the notebooks anew and store their outputs: after a change to them or to helpers.
 refresh: $(READY)
-	$(BIN)/python tests/refresh.py
+	$(BIN)/python -m tools.refresh
 
 # Half an hour: tables and a figure in build/bench. What people would use instead goes into an environment of its own.
 bench: $(READY) $(PEERS)/.ready
@@ -52,7 +52,7 @@ bench: $(READY) $(PEERS)/.ready
 	for table in ranks counting cost_of_counting explain fabric schedules cost_model training course; do $(BIN)/python tools/bench/$$table.py || exit 1; done
 
 cards cheatsheet site: $(READY)
-	$(BIN)/python -m helpers $@
+	$(BIN)/python -m three_axes $@
 
 slides: $(READY)
 	$(BIN)/python -m three_axes slides $(DROP)

@@ -1,9 +1,9 @@
-"""Three Axes: data, tensor and pipeline parallelism, learnt by running them.
+"""The course of Three Axes: data, tensor and pipeline parallelism, learnt by running them.
 
 `World` starts real ranks beside the notebook; `progress` wraps a loop that runs on them, and there
-`count_from_here`, `counted_so_far`, `peak_memory` and `rank_state` say and keep what a rank needs. `counting`
-counts a block of any process of torch.distributed. `three_axes.plan` needs neither torch nor ranks, so nothing
-is imported here until it is asked for. In a notebook `import helpers` makes %%ranks known.
+`count_from_here`, `counted_so_far`, `peak_memory` and `rank_state` say and keep what a rank needs. `predict`
+asks before a cell answers. Nothing is imported here until it is asked for. In a notebook `import helpers`
+makes %%ranks known.
 """
 
 import sys
@@ -18,10 +18,10 @@ def _know_ranks() -> None:
 
 
 def __getattr__(name: str):
-    if name == "counting":
-        from three_axes.count.counting import counting
+    if name == "predict":
+        from .practice.exercise import predict
 
-        return counting
+        return predict
     if name not in ("World", *ON_RANKS):
         raise AttributeError(f"module 'helpers' has no attribute {name!r}")
     from multiprocessing import parent_process

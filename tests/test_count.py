@@ -110,7 +110,7 @@ def test_steps_end_with_the_optimizer(world):
 
 def test_a_timeline_can_be_saved(world, tmp_path):
     def step():
-        from three_axes.count.clock import span
+        from helpers.ranks.current import span
 
         with span("F", 0):
             a = dist.all_reduce(torch.ones(100_000), async_op=True)
@@ -216,7 +216,7 @@ dist.destroy_process_group()
 def test_a_script_is_counted_unchanged(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     files = "--json", "counted.json", "--trace", "step.json"
-    done = forked.command("helpers", "count", *files, "train.py", "--steps", "5", cwd=tmp_path, ranks=4)
+    done = forked.command("three_axes", "count", *files, "train.py", "--steps", "5", cwd=tmp_path, ranks=4)
     assert done.returncode == 0, done.stderr
     assert "train.py: 4 ranks, 5 steps of the optimizer" in done.stdout
     assert "each of steps 3–5" in done.stdout and "differ" not in done.stdout
@@ -283,7 +283,7 @@ def test_the_documented_run_is_what_it_says(tmp_path):
 )
 def test_what_cannot_be_counted_is_said(tmp_path, arguments, sentence):
     (tmp_path / "train.py").write_text("print('nothing')")
-    done = forked.command("helpers", "count", *arguments, cwd=tmp_path)
+    done = forked.command("three_axes", "count", *arguments, cwd=tmp_path)
     assert sentence in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import refresh
+
+from tools import refresh
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = re.findall(
@@ -45,4 +46,4 @@ def test_the_glossary_says_of_every_drop_what_it_shows():
 
 @pytest.mark.parametrize("name", refresh.PICTURES)
 def test_pictures_of_readme_and_docs_are_those_of_the_notebooks(name):
-    assert (ROOT / "data" / name).read_bytes() == refresh.stored(name), "python tests/refresh.py --pictures"
+    assert (ROOT / "data" / name).read_bytes() == refresh.stored(name), "python -m tools.refresh --pictures"

@@ -44,8 +44,8 @@ def best(world, fn, *args, enough=0.0):
 
 
 def takes(world, expected, fn, *args, rel=0.1):
-    """Never less than the theory's seconds, and not much more: tools/bench/fabric.py measures how much on a machine
-    with nothing else to do.
+    """Never less than the theory's seconds, and not much more: tools/bench/fabric.py measures how much on
+    a machine with nothing else to do.
     """
     measured = best(world, fn, *args, enough=(1 + rel) * expected)
     assert (1 - rel) * expected < measured <= 1.5 * expected + 0.02, (measured, expected)

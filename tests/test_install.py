@@ -176,7 +176,9 @@ def test_a_planner_with_numpy_alone(numpy_only, tmp_path, tmp_path_factory, comm
 @pytest.mark.slow
 def test_numpy_alone_knows_its_tables_and_says_what_it_lacks(numpy_only, tmp_path):
     python = numpy_only / "python"
-    there = run(python, "-c", "import helpers, numpy; print(helpers.__file__); import torch", cwd=tmp_path)
+    there = run(
+        python, "-c", "import three_axes, numpy; print(three_axes.__file__); import torch", cwd=tmp_path
+    )
     assert str(numpy_only.parent) in there.stdout and "No module named 'torch'" in there.stderr
     table = run(python, "-c", "from three_axes.plan.validation import table; print(table())", cwd=tmp_path)
     assert "Narayanan" in table.stdout, table.stderr
@@ -186,8 +188,10 @@ def test_numpy_alone_knows_its_tables_and_says_what_it_lacks(numpy_only, tmp_pat
         assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
         assert refused.stderr.startswith(f"three-axes {command} needs ")
         assert "pip install 'three-axes[course]'" in refused.stderr
-    world = run(python, "-c", "from helpers import World", cwd=tmp_path)
-    assert "helpers.World needs" in world.stderr and "three-axes[course]" in world.stderr
+    counting = run(python, "-c", "from three_axes import counting", cwd=tmp_path)
+    assert "three_axes.counting needs" in counting.stderr and "three-axes[course]" in counting.stderr
+    names = {path.name for path in numpy_only.parent.glob("lib/python*/site-packages/*") if path.is_dir()}
+    assert "three_axes" in names and not names & {"helpers", "drops", "tools"}
     assert not any(tmp_path.iterdir())
 
 
@@ -248,9 +252,12 @@ def test_the_lab_of_a_wheel_has_the_readers_copies_and_a_kernel_that_knows_the_c
         server.terminate()
         server.communicate(timeout=60)
     book = next((tmp_path / "three-axes").glob("03_*"))
+    said = "import os; from three_axes.files import *; course_on_path(); print(os.environ['PYTHONPATH'])"
+    path = run(course / "python", "-c", said, cwd=tmp_path).stdout.strip()  # as the lab's kernels have it
     ran = run(
         *[course / "python", "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", book.name],
         cwd=book.parent,
+        PYTHONPATH=path,
     )
     assert ran.returncode == 0, ran.stderr
     assert any(c.get("outputs") for c in nbformat.read(book, as_version=4).cells)

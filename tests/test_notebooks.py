@@ -12,13 +12,13 @@ from types import CodeType
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
-from refresh import normalise
 
 from helpers.practice.books import module_of, number
 from helpers.practice.exercise import Exercise
 from tools.colab import stamp
 from tools.lab import LIVE
 from tools.pages import Course, minutes, prose
+from tools.refresh import normalise
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 FOURTEEN = sorted(FOLDER.glob("*.ipynb"))

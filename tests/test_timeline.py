@@ -12,8 +12,8 @@ from helpers import toy
 from helpers.draw import explore, gantt
 from helpers.live import live
 from helpers.ranks import memory
+from helpers.ranks.current import span
 from three_axes.count import clock
-from three_axes.count.clock import span
 from three_axes.paper import schedules
 from three_axes.paper.simulation import simulate
 

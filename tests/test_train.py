@@ -561,7 +561,7 @@ def test_the_doctor_brings_two_hosts_together(tmp_path):
             "-",
             sys.executable,
             "-m",
-            "helpers",
+            "three_axes",
             "doctor",
             "13",
             "--meet",

@@ -31,7 +31,7 @@ from .terminal import Manual, fitted, fold
 def parser(only: str = "") -> argparse.ArgumentParser:
     """Of all commands; only: of that one, if it is one of those here, which is soon made."""
     top = argparse.ArgumentParser(
-        prog="three-axes" if Path(sys.argv[0]).stem == "three-axes" else "python -m helpers",
+        prog="three-axes" if Path(sys.argv[0]).stem == "three-axes" else "python -m three_axes",
         description=__doc__,
         formatter_class=Manual,
     )

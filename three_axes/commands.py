@@ -8,6 +8,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from .files import course_on_path
+
 
 class Command(NamedTuple):
     """function: 'module:name' of what takes the arguments after the command and returns an exit status.
@@ -43,7 +45,7 @@ def course_needed(by: str):
         yield
     except ModuleNotFoundError as e:
         package = (e.name or "").split(".")[0]
-        if package == "helpers":
+        if package in ("three_axes", "helpers", "tools", "drops"):
             raise
         raise ModuleNotFoundError(
             f"{by} needs {package}, which is not installed. With it comes all that the course needs:"
@@ -56,5 +58,6 @@ def call(name: str, argv: list[str]) -> int:
     """Run a command. Returns its exit status, 0 where it returns none."""
     from pkgutil import resolve_name
 
+    course_on_path()
     with course_needed(f"three-axes {name}"):
         return resolve_name(COMMANDS[name].function)(argv) or 0

@@ -1,11 +1,16 @@
-"""Where the files are that are no code: data/ and notebooks/.
+"""Where the files are that are not this package: data/, notebooks/, the course's own code.
 
-In a clone they lie beside this package. A wheel carries them inside it, as pyproject.toml says.
+In a clone they lie beside this package. A wheel carries them inside it, in course/, as pyproject.toml says.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+ROOT = PACKAGE / "course" if (PACKAGE / "course").is_dir() else PACKAGE.parent
 
 
 def find(name: str) -> Path:
@@ -13,8 +18,16 @@ def find(name: str) -> Path:
 
     Raises FileNotFoundError where neither a clone nor a wheel has it.
     """
-    package = Path(__file__).resolve().parent
-    for place in (package / name, package.parent / name):
-        if place.exists():
-            return place
-    raise FileNotFoundError(f"{name} is neither in {package} nor beside it: install the course again")
+    if not (ROOT / name).exists():
+        raise FileNotFoundError(f"{name} is not in {ROOT}: install the course again")
+    return ROOT / name
+
+
+def course_on_path() -> None:
+    """Let this process, and those that it starts, import the course: helpers, drops, tools."""
+    for folder in (str(ROOT / "notebooks"), str(ROOT)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+        if folder not in inherited:
+            os.environ["PYTHONPATH"] = os.pathsep.join([folder, *inherited])

@@ -94,3 +94,15 @@ class Table:
             f'<table style="font-variant-numeric:tabular-nums">{caption}'
             f"<thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>"
         )
+
+
+def ranks(members: list[int], of: int | None = None) -> str:
+    """'rank 2', 'ranks 0–3', 'ranks 0, 2 and 3'; with `of`, 'all 4 ranks' where none is missing."""
+    members = sorted(members)
+    if of is not None and len(members) == of > 1:
+        return f"all {of} ranks" if of > 2 else "both ranks"
+    if len(members) == 1:
+        return f"rank {members[0]}"
+    if len(members) > 2 and members == list(range(members[0], members[-1] + 1)):
+        return f"ranks {members[0]}–{members[-1]}"
+    return "ranks " + ", ".join(map(str, members[:-1])) + f" and {members[-1]}"

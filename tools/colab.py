@@ -27,7 +27,8 @@ if not find_spec("helpers"):
     import os, site, sys
     if not os.path.isdir("{up}/helpers") and not os.path.isdir("three-axes"):
         !git clone --quiet --depth 1 https://github.com/{repo} three-axes
-    sys.path.insert(0, os.path.abspath("{up}" if os.path.isdir("{up}/helpers") else "three-axes"))
+    course = os.path.abspath("{up}" if os.path.isdir("{up}/helpers") else "three-axes")
+    sys.path[:0] = [course, course + "/notebooks"]
     %pip install --quiet accelerate cloudpickle tqdm ipywidgets
     site.addsitedir(site.getusersitepackages())"""
 FIRST = """# Run this cell and the next one first, and again after the kernel was restarted.

@@ -20,7 +20,7 @@ import nbformat
 
 from helpers.live import LIVE
 from helpers.practice.books import notebooks, number
-from three_axes.files import find
+from three_axes.files import course_on_path, find
 from three_axes.terminal import Manual
 
 MADE_FROM = "three_axes_made_from"  # in a copy's metadata: the version of its drop
@@ -134,6 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = args.folder.resolve()
     opened = next(p for p in notebooks() if not args.fresh or number(p) == args.fresh[0])
     place = Path(folder.name) / opened.relative_to(find("notebooks"))
+    course_on_path()
     # Kernels inherit it. A reader who has such a file keeps theirs.
     os.environ.setdefault("PYTHONSTARTUP", str(find("data/jupyterlab/startup.py").resolve()))
     server = LabApp.initialize_server(

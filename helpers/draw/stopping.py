@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import matplotlib as mpl
 import matplotlib.figure
 
 from .picture import HATCH, INK, Picture, rank_colour, styled
-
-if TYPE_CHECKING:
-    from drops.b4_runs import Stopped
 
 WIDTH, ROW = 9.6, 1.22  # inches
 LEGEND = (
@@ -20,7 +15,7 @@ LEGEND = (
 
 
 @styled
-def reached(runs: list[Stopped]) -> Picture:
+def reached(runs: list) -> Picture:
     """A panel for each run: a bar for each rank, as long as it came in the group of all ranks."""
     rows = -(-len(runs) // 2)
     figure = mpl.figure.Figure(figsize=(WIDTH, ROW * rows + 0.1))
@@ -32,7 +27,7 @@ def reached(runs: list[Stopped]) -> Picture:
     return Picture(figure, "Who reached which sequence number. " + " ".join(words))
 
 
-def _panel(ax, run: Stopped) -> str:
+def _panel(ax, run) -> str:
     numbers = run.last_numbers
     top = max(numbers.values())
     told = []

@@ -12,9 +12,8 @@ import time
 import torch
 
 from three_axes.table import human
-from three_axes.trace.ledger import Ledger
+from three_axes.trace.ledger import Ledger, storages
 
-from ..ranks.memory import storages
 from .allocator import CachingAllocator
 
 KINDS = ("parameters", "gradients", "optimizer", "activations and the rest")
@@ -24,7 +23,7 @@ class Budget(Ledger):
     """The account of a rank, with a limit.
 
     limit: bytes. levels: (when, bytes) as they change. allocator: where it is set, tensors are given places
-    in it, as on a GPU (`runtime.allocator`).
+    in it, as on a GPU (`emulate.allocator`).
     """
 
     def __init__(self, rank: int, limit: float):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from pathlib import Path
 
+from three_axes.files import find
 from three_axes.table import Table
 
 from ..ranks.world import open_worlds
 from .books import module_of
 from .exercise import Exercise
 from .passed import passed
-
-DROPS = Path(__file__).parent / "drops"
 
 
 def _of(number: str) -> list[str]:
@@ -24,7 +22,10 @@ def _of(number: str) -> list[str]:
 
 def exercises() -> dict[str, list[str]]:
     """Drop -> the names of its exercises, in order."""
-    names = [sorted(p.stem for p in DROPS.glob(f"{kind}.py")) for kind in ("d[01][0-9]", "b[0-9]")]
+    names = [
+        sorted(p.stem for p in find("notebooks/drops").glob(f"{kind}.py"))
+        for kind in ("d[01][0-9]", "b[0-9]")
+    ]
     numbers = (name.removeprefix("d") for name in itertools.chain(*names))
     return {number: _of(number) for number in numbers}
 

@@ -5,7 +5,11 @@ how far they have come.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from three_axes import devices
+from three_axes.count.clock import Span
 
 if TYPE_CHECKING:
     from three_axes.count.report import CollectiveCount
@@ -30,6 +34,29 @@ def progress(iterable, total: int | None = None):
         done += 1
     if rank:
         rank.tell(done, total)
+
+
+@contextmanager
+def span(kind: str, label: str | int = ""):
+    """On a rank, record what runs in this block. Anywhere else, do nothing.
+
+    On a GPU the span begins when what was asked for earlier is done, and ends when what it asked for is.
+    """
+
+    if rank:
+        devices.synchronize(rank.device)
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        if rank:
+            devices.synchronize(rank.device)
+            rank.recorder.spans.append(Span(kind, str(label), start, time.monotonic()))
+
+
+def around(op):
+    """A span for one operation of a schedule: what `toy.run_schedule` takes."""
+    return span(op.kind, op.microbatch)
 
 
 def count_from_here() -> None:

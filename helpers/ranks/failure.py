@@ -17,10 +17,9 @@ from dataclasses import dataclass
 
 from three_axes.count import lines
 from three_axes.count.report import ROOTED
-from three_axes.table import human
+from three_axes.table import human, ranks
 
 from .messages import Error
-from .output import ranks
 
 RETURN = "Return numbers, strings, tensors, or lists and dicts of them.\n"
 

@@ -7,20 +7,9 @@ from contextlib import contextmanager
 
 import torch
 
+from three_axes.trace.ledger import storages
+
 from . import current
-
-
-def storages(tensors) -> dict[int, int]:
-    """Piece of memory -> bytes, for the memory behind these tensors, each piece once (tied weights,
-    views).
-    """
-    sizes = {}
-    for t in tensors:
-        if t is None:
-            continue
-        t = t.to_local() if hasattr(t, "to_local") else t  # a DTensor holds its own shard only
-        sizes[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
-    return sizes
 
 
 class Held:

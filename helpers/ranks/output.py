@@ -6,7 +6,7 @@ import os
 import re
 import time
 
-from three_axes.table import human
+from three_axes.table import human, ranks
 
 KEEP = 32_000  # bytes kept of the beginning, and as many of the end, of one rank's output in one call
 LEFT_OUT = re.compile(r"… .* in ([\d,]+) lines? left out …")
@@ -51,18 +51,6 @@ def drain(fd: int, into: Captured) -> bool:
             return False
         into.add(data)
     return True
-
-
-def ranks(members: list[int], of: int | None = None) -> str:
-    """'rank 2', 'ranks 0–3', 'ranks 0, 2 and 3'; with `of`, 'all 4 ranks' where none is missing."""
-    members = sorted(members)
-    if of is not None and len(members) == of > 1:
-        return f"all {of} ranks" if of > 2 else "both ranks"
-    if len(members) == 1:
-        return f"rank {members[0]}"
-    if len(members) > 2 and members == list(range(members[0], members[-1] + 1)):
-        return f"ranks {members[0]}–{members[-1]}"
-    return "ranks " + ", ".join(map(str, members[:-1])) + f" and {members[-1]}"
 
 
 def fold(texts: list[str]) -> str:

@@ -7,7 +7,7 @@
 On Linux the processes are forked from a small server that has imported torch already
 (`multiprocessing`'s forkserver), so they are there in a tenth of a second and never
 descend from the kernel: a kernel that has touched CUDA or OpenMP can still start them.
-On macOS they are spawned, and spares wait (`runtime.server`).
+On macOS they are spawned, and spares wait (`ranks.server`).
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class World:
     n: number of processes, 1 to 64. timeout: seconds after which a call counts as hung
     (None: never); `run(..., timeout=)` sets it for one call. counted: whether bytes are counted
     (`traffic`); without, collectives run untouched and failures cannot name them. fabric: a network whose
-    network is emulated, so that each collective takes as long as it would there (see `runtime.fabric`).
+    network is emulated, so that each collective takes as long as it would there (see `emulate.fabric`).
     memory: bytes of tensors that each rank may hold; one more is an out-of-memory error (see
-    `runtime.budget`).
+    `emulate.budget`).
 
     Ranks compute on the CPU and talk over gloo on the loopback interface. They see no GPU, so that code which
     asks for one behaves as on a laptop. gpus=True gives each rank a GPU of its own, `device`, whose tensors

@@ -545,7 +545,7 @@ def _watching(layers: list[toy.Layer], streams: list[Span]):
     def around(what: str, i: int, k: int):
         start = time.monotonic()
         if what in SECONDS:
-            with clock.span(what, i):
+            with current.span(what, i):
                 time.sleep(SECONDS[what] * layers[i].n)
                 yield
             return

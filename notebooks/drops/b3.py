@@ -15,7 +15,6 @@ from helpers.practice.exercise import Answer, right
 from helpers.ranks import current, memory
 from helpers.ranks.world import World
 from helpers.toy import experts
-from three_axes.count import clock
 from three_axes.count.clock import Timeline
 from three_axes.count.traffic import Traffic
 from three_axes.files import find
@@ -409,7 +408,7 @@ def layer_traffic(world: World, t: int = 256, h: int = 64) -> Traffic:
 
 
 def _paced(layer, rows, counts):
-    with clock.span("F"):
+    with current.span("F"):
         time.sleep(ROW * len(rows))
         return experts.run_experts(layer, rows, counts)
 

@@ -105,7 +105,7 @@ class Stopped:
         told = []
         for r, s in enumerate(self.seen):
             frames = s.where["stack"] if s.where else []
-            mine = [f for f in frames if not re.search("site-packages|<frozen|runtime", f.file)]
+            mine = [f for f in frames if not re.search("site-packages|<frozen|helpers|three_axes", f.file)]
             at = " < ".join(f"{Path(f.file).name}:{f.number} {f.function}" for f in mine)
             told.append(f"rank {r}: {at or ('dead' if s.exit is not None else 'no longer in the script')}")
         return "\n".join(told)

@@ -246,7 +246,7 @@ def timed_step(world: World, hidden: int = 256, b: int = 16, s: int = 64) -> Tim
                 list(range(p)),
                 [tokens],
                 [targets],
-                **{"around": clock.around} if record else {},
+                **{"around": current.around} if record else {},
             )
 
     world.run(run)

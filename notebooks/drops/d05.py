@@ -14,9 +14,10 @@ from helpers import toy
 from helpers.practice.engine import OnRanks, Run
 from helpers.practice.exercise import Answer, right
 from helpers.ranks import current
+from helpers.ranks.current import span
 from helpers.ranks.memory import saved_activations
 from helpers.ranks.world import World
-from three_axes.count.clock import Timeline, shortest, span
+from three_axes.count.clock import Timeline, shortest
 from three_axes.count.traffic import Traffic
 from three_axes.paper.hardware import Network
 from three_axes.table import Table, human

@@ -24,8 +24,9 @@ from torch.distributed.tensor.parallel import (
 from helpers import toy
 from helpers.practice.engine import OnRanks, Run, alike
 from helpers.ranks import current, memory
+from helpers.ranks.current import span
 from helpers.ranks.world import World
-from three_axes.count.clock import Timeline, shortest, span
+from three_axes.count.clock import Timeline, shortest
 from three_axes.count.traffic import Traffic
 from three_axes.paper.collectives import book
 from three_axes.paper.hardware import Network

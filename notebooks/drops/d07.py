@@ -14,7 +14,7 @@ from helpers import toy
 from helpers.practice import diagnose
 from helpers.practice.engine import Asked, Run, number
 from helpers.practice.exercise import Answer, right
-from helpers.ranks import memory
+from helpers.ranks import current, memory
 from helpers.ranks.world import World
 from three_axes.count import clock
 from three_axes.count.clock import Timeline
@@ -356,7 +356,7 @@ def on_ranks(
                 schedule.rank_of,
                 tokens.chunk(schedule.m),
                 targets.chunk(schedule.m),
-                around=clock.around,
+                around=current.around,
             )
 
     def once():
@@ -388,7 +388,7 @@ def with_real_compute(world: World, schedule: Schedule, b: int = 16, s: int = 64
                     schedule.rank_of,
                     tokens,
                     targets,
-                    **{"around": clock.around} if record else {},
+                    **{"around": current.around} if record else {},
                 )
 
     world.run(run)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from drops.d10_runs import (
+from drops.d10_runs import (  # noqa: F401
     BUDGET,
     CAUSES,
     HIDDEN,

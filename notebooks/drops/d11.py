@@ -19,8 +19,9 @@ from helpers import toy
 from helpers.emulate.uplink import Oversubscribed
 from helpers.practice.engine import Asked, Run, alike, number
 from helpers.ranks import current
+from helpers.ranks.current import span
 from helpers.ranks.world import World
-from three_axes.count.clock import Timeline, shortest, span
+from three_axes.count.clock import Timeline, shortest
 from three_axes.explain import Explained
 from three_axes.files import find
 from three_axes.paper import collectives

@@ -10,14 +10,9 @@ spans. The clock is the machine's monotonic one, which its processes share.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
-from helpers.ranks import current
-
-from .. import devices
 from .chrome import chrome
 
 COMPUTE = ("F", "B", "I", "W", "step", "busy")
@@ -36,29 +31,6 @@ class Span(NamedTuple):
     label: str
     start: float
     end: float
-
-
-@contextmanager
-def span(kind: str, label: str | int = ""):
-    """On a rank, record what runs in this block. Anywhere else, do nothing.
-
-    On a GPU the span begins when what was asked for earlier is done, and ends when what it asked for is.
-    """
-
-    if current.rank:
-        devices.synchronize(current.rank.device)
-    start = time.monotonic()
-    try:
-        yield
-    finally:
-        if current.rank:
-            devices.synchronize(current.rank.device)
-            current.rank.recorder.spans.append(Span(kind, str(label), start, time.monotonic()))
-
-
-def around(op):
-    """A span for one operation of a schedule: what `toy.run_schedule` takes."""
-    return span(op.kind, op.microbatch)
 
 
 def shortest(measure: Callable[[], T], seconds: Callable[[T], float], tries: int = TRIES) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from helpers.ranks.output import ranks
+from three_axes.table import ranks
 
 from ..table import Table, human
 from .chrome import chrome

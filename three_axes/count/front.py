@@ -18,8 +18,6 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from helpers.emulate.fabric import Fabric
-
 from .. import devices
 from .axes import Axes
 from .operators import OPERATORS, InBatch, OnStream, first_tensor, must_send, nbytes, nobody
@@ -55,6 +53,14 @@ class Listener(Protocol):
     def waited_for_tensor(self, start: float) -> None: ...
     def waited_for_ddp(self, start: float) -> None: ...
     def under_way(self): ...
+
+
+class Network(Protocol):
+    """What can hold a collective back, so that it takes as long as on another network."""
+
+    def come(self, name, group, members, me, root, tag, payload): ...
+    def hold(self, ticket, group, work, plain) -> dist.Work: ...
+    def close(self) -> None: ...
 
 
 class Front:
@@ -94,7 +100,7 @@ class Front:
         if not self._listeners:
             self._uninstall()
 
-    def use(self, fabric: Fabric | None) -> None:
+    def use(self, fabric: Network | None) -> None:
         """Emulate this network from now on, and no other."""
         if self.fabric:
             self.fabric.close()

@@ -9,6 +9,8 @@ import sysconfig
 from types import FrameType
 from typing import NamedTuple
 
+from ..files import PACKAGE, ROOT
+
 
 class Line(NamedTuple):
     """One line of somebody's code, in a form that travels between processes."""
@@ -24,12 +26,13 @@ def _libraries() -> tuple[str, ...]:
     folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]}
     if torch := sys.modules.get("torch"):
         folders.add(os.path.dirname(os.path.dirname(torch.__file__)))
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return tuple(f + os.sep for f in folders | {here}) + ("<frozen", "<string>", "<__array_function__")
+    folders |= {str(PACKAGE), *(str(ROOT / name) for name in ("helpers", "tools", "notebooks/drops"))}
+    return tuple(f + os.sep for f in folders) + ("<frozen", "<string>", "<__array_function__")
 
 
 LIBRARIES = _libraries()
-OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# What runs a reader's function on a rank, and looks at what it returned.
+OURS = tuple(str(folder) + os.sep for folder in (PACKAGE, ROOT / "helpers/ranks", ROOT / "helpers/practice"))
 
 
 def readers(frames: list[Line]) -> list[Line]:

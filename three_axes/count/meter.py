@@ -1,7 +1,8 @@
 """Counting, on each rank: what PyTorch was asked to move, what left the process, and how long it waited.
 
-A `Recorder` listens at the `front`, where every collective passes. A rank of a World has one; `three_axes.count`
-takes one to a script that knows nothing of either. A collective costs some tens of microseconds more.
+A `Recorder` listens at the `front`, where every collective passes. A rank of a World has one;
+`three_axes.count` takes one to a script that knows nothing of either. A collective costs some tens of
+microseconds more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""By hand, what `runtime.trace` finds of a real model: its collectives, and what plain PyTorch holds."""
+"""By hand, what `three_axes.trace` finds of a real model: its collectives, and what plain PyTorch holds."""
 
 from __future__ import annotations
 

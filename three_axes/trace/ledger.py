@@ -11,6 +11,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 
+def storages(tensors) -> dict[int, int]:
+    """Piece of memory -> bytes, for the memory behind these tensors, each piece once (tied weights,
+    views).
+    """
+    sizes = {}
+    for t in tensors:
+        if t is None:
+            continue
+        t = t.to_local() if hasattr(t, "to_local") else t  # a DTensor holds its own shard only
+        sizes[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
+    return sizes
+
+
 class Ledger(TorchDispatchMode):
     """Sees what operations make while it is entered. What was made lives on in it between times.
 

@@ -1,5 +1,5 @@
-"""The cost model beside llm-analysis, the one other tool that pip has: `python tools/bench/cost_peers.py`, in the
-peers' environment.
+"""The cost model beside llm-analysis, the one other tool that pip has: `python
+tools/bench/cost_peers.py`, in the peers' environment.
 
 llm-analysis wants a share of peak FLOP/s to be given. Each table gets the one that fits it best, which ours
 does not: its constants are frozen. Only rows that print a microbatch are asked, since it must be told.

@@ -20,7 +20,7 @@ from report import save
 from helpers.draw import explore
 from tools import pages
 
-NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 
 
 def latency(make) -> float:

@@ -1,6 +1,6 @@
-"""Do the tests notice? Numbers and operators of `helpers` are changed one at a time, at random, and the tests
-that concern the changed file run against each change: `python tools/bench/mutation.py [how many] [seed] [room …]`,
-so many in each room. What survives is printed.
+"""Do the tests notice? Numbers and operators are changed one at a time, at random, and the tests that
+concern the changed file run against each change: `python tools/bench/mutation.py [how many] [seed]
+[room …]`, so many in each room. What survives is printed.
 
 A change to a message, to a picture or to what only speed depends on changes no figure. Look at the survivors:
 write a test for each that does, and give the others a line in `NO_FIGURE`.
@@ -12,7 +12,6 @@ import argparse
 import ast
 import os
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -22,49 +21,39 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-ROOT = Path(__file__).resolve().parents[1]
-HELPERS = ROOT / "helpers"
+ROOT = Path(__file__).resolve().parents[2]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-# Room -> its files, as `glob` takes them. Pictures (shown.py) are none of them.
+# Room -> its files, as `glob` takes them.
 ROOMS = {
-    "theory": [
-        f"theory/{name}.py"
+    "paper": [f"three_axes/paper/{name}.py" for name in "by_hand collectives pipelines placement".split()],
+    "plan": [
+        f"three_axes/plan/{name}.py"
         for name in (
-            "attention collectives cost data_parallel feed_forward layout memory op operations pipelines"
-            " placement stages traffic"
+            "attention cost data_parallel feed_forward layout memory op operations stages traffic"
         ).split()
     ],
-    "meter": ["runtime/meter.py"],
-    "toy": ["toy/*.py"],
-    "judges": ["lesson/drops/*.py", "lesson/drops/*/*.py", "lesson/diagnose.py"],
+    "meter": ["three_axes/count/meter.py"],
+    "toy": ["helpers/toy/*.py"],
+    "engine": ["helpers/practice/engine.py"],
 }
-THEORY = "terms placement collectives memory experts traffic planner cost_model".split()
+PLAN = "by_hand terms placement collectives memory experts traffic planner cost_model".split()
 # The tests that concern a file: those of the longest beginning that fits. Quick ones come first.
 CONCERNED = {
-    "theory/": THEORY,
-    "runtime/meter.py": ["recorder", "meter", "count"],
-    "toy/": ["toy"],
-    "toy/context.py": ["beyond"],
-    "toy/experts.py": ["beyond", "toy"],
-    "toy/fsdp.py": ["beyond", "exercises_beyond"],
-    "toy/pace.py": ["toy", "timeline"],
-    "toy/backward.py": ["toy", "beyond"],
-    "lesson/drops/rings.py": ["exercises_phase1", "exercises_phase2"],
-    "lesson/diagnose.py": ["diagnose", "exercises_phase2"],
-    "lesson/drops/b": ["exercises_beyond", "beyond", "attempts"],
-    "lesson/drops/d0": ["exercises_phase1", "exercises_phase2", "attempts"],
-    "lesson/drops/d09": ["exercises_phase2", "exercises_phase3", "attempts"],
-    "lesson/drops/d1": ["exercises_phase3", "attempts"],
-    "lesson/drops/d13": ["exercises_phase4", "attempts"],
-    "lesson/drops/d14": ["exercises_phase4", "attempts"],
+    "three_axes/p": PLAN,
+    "three_axes/count/meter.py": ["recorder", "meter", "count"],
+    "helpers/toy/": ["toy"],
+    "helpers/toy/context.py": ["beyond"],
+    "helpers/toy/experts.py": ["beyond", "toy"],
+    "helpers/toy/fsdp.py": ["beyond", "exercises_beyond"],
+    "helpers/toy/pace.py": ["toy", "timeline"],
+    "helpers/toy/backward.py": ["toy", "beyond"],
+    "helpers/practice/engine.py": ["engine", "exercises"],
 }
 # File -> what stands in lines where a change changes nothing that is said, and why: they are left alone.
 NO_FIGURE = {
     # room in a file, how many shapes are compared, how many spans are kept
-    "runtime/meter.py": ("BOX_BYTES =", "REMEMBERED =", "spans: int ="),
-    "lesson/drops/b2/one_step.py": ("rtol=1e-7",),  # how near is right
-    "lesson/drops/d06/sequence_parallel.py": ("rtol=1e-7, atol=1e-9",),
-    "lesson/drops/d04.py": ('tells("x.grad", "dy", to=r - 1)',),  # who sends one has had its backward
+    "three_axes/count/meter.py": ("BOX_BYTES =", "REMEMBERED =", "spans: int ="),
+    "helpers/practice/engine.py": ("PATIENCE =", "seconds: float ="),  # how long a busy machine may take
 }
 OTHER = {
     ast.Add: ast.Sub,
@@ -119,8 +108,8 @@ def changed(node: ast.AST) -> str | None:
 
 
 def places(file: str) -> list[tuple[int, int, str]]:
-    """(number of the node, its line, what it becomes) for all that can be changed in a file of `helpers`."""
-    source, made = (HELPERS / file).read_text(), []
+    """(number of the node, its line, what it becomes) for all that can be changed in a file."""
+    source, made = (ROOT / file).read_text(), []
     lines = source.splitlines()
     for number, node in enumerate(figures(ast.parse(source))):
         becomes = changed(node)
@@ -137,25 +126,14 @@ def change(source: str, number: int) -> str:
 
 
 def tests_of(file: str) -> list[str]:
-    """What pytest runs for a change to a file of `helpers`: of exercises, those of its own drop."""
+    """What pytest runs for a change to a file."""
     names = CONCERNED[max(filter(file.startswith, CONCERNED), key=len)]
-    chosen = [f"tests/test_{name}.py" for name in names]
-    if drop := re.match(r"lesson/drops/([bd]\d+)", file):
-        sources = (HELPERS / "lesson" / "drops").glob(f"{drop[1]}*/*.py")
-        texts = [path.read_text() for path in (*sources, HELPERS / file)]
-        titles = {title for text in texts for title in re.findall(r'Exercise\(\s*"([^"]+)"', text)}
-        words = [re.findall(r"\w+", title) for title in titles]
-        # pytest's -k knows words alone, and takes these three for its own.
-        wanted = [
-            "(" + " and ".join(w for w in title if w not in ("and", "or", "not")) + ")" for title in words
-        ]
-        chosen += ["-k", " or ".join([*wanted, f"{drop[1]}."])]
-    return chosen
+    return [f"tests/test_{name}.py" for name in names]
 
 
 def survives(folder: Path, file: str, number: int) -> bool:
     """Whether the tests pass with that change, in a copy of the project of its own."""
-    path = folder / "helpers" / file
+    path = folder / file
     whole = path.read_text()
     path.write_text(change(whole, number))
     surroundings = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
@@ -187,8 +165,8 @@ def main() -> None:
     options = parser.parse_args()
     chosen, possible = [], 0
     for room in options.rooms:
-        paths = {path for pattern in ROOMS[room] for path in HELPERS.glob(pattern) if path.name != "shown.py"}
-        files = sorted(path.relative_to(HELPERS).as_posix() for path in paths)
+        paths = {path for pattern in ROOMS[room] for path in ROOT.glob(pattern)}
+        files = sorted(path.relative_to(ROOT).as_posix() for path in paths)
         inside = [(file, *place) for file in files for place in places(file)]
         possible += len(inside)
         chosen += random.Random(options.seed).sample(inside, min(options.many, len(inside)))

@@ -1,5 +1,5 @@
-"""The planner against published runs that may be read and not copied: `python tools/bench/published.py --published
-FOLDER`.
+"""The planner against published runs that may be read and not copied: `python
+tools/bench/published.py --published FOLDER`.
 
 FOLDER holds the tables as their publishers print them, gathered by hand into CSV files; each name below is a
 file of it, and a set whose file is not there is left out. Nothing is fitted to them. What a table does not

@@ -11,7 +11,7 @@ from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-BUILD = Path(__file__).resolve().parent.parent / "build" / "bench"
+BUILD = Path(__file__).resolve().parents[2] / "build" / "bench"
 
 
 def versions(*packages: str) -> str:

@@ -20,7 +20,7 @@ from three_axes.paper import schedules
 from three_axes.paper.simulation import simulate
 from three_axes.plan.validation import bubble_rates
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def on_ranks() -> None:

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from helpers.ranks import current
+from helpers.ranks.current import span
 from helpers.ranks.world import World
 from three_axes import devices
-from three_axes.count.clock import span
 
 from .check import Wrong, add_ones, both, check, expect, ours, worlds
 

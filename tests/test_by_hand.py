@@ -1,0 +1,103 @@
+"""The planner is held to what a student computes by hand; and by hand to numbers redone on paper."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from three_axes.paper import by_hand, placement
+from three_axes.paper.collectives import book, seconds
+from three_axes.paper.schedules import gpipe, interleaved, one_f_one_b
+from three_axes.paper.simulation import Times, simulate
+from three_axes.plan import FRAMEWORKS, MODELS, Job, Layout, Network
+from three_axes.plan.memory import activations_per_layer, in_flight, states
+from three_axes.plan.traffic import sent
+
+GPT = MODELS["gpt3-175b"]
+UNFUSED = replace(FRAMEWORKS["textbook"], fused_attention=False)
+
+
+def test_numbers_redone_on_paper():
+    assert by_hand.layer_parameters(2) == 48
+    assert by_hand.training_operations(7e9, 1e6) == 42e15
+    assert by_hand.reduce_scatter_bytes(400, 4) == 300 and by_hand.all_reduce_bytes(400, 4) == 600
+    assert by_hand.data_parallel_bytes(1000, 4) == 3000 and by_hand.data_parallel_bytes(1000, 4, e=4) == 6000
+    assert by_hand.zero_3_bytes(1000, 4) == 4500
+    assert by_hand.tensor_parallel_bytes(1, 8, 16, 3, 2, m=5) == 5 * 3 * 4 * 256
+    assert by_hand.pipeline_bytes(1, 8, 16, m=5) == 5 * 2 * 256
+    assert by_hand.states_bytes(80, d=4, t=2, p=2) == (40, 40, 240)
+    assert [sum(by_hand.states_bytes(16, 4, zero=z)) for z in range(4)] == [256, 112, 88, 64]
+    assert by_hand.layer_activation_bytes(1, 4, 8, 2) == 34 * 32 + 160
+    assert by_hand.layer_activation_bytes(1, 4, 8, 2, t=2) == 22 * 32 + 80
+    assert by_hand.layer_activation_bytes(1, 4, 8, 2, 2, True, "selective") == 17 * 32
+    assert by_hand.layer_activation_bytes(1, 4, 8, 2, 2, recompute="full") == 64
+    assert by_hand.bubble(4, 8) == pytest.approx(3 / 11) and by_hand.bubble(4, 8, 2) == pytest.approx(
+        1.5 / 9.5
+    )
+    assert by_hand.ring_seconds(400, 4, 100, 0.5) == 6 * 1.5
+    with pytest.raises(ValueError, match="no axis 'cp'; there are pp, dp, tp"):
+        by_hand.neighbours_apart("cp", {"pp": 2, "dp": 2, "tp": 2})
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_collectives(n):
+    assert by_hand.all_reduce_bytes(1e6, n) == pytest.approx(book("all_reduce", 1e6, n))
+    assert by_hand.reduce_scatter_bytes(1e6, n) == pytest.approx(book("reduce_scatter", 1e6, n))
+    network = Network(name="one node", intra_node_bandwidth=1e11, intra_node_latency=2e-6)
+    took = seconds("all_reduce", 1e6, tuple(range(n)), network)
+    assert by_hand.ring_seconds(1e6, n, 1e11, 2e-6) == pytest.approx(took, rel=1e-6)
+
+
+@pytest.mark.parametrize("zero, d, t, p", [*itertools.product(range(4), (1, 4), (1, 2), (1, 2))])
+def test_states(zero, d, t, p):
+    assert by_hand.states_bytes(7e9, d, t, p, zero) == tuple(states(7e9 / (t * p), d, zero).values())
+
+
+@pytest.mark.parametrize(
+    "t, sp, recompute", [*itertools.product((1, 2, 8), (False, True), ("none", "selective", "full"))]
+)
+def test_activations(t, sp, recompute):
+    if recompute == "full" and sp:
+        return  # the planner's layer input is then cut as well
+    layout = Layout(tp=t, microbatch=4, sequence_parallel=sp, recompute=recompute)
+    planned = sum(activations_per_layer(Job(GPT, seq_len=2048, framework=UNFUSED), layout).values())
+    mine = by_hand.layer_activation_bytes(4, 2048, GPT.hidden, GPT.heads, t, sp, recompute)
+    assert mine == pytest.approx(planned)
+
+
+@pytest.mark.parametrize("p, m", [(4, 8), (8, 32), (2, 1), (4, 2)])
+def test_bubbles_and_what_is_in_flight(p, m):
+    for name, make in (("GPipe", gpipe), ("1F1B", one_f_one_b)):
+        line = simulate(make(p, m))
+        assert by_hand.bubble(p, m) == pytest.approx(line.bubble)
+        for stage in range(p):
+            held = by_hand.microbatches_held(name, p, m, stage)
+            assert held == line.in_flight(stage) == in_flight(Layout(pp=p, schedule=name), m, stage)
+    if m % p == 0:
+        line = simulate(interleaved(p, m, 2), Times())
+        assert by_hand.bubble(p, m, 2) == pytest.approx(line.bubble)
+
+
+def test_bytes_of_a_step():
+    b, s, m = 1, 2048, 4
+    job = Job(GPT, global_batch=2 * m * b, seq_len=s, framework=FRAMEWORKS["textbook"])
+    layers = GPT.layers / 2
+    layout = Layout(dp=2, tp=4, pp=2, microbatch=b, sequence_parallel=False)
+    planned = sent(job, layout, 0)
+    tensor = by_hand.tensor_parallel_bytes(b, s, GPT.hidden, layers, 4, m)
+    assert planned["tp"] == pytest.approx(tensor, rel=0.01)  # and the embedding's
+    uncut = sent(job, Layout(dp=2, pp=4, microbatch=b), 1)  # a middle stage
+    assert uncut["pp"] == pytest.approx(by_hand.pipeline_bytes(b, s, GPT.hidden, m))
+    weights = by_hand.layer_parameters(GPT.hidden) * layers / 4
+    assert planned["dp"] == pytest.approx(by_hand.data_parallel_bytes(weights, 2), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"pp": 2, "dp": 2, "tp": 2}, {"dp": 2, "pp": 4, "tp": 1}, {"pp": 1, "dp": 16, "tp": 8}]
+)
+def test_groups(sizes):
+    for axis in sizes:
+        assert by_hand.neighbours_apart(axis, sizes) == placement.stride(axis, sizes)
+        for node in (4, 8):
+            crossing = any(placement.crosses(group, node) for group in placement.groups(axis, sizes))
+            assert by_hand.leaves_the_node(axis, sizes, node) == crossing
