@@ -18,9 +18,10 @@ def find(name: str) -> Path:
 
     Raises FileNotFoundError where neither a clone nor a wheel has it.
     """
-    if not (ROOT / name).exists():
-        raise FileNotFoundError(f"{name} is not in {ROOT}: install the course again")
-    return ROOT / name
+    for place in (ROOT / name, PACKAGE.parent / name):  # of a wheel, three_axes/ itself lies higher
+        if place.exists():
+            return place
+    raise FileNotFoundError(f"{name} is not in {ROOT}: install the course again")
 
 
 def course_on_path() -> None:
