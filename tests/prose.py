@@ -13,7 +13,7 @@ from drops import b1, b2, b3, d05, d06, d07, d10, d11, d12, d13, d14
 from helpers import toy
 from helpers.practice.defence import Defence
 from three_axes.files import find
-from three_axes.paper.collectives import book
+from three_axes.paper.collectives import algorithmic_bytes as must_send
 from three_axes.plan import CLUSTERS, Job, Layout, memory, plan, validation
 from three_axes.plan.frameworks import FRAMEWORKS
 from three_axes.plan.memory import stage_memory, states
@@ -84,33 +84,33 @@ IN_NODE = next(row for row in NODE.by_axes if row.axes[:3] == (1, 8, 1))
 EIGHT = d12.paper(d12.REMEDIES["1F1B, 8 stages"][0])
 COMPUTED = {
     "01": [
-        f"On four ranks each sends {book('all_reduce', 1, 4)} times its tensor",
+        f"On four ranks each sends {must_send('all_reduce', 1, 4)} times its tensor",
         f"4·*L* = {4 * 4} in all",
         "each rank has 2 of the 8 examples",
     ],
     "02": [
         (
-            f"In drop 01 each rank sent {human(book('all_reduce', 4 * N, 4))} under data parallelism. "
+            f"In drop 01 each rank sent {human(must_send('all_reduce', 4 * N, 4))} under data parallelism. "
             f"There are only {human(4 * N)} of gradients"
         ),
-        f"On four ranks it was {book('all_reduce', 1, 4)} times",
+        f"On four ranks it was {must_send('all_reduce', 1, 4)} times",
         f"There are six steps, and each sends a quarter of the tensor: 6/4 = {6 / 4}.",
         f"{human(4 * N)} of parameters, as much of gradients, twice as much for Adam",
-        f"From {book('all_reduce', 1, 8)}·S to {book('all_reduce', 1, 64):.2f}·S: one eighth more",
+        f"From {must_send('all_reduce', 1, 8)}·S to {must_send('all_reduce', 1, 64):.2f}·S: one eighth more",
     ],
     "03": [f"one all-reduce forward and one backward: 4·2·2 = {4 * 2 * 2}, of 4·*bsh* bytes each"],
     "04": [
         f"each rank sends {human(4 * 8 * 32 * 256)}, stage 0 the activation",
-        f"sent {human(16 * book('all_reduce', 4 * 8 * 32 * 256, 4))} from every rank (drop 03), "
-        f"{ {12: 'twelve'}[16 * book('all_reduce', 1, 4) / 2] } times as much as a middle stage",
+        f"sent {human(16 * must_send('all_reduce', 4 * 8 * 32 * 256, 4))} from every rank (drop 03), "
+        f"{ {12: 'twelve'}[16 * must_send('all_reduce', 1, 4) / 2] } times as much as a middle stage",
     ],
     "05": [
         f"{1e3 * d05.FORWARD:.0f} ms forward, {1e3 * d05.BACKWARD:.0f} ms backward",
         f"held back until it would have ended over {8 * PORT / 1e6:.0f} Mb/s Ethernet",
         (
             f"The toy has {human(SMALL)} of gradients here, and on four ranks each sends"
-            f" {book('all_reduce', 1, 4)} times that: {human(book('all_reduce', SMALL, 4))} over"
-            f" {human(PORT)}/s, {1e3 * book('all_reduce', SMALL, 4) / PORT:.0f} ms."
+            f" {must_send('all_reduce', 1, 4)} times that: {human(must_send('all_reduce', SMALL, 4))} over"
+            f" {human(PORT)}/s, {1e3 * must_send('all_reduce', SMALL, 4) / PORT:.0f} ms."
             f" A step that computes for {4e3 * (d05.FORWARD + d05.BACKWARD):.0f} ms takes one and a half"
             " times as long."
         ),

@@ -317,7 +317,7 @@ def test_fsdp_refuses_what_cannot_be(world):
 @pytest.mark.parametrize("how", [{}, {"reshard": False}, {"m": 2}, {"m": 2, "reshard": False}], ids=str)
 def test_fully_shard_makes_the_same_calls(world, how):
     seen = [
-        [(row.op, row.calls, row.book) for row in traffic.ranks[0]]
+        [(row.op, row.calls, row.algorithmic) for row in traffic.ranks[0]]
         for traffic in (b1.step_traffic(world, **how), b1.step_by_pytorch(world, **how))
     ]
     assert seen[0] == seen[1]

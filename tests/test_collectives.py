@@ -4,15 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from three_axes.paper.collectives import book, gloo, group_seconds, hop_by_hop, ring_seconds, seconds
+from three_axes.paper.collectives import (
+    algorithmic_bytes,
+    gloo,
+    group_seconds,
+    hop_by_hop,
+    ring_seconds,
+    seconds,
+)
 from three_axes.paper.hardware import Network
 
 
 @pytest.mark.parametrize("n, factor", [(2, 1), (3, 4 / 3), (4, 1.5), (8, 1.75)])
 def test_a_ring_all_reduce(n, factor):
-    assert book("all_reduce", 12, n) == pytest.approx(12 * factor)
-    assert book("all_reduce", 12, n) == pytest.approx(
-        book("reduce_scatter", 12, n) + book("all_gather", 12, n)
+    assert algorithmic_bytes("all_reduce", 12, n) == pytest.approx(12 * factor)
+    assert algorithmic_bytes("all_reduce", 12, n) == pytest.approx(
+        algorithmic_bytes("reduce_scatter", 12, n) + algorithmic_bytes("all_gather", 12, n)
     )
 
 
@@ -20,11 +27,11 @@ def test_what_gloo_does_differently():
     assert [gloo("broadcast", 1, 8, r) for r in range(8)] == [3, 2, 1, 1, 0, 0, 0, 0]
     assert [gloo("broadcast", 1, 4, r) for r in range(4)] == [2, 1, 0, 0]
     assert [gloo("broadcast", 1, 3, r) for r in range(3)] == [2, 0, 0]
-    assert gloo("reduce_scatter", 16, 4) == 2 * book("reduce_scatter", 16, 4) == 24
+    assert gloo("reduce_scatter", 16, 4) == 2 * algorithmic_bytes("reduce_scatter", 16, 4) == 24
 
 
 @pytest.mark.parametrize("op", ["broadcast", "reduce", "gather", "scatter"])
-@pytest.mark.parametrize("formula", [book, gloo])
+@pytest.mark.parametrize("formula", [algorithmic_bytes, gloo])
 def test_all_that_is_sent_is_received(op, formula):
     for n in (1, 2, 3, 4, 8):
         size = {"broadcast": 24, "scatter": 24 * 1, "gather": 24, "reduce": 24}[op]
@@ -40,7 +47,7 @@ def test_all_that_is_sent_is_received(op, formula):
 
 def test_refusals_name_what_is_known():
     with pytest.raises(ValueError, match="unknown collective 'allreduce'; known are all_reduce, "):
-        book("allreduce", 1, 2)
+        algorithmic_bytes("allreduce", 1, 2)
     with pytest.raises(ValueError, match="at least 1 rank, not 0"):
         gloo("all_reduce", 1, 0)
 

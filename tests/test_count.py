@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from three_axes.count.against import against
 from three_axes.count.report import CollectiveCount
-from three_axes.paper.collectives import book
+from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import MODELS, Job, Layout
 from three_axes.plan.frameworks import find_framework
 from three_axes.plan.traffic import calls
@@ -227,8 +227,10 @@ def test_a_script_is_counted_unchanged(tmp_path):
     assert first["pp", "send"]["calls"] == last["pp", "recv"]["calls"] == 2
     assert first["pp", "send"]["payload"] == 4 * 32 * 4 and last["dp", "all_gather"]["ranks"] == [2, 3]
     if (sent := told["ranks"][0]["wire"]) is not None:
-        book = sum(row["must_send"] for row in told["ranks"][0]["total"])
-        assert book < sent < 3 * book + 50_000  # gloo's reduce-scatter sends twice; each message has a head
+        algorithmic_bytes = sum(row["must_send"] for row in told["ranks"][0]["total"])
+        assert (
+            algorithmic_bytes < sent < 3 * algorithmic_bytes + 50_000
+        )  # gloo's reduce-scatter sends twice; each message has a head
     check_format(json.loads((tmp_path / "step.json").read_text()), 4)
 
 
@@ -294,7 +296,12 @@ def as_predicted(job: Job, layout: Layout) -> list[CollectiveCount]:
     """Rows such as a run would have that does exactly what theory says, on rank 0."""
     return [
         CollectiveCount(
-            c.op, c.axis, c.calls, c.payload, book(c.op, c.payload, layout.sizes[c.axis]), types={"bfloat16"}
+            c.op,
+            c.axis,
+            c.calls,
+            c.payload,
+            algorithmic_bytes(c.op, c.payload, layout.sizes[c.axis]),
+            types={"bfloat16"},
         )
         for c in calls(job, layout)
     ]
@@ -329,5 +336,5 @@ def test_differences_have_words(layout, change, phrase):
 def more(rows, op: str, factor: float, types: str = "bfloat16"):
     for row in rows:
         if row.op == op:
-            row.payload, row.book, row.types = row.payload * factor, row.book * factor, {types}
+            row.payload, row.algorithmic, row.types = row.payload * factor, row.algorithmic * factor, {types}
     return rows

@@ -1,4 +1,4 @@
-"""The recorder's books without ranks: it is told by hand what the front tells, so every number is known."""
+"""The recorder without ranks: it is told by hand what the interposer tells, so every number is known."""
 
 import json
 import tempfile
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from three_axes.count import meter, wire
-from three_axes.count.front import Call
+from three_axes.count.interposer import Call
 from three_axes.count.meter import Recorder
 from three_axes.count.operators import InBatch
 
@@ -49,9 +49,9 @@ class Wire:
 
 @pytest.fixture
 def told(monkeypatch):
-    """What the recorder hears of: a clock to set, a front that installs nothing."""
+    """What the recorder hears of: a clock to set, an interposer that installs nothing."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    front = SimpleNamespace(
+    interposer = SimpleNamespace(
         add=lambda one: None,
         remove=lambda one: None,
         fabric=None,
@@ -59,15 +59,17 @@ def told(monkeypatch):
         wait_for=lambda work: work.wait(),
     )
     monkeypatch.setattr(meter, "time", clock)
-    monkeypatch.setattr(meter, "front", front)
+    monkeypatch.setattr(meter, "interposer", interposer)
     monkeypatch.setattr(wire, "Counter", Wire)
     monkeypatch.setattr(wire, "available", True)
-    return SimpleNamespace(clock=clock, front=front)
+    return SimpleNamespace(clock=clock, interposer=interposer)
 
 
-def call(op="all_reduce", axis="dp", payload=400, size=400, book=600, root=None, first=(100,), device="cpu"):
+def call(
+    op="all_reduce", axis="dp", payload=400, size=400, algorithmic=600, root=None, first=(100,), device="cpu"
+):
     tensor = None if first is None else torch.empty(first, device=device)
-    return Call(op, axis, GROUP, [4, 5], 0, root, payload, size, book, tensor)
+    return Call(op, axis, GROUP, [4, 5], 0, root, payload, size, algorithmic, tensor)
 
 
 def issue(recorder, call, work=None, sends=0):
@@ -82,18 +84,18 @@ def issue(recorder, call, work=None, sends=0):
 def test_rows_add_up_and_what_overlaps_is_held_at_once(told):
     recorder = Recorder()
     first = issue(recorder, call(), sends=600)
-    second = issue(recorder, call(axis="tp", payload=80, size=100, book=120), sends=30)
+    second = issue(recorder, call(axis="tp", payload=80, size=100, algorithmic=120), sends=30)
     assert not recorder.calm()
     told.clock.now = 1.5
     recorder.waited(first, 1.0)
-    third = issue(recorder, call(payload=40, size=50, book=60))
+    third = issue(recorder, call(payload=40, size=50, algorithmic=60))
     recorder.waited(third, 1.25)
     second.done = True
     assert recorder.calm()
     rows = {row.axis: row for row in recorder.counted_so_far()}
     dp, tp = rows["dp"], rows["tp"]
-    assert (dp.calls, dp.payload, dp.book, dp.members) == (2, 440, 660, (4, 5))
-    assert (tp.calls, tp.payload, tp.book, tp.waited) == (1, 80, 120, 0)
+    assert (dp.calls, dp.payload, dp.algorithmic, dp.members) == (2, 440, 660, (4, 5))
+    assert (tp.calls, tp.payload, tp.algorithmic, tp.waited) == (1, 80, 120, 0)
     assert dp.waited == 0.5 + 0.25 and dp.types == {"float32"}
     assert dp.wire is None and tp.wire is None, "they overlapped: only their sum is known"
     report = recorder.stop()
@@ -228,7 +230,7 @@ def test_the_box_has_the_last_collective_after_the_process(told):
         assert recorder.pending()["op"] == "all_reduce"
         work.done = True
         assert recorder.pending() is None
-        told.front.inside = True  # some backends hold the caller until it has ended
+        told.interposer.inside = True  # some backends hold the caller until it has ended
         assert recorder.pending()["op"] == "all_reduce"
         issue(recorder, call("recv", "pp", root=1, first=(2, 50)))
         text = file.read()
@@ -251,10 +253,10 @@ def test_the_box_has_the_last_collective_after_the_process(told):
 
 
 def test_an_emulated_network_says_how_much_was_late(told):
-    told.front.fabric = SimpleNamespace(late=9)
+    told.interposer.fabric = SimpleNamespace(late=9)
     recorder = Recorder()
-    assert told.front.fabric.late == 0
-    told.front.fabric.late = 3
+    assert told.interposer.fabric.late == 0
+    told.interposer.fabric.late = 3
     assert recorder.stop().late == 3
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from three_axes.paper.collectives import book, gloo, seconds
+from three_axes.paper.collectives import algorithmic_bytes, gloo, seconds
 from three_axes.paper.pipelines import SCHEDULES
 from three_axes.paper.simulation import Times, simulate
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, Network, estimate
@@ -163,7 +163,10 @@ def test_collectives_with_a_root_pass_each_rank_once():
     network = Network(name="two nodes", gpus_per_node=4, intra_node_latency=1e-4, inter_node_latency=1e-3)
     broadcast = lambda ranks: seconds("broadcast", 0, ranks, network)
     assert broadcast(range(4)) == pytest.approx(3e-4) and broadcast(range(8)) == pytest.approx(6e-4 + 1e-3)
-    assert book("send", 7, 2) == 7 and book("recv", 7, 2) == book("barrier", 7, 2) == 0
+    assert (
+        algorithmic_bytes("send", 7, 2) == 7
+        and algorithmic_bytes("recv", 7, 2) == algorithmic_bytes("barrier", 7, 2) == 0
+    )
     # gloo: each rank's sum of its part, then the parts to the root.
     assert gloo("reduce", 8, 4, rank=1) == 6 + 2 and gloo("reduce", 8, 4, rank=0) == 6
     apart = seconds("all_to_all", 8e9, range(8), network)  # three by the link, meanwhile four by the port

@@ -15,7 +15,7 @@ from helpers.toy import experts
 from helpers.train import Config
 from three_axes.count.traffic import Traffic
 from three_axes.paper import placement
-from three_axes.paper.collectives import book
+from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.paper.schedules import one_f_one_b
 from three_axes.plan import MODELS, Job, Layout, operations
 from three_axes.plan.frameworks import TEXTBOOK, TOY
@@ -43,7 +43,7 @@ def by_axis(traffic: Traffic, rank: int, sizes: dict[str, int]) -> dict[str, flo
     """Bytes that a rank sends, by the book, as PyTorch was asked. A group of all is called the world."""
     alone = [axis for axis, size in sizes.items() if size == len(traffic.ranks)]
     name = lambda row: alone[0] if alone and row.axis == "world" else row.axis
-    return {axis: sum(row.book for row in traffic.ranks[rank] if name(row) == axis) for axis in sizes}
+    return {axis: sum(row.algorithmic for row in traffic.ranks[rank] if name(row) == axis) for axis in sizes}
 
 
 slow = lambda *cases: [pytest.param(case, marks=pytest.mark.slow) for case in cases]
@@ -79,7 +79,7 @@ def test_the_real_training_sends_what_the_list_says(eight, sizes):
     axis = {"all_reduce": "tp", "all_gather": "shard", "reduce_scatter": "shard", "send": "pp"}
     for row in eight.traffic.ranks[0]:
         if row.op in axis:
-            counted["cp" if row.axis == "cp" else axis[row.op]] += row.book
+            counted["cp" if row.axis == "cp" else axis[row.op]] += row.algorithmic
     predicted = d14.sent_by_first(config)
     assert counted["shard"] == pytest.approx(predicted["shard"]) and counted["pp"] == predicted["pp"]
     assert counted["cp"] == predicted.get("cp", 0.0)
@@ -96,11 +96,11 @@ def test_shards_that_are_replicated_send_what_the_list_says(eight, shard):
     counted = {"shard": 0.0, "replicate": 0.0}
     for row in eight.traffic.ranks[0]:
         if row.op in ("all_gather", "reduce_scatter"):
-            counted["shard"] += row.book
+            counted["shard"] += row.algorithmic
         elif row.op == "all_reduce" and len(row.members) == 8 // shard and row.payload > 100:
-            counted["replicate"] += row.book
+            counted["replicate"] += row.algorithmic
     if shard == 1:  # in one row with the three numbers that all ranks share
-        counted["replicate"] -= book("all_reduce", 24, 8)
+        counted["replicate"] -= algorithmic_bytes("all_reduce", 24, 8)
     predicted = sent(job, layout, 0)
     for axis, size in counted.items():
         assert size == pytest.approx(predicted.get(axis, 0.0)), axis
@@ -148,10 +148,12 @@ def counted_like(world: World, job: Job, layout: Layout, axis: str, run) -> None
     for op in operations.layer(job, layout):
         if op.axis == axis:
             payload = op.calls * op.payload
-            paper[op.collective] = paper.get(op.collective, 0.0) + book(op.collective, payload, 4)
+            paper[op.collective] = paper.get(op.collective, 0.0) + algorithmic_bytes(
+                op.collective, payload, 4
+            )
     for rank in range(4):
         rows = [row for row in world.traffic.ranks[rank] if row.op in paper]
-        counted = {op: sum(row.book for row in rows if row.op == op) for op in paper}
+        counted = {op: sum(row.algorithmic for row in rows if row.op == op) for op in paper}
         assert counted == pytest.approx({op: size for op, size in paper.items() if size}), rank
 
 
@@ -186,7 +188,9 @@ def test_an_expert_layer_sends_what_the_list_says(four):
         x = torch.randn(b * s, h, requires_grad=True)
         current.count_from_here()
         y, _ = experts.expert_parallel(layer, x)
-        current.rank.recorder.rows["all_to_all", "world"].book -= 8 * 8 * 3 / 4  # how many rows will come
+        current.rank.recorder.rows["all_to_all", "world"].algorithmic -= (
+            8 * 8 * 3 / 4
+        )  # how many rows will come
         y.sum().backward()
 
     counted_like(four, job, Layout(dp=4, ep=4, microbatch=b), "ep", run)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from three_axes.paper.checks import positive
-from three_axes.paper.collectives import book
+from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.paper.hardware import Network
 
 SLOTS = 1 << 12  # operations that are remembered
@@ -52,7 +52,7 @@ def leaving(op: str, payload: float, ranks: Sequence[int], network: Network) -> 
         if op == "all_to_all":
             out[node] = inside * (n - inside) * payload / n
         else:
-            out[node] = max(book(op, payload, n, r) for r in range(n))
+            out[node] = max(algorithmic_bytes(op, payload, n, r) for r in range(n))
     return out
 
 

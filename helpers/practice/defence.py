@@ -10,7 +10,7 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 
-from three_axes.paper.collectives import book
+from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.paper.placement import reach
 from three_axes.plan import Estimate, Job, Plan, estimate, plan
 from three_axes.plan.layout import Axes, Layout
@@ -190,11 +190,11 @@ class Defence:
         costs = them.step_seconds / self.estimate.step_seconds - 1
         what = "recomputes every layer" if them.layout.recompute == "full" else "need not recompute all"
         where = "over all nodes" if gpus > self.job.cluster.gpus_per_node else "inside the node"
+        gathered = 2 * algorithmic_bytes("all_gather", 2 * self.job.model.params, gpus)
         return (
             f"{them.layout} takes {them.step_seconds:.2f} s a step, {abs(costs):.1%}"
             f" {'more' if costs > 0 else 'less'} than this layout's {self.estimate.step_seconds:.2f} s. It"
-            f" {what}, and gathers"
-            f" {human(2 * book('all_gather', 2 * self.job.model.params, gpus))} of weights for each"
+            f" {what}, and gathers {human(gathered)} of weights for each"
             f" microbatch, {where}; {them.time['data parallel']:.2f} s of data parallelism show. It needs"
             f" {human(them.memory_bytes)} instead of {human(self.estimate.memory_bytes)}, and"
             " leaves the model's code as it is."

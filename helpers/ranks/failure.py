@@ -36,7 +36,9 @@ class RankError(RuntimeError):
     'raised', 'died', 'timeout', 'result'; `seen` is what was known of each rank.
     The message is written for the reader."""
 
-    def __init__(self, message: str, kind: str, at_fault: Iterable[int], state_kept: bool, seen: list[Seen]):
+    def __init__(
+        self, message: str, kind: str, at_fault: Iterable[int], state_kept: bool, seen: list[RankStatus]
+    ):
         super().__init__(message)
         self.kind, self.ranks, self.state_kept, self.seen = kind, sorted(at_fault), state_kept, seen
 
@@ -62,7 +64,7 @@ class RanksInterrupted(KeyboardInterrupt):
 
 
 @dataclass
-class Seen:
+class RankStatus:
     """What is known of one rank when a call goes wrong."""
 
     error: Error | None = None  # it raised
@@ -73,7 +75,7 @@ class Seen:
     said: str = ""  # what it had printed
 
 
-def explain(seen: list[Seen], timeout: float | None, mend: Callable[[], str]) -> RankError:
+def explain(seen: list[RankStatus], timeout: float | None, mend: Callable[[], str]) -> RankError:
     """What became of a call that failed.
 
     mend: frees the ranks, completes `seen` where one dies of it, and returns the sentence on their variables.
@@ -95,7 +97,7 @@ def explain(seen: list[Seen], timeout: float | None, mend: Callable[[], str]) ->
     return RankError(raised(seen, raising, state), "raised", raising, kept, seen)
 
 
-def raised(seen: list[Seen], first: list[int], state: str) -> str:
+def raised(seen: list[RankStatus], first: list[int], state: str) -> str:
     """`first` raised by themselves."""
     raising: dict[tuple, list[int]] = {}
     for r in first:
@@ -117,7 +119,7 @@ def _unrepeated(shown: list[str]) -> list[str]:
     return out if len(out) <= 12 else [*out[:6], f"… {len(out) - 12} lines …", *out[-6:]]
 
 
-def result(seen: list[Seen], first: list[int], state: str) -> str:
+def result(seen: list[RankStatus], first: list[int], state: str) -> str:
     """The code ran on every rank, but a result could not be sent to the notebook."""
     return (
         f"{ranks(first, of=len(seen))} ran to the end, but the result cannot be sent back: "
@@ -142,7 +144,7 @@ def not_taken(slow: list[int], n: int, size: int, seconds: float, state: str) ->
     )
 
 
-def died(seen: list[Seen], dead: list[int], state: str) -> str:
+def died(seen: list[RankStatus], dead: list[int], state: str) -> str:
     """The processes of `dead` are gone."""
     aborted = [r for r in dead if seen[r].exit == -signal.SIGABRT]
     if aborted and (text := _mismatch(seen, aborted)):
@@ -157,7 +159,7 @@ def died(seen: list[Seen], dead: list[int], state: str) -> str:
     return "\n".join(parts + _others(seen, dead) + [state])
 
 
-def timed_out(seen: list[Seen], seconds: float, state: str) -> str:
+def timed_out(seen: list[RankStatus], seconds: float, state: str) -> str:
     """The call did not end in time."""
     parts = [f"no end after {seconds:g} s, so the call was stopped"]
     parts += _others(seen, [], heading="When it was stopped:")
@@ -202,7 +204,7 @@ def timed_out(seen: list[Seen], seconds: float, state: str) -> str:
     return "\n".join(parts + [state])
 
 
-def _roots(seen: list[Seen]) -> str:
+def _roots(seen: list[RankStatus]) -> str:
     """Where ranks of one group met in one operation and named different roots: who said which."""
     met: dict[tuple, dict[int, int]] = {}
     for r, s in enumerate(seen):
@@ -223,11 +225,11 @@ def _roots(seen: list[Seen]) -> str:
     return ""
 
 
-def interrupted(seen: list[Seen], state: str) -> str:
+def interrupted(seen: list[RankStatus], state: str) -> str:
     return "\n".join(["stopped, as you asked."] + _others(seen, [], heading="When it was stopped:") + [state])
 
 
-def _others(seen: list[Seen], but: list[int], heading: str = "Meanwhile:") -> list[str]:
+def _others(seen: list[RankStatus], but: list[int], heading: str = "Meanwhile:") -> list[str]:
     """A line for each thing that the ranks not in `but` were doing, equal ones together, with the longest of
     their waits.
     """
@@ -247,7 +249,7 @@ def _verb(what: str, members: list[int]) -> str:
     return "were" + what[3:] if what.startswith("was ") and len(members) > 1 else what
 
 
-def _doing(s: Seen) -> tuple[str, float | None, str]:
+def _doing(s: RankStatus) -> tuple[str, float | None, str]:
     """(what a rank was doing, since when it waited if it did, where in its code)."""
     if s.finished:
         return "had finished", None, ""
@@ -282,7 +284,7 @@ def _collective(box: dict, peer: bool = True) -> str:
     return text + ("" if box["axis"] == "world" else f" in group {box['axis']}")
 
 
-def _mismatch(seen: list[Seen], aborted: list[int]) -> str | None:
+def _mismatch(seen: list[RankStatus], aborted: list[int]) -> str | None:
     """The commonest reason for gloo to abort a process: two ranks brought tensors of different size."""
     printed = "\n".join(seen[r].said for r in aborted)
     if not re.search(r"enforce fail|EnforceNotMet|op\.preamble|nbytes|gloo::", printed):

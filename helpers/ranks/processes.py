@@ -14,7 +14,7 @@ from multiprocessing.connection import wait
 from three_axes.count.meter import BOX_BYTES
 
 from . import output, server
-from .failure import Seen
+from .failure import RankStatus
 from .messages import Setup
 
 ANSWER_SECONDS = 1.0  # for a rank to say where it is; on a busy machine that takes longer than its work
@@ -168,11 +168,11 @@ class Processes:
                 break
         return more_done
 
-    def look(self, number: int, done: dict, captured) -> list[Seen]:
+    def look(self, number: int, done: dict, captured) -> list[RankStatus]:
         """What is known of every rank, asking all that are alive: those that have left the call may have a
         flight record to write (`flight`).
         """
-        seen = [Seen() for _ in range(len(self.processes))]
+        seen = [RankStatus() for _ in range(len(self.processes))]
         asked = [r for r in range(len(self.processes)) if r not in self.dead()]
         question = next(self.calls)
         self.tell("where", question, to=asked)

@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from three_axes import devices
 from three_axes.count import lines, meter, wire
-from three_axes.count.front import front
+from three_axes.count.interposer import interposer
 
 from ..emulate.budget import Budget
 from ..emulate.fabric import Fabric
@@ -132,7 +132,7 @@ class Rank:
         """Form the group, again if there was one: same processes, same variables, new connections."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        front.use(None)
+        interposer.use(None)
         os.makedirs(self.setup.folder, exist_ok=True)
         meeting = os.path.join(self.setup.folder, f"meeting-{generation}")
         dist.init_process_group(
@@ -144,7 +144,7 @@ class Rank:
         )
         self.recorder.look(dist.group.WORLD)  # now, not in every call
         if self.setup.fabric:
-            front.use(Fabric(self.setup.fabric, self.setup.folder, generation))
+            interposer.use(Fabric(self.setup.fabric, self.setup.folder, generation))
         # Groups are found by name. A mesh made before must not find another group under its old name.
         dist.distributed_c10d._world.group_count += 1000 * generation
 
@@ -153,7 +153,7 @@ class Rank:
         sys.path[:] = path
         sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
         sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
-        front.axes.forget()
+        interposer.axes.forget()
         self.recorder.start()
         value, error = None, None
         try:
@@ -283,8 +283,8 @@ class Rank:
         wire.cut()
         if self.device.type == "cuda":
             self._free_gpu()
-        if front.fabric:
-            front.fabric.close()
+        if interposer.fabric:
+            interposer.fabric.close()
         pause = 0.03  # a collective that was cut raises by itself, with a better line than ours
         while self.running == number:
             time.sleep(pause)

@@ -30,7 +30,7 @@ from three_axes.count.traffic import Traffic
 from three_axes.paper.hardware import Network
 
 from . import arguments, current, failure, output, server
-from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, Seen
+from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, RankStatus
 from .messages import Setup
 from .processes import START_SECONDS, Processes
 
@@ -239,7 +239,7 @@ class World:
             if slow := self._ranks.tell(kind, number, payload, sys.path, seconds=timeout):
                 self._restart()
                 why = failure.not_taken(slow, self.n, len(payload), timeout, FRESH)
-                raise RankError(why, "timeout", slow, False, [Seen() for _ in range(self.n)])
+                raise RankError(why, "timeout", slow, False, [RankStatus() for _ in range(self.n)])
             done = self._ranks.collect("done", number, range(self.n), timeout, captured, view)
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
             trouble = self._fail(number, done, captured, timeout) if failed else None
@@ -269,7 +269,7 @@ class World:
             try:
                 results.append(pickle.loads(done[r][1]))
             except Exception as e:  # what it does to be made again is the reader's code
-                seen = [Seen(finished=True) for _ in range(self.n)]
+                seen = [RankStatus(finished=True) for _ in range(self.n)]
                 raise RankError(failure.unreadable(r, e, ALIVE), "result", [r], True, seen) from None
         return results
 
@@ -312,7 +312,9 @@ class World:
         ]
         return RanksInterrupted(failure.interrupted(seen, self._mend(busy, number, captured, seen)))
 
-    def _mend(self, busy: list[int], number: int = 0, captured=None, seen: list[Seen] | None = None) -> str:
+    def _mend(
+        self, busy: list[int], number: int = 0, captured=None, seen: list[RankStatus] | None = None
+    ) -> str:
         """Free `busy` ranks from call `number`, then form the group again, with fresh ranks if one is lost.
 
         Returns the sentence that tells what became of the ranks' variables: ALIVE, KEPT or FRESH.

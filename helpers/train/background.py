@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from three_axes.count.front import front
+from three_axes.count.interposer import interposer
 
 # Pinned and shared memory, and copies that overlap, need a GPU; PyTorch asks for all four or for none.
 PLAIN = StagingOptions(
@@ -37,7 +37,7 @@ class Background:
         copy = DefaultStager(PLAIN).stage(state)
 
         def beside() -> None:
-            with front.aside():
+            with interposer.aside():
                 write(copy, self._group)
 
         self._under_way = self._thread.submit(beside)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from helpers.ranks.failure import RankError, Seen
+from helpers.ranks.failure import RankError, RankStatus
 from helpers.ranks.flight import PREFIX
 from helpers.ranks.world import World
 from three_axes.files import find
@@ -45,7 +45,7 @@ class Stopped:
     number: int
     seed: int
     report: str  # by the world
-    seen: list[Seen]
+    seen: list[RankStatus]
     dumps: dict[int, dict]  # rank -> its flight record; a dead rank has none
 
     @property
@@ -206,7 +206,7 @@ def _has_settled(stopped: Stopped) -> bool:
     return all(s.where and any(f.function == "fetch" for f in s.where["stack"]) for s in still)
 
 
-def _until_the_death(dumps: dict[int, dict], seen: list[Seen]) -> dict[int, dict]:
+def _until_the_death(dumps: dict[int, dict], seen: list[RankStatus]) -> dict[int, dict]:
     """Where a rank died in a collective: nothing after it, and it has not ended. What the others still did
     before they lost the connection is chance.
     """

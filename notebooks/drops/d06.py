@@ -28,7 +28,7 @@ from helpers.ranks.current import span
 from helpers.ranks.world import World
 from three_axes.count.clock import Timeline, shortest
 from three_axes.count.traffic import Traffic
-from three_axes.paper.collectives import book
+from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.paper.hardware import Network
 
 # -- practice: a plan for DTensor with no collective too many -------------------------------------
@@ -272,7 +272,7 @@ sequence = OnRanks(
         (
             f"bytes sent by the book, per rank of {run.n}",
             f"{run.most('bytes'):,.0f}",
-            f"{2 * book('all_reduce', 8 * B * S * H, run.n):,.0f}, as TP alone",
+            f"{2 * algorithmic_bytes('all_reduce', 8 * B * S * H, run.n):,.0f}, as TP alone",
         )
     ],
     shows={

@@ -325,7 +325,9 @@ def by_axis(traffic: Traffic, sizes: Sizes, predicted: dict[str, float], rank: i
 
     Two ranks share one axis at most, so who sent to whom tells the axis.
     """
-    counted = {axis: sum(row.book for row in traffic.ranks[rank] if row.axis == axis) for axis in sizes}
+    counted = {
+        axis: sum(row.algorithmic for row in traffic.ranks[rank] if row.axis == axis) for axis in sizes
+    }
     wire: dict = dict.fromkeys(sizes, 0 if traffic.matrix else None)
     for other, size in enumerate(traffic.matrix[rank] if traffic.matrix else []):
         if axis := placement.axis_between(rank, other, sizes):

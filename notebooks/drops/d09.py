@@ -22,7 +22,7 @@ from helpers.ranks import current, memory
 from helpers.ranks.world import World
 from helpers.toy.names import reduce_scatter
 from three_axes.count.traffic import Traffic
-from three_axes.paper.collectives import book, gloo
+from three_axes.paper.collectives import algorithmic_bytes, gloo
 from three_axes.plan import memory as theory
 from three_axes.plan.frameworks import FRAMEWORKS
 from three_axes.table import Table, human
@@ -288,7 +288,7 @@ def _bytes_sent(run: Run, truth: Run) -> list[tuple[str, str, str]]:
     share = lambda sent: f"{sent / size:.2f}"
     what = f"bytes sent by the busiest of {n} ranks, in units of S"
     return [
-        (what, share(max(run.traffic.counted)), share(book("reduce_scatter", size, n))),
+        (what, share(max(run.traffic.counted)), share(algorithmic_bytes("reduce_scatter", size, n))),
         ("gloo's own", share(gloo("reduce_scatter", size, n)), ""),
     ]
 

@@ -22,7 +22,7 @@ from helpers.ranks import current, memory
 from helpers.ranks.world import World
 from helpers.train import Config
 from three_axes import devices
-from three_axes.paper.collectives import book
+from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import CLUSTERS, Job, Layout, Plan, plan
 from three_axes.plan.memory import stage_memory, stage_params, states
 from three_axes.plan.models import find_model
@@ -415,9 +415,9 @@ def three_ways(world: World, config: Config) -> Table:
         if row.op in op_of:
             same = row.op == "all_reduce" and apart > 1 and row.members[:2] == (0, apart)
             axis = "cp" if row.axis == "cp" else "replicate" if same else op_of[row.op]
-            counted[axis] = counted.get(axis, 0.0) + row.book
+            counted[axis] = counted.get(axis, 0.0) + row.algorithmic
     # The loss, the gradients' norm and whether to stop: three numbers that all ranks share.
-    counted["tp"] -= book("all_reduce", 24, world.n)
+    counted["tp"] -= algorithmic_bytes("all_reduce", 24, world.n)
     rows = [
         [{"shard": "dp (FSDP)"}.get(axis, axis), human(size), human(counted.get(axis, 0.0))]
         for axis, size in sent_by_first(config).items()

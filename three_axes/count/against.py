@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..paper import placement
-from ..paper.collectives import book
+from ..paper.collectives import algorithmic_bytes
 from ..plan.job import Job
 from ..plan.layout import Layout
 from ..plan.traffic import calls
@@ -41,15 +41,15 @@ def against(
                 axis,
                 before.calls + row.calls,
                 before.payload + row.payload,
-                before.book + row.book,
+                before.algorithmic + row.algorithmic,
                 types=before.types | row.types,
             )
     table, words = [], []
-    most = max([row.book for row in counted.values()], default=0.0)
+    most = max([row.algorithmic for row in counted.values()], default=0.0)
     for key in sorted(predicted.keys() | counted.keys(), key=lambda key: key[::-1]):
         call, row = predicted.get(key), counted.get(key)
-        must = book(call.op, call.payload, layout.members(call.axis)) if call else 0.0
-        has = row.book if row else 0.0
+        must = algorithmic_bytes(call.op, call.payload, layout.members(call.axis)) if call else 0.0
+        has = row.algorithmic if row else 0.0
         table.append(
             [
                 key[1],

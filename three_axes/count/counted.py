@@ -9,7 +9,7 @@ from three_axes.table import ranks
 
 from ..table import Table, human
 from .chrome import chrome
-from .counter import PATIENCE, Counter, Told
+from .counter import PATIENCE, Counter, RankReport
 from .report import CollectiveCount
 from .steps import BySteps
 from .traffic import Traffic
@@ -44,7 +44,7 @@ class Counted(Traffic):
         for rank in set(range(self._counter.size)) - set(reports):
             reports[rank] = self._counter.told_by(rank, until)
         self.missing = sorted(rank for rank, told in reports.items() if told is None)
-        self._told = [reports[rank] or Told(rank=rank) for rank in range(self._counter.size)]
+        self._told = [reports[rank] or RankReport(rank=rank) for rank in range(self._counter.size)]
         super().__init__([told.report for told in self._told])
         self.steps = [told.steps for told in self._told]
 
@@ -130,7 +130,7 @@ class Counted(Traffic):
             [[(at + told.clock, size) for at, size in told.report.levels] for told in self._reports()],
         )
 
-    def _reports(self) -> list[Told]:
+    def _reports(self) -> list[RankReport]:
         return self._told if "_told" in self.__dict__ else (self._gather(), self._told)[1]
 
     def of_a_step(self, rank: int = 0) -> list[CollectiveCount]:
@@ -150,7 +150,7 @@ def _table(title: str, rows: Iterable[CollectiveCount]) -> Table:
                 row.op,
                 f"{row.calls:g}",
                 human(row.payload),
-                human(row.book),
+                human(row.algorithmic),
                 human(row.wire),
                 f"{1e3 * row.waited:.1f} ms",
             ]
@@ -161,7 +161,7 @@ def _table(title: str, rows: Iterable[CollectiveCount]) -> Table:
             "",
             f"{sum(row.calls for row in rows):g}",
             human(sum(row.payload for row in rows if row.op != "recv")),
-            human(sum(row.book for row in rows)),
+            human(sum(row.algorithmic for row in rows)),
             human(None if unknown else sum(row.wire for row in rows)),
             f"{1e3 * sum(row.waited for row in rows):.1f} ms",
         ],
@@ -194,7 +194,7 @@ def _rows(rows: Iterable[CollectiveCount]) -> list[dict]:
             "ranks": list(row.members),
             "calls": row.calls,
             "payload": row.payload,
-            "must_send": row.book,
+            "must_send": row.algorithmic,
             "wire": row.wire,
             "waited": row.waited,
             "types": sorted(row.types),

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from . import wire
-from .front import Call
+from .interposer import Call
 from .meter import Recorder
 from .report import Report
 from .steps import BySteps, Steps
@@ -24,8 +24,8 @@ _numbers = itertools.count()
 
 
 @dataclass
-class Told:
-    """What one rank tells of a run. clock: what to add to its clock to have the time of day."""
+class RankReport:
+    """What one rank reports of a run. clock: what to add to its clock to have the time of day."""
 
     report: Report = field(default_factory=Report)
     steps: BySteps = field(default_factory=BySteps)
@@ -65,17 +65,17 @@ class Counter(Recorder):
             store = store.underlying_store
         wire.services.update({getattr(store, "port", 0), int(os.environ.get("MASTER_PORT", 0))})
 
-    def tell(self) -> Told:
+    def tell(self) -> RankReport:
         """Stop counting, and send this rank's report on its way."""
         self._meet()
         steps = self.steps.stop()
-        told = Told(self.stop(), steps, self.rank, self.backend, time.time() - time.monotonic())
+        told = RankReport(self.stop(), steps, self.rank, self.backend, time.time() - time.monotonic())
         self.close()
         if self._store is not None and self.size > 1:
             self._store.set(str(self.rank), pickle.dumps(told))
         return told
 
-    def told_by(self, rank: int, until: float) -> Told | None:
+    def told_by(self, rank: int, until: float) -> RankReport | None:
         """Another rank's report, None where it has not come by then."""
         try:
             self._store.wait([str(rank)], timedelta(seconds=max(0.01, until - time.monotonic())))

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .counted import Counted
 from .counter import Counter
-from .front import front
+from .interposer import interposer
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def counting(mesh: DeviceMesh | Sequence[DeviceMesh] = (), *, trace: bool = Fals
     they can be seen. trace: keep times as well, for `traffic.trace()`. No rank waits for another when the
     block ends, and nothing is sent along the groups that are counted.
     """
-    with front.axes.declared([mesh] if isinstance(mesh, DeviceMesh) else mesh):
+    with interposer.axes.declared([mesh] if isinstance(mesh, DeviceMesh) else mesh):
         counted = Counted(Counter(trace))
         try:
             yield counted

@@ -1,6 +1,6 @@
 """Counting, on each rank: what PyTorch was asked to move, what left the process, and how long it waited.
 
-A `Recorder` listens at the `front`, where every collective passes. A rank of a World has one;
+A `Recorder` listens at the `interposer`, where every collective passes. A rank of a World has one;
 `three_axes.count` takes one to a script that knows nothing of either. A collective costs some tens of
 microseconds more.
 """
@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from . import lines, wire
 from .clock import Span
-from .front import Call, front
+from .interposer import Call, interposer
 from .operators import InBatch, OnStream
 from .report import ROOTED, CollectiveCount, Report
 
@@ -61,13 +61,13 @@ class Recorder:
         # Called with the name, root or peer, and first tensor of each collective of a call before it begins.
         self.watch: Callable[[str, int | None, torch.Tensor | None], None] | None = None
         if on:
-            front.add(self)
+            interposer.add(self)
         self.start()
 
     def close(self) -> None:
         """Leave PyTorch alone from now on."""
         if self.on:
-            front.remove(self)
+            interposer.remove(self)
             self.counter.close()
 
     def start(self) -> None:
@@ -82,8 +82,8 @@ class Recorder:
         self.spans: list[Span] = []
         self.streams: list[Span] = []
         self.levels: list[tuple[float, int]] = []
-        if front.fabric:
-            front.fabric.late = 0
+        if interposer.fabric:
+            interposer.fabric.late = 0
         self._unseen = not wire.available  # whether bytes moved that the operating system does not count
         self._brought: dict[tuple[int, ...], list[str]] = {}
         self.counter.forget()
@@ -106,7 +106,7 @@ class Recorder:
         """
         for issued in self._open:
             if not issued.has_ended():
-                front.wait_for(issued.work) if isinstance(issued.work, dist.Work) else issued.work.wait()
+                interposer.wait_for(issued.work) if isinstance(issued.work, dist.Work) else issued.work.wait()
 
     def stop(self) -> Report:
         if not self.on:
@@ -126,7 +126,7 @@ class Recorder:
             self.spans,
             self.streams,
             self.levels,
-            front.fabric.late if front.fabric else 0,
+            interposer.fabric.late if interposer.fabric else 0,
         )
 
     def counted_so_far(self) -> list[CollectiveCount]:
@@ -144,9 +144,9 @@ class Recorder:
 
     def pending(self) -> dict | None:
         """The last collective, if this rank is still in it."""
-        return self.last if front.inside or not self.calm() else None
+        return self.last if interposer.inside or not self.calm() else None
 
-    # -- what the front tells ----------------------------------------------------------
+    # -- what the interposer tells ----------------------------------------------------------
 
     def begins(self, call: Call) -> None:
         self._quiet()
@@ -154,7 +154,7 @@ class Recorder:
         row = self.rows.setdefault((call.op, call.axis), CollectiveCount(call.op, call.axis))
         row.calls += 1
         row.payload += call.payload
-        row.book += call.book
+        row.algorithmic += call.algorithmic
         row.members = tuple(call.members)
         if call.first is not None:
             row.types.add(_type(call.first))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..paper.collectives import book
+from ..paper.collectives import algorithmic_bytes
 
 # c10d operator -> (name, argument with the process group, argument with the whole tensor, argument with the
 # root or peer)
@@ -35,7 +35,7 @@ def must_send(operator: str, args, payload: float, n: int, me: int, root: int) -
     """Bytes that rank `me` of n must send by the book; for an uneven all-to-all, by its own split sizes."""
     if operator == "alltoall_base_" and (splits := args[4]):
         return payload * (1 - splits[me] / max(1, sum(splits)))
-    return book(OPERATORS[operator][0], payload, n, me, root)
+    return algorithmic_bytes(OPERATORS[operator][0], payload, n, me, root)
 
 
 class OnStream:

@@ -17,7 +17,7 @@ class CollectiveCount:
     axis: str
     calls: int = 0
     payload: float = 0  # size of the whole tensors
-    book: float = 0  # what this rank must send for them by the textbook
+    algorithmic: float = 0  # what this rank must send for them by the textbook
     wire: float | None = 0  # what it sent by the operating system's count; None: not known
     waited: float = 0.0  # seconds this rank stood waiting for it
     members: tuple[int, ...] = ()  # ranks of the group used last

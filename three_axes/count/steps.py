@@ -40,7 +40,7 @@ class BySteps:
                 row,
                 calls=row.calls / n,
                 payload=row.payload / n,
-                book=row.book / n,
+                algorithmic=row.algorithmic / n,
                 wire=None if row.wire is None else row.wire / n,
                 waited=row.waited / n,
             )
@@ -121,7 +121,7 @@ def _joined(rows: list[CollectiveCount], others: list[CollectiveCount], sign: in
             other.axis,
             row.calls + sign * other.calls,
             row.payload + sign * other.payload,
-            row.book + sign * other.book,
+            row.algorithmic + sign * other.algorithmic,
             None if None in (row.wire, other.wire) else row.wire + sign * other.wire,
             row.waited + sign * other.waited,
             row.members or other.members,

@@ -29,7 +29,7 @@ class Traffic:
     @property
     def counted(self) -> list[float]:
         """Per rank: bytes it must send for what PyTorch asked, if every collective went by the book."""
-        return [sum(row.book for row in rows) for rows in self.ranks]
+        return [sum(row.algorithmic for row in rows) for rows in self.ranks]
 
     @property
     def payload(self) -> list[float]:
@@ -89,7 +89,10 @@ class Traffic:
         rows = sorted(self.ranks[rank], key=lambda row: -(getattr(row, sort) or 0))
         return Table(
             ["collective", "axis", "calls", "payload", "by the book", "on the wire"],
-            [[r.op, r.axis, str(r.calls), human(r.payload), human(r.book), human(r.wire)] for r in rows],
+            [
+                [r.op, r.axis, str(r.calls), human(r.payload), human(r.algorithmic), human(r.wire)]
+                for r in rows
+            ],
             [
                 "total",
                 "",

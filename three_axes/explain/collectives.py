@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-from ..paper.collectives import book
+from ..paper.collectives import algorithmic_bytes
 from .reading import Event, Trace
 
 # As they are called in kernels, in NCCL's annotations and in gloo's; the longer names first.
@@ -49,7 +49,7 @@ class Collective:
         """Bytes that a rank must send for it."""
         if self.payload is None or self.size is None or "or" in self.op.split():
             return None
-        return book(self.op, self.payload, self.size)
+        return algorithmic_bytes(self.op, self.payload, self.size)
 
 
 def is_communication(name: str) -> bool:

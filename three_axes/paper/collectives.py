@@ -11,7 +11,7 @@ that the collective is about, the same number on every rank.
     gather, scatter the list at the root (each other rank holds payload/n)
     send            the tensor
 
-`book` is the textbook's answer, the bandwidth-optimal ring (Patarasu & Yuan 2009,
+`algorithmic_bytes` is the textbook's answer, the bandwidth-optimal ring (Patarasu & Yuan 2009,
 "Bandwidth optimal all-reduce algorithms for clusters of workstations"; the same
 counts are in the NCCL performance notes). `gloo` is what the gloo library really
 sends, which differs in three places. Both answer in bytes sent by one rank. `seconds` puts
@@ -32,7 +32,7 @@ from .hardware import Network
 ALGORITHMS = ("ring", "tree", "hierarchical")
 
 
-def book(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float:
+def algorithmic_bytes(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float:
     """Bytes that `rank` sends for `op` on `n` ranks by a bandwidth-optimal ring.
 
     op: one of the names in the table above, or recv and barrier (which send nothing).
@@ -59,14 +59,14 @@ def book(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float
 def gloo(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float:
     """Bytes that `rank` really sends for `op` on `n` gloo ranks (measured, torch 2.13, Linux).
 
-    Differs from `book` for reduce_scatter (gloo all-reduces the whole input and throws
+    Differs from `algorithmic_bytes` for reduce_scatter (gloo all-reduces the whole input and throws
     most of it away), broadcast (a binomial tree: the root sends log2 n copies, half of
     the ranks none) and reduce (a reduce-scatter whose pieces are then sent to the root).
     """
     _check(op, n)
     far = (rank - root) % n
     if op == "reduce_scatter":
-        return book("all_reduce", payload, n)
+        return algorithmic_bytes("all_reduce", payload, n)
     if op == "broadcast":  # in round k the ranks below 2^k each send to the one 2^k further
         reach, children = 1, 0
         while reach < n:
@@ -75,7 +75,7 @@ def gloo(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float
         return children * payload
     if op == "reduce":
         return (n - 1) / n * payload + (payload / n if far else 0)
-    return book(op, payload, n, rank, root)
+    return algorithmic_bytes(op, payload, n, rank, root)
 
 
 # -- seconds -----------------------------------------------------------------------------------
@@ -160,9 +160,9 @@ def seconds(
 ) -> float:
     """How long `op` takes among `ranks` of a network, at its printed speeds, by formula.
 
-    op, payload: as for `book`. ranks: numbers in the network, node by node. algorithm: 'ring', and for
-    all_reduce also 'tree' (two binary trees at once, each for half of the bytes: Sanders et al. 2009) and
-    'hierarchical'. Raises ValueError for an unknown op or algorithm.
+    op, payload: as for `algorithmic_bytes`. ranks: numbers in the network, node by node. algorithm:
+    'ring', and for all_reduce also 'tree' (two binary trees at once, each for half of the bytes: Sanders et
+    al. 2009) and 'hierarchical'. Raises ValueError for an unknown op or algorithm.
     """
     n = len(ranks)
     _check(op, n)
@@ -189,7 +189,7 @@ def seconds(
         return float(all_to_all_seconds(payload, inside, nodes, network))
     slow = nodes - 1  # a rooted one passes each rank once
     path = slow * network.inter_node_latency + (n - 1 - slow) * network.intra_node_latency
-    return path + max(book(op, payload, n, r) for r in range(n)) / bandwidth
+    return path + max(algorithmic_bytes(op, payload, n, r) for r in range(n)) / bandwidth
 
 
 @lru_cache(maxsize=4096)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from .op import At, Op, enter, leave, sending, stream
+from .op import LayerOnRank, Op, enter, leave, sending, stream
 
 SCORES = "attention's scores"  # the line of what softmax and dropout keep, which 'selective' recompute drops
 
 
-def attention(at: At, eager: bool) -> list[Op]:
+def attention(at: LayerOnRank, eager: bool) -> list[Op]:
     """From the norm's output to the sum of the attention. eager: positions turned one operation at a time."""
     model, framework, t, sb, x = at.model, at.job.framework, at.layout.tp, at.tokens, at.x
     n, h = framework.number_bytes, model.hidden
     wide, keys = (n * sb * width / t for width in (model.q_width, model.kv_width))
-    again = ("per-op", "full")
+    recomputed = ("per-op", "full")
     if model.latent:
         into = _latent(at)
     else:
@@ -29,10 +29,10 @@ def attention(at: At, eager: bool) -> list[Op]:
         into = [
             *enter(at, x, "attention", 3),
             *at.product(
-                "queries", sb, h, model.q_width / t, "attention", kept=at.gathered(x), kept_per_op=wide
+                "queries", sb, h, model.q_width / t, "attention", saved=at.gathered(x), saved_per_op=wide
             ),
-            *at.product("keys", sb, h, model.kv_width / t, "attention", False, again=again),
-            *at.product("values", sb, h, model.kv_width / t, "attention", False, kept_per_op=keys),
+            *at.product("keys", sb, h, model.kv_width / t, "attention", False, recomputed=recomputed),
+            *at.product("values", sb, h, model.kv_width / t, "attention", False, saved_per_op=keys),
             *turned,
         ]
     out = wide if not model.latent else n * sb * model.out_width / t
@@ -47,28 +47,28 @@ def attention(at: At, eager: bool) -> list[Op]:
             sb,
             model.out_width / t,
             h,
-            again=again,
-            kept=own,
-            kept_per_op=out,
+            recomputed=recomputed,
+            saved=own,
+            saved_per_op=out,
             stays=out * framework.fused_attention,  # its own backward asks for it
         ),
         *leave(at.layout, x, "attention", ("full",)),
     ]
 
 
-def _latent(at: At) -> list[Op]:
+def _latent(at: LayerOnRank) -> list[Op]:
     """Down to short vectors, which each tensor-parallel rank does for its part of the tokens (for all of
     them without sequence parallelism), and up to its heads.
     """
     model, job, t, sb = at.model, at.job, at.layout.tp, at.tokens
     part, h, n, mine = model.latent, model.hidden, job.framework.number_bytes, at.tokens / at.parts
     short = part.kv_rank + part.rope
-    kept = n * mine
+    saved = n * mine
     wide, keys, values = (n * sb * width / t for width in (model.q_width, model.k_width, model.v_width))
     if part.q_rank:
         queries = [
-            *at.product("queries, down", mine, h, part.q_rank, kept=at.narrow(at.x) / at.parts),
-            *stream("norm of queries", 2.0 * kept * part.q_rank, 1, kept=kept * part.q_rank),
+            *at.product("queries, down", mine, h, part.q_rank, saved=at.narrow(at.x) / at.parts),
+            *stream("norm of queries", 2.0 * saved * part.q_rank, 1, saved=saved * part.q_rank),
         ]
         gathered, rows, inputs = part.q_rank + short, part.q_rank, n * sb * part.q_rank
     else:
@@ -76,8 +76,8 @@ def _latent(at: At) -> list[Op]:
     up = model.heads * (part.nope + part.values) / t
     return [
         *queries,
-        *at.product("keys and values, down", mine, h, short, kept=kept * short, stays=kept * short),
-        *stream("norm of keys and values", 2.0 * kept * part.kv_rank, 1),
+        *at.product("keys and values, down", mine, h, short, saved=saved * short, stays=saved * short),
+        *stream("norm of keys and values", 2.0 * saved * part.kv_rank, 1),
         *enter(at, n * sb * gathered, "attention", 2),
         *at.product(
             "queries, up",
@@ -85,8 +85,8 @@ def _latent(at: At) -> list[Op]:
             rows,
             model.q_width / t,
             "attention",
-            kept=at.gathered(inputs),
-            kept_per_op=wide,
+            saved=at.gathered(inputs),
+            saved_per_op=wide,
         ),
         *at.product(
             "keys and values, up",
@@ -94,14 +94,14 @@ def _latent(at: At) -> list[Op]:
             part.kv_rank,
             up,
             "attention",
-            kept=at.gathered(n * sb * part.kv_rank),
-            kept_per_op=keys + values,
+            saved=at.gathered(n * sb * part.kv_rank),
+            saved_per_op=keys + values,
         ),
         *stream("keys put together", 2.0 * keys, 1),
     ]
 
 
-def _scores(at: At, wide) -> list[Op]:
+def _scores(at: LayerOnRank, wide) -> list[Op]:
     """4·s·width FLOPs a token; a fused attention skips the half above the diagonal, and its backward makes
     five products of two. Unfused, 11 bytes a score: written, scaled and masked, softmax, dropout, read.
     """
@@ -118,7 +118,7 @@ def _scores(at: At, wide) -> list[Op]:
     stays = wide + (1 + copies) * n * sb * (model.k_width + model.v_width) / t
     return [
         *_context(at),
-        Op("attention", "attention", "F", flops, scores, kernels, stays, again=anew, block="scores"),
+        Op("attention", "attention", "F", flops, scores, kernels, stays, recomputed=anew, block="scores"),
         Op(
             "attention",
             "attention",
@@ -128,11 +128,11 @@ def _scores(at: At, wide) -> list[Op]:
             2 * kernels,
             block="scores",
         ),
-        Op(SCORES, "attention", kernels=0, kept=kept_scores, again=("selective", "full")),
+        Op(SCORES, "attention", kernels=0, saved=kept_scores, recomputed=("selective", "full")),
     ]
 
 
-def _context(at: At) -> list[Op]:
+def _context(at: LayerOnRank) -> list[Op]:
     """What cp ranks that share each sequence send of it, in one of three ways.
 
     ring: keys and values go from rank to rank, cp - 1 times, while those of the rank before are looked at;
@@ -160,10 +160,10 @@ def _context(at: At) -> list[Op]:
             *stream("sums of the ring", sums, cp - 1, 1),
         ]
     if way == "gather":
-        again = at.job.framework.regathers
+        recomputed = at.job.framework.regathers
         return [
             send("gather of keys and values", "F", "all_gather", 1, cp * both),
-            send("gather of keys and values", "I", "all_gather", 1 * again, cp * both),
+            send("gather of keys and values", "I", "all_gather", 1 * recomputed, cp * both),
             send("gradients of keys and values", "I", "reduce_scatter", 1, cp * both),
         ]
     # Where there are fewer key/value heads than ranks, each is sent to several.

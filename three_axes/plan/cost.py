@@ -30,7 +30,7 @@ from .data_parallel import synchronisation
 from .job import Job
 from .layout import Layout, spread
 from .op import Op
-from .operations import Lists, between_stages, lists
+from .operations import OperationLists, between_stages, lists
 from .stages import kinds_on_rank, layers_on_rank
 
 COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")  # terms of a layer
@@ -111,8 +111,8 @@ class Work(NamedTuple):
 
 
 def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
-    """Seconds of each operation, of all its calls. What may hide under products shows as what is longer than
-    they, and never less than `exposed` of it.
+    """Seconds of each operation, of all its calls. A collective may run while products compute. Then its
+    seconds here are those that the products do not cover, and at least the share `exposed` of all of them.
     """
     once: dict[tuple, float] = {}  # what is alike is worked out once
     took = []
@@ -146,7 +146,7 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
     launches = dict.fromkeys("FIWR", 0.0)
     for op, one in zip(ops, took):
         count = op.kernels + (op.calls * (np.asarray(layout.members(op.axis)) > 1) if op.collective else 0)
-        for phase in op.phase + "R" * (op.phase == "F" and layout.recompute in op.again):
+        for phase in op.phase + "R" * (op.phase == "F" and layout.recompute in op.recomputed):
             seconds[op.part][phase] = seconds[op.part][phase] + one
             launches[phase] = launches[phase] + count
     made = Work(seconds, launches)
@@ -159,7 +159,9 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
     return made
 
 
-def all_work(made: Lists, job: Job, c: Constants, recomputes: Iterable[str]) -> dict[str, list[Work]]:
+def all_work(
+    made: OperationLists, job: Job, c: Constants, recomputes: Iterable[str]
+) -> dict[str, list[Work]]:
     """Of the embedding, the head and each kind of layer, for each policy of recompute: as `made.alike`."""
     every = [(ops, durations(ops, job, made.alike, c)) for ops in (made.embedding, made.head, *made.layers)]
     alike = {recompute: replace(made.alike, recompute=recompute) for recompute in recomputes}

@@ -8,10 +8,10 @@ cast.cpp (what narrows the inputs of many experts at once).
 
 from __future__ import annotations
 
-from .op import At, Op, enter, grouped, leave, product, sending, stream
+from .op import LayerOnRank, Op, enter, grouped, leave, product, sending, stream
 
 
-def feed_forward(at: At, eager: bool, last: tuple[str, ...]) -> list[Op]:
+def feed_forward(at: LayerOnRank, eager: bool, last: tuple[str, ...]) -> list[Op]:
     """From the norm's output to its sum. last: the recompute policies under which that sum is made again."""
     if not at.model.experts:
         return dense(at, at.model.ffn, eager, last)
@@ -27,16 +27,16 @@ def _activation(moved, inside, gated: bool, eager: bool) -> list[Op]:
         "activation function",
         (5.0 if eager else 3.0 if gated else 2.0) * moved,
         2 if eager else 1,
-        kept=inside * (3 if eager else 2 if gated else 1),
+        saved=inside * (3 if eager else 2 if gated else 1),
     )
 
 
-def dense(at: At, width: int, eager: bool, last: tuple[str, ...]) -> list[Op]:
+def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> list[Op]:
     """One part, `width` wide, that all tokens go through, split over tp."""
     model, t, sb, h, x = at.model, at.layout.tp, at.tokens, at.model.hidden, at.x
     inside, inputs = at.job.framework.number_bytes * sb * width / t, at.gathered(x)
-    again = ("per-op", "full")
-    gate = at.product("gate", sb, h, width / t, "feed-forward", kept_per_op=inside) if model.gated else []
+    recomputed = ("per-op", "full")
+    gate = at.product("gate", sb, h, width / t, "feed-forward", saved_per_op=inside) if model.gated else []
     return [
         *enter(at, x, "feed-forward", 2 if model.gated else 1),
         *gate,
@@ -47,9 +47,9 @@ def dense(at: At, width: int, eager: bool, last: tuple[str, ...]) -> list[Op]:
             width / t,
             "feed-forward",
             not model.gated,
-            kept=inputs,
-            kept_per_op=0.0 if model.gated else inside,
-            again=again if model.gated else ("full",),
+            saved=inputs,
+            saved_per_op=0.0 if model.gated else inside,
+            recomputed=recomputed if model.gated else ("full",),
         ),
         *_activation(inside, inside, model.gated, eager),
         *at.product(
@@ -57,15 +57,15 @@ def dense(at: At, width: int, eager: bool, last: tuple[str, ...]) -> list[Op]:
             sb,
             width / t,
             h,
-            kept=at.narrow(inside),
-            kept_per_op=x / at.parts if model.gated else 0.0,
-            again=("full",) if model.gated else again,
+            saved=at.narrow(inside),
+            saved_per_op=x / at.parts if model.gated else 0.0,
+            recomputed=("full",) if model.gated else recomputed,
         ),
         *leave(at.layout, x, "feed-forward", last),
     ]
 
 
-def experts(at: At, eager: bool) -> list[Op]:
+def experts(at: LayerOnRank, eager: bool) -> list[Op]:
     """The routed ones. A rank's tokens, a part of its tp group's, each go to k experts' ranks and come back.
 
     Letters: T tokens of a rank, E experts on ep ranks, each split over etp. A balanced router is counted;
@@ -92,19 +92,21 @@ def experts(at: At, eager: bool) -> list[Op]:
         h,
         first * e.ffn / etp,
         **matrix,
-        kept=at.narrow(n * rows * h),
-        kept_per_op=n * rows * h,
+        saved=at.narrow(n * rows * h),
+        saved_per_op=n * rows * h,
     )
     if at.model.gated and first == 1:
-        up = [*grouped("experts, gate", rows, h, e.ffn / etp, **matrix, kept_per_op=inside), *up]
+        up = [*grouped("experts, gate", rows, h, e.ffn / etp, **matrix, saved_per_op=inside), *up]
     down = grouped(
-        "experts, down", rows, e.ffn / etp, h, **matrix, kept=at.narrow(inside), kept_per_op=inside
+        "experts, down", rows, e.ffn / etp, h, **matrix, saved=at.narrow(inside), saved_per_op=inside
     )
     narrowed = at.precision.rate != "bf16"
     results = routed * (not framework.weighs_early)
     return [
-        *at.trained("router", product("router", mine, h, e.count, kept=at.x / at.parts * alone), h * e.count),
-        *stream("choice of experts", 4.0 * 6 * mine * e.count, 8, kept=4.0 * mine * e.count),
+        *at.trained(
+            "router", product("router", mine, h, e.count, saved=at.x / at.parts * alone), h * e.count
+        ),
+        *stream("choice of experts", 4.0 * 6 * mine * e.count, 8, saved=4.0 * mine * e.count),
         *stream("permutation", n * h * (mine + copies), 1, 1),
         send("dispatch", "ep", "F", "all_to_all", routed),
         send("gradient of the dispatch", "ep", "I", "all_to_all", routed),
@@ -121,5 +123,5 @@ def experts(at: At, eager: bool) -> list[Op]:
         send("gradient into experts", "etp", "I", "all_gather", etp * routed),
         send("combine", "ep", "F", "all_to_all", routed),
         send("gradient of the combine", "ep", "I", "all_to_all", routed),
-        *stream("results put together", n * h * (mine + copies), 1, 1, kept=results, again=("full",)),
+        *stream("results put together", n * h * (mine + copies), 1, 1, saved=results, recomputed=("full",)),
     ]

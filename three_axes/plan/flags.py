@@ -84,10 +84,10 @@ def _megatron(job: Job, layout: Layout) -> str:
         "exp-avg-sq-dtype": "fp8" if f.eight_bit else False,
     }
     if layout.zero >= 2:
-        kept = {2: "optim_grads", 3: "optim_grads_params"}[layout.zero]
+        saved = {2: "optim_grads", 3: "optim_grads_params"}[layout.zero]
         given |= {
             "use-megatron-fsdp": True,
-            "data-parallel-sharding-strategy": kept,
+            "data-parallel-sharding-strategy": saved,
             "ckpt-format": "fsdp_dtensor",
         }
     if job.model.experts:

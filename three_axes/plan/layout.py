@@ -157,8 +157,10 @@ class Layout:
         return inside, nodes
 
     def alike(self) -> tuple[Layout, np.ndarray | None]:
-        """(layouts, which): of many, one of each kind that a layer cannot tell apart, as it sees neither how
-        deep the pipeline is nor how many replicas there are; and which of them each is. None: each its own.
+        """(layouts, which): the different layouts that a layer sees, and each layout's place among them.
+
+        A layer does not see how deep the pipeline is, nor how many replicas there are. So many layouts are
+        one to it. which is None where each layout stands for itself.
         """
         seen = np.broadcast_arrays(*(np.asarray(getattr(self, name)) for name in SEEN))
         if seen[0].ndim == 0 or not seen[0].size or self.order[-1] != "tp":

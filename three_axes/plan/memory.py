@@ -17,7 +17,7 @@ from .data_parallel import adapter_share
 from .job import Job
 from .layout import Layout, spread
 from .op import Op
-from .operations import Lists, layer, lists
+from .operations import OperationLists, layer, lists
 from .shape import ModelShape
 from .shares import ends_share, expert_share, layer_share
 from .stages import kinds_on_rank
@@ -82,21 +82,21 @@ def activations_per_layer(job: Job, layout: Layout, kind: ModelShape | None = No
     """
     ops = layer(job, layout, kind)
     if layout.recompute == "full":
-        return {"layer input": ops[0].kept}
+        return {"layer input": ops[0].saved}
     by_name: dict[str, float] = {}
     for op in ops:
-        stays = op.kept_per_op if layout.recompute == "per-op" else _stays(op, layout.recompute)
+        stays = op.saved_per_op if layout.recompute == "per-op" else _stays(op, layout.recompute)
         if np.any(stays):
             by_name[op.name] = by_name.get(op.name, 0.0) + stays
     return by_name
 
 
 def _stays(op: Op, recompute: str):
-    """Of what an operation keeps, what stays when no more than the scores are computed anew."""
-    return 0.0 if recompute == "selective" and op.name == SCORES else op.kept
+    """Bytes that an operation saves for backward. Selective recompute does not save attention's scores."""
+    return 0.0 if recompute == "selective" and op.name == SCORES else op.saved
 
 
-def kept(made: Lists, recompute: str) -> list[tuple[float, float]]:
+def saved(made: OperationLists, recompute: str) -> list[tuple[float, float]]:
     """For each kind of layer, bytes for one microbatch: what it keeps, and what it has while its backward
     runs.
     """
@@ -105,8 +105,8 @@ def kept(made: Lists, recompute: str) -> list[tuple[float, float]]:
         if recompute in ("none", "selective"):
             pair = sum(_stays(op, recompute) for op in ops), 0.0
         else:
-            few = ops[0].kept if recompute == "full" else sum(op.kept_per_op for op in ops)
-            pair = few, sum(op.kept for op in ops)
+            few = ops[0].saved if recompute == "full" else sum(op.saved_per_op for op in ops)
+            pair = few, sum(op.saved for op in ops)
         pairs.append(tuple(spread(size, made.which) for size in pair))
     return pairs
 
@@ -147,7 +147,7 @@ def stage_memory(
     Takes arrays. `overhead`: context, communicators and the like. of_kinds: what each kind of layer
     keeps (`kept`), where known.
     """
-    of_kinds = of_kinds or kept(lists(job, layout), layout.recompute)
+    of_kinds = of_kinds or saved(lists(job, layout), layout.recompute)
     model, framework, t = job.model, job.framework, layout.tp
     parts = stage_states(job, layout, stage)
     sb, head_rank = layout.tokens(job.seq_len), layout.pipeline.head_rank(layout.pp)
@@ -192,7 +192,7 @@ def _gathered(job: Job, layout: Layout, stage):
 
 def stages_memory(job: Job, layout: Layout, overhead: float = OVERHEAD) -> list[dict[str, float]]:
     """What `stage_memory` finds for one layout, on each pipeline rank."""
-    of_kinds = kept(lists(job, layout), layout.recompute)
+    of_kinds = saved(lists(job, layout), layout.recompute)
     stages = (stage_memory(job, layout, k, overhead, of_kinds) for k in range(layout.pp))
     return [{name: float(size) for name, size in stage.items()} for stage in stages]
 
@@ -208,7 +208,7 @@ def peak_memory(job: Job, layout: Layout, overhead: float = OVERHEAD, of_kinds: 
     """Bytes on the fullest GPU, for arrays of layouts: what `largest_stage` finds, which is one of the first
     two ranks or the last.
     """
-    of_kinds = of_kinds or kept(lists(job, layout), layout.recompute)
+    of_kinds = of_kinds or saved(lists(job, layout), layout.recompute)
     candidates = [0, np.minimum(1, layout.pp - 1), layout.pp - 1]
     if len(of_kinds) > 1:  # where the first ranks hold layers of another kind, one of the next
         candidates.append(np.minimum(2, layout.pp - 1))

@@ -24,11 +24,11 @@ RESULT = 3.3
 class Op(NamedTuple):
     """One line. Numbers are for one microbatch on one rank, for the whole step in phase S; may be arrays.
 
-    part: the term of a step that it belongs to. flops; streamed: bytes through the GPU's memory. kernels: how
-    many the host launches. kept, kept_per_op: bytes that stay for backward, without recompute and with
-    'per-op'. again: the recompute policies under which it runs once more. collective, axis, calls, payload:
-    what is sent, payload being the whole tensor of one call. block, under: it may run while the
-    phase `under` of the products of the same block does. rate: of the device, that its FLOPs run at.
+    part: the term of a step that it belongs to. flops; streamed: bytes through the GPU's memory. kernels:
+    how many the host launches. saved, saved_per_op: bytes that stay for backward, without recompute and
+    with 'per-op'. recomputed: the recompute policies under which it runs once more. collective, axis,
+    calls, payload: what is sent, payload being the whole tensor of one call. block, under: it may run while
+    the phase `under` of the products of the same block does. rate: of the device, that its FLOPs run at.
     memory: that the bytes stream through, the GPU's, the host's, or the link between them. adapters:
     parameters that it makes gradients of, where the rest is frozen.
     """
@@ -39,9 +39,9 @@ class Op(NamedTuple):
     flops: float = 0.0
     streamed: float = 0.0
     kernels: float = 1
-    kept: float = 0.0
-    kept_per_op: float = 0.0
-    again: tuple[str, ...] = ("full",)
+    saved: float = 0.0
+    saved_per_op: float = 0.0
+    recomputed: tuple[str, ...] = ("full",)
     collective: str = ""
     axis: str = ""
     calls: float = 0
@@ -53,8 +53,8 @@ class Op(NamedTuple):
     adapters: float = 0.0
 
 
-class At(NamedTuple):
-    """Where lines are written for: a layer of a kind, on a rank of a layout."""
+class LayerOnRank(NamedTuple):
+    """A layer of one kind, on one rank of a layout: what its operations are computed from."""
 
     job: Job
     layout: Layout
@@ -72,7 +72,7 @@ class At(NamedTuple):
 
     @property
     def parts(self):
-        """Between the matrices it is held in so many."""
+        """How many ranks share the activation between the matrices: t with sequence parallelism, else 1."""
         return np.where(self.layout.sequence_parallel, self.layout.tp, 1)
 
     @property
@@ -84,20 +84,20 @@ class At(NamedTuple):
         return x if self.job.precision == "bf16" else x * self.precision.bytes / 2
 
     def gathered(self, x):
-        """What is kept of it: whole, or in parts that are gathered again."""
+        """What is saved of it: whole, or in parts that are gathered again."""
         return self.narrow(x) / (self.parts if self.job.framework.regathers else 1)
 
     def product(
-        self, name: str, rows, k, n, block: str = "", first: bool = True, stays=0.0, **kept
+        self, name: str, rows, k, n, block: str = "", first: bool = True, stays=0.0, **saved
     ) -> list[Op]:
         """One that may be narrow, and whose matrix may be frozen. first: of those with this input, which is
         narrowed once for all. stays: of what is kept, what the matrix's gradient does not ask for.
         """
         if self.job.precision == "bf16":
-            lines = product(name, rows, k, n, block, **kept)
+            lines = product(name, rows, k, n, block, **saved)
         else:
             narrow = dict(bytes_=self.precision.bytes, rate=self.precision.rate)
-            lines = product(name, rows, k, n, block, **narrow, **kept)
+            lines = product(name, rows, k, n, block, **narrow, **saved)
             lines += self.casts(name, rows * k * first, rows * n)
         return self.trained(name, lines, k * n, stays) + self.adapters(name, rows, k, n, block)
 
@@ -109,7 +109,7 @@ class At(NamedTuple):
             return lines
         lines = [op for op in lines if op.phase != "W"]
         if not lora.adapts(name):
-            lines = [op._replace(kept=stays) if np.any(op.kept) else op for op in lines]
+            lines = [op._replace(saved=stays) if np.any(op.saved) else op for op in lines]
         if not lora.four_bit or name == "head":
             return lines
         moved = (lora.weight_bytes + 2.0) * numbers
@@ -126,7 +126,7 @@ class At(NamedTuple):
         passes, kernels = (1.0, 0) if self.job.framework.fused else (5.0, 2)
         # They do little but read and write, a tile beside the other.
         down = product(f"adapter of {name}, down", rows, k, r, block, result=2.0)
-        up = product(f"adapter of {name}, up", rows, r, n, block, result=2.0, kept=number * rows * r)
+        up = product(f"adapter of {name}, up", rows, r, n, block, result=2.0, saved=number * rows * r)
         mark = lambda ops, size: [op._replace(adapters=size * (op.phase == "W")) for op in ops]
         sums = (
             Op(
@@ -158,22 +158,22 @@ def product(
     bytes_=2.0,
     rate="bf16",
     result=RESULT,
-    **kept,
+    **saved,
 ) -> list[Op]:
     """(rows × k) · (k × n), forward and its two gradients, which are products of the same size. bytes_, rate:
     of the two that are multiplied, and how fast; the result has half precision. result: see `RESULT`.
     """
     moved = _moved(rows * k, k * n, rows * n, bytes_, result)
-    return _three(name, part, 2.0 * rows * k * n, moved, kept, block=block, rate=rate)
+    return _three(name, part, 2.0 * rows * k * n, moved, saved, block=block, rate=rate)
 
 
-def grouped(name: str, rows, k, n, groups, kernels, bytes_=2.0, rate="bf16", **kept) -> list[Op]:
+def grouped(name: str, rows, k, n, groups, kernels, bytes_=2.0, rate="bf16", **saved) -> list[Op]:
     """The same for rows that are shared out to so many matrices, an expert's each. It is worked out in tiles
     of 128 rows, and each group's last tile is half empty in the mean.
     """
     flops = 2.0 * (rows + 64 * groups) * k * n
     moved = _moved(rows * k, groups * k * n, rows * n, bytes_, RESULT)
-    return _three(name, "experts", flops, moved, kept, kernels=kernels, rate=rate)
+    return _three(name, "experts", flops, moved, saved, kernels=kernels, rate=rate)
 
 
 def _moved(inputs, weights, outputs, bytes_, result) -> list:
@@ -184,19 +184,19 @@ def _moved(inputs, weights, outputs, bytes_, result) -> list:
     return [whole + (result - bytes_) * numbers for numbers in (outputs, inputs, weights)]
 
 
-def _three(name: str, part: str, flops, moved: list, kept: dict, **alike) -> list[Op]:
-    """A product and its two gradients. kept: what the forward one leaves for backward."""
+def _three(name: str, part: str, flops, moved: list, saved: dict, **alike) -> list[Op]:
+    """A product and its two gradients. saved: what the forward one leaves for backward."""
     return [
-        Op(name, part, phase, flops, streamed, **alike, **(kept if phase == "F" else {}))
+        Op(name, part, phase, flops, streamed, **alike, **(saved if phase == "F" else {}))
         for phase, streamed in zip("FIW", moved)
     ]
 
 
-def stream(name: str, nbytes, kernels, back=2.0, **kept) -> list[Op]:
+def stream(name: str, nbytes, kernels, back=2.0, **saved) -> list[Op]:
     """An operation that moves bytes and computes next to nothing; backward moves `back` times as many."""
-    kept = {"again": ("per-op", "full")} | kept
+    saved = {"recomputed": ("per-op", "full")} | saved
     return [
-        Op(name, "elementwise", "F", 0.0, nbytes, kernels, **kept),
+        Op(name, "elementwise", "F", 0.0, nbytes, kernels, **saved),
         Op(name, "elementwise", "I", 0.0, back * nbytes, back * kernels),
     ]
 
@@ -222,7 +222,7 @@ def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:
     return Op("sums of gradients", part, "W", streamed=moved * adds * params, kernels=0)
 
 
-def enter(at: At, x, block: str, products: int) -> list[Op]:
+def enter(at: LayerOnRank, x, block: str, products: int) -> list[Op]:
     """The way into a pair of split matrices: nothing or a gather, of x bytes in half precision, and backward
     the sum of the input's gradient. `products`: how many matrices begin there.
     """
@@ -231,7 +231,9 @@ def enter(at: At, x, block: str, products: int) -> list[Op]:
     sums = 1 if job.framework.merged else products
     wanted = not job.lora or job.lora.adapts(block)  # the gradient of its weights, or of adapters
     return [
-        tensor_parallel(f"gather for {block}", "F", "all_gather", split, narrow, again=("per-op", "full")),
+        tensor_parallel(
+            f"gather for {block}", "F", "all_gather", split, narrow, recomputed=("per-op", "full")
+        ),
         tensor_parallel(f"gradient of {block}", "I", "reduce_scatter", split, x, block=block, under="W"),
         tensor_parallel(
             f"gradient of {block}", "I", "all_reduce", (1 - split) * sums, x, block=block, under="W"
@@ -249,11 +251,11 @@ def enter(at: At, x, block: str, products: int) -> list[Op]:
     ]
 
 
-def leave(layout: Layout, x, block: str, again: tuple[str, ...]) -> list[Op]:
+def leave(layout: Layout, x, block: str, recomputed: tuple[str, ...]) -> list[Op]:
     """The way out: the ranks' partial sums become one, whole or in parts; backward a gather or nothing."""
     split = layout.sequence_parallel * 1
     return [
-        tensor_parallel(f"sum of {block}", "F", "reduce_scatter", split, x, again=again),
-        tensor_parallel(f"sum of {block}", "F", "all_reduce", 1 - split, x, again=again),
+        tensor_parallel(f"sum of {block}", "F", "reduce_scatter", split, x, recomputed=recomputed),
+        tensor_parallel(f"sum of {block}", "F", "all_reduce", 1 - split, x, recomputed=recomputed),
         tensor_parallel(f"gradient into {block}", "I", "all_gather", split, x),
     ]

@@ -18,14 +18,14 @@ from .attention import attention
 from .feed_forward import feed_forward
 from .job import Job
 from .layout import Layout
-from .op import At, Op, product, stream, summed, tensor_parallel
+from .op import LayerOnRank, Op, product, stream, summed, tensor_parallel
 from .shape import ModelShape
 from .shares import layer_matrices
 
 
-class Lists(NamedTuple):
-    """The lists of many layouts: one for each kind that a layer cannot tell apart, and which of them each
-    layout is (see `Layout.alike`). layers: of each kind of layer.
+class OperationLists(NamedTuple):
+    """The operations of many layouts. `alike` are the different layouts that a layer sees, and `which` is
+    each layout's place among them (see `Layout.alike`). layers: a list of operations for each kind of layer.
     """
 
     alike: Layout
@@ -35,18 +35,18 @@ class Lists(NamedTuple):
     layers: list[list[Op]]
 
 
-def lists(job: Job, layout: Layout) -> Lists:
+def lists(job: Job, layout: Layout) -> OperationLists:
     """What the layers of a layout do, and what stands beside them. It depends neither on the schedule nor on
     recompute, nor on how fast a cluster is.
     """
     one, which = layout.alike()
     kinds = [layer(job, one, kind) for kind, _ in job.model.kinds]
-    return Lists(one, which, embedding(job, one), head(job, one), kinds)
+    return OperationLists(one, which, embedding(job, one), head(job, one), kinds)
 
 
 def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
     """One layer, one microbatch, on one GPU. kind: of which kind, the usual one if none is said."""
-    at = At(job, layout, kind or job.model)
+    at = LayerOnRank(job, layout, kind or job.model)
     model, framework, x, parts = at.model, job.framework, at.x, at.parts
     masks = 0 if model.gated else at.tokens * model.hidden / parts  # a byte a number: biases use dropout
     eager = model.gated and not framework.fused  # PyTorch's own LayerNorm, GELU and dropout are fused
@@ -58,12 +58,12 @@ def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
     norm, add = norm * x / parts * (model.norms / 2), add * x / parts
     last = ("full",) if framework.whole_recompute else ()
     ops = [
-        *stream("norm 1", norm, norm_kernels, kept=x / parts, kept_per_op=x / parts),
+        *stream("norm 1", norm, norm_kernels, saved=x / parts, saved_per_op=x / parts),
         *attention(at, eager),
-        *stream("residual 1", add, add_kernels, kept=masks),
-        *stream("norm 2", norm, norm_kernels, kept=x / parts),
+        *stream("residual 1", add, add_kernels, saved=masks),
+        *stream("norm 2", norm, norm_kernels, saved=x / parts),
         *feed_forward(at, eager, last),
-        *stream("residual 2", add, add_kernels, kept=masks),
+        *stream("residual 2", add, add_kernels, saved=masks),
     ]
     trained = sum(op.adapters for op in ops) if job.lora else layer_matrices(model, layout)
     return [*ops, summed(job, layout, trained)]
@@ -71,7 +71,7 @@ def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
 
 def embedding(job: Job, layout: Layout) -> list[Op]:
     """What the first stage does beside its layers. Looking tokens up takes next to no time."""
-    x = At(job, layout, job.model).x
+    x = LayerOnRank(job, layout, job.model).x
     split, whole = layout.sequence_parallel * 1, job.framework.split_vocabulary * 1
     trained = job.lora is None
     learned = (job.model.positions > 0) * split * trained
@@ -86,7 +86,7 @@ def embedding(job: Job, layout: Layout) -> list[Op]:
 
 def head(job: Job, layout: Layout) -> list[Op]:
     """What the last stage does beside its layers: the vocabulary's product, and the loss of its scores."""
-    model, t, at = job.model, layout.tp, At(job, layout, job.model)
+    model, t, at = job.model, layout.tp, LayerOnRank(job, layout, job.model)
     x, sb, vocabulary = at.x, at.tokens, model.vocab / t
     split, whole = layout.sequence_parallel * 1, job.framework.split_vocabulary * 1
     # Bytes moved for each score. One by one: to float32 6, softmax 8, and backward 4, 12 and 6.
@@ -131,5 +131,5 @@ def _chunks(job: Job, numbers) -> list[Op]:
 def between_stages(job: Job, layout: Layout) -> Op:
     """One message of a pipeline, an activation on or a gradient back: each tp rank sends all, or a part."""
     split = np.asarray(layout.sequence_parallel) | job.framework.splits_sends
-    x = At(job, layout, job.model).x / np.where(split, layout.tp, 1)
+    x = LayerOnRank(job, layout, job.model).x / np.where(split, layout.tp, 1)
     return Op("send", "pipeline sends", kernels=0, collective="send", axis="pp", calls=1, payload=x)

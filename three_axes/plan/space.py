@@ -14,7 +14,7 @@ from .cost import all_work, constants, step_terms
 from .data_parallel import synchronisation
 from .job import Job
 from .layout import Layout
-from .memory import kept, peak_memory
+from .memory import peak_memory, saved
 from .op import Op
 from .operations import lists
 
@@ -55,7 +55,7 @@ class Space:
                 continue
             chosen = rows[can]
             layouts = self._layouts(chosen, schedule=schedule, recompute=recompute)
-            of_kinds = kept(self._lists._replace(which=which[can]), recompute)
+            of_kinds = saved(self._lists._replace(which=which[can]), recompute)
             chosen["names"] = len(self.names)
             chosen["memory"] = peak_memory(job, layouts, of_kinds=of_kinds)
             self.names.append((schedule, recompute))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from ..paper.collectives import book
+from ..paper.collectives import algorithmic_bytes
 from .data_parallel import synchronisation
 from .job import Job
 from .layout import Layout
@@ -34,8 +34,8 @@ def _step(job: Job, layout: Layout, stage: int) -> Iterator[tuple[float, Op]]:
     m, last = job.microbatches(layout), layout.pipeline.head_rank(layout.pp)
     for kind, many in kinds_on_rank(job.model, layout, stage):
         for op in layer(job, layout, kind):
-            again = op.phase == "F" and layout.recompute in op.again
-            yield m * float(many) * (1 + again), op
+            recomputed = op.phase == "F" and layout.recompute in op.recomputed
+            yield m * float(many) * (1 + recomputed), op
     ends = chain(embedding(job, layout) if stage == 0 else (), head(job, layout) if stage == last else ())
     yield from ((m, op) for op in ends)
     # Each chunk sends its activation on and its gradient back, but for the first and the last of all.
@@ -63,6 +63,6 @@ def sent(job: Job, layout: Layout, stage: int | None = None) -> dict[str, float]
     stage = layout.pp // 2 if stage is None else stage
     by_axis = dict.fromkeys(layout.axes._fields[:3], 0.0)
     for call in calls(job, layout, stage):
-        more = book(call.op, call.payload, layout.members(call.axis))
+        more = algorithmic_bytes(call.op, call.payload, layout.members(call.axis))
         by_axis[call.axis] = by_axis.get(call.axis, 0.0) + more
     return by_axis

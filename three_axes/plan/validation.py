@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..files import find
-from ..paper.collectives import book
+from ..paper.collectives import algorithmic_bytes
 from ..paper.hardware import CLUSTERS
 from ..paper.schedules import one_f_one_b, zb_h1, zb_h2
 from ..paper.simulation import Times, simulate
@@ -185,7 +185,7 @@ def llama_405b():
         d, t, p, cp, n, s = (int(r[k]) for k in ("dp", "tp", "pp", "cp", "gpus", "seq_len"))
         m, batch = int(r["batch_seqs_per_dp"]), int(r["batch_seqs_per_dp"]) * d
         real = batch * s * model.flops_per_token(s, causal=True) / (float(r["tflops_per_gpu"]) * 1e12 * n)
-        gather = 3 * book("all_gather", 2 * 2 * s * model.kv_width / t, cp)
+        gather = 3 * algorithmic_bytes("all_gather", 2 * 2 * s * model.kv_width / t, cp)
         gather /= H100.inter_node_bandwidth * c.inter_node_efficiency
         job = Job(model, H100, batch, s, META)
         guesses = []

@@ -69,7 +69,7 @@ class Trace:
     def sent(self, axis: str) -> float:
         """Bytes that a rank sends for an axis in a step, by the book."""
         n = self.layout.members(axis)
-        return sum(collectives.book(c.op, c.payload, n) for c in self.calls if c.axis == axis)
+        return sum(collectives.algorithmic_bytes(c.op, c.payload, n) for c in self.calls if c.axis == axis)
 
     def table(self) -> Table:
         return Table(
@@ -80,7 +80,7 @@ class Trace:
                     c.axis,
                     str(c.calls),
                     human(c.payload),
-                    human(collectives.book(c.op, c.payload, self.layout.members(c.axis))),
+                    human(collectives.algorithmic_bytes(c.op, c.payload, self.layout.members(c.axis))),
                 ]
                 for c in self.calls
             ],

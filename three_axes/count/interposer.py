@@ -1,8 +1,9 @@
 """In front of PyTorch's collectives: the one place where each of them passes, whoever counts.
 
 Every collective, whoever issues it (`dist.all_reduce`, DDP's buckets in C++, FSDP, DTensor, a pipeline's
-sends), passes PyTorch's dispatcher as an operator of the library `c10d`. The front stands before those few
-operators and before nothing else, so that arithmetic runs at full speed. Without listeners it is not there.
+sends), passes PyTorch's dispatcher as an operator of the library `c10d`. The interposer stands before those
+few operators and before nothing else, so that arithmetic runs at full speed. Without listeners it is not
+there.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Call:
     root: int | None  # or peer
     payload: float
     size: int
-    book: float
+    algorithmic: float
     first: torch.Tensor | None
 
 
@@ -63,7 +64,7 @@ class Network(Protocol):
     def close(self) -> None: ...
 
 
-class Front:
+class Interposer:
     """This process's. `fabric`: the emulated network, if there is one; `inside`: whether a collective is
     being issued, since some backends hold the caller until it has ended.
     """
@@ -142,8 +143,8 @@ class Front:
                 raise ValueError(nobody(name, me, root, len(members)))
             payload = held * len(members) if name in ("gather", "scatter") else held
             axis, first = self.axes.name(group, name), first_tensor(whole)
-            book = must_send(operator, args, payload, len(members), me, root or 0)
-            issued = Call(name, axis, group, members, me, root, payload, held, book, first)
+            algorithmic = must_send(operator, args, payload, len(members), me, root or 0)
+            issued = Call(name, axis, group, members, me, root, payload, held, algorithmic, first)
             for listener in self._listeners:
                 listener.begins(issued)
             if name == "all_reduce" and _by_autograd(sys._getframe(1)):
@@ -238,4 +239,4 @@ def _stand_in(name: str, tensor: torch.Tensor | None) -> OnStream | InBatch | No
     return None if on.type == "cpu" else OnStream(on)
 
 
-front = Front()
+interposer = Interposer()
