@@ -23,18 +23,19 @@ FILES = [file for top, folder in PLACES.items() for file in (folder / top).rglob
 # What each part may import of the others. `toy` is read by learners: it stands alone.
 TABLES = {"three_axes.table", "three_axes.terminal", "three_axes.files"}
 PAPER = {"three_axes.paper", "three_axes.plan"}
-COUNTED = TABLES | PAPER | {"three_axes.count", "three_axes.devices"}
+COUNTED = TABLES | PAPER | {"three_axes.count", "three_axes.devices", "three_axes.pytorch_private"}
 COURSE = COUNTED | {"three_axes.trace", "three_axes.explain", "helpers"}
 MAY = {
     "three_axes.terminal": set(),
     "three_axes.table": {"three_axes.terminal"},
     "three_axes.files": set(),
     "three_axes.devices": set(),
+    "three_axes.pytorch_private": set(),
     "three_axes.paper": {"three_axes.table"},
     "three_axes.plan": TABLES | PAPER,
     "three_axes.explain": TABLES | {"three_axes.paper"},
     "three_axes.count": COUNTED,
-    "three_axes.trace": TABLES | PAPER,
+    "three_axes.trace": TABLES | PAPER | {"three_axes.pytorch_private"},
     "three_axes.commands": {"three_axes.files"},
     "three_axes.sizing": TABLES | PAPER,
     "three_axes.options": PAPER | {"three_axes.sizing"},
@@ -122,6 +123,19 @@ def test_no_module_needs_itself():
 
     for file in FILES:
         visit(file)
+
+
+PRIVATE = re.compile(
+    r"torch\._C|distributed_c10d\._|torch[\w.]*\._[a-z]|torch\.testing\._|ProcessGroup\._|\._cdata|_execution_engine"
+)
+
+
+def test_private_names_of_pytorch_stand_in_one_file():
+    for file in FILES:
+        if file.name != "pytorch_private.py" and "bench" not in file.parts:
+            lines = [line for line in file.read_text().splitlines() if PRIVATE.search(line.split("  #")[0])]
+            lines = [line for line in lines if "`" not in line and "is_in_bad_fork" not in line]
+            assert not [line for line in lines if "FakeTensorMode" not in line], file
 
 
 def test_paper_plan_and_explain_need_no_torch():

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from three_axes import pytorch_private
 from three_axes.paper.collectives import hop_by_hop
 from three_axes.paper.hardware import Network
 from three_axes.paper.placement import crosses
@@ -142,7 +143,7 @@ class Fabric:
         if self._closed.is_set():
             return work
         future = torch.futures.Future()
-        held = torch._C._distributed_c10d._create_work_from_future(future)
+        held = pytorch_private.work_of(future)
 
         def end() -> None:
             try:

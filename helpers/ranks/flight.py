@@ -11,7 +11,8 @@ import os
 import pickle
 
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
+
+from three_axes import pytorch_private
 
 PREFIX = "TORCH_FR_DUMP_TEMP_FILE"
 
@@ -23,14 +24,14 @@ def dump(since: int = 0) -> dict:
     Three things are completed, which gloo leaves open (PyTorch 2.13): the ranks of each group; the state of
     a collective that has ended; and record numbers, which count from this call's first.
     """
-    record = pickle.loads(c10d._dump_fr_trace())
+    record = pytorch_private.flight_record()
     record["pg_config"] = {
         group.group_name: {
             "name": group.group_name,
             "desc": group.group_desc,
             "ranks": str(sorted(dist.get_process_group_ranks(group))),
         }
-        for group in dist.distributed_c10d._world.pg_map  # those that this rank is a member of
+        for group in pytorch_private.groups()  # those that this rank is a member of
     }
     record["entries"] = [e for e in record["entries"] if e["time_created_ns"] >= since]
     for number, entry in enumerate(record["entries"]):

@@ -28,7 +28,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from three_axes import devices
+from three_axes import devices, pytorch_private
 from three_axes.count import lines, meter, wire
 from three_axes.count.interposer import interposer
 
@@ -78,7 +78,7 @@ def _made_groups() -> bool:
     if not dist.is_initialized():
         return False
     kinds = (dist.DeviceMesh, torch.nn.parallel.DistributedDataParallel)
-    return len(dist.distributed_c10d._world.pg_map) > 1 or any(
+    return len(pytorch_private.groups()) > 1 or any(
         issubclass(type(thing), kinds) for thing in gc.get_objects()
     )
 
@@ -146,7 +146,7 @@ class Rank:
         if self.setup.fabric:
             interposer.use(Fabric(self.setup.fabric, self.setup.folder, generation))
         # Groups are found by name. A mesh made before must not find another group under its old name.
-        dist.distributed_c10d._world.group_count += 1000 * generation
+        pytorch_private.number_groups_from(1000 * generation)
 
     def _call(self, number: int, kind: str, payload: bytes, path: list[str]):
         """Run one call. Returns (ok, pickled result or Error, Report, is the group still there)."""
@@ -298,7 +298,7 @@ class Rank:
         and with them the groups.
         """
         try:
-            dist.distributed_c10d._abort_process_group()  # PyTorch has no public one
+            pytorch_private.abort_groups()
         except Exception:  # noqa: BLE001  then the kernel ends this process
             pass
 

@@ -16,13 +16,12 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
+
+from ..pytorch_private import RESOLVE, functional
 
 FSDP = "_fully_shard"  # PyTorch's folder of it
 FRAMES = 30  # so many callers are looked at
-# What DTensor and the functional collectives resolve a group with: torch 2.11 gives its name, 2.13 the group.
-RESOLVE = next(name for name in ("_resolve_group", "_resolve_group_name") if hasattr(functional, name))
 
 
 class Members(NamedTuple):

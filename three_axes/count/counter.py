@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from .. import pytorch_private
 from . import wire
 from .interposer import Call
 from .meter import Recorder
@@ -59,7 +60,7 @@ class Counter(Recorder):
         if self._store is not None or not dist.is_initialized():
             return
         self.rank, self.size, self.backend = dist.get_rank(), dist.get_world_size(), dist.get_backend()
-        store = dist.distributed_c10d._get_default_store()  # PyTorch has no public way
+        store = pytorch_private.default_store()
         self._store = dist.PrefixStore(f"three-axes/{self._key}", store)
         while hasattr(store, "underlying_store"):
             store = store.underlying_store

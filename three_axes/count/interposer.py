@@ -19,13 +19,12 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from .. import devices
+from .. import devices, pytorch_private
 from .axes import Axes
 from .operators import OPERATORS, InBatch, OnStream, first_tensor, must_send, nbytes, nobody
 
 # At this key the dispatcher passes also when a DTensor's own operator calls a collective, below autograd.
 _KEY = "BackendSelect"
-_BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 
 @dataclass
@@ -117,14 +116,15 @@ class Interposer:
         self._libraries[1].impl("wait_tensor", self._wait_tensor, _KEY, with_keyset=True)
         self.wait_for = dist.Work.wait
         dist.Work.wait = lambda work, *args, **kwargs: self._waiting(work, args, kwargs)
-        self._end_batch = dist.ProcessGroup._end_coalescing
-        dist.ProcessGroup._end_coalescing = lambda group, *device: self._batch_issued(group, *device)
+        issued = lambda group, *device: self._batch_issued(group, *device)
+        self._end_batch = pytorch_private.replace_end_of_batch(issued)
         self.axes.listen()
 
     def _uninstall(self) -> None:
         for library in self._libraries:
             library._destroy()
-        dist.Work.wait, dist.ProcessGroup._end_coalescing = self.wait_for, self._end_batch
+        dist.Work.wait = self.wait_for
+        pytorch_private.replace_end_of_batch(self._end_batch)
         self.axes.leave()
 
     def _in_front_of(self, operator: str):
@@ -133,7 +133,7 @@ class Interposer:
 
         def counted(keys, *args, **kwargs):
             if self._is_aside:
-                return call.redispatch(keys & _BELOW, *args, **kwargs)
+                return call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             group = dist.ProcessGroup.unbox(args[at_group])
             _, members, me = self.axes.members(group)
             whole = args[at_whole] if at_whole is not None else None
@@ -155,7 +155,7 @@ class Interposer:
                 ticket = self.fabric.come(name, group.group_name, members, me, root, tag, payload)
             self.inside = True
             try:
-                result = call.redispatch(keys & _BELOW, *args, **kwargs)
+                result = call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             finally:
                 self.inside = False
             work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
@@ -176,9 +176,7 @@ class Interposer:
         return work, (tensors, work.boxed()) if isinstance(result, tuple) else work.boxed()
 
     def _batch_issued(self, group: dist.ProcessGroup, *device):
-        """In front of `ProcessGroup._end_coalescing`, where the sends of a batch begin together, with one
-        Work.
-        """
+        """Where the sends of a batch begin together, with one Work."""
         work = self._end_batch(group, *device)
         if work is not None:
             for listener in self._listeners:
@@ -204,7 +202,7 @@ class Interposer:
     def _wait_tensor(self, keys, tensor):
         start = time.monotonic()
         waiting = [listener for listener in self._listeners if listener.under_way()]
-        result = torch.ops._c10d_functional.wait_tensor.default.redispatch(keys & _BELOW, tensor)
+        result = pytorch_private.wait_tensor(keys, tensor)
         for listener in waiting:
             listener.waited_for_tensor(start)
         return result
@@ -213,11 +211,11 @@ class Interposer:
         """DDP waits for its buckets in C++, in a callback at the end of backward. It puts that callback in
         line after its last bucket, so one of ours is in line before it, and one that ours adds comes after.
         """
-        task = torch._C._current_graph_task_id()
+        task = pytorch_private.backward_under_way()
         if task in (-1, self._backward):
             return
         self._backward = task
-        later = torch.autograd.Variable._execution_engine.queue_callback
+        later = pytorch_private.after_backward
 
         def begins() -> None:
             start = time.monotonic()

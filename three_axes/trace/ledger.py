@@ -6,9 +6,9 @@ import weakref
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+
+from .. import pytorch_private
+from ..pytorch_private import TorchDispatchMode, piece_of, tree_iter
 
 
 def storages(tensors) -> dict[int, int]:
@@ -20,7 +20,7 @@ def storages(tensors) -> dict[int, int]:
         if t is None:
             continue
         t = t.to_local() if hasattr(t, "to_local") else t  # a DTensor holds its own shard only
-        sizes[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
+        sizes[piece_of(t.untyped_storage())] = t.untyped_storage().nbytes()
     return sizes
 
 
@@ -39,7 +39,6 @@ class Ledger(TorchDispatchMode):
 
     def __enter__(self):
         self._resize = torch.UntypedStorage.resize_
-        self._propagate = ShardingPropagator._propagate_tensor_meta_non_cached
         ledger = self
 
         # DTensor tries an operator on whole tensors, to learn the shape of the result: nothing that a rank
@@ -56,13 +55,13 @@ class Ledger(TorchDispatchMode):
             ledger._see(storage)
             return storage
 
-        ShardingPropagator._propagate_tensor_meta_non_cached = propagate
+        self._propagate = pytorch_private.replace_shape_propagation(propagate)
         torch.UntypedStorage.resize_ = resize_
         return super().__enter__()
 
     def __exit__(self, *error):
         torch.UntypedStorage.resize_ = self._resize
-        ShardingPropagator._propagate_tensor_meta_non_cached = self._propagate
+        pytorch_private.replace_shape_propagation(self._propagate)
         return super().__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -86,7 +85,7 @@ class Ledger(TorchDispatchMode):
         """
 
     def _see(self, storage: torch.UntypedStorage) -> None:
-        piece, size = storage._cdata, storage.nbytes()
+        piece, size = piece_of(storage), storage.nbytes()
         before = self.pieces.get(piece)
         if before == size:
             return

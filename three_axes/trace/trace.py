@@ -186,14 +186,14 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor.parallel import loss_parallel
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from ..pytorch_private import join_fake_ranks
     from .traced_experts import shard_experts, with_experts
     from .traced_model import Transformer, parallelize
     from .watch import Watch
 
     start = time.perf_counter()
-    dist.init_process_group("fake", rank=0, world_size=layout.ranks, store=FakeStore())
+    join_fake_ranks(layout.ranks)
     axes, piped = ("pp", "dp", "tp"), layout.pp > 1
     mesh = init_device_mesh("cpu", (layout.pp, layout.dp, layout.tp), mesh_dim_names=axes)
     axis_of = {mesh.get_group(axis).group_name: axis for axis in axes}

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed import ProcessGroup
-from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ..plan.shape import ModelShape
+from ..pytorch_private import all_to_all_single_autograd
 from .traced_model import FeedForward, RMSNorm, Transformer
 
 

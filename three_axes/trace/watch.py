@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.utils._pytree import tree_flatten
 
+from .. import pytorch_private
 from .ledger import Ledger
 
 OPERATORS = {  # operator -> (collective, argument with the whole tensor, or None: the result is)
@@ -49,7 +49,7 @@ class Watch(Ledger):
         for a in args:
             if axis is None and isinstance(a, torch.ScriptObject):
                 axis = self.axis_of.get(torch.distributed.ProcessGroup.unbox(a).group_name)
-        tensors = tree_flatten(result if whole is None else args[whole])[0]
+        tensors = pytorch_private.tree_flatten(result if whole is None else args[whole])[0]
         row = self.counted.setdefault((name, axis or "all"), [0, 0])
         row[0] += 1
         row[1] += sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
@@ -58,7 +58,7 @@ class Watch(Ledger):
         """Say what some tensors are. The rest of what lives at the peak is 'activations'."""
         for t in tensors:
             t = t.to_local() if hasattr(t, "to_local") else t
-            self._kinds[t.untyped_storage()._cdata] = kind
+            self._kinds[pytorch_private.piece_of(t.untyped_storage())] = kind
 
     @property
     def calls(self) -> list[dict]:

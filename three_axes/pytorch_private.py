@@ -1,0 +1,106 @@
+"""What the project uses of PyTorch that PyTorch does not promise, in one place.
+
+Each entry says what breaks without it. All were seen in PyTorch 2.11 to 2.15; where a version is named, the
+entry differs between them. `tests/test_structure.py` looks for such names elsewhere.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as _c10d
+from torch.distributed import _functional_collectives as functional
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_iter
+
+__all__ = ["TorchDispatchMode", "all_to_all_single_autograd", "functional", "tree_flatten", "tree_iter"]
+
+# What DTensor and the functional collectives resolve a group with: torch 2.11 gives its name, 2.13 the group.
+# Without it an axis has no name where a DTensor communicates.
+RESOLVE = next(name for name in ("_resolve_group", "_resolve_group_name") if hasattr(functional, name))
+
+# The interposer: the dispatcher's keys below it, and a collective that goes on there.
+BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+
+def wait_tensor(keys, tensor: torch.Tensor) -> torch.Tensor:
+    """Wait as functional collectives do, without a listener of ours."""
+    return torch.ops._c10d_functional.wait_tensor.default.redispatch(keys & BELOW, tensor)
+
+
+def replace_end_of_batch(new: Callable) -> Callable:
+    """Put `new` where a batch of sends begins together (`batch_isend_irecv`). Returns what stood there.
+
+    Without it a batch is not counted as waited for.
+    """
+    before, dist.ProcessGroup._end_coalescing = dist.ProcessGroup._end_coalescing, new
+    return before
+
+
+def backward_under_way() -> int:
+    """The number of the backward that this thread runs, −1 if none. Without it DDP's waits are not seen."""
+    return torch._C._current_graph_task_id()
+
+
+def after_backward(call: Callable[[], None]) -> None:
+    """Call at the end of the backward under way."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def work_of(future: torch.futures.Future) -> dist.Work:
+    """A Work that ends with a future. Without it no network can be emulated."""
+    return _c10d._create_work_from_future(future)
+
+
+def default_store() -> dist.Store:
+    """The store where the ranks met. Without it `count` shows rank 0 alone."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def groups() -> list[dist.ProcessGroup]:
+    """Those that this rank is a member of."""
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def number_groups_from(count: int) -> None:
+    """Add to the number that names the next group. Groups are found by name: without it a mesh made before
+    a failure would find another group under its old name.
+    """
+    dist.distributed_c10d._world.group_count += count
+
+
+def abort_groups() -> None:
+    """End NCCL's communicators, and with them the groups. Without it a rank that hangs on a GPU is killed."""
+    dist.distributed_c10d._abort_process_group()
+
+
+def flight_record() -> dict:
+    """The last collectives of this rank, which gloo records and nobody else writes: b4 reads them."""
+    return pickle.loads(_c10d._dump_fr_trace())
+
+
+def piece_of(storage: torch.UntypedStorage) -> int:
+    """A number for a piece of memory. Without it views and tied weights would count twice."""
+    return storage._cdata
+
+
+def replace_shape_propagation(new: Callable) -> Callable:
+    """Put `new` where DTensor tries an operator on whole tensors to learn the shape of its result. Returns
+    what stood there. Without it the ledger counts memory that no rank holds.
+    """
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    before = ShardingPropagator._propagate_tensor_meta_non_cached
+    ShardingPropagator._propagate_tensor_meta_non_cached = new
+    return before
+
+
+def join_fake_ranks(size: int) -> None:
+    """Be rank 0 of a group of fake ranks, whose collectives do nothing. Without it there is no trace."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
