@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from three_axes.__main__ import main
 from three_axes.explain import Unreadable, explain
 from three_axes.explain.collectives import plain
-from three_axes.explain.intervals import both, length, union, without
 from three_axes.explain.reading import read
+from three_axes.explain.split import both, length, union, without
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda s: (s[0], s[0] + s[1])))
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
-from three_axes.plan.adapters import MATRICES, Lora
 from three_axes.plan.cost import step_terms
 from three_axes.plan.data_parallel import adapter_share, synchronisation
 from three_axes.plan.flags import SOURCES, flags
+from three_axes.plan.job import MATRICES, Lora
 from three_axes.plan.layout import Axes
 from three_axes.plan.meeting import close_calls
 from three_axes.plan.memory import activations_per_layer, stage_states

@@ -6,12 +6,11 @@ import argparse
 
 from .paper.hardware import CLUSTERS
 from .paper.pipelines import SCHEDULES
-from .plan.adapters import MATRICES
 from .plan.estimate import HEADROOM
 from .plan.frameworks import FRAMEWORKS
+from .plan.job import MATRICES, PRECISIONS
 from .plan.layout import RECOMPUTE, Axes
 from .plan.models import MODELS
-from .plan.precision import PRECISIONS
 from .sizing import run_bubble, run_bytes, run_memory, run_plan
 
 

@@ -99,6 +99,21 @@ def replace_shape_propagation(new: Callable) -> Callable:
     return before
 
 
+def grouped_product(rows: torch.Tensor, matrices: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """One product for all experts: rows up to offs[i] meet matrix i. Without it Mixtral is not traced."""
+    return torch._grouped_mm(rows, matrices, offs=offs)
+
+
+def scale(tensors: list[torch.Tensor], factor: float) -> None:
+    """Multiply all in place, at once: as `clip_grad_norm_` does. One by one it would be slower."""
+    torch._foreach_mul_(tensors, factor)
+
+
+def norms(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The norm of each, at once."""
+    return torch._foreach_norm(tensors)
+
+
 def join_fake_ranks(size: int) -> None:
     """Be rank 0 of a group of fake ranks, whose collectives do nothing. Without it there is no trace."""
     from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -10,10 +10,9 @@ from pathlib import Path
 from .paper.checks import positive, whole
 from .paper.hardware import find_cluster
 from .paper.pipelines import SCHEDULES
-from .plan.adapters import MATRICES, Lora
 from .plan.estimate import Estimate, estimate
 from .plan.frameworks import find_framework
-from .plan.job import Job
+from .plan.job import MATRICES, Job, Lora
 from .plan.layout import Axes, Layout
 from .plan.models import find_model
 from .plan.planner import plan

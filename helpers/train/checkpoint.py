@@ -18,7 +18,10 @@ import os
 import re
 import shutil
 import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +29,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -33,6 +37,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from three_axes.count.interposer import interposer
 from three_axes.table import human
 
 UNFINISHED = ".unfinished"
@@ -238,3 +243,40 @@ def _quiet():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+# -- written while training goes on ---------------------------------------------------------------
+
+
+# Pinned and shared memory, and copies that overlap, need a GPU; PyTorch asks for all four or for none.
+PLAIN = StagingOptions(
+    use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+)
+
+
+class Background:
+    """One thread, and at most one checkpoint under way. Every rank makes one, and calls the same of it.
+
+    timeout: seconds without an answer after which another rank counts as lost.
+    """
+
+    def __init__(self, timeout: float):
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._under_way: Future | None = None
+
+    def begin(self, write: Callable, state: dict) -> None:
+        """Copy `state`, then run `write(copy, group)` on the thread. Nothing else may be under way."""
+        copy = DefaultStager(PLAIN).stage(state)
+
+        def beside() -> None:
+            with interposer.aside():
+                write(copy, self._group)
+
+        self._under_way = self._thread.submit(beside)
+
+    def finish(self) -> None:
+        """Wait for what is under way, if anything is. Raises what it raised."""
+        under_way, self._under_way = self._under_way, None
+        if under_way:
+            under_way.result()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 
 import torch
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
+from three_axes.files import find
 from three_axes.paper.checks import divisors
 from three_axes.plan.frameworks import TOY
 from three_axes.plan.job import Job
@@ -162,3 +165,47 @@ class Config:
         return toy.ToyTransformer(self.hidden, self.heads, self.layers, self.seq_len, self.seed).to(
             PRECISIONS["float64" if self.precision == "float64" else "float32"]
         )
+
+
+# -- what it is trained on ------------------------------------------------------------------------
+
+
+def read_text(file: str = "") -> torch.Tensor:
+    """All bytes of a text file, or of the prose of drops 01 to 13: (length,), numbers 0 to 255.
+
+    Raises ValueError.
+    """
+    try:
+        if file:
+            text = Path(file).read_bytes()
+        else:
+            books = [
+                json.loads(p.read_text(encoding="utf-8"))
+                for p in sorted(find("notebooks").glob("[01]*.ipynb"))
+                if p.name < "14"
+            ]
+            text = "\n\n".join(
+                "".join(c["source"]) for b in books for c in b["cells"] if c["cell_type"] == "markdown"
+            ).encode()
+    except OSError as e:
+        raise ValueError(
+            f"the text {file or 'of the drops'} cannot be read ({e.strerror or e}); give a file with --text"
+        ) from None
+    return (
+        torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+        if text
+        else torch.zeros(0, dtype=torch.long)
+    )
+
+
+def batch_of(text: torch.Tensor, step: int, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tokens, targets), each (batch, seq_len): the whole batch of a step, the same for every layout."""
+    if len(text) < config.seq_len + 2:
+        raise ValueError(
+            f"the text has {len(text)} bytes; sequences of {config.seq_len} need at least"
+            f" {config.seq_len + 2}"
+        )
+    chance = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
+    starts = torch.randint(len(text) - config.seq_len, (config.batch, 1), generator=chance)
+    at = starts + torch.arange(config.seq_len)
+    return text[at], text[at + 1]

@@ -10,14 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
-from three_axes import devices
+from three_axes import devices, pytorch_private
 
 from .. import toy
 from . import checkpoint
-from .background import Background
-from .config import SCHEDULES, Config
+from .checkpoint import Background
+from .config import SCHEDULES, Config, batch_of, read_text
 from .context import places_of
-from .data import batch_of, read_text
 from .sharding import local, mesh_of, shard_model, shards_of, splits_of, stage_of, synchronizes
 
 
@@ -87,7 +86,7 @@ class Trainer:
         sums = torch.stack([loss / (c.replicas * c.tp), self._my_squares(), asked]).double()
         dist.all_reduce(sums)
         loss, norm, self.stopping = sums[0].item(), sums[1].sqrt().item(), sums[2].item() > 0
-        torch._foreach_mul_(self._my_gradients(), min(1.0, c.clip / (norm + 1e-6)))
+        pytorch_private.scale(self._my_gradients(), min(1.0, c.clip / (norm + 1e-6)))
         rate = learning_rate(self.number, c)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -122,7 +121,7 @@ class Trainer:
         """The squares of this rank's gradients, summed; what c ranks hold alike counts 1/c on each, so that
         all ranks' sum is the model's.
         """
-        norms = torch.stack(torch._foreach_norm(self._my_gradients()))
+        norms = torch.stack(pytorch_private.norms(self._my_gradients()))
         shards = [shards_of(p) for p in self.model.parameters()]
         return (norms.square() * norms.new_tensor(shards)).sum() / (self.config.replicas * self.config.tp)
 

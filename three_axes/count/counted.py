@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from three_axes.table import ranks
 
 from ..table import Table, human
-from .chrome import chrome
+from .clock import chrome
 from .counter import PATIENCE, Counter, RankReport
 from .report import CollectiveCount
 from .steps import BySteps

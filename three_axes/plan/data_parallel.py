@@ -14,8 +14,7 @@ from .job import Job
 from .layout import Layout
 from .op import Op, sending, tensor_parallel
 from .operations import layer
-from .shares import ends_share, expert_share, layer_share
-from .stages import kinds_on_rank, layers_on_rank
+from .stages import ends_share, expert_share, kinds_on_rank, layer_share, layers_on_rank
 
 
 def adapter_share(job: Job, layout: Layout, stage=0):

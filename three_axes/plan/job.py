@@ -3,15 +3,102 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..paper.checks import whole
 from ..paper.hardware import CLUSTERS, Cluster
-from .adapters import Lora
 from .frameworks import TEXTBOOK, Framework
 from .layout import Layout
 from .possible import check
-from .precision import find_precision
 from .shape import ModelShape
+
+# Which linear layers of a layer belong to which part, as `attention` and `feed_forward` call them. Routed
+# experts, the router, embedding and head stay as they are.
+MATRICES: dict[str, frozenset[str]] = {
+    "attention": frozenset(
+        (
+            "queries",
+            "keys",
+            "values",
+            "attention's output",
+            "queries, down",
+            "queries, up",
+            "keys and values, down",
+            "keys and values, up",
+        )
+    ),
+    "feed-forward": frozenset(("gate", "up", "down")),
+}
+
+
+@dataclass(frozen=True)
+class Lora:
+    """rank: of the adapters. matrices: the parts whose linear layers have one, of `MATRICES`; the rest is
+    frozen without. four_bit: the layers' frozen weights are kept in four bits (QLoRA). Raises ValueError for
+    a rank below 1 and for parts that are not known.
+    """
+
+    rank: int
+    matrices: tuple[str, ...] = tuple(MATRICES)
+    four_bit: bool = False
+
+    def __post_init__(self):
+        whole("the rank of LoRA", self.rank, 1, 10**5)
+        wrong = [part for part in self.matrices if part not in MATRICES]
+        if wrong or not self.matrices:
+            given = repr(wrong[0]) if wrong else "none"
+            raise ValueError(f"LoRA adapts {' or '.join(MATRICES)}, or both; {given} is given")
+
+    def adapts(self, name: str) -> bool:
+        """Whether a linear layer, or a part, has adapters."""
+        return any(name == part or name in MATRICES[part] for part in self.matrices)
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of a frozen weight of a layer: 2, or half a byte, one for 64 and a float32 for 64 times 256."""
+        return 0.5 + 1 / 64 + 4 / (64 * 256) if self.four_bit else 2.0
+
+    def __str__(self) -> str:
+        of = "" if len(self.matrices) == len(MATRICES) else f" of {self.matrices[0]}"
+        return f"{'4-bit ' * self.four_bit}LoRA {self.rank}{of}"
+
+
+class Precision(NamedTuple):
+    """rate: of a device, that products run at: bf16, fp8 or fp4. bytes: of a number in a product, and of one
+    that is kept or gathered for it. cast: bytes moved to narrow a number: read, and written twice, since the
+    product of the weights' gradient wants it the other way round.
+    """
+
+    name: str
+    rate: str = "bf16"
+    bytes: float = 2.0
+    cast: float = 0.0
+
+
+PRECISIONS: dict[str, Precision] = {
+    p.name: p
+    for p in (
+        Precision("bf16"),
+        # Scales known from the steps before: read 2, written 1 and 1.
+        Precision("fp8", "fp8", 1.0, 4.0),
+        # Scales of the tensor itself: it is read once more for its largest number.
+        Precision("fp8-current", "fp8", 1.0, 6.0),
+        # A float32 scale for 128 numbers, of each copy.
+        Precision("fp8-blockwise", "fp8", 1 + 4 / 128, 4 + 8 / 128),
+        # A byte for 32 numbers.
+        Precision("mxfp8", "fp8", 1 + 1 / 32, 4 + 2 / 32),
+        # Half a byte and a byte for 16; read once more for the largest number, and the copy for the weights'
+        # gradient is written and read again by its transform.
+        Precision("nvfp4", "fp4", 0.5 + 1 / 16, 4 + 2 * (0.5 + 1 / 16) + 4),
+    )
+}
+
+
+def find_precision(name: str) -> Precision:
+    """By name. Raises ValueError for one that is not known."""
+    if name not in PRECISIONS:
+        raise ValueError(f"unknown precision {name!r}; known are {', '.join(PRECISIONS)}")
+    return PRECISIONS[name]
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from .layout import Layout, spread
 from .op import Op
 from .operations import OperationLists, layer, lists
 from .shape import ModelShape
-from .shares import ends_share, expert_share, layer_share
-from .stages import kinds_on_rank
+from .stages import ends_share, expert_share, kinds_on_rank, layer_share
 
 # What people count for one parameter trained with Adam, and how they come to differ.
 BYTES_PER_PARAMETER = {

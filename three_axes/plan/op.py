@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .job import Job
+from .job import PRECISIONS, Job, Precision
 from .layout import Layout
-from .precision import PRECISIONS, Precision
 from .shape import ModelShape
 
 # Bytes that a number of a product's result stands for: 2 to write it, and the rest since nothing is

@@ -20,7 +20,7 @@ from .job import Job
 from .layout import Layout
 from .op import LayerOnRank, Op, product, stream, summed, tensor_parallel
 from .shape import ModelShape
-from .shares import layer_matrices
+from .stages import layer_matrices
 
 
 class OperationLists(NamedTuple):

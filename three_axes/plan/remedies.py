@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from .adapters import Lora
 from .candidates import LEAST_TOKENS
-from .job import Job
+from .job import Job, Lora
 from .layout import Axes
 
 MOST_GPUS = 64  # times as many are tried

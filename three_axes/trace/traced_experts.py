@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ..plan.shape import ModelShape
-from ..pytorch_private import all_to_all_single_autograd
+from ..pytorch_private import all_to_all_single_autograd, grouped_product
 from .traced_model import FeedForward, RMSNorm, Transformer
 
 
@@ -35,9 +35,9 @@ class Experts(nn.Module):
     def forward(self, rows):  # (rows, h), as many for each expert
         each = rows.shape[0] // self.gate.shape[0]
         ends = torch.arange(1, self.gate.shape[0] + 1, dtype=torch.int32) * each
-        inside = F.silu(torch._grouped_mm(rows, self.gate, offs=ends))
-        inside = inside * torch._grouped_mm(rows, self.up, offs=ends)
-        return torch._grouped_mm(inside, self.down, offs=ends)
+        inside = F.silu(grouped_product(rows, self.gate, offs=ends))
+        inside = inside * grouped_product(rows, self.up, offs=ends)
+        return grouped_product(inside, self.down, offs=ends)
 
 
 class Routed(nn.Module):

@@ -21,8 +21,8 @@ import ultra_scale
 from report import save
 
 from three_axes.plan import CLUSTERS, DEVICES, FRAMEWORKS, MODELS, Framework, Job, Layout, ModelShape
-from three_axes.plan.adapters import Lora
 from three_axes.plan.cost import constants, step_terms, work
+from three_axes.plan.job import Lora
 from three_axes.plan.memory import largest_stage, stage_memory
 from three_axes.plan.operations import layer
 from three_axes.plan.shape import Experts, Latent

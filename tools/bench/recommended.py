@@ -14,8 +14,8 @@ from published import H100, NEMO, SHAPES, _int, _rows, seconds
 from report import save
 
 from three_axes.plan import MODELS, Job, Layout, ModelShape, plan
-from three_axes.plan.adapters import Lora
 from three_axes.plan.cost import step_terms
+from three_axes.plan.job import Lora
 from three_axes.plan.memory import largest_stage
 
 LONG = "nemo_long_sequence_cp_visible.csv"
