@@ -1,0 +1,328 @@
+"""The engine of exercises by itself: what it reads, runs and compares; what it says of what nobody knows."""
+
+from collections import namedtuple
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from exercise_tests import judges_share_worlds  # noqa: F401
+
+from helpers import toy
+from helpers.practice.engine import Asked, OnRanks, Run, alike, edited, mistakes_of, number, wasteful
+from helpers.practice.exercise import Answer
+
+inf, nan = float("inf"), float("nan")
+
+
+# -- reading and comparing -------------------------------------------------------------------------
+
+
+def double(x):
+    """Twice x."""
+    twice = x + x
+    return twice
+
+
+def test_an_edit_changes_the_text_wherever_it_stands():
+    assert edited(double, "x + x => 3 * x")(2) == 6
+    assert edited(double, "twice => y & x + x => x - x")(2) == 0
+    assert edited(double, "twice = x + x⏎    return twice => return 7")(2) == 7
+    assert edited(double, " + x =>")(2) == 2
+    for unknown in ("thrice => y", "twice"):
+        with pytest.raises(ValueError, match="to be edited"):
+            edited(double, unknown)
+
+
+def test_rows_without_a_proof_need_a_function_and_functions_a_row():
+    for mistakes, shows in (
+        ("alone\n  Advice.", {}),
+        ("a\n  B.\n  ~ values", {"b": bool}),
+        ("a\n  ~ form", {"a": bool}),
+    ):
+        with pytest.raises(ValueError, match="needs proofs|no such rows"):
+            Asked("e", double, hints=[], minutes=1, mistakes=mistakes, shows=shows, praise="")
+
+
+@pytest.mark.parametrize(
+    "a, b, same",
+    [
+        (1.0, 1.0 + 1e-9, True),
+        (1.0, 1.0 + 1e-5, False),
+        (1e9, 1e9 + 1, True),
+        (1, 1.0, True),
+        (True, 1.0, True),
+        ("1", 1.0, False),
+        (inf, inf, True),
+        ([1.0, 2.0], (1.0, 2.0), True),
+        ([1.0], [1.0, 2.0], False),
+        ({"a": 1.0}, {"a": 1.0}, True),
+        ({"a": 1.0}, {"b": 1.0}, False),
+        ({"a": 1.0}, {"a": 2.0}, False),
+        ({1, 2}, {2, 1}, True),
+        (None, None, True),
+        (None, torch.ones(1), False),
+        (torch.ones(2), [1.0, 1.0], False),
+        (torch.ones(2), torch.ones(3), False),
+        (torch.ones(2), torch.ones(2) * (1 + 1e-5), True),
+        (torch.ones(2), torch.ones(2) * (1 + 1e-3), False),
+        (torch.ones(2).double(), torch.ones(2).double() * (1 + 1e-5), False),
+        (torch.tensor([1e6, 0.0]), torch.tensor([1e6, 10.0]), True),  # 1e-5 of the largest
+        (torch.tensor([1e6, 0.0]), torch.tensor([1e6, 1e3]), False),
+        (torch.tensor([nan, inf]), torch.tensor([nan, inf]), True),
+        (torch.tensor([1.0]), torch.tensor([nan]), False),
+    ],
+)
+def test_alike(a, b, same):
+    assert alike(a, b) is same and alike(b, a) is same
+
+
+def test_alike_within_a_tolerance():
+    assert alike(0.25, 0.2504, 5e-4) and not alike(0.25, 0.2506, 5e-4)
+    assert alike(1000.0, 1000.4, 5e-4) and not alike(1000.0, 1000.6, 5e-4)
+    assert alike(torch.tensor([100.0]), torch.tensor([101.0]), 0.02)
+
+
+def test_number():
+    assert number(2) == number(torch.tensor(2)) == 2.0
+    for odd in ("2", b"2", True, None, nan):
+        with pytest.raises((TypeError, ValueError)):
+            number(odd)
+
+
+# -- asked, on paper -------------------------------------------------------------------------------
+
+area = Asked(
+    "area",
+    lambda a, b: a * b,
+    hints=["Multiply."],
+    minutes=1,
+    cases=[(2, 3), (4, 5)],
+    reads=number,
+    praise="Right.",
+    figures=lambda run, truth: [("area", f"{run.values[0]:g}", f"{truth.values[0]:g}")],
+    shows={
+        "too large": lambda run, truth: not run.error and run.values[0] > 99 and f"You say {run.values[0]:g}."
+    },
+    mistakes="""
+        too large
+            Look again.
+        a division
+            Divide nothing.
+            ! ZeroDivision
+        no number
+            Give a number.
+            ~ form
+        another area
+            Sides are multiplied.
+            ~ values
+    """,
+)
+
+
+def judged(attempt) -> Answer | None:
+    """Without a rank: as if one had answered."""
+    does, observe = next(area.worlds())
+    return area.judged(observe(attempt), does)
+
+
+def test_what_parts_is_named_in_the_order_of_the_rows():
+    assert judged(lambda a, b: a * b) is None and judged(lambda a, b: float(a * b)) is None
+    said = judged(lambda a, b: a + b)
+    assert (said.kind, said.misconception) == ("wrong", "another area")
+    assert said.text == "you return 5.0; 6.0 is right. Sides are multiplied." and said.figures == [
+        ("area", "5", "6")
+    ]
+    said = judged(lambda a, b: 100)
+    assert (said.misconception, said.text) == ("too large", "You say 100. Look again.")
+    said = judged(lambda a, b: None)
+    assert (said.misconception, said.text) == (
+        "nothing returned",
+        "Your function returned None. Give a number.",
+    )
+    said = judged(lambda a, b: "six")
+    assert (said.misconception, said.text) == ("no number", "You return 'six'. Give a number.")
+
+
+def test_the_second_case_counts_as_well():
+    assert judged(lambda a, b: 6).text.startswith("you return 6.0; 20.0 is right.")
+
+
+def test_a_rank_is_asked_and_a_crash_has_the_name_of_its_pattern():
+    assert area.check(lambda a, b: b * a).kind == "right"
+    said = area.check(lambda a, b: a / 0)
+    assert (said.kind, said.misconception) == ("crashed", "a division")
+    assert said.text.startswith("Divide nothing.\n\n") and "ZeroDivisionError" in said.text
+    said = area.check(lambda a, b: [][a])
+    assert (said.kind, said.misconception) == ("crashed", None) and "IndexError" in said.text
+
+
+# -- on ranks --------------------------------------------------------------------------------------
+
+
+def doubled(x):
+    y = 2 * toy.Enter.apply(x, None)
+    return y
+
+
+def ones(rank, n):
+    return [(torch.ones(4, requires_grad=True),)]
+
+
+summed = OnRanks(
+    "the gradient summed",
+    doubled,
+    hints=["Enter."],
+    minutes=1,
+    tries=((2,),),
+    inputs=ones,
+    gradient=lambda arguments: torch.ones(4),
+    praise="Right.",
+    mistakes="""
+        thrice
+            Twice was asked.
+            - 2 * => 3 *
+        not summed
+            Sum it.
+            - toy.Enter.apply(x, None) => x
+        no tensor
+            A tensor is wanted.
+            ~ form
+        cut off
+            Autograd must come back.
+            ~ cut
+        another value
+            Look.
+            ~ values
+        another gradient
+            Look back.
+            ~ gradients
+        too many calls
+            One is enough.
+            $ calls
+        too many bytes
+            Fewer will do.
+            $ bytes
+    """,
+)
+
+
+def called_twice(x):
+    dist.all_reduce(torch.ones(1))
+    return doubled(x)
+
+
+def sends_more(x):
+    class Enter(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            twice = torch.cat([dy, dy])
+            dist.all_reduce(twice)
+            return twice[:4]
+
+    return 2 * Enter.apply(x)
+
+
+def not_waited(x):
+    dist.all_reduce(torch.ones(1), async_op=True)
+    return doubled(x)
+
+
+@pytest.mark.parametrize(
+    "attempt, kind, name, text",
+    [
+        (
+            lambda x: 3 * toy.Enter.apply(x, None) - x.detach(),
+            "wrong",
+            "another gradient",
+            "the output is right, the",
+        ),
+        (lambda x: 3 * x, "wrong", "thrice", "On 2 ranks: Twice was asked."),
+        (lambda x: x + x, "wrong", "not summed", "On 2 ranks: Sum it."),
+        (lambda x: (2 * x).detach(), "wrong", "cut off", "autograd cannot get from it back"),
+        (
+            lambda x: 5 * x,
+            "wrong",
+            "another value",
+            "On rank 0 its length is 2.50 times what it should be, and it",
+        ),
+        (
+            lambda x: (2 + dist.get_rank()) * x,
+            "wrong",
+            "another value",
+            "On rank 1 its length is 1.50 times what it",
+        ),
+        (
+            lambda x: x[:2],
+            "wrong",
+            "no tensor",
+            "On 2 ranks, rank 0: you return float32 of (2,), and float32 of (4,)",
+        ),
+        (lambda x: (2 * x).half(), "wrong", "no tensor", "float16 of (4,)"),
+        (lambda x: 2 * x.double(), "wrong", "not summed", ""),
+        (lambda x: [2.0] * 4, "wrong", "no tensor", "you return a builtins.list"),
+        (lambda x: print(end=""), "wrong", "nothing returned", "A tensor is wanted."),
+        (called_twice, "wrong", "too many calls", "On 2 ranks: One is enough."),
+        (sends_more, "wrong", "too many bytes", "On 2 ranks: Fewer will do."),
+        (not_waited, "wrong", "a message nobody waits for", "nobody waited for it"),
+        (lambda x: (i for i in x), "crashed", None, "your function returned 'generator'"),
+        (doubled, "right", None, "Right."),
+        (lambda x: toy.Enter.apply(2 * x, None), "right", None, "Right."),
+    ],
+)
+def test_on_ranks(attempt, kind, name, text):
+    said = summed.check(attempt)
+    assert (said.kind, said.misconception) == (kind, name) and text in said.text, said
+
+
+def test_every_edit_is_told_its_name_and_runs_of_edits_are_kept():
+    assert summed.told_apart() == [("thrice", "2 * => 3 *", "thrice")] + [
+        ("not summed", "toy.Enter.apply(x, None) => x", "not summed")
+    ]
+    assert {key for key in summed._known if key[1]} == {((2,), edit) for edit in summed.edits}
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+Row = namedtuple("Row", "op payload")
+
+
+def run_of(counted: list, came: list | None = None, ops=("send",), size: int = 1000) -> Run:
+    rows = [[Row(op, 0) for op in ops] + [Row("recv", c)] for c in came or counted]
+    return Run(
+        (len(counted),), [{"size": size} for _ in counted], SimpleNamespace(ranks=rows, counted=counted)
+    )
+
+
+RING = run_of([1500] * 4)
+
+
+@pytest.mark.parametrize(
+    "run, name",
+    [
+        (RING, None),
+        (run_of([1510] * 4), None),
+        (run_of([1500] * 4, ops=("send", "all_reduce")), "another collective does the work"),
+        (run_of([700] * 4), "nothing was sent"),
+        (run_of([800] * 4), None),  # the sum is told to be right, so it came from somewhere
+        (run_of([3000] * 4), "the whole tensor, not a chunk"),
+        (run_of([3000, 1000, 1000, 1000]), "everything through one rank"),
+        (run_of([1600, 1000, 1000, 0], [3000, 1000, 1000, 1000]), "everything through one rank"),
+        (run_of([3000, 2000, 1000, 1000]), None),
+        (run_of([2000] * 4), None),
+    ],
+)
+def test_what_moves_more_than_it_must(run, name):
+    said = wasteful(run, RING)
+    assert (said and said[0]) == name
+    assert name != "everything through one rank" or "rank 0 sends or receives 3.00 kB" in said[1]
+
+
+def test_rows_in_text():
+    (row,) = mistakes_of("a row\n    One. Two.\n    - a => b\n      c\n    $ calls\n    ! no\n    ~ crash")
+    assert (row.name, row.advice, row.edits, row.costs) == ("a row", "One. Two.", ["a => b c"], ["calls"])
+    assert (row.errors, row.parts) == (["no"], ["crash"])
