@@ -76,7 +76,7 @@ class Mistake:
 def mistakes_of(text: str) -> list[Mistake]:
     """The rows of a text, as the head of this file describes them."""
     rows: list[Mistake] = []
-    proofs, depth = None, 0
+    proofs = None
     for line in textwrap.dedent(text).splitlines():
         words, indent = line.strip(), len(line) - len(line.lstrip())
         if not words:
@@ -464,15 +464,15 @@ class Asked(Compared):
         cases = self.cases() if callable(self.cases) else self.cases
         with World(1, timeout=self.seconds) as world:
             try:
-                mine = Run((1,), [{"values": world.run(lambda: [attempt(*case) for case in cases])[0]}])
+                mine = Run((), [{"values": world.run(lambda: [attempt(*case) for case in cases])[0]}])
             except RankError as e:
-                mine = Run((1,), [{}], error=e)
+                mine = Run((), [{}], error=e)
         does = self._does(cases)
         return self.judged(mine, does) or praised(self, mine, does(""))
 
     def worlds(self):
         cases = self.cases() if callable(self.cases) else self.cases
-        answers = lambda attempt: Run((1,), [{"values": [attempt(*case) for case in cases]}])
+        answers = lambda attempt: Run((), [{"values": [attempt(*case) for case in cases]}])
         yield self._does(cases), answers
 
     def _does(self, cases: Sequence[tuple]) -> Callable[[str], Run]:
@@ -482,7 +482,7 @@ class Asked(Compared):
         def of(edit: str) -> Run:
             other = edited(self.reference, edit) if edit else self.reference
             values = [other(*case) for case in cases]
-            return Run((1,), [{"values": [self.reads(v) if self.reads else v for v in values]}])
+            return Run((), [{"values": [self.reads(v) if self.reads else v for v in values]}])
 
         return of
 

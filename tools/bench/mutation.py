@@ -47,7 +47,7 @@ CONCERNED = {
     "helpers/toy/fsdp.py": ["beyond", "exercises_beyond"],
     "helpers/toy/pace.py": ["toy", "timeline"],
     "helpers/toy/backward.py": ["toy", "beyond"],
-    "helpers/practice/engine.py": ["engine", "exercises"],
+    "helpers/practice/engine.py": ["engine"],
 }
 # File -> what stands in lines where a change changes nothing that is said, and why: they are left alone.
 NO_FIGURE = {
