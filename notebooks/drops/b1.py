@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector
 
 from helpers import toy
+from helpers.emulate import networks
 from helpers.practice.engine import Asked, OnRanks, Run, alike
 from helpers.practice.exercise import Answer, right
 from helpers.ranks import current
@@ -20,7 +21,6 @@ from helpers.ranks.world import World
 from three_axes.count import clock
 from three_axes.count.clock import Span, Timeline
 from three_axes.count.traffic import Traffic
-from three_axes.paper.hardware import Network
 from three_axes.table import Table, human
 
 
@@ -467,17 +467,7 @@ mesh = OnRanks(
 # -- what the cells show --------------------------------------------------------------------------
 
 # Emulated, as in drop 06: ports out of a node are 10 times slower than links inside.
-ONE_NODE, TWO_NODES = (
-    Network(
-        name=name,
-        gpus_per_node=node,
-        intra_node_bandwidth=12e6,
-        inter_node_bandwidth=1.2e6,
-        intra_node_latency=1e-4,
-        inter_node_latency=5e-4,
-    )
-    for name, node in (("one node of four", 4), ("two nodes of two", 2))
-)
+ONE_NODE, TWO_NODES = networks.four_ranks(12e6)
 SECONDS = {"F": 3e-7, "B": 6e-7}  # of one parameter, emulated: a block is 15 ms forward and 30 ms backward
 WEIGHTS = 4 * sum(p.numel() for p in model().parameters())  # bytes of all of them
 BLOCK = 4 * sum(p.numel() for p in model().blocks[0].parameters())

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.utils import parameters_to_vector
 
 from helpers import toy
+from helpers.emulate import networks
 from helpers.practice.engine import Asked, OnRanks, Run, alike
 from helpers.practice.exercise import Answer, right
 from helpers.ranks import current
@@ -21,7 +22,6 @@ from helpers.toy import context
 from three_axes.count import clock
 from three_axes.count.clock import Timeline
 from three_axes.count.traffic import Traffic
-from three_axes.paper.hardware import Network
 
 # -- practice: merge two partial softmaxes --------------------------------------------------------
 
@@ -415,17 +415,7 @@ WAYS = {
 }
 CHUNKS = {"in order": context.contiguous, "zig-zag": context.zigzag}
 # Emulated, as in drop 06: ports out of a node are 10 times slower than links inside.
-ONE_NODE, TWO_NODES = (
-    Network(
-        name=name,
-        gpus_per_node=node,
-        intra_node_bandwidth=7e6,
-        inter_node_bandwidth=0.7e6,
-        intra_node_latency=1e-4,
-        inter_node_latency=5e-4,
-    )
-    for name, node in (("one node of four", 4), ("two nodes of two", 2))
-)
+ONE_NODE, TWO_NODES = networks.four_ranks(7e6)
 PAIR = 3e-6  # seconds of one query and one key in one head, emulated
 
 
@@ -509,7 +499,7 @@ def work(chunks: str, c: int = 4, s: int = 512) -> list[float]:
     return [int(context.sees(mine, torch.arange(s)).sum()) / mean for mine in places]
 
 
-def ring_or_exchange(network: Network) -> dict[str, float]:
+def ring_or_exchange(network: networks.Network) -> dict[str, float]:
     """Seconds of one forward on an emulated network, compute emulated too: the shortest of a few."""
     with World(4, fabric=network) as world:
         return {

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers import toy
+from helpers.emulate import networks
 from helpers.practice.engine import OnRanks, Run
 from helpers.practice.exercise import Answer, right
 from helpers.ranks import current
@@ -19,14 +20,11 @@ from helpers.ranks.memory import saved_activations
 from helpers.ranks.world import World
 from three_axes.count.clock import Timeline, shortest
 from three_axes.count.traffic import Traffic
-from three_axes.paper.hardware import Network
 from three_axes.table import Table, human
 
 # Emulated: four machines with one rank each, on 100 Mb/s Ethernet. Compute is emulated too, 20 and 40 ms a
 # block.
-NETWORK = Network(
-    name="100 Mb/s Ethernet", gpus_per_node=1, inter_node_bandwidth=12.5e6, inter_node_latency=0.2e-3
-)
+NETWORK = networks.ETHERNET
 FORWARD, BACKWARD = 0.020, 0.040
 BUCKET = 100_000
 

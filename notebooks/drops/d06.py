@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from helpers import toy
+from helpers.emulate import networks
 from helpers.practice.engine import OnRanks, Run, alike
 from helpers.ranks import current, memory
 from helpers.ranks.current import span
@@ -29,7 +30,6 @@ from helpers.ranks.world import World
 from three_axes.count.clock import Timeline, shortest
 from three_axes.count.traffic import Traffic
 from three_axes.paper.collectives import algorithmic_bytes
-from three_axes.paper.hardware import Network
 
 # -- practice: a plan for DTensor with no collective too many -------------------------------------
 
@@ -377,22 +377,7 @@ sequence = OnRanks(
 
 # Emulated: links inside a node, and ports out of it that are 10 times slower, slow enough for a laptop to
 # keep up.
-ONE_NODE = Network(
-    name="one node of four",
-    gpus_per_node=4,
-    intra_node_bandwidth=5e6,
-    inter_node_bandwidth=0.5e6,
-    intra_node_latency=1e-4,
-    inter_node_latency=5e-4,
-)
-TWO_NODES = Network(
-    name="two nodes of two",
-    gpus_per_node=2,
-    intra_node_bandwidth=5e6,
-    inter_node_bandwidth=0.5e6,
-    intra_node_latency=1e-4,
-    inter_node_latency=5e-4,
-)
+ONE_NODE, TWO_NODES = networks.four_ranks(5e6)
 
 
 def model_on_rank(sequence: bool, **sizes) -> toy.ToyTransformer:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
+from helpers.emulate import networks
 from helpers.practice.engine import Asked, Run
 from helpers.practice.exercise import Answer, right
 from helpers.ranks import current
@@ -15,7 +16,6 @@ from helpers.ranks.world import World
 from three_axes.count.clock import shortest
 from three_axes.count.traffic import Traffic
 from three_axes.paper import placement
-from three_axes.paper.hardware import Network
 from three_axes.paper.placement import Sizes
 from three_axes.paper.schedules import one_f_one_b
 from three_axes.plan import MODELS, Job, Layout
@@ -298,14 +298,7 @@ across = Asked(
 # -- what the cells show --------------------------------------------------------------------------
 
 # Emulated: two nodes of four, with ports out of a node that are 20 times slower than links inside.
-NODES = Network(
-    name="two nodes of four",
-    gpus_per_node=4,
-    intra_node_bandwidth=20e6,
-    inter_node_bandwidth=1e6,
-    intra_node_latency=1e-4,
-    inter_node_latency=5e-4,
-)
+NODES = networks.nodes("two nodes of four", 4, 20e6, 1e6)
 
 
 def expected_bytes(

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from helpers import toy
+from helpers.emulate import networks
 from helpers.emulate.uplink import Oversubscribed
 from helpers.practice.engine import Asked, Run, alike, number
 from helpers.ranks import current
@@ -25,7 +26,6 @@ from three_axes.count.clock import Timeline, shortest
 from three_axes.explain import Explained
 from three_axes.files import find
 from three_axes.paper import collectives
-from three_axes.paper.hardware import Network
 from three_axes.paper.schedules import one_f_one_b
 from three_axes.plan import CLUSTERS, Job, Layout, estimate
 from three_axes.plan.models import find_model
@@ -288,14 +288,7 @@ placing = Asked(
 # -- what the cells show: a step, measured --------------------------------------------------------
 
 # Emulated: nodes of four, with slow ports out of a node. Compute is emulated too.
-NODES = Network(
-    name="nodes of four",
-    gpus_per_node=4,
-    intra_node_bandwidth=20e6,
-    inter_node_bandwidth=2.5e6,
-    intra_node_latency=1e-4,
-    inter_node_latency=1e-3,
-)
+NODES = networks.nodes("nodes of four", 4, 20e6, 2.5e6, 1e-3)
 WORK = 0.040  # seconds of one block's forward for one sequence on one device; backward takes two of them
 BATCH, TOKENS = 8, 64
 SIZES = dict(hidden=64, heads=8, seq_len=TOKENS)
@@ -333,7 +326,7 @@ def undivided(d: int, t: int, p: int, m: int) -> str:
 
 
 def measure(
-    d: int, t: int, p: int, m: int = 1, network: Network = NODES, slow: int | None = None
+    d: int, t: int, p: int, m: int = 1, network: networks.Network = NODES, slow: int | None = None
 ) -> Measured:
     """One step of the toy on d·t·p real ranks of the emulated cluster, tp innermost. The shortest of a few
     runs. The batch is always 8 sequences. slow: a rank that computes at half the speed.
