@@ -9,8 +9,9 @@ import torch.distributed as dist
 from exercise_tests import judges_share_worlds  # noqa: F401
 
 from helpers import toy
-from helpers.practice.engine import Asked, OnRanks, Run, alike, edited, mistakes_of, number, wasteful
+from helpers.practice.engine import Asked, OnRanks, edited, mistakes_of, wasteful
 from helpers.practice.exercise import Answer
+from helpers.practice.runs import Run, alike, number
 
 inf, nan = float("inf"), float("nan")
 

@@ -14,8 +14,9 @@ from torch.nn.utils import parameters_to_vector
 
 from helpers import toy
 from helpers.emulate import networks
-from helpers.practice.engine import Asked, OnRanks, Run, alike
+from helpers.practice.engine import Asked, OnRanks
 from helpers.practice.exercise import Answer, right
+from helpers.practice.runs import Run, alike
 from helpers.ranks import current
 from helpers.ranks.world import World
 from helpers.toy import context

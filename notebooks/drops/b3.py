@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
-from helpers.practice.engine import Asked, OnRanks, Run, number, told
+from helpers.practice.engine import Asked, OnRanks
 from helpers.practice.exercise import Answer, right
+from helpers.practice.runs import Run, number, told
 from helpers.ranks import current, memory
 from helpers.ranks.world import World
 from helpers.toy import experts

@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 from drops.b4_runs import RANKS, RUNS, SECONDS, SHOWN, SLOW, Stopped, odd_one, seed_of, source, stop
 from drops.b4_runs import verdict as verdict
-from helpers.practice.engine import Asked, OnRanks, Run, told
+from helpers.practice.engine import Asked, OnRanks
 from helpers.practice.exercise import Answer, Exercise, right, wrong
+from helpers.practice.runs import Run, told
 from three_axes.files import find
 from three_axes.table import Table
 

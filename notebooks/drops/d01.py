@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
-from helpers.practice.engine import Asked, Run
+from helpers.practice.engine import Asked
+from helpers.practice.runs import Run
 from helpers.ranks.world import World
 
 SCHEMES = ("data", "tensor", "pipeline")

@@ -7,7 +7,8 @@ import torch.distributed as dist
 
 from drops import rings
 from helpers import toy
-from helpers.practice.engine import OnRanks, Run
+from helpers.practice.engine import OnRanks
+from helpers.practice.runs import Run
 from helpers.ranks import memory
 from helpers.ranks.world import World
 

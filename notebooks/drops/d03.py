@@ -9,7 +9,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from helpers import toy
-from helpers.practice.engine import OnRanks, Run, alike
+from helpers.practice.engine import OnRanks
+from helpers.practice.runs import Run, alike
 from helpers.ranks import memory
 from helpers.ranks.world import World
 

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
-from helpers.practice.engine import OnRanks, Run, alike
+from helpers.practice.engine import OnRanks
+from helpers.practice.runs import Run, alike
 from helpers.ranks import current
 from helpers.ranks.world import World
 from three_axes.count import clock

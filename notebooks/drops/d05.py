@@ -12,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers import toy
 from helpers.emulate import networks
-from helpers.practice.engine import OnRanks, Run
+from helpers.practice.engine import OnRanks
 from helpers.practice.exercise import Answer, right
+from helpers.practice.runs import Run
 from helpers.ranks import current
 from helpers.ranks.current import span
 from helpers.ranks.memory import saved_activations

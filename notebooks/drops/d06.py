@@ -23,7 +23,8 @@ from torch.distributed.tensor.parallel import (
 
 from helpers import toy
 from helpers.emulate import networks
-from helpers.practice.engine import OnRanks, Run, alike
+from helpers.practice.engine import OnRanks
+from helpers.practice.runs import Run, alike
 from helpers.ranks import current, memory
 from helpers.ranks.current import span
 from helpers.ranks.world import World

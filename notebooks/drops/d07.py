@@ -12,8 +12,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from helpers import toy
 from helpers.practice import diagnose
-from helpers.practice.engine import Asked, Run, number
+from helpers.practice.engine import Asked
 from helpers.practice.exercise import Answer, right
+from helpers.practice.runs import Run, number
 from helpers.ranks import current, memory
 from helpers.ranks.world import World
 from three_axes.count import clock

@@ -9,8 +9,9 @@ import torch.distributed as dist
 
 from helpers import toy
 from helpers.emulate import networks
-from helpers.practice.engine import Asked, Run
+from helpers.practice.engine import Asked
 from helpers.practice.exercise import Answer, right
+from helpers.practice.runs import Run
 from helpers.ranks import current
 from helpers.ranks.world import World
 from three_axes.count.clock import shortest

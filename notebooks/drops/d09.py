@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from drops import rings
 from helpers import toy
-from helpers.practice.engine import Asked, OnRanks, Run, alike, number
+from helpers.practice.engine import Asked, OnRanks
+from helpers.practice.runs import Run, alike, number
 from helpers.ranks import current, memory
 from helpers.ranks.world import World
 from helpers.toy.names import reduce_scatter

@@ -18,7 +18,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from helpers import toy
 from helpers.emulate import networks
 from helpers.emulate.uplink import Oversubscribed
-from helpers.practice.engine import Asked, Run, alike, number
+from helpers.practice.engine import Asked
+from helpers.practice.runs import Run, alike, number
 from helpers.ranks import current
 from helpers.ranks.current import span
 from helpers.ranks.world import World

@@ -7,8 +7,9 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from drops.d07 import on_ranks
-from helpers.practice.engine import Asked, Run
+from helpers.practice.engine import Asked
 from helpers.practice.exercise import Answer, right
+from helpers.practice.runs import Run
 from helpers.ranks.world import World
 from three_axes.count.clock import Timeline
 from three_axes.paper import schedules, simulation

@@ -6,8 +6,9 @@ import operator
 from dataclasses import replace
 from functools import cache
 
-from helpers.practice.engine import Asked, Run
+from helpers.practice.engine import Asked
 from helpers.practice.exercise import right
+from helpers.practice.runs import Run
 from three_axes.plan import CLUSTERS, Job, Plan, plan
 from three_axes.plan.frameworks import FRAMEWORKS
 from three_axes.plan.meeting import TOKENS_PER_PARAMETER, gpu_hours

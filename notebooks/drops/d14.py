@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy, train
-from helpers.practice.engine import Asked, Run, number
+from helpers.practice.engine import Asked
+from helpers.practice.runs import Run, number
 from helpers.ranks import current, memory
 from helpers.ranks.world import World
 from helpers.train import Config

@@ -34,7 +34,7 @@ ROOMS = {
     ],
     "meter": ["three_axes/count/meter.py"],
     "toy": ["helpers/toy/*.py"],
-    "engine": ["helpers/practice/engine.py"],
+    "engine": ["helpers/practice/engine.py", "helpers/practice/runs.py"],
 }
 PLAN = "by_hand terms placement collectives memory experts traffic planner cost_model".split()
 # The tests that concern a file: those of the longest beginning that fits. Quick ones come first.
@@ -47,7 +47,7 @@ CONCERNED = {
     "helpers/toy/fsdp.py": ["beyond", "exercises_beyond"],
     "helpers/toy/pace.py": ["toy", "timeline"],
     "helpers/toy/backward.py": ["toy", "beyond"],
-    "helpers/practice/engine.py": ["engine"],
+    "helpers/practice/": ["engine"],
 }
 # File -> what stands in lines where a change changes nothing that is said, and why: they are left alone.
 NO_FIGURE = {

@@ -1,0 +1,187 @@
+"""What an attempt did: looked at on its rank, and compared with what another did."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
+
+from three_axes.count.traffic import Traffic
+
+from ..ranks import current
+from ..ranks.failure import RankError
+from .exercise import waits
+
+
+@dataclass
+class Run:
+    """What an attempt did in one try, (number of ranks, …). ranks[r]: facts of rank r, among them "values",
+    one for each case, and where backward is compared "gradients". After an error they are what was known by
+    then.
+    """
+
+    tried: tuple
+    ranks: list[dict]
+    traffic: Traffic | None = None
+    error: RankError | None = None
+    attempt: Callable | None = None  # where ranks ran it
+    found: tuple[str, str] | None = None  # what the exercise's `finds` said of it
+
+    @property
+    def n(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def errors(self) -> list[str]:
+        """'IndexError: list index out of range', of each rank that raised by itself."""
+        seen = self.error.seen if self.error else []
+        return [f"{s.error.type}: {s.error.message}" for s in seen if s.error and not s.error.aborted]
+
+    @property
+    def standing(self) -> dict[int, dict]:
+        """Rank -> the send or receive that it stands in, where the call can never have ended; else {}."""
+        return waits(self.error) if self.error else {}
+
+    @property
+    def values(self) -> list:
+        """The answers to all cases, where one rank is asked."""
+        return self.ranks[0]["values"]
+
+    def parts_from(self, truth: Run, alike: Callable) -> str | None:
+        """The first of "values", "cut", "gradients" in which the two runs differ."""
+        pairs = list(zip(self.ranks, truth.ranks))
+        if not all(alike(a["values"], b["values"]) for a, b in pairs):
+            return "values"
+        if any(None in a.get("gradients", ()) and None not in b["gradients"] for a, b in pairs):
+            return "cut"
+        if not all(alike(a.get("gradients"), b.get("gradients")) for a, b in pairs):
+            return "gradients"
+        return None
+
+    def does_as(self, other: Run, facets: Sequence[str], alike: Callable, of: Callable) -> bool:
+        told = lambda facts, key: of(facts[key]) if key == "values" else facts.get(key)
+        pairs = list(zip(self.ranks, other.ranks))
+        return all(alike(told(a, key), told(b, key)) for a, b in pairs for key in facets)
+
+    def most(self, what: str) -> float:
+        """What the busiest rank needed: bytes or calls of its collectives, or floating-point operations."""
+        if what == "bytes":
+            return max(self.traffic.counted)
+        if what == "calls":
+            return max(sum(row.calls for row in rows) for rows in self.traffic.ranks)
+        return max(facts[what] for facts in self.ranks)
+
+
+def alike(a, b, tolerance: float | None = None) -> bool:
+    """Whether two answers are the same but for rounding. tolerance: of a number, times the
+    larger of it and 1; of a tensor, times its largest number. None: 1e-7 for float64 and numbers, 1e-4 for
+    less exact tensors.
+    """
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.shape != b.shape:
+            return False
+        rtol = tolerance or (1e-7 if torch.float64 in (a.dtype, b.dtype) else 1e-4)
+        a, b = a.detach().double(), b.detach().double()
+        scale = float(b[b.isfinite()].abs().max()) if b.isfinite().any() else 0.0
+        return torch.allclose(a, b, rtol=rtol, atol=rtol * scale, equal_nan=True)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(alike(a[key], b[key], tolerance) for key in b)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(alike(x, y, tolerance) for x, y in zip(a, b))
+    if isinstance(a, float) or isinstance(b, float):
+        numbers = isinstance(a, (int, float)) and isinstance(b, (int, float))
+        tolerance = tolerance or 1e-7
+        return numbers and (a == b or math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance))
+    return type(a) is not torch.Tensor and type(b) is not torch.Tensor and a == b
+
+
+def number(value) -> float:
+    """A number out of what a reader returned. Raises TypeError for what is none, ValueError for NaN."""
+    if isinstance(value, (str, bytes, bool)):
+        raise TypeError(f"{value!r} is no number")
+    if math.isnan(given := float(value)):
+        raise ValueError("nan is no number")
+    return given
+
+
+# -- on a rank ------------------------------------------------------------------------------------
+
+_facts: dict = {}  # of this rank's last attempt: kept here, they can be asked for after a crash
+
+
+def told() -> dict:
+    """On a rank: what its last attempt has done by now."""
+    return _facts
+
+
+def observed(watch: Callable, *attempts: Callable) -> list[dict]:
+    """On a rank: run the attempts in turn. watch(attempt, facts) fills facts as things happen."""
+    global _facts
+    of_all = []
+    for attempt in attempts:
+        _facts = {}
+        watch(attempt, _facts)
+        of_all.append(_facts)
+    return of_all
+
+
+@dataclass
+class Watch:
+    """On a rank: run the attempt on each case and note what it gives, and what it takes.
+
+    inputs(rank, *tried): the arguments of each case. sees(arguments, answer): what is compared.
+    gradient(arguments): the gradient of the answer, from which backward is run to the first argument's.
+    flops: whether they are counted. messages: whether what is sent is noted, as (peer, sum of its numbers).
+    "size": bytes of the cases' first arguments; "forward": the kind of each collective that was called before
+    backward.
+    """
+
+    tried: tuple
+    inputs: Callable
+    sees: Callable
+    gradient: Callable | None
+    flops: bool
+    messages: bool
+
+    def __call__(self, attempt: Callable, facts: dict) -> None:
+        facts |= {"values": [], "flops": 0, "size": 0}
+        facts |= {"gradients": []} if self.gradient else {}
+        if self.messages:
+            facts["messages"] = sent = []
+            current.rank.recorder.watch = lambda op, peer, tensor: (
+                sent.append((peer, float(tensor.double().sum()))) if op == "send" else None
+            )
+        for facts["case"], arguments in enumerate(self.inputs(dist.get_rank(), *self.tried)):
+            facts["size"] += arguments[0].nbytes if isinstance(arguments[0], torch.Tensor) else 0
+            dy = self.gradient(arguments) if self.gradient else None
+            got = self._counted(facts, lambda: self.sees(arguments, attempt(*arguments)))
+            facts["forward"] = [row.op for row in current.counted_so_far() for _ in range(row.calls)]
+            facts["values"].append(got.detach().clone() if isinstance(got, torch.Tensor) else _sendable(got))
+            if dy is not None:
+                back = isinstance(got, torch.Tensor) and got.requires_grad and got.shape == dy.shape
+                if back:
+                    self._counted(facts, lambda: got.backward(dy.to(got.dtype)))
+                facts["gradients"].append(arguments[0].grad if back else None)
+        current.rank.recorder.watch = None
+
+    def _counted(self, facts: dict, run: Callable):
+        if not self.flops:
+            return run()
+        with FlopCounterMode(display=False) as counter:
+            got = run()
+        facts["flops"] += counter.get_total_flops()
+        return got
+
+
+def _sendable(answer):
+    """An answer that is no tensor. Raises TypeError for one that cannot leave its rank."""
+    try:
+        pickle.dumps(answer)
+    except Exception:
+        raise TypeError(f"your function returned {type(answer).__name__!r}, which is no value") from None
+    return answer
