@@ -5,6 +5,7 @@ import builtins
 import dis
 import importlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from types import CodeType
@@ -25,9 +26,23 @@ FOURTEEN = sorted(FOLDER.glob("*.ipynb"))
 NOTEBOOKS = FOURTEEN + sorted((FOLDER / "beyond").glob("*.ipynb"))
 
 
-@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.name[:2])
-def drop(request):
-    return request.param, nbformat.read(request.param, as_version=4)
+FORM: list[Callable] = []  # what the form of each notebook is held to
+
+
+def form(check: Callable) -> Callable:
+    FORM.append(check)
+    return check
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name[:2])
+def test_the_form_of_a_notebook(path):
+    failed = []
+    for check in FORM:
+        try:
+            check(path, nbformat.read(path, as_version=4))
+        except AssertionError as e:
+            failed.append(f"{check.__name__}: {e}")
+    assert not failed, "\n\n".join(failed)
 
 
 def text(notebook) -> str:
@@ -38,8 +53,8 @@ def code(notebook) -> list:
     return [c for c in notebook.cells if c.cell_type == "code"]
 
 
-def test_a_setup_cell_stands_behind_the_title(drop):
-    path, notebook = drop
+@form
+def a_setup_cell_stands_behind_the_title(path, notebook):
     assert notebook.cells[1].metadata["tags"] == ["setup"] and len(notebook.cells[1].outputs) == 1
     repo = re.search(r"github.com/(\S+)", notebook.cells[1].source)[1]
     again = stamp(nbformat.read(path, as_version=4), path.relative_to(FOLDER).as_posix(), repo)
@@ -50,8 +65,8 @@ def test_they_are_numbered_without_a_gap():
     assert [path.name[:3] for path in FOURTEEN] == [f"{i:02d}_" for i in range(1, 15)]
 
 
-def test_title_minutes_and_outcome_come_first(drop):
-    path, notebook = drop
+@form
+def title_minutes_and_outcome_come_first(path, notebook):
     first = notebook.cells[0].source.splitlines()
     assert first[0].startswith(f"# {path.name[:2]} · ")
     promised = re.match(
@@ -60,15 +75,15 @@ def test_title_minutes_and_outcome_come_first(drop):
     assert tuple(map(int, promised.groups())) == minutes(notebook)
 
 
-def test_it_is_framed(drop):
+@form
+def it_is_framed(path, notebook):
     """Minutes, place, links and closing cell are as `python -m tools.pages` writes them."""
-    path, notebook = drop
     again = Course().frame(path, nbformat.read(path, as_version=4))
     assert [c.source for c in again.cells] == [c.source for c in notebook.cells]
 
 
-def test_every_link_goes_to_what_it_names(drop):
-    path, notebook = drop
+@form
+def every_link_goes_to_what_it_names(path, notebook):
     links = re.findall(r"\[([^\]]*)\]\(([^)]*\.ipynb)\)", text(notebook))
     links += [(words, to) for to, words in re.findall(r'<a href="([^"]*)">([^<]*)</a>', text(notebook))]
     assert len(links) >= 4
@@ -83,8 +98,8 @@ def test_every_link_goes_to_what_it_names(drop):
     assert len(titles) == 2 * ((order > 0) + (order + 1 < len(NOTEBOOKS))), "at the top and at the bottom"
 
 
-def test_it_can_be_read_in_its_minutes(drop):
-    path, notebook = drop
+@form
+def it_can_be_read_in_its_minutes(path, notebook):
     words = len(re.sub(r"<[^>]+>", " ", prose(notebook)).split())
     assert 550 <= words <= 950, f"{words} words"
     lengths = [len(c.source.splitlines()) for c in code(notebook)[1:-1]]  # without setup and closing cell
@@ -115,8 +130,8 @@ def _names_used(function: CodeType) -> set[str]:
     )
 
 
-def test_a_solution_runs_where_it_is_pasted(drop):
-    path, notebook = drop
+@form
+def a_solution_runs_where_it_is_pasted(path, notebook):
     here = _names_in(notebook) | set(dir(builtins))
     exercises = [
         e for e in vars(importlib.import_module(module_of(path.name[:2]))).values() if isinstance(e, Exercise)
@@ -126,16 +141,16 @@ def test_a_solution_runs_where_it_is_pasted(drop):
     }
 
 
-def test_it_asks_before_it_shows_and_has_all_its_parts(drop):
-    _, notebook = drop
+@form
+def it_asks_before_it_shows_and_has_all_its_parts(path, notebook):
     source = "\n".join(c.source for c in notebook.cells)
     for part in ("predict(", ".reveal(", ".check(", "## Check yourself", "## Cheat sheet", "**Next.**"):
         assert part in source, f"no {part}"
     assert len(re.findall(r"<details><summary>\d\. ", source)) == 3 <= source.count("</details>")
 
 
-def test_outputs_are_stored_and_clean(drop):
-    _, notebook = drop
+@form
+def outputs_are_stored_and_clean(path, notebook):
     for cell in code(notebook):
         for output in cell.outputs:
             assert output.output_type != "error" or "raises-exception" in cell.metadata.get("tags", [])
@@ -145,27 +160,27 @@ def test_outputs_are_stored_and_clean(drop):
     assert counts == list(range(1, len(counts) + 1)), "not from one run of a clean kernel; make refresh"
 
 
-def test_a_cell_that_is_not_compared_says_why(drop):
-    _, notebook = drop
+@form
+def a_cell_that_is_not_compared_says_why(path, notebook):
     for cell in code(notebook):
         if "nbval-ignore-output" in cell.metadata.get("tags", []):
             assert re.search(r"^# .*not compared", cell.source, re.M), cell.source
 
 
-def test_nothing_of_one_machine(drop):
-    path, _ = drop
+@form
+def nothing_of_one_machine(path, notebook):
     assert not re.search(r"/(home|Users|root|work|tmp|content)/|[A-Z]:\\\\", path.read_text())
 
 
-def test_only_content_is_stored(drop):
-    path, notebook = drop
+@form
+def only_content_is_stored(path, notebook):
     assert nbformat.writes(notebook) == nbformat.writes(
         normalise(nbformat.read(path, as_version=4), path.name[:2])
     )
 
 
-def test_every_picture_has_words(drop):
-    _, notebook = drop
+@form
+def every_picture_has_words(path, notebook):
     for cell in code(notebook):
         for output in cell.outputs:
             if "image/png" in output.get("data", {}):
