@@ -61,6 +61,8 @@ def test_rows_without_a_proof_need_a_function_and_functions_a_row():
         ({"a": 1.0}, {"b": 1.0}, False),
         ({"a": 1.0}, {"a": 2.0}, False),
         ({1, 2}, {2, 1}, True),
+        ([1.0], 1.0, False),
+        ({"a": 1.0}, [1.0], False),
         (None, None, True),
         (None, torch.ones(1), False),
         (torch.ones(2), [1.0, 1.0], False),
@@ -395,6 +397,7 @@ RING = run_of([1500] * 4)
         (run_of([2000] * 3), "the whole tensor, not a chunk"),
         (run_of([1980, 900, 900]), "everything through one rank"),
         (run_of([1300, 1000]), None),  # two ranks have no hub
+        (run_of([3000, 1010, 1000, 1000]), "everything through one rank"),
     ],
 )
 def test_what_moves_more_than_it_must(run, name):
@@ -412,3 +415,39 @@ def test_rows_in_text():
     (row,) = mistakes_of("a row\n    One. Two.\n    - a => b\n      c\n    $ calls\n    ! no\n    ~ crash")
     assert (row.name, row.advice, row.edits, row.costs) == ("a row", "One. Two.", ["a => b c"], ["calls"])
     assert (row.errors, row.parts) == (["no"], ["crash"])
+
+
+def test_the_busiest_rank_counts_and_errors_are_those_of_who_raised():
+    rows = [[SimpleNamespace(calls=1)] * 2, [SimpleNamespace(calls=3)] * 3]
+    run = Run((2,), [{"flops": 1}, {"flops": 3}], SimpleNamespace(counted=[5, 2], ranks=rows))
+    assert [run.most(what) for what in ("flops", "bytes", "calls")] == [3, 5, 9]
+    error = lambda aborted: SimpleNamespace(type="ValueError", message="no", aborted=aborted)
+    seen = [SimpleNamespace(error=one) for one in (None, error(False), error(True))]
+    assert Run((3,), [], error=SimpleNamespace(seen=seen)).errors == ["ValueError: no"]
+    assert run.errors == [] and run.standing == {}
+
+
+stuck = OnRanks(
+    "stuck",
+    doubled,
+    hints=["-"],
+    minutes=1,
+    tries=((2,),),
+    inputs=ones,
+    praise="",
+    mistakes="",
+    world={"timeout": 2},
+)
+
+
+@pytest.mark.parametrize(
+    "first, name",
+    [
+        (dist.send, "everybody sends before anybody receives"),
+        (dist.recv, "everybody receives before anybody sends"),
+        (lambda x, peer: peer and dist.recv(x, peer), None),  # one rank of two waits, the other has ended
+    ],
+)
+def test_a_hang_in_which_all_do_the_same_has_a_name(first, name):
+    said = stuck.check(lambda x: first(x.detach(), 1 - dist.get_rank()))
+    assert (said.kind, said.misconception) == ("crashed", name), said
