@@ -50,6 +50,8 @@ def test_rows_without_a_proof_need_a_function_and_functions_a_row():
     [
         (1.0, 1.0 + 1e-9, True),
         (1.0, 1.0 + 1e-5, False),
+        (1.0, 1.0 + 1.2e-7, False),
+        (torch.ones(2).double(), torch.ones(2).double() * (1 + 2.5e-7), False),
         (1e9, 1e9 + 1, True),
         (1, 1.0, True),
         (True, 1.0, True),
@@ -415,6 +417,8 @@ def test_rows_in_text():
     (row,) = mistakes_of("a row\n    One. Two.\n    - a => b\n      c\n    $ calls\n    ! no\n    ~ crash")
     assert (row.name, row.advice, row.edits, row.costs) == ("a row", "One. Two.", ["a => b c"], ["calls"])
     assert (row.errors, row.parts) == (["no"], ["crash"])
+    (row,) = mistakes_of("a row\n    - a => b\n    Advice may follow.")
+    assert (row.advice, row.edits) == ("Advice may follow.", ["a => b"])
 
 
 def test_the_busiest_rank_counts_and_errors_are_those_of_who_raised():
