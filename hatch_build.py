@@ -8,4 +8,5 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 class BesideFolders(BuildHookInterface):
     def initialize(self, version: str, build_data: dict) -> None:
         if version != "editable":
-            build_data["force_include"] |= {name: f"three_axes/course/{name}" for name in ("README.md", "LICENSE")}
+            for name in ("README.md", "LICENSE"):
+                build_data["force_include"][name] = f"three_axes/course/{name}"
