@@ -1,7 +1,8 @@
 """What the project uses of PyTorch that PyTorch does not promise, in one place.
 
-Each entry says what breaks without it. All were seen in PyTorch 2.11 to 2.15; where a version is named, the
-entry differs between them. `tests/test_structure.py` looks for such names elsewhere.
+Each entry says what breaks without it. All were seen in PyTorch 2.13; where another version is named, the
+entry differs there. (docs/evidence.md says which tests ran on 2.11 and on 2.15.) `tests/test_structure.py`
+looks for such names elsewhere.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 the moment when the network would have delivered it:
 
     begins   when the last rank of the group has come and has its link free
-    ends     later by what its hops take, one after the other (`theory.collectives.hop_by_hop`)
+    ends     later by what its hops take, one after the other (`three_axes.paper.collectives.hop_by_hop`)
 
 Ranks that wait use no core, so eight of them keep time on two cores. A fabric faster than this
 machine cannot be emulated: `Traffic.late` counts the operations whose real bytes came after their time.

@@ -200,8 +200,7 @@ class Compared(Exercise):
             return wrong(wasted[0], f"{where}{wasted[1]}", *figures)
         for row in self.rows:
             if shown := self._proven(row, mine, truth, does, parts):
-                text = f"{shown} {row.advice}" if isinstance(shown, str) else row.advice
-                answer = wrong(row.name, f"{where}{text}", *figures)
+                answer = wrong(row.name, f"{where}{_said(row, shown)}", *figures)
                 answer.picture = self.picture(mine, truth)
                 return answer
         return None
@@ -215,7 +214,7 @@ class Compared(Exercise):
         if parts is None and any(mine.most(what) > 1.01 * truth.most(what) for what in row.costs):
             return True
         facets = ["values", "messages" if parts in ("values", None) else "gradients"]
-        if mine.does_as(truth, facets, self.alike, self.proves):
+        if not row.edits or mine.does_as(truth, facets, self.alike, self.proves):
             return False
         return any(
             mine.does_as(other, facets, self.alike, self.proves)
@@ -269,8 +268,8 @@ class Compared(Exercise):
             shown = any(re.search(pattern, said) for pattern in row.errors for said in mine.errors)
             shown = shown or (row.name in self.shows and self.shows[row.name](mine, truth))
             if shown or "crash" in row.parts:
-                text = f"{shown} {row.advice}" if isinstance(shown, str) else row.advice
-                return Answer("crashed", f"{where}{text}\n\n{mine.error.report}", row.name)
+                text = f"{where}{_said(row, shown)}\n\n{mine.error.report}"
+                return Answer("crashed", text, row.name)
         if stuck := _all_do_the_same(mine):
             return stuck
         return crashed(mine.error)
@@ -283,8 +282,11 @@ class Asked(Compared):
     cases: Sequence[tuple] | Callable[[], Sequence[tuple]] = ((),)
     seconds: float = 5
 
+    def _cases(self) -> Sequence[tuple]:
+        return self.cases() if callable(self.cases) else self.cases
+
     def verdict(self, attempt: Callable) -> Answer:
-        cases = self.cases() if callable(self.cases) else self.cases
+        cases = self._cases()
         with World(1, timeout=self.seconds) as world:
             try:
                 mine = Run((), [{"values": world.run(lambda: [attempt(*case) for case in cases])[0]}])
@@ -294,7 +296,7 @@ class Asked(Compared):
         return self.judged(mine, does) or praised(self, mine, does(""))
 
     def worlds(self):
-        cases = self.cases() if callable(self.cases) else self.cases
+        cases = self._cases()
         answers = lambda attempt: Run((), [{"values": [attempt(*case) for case in cases]}])
         yield self._does(cases), answers
 
@@ -372,6 +374,11 @@ class OnRanks(Compared):
                     runs = [self._observe(world, tried, mutant) for mutant in mutants]
             self._known |= {(tried, edit): run for edit, run in zip(self.edits, runs)}
         return self._known[tried, edit]
+
+
+def _said(row: Mistake, shown: bool | str) -> str:
+    """What shows a mistake, where that is a text, and what to think of instead."""
+    return f"{shown} {row.advice}" if isinstance(shown, str) else row.advice
 
 
 def praised(exercise: Compared, mine: Run, truth: Run) -> Answer:

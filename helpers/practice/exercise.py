@@ -32,21 +32,6 @@ KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!"}
 COLOURS = {"not started": "#767676", "right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}
 
 
-def waits(error: RankError) -> dict[int, dict]:
-    """Rank -> the send or receive that it stands in, where a call can never have ended: every rank that has
-    not finished stands in one, and no two of them in the two sides of one message. Else {}: it was not
-    proven, and may only have been slow.
-    """
-    standing = {r: s.where["in"] if s.where else None for r, s in enumerate(error.seen) if not s.finished}
-    if error.kind != "timeout" or not all(at and at["op"] in ("send", "recv") for at in standing.values()):
-        return {}
-    partner = {r: at["needs"][0] for r, at in standing.items()}
-    meet = (
-        partner.get(other) == r and standing[other]["op"] != standing[r]["op"] for r, other in partner.items()
-    )
-    return {} if any(meet) else standing
-
-
 @dataclass
 class Answer:
     """What a check has to say. `misconception` is the short name of the mistake, for wrong answers."""

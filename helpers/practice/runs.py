@@ -15,7 +15,6 @@ from three_axes.count.traffic import Traffic
 
 from ..ranks import current
 from ..ranks.failure import RankError
-from .exercise import waits
 
 
 @dataclass
@@ -77,10 +76,24 @@ class Run:
         return max(facts[what] for facts in self.ranks)
 
 
+def waits(error: RankError) -> dict[int, dict]:
+    """Rank -> the send or receive that it stands in, where a call can never have ended: every rank that has
+    not finished stands in one, and no two of them in the two sides of one message. Else {}: it was not
+    proven, and may only have been slow.
+    """
+    standing = {r: s.where["in"] if s.where else None for r, s in enumerate(error.seen) if not s.finished}
+    if error.kind != "timeout" or not all(at and at["op"] in ("send", "recv") for at in standing.values()):
+        return {}
+    partner = {r: at["needs"][0] for r, at in standing.items()}
+    meet = (
+        partner.get(other) == r and standing[other]["op"] != standing[r]["op"] for r, other in partner.items()
+    )
+    return {} if any(meet) else standing
+
+
 def alike(a, b, tolerance: float | None = None) -> bool:
-    """Whether two answers are the same but for rounding. tolerance: of a number, times the
-    larger of it and 1; of a tensor, times its largest number. None: 1e-7 for float64 and numbers, 1e-4 for
-    less exact tensors.
+    """Whether two answers are the same but for rounding. tolerance: of a number, times the larger of it and
+    1; of a tensor, times its largest number. None: 1e-7 for float64 and numbers, 1e-4 for less exact tensors.
     """
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         if a.shape != b.shape:

@@ -2,7 +2,7 @@
 
 Every operation costs some 4 ms more than it should, so the network is a slow one.
 Each row is the median of seven runs' longest rank, as a ratio to
-`theory.collectives.hop_by_hop`, with the formula beside it.
+`three_axes.paper.collectives.hop_by_hop`, with the formula beside it.
 """
 
 import statistics
