@@ -35,7 +35,7 @@ test-all: $(READY)
 
 # After a change to an exercise's check: all natural wrong attempts, some minutes.
 attempts: $(READY)
-	$(BIN)/python -m pytest -q -n 2 tests/test_attempts.py
+	$(BIN)/python -m pytest -q -n 2 tests/practice/test_attempts.py
 
 lint: $(READY)
 	$(BIN)/ruff check helpers three_axes tools notebooks/drops tests

@@ -16,7 +16,7 @@ from .shape import ModelShape
 
 # Bytes that a number of a product's result stands for: 2 to write it, and the rest since nothing is
 # multiplied while a tile of it begins and ends. From the products of 512 to 16,384 numbers that DeepGEMM's
-# README (2025) prints for an H800; `tests/test_precision.py` has them.
+# README (2025) prints for an H800; `tests/plan/test_precision.py` has them.
 RESULT = 3.3
 
 

@@ -128,7 +128,7 @@ def change(source: str, number: int) -> str:
 def tests_of(file: str) -> list[str]:
     """What pytest runs for a change to a file."""
     names = CONCERNED[max(filter(file.startswith, CONCERNED), key=len)]
-    return [f"tests/test_{name}.py" for name in names]
+    return [str(next((ROOT / "tests").rglob(f"test_{name}.py")).relative_to(ROOT)) for name in names]
 
 
 def survives(folder: Path, file: str, number: int) -> bool:

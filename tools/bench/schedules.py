@@ -66,7 +66,7 @@ def published() -> dict[str, list[float]]:
 
 def of_pytorch() -> list[str]:
     """The schedules of torch.distributed.pipelining whose orders are ours, operation by operation."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "paper"))
     from test_schedules import CHUNKS, PYTORCHS, pytorchs
 
     return [

@@ -22,7 +22,7 @@ from three_axes.paper.schedules import (
 )
 from three_axes.paper.simulation import Stuck, Times, simulate
 
-DATA = Path(__file__).resolve().parent.parent / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 SIMPLE = [gpipe, one_f_one_b, zb_h1, zb_h2, zb_v]
 
 

@@ -25,7 +25,7 @@ from tools import doctor
 from tools.doctor.check import Check, Skipped, Wrong
 from tools.doctor.training import SMALL_RUN
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 STANDIN = HERE / "standin"
 
 

@@ -21,14 +21,14 @@ from socket import create_connection, create_server
 import nbformat
 import numpy
 import pytest
-from test_explain import by_hand
+from traces import by_hand
 
 from helpers.ranks.ports import free_port
 from three_axes.__main__ import parser
 from three_axes.commands import COMMANDS
 from tools import lab
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = Path(numpy.__file__).parents[1]  # which has all of [test]
 
 

@@ -21,7 +21,7 @@ from three_axes.plan.models import find_model
 from three_axes.plan.traced import beyond, traced_job
 from three_axes.table import human
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 N = sum(p.numel() for p in toy.ToyTransformer(hidden=256).parameters())
 SMALL = 4 * sum(p.numel() for p in d05.paced_model().parameters())
 behind = [int(row[-1].rstrip("%")) for row in d13.tree_against_planner().rows[2:]]  # of the larger models

@@ -27,7 +27,7 @@ from three_axes.plan.models import MODELS, ModelShape
 from three_axes.plan.possible import check
 from three_axes.plan.stages import layers_on_rank, layers_on_stage
 
-DATA = Path(__file__).resolve().parent.parent / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 LLAMA = MODELS["llama-3-70b"]
 UNFUSED = replace(TEXTBOOK, fused_attention=False)
 

@@ -15,7 +15,7 @@ from helpers import train
 from helpers.train import owner
 from helpers.train.owner import FILE, owning
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def claim(run: Path, **changed) -> None:

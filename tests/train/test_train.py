@@ -29,7 +29,7 @@ from tools.doctor.training import SMALL_RUN
 
 SMALL = Config(hidden=32, seq_len=16, batch=16, steps=20, warmup=5)
 LAYOUTS = [(8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 8, 1), (1, 4, 2), (1, 2, 4)]
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from helpers.practice.books import module_of
 from three_axes.__main__ import main
 from tools import classroom, colab, printables, slides, wall
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BOOKS = {path.name[:2]: nbformat.read(path, as_version=4) for path in NOTEBOOKS}
 TITLES = {n: book.cells[0].source.splitlines()[0].lstrip("# ") for n, book in BOOKS.items()}
 

@@ -10,7 +10,7 @@ import pytest
 
 from three_axes.__main__ import main
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MANUAL = (ROOT / "docs" / "planner.md").read_text(encoding="utf-8")
 PLAN = "plan llama-3-8b --gpus 8 --cluster dgx-h100 --framework megatron-lm"
 

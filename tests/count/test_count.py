@@ -20,7 +20,7 @@ from three_axes.plan import MODELS, Job, Layout
 from three_axes.plan.frameworks import find_framework
 from three_axes.plan.traffic import calls
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_block_is_counted_and_nothing_beside_it(world):

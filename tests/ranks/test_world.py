@@ -715,4 +715,4 @@ def test_a_function_that_says_torch_and_ops_travels():
         "def schedule_of(x): return torch.zeros(1), x.ops\n"
         "cloudpickle.loads(cloudpickle.dumps(schedule_of))\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parent.parent)
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[2])

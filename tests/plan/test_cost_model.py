@@ -41,7 +41,7 @@ def test_the_null_model_is_better_once():
 
 
 def test_the_documents_have_what_the_code_computes():
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     manual, readme = ((root / name).read_text(encoding="utf-8") for name in ("docs/planner.md", "README.md"))
     for row in table().rows:
         assert "| " + " | ".join(row).rstrip(" |") in manual, row[0]
@@ -52,7 +52,7 @@ def test_the_documents_have_what_the_code_computes():
 def test_the_record_of_nanotron_is_what_the_manual_scores():
     """Launches read from its runs on one node, and no seconds of a host: those are a user's to measure."""
     nanotron = FRAMEWORKS["nanotron"]
-    manual = (Path(__file__).parents[1] / "docs" / "planner.md").read_text(encoding="utf-8")
+    manual = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
     assert nanotron.host_seconds == () and "its own runs on one node" in nanotron.source
     assert f"{1e6 * nanotron.launch_seconds:.0f} µs for a launch, read from these runs on one node" in manual
     held = lambda **k: stage_memory(Job(MODELS["llama-2-7b"], framework=nanotron), Layout(**k), 0, 0)
@@ -68,9 +68,9 @@ def test_the_record_of_nanotron_is_what_the_manual_scores():
 def test_the_manual_has_every_flag_and_no_other():
     (every,) = (a.choices for a in parser()._actions if a.dest == "command")
     flags = {f for c in ("plan", "memory", "bytes", "bubble") for f in every[c]._option_string_actions}
-    manual = (Path(__file__).parents[1] / "docs" / "planner.md").read_text(encoding="utf-8")
+    manual = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", manual)) == {f for f in flags if f.startswith("--")}
 
 
 def test_the_readme_is_short():
-    assert len((Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")) <= 7000
+    assert len((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")) <= 7000

@@ -1,6 +1,6 @@
 """Ranks that are spawned, as on macOS, and the spares that wait beside them.
 
-THREE_AXES_SPAWN=1 python -m pytest tests/test_world.py, and any other test or notebook, runs with them.
+THREE_AXES_SPAWN=1 python -m pytest tests/ranks/test_world.py, and any other test or notebook, runs with them.
 """
 
 import os

@@ -260,7 +260,7 @@ def test_published_strategies_come_in_the_right_order():
     ours, null = errors_of(SETS["MoE Parallel Folding 2025, T3"]())
     assert 100 * np.abs(ours).mean() < 11.5 and np.abs(null).mean() > 0.4
     assert (np.abs(1 / (1 + ours) - 1) < 0.2).sum() >= 15
-    manual = (Path(__file__).parents[1] / "docs" / "planner.md").read_text(encoding="utf-8")
+    manual = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
     name = "MoE Parallel Folding 2025, T3"
     assert "| " + " | ".join(row_of(name, ours, null)[:-1]) + " |" in manual
     by_model = {}

@@ -20,7 +20,7 @@ from three_axes.paper.simulation import paper
 from tools.site import frames
 from tools.site.build import build
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BOOKS = {number(path): path for path in notebooks()}
 WIDTHS = {
     name: {"width": width, "height": height}

@@ -9,7 +9,7 @@ from test_notebooks import NOTEBOOKS
 
 from tools import pages as framed
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FIGURE = r"\d[\d.,]* ?(?:[kMGT]i?B|%|ms|µs)(?!\w)"
 
 

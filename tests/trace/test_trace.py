@@ -180,7 +180,7 @@ def test_an_older_pytorch_is_refused_in_a_sentence(monkeypatch):
 
 @pytest.mark.slow
 def test_from_the_command_line(capsys):
-    """In this process. tests/test_install.py runs it as a command."""
+    """In this process. tests/tools/test_install.py runs it as a command."""
     main(["llama-3.2-1b", "--dp", "4", "--tp", "2", "--seq", "1024"])
     printed = capsys.readouterr().out
     assert "all_gather" in printed and "1,235,814,400 parameters" in printed

@@ -21,7 +21,7 @@ from helpers import World, counted_so_far, train
 from helpers.train import Config, Trainer, checkpoint, launch, metrics, stop
 from helpers.train.stop import Stop, listening
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = Config(hidden=32, seq_len=16, batch=8, steps=1000, every=50)
 
 

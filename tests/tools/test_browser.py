@@ -21,7 +21,7 @@ from drops.d01 import fingerprints
 from helpers.practice.exercise import Exercise
 from helpers.ranks.ports import free_port
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = next(
     filter(
         None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))

@@ -21,7 +21,7 @@ from tools.lab import LIVE
 from tools.pages import Course, minutes, prose
 from tools.refresh import normalise
 
-FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 FOURTEEN = sorted(FOLDER.glob("*.ipynb"))
 NOTEBOOKS = FOURTEEN + sorted((FOLDER / "beyond").glob("*.ipynb"))
 
