@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
 from drops import rings
 from helpers import toy
 from helpers.practice.engine import OnRanks
-from helpers.practice.runs import Run
 from helpers.ranks import memory
 from helpers.ranks.world import World
 
@@ -56,22 +57,22 @@ average = OnRanks(
     praise="Equal to the twin on every rank, with equal and with unequal shares.",
     mistakes="""
         never summed over the ranks
-            Each rank still has only its own gradient, so each rank would train a model of its own.
+            Each rank would train a model of its own. Its term, gradient · examples, is what it adds to the
+            sum: all_reduce it, and return the tensor that all_reduce has written to.
             - gradient * examples / total => gradient & dist.all_reduce(gradient) => pass
+            - gradient * examples / total => gradient * examples & dist.all_reduce(gradient) => pass
+            - dist.all_reduce(gradient) => pass
         a sum where the mean was meant
-            Every rank holds the sum of four gradients, four times the twin's when shares are equal. The
-            twin's loss is a mean over examples, so its gradient is one too.
+            Every rank holds a sum. The twin's loss is a mean over examples, so its gradient is one too.
             - gradient * examples / total => gradient
+            - gradient * examples / total => gradient * examples
         equal weights for unequal shares
-            You weigh each rank 1/4. A rank's gradient is a mean over its own examples: one with 5 of 8
+            You weigh all ranks alike. A rank's gradient is a mean over its own examples: one with 5 of 8
             examples must count 5/8.
             - gradient * examples / total => gradient / 4
-        summed, not divided by the number of examples
-            Every rank holds the sum over all examples. Divide by how many there are on all ranks.
-            - gradient * examples / total => gradient * examples
+            - gradient * examples / total => gradient / total
         divided by the number of ranks
-            You sum gradient · examples over the ranks. That is a sum over all examples, so divide by their
-            number, not by 4.
+            A sum over all examples is divided by their number, not by 4.
             - gradient * examples / total => gradient * examples / 4
         divided by this rank's own examples
             A rank's gradient is a mean over its own examples already. What is to be divided by is the
@@ -80,30 +81,15 @@ average = OnRanks(
             - gradient * examples / total => gradient & return gradient => return gradient / examples
             - gradient * examples / total => gradient * examples & return gradient => return gradient /
               examples
-        weights upside down
-            You multiply by all examples and divide by the rank's own. A rank's gradient is a mean over its
-            own examples: one with 5 of 8 examples must count 5/8.
-            - gradient * examples / total => gradient * total / examples
-        weights forgotten
-            You divide by the number of all examples, but sum the ranks' means. Multiply each by its number
-            of examples first.
-            - gradient * examples / total => gradient / total
         weighed after the sum
-            You sum the ranks' gradients first. Then each rank multiplies the sum by its own share of the
-            examples. Multiply before you sum: each gradient by its own rank's number.
+            Multiply before you sum: each gradient by its own rank's number of examples.
             - gradient * examples / total => gradient & return gradient => return gradient * examples / total
-        one rank's term only
-            Each rank has its own term, gradient · examples. That is what it must add to the sum: all_reduce
-            it, and return the tensor that all_reduce has written to.
-            - dist.all_reduce(gradient) => pass
-            - gradient * examples / total => gradient * examples & dist.all_reduce(gradient) => pass
         divided twice
             You have the twin's gradient, divided by the number of ranks, or of examples, once more.
             - return gradient => return gradient / 4
             - return gradient => return gradient / total
         a sum taken from None
-            dist.all_reduce returns None: it writes the sum into the tensor that you give it. Use that
-            tensor.
+            dist.all_reduce returns None: it writes the sum into the tensor that you give it.
             ! 'NoneType'
         another shape than the gradient's
             Return the tensor that dist.all_reduce has written to: all_reduce itself returns None.
@@ -147,11 +133,6 @@ def _to_sum(rank: int, n: int, length: int) -> list[tuple]:
     return [(x, rank, n) for x in (*rings.marked(rank, n, torch.empty(8 * n)), plain)]
 
 
-def _few(run: Run, _) -> bool:
-    """Whether six numbers did not make as many chunks as ranks."""
-    return run.tried == (4, 6) and all("IndexError" in error for error in run.errors or [""])
-
-
 ring = OnRanks(
     "a ring all-reduce",
     ring_all_reduce,
@@ -179,12 +160,12 @@ ring = OnRanks(
     ],
     shows={
         "x was not changed": rings.unchanged,
-        "fewer chunks than ranks": _few,
+        "fewer chunks than ranks": lambda run, _: run.tried == (4, 6) and "IndexError" in str(run.errors),
         "another value than the sum": rings.where_it_parts,
     },
     mistakes="""
         the mean where the sum was meant
-            Every rank holds the mean. An all-reduce sums; whoever wants the mean divides afterwards.
+            An all-reduce sums; whoever wants the mean divides afterwards.
             - pass_on(outgoing, chunks[incoming]) => pass_on(outgoing, chunks[incoming])⏎    x /= world_size
         x was not changed
             x is as it was on every rank. Work in place: write into x[...], or into views of x.
@@ -208,20 +189,13 @@ ring = OnRanks(
             - (world_size - 1):  # reduce => (2 * world_size - 2):  # & pass_on(outgoing, chunks[incoming])
               => pass
         parts written over, not added
-            In the first half a rank adds what it receives to its own part; only finished sums are written
-            over.
+            In the first half a rank adds what it receives; only finished sums are written over.
             - chunks[incoming] += buffer => chunks[incoming].copy_(buffer)
-        one step too few in the first half
+        a step too few or too many
             Each half has n−1 steps: a chunk visits n ranks, and is on the first of them already.
             - range(world_size - 1):  # reduce => range(world_size - 2):  # reduce
-        one step too many in the first half
-            Each half has n−1 steps: a chunk visits n ranks, and is on the first of them already.
             - range(world_size - 1):  # reduce => range(world_size):  # reduce
-        one step too few in the second half
-            Each half has n−1 steps: a chunk visits n ranks, and is on the first of them already.
             - range(world_size - 1):  # all => range(world_size - 2):  # all
-        one step too few in each half
-            Each half has n−1 steps: a chunk visits n ranks, and is on the first of them already.
             - range(world_size - 1) => range(world_size - 2)
         the second half begins with another chunk
             After the first half rank r has finished chunk r+1, so that is the first one to send.
@@ -229,17 +203,12 @@ ring = OnRanks(
             - (rank + 1 - step) % world_size, (rank - step) => (rank + 2 - step) % world_size, (rank + 1 -
               step)
         the chunks' numbers rise
-            What rank r−1 sends in step k is the chunk that rank r adds to in step k, and sends in step k+1:
-            its number falls by one for each rank. Yours rises.
+            What rank r−1 sends in step k, rank r adds to, and sends in step k+1: a chunk's number falls by
+            one from step to step. Yours rises.
             - (rank - step) % world_size, (rank - step - 1) => (rank + step) % world_size, (rank + step + 1)
-            - (rank - step) % world_size, (rank - step - 1) => (rank + step) % world_size, (rank + step + 1)
-              & (rank + 1 - step) % world_size, (rank - step) => (rank + 1 + step) % world_size, (rank +
-              step)
-        added to the chunk just sent
+        into the chunk just sent
             What a rank receives belongs to the chunk after the one it sends: (r−k−1) % n in step k.
             - chunks[incoming] += buffer => chunks[outgoing] += buffer
-        written over the chunk just sent
-            What a rank receives belongs to the chunk after the one it sends: (r−k−1) % n in step k.
             - pass_on(outgoing, chunks[incoming]) => new = torch.empty_like(chunks[incoming]);
               pass_on(outgoing, new); chunks[outgoing].copy_(new)
         the ring turned round
@@ -247,16 +216,16 @@ ring = OnRanks(
             goes the other way. Turn either the neighbours or the numbers.
             - (rank + 1) % world_size, (rank - 1) => (rank - 1) % world_size, (rank + 1)
         a place of a tuple
-            torch.tensor_split gives a tuple, and you write to a place of it. A new tensor in that place
-            would not be in x anyway. Write into the view: `chunks[j] += buffer`, or receive into it.
+            torch.tensor_split gives a tuple, and you write to a place of it. Write into the view instead:
+            `chunks[j] += buffer`, or receive into it.
             ! 'tuple' object does not support item assignment
         fewer chunks than ranks
             All longer tensors came out right. Of few numbers x.chunk(n) may make fewer than n chunks;
             torch.tensor_split always makes n.
         another value than the sum
             In step k, which chunk does a rank send, which one does it receive? Is what comes added, or
-            written over? (dist.recv puts it into the tensor you give; it returns the sender's rank. What
-            irecv fills may be used only after .wait().)
+            written over? (dist.recv puts it into the tensor you give. What irecv fills may be used only
+            after .wait().)
         more bytes than needed
             n−1 chunks to sum, and n−1 to spread, are enough.
             $ bytes
@@ -267,23 +236,22 @@ ring = OnRanks(
 # -- what the cells show --------------------------------------------------------------------------
 
 
+OPTIMIZERS = {"SGD": (torch.optim.SGD, 0.1), "AdamW": (torch.optim.AdamW, 0.001)}  # name -> (class, rate)
+
+
 def losses(world: World, optimizer: str, combine: str, steps: int = 12) -> list[float]:
     """The mean loss of all ranks, step by step, of data-parallel training on one batch.
 
-    optimizer: "SGD" (rate 0.1) or "AdamW" (rate 0.001). combine: "mean" of the ranks' gradients, or their
-    "sum".
+    optimizer: "SGD" or "AdamW". combine: "mean" of the ranks' gradients, or their "sum".
     """
 
     def train():
-        model = toy.ToyTransformer(hidden=64)
-        update = {"SGD": lambda p: torch.optim.SGD(p, 0.1), "AdamW": lambda p: torch.optim.AdamW(p, 0.001)}[
-            optimizer
-        ](model.parameters())
-        tokens, targets = toy.make_batch(b=8, s=32)
+        model, (make, rate) = toy.ToyTransformer(hidden=64), OPTIMIZERS[optimizer]
+        update = make(model.parameters(), rate)
         curve = []
         for _ in range(steps):
             model.zero_grad()
-            curve.append(toy.data_parallel_step(model, tokens, targets))
+            curve.append(toy.data_parallel_step(model, *toy.make_batch()))
             if combine == "sum":
                 for p in model.parameters():
                     p.grad *= dist.get_world_size()
@@ -293,20 +261,18 @@ def losses(world: World, optimizer: str, combine: str, steps: int = 12) -> list[
     return [sum(step) / len(step) for step in zip(*world.run(train))]
 
 
-def memory_on(n: int, b: int = 8, s: int = 32) -> dict[str, int]:
-    """Bytes by kind that rank 0 of n really holds in one data-parallel step with Adam."""
+def memory_on(
+    n: int, split: Callable = lambda model: model, step: Callable = toy.data_parallel_step
+) -> dict[str, int]:
+    """Bytes by kind that rank 0 of n really holds in one step of the toy with Adam, split this way."""
 
-    def step():
-        model = toy.ToyTransformer(hidden=256)
+    def run():
+        model = split(toy.ToyTransformer())
         optimizer = torch.optim.AdamW(model.parameters())
-        rank, size = dist.get_rank(), dist.get_world_size()
-        tokens, targets = (toy.my_share(x, rank, size) for x in toy.make_batch(b, s))
         with memory.saved_activations(model) as held:
-            loss = toy.loss_of(model(tokens), targets)
-        loss.backward()
-        toy.average_gradients(model)
+            step(model, *toy.make_batch())
         optimizer.step()
         return memory.by_kind(model, optimizer, held.peak)
 
     with World(n) as world:
-        return world.run(step)[0]
+        return world.run(run)[0]

@@ -314,7 +314,7 @@ MISTAKES = [
     slow(d04.loop, stage_loop(own_loss=True), "crashed", "a gradient that nobody receives"),
     (d04.loop, stage_loop(one_tensor=True), "wrong", "other gradients than the twin's"),
     (d01.fingerprints, never_ends, "crashed", None),
-    (d03.mlp, sum_not_used, "wrong", "a sum that is not used"),
+    (d03.mlp, sum_not_used, "wrong", "partial outputs never summed"),
     (d03.mlp, gathers_the_columns, "wrong", "an output cut off from x"),
     (d02.average, returns_what_all_reduce_returns, "wrong", "nothing returned"),
     (d02.average, as_numpy, "wrong", "another shape than the gradient's"),
