@@ -5,13 +5,8 @@ from __future__ import annotations
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.patheffects import withStroke
 
-from .picture import HATCH, INK, PAPER, Picture, rank_colour, row_of_panels, styled
-
-
-def _ranks(n: int) -> str:
-    return f"{n} rank{'s' * (n > 1)}"
+from .picture import HATCH, INK, PAPER, Picture, rank_colour, row_of_panels, styled, write_rank
 
 
 @styled
@@ -69,17 +64,7 @@ def cube(ax, cut: int, n: int, size: float = 11) -> None:
             middle * width + 0.5 * depth,
             width + middle * batch + 0.5 * depth,
         )
-        spot = at[{0: 2, 1: 1, 2: 0}[cut]]
-        ax.annotate(
-            str(rank),
-            spot,
-            ha="center",
-            va="center",
-            fontsize=size + 1,
-            fontweight="bold",
-            color=PAPER,
-            path_effects=[withStroke(linewidth=2.5, foreground=INK)],
-        )
+        write_rank(ax, *at[{0: 2, 1: 1, 2: 0}[cut]], rank, size + 1, outline=2.5)
     label = dict(textcoords="offset points", fontsize=size)
     ax.annotate("width (h)", 0.5 * width, (0, -6), ha="center", va="top", **label)
     ax.annotate("depth (layers)", 0.5 * depth, (-6, 0), ha="right", va="center", rotation=90, **label)
@@ -117,16 +102,7 @@ def matrix_cuts(n: int = 4) -> Picture:
                         hatch=HATCH,
                     )
                 )
-                ax.text(
-                    at + 0.06,
-                    0.09 * (n - 1 - r) + 0.02,
-                    str(r),
-                    fontsize=9,
-                    fontweight="bold",
-                    color=PAPER,
-                    va="bottom",
-                    path_effects=[withStroke(linewidth=2, foreground=INK)],
-                )
+                write_rank(ax, at + 0.06, 0.09 * (n - 1 - r) + 0.02, r, 9, ha="left", va="bottom")
         labels = {("columns", "x"): "x, whole on all", ("rows", "y"): "y = the sum of these"}
         for at, name in ((0.5, "x"), (1.9, "W"), (3.4, "y")):
             ax.text(at, -0.12, labels.get((by, name), name), ha="center", va="top")
@@ -153,14 +129,4 @@ def _matrix(ax, at: float, width: float, height: float, n: int, by: str | None, 
             else ((at, height * (n - 1 - r) / n), width, height / n)
         )
         ax.add_patch(plt.Rectangle(corner, w, h, facecolor=rank_colour(r), edgecolor=PAPER, linewidth=1.5))
-        ax.text(
-            corner[0] + w / 2,
-            corner[1] + h / 2,
-            str(r),
-            ha="center",
-            va="center",
-            fontsize=10,
-            fontweight="bold",
-            color=PAPER,
-            path_effects=[withStroke(linewidth=2, foreground=INK)],
-        )
+        write_rank(ax, corner[0] + w / 2, corner[1] + h / 2, r, 10)

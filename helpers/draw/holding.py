@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 from three_axes.table import human
 
-from .cutting import _ranks
 from .picture import INK, PAPER, Picture, fix, rank_colour, row_of_panels, styled
 
 PARTS = {
@@ -22,49 +22,36 @@ PARTS = {
 }
 
 
+def _stack(ax, columns: list[dict[str, float]], looks: dict[str, tuple[str, str]], width: float):
+    """Draw each column's parts one above the other, and name them beside the axis. Returns the heights."""
+    heights = np.zeros(len(columns))
+    for part, (colour, hatch) in looks.items():
+        sizes = np.array([column.get(part, 0.0) for column in columns])
+        if sizes.any():
+            bars = ax.bar(range(len(columns)), sizes, width, bottom=heights, label=part)
+            plt.setp(bars, facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.8)
+            heights += sizes
+    return heights
+
+
 @styled
 def memory_by_ranks(held: dict[int, dict[str, int]], title: str) -> Picture:
     """Stacked bars: what one rank holds (bytes by kind) for each number of ranks."""
     figure, ((ax,),) = row_of_panels(1, 7.2, 2.9)
     kinds = [k for k in next(iter(held.values())) if k not in ("resident", "communication")]
-    looks = dict(zip(kinds, ((INK, ""), ("#777777", ""), ("#B5B5B5", ""), (PAPER, "...."))))
-    positions = range(len(held))
-    base = np.zeros(len(held))
-    for kind in kinds:
-        sizes = np.array([memory[kind] for memory in held.values()]) / 1e6
-        colour, hatch = looks[kind]
-        ax.bar(
-            positions,
-            sizes,
-            0.55,
-            bottom=base,
-            label=kind,
-            facecolor=colour,
-            hatch=hatch,
-            edgecolor=INK,
-            linewidth=0.8,
-        )
-        base += sizes
-    for x, top in zip(positions, base):
+    columns = [{kind: memory[kind] / 1e6 for kind in kinds} for memory in held.values()]
+    heights = _stack(ax, columns, dict(zip(kinds, PARTS.values())), 0.55)
+    for x, top in enumerate(heights):
         ax.text(x, top, f"{top:.3g}", ha="center", va="bottom")
-    ax.set(
-        xticks=positions,
-        xticklabels=[_ranks(n) for n in held],
-        ylabel="MB on each rank",
-        title=title,
-        ylim=(0, base.max() * 1.15),
+    names = [f"{n} rank{'s' * (n > 1)}" for n in held]
+    ax.set(title=title, xticks=range(len(held)), xticklabels=names)
+    ax.set(ylabel="MB on each rank", ylim=(0, heights.max() * 1.15))
+    ax.legend(reverse=True, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    words = (
+        f"{name}: " + ", ".join(f"{kind} {human(memory[kind])}" for kind in kinds)
+        for name, memory in zip(names, held.values())
     )
-    handles, labels = ax.get_legend_handles_labels()
-    ax.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return Picture(
-        figure,
-        title
-        + ". "
-        + "; ".join(
-            f"{_ranks(n)}: " + ", ".join(f"{kind} {human(memory[kind])}" for kind in kinds)
-            for n, memory in held.items()
-        ),
-    )
+    return Picture(figure, f"{title}. " + "; ".join(words))
 
 
 @styled
@@ -74,60 +61,23 @@ def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: 
     """
     figure, ((ax,),) = row_of_panels(1, 9.6, 3.1)
     fix(figure, left=0.6, right=2.9, top=0.35, bottom=0.35)
-    base = np.zeros(len(stages))
-    for kind, (colour, hatch) in PARTS.items():
-        sizes = np.array([stage.get(kind, 0.0) for stage in stages]) / 1e9
-        if sizes.any():
-            ax.bar(
-                range(len(stages)),
-                sizes,
-                0.6,
-                bottom=base,
-                label=kind,
-                facecolor=colour,
-                hatch=hatch,
-                edgecolor=INK,
-                linewidth=0.8,
-            )
-            base += sizes
-    for x, top in enumerate(base):
-        ax.text(
-            x,
-            top,
-            f"{top:.1f}",
-            ha="center",
-            va="bottom",
-            fontweight="bold" if top == base.max() else "normal",
-        )
-    ax.axhline(capacity / 1e9, color="#D55E00", linestyle="--", linewidth=1.8)
-    ax.text(
-        len(stages) - 0.5,
-        capacity / 1e9,
-        f" holds {capacity / 1e9:.0f}",
-        color="#B5482A",
-        va="center",
-        ha="left",
-    )
-    ax.set(
-        xticks=range(len(stages)),
-        xticklabels=[f"stage {k}" for k in range(len(stages))],
-        ylabel="GB on each GPU",
-        ylim=(0, 1.12 * max(base.max(), capacity / 1e9)),
-        xlim=(-0.6, len(stages) - 0.5),
-    )
+    columns = [{kind: size / 1e9 for kind, size in stage.items()} for stage in stages]
+    heights, room, n = _stack(ax, columns, PARTS, 0.6), capacity / 1e9, len(stages)
+    for x, top in enumerate(heights):
+        weight = "bold" if top == heights.max() else "normal"
+        ax.text(x, top, f"{top:.1f}", ha="center", va="bottom", fontweight=weight)
+    ax.axhline(room, color="#D55E00", linestyle="--", linewidth=1.8)
+    ax.text(n - 0.5, room, f" holds {room:.0f}", color="#B5482A", va="center", ha="left")
+    ax.set(xticks=range(n), xticklabels=[f"stage {k}" for k in range(n)], xlim=(-0.6, n - 0.5))
+    ax.set(ylabel="GB on each GPU", ylim=(0, 1.12 * max(heights.max(), room)))
     ax.set_title(title, fontsize=12 if len(title) <= 70 else 10)
-    handles, labels = ax.get_legend_handles_labels()
-    ax.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.14, 1.0))
-    return Picture(
-        figure,
-        f"{title}. "
-        + "; ".join(
-            f"stage {k}: {top:.1f} GB, of it "
-            + ", ".join(f"{kind} {stage[kind] / 1e9:.1f}" for kind in PARTS if stage.get(kind))
-            for k, (stage, top) in enumerate(zip(stages, base))
-        )
-        + f". The device holds {capacity / 1e9:.0f} GB.",
+    ax.legend(reverse=True, loc="upper left", bbox_to_anchor=(1.14, 1.0))
+    words = (
+        f"stage {k}: {top:.1f} GB, of it "
+        + ", ".join(f"{kind} {column[kind]:.1f}" for kind in PARTS if column.get(kind))
+        for k, (column, top) in enumerate(zip(columns, heights))
     )
+    return Picture(figure, f"{title}. " + "; ".join(words) + f". The device holds {room:.0f} GB.")
 
 
 @styled

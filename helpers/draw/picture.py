@@ -15,6 +15,7 @@ from io import BytesIO
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.patheffects import withStroke
 
 RANKS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"]
 INK, PAPER, FAINT = "#222222", "#FFFFFF", "#D8D8D8"
@@ -97,6 +98,20 @@ def fix(figure, left: float, right: float, top: float, bottom: float) -> None:
     figure.set_layout_engine("none")
     figure.axes[0].set_position(
         (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
+    )
+
+
+def write_rank(ax, x: float, y: float, rank: int, size: float, outline: float = 2, **how) -> None:
+    """A rank's number, as it can be read on every rank's colour: paper, with an outline of ink."""
+    ax.text(
+        x,
+        y,
+        str(rank),
+        fontsize=size,
+        fontweight="bold",
+        color=PAPER,
+        path_effects=[withStroke(linewidth=outline, foreground=INK)],
+        **{"ha": "center", "va": "center"} | how,
     )
 
 

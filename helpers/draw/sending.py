@@ -12,7 +12,7 @@ from matplotlib.patheffects import withStroke
 from three_axes.count.traffic import Traffic
 from three_axes.paper.placement import crosses, groups
 
-from .picture import FAINT, HATCH, INK, PAPER, Picture, rank_colour, row_of_panels, styled
+from .picture import FAINT, HATCH, INK, PAPER, Picture, rank_colour, row_of_panels, styled, write_rank
 
 
 @styled
@@ -79,23 +79,18 @@ def who_to_whom(named: dict[str, Traffic]) -> Picture:
 @styled
 def ring(n: int = 4) -> Picture:
     """The ring all-reduce, step by step: how many ranks' numbers each chunk holds the sum of."""
-    steps = 2 * (n - 1) + 1
-    held = np.ones((n, n), int)  # held[rank, chunk]
-    frames, moved = [held.copy()], [None]
+    frames = [np.ones((n, n), int)]  # of each step, [rank, chunk]
     for step in range(2 * (n - 1)):
-        after, arrows = held.copy(), []
+        held, after = frames[-1], frames[-1].copy()
         for rank in range(n):
-            chunk = (rank - step) % n if step < n - 1 else (rank + 1 - (step - n + 1)) % n
-            to = (rank + 1) % n
-            after[to, chunk] = held[rank, chunk] + 1 if step < n - 1 else n
-            arrows.append((to, chunk))
-        held = after
-        frames.append(held.copy()), moved.append(arrows)
-    figure, axes = row_of_panels(steps, 1.42 * steps, 2.25)
+            chunk = (rank - step) % n
+            after[(rank + 1) % n, chunk] = held[rank, chunk] + 1 if step < n - 1 else n
+        frames.append(after)
+    figure, axes = row_of_panels(len(frames), 1.42 * len(frames), 2.25)
     for step, (ax, frame) in enumerate(zip(axes[0], frames)):
         for rank in range(n):
             for chunk in range(n):
-                new = moved[step] and (rank, chunk) in moved[step]
+                new = step and frame[rank, chunk] > frames[step - 1][rank, chunk]
                 shade = (frame[rank, chunk] - 1) / (n - 1)
                 ax.add_patch(
                     plt.Rectangle(
@@ -191,16 +186,7 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
                     spot(r), 0.3, facecolor=rank_colour(first), edgecolor=PAPER, linewidth=1.5, zorder=3
                 )
             )
-            ax.text(
-                *spot(r),
-                str(r),
-                ha="center",
-                va="center",
-                fontweight="bold",
-                color=PAPER,
-                zorder=4,
-                path_effects=[withStroke(linewidth=2.5, foreground=INK)],
-            )
+            write_rank(ax, *spot(r), r, 11, outline=2.5, zorder=4)
         across = sum(crosses(members, node) for members in of_axis)
         ax.set_title(
             f"{axis}: {len(of_axis)} groups of {sizes[axis]}"
