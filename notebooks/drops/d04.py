@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from helpers.ranks import current
 from helpers.ranks.world import World
 from three_axes.count import clock
 from three_axes.count.clock import Timeline
-from three_axes.paper.schedules import gpipe
+from three_axes.paper.schedules import Schedule, gpipe
 
 # -- practice: the loop of a stage ----------------------------------------------------------------
 
@@ -97,10 +98,10 @@ def _where(holds: Callable[[dict], bool]) -> Callable[[Run, Run], str]:
     return shown
 
 
-def _left(run: Run, op: str) -> list[dict]:
-    """The facts of ranks that stand in `op` with a rank that has finished."""
+def _left(run: Run) -> list[dict]:
+    """The facts of ranks that stand in a message with a rank that has finished."""
     done = {r for r, seen in enumerate(run.error.seen if run.error else []) if seen.finished}
-    return [run.ranks[r] for r, at in run.standing.items() if at["op"] == op and at["needs"][0] in done]
+    return [run.ranks[r] for r, at in run.standing.items() if at["needs"][0] in done]
 
 
 loop = OnRanks(
@@ -136,8 +137,7 @@ loop = OnRanks(
         ),
         "the input sent on": _where(lambda f: ("x", 1) in f["sent"]),
         "a received activation that does not require grad": _where(lambda f: not f["asked"]),
-        "dy sent back": _where(lambda f: ("dy", -1) in f["sent"]),
-        "an activation sent back": _where(lambda f: f["sent"] & {("x", -1), ("y", -1)}),
+        "not x.grad sent back": _where(lambda f: f["sent"] & {("dy", -1), ("x", -1), ("y", -1)}),
         "a gradient sent downstream": _where(
             lambda f: any(name in ("x.grad", "dy") and to != -1 for name, to in f["sent"])
         ),
@@ -147,10 +147,9 @@ loop = OnRanks(
         ),
         "a gradient that is not there": _where(lambda f: f["none"]),
         "a gradient that nobody receives": lambda run, _: any(
-            ("x.grad", -1) in f.get("sent", ()) for f in _left(run, "send")
+            ("x.grad", -1) in f["sent"] for f in _left(run)
         ),
-        "a message that nobody receives": lambda run, _: _left(run, "send"),
-        "a message that nobody sends": lambda run, _: _left(run, "recv"),
+        "a message with one end": lambda run, _: _left(run),
         "neighbours that wait for each other": lambda run, _: run.standing,
         "other gradients than the twin's": _where(lambda f: not f.get("same", True)),
     },
@@ -162,8 +161,8 @@ loop = OnRanks(
             dist.recv returns the sender's rank, a number. The message is in the tensor that you give it.
             ! 'int' object has no attribute 'requires_grad
         backward of y without dy
-            Only a loss is one number, and knows where its backward begins. A stage's y is a tensor. Write
-            y.backward(dy), with the gradient that the next stage sent.
+            Only a loss knows where its backward begins. A stage's y is a tensor: write y.backward(dy), with
+            the gradient that the next stage sent.
             ! grad can be implicitly created only for scalar
         a gradient asked of tokens
             Rank 0's tokens are whole numbers, which have no gradient. Ask for it where rank > 0.
@@ -172,29 +171,24 @@ loop = OnRanks(
             Every rank runs your function, and `rank` says which stage it is: no loop over ranks is needed.
             ! should not be the same as the rank of the current process
         dy in the shape of the tokens
-            A gradient comes to a tensor of whole numbers. (On rank 0 x is the tokens.) Receive dy into
-            torch.empty_like(y).
+            On rank 0 x is the tokens, whole numbers. Receive dy into torch.empty_like(y).
         a gradient sent by the first rank
             Rank 0's tokens get no gradient, and no rank comes before it. Send x.grad only where rank > 0.
         a neighbour that does not exist
             No rank comes before the first, and none after the last.
             ! which does not exist
         the loss on every stage
-            Only the last stage has the scores that a loss compares with the targets. The others have
-            activations: let them return None.
+            Only the last stage has scores to compare with the targets. Let the others return None.
         the input sent on
             It sends its x to the next stage. What goes on is y = stage(x).
         a received activation that does not require grad
             Its x is a new tensor, and autograd does not know that you need its gradient. Write
             x.requires_grad_() before the forward.
-        dy sent back
-            It sends back the gradient of its output, dy. The stage before needs the gradient of what it
-            sent: x.grad, which y.backward(dy) leaves.
-        an activation sent back
-            It sends an activation to the stage before. What goes back is a gradient: x.grad.
+        not x.grad sent back
+            What goes back is the gradient of what the stage before sent: x.grad, which y.backward(dy)
+            leaves. It sends dy back, or an activation.
         a gradient sent downstream
-            Its gradient goes to another rank than the one before. Activations go down the line, gradients
-            come back up: to rank − 1.
+            Activations go down the line, gradients come back up: to rank − 1.
         backward run twice
             With one batch each stage runs backward once.
             ! backward through the graph a second time
@@ -207,10 +201,8 @@ loop = OnRanks(
         a gradient that nobody receives
             Only the last stage begins its backward from a loss. The others receive dy from rank + 1 and
             begin with y.backward(dy).
-        a message that nobody receives
-            For each send some rank must receive.
-        a message that nobody sends
-            For each recv some rank must send.
+        a message with one end
+            For each send some rank must receive, and for each recv some rank must send.
         neighbours that wait for each other
             For each recv some rank must send, and in the same order: forward from the first to the last,
             backward from the last to the first.
@@ -219,9 +211,8 @@ loop = OnRanks(
             ~ form
             ~ values
         other gradients than the twin's
-            Its gradients differ. Does each stage run backward from the gradient that came from the next
-            one? Did you receive that into a tensor of its own? `empty` is your x, and backward still needs
-            it.
+            Does each stage run backward from the gradient that came from the next one? Did you receive that
+            into a tensor of its own? `empty` is your x, and backward still needs it.
         more bytes than needed
             An activation on and a gradient back are enough.
             $ bytes
@@ -232,45 +223,39 @@ loop = OnRanks(
 # -- what the cells show --------------------------------------------------------------------------
 
 
-def timed_step(world: World, hidden: int = 256, b: int = 16, s: int = 64) -> Timeline:
-    """One step of the pipeline with one batch, on the clock."""
+def step_by(schedule: Schedule, chunks: dict[int, torch.nn.Module], batch: tuple, **options) -> float | None:
+    """On a rank: its part of a step by a schedule, with `toy.run_schedule` and its options."""
+    tokens, targets = (whole.chunk(schedule.m) for whole in batch)
+    ops = schedule.ops[dist.get_rank()]
+    return toy.run_schedule(chunks, ops, schedule.rank_of, tokens, targets, **options)
+
+
+def timed_step(
+    world: World, schedule: Schedule = gpipe(4, 1), watch: Callable = lambda stage: nullcontext()
+) -> Timeline:
+    """One step of the toy by a schedule, by default with one batch, on the clock. watch(stage): what it runs
+    in.
+    """
 
     def run():
-        rank, p = dist.get_rank(), dist.get_world_size()
-        stage = toy.split_depth(toy.ToyTransformer(hidden, seed=0))
-        tokens, targets = toy.make_batch(b, s)
-        for record in (False, True):  # once to warm up
+        stage = toy.split_depth(toy.ToyTransformer())
+        for _ in range(2):  # once to warm up
+            current.count_from_here()
             dist.barrier()
-            toy.run_schedule(
-                {rank: stage},
-                gpipe(p, 1).ops[rank],
-                list(range(p)),
-                [tokens],
-                [targets],
-                **{"around": current.around} if record else {},
-            )
+            with watch(stage):
+                step_by(schedule, {dist.get_rank(): stage}, toy.make_batch(16, 64), around=current.around)
 
     world.run(run)
     return world.timeline
 
 
 def together(timeline: Timeline) -> float:
-    """Share of the working time in which more than one rank worked."""
-    spans = [s for row in timeline.rows for s in row if s.kind in clock.COMPUTE]
-    edges = sorted([(s.start, 1) for s in spans] + [(s.end, -1) for s in spans])
-    working = several = 0.0
-    busy = 0
-    for (at, change), (then, _) in zip(edges, edges[1:]):
-        busy += change
-        working += (then - at) * (busy > 0)
-        several += (then - at) * (busy > 1)
-    return several / working
+    """How long ranks worked while others did, as a share of the time in which any worked."""
+    ranks = range(len(timeline.rows))
+    any_rank = Timeline([sum(timeline.rows, [])], [[]]).seconds(0, *clock.COMPUTE)
+    return sum(timeline.seconds(r, *clock.COMPUTE) for r in ranks) / any_rank - 1
 
 
 def working(timeline: Timeline) -> float:
-    """Share of the step in which a rank computed, from the first forward to the last backward; the mean of
-    the ranks.
-    """
-    spans = [s for row in timeline.rows for s in row if s.kind in clock.COMPUTE]
-    step = max(s.end for s in spans) - min(s.start for s in spans)
-    return sum(s.end - s.start for s in spans) / step / len(timeline.rows)
+    """Share of the step in which a rank computed, the mean of the ranks."""
+    return 1 - timeline.bubble

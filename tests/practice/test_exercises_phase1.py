@@ -321,7 +321,7 @@ MISTAKES = [
     (d02.average, mean_of_all_numbers, "wrong", "another shape than the gradient's"),
     (d02.ring, off_the_end_of_the_ring, "crashed", None),
     (d04.loop, stage_loop(receive_first=True), "crashed", "neighbours that wait for each other"),
-    (d04.loop, stage_loop(forgets_send=True), "crashed", "a message that nobody sends"),
+    (d04.loop, stage_loop(forgets_send=True), "crashed", "a message with one end"),
     (d04.loop, stage_loop(grad=False), "crashed", "a received activation that does not require grad"),
     slow(d04.loop, stage_loop(downstream=True), "crashed", "a gradient sent downstream"),
     (d04.loop, stage_loop(loss_everywhere=True), "wrong", "the loss on every stage"),
