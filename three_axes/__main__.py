@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
 from .commands import COMMANDS, call, course_needed
 from .options import PLANNING, add_command
 from .sizing import job_of, layout_of
-from .terminal import Manual, fitted, fold
+from .terminal import Manual, fitted, fold, put
 
 
 def parser(only: str = "") -> argparse.ArgumentParser:
@@ -70,15 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if args.command == "count":
         return run()  # what the script raises is the script's own
-    try:
-        print(json.dumps(data, default=float, allow_nan=False) if args.json else text)
-        sys.stdout.flush()
-    except OSError as e:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
-        if not isinstance(e, BrokenPipeError):  # there the reader, head say, has seen enough
-            print(f"cannot print: {e.strerror}", file=sys.stderr)
-            return 1
-    return 0
+    return put(json.dumps(data, default=float, allow_nan=False) if args.json else text)
 
 
 def command() -> None:

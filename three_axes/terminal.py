@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +37,19 @@ def fitted(stream) -> Iterator[None]:
 def fold(text: str) -> str:
     """Lines that are wider than the terminal, cut at spaces and indented."""
     return "\n".join(_folded(line, columns()) for line in text.splitlines())
+
+
+def put(text: str) -> int:
+    """Print it. Returns the exit status of a command that does nothing after it."""
+    try:
+        print(text)
+        sys.stdout.flush()
+    except OSError as e:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+        if not isinstance(e, BrokenPipeError):  # there the reader, head say, has seen enough
+            print(f"cannot print: {e.strerror}", file=sys.stderr)
+            return 1
+    return 0
 
 
 def _folded(line: str, width: int | None) -> str:

@@ -14,7 +14,7 @@ from traces import by_hand, x
 
 from three_axes.__main__ import main
 from three_axes.explain import Unreadable, explain
-from three_axes.explain.collectives import plain
+from three_axes.explain.collectives import operation
 from three_axes.explain.reading import read
 from three_axes.explain.split import both, length, union, without
 
@@ -51,7 +51,7 @@ def test_intervals_are_sets_of_moments(a, b):
     ],
 )
 def test_collectives_are_known_by_every_name(name, op):
-    assert plain(name) == op
+    assert operation(name) == op
 
 
 def write(path: Path, events: list, **beside) -> str:
@@ -134,7 +134,7 @@ def test_an_older_trace_says_less(tmp_path):
         (json.dumps({"traceEvents": by_hand()}).encode()[:-500], "ends in the middle of an event"),
         (b'{"a": 1}', "is no trace of torch.profiler"),
         (b"step,loss\n1,2\n", "is no trace of torch.profiler"),
-        (b"\xff\xfe\x00binary", "cannot be read: it is no text"),
+        (b"\xff\xfe\x00binary", "is no text"),
         (b'{"traceEvents": []}', "has no kernels and no operators"),
         (b'{"traceEvents": [1, "x", null, {"ph": "X"}, {"ph": "X", "ts": "?"}]}', "has no kernels"),
     ],
@@ -149,7 +149,7 @@ def test_what_is_no_trace_gets_one_sentence(tmp_path, capsys, content, sentence)
 
 def test_a_file_that_is_not_there(tmp_path, capsys):
     assert main(["explain", str(tmp_path / "no.json"), "--json"]) == 2
-    assert "no.json cannot be read: No such file" in capsys.readouterr().err
+    assert "no.json: No such file" in capsys.readouterr().err
 
 
 def test_events_are_read_across_the_borders_of_chunks(tmp_path, monkeypatch):

@@ -3,5 +3,5 @@
 python -m three_axes explain rank*.json.gz
 """
 
-from .reading import Unreadable
+from ..foreign import Unreadable
 from .report import Explained, explain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
+from ..foreign import plain
 from ..paper.collectives import algorithmic_bytes
 from .reading import Event, Trace
 
@@ -24,6 +25,7 @@ KNOWN = {
     "recv": "recv",
 }
 PIPELINE = ("send", "recv")
+AMBIGUOUS = ("send or all_to_all", "other")
 BYTES = {
     **dict.fromkeys(("byte", "char", "bool", "float8e4m3fn", "float8e5m2"), 1),
     **dict.fromkeys(("half", "bfloat16", "short"), 2),
@@ -47,7 +49,7 @@ class Collective:
     @property
     def sent(self) -> float | None:
         """Bytes that a rank must send for it."""
-        if self.payload is None or self.size is None or "or" in self.op.split():
+        if self.payload is None or self.size is None or self.op in AMBIGUOUS:
             return None
         return algorithmic_bytes(self.op, self.payload, self.size)
 
@@ -56,7 +58,7 @@ def is_communication(name: str) -> bool:
     return "nccl" in name.lower() or "rccl" in name.lower()
 
 
-def plain(name: str) -> str:
+def operation(name: str) -> str:
     """'ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL', '_reduce_scatter_base' -> 'reduce_scatter'."""
     squeezed = name.lower().replace("_", "").replace("nccl", "").replace("gloo:", "")
     return next((op for word, op in KNOWN.items() if word in squeezed), "other")
@@ -89,25 +91,26 @@ class Announced:
 
 def of_kernel(kernel: Event, announced: Announced) -> Collective:
     args = kernel.args
-    op = plain(args.get("Collective name") or announced.around(kernel) or kernel.name)
-    axis = args.get("Process Group Description") or args.get("Process Group Name")
-    axis = UNKNOWN if axis is None else str(axis).removeprefix("mesh_").replace("default_pg", "world")
-    if axis in ("undefined", ""):
-        axis = f"group {args.get('Process Group Name')}"
+    op = operation(str(args.get("Collective name") or announced.around(kernel) or kernel.name))
+    axis = _axis(args.get("Process Group Description") or args.get("Process Group Name") or UNKNOWN)
+    if axis == "undefined":
+        axis = f"group {plain(args.get('Process Group Name'))}"
     width = BYTES.get(str(args.get("dtype")).lower())
     numbers = args.get("Out msg nelems" if op in ("all_gather", "recv") else "In msg nelems")
-    payload = numbers * width if width and isinstance(numbers, (int, float)) and numbers >= 0 else None
+    payload = numbers * width if width and isinstance(numbers, (int, float)) else None
     size = args.get("Group size")
+    size = size if isinstance(size, int) and size > 0 else None
     if op in ("gather", "scatter") and payload is not None:
         payload *= size or 1
-    return Collective(op, axis, kernel.start, kernel.end, payload, size if isinstance(size, int) else None)
+    return Collective(op, axis, kernel.start, kernel.end, payload, size)
 
 
-def of_gloo(note: Event, info: dict) -> Collective:
+def of_gloo(note: Event, groups: list[dict]) -> Collective:
     """gloo's annotation says the operation alone; the axis is known where there is one group."""
-    groups = [g for g in info["distributedInfo"].get("pg_config") or [] if isinstance(g, dict)]
-    axis, size = UNKNOWN, None
-    if len(groups) == 1:
-        axis, size = str(groups[0].get("pg_desc", UNKNOWN)), groups[0].get("pg_size")
-        axis = axis.removeprefix("mesh_").replace("default_pg", "world")
-    return Collective(plain(note.name), axis, note.start, note.end, None, size)
+    axis = _axis(groups[0].get("pg_desc", UNKNOWN)) if len(groups) == 1 else UNKNOWN
+    return Collective(operation(note.name), axis, note.start, note.end)
+
+
+def _axis(described: object) -> str:
+    described = described if isinstance(described, (str, int)) else UNKNOWN
+    return plain(described, 60).removeprefix("mesh_").replace("default_pg", "world")

@@ -6,11 +6,11 @@ import argparse
 import json
 import sys
 
-from ..terminal import Manual, fitted, fold
+from ..terminal import Manual, fitted, fold, put
 from . import explain
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Print where the time of some traces went. Raises ValueError, in a sentence, for files that are none."""
     parser = argparse.ArgumentParser(
         prog="three-axes explain",
@@ -22,7 +22,6 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     made = explain(args.traces)
     if args.json:
-        print(json.dumps(made.json(), default=float, allow_nan=False))
-    else:
-        with fitted(sys.stdout):
-            print(fold(repr(made)))
+        return put(json.dumps(made.json(), default=float, allow_nan=False))
+    with fitted(sys.stdout):
+        return put(fold(repr(made)))

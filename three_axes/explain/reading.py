@@ -14,17 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..foreign import Unreadable, open_file, plain
+
 CHUNK = 1 << 22  # characters read at once
 HEAD = 1 << 26  # so far the list of events is looked for
+LATEST = 2.0**63  # microseconds; a time beyond is none
 _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-_RANK = re.compile(r"rank[-_ ]?(\d+)", re.I)
+_RANK = re.compile(r"rank[-_ ]?(\d{1,9})", re.I)
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+OPERATORS = ("cpu_op", "operator")
 NOTES = ("user_annotation", "gpu_user_annotation")
-
-
-class Unreadable(ValueError):
-    """A file that is no whole trace. The message is one sentence."""
 
 
 @dataclass(slots=True)
@@ -42,58 +42,63 @@ class Event:
 class Trace:
     """What one rank's trace has. gpu: kernels and copies. launches: correlation -> when the host's call that
     launched it ended, and its thread and start. notes: annotations. cpu: operators of a run without GPU.
+    groups: the process groups, as PyTorch describes them.
     """
 
     file: str
     rank: int | None
-    info: dict
+    groups: list[dict]
     gpu: list[tuple[str, Event]]
-    launches: dict[int, tuple[float, object, float]]
+    launches: dict[object, tuple[float, object, float]]
     notes: list[Event]
     cpu: list[Event]
 
 
 def read(path: str) -> Trace:
-    """One file, plain or gzipped. Raises Unreadable for what is no whole trace."""
-    file, info, gpu, launches, notes, cpu = Path(path).name, {}, [], {}, [], []
+    """One file, plain or gzipped. Raises Unreadable for what is no whole trace, or says what cannot be."""
+    file, beside, gpu, launches, notes, cpu = plain(Path(path).name), {}, [], {}, [], []
     names: dict[str, str] = {}  # a trace repeats few names
     try:
-        for event in _events(path, info):
-            if not isinstance(event, dict) or event.get("ph") != "X":
+        for found in _events(path, beside):
+            if not isinstance(found, dict) or found.get("ph") != "X":
                 continue
-            kind, start, args = str(event.get("cat")).lower(), event.get("ts"), event.get("args") or {}
-            if not isinstance(start, (int, float)):
+            kind, name = str(found.get("cat")).lower(), str(found.get("name"))
+            launches_something = kind.endswith(("_runtime", "_driver"))
+            is_note = kind in NOTES or name.startswith(("enumerate(DataLoader)", "ProfilerStep"))
+            if not (launches_something or is_note or kind in GPU or kind in OPERATORS and not gpu):
                 continue
-            end, name = start + (event.get("dur") or 0), str(event.get("name"))
-            name, thread = names.setdefault(name, name), event.get("tid")
+            event = _event(file, found, names.setdefault(name, name))
             if kind in GPU:
-                gpu.append((kind, Event(name, start, end, thread, _needed(args))))
-            elif kind.endswith("_runtime") or kind.endswith("_driver"):
-                if "correlation" in args:
-                    launches[args["correlation"]] = end, thread, start
-            elif kind in NOTES or name.startswith(("enumerate(DataLoader)", "ProfilerStep")):
-                notes.append(Event(name, start, end, thread if kind != "gpu_user_annotation" else None))
-            elif kind in ("cpu_op", "operator") and not gpu:
-                cpu.append(Event(name, start, end, thread))
+                gpu.append((kind, event))
+            elif launches_something:
+                launches[event.args.get("correlation")] = event.end, event.thread, event.start
+            elif is_note:
+                event.thread = None if kind == "gpu_user_annotation" else event.thread
+                notes.append(event)
+            else:
+                cpu.append(event)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise Unreadable(f"{file} ends too early or is damaged: copy it again, or record it again") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise Unreadable(
-            f"{file} cannot be read: {getattr(e, 'strerror', None) or 'it is no text'}"
-        ) from None
-    known = info.get("distributedInfo")
-    info["distributedInfo"] = known if isinstance(known, dict) else {}
-    rank = info["distributedInfo"].get("rank")
-    if rank is None and (in_name := _RANK.search(file)):
-        rank = int(in_name[1])
+    except UnicodeDecodeError:
+        raise Unreadable(f"{file} is no text: give what export_chrome_trace wrote, gzipped or not") from None
+    except OSError as e:
+        raise Unreadable(f"cannot read {file}: {e.strerror}") from None
+    except RecursionError:
+        raise Unreadable(f"{file} is nested too deeply for a trace: record it again") from None
+    launches.pop(None, None)
     if not gpu and not cpu:
         raise Unreadable(f"{file} has no kernels and no operators: was anything run while it was recorded?")
-    return Trace(file, rank, info, gpu, launches, notes, [] if gpu else cpu)
+    told = beside.get("distributedInfo")
+    told = told if isinstance(told, dict) else {}
+    rank, groups = told.get("rank"), told.get("pg_config")
+    if type(rank) is not int or not 0 <= rank < 10**9:
+        rank = int(in_name[1]) if (in_name := _RANK.search(file)) else None
+    groups = [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
+    return Trace(file, rank, groups, gpu, launches, notes, [] if gpu else cpu)
 
 
 NEEDED = (
     "correlation",
-    "bytes",
     "Collective name",
     "In msg nelems",
     "Out msg nelems",
@@ -104,21 +109,33 @@ NEEDED = (
 )
 
 
-def _needed(args: dict) -> dict:
-    return {key: args[key] for key in NEEDED if key in args}
+def _event(file: str, found: dict, name: str) -> Event:
+    """An event with the arguments that are needed, as far as they make sense. Raises Unreadable where its
+    times do not.
+    """
+    start, lasts, args = found.get("ts"), found.get("dur") or 0, found.get("args") or {}
+    wrong = None
+    if not isinstance(start, (int, float)) or not abs(start) < LATEST:
+        wrong = f"begins at {plain(repr(start), 40)}, which is no number of microseconds"
+    elif not isinstance(lasts, (int, float)) or not 0 <= lasts < LATEST:
+        wrong = f"takes {plain(repr(lasts), 40)}, which is no number of microseconds of at least 0"
+    elif not isinstance(args, dict):
+        wrong = f"has the arguments {plain(repr(args), 40)}, which are no names with values"
+    if wrong:
+        raise Unreadable(f"{file} is damaged: its event {plain(name, 80)} {wrong}; record it again")
+    thread, needed = found.get("tid"), {key: args[key] for key in NEEDED if _is_sound(args.get(key))}
+    return Event(name, start, start + lasts, thread if _is_sound(thread) else None, needed)
 
 
-def _open(path: str) -> io.TextIOBase:
-    raw = open(path, "rb")
-    zipped = raw.read(2) == b"\x1f\x8b"
-    raw.seek(0)
-    return io.TextIOWrapper(gzip.open(raw) if zipped else raw, encoding="utf-8", errors="strict")
+def _is_sound(value: object) -> bool:
+    return isinstance(value, str) or isinstance(value, (int, float)) and 0 <= value < LATEST
 
 
-def _events(path: str, info: dict) -> Iterator[object]:
-    """The events of a file; what stands beside them goes into `info`."""
-    name, decode = Path(path).name, json.JSONDecoder().raw_decode
-    with _open(path) as file:
+def _events(path: str, beside: dict) -> Iterator[object]:
+    """The events of a file; what stands beside them goes into `beside`."""
+    name, decode = plain(Path(path).name), json.JSONDecoder().raw_decode
+    with open_file(path) as raw:
+        file = io.TextIOWrapper(gzip.open(raw) if raw.peek(2).startswith(b"\x1f\x8b") else raw, "utf-8")
         text = file.read(CHUNK)
         if not text.strip():
             raise Unreadable(f"{name} is empty")
@@ -131,7 +148,7 @@ def _events(path: str, info: dict) -> Iterator[object]:
                 if not more or len(text) > HEAD or text.lstrip()[0] != "{":
                     raise Unreadable(f"{name} is no trace of torch.profiler: it has no list of traceEvents")
                 text += more
-            info |= _object(text[: events.start()].rstrip().rstrip(",") + "}")
+            beside |= _object(text[: events.start()].rstrip().rstrip(",") + "}")
             at = events.end()
         while True:
             at = _BETWEEN.match(text, at).end()
@@ -139,7 +156,6 @@ def _events(path: str, info: dict) -> Iterator[object]:
                 break
             try:
                 event, at = decode(text, at)
-                yield event
             except json.JSONDecodeError:
                 more = file.read(CHUNK)
                 if not more:
@@ -150,13 +166,17 @@ def _events(path: str, info: dict) -> Iterator[object]:
                 text, at = text[at:] + more, 0
                 if len(text) > HEAD:
                     raise Unreadable(f"{name} is damaged: an event in it cannot be read") from None
-        info |= _object("{" + (text[at + 1 :] + file.read(CHUNK)).strip().lstrip(","))
+            except ValueError:
+                raise Unreadable(f"{name} holds a number of thousands of digits: record it again") from None
+            else:
+                yield event
+        beside |= _object("{" + (text[at + 1 :] + file.read(CHUNK)).strip().lstrip(","))
 
 
 def _object(text: str) -> dict:
     """What stands before or behind the events; nothing where it cannot be read."""
     try:
         parsed = json.loads(text)
-        return parsed if isinstance(parsed, dict) else {}
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
+    return parsed if isinstance(parsed, dict) else {}

@@ -6,10 +6,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..foreign import Unreadable
 from ..table import Table, human
 from .advice import Advice, advice, slowest
 from .collectives import UNKNOWN, Collective
-from .reading import Unreadable, read
+from .reading import read
 from .split import Split, split
 
 ROWS = 12  # kinds of collective that are shown

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..foreign import Unreadable
 from .collectives import PIPELINE, Announced, Collective, is_communication, of_gloo, of_kernel
 from .reading import Event, Trace
 
@@ -113,7 +114,7 @@ def _is_step(note: Event) -> bool:
 
 def _of_cpu(trace: Trace) -> Split:
     """Ranks over gloo: what its threads ran is communication, operators are computation."""
-    sent = [of_gloo(note, trace.info) for note in trace.notes if note.name.startswith("gloo:")]
+    sent = [of_gloo(note, trace.groups) for note in trace.notes if note.name.startswith("gloo:")]
     ops = [e for e in trace.cpu if not e.name.startswith(WRAPPERS) and not e.name.endswith("Backward0")]
     stepping = union([(n.start, n.end) for n in trace.notes if _is_step(n)])
     computing = union([(e.start, e.end) for e in ops])
@@ -132,6 +133,8 @@ def _parts(
     """
     communicating = union([(c.start, c.end) for c in sent])
     spans = np.concatenate([computing, optimizer, copies, communicating, union(list(steps))])
+    if not length(spans):
+        raise Unreadable(f"{trace.file} has nothing that took time: was anything run while it was recorded?")
     whole = np.array([[spans[:, 0].min(), spans[:, 1].max()]])
     optimizer, busy = without(optimizer, computing), union(np.concatenate([computing, optimizer]))
     parts = {"compute": length(computing), "optimizer": length(optimizer)}

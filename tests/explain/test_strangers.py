@@ -1,0 +1,115 @@
+"""Files that strangers made: each that cannot be gets one sentence, and no name reaches the terminal raw."""
+
+import json
+import math
+import os
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from traces import by_hand, nccl, x
+
+from three_axes import foreign
+from three_axes.__main__ import main
+from three_axes.foreign import Unreadable, plain, read_json
+
+HUGE = 10**400
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"ts": math.nan}, "event gemm begins at nan, which is no number of microseconds"),
+        ({"ts": "soon"}, "begins at 'soon'"),
+        ({"ts": HUGE}, "begins at 1000"),
+        ({"dur": "12"}, "takes '12', which is no number of microseconds of at least 0"),
+        ({"dur": -5}, "takes -5"),
+        ({"dur": math.inf}, "takes inf"),
+        ({"args": [1]}, "has the arguments [1]"),
+        ({"dur": 0}, "has nothing that took time"),
+        ({"ts": 0, "name": "\x1b[31m" * 100, "dur": "x"}, "its event �[31m"),
+        (DEEP, "is nested too deeply"),
+        ("1" * 5000, "has no kernels" if sys.version_info < (3, 11) else "a number of thousands of digits"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_sentence(tmp_path, capsys, change, sentence):
+    event = change if isinstance(change, str) else json.dumps(x("kernel", "gemm", 0, 10) | change)
+    file = tmp_path / "trace.json"
+    file.write_text(f'{{"traceEvents": [{event}]}}')
+    assert main(["explain", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and len(error.splitlines()) == 1 and error.rstrip("\n").isprintable()
+
+
+def test_a_pipe_or_a_folder_is_not_waited_for(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        assert main(["explain", str(path)]) == 2
+        assert "is a folder, a pipe or a device" in capsys.readouterr().err
+
+
+def test_names_of_a_trace_do_not_steer_the_terminal(tmp_path, capsys):
+    file = tmp_path / "trace.json"
+    sent = nccl("allreduce", "\x1b[2Jtp\n", 1000, 0, 50)
+    file.write_text(json.dumps([sent, x("kernel", "gemm", 50, 10)]))
+    assert main(["explain", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert "exposed �[2Jtp�" in printed and "\x1b" not in printed
+
+
+def test_who_reads_a_part_only_is_left_in_peace(tmp_path, monkeypatch):
+    (tmp_path / "trace.json").write_text(json.dumps(by_hand()))
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["explain", str(tmp_path / "trace.json")]) == 0
+
+
+STRANGE = st.sampled_from([None, True, -1, 0, 2**70, HUGE, math.nan, "", "x", [], [[]], {}, {"a": [1]}])
+
+
+@given(st.lists(st.tuples(st.integers(0, 17), st.integers(0, 20), STRANGE), min_size=1, max_size=4), STRANGE)
+def test_whatever_stands_in_a_trace_it_is_explained_or_refused(tmp_path_factory, changes, beside):
+    """An event, one of its fields or arguments, and what stands there instead."""
+    events = by_hand()
+    for number, place, value in changes:
+        event = events[number % len(events)]
+        holder = event["args"] if place > 7 and isinstance(event["args"], dict) and event["args"] else event
+        holder[list(holder)[place % len(holder)]] = value
+    about = {"rank": beside, "pg_config": beside}
+    file = tmp_path_factory.mktemp("strange") / "trace.json"
+    file.write_text(json.dumps({"distributedInfo": about, "traceEvents": events}))
+    assert main(["explain", str(file)]) in (0, 2)
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ('{"a": }', "is not a JSON file: line 1, column 7: expecting value"),
+        (b"\xff\xfe", "is not a JSON file: it is no text in UTF-8"),
+        (f'{{"a": {HUGE}}}', "holds a whole number of 401 digits: give one of at most 18"),
+        ("[1e999]", "holds 1e999 for a number: give a finite one"),
+        ('{"a": NaN}', "holds NaN for a number"),
+        (DEEP + "]" * len(DEEP), "is nested deeper than 100 levels"),
+        ("[" * 101 + "]" * 101, "is nested deeper than 100 levels"),
+        (" " * 2000, "has more than 1,000 bytes"),
+    ],
+    ids=str.split("syntax encoding digits overflow nan deep deeper large"),
+)
+def test_a_json_file_that_cannot_be_is_refused(tmp_path, content, sentence):
+    file = tmp_path / "given.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(Unreadable) as refused:
+        read_json(file, 1000 if content[:1] == " " else foreign.LARGEST)
+    assert f"given.json {sentence}" in str(refused.value)
+
+
+def test_a_json_file_is_read(tmp_path):
+    file = tmp_path / "given.json"
+    for value in (None, {"a": [1, -2.5, "é", True]}, json.loads("[" * 100 + "]" * 100), 10**18 - 1):
+        file.write_text(json.dumps(value), encoding="utf-8-sig")
+        assert read_json(file) == value
+    assert plain("é\u202e\x07\ud800 ok") == "é��� ok" and plain("long" * 100, 5) == "long…"
