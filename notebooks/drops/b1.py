@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
@@ -12,26 +11,19 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector
 
+from drops.b1_steps import *  # noqa: F403  what the cells show
+from drops.b1_steps import LAYERS, ONE_NODE, mine, model, order_timeline
 from helpers import toy
-from helpers.emulate import networks
 from helpers.practice.engine import Asked, OnRanks
 from helpers.practice.exercise import Answer, right
-from helpers.practice.runs import Run, alike
+from helpers.practice.runs import Run, alike, told
 from helpers.ranks import current
 from helpers.ranks.world import World
-from three_axes.count import clock
-from three_axes.count.clock import Span, Timeline
-from three_axes.count.traffic import Traffic
-from three_axes.table import Table, human
 
 
 def _first(found: dict[str, bool]) -> tuple[str, bool] | None:
     """The first mistake that was found. In this order: what comes first explains more."""
     return next(((name, True) for name, it in found.items() if it), None)
-
-
-def _calls(op: str) -> int:
-    return sum(row.calls for row in current.counted_so_far() if row.op == op)
 
 
 # -- practice: gather, compute, free --------------------------------------------------------------
@@ -65,8 +57,9 @@ B, H = 3, 64  # the weights are (H, H), and by far the largest thing here. A dx 
 class _Layer:
     """tanh(x · W), which notes what is called, and whether W is held while later layers run."""
 
-    def __init__(self, dy: torch.Tensor, facts: dict):
-        self.dy, self.facts, self._before = dy, facts, current.rank.budget.now
+    def __init__(self, dy: torch.Tensor):
+        self.dy, self.facts, self._before = dy, told(), current.rank.budget.now
+        self.facts |= {"called": set(), "kept": False}
 
     def _whole(self, w, when: str) -> torch.Tensor:
         self.facts["called"].add(when)
@@ -93,18 +86,11 @@ class _Layer:
         return dz @ w.T, (x.T @ dz).flatten()
 
 
-def _watch_layer(attempt, facts: dict) -> None:
-    rank, d = dist.get_rank(), dist.get_world_size()
+def _to_layer(rank: int, d: int) -> list[tuple]:
     chance = torch.Generator().manual_seed(0)
     shard = (torch.randn(H * H, generator=chance) / H**0.5).chunk(d)[rank].clone()
     x, dy = torch.randn(2, d, B, H, generator=chance)[:, rank].clone()
-    facts |= {"called": set(), "kept": False}
-    current.count_from_here()
-    answer = attempt(shard, x, _Layer(dy, facts), rank, d)
-    facts["values"] = [answer]
-    with suppress(TypeError, ValueError, AttributeError):  # what is no pair is told later
-        facts["values"] = [_pair(answer)]
-    facts |= {op: _calls(op) for op in ("all_gather", "reduce_scatter", "all_reduce")}
+    return [(shard, x, _Layer(dy), rank, d)]
 
 
 def _pair(answer) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,24 +101,24 @@ def _pair(answer) -> tuple[torch.Tensor, torch.Tensor]:
 def _found_in_layer(run: Run, truth: Run) -> tuple[str, bool] | None:
     every = lambda test: all(test(facts) for facts in run.ranks)
     pairs = [(a["values"][0], b["values"][0]) for a, b in zip(run.ranks, truth.ranks)]
-    dx, gradient = (all(alike(a[place], b[place]) for a, b in pairs) for place in (0, 1))
+    gradient = all(alike(a[1], b[1]) for a, b in pairs)
     return _first(
         {
             "a part left out": not every(lambda f: len(f["called"]) == 3),
-            "nothing is gathered": every(lambda f: not f["all_gather"]),
+            "nothing is gathered": every(lambda f: "all_gather" not in f["forward"]),
             "dx and the gradient exchanged": all(alike(a[1], b[0].flatten()) for a, b in pairs),
-            "backward without a second gather": every(lambda f: f["all_gather"] == 1),
+            "backward without a second gather": every(lambda f: f["forward"].count("all_gather") == 1),
             "gathered weights kept": every(lambda f: f["kept"]),
             "gradients reduced twice": every(lambda f: _reductions(f) > 1),
-            "an all-reduce where a reduce-scatter is enough": gradient and every(lambda f: f["all_reduce"]),
+            "an all-reduce where a reduce-scatter is enough": (
+                gradient and every(lambda f: "all_reduce" in f["forward"])
+            ),
             "the whole gradient kept": every(lambda f: f["values"][0][1].numel() == H * H),
-            "another dx": not dx,
-            "another gradient": not gradient,
         }
     )
 
 
-_reductions = lambda facts: facts["reduce_scatter"] + facts["all_reduce"]
+_reductions = lambda facts: sum(facts["forward"].count(op) for op in ("reduce_scatter", "all_reduce"))
 
 one_layer = OnRanks(
     "gather, compute, free",
@@ -147,13 +133,13 @@ one_layer = OnRanks(
         " shard in `mine`, torch.empty_like(shard). Then the mean.",
     ],
     tries=((4,), (2,)),
-    watch=_watch_layer,
+    inputs=_to_layer,
     world={"timeout": 8, "memory": 1e9},
     reads=_pair,
     praise="dx and the gradient's shard are the twin's on 4 and on 2 ranks, and nothing whole was left while"
     " the later layers ran.",
     figures=lambda run, truth: [
-        ("all-gathers", *(str(one.ranks[0]["all_gather"]) for one in (run, truth))),
+        ("all-gathers", *(str(one.ranks[0]["forward"].count("all_gather")) for one in (run, truth))),
         ("reduce-scatters and all-reduces", *(str(_reductions(one.ranks[0])) for one in (run, truth))),
     ],
     finds=_found_in_layer,
@@ -166,9 +152,6 @@ one_layer = OnRanks(
         a shard where the whole layer is needed
             The layer was given one rank's shard. Gather all weights first.
             ! got 1024 numbers for w
-        other weights than the layer's
-            The layer's arguments are w and x, and for backward also dy. w is one tensor of all weights.
-            ! for w, and has
         nothing is gathered
             Each rank has only its shard. dist.all_gather(parts, shard) fills the empty tensors.
         dx and the gradient exchanged
@@ -207,10 +190,10 @@ one_layer = OnRanks(
             - list(dw.chunk => list(dw.roll(len(shard)).chunk
             - list(dw.chunk => list(dw.roll(-len(shard)).chunk
             - list(dw.chunk(world_size)) => [dw.chunk(world_size)[0]] * world_size
-        another dx
-            dx is what layer.backward gives, from the gathered weights.
-        another gradient
-            It is chunk number `rank` of the ranks' mean of dw.
+        another dx, or another gradient
+            dx is what layer.backward gives, from the gathered weights. The gradient is chunk number `rank`
+            of the ranks' mean of dw.
+            ~ values
     """,
 )
 
@@ -232,9 +215,6 @@ def step_order(n):
     return order
 
 
-S = 16
-model = lambda: toy.ToyTransformer(hidden=64, seq_len=S)
-LAYERS = len(model())
 SIZES = (3, LAYERS, 9)
 WORDS = ("gather", "F", "free", "B", "reduce")
 
@@ -276,8 +256,7 @@ def _faults(order: list[tuple[str, int]], n: int) -> dict[str, bool | str]:
         "freed before it is used": lacking == "freed",
         "backward without a second gather": lacking == "B",
         "weights that are not there": lacking == "F",
-        "gradients reduced twice": max(reduced) > 1,
-        "gradients not reduced": min(reduced) == 0,
+        "gradients not reduced once": reduced != [1] * n,
         "reduced before backward": early,
         "gathered weights kept": bool(whole) or kept > 2,
         "gathered twice over": again,
@@ -340,10 +319,8 @@ order = Asked(
             B needs the whole weights too, and they were freed after F. Gather each layer again in backward.
         weights that are not there
             F needs its layer's weights: its gather must have begun, and nothing freed them since.
-        gradients reduced twice
-            One reduction for each layer, after its B. A second one sums sums.
-        gradients not reduced
-            After its B, every layer's gradients are reduced.
+        gradients not reduced once
+            After its B, every layer's gradients are reduced, and not again: a second time sums sums.
         reduced before backward
             There are no gradients before B.
         gathered weights kept
@@ -375,11 +352,6 @@ def shard_model(model):
     fully_shard(model, mesh=mesh)
 
 
-def mine(m: int) -> list[torch.Tensor]:
-    """This rank's tokens and targets: as many in each of m microbatches as there are for one."""
-    return [toy.my_share(t, dist.get_rank(), dist.get_world_size()) for t in toy.make_batch(4 * m, S)]
-
-
 def _watch_mesh(attempt, facts: dict) -> None:
     wrapped = model()
     attempt(wrapped)
@@ -388,7 +360,8 @@ def _watch_mesh(attempt, facts: dict) -> None:
     toy.loss_of(wrapped(tokens), targets).backward()
     over = {row.op: row.members for row in reversed(current.counted_so_far())}
     facts |= {"gathers": over.get("all_gather", ()), "sums": over.get("all_reduce", ())}
-    facts |= {"calls": _calls("all_gather"), "cut": all(isinstance(p, DTensor) for p in wrapped.parameters())}
+    facts["calls"] = sum(row.calls for row in current.counted_so_far() if row.op == "all_gather")
+    facts["cut"] = all(isinstance(p, DTensor) for p in wrapped.parameters())
     whole = lambda g: g.full_tensor() if isinstance(g, DTensor) else g
     gradients = [torch.zeros(p.shape) if p.grad is None else whole(p.grad) for p in wrapped.parameters()]
     facts["values"] = [parameters_to_vector(gradients)]
@@ -463,138 +436,3 @@ mesh = OnRanks(
             Look at the mesh: who averages with whom?
     """,
 )
-
-
-# -- what the cells show --------------------------------------------------------------------------
-
-# Emulated, as in drop 06: ports out of a node are 10 times slower than links inside.
-ONE_NODE, TWO_NODES = networks.four_ranks(12e6)
-SECONDS = {"F": 3e-7, "B": 6e-7}  # of one parameter, emulated: a block is 15 ms forward and 30 ms backward
-WEIGHTS = 4 * sum(p.numel() for p in model().parameters())  # bytes of all of them
-BLOCK = 4 * sum(p.numel() for p in model().blocks[0].parameters())
-
-
-def groups(mesh_shape: tuple[int, ...] | None) -> tuple:
-    """(shard, replicate): the groups of a mesh (replicate, shard), or all ranks and none."""
-    if mesh_shape is None:
-        return None, None
-    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("replicate", "shard"))
-    return mesh["shard"].get_group(), mesh["replicate"].get_group()
-
-
-def step_traffic(world: World, mesh: tuple[int, ...] | None = None, m: int = 1, **how) -> Traffic:
-    """The bytes of one step. mesh: (replicate, shard) for HSDP. how: as `toy.fsdp_order` takes it."""
-
-    def run():
-        layers = toy.shard_layers(model(), *groups(mesh))
-        toy.run_order(layers, toy.fsdp_order(LAYERS, m, **how), *mine(m))
-
-    world.run(run)
-    return world.traffic
-
-
-def step_by_pytorch(world: World, m: int = 1, reshard: bool = True, hold: bool = False) -> Traffic:
-    """The same step with `fully_shard`."""
-
-    def run():
-        wrapped = model()
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
-        for part in wrapped:
-            fully_shard(part, mesh=mesh, reshard_after_forward=reshard)
-        fully_shard(wrapped, mesh=mesh)
-        for k, (tokens, targets) in enumerate(zip(*(t.chunk(m) for t in mine(m)))):
-            last = k == m - 1 or not hold
-            wrapped.set_is_last_backward(last)
-            wrapped.set_reshard_after_backward(last)
-            wrapped.set_requires_gradient_sync(last)
-            (toy.loss_of(wrapped(tokens), targets) / m).backward()
-
-    world.run(run)
-    return world.traffic
-
-
-def side_by_side(runs: dict[str, tuple[Traffic, Traffic]]) -> Table:
-    """Calls and bytes of rank 0, by hand and by PyTorch. runs: name -> (by hand, by `fully_shard`)."""
-    rows = [
-        [
-            name if way == "by hand" else "",
-            way,
-            str(traffic.calls("all_gather")),
-            str(traffic.calls("reduce_scatter")),
-            human(traffic.counted[0]),
-        ]
-        for name, both in runs.items()
-        for way, traffic in zip(("by hand", "fully_shard"), both)
-    ]
-    return Table(["one step", "", "all-gathers", "reduce-scatters", "counted"], rows)
-
-
-def _watching(layers: list[toy.Layer], streams: list[Span]):
-    """Compute takes its time, memory and what is under way go on the clock."""
-
-    @contextmanager
-    def around(what: str, i: int, k: int):
-        start = time.monotonic()
-        if what in SECONDS:
-            with current.span(what, i):
-                time.sleep(SECONDS[what] * layers[i].n)
-                yield
-            return
-        yield
-        current.rank.recorder.levels.append((start, sum(layer.bytes_whole for layer in layers)))
-        work = {"gather": layers[i].arriving, "reduce": layers[i].reducing}.get(what)
-        if work:
-            work.get_future().add_done_callback(
-                lambda _: streams.append(Span(what, str(i), start, time.monotonic()))
-            )
-
-    return around
-
-
-def run_on_clock(order, mesh: tuple[int, ...] | None = None) -> tuple[float, list, list, list[Span]]:
-    """On a rank: run an order, compute emulated. Returns seconds, spans, levels, and what was under way when.
-
-    Collectives of a group follow one another: each is shown from when it began, or the one before it ended.
-    """
-    m = 1 + max(k for *_, k in order)
-    layers, streams = toy.shard_layers(model(), *groups(mesh)), []
-    toy.run_order(layers, [("gather", 0, 0), ("F", 0, 0), ("free", 0, 0)], *mine(1))  # to warm up
-    dist.barrier()
-    current.count_from_here()
-    start = time.monotonic()
-    toy.run_order(layers, order, *mine(m), around=_watching(layers, streams))
-    seconds = time.monotonic() - start
-    while len(streams) < sum(what in ("gather", "reduce") for what, *_ in order):
-        time.sleep(1e-3)  # the last ones' ends are noted by another thread
-    shown, until = [], 0.0
-    for s in sorted(streams, key=lambda s: s.end):
-        shown.append(s._replace(start=max(s.start, until)))
-        until = s.end
-    recorder = current.rank.recorder
-    return seconds, list(recorder.spans), list(recorder.levels), shown
-
-
-def order_timeline(world: World, order: list[tuple], ranks: int = 4) -> Timeline:
-    """A step on the clock, in this order: compute, gathers and reductions, bytes of whole weights. The world
-    has an emulated network. ranks: the first so many are in it; all do the same. The shortest of a few runs.
-    """
-    once = lambda: Timeline(*list(zip(*world.run(run_on_clock, order)[:ranks]))[1:])
-    return clock.shortest(once, lambda timeline: timeline.makespan)
-
-
-def hybrid(meshes: dict[str, tuple[int, ...] | None]) -> tuple[dict[str, float], dict[str, Traffic]]:
-    """Seconds and traffic of a step on two emulated nodes of two, for each mesh of (replicate, shard)."""
-    seconds, traffic, order = {}, {}, toy.fsdp_order(LAYERS)
-    with World(4, fabric=TWO_NODES) as world:
-        for name, mesh in meshes.items():
-            once = lambda mesh=mesh: max(rank[0] for rank in world.run(run_on_clock, order, mesh))
-            seconds[name] = clock.shortest(once, float)
-            traffic[name] = world.traffic
-    return seconds, traffic
-
-
-def between_nodes(traffic: Traffic) -> float | None:
-    """Bytes that ranks 0 and 1 sent to ranks 2 and 3, and back. None where the system does not say."""
-    if traffic.matrix is None:
-        return None
-    return sum(traffic.matrix[a][b] for a in range(4) for b in range(4) if a // 2 != b // 2)

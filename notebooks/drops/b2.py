@@ -102,13 +102,10 @@ parts = Asked(
         not y and lse
             Return two tensors, y of (4, 8) and lse of (4, 1): the next part is merged to these.
             ~ form
-        averaging partial softmaxes
-            Half and half gives both parts the same say, however small the scores of one are. Each part's
-            weights sum to 1 over its own keys. A part counts by its sum, exp(lse).
+        parts that count alike
+            Each part's weights sum to 1 over its own keys, however small the scores of one are. A part
+            counts by its sum, exp(lse), divided by both sums.
             - (w1 * y1 + w2 * y2) / (w1 + w2) => (y1 + y2) / 2
-        adding partial softmaxes
-            Each part's weights sum to 1, so together they sum to 2. Weigh the parts by their sums,
-            exp(lse), and divide by both.
             - (w1 * y1 + w2 * y2) / (w1 + w2) => y1 + y2
         weighted by the logarithm
             lse is the logarithm of a part's sum. The weight of a part is the sum itself, exp(lse).
@@ -117,10 +114,8 @@ parts = Asked(
             y1 counts by exp(lse1), the sum of its own part, and y2 by exp(lse2).
             - w1 * y1 + w2 * y2 => w2 * y1 + w1 * y2
         not divided by both sums
-            Each part counts by its sum. Together they must be divided by both sums.
+            Each part counts by its sum. Together they must be divided by both sums, token by token.
             - (w1 * y1 + w2 * y2) / (w1 + w2) => lse1.exp() * y1 + lse2.exp() * y2
-        weighed, and not divided by the weights
-            The weights are right, and do not sum to 1. Divide by their sum, token by token.
             - / (w1 + w2) =>
         the larger part alone
             The larger lse makes exp safe. The smaller part still counts, by exp(its lse − the larger one).
@@ -349,31 +344,22 @@ step = OnRanks(
         no gradients
             Run loss.backward() and leave the gradients in the model.
             - loss.backward() => pass & toy.average_gradients(model) => pass
-        mask by local positions
-            The mask must compare places in the text: `at` has them for mine, `everywhere` for all.
-            - at[:, None] >= everywhere => torch.arange(len(at))[:, None] >= torch.arange(len(everywhere))
-        positions that start at 0 on every rank
-            Positions, learned or rotary, are places in the whole text: `at`, not 0 to s/c − 1.
+        places that start at 0 on every rank
+            The embedding and the mask both need places in the whole text: `at` has them for my tokens, and
+            `everywhere` for all, in the order in which the ranks of cp bring them: zig-zag.
             - weight[at] => weight[: len(at)]
-        positions and mask that start at 0 on every rank
-            The embedding and the mask both need places in the whole text: `at` and `everywhere`.
+            - at[:, None] >= everywhere => torch.arange(len(at))[:, None] >= torch.arange(len(everywhere))
             - weight[at] => weight[: len(at)] & at[:, None] >= everywhere => torch.arange(len(at))[:, None]
               >= torch.arange(len(everywhere))
+            - >= everywhere => >= torch.arange(len(everywhere))
         tokens without positions
             The embedding has two parts: the token, and its place. model[0].position.weight[at] is missing.
             - + model[0].position.weight[at] =>
-        keys taken in the text's order
-            The ranks of cp bring their tokens zig-zag. `everywhere` says where in the text each one stands.
-            - >= everywhere => >= torch.arange(len(everywhere))
-        a token that does not see itself
-            A token looks at itself too, and the first one at nothing else: at[:, None] >= everywhere.
+        a mask of other keys
+            A token looks at itself and at what stands before it, and not at what comes after it: at[:, None]
+            >= everywhere.
             - >= everywhere => > everywhere
-        a mask turned round
-            Your tokens look at what comes after them. The mask says which keys stand no later.
             - >= everywhere => <= everywhere
-        no mask
-            Your tokens look at what comes after them too. at[:, None] >= everywhere says who may be looked
-            at.
             - >= everywhere => >= 0 * everywhere
         attention to this rank's tokens alone
             A block alone knows this rank's tokens. toy.context_block(block, x, mask, cp) gathers all K and
@@ -382,14 +368,11 @@ step = OnRanks(
         keys gathered over dp
             The ranks of dp have other sequences. The rest of this one is on the ranks of cp.
             - mask, cp) => mask, dp)
-        gradients summed over dp alone
-            The ranks of cp saw other tokens: their gradients are shares too. The gradients' group is dp·cp.
+        gradients of some ranks alone
+            The ranks of dp saw other sequences, those of cp other tokens: their gradients are all shares.
+            Average over all of dp·cp.
             - average_gradients(model) => average_gradients(model, dp)
-        gradients summed over cp alone
-            The ranks of dp saw other sequences. The gradients' group is dp·cp.
             - average_gradients(model) => average_gradients(model, cp)
-        gradients of this rank alone
-            Every rank saw some tokens of the batch. Average the gradients over all of dp·cp.
             - toy.average_gradients(model) => pass
         the sum where the mean was meant
             The twin's loss is a mean over all tokens. Average the gradients over dp·cp, do not sum them.

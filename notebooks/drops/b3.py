@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -135,26 +134,19 @@ layer = OnRanks(
         divided by k once more
             Every answer is weighed, and the weights sum to 1: sum them, no mean.
             - .sum(1) => .mean(1)
-        copies of other tokens
-            choice.flatten() has k copies of token 0, then k of token 1: copy i is of token i // k.
+        copies in another order
+            The first give[0] rows go to rank 0: sort the copies by their experts. choice.flatten() has k
+            copies of token 0, then k of token 1: row i is copy order[i], which is of token order[i] // k.
             - order // choice.shape[1] => order % len(x)
             - order // choice.shape[1] => order % choice.shape[1]
-        copies that are not sorted
-            The first give[0] rows go to rank 0. Put the copies in the order of their experts first: copy
-            order[i] is row i.
             - order // choice.shape[1] => torch.arange(len(order)) // choice.shape[1]
             - choice.flatten().argsort(stable=True) => torch.arange(choice.numel())
         no expert was asked
             Call expert(rows) on the rows that have come.
-        weights of the other expert
-            Weight i belongs to the answer of choice i.
-            - weight.unsqueeze => weight.flip(1).unsqueeze
         one expert of k
             Each token has k experts, and you use one. Send k copies of every token.
             - .sum(1) => [:, 0]
             - .sum(1) => [:, 1]
-            - * weight.unsqueeze(-1)).sum(1) => * 1)[:, 0]
-            - * weight.unsqueeze(-1)).sum(1) => * 1)[:, 1]
         another y
             A token's copies go out by expert, are answered, come back by expert, and must find their token
             again.
@@ -221,15 +213,12 @@ def _met(run: Run) -> Answer:
     )
 
 
-def _any_group(proof: Callable) -> Callable[[Run, Run], bool]:
-    """Whether any group is (rank, ranks, its members, what they should be) of which proof holds."""
-    return lambda run, truth: (
-        not run.error
-        and any(
-            proof(rank, ranks, mine[axis], meant[axis])
-            for (rank, ranks, *_), mine, meant in zip(ASKED, run.values, truth.values)
-            for axis in MESHES
-        )
+def _impossible(run: Run, _) -> bool:
+    """Whether a group has ranks that do not exist, lacks the rank itself, or has another size."""
+    return not run.error and any(
+        not {*mine[axis]} <= {*range(ranks)} or rank not in mine[axis] or len(mine[axis]) != size
+        for (rank, ranks, tp, ep), mine in zip(ASKED, run.values)
+        for axis, size in zip(MESHES, (tp, ranks // tp, ep, ranks // ep))
     )
 
 
@@ -248,41 +237,30 @@ fold = Asked(
     reads=lambda groups: {axis: sorted(int(rank) for rank in groups[axis]) for axis in MESHES},
     praise=_met,
     figures=_parts,
-    shows={
-        "ranks that do not exist": _any_group(lambda rank, ranks, mine, _: not {*mine} <= {*range(ranks)}),
-        "a rank outside its own group": _any_group(lambda rank, ranks, mine, _: rank not in mine),
-        "a group of another size": _any_group(lambda rank, ranks, mine, meant: len(mine) != len(meant)),
-    },
+    shows={"a group that cannot be": _impossible},
     mistakes="""
         no groups
             Return a dictionary with tp, dp, ep and edp, each a list of ranks.
             ~ form
-        experts' gradients averaged over all of dp
-            The ranks of dp hold the same attention, but other experts: you would average expert 0 with
-            expert 1. An expert's gradient is summed over the ranks that hold that expert, edp. (Tokens of
-            the others have come to it already.)
+        experts' gradients summed over other experts
+            The ranks of dp hold the same attention, but other experts: you would sum expert 0 with expert
+            1. An expert's gradient is summed over the ranks that hold that expert, edp. (Tokens of the
+            others have come to it already.)
             - "edp": outer(ep) => "edp": outer(tp)
-        experts' gradients summed over all ranks
-            Most of these ranks hold other experts. An expert's gradient is summed over the ranks that hold
-            it.
             - "edp": outer(ep) => "edp": list(range(ranks))
         experts inside dp, not folded
             You let tokens go to ranks of dp alone, which are tp apart. Folded, the experts' mesh does not
             know attention's: ep is innermost there, so that its ranks are neighbours in a node.
             - inner(ep) => outer(tp)[outer(tp).index(rank) // ep * ep :][:ep] & outer(ep) =>
               outer(tp)[outer(tp).index(rank) % ep :: ep]
-        ep and edp exchanged
-            Tokens go where other experts are: ep. Gradients are summed where the same experts are: edp.
+        innermost and outermost exchanged
+            tp and ep are innermost: their ranks are neighbours. Tokens go where other experts are: ep.
+            Gradients are summed where the same experts are: edp.
             - "ep": inner(ep), "edp": outer(ep) => "ep": outer(ep), "edp": inner(ep)
-        tp and dp exchanged
-            tp is innermost: its ranks are neighbours.
             - "tp": inner(tp), "dp": outer(tp) => "tp": outer(tp), "dp": inner(tp)
-        ranks that do not exist
-            Ranks are 0 to ranks − 1.
-        a rank outside its own group
-            Every rank is a member of its four groups. Where does the group of rank r begin?
-        a group of another size
-            tp and ep say how many ranks their groups have. dp has ranks / tp, edp ranks / ep.
+        a group that cannot be
+            Ranks are 0 to ranks − 1, and each is a member of its four groups. tp and ep say how many
+            ranks their groups have; dp has ranks / tp, edp ranks / ep.
         other groups
             tp and ep are innermost in their meshes: neighbours. dp and edp are the rest: ranks one tp, or
             one ep, apart.
@@ -334,51 +312,34 @@ parameters = Asked(
             ~ form
         counting active parameters for memory
             A token uses k experts, but other tokens use the others. A rank must hold every expert that it
-            owns. Active parameters count for compute.
+            owns, experts / ep. Active parameters count for compute.
             - experts * expert / ep => k * expert / ep
-        active parameters, not shared out
-            k experts work for one token. In memory are all that the rank owns: experts / ep.
             - experts * expert / ep => k * expert
-        experts cut by tp as well
+            - experts * expert / ep => experts * k * expert / ep
+        experts cut by tp
             tp cuts attention. Here an expert is whole on its rank: the experts' mesh has its own size for
             that, etp, and it is 1.
             - experts * expert / ep => experts * expert / ep / tp
+            - / ep => / tp
         attention shared out over ep
             ep shares out the experts. Attention is on every rank of it, cut by tp alone.
             - attention / tp => attention / tp / ep
+            - / tp => / ep
+            - / tp => / tp / ep & experts * expert / ep => experts * expert / ep / tp
         every expert on every rank
             That is data parallelism. With ep ranks, each holds experts / ep of them.
             - experts * expert / ep => experts * expert
         attention left whole
             tp cuts attention's matrices: a rank holds 1/tp.
             - attention / tp => attention
-        every expert on every rank, cut by tp
-            tp cuts attention. The experts are shared out over ep: a rank holds experts / ep of them, whole.
-            - / ep => / tp
-        all of it shared out over ep
-            ep shares out the experts. Attention is cut by tp alone.
-            - / tp => / ep
-        all of it cut by tp and ep
-            tp cuts attention, ep shares out the experts. Neither does the other's work here.
-            - / tp => / tp / ep & experts * expert / ep => experts * expert / ep / tp
         one expert on each rank
-            A layer has `experts` of them, and ep ranks share them out: experts / ep on each.
+            A layer has `experts` of them, and ep ranks share them out: experts / ep on each, whole.
             - experts * expert / ep => expert
-        one expert, shared out
-            A layer has `experts` of them, and ep ranks share them out: each has experts / ep, whole.
             - experts * expert / ep => expert / ep
-        experts counted, not their parameters
-            experts / ep is how many a rank owns. Each of them has `expert` parameters.
-            - experts * expert / ep => experts / ep
-        k times too many
-            k says how many experts work for a token. It changes nothing in memory.
-            - experts * expert / ep => experts * k * expert / ep
-        experts of one layer
-            Every layer has experts of its own: a bracket is missing.
+        one layer
+            Every layer has attention and experts of its own. Is a bracket missing?
             - layers * (attention / tp + experts * expert / ep) => layers * attention / tp + experts *
               expert / ep
-        one layer
-            That is one layer of them.
             - layers * ( => (
         another number
             A rank holds layers · (attention / tp + experts · expert / ep).

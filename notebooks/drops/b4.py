@@ -52,19 +52,13 @@ def _made_up(groups: dict[str, list[int]], called: list[str]) -> tuple[dict, dic
     """(entries, members) from a line for each rank: 'a1 a2 b1…' called numbers 1 and 2 of group a, then 1 of
     b, which has not ended.
     """
-    entries = {
-        rank: [
-            {
-                "process_group": (word[0], "made up"),
-                "collective_seq_id": int(word[1]),
-                "record_id": place,
-                "state": "scheduled" if word.endswith("…") else "completed",
-            }
-            for place, word in enumerate(line.split())
-        ]
-        for rank, line in enumerate(called)
-    }
-    return entries, groups
+
+    def entry(place: int, word: str) -> dict:
+        state = "scheduled" if word.endswith("…") else "completed"
+        names = {"process_group": (word[0], "made up"), "collective_seq_id": int(word[1])}
+        return names | {"record_id": place, "state": state}
+
+    return {r: [entry(*one) for one in enumerate(line.split())] for r, line in enumerate(called)}, groups
 
 
 # Rare in runs, and each parts two ways of counting that are alike elsewhere: ranks behind in several groups,
@@ -134,31 +128,26 @@ never = Asked(
         every rank
             You name all members of every group. Those with the highest number have come.
             - last[rank] < max(last.values()) => True
-        the first group alone
-            Right for the first group. The ranks wait in the others too: look at all of them.
+        one group alone
+            Right for one of the groups. The ranks wait in the others too: look at all of them, and keep what
+            you found in each.
             - in members.items() => in list(members.items())[:1]
             - missing[group] = behind => return {group: behind}
-        the last group alone
-            Right for the last group in which somebody is missing. Keep what you found in those before it.
             - missing[group] = behind => missing = {group: behind}
-        the first number, not the last
-            Entries are oldest first. Who is behind is told by the last number that each has called.
-            - max(mine, default=0) => min(mine, default=0)
-        numbers of two groups compared
-            Each group counts for itself. Number 5 of one group says nothing of number 4 of another.
+        numbers of several groups compared
+            Each group counts for itself: number 5 of one says nothing of number 4 of another, and record_id
+            counts what a rank has called in all of them. Compare the members' collective_seq_id.
             - e["process_group"][0] == group => True
-        entries' own numbers compared
-            record_id counts all that a rank has called, in whatever group. What the members of a group have
-            in common is its collective_seq_id.
             - e["collective_seq_id"] => e["record_id"]
+        not the last number
+            Who is behind is told by the last number that each has called. Entries are oldest first, and old
+            ones are overwritten: two records of the same length may end at different numbers.
+            - max(mine, default=0) => min(mine, default=0)
+            - max(mine, default=0) => len(mine)
         only what has ended
             What ended, ended on every rank of the group: there all have the same last number. Look at what
             was called.
             - == group] => == group and e["state"] == "completed"]
-        entries counted
-            Old entries are overwritten: two records of the same length may end at different numbers.
-            Compare the numbers.
-            - max(mine, default=0) => len(mine)
         ranks that are not in the group
             A rank that is no member has no number in a group, and nobody waits for it there. Ask the ranks
             of members[group].
@@ -282,10 +271,8 @@ def _mistaken(stopped: Stopped, rank, line, cause) -> tuple[str, str] | None:
     if cause == TOO_SHORT and stopped.dead:
         return "raising the timeout", f"rank {stopped.dead[0]} died. No timeout was reached."
     if cause == TOO_SHORT and number == SLOW:
-        return (
-            "raising the timeout",
-            "given longer it ends, and will be late again. Which rank is slow, where?",
-        )
+        text = "given longer it ends, and will be late again. Which rank is slow, where?"
+        return "raising the timeout", text
     if cause == TOO_SHORT:
         return "raising the timeout", f"nobody is on the way, so no timeout is long enough. {see}"
     if cause == NETWORK:
@@ -399,11 +386,10 @@ def _still(proof: Callable[[Run, list[dict]], bool]) -> Callable[[Run, Run], str
     return shown
 
 
-def _says(code, word: str) -> bool:
-    """Whether a word is in a function's code: in a name or a text."""
-    inner = [part for part in code.co_consts if hasattr(part, "co_code")]
-    said = str((code.co_names, [part for part in code.co_consts if part not in inner]))
-    return word in said or any(_says(part, word) for part in inner)
+def _says_timeout(function) -> bool:
+    """Whether a name or a text in the function's code has the word."""
+    code = getattr(function, "__code__", None)
+    return bool(code) and "timeout" in str((code.co_names, code.co_consts))
 
 
 mended = OnRanks(
@@ -433,9 +419,7 @@ mended = OnRanks(
             not run.error and any(len({*mine}) < len(mine) for mine in _done(run))
         ),
         "batches left out": _left_out,
-        "raising the timeout": _still(
-            lambda run, inside: _says(getattr(run.attempt, "__code__", train.__code__), "timeout")
-        ),
+        "raising the timeout": _still(lambda run, inside: _says_timeout(run.attempt)),
         "a barrier more": _still(lambda run, inside: any(at["op"] == "barrier" for at in inside)),
         "a rank that stops alone": _still(lambda run, inside: any(s.finished for s in run.error.seen)),
         "two collectives that meet": _still(
@@ -493,14 +477,7 @@ def _behind(stopped: Stopped) -> str:
 def watchdog_logs() -> Table:
     """Two public logs of NCCL's watchdog, in figures."""
     with find("data/nccl_watchdog_logs.csv").open(encoding="utf-8") as f:
-        rows = [
-            [
-                row["log"],
-                row["rank"],
-                row["op"],
-                f"{int(row['seq']):,}",
-                f"{int(row['ran_ms']) / 1000:,.1f} s",
-            ]
-            for row in csv.DictReader(f)
-        ]
+        logs = list(csv.DictReader(f))
+    figures = lambda log: [f"{int(log['seq']):,}", f"{int(log['ran_ms']) / 1000:,.1f} s"]
+    rows = [[log["log"], log["rank"], log["op"], *figures(log)] for log in logs]
     return Table(["log", "rank", "OpType", "SeqNum", "ran for"], rows)

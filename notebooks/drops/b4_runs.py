@@ -17,11 +17,12 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -72,31 +73,29 @@ class Stopped:
     def last_numbers(self) -> dict[int, int]:
         """Rank -> the highest sequence number that it has called in the group of all ranks."""
         everyone = next(iter(self.groups))
-        return {
-            r: max(
-                (e["collective_seq_id"] for e in d["entries"] if e["process_group"][0] == everyone), default=0
-            )
-            for r, d in self.dumps.items()
-        }
+        numbers = lambda record: (
+            e["collective_seq_id"] for e in record["entries"] if e["process_group"][0] == everyone
+        )
+        return {r: max(numbers(record), default=0) for r, record in self.dumps.items()}
 
     def is_open(self, rank: int) -> bool:
         """Whether the rank's last collective in the group of all ranks has not ended."""
         everyone = next(iter(self.groups))
-        return any(
-            e["state"] != "completed" and e["process_group"][0] == everyone
-            for e in self.dumps[rank]["entries"]
-        )
+        return any(e["process_group"][0] == everyone for e in self._open(rank))
+
+    def _open(self, rank: int) -> list[dict]:
+        """The rank's collectives that have not ended, in any group."""
+        return [e for e in self.dumps[rank]["entries"] if e["state"] != "completed"]
 
     def waits(self, rank: int) -> bool:
         """Whether the rank has an open collective in any group."""
-        return any(e["state"] != "completed" for e in self.dumps[rank]["entries"])
+        return bool(self._open(rank))
 
     def doing(self, rank: int) -> str:
         """What the rank waits in; where it waits in nothing, what it does."""
-        for entry in self.dumps[rank]["entries"]:
-            if entry["state"] != "completed":
-                mine = self.groups[entry["process_group"][0]]
-                return name_of(entry) + ("" if len(mine) == len(self.seen) else f" in group {mine}")
+        for entry in self._open(rank):
+            mine = self.groups[entry["process_group"][0]]
+            return name_of(entry) + ("" if len(mine) == len(self.seen) else f" in group {mine}")
         return "has ended the script" if self.seen[rank].finished else "in no collective"
 
     @property
@@ -177,8 +176,9 @@ def stop(number: int, seed: int = 0, seconds: float = SECONDS) -> Stopped | None
 
 
 def _run(number: int, seed: int, seconds: float) -> Stopped | None:
-    with tempfile.TemporaryDirectory() as folder, _dumped_to(folder), redirect_stdout(StringIO()):
-        with World(RANKS, timeout=seconds) as world:
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        records = {PREFIX: os.path.join(folder, "rank_")}
+        with patch.dict(os.environ, records), World(RANKS, timeout=seconds) as world:
             world.push(seed=seed_of(number, seed))
             try:
                 world.cell(source(number), f"run_{number}.py")
@@ -198,12 +198,9 @@ def _has_settled(stopped: Stopped) -> bool:
     inside = [s.where["in"] for s in stopped.seen if s.where and s.where["in"]]
     if len(inside) == RANKS and len({(at["op"], at.get("number"), *at["needs"]) for at in inside}) == 1:
         return False
-    still = [
-        s
-        for s in stopped.seen
-        if not (s.finished or s.error or s.exit is not None or s.where and s.where["in"])
-    ]
-    return all(s.where and any(f.function == "fetch" for f in s.where["stack"]) for s in still)
+    going = lambda s: not (s.finished or s.error or s.exit is not None or s.where and s.where["in"])
+    sleeps = lambda s: s.where and any(f.function == "fetch" for f in s.where["stack"])
+    return all(sleeps(s) for s in stopped.seen if going(s))
 
 
 def _until_the_death(dumps: dict[int, dict], seen: list[RankStatus]) -> dict[int, dict]:
@@ -218,19 +215,6 @@ def _until_the_death(dumps: dict[int, dict], seen: list[RankStatus]) -> dict[int
                     if entry["record_id"] == s.box["number"] - 1:
                         entry["state"] = "scheduled"
     return dumps
-
-
-@contextmanager
-def _dumped_to(folder: str) -> Iterator[None]:
-    before = os.environ.get(PREFIX)
-    os.environ[PREFIX] = os.path.join(folder, "rank_")
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[PREFIX]
-        else:
-            os.environ[PREFIX] = before
 
 
 # -- how PyTorch reads them ------------------------------------------------------------------------

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import cache, partial
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector
 from torch.utils.checkpoint import checkpoint
 
 from drops import rings
@@ -21,7 +20,6 @@ from helpers.practice.engine import Asked, OnRanks
 from helpers.practice.runs import Run, alike, number
 from helpers.ranks import current, memory
 from helpers.ranks.world import World
-from helpers.toy.names import reduce_scatter
 from three_axes.count.traffic import Traffic
 from three_axes.paper.collectives import algorithmic_bytes, gloo
 from three_axes.plan import memory as theory
@@ -63,24 +61,17 @@ def _held(zero: int) -> tuple[int, ...]:
     mine = nn.Sequential(*(nn.Linear(WIDTH, WIDTH // 2, bias=False) for _ in range(layers))).bfloat16()
     x = torch.randn(4, WIDTH, dtype=torch.bfloat16)
     sum(layer(x).square().mean() for layer in mine).backward()
-    flat = lambda tensors: torch.cat([v.detach().reshape(-1) for v in tensors])
-    part = lambda v: v.chunk(2)[dist.get_rank(dp)].clone()
-    gradient = flat([p.grad for p in mine.parameters()])
-    if zero >= 2:
-        whole, gradient = gradient, torch.empty_like(part(gradient))
-        reduce_scatter(gradient, whole, group=dp)
-    else:
-        dist.all_reduce(gradient, group=dp)
-    mine.zero_grad()
-    master = flat(mine.parameters())
-    master = (part(master) if zero else master).float()
-    g = (part(gradient) if zero == 1 else gradient).float() / 2
-    m, v = 0.1 * g, 0.001 * g.square()  # Adam's, after one step
-    master -= 1e-3 * (m / 0.1) / ((v / 0.001).sqrt() + 1e-8)
-    kept = [master.bfloat16()] if zero == 3 else mine.parameters()
-    held = tuple(sum(memory.storages(kind).values()) for kind in (kept, [gradient], [master, m, v]))
-    dist.barrier(dp)
-    return held
+    weights = parameters_to_vector(mine.parameters()).detach()
+    gradient = parameters_to_vector(p.grad for p in mine.parameters())
+    dist.all_reduce(gradient, group=dp)
+    kept = lambda v, cut_from: v.chunk(2)[dist.get_rank(dp)].clone() if zero >= cut_from else v
+    master = nn.Parameter(kept(weights, 1).float())
+    master.grad = kept(gradient, 1).float() / 2
+    optimizer = torch.optim.AdamW([master])
+    optimizer.step()
+    adam = [v for v in optimizer.state[master].values() if v.dim()]
+    kinds = [kept(weights, 3)], [kept(gradient, 2)], [master, *adam]
+    return tuple(sum(memory.storages(kind).values()) for kind in kinds)
 
 
 @cache
@@ -100,17 +91,16 @@ def _beside_ranks(run: Run, truth: Run) -> list[tuple[str, str, str]]:
     if not alike(_fullest(), truth.values[:4]):
         raise AssertionError(f"the formula says {truth.values[:4]}, the ranks hold {_fullest()}")
     figures = []
-    for i, ((stages, d, t, zero), mine, wanted) in enumerate(zip(CASES, run.values, truth.values)):
+    for i, ((stages, d, t, zero), *answers) in enumerate(zip(CASES, run.values, truth.values)):
         called = f"ZeRO-{zero}" if zero else "no ZeRO"
         if i < len(_fullest()):
             case = f"{called}, you, and the fullest of 2 × 2 × 2 real ranks"
-        elif not alike(mine, wanted):
-            case = (
-                f"{called}, stages of {', '.join(f'{n:,.0f}' for n in stages)} parameters, d = {d}, t = {t}"
-            )
+        elif not alike(*answers):
+            of_stages = ", ".join(f"{n:,.0f}" for n in stages)
+            case = f"{called}, stages of {of_stages} parameters, d = {d}, t = {t}"
         else:
             continue
-        shown = (" + ".join(f"{x:,.0f}" if x >= 1 else f"{x:.3g}" for x in y) + " B" for y in (mine, wanted))
+        shown = (" + ".join(f"{x:,.0f}" if x >= 1 else f"{x:.3g}" for x in one) + " B" for one in answers)
         figures.append((case, *shown))
     return figures[:5]
 
@@ -136,98 +126,57 @@ states = Asked(
         not three numbers
             Return the bytes of weights, of gradients and of the optimizer's states.
             ~ form
-        gradients not divided by t
-            A rank has gradients only for the parameters it holds: its own stage's, cut by t.
-            - 2 * n / (d if zero >= 2 => 2 * n * t / (d if zero >= 2
-        gradients divided by neither t nor p
+        gradients of parameters that are elsewhere
             A rank has gradients only for the parameters it holds: its own stage's, cut by t. Calculators
             that forget this answer ten times too much for a 70B.
+            - 2 * n / (d if zero >= 2 => 2 * n * t / (d if zero >= 2
             - 2 * n / (d if zero >= 2 => 2 * sum(stages) / (d if zero >= 2
-        ZeRO-1 divides everything
-            4·N stays whole under ZeRO-1. ZeRO-1 divides the optimizer's 12 only.
-            - zero >= 2 => zero >= 1 & zero >= 3 => zero >= 1
-        the master copy is forgotten
-            Mixed precision keeps a float32 copy of the weights beside m and v: 12 bytes, not 8.
+        the master copy is not the optimizer's
+            Mixed precision keeps a float32 copy of the weights beside m and v: the optimizer has 12 bytes,
+            and ZeRO-1 divides all of them.
             - 12 * n => 8 * n
-        the average stage, not the largest
-            The model fits when its fullest GPU does. Stages are not equal: take the largest.
+            - 2 * n / (d if zero >= 3 => 6 * n / (d if zero >= 3 & 12 * n => 8 * n
+        not the largest stage
+            The model fits when its fullest GPU does, which holds one stage: the largest.
             - max(stages) => sum(stages) / len(stages)
-        the smallest stage, not the largest
-            The model fits when its fullest GPU does. Stages are not equal: take the largest.
             - max => min
-        the first stage, not the largest
-            The model fits when its fullest GPU does. Stages are not equal: take the largest.
             - max(stages) => stages[0]
-        the last stage, not the largest
-            The model fits when its fullest GPU does. Stages are not equal: take the largest.
-            - max(stages) => stages[-1]
-        all stages on one GPU
-            A pipeline rank holds its own stage only.
             - max => sum
-        ZeRO left out
-            You answer the same whatever `zero` says. {KEEPS}
+        ZeRO leaves something whole
+            {KEEPS}
             - (d if => (1 if
-        all float32, not mixed precision
-            4 + 4 + 8 is the other way to 16. ZeRO divides them differently: mixed precision has 2 + 2 + 12.
-            - 12 * n => 8 * n & 2 * n => 4 * n
-        nothing divided by t
-            Tensor parallelism cuts every parameter: each of t ranks holds 1/t of the stage.
-            - max(stages) / t => max(stages)
-        ZeRO-2 leaves gradients whole
-            {KEEPS}
             - zero >= 2 => zero >= 3
-        ZeRO-3 leaves weights whole
-            {KEEPS}
             - zero >= 3 => zero > 3
-        ZeRO-1 leaves the optimizer whole
-            {KEEPS}
             - zero >= 1 => zero >= 2
-        each stage of ZeRO one too late
-            {KEEPS}
             - zero >= => zero >
-        divided by d without ZeRO
+        ZeRO divides too much
             0 is no ZeRO. {KEEPS}
             - d if zero >= 1 else 1 => d
-        ZeRO-1 divides the weights
-            {KEEPS}
             - zero >= 3 => zero >= 1
-        ZeRO-2 and ZeRO-3 changed places
-            {KEEPS}
-            - zero >= 2 => zero >= 0 & zero >= 3 => zero >= 2 & zero >= 0 => zero >= 3
-        ZeRO's stages in the wrong order
-            {KEEPS}
-            - zero >= 1 => zero >= 0 & zero >= 3 => zero >= 1 & zero >= 0 => zero >= 3
-            - zero >= 3 => zero >= 0 & zero >= 1 => zero >= 3 & zero >= 2 => zero >= 1 & zero >= 0 => zero
-              >= 2
-        ZeRO's stages counted from 0
-            0 is no ZeRO. {KEEPS}
+            - zero >= 2 => zero >= 1 & zero >= 3 => zero >= 1
             - zero >= => zero + 1 >=
-        stages that do not add up
+        ZeRO's stages in the wrong order
             Each stage keeps what the one before divided. {KEEPS}
+            - zero >= 2 => zero >= 0 & zero >= 3 => zero >= 2 & zero >= 0 => zero >= 3
+            - zero >= 1 => zero >= 0 & zero >= 3 => zero >= 1 & zero >= 0 => zero >= 3
             - zero >= => zero ==
-        float32 gradients
-            2 + 4 + 12 is mixed precision with float32 gradients. Here they are half precision: 2 + 2 + 12.
+        float32 where half precision is meant
+            Mixed precision is 2 + 2 + 12: weights and gradients in half precision, and the optimizer's
+            float32 master copy, m and v.
+            - 12 * n => 8 * n & 2 * n => 4 * n
             - 2 * n / (d if zero >= 2 => 4 * n / (d if zero >= 2
-        numbers, not bytes
-            A half-precision number is 2 bytes, a float32 4.
+        not bytes
+            The check asks for bytes: a half-precision number is 2 of them, a float32 4.
             - 12 * n => 3 * n & 2 * n => n
-        gigabytes, not bytes
-            Your numbers are 10⁹ times too small: the check asks for bytes.
             - / t => / t / 1e9
             - / t => / t / 2**30
-        bytes of one parameter
-            You count one parameter. A rank holds those of its stage, cut by t: multiply by their number.
-            - max(stages) / t => 1
+        not divided by t
+            t cuts every parameter, and with it weights, gradients and optimizer, with ZeRO or without.
+            - max(stages) / t => max(stages)
+            - max(stages) / t => max(stages) & (d if => (d * t if
         divided by p once more
             `stages` has the parameters of each stage, so p has divided the model already.
             - / t => / t / len(stages)
-        t only where ZeRO cuts
-            t cuts every parameter, and with it weights, gradients and optimizer, with ZeRO or without.
-            - max(stages) / t => max(stages) & (d if => (d * t if
-        the master copy among the weights
-            The sum is right without ZeRO. But the master copy is the optimizer's: ZeRO-1 divides it with m
-            and v, 12 bytes, and only the 2 of half precision wait for ZeRO-3.
-            - 2 * n / (d if zero >= 3 => 6 * n / (d if zero >= 3 & 12 * n => 8 * n
         the three in another order
             Your numbers are right, in another order. Return weights, gradients, optimizer.
             - return ( => return (lambda w, g, o: (o, w, g))(
@@ -267,23 +216,6 @@ def _to_scatter(rank: int, n: int) -> list[tuple]:
     return [(x, rank, n) for x in (*marked, torch.arange(24_000, dtype=torch.float64) * (rank + 1))]
 
 
-def _mean(run: Run, truth: Run) -> bool:
-    """Whether the ranks return the sum divided by their number, however they came by it."""
-    return not run.error and all(
-        alike([run.n * x for x in mine["values"]], wanted["values"])
-        for mine, wanted in zip(run.ranks, truth.ranks)
-    )
-
-
-def _whose(run: Run, truth: Run) -> str:
-    """Which rank returns another rank's chunk of the sum."""
-    whole = [] if run.error else [wanted["values"] for wanted in truth.ranks]
-    for rank, other in itertools.permutations(range(len(whole)), 2):
-        if alike(run.ranks[rank]["values"], whole[other]):
-            return f"rank {rank} returns chunk {other}."
-    return ""
-
-
 def _bytes_sent(run: Run, truth: Run) -> list[tuple[str, str, str]]:
     size, n = truth.ranks[0]["size"], run.n
     share = lambda sent: f"{sent / size:.2f}"
@@ -312,8 +244,6 @@ ring = OnRanks(
     praise="The textbook's bytes, half of what gloo's own reduce-scatter sends.",
     figures=_bytes_sent,
     shows={
-        "the mean, not the sum": _mean,
-        "another rank's chunk": _whose,
         "a buffer too small": lambda run, _: bool(run.error) and "op.nbytes. 64 vs 32" in run.error.report,
         "another sum": partial(rings.where_it_parts, own=True),
     },
@@ -323,21 +253,20 @@ ring = OnRanks(
             ~ form
         the mean, not the sum
             You return the sum divided by the number of ranks. A reduce-scatter sums.
+            - x.clone() => (x / world_size)
+            - return chunks[rank] => return chunks[rank] / world_size
         another rank's chunk
             The sum is complete: begin the ring one place earlier or later.
-        the numbers of drop 02's ring
-            Rank r ends with chunk r+1 finished, and returns chunk r. After n−1 steps the finished chunk
-            must be number `rank`: receive that one last.
+            - x.clone() => x.roll(len(x) // world_size)
+            - x.clone() => x.roll(-len(x) // world_size)
+        the ring begins at another chunk
+            You return a chunk before it is finished. After n−1 steps the finished chunk must be number
+            `rank`: receive that one last.
             - rank - step => rank + 1 - step
-        the ring begins one chunk late
-            Rank r ends with chunk r−1 finished, and returns chunk r. After n−1 steps the finished chunk
-            must be number `rank`: receive that one last.
             - rank - step => rank - 1 - step
-        one step too few
+        a step too few, or too many
             There are n−1 steps: a chunk visits n ranks, and is on the first of them already.
             - range(world_size - 1) => range(world_size - 2)
-        one step too many
-            There are n−1 steps: a chunk visits n ranks, and is on the first of them already.
             - range(world_size - 1) => range(world_size)
         parts written over, not added
             Add what you receive to your own part.
@@ -345,14 +274,11 @@ ring = OnRanks(
         added to the chunk just sent
             What you receive belongs to the chunk after the one you send, which you send in the next step.
             - chunks[take] += => chunks[give] +=
-        the chunks' numbers rise
+        numbers of a ring that goes the other way
             What rank r−1 sends in step k is the chunk that rank r adds to in step k, and sends in step k+1:
-            its number falls by one for each rank. Yours rises.
+            its number falls by one for each rank. Turn either the neighbours or the numbers.
             - rank - step - 1 => rank + step + 1 & rank - step - 2 => rank + step + 2
             - rank - step - 1 => rank + step & rank - step - 2 => rank + step + 1
-        the ring turned round
-            You send to the previous rank and receive from the next one, with the numbers of a ring that
-            goes the other way. Turn either the neighbours or the numbers.
             - (rank + 1) % world_size, (rank - 1) => (rank - 1) % world_size, (rank + 1)
         a place of a tuple
             x.chunk gives a tuple, and you write to a place of it: `chunks = list(x.chunk(world_size))`.
@@ -372,35 +298,23 @@ ring = OnRanks(
 
 # -- what the cells show --------------------------------------------------------------------------
 
+PARTS = ("weights", "gradients", "optimizer")
+
 
 def bytes_per_parameter() -> Table:
     """The ways people count, side by side."""
-    rows = [
-        [name, *(str(parts[k]) for k in ("weights", "gradients", "optimizer")), str(sum(parts.values()))]
-        for name, parts in theory.BYTES_PER_PARAMETER.items()
-    ]
-    return Table(["bytes for one parameter", "weights", "gradients", "optimizer", "in all"], rows)
+    kinds = theory.BYTES_PER_PARAMETER.items()
+    rows = [[name, *map(str, (*parts.values(), sum(parts.values())))] for name, parts in kinds]
+    return Table(["bytes for one parameter", *PARTS, "in all"], rows)
 
 
 def zero_stages(params: float, d: int) -> Table:
     """States of `params` parameters on each of d ranks, by ZeRO stage, in mixed precision."""
-    formulas = ("16·N", "4·N + 12·N/d", "2·N + 14·N/d", "16·N/d")
     rows = []
-    for zero, formula in enumerate(formulas):
-        parts = theory.states(params, d, zero)
-        rows.append(
-            [
-                f"ZeRO-{zero}" if zero else "no ZeRO",
-                formula,
-                *(human(parts[k]) for k in parts),
-                human(sum(parts.values())),
-            ]
-        )
-    return Table(
-        ["", "formula", "weights", "gradients", "optimizer", "in all"],
-        rows,
-        title=f"N = {params:.3g} parameters, d = {d}",
-    )
+    for zero, formula in enumerate(("16·N", "4·N + 12·N/d", "2·N + 14·N/d", "16·N/d")):
+        parts = theory.states(params, d, zero).values()
+        rows.append([f"ZeRO-{zero}" if zero else "no ZeRO", formula, *map(human, parts), human(sum(parts))])
+    return Table(["", "formula", *PARTS, "in all"], rows, title=f"N = {params:.3g} parameters, d = {d}")
 
 
 KINDS = {"DP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3, "FSDP": 3}  # how it is called here -> ZeRO stage
@@ -424,9 +338,8 @@ class _Training:
             self.wrapped = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         else:
             self.model.to(precision)
-            zero = {1: toy.Zero1, 2: toy.Zero2, 3: toy.Zero3}[KINDS[kind]](
-                self.model, group=mesh.get_group(), **options
-            )
+            split = (toy.Zero1, toy.Zero2, toy.Zero3)[KINDS[kind] - 1]
+            zero = split(self.model, group=mesh.get_group(), **options)
             self.optimizer, self.step = zero.optimizer, zero.step
             self.shards = [unit.shard for unit in zero.units if unit]
             return
@@ -444,15 +357,13 @@ class _Training:
         is a copy: counted where weights are not whole.
         """
         size = lambda tensors: sum(memory.storages(tensors).values())
-        parameters = list(self.model.parameters())
+        parameters, held = list(self.model.parameters()), memory.by_kind(self.model, self.optimizer)
         master = self.shards if self.shards and self.shards[0].dtype != parameters[0].dtype else []
-        adam = [v for state in self.optimizer.state.values() for v in state.values()]
+        gradients = (g for p in (*parameters, *self.shards) for g in (p.grad, getattr(p, "main_grad", None)))
         return {
-            "weights": size(parameters) or size(self.shards),
-            "gradients": size(
-                g for p in (*parameters, *self.shards) for g in (p.grad, getattr(p, "main_grad", None))
-            ),
-            "optimizer": size(master) + size(v for v in adam if isinstance(v, torch.Tensor) and v.dim()),
+            "weights": held["parameters"] or size(self.shards),
+            "gradients": size(gradients),
+            "optimizer": size(master) + held["optimizer"],
         }
 
 
@@ -484,17 +395,10 @@ def states_table(world: World, by_kind: dict[str, dict[str, int]]) -> Table:
     for kind, held in by_kind.items():
         predicted = sum(theory.states(n, d, KINDS[kind], weights=4, gradients=4, optimizer=8).values())
         total = sum(held.values())
-        rows.append(
-            [
-                kind,
-                *(human(held[k]) for k in ("weights", "gradients", "optimizer")),
-                human(total),
-                human(predicted),
-                f"{total / predicted:.2f}",
-            ]
-        )
+        sizes = [human(size) for size in (*(held[part] for part in PARTS), total, predicted)]
+        rows.append([kind, *sizes, f"{total / predicted:.2f}"])
     return Table(
-        ["", "weights", "gradients", "optimizer", "measured", "predicted", "measured ÷ predicted"],
+        ["", *PARTS, "measured", "predicted", "measured ÷ predicted"],
         rows,
         title=f"one of {d} ranks, {n:,} parameters, float32",
     )
@@ -540,14 +444,10 @@ def step_bytes(world: World, moved: dict[str, Traffic]) -> Table:
     """Bytes of one step in units of P·(d-1)/d, P the bytes of the gradients: by the book, and on the wire."""
     d, p = len(world), 4 * sum(q.numel() for q in toy.ToyTransformer().parameters())
     unit = p * (d - 1) / d
+    in_units = lambda size: "n/a" if size is None else f"{size / unit:.2f}"
     rows = [
-        [
-            kind,
-            "3" if KINDS[kind] == 3 else "2",
-            f"{traffic.counted[0] / unit:.2f}",
-            "n/a" if traffic.wire[0] is None else f"{traffic.wire[0] / unit:.2f}",
-        ]
-        for kind, traffic in moved.items()
+        [kind, "3" if KINDS[kind] == 3 else "2", in_units(sent.counted[0]), in_units(sent.wire[0])]
+        for kind, sent in moved.items()
     ]
     return Table(
         ["", "predicted", "counted", "on the wire"],
@@ -561,59 +461,36 @@ def step_bytes(world: World, moved: dict[str, Traffic]) -> Table:
 _drop = lambda x: torch.native_dropout(x, 0.1, True)[0]  # keeps a mask of one byte a number, as a GPU's does
 
 
-class MegatronBlock(nn.Module):
-    """A layer as Korthikanti et al. 2022 count it: biases, dropout, scores kept. Half precision."""
-
-    def __init__(self, hidden: int, heads: int, fused: bool = False):
-        super().__init__()
-        self.heads, self.fused = heads, fused
-        self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        self.q, self.k, self.v, self.out = (nn.Linear(hidden, hidden) for _ in range(4))
-        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
-        self.bfloat16()
-
-    def attend(self, q, k, v):  # each (b, a, s, h/a)
-        if self.fused:
-            return F.scaled_dot_product_attention(q, k, v)
-        return _drop((q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)) @ v
-
-    def forward(self, x):  # (b, s, h)
-        y = self.norm1(x)
-        q, k, v = (
-            matrix(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for matrix in (self.q, self.k, self.v)
-        )
-        x = x + _drop(self.out(self.attend(q, k, v).transpose(1, 2).flatten(2)))
-        return x + _drop(self.down(F.gelu(self.up(self.norm2(x)))))
+def _attend(q, k, v):
+    """Attention whose scores are kept, with dropout. Each is (b, a, s, h/a)."""
+    return _drop((q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)) @ v
 
 
-def activations(b: int = 2, s: int = 128, h: int = 256, a: int = 4) -> dict[str, tuple[float, float]]:
-    """Bytes that a block keeps for backward, in units of s·b·h: (by formula, measured by
-    saved-tensor hooks).
+def activations_table(b: int = 2, s: int = 128, h: int = 256, a: int = 4) -> Table:
+    """Bytes that a layer keeps for backward, in half precision, as Korthikanti et al. 2022 count them: by
+    formula, and measured by saved-tensor hooks.
     """
 
     def kept(fused: bool, recompute: str) -> float:
-        block = MegatronBlock(h, a, fused)
-        x = torch.randn(b, s, h, dtype=torch.bfloat16, requires_grad=True)
+        block = toy.Block(h, a).bfloat16()
+        for part in (block.attention, block.mlp):
+            part.register_forward_hook(lambda _, args, y: _drop(y))
+        if not fused:
+            block.attention.attend = _attend
         if recompute == "selective":
-            plain = block.attend
-            block.attend = lambda *qkv: checkpoint(plain, *qkv, use_reentrant=False)
+            block.attention.attend = partial(checkpoint, _attend, use_reentrant=False)
+        x = torch.randn(b, s, h, dtype=torch.bfloat16, requires_grad=True)
         with memory.saved_activations(block) as held:
             y = checkpoint(block, x, use_reentrant=False) if recompute == "full" else block(x)
             return held.now / (s * b * h) if y.requires_grad else 0.0
 
-    return {
-        "all of it": (34 + 5 * a * s / h, kept(False, "none")),
-        "fused attention": (34, kept(True, "none")),
-        "selective recompute": (34, kept(False, "selective")),
-        "full recompute": (2, kept(False, "full")),
-    }
-
-
-def activations_table(**sizes) -> Table:
     rows = [
-        [name, formula, f"{predicted:.1f}", f"{measured:.1f}"]
-        for (name, (predicted, measured)), formula in zip(
-            activations(**sizes).items(), ("34 + 5·a·s/h", "34", "34", "2")
+        [name, formula, f"{predicted:.1f}", f"{kept(*how):.1f}"]
+        for name, formula, predicted, how in (
+            ("all of it", "34 + 5·a·s/h", 34 + 5 * a * s / h, (False, "none")),
+            ("fused attention", "34", 34, (True, "none")),
+            ("selective recompute", "34", 34, (False, "selective")),
+            ("full recompute", "2", 2, (False, "full")),
         )
     ]
     return Table(

@@ -14,27 +14,11 @@ from operator import eq
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import saved_tensors_hooks as offloaded
 from torch.utils.checkpoint import checkpoint
 
-from drops.d10_runs import (  # noqa: F401
-    BUDGET,
-    CAUSES,
-    HIDDEN,
-    LONG,
-    RANKS,
-    SAME,
-    USUAL,
-    VARIED,
-    Run,
-    crash,
-    fragment,
-    load,
-    load_fragmented,
-    saves,
-    saves_table,
-    stalls,
-    two_ways,
-)
+from drops.d10_runs import *  # noqa: F403  what the cells show
+from drops.d10_runs import CAUSES, HIDDEN, LONG, RANKS, USUAL, Run, crash, load, out_of_memory
 from helpers import toy
 from helpers.practice import engine
 from helpers.ranks import current
@@ -254,11 +238,7 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
         forwards.clear()
         outside = _Outside()
         for x, y in zip(*(t.chunk(microbatches) for t in mine)):
-            with (
-                torch.autograd.graph.saved_tensors_hooks(outside.pack, outside.unpack)
-                if remedy == "offload"
-                else nullcontext()
-            ):
+            with offloaded(outside.pack, outside.unpack) if remedy == "offload" else nullcontext():
                 loss = toy.loss_of(model(x), y) / microbatches
             loss.backward()
             del loss
@@ -285,20 +265,13 @@ def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: i
         with World(ranks, memory=limit, timeout=60) as world:
             try:
                 results = world.run(_try, remedy, tokens, b)
-                outcome["sent"] = max(world.traffic.counted)
                 break
             except RankError as e:
                 if limit > budget:
                     raise
-                outcome = {
-                    "fits": False,
-                    "error": next(
-                        (s.error.message for s in e.seen if s.error and s.error.type == "OutOfMemoryError"),
-                        e.report,
-                    ),
-                }
-    outcome |= {what: max(r[what] for r in results) for what in results[0]}
-    return outcome
+                outcome = {"fits": False, "error": out_of_memory(e) or e.report}
+    outcome["sent"] = max(world.traffic.counted)
+    return outcome | {what: max(r[what] for r in results) for what in results[0]}
 
 
 def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
@@ -334,15 +307,10 @@ def ladder(tried: dict[str, dict]) -> Table:
 
     Peaks differ a little from run to run, as gloo lets go of its buffers; seconds are left out altogether.
     """
-    rows = [
-        [
-            name,
-            human(predicted(name)),
-            f"{r['peak'] / predicted(name):.1f}",
-            "fits" if r["fits"] else "out of memory",
-        ]
-        for name, r in tried.items()
-    ]
+    rows = []
+    for name, r in tried.items():
+        paper, end = predicted(name), "fits" if r["fits"] else "out of memory"
+        rows.append([name, human(paper), f"{r['peak'] / paper:.1f}", end])
     return Table(
         ["remedy", "predicted peak", "measured ÷ predicted", f"under {human(LADDER_BUDGET)}"],
         rows,
@@ -429,10 +397,8 @@ def the_13b() -> Table:
     for name, e in cases.items():
         states = sum(e.memory[kind] for kind in ("weights", "gradients", "optimizer"))
         activations = e.memory["activations"]
-        rest = e.memory_bytes - states - activations
-        rows.append(
-            [name, *map(human, (states, activations, rest, e.memory_bytes)), "fits" if e.fits else "too much"]
-        )
+        parts = states, activations, e.memory_bytes - states - activations, e.memory_bytes
+        rows.append([name, *map(human, parts), "fits" if e.fits else "too much"])
     return Table(
         ["batch", "states", "activations", "rest", "a GPU", f"of {human(CLUSTER.device.memory)}"],
         rows,
@@ -449,9 +415,6 @@ def last_lines() -> str:
         f"step {step}  longest sequence {tokens:>5,}  peak {held(tokens).memory_bytes / 1e9:.1f} GB"
         for step, tokens in ((3997, 960), (3998, 1024), (3999, 896))
     ]
-    e, room = held(LONGEST), CLUSTER.device.memory
-    lines.append(
-        f"step 4000  longest sequence {LONGEST:,}  OutOfMemoryError: needs {human(e.memory_bytes)} of"
-        f" {human(room)}"
-    )
+    needs, room = human(held(LONGEST).memory_bytes), human(CLUSTER.device.memory)
+    lines.append(f"step 4000  longest sequence {LONGEST:,}  OutOfMemoryError: needs {needs} of {room}")
     return "\n".join(lines)

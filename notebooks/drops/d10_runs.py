@@ -49,6 +49,12 @@ def load(number: int) -> Run:
     return Run(**json.loads(find(f"data/incidents/run_{number}.json").read_text(encoding="utf-8")))
 
 
+def out_of_memory(error: RankError) -> str:
+    """What the rank said that had no room left; '' where none did."""
+    said = (s.error.message for s in error.seen if s.error and s.error.type == "OutOfMemoryError")
+    return str(next(said, ""))
+
+
 def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidden: int = HIDDEN) -> Run:
     """Train the toy on four real ranks under a memory budget, with one thing wrong, until a rank is out of
     memory.
@@ -96,9 +102,7 @@ def crash(cause: str, budget: float = BUDGET, steps: int = 12, at: int = 8, hidd
                 results = world.run(train, step == 0, step, tokens)
             except RankError as e:
                 run.peaks.append(world.run(current.peak_memory))
-                run.error = next(
-                    str(s.error.message) for s in e.seen if s.error and s.error.type == "OutOfMemoryError"
-                )
+                run.error = out_of_memory(e)
                 return run
             run.peaks.append([peak for peak, _ in results])
             run.log.append(
@@ -165,7 +169,7 @@ def fragment(lengths: tuple[int, ...], device: float = DEVICE) -> Fragmented:
             try:
                 world.run(step, i == 0, tokens)
             except RankError as e:
-                run.error = next(s.error.message for s in e.seen if s.error)
+                run.error = out_of_memory(e)
             for kept, size in zip((run.allocated, run.reserved, run.given_back), world.run(look)[0]):
                 kept.append(size)
             if run.error:
@@ -176,16 +180,12 @@ def fragment(lengths: tuple[int, ...], device: float = DEVICE) -> Fragmented:
 
 def two_ways(varied: Fragmented, same: Fragmented) -> Table:
     """The same device, and batches of many lengths or of one."""
-    rows = [
-        [
-            name,
-            human(max(run.allocated)),
-            human(max(run.reserved)),
-            str(run.given_back[-1]),
-            f"out of memory in step {len(run.tokens)}" if run.error else f"{len(run.tokens)} steps done",
-        ]
-        for name, run in (("of many lengths", varied), (f"all padded to {max(same.tokens)}", same))
-    ]
+    rows = []
+    for name, run in (("of many lengths", varied), (f"all padded to {max(same.tokens)}", same)):
+        steps = len(run.tokens)
+        end = f"out of memory in step {steps}" if run.error else f"{steps} steps done"
+        most = human(max(run.allocated)), human(max(run.reserved))
+        rows.append([name, *most, str(run.given_back[-1]), end])
     return Table(
         ["batches", "most allocated", "most reserved", "given back", "end"],
         rows,
@@ -198,23 +198,21 @@ def two_ways(varied: Fragmented, same: Fragmented) -> Table:
 # training goes on.
 
 
-def _gathered(trainer: train.Trainer, folder: Path) -> None:
-    """The whole model and optimizer, collected by rank 0, which writes one file."""
-    whole = get_state_dict(
-        trainer.model, trainer.optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-    )
-    if dist.get_rank() == 0:
-        torch.save(whole, folder / "gathered.pt")
-    dist.barrier()
-
-
-def _sharded(trainer: train.Trainer, folder: Path) -> None:
-    """The course's own (`helpers.train`): each rank writes what it holds."""
-    trainer.save()
-
-
 GATHERED, SHARDED, BACKGROUND = "gathered on rank 0", "each rank its part", "the same, in the background"
-WAYS = {GATHERED: _gathered, SHARDED: _sharded, BACKGROUND: _sharded}
+
+
+def _save(trainer: train.Trainer, how: str) -> None:
+    """The course's own (`helpers.train`), in which each rank writes what it holds; or the whole model and
+    optimizer, collected by rank 0, which writes one file.
+    """
+    if how != GATHERED:
+        trainer.save()
+        return
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = get_state_dict(trainer.model, trainer.optimizer, options=options)
+    if dist.get_rank() == 0:
+        torch.save(whole, Path(trainer.config.out, "gathered.pt"))
+    dist.barrier()
 
 
 def saves() -> dict[str, dict]:
@@ -230,13 +228,13 @@ def saves() -> dict[str, dict]:
         dist.barrier()
         current.peak_memory(reset=True)
         before, start = current.peak_memory(), time.perf_counter()
-        WAYS[how](trainer, Path(folder))
+        _save(trainer, how)
         stall = time.perf_counter() - start
         trainer.saved()
         return current.peak_memory() - before, stall
 
     measured = {}
-    for how in WAYS:
+    for how in (GATHERED, SHARDED, BACKGROUND):
         with TemporaryDirectory() as folder, World(RANKS, memory=1e12, timeout=60) as world:
             beyond, stalls = zip(*world.run(run, how, folder))
             files = [f for f in Path(folder).rglob("*") if f.suffix in (".pt", ".distcp")]

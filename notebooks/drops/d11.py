@@ -7,7 +7,6 @@ from __future__ import annotations
 import csv
 import os
 import time
-from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -15,24 +14,17 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from drops.d11_cluster import *  # noqa: F403  what the cells show
+from drops.d11_cluster import AXES, BATCH, NODES, SIZES, TOKENS, Measured, measure, undivided
 from helpers import toy
-from helpers.emulate import networks
-from helpers.emulate.uplink import Oversubscribed
 from helpers.practice.engine import Asked
 from helpers.practice.runs import Run, alike, number
-from helpers.ranks import current
-from helpers.ranks.current import span
-from helpers.ranks.world import World
-from three_axes.count.clock import Timeline, shortest
 from three_axes.explain import Explained
 from three_axes.files import find
 from three_axes.paper import collectives
-from three_axes.paper.schedules import one_f_one_b
-from three_axes.plan import CLUSTERS, Job, Layout, estimate
+from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate
 from three_axes.plan.models import find_model
 from three_axes.table import Table
-
-AXES = ("tp", "pp", "dp")
 
 # -- practice: split a loss into its causes -------------------------------------------------------
 
@@ -64,14 +56,11 @@ EXAMPLES = [
 ]
 
 
-def _totals(run: Run) -> list[float]:
-    """What the shares of each case sum to."""
-    return [] if run.error else [sum(shares.values()) for shares in run.values]
-
-
 def _sums(run: Run, _) -> bool | str:
-    yours = ", ".join(f"{total:.2f}" for total in _totals(run))
-    return any(abs(total - 1) > 0.01 for total in _totals(run)) and f"In the four cases yours sum to {yours}."
+    """What the shares of each case sum to, where that is not 1."""
+    totals = [] if run.error else [sum(shares.values()) for shares in run.values]
+    yours = ", ".join(f"{total:.2f}" for total in totals)
+    return any(abs(total - 1) > 0.01 for total in totals) and f"In the four cases yours sum to {yours}."
 
 
 def _first_that_parts(run: Run, truth: Run) -> list[tuple[str, str, str]]:
@@ -99,7 +88,6 @@ split = Asked(
     praise="The shares of all four cases sum to one, and name the axis.",
     figures=_first_that_parts,
     shows={
-        "percent where shares are asked for": lambda run, _: any(abs(t - 100) < 1 for t in _totals(run)),
         "shares that do not sum to one": _sums,
         "all of it blamed on one cause": lambda run, _: (
             not run.error and all(sum(abs(x) > 0.005 for x in mine.values()) == 1 for mine in run.values)
@@ -111,43 +99,34 @@ split = Asked(
             ~ form
         percent where shares are asked for
             Yours sum to 100; shares sum to 1.
+            - {axis: seconds => {axis: 100 * seconds
         seconds compared as they are
             Each rank now has a smaller share of the work, so a part that stayed as long has lost. Compare
             with what perfect scaling would make of it.
             - ratio * before => before
-        throughput compared at different batches
-            One of the cases has a larger batch afterwards. Its steps may be longer without any loss:
-            compare per sequence.
+        the ratio of the batches or of the ranks alone
+            A rank's work is batch / ranks, and in one of the cases both grow: compare per sequence.
             - ratio * before => before["ranks"] / after["ranks"] * before
+            - ratio * before => after["batch"] / before["batch"] * before
+            - ratio * before => before["batch"] / after["batch"] * before
         the ratio upside down
             Twice the ranks halve a rank's work. The ratio is that work after, over that work before.
             - ratio * before => 1 / ratio * before
             - ratio * before => after["ranks"] / before["ranks"] * before
-        the ratio of the batches alone
-            You compare by the batch. A rank's work is batch / ranks.
-            - ratio * before => after["batch"] / before["batch"] * before
-            - ratio * before => before["batch"] / after["batch"] * before
         always half
             You scale each part by 1/2. That is right where the ranks double and the batch stays; one case
             is another.
             - ratio * before => 0.5 * before
-            - ratio * before => 0.5 * before & ("tp", => ("compute", "tp",
         what is large is not what was lost
-            You look at the second run only. Some of it was there before, and scaled as it should.
+            You divide up one of the two runs. What was lost is in the second, beyond what perfect scaling
+            makes of the first.
             - ratio * before => 0 * before
-            - ratio * before => 0 * before & ("tp", => ("compute", "tp",
-        a gain taken for no loss
-            In one case a part became shorter than perfect scaling would make it. max(0, …) hides that gain:
-            its share is negative.
-            - return { => beyond = {x: max(0.0, s) for x, s in beyond.items()}⏎    return {
-        a gain taken for a loss
-            In one case a part became shorter than perfect scaling would make it. abs() makes a loss of that
-            gain: its share is negative.
-            - return { => beyond = {x: abs(s) for x, s in beyond.items()}⏎    return {
-        the first run, not what was lost
-            You divide up the first run. What was lost is in the second, beyond what perfect scaling makes
-            of the first.
             - after["parts"][axis] - ratio * before => before
+        a gain that does not count as one
+            In one case a part became shorter than perfect scaling would make it, and its share is negative.
+            max(0, …) hides that gain, abs() makes a loss of it.
+            - return { => beyond = {x: max(0.0, s) for x, s in beyond.items()}⏎    return {
+            - return { => beyond = {x: abs(s) for x, s in beyond.items()}⏎    return {
         shares that do not sum to one
             Shares sum to 1.
         all of it blamed on one cause
@@ -181,19 +160,6 @@ def _best() -> Measured:
     return measure(*place())
 
 
-def _against_best(*layout: int) -> tuple[Measured, Measured]:
-    """A layout and the best known, measured. One that seems slower is measured again beside it: the machine
-    may have been busier now than it was then.
-    """
-    if layout == place():
-        return _best(), _best()
-    mine, best = measure(*layout), _best()
-    if mine.seconds > MARGIN * best.seconds:
-        best = measure(*place())
-        mine = min(mine, measure(*layout), key=lambda one: one.seconds)
-    return mine, best
-
-
 def _four(answer) -> tuple[int, ...]:
     d, t, p, m = map(int, answer)
     if m < 1:
@@ -202,12 +168,19 @@ def _four(answer) -> tuple[int, ...]:
 
 
 def _steps(run: Run) -> tuple[Measured, Measured] | None:
-    """The answer's layout and the best known, measured once for an answer; None for what cannot be."""
-    (d, t, p, m), facts = run.values[0], run.ranks[0]
-    if min(d, t, p) < 1 or d * t * p != 8 or t * p < 4 or undivided(d, t, p, m):
+    """The answer's layout and the best known, measured once for an answer; None for what cannot be. One that
+    seems slower is measured again beside the best: the machine may have been busier now than it was then.
+    """
+    layout, facts = run.values[0], run.ranks[0]
+    d, t, p, _ = layout
+    if min(d, t, p) < 1 or d * t * p != 8 or t * p < 4 or undivided(*layout):
         return None
     if "steps" not in facts:
-        facts["steps"] = _against_best(d, t, p, m)
+        mine, best = _best() if layout == place() else measure(*layout), _best()
+        if mine.seconds > MARGIN * best.seconds:
+            best = measure(*place())
+            mine = min(mine, measure(*layout), key=lambda one: one.seconds)
+        facts["steps"] = mine, best
     return facts["steps"]
 
 
@@ -286,115 +259,6 @@ placing = Asked(
 )
 
 
-# -- what the cells show: a step, measured --------------------------------------------------------
-
-# Emulated: nodes of four, with slow ports out of a node. Compute is emulated too.
-NODES = networks.nodes("nodes of four", 4, 20e6, 2.5e6, 1e-3)
-WORK = 0.040  # seconds of one block's forward for one sequence on one device; backward takes two of them
-BATCH, TOKENS = 8, 64
-SIZES = dict(hidden=64, heads=8, seq_len=TOKENS)
-
-
-@dataclass
-class Measured:
-    """One step on real ranks. seconds: its length. parts: what the mean rank did with it; they sum to the
-    length.
-
-    compute; tp, pp and dp: standing still for that axis (pp holds the bubble and the sends); rest: PyTorch
-    and Python.
-    """
-
-    layout: tuple[int, int, int, int]  # d, t, p, m
-    seconds: float
-    parts: dict[str, float]
-    timeline: Timeline
-    waited: list[dict[str, float]]  # of each rank: seconds that it stood still for tp, pp and dp
-
-    @property
-    def sequences_per_second_per_rank(self) -> float:
-        d, t, p, _ = self.layout
-        return BATCH / self.seconds / (d * t * p)
-
-
-def undivided(d: int, t: int, p: int, m: int) -> str:
-    """What the sizes do not divide, in words; '' where they divide everything."""
-    if not (BATCH % (d * m) or SIZES["heads"] % t or 4 % p):
-        return ""
-    return (
-        f"d = {d}, t = {t}, p = {p}, m = {m}: d·m must divide the batch of {BATCH} sequences (it is"
-        f" {d * m}), t the {SIZES['heads']} heads, p the 4 blocks"
-    )
-
-
-def measure(
-    d: int, t: int, p: int, m: int = 1, network: networks.Network = NODES, slow: int | None = None
-) -> Measured:
-    """One step of the toy on d·t·p real ranks of the emulated cluster, tp innermost. The shortest of a few
-    runs. The batch is always 8 sequences. slow: a rank that computes at half the speed.
-
-    Raises ValueError where the sizes do not divide.
-    """
-    if said := undivided(d, t, p, m):
-        raise ValueError(said)
-
-    def run():
-        grid = toy.grid_groups(d, p, t)
-        stage = toy.on_grid(toy.ToyTransformer(seed=0, **SIZES), grid)
-        forward = WORK * BATCH / (d * m) / t * (2 if dist.get_rank() == slow else 1)
-        for block in stage:
-            if isinstance(block, toy.Block):
-                toy.pace(block, forward, 2 * forward)
-        ops = one_f_one_b(p, m).ops[grid["pp"].get_local_rank()]
-        batch = toy.make_batch(BATCH, TOKENS)
-        for group in ("dp", "pp", "tp"):
-            dist.barrier(grid[group].get_group())  # connections are made before the clock runs
-        current.rank.recorder.start()
-        dist.barrier()
-        with span("busy"):
-            toy.grid_step(stage, *batch, ops, m, grid)
-
-    with World(d * t * p, fabric=network, timeout=60) as world:
-
-        def once():
-            world.run(run)
-            return _parts((d, t, p, m), world.timeline)
-
-        return shortest(once, lambda step: step.seconds)
-
-
-def _parts(layout: tuple, timeline: Timeline) -> Measured:
-    d, t, p, _ = layout
-    busy = [next(s for s in row if s.kind == "busy") for row in timeline.rows]
-    seconds = max(s.end for s in busy) - min(s.start for s in busy)
-    waited = [
-        {
-            axis: sum(
-                s.end - s.start
-                for s in row
-                if s.kind == "wait" and s.label.split()[1] == axis and s.start >= step.start
-            )
-            for axis in AXES
-        }
-        for row, step in zip(timeline.rows, busy)
-    ]
-    mean = {axis: sum(rank[axis] for rank in waited) / len(waited) for axis in AXES}
-    compute = 12 * WORK * BATCH / (d * t * p)  # four blocks, 1 + 2 each
-    rest = seconds - compute - sum(mean.values())
-    return Measured(layout, seconds, {"compute": compute, **mean, "rest": rest}, timeline, waited)
-
-
-def lost(before: Measured, after: Measured) -> dict[str, float]:
-    """Seconds of a step beyond perfect scaling, by cause.
-
-    With the batch unchanged, perfect scaling divides every part by the ratio of ranks.
-    """
-    ratio = len(before.timeline.rows) / len(after.timeline.rows)
-    return {
-        "ideal": ratio * before.seconds,
-        **{name: after.parts[name] - ratio * before.parts[name] for name in ("tp", "pp", "dp", "rest")},
-    }
-
-
 # -- by theory: 8 to 64 GPUs ---------------------------------------------------------------------
 
 MODEL, SEQ, GLOBAL = find_model("llama-3-8b"), 8192, 64
@@ -406,12 +270,13 @@ CASES = {
 }
 
 
-def estimates() -> dict:
+def _on_paper(layout: Layout, batch: int = GLOBAL) -> Estimate:
+    return estimate(Job(MODEL, CLUSTERS["dgx-a100"], batch, SEQ), layout)
+
+
+def estimates() -> dict[str, Estimate]:
     """Llama-3-8B with a batch of 64 sequences of 8192 tokens on 8 GPUs, and in three ways on 64."""
-    return {
-        name: estimate(Job(MODEL, CLUSTERS["dgx-a100"], GLOBAL, SEQ), layout)
-        for name, layout in CASES.items()
-    }
+    return {name: _on_paper(layout) for name, layout in CASES.items()}
 
 
 def beyond_ideal(on_paper: dict) -> dict[str, dict[str, float]]:
@@ -419,14 +284,8 @@ def beyond_ideal(on_paper: dict) -> dict[str, dict[str, float]]:
     that. They sum to the step.
     """
     first = on_paper["8 GPUs: TP 8"]
-    names = {
-        "matrices": "smaller matrices",
-        "attention": "smaller matrices",
-        "elementwise": "smaller matrices",
-        "waiting for the host": "smaller matrices",
-        "optimizer": "smaller matrices",
-        "head": "waiting for the head's stage",
-    }
+    smaller = ("matrices", "attention", "elementwise", "waiting for the host", "optimizer")
+    names = dict.fromkeys(smaller, "smaller matrices") | {"head": "waiting for the head's stage"}
     panels = {}
     for name, e in on_paper.items():
         if e is not first:
@@ -448,17 +307,10 @@ def by_hand() -> Table:
     ):
         hops, piece = 2 * (t - 1), payload / t
         whole = collectives.seconds("all_reduce", payload, range(t), NODES)
-        rows.append(
-            [
-                f"TP {t}",
-                str(hops),
-                f"{piece / 1e3:.1f} kB over {bandwidth / 1e6:.0f} MB/s: {1e3 * piece / bandwidth:.1f} ms",
-                f"{1e3 * latency:.1f} ms",
-                f"{1e3 * whole:.1f} ms",
-                f"{16e3 * whole:.0f} ms",
-            ]
-        )
         assert abs(hops * piece / bandwidth + latency - whole) < 1e-9
+        slowest = f"{piece / 1e3:.1f} kB over {bandwidth / 1e6:.0f} MB/s: {1e3 * piece / bandwidth:.1f} ms"
+        times = f"{1e3 * latency:.1f} ms", f"{1e3 * whole:.1f} ms", f"{16e3 * whole:.0f} ms"
+        rows.append([f"TP {t}", str(hops), slowest, *times])
     return Table(
         ["all-reduce", "hops", "a piece over the slowest", "latency", "together", "16 of them"], rows
     )
@@ -468,13 +320,9 @@ def strong_and_weak(gpus=(8, 16, 32, 64)) -> dict[str, list[tuple[int, float]]]:
     """(GPUs, tokens/s of one) by theory for TP 8 and more data parallelism: the batch fixed (strong), and
     growing with the GPUs (weak).
     """
-    run = lambda n, batch: (
-        estimate(
-            Job(MODEL, CLUSTERS["dgx-a100"], batch, SEQ), Layout(dp=n // 8, tp=8, zero=1)
-        ).tokens_per_second_per_gpu
-    )
+    run = lambda n, batch: _on_paper(Layout(dp=n // 8, tp=8, zero=1), batch).tokens_per_second_per_gpu
     return {
-        "weak: batch grows": [(n, run(n, 8 * n // 8)) for n in gpus],
+        "weak: batch grows": [(n, run(n, n)) for n in gpus],
         "strong: batch of 8": [(n, run(n, 8)) for n in gpus],
     }
 
@@ -489,84 +337,6 @@ def published() -> dict[str, list[tuple[int, float]]]:
     }
 
 
-# -- what the cells show: the right layout, and slow all the same: three clusters that are ill --------
-
-SLOW_RANK = 5  # computes at half the speed
-TCP = replace(
-    NODES, name="through TCP", inter_node_bandwidth=NODES.inter_node_bandwidth / 4, inter_node_latency=1e-2
-)
-FOUR_TO_ONE = Oversubscribed(
-    **{**vars(NODES), "name": "four ports to one", "uplink_bandwidth": NODES.inter_node_bandwidth}
-)
-NETWORKS = {"healthy": NODES, "TCP": TCP, "switch": FOUR_TO_ONE}
-
-
-def ill() -> dict[str, Measured]:
-    """A step of DP 2 · TP 4 on a healthy cluster and on three that are not."""
-    return {
-        "healthy": measure(2, 4, 1),
-        "slow rank": measure(2, 4, 1, slow=SLOW_RANK),
-        **{name: measure(2, 4, 1, network=NETWORKS[name]) for name in ("TCP", "switch")},
-    }
-
-
-def beyond_healthy(steps: dict[str, Measured]) -> dict[str, dict[str, float]]:
-    """For each ill cluster: the healthy step, and what each part has beyond it. They sum to its step."""
-    healthy = steps["healthy"]
-    return {
-        name: {"healthy": healthy.seconds}
-        | {part: step.parts[part] - healthy.parts[part] for part in ("tp", "dp", "rest")}
-        for name, step in steps.items()
-        if step is not healthy
-    }
-
-
-def stood_still(steps: dict[str, Measured]) -> Table:
-    """Milliseconds that each rank waited for others or for the network, in one step."""
-    rows = [
-        [name, *(f"{1e3 * sum(rank.values()):.0f}" for rank in step.waited)] for name, step in steps.items()
-    ]
-    return Table(
-        ["cluster", *(f"rank {r}" for r in range(8))], rows, title="ms that each rank stood still in a step"
-    )
-
-
-LARGE = 50_000  # float32 numbers: 200 kB
-
-
-def alone_and_together() -> dict[str, tuple[float, float, float]]:
-    """Seconds of an all-reduce between two nodes, on each network: 8 bytes; 200 kB by one pair of ranks while
-    the others are silent; 200 kB by all four pairs at once.
-    """
-
-    def sends():
-        pairs = [dist.new_group([r, r + 4]) for r in range(4)]
-        mine = dist.get_rank() % 4
-
-        def takes(elements: int, everybody: bool) -> float:
-            x = torch.ones(elements)
-            dist.barrier()
-            start = time.monotonic()
-            if everybody or mine == 0:
-                dist.all_reduce(x, group=pairs[mine])
-            return time.monotonic() - start
-
-        takes(2, True)  # connections are made
-        return [min(takes(*how) for _ in range(3)) for how in ((2, False), (LARGE, False), (LARGE, True))]
-
-    seconds = {}
-    for name, network in NETWORKS.items():
-        with World(8, fabric=network, timeout=60) as world:
-            seconds[name] = tuple(max(column) for column in zip(*world.run(sends)))
-    return seconds
-
-
-def bandwidths(seconds: dict[str, tuple[float, float, float]]) -> Table:
-    """What `alone_and_together` found, as a table."""
-    rows = [[name, *(f"{1e3 * s:.0f} ms" for s in row)] for name, row in seconds.items()]
-    return Table(["network", "8 bytes", "200 kB, one pair alone", "200 kB, four pairs at once"], rows)
-
-
 # -- the reader's own ----------------------------------------------------------------------------
 
 STEPS, SLOW_READER = 3, 2
@@ -576,9 +346,7 @@ def record(folder: str) -> str:
     """On a rank: write a trace of three steps of DDP to the folder, and return its file. One rank is slow to
     prepare its examples.
     """
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "6"
-    )  # without, the profiler prints a line at each start and stop
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler prints a line at each start and stop
     rank = dist.get_rank()
     model = DistributedDataParallel(toy.ToyTransformer(seed=0, hidden=64, heads=8, seq_len=TOKENS))
     optimizer = torch.optim.AdamW(model.parameters())

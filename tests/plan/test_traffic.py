@@ -74,7 +74,7 @@ def test_every_rank_of_the_toy_sends_what_the_list_says(eight, grid):
 )
 def test_the_real_training_sends_what_the_list_says(eight, sizes):
     config = Config(**sizes, hidden=64, seq_len=32, batch=16, microbatch=2, steps=2)
-    config, held = eight.run(d14._second_step, config)[0]
+    config, held = eight.run(d14.second_step, config)[0]
     counted = dict.fromkeys(("tp", "shard", "pp", "cp"), 0.0)
     axis = {"all_reduce": "tp", "all_gather": "shard", "reduce_scatter": "shard", "send": "pp"}
     for row in eight.traffic.ranks[0]:
@@ -91,7 +91,7 @@ def test_the_real_training_sends_what_the_list_says(eight, sizes):
 @pytest.mark.parametrize("shard", (2, *slow(4, 1)))
 def test_shards_that_are_replicated_send_what_the_list_says(eight, shard):
     config = Config(dp=8, shard=shard, hidden=64, seq_len=32, batch=16, microbatch=2, steps=2)
-    config, held = eight.run(d14._second_step, config)[0]
+    config, held = eight.run(d14.second_step, config)[0]
     job, layout = config.on_paper
     counted = {"shard": 0.0, "replicate": 0.0}
     for row in eight.traffic.ranks[0]:

@@ -1,0 +1,154 @@
+"""Beyond, b1: FSDP's steps on ranks: their bytes by hand and by PyTorch, and what is under way when."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from helpers import toy
+from helpers.emulate import networks
+from helpers.ranks import current
+from helpers.ranks.world import World
+from three_axes.count import clock
+from three_axes.count.clock import Span, Timeline
+from three_axes.count.traffic import Traffic
+from three_axes.table import Table, human
+
+S = 16
+model = lambda: toy.ToyTransformer(hidden=64, seq_len=S)
+LAYERS = len(model())
+# Emulated, as in drop 06: ports out of a node are 10 times slower than links inside.
+ONE_NODE, TWO_NODES = networks.four_ranks(12e6)
+SECONDS = {"F": 3e-7, "B": 6e-7}  # of one parameter, emulated: a block is 15 ms forward and 30 ms backward
+WEIGHTS = 4 * sum(p.numel() for p in model().parameters())  # bytes of all of them
+BLOCK = 4 * sum(p.numel() for p in model().blocks[0].parameters())
+
+
+def mine(m: int) -> list[torch.Tensor]:
+    """This rank's tokens and targets: as many in each of m microbatches as there are for one."""
+    return [toy.my_share(t, dist.get_rank(), dist.get_world_size()) for t in toy.make_batch(4 * m, S)]
+
+
+def groups(mesh_shape: tuple[int, ...] | None) -> tuple:
+    """(shard, replicate): the groups of a mesh (replicate, shard), or all ranks and none."""
+    if mesh_shape is None:
+        return None, None
+    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("replicate", "shard"))
+    return mesh["shard"].get_group(), mesh["replicate"].get_group()
+
+
+def step_traffic(world: World, mesh: tuple[int, ...] | None = None, m: int = 1, **how) -> Traffic:
+    """The bytes of one step. mesh: (replicate, shard) for HSDP. how: as `toy.fsdp_order` takes it."""
+
+    def run():
+        layers = toy.shard_layers(model(), *groups(mesh))
+        toy.run_order(layers, toy.fsdp_order(LAYERS, m, **how), *mine(m))
+
+    world.run(run)
+    return world.traffic
+
+
+def step_by_pytorch(world: World, m: int = 1, reshard: bool = True, hold: bool = False) -> Traffic:
+    """The same step with `fully_shard`."""
+
+    def run():
+        wrapped = model()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+        for part in wrapped:
+            fully_shard(part, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(wrapped, mesh=mesh)
+        for k, (tokens, targets) in enumerate(zip(*(t.chunk(m) for t in mine(m)))):
+            last = k == m - 1 or not hold
+            wrapped.set_is_last_backward(last)
+            wrapped.set_reshard_after_backward(last)
+            wrapped.set_requires_gradient_sync(last)
+            (toy.loss_of(wrapped(tokens), targets) / m).backward()
+
+    world.run(run)
+    return world.traffic
+
+
+def side_by_side(runs: dict[str, tuple[Traffic, Traffic]]) -> Table:
+    """Calls and bytes of rank 0, by hand and by PyTorch. runs: name -> (by hand, by `fully_shard`)."""
+    rows = []
+    for name, (by_hand, by_pytorch) in runs.items():
+        for name, way, sent in ((name, "by hand", by_hand), ("", "fully_shard", by_pytorch)):
+            calls = [str(sent.calls(op)) for op in ("all_gather", "reduce_scatter")]
+            rows.append([name, way, *calls, human(sent.counted[0])])
+    return Table(["one step", "", "all-gathers", "reduce-scatters", "counted"], rows)
+
+
+def _watching(layers: list[toy.Layer], streams: list[Span]):
+    """Compute takes its time, memory and what is under way go on the clock."""
+
+    @contextmanager
+    def around(what: str, i: int, k: int):
+        start = time.monotonic()
+        if what in SECONDS:
+            with current.span(what, i):
+                time.sleep(SECONDS[what] * layers[i].n)
+                yield
+            return
+        yield
+        current.rank.recorder.levels.append((start, sum(layer.bytes_whole for layer in layers)))
+        work = {"gather": layers[i].arriving, "reduce": layers[i].reducing}.get(what)
+        if work:
+            work.get_future().add_done_callback(
+                lambda _: streams.append(Span(what, str(i), start, time.monotonic()))
+            )
+
+    return around
+
+
+def run_on_clock(order, mesh: tuple[int, ...] | None = None) -> tuple[float, list, list, list[Span]]:
+    """On a rank: run an order, compute emulated. Returns seconds, spans, levels, and what was under way when.
+
+    Collectives of a group follow one another: each is shown from when it began, or the one before it ended.
+    """
+    m = 1 + max(k for *_, k in order)
+    layers, streams = toy.shard_layers(model(), *groups(mesh)), []
+    toy.run_order(layers, [("gather", 0, 0), ("F", 0, 0), ("free", 0, 0)], *mine(1))  # to warm up
+    dist.barrier()
+    current.count_from_here()
+    start = time.monotonic()
+    toy.run_order(layers, order, *mine(m), around=_watching(layers, streams))
+    seconds = time.monotonic() - start
+    while len(streams) < sum(what in ("gather", "reduce") for what, *_ in order):
+        time.sleep(1e-3)  # the last ones' ends are noted by another thread
+    shown, until = [], 0.0
+    for s in sorted(streams, key=lambda s: s.end):
+        shown.append(s._replace(start=max(s.start, until)))
+        until = s.end
+    recorder = current.rank.recorder
+    return seconds, list(recorder.spans), list(recorder.levels), shown
+
+
+def order_timeline(world: World, order: list[tuple], ranks: int = 4) -> Timeline:
+    """A step on the clock, in this order: compute, gathers and reductions, bytes of whole weights. The world
+    has an emulated network. ranks: the first so many are in it; all do the same. The shortest of a few runs.
+    """
+    once = lambda: Timeline(*list(zip(*world.run(run_on_clock, order)[:ranks]))[1:])
+    return clock.shortest(once, lambda timeline: timeline.makespan)
+
+
+def hybrid(meshes: dict[str, tuple[int, ...] | None]) -> tuple[dict[str, float], dict[str, Traffic]]:
+    """Seconds and traffic of a step on two emulated nodes of two, for each mesh of (replicate, shard)."""
+    seconds, traffic, order = {}, {}, toy.fsdp_order(LAYERS)
+    with World(4, fabric=TWO_NODES) as world:
+        for name, mesh in meshes.items():
+            once = lambda mesh=mesh: max(rank[0] for rank in world.run(run_on_clock, order, mesh))
+            seconds[name] = clock.shortest(once, float)
+            traffic[name] = world.traffic
+    return seconds, traffic
+
+
+def between_nodes(traffic: Traffic) -> float | None:
+    """Bytes that ranks 0 and 1 sent to ranks 2 and 3, and back. None where the system does not say."""
+    if traffic.matrix is None:
+        return None
+    return sum(traffic.matrix[a][b] for a in range(4) for b in range(4) if a // 2 != b // 2)

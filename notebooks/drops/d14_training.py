@@ -1,0 +1,279 @@
+"""Drop 14's training: the real 4-layer model on whatever is there, by our script and by accelerate; its bytes
+and its seconds, predicted and counted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from helpers import toy, train
+from helpers.ranks import current, memory
+from helpers.ranks.world import World
+from helpers.train import Config
+from three_axes import devices
+from three_axes.paper.collectives import algorithmic_bytes
+from three_axes.plan import Layout
+from three_axes.plan.memory import stage_params, states
+from three_axes.plan.traffic import sent
+from three_axes.table import Table, human
+
+
+def world_here() -> World:
+    """A rank on each of 8, 4, 2 or 1 GPUs, as many as there are, else eight ranks on the CPU."""
+    n = next((n for n in (8, 4, 2, 1) if n <= devices.gpus()), None)
+    return World(n, gpus=True, timeout=300) if n else World(8, timeout=300)
+
+
+def layout_here(ranks: int, layout: Layout) -> dict[str, int]:
+    """(dp, tp, pp) for the 4-layer model on so many ranks, a power of two up to 8: the axes that `layout`
+    has, in two as long as there are ranks, tp and pp first. What is left goes to the largest of them; the
+    model has 8 heads and 4 layers.
+    """
+    sizes, most = dict(dp=1, tp=1, pp=1), dict(dp=8, tp=8, pp=4)
+    largest = sorted(sizes, key=layout.members, reverse=True)
+    for axis in ("tp", "pp", "dp"):
+        if layout.members(axis) > 1 and math.prod(sizes.values()) < ranks:
+            sizes[axis] = 2
+    while (left := ranks // math.prod(sizes.values())) > 1:
+        axis = next(axis for axis in [*largest, "dp"] if sizes[axis] < most[axis])
+        sizes[axis] *= min(left, 2)
+    return sizes
+
+
+def twin(config: Config, steps: int) -> list[float]:
+    """The losses of the same steps in one process, with nothing but torch."""
+    model, text = config.model(), train.read_text(config.text)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=config.weight_decay)
+    losses = []
+    for step in range(steps):
+        losses.append(toy.twin_step(model, *train.batch_of(text, step, config)))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimizer.param_groups[0]["lr"] = train.learning_rate(step, config)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+@contextmanager
+def losses_live(run: Path):
+    """Draw the losses of a run while it goes on, from the lines that it writes, and once more at its end."""
+    from IPython.display import display
+
+    from helpers import draw
+
+    ended = threading.Event()
+
+    def picture():
+        return draw.loss_curves(
+            {"training": {"loss": [line["loss"] for line in train.read_metrics(run)] or [5.6]}},
+            "Loss, step by step",
+        )
+
+    shown = display(picture(), display_id=True)
+    if shown is None:  # not in a notebook
+        yield
+        return
+
+    def follow() -> None:
+        while not ended.wait(1.0):
+            shown.update(picture())
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        shown.update(picture())
+
+
+def train_on(world: World, config: Config) -> str:
+    """Train on the ranks of a world until `config.steps`, from the last checkpoint in `config.out` if there
+    is one. Returns what was said.
+    """
+
+    def run(config):
+        lines: list[str] = []
+        done = train.train(config, current.rank.device, lines.append).number
+        return " ".join([*lines, f"{done} steps are done."])
+
+    with losses_live(Path(config.out)):
+        return world.run(run, config)[0]
+
+
+def three_ways(world: World, config: Config) -> Table:
+    """One step: bytes that rank 0 sends for each axis, predicted, counted and, as a sum, on the wire; and the
+    states it holds.
+    """
+    ranks = world.run(second_step, config)
+    config, held = ranks[0]
+    traffic = world.traffic
+    op_of = {"all_reduce": "tp", "all_gather": "shard", "reduce_scatter": "shard", "send": "pp"}
+    counted = dict.fromkeys(("tp", "shard", "pp"), 0.0)
+    apart = config.tp * config.shard  # neighbours that hold the same part of the weights
+    for row in traffic.ranks[0]:
+        if row.op in op_of:
+            same = row.op == "all_reduce" and apart > 1 and row.members[:2] == (0, apart)
+            axis = "cp" if row.axis == "cp" else "replicate" if same else op_of[row.op]
+            counted[axis] = counted.get(axis, 0.0) + row.algorithmic
+    # The loss, the gradients' norm and whether to stop: three numbers that all ranks share.
+    counted["tp"] -= algorithmic_bytes("all_reduce", 24, world.n)
+    rows = [
+        [{"shard": "dp (FSDP)"}.get(axis, axis), human(size), human(counted.get(axis, 0.0))]
+        for axis, size in sent_by_first(config).items()
+        if size
+    ]
+    rows.append(["weights and Adam's state", human(states_of_first(config)), human(held)])
+    wire = traffic.wire[0]
+    return Table(
+        ["rank 0, one step", "predicted", "counted"],
+        rows,
+        ["all axes, on the wire", "", "n/a" if wire is None else human(round(wire, -4))],
+        title=config.layout,
+    )
+
+
+def speeds(world: World, config: Config) -> Table:
+    """Tokens per second of the run in `config.out`, beside what this machine could do if matrix products were
+    all there is.
+    """
+    seconds = statistics.median(line["seconds"] for line in train.read_metrics(Path(config.out))[5:])
+    count = world.n if world.gpus else min(world.n, os.cpu_count() or 1)
+    flops = world.run(_product_speed)[0] * count
+    tokens = config.batch * config.seq_len
+    bound = flops / config.shape.flops_per_token(config.seq_len)
+    return Table(
+        ["tokens/s", "", "share"],
+        [
+            ["predicted from FLOPs alone", f"{bound:,.0f}", "100%"],
+            ["measured", f"{tokens / seconds:,.0f}", f"{tokens / seconds / bound:.1%}"],
+        ],
+        title=(
+            f"{config.layout}: {flops / 1e9:,.0f} GFLOP/s of {count} device{'s' * (count > 1)},"
+            f" {config.shape.flops_per_token(config.seq_len) / 1e6:.1f} MFLOP a token"
+        ),
+    )
+
+
+def _product_speed() -> float:
+    """FLOP/s of a float32 matrix product on rank 0, while the others wait.
+
+    It is made large enough to take 10 ms.
+    """
+    device, n, seconds = current.rank.device, 512, 0.0
+    while dist.get_rank() == 0 and seconds < 0.01:
+        n *= 2
+        a = torch.randn(n, n, device=device)
+        seconds = min(devices.seconds_of(lambda: a @ a, device) for _ in range(5))
+    dist.barrier()
+    return 2 * n**3 / seconds if seconds else 0.0
+
+
+def second_step(config: Config) -> tuple[Config, int]:
+    """On a rank: two steps, of which the second is counted.
+
+    The configuration with its zeros filled in, and bytes of weights and Adam's state.
+    """
+    trainer = train.Trainer(config, current.rank.device)
+    trainer.step()
+    dist.barrier()
+    current.count_from_here()
+    trainer.step()
+    held = memory.by_kind(trainer.model, trainer.optimizer)
+    return trainer.config, held["parameters"] + held["optimizer"]
+
+
+def sent_by_first(config: Config) -> dict[str, float]:
+    """Bytes that rank 0 sends in a step, by axis, float32: the theory's list of operations, where FSDP shares
+    out the weights among `config.shard` ranks.
+    """
+    job, layout = config.on_paper
+    by_axis = dict.fromkeys(("tp", "shard", "pp"), 0.0)
+    for axis, size in sent(job, layout, 0).items():
+        name = "shard" if axis == "dp" else axis
+        by_axis[name] = by_axis.get(name, 0.0) + size
+    return by_axis
+
+
+def states_of_first(config: Config) -> float:
+    """Bytes of float32 weights and Adam's two on rank 0 between steps."""
+    job, layout = config.on_paper
+    held = states(stage_params(job.model, layout, 0, split_vocabulary=False), layout.shards, 3, 4, 4, 8)
+    return float(held["weights"] + held["optimizer"])
+
+
+def as_launched() -> None:
+    """Set what a launcher sets and accelerate asks for. The address is not used: the group is there."""
+    os.environ |= {
+        "RANK": str(dist.get_rank()),
+        "LOCAL_RANK": str(dist.get_rank()),
+        "WORLD_SIZE": str(dist.get_world_size()),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _accelerator():
+    """FSDP2 over all ranks, block by block; on CPU ranks, which accelerate does not shard over, data
+    parallelism.
+    """
+    from accelerate import Accelerator, PartialState
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, ParallelismConfig
+
+    here = PartialState(cpu=current.rank.device.type == "cpu")
+    if here.distributed_type != DistributedType.MULTI_GPU or here.num_processes == 1:
+        return Accelerator()
+    by_block = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
+    )
+    return Accelerator(
+        fsdp_plugin=by_block, parallelism_config=ParallelismConfig(dp_shard_size=dist.get_world_size())
+    )
+
+
+class ByAccelerate:
+    """The same training by accelerate's own API, on the ranks of a group that has been started."""
+
+    def __init__(self, config: Config):
+        as_launched()
+        self.config, self.text, self.number = config, train.read_text(config.text), 0
+        self.accelerator = _accelerator()
+        model = config.model()
+        self.model, self.optimizer = self.accelerator.prepare(
+            model,
+            torch.optim.AdamW(
+                model.parameters(), betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
+            ),
+        )
+
+    def step(self) -> float:
+        """One step. Returns the mean loss of all ranks."""
+        here = self.accelerator
+        tokens, targets = (
+            whole.chunk(here.num_processes)[here.process_index].to(here.device)
+            for whole in train.batch_of(self.text, self.number, self.config)
+        )
+        loss = train.loss_of(self.model(tokens), targets)
+        here.backward(loss)
+        here.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        self.optimizer.param_groups[0]["lr"] = train.learning_rate(self.number, self.config)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.number += 1
+        return here.reduce(loss.detach(), "mean").item()
+
+
+def with_accelerate(config: Config, steps: int) -> list[float]:
+    """The losses of accelerate's first steps."""
+    training = ByAccelerate(config)
+    return [training.step() for _ in range(steps)]
