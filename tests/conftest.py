@@ -2,17 +2,19 @@
 
 import inspect
 import os
+import re
 import signal
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
 import cloudpickle
 import forked
 import kernels
 import nbval.kernel
-import order
 import pytest
 import worlds
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 # The same examples on every machine; with `--all` more of them.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
@@ -26,11 +28,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 pytest.register_assert_rewrite("exercise_tests", "prose")
 
 
-nbval.kernel.KernelManager = kernels.Forked
+nbval.kernel.KernelManager = kernels.WithoutPorts
 os.environ.setdefault("THREE_AXES_PROGRESS", "")  # what was solved on this machine is in no stored output
 # Tests run side by side, one for each core or more: threads of one would spin where another computes, and the
 # toys are too small to need them. Nothing above has imported NumPy or PyTorch, which read this once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+DURATIONS = "three_axes/durations"  # in pytest's cache: each test's seconds, as last measured
+measured = Counter()
 
 
 def pytest_generate_tests(metafunc):
@@ -44,15 +49,52 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(names, cases, ids=lambda x: getattr(x, "name", getattr(x, "__name__", "")))
 
 
-def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: order.place(item.path.name, order.WAIT + order.COMPUTE))
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Put files that wait first, longest first; behind them those that compute, longest last."""
     for module in {item.module for item in items if hasattr(item, "module")}:
         cloudpickle.register_pickle_by_value(module)  # ranks need not import the tests
+    before = config.cache.get(DURATIONS, {})
+    seconds = Counter()
+    for item in items:
+        seconds[item.path] += before.get(item.nodeid, 0)
+    waiting = {item.path for item in items if waits(item)}
+    items.sort(key=lambda item: (0, -seconds[item.path]) if item.path in waiting else (1, seconds[item.path]))
+
+
+def waits(item) -> bool:
+    """Whether its file mostly waits: it is marked so, or a notebook that emulates a network or measures a
+    timeline of computation that sleeps.
+    """
+    if hasattr(item, "cell"):
+        return bool(re.search(r"\bfabric=|\bmeasured\b", item.cell.source))
+    return item.get_closest_marker("waits") is not None
+
+
+class FromBothEnds(LoadFileScheduling):
+    """The first worker takes files from the front, where those are that wait; others from the end. So the two
+    kinds run side by side, and none is left alone with a long one.
+    """
+
+    def _assign_work_unit(self, node) -> None:
+        if node is not self.nodes[0]:
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    return order.SideBySide(config, log) if config.option.dist == "loadfile" else None
+    return FromBothEnds(config, log) if config.option.dist == "loadfile" else None
+
+
+def pytest_runtest_logreport(report):
+    measured[report.nodeid] += report.duration
+
+
+def pytest_sessionfinish(session):
+    """Keep how long each test took, for the order of the next run. Workers report to the one that writes."""
+    if not hasattr(session.config, "workerinput"):
+        session.config.cache.set(DURATIONS, session.config.cache.get(DURATIONS, {}) | measured)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ from three_axes.count.traffic import Traffic
 from three_axes.paper import collectives
 from three_axes.table import human
 
+pytestmark = pytest.mark.waits
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO is Linux's")
 S = 1_200_000  # elements of float32; 2, 3, 4 and 8 divide it
 

@@ -17,6 +17,8 @@ from three_axes.count import clock
 from three_axes.paper import schedules
 from three_axes.paper.simulation import simulate
 
+pytestmark = pytest.mark.waits
+
 
 def test_spans_waits_and_one_clock(world):
     def work():

@@ -14,6 +14,8 @@ from three_axes.count.clock import shortest
 from three_axes.paper.collectives import hop_by_hop
 from three_axes.plan import Network
 
+pytestmark = pytest.mark.waits
+
 SLOW = Network(
     name="two slow nodes",
     gpus_per_node=4,

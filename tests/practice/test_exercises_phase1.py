@@ -14,6 +14,8 @@ from exercise_tests import slow
 from drops import d01, d02, d03, d04
 from helpers import toy
 
+pytestmark = pytest.mark.waits
+
 # -- drop 01 ---------------------------------------------------------------------------------
 
 

@@ -3,16 +3,13 @@ button as a message. Of VS Code itself nothing runs here.
 """
 
 import sys
-import tempfile
 import threading
 import time
-import uuid
-from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpec
+from kernels import WithoutPorts
 
 from helpers.practice.books import notebooks
 
@@ -22,7 +19,7 @@ QUIET = {"silent": True, "store_history": False, "stop_on_error": False}
 VARIABLES = "import json as _json\n_json.dumps([name for name in globals() if not name.startswith('_')])"
 
 
-class Manager(KernelManager):
+class Manager(WithoutPorts):
     """VS Code writes a kernel's specification itself, with interrupts as messages."""
 
     @property
@@ -33,8 +30,7 @@ class Manager(KernelManager):
 
 @pytest.fixture
 def client(tmp_path):
-    pipes = str(Path(tempfile.gettempdir()) / f"kernel-{uuid.uuid4().hex}")
-    manager = Manager(transport="ipc", ip=pipes)
+    manager = Manager()
     manager.start_kernel(cwd=str(tmp_path))
     client = manager.client()
     client.start_channels()

@@ -20,6 +20,8 @@ from helpers.draw import gantt
 from helpers.ranks.failure import RankError
 from helpers.toy import context, experts
 
+pytestmark = pytest.mark.waits
+
 
 @pytest.mark.parametrize("way", ["gather", "ring", "exchange"])
 @pytest.mark.parametrize("places", [toy.contiguous, toy.zigzag])
