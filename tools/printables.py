@@ -15,24 +15,30 @@ from pathlib import Path
 
 import matplotlib as mpl
 import nbformat
+from jinja2 import Environment, FileSystemLoader
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from helpers.practice.books import BUILD, notebooks
 from helpers.practice.cards import Card, load
+from three_axes.files import find
 from three_axes.terminal import Manual
 
 from . import wall
 
 A6 = (5.83, 4.13)  # inches, lying
-STYLE = """<meta charset="utf-8"><style>
-body { font: 11pt/1.4 sans-serif; color: #222; background: #fff; margin: 0 }
-table { border-collapse: collapse; width: 100% }
-td, th { border: 1px solid #bbb; padding: 1mm 2mm; text-align: left; vertical-align: top }
-.card { border: 1px solid #999; padding: 6mm; box-sizing: border-box; break-inside: avoid }
-.card small { color: #555 }
-h1 { font-size: 14pt }"""
+ONE_TO_A_PAGE = """@page { size: A6 landscape; margin: 6mm }
+.card { height: 90mm; border: 0; break-after: page; font-size: 15pt }"""
+EIGHT_TO_A_SHEET = """@page { size: A4; margin: 8mm }
+main { display: grid; grid-template-columns: 1fr 1fr }
+.card { height: 69mm }"""
+
+
+def rendered(name: str, **values: object) -> str:
+    """A page of data/site, filled in."""
+    there = Environment(loader=FileSystemLoader(find("data/site")), autoescape=True)
+    return there.get_template(f"{name}.html.j2").render(**values)
 
 
 # -- cards -------------------------------------------------------------------------------------
@@ -44,23 +50,14 @@ def write_cards(folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     cards = load()
-    one = (
-        "@page { size: A6 landscape; margin: 6mm } .card { height: 90mm; border: 0; break-after: page;"
-        " font-size: 15pt }"
-    )
-    eight = (
-        "@page { size: A4; margin: 8mm } main { display: grid; grid-template-columns: 1fr 1fr } .card {"
-        " height: 69mm }"
-    )
     pages = "".join(_face(c, c.front) + _face(c, c.back) for c in cards)
-    (folder / "cards.html").write_text(
-        f"<!doctype html><title>Three Axes: cards</title>{STYLE}{one}</style>{pages}", encoding="utf-8"
-    )
-    sheets = "".join(_face(c, f"{c.front}|{c.back}") for c in cards)
-    (folder / "cards-eight-to-a-sheet.html").write_text(
-        f"<!doctype html><title>Three Axes: cards</title>{STYLE}{eight}</style><main>{sheets}</main>",
-        encoding="utf-8",
-    )
+    sheets = "".join(_face(c, c.front, c.back) for c in cards)
+    for name, paper, body in (
+        ("cards", ONE_TO_A_PAGE, pages),
+        ("cards-eight-to-a-sheet", EIGHT_TO_A_SHEET, f"<main>{sheets}</main>"),
+    ):
+        page = rendered("printed", title="cards", paper=paper, body=body)
+        (folder / f"{name}.html").write_text(page, encoding="utf-8")
     with open(folder / "cards-anki.txt", "w", newline="", encoding="utf-8") as f:
         f.write("#separator:tab\n#html:false\n#tags column:3\n")
         csv.writer(f, delimiter="\t", lineterminator="\n").writerows(
@@ -71,9 +68,8 @@ def write_cards(folder: Path) -> None:
             for text, weight in ((card.front, "bold"), (card.back, "normal")):
                 figure = Figure(figsize=A6)
                 figure.text(0.07, 0.9, f"drop {card.drop}", fontsize=8, color="#555555")
-                figure.text(
-                    0.07, 0.78, textwrap.fill(text, 46), fontsize=13, weight=weight, va="top", linespacing=1.4
-                )
+                look = dict(fontsize=13, weight=weight, va="top", linespacing=1.4)
+                figure.text(0.07, 0.78, textwrap.fill(text, 46), **look)
                 pdf.savefig(figure)
     print(
         f"{len(cards)} cards in {folder}: cards.pdf, cards.html, cards-eight-to-a-sheet.html, cards-anki.txt"
@@ -81,10 +77,10 @@ def write_cards(folder: Path) -> None:
     )
 
 
-def _face(card: Card, text: str) -> str:
-    question, _, answer = text.partition("|")
-    behind = f"<p>{escape(answer)}</p>" if answer else ""
-    return f'<div class="card"><small>drop {card.drop}</small><p><b>{escape(question)}</b></p>{behind}</div>'
+def _face(card: Card, text: str, behind: str = "") -> str:
+    """A card with its question or its answer, or with both."""
+    below = f"<p>{escape(behind)}</p>" if behind else ""
+    return f'<div class="card"><small>drop {card.drop}</small><p><b>{escape(text)}</b></p>{below}</div>'
 
 
 # -- cheat sheet -------------------------------------------------------------------------------
@@ -96,13 +92,10 @@ def rows() -> tuple[list[str], list[list[str]]]:
     for path in notebooks():
         for cell in nbformat.read(path, as_version=4).cells:
             if cell.cell_type == "markdown" and "## Cheat sheet" in cell.source:
-                table = [
-                    [_plain(part) for part in line.strip().strip("|").split("|")]
-                    for line in cell.source.split("## Cheat sheet")[1].splitlines()
-                    if line.startswith("|")
-                ]
-                columns = ["drop", *table[0]]
-                listed += [[path.name[:2], *row] for row in table[2:]]
+                lines = re.findall(r"(?m)^\|(.*)\|\s*$", cell.source.split("## Cheat sheet")[1])
+                head, _, *rest = [[_plain(part) for part in line.split("|")] for line in lines]
+                columns = ["drop", *head]
+                listed += [[path.name[:2], *row] for row in rest]
     return columns, listed
 
 
@@ -119,26 +112,15 @@ def write_cheatsheet(folder: Path) -> None:
     with mpl.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "three axes"}):
         page.savefig(folder / "cheatsheet.pdf", metadata={"Title": "Three Axes", "CreationDate": None})
         page.savefig(folder / "cheatsheet.svg", metadata={"Title": "Three Axes", "Date": None})
-    (folder / "cheatsheet.html").write_text(
-        f'<!doctype html><html lang="en"><title>Three Axes: cheat sheet</title>{STYLE}</style>'
-        f"{cheatsheet_body()}</html>",
-        encoding="utf-8",
-    )
+    html = rendered("printed", title="cheat sheet", body=cheatsheet_body())
+    (folder / "cheatsheet.html").write_text(html, encoding="utf-8")
     print(f"A page for the wall: {folder / 'cheatsheet.pdf'} and .svg; with the drops' rows: .html")
 
 
 def cheatsheet_body() -> str:
     """What the HTML shows of the page and of the rows; cheatsheet.svg and cheatsheet.pdf lie beside it."""
     columns, listed = rows()
-    cells = lambda kind, row: "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in row)
-    return (
-        '<h1>Cheat sheet</h1><p>One page for the wall: <a href="cheatsheet.pdf">PDF, A4 to A3</a> or <a'
-        ' href="cheatsheet.svg">SVG</a>.</p><div class="poster"><a href="cheatsheet.svg"><img'
-        f' src="cheatsheet.svg" alt="{escape(wall.alt())}" style="width:100%"></a></div><h2>What each drop'
-        f" adds</h2><table><tr>{cells('th', columns)}</tr>"
-        + "".join(f"<tr>{cells('td', row)}</tr>" for row in listed)
-        + "</table>"
-    )
+    return rendered("cheatsheet", alt=wall.alt(), columns=columns, rows=listed)
 
 
 # -- the commands ------------------------------------------------------------------------------
@@ -146,9 +128,8 @@ def cheatsheet_body() -> str:
 
 def _main(name: str, write: Callable[[Path], None], argv: list[str] | None) -> int:
     """A command that takes nothing."""
-    argparse.ArgumentParser(
-        prog=f"three-axes {name}", description=write.__doc__, formatter_class=Manual
-    ).parse_args(argv)
+    takes = argparse.ArgumentParser(f"three-axes {name}", description=write.__doc__, formatter_class=Manual)
+    takes.parse_args(argv)
     write(BUILD)
     return 0
 

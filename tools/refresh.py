@@ -4,7 +4,7 @@ Only content is stored: no timings, no machine's metadata, no live widgets (they
 their text behind), so that a difference between two versions is a difference for the reader.
 
 Pictures that README.md and docs/ show come from these outputs, and are written anew with them. After outputs
-came otherwise, from another branch perhaps, `tests/refresh.py --pictures` writes the pictures alone.
+came otherwise, from another branch perhaps, `python -m tools.refresh --pictures` writes the pictures alone.
 """
 
 import os

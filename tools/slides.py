@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from html import escape
 from pathlib import Path
 
 import nbformat
@@ -20,142 +19,83 @@ from helpers.practice.books import BUILD, notebooks
 from three_axes.terminal import Manual
 
 from .pages import PLACE, unlinked
+from .printables import rendered
 
-STYLE = """body { margin: 0; font: 2.1vw/1.4 sans-serif; color: #222; background: #fff }
-html { scroll-snap-type: y proximity }
-section { box-sizing: border-box; min-height: 100vh; padding: 3.5vh 5vw;
-  scroll-snap-align: start; overflow: hidden; border-bottom: 1px solid #ddd;
-  --fit: 1; font-size: calc(2.1vw * var(--fit)) }
-h1 { font-size: 1.6em }
-h2 { font-size: 1.35em }
-h1, h2, p { margin: .35em 0 }
-img { display: block; max-width: 90vw; max-height: calc(72vh * var(--fit));
-  width: auto; height: calc(72vh * var(--fit)); object-fit: contain; object-position: left top }
-pre { font-size: .76em; line-height: 1.35; white-space: pre-wrap; margin: .35em 0 }
-.input_area, .jp-InputArea { background: #f5f5f5; padding: .2em .8em; margin-top: .5em }
-table { border-collapse: collapse; font-size: .83em }
-td, th { padding: .15em .8em; text-align: left }
-.jp-InputPrompt, .jp-OutputPrompt, .anchor-link { display: none }
-.highlight .k, .highlight .kn, .highlight .ow { font-weight: bold }
-.highlight .s1, .highlight .s2, .highlight .sd { color: #8a3b12 }
-.highlight .c1 { color: #555 }
-section { position: relative; counter-increment: slide }
-section::after { content: counter(slide) " / " attr(data-of); position: absolute; right: 2vw; bottom: 1.2vh;
-  font-size: 1.1vw; color: #666 }"""
-# What is higher than the screen is set smaller, down to six tenths; what still is, turns by half screens.
-TURN = """const all = [...document.querySelectorAll("section")];
-function fit() {
-  for (const s of all) for (let k = 1; k > .59; k -= .05) {
-    s.style.setProperty("--fit", k); if (s.scrollHeight <= innerHeight + 1) break
-  }
-}
-addEventListener("load", fit); addEventListener("resize", fit);
-const by = {ArrowRight: 1, ArrowDown: 1, PageDown: 1, " ": 1, ArrowLeft: -1, ArrowUp: -1, PageUp: -1};
-addEventListener("keydown", e => {
-  const step = by[e.key]; if (!step) return; e.preventDefault();
-  const now = all.findIndex(s => s.getBoundingClientRect().bottom > innerHeight / 2);
-  const box = all[now].getBoundingClientRect();
-  if (step > 0 && box.bottom > innerHeight + 9 || step < 0 && box.top < -9)
-    scrollBy(0, step * innerHeight / 2);
-  else {
-    const next = Math.max(0, Math.min(all.length - 1, now + step));
-    all[next].scrollIntoView(); history.replaceState(null, "", `#${next + 1}`)
-  }
-})"""
 SHORT = 200  # characters of text that do not deserve a slide to themselves
 LINES = 24  # that fit a slide in readable letters
 
 
 def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNode]]:
     """The cells of each slide."""
-    slides: list[list] = []
+    slides: list[list[nbformat.NotebookNode]] = [[]]
     for cell in notebook.cells:
-        if cell.cell_type == "code":
-            if (
-                {"setup", "closing"} & set(cell.metadata.get("tags", []))
-                or ".check(" in cell.source
-                or cell.source.startswith("cards.")
-            ):
-                continue
+        if cell.cell_type == "markdown":
+            for part in _parts(cell.source):
+                if part.startswith("#") and slides[-1] and not _short(slides[-1]):
+                    slides.append([])
+                slides[-1].append(nbformat.v4.new_markdown_cell(part))
+        elif not _left_out(cell):
             if any("image/png" in o.get("data", {}) for o in cell.outputs):
                 if sum(len(c.source) for c in slides[-1]) > SHORT:
                     slides.append([])  # a picture has a slide to itself, but for a heading
-                cell = nbformat.v4.new_code_cell(
-                    "", outputs=cell.outputs, metadata={"transient": {"remove_source": True}}
-                )
+                alone = {"transient": {"remove_source": True}}
+                cell = nbformat.v4.new_code_cell("", outputs=cell.outputs, metadata=alone)
             elif _lines(slides[-1]) + _lines([cell]) > LINES:
                 slides.append([])
             slides[-1].append(cell)
             if cell.outputs:  # what follows is about what was shown
                 slides.append([])
-            continue
-        told = re.sub(r"<details>.*?</details>", "", unlinked(PLACE.sub("", cell.source)), flags=re.S)
-        told = re.sub(r"(?m)^.*\.hint\(\).*$", "", told)  # of an exercise, which is left out
-        for part in re.split(r"(?m)^(?=#{1,2} )", told):
-            if part.strip() and not re.match(r"## (Practice|Check yourself)", part):
-                if not slides or part.startswith("#") and (slides[-1] and not _short(slides[-1])):
-                    slides.append([])
-                slides[-1].append(nbformat.v4.new_markdown_cell(part))
-    joined: list[list] = []
+    joined: list[list[nbformat.NotebookNode]] = [[]]
     for cells in filter(None, slides):
-        if joined and (
-            _short(joined[-1])
-            or _short(cells)
-            and not cells[0].source.startswith("#")
-            and len(joined[-1]) < 3
-        ):
-            joined[-1] = joined[-1] + cells
-        else:
-            joined.append(cells)
+        ends = _short(cells) and not cells[0].source.startswith("#") and len(joined[-1]) < 3
+        if not ends and not _short(joined[-1]):
+            joined.append([])
+        joined[-1] += cells
     return joined
 
 
-def _lines(cells: list) -> float:
+def _parts(told: str) -> list[str]:
+    """A cell's text from heading to heading, without folded answers and what is about an exercise."""
+    told = re.sub(r"<details>.*?</details>", "", unlinked(PLACE.sub("", told)), flags=re.S)
+    told = re.sub(r"(?m)^.*\.hint\(\).*$", "", told)  # of an exercise, which is left out
+    parts = re.split(r"(?m)^(?=#{1,2} )", told)
+    return [p for p in parts if p.strip() and not re.match(r"## (Practice|Check yourself)", p)]
+
+
+def _left_out(cell: nbformat.NotebookNode) -> bool:
+    """Cells for a kernel alone, checks of an exercise, and the cards."""
+    machinery = {"setup", "closing"} & set(cell.metadata.get("tags", []))
+    return bool(machinery) or ".check(" in cell.source or cell.source.startswith("cards.")
+
+
+def _lines(cells: list[nbformat.NotebookNode]) -> float:
     """About how many lines of a slide these cells take."""
-    told = sum(
-        1 + len(line) / 75
-        for c in cells
-        if c.cell_type == "markdown"
-        for line in filter(None, c.source.splitlines())
-    )
-    code = sum(len(c.source.splitlines()) for c in cells if c.cell_type == "code")
-    shown = sum(
-        len((o.get("text") or o.get("data", {}).get("text/plain", "")).splitlines())
-        for c in cells
-        if c.cell_type == "code"
-        for o in c.outputs
-    )
-    return told + code + shown
+    lines = 0.0
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            lines += sum(1 + len(line) / 75 for line in cell.source.splitlines() if line)
+            continue
+        shown = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs]
+        lines += sum(len(text.splitlines()) for text in (cell.source, *shown))
+    return lines
 
 
-def _short(cells: list) -> bool:
+def _short(cells: list[nbformat.NotebookNode]) -> bool:
     """A heading or a sentence, or what ends in a colon, and so belongs to what follows."""
-    return all(c.cell_type == "markdown" for c in cells) and (
-        sum(len(c.source) for c in cells) < SHORT or cells[-1].source.rstrip().endswith(":")
-    )
+    if any(cell.cell_type == "code" for cell in cells):
+        return False
+    return sum(len(c.source) for c in cells) < SHORT or cells[-1].source.rstrip().endswith(":")
 
 
 def deck(path: Path) -> str:
     """A notebook as a page of slides."""
     notebook = nbformat.read(path, as_version=4)
-    exporter = HTMLExporter(
-        template_name="basic",
-        exclude_input_prompt=True,
-        exclude_output_prompt=True,
-        exclude_anchor_links=True,
-    )
-    sections = []
-    slides = slides_of(notebook)
-    for k, cells in enumerate(slides, start=1):
-        body, _ = exporter.from_notebook_node(
-            nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
-        )
-        sections.append(f'<section id="{k}" data-of="{len(slides)}">{body}</section>')
+    plain = dict(exclude_input_prompt=True, exclude_output_prompt=True, exclude_anchor_links=True)
+    exporter = HTMLExporter(template_name="basic", **plain)
+    slides = [nbformat.v4.new_notebook(cells=c, metadata=notebook.metadata) for c in slides_of(notebook)]
+    bodies = [exporter.from_notebook_node(slide)[0] for slide in slides]
     title = notebook.cells[0].source.splitlines()[0].lstrip("# ")
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{STYLE}</style>{''.join(sections)}<script>{TURN}</script></html>"
-    )
+    return rendered("deck", title=title, slides=bodies)
 
 
 def write(which: str, folder: Path) -> None:

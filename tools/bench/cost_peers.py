@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import statistics
-import time
 from collections.abc import Iterator
 
 import numpy as np
 from llm_analysis import config
 from llm_analysis.analysis import ActivationRecomputation, LLMAnalysis
-from report import save
+from report import median_seconds, save
 
 from three_axes.plan import Job, Layout, validation
 from three_axes.plan.cost import step_terms
@@ -27,28 +25,18 @@ EFFICIENCIES = np.arange(0.30, 0.80, 0.01)
 
 
 def korthikanti() -> Iterator[tuple]:
+    """(row, vocabulary, GPUs, tp, pp, seconds printed) of each run."""
     for r in validation.rows("korthikanti_2022_table5.csv"):
-        yield (
-            r,
-            int(r["vocab"]),
-            int(r["gpus"]),
-            int(r["tp"]),
-            int(r["pp"]),
-            float(r["iter_s_full_recompute"]),
-        )
+        sizes = (int(r[name]) for name in ("vocab", "gpus", "tp", "pp"))
+        yield r, *sizes, float(r["iter_s_full_recompute"])
 
 
 def narayanan_2() -> Iterator[tuple]:
-    for r, (_, real, *_) in zip(
-        (r for r in validation.rows("narayanan_2021_table2.csv") if r["scheme"] == "PTD-P"),
-        validation.narayanan_2("PTD-P"),
-    ):
-        shape = (
-            dict(layers=96, hidden=12288, heads=96)
-            if r["params_b"] == "174.6"
-            else dict(layers=105, hidden=20480, heads=128)
-        )
-        yield {**r, **shape}, 51200, int(r["gpus"]), 8, int(r["model_parallel_size"]) // 8, real
+    """The same of the other table, which does not print the models' shapes."""
+    runs = [r for r in validation.rows("narayanan_2021_table2.csv") if r["scheme"] == "PTD-P"]
+    for r, (_, real, job, n) in zip(runs, validation.narayanan_2("PTD-P")):
+        shape = {name: getattr(job.model, name) for name in ("layers", "hidden", "heads")}
+        yield r | shape, 51200, n, 8, int(r["model_parallel_size"]) // 8, real
 
 
 def theirs(r: dict, vocab: int, n: int, t: int, p: int, efficiency: float) -> float:
@@ -56,26 +44,11 @@ def theirs(r: dict, vocab: int, n: int, t: int, p: int, efficiency: float) -> fl
     layers, heads, hidden, b, batch = (
         int(r[k]) for k in ("layers", "heads", "hidden", "microbatch_seqs", "global_batch_seqs")
     )
-    model = config.ModelConfig(
-        "gpt",
-        layers,
-        heads,
-        hidden,
-        vocab,
-        max_seq_len=2048,
-        num_key_value_heads=heads,
-        ffn_embed_dim=4 * hidden,
-        expansion_ratio=4,
-    )
+    shape = dict(max_seq_len=2048, num_key_value_heads=heads, ffn_embed_dim=4 * hidden, expansion_ratio=4)
+    model = config.ModelConfig("gpt", layers, heads, hidden, vocab, **shape)
     d = n // t // p
-    tool = LLMAnalysis(
-        model,
-        A100,
-        config.DtypeConfig(),
-        config.ParallelismConfig(t, p, d, 1, t),
-        flops_efficiency=efficiency,
-        hbm_memory_efficiency=0.9,
-    )
+    of_peak = dict(flops_efficiency=efficiency, hbm_memory_efficiency=0.9)
+    tool = LLMAnalysis(model, A100, config.DtypeConfig(), config.ParallelismConfig(t, p, d, 1, t), **of_peak)
     with contextlib.redirect_stdout(io.StringIO()):
         return tool.training(
             batch_size_per_gpu=b,
@@ -96,37 +69,18 @@ def main() -> None:
         ("Narayanan 2021, T2 PTD-P", narayanan_2, "Narayanan 2021, T2 PTD-P"),
     ):
         runs = list(table())
-        errors = {
-            e: np.mean([abs(theirs(*run[:-1], efficiency=e) / run[-1] - 1) for run in runs])
-            for e in EFFICIENCIES
-        }
-        best = min(errors, key=errors.get)
-        mine, null = validation.errors(ours)
-        rows.append(
-            [
-                name,
-                str(len(runs)),
-                f"{100 * np.abs(mine).mean():.1f} %",
-                f"{100 * errors[best]:.1f} % (at {best:.0%} of peak)",
-                f"{100 * np.abs(null).mean():.1f} %",
-            ]
-        )
+        off = lambda e: np.mean([abs(theirs(*run[:-1], efficiency=e) / run[-1] - 1) for run in runs])
+        error, best = min((off(e), e) for e in EFFICIENCIES)
+        mine, null = (f"{100 * np.abs(errors).mean():.1f} %" for errors in validation.errors(ours))
+        other = f"{100 * error:.1f} % (at {best:.0%} of peak)"
+        rows.append([name, str(len(runs)), mine, other, null])
     run = next(korthikanti())
-
-    def seconds_of(what) -> float:
-        took = []
-        for _ in range(20):
-            start = time.perf_counter()
-            what()
-            took.append(time.perf_counter() - start)
-        return statistics.median(took)
-
-    one = seconds_of(lambda: theirs(*run[:-1], efficiency=0.5))
+    one = median_seconds(lambda: theirs(*run[:-1], efficiency=0.5), 20)
     model = validation.gpt(run[0]["layers"], run[0]["hidden"], run[0]["heads"])
     sizes = dict(dp=1, tp=8, pp=1, microbatch=4, interleave=1)
     many = Layout(**{name: np.full(3000, size) for name, size in sizes.items()})
     job = Job(model, validation.A100, 4, 2048)
-    all_at_once = seconds_of(lambda: step_terms(job, many)) / 3000
+    all_at_once = median_seconds(lambda: step_terms(job, many), 20) / 3000
     save(
         "cost_peers",
         "The cost model beside llm-analysis, seconds per step",

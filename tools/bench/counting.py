@@ -40,35 +40,23 @@ def prepare(scheme: str) -> None:
     """
     torch.manual_seed(0)
     tokens, targets = toy.make_batch(b=8, s=32)
+    n, me, model = dist.get_world_size(), dist.get_rank(), toy.ToyTransformer(hidden=256)
+    mesh = init_device_mesh("cpu", (n,))
     if scheme == "DDP":
-        model = torch.nn.parallel.DistributedDataParallel(toy.ToyTransformer(hidden=256))
-        step = lambda: toy.loss_of(model(tokens), targets).backward()
+        model = torch.nn.parallel.DistributedDataParallel(model)
     elif scheme == "FSDP2":
-        model, mesh = (
-            toy.ToyTransformer(hidden=256),
-            init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",)),
-        )
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        step = lambda: toy.loss_of(model(tokens), targets).backward()
+        for module in (*model.blocks, model):
+            fully_shard(module, mesh=mesh)
     elif scheme == "TP":
-        model = toy.ToyTransformer(hidden=256)
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+        plan = {name: how for name, how in merged_plan().items() if name != "mlp.gate"}  # the toy has none
         for block in model.blocks:
-            # The toy has no gate.
-            parallelize_module(
-                block, mesh, {name: how for name, how in merged_plan().items() if name != "mlp.gate"}
-            )
-        step = lambda: toy.loss_of(model(tokens), targets).backward()
-    else:
-        n, me = dist.get_world_size(), dist.get_rank()
-        part = toy.split_depth(toy.ToyTransformer(hidden=256))
-        stage = PipelineStage(part, me, n, torch.device("cpu"))
+            parallelize_module(block, mesh, plan)
+    step = lambda: toy.loss_of(model(tokens), targets).backward()
+    if scheme == "1F1B":
+        stage = PipelineStage(toy.split_depth(model), me, n, torch.device("cpu"))
         schedule = Schedule1F1B(stage, 4, loss_fn=toy.loss_of)
-        step = lambda: schedule.step(
-            *[tokens] * (me == 0), **({"target": targets, "losses": []} if me == n - 1 else {})
-        )
+        last = {"target": targets, "losses": []} if me == n - 1 else {}
+        step = lambda: schedule.step(*[tokens] * (me == 0), **last)
     builtins.step = step
     for _ in range(3):
         step()
@@ -123,32 +111,16 @@ def main() -> None:
             traffic = world.traffic
             calls = sum(row.calls for row in traffic.ranks[0] if row.op != "recv")
         others = [seen(scheme, by) for by in (by_comm_debug, by_profiler, by_flight_recorder)]
-        shown = lambda counted: (
-            f"{counted[0]} calls, {human(counted[1])}" if counted else "the step fails under it"
-        )
-        rows.append(
-            [
-                scheme,
-                human(traffic.wire[0]),
-                human(traffic.counted[0]),
-                shown((calls, traffic.payload[0])),
-                f"{others[0]} calls, no bytes" if others[0] else "the step fails under it",
-                shown(others[1]),
-                shown(others[2]),
-            ]
-        )
+        fails = "the step fails under it"
+        shown = lambda counted: f"{counted[0]} calls, {human(counted[1])}" if counted else fails
+        by_debug = f"{others[0]} calls, no bytes" if others[0] else fails
+        sent = [human(traffic.wire[0]), human(traffic.counted[0]), shown((calls, traffic.payload[0]))]
+        rows.append([scheme, *sent, by_debug, *map(shown, others[1:])])
+    counters = ["this course's meter", "CommDebugMode", "profiler", "flight recorder"]
     save(
         "counting",
         "Counting: what rank 0 sent in one step, and who saw it",
-        [
-            "",
-            "on the wire",
-            "by the book",
-            "this course's meter",
-            "CommDebugMode",
-            "profiler",
-            "flight recorder",
-        ],
+        ["", "on the wire", "by the book", *counters],
         rows,
         "The profiler prints shapes without their type (float32 is taken), and an all-gather's shard where"
         " the meter counts the whole; neither knows the axis, or what a rank must send.",

@@ -9,13 +9,12 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
 
 import nbformat
-from report import save
+from report import save, timed
 
 from helpers.draw import explore
 from tools import pages
@@ -32,10 +31,7 @@ def latency(make) -> float:
     took = []
     for name, (_, options, first) in explorer.controls.items():
         for option in (o for o in options if o != first):
-            start = time.perf_counter()
-            explorer.set(**{name: option})
-            explorer.picture.png()
-            took.append(time.perf_counter() - start)
+            took.append(timed(lambda: (explorer.set(**{name: option}), explorer.picture.png())))
         explorer.set(**{name: first})
     return statistics.median(took)
 
@@ -45,34 +41,17 @@ def under_nbval(folder: Path) -> tuple[float, dict[str, tuple[float, bool]]]:
     whether it gave what is stored)).
     """
     report = folder / "report.xml"
-    start = time.perf_counter()
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--nbval",
-            "--nbval-cell-timeout=120",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            f"--junitxml={report}",
-            *map(str, NOTEBOOKS),
-        ],
-        cwd=NOTEBOOKS[0].parent.parent,
-        capture_output=True,
-        env={**os.environ, "THREE_AXES_STREAM_AFTER": "60", "THREE_AXES_PROGRESS": ""},
-    )
-    seconds = time.perf_counter() - start
+    options = f"-q -p no:cacheprovider --nbval --nbval-cell-timeout=120 --junitxml={report}"
+    command = [sys.executable, "-m", "pytest", *options.split(), *map(str, NOTEBOOKS)]
+    environ = os.environ | {"THREE_AXES_STREAM_AFTER": "60", "THREE_AXES_PROGRESS": ""}
+    root = NOTEBOOKS[0].parent.parent
+    seconds = timed(lambda: subprocess.run(command, cwd=root, capture_output=True, env=environ))
     cells = list(ElementTree.parse(report).iter("testcase"))
     counts = {}
     for path in NOTEBOOKS:
         mine = [cell for cell in cells if path.stem in cell.get("classname")]
-        # A failed cell has its reason inside.
-        counts[path.stem] = (
-            sum(float(cell.get("time")) for cell in mine),
-            not any(len(cell) for cell in mine),
-        )
+        same = not any(len(cell) for cell in mine)  # a failed cell has its reason inside
+        counts[path.stem] = sum(float(cell.get("time")) for cell in mine), same
     return seconds, counts
 
 
@@ -93,18 +72,11 @@ def main() -> None:
         name, stored = path.stem.replace("_", " "), "yes" if same else "no"
         rows.append([name, str(reading), str(practice), str(count), f"{seconds:.1f} s", stored])
     rows.append(["all", *map(str, sums), f"{total:.0f} s", ""])
-    sliders = "; ".join(
-        f"{make.__name__} {1e3 * latency(make):.0f} ms"
-        for make in (explore.schedules, explore.memory, explore.plans)
-    )
-    save(
-        "course",
-        "The course",
-        ["drop", "to read", "to practise", "words", "under nbval", "outputs as stored"],
-        rows,
-        f"From a slider's setting to its picture, median: {sliders}.",
-        packages=("nbval", "matplotlib"),
-    )
+    made = (explore.schedules, explore.memory, explore.plans)
+    sliders = "; ".join(f"{make.__name__} {1e3 * latency(make):.0f} ms" for make in made)
+    note = f"From a slider's setting to its picture, median: {sliders}."
+    columns = ["drop", "to read", "to practise", "words", "under nbval", "outputs as stored"]
+    save("course", "The course", columns, rows, note, packages=("nbval", "matplotlib"))
 
 
 if __name__ == "__main__":

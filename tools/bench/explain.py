@@ -14,9 +14,8 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 
-from report import save
+from report import save, timed
 
 from three_axes.explain.reading import read
 from three_axes.explain.split import split
@@ -31,11 +30,7 @@ def large(path: str) -> None:
         f.write('{"schemaVersion": 1, "distributedInfo": {"rank": 0}, "traceEvents": [\n')
         while size < MEGABYTES * 1e6:
             i, at = i + 1, at + draw.uniform(5, 50)
-            name = (
-                "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
-                if i % 20 == 0
-                else "void cutlass::Kernel<gemm>" * 3
-            )
+            name = "void cutlass::Kernel<gemm>" * 3 if i % 20 else "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
             both = {"correlation": i, "External id": i}
             kernel = {"queued": 0, "device": 0, "stream": 7, "grid": [64, 1, 1], "block": [128, 1, 1]} | both
             for cat, ts, args in (("cuda_runtime", at - 30, both), ("kernel", at, kernel)):
@@ -66,11 +61,8 @@ def theirs(path: str, rank: int) -> tuple[float, float, float]:
 def main(traces: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         large(path := os.path.join(folder, "large.json"))
-        start = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "three_axes", "explain", path], check=True, stdout=subprocess.DEVNULL
-        )
-        seconds = time.perf_counter() - start
+        command = [sys.executable, "-m", "three_axes", "explain", path]
+        seconds = timed(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
     note = (
         f"A trace of {MEGABYTES} MB: {seconds:.1f} s ({used.ru_utime + used.ru_stime:.1f} s of the"

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from report import save
 
 from helpers import World
-from three_axes.paper.collectives import hop_by_hop, seconds
+from three_axes.paper import collectives
 from three_axes.plan import Network
 
 NETWORK = Network(
@@ -52,19 +52,12 @@ def main() -> None:
             for members in ([0, 1, 2, 3], list(range(8)), [0, 4]):
                 if op == "send" and len(members) > 2:
                     continue
-                formula = seconds(op, 4 * ELEMENTS, members, NETWORK)
-                events = hop_by_hop(op, 4 * ELEMENTS, tuple(members), NETWORK)
+                formula = collectives.seconds(op, 4 * ELEMENTS, members, NETWORK)
+                events = collectives.hop_by_hop(op, 4 * ELEMENTS, tuple(members), NETWORK)
                 measured = statistics.median(max(world.run(timed, op, members)) for _ in range(7))
                 worst = max(worst, abs(measured / events - 1))
-                rows.append(
-                    [
-                        f"{op} on {members}",
-                        f"{1e3 * formula:.1f} ms",
-                        f"{1e3 * events:.1f} ms",
-                        f"{1e3 * measured:.1f} ms",
-                        f"{measured / events:.3f}",
-                    ]
-                )
+                took = [f"{1e3 * seconds:.1f} ms" for seconds in (formula, events, measured)]
+                rows.append([f"{op} on {members}", *took, f"{measured / events:.3f}"])
     save(
         "fabric",
         "The emulated network: eight ranks on two nodes",

@@ -23,15 +23,11 @@ from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[2]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+PLAN_FILES = "attention cost data_parallel feed_forward layout memory op operations stages traffic".split()
 # Room -> its files, as `glob` takes them.
 ROOMS = {
     "paper": [f"three_axes/paper/{name}.py" for name in "by_hand collectives pipelines placement".split()],
-    "plan": [
-        f"three_axes/plan/{name}.py"
-        for name in (
-            "attention cost data_parallel feed_forward layout memory op operations stages traffic"
-        ).split()
-    ],
+    "plan": [f"three_axes/plan/{name}.py" for name in PLAN_FILES],
     "meter": ["three_axes/count/meter.py"],
     "toy": ["helpers/toy/*.py"],
     "engine": ["helpers/practice/engine.py", "helpers/practice/runs.py"],
@@ -55,31 +51,17 @@ NO_FIGURE = {
     "three_axes/count/meter.py": ("BOX_BYTES =", "REMEMBERED =", "spans: int ="),
     "helpers/practice/engine.py": ("PATIENCE =", "seconds: float ="),  # how long a busy machine may take
 }
-OTHER = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Eq: ast.NotEq,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-}
+PAIRS = ((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.Gt, ast.GtE), (ast.Lt, ast.LtE), (ast.And, ast.Or))
+OTHER = {one: other for pair in PAIRS for one, other in (pair, pair[::-1])} | {ast.Eq: ast.NotEq}
 EXTREME = {"min": "max", "max": "min"}
 
 
 def figures(tree: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a tree that a figure may come from: without messages, which only say it."""
-    nodes = [tree]
-    while nodes:
-        node = nodes.pop()
-        yield node
-        for child in ast.iter_child_nodes(node):
-            if not isinstance(child, (ast.JoinedStr, ast.Raise)):
-                nodes.append(child)
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        if not isinstance(child, (ast.JoinedStr, ast.Raise)):
+            yield from figures(child)
 
 
 def changed(node: ast.AST) -> str | None:
@@ -138,16 +120,10 @@ def survives(folder: Path, file: str, number: int) -> bool:
     path.write_text(change(whole, number))
     surroundings = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    if not file.startswith("lesson"):  # of a drop all is run, with every attempt that is written down
-        command += ["-m", "not slow and not exhaustive"]
+    command += ["-m", "not slow and not exhaustive", *tests_of(file)]
+    how = dict(cwd=folder, capture_output=True, timeout=600, env=os.environ | surroundings)
     try:
-        run = subprocess.run(
-            [*command, *tests_of(file)],
-            cwd=folder,
-            capture_output=True,
-            timeout=600,
-            env=os.environ | surroundings,
-        )
+        run = subprocess.run(command, **how)
         if run.returncode in (4, 5):  # no such file, no such test
             raise RuntimeError(f"{file}: {' '.join(tests_of(file))}: {run.stdout.decode()[-500:]}")
         return run.returncode == 0

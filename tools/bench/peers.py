@@ -7,8 +7,8 @@ the clock starts. A peer that is not installed is left out. What each is asked, 
     first      seconds to the ranks' first all-reduce; and cold, from starting Python
     call       milliseconds for a further call of one small all-reduce
     memory     proportional memory of eight ranks during a call, the driver left aside
-    raises     rank 1 raises while the others wait in a barrier: what the user reads, after how long, is state
-    kept
+    raises     rank 1 raises while the others wait in a barrier: what the user reads, after how long, is
+               state kept
     dies       rank 1 is killed while the others wait
     stopped    SIGINT, as from the stop button, while the others wait
     killed     the driver itself is killed: what is left behind five seconds later
@@ -17,6 +17,7 @@ the clock starts. A peer that is not installed is left out. What each is asked, 
 from __future__ import annotations
 
 import argparse
+import builtins
 import contextlib
 import io
 import json
@@ -33,20 +34,23 @@ from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
+import torch
+import torch.distributed as dist
+from report import bars, median_seconds, save, timed
+
 from helpers.ranks.ports import free_port
 
 MARK = "THREE_AXES_BENCH"
 PATIENCE = 20  # seconds until a failure script is called hung
-DOING = ("cold", "first", "call", "memory", "raises", "dies", "stopped", "killed")
+SPEEDS = ("cold", "first", "call")
+DOING = (*SPEEDS, "memory", "raises", "dies", "stopped", "killed")
 
 
 # -- what the ranks run -------------------------------------------------------------------------
 
 
 def small() -> float:
-    import torch
-    import torch.distributed as dist
-
     x = torch.ones(1)
     dist.all_reduce(x)
     return float(x)
@@ -59,48 +63,39 @@ def hold() -> float:
 
 
 def remember() -> None:
-    import builtins
-
     builtins.kept = 42
 
 
 def recall() -> int:
-    import builtins
-
     return getattr(builtins, "kept", 0)
 
 
 def raises() -> None:
-    import torch.distributed as dist
-
     if dist.get_rank() == 1:
         raise ValueError("no good")
     dist.barrier()
 
 
 def dies() -> None:
-    import torch.distributed as dist
-
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
 
 
 def stuck() -> None:
-    import torch.distributed as dist
-
     if dist.get_rank() != 1:
         dist.barrier()
     time.sleep(300)
 
 
-def grouped(rank: int, n: int, port: str, fn) -> None:
-    """For launchers that know no groups: make one, run fn."""
-    import torch.distributed as dist
+def join(rank: int, n: int, port: str) -> None:
+    """Make a group, for launchers that know none."""
+    where, patience = f"tcp://127.0.0.1:{port}", timedelta(minutes=10)
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=n, timeout=patience)
 
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=n, timeout=timedelta(minutes=10)
-    )
+
+def joined(rank: int, n: int, port: str, fn) -> None:
+    join(rank, n, port)
     fn()
     dist.destroy_process_group()
 
@@ -136,7 +131,7 @@ class Spawn:
     def call(self, fn):
         import torch.multiprocessing as mp
 
-        mp.spawn(grouped, (self.n, free_port(), fn), self.n)
+        mp.spawn(joined, (self.n, free_port(), fn), self.n)
 
     def close(self) -> None:
         pass
@@ -165,32 +160,18 @@ class IPyParallel:
 
     def start(self, n: int) -> None:
         import ipyparallel
+        import peers  # the engines find the functions under this name
 
+        self.known = vars(peers)
         self.cluster = ipyparallel.Cluster(n=n, log_level=50)
         self.view = self.cluster.start_and_connect_sync(activate=False)[:]
         self.view.block = True
         port, folder = free_port(), str(Path(__file__).parent)
         self.view.apply_sync(lambda where: __import__("sys").path.insert(0, where), folder)
-
-        def join(rank, n, port):
-            from datetime import timedelta
-
-            import torch.distributed as dist
-
-            dist.init_process_group(
-                "gloo",
-                init_method=f"tcp://127.0.0.1:{port}",
-                rank=rank,
-                world_size=n,
-                timeout=timedelta(minutes=10),
-            )
-
-        self.view.map_sync(join, range(n), [n] * n, [port] * n)
+        self.view.map_sync(self.known["join"], range(n), [n] * n, [port] * n)
 
     def call(self, fn):
-        import peers  # the engines find the functions under this name
-
-        return self.view.apply_sync(getattr(peers, fn.__name__))
+        return self.view.apply_sync(self.known[fn.__name__])
 
     def close(self) -> None:
         self.cluster.stop_cluster_sync()
@@ -202,23 +183,12 @@ class Monarch:
     keeps = True
 
     def start(self, n: int) -> None:
-        from monarch.actor import Actor, endpoint, this_host
+        from monarch.actor import Actor, current_rank, endpoint, this_host
 
         class Rank(Actor):
             @endpoint
             async def join(self, n, port):
-                from datetime import timedelta
-
-                import torch.distributed as dist
-                from monarch.actor import current_rank
-
-                dist.init_process_group(
-                    "gloo",
-                    init_method=f"tcp://127.0.0.1:{port}",
-                    rank=current_rank().rank,
-                    world_size=n,
-                    timeout=timedelta(minutes=10),
-                )
+                join(current_rank().rank, n, port)
 
             @endpoint
             async def run(self, fn):
@@ -247,48 +217,47 @@ PEERS = {
 # -- the driver: one measurement -------------------------------------------------------------------
 
 
-def timed(action) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
-
-
 def drive(name: str, doing: str) -> dict:
-    __import__("torch.distributed")  # a kernel has it already
+    """What `doing` finds of a peer, in this process, which stands for the kernel."""
     peer = PEERS[name][0]()
 
     def begin(n: int = 4) -> float:
         return timed(lambda: (peer.start(n), peer.call(small)))
 
-    if doing in ("cold", "first"):
+    seconds = begin(8 if doing == "memory" else 4)
+    if doing == "first":  # the second one, in a kernel that has been used
+        peer.close()
         seconds = begin()
-        if doing == "first":  # the second one, in a kernel that has been used
-            peer.close()
-            seconds = begin()
+    if doing == "call":
+        seconds = median_seconds(lambda: peer.call(small), 50 if peer.keeps else 3)
+    if doing in SPEEDS:
         peer.close()
         return {"seconds": seconds}
-    if doing == "call":
-        begin()
-        median = statistics.median(timed(lambda: peer.call(small)) for _ in range(50 if peer.keeps else 3))
-        peer.close()
-        return {"seconds": median}
     if doing == "memory":
-        begin(8)
-        most, done = 0, threading.Event()
-
-        def watch():
-            nonlocal most
-            while not done.wait(0.1):
-                most = max(most, sum(_proportional(pid) for pid in _descendants() if pid != os.getpid()))
-
-        thread = threading.Thread(target=watch)
-        thread.start()
-        peer.call(hold)
-        done.set()
-        thread.join()
+        held = most_held(lambda: peer.call(hold))
         peer.close()
-        return {"bytes": most}
-    begin()
+        return {"bytes": held}
+    return fail(peer, doing)
+
+
+def most_held(action) -> int:
+    """The most proportional memory of all processes but this one while `action` runs."""
+    seen, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            seen.append(sum(_proportional(one) for one in _descendants() if one.pid != os.getpid()))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    action()
+    done.set()
+    thread.join()
+    return max(seen)
+
+
+def fail(peer, doing: str) -> dict:
+    """Let something go wrong on a rank: what was said of it, after how long, and what can still be used."""
     if peer.keeps:
         peer.call(remember)
     if doing == "killed":
@@ -304,46 +273,41 @@ def drive(name: str, doing: str) -> dict:
             peer.call(fn)
         except BaseException as e:
             printed.write(f"{type(e).__name__}: {e}")
-    seconds = time.perf_counter() - start - (doing == "stopped")
-    text = printed.getvalue()
+    seconds, text = time.perf_counter() - start - (doing == "stopped"), printed.getvalue()
     result = {
         "seconds": seconds,
         "rank": bool(re.search(r"rank\s*:?\s*1\b|process 1\b|\[1:apply\]", text, re.I)),
         "error": "no good" in text,
         "where": "barrier" in text,
-        "text": text[-1500:],
+        "kept": False,
     }
     print(json.dumps(result), flush=True)  # in case the next line hangs
-    result["kept"] = False
     if peer.keeps:
         with contextlib.suppress(BaseException):
             result["kept"] = list(peer.call(recall))[0] == 42
-            result["usable"] = list(peer.call(small))[0] == 4
+            peer.call(small)
     print(json.dumps(result), flush=True)
     with contextlib.suppress(BaseException):
         peer.close()
     return result
 
 
-def _descendants() -> list[int]:
+def _descendants() -> list[psutil.Process]:
     """Every process of this measurement: they all inherit one line of the environment."""
-    mark = f"{MARK}={os.environ[MARK]}".encode()
-    processes = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark in (folder / "environ").read_bytes():
-                processes.append(int(folder.name))
-    return processes
+    there = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == os.environ[MARK]:
+                there.append(process)
+    return there
 
 
-def _proportional(pid: int) -> int:
+def _proportional(process: psutil.Process) -> int:
     """Bytes, as helpers.ranks.memory.resident: importing that would start our fork server beside every
     peer.
     """
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return 1024 * int(line.split()[1])
+    with contextlib.suppress(psutil.Error):
+        return process.memory_full_info().pss
     return 0
 
 
@@ -354,19 +318,15 @@ def measure(name: str, doing: str) -> dict:
     """One driver's answer, and how many processes it left behind; {'hung': True} where it had to be
     killed.
     """
-    os.environ[MARK] = mark = str(uuid.uuid4())
+    os.environ[MARK] = str(uuid.uuid4())
     start = time.perf_counter()
-    driver = subprocess.Popen(
-        [sys.executable, __file__, "--peer", name, "--do", doing],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, MARK: mark},
-    )
+    command = [sys.executable, __file__, "--peer", name, "--do", doing]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    driver = subprocess.Popen(command, start_new_session=True, **pipes)
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.extend(driver.stdout), daemon=True)
     reader.start()
+    result = {}
     if doing == "killed":
         while driver.poll() is None and "stuck now\n" not in lines and time.perf_counter() - start < 60:
             time.sleep(0.1)
@@ -374,24 +334,25 @@ def measure(name: str, doing: str) -> dict:
         driver.kill()
         driver.wait()
         time.sleep(5)
-        result = {"left": len(_descendants())}
     else:
         try:
             # Starting may take some of it.
-            driver.wait(90 if doing in ("cold", "first", "call", "memory") else 25 + PATIENCE)
-            hung = False
+            driver.wait(90 if doing in (*SPEEDS, "memory") else 25 + PATIENCE)
+            result["hung"] = False
         except subprocess.TimeoutExpired:
-            hung = True
+            result["hung"] = True
             driver.kill()
         reader.join(2)
-        answers = [json.loads(line) for line in lines if line.startswith("{")]
-        result = {**(answers[-1] if answers else {}), "hung": hung, "all": time.perf_counter() - start}
+        for line in lines:
+            if line.startswith("{"):
+                result |= json.loads(line)
+        result["all"] = time.perf_counter() - start
         time.sleep(3)
-        result["left"] = len(_descendants())
-    for pid in _descendants():
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-    return result
+    left_behind = _descendants()
+    for process in left_behind:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return result | {"left": len(left_behind)}
 
 
 def told(result: dict, says: bool = True) -> str:
@@ -406,7 +367,7 @@ def told(result: dict, says: bool = True) -> str:
     return (
         f"{result['seconds']:.1f} s"
         + f": {names}" * says
-        + f"; state {'kept' if result.get('kept') else 'lost'}"
+        + f"; state {'kept' if result['kept'] else 'lost'}"
         + ", then hangs" * result["hung"]
         + left(result)
     )
@@ -416,64 +377,44 @@ def left(result: dict) -> str:
     return f"; {result['left']} processes left" if result["left"] else ""
 
 
-def main() -> None:
-    from report import bars, save
+def middle(results: list[dict], key: str) -> float | None:
+    """The median of what was measured; None where nothing was."""
+    return statistics.median(there) if (there := [one[key] for one in results if key in one]) else None
 
+
+FIGURES = (  # what, how it is measured, its key in the result, in which unit
+    ("cold: from starting Python to the first all-reduce", "cold", "all", 1, "{:.1f} s"),
+    ("warm: to the first all-reduce of new ranks", "first", "seconds", 1, "{:.2f} s"),
+    ("a further call", "call", "seconds", 1e3, "{:.1f} ms"),
+    ("memory of 8 ranks", "memory", "bytes", 1e-6, "{:.0f} MB"),
+)
+
+
+def main() -> None:
     names = [name for name, (_, module) in PEERS.items() if find_spec(module)]
-    rows = {name: {doing: [] for doing in DOING} for name in names}
+    found = {name: {doing: [] for doing in DOING} for name in names}
     for doing in DOING:
-        for _ in range(3 if doing in ("cold", "first", "call") else 1):
+        for _ in range(3 if doing in SPEEDS else 1):
             for name in names:  # in turn
-                rows[name][doing].append(measure(name, doing))
-    middle = lambda name, doing, key: (
-        statistics.median(f[key] for f in rows[name][doing] if key in f)
-        if any(key in f for f in rows[name][doing])
-        else None
+                found[name][doing].append(measure(name, doing))
+    table = []
+    for what, doing, key, unit, text in FIGURES:
+        medians = [middle(found[name][doing], key) for name in names]
+        table.append([what, *("–" if median is None else text.format(unit * median) for median in medians)])
+    for what, doing in (
+        ("rank 1 raises, the others wait", "raises"),
+        ("rank 1 is killed", "dies"),
+        ("the stop button", "stopped"),
+    ):
+        table.append([what, *(told(found[n][doing][0], says=doing != "stopped") for n in names)])
+    table.append(
+        ["the kernel is killed", *(f"{found[n]['killed'][0]['left']} processes left" for n in names)]
     )
-    show = lambda value, text: "–" if value is None else text.format(value)
-    table = [
-        [
-            "cold: from starting Python to the first all-reduce",
-            *(show(middle(n, "cold", "all"), "{:.1f} s") for n in names),
-        ],
-        [
-            "warm: to the first all-reduce of new ranks",
-            *(show(middle(n, "first", "seconds"), "{:.2f} s") for n in names),
-        ],
-        [
-            "a further call",
-            *(
-                show(middle(n, "call", "seconds") and 1e3 * middle(n, "call", "seconds"), "{:.1f} ms")
-                for n in names
-            ),
-        ],
-        [
-            "memory of 8 ranks",
-            *(
-                show(middle(n, "memory", "bytes") and middle(n, "memory", "bytes") / 1e6, "{:.0f} MB")
-                for n in names
-            ),
-        ],
-        *(
-            [what, *(told(rows[n][doing][0]) for n in names)]
-            for doing, what in (("raises", "rank 1 raises, the others wait"), ("dies", "rank 1 is killed"))
-        ),
-        ["the stop button", *(told(rows[n]["stopped"][0], says=False) for n in names)],
-        ["the kernel is killed", *(f"{rows[n]['killed'][0]['left']} processes left" for n in names)],
-    ]
-    save(
-        "peers",
-        "Ranks beside a kernel, four of them",
-        ["", *names],
-        table,
-        packages=("accelerate", "ipyparallel", "torchmonarch"),
-    )
-    bars(
-        "peers",
-        "A further call on four ranks",
-        {n: 1e3 * middle(n, "call", "seconds") for n in names if middle(n, "call", "seconds")},
-        "milliseconds",
-    )
+    packages = ("accelerate", "ipyparallel", "torchmonarch")
+    save("peers", "Ranks beside a kernel, four of them", ["", *names], table, packages=packages)
+    calls = {name: middle(found[name]["call"], "seconds") for name in names}
+    milliseconds = {name: 1e3 * seconds for name, seconds in calls.items() if seconds}
+    bars("peers", "A further call on four ranks", milliseconds, "milliseconds")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ print is said at each set: recompute is the least that fits, for a part of the l
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,10 +17,20 @@ from typing import NamedTuple
 
 import numpy as np
 import ultra_scale
-from report import save
+from report import rows_of, save
 
-from three_axes.plan import CLUSTERS, DEVICES, FRAMEWORKS, MODELS, Framework, Job, Layout, ModelShape
-from three_axes.plan.cost import constants, step_terms, work
+from three_axes.plan import (
+    CLUSTERS,
+    DEVICES,
+    FRAMEWORKS,
+    MODELS,
+    Framework,
+    Job,
+    Layout,
+    ModelShape,
+    validation,
+)
+from three_axes.plan.cost import constants, work
 from three_axes.plan.job import Lora
 from three_axes.plan.memory import largest_stage, stage_memory
 from three_axes.plan.operations import layer
@@ -94,35 +103,24 @@ SHAPES: dict[str, ModelShape] = {
     **{f"Llama3 {size}B": MODELS[f"llama-3-{size}b"] for size in (8, 70)},
     "LLAMA3.1_405B": MODELS["llama-3-405b"],
 }
-DEEPSEEK_V2 = ModelShape(
-    "deepseek-v2",
-    60,
-    5120,
-    128,
-    102400,
-    0,
-    12288,
-    gated=True,
-    latent=Latent(512, 1536),
-    experts=Experts(160, 6, 1536, shared=3072, dense_layers=1),
-)
+V2_EXPERTS = Experts(160, 6, 1536, shared=3072, dense_layers=1)
+V2_LATENT = dict(gated=True, latent=Latent(512, 1536))
+DEEPSEEK_V2 = ModelShape("deepseek-v2", 60, 5120, 128, 102400, 0, 12288, experts=V2_EXPERTS, **V2_LATENT)
 BRIDGE_RUNS = "megatron_bridge_performance_visible.csv"
 GRAPHS = "26.06"  # the release of Megatron Bridge whose steps with experts are CUDA graphs, but on H100
 
 
 class Run(NamedTuple):
-    """seconds: here. printed: theirs. recomputed: share of the layers that are computed twice."""
+    """seconds: here. printed: theirs. recomputed: share of the layers that are computed twice. memory: how
+    far ours is off theirs, where that is printed.
+    """
 
     seconds: float
     printed: float
     job: Job
     gpus: int
     recomputed: float = 0.0
-
-
-def _rows(folder: Path, name: str) -> list[dict[str, str]]:
-    with open(folder / name, encoding="utf-8") as f:
-        return list(csv.DictReader(line for line in f if not line.startswith("#")))
+    memory: float | None = None
 
 
 def _first(text: str) -> str:
@@ -134,15 +132,19 @@ def _int(text: str, otherwise: int = 1) -> int:
     return int(_first(text)) if _first(text).isdigit() else otherwise
 
 
-def seconds(job: Job, layout: Layout, gpus: int, headroom: float = 0.0) -> tuple[float, float]:
+def chunks(v: int) -> dict[str, object]:
+    """What a layout says of v chunks a rank."""
+    return {"interleave": v, "schedule": "interleaved" if v > 1 else "1F1B"}
+
+
+def seconds(job: Job, layout: Layout, gpus: int) -> tuple[float, float]:
     """(seconds of a step, share of the layers that are computed twice): as few as fit."""
-    room = (1 - headroom) * job.cluster.device.memory
-    found = []
+    room, found = job.cluster.device.memory, []
     for recompute in ("none", "full"):
         one = replace(layout, recompute=recompute)
         job.check(one, gpus)
         held = sum(largest_stage(job, one)[1].values())
-        found.append((float(sum(step_terms(job, one).values())), held))
+        found.append((validation.seconds(job, one), held))
         if held <= room:
             break
     if len(found) == 1:
@@ -165,7 +167,7 @@ def _travel(release: str, name: str, system: str, v: int) -> Framework:
 
 def _bridge(folder: Path, experts: bool) -> Iterator[tuple[str, Job, Layout, float]]:
     """(release, job, layout, seconds printed) of Megatron Bridge's own runs."""
-    for r in _rows(folder, BRIDGE_RUNS):
+    for r in rows_of(folder / BRIDGE_RUNS):
         name, system = _first(r["model"]), r["system"]
         model, cluster, n = SHAPES[name], CLUSTERS[SYSTEMS[system]], int(r["gpus"])
         if r["task"] == "LoRA" or bool(model.experts) != experts:
@@ -182,8 +184,7 @@ def _bridge(folder: Path, experts: bool) -> Iterator[tuple[str, Job, Layout, flo
             precision = hopper if "H100" in system else "mxfp8"
         zero = 1 if _first(r["fsdp"] or "0") in ("0", "") else 3
         sizes = dict(dp=n // (t * p * cp), tp=t, pp=p, cp=cp, ep=_int(r["ep"]) if model.experts else 1)
-        schedule = "interleaved" if v > 1 else "1F1B"
-        layout = Layout(**sizes, microbatch=b, zero=zero, interleave=v, schedule=schedule)
+        layout = Layout(**sizes, microbatch=b, zero=zero, **chunks(v))
         framework = _travel(r["release"], name, system, v) if experts else BRIDGE
         job = Job(model, cluster, batch, s, framework, precision)
         yield r["release"], job, layout, batch * s / n / float(_first(r["tokens_per_s_per_gpu"]))
@@ -215,22 +216,21 @@ def bridge(folder: Path, experts: bool, host: bool = False) -> Iterator[Run]:
 
 def nemo(folder: Path) -> Iterator[Run]:
     """NeMo 24.07 on H100 in FP8, pre-training and fine-tuning. Chunks that are not printed: the fastest."""
-    for r in _rows(folder, "nemo_2407_h100_fp8.csv"):
+    for r in rows_of(folder / "nemo_2407_h100_fp8.csv"):
         if r["task"] == "LoRA":
             continue
         model, n = SHAPES[r["model"]], int(r["gpus"])
         t, p, cp, b = (_int(r[k]) for k in ("tp", "pp", "cp", "microbatch_seqs"))
         s, batch, d = int(r["seq_len"]), int(r["global_batch_seqs"]), n // (t * p * cp)
-        chunks = [1]
+        possible = [1]
         if p > 1:
             whole = [v for v in range(1, 21) if model.layers % (p * v) == 0 and batch // d // b % p == 0]
-            chunks = [_int(r["vp"])] if r["vp"] else sorted({1, *whole})
+            possible = [_int(r["vp"])] if r["vp"] else sorted({1, *whole})
         job, found = Job(model, H100, batch, s, NEMO, "fp8"), []
-        for v in chunks:
-            schedule = "interleaved" if v > 1 else "1F1B"
-            sizes = dict(dp=d, tp=t, pp=p, cp=cp, microbatch=b, zero=1, interleave=v, schedule=schedule)
+        for v in possible:
+            layout = Layout(dp=d, tp=t, pp=p, cp=cp, microbatch=b, zero=1, **chunks(v))
             try:
-                found.append(seconds(job, Layout(**sizes), n)[0])
+                found.append(seconds(job, layout, n)[0])
             except ValueError:  # these chunks cannot be
                 continue
         if found:
@@ -239,7 +239,7 @@ def nemo(folder: Path) -> Iterator[Run]:
 
 def weak_scaling(folder: Path) -> Iterator[Run]:
     """Megatron-Core's GPTs on H100, with its distributed optimizer. Microbatch and chunks: the fastest."""
-    for r in _rows(folder, "megatron_core_h100_weak_scaling.csv"):
+    for r in rows_of(folder / "megatron_core_h100_weak_scaling.csv"):
         layers, h, heads, vocab, s, batch, n = (
             int(r[k]) for k in ("layers", "hidden", "heads", "vocab", "seq_len", "global_batch_seqs", "gpus")
         )
@@ -250,11 +250,11 @@ def weak_scaling(folder: Path) -> Iterator[Run]:
         yield Run(guess, needed / (float(r["tflops_per_gpu"]) * 1e12 * n), job, n)
 
 
-def torchtitan(folder: Path) -> Iterator[tuple[Run, float | None]]:
-    """(run, error of memory where that is printed) in bfloat16: layers are fused where they are compiled, and
-    async TP hides the sums of input gradients.
+def torchtitan(folder: Path) -> Iterator[Run]:
+    """Runs in bfloat16: layers are fused where they are compiled, and async TP hides the sums of input
+    gradients.
     """
-    for r in _rows(folder, "torchtitan_benchmarks.csv"):
+    for r in rows_of(folder / "torchtitan_benchmarks.csv"):
         if r["precision"] != "bf16":
             continue
         plain = FRAMEWORKS["torchtitan"]
@@ -266,15 +266,15 @@ def torchtitan(folder: Path) -> Iterator[tuple[Run, float | None]]:
         layout = framework.layout(dp=d, tp=t, microbatch=b, zero=3, recompute=recompute)
         model = MODELS["llama-3-8b" if "8B" in r["model"] else "llama-3-70b"]
         job = Job(model, TITAN, d * b, int(r["seq_len"]), framework)
-        guess = float(sum(step_terms(job, layout).values()))
         printed = d * b * job.seq_len / n / float(r["tok_per_s_per_gpu"])
         held = float(sum(stage_memory(job, layout, 0).values())) / 2**30
-        yield Run(guess, printed, job, n), held / float(r["mem_gib"]) - 1 if r["mem_gib"] else None
+        off = held / float(r["mem_gib"]) - 1 if r["mem_gib"] else None
+        yield Run(validation.seconds(job, layout), printed, job, n, memory=off)
 
 
 def lora(folder: Path) -> Iterator[Run]:
     """Automodel's LoRA runs: FSDP2 with tensor parallelism. Recompute is not printed: the least that fits."""
-    for r in _rows(folder, "automodel_h100_bf16_visible.csv"):
+    for r in rows_of(folder / "automodel_h100_bf16_visible.csv"):
         if not r["task"].startswith("Fine-Tuning (LoRA)"):
             continue
         n, t = int(r["gpus"]), int(r["tp"])
@@ -284,15 +284,15 @@ def lora(folder: Path) -> Iterator[Run]:
         layout = Layout(**sizes, sequence_parallel=False)
         guess, share = seconds(job, layout, n)
         if share:  # its switch recomputes all layers
-            guess = float(sum(step_terms(job, replace(layout, recompute="full")).values()))
+            guess = validation.seconds(job, replace(layout, recompute="full"))
         yield Run(guess, float(r["step_s"]), job, n)
 
 
-def simumax(folder: Path) -> Iterator[tuple[Run, float]]:
-    """(run, error of memory) of SimuMax' runs on one node of B200s: Megatron, ZeRO-1, nothing recomputed, one
-    sequence of 4,096 where no length is printed. Memory is what was allocated, without context.
+def simumax(folder: Path) -> Iterator[Run]:
+    """SimuMax' runs on one node of B200s: Megatron, ZeRO-1, nothing recomputed, one sequence of 4,096 where
+    no length is printed. Memory is what was allocated, without context.
     """
-    for r in _rows(folder, "simumax_b200_single_node_visible.csv"):
+    for r in rows_of(folder / "simumax_b200_single_node_visible.csv"):
         base = MODELS["llama-3-70b"] if r["model"] == "llama3_70b" else DEEPSEEK_V2
         model, s = replace(base, layers=int(r["layers"])), _int(r["seq_len"], 4096)
         sizes = {axis: int(r[axis]) for axis in ("tp", "pp", "dp", "ep", "cp")}
@@ -300,43 +300,45 @@ def simumax(folder: Path) -> Iterator[tuple[Run, float]]:
         job = Job(model, SIMUMAX, layout.dp * int(r["microbatches"]), s, SIMUMAX_FRAMEWORK)
         job.check(layout, 8)
         held = sum(largest_stage(job, layout, 0)[1].values())
-        guess = float(sum(step_terms(job, layout).values()))
-        yield Run(guess, float(r["real_ms"]) / 1e3, job, 8), held / 2**30 / float(r["real_alloc_gib"]) - 1
+        off = held / 2**30 / float(r["real_alloc_gib"]) - 1
+        yield Run(validation.seconds(job, layout), float(r["real_ms"]) / 1e3, job, 8, memory=off)
+
+
+SETS = {
+    "Megatron-Core, weak scaling": ("megatron_core_h100_weak_scaling.csv", weak_scaling),
+    "torchtitan, H100": ("torchtitan_benchmarks.csv", torchtitan),
+    "Megatron Bridge, dense": (BRIDGE_RUNS, lambda folder: bridge(folder, False)),
+    "Megatron Bridge, experts": (BRIDGE_RUNS, lambda folder: bridge(folder, True, host=True)),
+    "the same, launches as of any program": (BRIDGE_RUNS, lambda folder: bridge(folder, True)),
+    "NeMo 24.07, FP8": ("nemo_2407_h100_fp8.csv", nemo),
+    "Automodel, LoRA": ("automodel_h100_bf16_visible.csv", lora),
+    "SimuMax, B200": ("simumax_b200_single_node_visible.csv", simumax),
+}
+
+
+def folder_of_tables(about: str) -> Path:
+    """What the command line gives."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
+    return parser.parse_args().published
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
-    folder = parser.parse_args().published
-    sets = {
-        "Megatron-Core, weak scaling": ("megatron_core_h100_weak_scaling.csv", lambda: weak_scaling(folder)),
-        "torchtitan, H100": ("torchtitan_benchmarks.csv", lambda: (run for run, _ in torchtitan(folder))),
-        "Megatron Bridge, dense": (BRIDGE_RUNS, lambda: bridge(folder, False)),
-        "Megatron Bridge, experts": (BRIDGE_RUNS, lambda: bridge(folder, True, host=True)),
-        "the same, launches as of any program": (BRIDGE_RUNS, lambda: bridge(folder, True)),
-        "NeMo 24.07, FP8": ("nemo_2407_h100_fp8.csv", lambda: nemo(folder)),
-        "Automodel, LoRA": ("automodel_h100_bf16_visible.csv", lambda: lora(folder)),
-        "SimuMax, B200": (
-            "simumax_b200_single_node_visible.csv",
-            lambda: (run for run, _ in simumax(folder)),
-        ),
-    }
-    there = {name: make for name, (file, make) in sets.items() if (folder / file).is_file()}
-    columns = ["published set", "runs", "error (MAPE)", "median", "p90", "bias", "null model"]
-    done = {name: list(make()) for name, make in there.items()}
+    folder = folder_of_tables(__doc__)
+    done = {name: list(make(folder)) for name, (file, make) in SETS.items() if (folder / file).is_file()}
     rows = [row_of(name, *errors_of(runs))[:-1] for name, runs in done.items()]
     notes = [
         f"{name}: recompute is not printed; it makes a difference in {twice} of {len(runs)} runs."
         for name, runs in done.items()
         if (twice := sum(run.recomputed > 0 for run in runs))
     ]
-    if "Megatron Bridge, experts" in there:
+    if "Megatron Bridge, experts" in done:
         notes.append(f"Read from its runs on one node: {1e6 * launch_seconds(folder):.0f} µs for a launch.")
-    for name, made in (("torchtitan, H100", torchtitan), ("SimuMax, B200", simumax)):
-        if name in there:
-            off = 100 * np.abs([error for _, error in made(folder) if error is not None])
-            shown = [f"{size:.1f} %" for size in (off.mean(), np.median(off), np.percentile(off, 90))]
+    for name, runs in done.items():
+        if off := [100 * abs(run.memory) for run in runs if run.memory is not None]:
+            shown = [f"{size:.1f} %" for size in (np.mean(off), np.median(off), np.percentile(off, 90))]
             rows.append([f"{name}, memory", str(len(off)), *shown, "", ""])
+    columns = ["published set", *ultra_scale.ERRORS]
     save("published", "The planner against published runs, seconds per step", columns, rows, *notes)
     if (folder / ultra_scale.RUNS).is_file():
         ultra_scale.tables(folder)

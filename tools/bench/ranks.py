@@ -11,20 +11,15 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import torch.distributed as dist
 from peers import dies, raises, stuck
-from report import save
+from report import median_seconds, save, timed
 
 from helpers import World, toy
 from helpers.ranks import memory
 from helpers.ranks.failure import RankError, RanksInterrupted
-
-
-def timed(action) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
 
 
 def cold() -> tuple[float, float]:
@@ -67,14 +62,28 @@ def counting() -> float:
         return statistics.median(counted.run(dp_step, 10)[0] / bare.run(dp_step, 10)[0] for _ in range(9))
 
 
-def to_failure(world, fn, **kwargs) -> float:
-    def fail():
-        try:
-            world.run(fn, **kwargs)
-        except (RankError, RanksInterrupted):
-            pass
+def to_failure(world, fn) -> float:
+    """Seconds until what a rank does is said."""
 
-    return statistics.median(timed(fail) for _ in range(5))
+    def fail() -> None:
+        with suppress(RankError):
+            world.run(fn)
+
+    return median_seconds(fail, 5)
+
+
+def stopped(world) -> float:
+    """Seconds from the stop button, while ranks wait in a collective, to a free cell."""
+    pressed: list[float] = []
+
+    def press() -> None:
+        pressed.append(time.perf_counter())
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Timer(0.3, press).start()
+    with suppress(RanksInterrupted):
+        world.run(stuck)
+    return time.perf_counter() - pressed[0]
 
 
 RECOVERY = """
@@ -102,15 +111,12 @@ with World(4) as world:
 
 def recovery() -> list[tuple[str, str, str]]:
     """How long it takes from killing one rank of 4 to the next answer, by how ranks are started."""
-    manners = {
-        "forked": (dict(os.environ), 0),
-        "spawned, spares wait": (dict(os.environ, THREE_AXES_SPAWN="1"), 4),
-        "spawned, no spares": (dict(os.environ, THREE_AXES_SPAWN="1"), 0),
-    }
+    spawn = {"THREE_AXES_SPAWN": "1"}
+    manners = {"forked": ({}, 0), "spawned, spares wait": (spawn, 4), "spawned, no spares": (spawn, 0)}
 
-    def seconds(environ: dict, spares: int) -> float:
+    def seconds(how: dict, spares: int) -> float:
         command = [sys.executable, "-c", RECOVERY, str(spares)]
-        return float(subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stdout)
+        return float(subprocess.check_output(command, env=os.environ | how))
 
     rounds = [{name: seconds(*manner) for name, manner in manners.items()} for _ in range(5)]
     rows = []
@@ -122,58 +128,28 @@ def recovery() -> list[tuple[str, str, str]]:
 
 
 def main() -> None:
-    rows = []
     seconds, ratio = cold()
-    rows.append(("cold: from nothing to the first answer of 4 ranks", f"{seconds:.1f} s", ""))
-    rows.append(("… over importing the same modules once", f"{ratio:.2f}×", "≤ 1.5×"))
-    rows.append(("warm: 4 ranks ready", f"{ready(4):.2f} s", "≤ 0.3 s"))
-    rows.append(("warm: 8 ranks ready", f"{ready(8):.2f} s", "≤ 0.5 s"))
+    rows = [
+        ("cold: from nothing to the first answer of 4 ranks", f"{seconds:.1f} s", ""),
+        ("… over importing the same modules once", f"{ratio:.2f}×", "≤ 1.5×"),
+        ("warm: 4 ranks ready", f"{ready(4):.2f} s", "≤ 0.3 s"),
+        ("warm: 8 ranks ready", f"{ready(8):.2f} s", "≤ 0.5 s"),
+    ]
     with World(4) as world:
         for _ in range(20):
             world.run(int)
-        rows.append(
-            (
-                "a trivial call, 4 ranks",
-                f"{statistics.median(timed(lambda: world.run(int)) for _ in range(200)) * 1e3:.1f} ms",
-                "≤ 5 ms",
-            )
-        )
-        rows.append(
-            ("a rank raises, three wait: to the message", f"{to_failure(world, raises):.2f} s", "≤ 1 s")
-        )
-        rows.append(("a rank is killed: to the message", f"{to_failure(world, dies):.2f} s", "≤ 1.5 s"))
-
-        def interrupted() -> float:
-            pressed = []
-            threading.Timer(
-                0.3,
-                lambda: (
-                    pressed.append(time.perf_counter()),
-                    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT),
-                ),
-            ).start()
-            to = time.perf_counter
-            try:
-                world.run(stuck)
-            except RanksInterrupted:
-                return to() - pressed[0]
-
-        rows.append(
-            (
-                "stop button in a blocked collective: to a free cell",
-                f"{statistics.median(interrupted() for _ in range(5)):.2f} s",
-                "≤ 1 s",
-            )
-        )
+        call = median_seconds(lambda: world.run(int), 200)
+        free = statistics.median(stopped(world) for _ in range(5))
+        rows += [
+            ("a trivial call, 4 ranks", f"{1e3 * call:.1f} ms", "≤ 5 ms"),
+            ("a rank raises, three wait: to the message", f"{to_failure(world, raises):.2f} s", "≤ 1 s"),
+            ("a rank is killed: to the message", f"{to_failure(world, dies):.2f} s", "≤ 1.5 s"),
+            ("stop button in a blocked collective: to a free cell", f"{free:.2f} s", "≤ 1 s"),
+        ]
     with World(8) as world:
         world.run(dist.barrier)
-        rows.append(
-            (
-                "8 ranks together, proportional memory",
-                f"{sum(map(memory.resident, world.pids)) / 1e6:.0f} MB",
-                "≤ 450 MB",
-            )
-        )
+        held = sum(map(memory.resident, world.pids))
+        rows.append(("8 ranks together, proportional memory", f"{held / 1e6:.0f} MB", "≤ 450 MB"))
     rows += recovery()
     rows.append(("a data-parallel step of the toy model, counted over not", f"{counting():.2f}×", "≤ 1.10×"))
     save("ranks", "How fast the ranks are", ["measured", "median", "aim"], [list(row) for row in rows])

@@ -5,16 +5,14 @@ these are.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from published import H100, NEMO, SHAPES, _int, _rows, seconds
-from report import save
+from published import H100, NEMO, SHAPES, _int, chunks, folder_of_tables, seconds
+from report import rows_of, save
 
-from three_axes.plan import MODELS, Job, Layout, ModelShape, plan
-from three_axes.plan.cost import step_terms
+from three_axes.plan import MODELS, Job, Layout, ModelShape, plan, validation
 from three_axes.plan.job import Lora
 from three_axes.plan.memory import largest_stage
 
@@ -26,11 +24,11 @@ RECOMMENDED = {"gpt3": "GPT3", "nemotron3": "Nemotron", "nemotron4": "Nemotron"}
 
 def _recommended(folder: Path) -> Iterator[tuple[ModelShape, dict[str, str], int]]:
     """(model, row, sequences of a step)."""
-    for r in _rows(folder, "nemo_recommended_configs_h100.csv"):
+    for r in rows_of(folder / "nemo_recommended_configs_h100.csv"):
         family = RECOMMENDED.get(r["model"])
         model = SHAPES[f"{family}-{r['size'].upper()}"] if family else MODELS[f"llama-3-{r['size']}"]
         yield model, r, int(r["global_batch_seqs"])
-    for r in _rows(folder, "recommended_tuples_dgxc_h100.csv"):
+    for r in rows_of(folder / "recommended_tuples_dgxc_h100.csv"):
         r["gpus"], rule = r["gpus"].split("-")[0], r["global_batch_rule"]
         batch = int(r["gpus"]) * int(rule[5:]) if rule.startswith("GPUs*") else _int(rule)
         yield MODELS[r["model"].replace("llama", "llama-")], r | {"task": "pre_train"}, batch
@@ -45,16 +43,15 @@ def recommended(folder: Path) -> list[list[str]]:
         precision = "fp8" if r["dtype"].lower() == "fp8" else "bf16"
         job = Job(model, H100, batch, s, NEMO, precision, Lora(32) if r["task"] == "lora" else None)
         head = [f"{model.name}, {r['task']}, {precision}, {n} GPUs"]
-        v = v if p > 1 else 1
-        sizes = dict(dp=max(1, n // (t * p * cp)), tp=t, pp=p, cp=cp, interleave=v, microbatch=b, zero=1)
-        layout = Layout(**sizes, schedule="interleaved" if v > 1 else "1F1B")
+        sizes = dict(dp=max(1, n // (t * p * cp)), tp=t, pp=p, cp=cp, microbatch=b, zero=1)
+        layout = Layout(**sizes, **chunks(v if p > 1 else 1))
         try:
             job.check(layout, n)
         except ValueError as e:
             rows.append([*head, f"cannot be: {e}", "", ""])
             continue
         held = sum(largest_stage(job, layout)[1].values()) / job.cluster.device.memory
-        mine = float(sum(step_terms(job, layout).values()))
+        mine = validation.seconds(job, layout)
         best = plan(job, gpus=n, headroom=0.0 if held > 0.9 else 0.1).best
         rows.append([*head, str(layout), f"{held:.0%}", f"{100 * (mine / best.seconds - 1):+.1f} %"])
     return rows
@@ -65,7 +62,7 @@ def context(folder: Path) -> list[list[str]]:
     layout is printed; without it, it is not: our own fastest, with a tenth and with a fifth of a GPU free.
     """
     rows, framework = [], replace(NEMO, recomputes=("none", "full"))
-    for r in _rows(folder, LONG):
+    for r in rows_of(folder / LONG):
         if not r["model_precision_system"].startswith("LLAMA2-7B (FP8) - H100"):
             continue
         thousands, n, batch = int(r["seq_len_k"]), int(r["gpus"]), int(r["batch_seqs"])
@@ -79,9 +76,7 @@ def context(folder: Path) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--published", type=Path, required=True, help="the folder with the tables")
-    folder = parser.parse_args().published
+    folder = folder_of_tables(__doc__)
     columns = ["job", "recommended", "of a GPU's memory", "slower than the planner's own"]
     save("recommended", "NVIDIA's recommended layouts", columns, recommended(folder))
     columns = ["sequence", "cp", "gain, printed", "a tenth free", "a fifth free", "without cp, a tenth free"]

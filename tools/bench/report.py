@@ -1,17 +1,38 @@
-"""Where every bench leaves what it found: as Markdown in build/bench/, under date, versions and machine, and
-on the screen.
+"""What the benches share: the clock, how they read tables, and where each leaves what it found: as Markdown
+in build/bench/, under date, versions and machine, and on the screen.
 """
 
 from __future__ import annotations
 
+import csv
 import os
 import platform
-import sys
+import statistics
+import time
+from collections.abc import Callable
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "bench"
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def median_seconds(action: Callable[[], object], times: int) -> float:
+    """The same, median of so many calls."""
+    return statistics.median(timed(action) for _ in range(times))
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """A CSV file, without lines of comment."""
+    with open(path, encoding="utf-8") as f:
+        return list(csv.DictReader(line for line in f if not line.startswith("#")))
 
 
 def versions(*packages: str) -> str:
@@ -37,23 +58,13 @@ def bars(name: str, title: str, values: dict[str, float], unit: str) -> None:
     @styled
     def draw() -> Picture:
         figure, ((ax,),) = row_of_panels(1, 8.0, 0.4 * len(values) + 1.0)
-        ax.barh(
-            range(len(values)),
-            list(values.values()),
-            0.66,
-            color=["#0072B2", *["#B5B5B5"] * (len(values) - 1)],
-        )
-        for y, value in enumerate(values.values()):
-            ax.text(value, y, f" {value:,.0f}" if value >= 100 else f" {value:.3g}", va="center", color=INK)
-        ax.set(
-            yticks=range(len(values)),
-            yticklabels=list(values),
-            ylim=(len(values) - 0.5, -0.5),
-            xscale="log",
-            xlabel=unit,
-            title=title,
-            xlim=(0.5 * min(values.values()), 3 * max(values.values())),
-        )
+        drawn = ax.barh(list(values), list(values.values()), 0.66, color="#B5B5B5")
+        drawn[0].set_color("#0072B2")
+        texts = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values.values()]
+        ax.bar_label(drawn, texts, padding=3, color=INK)
+        ax.invert_yaxis()
+        ax.set(xscale="log", xlabel=unit, title=title)
+        ax.set_xlim(0.5 * min(values.values()), 3 * max(values.values()))
         return Picture(figure, title)
 
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -76,4 +87,4 @@ def save(
     text = "\n\n".join([f"### {title}", head, markdown(columns, rows), *notes]) + "\n"
     BUILD.mkdir(parents=True, exist_ok=True)
     (BUILD / f"{name}.md").write_text(text, encoding="utf-8")
-    print(text, flush=True, file=sys.stdout)
+    print(text, flush=True)

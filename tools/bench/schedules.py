@@ -7,12 +7,10 @@ Each row of four ranks is the shortest of a few runs (`clock.shortest`). Drop 12
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 from pathlib import Path
 
-from report import save
+from report import median_seconds, save
 
 from drops import d07, d12
 from helpers import World
@@ -30,19 +28,11 @@ def on_ranks() -> None:
             for m in (4, 8, 16):
                 paper, real = simulate(make(4, m)), d07.on_ranks(world, make(4, m))
                 held = [real.in_flight(r) for r in range(4)]
+                same = "yes" if held == [paper.in_flight(r) for r in range(4)] else f"no: {held}"
                 off = real.bubble - paper.bubble
                 worst = max(worst, abs(off))
-                rows.append(
-                    [
-                        name,
-                        str(m),
-                        f"{3 / (m + 3):.1%}",
-                        f"{paper.bubble:.1%}",
-                        f"{real.bubble:.1%}",
-                        f"{100 * off:+.1f}",
-                        "yes" if held == [paper.in_flight(r) for r in range(4)] else f"no: {held}",
-                    ]
-                )
+                rates = [f"{rate:.1%}" for rate in (3 / (m + 3), paper.bubble, real.bubble)]
+                rows.append([name, str(m), *rates, f"{100 * off:+.1f}", same])
     save(
         "pipelines",
         "Pipelines on four real ranks against paper",
@@ -79,12 +69,7 @@ def of_pytorch() -> list[str]:
 def clock(p: int, m: int, v: int) -> tuple[int, float]:
     """(operations, seconds to simulate them), median of five."""
     made = schedules.interleaved(p, m, v)
-    took = []
-    for _ in range(5):
-        start = time.perf_counter()
-        simulate(made).makespan
-        took.append(time.perf_counter() - start)
-    return sum(map(len, made.ops)), statistics.median(took)
+    return sum(map(len, made.ops)), median_seconds(lambda: simulate(made).makespan, 5)
 
 
 def main() -> None:
@@ -96,12 +81,8 @@ def main() -> None:
     rows.append(["orders equal to torch.distributed.pipelining's", ", ".join(of_pytorch())])
     for p, m, v in ((8, 64, 2), (64, 1024, 8)):
         n, seconds = clock(p, m, v)
-        rows.append(
-            [
-                f"simulated: interleaved, p = {p}, m = {m}, v = {v}",
-                f"{n:,} operations in {seconds:.3f} s, {n / seconds / 1e6:.1f} million a second",
-            ]
-        )
+        told = f"{n:,} operations in {seconds:.3f} s, {n / seconds / 1e6:.1f} million a second"
+        rows.append([f"simulated: interleaved, p = {p}, m = {m}, v = {v}", told])
     save("schedules", "Schedules on paper", ["", ""], rows)
 
 

@@ -49,30 +49,17 @@ class Bare:
         enter = lambda: PrepareModuleInput(
             input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False
         )
+        how = {f"attention.{name}": ColwiseParallel() for name in "qkv"} | {"mlp.up": ColwiseParallel()}
+        how |= {name: RowwiseParallel() for name in ("attention.out", "mlp.down")}
+        how |= {name: enter() for name in ("attention", "mlp")}
         for block in self.model:
             if isinstance(block, toy.Block):
-                parallelize_module(
-                    block,
-                    self.mesh["tp"],
-                    {
-                        "attention": enter(),
-                        "attention.q": ColwiseParallel(),
-                        "attention.k": ColwiseParallel(),
-                        "attention.v": ColwiseParallel(),
-                        "attention.out": RowwiseParallel(),
-                        "mlp": enter(),
-                        "mlp.up": ColwiseParallel(),
-                        "mlp.down": RowwiseParallel(),
-                    },
-                )
+                parallelize_module(block, self.mesh["tp"], how)
                 fully_shard(block, mesh=self.mesh["dp"], reshard_after_forward=False)
         fully_shard(self.model, mesh=self.mesh["dp"])
-        split = [p for p in self.model.parameters() if p.device_mesh.ndim == 2]
-        self.optimizer = torch.optim.AdamW(
-            [{"params": split}, {"params": [p for p in self.model.parameters() if p.device_mesh.ndim == 1]}],
-            lr=3e-3,
-            fused=True,
-        )
+        over = lambda axes: [p for p in self.model.parameters() if p.device_mesh.ndim == axes]
+        groups = [{"params": over(axes)} for axes in (2, 1)]
+        self.optimizer = torch.optim.AdamW(groups, lr=3e-3, fused=True)
         stage = PipelineStage(self.model, self.index, 2, torch.device("cpu"), group=self.mesh.get_group("pp"))
         self.schedule = Schedule1F1B(stage, 2, loss_fn=toy.loss_of)
         self.text = read_text()
@@ -141,27 +128,14 @@ def main() -> None:
             both = world.run(pairs, ours, other, 40)[0]
         for name, seconds in zip((ours, other), map(statistics.median, zip(*both))):
             resident, wire = held[name]
-            rows.append(
-                [
-                    name,
-                    f"{1e3 * seconds:.0f} ms",
-                    f"{CONFIG.batch * CONFIG.seq_len / seconds:,.0f}",
-                    f"{statistics.median(b / a for a, b in both):.2f}×" if name == ours else "",
-                    human(resident),
-                    human(wire),
-                ]
-            )
+            ratio = f"{statistics.median(b / a for a, b in both):.2f}×" if name == ours else ""
+            speed = [f"{1e3 * seconds:.0f} ms", f"{CONFIG.batch * CONFIG.seq_len / seconds:,.0f}", ratio]
+            rows.append([name, *speed, human(resident), human(wire)])
+    speed = ["step", "tokens/s", "throughput of helpers.train over the other"]
     save(
         "training",
         "Training on eight gloo ranks: a step, paired",
-        [
-            "",
-            "step",
-            "tokens/s",
-            "throughput of helpers.train over the other",
-            "memory of all ranks",
-            "sent by rank 0",
-        ],
+        ["", *speed, "memory of all ranks", "sent by rank 0"],
         rows,
         "40 pairs. helpers.train also follows a schedule of the learning rate, writes metrics and can save.",
         packages=("accelerate",),

@@ -9,35 +9,28 @@ that is gathered does not.
 
 from __future__ import annotations
 
-import csv
 import statistics
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from report import save
+from report import rows_of, save
 
 from three_axes.plan import CLUSTERS, FRAMEWORKS, Cluster, Job, ModelShape
-from three_axes.plan.cost import step_terms
 from three_axes.plan.memory import OVERHEAD, stage_memory
 from three_axes.plan.stages import layers_on_rank
-from three_axes.plan.validation import errors_of, row_of
+from three_axes.plan.validation import errors_of, row_of, seconds
 
 RUNS, SPEEDS = "ultrascale_nanotron_bench_visible.csv", "ultrascale_comm_bandwidth_256mb.csv"
 NANOTRON = FRAMEWORKS["nanotron"]
+ERRORS = ["runs", "error (MAPE)", "median", "p90", "bias", "null model"]
 USUAL = 15  # percent of MFU that a run must reach where we say "usual"
-
-
-def _rows(folder: Path, name: str) -> Iterator[dict[str, str]]:
-    with open(folder / name, encoding="utf-8") as f:
-        yield from csv.DictReader(f)
 
 
 def _cluster(folder: Path) -> Cluster:
     """A DGX H100 with the all-reduces, and all-gathers, that the same authors measured between nodes."""
     speeds: dict[str, list[tuple[int, float]]] = {"AllReduce": [], "AllGather": []}
-    for r in _rows(folder, SPEEDS):
+    for r in rows_of(folder / SPEEDS):
         if r["collective"] in speeds and int(r["nodes"]) > 1:
             pair = int(r["nodes"]), 1e9 * float(r["busbw_median_gbytes_per_s"])
             speeds[r["collective"]].append(pair)
@@ -54,10 +47,8 @@ class Run:
         )
         tied = row["embedding_inferred"] == "tied"
         model = ModelShape(row["model"], layers, hidden, heads, vocab, ffn=ffn, gated=True, tied=tied)
-        sizes = {axis: int(row[axis]) for axis in ("dp", "tp", "pp")}
-        self.layout = NANOTRON.layout(
-            **sizes, microbatch=int(row["microbatch_seqs"]), zero=int(row["zero_stage"])
-        )
+        names = dict(dp="dp", tp="tp", pp="pp", microbatch="microbatch_seqs", zero="zero_stage")
+        self.layout = NANOTRON.layout(**{size: int(row[name]) for size, name in names.items()})
         self.job = Job(model, cluster, int(row["global_batch_seqs"]), int(row["seq_len"]), NANOTRON)
         self.nodes, self.crashed = int(row["nodes"]), row["status"] != "ok"
         if not self.crashed:
@@ -65,8 +56,12 @@ class Run:
             self.gib, self.mfu = float(row["mem_gb_per_gpu"]), float(row["mfu_pct"])
 
     def guess(self, **changed) -> float:
-        job = replace(self.job, framework=replace(NANOTRON, **changed))
-        return float(sum(step_terms(job, self.layout).values()))
+        return seconds(replace(self.job, framework=replace(NANOTRON, **changed)), self.layout)
+
+    @property
+    def turns(self) -> int:
+        """Microbatches that its pipeline has time for in a step."""
+        return self.job.microbatches(self.layout) + self.layout.pp - 1
 
     def held(self, overhead: float = OVERHEAD) -> float:
         """GiB of rank 0, which is the one that writes."""
@@ -76,7 +71,7 @@ class Run:
 def runs(folder: Path) -> list[Run]:
     """All that the planner can lay out: a pipeline of more stages than layers it cannot."""
     cluster, admitted = _cluster(folder), []
-    for row in _rows(folder, RUNS):
+    for row in rows_of(folder / RUNS):
         run = Run(row, cluster)
         try:
             run.job.check(run.layout)
@@ -94,9 +89,8 @@ def host_seconds(done: list[Run]) -> tuple[tuple[int, float], ...]:
     for run in done:
         layout = run.layout
         if run.nodes == 4 and run.job.model.name == "1B" and layout.pp > 1 and layout.microbatch == 1:
-            turns = run.job.microbatches(layout) + layout.pp - 1
             layers = float(layers_on_rank(run.job.model, layout, 0))
-            took.setdefault(int(layout.tp), []).append(run.seconds / turns / layers)
+            took.setdefault(int(layout.tp), []).append(run.seconds / run.turns / layers)
     return tuple((t, statistics.median(took[t])) for t in sorted(took))
 
 
@@ -115,17 +109,16 @@ def picks(every: list[Run], **changed) -> list[list[str]]:
     """For each model and number of nodes, the fastest by our own count of those that fit with a tenth to
     spare, and the share of the best one's throughput that it reached; 0 where it crashed.
     """
-    shares: dict[str, dict[int, float]] = {}
-    for model in sorted({run.job.model.name for run in every}):
-        for nodes in sorted({run.nodes for run in every}):
-            rivals = [run for run in every if run.job.model.name == model and run.nodes == nodes]
-            fit = [r for r in rivals if r.held() * 2**30 <= 0.9 * r.job.cluster.device.memory]
-            pick = min(fit, key=lambda run: run.guess(**changed))
-            best = min(run.seconds for run in rivals if not run.crashed)
-            shares.setdefault(model, {})[nodes] = 0.0 if pick.crashed else best / pick.seconds
-    every_share = [share for row in shares.values() for share in row.values()]
-    mean = ["mean, median", f"{np.mean(every_share):.2f}", f"{np.median(every_share):.2f}", "", ""]
-    return [[model, *(f"{share:.2f}" for share in row.values())] for model, row in shares.items()] + [mean]
+    shares: dict[str, list[float]] = {}
+    for model, nodes in sorted({(run.job.model.name, run.nodes) for run in every}):
+        rivals = [run for run in every if run.job.model.name == model and run.nodes == nodes]
+        fit = [r for r in rivals if r.held() * 2**30 <= 0.9 * r.job.cluster.device.memory]
+        pick = min(fit, key=lambda run: run.guess(**changed))
+        best = min(run.seconds for run in rivals if not run.crashed)
+        shares.setdefault(model, []).append(0.0 if pick.crashed else best / pick.seconds)
+    together = sum(shares.values(), [])
+    mean = ["mean, median", f"{np.mean(together):.2f}", f"{np.median(together):.2f}", "", ""]
+    return [[model, *(f"{share:.2f}" for share in row)] for model, row in shares.items()] + [mean]
 
 
 def tables(folder: Path) -> None:
@@ -134,10 +127,7 @@ def tables(folder: Path) -> None:
     done = [run for run in every if not run.crashed]
     usual = [run for run in done if run.mfu > USUAL]
     measured = host_seconds(done)
-    slow = lambda run: (
-        run.seconds - run.guess() > 0.45 * (run.job.microbatches(run.layout) + run.layout.pp - 1)
-    )
-    rest = [run for run in done if run.layout.pp == 1 or not slow(run)]
+    rest = [run for run in done if run.layout.pp == 1 or run.seconds - run.guess() <= 0.45 * run.turns]
     rows = [
         _seconds(f"MFU above {USUAL} %, up to 8 nodes", [run for run in usual if run.nodes <= 8]),
         _seconds(f"MFU above {USUAL} %", usual),
@@ -148,15 +138,7 @@ def tables(folder: Path) -> None:
         _memory("memory, without what is assumed for context and slack", usual, 0.0),
         _memory("memory, all", done, OVERHEAD),
     ]
-    columns = [
-        "Ultra-Scale Playbook, nanotron",
-        "runs",
-        "error (MAPE)",
-        "median",
-        "p90",
-        "bias",
-        "null model",
-    ]
+    columns = ["Ultra-Scale Playbook, nanotron", *ERRORS]
     note = "Host, seconds of a layer by tp: " + ", ".join(f"{t}: {1e3 * s:.1f} ms" for t, s in measured)
     save("ultra_scale", "nanotron's runs", columns, rows, note)
     nodes = [str(n) for n in sorted({run.nodes for run in every})]

@@ -11,19 +11,17 @@ import os
 import re
 import shutil
 import textwrap
-from html import escape
-from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from bs4 import BeautifulSoup, Tag
-from jinja2 import Environment, FileSystemLoader
 from tqdm import tqdm
 
 from helpers.practice import cards
 from helpers.practice.books import notebooks, number
 from three_axes.files import find
 
-from .. import printables, slides
+from .. import slides
+from ..printables import cheatsheet_body, rendered, write_cheatsheet
 from . import drop, frames
 
 PAGES = (".ipynb", ".md", ".py", "")  # what becomes a page; other files are copied
@@ -38,7 +36,6 @@ def build(folder: Path) -> int:
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    written: dict[str, str] = {}
     books = ["notebooks/" + path.relative_to(find("notebooks")).as_posix() for path in notebooks()]
     documents = sorted(f"docs/{path.name}" for path in find("docs").glob("*.md"))
     waiting = [FIRST, *books, *documents]  # and what these link to
@@ -49,21 +46,20 @@ def build(folder: Path) -> int:
             body = drop.page(path) if path.suffix == ".ipynb" else drop.document(path)
             bodies[name] = BeautifulSoup(body, "html.parser")
             waiting += _linked(bodies[name], name, folder)
-    for name, body in (("cards.md", cards_body()), ("cheatsheet.md", printables.cheatsheet_body())):
+    deck = rendered("cards", deck=cards.load())
+    for name, body in (("cards.md", deck), ("cheatsheet.md", cheatsheet_body())):
         bodies[name] = BeautifulSoup(body, "html.parser")
-    printables.write_cheatsheet(folder)
+    write_cheatsheet(folder)
     slides.write("", folder / "slides")
     titles = {name: _title(body) for name, body in bodies.items()}
-    layout = Environment(loader=FileSystemLoader(find("data/site")), autoescape=True).get_template(
-        "page.html.j2"
-    )
     for name, body in bodies.items():
         _headings(body)
         _tables(body)
         if name == GLOSSARY:
             _words(body)
         place = books.index(name) if name in books else None
-        written[address(name)] = layout.render(
+        page = rendered(
+            "page",
             body=str(body),
             title=titles[name],
             up="../" * (len(PurePosixPath(name).parts) - 1),
@@ -78,13 +74,12 @@ def build(folder: Path) -> int:
             number=lambda book: number(Path(book)),
             explorers=bool(body.select(".explorer")),
         )
-    for place, page in written.items():
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        (folder / place).write_text(page, encoding="utf-8")
+        (folder / address(name)).parent.mkdir(parents=True, exist_ok=True)
+        (folder / address(name)).write_text(page, encoding="utf-8")
     for asset in ("style.css", "site.js"):
         shutil.copy(find(f"data/site/{asset}"), folder / asset)
     (folder / "frames.js").write_text(frames.script(), encoding="utf-8")
-    return len(written)
+    return len(bodies)
 
 
 def address(name: str) -> str:
@@ -95,23 +90,20 @@ def address(name: str) -> str:
 def _linked(body: BeautifulSoup, name: str, folder: Path) -> list[str]:
     """Turn a page's links into the site's, copy the pictures, and return the files that must be pages."""
     pages = []
-    for tag, attribute in [(t, "href") for t in body.select("a[href]")] + [
-        (t, "src") for t in body.select("img[src]")
-    ]:
-        target, _, anchor = tag[attribute].partition("#")
+    for tag in body.select("a[href], img[src]"):
+        attribute = "href" if tag.name == "a" else "src"
+        target, hash_, anchor = tag[attribute].partition("#")
         if not target or re.match(r"[a-z]+:", target):
             continue
         there = os.path.normpath(PurePosixPath(name).parent / target).replace(os.sep, "/")
+        moved = there
         if PurePosixPath(there).suffix in PAGES:
             pages.append(there)
             moved = address(there)
         else:
-            moved = there
             (folder / there).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(find(there), folder / there)
-        tag[attribute] = os.path.relpath(moved, PurePosixPath(address(name)).parent) + (
-            f"#{anchor}" if anchor else ""
-        )
+        tag[attribute] = os.path.relpath(moved, PurePosixPath(address(name)).parent) + hash_ + anchor
     return pages
 
 
@@ -156,25 +148,3 @@ def _words(glossary: BeautifulSoup) -> None:
 def _anchor(text: str) -> str:
     """As GitHub makes it of a heading."""
     return re.sub(r"[^\w\- ]", "", text.lower().strip()).replace(" ", "-")
-
-
-def cards_body() -> str:
-    deck = cards.load()
-    groups = [(which, list(mine)) for which, mine in groupby(deck, key=lambda card: card.drop)]
-    choices = "".join(f'<option value="{which}">drop {which}: {len(m)}</option>' for which, m in groups)
-    faces = "".join(
-        f'<button class="card" data-drop="{which}" aria-pressed="false"><span class="inner">'
-        f'<span class="front"><small>drop {which}</small>{escape(card.front)}</span>'
-        f'<span class="back"><small>drop {which}</small>{escape(card.back)}</span></span></button>'
-        for which, mine in groups
-        for card in mine
-    )
-    return (
-        f"<h1>Cards</h1><p>{len(deck)} questions. Say the answer aloud, then turn the card: click it, or"
-        " press Enter. “I knew it” puts a card away until you come back to this page.</p>"
-        f'<p><label>Cards of <select id="drops"><option value="">all drops: {len(deck)}</option>{choices}'
-        '</select></label> <button id="one">one at a time</button></p>'
-        f'<div id="deck">{faces}</div>'
-        '<p id="round" hidden><button id="again">not yet</button> <button id="known">I knew it</button>'
-        " <span></span></p>"
-    )
