@@ -56,47 +56,29 @@ def waterfall(panels: dict[str, dict[str, float]], unit: str = "ms", last: str =
     heights = [len(rows) for rows in drawn.values()]
     between = 0.4 * len(drawn) + 0.5  # inches, for titles and the axis
     a_row = min(0.34 if len(drawn) == 1 else 0.23, (LAPTOP - between) / sum(heights))
-    figure, axes = plt.subplots(
-        len(drawn),
-        figsize=(9.6, a_row * sum(heights) + between),
-        squeeze=False,
-        sharex=True,
-        height_ratios=heights,
-    )
+    inches = 9.6, a_row * sum(heights) + between
+    figure, axes = plt.subplots(len(drawn), figsize=inches, squeeze=False, sharex=True, height_ratios=heights)
     for ax, (name, rows) in zip(axes[:, 0], drawn.items()):
         for y, (part, start, size, colour) in enumerate(rows):
-            ax.barh(
-                y,
-                scale * size,
-                left=scale * start,
-                height=0.66,
-                color=colour,
-                hatch=HATCH if colour == "#E69F00" else "",
-                edgecolor=PAPER,
-            )
-            ax.text(
-                scale * (max(start, start + size) + 0.015 * longest),
-                y,
-                f"{scale * size:,.0f}" if unit == "ms" else f"{scale * size:.2f}",
-                va="center",
-                fontsize=9,
-            )
-        ax.set(
-            yticks=range(len(rows)),
-            yticklabels=[part for part, *_ in rows],
-            ylim=(len(rows) - 0.5, -0.5),
-            xlim=(0, 1.1 * scale * longest),
-            title=name,
-        )
-        ax.tick_params(axis="y", length=0)
+            look = {"color": colour, "hatch": HATCH if colour == "#E69F00" else "", "edgecolor": PAPER}
+            ax.barh(y, scale * size, left=scale * start, height=0.66, **look)
+            text = f"{scale * size:,.0f}" if unit == "ms" else f"{scale * size:.2f}"
+            end = max(start, start + size) + 0.015 * longest
+            ax.text(scale * end, y, text, va="center", fontsize=9)
+        name_rows(ax, [part for part, *_ in rows])
+        ax.set(xlim=(0, 1.1 * scale * longest), title=name)
         words.append(f"{name}: " + ", ".join(part for part, *_ in rows if part != "other"))
     axes[-1, 0].set_xlabel({"ms": "milliseconds", "s": "seconds"}[unit])
     return Picture(
         figure,
-        "A step's time, part by part, from what would be ideal to what is observed. "
-        + "; ".join(words)
-        + ".",
+        f"A step's time, part by part, from what would be ideal to what is observed. {'; '.join(words)}.",
     )
+
+
+def name_rows(ax, names: list[str]) -> None:
+    """Bars from above to below, each with its name."""
+    ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+    ax.tick_params(axis="y", length=0)
 
 
 @styled
@@ -111,18 +93,11 @@ def scaling(lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel:
         x, y = zip(*points)
         ax.plot(x, y, color=RANKS[i], marker="os^Dv<"[i % 6], linestyle=("-", "--", ":")[i % 3], label=name)
         words.append(f"{name}: " + ", ".join(f"{b:.3g} at {a:g}" for a, b in points))
-    ticks = sorted({x for points in lines.values() for x, _ in points})
-    ax.set_xscale("log")
-    values = [y for points in lines.values() for _, y in points]
+    gpus, values = zip(*(point for points in lines.values() for point in points))
+    ticks = sorted(set(gpus))
+    ax.set(xscale="log", xlabel="GPUs", xticks=ticks, xticklabels=[f"{x:g}" for x in ticks])
     low = 0.0 if min(values) < 0.7 * max(values) else float(f"{0.95 * min(values):.2g}")
-    ax.set(
-        xticks=ticks,
-        xticklabels=[f"{x:g}" for x in ticks],
-        xlabel="GPUs",
-        ylabel=ylabel,
-        title=title,
-        ylim=(low, low + 1.1 * (max(values) - low)),
-    )
+    ax.set(title=title, ylabel=ylabel, ylim=(low, low + 1.1 * (max(values) - low)))
     if low:
         ax.annotate(f"the axis begins at {low:.4g}", (0.01, 0.03), xycoords="axes fraction", fontsize=9)
     ax.minorticks_off()
@@ -143,42 +118,19 @@ def decision_tree() -> Picture:
     }
     boxed = {}
     for name, (x, y, text) in boxes.items():
-        boxed[name] = ax.text(
-            x,
-            y,
-            text,
-            ha="center",
-            va="center",
-            fontsize=11,
-            fontweight="bold" if name[0] == "a" else "normal",
-            bbox=dict(
-                boxstyle="round,pad=0.45", facecolor="#F2F2F2" if name[0] == "q" else "#CFE6F5", edgecolor=INK
-            ),
-        )
+        weight, colour = ("bold", "#CFE6F5") if name[0] == "a" else ("normal", "#F2F2F2")
+        box = dict(boxstyle="round,pad=0.45", facecolor=colour, edgecolor=INK)
+        boxed[name] = ax.text(x, y, text, ha="center", va="center", fontsize=11, fontweight=weight, bbox=box)
     figure.canvas.draw()  # a box has no size before
     for a, b, word in (("q1", "a1", "yes"), ("q1", "q2", "no"), ("q2", "a2", "yes"), ("q2", "a3", "no")):
         (x0, y0, _), (x1, y1, _) = boxes[a], boxes[b]
-        ax.annotate(
-            "",
-            (x1, y1),
-            (x0, y0),
-            arrowprops=dict(
-                arrowstyle="->",
-                color=INK,
-                patchA=boxed[a].get_bbox_patch(),
-                patchB=boxed[b].get_bbox_patch(),
-                shrinkA=0,
-                shrinkB=2,
-            ),
-        )
-        ax.text(
-            (x0 + x1) / 2 + (0 if x1 > x0 else 0.06),
-            (y0 + y1) / 2 + 0.1 * (x1 > x0),
-            word,
-            fontsize=10,
-            ha="center" if x1 > x0 else "left",
-            va="bottom" if x1 > x0 else "center",
-        )
+        ends = {"patchA": boxed[a].get_bbox_patch(), "patchB": boxed[b].get_bbox_patch()}
+        arrow = dict(arrowstyle="->", color=INK, shrinkA=0, shrinkB=2, **ends)
+        ax.annotate("", (x1, y1), (x0, y0), arrowprops=arrow)
+        if x1 > x0:
+            ax.text((x0 + x1) / 2, (y0 + y1) / 2 + 0.1, word, fontsize=10, ha="center", va="bottom")
+        else:
+            ax.text(x0 + 0.06, (y0 + y1) / 2, word, fontsize=10, va="center")
     ax.set(xlim=(-0.7, 3), ylim=(-0.5, 2.5))
     ax.axis("off")
     return Picture(
@@ -200,49 +152,34 @@ def ranking(plan, rows: int = 8) -> Picture:
     estimates = [plan.estimate(row) for row in best]
     figure, ((ax,),) = row_of_panels(1, 9.6, 0.42 * len(best) + 1.2)
     fix(figure, left=1.65, right=0.15, top=0.35, bottom=0.85)
-    groups_ = {
-        "computing": ("matrices", "attention", "elementwise", "waiting for the host", "head", "optimizer"),
-        "tensor parallel": ("tensor parallel",),
-        "pipeline: bubble and sends": ("bubble", "pipeline sends"),
-        "data parallel": ("data parallel",),
+    computing = "matrices", "attention", "elementwise", "waiting for the host", "head", "optimizer"
+    looks = {
+        "computing": (computing, "#B5B5B5", ""),
+        "tensor parallel": (("tensor parallel",), "#E69F00", HATCH),
+        "pipeline: bubble and sends": (("bubble", "pipeline sends"), "#0072B2", ""),
+        "data parallel": (("data parallel",), "#009E73", "...."),
     }
     base = np.zeros(len(best))
-    cut = 0.9 * min(sum(e.time.get(p, 0.0) for p in groups_["computing"]) for e in estimates)
-    for (name, parts), (colour, hatch) in zip(
-        groups_.items(), (("#B5B5B5", ""), ("#E69F00", HATCH), ("#0072B2", ""), ("#009E73", "...."))
-    ):
-        sizes = np.array([sum(e.time.get(p, 0.0) for p in parts) for e in estimates])
+    seconds = lambda parts: np.array([sum(e.time.get(part, 0.0) for part in parts) for e in estimates])
+    cut = 0.9 * seconds(computing).min()
+    for name, (parts, colour, hatch) in looks.items():
+        sizes = seconds(parts)
         there = np.flatnonzero(sizes)
-        ax.barh(
-            there,
-            sizes[there],
-            0.68,
-            left=base[there],
-            color=colour,
-            hatch=hatch,
-            edgecolor=PAPER,
-            label=name,
-        )
+        look = {"color": colour, "hatch": hatch, "edgecolor": PAPER}
+        ax.barh(there, sizes[there], 0.68, left=base[there], label=name, **look)
         base += sizes
     for y, (row, total) in enumerate(zip(best, base)):
         ax.text(total, y, f" {total:.2f} s · {row.memory / 1e9:.0f} GB", va="center", fontsize=9)
+    name_rows(ax, [str(row.axes) for row in best])
     ax.set(
-        yticks=range(len(best)),
-        yticklabels=[str(r.axes) for r in best],
-        ylim=(len(best) - 0.5, -0.5),
         xlim=(cut, cut + 1.25 * (base.max() - cut)),
         xlabel=f"seconds of a step (the axis begins at {cut:.1f})",
         title=f"{job.model.name} on {plan.gpus} × {job.cluster.device.name}, batch {job.global_batch}",
     )
-    ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5))
     figure.legend(loc="lower center", ncols=4, fontsize=9)
-    return Picture(
-        figure,
-        "The best layouts, fastest first: "
-        + "; ".join(
-            f"DP {r.axes[0]} · TP {r.axes[1]} · PP {r.axes[2]}: {r.seconds:.2f} s, {human(r.memory)}"
-            for r in best
-        )
-        + ".",
+    words = (
+        f"DP {r.axes[0]} · TP {r.axes[1]} · PP {r.axes[2]}: {r.seconds:.2f} s, {human(r.memory)}"
+        for r in best
     )
+    return Picture(figure, f"The best layouts, fastest first: {'; '.join(words)}.")

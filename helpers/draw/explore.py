@@ -38,13 +38,10 @@ class Explorer:
     def set(self, **values) -> None:
         """Move controls; the picture follows. Raises ValueError for a value that a control does not have."""
         for name, value in values.items():
-            if name not in self.controls or value not in self.controls[name][1]:
-                allowed = (
-                    ", ".join(map(str, self.controls[name][1]))
-                    if name in self.controls
-                    else f"the controls {', '.join(self.controls)}"
-                )
-                raise ValueError(f"{name}={value!r}: choose from {allowed}")
+            if name not in self.controls:
+                raise ValueError(f"{name}={value!r}: choose from the controls {', '.join(self.controls)}")
+            if value not in (possible := self.controls[name][1]):
+                raise ValueError(f"{name}={value!r}: choose from {', '.join(map(str, possible))}")
         self.values |= values
         try:
             self.picture, self.refusal = self.draw(**self.values), ""
@@ -52,11 +49,8 @@ class Explorer:
             self.refusal = str(e)  # the last picture stays, with the reason why this one cannot be
 
     def __repr__(self) -> str:
-        return (
-            ", ".join(f"{label} {self.values[name]}" for name, (label, *_) in self.controls.items())
-            + "\n"
-            + repr(self.picture)
-        )
+        at = ", ".join(f"{label} {self.values[name]}" for name, (label, *_) in self.controls.items())
+        return f"{at}\n{self.picture!r}"
 
     def _repr_mimebundle_(self, **_):
         """Sliders where a kernel runs; the picture where none does."""
@@ -72,22 +66,15 @@ class Explorer:
             image.value, words.value = self.picture.png(), f"<b>{self.refusal}</b>"
             image.layout.display = "none" if self.refusal else None  # no old picture beside a refusal
 
-        def control(name, label, options, first):
-            made = (
-                widgets.SelectionSlider(
-                    options=options, value=first, description=label + "\u2002", continuous_update=False
-                )
-                if isinstance(first, int)
-                else widgets.Dropdown(options=options, value=first, description=label + "\u2002")
-            )
-            made.style.description_width = "initial"
-            made.observe(changed, names="value")
-            return made
-
-        self._widgets = {
-            name: control(name, label, options, self.values[name])
-            for name, (label, options, _) in self.controls.items()
-        }
+        for name, (label, options, _) in self.controls.items():
+            how = {"options": options, "value": self.values[name], "description": label + "\u2002"}
+            if isinstance(self.values[name], int):
+                control = widgets.SelectionSlider(continuous_update=False, **how)
+            else:
+                control = widgets.Dropdown(**how)
+            control.style.description_width = "initial"
+            control.observe(changed, names="value")
+            self._widgets[name] = control
         rows = widgets.HBox(
             list(self._widgets.values()), layout=widgets.Layout(flex_flow="row wrap", grid_gap="0 2em")
         )

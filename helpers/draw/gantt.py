@@ -96,12 +96,8 @@ def _lanes(t) -> list[list]:
 
 
 def _path(t) -> set[tuple[int, float]]:
-    """(rank, start) of the operations on the critical path."""
-    return (
-        {(t.schedule.rank_of[run.op.stage], run.start) for run in t.critical_path}
-        if hasattr(t, "critical_path")
-        else set()
-    )
+    """(rank, start) of the operations on the critical path, where it is known."""
+    return {(t.schedule.rank_of[run.op.stage], run.start) for run in getattr(t, "critical_path", ())}
 
 
 def _tops(t) -> list[float]:
@@ -120,55 +116,32 @@ def panel(ax, t, strip: bool, longest: float, most: float, path: set, named: boo
     below = lane + (0.42 + lane / 4 if strip else 0.0)
     names: list[tuple[str, float, float, str]] = []
     naming = _naming(t, longest) if named else lambda *_: ""
+
+    def boxes(spans, bottom: float, high: float, **look) -> None:
+        widths = [(scale * start, scale * (end - start)) for *_, start, end in spans]
+        if widths:
+            ax.broken_barh(widths, (bottom, high), **{"linewidth": 0.8} | look)
+
     for rank, row in enumerate(t.rows):
         y = rank * (1 + below)
         waits = _waits(row, 0.01 * longest)
         for kind, (alpha, high) in LOOKS.items():
             colour = _mixed(rank, alpha)
-            if not (mine := [s for s in row if s[0] == kind]):
-                continue
-            ax.broken_barh(
-                [(scale * start, scale * (end - start)) for *_, start, end in mine],
-                (y - high / 2, high),
-                facecolor=colour,
-                linewidth=0.8,
-                edgecolor=PAPER,
-            )
+            mine = [s for s in row if s[0] == kind]
+            boxes(mine, y - high / 2, high, facecolor=colour, edgecolor=PAPER)
             for _, label, start, end in mine:
                 pieces = _uncovered(start, end, waits)
                 if len(pieces) == 1 and (text := naming(kind, label, pieces[0][1] - pieces[0][0])):
                     names.append((text, scale * sum(pieces[0]) / 2, y, _on(colour)))
-        if later := [s for s in row if _later(s[1])]:
-            ax.broken_barh(
-                [(scale * start, scale * (end - start)) for *_, start, end in later],
-                (y + 0.3, 0.11),
-                facecolor=INK,
-                edgecolor=PAPER,
-                linewidth=0.8,
-            )
-        if waits:
-            ax.broken_barh(
-                [(scale * start, scale * (end - start)) for start, end in waits],
-                (y - 0.37, 0.74),
-                facecolor=PAPER,
-                linewidth=0.8,
-                hatch=HATCH,
-                edgecolor="#777777",
-            )
-        marked = [(scale * start, scale * (end - start)) for _, _, start, end in row if (rank, start) in path]
-        if marked:
-            ax.broken_barh(marked, (y - 0.37, 0.74), facecolor="none", edgecolor=INK, linewidth=2.2, zorder=3)
+        boxes([s for s in row if _later(s[1])], y + 0.3, 0.11, facecolor=INK, edgecolor=PAPER)
+        boxes(waits, y - 0.37, 0.74, facecolor=PAPER, hatch=HATCH, edgecolor="#777777")
+        marked = [s for s in row if (rank, s[2]) in path]
+        boxes(marked, y - 0.37, 0.74, facecolor="none", edgecolor=INK, linewidth=2.2, zorder=3)
         if strip and tops[rank]:
             _strip(ax, t, rank, y + 0.44 + lane, below - lane, scale, most, longest)
         for kind, hatch in LANES.items() if lanes else ():
-            ax.broken_barh(
-                [(scale * s.start, scale * (s.end - s.start)) for s in lanes[rank] if s.kind == kind],
-                (y + 0.42, 0.2),
-                facecolor=PAPER,
-                edgecolor=_mixed(rank, 1.0),
-                linewidth=0.8,
-                hatch=hatch,
-            )
+            mine = [s for s in lanes[rank] if s.kind == kind]
+            boxes(mine, y + 0.42, 0.2, facecolor=PAPER, edgecolor=rank_colour(rank), hatch=hatch)
     if names:  # as shapes, all in one: a hundred texts take a tenth of a second more
         texts, x, ys, colours = zip(*names)
         ax.add_collection(
@@ -235,26 +208,21 @@ def _naming(t, longest: float):
     """
     fits = lambda text, length: not text or _wide(text) + 3 <= length / longest * 0.84 * WIDTH * 72  # points
 
-    def styles(kind: str, label: str) -> tuple[str, str]:
-        plain = label[:-1] if _later(label) else label  # the line under it says the same
-        return (plain if kind in ("step", "busy") else kind + plain), plain
+    def number(kind: str, label: str) -> str:
+        return label[:-1] if _later(label) else label  # the line under it says the same
+
+    def whole(kind: str, label: str) -> str:
+        return number(kind, label) if kind in ("step", "busy") else kind + number(kind, label)
 
     if not hasattr(t, "schedule"):
-        return lambda kind, label, length: (
-            styles(kind, label)[0] if fits(styles(kind, label)[0], length) else ""
-        )
-    chosen = {}
+        return lambda kind, label, length: whole(kind, label) if fits(whole(kind, label), length) else ""
+    chosen = dict.fromkeys(LOOKS, lambda kind, label: "")
     for kind in LOOKS:
-        mine = [s for row in t.rows for s in row if s[0] == kind]
-        chosen[kind] = next(
-            (
-                i
-                for i in (0, 1)
-                if all(fits(styles(kind, label)[i], end - start) for _, label, start, end in mine)
-            ),
-            None,
-        )
-    return lambda kind, label, _: "" if chosen[kind] is None else styles(kind, label)[chosen[kind]]
+        mine = [(label, end - start) for row in t.rows for k, label, start, end in row if k == kind]
+        for name in (number, whole):
+            if all(fits(name(kind, label), length) for label, length in mine):
+                chosen[kind] = name
+    return lambda kind, label, _: chosen[kind](kind, label)
 
 
 def _on(colour) -> str:
@@ -287,7 +255,7 @@ def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: floa
     )
     ax.plot([0, scale * longest], [floor, floor], color=FAINT, linewidth=0.8)
     at, peak = max(steps, key=lambda s: s[1])
-    words = human(peak) if t.level_unit == "B" else f"{peak / t.schedule.v:.3g} in flight"
+    words = _amount(t, peak) + ("" if t.level_unit == "B" else " in flight")
     ax.plot([scale * at], [floor - tall * peak / most], marker="v", color=INK, markersize=4)
     ax.annotate(
         "▾ peak\n" + words,
@@ -301,20 +269,16 @@ def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: floa
     )
 
 
+def _amount(t, held: float) -> str:
+    """Bytes, or the microbatches that so many chunks are."""
+    return human(held) if t.level_unit == "B" else f"{held / t.schedule.v:.3g}"
+
+
 def _words(name: str, t, strip: bool) -> str:
     rows = ", ".join(
         f"rank {r} " + " ".join(kind + label for kind, label, *_ in row if kind != "wait")[:120]
         for r, row in enumerate(t.rows)
     )
-    held = ""
-    if strip:
-        held = (
-            " Peaks: "
-            + ", ".join(
-                human(t.peak(r)) if t.level_unit == "B" else f"{t.peak(r) / t.schedule.v:.3g}"
-                for r in range(len(t.rows))
-            )
-            + "."
-        )
+    held = f" Peaks: {', '.join(_amount(t, t.peak(r)) for r in range(len(t.rows)))}." if strip else ""
     # Measured times and bytes are left out: the words are compared from run to run.
     return (f"{name}: " if name else "") + rows + "." + held
