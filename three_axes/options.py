@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from .paper.axes import ALWAYS, AXES
 from .paper.hardware import CLUSTERS
 from .paper.pipelines import SCHEDULES
 from .plan.estimate import HEADROOM
@@ -19,14 +20,17 @@ def _schedule(name: str) -> str:
     return next((known for known in SCHEDULES if known.lower() == name.lower()), name)
 
 
+MUST, MAY = (",".join(axes).upper() for axes in (Axes._fields[: len(ALWAYS)], Axes._fields[len(ALWAYS) :]))
+
+
 def _axes(text: str) -> Axes:
     try:
         sizes = [int(part) for part in text.split(",")]
-        if not 3 <= len(sizes) <= len(Axes._fields):
+        if not len(ALWAYS) <= len(sizes) <= len(AXES):
             raise ValueError
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not DP,TP,PP, such as 4,8,2, with CP,EP,ETP behind them where there are any"
+            f"{text!r} is not {MUST}, such as 4,8,2, with {MAY} behind them where there are any"
         ) from None
     return Axes(*sizes)
 
@@ -70,8 +74,8 @@ def add_command(commands, name: str) -> None:
     if name == "plan":
         sub.add_argument("--gpus", type=int, required=True)
         sub.add_argument("--rows", type=int, default=10, help="layouts to print")
-        for axis in Axes._fields:
-            sub.add_argument(f"--{axis}", type=int, help="this size only")
+        for axis in AXES:
+            sub.add_argument(f"--{axis.name}", type=int, help=f"{axis.help}: this size only")
         sub.add_argument("--shard", type=int, help="ranks that share out what ZeRO does, of all replicas")
         sub.add_argument("--train-tokens", metavar="15T", help="in all: says GPU-hours and days")
         sub.add_argument("--price", type=float, help="of a GPU-hour: says what the training costs")
@@ -85,7 +89,7 @@ def add_command(commands, name: str) -> None:
         )
         sub.add_argument("--chunks", type=int, help="at most so many on a pipeline rank, interleaved")
         sub.add_argument(
-            "--why", type=_axes, metavar="DP,TP,PP[,CP,EP,ETP]", help="why these sizes are not the best"
+            "--why", type=_axes, metavar=f"{MUST}[,{MAY}]", help="why these sizes are not the best"
         )
         for option, kind, known, what in (
             ("--schedules", _schedule, SCHEDULES, "pipeline schedules"),
@@ -95,15 +99,15 @@ def add_command(commands, name: str) -> None:
             help = f"{what} to look at, of {', '.join(map(str, known))}; else the framework's"
             sub.add_argument(option, nargs="+", type=kind, choices=known, metavar="ONE", help=help)
         return
-    sub.add_argument("--pp", type=int, default=1, required=name == "bubble")
+    bubble = name == "bubble"
+    for axis in AXES:
+        if axis.name == "pp" or not bubble:
+            sub.add_argument(f"--{axis.name}", type=int, default=1, required=bubble, help=axis.help)
     sub.add_argument(
-        "--interleave", type=int, default=None if name == "bubble" else 1, help="chunks on each pipeline rank"
+        "--interleave", type=int, default=None if bubble else 1, help="chunks on each pipeline rank"
     )
     sub.add_argument("--schedule", type=_schedule, choices=SCHEDULES, default="1F1B")
-    if name != "bubble":
-        for axis in Axes._fields:
-            if axis != "pp":
-                sub.add_argument(f"--{axis}", type=int, default=1)
+    if not bubble:
         sub.add_argument("--microbatch", type=int, default=1)
         sub.add_argument("--zero", type=int, default=0)
         sub.add_argument("--shard", type=int, default=0)

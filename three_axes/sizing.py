@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .paper.axes import NAMED
 from .paper.checks import positive, whole
 from .paper.hardware import find_cluster
 from .paper.pipelines import SCHEDULES
@@ -19,19 +20,6 @@ from .plan.planner import plan
 from .table import Table, human
 
 MOST = 2_000_000  # operations of a schedule, some seconds' work
-NAMES = {
-    "dp": "data parallel",
-    "tp": "tensor parallel",
-    "pp": "pipeline",
-    "cp": "context parallel",
-    "ep": "expert parallel",
-    "etp": "experts' tensor parallel",
-    "edp": "experts' data parallel",
-    "shard": "data parallel, inside a shard",
-    "replicate": "data parallel, over shards",
-    "eshard": "experts' data parallel, inside a shard",
-    "ereplicate": "experts' data parallel, over shards",
-}
 
 
 def job_of(args) -> Job:
@@ -232,7 +220,7 @@ def run_bytes(args) -> tuple[str, dict]:
     table = Table(
         ["axis", *columns],
         [
-            [NAMES[axis], *(human(bytes_sent.get(axis, 0.0)) for bytes_sent in by_stage.values())]
+            [NAMED[axis].called, *(human(bytes_sent.get(axis, 0.0)) for bytes_sent in by_stage.values())]
             for axis in dict.fromkeys(axis for bytes_sent in by_stage.values() for axis in bytes_sent)
         ],
         ["total", *(human(sum(bytes_sent.values())) for bytes_sent in by_stage.values())],

@@ -10,8 +10,8 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 
+from three_axes.paper.axes import BUSIEST
 from three_axes.paper.collectives import algorithmic_bytes
-from three_axes.paper.placement import reach
 from three_axes.plan import Estimate, Job, Plan, estimate, plan
 from three_axes.plan.layout import Axes, Layout
 from three_axes.plan.memory import stages_memory
@@ -92,9 +92,8 @@ class Defence:
     def traffic(self) -> dict[str, tuple[float, bool]]:
         """Axis -> (bytes that a GPU sends in a step by the book, whether its groups cross nodes)."""
         layout, node = self.layout, self.job.cluster.gpus_per_node
-        sizes = lambda axis: layout.sizes if axis in layout.sizes else layout.expert_sizes
         return {
-            axis: (size, bool(reach(axis, sizes(axis), node)[1] > 1))
+            axis: (size, bool(layout.reach(axis, node)[1] > 1))
             for axis, size in sent(self.job, layout).items()
             if layout.members(axis) > 1
         }
@@ -106,7 +105,7 @@ class Defence:
         parts = [
             f"{axis.upper()} sends {human(traffic[axis][0])} a GPU and step"
             f" {'between nodes' if traffic[axis][1] else 'inside the node'}"
-            for axis in ("tp", "cp", "ep", "etp", "pp", "dp", "edp")
+            for axis in BUSIEST
             if axis in traffic
         ]
         sentence = "; ".join(parts) + "."

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..paper import placement
+from ..paper.axes import REPLICATING
 from ..paper.collectives import algorithmic_bytes
 from ..plan.job import Job
 from ..plan.layout import Layout
@@ -34,16 +35,8 @@ def against(
     counted: dict[tuple[str, str], CollectiveCount] = {}
     for row in rows:
         if row.op not in ("recv", "barrier"):
-            axis = _axis_of(row, groups)
-            before = counted.get((row.op, axis), CollectiveCount(row.op, axis))
-            counted[row.op, axis] = CollectiveCount(
-                row.op,
-                axis,
-                before.calls + row.calls,
-                before.payload + row.payload,
-                before.algorithmic + row.algorithmic,
-                types=before.types | row.types,
-            )
+            key = row.op, _axis_of(row, groups)
+            counted[key] = counted.get(key, CollectiveCount(*key)).plus(row)
     table, words = [], []
     most = max([row.algorithmic for row in counted.values()], default=0.0)
     for key in sorted(predicted.keys() | counted.keys(), key=lambda key: key[::-1]):
@@ -71,11 +64,11 @@ def against(
 
 def _hybrid(layout: Layout, groups: dict[str, list[int]], rank: int) -> dict[str, list[int]]:
     """Of the ranks with the same weights, dp · cp, those of a rank's shard, and those with the same part."""
-    cp = placement.group(rank, "cp", layout.sizes) if "cp" in layout.sizes else [rank]
-    dp = groups.get("dp", [rank])
-    all_ = sorted(r + other - rank for r in dp for other in cp)
-    place, size = all_.index(rank), layout.shard
-    return {"shard": all_[place // size * size :][:size], "replicate": all_[place % size :: size]}
+    alike = [rank]
+    for axis in REPLICATING:
+        alike = sorted(r + other - rank for r in alike for other in groups.get(axis, [rank]))
+    place, size = alike.index(rank), layout.shard
+    return {"shard": alike[place // size * size :][:size], "replicate": alike[place % size :: size]}
 
 
 def _axis_of(row: CollectiveCount, groups: dict[str, list[int]]) -> str:

@@ -6,8 +6,8 @@
     e   bytes of one number: 2 in half precision, 4 in float32
 
 The model is a GPT: attention and an MLP of 4·h in each layer, without fused attention. `three_axes.plan`
-has the same for other models, frameworks and thousands of layouts at once; `tests/paper/test_by_hand.py` holds it
-to these. Bytes are those that one rank sends, or holds. Numbers go in, numbers come out.
+has the same for other models, frameworks and thousands of layouts at once; `tests/paper/test_by_hand.py`
+holds it to these. Bytes are those that one rank sends, or holds. Numbers go in, numbers come out.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def _context(at: LayerOnRank) -> list[Op]:
         return []
     n, sb, t, way = at.job.framework.number_bytes, at.tokens, layout.tp, at.job.framework.context
     send = lambda name, phase, collective, calls, payload, **where: sending(
-        name, "context parallel", "cp", phase, collective, calls * (cp > 1), payload, **where
+        name, "cp", phase, collective, calls * (cp > 1), payload, **where
     )
     both = n * sb * (model.k_width + model.v_width) / t
     if way == "ring":

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..paper.axes import AXES
 from ..paper.checks import divisors
 from .frameworks import Framework
 from .job import Job
@@ -22,6 +23,7 @@ from .stages import layers_on_stage
 
 SIZES = (*Axes._fields, "microbatch", "interleave", "zero", "shard")
 _ROW = np.dtype([(k, int) for k in (*SIZES, "names")] + [("sp", bool), ("seconds", float), ("memory", float)])
+SOUGHT = ("dp", "tp", "pp", "cp", "ep")
 LEAST_TOKENS = 4096  # of a sequence on a rank; cp leaves fewer only where it is asked for
 MOST_TOKENS = 16384  # of a microbatch on a rank, of a model with experts, whose layouts are many
 
@@ -113,22 +115,25 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
 
 
 def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
-    """All sizes of the axes. An expert is split (etp) only where that is asked for: more experts on a rank do
-    the same with fewer bytes.
+    """All sizes of the axes in `SOUGHT`; others are 1 but where they are asked for. So an expert is split
+    (etp) only then: more experts on a rank do the same with fewer bytes.
     """
+    asked = {axis.name: only.get(axis.name, 1) for axis in AXES if axis.name not in SOUGHT}
     of = lambda axis, sizes: [n for n in sizes if n == only.get(axis, n)]
     experts = job.model.experts
-    for t in of("tp", divisors(gpus)):
-        for p in of("pp", divisors(gpus // t)):
-            inner = gpus // t // p
+    others = Axes(**asked).ranks
+    for t in of("tp", divisors(gpus // others) if gpus % others == 0 else []):
+        for p in of("pp", divisors(gpus // others // t)):
+            inner = gpus // others // t // p
             lengths = [c for c in divisors(inner) if c == 1 or c * LEAST_TOKENS <= job.seq_len]
             for c in [only["cp"]] if inner % only.get("cp", gpus + 1) == 0 else of("cp", lengths):
-                d, etp = inner // c, only.get("etp", 1)
+                d = inner // c
                 if d != only.get("dp", d):
                     continue
-                spread = divisors(math.gcd(experts.count, max(1, inner * t // etp))) if experts else [1]
+                folds = max(1, inner * t // asked["etp"])  # ranks that experts may be spread over
+                spread = divisors(math.gcd(experts.count, folds)) if experts else [1]
                 for e in [only["ep"]] if "ep" in only else spread:
-                    yield Axes(d, t, p, c, e, etp)
+                    yield Axes(dp=d, tp=t, pp=p, cp=c, ep=e, **asked)
 
 
 def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:

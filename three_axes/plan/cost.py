@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..files import find
+from ..paper.axes import AXES
 from ..paper.collectives import all_to_all_seconds, group_seconds, send_seconds
 from .data_parallel import synchronisation
 from .job import Job
@@ -34,7 +35,7 @@ from .operations import OperationLists, between_stages, lists
 from .stages import kinds_on_rank, layers_on_rank
 
 COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")  # terms of a layer
-TERMS = (*COMPUTED, "tensor parallel", "context parallel", "expert parallel")
+TERMS = (*COMPUTED, *dict.fromkeys(axis.part for axis in AXES if axis.talks == "layer"))
 # What a framework must hide for a part to run under products of its block.
 HIDES = {
     "tensor parallel": "input gradients",
@@ -284,13 +285,9 @@ FORMULAS = {
     "attention": "m · L/p · 4·s²·b·h/t FLOPs forward, half if fused, and 2 (fused 2.5) times backward",
     "elementwise": "m · L/p · 3 · the bytes of norms, residuals, dropout and activation function",
     "casts": "m · L/p · bytes to narrow inputs and gradients of products: 4 a number and more",
-    "tensor parallel": "m · L/p · 4 all-reduces of 2·s·b·h bytes, or gathers and scatters; what shows",
-    "context parallel": "m · L/p · a rank's keys and values, cp - 1 times, and twice backward; what shows",
-    "expert parallel": "m · L/p · 4 all-to-alls of 2·s·b·h·k/t bytes; what shows",
     "waiting for the host": "m · L/p · what launching a layer takes longer than computing it",
     "head": "what embedding, head and loss add to the slowest stage, m times",
-    "pipeline sends": "2·(m·v + p - 1) sends of 2·s·b·h/t bytes, v = 2 for ZB-V; of chunks what shows",
     "bubble": "the other stages' time for a microbatch / v; ZB-H1 F + I - W, ZB-H2 F + I - 2W, ZB-V I - W",
-    "data parallel": "gradients (and weights with ZeRO) around the ring, less what hides; ZeRO-3's copies",
     "optimizer": "28 to 30 bytes a parameter through memory",
+    **{axis.part: axis.formula for axis in AXES if axis.formula},
 }

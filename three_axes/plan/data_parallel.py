@@ -117,7 +117,7 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
         sent += (("gradients", "all_reduce", across, ~whole * reduced * calls, part),)
     return [
         *(
-            sending(name, "data parallel", along, "S", collective, times, size)
+            sending(name, along, "S", collective, times, size)
             for name, collective, along, times, size in sent
         ),
         Op("copies", "data parallel", "S", 0.0, copies, 0),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..paper.axes import ALWAYS, NAMED
 from ..table import Table, human
 from .cost import FORMULAS, constants, step_terms
 from .job import Job
@@ -165,6 +166,7 @@ class Estimate:
     def went_in(self) -> str:
         """The numbers behind the formulas."""
         job, at, gpu, c = self.job, self.layout, self.job.cluster.device, constants()
+        sizes = at.axes._asdict().items()
         letters = dict(
             s=job.seq_len,
             b=at.microbatch,
@@ -172,9 +174,7 @@ class Estimate:
             h=self.model.hidden,
             L=self.model.layers,
             V=self.model.vocab,
-            d=at.dp,
-            t=at.tp,
-            p=at.pp,
+            **{NAMED[axis].letter or axis: n for axis, n in sizes if axis in ALWAYS or n > 1},
             v=at.interleave,
         )
         speeds = {

@@ -81,9 +81,7 @@ def experts(at: LayerOnRank, eager: bool) -> list[Op]:
     # One kernel narrows all experts' inputs only where the scales are known before.
     casts = 1 if at.job.precision == "fp8" else kernels
     alone = not (e.shared and framework.regathers)  # else the shared ones keep the same input
-    send = lambda name, axis, phase, collective, payload: sending(
-        name, "expert parallel", axis, phase, collective, 1, payload
-    )
+    send = lambda name, axis, phase, collective, payload: sending(name, axis, phase, collective, 1, payload)
     first = 2 if at.model.gated and framework.fused else 1  # gate and up are one product
     matrix = dict(groups=local, kernels=kernels, bytes_=at.precision.bytes, rate=at.precision.rate)
     up = grouped(

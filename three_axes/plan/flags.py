@@ -17,6 +17,7 @@ SOURCES = {
     "deepspeed": "DeepSpeed, runtime/zero/config.py and runtime/config.py",
     "accelerate": "Accelerate, utils/dataclasses.py and parallelism_config.py",
 }
+SAID = ("dp", "tp", "pp", "cp", "ep", "etp")  # axes that a framework has words for, or that are refused below
 FP8 = {"fp8": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise", "mxfp8": "mxfp8"}
 CONTEXT = {"ring": "p2p", "gather": "allgather", "heads": "a2a"}
 SCHEDULES = {"1F1B": "1F1B", "interleaved": "Interleaved1F1B", "ZB-V": "ZBVZeroBubble"}  # PyTorch's names
@@ -29,6 +30,8 @@ def flags(framework: str, job: Job, layout: Layout) -> str:
     if framework not in SOURCES:
         raise ValueError(f"flags are known of {', '.join(SOURCES)}, not of {framework!r}")
     job.check(layout)
+    sizes = layout.axes._asdict().items()
+    _refuse(framework, {f"{axis} {size}": size > 1 for axis, size in sizes if axis not in SAID})
     makers = {"megatron": _megatron, "torchtitan": _torchtitan}
     makers |= {"deepspeed": _deepspeed, "accelerate": _accelerate}
     return makers[framework](job, layout)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from collections import namedtuple
+from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
+from ..paper.axes import ALWAYS, AXES, FOLDED, REPLICATING
 from ..paper.pipelines import SCHEDULES, Pipeline
 from ..paper.placement import reach
 
@@ -17,7 +18,7 @@ RECOMPUTE = ("none", "selective", "per-op", "full")
 # to tp, outside it, in all of them.
 ORDER = ("pp", "dp", "tp")
 # What a layer's lines depend on, and where its groups lie, if tp is innermost.
-SEEN = ("tp", "cp", "ep", "etp", "microbatch", "zero", "sequence_parallel")
+SEEN = (*(axis.name for axis in AXES if axis.talks == "layer"), "microbatch", "zero", "sequence_parallel")
 # Parts of the replicas of weights, and of experts: axis -> (all of them, the part that shares out).
 PARTS = {
     "shard": ("dp", "shard"),
@@ -27,19 +28,17 @@ PARTS = {
 }
 
 
-class Axes(NamedTuple):
+class Axes(namedtuple("Axes", [axis.name for axis in AXES], defaults=[1] * len(AXES))):
     """The sizes of the axes alone: what a person chooses, and defends."""
 
-    dp: int = 1
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
+    @property
+    def ranks(self):
+        """d · t · p, and cp: how many devices it takes."""
+        return math.prod(size for axis, size in self._asdict().items() if axis not in FOLDED)
 
     def __str__(self) -> str:
         sizes = self._asdict().items()
-        return " · ".join(f"{axis.upper()} {size}" for axis, size in sizes if axis in ORDER or size != 1)
+        return " · ".join(f"{axis.upper()} {size}" for axis, size in sizes if axis in ALWAYS or size != 1)
 
 
 def spread(x, which: np.ndarray | None):
@@ -47,28 +46,28 @@ def spread(x, which: np.ndarray | None):
     return x if which is None or np.ndim(x) == 0 else x[which]
 
 
+Sizes = make_dataclass(
+    "Sizes", [(axis.name, "int | np.ndarray", 1) for axis in AXES], frozen=True, kw_only=True
+)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(Sizes):
     """dp · tp · pp · cp ranks. The numbers may be NumPy arrays of one shape, to look at many layouts at once.
 
-    cp: ranks that share each sequence. ep, etp: how many ranks the experts of a layer are spread over, and
-    each expert is split over; they fold over the same ranks as dp · cp · tp do, and what is left holds
-    replicas of the experts (edp). microbatch: sequences that go through the model together (b). interleave:
-    chunks on each pipeline rank (v). zero: 0 to 3, what is split over replicas: nothing, optimizer state,
-    gradients too, weights too (3 is what FSDP does). shard: over how many of them, 0 for all; the others hold
-    the same again (HSDP), so each shard has all experts. recompute: none; selective, the attention scores
-    only; per-op, all but the attention and every second matrix product (torchtitan's default); full, all of a
-    layer. sequence_parallel: split what lies between the matrices over tp as well. order: dp, tp and pp from
-    the outermost to the innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer layers,
-    to make up for the head's work.
+    Of `Sizes` it has one number for each axis, dp, tp and so on, 1 where none is given. cp: ranks that share
+    each sequence. ep, etp: how many ranks the experts of a layer are spread over, and each expert is split
+    over; they fold over the same ranks as dp · cp · tp do, and what is left holds replicas of the experts
+    (edp). microbatch: sequences that go through the model together (b). interleave: chunks on each pipeline
+    rank (v). zero: 0 to 3, what is split over replicas: nothing, optimizer state, gradients too, weights too
+    (3 is what FSDP does). shard: over how many of them, 0 for all; the others hold the same again (HSDP), so
+    each shard has all experts. recompute: none; selective, the attention scores only; per-op, all but the
+    attention and every second matrix product (torchtitan's default); full, all of a layer. sequence_parallel:
+    split what lies between the matrices over tp as well. order: dp, tp and pp from the outermost to the
+    innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer layers, to make up for the
+    head's work.
     """
 
-    dp: int | np.ndarray = 1
-    tp: int | np.ndarray = 1
-    pp: int | np.ndarray = 1
-    cp: int | np.ndarray = 1
-    ep: int | np.ndarray = 1
-    etp: int | np.ndarray = 1
     microbatch: int | np.ndarray = 1
     interleave: int | np.ndarray = 1
     schedule: str = "1F1B"
@@ -82,26 +81,30 @@ class Layout:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Axis -> how many ranks, the outermost axis first: what `placement` asks for."""
-        if not np.any(np.asarray(self.cp) != 1):
-            return {axis: getattr(self, axis) for axis in self.order}
-        order = [outer for axis in self.order for outer in (("cp", "tp") if axis == "tp" else (axis,))]
+        order = list(self.order)
+        for axis in AXES:
+            if axis.beside and np.any(np.asarray(getattr(self, axis.name)) != 1):
+                order.insert(order.index(axis.beside), axis.name)
         return {axis: getattr(self, axis) for axis in order}
 
     @property
     def edp(self):
         """Replicas of each expert: what dp · cp · tp leaves when ep and etp are taken."""
-        return self.dp * self.cp * self.tp // (self.ep * self.etp)
+        return self.ranks // self.pp // self._product(FOLDED)
 
     @property
     def expert_sizes(self) -> dict[str, int]:
         """The same ranks as experts see them."""
-        inner = {"dp": ("edp",), "tp": ("ep", "etp"), "pp": ("pp",)}
+        inner = {"dp": ("edp",), "tp": FOLDED, "pp": ("pp",)}
         return {name: getattr(self, name) for axis in self.order for name in inner[axis]}
 
     @property
     def replicas(self):
         """Ranks that hold the same weights, but experts': dp · cp."""
-        return self.dp * self.cp
+        return self._product(REPLICATING)
+
+    def _product(self, axes: tuple[str, ...]):
+        return math.prod(getattr(self, axis) for axis in axes)
 
     @cached_property
     def shards(self):
@@ -141,7 +144,7 @@ class Layout:
         return {}
 
     def _reach(self, axis: str, gpus_per_node: int) -> tuple:
-        if axis in ("edp", "ep", "etp"):
+        if axis in ("edp", *FOLDED):
             return reach(axis, self.expert_sizes, gpus_per_node)
         if axis in PARTS:
             whole, part = PARTS[axis]
@@ -150,10 +153,13 @@ class Layout:
             inside = np.minimum(inside, self.members(axis))
             return inside, -(-self.members(axis) // inside)
         sizes = self.sizes
+        if axis not in sizes:
+            return 1, 1
         inside, nodes = reach(axis, sizes, gpus_per_node)
-        if axis == "dp" and "cp" in sizes:
-            inside = inside * reach("cp", sizes, gpus_per_node)[0]
-            nodes = -(-self.replicas // inside)
+        if axis == "dp":
+            for other in sizes.keys() & set(REPLICATING) - {"dp"}:
+                inside = inside * reach(other, sizes, gpus_per_node)[0]
+                nodes = -(-self.replicas // inside)
         return inside, nodes
 
     def alike(self) -> tuple[Layout, np.ndarray | None]:
@@ -188,7 +194,7 @@ class Layout:
     @property
     def ranks(self):
         """d · t · p, and cp: how many devices it takes."""
-        return self.dp * self.tp * self.pp * self.cp
+        return self.axes.ranks
 
     def tokens(self, seq_len):
         """Tokens of a microbatch that go through a rank's matrices together."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..paper.axes import NAMED
 from .job import PRECISIONS, Job, Precision
 from .layout import Layout
 from .shape import ModelShape
@@ -202,14 +203,13 @@ def stream(name: str, nbytes, kernels, back=2.0, **saved) -> list[Op]:
 
 def tensor_parallel(name: str, phase: str, collective: str, calls, payload, **where) -> Op:
     """A collective of tensor parallelism."""
-    return sending(name, "tensor parallel", "tp", phase, collective, calls, payload, **where)
+    return sending(name, "tp", phase, collective, calls, payload, **where)
 
 
-def sending(name: str, part: str, axis: str, phase: str, collective: str, calls, payload, **where) -> Op:
+def sending(name: str, axis: str, phase: str, collective: str, calls, payload, **where) -> Op:
     """A collective along an axis."""
-    return Op(
-        name, part, phase, kernels=0, collective=collective, axis=axis, calls=calls, payload=payload, **where
-    )
+    sent = dict(collective=collective, axis=axis, calls=calls, payload=payload)
+    return Op(name, NAMED[axis].part, phase, kernels=0, **sent, **where)
 
 
 def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:

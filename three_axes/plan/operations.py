@@ -18,7 +18,7 @@ from .attention import attention
 from .feed_forward import feed_forward
 from .job import Job
 from .layout import Layout
-from .op import LayerOnRank, Op, product, stream, summed, tensor_parallel
+from .op import LayerOnRank, Op, product, sending, stream, summed, tensor_parallel
 from .shape import ModelShape
 from .stages import layer_matrices
 
@@ -132,4 +132,4 @@ def between_stages(job: Job, layout: Layout) -> Op:
     """One message of a pipeline, an activation on or a gradient back: each tp rank sends all, or a part."""
     split = np.asarray(layout.sequence_parallel) | job.framework.splits_sends
     x = LayerOnRank(job, layout, job.model).x / np.where(split, layout.tp, 1)
-    return Op("send", "pipeline sends", kernels=0, collective="send", axis="pp", calls=1, payload=x)
+    return sending("send", "pp", "F", "send", 1, x)

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
 from ..paper.checks import whole
 from ..table import Table, human
 from .candidates import Candidate, Candidates
@@ -137,8 +135,8 @@ class Plan:
                 f"it does not fit: at its smallest ({large.layout}) {human(large.memory)} a GPU,"
                 f" {human(over)} too much"
             )
-        if np.prod(axes) != self.gpus:
-            return f"{axes} takes {np.prod(axes)} GPUs, but there are {self.gpus}"
+        if axes.ranks != self.gpus:
+            return f"{axes} takes {axes.ranks} GPUs, but there are {self.gpus}"
         only = ", ".join(f"{axis} {size}" for axis, size in self.space.only.items() if axis in Axes._fields)
         return f"{axes} was not looked at, only {only}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ..paper.axes import ALWAYS, FOLDED
 from ..paper.checks import divisors, whole
 from ..paper.pipelines import SCHEDULES
 from .layout import ORDER, RECOMPUTE, Axes, Layout
@@ -32,12 +33,12 @@ def check(
     if layout.zero not in (0, 1, 2, 3):
         raise ValueError(f"zero is 0, 1, 2 or 3, not {layout.zero!r}")
     if sorted(layout.order) != sorted(ORDER):
-        raise ValueError(f"order names each of {', '.join(Axes._fields[:3])} once, not {layout.order!r}")
+        raise ValueError(f"order names each of {', '.join(ALWAYS)} once, not {layout.order!r}")
     if gpus is not None and layout.ranks != gpus:
-        named, product = ("·cp", f"·{layout.cp}") if layout.cp > 1 else ("", "")
-        raise ValueError(
-            f"dp·tp·pp{named} = {d}·{t}·{p}{product} = {layout.ranks}, but there are {gpus} GPUs"
-        )
+        sizes = {axis: n for axis, n in layout.axes._asdict().items() if axis in ALWAYS or n > 1}
+        sizes = {axis: n for axis, n in sizes.items() if axis not in FOLDED}
+        product = f"{'·'.join(sizes)} = {'·'.join(map(str, sizes.values()))}"
+        raise ValueError(f"{product} = {layout.ranks}, but there are {gpus} GPUs")
     _check_experts(model, layout)
     whole("shard", layout.shard, 0, 10**7)
     if layout.shard:

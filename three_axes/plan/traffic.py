@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
+from ..paper.axes import ALWAYS
 from ..paper.collectives import algorithmic_bytes
 from .data_parallel import synchronisation
 from .job import Job
@@ -61,7 +62,7 @@ def sent(job: Job, layout: Layout, stage: int | None = None) -> dict[str, float]
     stage: the middle one, if none is said.
     """
     stage = layout.pp // 2 if stage is None else stage
-    by_axis = dict.fromkeys(layout.axes._fields[:3], 0.0)
+    by_axis = dict.fromkeys(ALWAYS, 0.0)
     for call in calls(job, layout, stage):
         more = algorithmic_bytes(call.op, call.payload, layout.members(call.axis))
         by_axis[call.axis] = by_axis.get(call.axis, 0.0) + more

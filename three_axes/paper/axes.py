@@ -1,0 +1,103 @@
+"""The axes, one record each: what each is called, what it splits, where its ranks lie, how often they talk.
+
+Layouts, tables, the command line, JSON, the planner and a layout's defence go through this list. What an axis
+does to a layer, in bytes and FLOPs, is in `plan`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+TALKS = ("layer", "microbatch", "step")
+
+
+class Axis(NamedTuple):
+    """name: of its size and its flag. called: in words. splits: what its ranks share. talks: how often they
+    send, in each layer, in each microbatch or once a step. part: of a step's seconds, that what they send
+    counts to; formula: of these seconds. letter: of its size in formulas, its name where there is none.
+
+    beside: it lies next to this axis, outside it; where none is named, a layout's order says where it lies.
+    folds: it has no ranks of its own, but groups those of other axes anew, as experts do. replicates: ranks
+    along it hold the same weights.
+    """
+
+    name: str
+    called: str
+    splits: str
+    talks: str
+    part: str
+    formula: str = ""
+    letter: str = ""
+    beside: str = ""
+    folds: bool = False
+    replicates: bool = False
+
+    @property
+    def help(self) -> str:
+        """Of its flag."""
+        return f"ranks that share {self.splits}"
+
+
+AXES = (
+    Axis(
+        "dp",
+        "data parallel",
+        "the batch",
+        "step",
+        "data parallel",
+        "gradients (and weights with ZeRO) around the ring, less what hides; ZeRO-3's copies",
+        letter="d",
+        replicates=True,
+    ),
+    Axis(
+        "tp",
+        "tensor parallel",
+        "every matrix",
+        "layer",
+        "tensor parallel",
+        "m · L/p · 4 all-reduces of 2·s·b·h bytes, or gathers and scatters; what shows",
+        letter="t",
+    ),
+    Axis(
+        "pp",
+        "pipeline",
+        "the layers",
+        "microbatch",
+        "pipeline sends",
+        "2·(m·v + p - 1) sends of 2·s·b·h/t bytes, v = 2 for ZB-V; of chunks what shows",
+        letter="p",
+    ),
+    Axis(
+        "cp",
+        "context parallel",
+        "each sequence",
+        "layer",
+        "context parallel",
+        "m · L/p · a rank's keys and values, cp - 1 times, and twice backward; what shows",
+        beside="tp",
+        replicates=True,
+    ),
+    Axis(
+        "ep",
+        "expert parallel",
+        "a layer's experts",
+        "layer",
+        "expert parallel",
+        "m · L/p · 4 all-to-alls of 2·s·b·h·k/t bytes; what shows",
+        folds=True,
+    ),
+    Axis("etp", "experts' tensor parallel", "each expert", "layer", "expert parallel", folds=True),
+)
+# Groups that follow from these sizes: replicas of experts, and parts of replicas that ZeRO shares out over.
+GROUPS = (
+    Axis("edp", "experts' data parallel", "the batch", "step", "data parallel"),
+    Axis("shard", "data parallel, inside a shard", "the batch", "step", "data parallel"),
+    Axis("replicate", "data parallel, over shards", "the batch", "step", "data parallel"),
+    Axis("eshard", "experts' data parallel, inside a shard", "the batch", "step", "data parallel"),
+    Axis("ereplicate", "experts' data parallel, over shards", "the batch", "step", "data parallel"),
+)
+NAMED = {axis.name: axis for axis in (*AXES, *GROUPS)}
+ALWAYS = tuple(axis.name for axis in AXES if not axis.beside and not axis.folds)  # said where they are 1 too
+FOLDED = tuple(axis.name for axis in AXES if axis.folds)
+REPLICATING = tuple(axis.name for axis in AXES if axis.replicates)
+BUSIEST = tuple(sorted(NAMED, key=lambda name: TALKS.index(NAMED[name].talks)))  # these first
