@@ -3,18 +3,23 @@
     run/step-000040/              complete, or it would not have this name
         __0_0.distcp …            a file for each rank: its shards of weights and optimizer state
         .metadata                 which shard is where (PyTorch's distributed checkpoint, DCP)
-        about.json                step, model, layout, and the size of every file
+        about.json                step, model, layout, and the size and digest of every file
     run/step-000060.unfinished/   a save that was cut short; the next save removes it
+    run/step-000080.damaged/      was complete, and is no longer what was saved
 
 A save writes into `.unfinished` and renames it at the end, so a run killed at any moment leaves its last
-complete checkpoint as it was. What is removed loses its name first.
+complete checkpoint as it was. What is removed loses its name first. What is read has the digest that it was
+saved with, and is data alone: a file of somebody else's that holds code is refused.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import io
 import json
 import os
+import pickle
 import re
 import shutil
 import warnings
@@ -40,17 +45,39 @@ from torch.distributed.checkpoint.state_dict import (
 from three_axes.count.interposer import interposer
 from three_axes.table import human
 
-UNFINISHED = ".unfinished"
+UNFINISHED, DAMAGED = ".unfinished", ".damaged"
 ABOUT = "about.json"
 ENTRY = 1600  # bytes that DCP's files and .metadata have for each entry besides its numbers, as measured
 # Optimizer state goes by the parameters' names, not by their place in a group: another layout groups them
 # otherwise.
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 TOOK_NO_MORE = "the disk took no more"
+# What DCP's index names, as seen in PyTorch 2.13: dataclasses, and functions that make data. Each in full: a
+# module's name alone would let in what it imports.
+INDEX_NAMES = {
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.metadata": (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    ),
+    **dict.fromkeys(("pathlib", "pathlib._local"), ("PosixPath", "WindowsPath")),
+}
 
 
 class SaveFailed(Exception):
     """A checkpoint could not be written; the ones before it are untouched. Raised on every rank."""
+
+
+class Damaged(ValueError):
+    """A checkpoint is not what was saved. Raised on every rank."""
 
 
 def complete(run: Path) -> list[Path]:
@@ -89,12 +116,18 @@ def write(
     except OSError as e:
         trouble = e
     agree(trouble)
+    mine: dict[str, list] = {}
     try:
         with _quiet():
             dcp.save(state, checkpoint_id=unfinished, process_group=group)
+        ours = [f"__{dist.get_rank()}_*", *([".metadata"] if dist.get_rank() == 0 else [])]
+        mine = {p.name: [p.stat().st_size, _digest(p)] for name in ours for p in unfinished.glob(name)}
+    except (OSError, dcp.CheckpointException, RuntimeError) as e:
+        trouble = e
+    files = agree(trouble, mine)
+    try:
         if dist.get_rank() == 0:
-            sizes = {p.name: p.stat().st_size for p in sorted(unfinished.iterdir())}
-            (unfinished / ABOUT).write_text(json.dumps(about | {"step": step, "files": sizes}, indent=1))
+            (unfinished / ABOUT).write_text(json.dumps(about | {"step": step, "files": files}, indent=1))
             _to_disk(unfinished)
             if folder.exists():  # of a run that was resumed from before it
                 os.rename(folder, folder.with_name(f"{folder.name}.replaced{UNFINISHED}"))
@@ -102,7 +135,7 @@ def write(
             _to_disk(run)
             for left in run.glob(f"step-*{UNFINISHED}"):
                 shutil.rmtree(left, ignore_errors=True)
-    except (OSError, dcp.CheckpointException, RuntimeError) as e:
+    except OSError as e:
         trouble = e
     agree(trouble)
     return folder
@@ -126,20 +159,24 @@ def _size_of(entries: dict) -> int:
     )
 
 
-def _agree(trouble: Exception | None, folder: Path, stage: str, size: int, group) -> None:
-    """All ranks learn whether one of them failed. stage, size: a name of what this rank's stage holds, the
-    same on all its ranks, and its bytes.
+def _agree(
+    trouble: Exception | None, files: dict | None = None, *, folder: Path, stage: str, size: int, group
+) -> dict[str, list]:
+    """All ranks learn whether one of them failed, and which files they wrote: of all of them, by name.
+
+    stage, size: a name of what this rank's stage holds, the same on all its ranks, and its bytes.
     """
     reports: list = [None] * dist.get_world_size()
-    dist.all_gather_object(reports, (trouble and _first_reason(trouble), stage, size), group)
-    if reason := next(filter(None, (reason for reason, _, _ in reports)), None):
+    dist.all_gather_object(reports, (trouble and _first_reason(trouble), stage, size, files or {}), group)
+    if reason := next(filter(None, (report[0] for report in reports)), None):
         told: list = [None]
         if dist.get_rank() == 0:
-            needed = sum({stage: size for _, stage, size in reports}.values())
+            needed = sum({stage: size for _, stage, size, _ in reports}.values())
             told = [_why(reason, folder.with_name(folder.name + UNFINISHED), needed)]
             shutil.rmtree(folder.with_name(folder.name + UNFINISHED), ignore_errors=True)
         dist.broadcast_object_list(told, 0, group)
         raise SaveFailed(f"{folder.name} could not be written: {told[0]}")
+    return {name: of for *_, files in reports for name, of in sorted(files.items())}
 
 
 def _why(reason: str, unfinished: Path, needed: int) -> str:
@@ -173,41 +210,68 @@ def _to_disk(path: Path) -> None:
             os.close(handle)
 
 
-def read_about(folder: Path) -> dict:
-    """What a checkpoint says of itself. Raises ValueError if it is missing, incomplete or cut short."""
+def _digest(file: Path) -> str:
+    made = hashlib.sha256()
+    with file.open("rb") as f:
+        while block := f.read(2**20):
+            made.update(block)
+    return made.hexdigest()
+
+
+def read_about(folder: Path, rank: int = 0, n: int = 1) -> dict:
+    """What a checkpoint says of itself.
+
+    rank, n: one of n ranks compares the digests of every n-th file. Raises Damaged if the checkpoint is
+    missing, incomplete or not what was saved.
+    """
     if not folder.is_dir():
-        raise ValueError(f"there is no checkpoint {folder}; {_others(folder)}")
+        raise Damaged(f"there is no checkpoint {folder}")
     try:
         about = json.loads((folder / ABOUT).read_text())
-        files = about["files"]
-        about["step"], about["model"].items(), files.items()  # what is read of it later
+        files = {name: (int(size), str(digest)) for name, (size, digest) in about["files"].items()}
+        about["step"], about["layout"], about["model"].items(), about["with"].items()  # is read later
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(
-            f"{folder} is not a complete checkpoint: its {ABOUT} cannot be read; {_others(folder)}"
-        ) from None
-    for name, size in files.items():
+        raise Damaged(f"{folder} is not a complete checkpoint: its {ABOUT} cannot be read") from None
+    for number, (name, (size, digest)) in enumerate(files.items()):
         path = folder / name
-        if not path.exists() or path.stat().st_size != size:
-            has = f"has {path.stat().st_size:,} of {size:,} bytes" if path.exists() else "is missing"
-            raise ValueError(f"{folder} is damaged: {name} {has}; {_others(folder)}")
+        if not path.exists():
+            raise Damaged(f"{folder} is damaged: {name} is missing")
+        if path.stat().st_size != size:
+            raise Damaged(f"{folder} is damaged: {name} has {path.stat().st_size:,} of {size:,} bytes")
+        if number % n == rank and _digest(path) != digest:
+            raise Damaged(f"{folder} is damaged: {name} has other bytes than were saved")
     return about
 
 
-def _others(folder: Path) -> str:
-    others = [p.name for p in complete(folder.parent) if p != folder] if folder.parent.is_dir() else []
-    return f"complete ones are {', '.join(others)}" if others else "no other complete one is there"
+def read_about_together(folder: Path) -> dict:
+    """`read_about`, its digests shared among all ranks; every rank calls it. Raises Damaged on all."""
+    about, trouble = {}, ""
+    try:
+        about = read_about(folder, dist.get_rank(), dist.get_world_size())
+    except Damaged as e:
+        trouble = str(e)
+    told: list = [None] * dist.get_world_size()
+    dist.all_gather_object(told, trouble)
+    if reason := next(filter(None, told), ""):
+        raise Damaged(reason)
+    return about
 
 
-def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
-    """Read a checkpoint into a model and an optimizer, split in whatever way; every rank calls it. Returns
-    its `about`.
+def set_aside(folder: Path) -> None:
+    """Take the name of a complete checkpoint from one that is damaged. On one rank."""
+    away = folder.with_name(folder.name + DAMAGED)
+    shutil.rmtree(away, ignore_errors=True)
+    os.rename(folder, away)
 
-    Raises ValueError as `read_about`, and if it is a checkpoint of another model.
+
+def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Read a checkpoint into a model and an optimizer, split in whatever way; every rank calls it, after
+    `read_about_together`.
+
+    Raises ValueError if it is a checkpoint of another model, or holds code.
     """
-    about = read_about(folder)
     state = state_of(model, optimizer)
-    with _quiet():
-        _read(state, folder, about)
+    _read(state, folder)
     set_state_dict(
         model,
         optimizer,
@@ -215,26 +279,46 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> di
         optim_state_dict=state["optimizer"],
         options=BY_NAME,
     )
-    return about
 
 
 def load_weights(folder: Path, model: nn.Module) -> nn.Module:
-    """Read the weights into a whole model in one process, without a group. Raises ValueError as `load`."""
+    """Read the weights into a whole model in one process, without a group, after `read_about`. Raises
+    ValueError as `load`.
+    """
     weights = get_model_state_dict(model)
-    with _quiet():
-        _read({"model": weights}, folder, read_about(folder), no_dist=True)
+    _read({"model": weights}, folder, no_dist=True)
     model.load_state_dict(weights)
     return model
 
 
-def _read(wanted: dict, folder: Path, about: dict, **how) -> None:
+def _read(wanted: dict, folder: Path, **how) -> None:
     try:
-        dcp.load(wanted, checkpoint_id=folder, **how)
-    except (dcp.CheckpointException, RuntimeError, ValueError) as e:
+        _Index(io.BytesIO((folder / ".metadata").read_bytes())).load()
+        with _quiet():
+            dcp.load(wanted, checkpoint_id=folder, planner=_Data(), **how)
+    except (dcp.CheckpointException, RuntimeError, ValueError, pickle.UnpicklingError) as e:
         raise ValueError(
-            f"{folder} holds another model ({about.get('model', 'of unknown size')}), or is damaged:"
-            f" {_first_reason(e)}"
+            f"{folder} holds something else than weights and optimizer of this model: {_first_reason(e)}"
         ) from None
+
+
+class _Index(pickle.Unpickler):
+    """Reads `.metadata`, a pickle, and refuses names that DCP does not write there: they could be code."""
+
+    def find_class(self, module: str, name: str):
+        number_format = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if number_format or name in INDEX_NAMES.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"its .metadata names {module}.{name}, which may be code")
+
+
+class _Data(dcp.DefaultLoadPlanner):
+    """Reads what is no tensor (a learning rate, two betas), a pickle each, and refuses what could be code."""
+
+    def load_bytes(self, read_item, value: io.BytesIO) -> None:
+        torch.load(value, weights_only=True)
+        value.seek(0)
+        super().load_bytes(read_item, value)
 
 
 @contextmanager

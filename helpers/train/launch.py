@@ -199,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
         if prompt is not None:
             if not config.out:
                 raise ValueError("--sample needs --out, the folder of a run")
-            print(sample(Path(config.out), prompt))
+            print(sample(Path(config.out), prompt, say=say))
             return 0
         with listening(lambda why: _end(config, why)) as stop:
             return _run(config, say, stop)

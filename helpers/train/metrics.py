@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FILE = "metrics.jsonl"
@@ -37,15 +37,22 @@ class Metrics:
 @contextmanager
 def metrics_of(run: Path, step: int, say: Callable[[str], None]) -> Iterator[Metrics]:
     """Go on with a run's metrics after `step`: lines of steps that will be done again are dropped, and one
-    that was cut short. Nothing is copied, so that it needs no room on the disk.
+    that was cut short. Nothing is copied, so that it needs no room on the disk. `say` is told which steps
+    before have no line.
 
     Raises ValueError where the file cannot be opened.
     """
     try:
         handle = os.open(run / FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        os.ftruncate(handle, sum(length for line, length in _lines(run) if line["step"] <= step))
+        before = [(line["step"], end) for line, end in _lines(run) if line["step"] <= step]
+        os.ftruncate(handle, max((end for _, end in before), default=0))
     except OSError as e:
         raise ValueError(f"{run / FILE} cannot be written: {e.strerror}") from None
+    if missing := sorted(set(range(1, step + 1)) - {number for number, _ in before}):
+        say(
+            f"{FILE} is damaged: {len(missing)} of the {step} steps so far have no line in it, step"
+            f" {missing[0]} is the first"
+        )
     metrics = Metrics(handle, say)
     try:
         yield metrics
@@ -57,19 +64,16 @@ def metrics_of(run: Path, step: int, say: Callable[[str], None]) -> Iterator[Met
 
 
 def read_metrics(run: Path) -> list[dict]:
-    """The lines of a run's metrics, without one that is not yet whole."""
+    """The lines of a run's metrics, without those that are damaged or not yet whole."""
     return [line for line, _ in _lines(run)]
 
 
 def _lines(run: Path) -> Iterator[tuple[dict, int]]:
-    """Each line, and how many bytes it takes."""
-    whole = (run / FILE).read_bytes().splitlines(keepends=True) if (run / FILE).exists() else []
-    for line in whole:
-        try:
+    """Each whole line, and where in the file it ends."""
+    end = 0
+    for line in (run / FILE).read_bytes().splitlines(keepends=True) if (run / FILE).exists() else []:
+        end += len(line)
+        with suppress(ValueError, RecursionError):
             metrics = json.loads(line)
-            metrics["step"]
-        except (ValueError, TypeError, KeyError):
-            return
-        if not line.endswith(b"\n"):
-            return
-        yield metrics, len(line)
+            if isinstance(metrics, dict) and type(metrics.get("step")) is int and line.endswith(b"\n"):
+                yield metrics, end

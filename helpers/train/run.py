@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -74,9 +74,8 @@ def _train(
     trainer: Trainer, run: Path | None, chief: bool, owner: Owner | None, say, watched, stop
 ) -> Trainer:
     config = trainer.config
-    if run and (checkpoints := checkpoint.complete(run)):
-        layout = trainer.resume(checkpoints[-1])
-        say(f"going on from {checkpoints[-1].name}, the last complete checkpoint (written under {layout})")
+    if run:
+        _go_on(trainer, run, chief, say)
     bar = tqdm(total=config.steps, initial=trainer.number, unit="step", disable=None if chief else True)
     with bar, metrics_of(run, trainer.number, say) if chief and run else nullcontext() as metrics:
         unsaved = None
@@ -112,6 +111,31 @@ def _train(
     return trainer
 
 
+def _go_on(trainer: Trainer, run: Path, chief: bool, say) -> None:
+    """From the last checkpoint that is what was saved; those after it lose their names. Raises ValueError
+    where there are some, and none is.
+    """
+    damaged: dict[Path, checkpoint.Damaged] = {}
+    for folder in reversed(checkpoint.complete(run)):
+        try:
+            written = trainer.resume(folder)
+        except checkpoint.Damaged as e:
+            damaged[folder] = e
+            continue
+        for other, e in damaged.items():
+            if chief:
+                with suppress(OSError):  # nobody may rename here; the next start finds it damaged again
+                    checkpoint.set_aside(other)
+            say(f"{e}; it is put aside as {other.name}{checkpoint.DAMAGED}")
+        say(f"going on from {folder.name}, the last complete checkpoint ({written})")
+        return
+    if damaged:
+        raise ValueError(
+            f"{next(iter(damaged.values()))}; no other complete one is there. To begin anew, give another"
+            " --out"
+        )
+
+
 def _told(save: Callable[[], None], say, last: bool) -> checkpoint.SaveFailed | None:
     """What `save` failed with, said to the user."""
     try:
@@ -121,15 +145,25 @@ def _told(save: Callable[[], None], say, last: bool) -> checkpoint.SaveFailed | 
         return e
 
 
-def sample(run: Path, prompt: str = "The ", length: int = 200, seed: int = 0) -> str:
+def sample(
+    run: Path,
+    prompt: str = "The ",
+    length: int = 200,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda line: None,
+) -> str:
     """What the model of the last complete checkpoint writes after `prompt`, in one process.
 
-    Raises ValueError.
+    say: gets a line for each checkpoint that is damaged. Raises ValueError where none is whole.
     """
-    if not (checkpoints := checkpoint.complete(run)):
-        raise ValueError(f"{run} has no complete checkpoint yet")
-    sizes = checkpoint.read_about(checkpoints[-1])["model"]
-    return write(checkpoint.load_weights(checkpoints[-1], toy.ToyTransformer(**sizes)), prompt, length, seed)
+    for folder in reversed(checkpoint.complete(run)):
+        try:
+            sizes = checkpoint.read_about(folder)["model"]
+        except checkpoint.Damaged as e:
+            say(f"{e}; the one before it is taken")
+        else:
+            return write(checkpoint.load_weights(folder, toy.ToyTransformer(**sizes)), prompt, length, seed)
+    raise ValueError(f"{run} has no complete checkpoint")
 
 
 @torch.no_grad()

@@ -19,6 +19,8 @@ from .config import SCHEDULES, Config, batch_of, read_text
 from .context import places_of
 from .sharding import local, mesh_of, shard_model, shards_of, splits_of, stage_of, synchronizes
 
+CHANGES_LOSSES = ("batch", "precision", "seed", "lr", "warmup", "weight_decay", "clip")
+
 
 def loss_of(scores, targets):
     """Mean cross-entropy, in float32 at least."""
@@ -132,7 +134,7 @@ class Trainer:
         in the background, not before `saved()`.
         """
         run, number, config = Path(self.config.out), self.number, self.config
-        about = {"model": self.sizes, "layout": config.layout, "text": self._text()}
+        about = {"model": self.sizes, "layout": config.layout, "text": self._text(), "with": self._with()}
 
         def write(state: dict, group: dist.ProcessGroup | None = None) -> None:
             checkpoint.write(run, number, state, about, group)
@@ -152,9 +154,17 @@ class Trainer:
         digest = hashlib.sha256(self.text.to(torch.uint8).numpy().tobytes()).hexdigest()
         return {"file": self.config.text, "bytes": len(self.text), "sha256": digest}
 
+    def _with(self) -> dict:
+        """What a run may change when it goes on, and what then changes its losses."""
+        return {name: getattr(self.config, name) for name in CHANGES_LOSSES}
+
     def resume(self, folder: Path) -> str:
-        """Go on from a checkpoint, of whatever layout. Returns which layout wrote it. Raises ValueError."""
-        about = checkpoint.read_about(folder)
+        """Go on from a checkpoint, of whatever layout. Returns how it was written: its layout, and what this
+        run has otherwise.
+
+        Raises `checkpoint.Damaged`, and ValueError for one of another model or text.
+        """
+        about = checkpoint.read_about_together(folder)
         if about["model"] != self.sizes:
             raise ValueError(
                 f"{folder} holds a model of {about['model']}, this run wants {self.sizes}; give the same"
@@ -170,7 +180,11 @@ class Trainer:
             )
         checkpoint.load(folder, self.model, self.optimizer)
         self.number = about["step"]
-        return about["layout"]
+        now = self._with()
+        changed = [
+            f"{name} {was}, now {now[name]}" for name, was in about["with"].items() if was != now[name]
+        ]
+        return "; ".join([f"written under {about['layout']}", *changed])
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -147,7 +147,7 @@ def test_it_goes_on_under_another_layout(world, twin, tmp_path):
         (11, dict(dp=2, cp=4, shard=2), "dp 1 · tp 2 · pp 2 · cp 2 · sp"),
     ):
         by, losses = world.run(go_on, small(**choice, **here), checkpoint.complete(tmp_path)[-1], 3)[0]
-        assert by == wrote
+        assert by == f"written under {wrote}"
         near(losses, twin[start : start + 3], 1e-5)
     with World(1, timeout=60) as alone:
         near(alone.run(go_on, small(**here), checkpoint.complete(tmp_path)[-1], 6)[0][1], twin[14:], 1e-5)
@@ -252,35 +252,11 @@ def main_of(run: Path, *options: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-@pytest.mark.parametrize(
-    "harm, sentence",
-    [
-        (
-            lambda c: (c / "__0_0.distcp").write_bytes((c / "__0_0.distcp").read_bytes()[:1000]),
-            "step-000004 is damaged: __0_0.distcp has 1,000 of",
-        ),
-        (lambda c: (c / "__0_0.distcp").unlink(), "step-000004 is damaged: __0_0.distcp is missing"),
-        (lambda c: (c / checkpoint.ABOUT).write_text("{"), "its about.json cannot be read"),
-        (
-            lambda c: (c / checkpoint.ABOUT).write_text('{"files": [], "model": {}, "step": 4}'),
-            "its about.json cannot be read",
-        ),
-    ],
-)
-def test_a_damaged_checkpoint_is_refused_and_another_named(trained, aside, tmp_path, harm, sentence):
-    run = shutil.copytree(trained, tmp_path / "run")
-    harm(run / "step-000004")
-    code, _, err = aside(main_of, run, "--steps", "6")
-    assert code == 2 and sentence in err and "complete ones are step-000002" in err
-    assert err.startswith("1 rank on the CPU over gloo\n") and len(err.strip().splitlines()) == 2
-    assert len(train.read_metrics(run)) == 4, "nothing may be lost"
-
-
 def test_a_checkpoint_of_another_model_or_none(trained, aside, tmp_path):
     code, _, err = aside(main_of, trained, "--steps", "6", "--layers", "8")
     assert code == 2 and "holds a model of" in err and "'layers': 4" in err and "another --out" in err
     code, _, err = aside(main_of, tmp_path, "--sample", "The")
-    assert code == 2 and "has no complete checkpoint yet" in err
+    assert code == 2 and "has no complete checkpoint" in err
 
 
 def test_a_run_goes_on_with_the_text_it_began_with(aside, tmp_path):
