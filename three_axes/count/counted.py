@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from three_axes.table import ranks
-
-from ..table import Table, human
+from ..table import Table, human, ranks
 from .clock import chrome
 from .counter import PATIENCE, Counter, RankReport
-from .report import CollectiveCount
+from .report import CollectiveCount, alike
 from .steps import BySteps
 from .traffic import Traffic
 
@@ -63,15 +61,16 @@ class Counted(Traffic):
 
     def between_ranks(self) -> list[str]:
         """What differs between the ranks, in sentences."""
+        told = [r for r in range(len(self.ranks)) if r not in self.missing]
         sentences = []
         for op, axis in dict.fromkeys((row.op, row.axis) for rows in self.ranks for row in rows):
-            calls = {r: self.calls(op, axis, r) for r in range(len(self.ranks)) if r not in self.missing}
+            calls = {r: f"{self.calls(op, axis, r)} calls" for r in told}
             if len(set(calls.values())) > 1:
-                sentences.append(f"{op} on {axis}: " + _by_value(calls, "{} calls"))
-        sent = {r: human(n) for r, n in enumerate(self.counted) if r not in self.missing}
+                sentences.append(f"{op} on {axis}: " + _by_value(calls))
+        sent = {r: human(self.counted[r]) for r in told}
         if len(set(sent.values())) > 1:
-            sentences.append("must send: " + _by_value(sent, "{}"))
-        waited = {r: s for r, s in enumerate(self.waited) if r not in self.missing}
+            sentences.append("must send: " + _by_value(sent))
+        waited = {r: self.waited[r] for r in told}
         if len(waited) > 1 and max(waited.values()) > 0:
             least, most = min(waited, key=waited.get), max(waited, key=waited.get)
             sentences.append(
@@ -116,7 +115,7 @@ class Counted(Traffic):
                     "wire": None if told.report.wire is None else sum(told.report.wire.values()),
                     "peak_in_flight": told.report.peak_in_flight,
                 }
-                for told in self._reports()
+                for told in self._told
             ],
             "between_ranks": self.between_ranks(),
         }
@@ -125,13 +124,10 @@ class Counted(Traffic):
         """The run as a Chrome trace, of what was kept of its times."""
         shift = lambda spans, by: [s._replace(start=s.start + by, end=s.end + by) for s in spans]
         return chrome(
-            [shift(told.report.spans, told.clock) for told in self._reports()],
-            [shift(told.report.streams, told.clock) for told in self._reports()],
-            [[(at + told.clock, size) for at, size in told.report.levels] for told in self._reports()],
+            [shift(told.report.spans, told.clock) for told in self._told],
+            [shift(told.report.streams, told.clock) for told in self._told],
+            [[(at + told.clock, size) for at, size in told.report.levels] for told in self._told],
         )
-
-    def _reports(self) -> list[RankReport]:
-        return self._told if "_told" in self.__dict__ else (self._gather(), self._told)[1]
 
     def of_a_step(self, rank: int = 0) -> list[CollectiveCount]:
         """The rows of a usual step: the mean of the further ones, or the last one there is."""
@@ -171,19 +167,18 @@ def _table(title: str, rows: Iterable[CollectiveCount]) -> Table:
 
 def _merged(parts: list[tuple[str, list[CollectiveCount]]]) -> list[tuple[str, list[CollectiveCount]]]:
     """Without the second step where it is as the further ones are: those it only joins in the title."""
-    key = lambda rows: {(row.op, row.axis): (row.calls, row.payload) for row in rows}
     names = [title for title, _ in parts]
-    if len(parts) > 2 and names[2].startswith("each of steps 3") and key(parts[1][1]) == key(parts[2][1]):
+    if len(parts) > 2 and names[2].startswith("each of steps 3") and alike(parts[1][1], parts[2][1]):
         return [parts[0], (names[2] + " (step 2 is alike)", parts[2][1]), *parts[3:]]
     return parts
 
 
-def _by_value(values: dict[int, object], form: str) -> str:
+def _by_value(values: dict[int, str]) -> str:
     """'ranks 0 and 1 4 calls, rank 2 0 calls'"""
-    groups: dict[object, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for rank, value in values.items():
         groups.setdefault(value, []).append(rank)
-    return ", ".join(f"{ranks(members)} {form.format(value)}" for value, members in groups.items())
+    return ", ".join(f"{ranks(members)} {value}" for value, members in groups.items())
 
 
 def _rows(rows: Iterable[CollectiveCount]) -> list[dict]:

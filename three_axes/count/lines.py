@@ -6,6 +6,7 @@ import linecache
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
 from types import FrameType
 from typing import NamedTuple
 
@@ -41,35 +42,30 @@ def readers(frames: list[Line]) -> list[Line]:
     return [f for f in frames if not f.file.startswith(LIBRARIES)] or last
 
 
+def _outwards(frame: FrameType | None) -> Iterator[Line]:
+    while frame is not None:
+        yield Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+
+
 def innermost(frame: FrameType | None) -> Line | None:
     """The reader's line nearest to this frame, looking outwards; None where there is none."""
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(LIBRARIES):
-            return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        frame = frame.f_back
-    return None
+    return next((line for line in _outwards(frame) if not line.file.startswith(LIBRARIES)), None)
 
 
 def stack(frame: FrameType | None) -> list[Line]:
     """All lines from this frame outwards to the reader's outermost; none where no line is the reader's."""
-    outwards, kept = [], 0
-    while frame is not None:
-        outwards.append(Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        if not frame.f_code.co_filename.startswith(LIBRARIES):
-            kept = len(outwards)
-        frame = frame.f_back
-    return outwards[:kept]
+    lines = list(_outwards(frame))
+    while lines and lines[-1].file.startswith(LIBRARIES):
+        lines.pop()
+    return lines
 
 
 def place(line: Line) -> str:
     """'Cell In[7], line 3' in a notebook, 'train.py, line 3' elsewhere."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    named = (
-        shell.compile.format_code_name(line.file)
-        if shell and hasattr(shell.compile, "format_code_name")
-        else None
-    )
-    where = " ".join(named) if named else os.path.basename(line.file)
+    name = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)
+    where = " ".join(name(line.file) or [os.path.basename(line.file)])
     return f"{where}, line {line.number}"
 
 

@@ -129,6 +129,11 @@ class Recorder:
             interposer.fabric.late if interposer.fabric else 0,
         )
 
+    def keep(self, span: Span) -> None:
+        """Add to the spans, as long as there is room."""
+        if len(self.spans) < self.most_spans:
+            self.spans.append(span)
+
     def counted_so_far(self) -> list[CollectiveCount]:
         """A copy of the rows as they are now."""
         self._quiet()
@@ -192,10 +197,9 @@ class Recorder:
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
     def waited_for_ddp(self, start: float) -> None:
-        for issued in self._open:
-            if issued.row.op == "all_reduce":  # its buckets all had to end, and it is not known which last
-                self._waited(issued.row, start)
-                break
+        buckets = (issued.row for issued in self._open if issued.row.op == "all_reduce")
+        if row := next(buckets, None):  # all had to end, and it is not known which did last
+            self._waited(row, start)
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
     def under_way(self) -> bool:
@@ -262,25 +266,17 @@ class Recorder:
         Collectives that overlapped cannot be told apart on the wire: where they were of
         one kind the row is exact, where not each row says n/a and only the total is known.
         """
-        if not wire.available:
-            for row in self._since_quiet:
-                row.wire = None
-        else:
-            total = self.counter.total()
-            if len(self._since_quiet) == 1:
-                if (row := self._since_quiet[0]).wire is not None:
-                    row.wire += total - self._settled
-            else:
-                for row in self._since_quiet:
-                    row.wire = None
-            self._settled = total
+        total, is_known = self.counter.total(), wire.available and len(self._since_quiet) == 1
+        for row in self._since_quiet:
+            row.wire = row.wire + total - self._settled if is_known and row.wire is not None else None
+        self._settled = total
         self._since_quiet.clear()
 
     def _waited(self, row: CollectiveCount, start: float) -> None:
         end = time.monotonic()
         row.waited += end - start
-        if end - start > 1e-4 and len(self.spans) < self.most_spans:  # less would not be seen
-            self.spans.append(Span("wait", f"{row.op} {row.axis}", start, end))
+        if end - start > 1e-4:  # less would not be seen
+            self.keep(Span("wait", f"{row.op} {row.axis}", start, end))
 
 
 def _type(tensor) -> str:

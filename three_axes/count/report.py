@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .clock import Span
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
+SUMMED = ("calls", "payload", "algorithmic", "waited")  # and the wire, where it is known
 
 
 @dataclass
@@ -22,6 +23,24 @@ class CollectiveCount:
     waited: float = 0.0  # seconds this rank stood waiting for it
     members: tuple[int, ...] = ()  # ranks of the group used last
     types: set[str] = field(default_factory=set)  # of the numbers in the tensors
+
+    def plus(self, other: CollectiveCount, sign: int = 1) -> CollectiveCount:
+        """Both together; or with a sign of -1 what this one has more."""
+        sums = {name: getattr(self, name) + sign * getattr(other, name) for name in SUMMED}
+        sums["wire"] = None if None in (self.wire, other.wire) else self.wire + sign * other.wire
+        members, types = self.members or other.members, self.types | other.types
+        return replace(self, **sums, members=members, types=types)
+
+    def part(self, n: int) -> CollectiveCount:
+        """One of n equal parts."""
+        parts = {name: getattr(self, name) / n for name in SUMMED}
+        return replace(self, **parts, wire=None if self.wire is None else self.wire / n)
+
+
+def alike(rows: list[CollectiveCount], others: list[CollectiveCount]) -> bool:
+    """Whether both are the same calls with the same bytes."""
+    one, other = ({(r.op, r.axis): (r.calls, r.payload) for r in part} for part in (rows, others))
+    return one == other
 
 
 @dataclass

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .clock import Span
 from .meter import Recorder
-from .report import CollectiveCount
+from .report import CollectiveCount, alike
 
 APART = 2  # first steps that are kept apart: DDP makes its buckets in the first, and anew in the second
 
@@ -34,18 +34,7 @@ class BySteps:
 
     def mean(self) -> list[CollectiveCount]:
         """A step among the further ones."""
-        n = max(1, self.further)
-        return [
-            replace(
-                row,
-                calls=row.calls / n,
-                payload=row.payload / n,
-                algorithmic=row.algorithmic / n,
-                wire=None if row.wire is None else row.wire / n,
-                waited=row.waited / n,
-            )
-            for row in self.sums
-        ]
+        return [row.part(self.further) for row in self.sums]
 
 
 class Steps:
@@ -82,13 +71,10 @@ class Steps:
         if self._inside:
             return
         now = time.monotonic()
-        if len(self.recorder.spans) < self.recorder.most_spans:
-            self.recorder.spans.append(Span("step", "", self._stepping, now))
+        self.recorder.keep(Span("step", "", self._stepping, now))
         self._ends = self._ends or id(optimizer)
         if self._ends == id(optimizer):
-            if len(self.recorder.spans) < self.recorder.most_spans:
-                number = str(self.counted.number + 1)
-                self.recorder.spans.append(Span("busy", number, self._began, now))
+            self.recorder.keep(Span("busy", str(self.counted.number + 1), self._began, now))
             self._end(now - self._began)
             self._began = now
 
@@ -98,8 +84,7 @@ class Steps:
             counted.first.append(rows)
             return
         if counted.further:
-            key = lambda rows, n: {(r.op, r.axis): (r.calls / n, r.payload / n) for r in rows}
-            counted.same &= key(rows, 1) == key(counted.sums, counted.further)
+            counted.same &= alike(rows, counted.mean())
         counted.sums = _joined(counted.sums, rows, 1)
         counted.further += 1
         counted.seconds += seconds
@@ -115,16 +100,6 @@ def _joined(rows: list[CollectiveCount], others: list[CollectiveCount], sign: in
     """rows + sign · others, by operation and axis."""
     joined = {(row.op, row.axis): row for row in rows}
     for other in others:
-        row = joined.get((other.op, other.axis), CollectiveCount(other.op, other.axis))
-        joined[other.op, other.axis] = CollectiveCount(
-            other.op,
-            other.axis,
-            row.calls + sign * other.calls,
-            row.payload + sign * other.payload,
-            row.algorithmic + sign * other.algorithmic,
-            None if None in (row.wire, other.wire) else row.wire + sign * other.wire,
-            row.waited + sign * other.waited,
-            row.members or other.members,
-            row.types | other.types,
-        )
+        key = other.op, other.axis
+        joined[key] = joined.get(key, CollectiveCount(*key)).plus(other, sign)
     return list(joined.values())

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from ..table import Table, human
 from .report import CollectiveCount, Report
 
+THREE_WAYS = ("predicted", "counted", "on the wire", "wire ÷ predicted")
+
 
 class Traffic:
     """The bytes of one call. `repr` is a table with a row for each kind of collective, as rank 0 saw it.
@@ -84,9 +86,9 @@ class Traffic:
         """How often `rank` called `op` (on `axis`, if given)."""
         return sum(row.calls for row in self.ranks[rank] if row.op == op and axis in (None, row.axis))
 
-    def table(self, rank: int = 0, sort: str = "payload") -> Table:
-        """The collectives of one rank, largest first by `sort`: payload, calls, book, wire or waited."""
-        rows = sorted(self.ranks[rank], key=lambda row: -(getattr(row, sort) or 0))
+    def table(self, rank: int = 0) -> Table:
+        """The collectives of one rank, those with the largest tensors first."""
+        rows = sorted(self.ranks[rank], key=lambda row: -row.payload)
         return Table(
             ["collective", "axis", "calls", "payload", "by the book", "on the wire"],
             [
@@ -110,14 +112,13 @@ class Traffic:
         of_rank = list(predicted) if isinstance(predicted, Sequence) else [predicted] * n
         if len(of_rank) != n:
             raise ValueError(f"{len(of_rank)} predictions for {n} ranks; give one number, or one per rank")
-        return Table(
-            ["rank", "predicted", "counted", "on the wire", "wire ÷ predicted"],
-            [
-                [str(r), human(p), human(c), human(w), "n/a" if w is None or not p else f"{w / p:.2f}"]
-                for r, (p, c, w) in enumerate(zip(of_rank, self.counted, self.wire))
-            ],
-            title="bytes sent, per rank",
-        )
+        rows = [self._three_ways(str(r), r, predicted) for r, predicted in enumerate(of_rank)]
+        return Table(["rank", *THREE_WAYS], rows, title="bytes sent, per rank")
+
+    def _three_ways(self, name: str, rank: int, predicted: float) -> list[str]:
+        wire = self.wire[rank]
+        ratio = "n/a" if wire is None or not predicted else f"{wire / predicted:.2f}"
+        return [name, human(predicted), human(self.counted[rank]), human(wire), ratio]
 
     def __repr__(self) -> str:
         return repr(self.table()) if any(self.ranks) else "no bytes moved: the ranks called no collective"
@@ -131,18 +132,5 @@ def side_by_side(runs: dict[str, tuple[Traffic, float]]) -> Table:
     rows = []
     for name, (traffic, predicted) in runs.items():
         busiest = max(range(len(traffic.ranks)), key=lambda r: traffic.wire[r] or traffic.counted[r])
-        wire = traffic.wire[busiest]
-        rows.append(
-            [
-                name,
-                human(predicted),
-                human(traffic.counted[busiest]),
-                human(wire),
-                "n/a" if wire is None or not predicted else f"{wire / predicted:.2f}",
-            ]
-        )
-    return Table(
-        ["run", "predicted", "counted", "on the wire", "wire ÷ predicted"],
-        rows,
-        title="bytes sent by the busiest rank",
-    )
+        rows.append(traffic._three_ways(name, busiest, predicted))
+    return Table(["run", *THREE_WAYS], rows, title="bytes sent by the busiest rank")

@@ -16,6 +16,27 @@ SMALL = 1e6  # bytes; a smaller message pays mostly for being sent at all
 MANY = 20  # small messages of a kind, in a step
 
 
+# A part of the time -> what to do about it, and the drop.
+PARTS = {
+    "bubble": (
+        "it waits for the neighbouring pipeline stage: take more microbatches, or a schedule with a smaller"
+        " bubble",
+        12,
+    ),
+    "waiting for data": ("the loader has no batch ready: more workers, or prefetching", 11),
+    "idle": (
+        "the GPU idles though the next kernel had been launched: it waits for an event of another stream or a"
+        " synchronisation",
+        5,
+    ),
+    "copies": (
+        "copies between host and GPU, or within it, that nothing hides: pinned memory with non_blocking=True,"
+        " and fewer of them",
+        11,
+    ),
+}
+
+
 class Advice(NamedTuple):
     seconds: float  # of the time that was recorded
     text: str
@@ -25,80 +46,41 @@ class Advice(NamedTuple):
 def advice(splits: Sequence[Split]) -> list[Advice]:
     """What is largest on the rank that works longest: the others wait for it. The most costly first."""
     one = slowest(splits)
-    parts, costs = one.parts, []
-    for part, seconds in parts.items():
-        if part.startswith("exposed "):
-            costs.append(_exposed(one, part.removeprefix("exposed "), seconds))
-    costs.append(
-        Advice(
-            parts["bubble"],
-            "it waits for the neighbouring pipeline stage: take more microbatches, or a schedule with a"
-            " smaller bubble",
-            12,
-        )
-    )
-    host = parts["waiting for Python"]
-    others = [s.parts["waiting for Python"] for s in splits if s is not one]
-    if others and host > 3 * statistics.median(others):
-        costs.append(
-            Advice(
-                host,
-                f"rank {one.rank} waits for its own Python, the other ranks do not: look for what it alone"
-                " does between operators, such as reading data, logging or saving",
-                11,
-            )
-        )
-    elif one.on_gpu:
-        costs.append(
-            Advice(
-                host,
-                "the GPU waits for Python to launch the next kernel: larger microbatches, torch.compile or"
-                " CUDA graphs, and no .item() or print of a tensor in the step",
-                11,
-            )
-        )
-    else:
-        costs.append(Advice(host, "Python runs between the operators: larger microbatches", 11))
-    if one.on_gpu:
-        costs.append(
-            Advice(
-                parts["idle"],
-                "the GPU idles though the next kernel had been launched: it waits for an event of another"
-                " stream or a synchronisation",
-                5,
-            )
-        )
-        costs.append(
-            Advice(
-                parts["copies"],
-                "copies between host and GPU, or within it, that nothing hides: pinned memory with"
-                " non_blocking=True, and fewer of them",
-                11,
-            )
-        )
-    costs.append(
-        Advice(parts["waiting for data"], "the loader has no batch ready: more workers, or prefetching", 11)
-    )
-    if parts["optimizer"] > 0.1 * one.seconds:
-        costs.append(
-            Advice(
-                parts["optimizer"],
-                "the optimizer: fused=True, or ZeRO, by which each rank updates its part only",
-                10,
-            )
-        )
-    behind = one.working - statistics.median(s.working for s in splits)
+    costs = [
+        _exposed(one, part.removeprefix("exposed "), seconds)
+        for part, seconds in one.parts.items()
+        if part.startswith("exposed ")
+    ]
+    costs += [Advice(one.parts[part], *said) for part, said in PARTS.items() if part in one.parts]
+    costs.append(_waiting_for_python(one, [s for s in splits if s is not one]))
+    if one.parts["optimizer"] > 0.1 * one.seconds:
+        text = "the optimizer: fused=True, or ZeRO, by which each rank updates its part only"
+        costs.append(Advice(one.parts["optimizer"], text, 10))
     if len(splits) > 1:
-        costs.append(
-            Advice(
-                behind,
-                f"rank {one.rank} works longer than the median rank, and the others wait: look for uneven"
-                " stages or batches, or for a slow device",
-                11,
-            )
+        text = (
+            f"rank {one.rank} works longer than the median rank, and the others wait: look for uneven stages"
+            " or batches, or for a slow device"
         )
+        costs.append(Advice(one.working - statistics.median(s.working for s in splits), text, 11))
     worth = [a for a in costs if a.seconds > LEAST * one.seconds]
     return sorted(worth, key=lambda a: -a.seconds)[:MOST]
+
+
+def _waiting_for_python(one: Split, others: list[Split]) -> Advice:
+    seconds = one.parts["waiting for Python"]
+    if others and seconds > 3 * statistics.median(s.parts["waiting for Python"] for s in others):
+        text = (
+            f"rank {one.rank} waits for its own Python, the other ranks do not: look for what it alone does"
+            " between operators, such as reading data, logging or saving"
+        )
+    elif one.on_gpu:
+        text = (
+            "the GPU waits for Python to launch the next kernel: larger microbatches, torch.compile or CUDA"
+            " graphs, and no .item() or print of a tensor in the step"
+        )
+    else:
+        text = "Python runs between the operators: larger microbatches"
+    return Advice(seconds, text, 11)
 
 
 def slowest(splits: Sequence[Split]) -> Split:
@@ -112,31 +94,23 @@ def _exposed(one: Split, axis: str, seconds: float) -> Advice:
         total[c.op] = total.get(c.op, 0.0) + c.end - c.start
     op = max(total, key=total.get)
     calls = sum(c.op == op for c in mine) / max(1, one.steps)
-    where = "" if axis == UNKNOWN else f" along {axis}"
-    text = f"{op}{where} that no computation hides"
     known = [c.payload for c in mine if c.op == op and c.payload]
+    where = "" if axis == UNKNOWN else f" along {axis}"
     if known and calls > MANY and statistics.median(known) < SMALL:
         size = human(statistics.median(known))
-        return Advice(
-            seconds,
-            f"{text}: {calls:.0f} a step of {size} in the median; join them into fewer, larger ones",
-            9,
+        do, drop = f"{calls:.0f} a step of {size} in the median; join them into fewer, larger ones", 9
+    elif any(word in axis.lower() for word in ("tp", "tensor", "model")):
+        do, drop = "keep tensor parallelism in a node, make it smaller, or add sequence parallelism", 6
+    elif "pp" in axis.lower() or "pipe" in axis.lower():
+        do, drop = "fewer bytes between stages, or stages on a faster link", 7
+    elif op == "all_to_all":
+        do, drop = "keep its group in a node, or run it beside something else", 9
+    elif op == "all_gather":
+        do, drop = "prefetch the next layer's weights, or keep them after forward", 9
+    else:
+        do, drop = (
+            "begin it during backward, with buckets that are ready early; or take larger batches between two"
+            " of them",
+            5,
         )
-    if "tp" in axis.lower() or "tensor" in axis.lower() or "model" in axis.lower():
-        return Advice(
-            seconds,
-            f"{text}: keep tensor parallelism in a node, make it smaller, or add sequence parallelism",
-            6,
-        )
-    if "pp" in axis.lower() or "pipe" in axis.lower():
-        return Advice(seconds, f"{text}: fewer bytes between stages, or stages on a faster link", 7)
-    if op == "all_to_all":
-        return Advice(seconds, f"{text}: keep its group in a node, or run it beside something else", 9)
-    if op == "all_gather":
-        return Advice(seconds, f"{text}: prefetch the next layer's weights, or keep them after forward", 9)
-    return Advice(
-        seconds,
-        f"{text}: begin it during backward, with buckets that are ready early; or take larger batches between"
-        " two of them",
-        5,
-    )
+    return Advice(seconds, f"{op}{where} that no computation hides: {do}", drop)

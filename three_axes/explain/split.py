@@ -12,7 +12,7 @@ import numpy as np
 
 from ..foreign import Unreadable
 from .collectives import PIPELINE, Announced, Collective, is_communication, of_gloo, of_kernel
-from .reading import Event, Trace
+from .reading import Trace
 
 
 def union(spans) -> np.ndarray:
@@ -52,7 +52,7 @@ def length(a: np.ndarray) -> float:
 
 
 OPTIMIZER = "Optimizer.step#"
-LOADER = "enumerate(DataLoader)"
+STEP = "ProfilerStep#"
 WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "gloo:", "DistributedData")
 
 
@@ -83,10 +83,13 @@ class Split:
 
 
 def split(trace: Trace) -> Split:
-    steps = len({note.name for note in trace.notes if note.name.startswith("ProfilerStep#")})
-    made = _of_gpu(trace) if trace.gpu else _of_cpu(trace)
-    made.steps = steps
-    return made
+    return _of_gpu(trace) if trace.gpu else _of_cpu(trace)
+
+
+def _noted(trace: Trace, name: str) -> np.ndarray:
+    """When the host was in something whose name begins so."""
+    notes = (n for n in trace.notes if n.thread is not None and n.name.startswith(name))
+    return union([(n.start, n.end) for n in notes])
 
 
 def _of_gpu(trace: Trace) -> Split:
@@ -94,7 +97,7 @@ def _of_gpu(trace: Trace) -> Split:
     sent = [of_kernel(e, announced) for kind, e in trace.gpu if kind == "kernel" and is_communication(e.name)]
     copies = [(e.start, e.end) for kind, e in trace.gpu if kind != "kernel"]
     kernels = [e for kind, e in trace.gpu if kind == "kernel" and not is_communication(e.name)]
-    stepping = union([(n.start, n.end) for n in trace.notes if n.thread is not None and _is_step(n)])
+    stepping = _noted(trace, OPTIMIZER)
     launched = np.array(
         [trace.launches.get(e.args.get("correlation"), (0, None, e.start))[2] for e in kernels]
     )
@@ -103,43 +106,37 @@ def _of_gpu(trace: Trace) -> Split:
         (at >= 0) & (launched <= stepping[at, 1]) if len(stepping) else np.zeros(len(kernels), bool)
     )
     spans = np.array([(e.start, e.end) for e in kernels]).reshape(-1, 2)
-    made = _parts(trace, True, sent, union(spans[~by_optimizer]), union(spans[by_optimizer]), union(copies))
+    parts = union(spans[~by_optimizer]), union(spans[by_optimizer]), union(copies)
+    made = _parts(trace, True, sent, *parts, union([]))
     made.parts |= _idle(trace, made.parts.pop("idle"))
     return made
 
 
-def _is_step(note: Event) -> bool:
-    return note.name.startswith(OPTIMIZER)
-
-
 def _of_cpu(trace: Trace) -> Split:
-    """Ranks over gloo: what its threads ran is communication, operators are computation."""
+    """Ranks over gloo: what its threads ran is communication, operators are computation. A step may begin
+    before the first operator, where a rank reads its data first.
+    """
     sent = [of_gloo(note, trace.groups) for note in trace.notes if note.name.startswith("gloo:")]
     ops = [e for e in trace.cpu if not e.name.startswith(WRAPPERS) and not e.name.endswith("Backward0")]
-    stepping = union([(n.start, n.end) for n in trace.notes if _is_step(n)])
-    computing = union([(e.start, e.end) for e in ops])
-    optimizer = both(computing, stepping)
-    steps = [(note.start, note.end) for note in trace.notes if note.name.startswith("ProfilerStep#")]
-    made = _parts(trace, False, sent, without(computing, stepping), optimizer, np.empty((0, 2)), steps)
+    computing, stepping = union([(e.start, e.end) for e in ops]), _noted(trace, OPTIMIZER)
+    parts = without(computing, stepping), both(computing, stepping), union([])
+    made = _parts(trace, False, sent, *parts, _noted(trace, STEP))
     made.parts |= {"waiting for data": 0.0, "waiting for Python": length(made.parts.pop("idle")) / 1e6}
     return made
 
 
-def _parts(
-    trace: Trace, on_gpu: bool, sent: list[Collective], computing, optimizer, copies, steps=()
-) -> Split:
-    """Everything but what idle time was for, which stays as intervals. steps: may begin before the first
-    operator, where a rank reads its data first.
-    """
+def _parts(trace: Trace, on_gpu: bool, sent: list[Collective], computing, optimizer, copies, also) -> Split:
+    """Everything but what idle time was for, which stays as intervals. also: what belongs to the whole."""
     communicating = union([(c.start, c.end) for c in sent])
-    spans = np.concatenate([computing, optimizer, copies, communicating, union(list(steps))])
+    spans = np.concatenate([computing, optimizer, copies, communicating, also])
     if not length(spans):
         raise Unreadable(f"{trace.file} has nothing that took time: was anything run while it was recorded?")
     whole = np.array([[spans[:, 0].min(), spans[:, 1].max()]])
     optimizer, busy = without(optimizer, computing), union(np.concatenate([computing, optimizer]))
     parts = {"compute": length(computing), "optimizer": length(optimizer)}
     parts["copies"] = length(without(copies, busy))
-    made = Split(trace.rank, trace.file, on_gpu, length(whole) / 1e6, 0, collectives=sent)
+    steps = len({note.name for note in trace.notes if note.name.startswith(STEP)})
+    made = Split(trace.rank, trace.file, on_gpu, length(whole) / 1e6, steps, collectives=sent)
     made.communication = length(communicating) / 1e6
     made.hidden = length(both(communicating, busy)) / max(1e-9, length(communicating))
     busy = union(np.concatenate([busy, copies]))
@@ -173,8 +170,7 @@ def _idle(trace: Trace, gaps: np.ndarray) -> dict[str, float]:
     starts = {e.start: trace.launches.get(e.args.get("correlation")) for _, e in trace.gpu}
     late = [(end := starts.get(gap[1])) is not None and end[0] > gap[0] for gap in gaps]
     waited = gaps[np.array(late, dtype=bool)] if len(gaps) else gaps
-    loading = union([(n.start, n.end) for n in trace.notes if n.name.startswith(LOADER)])
-    for_data = length(both(waited, loading))
+    for_data = length(both(waited, _noted(trace, "enumerate(DataLoader)")))
     return {
         "waiting for data": for_data / 1e6,
         "waiting for Python": (length(waited) - for_data) / 1e6,

@@ -16,21 +16,21 @@ needed: under FSDP and tensor parallelism all ranks do the same.
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import pickle
 import resource
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
 from importlib.metadata import version
 
-from ..paper import collectives
+from ..paper.collectives import algorithmic_bytes
 from ..paper.schedules import one_f_one_b
 from ..plan.layout import Layout
 from ..plan.models import ModelShape, find_model
 from ..plan.possible import check
-from ..plan.shape import Experts, Latent
 from ..plan.stages import layers_on_rank
 from ..plan.traced import microbatches
 from ..plan.traffic import Call
@@ -63,27 +63,13 @@ class Trace:
     def count(self, op: str, axis: str) -> int:
         return sum(c.calls for c in self.calls if (c.op, c.axis) == (op, axis))
 
-    def payload(self, op: str, axis: str) -> float:
-        return sum(c.payload for c in self.calls if (c.op, c.axis) == (op, axis))
-
-    def sent(self, axis: str) -> float:
-        """Bytes that a rank sends for an axis in a step, by the book."""
-        n = self.layout.members(axis)
-        return sum(collectives.algorithmic_bytes(c.op, c.payload, n) for c in self.calls if c.axis == axis)
+    def _sent(self, call: Call) -> float:
+        return algorithmic_bytes(call.op, call.payload, self.layout.members(call.axis))
 
     def table(self) -> Table:
         return Table(
             ["collective", "axis", "calls", "whole tensors", "sent by this rank"],
-            [
-                [
-                    c.op,
-                    c.axis,
-                    str(c.calls),
-                    human(c.payload),
-                    human(collectives.algorithmic_bytes(c.op, c.payload, self.layout.members(c.axis))),
-                ]
-                for c in self.calls
-            ],
+            [[c.op, c.axis, str(c.calls), human(c.payload), human(self._sent(c))] for c in self.calls],
             title=(
                 f"{self.model.name}, one of {self.layout.ranks} ranks, one step of {self.layout.microbatch} ×"
                 f" {self.seq_len} tokens"
@@ -104,7 +90,6 @@ def trace(
     seq_len: int,
     plan: str = "Megatron's",
     gradient_bytes: int = 4,
-    timeout: float = 300,
 ) -> Trace:
     """One step with one microbatch of `model` under FSDP (zero 3) over dp and tensor parallelism over tp.
 
@@ -150,31 +135,27 @@ def trace(
         raise ValueError(
             f"with sequence parallelism tp {layout.tp} must divide the sequence of {seq_len} tokens"
         )
-    wanted = json.dumps(
-        {
-            "model": asdict(model),
-            "layout": asdict(layout),
-            "seq_len": seq_len,
-            "plan": plan,
-            "gradient_bytes": gradient_bytes,
-        }
-    )
     done = subprocess.run(
-        [sys.executable, "-m", "three_axes.trace.trace", "--child"],
-        input=wanted,
+        [sys.executable, "-c", "from three_axes.trace.trace import answer; answer()"],
+        input=pickle.dumps((model, layout, seq_len, plan, gradient_bytes)),
         capture_output=True,
-        text=True,
-        timeout=timeout,
+        timeout=300,
         # It finds what the notebook finds, also where the first cell has fetched the course.
         env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
     )
     if done.returncode:
-        raise RuntimeError(f"the trace failed: {done.stderr.strip()}")
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return Trace(**answer | {"model": model, "layout": layout, "calls": [Call(**c) for c in answer["calls"]]})
+        raise RuntimeError(f"the trace failed: {done.stderr.decode(errors='replace').strip()}")
+    return pickle.loads(done.stdout)
 
 
 # -- the other process -------------------------------------------------------------------------
+
+
+def answer() -> None:
+    """Trace what standard input says, as `trace` pickled it, and print the Trace in the same form."""
+    with redirect_stdout(sys.stderr):
+        traced = trace_here(*pickle.load(sys.stdin.buffer))
+    pickle.dump(traced, sys.stdout.buffer)
 
 
 def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradient_bytes: int = 4) -> Trace:
@@ -241,7 +222,7 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
         layout,
         seq_len,
         params,
-        [Call(**c) for c in watch.calls],
+        watch.calls(),
         watch.memory(),
         time.perf_counter() - start,
         _most_resident(),
@@ -272,12 +253,6 @@ def _first_stage(net, tokens, pp: int, following: int, group) -> None:
         del y, gradient
 
 
-def _shape(given: dict) -> ModelShape:
-    """A shape that has travelled as JSON."""
-    kinds = {"experts": Experts, "latent": Latent}
-    return ModelShape(**given | {name: kind(**given[name]) for name, kind in kinds.items() if given[name]})
-
-
 def _most_resident() -> int:
     """Bytes that this process took at most. On Linux ru_maxrss may be the parent's, which it takes over."""
     try:
@@ -300,22 +275,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--usual", action="store_true", help="the tutorials' plan instead of Megatron's")
     parser.add_argument("--recompute", choices=("none", "full"), default="none")
     args = parser.parse_args(argv)
-    layout = Layout(
-        dp=args.dp,
-        tp=args.tp,
-        pp=args.pp,
-        ep=args.ep,
-        microbatch=args.microbatch,
-        zero=3,
-        recompute=args.recompute,
-        sequence_parallel=not (args.no_sp or args.usual),
-    )
+    sizes = {name: getattr(args, name) for name in ("dp", "tp", "pp", "ep", "microbatch", "recompute")}
+    layout = Layout(**sizes, zero=3, sequence_parallel=not (args.no_sp or args.usual))
+    plan = "usual" if args.usual else "Megatron's"
     if sys.stderr.isatty():
         print("Running the model on fake ranks. This takes some ten seconds.", file=sys.stderr)
     try:
-        traced = trace(
-            find_model(args.model), layout, seq_len=args.seq, plan="usual" if args.usual else "Megatron's"
-        )
+        traced = trace(find_model(args.model), layout, seq_len=args.seq, plan=plan)
     except ValueError as e:
         sys.exit(str(e))
     print(
@@ -324,23 +290,3 @@ def main(argv: list[str] | None = None) -> None:
         + ", ".join(f"{kind} {human(size)}" for kind, size in traced.memory.items())
         + f"; traced in {traced.seconds:.0f} s and {human(traced.resident)}",
     )
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] == ["--child"]:
-        given = json.load(sys.stdin)
-        print(
-            json.dumps(
-                asdict(
-                    trace_here(
-                        _shape(given["model"]),
-                        Layout(**given["layout"]),
-                        given["seq_len"],
-                        given["plan"],
-                        given["gradient_bytes"],
-                    )
-                )
-            )
-        )
-    else:
-        main()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from .. import pytorch_private
-from .ledger import Ledger
+from ..plan.traffic import Call
+from .ledger import Ledger, storages
 
 OPERATORS = {  # operator -> (collective, argument with the whole tensor, or None: the result is)
     "c10d::allreduce_": ("all_reduce", 0),
@@ -28,7 +29,7 @@ class Watch(Ledger):
     def __init__(self, axis_of: dict[str, str]):
         super().__init__()
         self.axis_of = axis_of
-        self.counted: dict[tuple[str, str], list] = {}
+        self.counted: dict[tuple[str, str], Call] = {}
         self._kinds: dict[int, str] = {}
         self._at_peak: tuple[int, dict[int, int]] = 0, {}  # the peak, and what lived then
 
@@ -41,31 +42,24 @@ class Watch(Ledger):
             self._at_peak = self.peak, dict(self.pieces)  # copied as it begins to fall
 
     def done(self, function, args, result) -> None:
-        if known := OPERATORS.get(function.name().split(".")[0]):
-            self._count(*known, args, result)
-
-    def _count(self, name: str, whole: int | None, args, result) -> None:
+        name, whole = OPERATORS.get(function.name().split(".")[0], (None, None))
+        if name is None:
+            return
         axis = next((self.axis_of[a] for a in args if isinstance(a, str) and a in self.axis_of), None)
         for a in args:
             if axis is None and isinstance(a, torch.ScriptObject):
                 axis = self.axis_of.get(torch.distributed.ProcessGroup.unbox(a).group_name)
         tensors = pytorch_private.tree_flatten(result if whole is None else args[whole])[0]
-        row = self.counted.setdefault((name, axis or "all"), [0, 0])
-        row[0] += 1
-        row[1] += sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
+        call = self.counted.setdefault((name, axis or "all"), Call(name, axis or "all", 0, 0))
+        call.calls += 1
+        call.payload += sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
 
     def kind_of(self, tensors, kind: str) -> None:
         """Say what some tensors are. The rest of what lives at the peak is 'activations'."""
-        for t in tensors:
-            t = t.to_local() if hasattr(t, "to_local") else t
-            self._kinds[pytorch_private.piece_of(t.untyped_storage())] = kind
+        self._kinds |= dict.fromkeys(storages(tensors), kind)
 
-    @property
-    def calls(self) -> list[dict]:
-        return [
-            {"op": op, "axis": axis, "calls": n, "payload": size}
-            for (op, axis), (n, size) in sorted(self.counted.items())
-        ]
+    def calls(self) -> list[Call]:
+        return [self.counted[key] for key in sorted(self.counted)]
 
     def memory(self) -> dict[str, float]:
         """Bytes at the peak, by what for."""
