@@ -6,7 +6,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 
-from .picture import HATCH, INK, PAPER, Picture, rank_colour, row_of_panels, styled, write_rank
+from .picture import HATCH, INK, PAPER, Picture, box, rank_colour, row_of_panels, styled, write_rank
 
 
 @styled
@@ -42,29 +42,24 @@ def cube(ax, cut: int, n: int, size: float = 11) -> None:
         for i in range(slices):
             lo, hi = i / slices, (i + 1) / slices
             along, across = (unit[a], unit[b]) if cut != b else (unit[b], unit[a])
-            corners = [
-                origin + lo * along,
-                origin + hi * along,
-                origin + hi * along + across,
-                origin + lo * along + across,
-            ]
-            rank = i if slices > 1 else {0: 0, 1: n - 1, 2: n - 1}[cut]
+            a0, a1 = origin + lo * along, origin + hi * along
+            corners = [a0, a1, a1 + across, a0 + across]
+            rank = i if slices > 1 else 0 if cut == 0 else n - 1
             ax.add_patch(plt.Polygon(corners, facecolor=rank_colour(rank), edgecolor=PAPER, linewidth=1.5))
             if shade:
                 ax.add_patch(plt.Polygon(corners, facecolor="black", alpha=shade, edgecolor="none"))
 
-    zero = np.zeros(2)
-    face(zero, 1, 2, 0)  # front: width × depth
+    face(np.zeros(2), 1, 2, 0)  # front: width × depth
     face(depth, 1, 0, 0.10)  # top: width × batch
     face(width, 0, 2, 0.22)  # right side: batch × depth
     for rank in range(n):
         middle = (rank + 0.5) / n
-        at = (
-            zero + 0.5 * width + middle * depth,
-            middle * width + 0.5 * depth,
+        spots = (
             width + middle * batch + 0.5 * depth,
+            middle * width + 0.5 * depth,
+            0.5 * width + middle * depth,
         )
-        write_rank(ax, *at[{0: 2, 1: 1, 2: 0}[cut]], rank, size + 1, outline=2.5)
+        write_rank(ax, *spots[cut], rank, size + 1, outline=2.5)
     label = dict(textcoords="offset points", fontsize=size)
     ax.annotate("width (h)", 0.5 * width, (0, -6), ha="center", va="top", **label)
     ax.annotate("depth (layers)", 0.5 * depth, (-6, 0), ha="right", va="center", rotation=90, **label)
@@ -91,18 +86,9 @@ def matrix_cuts(n: int = 4) -> Picture:
             _matrix(ax, 2.9, 1.0, 0.7, n, "columns", blank)
         else:
             for r in range(n):
-                at = 2.9 + 0.17 * r
-                ax.add_patch(
-                    plt.Rectangle(
-                        (at, 0.09 * (n - 1 - r)),
-                        0.9,
-                        0.6,
-                        facecolor=mpl.colors.to_rgba(rank_colour(r), 0.85),
-                        edgecolor=PAPER,
-                        hatch=HATCH,
-                    )
-                )
-                write_rank(ax, at + 0.06, 0.09 * (n - 1 - r) + 0.02, r, 9, ha="left", va="bottom")
+                x, y, colour = 2.9 + 0.17 * r, 0.09 * (n - 1 - r), mpl.colors.to_rgba(rank_colour(r), 0.85)
+                box(ax, x, y, 0.9, 0.6, facecolor=colour, edgecolor=PAPER, hatch=HATCH)
+                write_rank(ax, x + 0.06, y + 0.02, r, 9, ha="left", va="bottom")
         labels = {("columns", "x"): "x, whole on all", ("rows", "y"): "y = the sum of these"}
         for at, name in ((0.5, "x"), (1.9, "W"), (3.4, "y")):
             ax.text(at, -0.12, labels.get((by, name), name), ha="center", va="top")
@@ -120,13 +106,12 @@ def matrix_cuts(n: int = 4) -> Picture:
 def _matrix(ax, at: float, width: float, height: float, n: int, by: str | None, plain: dict) -> None:
     """A rectangle, in coloured strips with their rank's number where it is cut."""
     if by is None:
-        ax.add_patch(plt.Rectangle((at, 0), width, height, **plain))
+        box(ax, at, 0, width, height, **plain)
         return
     for r in range(n):
-        corner, w, h = (
-            ((at + width * r / n, 0), width / n, height)
-            if by == "columns"
-            else ((at, height * (n - 1 - r) / n), width, height / n)
-        )
-        ax.add_patch(plt.Rectangle(corner, w, h, facecolor=rank_colour(r), edgecolor=PAPER, linewidth=1.5))
-        write_rank(ax, corner[0] + w / 2, corner[1] + h / 2, r, 10)
+        if by == "columns":
+            x, y, w, h = at + width * r / n, 0, width / n, height
+        else:
+            x, y, w, h = at, height * (n - 1 - r) / n, width, height / n
+        box(ax, x, y, w, h, facecolor=rank_colour(r), edgecolor=PAPER, linewidth=1.5)
+        write_rank(ax, x + w / 2, y + h / 2, r, 10)

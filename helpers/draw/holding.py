@@ -9,7 +9,7 @@ import numpy as np
 
 from three_axes.table import human
 
-from .picture import INK, PAPER, Picture, fix, rank_colour, row_of_panels, styled
+from .picture import INK, PAPER, Picture, box, fix, rank_colour, row_of_panels, styled
 
 PARTS = {
     "weights": (INK, ""),
@@ -86,51 +86,29 @@ def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> 
     budget as a line. The last step failed.
     """
     figure, axes = row_of_panels(len(runs), 2.9 * len(runs), 2.7)
-    parts = []
+    room, parts = budget / 1e6, []
     for ax, (name, peaks) in zip(axes[0], runs.items()):
-        usual = [sorted(p)[len(p) // 2] for p in peaks]
-        alike = [
-            rank
-            for rank in range(len(peaks[0]))
-            if all(abs(p[rank] - u) < 0.02 * budget for p, u in zip(peaks, usual))
-        ]
-        steps = range(1, len(peaks) + 1)
-        ax.plot(steps, [u / 1e6 for u in usual], color=INK, marker="o", markersize=4, linewidth=1.6)
-        for rank in set(range(len(peaks[0]))) - set(alike):
-            ax.plot(
-                steps,
-                [p[rank] / 1e6 for p in peaks],
-                color=rank_colour(rank),
-                marker="s",
-                markersize=5,
-                linewidth=1.6,
-            )
-            ax.text(len(peaks) + 0.55, peaks[-1][rank] / 1e6, f"rank {rank}", fontsize=9, va="center")
-        ax.text(
-            1,
-            usual[0] / 1e6 - 0.06 * budget / 1e6,
-            "all ranks" if len(alike) == len(peaks[0]) else "the other ranks",
-            fontsize=9,
-            va="top",
-        )
-        ax.axhline(budget / 1e6, color="#D55E00", linestyle="--", linewidth=1.8)
-        ax.plot(len(peaks), max(peaks[-1]) / 1e6, marker="x", color=INK, markersize=11, markeredgewidth=2.5)
-        ax.set(
-            title=name,
-            xlabel="step",
-            ylabel="MB, peak of the step" if ax is axes[0][0] else "",
-            ylim=(0, 1.35 * budget / 1e6),
-            xlim=(0.6, 10),
-            xticks=range(1, 10, 2),
-        )
+        held = np.array(peaks) / 1e6  # (steps, ranks)
+        usual, last = np.sort(held)[:, held.shape[1] // 2], len(held)
+        own_way = np.flatnonzero((abs(held.T - usual) >= 0.02 * room).any(1))
+        steps = range(1, last + 1)
+        ax.plot(steps, usual, color=INK, marker="o", markersize=4, linewidth=1.6)
+        for rank in own_way:
+            ax.plot(steps, held[:, rank], color=rank_colour(rank), marker="s", markersize=5, linewidth=1.6)
+            ax.text(last + 0.55, held[-1, rank], f"rank {rank}", fontsize=9, va="center")
+        whose = "the other ranks" if len(own_way) else "all ranks"
+        ax.text(1, usual[0] - 0.06 * room, whose, fontsize=9, va="top")
+        ax.axhline(room, color="#D55E00", linestyle="--", linewidth=1.8)
+        ax.plot(last, held[-1].max(), marker="x", color=INK, markersize=11, markeredgewidth=2.5)
+        ax.set(title=name, xlabel="step", xlim=(0.6, 10), xticks=range(1, 10, 2))
+        ax.set(ylabel="MB, peak of the step" if ax is axes[0][0] else "", ylim=(0, 1.35 * room))
         parts.append(
-            f"{name}: "
-            + ", ".join(f"{max(p) / 1e6:.2f}" for p in peaks)
-            + f" MB on the fullest rank, at the end {min(peaks[-1]) / 1e6:.2f} on the emptiest"
+            f"{name}: {', '.join(f'{most:.2f}' for most in held.max(1))} MB on the fullest rank, at the end"
+            f" {held[-1].min():.2f} on the emptiest"
         )
     figure.supxlabel(f"dashed: the budget of {human(budget)} · ×: the step that failed", fontsize=10)
     return Picture(
-        figure, f"Peaks of memory, step by step; the budget is {human(budget)}. " + "; ".join(parts) + "."
+        figure, f"Peaks of memory, step by step; the budget is {human(budget)}. {'; '.join(parts)}."
     )
 
 
@@ -147,13 +125,9 @@ def segments(listed: Sequence[dict], title: str) -> Picture:
             inactive = block["state"] == "inactive"
             free[0] += inactive * block["size"]
             free[1] = max(free[1], inactive * block["size"])
-            ax.barh(
-                0,
-                block["size"] / 1e6,
-                left=block["address"] / 1e6,
-                height=0.8,
-                facecolor=PAPER if inactive else "#777777",
-                edgecolor="none",
+            colour = PAPER if inactive else "#777777"
+            box(
+                ax, block["address"] / 1e6, -0.4, block["size"] / 1e6, 0.8, facecolor=colour, edgecolor="none"
             )
         ax.vlines(segment["address"] / 1e6, -0.4, 0.4, color=INK, linewidth=0.5)
     end = sum(segment["total_size"] for segment in listed) / 1e6

@@ -101,6 +101,10 @@ def fix(figure, left: float, right: float, top: float, bottom: float) -> None:
     )
 
 
+def box(ax, x: float, y: float, width: float, height: float, **look) -> None:
+    ax.add_patch(plt.Rectangle((x, y), width, height, **look))
+
+
 def write_rank(ax, x: float, y: float, rank: int, size: float, outline: float = 2, **how) -> None:
     """A rank's number, as it can be read on every rank's colour: paper, with an outline of ink."""
     ax.text(

@@ -12,7 +12,7 @@ from matplotlib.patheffects import withStroke
 from three_axes.count.traffic import Traffic
 from three_axes.paper.placement import crosses, groups
 
-from .picture import FAINT, HATCH, INK, PAPER, Picture, rank_colour, row_of_panels, styled, write_rank
+from .picture import FAINT, HATCH, INK, PAPER, Picture, box, rank_colour, row_of_panels, styled, write_rank
 
 
 @styled
@@ -27,53 +27,23 @@ def who_to_whom(named: dict[str, Traffic]) -> Picture:
         for a in range(n):
             for b in range(n):
                 much = sent[a, b] > 0.01 * sent.max()  # headers and acknowledgements are left out
-                ax.add_patch(
-                    plt.Rectangle(
-                        (b - 0.47, a - 0.47),
-                        0.94,
-                        0.94,
-                        edgecolor=FAINT,
-                        facecolor=mpl.colors.to_rgba(rank_colour(a), 0.35) if much else "none",
-                    )
-                )
+                colour = mpl.colors.to_rgba(rank_colour(a), 0.35) if much else "none"
+                box(ax, b - 0.47, a - 0.47, 0.94, 0.94, edgecolor=FAINT, facecolor=colour)
                 if much:
-                    ax.text(
-                        b,
-                        a,
-                        f"{sent[a, b]:.3g}" if sent[a, b] >= 1 else f"{sent[a, b]:.2f}",
-                        ha="center",
-                        va="center",
-                    )
+                    size = f"{sent[a, b]:.3g}" if sent[a, b] >= 1 else f"{sent[a, b]:.2f}"
+                    ax.text(b, a, size, ha="center", va="center")
                     parts.append(f"{name}: rank {a} sent {sent[a, b]:.3g} MB to rank {b}")
-        ax.set(
-            xticks=range(n),
-            yticks=range(n),
-            xlabel="to rank",
-            ylabel="from rank" if ax is axes[0][0] else "",
-            title=name,
-            xlim=(-0.6, n - 0.4),
-            ylim=(n - 0.4, -0.6),
-            aspect="equal",
-        )
+        ax.set(xticks=range(n), xlim=(-0.6, n - 0.4), xlabel="to rank", title=name, aspect="equal")
+        ax.set(yticks=range(n), ylim=(n - 0.4, -0.6), ylabel="from rank" if ax is axes[0][0] else "")
         ax.tick_params(length=0)
-        for r in range(n):
-            for tick in (ax.get_xticklabels()[r], ax.get_yticklabels()[r]):
-                tick.set(
-                    color=rank_colour(r),
-                    fontweight="bold",
-                    path_effects=[withStroke(linewidth=2, foreground=INK)],
-                )
-        for spine in ax.spines.values():
-            spine.set_visible(False)
+        outline = [withStroke(linewidth=2, foreground=INK)]
+        for labels in (ax.get_xticklabels(), ax.get_yticklabels()):
+            for r, label in enumerate(labels):
+                label.set(color=rank_colour(r), fontweight="bold", path_effects=outline)
+        ax.spines[:].set_visible(False)
     figure.supxlabel("MB, measured by the operating system", fontsize=10)
-    return Picture(
-        figure,
-        (
-            "Who sent how much to whom. " + "; ".join(parts)
-            if parts
-            else "Who sent how much to whom: not measured on this system."
-        ),
-    )
+    words = f". {'; '.join(parts)}" if parts else ": not measured on this system."
+    return Picture(figure, f"Who sent how much to whom{words}")
 
 
 @styled
@@ -92,36 +62,18 @@ def ring(n: int = 4) -> Picture:
             for chunk in range(n):
                 new = step and frame[rank, chunk] > frames[step - 1][rank, chunk]
                 shade = (frame[rank, chunk] - 1) / (n - 1)
-                ax.add_patch(
-                    plt.Rectangle(
-                        (chunk, rank),
-                        0.94,
-                        0.94,
-                        facecolor=mpl.colors.to_rgba("#0072B2", 0.08 + 0.7 * shade),
-                        hatch=HATCH if new else "",
-                        edgecolor=INK if new else FAINT,
-                        linewidth=0.8,
-                    )
-                )
-                ax.text(
-                    chunk + 0.47,
-                    rank + 0.5,
-                    frame[rank, chunk],
-                    ha="center",
-                    va="center",
-                    fontsize=10,
-                    fontweight="bold",
-                    color=PAPER if shade > 0.9 and not new else INK,
-                    bbox=(
+                look = {"hatch": HATCH, "edgecolor": INK} if new else {"edgecolor": FAINT}
+                blue = mpl.colors.to_rgba("#0072B2", 0.08 + 0.7 * shade)
+                box(ax, chunk, rank, 0.94, 0.94, facecolor=blue, linewidth=0.8, **look)
+                number = ax.text(chunk + 0.47, rank + 0.5, frame[rank, chunk], ha="center", va="center")
+                number.set(size=10, weight="bold", color=PAPER if shade > 0.9 and not new else INK)
+                if new:
+                    number.set_bbox(
                         dict(boxstyle="round,pad=0.12", facecolor=PAPER, edgecolor="none", alpha=0.75)
-                        if new
-                        else None
-                    ),
-                )
+                    )
         ax.set(xlim=(-0.1, n), ylim=(n, -0.1), aspect="equal", xticks=[], yticks=[])
         ax.set_title("start" if step == 0 else f"step {step}", loc="center", fontsize=10, fontweight="normal")
-        for spine in ax.spines.values():
-            spine.set_visible(False)
+        ax.spines[:].set_visible(False)
         if step == 0:
             ax.set_xticks([c + 0.5 for c in range(n)], range(n), fontsize=9)
             ax.set_xlabel("chunk", fontsize=9)
@@ -152,41 +104,21 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
     for ax, axis in zip(axes[0], reversed(sizes)):
         for k in range(nodes):
             x = k * (wide + 0.7)
-            ax.add_patch(
-                plt.Rectangle(
-                    (x - 0.45, -(node // wide) + 0.52),
-                    wide - 0.1,
-                    node // wide - 0.08,
-                    facecolor="#F2F2F2",
-                    edgecolor=FAINT,
-                )
-            )
+            at = x - 0.45, -(node // wide) + 0.52
+            box(ax, *at, wide - 0.1, node // wide - 0.08, facecolor="#F2F2F2", edgecolor=FAINT)
             ax.text(x + wide / 2 - 0.5, 0.62, f"node {k}", ha="center", va="bottom", fontsize=9)
         of_axis = groups(axis, sizes)
         for members in of_axis:
             far = crosses(members, node)
-            points = [spot(r) for r in members]
-            for (x0, y0), (x1, y1) in zip(points, points[1:]):
-                ax.annotate(
-                    "",
-                    (x1, y1),
-                    (x0, y0),
-                    arrowprops=dict(
-                        arrowstyle="-",
-                        linewidth=4 if not far else 3,
-                        color=rank_colour(members[0]),
-                        linestyle="--" if far else "-",
-                        connectionstyle="arc3,rad=0.16",
-                    ),
-                )
-        for r in range(n):
-            first = next(members[0] for members in of_axis if r in members)
-            ax.add_patch(
-                plt.Circle(
-                    spot(r), 0.3, facecolor=rank_colour(first), edgecolor=PAPER, linewidth=1.5, zorder=3
-                )
-            )
-            write_rank(ax, *spot(r), r, 11, outline=2.5, zorder=4)
+            line = dict(arrowstyle="-", color=rank_colour(members[0]), connectionstyle="arc3,rad=0.16")
+            line |= dict(linewidth=3, linestyle="--") if far else dict(linewidth=4)
+            for a, b in zip(members, members[1:]):
+                ax.annotate("", spot(b), spot(a), arrowprops=line)
+        for members in of_axis:
+            look = dict(facecolor=rank_colour(members[0]), edgecolor=PAPER, linewidth=1.5, zorder=3)
+            for r in members:
+                ax.add_patch(plt.Circle(spot(r), 0.3, **look))
+                write_rank(ax, *spot(r), r, 11, outline=2.5, zorder=4)
         across = sum(crosses(members, node) for members in of_axis)
         ax.set_title(
             f"{axis}: {len(of_axis)} groups of {sizes[axis]}"
@@ -195,11 +127,6 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
         )
         ax.set(xlim=(-0.6, nodes * (wide + 0.7) - 1.1), ylim=(-(node // wide) + 0.4, 0.95), aspect="equal")
         ax.axis("off")
-        parts.append(
-            f"{axis}: "
-            + ", ".join("–".join(map(str, g)) for g in of_axis)
-            + (" cross nodes" if across else " stay inside a node")
-        )
-    return Picture(
-        figure, f"{n} ranks on {nodes} nodes of {node}, and their groups. " + "; ".join(parts) + "."
-    )
+        listed = ", ".join("–".join(map(str, members)) for members in of_axis)
+        parts.append(f"{axis}: {listed} {'cross nodes' if across else 'stay inside a node'}")
+    return Picture(figure, f"{n} ranks on {nodes} nodes of {node}, and their groups. {'; '.join(parts)}.")
