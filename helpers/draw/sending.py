@@ -1,4 +1,4 @@
-"""Who sends what to whom."""
+"""Who sends what to whom, and who stopped where."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from three_axes.count.traffic import Traffic
 from three_axes.paper.placement import crosses, groups
 
 from .picture import FAINT, HATCH, INK, PAPER, Picture, box, rank_colour, row_of_panels, styled, write_rank
+
+HOW_FAR = (
+    "light: has ended\nhatched: called, waits for others\nempty: never called\n"
+    "below: sequence number in the group of all ranks"
+)
 
 
 @styled
@@ -130,3 +135,39 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
         listed = ", ".join("–".join(map(str, members)) for members in of_axis)
         parts.append(f"{axis}: {listed} {'cross nodes' if across else 'stay inside a node'}")
     return Picture(figure, f"{n} ranks on {nodes} nodes of {node}, and their groups. {'; '.join(parts)}.")
+
+
+@styled
+def reached(runs: list) -> Picture:
+    """A panel for each run: a bar for each rank, as long as it came in the group of all ranks."""
+    rows = -(-len(runs) // 2)
+    figure, axes = plt.subplots(rows, 2, figsize=(9.6, 1.22 * rows + 0.1), squeeze=False)
+    words = [_reached(ax, run) for ax, run in zip(axes.flat, runs)]
+    for ax in axes.flat[len(runs) :]:
+        ax.axis("off")
+        ax.text(0, 0.5, HOW_FAR, va="center", fontsize=9)
+    return Picture(figure, "Who reached which sequence number. " + " ".join(words))
+
+
+def _reached(ax, run) -> str:
+    numbers = run.last_numbers
+    top = max(numbers.values())
+    told = []
+    for rank, number in numbers.items():
+        ax.barh(rank, number - run.is_open(rank), height=0.66, color=rank_colour(rank), alpha=0.45)
+        if run.is_open(rank):
+            look = {"color": "none", "hatch": HATCH, "edgecolor": rank_colour(rank)}
+            ax.barh(rank, 1, left=number - 1, height=0.66, **look)
+        ax.text(number + 0.12, rank, run.doing(rank), va="center", fontsize=8.5, color=INK)
+        told.append(f"rank {rank} {number}, {run.doing(rank)}")
+    for rank in run.dead:
+        ax.text(0.12, rank, "died, and left no record", va="center", fontsize=8.5, color=INK)
+        told.append(f"rank {rank} died")
+    ranks = range(len(run.seen))
+    ax.set_yticks(ranks, [f"rank {r}" for r in ranks], fontsize=9)
+    ax.set_ylim(len(ranks) - 0.4, -0.6)
+    ax.set_xlim(0, top + 4)
+    ax.set_xticks(range(1, top + 1))
+    ax.tick_params(axis="x", labelsize=9)
+    ax.set_title(f"run {run.number}", fontsize=10.5)
+    return f"run {run.number}: {'; '.join(told)}."
