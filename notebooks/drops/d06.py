@@ -5,7 +5,6 @@ the cliff between nodes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -24,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 from helpers import toy
 from helpers.emulate import networks
 from helpers.practice.engine import OnRanks
-from helpers.practice.runs import Run, alike
+from helpers.practice.runs import Run
 from helpers.ranks import current, memory
 from helpers.ranks.current import span
 from helpers.ranks.world import World
@@ -178,8 +177,8 @@ plan = OnRanks(
     mistakes="""
         no plan for this block
         a plain tensor meets a DTensor
-            A plain tensor meets a DTensor. Where the plan makes a part's input a DTensor, it must also
-            split every matrix inside, as usual_plan() does.
+            Where the plan makes a part's input a DTensor, it must also split every matrix inside, as
+            usual_plan() does.
             ! got mixed torch.Tensor and DTensor
         a plan that does not fit together
             PyTorch could not follow the plan.
@@ -235,24 +234,6 @@ def _parts(rank: int, t: int) -> list[tuple]:
     return [(toy.my_tokens(x).requires_grad_(), up.chunk(t, 1)[rank], down.chunk(t, 0)[rank], rank, t)]
 
 
-def _not_gathered(run: Run, truth: Run) -> bool:
-    wrong = not run.error and run.parts_from(truth, alike) == "values"
-    return wrong and "all_gather" not in run.ranks[0]["forward"]
-
-
-def _not_back(*ops: str) -> Callable[[Run, Run], bool]:
-    """Whether the gradient alone is wrong, and none of these collectives ran backward."""
-
-    def shown(run: Run, truth: Run) -> bool:
-        if run.error:
-            return False
-        in_all = sum(row.calls for row in run.traffic.ranks[0] if row.op in ops)
-        forward = sum(op in ops for op in run.ranks[0]["forward"])
-        return in_all == forward and run.parts_from(truth, alike) == "gradients"
-
-    return shown
-
-
 sequence = OnRanks(
     "TP + SP",
     sequence_mlp,
@@ -276,79 +257,50 @@ sequence = OnRanks(
             f"{2 * algorithmic_bytes('all_reduce', 8 * B * S * H, run.n):,.0f}, as TP alone",
         )
     ],
-    shows={
-        "no gather before the pair": _not_gathered,
-        "the sum in backward is missing": _not_back("reduce_scatter", "all_reduce"),
-        "the gather in backward is missing": _not_back("all_gather"),
-    },
     mistakes="""
         gather and sum changed places
-            You add before the pair, and gather after it. Before `up` a rank needs all tokens. After `down`
-            it has a partial sum.
+            Before `up` a rank needs all tokens. After `down` it has a partial sum.
             - gather(x) => X(x) & scatter(F => gather(F & X(x) => scatter(x)
         the mean where the sum was meant
-            The output is the twin's, divided by the number of ranks. The ranks hold partial sums: nothing
-            is to be divided.
+            The ranks hold partial sums: nothing is to be divided.
             - @ down) => @ down) / world_size
-        summed where it is a sum already
-            The output is the twin's, times the number of ranks. It is summed once too often.
-            - @ down) => @ down) * world_size
         matrices that are cut twice
             up and down are this rank's parts already. Use them as they are.
             - @ up => @ up.chunk(world_size, 1)[rank] & @ down => @ down.chunk(world_size, 0)[rank]
-        the non-linearity is left out
-            There is no gelu between the two products.
+        no gelu between the products
+            F.gelu, as it is, stands between the two products, and nowhere else.
             - F.gelu( => (
-        another non-linearity
-            The output is that of relu, or of gelu by tanh. Use F.gelu as it is.
             - F.gelu => F.relu
             - F.gelu( => F.gelu(approximate="tanh", input=
-        gelu in another place
-            gelu belongs between the two products: behind `up`, before `down`.
             - scatter(F.gelu(gather(x) @ up) @ down) => F.gelu(scatter(gather(x) @ up @ down))
             - F.gelu(gather(x) @ up) => F.gelu(gather(x)) @ up
             - F.gelu(gather(x) @ up) @ down => F.gelu(gather(x) @ up @ down)
         partial outputs never summed
-            After the pair each rank holds a partial sum, for all tokens. You keep some tokens of your own
-            partial sum. Add the partial sums first, as toy.sum_tokens does.
+            After the pair each rank holds a partial sum, for all tokens. Add these first, as toy.sum_tokens
+            does, and then keep your tokens.
             - return scatter( => return toy.my_tokens(
-            - return scatter(F.gelu(gather(x) @ up) @ down) => return (F.gelu(gather(x) @ up) @
-              down).chunk(world_size, 1)[0]
         another rank's tokens
             The sum is right, but a rank keeps tokens that are not its own.
-            - scatter(F.gelu(gather(x) @ up) @ down) => toy.whole_sequence(scatter(F.gelu(gather(x) @ up) @
-              down)).chunk(world_size, 1)[0]
-            - scatter(F.gelu(gather(x) @ up) @ down) => toy.whole_sequence(scatter(F.gelu(gather(x) @ up) @
-              down)).chunk(world_size, 1)[(rank + 1) % world_size]
-            - scatter(F.gelu(gather(x) @ up) @ down) => toy.whole_sequence(scatter(F.gelu(gather(x) @ up) @
-              down)).chunk(world_size, 1)[rank - 1]
+            - return scatter( => return toy.whole_sequence(scatter( & @ down) => @ down)).chunk(world_size,
+              1)[rank - 1]
         no gather before the pair
-            No all-gather ran forward. `up` is split by columns, so a rank computes some columns of every
-            token. It needs all tokens before `up`.
-        a gradient summed once too often
-            The output is right. The gradient of x is as many times too large as there are ranks: it is
-            added where it is whole already. No toy.Enter is needed: the gather's backward adds.
+            `up` is split by columns, so a rank computes some columns of every token. It needs all tokens.
+            - gather(x) => x.repeat(1, world_size, 1)
+        gradients of x that toy.Enter sums
+            Beside the gather, whose backward adds, toy.Enter adds once too often. Before it, it adds
+            gradients of different tokens.
             - gather(x) => toy.Enter.apply(gather(x), None)
-        gradients of different tokens added
-            The output is right. The gradient of x is a sum over ranks that hold different tokens. An
-            all-reduce, as toy.Enter's, mixes them. Before the pair stands a gather.
             - gather(x) => gather(toy.Enter.apply(x, None))
-        a gradient that is divided
-            The output is right. The gradient of x is the twin's, divided by the number of ranks. Add the
-            partial sums, and do not divide.
-            - gather(x) => gather(x / world_size + x.detach() * (1 - 1 / world_size))
-        the sum in backward is missing
-            Before the pair, backward must sum. Every rank used every token, so each has a partial sum of
-            every token's gradient. Add them, and keep your own tokens.
-            ! gradient .* got .2, (16|32), 32. .* compatible with .2, 8, 32
-        the gather in backward is missing
-            After the pair, backward must gather. A rank gets the gradient of its own tokens there, and
-            forward took all of them. (A bare toy.sum_tokens has no backward of its own. toy.conjugate gives
-            it one.)
-            ! gradient .* compatible with .2, 16, 32
+        half of the backward is missing
+            Where forward gathers, backward must sum: every rank used every token, so each has a partial sum
+            of every token's gradient. Where forward sums, it must gather: a rank gets the gradient of its
+            own tokens, and forward took all. (A bare toy.sum_tokens has no backward. toy.conjugate gives it
+            one.)
+            - (toy.gather_tokens, toy.sum_tokens) => (toy.gather_tokens, toy.my_tokens)
+            ! gradient .* compatible with .2, (8|16), 32
         matrices that do not meet
-            Two matrices do not meet. up, (h, 4h/t), and down, (4h/t, h), are this rank's parts already, and
-            all h columns of x meet `up`.
+            up, (h, 4h/t), and down, (4h/t, h), are this rank's parts already, and all h columns of x meet
+            `up`.
             ! shapes cannot be multiplied
         a function where its result is meant
             toy.conjugate(forward, backward) takes the two functions themselves and returns a function. Call
@@ -381,17 +333,12 @@ sequence = OnRanks(
 ONE_NODE, TWO_NODES = networks.four_ranks(5e6)
 
 
-def model_on_rank(sequence: bool, **sizes) -> toy.ToyTransformer:
-    """This rank's share of the toy, with or without sequence parallelism."""
-    return toy.split_width(toy.ToyTransformer(seed=0, **sizes), sequence=sequence)
-
-
-def one_step(world: World, sequence: bool, b: int = 8, s: int = 32) -> Traffic:
+def one_step(world: World, sequence: bool) -> Traffic:
     """The bytes of one tensor-parallel step of the toy with hidden 256."""
 
     def run():
-        model = model_on_rank(sequence)
-        toy.tensor_parallel_step(model, *toy.make_batch(b, s))
+        model = toy.split_width(toy.ToyTransformer(), sequence=sequence)
+        toy.tensor_parallel_step(model, *toy.make_batch())
         if sequence:
             toy.sum_norm_gradients(model)
 
@@ -399,56 +346,50 @@ def one_step(world: World, sequence: bool, b: int = 8, s: int = 32) -> Traffic:
     return world.traffic
 
 
-def one_step_by_pytorch(world: World, b: int = 8, s: int = 32) -> Traffic:
+def one_step_by_pytorch(world: World) -> Traffic:
     """The same step with `parallelize_module`, each pair's input made a DTensor once: PyTorch's tensor
     parallelism with Megatron's four.
     """
 
     def run():
-        model = toy.ToyTransformer(seed=0)
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+        model = toy.ToyTransformer()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        plan = {name: how for name, how in merged_plan().items() if name != "mlp.gate"}  # the toy has none
         for block in model.blocks:
-            # The toy has no gate.
-            parallelize_module(
-                block, mesh, {name: how for name, how in merged_plan().items() if name != "mlp.gate"}
-            )
+            parallelize_module(block, mesh, plan)
         current.count_from_here()  # the setting up is not counted
-        toy.tensor_parallel_step(model, *toy.make_batch(b, s))
+        toy.tensor_parallel_step(model, *toy.make_batch())
 
     world.run(run)
     return world.traffic
 
 
-def kept_for_backward(world: World, b: int = 8, s: int = 32) -> dict[str, list[float]]:
-    """Bytes that one block keeps for backward on rank 0, split over t ranks: by TP alone, and with SP.
-
-    Columns: t = 1, world's.
-    """
+def kept_for_backward(world: World) -> dict[str, int]:
+    """Bytes that one block keeps for backward on rank 0: split by TP alone, and with SP."""
 
     def run(sequence):
-        block = model_on_rank(sequence).blocks[1]  # an inner one
-        whole = torch.randn(b, s, 256, requires_grad=True)
-        x = toy.my_tokens(whole) if sequence else whole
+        block = toy.split_width(toy.ToyTransformer(), sequence=sequence).blocks[1]  # an inner one
+        x = torch.randn(8, 32, 256, requires_grad=True)
         with memory.saved_activations(block) as held:
-            block(x)
-            return held.peak
+            block(toy.my_tokens(x) if sequence else x)
+        return held.peak
 
-    return {"TP": world.run(run, False)[0], "TP + SP": world.run(run, True)[0]}
+    return {name: world.run(run, sequence)[0] for name, sequence in (("TP", False), ("TP + SP", True))}
 
 
-def paced_step(world: World, b: int = 2, s: int = 64) -> Timeline:
+def paced_step(world: World) -> Timeline:
     """One tensor-parallel step on the clock, with emulated compute; the shortest of a few."""
 
     def run():
-        model = model_on_rank(False, hidden=64)
+        model = toy.split_width(toy.ToyTransformer(hidden=64))
         for block in model.blocks:
             toy.pace(block, 0.010, 0.020)
-        batch = toy.make_batch(b, s)
+        tokens, targets = toy.make_batch(2, 64)
         for _ in range(2):
             current.count_from_here()
             dist.barrier()
             with span("F"):
-                loss = toy.loss_of(model(batch[0]), batch[1])
+                loss = toy.loss_of(model(tokens), targets)
             with span("B"):
                 loss.backward()
 
