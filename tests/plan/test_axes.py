@@ -1,5 +1,5 @@
-"""An axis is one record of `paper/axes.py`: a copy of the project that has one more shows it wherever axes are
-shown.
+"""An axis is one record of `paper/axes.py`: a copy of the project that has one more shows it wherever axes
+are shown.
 """
 
 import json

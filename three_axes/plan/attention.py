@@ -7,6 +7,8 @@ section 3.3.2 (keys and values gathered), Jacobs et al. 2023 (Ulysses: heads in 
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from .op import LayerOnRank, Op, enter, leave, sending, stream
@@ -23,22 +25,20 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
     if model.latent:
         into = _latent(at)
     else:
+        matrix = partial(at.product, block="attention")
         # Positions turned into queries and keys, one by one: minus one half 2, put together 4, times cosine 4
         # and sine 4, sum 6.
         turned = stream("positions", 10.0 * (wide + keys), 10) if eager else []
         into = [
             *enter(at, x, "attention", 3),
-            *at.product(
-                "queries", sb, h, model.q_width / t, "attention", saved=at.gathered(x), saved_per_op=wide
-            ),
-            *at.product("keys", sb, h, model.kv_width / t, "attention", False, recomputed=recomputed),
-            *at.product("values", sb, h, model.kv_width / t, "attention", False, saved_per_op=keys),
+            *matrix("queries", sb, h, model.q_width / t, saved=at.gathered(x), saved_per_op=wide),
+            *matrix("keys", sb, h, model.kv_width / t, first=False, recomputed=recomputed),
+            *matrix("values", sb, h, model.kv_width / t, first=False, saved_per_op=keys),
             *turned,
         ]
     out = wide if not model.latent else n * sb * model.out_width / t
-    own = (
-        out if at.job.precision == "bf16" else out + at.narrow(out)
-    )  # the attention keeps its result as it is
+    # The attention keeps its result as it is.
+    own = out if at.job.precision == "bf16" else out + at.narrow(out)
     return [
         *into,
         *_scores(at, wide),
@@ -62,6 +62,7 @@ def _latent(at: LayerOnRank) -> list[Op]:
     """
     model, job, t, sb = at.model, at.job, at.layout.tp, at.tokens
     part, h, n, mine = model.latent, model.hidden, job.framework.number_bytes, at.tokens / at.parts
+    matrix = partial(at.product, block="attention")
     short = part.kv_rank + part.rope
     saved = n * mine
     wide, keys, values = (n * sb * width / t for width in (model.q_width, model.k_width, model.v_width))
@@ -73,30 +74,14 @@ def _latent(at: LayerOnRank) -> list[Op]:
         gathered, rows, inputs = part.q_rank + short, part.q_rank, n * sb * part.q_rank
     else:
         queries, gathered, rows, inputs = [], h + short, h, at.x
-    up = model.heads * (part.nope + part.values) / t
+    up, shortened = model.heads * (part.nope + part.values) / t, at.gathered(n * sb * part.kv_rank)
     return [
         *queries,
         *at.product("keys and values, down", mine, h, short, saved=saved * short, stays=saved * short),
         *stream("norm of keys and values", 2.0 * saved * part.kv_rank, 1),
         *enter(at, n * sb * gathered, "attention", 2),
-        *at.product(
-            "queries, up",
-            sb,
-            rows,
-            model.q_width / t,
-            "attention",
-            saved=at.gathered(inputs),
-            saved_per_op=wide,
-        ),
-        *at.product(
-            "keys and values, up",
-            sb,
-            part.kv_rank,
-            up,
-            "attention",
-            saved=at.gathered(n * sb * part.kv_rank),
-            saved_per_op=keys + values,
-        ),
+        *matrix("queries, up", sb, rows, model.q_width / t, saved=at.gathered(inputs), saved_per_op=wide),
+        *matrix("keys and values, up", sb, part.kv_rank, up, saved=shortened, saved_per_op=keys + values),
         *stream("keys put together", 2.0 * keys, 1),
     ]
 
@@ -110,7 +95,7 @@ def _scores(at: LayerOnRank, wide) -> list[Op]:
     fused = framework.fused_attention
     flops = 2.0 * sb * seen * (model.q_width + model.out_width) / t * (0.5 if fused else 1)
     scores = 0.0 if fused else 11.0 * sb * seen * model.heads / t
-    kernels = 1 if fused else 5
+    kernels, back = (1, 2.5) if fused else (5, 2)
     # Softmax; its mask and dropped copy.
     kept_scores = 0.0 if fused else (2 + 3 * (not model.gated)) * sb * seen * model.heads / t
     anew = ("full",) if fused else ("selective", "full")
@@ -119,15 +104,7 @@ def _scores(at: LayerOnRank, wide) -> list[Op]:
     return [
         *_context(at),
         Op("attention", "attention", "F", flops, scores, kernels, stays, recomputed=anew, block="scores"),
-        Op(
-            "attention",
-            "attention",
-            "I",
-            (2.5 if fused else 2) * flops,
-            2 * scores,
-            2 * kernels,
-            block="scores",
-        ),
+        Op("attention", "attention", "I", back * flops, 2 * scores, 2 * kernels, block="scores"),
         Op(SCORES, "attention", kernels=0, saved=kept_scores, recomputed=("selective", "full")),
     ]
 

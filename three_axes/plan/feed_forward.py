@@ -8,6 +8,8 @@ cast.cpp (what narrows the inputs of many experts at once).
 
 from __future__ import annotations
 
+from functools import partial
+
 from .op import LayerOnRank, Op, enter, grouped, leave, product, sending, stream
 
 
@@ -15,10 +17,8 @@ def feed_forward(at: LayerOnRank, eager: bool, last: tuple[str, ...]) -> list[Op
     """From the norm's output to its sum. last: the recompute policies under which that sum is made again."""
     if not at.model.experts:
         return dense(at, at.model.ffn, eager, last)
-    return [
-        *(dense(at, at.model.experts.shared, eager, last) if at.model.experts.shared else []),
-        *experts(at, eager),
-    ]
+    shared = at.model.experts.shared
+    return [*(dense(at, shared, eager, last) if shared else []), *experts(at, eager)]
 
 
 def _activation(moved, inside, gated: bool, eager: bool) -> list[Op]:
@@ -36,31 +36,20 @@ def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> li
     model, t, sb, h, x = at.model, at.layout.tp, at.tokens, at.model.hidden, at.x
     inside, inputs = at.job.framework.number_bytes * sb * width / t, at.gathered(x)
     recomputed = ("per-op", "full")
-    gate = at.product("gate", sb, h, width / t, "feed-forward", saved_per_op=inside) if model.gated else []
+    matrix = partial(at.product, block="feed-forward")
+    if model.gated:
+        gate = matrix("gate", sb, h, width / t, saved_per_op=inside)
+        up = matrix("up", sb, h, width / t, first=False, saved=inputs, recomputed=recomputed)
+        stays = dict(saved_per_op=x / at.parts)
+    else:
+        gate, up = [], matrix("up", sb, h, width / t, saved=inputs, saved_per_op=inside)
+        stays = dict(recomputed=recomputed)
     return [
         *enter(at, x, "feed-forward", 2 if model.gated else 1),
         *gate,
-        *at.product(
-            "up",
-            sb,
-            h,
-            width / t,
-            "feed-forward",
-            not model.gated,
-            saved=inputs,
-            saved_per_op=0.0 if model.gated else inside,
-            recomputed=recomputed if model.gated else ("full",),
-        ),
+        *up,
         *_activation(inside, inside, model.gated, eager),
-        *at.product(
-            "down",
-            sb,
-            width / t,
-            h,
-            saved=at.narrow(inside),
-            saved_per_op=x / at.parts if model.gated else 0.0,
-            recomputed=("full",) if model.gated else recomputed,
-        ),
+        *at.product("down", sb, width / t, h, saved=at.narrow(inside), **stays),
         *leave(at.layout, x, "feed-forward", last),
     ]
 
@@ -84,26 +73,17 @@ def experts(at: LayerOnRank, eager: bool) -> list[Op]:
     send = lambda name, axis, phase, collective, payload: sending(name, axis, phase, collective, 1, payload)
     first = 2 if at.model.gated and framework.fused else 1  # gate and up are one product
     matrix = dict(groups=local, kernels=kernels, bytes_=at.precision.bytes, rate=at.precision.rate)
-    up = grouped(
-        "experts, up",
-        rows,
-        h,
-        first * e.ffn / etp,
-        **matrix,
-        saved=at.narrow(n * rows * h),
-        saved_per_op=n * rows * h,
-    )
+    inputs = dict(saved=at.narrow(n * rows * h), saved_per_op=n * rows * h)
+    up = grouped("experts, up", rows, h, first * e.ffn / etp, **matrix, **inputs)
     if at.model.gated and first == 1:
         up = [*grouped("experts, gate", rows, h, e.ffn / etp, **matrix, saved_per_op=inside), *up]
-    down = grouped(
-        "experts, down", rows, e.ffn / etp, h, **matrix, saved=at.narrow(inside), saved_per_op=inside
-    )
+    results = dict(saved=at.narrow(inside), saved_per_op=inside)
+    down = grouped("experts, down", rows, e.ffn / etp, h, **matrix, **results)
     narrowed = at.precision.rate != "bf16"
-    results = routed * (not framework.weighs_early)
+    kept = routed * (not framework.weighs_early)
+    router = product("router", mine, h, e.count, saved=at.x / at.parts * alone)
     return [
-        *at.trained(
-            "router", product("router", mine, h, e.count, saved=at.x / at.parts * alone), h * e.count
-        ),
+        *at.trained("router", router, h * e.count),
         *stream("choice of experts", 4.0 * 6 * mine * e.count, 8, saved=4.0 * mine * e.count),
         *stream("permutation", n * h * (mine + copies), 1, 1),
         send("dispatch", "ep", "F", "all_to_all", routed),
@@ -121,5 +101,5 @@ def experts(at: LayerOnRank, eager: bool) -> list[Op]:
         send("gradient into experts", "etp", "I", "all_gather", etp * routed),
         send("combine", "ep", "F", "all_to_all", routed),
         send("gradient of the combine", "ep", "I", "all_to_all", routed),
-        *stream("results put together", n * h * (mine + copies), 1, 1, saved=results, recomputed=("full",)),
+        *stream("results put together", n * h * (mine + copies), 1, 1, saved=kept, recomputed=("full",)),
     ]

@@ -128,15 +128,9 @@ class LayerOnRank(NamedTuple):
         down = product(f"adapter of {name}, down", rows, k, r, block, result=2.0)
         up = product(f"adapter of {name}, up", rows, r, n, block, result=2.0, saved=number * rows * r)
         mark = lambda ops, size: [op._replace(adapters=size * (op.phase == "W")) for op in ops]
+        moved, summed = number * passes * rows, f"sum with adapter of {name}"
         sums = (
-            Op(
-                f"sum with adapter of {name}",
-                "elementwise",
-                phase,
-                0.0,
-                number * passes * rows * width,
-                kernels,
-            )
+            Op(summed, "elementwise", phase, 0.0, moved * width, kernels)
             for phase, width in (("F", n), ("I", k))
         )
         return [*mark(down, k * r), *mark(up, r * n), *sums]
@@ -206,6 +200,17 @@ def tensor_parallel(name: str, phase: str, collective: str, calls, payload, **wh
     return sending(name, "tp", phase, collective, calls, payload, **where)
 
 
+def partial_sums(name: str, phase: str, layout: Layout, payload, times: tuple = (1, 1), **where) -> list[Op]:
+    """The sum of what each tensor-parallel rank has a part of: scattered with sequence parallelism, whole on
+    all of them without. times: calls in the one case, and in the other.
+    """
+    split, (scattered, whole) = layout.sequence_parallel * 1, times
+    return [
+        tensor_parallel(name, phase, "reduce_scatter", split * scattered, payload, **where),
+        tensor_parallel(name, phase, "all_reduce", (1 - split) * whole, payload, **where),
+    ]
+
+
 def sending(name: str, axis: str, phase: str, collective: str, calls, payload, **where) -> Op:
     """A collective along an axis."""
     sent = dict(collective=collective, axis=axis, calls=calls, payload=payload)
@@ -229,32 +234,18 @@ def enter(at: LayerOnRank, x, block: str, products: int) -> list[Op]:
     split = layout.sequence_parallel * 1
     sums = 1 if job.framework.merged else products
     wanted = not job.lora or job.lora.adapts(block)  # the gradient of its weights, or of adapters
+    # Kept in parts, a matrix's input is gathered once more for the gradient of its weights.
+    again, name = split * job.framework.regathers * wanted, f"gather for {block}"
     return [
-        tensor_parallel(
-            f"gather for {block}", "F", "all_gather", split, narrow, recomputed=("per-op", "full")
-        ),
-        tensor_parallel(f"gradient of {block}", "I", "reduce_scatter", split, x, block=block, under="W"),
-        tensor_parallel(
-            f"gradient of {block}", "I", "all_reduce", (1 - split) * sums, x, block=block, under="W"
-        ),
-        # Kept in parts, a matrix's input is gathered once more for the gradient of its weights.
-        tensor_parallel(
-            f"gather for {block}",
-            "W",
-            "all_gather",
-            split * job.framework.regathers * wanted,
-            narrow,
-            block=block,
-            under="I",
-        ),
+        tensor_parallel(name, "F", "all_gather", split, narrow, recomputed=("per-op", "full")),
+        *partial_sums(f"gradient of {block}", "I", layout, x, (1, sums), block=block, under="W"),
+        tensor_parallel(name, "W", "all_gather", again, narrow, block=block, under="I"),
     ]
 
 
 def leave(layout: Layout, x, block: str, recomputed: tuple[str, ...]) -> list[Op]:
     """The way out: the ranks' partial sums become one, whole or in parts; backward a gather or nothing."""
-    split = layout.sequence_parallel * 1
     return [
-        tensor_parallel(f"sum of {block}", "F", "reduce_scatter", split, x, recomputed=recomputed),
-        tensor_parallel(f"sum of {block}", "F", "all_reduce", 1 - split, x, recomputed=recomputed),
-        tensor_parallel(f"gradient into {block}", "I", "all_gather", split, x),
+        *partial_sums(f"sum of {block}", "F", layout, x, recomputed=recomputed),
+        tensor_parallel(f"gradient into {block}", "I", "all_gather", layout.sequence_parallel * 1, x),
     ]

@@ -18,7 +18,7 @@ from .attention import attention
 from .feed_forward import feed_forward
 from .job import Job
 from .layout import Layout
-from .op import LayerOnRank, Op, product, sending, stream, summed, tensor_parallel
+from .op import LayerOnRank, Op, partial_sums, product, sending, stream, summed, tensor_parallel
 from .shape import ModelShape
 from .stages import layer_matrices
 
@@ -77,8 +77,7 @@ def embedding(job: Job, layout: Layout) -> list[Op]:
     learned = (job.model.positions > 0) * split * trained
     table = job.framework.number_bytes * job.seq_len / layout.cp * job.model.hidden
     return [
-        tensor_parallel("sum of the embedding", "F", "reduce_scatter", split * whole, x),
-        tensor_parallel("sum of the embedding", "F", "all_reduce", (1 - split) * whole, x),
+        *partial_sums("sum of the embedding", "F", layout, x, (whole, whole)),
         tensor_parallel("gradient into the embedding", "W", "all_gather", split * whole * trained, x),
         tensor_parallel("gradient of learned positions", "W", "all_gather", learned, table),
     ]
@@ -91,24 +90,16 @@ def head(job: Job, layout: Layout) -> list[Op]:
     split, whole = layout.sequence_parallel * 1, job.framework.split_vocabulary * 1
     # Bytes moved for each score. One by one: to float32 6, softmax 8, and backward 4, 12 and 6.
     scores = (16.0 if job.framework.fused_loss else 36.0) * sb * vocabulary
+    weights, scored = model.hidden * vocabulary, product("head", sb, model.hidden, vocabulary, "head", "head")
     once = [
         tensor_parallel("gather for the head", "F", "all_gather", split * whole, x),
-        *at.trained(
-            "head",
-            product("head", sb, model.hidden, vocabulary, "head", part="head"),
-            model.hidden * vocabulary,
-        ),
-        summed(job, layout, model.hidden * vocabulary * (job.lora is None), "head"),
-        *_chunks(job, model.hidden * vocabulary),
+        *at.trained("head", scored, weights),
+        summed(job, layout, weights * (job.lora is None), "head"),
+        *_chunks(job, weights),
         Op("loss", "head", "F", 0.0, scores / 2, 3),
         Op("loss", "head", "I", 0.0, scores / 2, 3),
         tensor_parallel("three numbers a token", "F", "all_reduce", 3 * whole, 4.0 * sb),
-        tensor_parallel(
-            "gradient of the head", "I", "reduce_scatter", split * whole, x, block="head", under="W"
-        ),
-        tensor_parallel(
-            "gradient of the head", "I", "all_reduce", (1 - split) * whole, x, block="head", under="W"
-        ),
+        *partial_sums("gradient of the head", "I", layout, x, (whole, whole), block="head", under="W"),
     ]
     # A module that predicts a further token: its layer is one of the stage's.
     joined = product("joined with the next token", sb, 2 * model.hidden, model.hidden / t, part="head")
@@ -120,12 +111,8 @@ def _chunks(job: Job, numbers) -> list[Op]:
     written.
     """
     more = job.framework.loss_chunks - 1.0
-    phases = (("F", 2), ("I", 2), ("W", 2 * 4 * (job.lora is None)))
-    return [
-        Op("head in chunks", "head", phase, streamed=moved * more * numbers)
-        for phase, moved in phases
-        if more
-    ]
+    phases = {"F": 2, "I": 2, "W": 2 * 4 * (job.lora is None)} if more else {}
+    return [Op("head in chunks", "head", k, streamed=moved * more * numbers) for k, moved in phases.items()]
 
 
 def between_stages(job: Job, layout: Layout) -> Op:
