@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from itertools import takewhile
 
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from drops.d04 import step_by, timed_step
 from helpers import toy
 from helpers.practice import diagnose
 from helpers.practice.engine import Asked
@@ -57,9 +57,9 @@ def _first(run: Run) -> tuple[str, str, simulation.Timeline | None]:
 
 
 def _judged(orders: list[list[str]], m: int) -> tuple[str, str, simulation.Timeline | None]:
-    p, forward = len(orders), lambda op: str(op).startswith("F")
+    p = len(orders)
     listed = [ops if isinstance(ops, (list, tuple)) else () for ops in orders]
-    leading = [len(list(takewhile(forward, ops))) for ops in listed]
+    leading = [len(list(takewhile(lambda op: str(op).startswith("F"), ops))) for ops in listed]
     try:
         line = diagnose.run(diagnose.read(orders, m))
     except diagnose.Illegal as e:
@@ -72,27 +72,20 @@ def _judged(orders: list[list[str]], m: int) -> tuple[str, str, simulation.Timel
         return "a backward in two parts", f"This is {name}.", line
     if name.startswith("GPipe"):
         return "GPipe instead of 1F1B", f"This is {name}.", line
-    longer = line.makespan > best.makespan
-    theirs = diagnose.idle(best)
-    idle = next(
-        (
-            f" An idle time that 1F1B does not have: rank {r}, from {a:.0f} to {b:.0f}: {why}."
-            for r, a, b, why in diagnose.idle(line)
-            if longer and not any(r == r2 and a2 <= a and b <= b2 for r2, a2, b2, _ in theirs)
-        ),
-        "",
-    )
     for r in range(p):
         if (held := line.in_flight(r)) > best.in_flight(r):
             does = f"Rank {r} runs {leading[r]} forwards before its first backward, and holds {held}"
             enough = f"A warm-up of {min(m, p - 1 - r)}, and one more forward, is enough."
-            return "a warm-up that is too long", f"{does} microbatches at once. {enough}{idle}", line
-    if not longer:
+            return "a warm-up that is too long", f"{does} microbatches at once. {enough}", line
+    if line.makespan <= best.makespan:
         return "", "", line
     short = any(leading[r] < min(m, p - r) for r in range(p))
-    text = (
-        f"A legal order, but it takes {line.makespan:.0f} units where {best.makespan:.0f} are enough.{idle}"
-    )
+    text = f"A legal order, but it takes {line.makespan:.0f} units where {best.makespan:.0f} are enough."
+    theirs = diagnose.idle(best)
+    for rank, a, b, why in diagnose.idle(line):
+        if not any(rank == r and since <= a and b <= until for r, since, until, _ in theirs):
+            text += f" An idle time that 1F1B does not have: rank {rank}, from {a:.0f} to {b:.0f}: {why}."
+            break
     return "a warm-up that is too short" if short else "longer than need be", text, line
 
 
@@ -204,34 +197,23 @@ MAKE = {"GPipe": schedules.gpipe, "1F1B": schedules.one_f_one_b}
 BUBBLES = [(name, p, m) for name in MAKE for p, m in ((4, 8), (8, 32), (2, 1), (1, 4), (3, 5))]
 
 
-@cache
-def _simulated() -> list[float]:
-    return [simulate(MAKE[name](p, m)).bubble for name, p, m in BUBBLES]
+def _off(run: Run, truth: Run) -> list[int]:
+    """The cases in which the answer is not the bubble."""
+    return [i for i, (mine, right_) in enumerate(zip(run.values, truth.values)) if abs(mine - right_) >= 5e-4]
 
 
-def _off(run: Run) -> list[int]:
-    """The cases in which the answer is not the simulated bubble."""
-    pairs = zip(run.values, _simulated())
-    return [i for i, (mine, paper) in enumerate(pairs) if abs(mine - paper) >= 5e-4]
+def _smaller(run: Run, truth: Run) -> str:
+    """Shows that 1F1B alone is given another bubble, and a smaller one."""
+    if run.error or not (off := _off(run, truth)):
+        return ""
+    smaller = all(BUBBLES[i][0] == "1F1B" and run.values[i] < truth.values[i] for i in off)
+    return f"Measured just now: {_measured()[1]}." if smaller else ""
 
 
-def _named(run: Run, _) -> tuple[str, str] | None:
-    if not (off := _off(run)):
-        return None
-    (name, p, m), said = BUBBLES[off[0]], run.values[off[0]]
-    if all(BUBBLES[i][0] == "1F1B" and run.values[i] < _simulated()[i] for i in off):
-        return "1F1B shrinks the bubble", f"Measured just now: {_measured()[1]}."
-    return "another share", (
-        f"For {name} with p = {p}, m = {m} you say {said:.4f}. On paper every rank is idle for"
-        f" {3 * (p - 1)} of {3 * (m + p - 1)} units, where a forward takes 1 and a backward 2."
-        + (" Every case before it was right." if off[0] else "")
-    )
-
-
-def _shares(run: Run, _=None) -> list[tuple[str, str, str]]:
+def _shares(run: Run, truth: Run) -> list[tuple[str, str, str]]:
     return [
-        (f"{name}, p = {p}, m = {m}", f"{run.values[i]:.4f}", f"{_simulated()[i]:.4f}")
-        for i in _off(run)[:1] or (0, 1)
+        (f"{name}, p = {p}, m = {m}", f"{run.values[i]:.4f}", f"{truth.values[i]:.4f}")
+        for i in _off(run, truth)[:1] or (0, 1)
         for name, p, m in [BUBBLES[i]]
     ]
 
@@ -243,7 +225,7 @@ def _measured() -> tuple[str, str, str]:
     return (
         "measured just now on four ranks",
         " and ".join(f"{x:.2f} with {name}" for x, name in zip(bubbles, MAKE)),
-        f"both a little over {_simulated()[0]:.2f}",
+        f"both a little over {bubble('GPipe', P, M):.2f}",
     )
 
 
@@ -262,10 +244,10 @@ share = Asked(
     reads=number,
     tolerance=5e-4,
     praise=lambda run: right(
-        "Both have the same bubble, by formula, by simulation and on real ranks.", *_shares(run), _measured()
+        "Both have the same bubble, by formula and on real ranks.", *_shares(run, run), _measured()
     ),
     figures=_shares,
-    finds=_named,
+    shows={"1F1B shrinks the bubble": _smaller},
     mistakes="""
         no number
             Return one number for each schedule, p and m.
@@ -285,41 +267,37 @@ share = Asked(
             You divide by the ideal time: (p-1)/m. Here the bubble is a share of wall time, which has the
             bubble in it.
             - (m + p - 1) => m
-        p where p-1 was meant
+        a wait that is not p-1
             Count a forward and its backward together as one. Then the work is m, the last stage starts
-            after p-1 others, not p, and the whole takes m + p-1.
+            after p-1 others, and the whole takes m + p-1.
             - (p - 1) / (m + p - 1) => p / (m + p)
             - (p - 1) / => p /
             - (m + p - 1) => (m + p)
-        p+1 where p-1 was meant
-            Count a forward and its backward together as one. Then the work is m, the last stage starts
-            after p-1 others, and the whole takes m + p-1.
             - (m + p - 1) => (m + p + 1)
             - p - 1 => p + 1
+            - (p - 1) / (m + p - 1) => 2 * (p - 1) / (m + 2 * (p - 1))
+            - (p - 1) / => 2 * (p - 1) /
         brackets left out
             Python divides before it adds: write brackets around the whole numerator and denominator.
             - (m + p - 1) => m + p - 1
             - (p - 1) => p - 1
             - (p - 1) / (m + p - 1) => p - 1 / m + p - 1
         nothing but 0
-            You return 0 for every p and m. A division with // gives whole numbers; / keeps the fraction.
+            A division with // gives whole numbers; / keeps the fraction.
             - / => //
         a share that grows with m
-            You return (m-1)/(m+p-1), which grows with the microbatches. More of them make the bubble
-            smaller.
+            You return (m-1)/(m+p-1). More microbatches make the bubble smaller.
             - (p - 1) / => (m - 1) /
         the units, not their share
-            You return p-1: the idle time, if a forward and its backward together are one. The bubble is its
-            share of the whole time, m + p-1.
+            You return p-1, the idle time. The bubble is its share of the whole time, m + p-1.
             - (p - 1) / (m + p - 1) => p - 1
-        the wait counted twice
-            Count a forward and its backward together as one. Then the wait is p-1, not twice that.
-            - (p - 1) / (m + p - 1) => 2 * (p - 1) / (m + 2 * (p - 1))
-            - (p - 1) / => 2 * (p - 1) /
         1F1B shrinks the bubble
-            GPipe was right, so the formula is known; to 1F1B you give less. 1F1B begins and ends as GPipe
-            does. It only holds less in between.
+            GPipe was right; to 1F1B you give less. 1F1B begins and ends as GPipe does. It only holds less
+            in between.
         another share
+            Count a forward and its backward together as one. How many of these does a rank run, and for how
+            many does it wait?
+            ~ values
     """,
 )
 
@@ -342,23 +320,14 @@ def on_ranks(
     """
 
     def run():
-        rank = dist.get_rank()
         chunks = {
             k: toy.StandIn(*[unit / schedule.v * (work[k] if work else 1)] * 3)
             for k, at in enumerate(schedule.rank_of)
-            if at == rank
+            if at == dist.get_rank()
         }
-        tokens, targets = toy.make_batch(schedule.m, 1)
         with memory.saved_activations(torch.nn.ModuleList(chunks.values())):
             dist.barrier()
-            toy.run_schedule(
-                chunks,
-                schedule.ops[rank],
-                schedule.rank_of,
-                tokens.chunk(schedule.m),
-                targets.chunk(schedule.m),
-                around=current.around,
-            )
+            step_by(schedule, chunks, toy.make_batch(schedule.m, 1), around=current.around)
 
     def once():
         world.run(run)
@@ -373,50 +342,25 @@ def on_paper(schedule: Schedule, unit: float = UNIT) -> simulation.Timeline:
     return replace(line, start=unit * line.start, end=unit * line.end, unit="s")
 
 
-def with_real_compute(world: World, schedule: Schedule, b: int = 16, s: int = 64) -> Timeline:
+def with_real_compute(world: World, schedule: Schedule) -> Timeline:
     """The toy itself, hidden 256, on this machine's cores."""
-
-    def run():
-        rank = dist.get_rank()
-        model = toy.split_depth(toy.ToyTransformer(seed=0))
-        tokens, targets = (t.chunk(schedule.m) for t in toy.make_batch(b, s))
-        for record in (False, True):  # once to warm up
-            dist.barrier()
-            with memory.saved_activations(model):
-                toy.run_schedule(
-                    {rank: model},
-                    schedule.ops[rank],
-                    schedule.rank_of,
-                    tokens,
-                    targets,
-                    **{"around": current.around} if record else {},
-                )
-
-    world.run(run)
-    return world.timeline
+    return timed_step(world, schedule, memory.saved_activations)
 
 
-def bytes_of(world: World, m: int, by: str, b: int = 8, s: int = 32) -> Traffic:
+def bytes_of(world: World, m: int, by: str) -> Traffic:
     """The bytes of one 1F1B step of the toy in m microbatches, by this course's loop ('ours') or by PyTorch's
     ('torch').
     """
-    schedule = schedules.one_f_one_b(len(world), m)
 
     def run():
         rank, p = dist.get_rank(), dist.get_world_size()
-        stage = toy.split_depth(toy.ToyTransformer(seed=0))
-        tokens, targets = toy.make_batch(b, s)
+        stage, batch = toy.split_depth(toy.ToyTransformer()), toy.make_batch()
         if by == "ours":
-            return toy.run_schedule(
-                {rank: stage}, schedule.ops[rank], schedule.rank_of, tokens.chunk(m), targets.chunk(m)
-            )
-        losses: list = []
+            step_by(schedules.one_f_one_b(p, m), {rank: stage}, batch)
+            return
         pipe = Schedule1F1B(PipelineStage(stage, rank, p, torch.device("cpu")), m, loss_fn=toy.loss_of)
-        pipe.step(
-            *([tokens] if rank == 0 else []),
-            **({"target": targets, "losses": losses} if rank == p - 1 else {}),
-        )
-        return sum(x.item() for x in losses) / m if losses else None
+        last = {"target": batch[1], "losses": []} if rank == p - 1 else {}
+        pipe.step(*[batch[0]] * (rank == 0), **last)
 
     world.run(run)
     return world.traffic
