@@ -71,22 +71,17 @@ class Announced:
 
     def __init__(self, trace: Trace):
         self.by_thread: dict[object, list[Event]] = {}
-        for note in trace.notes:
+        for note in sorted(trace.notes, key=lambda note: note.start):
             if note.name.startswith("nccl:"):
                 self.by_thread.setdefault(note.thread, []).append(note)
-        self.starts = {}
-        for thread, notes in self.by_thread.items():
-            notes.sort(key=lambda note: note.start)
-            self.starts[thread] = [note.start for note in notes]
         self.launches = trace.launches
 
     def around(self, kernel: Event) -> str | None:
         """What was announced as this kernel was launched."""
         _, thread, at = self.launches.get(kernel.args.get("correlation"), (0, None, 0))
-        if (starts := self.starts.get(thread)) and (i := bisect.bisect_right(starts, at)) > 0:
-            note = self.by_thread[thread][i - 1]
-            return note.name if note.end >= at else None
-        return None
+        notes = self.by_thread.get(thread, [])
+        i = bisect.bisect_right(notes, at, key=lambda note: note.start)
+        return notes[i - 1].name if i and notes[i - 1].end >= at else None
 
 
 def of_kernel(kernel: Event, announced: Announced) -> Collective:

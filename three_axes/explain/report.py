@@ -14,6 +14,7 @@ from .reading import read
 from .split import Split, split
 
 ROWS = 12  # kinds of collective that are shown
+TOLD = ("rank", "file", "seconds", "steps", "parts", "communication", "hidden", "working")  # of a rank
 
 
 @dataclass
@@ -26,20 +27,17 @@ class Explained:
 
     def parts(self) -> Table:
         """Where the time of a step went, on each rank."""
-        names = list(dict.fromkeys(part for s in self.splits for part in s.parts))
-        names = [name for name in names if any(s.parts.get(name, 0) > 0 for s in self.splits)]
-        step = lambda s, seconds: f"{1e3 * seconds / max(1, s.steps):.1f} ms"
-        share = lambda s, name: f"{s.parts.get(name, 0.0) / s.seconds:.1%}"
-        shown = self.splits[:4] if len(self.splits) <= 4 else self._extremes()
-        columns = [column for s in shown for column in (f"rank {s.rank}", "share")]
-        cells = lambda name: [c for s in shown for c in (step(s, s.parts.get(name, 0.0)), share(s, name))]
+        names = dict.fromkeys(part for s in self.splits for part in s.parts)
+        rows = [[name] for name in names if any(s.parts.get(name, 0) > 0 for s in self.splits)]
+        shown = self.splits if len(self.splits) <= 4 else self._extremes()
         what = "a step" if all(s.steps for s in shown) else "what was recorded"
-        return Table(
-            [what, *columns],
-            [[name, *cells(name)] for name in names],
-            ["together", *(c for s in shown for c in (step(s, s.seconds), "100.0%"))],
-            title=f"where the time of {what} went",
-        )
+        columns, total = [what], ["together"]
+        for s in shown:
+            columns += [f"rank {s.rank}", "share"]
+            total += _in_a_step(s, s.seconds)
+            for row in rows:
+                row += _in_a_step(s, s.parts.get(row[0], 0.0))
+        return Table(columns, rows, total, title=f"where the time of {what} went")
 
     def _extremes(self) -> list[Split]:
         """Of many ranks: the slowest, one in the middle, the fastest."""
@@ -52,18 +50,13 @@ class Explained:
         kinds: dict[tuple, list[Collective]] = {}
         for c in one.collectives:
             kinds.setdefault((c.op, c.axis, c.payload), []).append(c)
-        total = lambda alike: sum(c.end - c.start for c in alike)
-        ranked = sorted(kinds.items(), key=lambda kind: -total(kind[1]))
+        ranked = sorted(kinds.items(), key=lambda kind: -sum(c.end - c.start for c in kind[1]))
         rows = []
         for (op, axis, payload), alike in ranked[:ROWS]:
-            middle = statistics.median(c.end - c.start for c in alike)
-            least = min(c.end - c.start for c in alike)
-            sent = alike[0].sent
-            rate = lambda us: "" if not sent or us <= 0 else f"{sent / us / 1e3:.1f} GB/s"
-            calls = len(alike) / max(1, one.steps)
-            rows.append(
-                [op, axis, human(payload), f"{calls:g}", f"{middle / 1e3:.2f} ms", rate(middle), rate(least)]
-            )
+            took = [c.end - c.start for c in alike]
+            middle, calls, sent = statistics.median(took), len(alike) / max(1, one.steps), alike[0].sent
+            rates = [f"{sent / us / 1e3:.1f} GB/s" if sent and us > 0 else "" for us in (middle, min(took))]
+            rows.append([op, axis, human(payload), f"{calls:g}", f"{middle / 1e3:.2f} ms", *rates])
         left = "" if len(ranked) <= ROWS else f"; {len(ranked) - ROWS} more kinds take less"
         return Table(
             ["collective", "axis", "size", "calls a step", "median", "bandwidth", "at best"],
@@ -92,33 +85,18 @@ class Explained:
         if any(s.collectives for s in self.splits):
             parts.append(repr(self.collectives()))
         parts.append("\n".join(self.sentences()))
-        if self.advice:
-            one = slowest(self.splits)
-            lines = [
-                f"{i}. {a.seconds / one.seconds:.1%}: {a.text} (drop {a.drop:02d})"
-                for i, a in enumerate(self.advice, 1)
-            ]
-            parts.append("\n".join(["what to fix, the most costly first:", *lines]))
-        else:
-            parts.append("nothing takes more than one hundredth of the time beside computing")
-        return "\n\n".join([*filter(None, parts), *(["\n".join(self.unknown)] if self.unknown else [])])
+        advised = ["what to fix, the most costly first:"]
+        for i, a in enumerate(self.advice, 1):
+            share = a.seconds / slowest(self.splits).seconds
+            advised.append(f"{i}. {share:.1%}: {a.text} (drop {a.drop:02d})")
+        nothing = "nothing takes more than one hundredth of the time beside computing"
+        parts += ["\n".join(advised) if self.advice else nothing, "\n".join(self.unknown)]
+        return "\n\n".join(filter(None, parts))
 
     def json(self) -> dict:
         """The same for other programs. Seconds are those of the whole recording."""
         return {
-            "ranks": [
-                {
-                    "rank": s.rank,
-                    "file": s.file,
-                    "seconds": s.seconds,
-                    "steps": s.steps,
-                    "parts": s.parts,
-                    "communication": s.communication,
-                    "hidden": s.hidden,
-                    "working": s.working,
-                }
-                for s in self.splits
-            ],
+            "ranks": [{name: getattr(s, name) for name in TOLD} for s in self.splits],
             "slowest": slowest(self.splits).rank,
             "advice": [a._asdict() for a in self.advice],
             "unknown": self.unknown,
@@ -141,6 +119,10 @@ def explain(files: Sequence[str]) -> Explained:
         one.rank = i if one.rank is None else one.rank
     splits.sort(key=lambda s: s.rank)
     return Explained(splits, advice(splits), _unknown(splits))
+
+
+def _in_a_step(split: Split, seconds: float) -> list[str]:
+    return [f"{1e3 * seconds / max(1, split.steps):.1f} ms", f"{seconds / split.seconds:.1%}"]
 
 
 def _unknown(splits: list[Split]) -> list[str]:

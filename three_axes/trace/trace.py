@@ -84,12 +84,7 @@ class Trace:
 
 
 def trace(
-    model: ModelShape,
-    layout: Layout,
-    *,
-    seq_len: int,
-    plan: str = "Megatron's",
-    gradient_bytes: int = 4,
+    model: ModelShape, layout: Layout, *, seq_len: int, plan: str = "Megatron's", gradient_bytes: int = 4
 ) -> Trace:
     """One step with one microbatch of `model` under FSDP (zero 3) over dp and tensor parallelism over tp.
 

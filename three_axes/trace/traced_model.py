@@ -143,11 +143,8 @@ class Transformer(nn.Module):
         if self.position is not None:
             x = x + self.position(torch.arange(tokens.shape[1]))
         else:
-            place, speed = (
-                torch.arange(tokens.shape[1]),
-                10000 ** (-torch.arange(self.half_head) / self.half_head),
-            )
-            angle = torch.outer(place, speed)
+            speed = 10000 ** (-torch.arange(self.half_head) / self.half_head)
+            angle = torch.outer(torch.arange(tokens.shape[1]), speed)
             turn = angle.cos().bfloat16(), angle.sin().bfloat16()
         for layer in self.layers:
             x = checkpoint(layer, x, turn, use_reentrant=False) if self.recompute else layer(x, turn)
