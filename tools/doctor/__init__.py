@@ -69,24 +69,17 @@ def examine(numbers: list[int], meet: str = "", say: Callable[[str], None] = pri
             say("   " + "seen: " * (outcome == "WRONG" and i == 0) + line)
         if outcome == "WRONG":
             say(f"   do: {one.advice}")
-    say(
-        ", ".join(f"{count} {outcome}" for outcome, count in tally.items())
-        + f", {time.monotonic() - began:.0f} s"
-    )
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in tally.items())
+    say(f"{counts}, {time.monotonic() - began:.0f} s")
     return not tally["WRONG"]
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="three-axes doctor", description=__doc__, formatter_class=Manual)
-    parser.add_argument(
-        "checks", nargs="*", type=int, metavar="NUMBER", help="which of the fourteen; all if none is given"
-    )
-    parser.add_argument(
-        "--meet",
-        default="",
-        metavar="HOST",
-        help="for the thirteenth: run it on two machines at once, HOST being the name of one of them",
-    )
+    numbers = "which of the fourteen; all if none is given"
+    parser.add_argument("checks", nargs="*", type=int, metavar="NUMBER", help=numbers)
+    meet = "for the thirteenth: run it on two machines at once, HOST being the name of one of them"
+    parser.add_argument("--meet", default="", metavar="HOST", help=meet)
     args = parser.parse_args(argv)
     with fitted(sys.stdout):
         fine = examine(args.checks, args.meet, lambda line: print(fold(line), flush=True))

@@ -23,48 +23,24 @@ def _collectives() -> list[str]:
     total = lambda size=1: sum(by(r, size) for r in range(n))
     part = slice(rank * K, (rank + 1) * K)
     root = lambda x: x if rank == 0 else None
-
-    def in_place(call):
-        x = mine()
-        return x, call(x)
-
-    def into(call, size):
-        out = empty(size)
-        return out, call(out)
-
-    cases = {
-        "all_reduce": (lambda a: in_place(lambda x: dist.all_reduce(x, async_op=a)), total()),
-        "broadcast": (lambda a: in_place(lambda x: dist.broadcast(x, 0, async_op=a)), by(0)),
-        "reduce": (lambda a: in_place(lambda x: dist.reduce(x, 0, async_op=a)), root(total())),
-        "all_gather": (
-            lambda a: into(lambda out: dist.all_gather(parts(out), mine(), async_op=a), n),
-            torch.cat([by(r) for r in range(n)]),
-        ),
-        "all_gather into one": (
-            lambda a: into(lambda out: all_gather(out, mine(), async_op=a), n),
-            torch.cat([by(r) for r in range(n)]),
-        ),
-        "reduce_scatter": (
-            lambda a: into(lambda out: reduce_scatter(out, mine(n), async_op=a), 1),
-            total(n)[part],
-        ),
-        "all_to_all": (
-            lambda a: into(lambda out: dist.all_to_all_single(out, mine(n), async_op=a), n),
-            torch.cat([by(r, n)[part] for r in range(n)]),
-        ),
-        "gather": (
-            lambda a: into(lambda out: dist.gather(mine(), root(parts(out)), async_op=a), n),
-            root(torch.cat([by(r) for r in range(n)])),
-        ),
-        "scatter": (
-            lambda a: into(lambda out: dist.scatter(out, root(parts(mine(n))), async_op=a), 1),
-            by(0, n)[part],
-        ),
+    every = torch.cat([by(r) for r in range(n)])
+    exchanged = torch.cat([by(r, n)[part] for r in range(n)])
+    cases = {  # how many parts its result has, where it is not in place; the call; what it must give
+        "all_reduce": (None, lambda x, a: dist.all_reduce(x, async_op=a), total()),
+        "broadcast": (None, lambda x, a: dist.broadcast(x, 0, async_op=a), by(0)),
+        "reduce": (None, lambda x, a: dist.reduce(x, 0, async_op=a), root(total())),
+        "all_gather": (n, lambda x, a: dist.all_gather(parts(x), mine(), async_op=a), every),
+        "all_gather into one": (n, lambda x, a: all_gather(x, mine(), async_op=a), every),
+        "reduce_scatter": (1, lambda x, a: reduce_scatter(x, mine(n), async_op=a), total(n)[part]),
+        "all_to_all": (n, lambda x, a: dist.all_to_all_single(x, mine(n), async_op=a), exchanged),
+        "gather": (n, lambda x, a: dist.gather(mine(), root(parts(x)), async_op=a), root(every)),
+        "scatter": (1, lambda x, a: dist.scatter(x, root(parts(mine(n))), async_op=a), by(0, n)[part]),
     }
     wrong = []
-    for name, (call, expected) in cases.items():
+    for name, (size, call, expected) in cases.items():
         for how in ("synchronous", "asynchronous"):
-            got, work = call(how == "asynchronous")
+            got = mine() if size is None else empty(size)
+            work = call(got, how == "asynchronous")
             if work is not None:
                 work.wait()
             if expected is not None and not torch.equal(got.cpu(), expected):
@@ -88,9 +64,8 @@ def _sends(rank, n, mine, by, empty) -> list[str]:
             dist.recv(x, before)
             sent.wait()
         else:
-            for work in dist.batch_isend_irecv(
-                [dist.P2POp(dist.isend, mine(), after), dist.P2POp(dist.irecv, x, before)]
-            ):
+            pair = [dist.P2POp(dist.isend, mine(), after), dist.P2POp(dist.irecv, x, before)]
+            for work in dist.batch_isend_irecv(pair):
                 work.wait()
         if not torch.equal(x.cpu(), by(before)):
             wrong.append(how)
@@ -99,19 +74,10 @@ def _sends(rank, n, mine, by, empty) -> list[str]:
 
 def _counts(n: int) -> dict[str, tuple[int, int]]:
     """What the meter must show of `_collectives`: calls, and bytes of whole tensors."""
-    one = {
-        "all_reduce": 1,
-        "broadcast": 1,
-        "reduce": 1,
-        "reduce_scatter": n,
-        "all_to_all": n,
-        "gather": n,
-        "scatter": n,
-    }
-    counts = {op: (2, 2 * 4 * K * size) for op, size in one.items()} | {
-        "all_gather": (4, 4 * 4 * K * n),
-        "barrier": (1, 0),
-    }
+    sizes = dict.fromkeys(("all_reduce", "broadcast", "reduce"), 1)
+    sizes |= dict.fromkeys(("reduce_scatter", "all_to_all", "gather", "scatter"), n)
+    counts = {op: (2, 2 * 4 * K * size) for op, size in sizes.items()}
+    counts |= {"all_gather": (4, 4 * 4 * K * n), "barrier": (1, 0)}
     return counts | ({"send": (3, 3 * 4 * K), "recv": (3, 3 * 4 * K)} if n > 1 else {})
 
 
@@ -125,13 +91,10 @@ def exact(meet: str) -> str:
         with World(n, gpus=gpus, timeout=60) as world:
             for r, wrong in enumerate(world.run(_collectives)):
                 expect(not wrong, f"on {name} rank {r} has other numbers after: {', '.join(wrong)}")
+            expected = _counts(n)
             for r, rows in enumerate(world.traffic.ranks):
                 counted = {row.op: (row.calls, row.payload) for row in rows}
-                expect(
-                    counted == _counts(n),
-                    f"on {name} rank {r} counted (calls, bytes) {counted}, not {_counts(n)}",
-                )
-    return (
-        f"{sum(calls for calls, _ in _counts(4).values())} calls of {len(_counts(4))} kinds exact and counted"
-        f" on {both(name for name, *_ in worlds())}"
-    )
+                seen = f"on {name} rank {r} counted (calls, bytes) {counted}, not {expected}"
+                expect(counted == expected, seen)
+    calls, kinds = sum(calls for calls, _ in _counts(4).values()), len(_counts(4))
+    return f"{calls} calls of {kinds} kinds exact and counted on {both(name for name, *_ in worlds())}"

@@ -48,42 +48,45 @@ def failures(meet: str) -> str:
     for name, n, gpus in worlds(least=2):
         with World(n, gpus=gpus, timeout=30) as world:
             world.run(add_ones)
-            for what, fn, kind, timeout in (
-                ("never comes", _last_leaves, "timeout", 2),
-                ("raises", _last_raises, "raised", 30),
-                ("is killed", _last_dies, "died", 30),
-            ):
-                start = time.monotonic()
-                try:
-                    world.run(fn, timeout=timeout)
-                    raise Wrong(f"on {name}: a rank that {what} was not noticed")
-                except RankError as e:
-                    # Those that wait are the ones seen in a collective.
-                    at_fault = list(range(n - 1)) if kind == "timeout" else [n - 1]
-                    expect(
-                        e.kind == kind
-                        and e.ranks == at_fault
-                        and (kind != "timeout" or "all_reduce" in str(e)),
-                        f"on {name}, a rank that {what}: {e}",
-                    )
-                    told.append(
-                        f"{name}, {what}: {time.monotonic() - start:.1f} s, state"
-                        f" {'kept' if e.state_kept else 'lost'}"
-                    )
-                expect(
-                    world.run(add_ones) == [n] * n,
-                    f"on {name} the world is of no use after a rank that {what}",
-                )
+            for what in FAILURES:
+                told.append(f"{name}, {what}: {_failed(world, name, what)}")
+                usable = world.run(add_ones) == [n] * n
+                expect(usable, f"on {name} the world is of no use after a rank that {what}")
             told.append(f"{name}, stop button: {_stopped(world):.1f} s")
             expect(world.run(add_ones) == [n] * n, f"on {name} the world is of no use after a stop")
         _orphans(n, gpus)
     return "\n".join(told)
 
 
+# What the last rank does: the function, the kind of error that must be told, the world's timeout.
+FAILURES = {
+    "never comes": (_last_leaves, "timeout", 2),
+    "raises": (_last_raises, "raised", 30),
+    "is killed": (_last_dies, "died", 30),
+}
+
+
+def _failed(world: World, name: str, what: str) -> str:
+    """Let the last rank fail. After how many seconds that was told, and whether state was kept."""
+    fn, kind, timeout = FAILURES[what]
+    start = time.monotonic()
+    try:
+        world.run(fn, timeout=timeout)
+    except RankError as e:
+        seconds = time.monotonic() - start
+        ranks, where = [world.n - 1], ""
+        if kind == "timeout":  # those that wait are the ones seen in a collective
+            ranks, where = list(range(world.n - 1)), "all_reduce"
+        named = e.kind == kind and e.ranks == ranks and where in str(e)
+        expect(named, f"on {name}, a rank that {what}: {e}")
+        return f"{seconds:.1f} s, state {'kept' if e.state_kept else 'lost'}"
+    raise Wrong(f"on {name}: a rank that {what} was not noticed")
+
+
 def _stopped(world: World) -> float:
     """Press stop while ranks wait. Seconds until the world was free again."""
-    # A shell's background job ignores it.
-    pressed, before = ([], signal.signal(signal.SIGINT, signal.default_int_handler))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    pressed: list[float] = []
     timer = threading.Timer(1.0, lambda: (pressed.append(time.monotonic()), _thread.interrupt_main()))
     timer.start()
     try:
@@ -100,22 +103,20 @@ def _stopped(world: World) -> float:
 
 def _orphans(n: int, gpus: bool) -> None:
     """Kill a process that has a world; its ranks must go with it."""
-    code = (
-        f"from helpers import World; import time; w = World({n}, gpus={gpus}); print(*w.pids, flush=True);"
-        " time.sleep(60)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as kernel:
+    code = f"""from helpers import World
+import time
+world = World({n}, gpus={gpus})
+print(*world.pids, flush=True)
+time.sleep(60)"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as kernel:
         pids = kernel.stdout.readline().split()
         kernel.kill()
     deadline = time.monotonic() + 5
     while (left := [pid for pid in pids if _runs(int(pid))]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    expect(
-        bool(pids) and not left,
-        f"processes {', '.join(left)} of {len(pids)} outlive the process that started them",
-    )
+    seen = f"processes {', '.join(left)} of {len(pids)} outlive the process that started them"
+    expect(bool(pids) and not left, seen)
 
 
 def _runs(pid: int) -> bool:

@@ -26,21 +26,12 @@ OLDEST = (2, 11)  # PyTorch, whose collectives take fake tensors
     "install PyTorch as https://pytorch.org says for your driver; without GPUs any build will do",
 )
 def versions(meet: str) -> str:
-    nccl = (
-        ".".join(map(str, torch.cuda.nccl.version()))
-        if torch.version.cuda and dist.is_nccl_available()
-        else "none"
-    )
-    build = (
-        f"CUDA {torch.version.cuda}"
-        if torch.version.cuda
-        else f"ROCm {torch.version.hip}"
-        if torch.version.hip
-        else "CPU"
-    )
+    cuda, rocm, nccl = torch.version.cuda, torch.version.hip, dist.is_nccl_available()
+    build = f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "CPU"
+    by_nccl = ".".join(map(str, torch.cuda.nccl.version())) if cuda and nccl else "none"
+    rest = ", ".join(f"{name} {_version(name)}" for name in ("accelerate", "jupyterlab", "nbval"))
     seen = [
-        f"Python {platform.python_version()}, PyTorch {torch.__version__} ({build}), NCCL {nccl}, "
-        + ", ".join(f"{name} {_version(name)}" for name in ("accelerate", "jupyterlab", "nbval")),
+        f"Python {platform.python_version()}, PyTorch {torch.__version__} ({build}), NCCL {by_nccl}, {rest}",
         f"{os.cpu_count()} cores, CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}",
     ]
     for i in range(devices.gpus()):
@@ -48,12 +39,8 @@ def versions(meet: str) -> str:
         seen.append(f"GPU {i}: {about.name}, {about.total_memory / 1e9:.0f} GB, {about.major}.{about.minor}")
     if not devices.gpus():
         seen.append("no GPU that PyTorch and NCCL can use")
-    if (
-        tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST
-        or torch.cuda.is_available()
-        and not dist.is_nccl_available()
-    ):
-        raise Wrong("\n".join(seen))
+    recent = tuple(map(int, torch.__version__.split(".")[:2])) >= OLDEST
+    expect(recent and (nccl or not torch.cuda.is_available()), "\n".join(seen))
     return "\n".join(seen)
 
 
@@ -66,11 +53,8 @@ def _version(package: str) -> str:
 
 def _product() -> tuple[bool, bool, float]:
     """On a rank: is CUDA poisoned by a fork, is a GPU seen, and a product's sum."""
-    return (
-        torch.cuda._is_in_bad_fork(),
-        torch.cuda.is_available(),
-        (torch.ones(64, 64, device=ours()) @ torch.ones(64, 64, device=ours())).sum().item(),
-    )
+    ones = torch.ones(64, 64, device=ours())
+    return torch.cuda._is_in_bad_fork(), torch.cuda.is_available(), (ones @ ones).sum().item()
 
 
 @check(
@@ -84,10 +68,8 @@ def fork(meet: str) -> str:
     for name, n, gpus in worlds():
         with World(n, gpus=gpus) as world:
             for r, (bad, seen, total) in enumerate(world.run(_product)):
-                expect(
-                    not bad and seen == gpus and total == 64.0**3,
-                    f"rank {r} on {name}: in a bad fork {bad}, sees a GPU {seen}, product {total:g}",
-                )
+                told = f"rank {r} on {name}: in a bad fork {bad}, sees a GPU {seen}, product {total:g}"
+                expect(not bad and seen == gpus and total == 64.0**3, told)
     return f"ranks on {both(name for name, *_ in worlds())} multiply; those on the CPU see no GPU"
 
 
@@ -122,11 +104,8 @@ def too_many(meet: str) -> str:
     with World(n) as world:
         world.run(_over_a_mesh)
         axes = {row.axis for row in world.traffic.ranks[0]}
-    expect(
-        axes == {"first", "second"},
-        f"collectives over a mesh of one axis of {n} ranks and one of two are shown on the axes"
-        f" {sorted(axes)}",
-    )
+    over = f"collectives over a mesh of one axis of {n} ranks and one of two are shown on the axes"
+    expect(axes == {"first", "second"}, f"{over} {sorted(axes)}")
     return refusal
 
 
@@ -134,13 +113,9 @@ def _over_a_mesh() -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     n = dist.get_world_size()
-    dist.all_reduce(
-        torch.ones(4), group=init_device_mesh("cpu", (n,), mesh_dim_names=("first",)).get_group("first")
-    )
-    dist.all_reduce(
-        torch.ones(4),
-        group=init_device_mesh("cpu", (n, 1), mesh_dim_names=("first", "second")).get_group("second"),
-    )
+    for names in (("first",), ("first", "second")):
+        mesh = init_device_mesh("cpu", (n, 1)[: len(names)], mesh_dim_names=names)
+        dist.all_reduce(torch.ones(4), group=mesh.get_group(names[-1]))
 
 
 def _timed() -> tuple[float, float]:
@@ -176,13 +151,10 @@ def spans(meet: str) -> str:
     told = []
     for name, n, gpus in worlds(most=1):
         with World(1, gpus=gpus) as world:
-            by_span, by_clock = min(
-                (world.run(_timed)[0] for _ in range(3)), key=lambda both: abs(both[0] - both[1])
-            )
-        expect(
-            abs(by_span - by_clock) <= 0.2 * by_clock + 0.002,
-            f"on {name} the span says {1e3 * by_span:.1f} ms, the device {1e3 * by_clock:.1f} ms",
-        )
+            runs = [world.run(_timed)[0] for _ in range(3)]
+        by_span, by_clock = min(runs, key=lambda both: abs(both[0] - both[1]))
+        seen = f"on {name} the span says {1e3 * by_span:.1f} ms, the device {1e3 * by_clock:.1f} ms"
+        expect(abs(by_span - by_clock) <= 0.2 * by_clock + 0.002, seen)
         told.append(f"{name}: {1e3 * by_span:.1f} ms, by the device {1e3 * by_clock:.1f} ms")
     return ", ".join(told)
 
@@ -190,7 +162,7 @@ def spans(meet: str) -> str:
 def _on_device() -> dict:
     layer = torch.nn.Linear(2, 2, device=ours())
     torch.nn.init.ones_(layer.weight)
-    return {"tensor": torch.arange(3, device=ours()), "layer": layer, "device": str(ours())}
+    return {"tensor": torch.arange(3, device=ours()), "layer": layer}
 
 
 @check(
@@ -202,12 +174,8 @@ def results(meet: str) -> str:
     for name, n, gpus in worlds(most=1):
         with World(1, gpus=gpus) as world:
             got = world.run(_on_device)[0]
-        weight = got["layer"].weight
-        expect(
-            got["tensor"].tolist() == [0, 1, 2]
-            and got["tensor"].device == weight.device == devices.CPU
-            and isinstance(weight, torch.nn.Parameter)
-            and weight.sum().item() == 4.0,
-            f"from {name} came {got['tensor']!r} and a weight {weight!r}",
-        )
+        tensor, weight = got["tensor"], got["layer"].weight
+        same = tensor.tolist() == [0, 1, 2] and weight.sum().item() == 4.0
+        here = tensor.device == weight.device == devices.CPU and isinstance(weight, torch.nn.Parameter)
+        expect(same and here, f"from {name} came {tensor!r} and a weight {weight!r}")
     return f"from {both(name for name, *_ in worlds(most=1))}, as they were"

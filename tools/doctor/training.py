@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,10 +42,8 @@ def _config(**choice):
     return Config(**dict(hidden=32, seq_len=16, batch=16, steps=20, warmup=5) | choice)
 
 
-def _train(config, steps: int, folder: Path | None = None) -> list[float]:
-    """On a rank: `steps` losses, from the last checkpoint in `config.out` if there is one; then
-    save there.
-    """
+def _train(config, steps: int) -> list[float]:
+    """On a rank: `steps` losses, from the last checkpoint in `config.out` if there is one. Saves there."""
     from helpers.train import Trainer, checkpoint
 
     trainer = Trainer(config, ours())
@@ -60,9 +57,8 @@ def _train(config, steps: int, folder: Path | None = None) -> list[float]:
 
 def _layouts(n: int) -> list[dict[str, int]]:
     """All (dp, tp, pp) of n ranks for a model of 4 layers and 8 heads."""
-    return [
-        {"dp": n // (t * p), "tp": t, "pp": p} for t in (1, 2, 4, 8) for p in (1, 2, 4) if n % (t * p) == 0
-    ]
+    sizes = [(t, p) for t in (1, 2, 4, 8) for p in (1, 2, 4) if n % (t * p) == 0]
+    return [{"dp": n // (t * p), "tp": t, "pp": p} for t, p in sizes]
 
 
 def _apart(losses: list[float], twin: list[float]) -> float:
@@ -95,17 +91,14 @@ def training(meet: str) -> str:
             expect(apart < 1e-5, f"{layout}: losses differ from the twin's by {apart:.1e}")
         half = _apart(world.run(_train, _config(dp=n, precision="bfloat16"), 4)[0], alone[:4])
         expect(half < 0.02, f"bfloat16: losses differ from the twin's by {half:.1%}")
-        there, here = replace(_config(dp=n), out=folder), replace(_config(tp=2), out=folder)
-        onwards = (
-            world.run(_train, there, 3)[0] + on_cpu.run(_train, here, 3)[0] + world.run(_train, there, 3)[0]
-        )
-        expect(
-            _apart(onwards, alone) < 1e-5,
-            f"saved, resumed on the CPU and back: losses differ by {_apart(onwards, alone):.1e}",
-        )
+        there, here = (world, _config(dp=n, out=folder)), (on_cpu, _config(tp=2, out=folder))
+        onwards = [loss for w, choice in (there, here, there) for loss in w.run(_train, choice, 3)[0]]
+        apart = _apart(onwards, alone)
+        expect(apart < 1e-5, f"saved, resumed on the CPU and back: losses differ by {apart:.1e}")
+    where = "GPUs" if devices.gpus() else "the CPU"
     return (
-        f"{len(_layouts(n))} layouts of {n} on {'GPUs' if devices.gpus() else 'the CPU'}: within {worst:.0e}"
-        f" of the twin; bfloat16 {half:.1%}; resumed on the CPU and back"
+        f"{len(_layouts(n))} layouts of {n} on {where}: within {worst:.0e} of the twin; bfloat16 {half:.1%};"
+        " resumed on the CPU and back"
     )
 
 
@@ -126,10 +119,7 @@ def accelerate(meet: str) -> str:
         n = _two_at_most()
         launcher = ACCELERATE.format("--multi_gpu" if n > 1 else "", n).split()
         ran = _command(*launcher, *SMALL_RUN, *f"--tp {n} --steps 3 --out".split(), folder)
-        expect(
-            ran.returncode == 0 and "3 steps under" in ran.stderr,
-            f"accelerate launch ended with {ran.returncode}: {_tail(ran)}",
-        )
+        _expect_end(ran, "accelerate launch", "3 steps under")
         _expect_twins_losses(Path(folder), 3)
     return f"{ranks} ranks within {apart:.0e} of the twin; launched: {_first_line(ran)}"
 
@@ -144,16 +134,22 @@ ACCELERATE = (
 SMALL_RUN = "-m helpers.train --hidden 32 --seq-len 16 --batch 8".split()
 
 
+def _expect_end(ran: subprocess.CompletedProcess, launcher: str, *told: str) -> None:
+    """Of a command: it ended well, and has said all that it must."""
+    well = ran.returncode == 0 and all(words in ran.stderr for words in told)
+    last = " | ".join(ran.stderr.strip().splitlines()[-4:])
+    expect(well, f"{launcher} ended with {ran.returncode}: {last}")
+
+
 def _expect_twins_losses(folder: Path, steps: int) -> None:
     """Of a run of SMALL_RUN: every step is in its metrics, once, with the loss that one process has."""
     from drops.d14 import twin
     from helpers.train import Config, read_metrics
 
     metrics = read_metrics(folder)
-    expect(
-        [line["step"] for line in metrics] == list(range(1, steps + 1)),
-        f"its metrics have the steps {', '.join(str(line['step']) for line in metrics)}, not 1 to {steps}",
-    )
+    had = [line["step"] for line in metrics]
+    seen = f"its metrics have the steps {', '.join(map(str, had))}, not 1 to {steps}"
+    expect(had == list(range(1, steps + 1)), seen)
     alone = twin(Config(hidden=32, seq_len=16, batch=8, steps=steps), steps)
     apart = _apart([line["loss"] for line in metrics], alone)
     expect(apart < 1e-5, f"launched, its losses differ from the twin's by {apart:.1e}")
@@ -161,19 +157,13 @@ def _expect_twins_losses(folder: Path, steps: int) -> None:
 
 def _command(*arguments: str, seconds: float = 150, **environ: str) -> subprocess.CompletedProcess:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | environ
+    how = dict(cwd=ROOT, env=environ, capture_output=True, text=True, timeout=seconds)
     try:
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=path, **environ),
-        )
+        return subprocess.run([sys.executable, *arguments], **how)
     except subprocess.TimeoutExpired as e:
-        raise Wrong(
-            f"no end after {seconds:g} s: {(e.stderr or b'').decode(errors='replace')[-300:]}"
-        ) from None
+        last = (e.stderr or b"").decode(errors="replace")[-300:]
+        raise Wrong(f"no end after {seconds:g} s: {last}") from None
 
 
 def _two_at_most() -> int:
@@ -182,13 +172,9 @@ def _two_at_most() -> int:
 
 
 def _first_line(ran: subprocess.CompletedProcess) -> str:
-    return next(
-        (line for line in ran.stderr.splitlines() if re.match(r"\d+ ranks? on ", line)), "(no first line)"
-    )
-
-
-def _tail(ran: subprocess.CompletedProcess) -> str:
-    return " | ".join(ran.stderr.strip().splitlines()[-4:])
+    """Where a run says that it trains."""
+    said = re.search(r"(?m)^\d+ ranks? on .*$", ran.stderr)
+    return said[0] if said else "(no first line)"
 
 
 KILLED = """import os
@@ -216,20 +202,10 @@ def torchrun(meet: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "dies.py"
         script.write_text(KILLED)
-        ran = _command(
-            *f"-m torch.distributed.run --nproc-per-node {n} --max-restarts 1".split(),
-            str(script),
-            *SMALL_RUN[2:],
-            *"--steps 8 --every 3 --timeout 20 --out".split(),
-            folder,
-            DIES=str(n - 1),
-        )
-        expect(
-            ran.returncode == 0
-            and "going on from step-000003" in ran.stderr
-            and "8 steps under" in ran.stderr,
-            f"torchrun ended with {ran.returncode}: {_tail(ran)}",
-        )
+        launcher = f"-m torch.distributed.run --nproc-per-node {n} --max-restarts 1".split()
+        options = "--steps 8 --every 3 --timeout 20 --out".split()
+        ran = _command(*launcher, str(script), *SMALL_RUN[2:], *options, folder, DIES=str(n - 1))
+        _expect_end(ran, "torchrun", "going on from step-000003", "8 steps under")
         _expect_twins_losses(Path(folder), 8)
     return f"{_first_line(ran)}; went on from step-000003, 8 steps as the twin's"
 
@@ -253,16 +229,14 @@ def two_hosts(meet: str) -> str:
         *f"-m torch.distributed.run --nnodes 2 --nproc-per-node {on_each_host} --rdzv-backend c10d".split(),
         *f"--rdzv-endpoint {meet}:{PORT} --rdzv-conf is_host={int(first)},join_timeout=60".split(),
         *address,
-        *SMALL_RUN,
-        *"--tp 2 --steps 5".split(),
+        *[*SMALL_RUN, *"--tp 2 --steps 5".split()],
         seconds=200,
     )
-    expect(ran.returncode == 0, f"torchrun ended with {ran.returncode}: {_tail(ran)}")
-    return f"{2 * on_each_host} ranks trained together" + (
-        f": {_first_line(ran)}"
-        if "steps under" in ran.stderr
-        else "; the other machine's report says on what"
-    )
+    _expect_end(ran, "torchrun")
+    where = f": {_first_line(ran)}"
+    if "steps under" not in ran.stderr:
+        where = "; the other machine's report says on what"
+    return f"{2 * on_each_host} ranks trained together{where}"
 
 
 @check(
@@ -275,26 +249,12 @@ def notebooks(meet: str) -> str:
     books = sorted(find("notebooks").glob("[0-9]*.ipynb"))
     if not find_spec("nbval"):
         raise Skipped("nbval is not installed")
-    environ = dict(os.environ, THREE_AXES_STREAM_AFTER="60", THREE_AXES_PROGRESS="")
+    environ = os.environ | {"THREE_AXES_STREAM_AFTER": "60", "THREE_AXES_PROGRESS": ""}
+    pytest = "-m pytest -q --nbval --nbval-cell-timeout=120 -p no:cacheprovider".split()
 
     def fails(book: Path) -> str | None:
-        ran = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "--nbval",
-                "--nbval-cell-timeout=120",
-                "-p",
-                "no:cacheprovider",
-                str(book),
-            ],
-            cwd=ROOT,
-            env=environ,
-            capture_output=True,
-            text=True,
-        )
+        command = [sys.executable, *pytest, str(book)]
+        ran = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
         cells = ", ".join(re.findall(r"^FAILED \S+::(.*)$", ran.stdout, re.M)) or ran.stdout[-200:]
         return f"{book.name}: {cells}" if ran.returncode else None
 
