@@ -4,6 +4,7 @@ an order that fits.
 
 from __future__ import annotations
 
+import operator
 from contextlib import nullcontext
 
 from drops.d07 import on_ranks
@@ -38,16 +39,8 @@ def remedies() -> Table:
     rows = []
     for name, (schedule, work, messages, price) in REMEDIES.items():
         line = paper(schedule, work)
-        rows.append(
-            [
-                name,
-                f"{line.makespan:.1f}",
-                f"{line.bubble:.1%}",
-                f"{held(line) * (0.5 if '26' in name else 1):.1f}",
-                str(messages),
-                price,
-            ]
-        )
+        whole = f"{held(line) * (0.5 if '26' in name else 1):.1f}"
+        rows.append([name, f"{line.makespan:.1f}", f"{line.bubble:.1%}", whole, str(messages), price])
     return Table(
         ["remedy", "units", "bubble", "microbatches held", "messages", "the price"],
         rows,
@@ -79,14 +72,10 @@ def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Tim
         four = "4 stages" in name  # each with the work of two, on two GPUs: in a unit's time again
         with World(P // 2) if four else nullcontext(world) as ranks:
             timelines[name] = paper(schedule, work), on_ranks(ranks, schedule, tries=1, unit=unit * work)
-    for name, layers in (
-        ("a head of 3, equal stages", [4] * P),
-        ("a head of 3, balanced", [4, 4, 4, 4, 5, 5, 5, 1]),
-    ):
-        timelines[name] = (
-            with_a_head(layers, 3),
-            on_ranks(world, schedules.one_f_one_b(P, M), tries=1, unit=unit / 4, work=_work(layers, 3)),
-        )
+    plain = schedules.one_f_one_b(P, M)
+    for name, layers in (("equal stages", [4] * P), ("balanced", [4, 4, 4, 4, 5, 5, 5, 1])):
+        real = on_ranks(world, plain, tries=1, unit=unit / 4, work=_work(layers, 3))
+        timelines[f"a head of 3, {name}"] = with_a_head(layers, 3), real
     return timelines
 
 
@@ -107,14 +96,9 @@ def published() -> Table:
     = 8, m = 24.
     """
     rows = [
-        [
-            f"{r['model']}, m = {r['num_microbatches']}",
-            r["schedule"],
-            f"{float(r['computed_bubble_rate']):.4f}",
-            f"{rate:.4f}",
-        ]
+        [f"{r['model']}, m = 24", r["schedule"], f"{float(r['computed_bubble_rate']):.4f}", f"{rate:.4f}"]
         for r, rate in bubble_rates()
-        if r["pp_gpus"] == "8" and r["num_microbatches"] == "24"
+        if (r["pp_gpus"], r["num_microbatches"]) == ("8", "24")
     ]
     return Table(["model", "schedule", "published", "simulated"], rows, title="share of bubble, p = 8")
 
@@ -161,7 +145,7 @@ def _chosen(answer) -> tuple[str, int, int]:
 def _choice(run: Run, _) -> str | tuple[str, str] | None:
     name, m, v = run.values[0]
     if m != ASKED:
-        return "m larger is always possible" if m > ASKED else "m is given"
+        return "m is given"
     try:
         line = paper(_made(name, m, v))
     except ValueError as e:
@@ -174,14 +158,10 @@ def _choice(run: Run, _) -> str | tuple[str, str] | None:
 
 
 def _on_paper(run: Run, truth: Run) -> list[tuple[str, str, str]]:
-    if run.values[0][1] != ASKED or isinstance(_choice(run, truth), tuple):
+    if _choice(run, truth) == "m is given" or isinstance(_choice(run, truth), tuple):
         return []
     ((_, *got),) = on_paper(*run.values[0]).rows
-    whats = (
-        f"bubble, p = {P}, m = {ASKED}",
-        "microbatches held",
-        "messages for each boundary and microbatch",
-    )
+    whats = f"bubble, p = {P}, m = {ASKED}", "microbatches held", "messages for each boundary and microbatch"
     return list(zip(whats, got, ("below 15 %", f"at most {LIMIT}", "1")))
 
 
@@ -218,8 +198,6 @@ choice = Asked(
         no choice
             Return a schedule's name, m and v. There are {", ".join(map(repr, SCHEDULES))}.
             ~ form
-        m larger is always possible
-            m stays {ASKED}. The optimizer fixes the global batch, and a microbatch is one sequence already.
         m is given
             m stays {ASKED}. The optimizer fixes the global batch, and a microbatch is one sequence already.
         no such schedule
@@ -261,31 +239,19 @@ LAYERS = [(32, 8, 3), (32, 8, 0), (40, 8, 2), (24, 4, 5), (16, 4, 1)]  # layers,
 _slowest = lambda stages, head: max(*stages[:-1], stages[-1] + head)
 
 
-def _stages(answer):
-    """A list of plain numbers, where it is one; another answer as it is."""
-    answer = answer.tolist() if hasattr(answer, "tolist") else answer
-    plain = lambda n: n.item() if hasattr(n, "item") else n
-    return list(map(plain, answer)) if isinstance(answer, (list, tuple)) else answer
-
-
 def _unbalanced(run: Run, truth: Run) -> tuple[str, str] | None:
     """What is wrong with the first case in which anything is."""
     for mine, best, (layers, p, head) in zip(run.values, truth.values, LAYERS):
         where = f"With {layers} layers, {p} stages and a head of {head}"
-        if not isinstance(mine, list) or len(mine) != p or any(type(n) is not int for n in mine):
-            return "no layers for each stage", f"{where} you return {mine!r:.200}."
-        if sum(mine) != layers:
-            return "layers lost or doubled", f"{where} your stages hold {sum(mine)} layers."
+        if (len(mine), sum(mine)) != (p, layers):
+            return "layers lost or doubled", f"{where} your {len(mine)} stages hold {sum(mine)} layers."
         if min(mine) < 1:
             return "the last stage takes what is left", f"{where} a stage of yours has {min(mine)} layers."
         load, could = _slowest(mine, head), _slowest(best, head)
-        if load > could and head and mine[-1] + head == load:
-            forgotten = max(mine) == -(-layers // p)
-            name = "the head is forgotten" if forgotten else "the last stage is too long"
-            name = "the last stage is still too long" if mine[-1] < layers // p else name
-            return name, f"{where} the last stage takes {load} with its head, and {could} is possible."
         if load > could:
-            return "a stage that is too long", f"{where} the slowest takes {load}, and {could} is possible."
+            forgotten = head and mine[-1] + head == load and max(mine) == -(-layers // p)
+            name = "the head is forgotten" if forgotten else "a stage that is too long"
+            return name, f"{where} the slowest stage takes {load}, and {could} is possible."
         if k := next((k for k in range(1, p - 1) if mine[k] < mine[k - 1]), 0):
             shown = f"{where} stage {k - 1} has {mine[k - 1]} layers and stage {k} has {mine[k]}."
             return "a long stage before a shorter one", shown
@@ -305,7 +271,7 @@ balanced = Asked(
         " slowest stage is fastest.",
     ],
     cases=LAYERS,
-    reads=_stages,
+    reads=lambda stages: list(map(operator.index, stages)),
     compares=False,
     praise=lambda run: right(
         "The slowest stage is as short as can be: it sets the pace of every microbatch.",
@@ -318,16 +284,13 @@ balanced = Asked(
     mistakes="""
         no layers for each stage
             Return a list with a whole number of layers for each stage.
+            ~ form
         layers lost or doubled
             Every layer is in one stage.
         the last stage takes what is left
             Every stage has at least one layer. Spread what is missing over all stages, not over the last.
-        the last stage is still too long
-            Give it fewer layers yet.
         the head is forgotten
-            All others wait for it in every microbatch. Give it fewer layers.
-        the last stage is too long
-            All others wait for it in every microbatch. Give it fewer layers.
+            The last stage has the head as well, and all others wait for it. Give it fewer layers.
         a stage that is too long
             All others wait for it in every microbatch.
         a long stage before a shorter one
