@@ -30,6 +30,8 @@ import numpy as np
 from .hardware import Network
 
 ALGORITHMS = ("ring", "tree", "hierarchical")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", *ROOTED, "send", "recv", "barrier")
 
 
 def algorithmic_bytes(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float:
@@ -222,20 +224,7 @@ def _shape(ranks: Sequence[int], network: Network) -> tuple[int, int]:
 
 
 def _check(op: str, n: int) -> None:
-    known = (
-        "all_reduce",
-        "all_gather",
-        "reduce_scatter",
-        "all_to_all",
-        "broadcast",
-        "reduce",
-        "gather",
-        "scatter",
-        "send",
-        "recv",
-        "barrier",
-    )
-    if op not in known:
-        raise ValueError(f"unknown collective {op!r}; known are {', '.join(known)}")
+    if op not in COLLECTIVES:
+        raise ValueError(f"unknown collective {op!r}; known are {', '.join(COLLECTIVES)}")
     if n < 1:
         raise ValueError(f"a group has at least 1 rank, not {n}")

@@ -56,12 +56,7 @@ class Schedule:
 def gpipe(p: int, m: int) -> Schedule:
     """All forwards, then all backwards (Huang et al. 2019). Simple, and holds m microbatches at once."""
     _check(p, m)
-    return _looped(
-        "GPipe",
-        p,
-        m,
-        lambda rank: [*(Op("F", i, rank) for i in range(m)), *(Op("B", i, rank) for i in range(m))],
-    )
+    return _looped("GPipe", p, m, lambda rank: [Op(kind, i, rank) for kind in "FB" for i in range(m)])
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
@@ -70,14 +65,7 @@ def one_f_one_b(p: int, m: int) -> Schedule:
     The same bubble as GPipe, but rank r never holds more than p-r microbatches.
     """
     _check(p, m)
-    return _looped(
-        "1F1B",
-        p,
-        m,
-        lambda rank: _in_turn(
-            [Op("F", i, rank) for i in range(m)], [Op("B", i, rank) for i in range(m)], warmup=p - 1 - rank
-        ),
-    )
+    return _looped("1F1B", p, m, lambda rank: _in_turn(*_rounds(p, m, 1, rank), warmup=p - 1 - rank))
 
 
 def interleaved(p: int, m: int, v: int) -> Schedule:
@@ -86,15 +74,9 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
     Microbatches go round in m // p equal groups. Raises ValueError for an m that has none.
     """
     _check(p, m, v)
-    return _looped(
-        "interleaved 1F1B",
-        p,
-        m,
-        lambda rank: _in_turn(
-            *_rounds(p, m, v, rank), warmup=(v - 1) * _per_round(p, m, v) + 2 * (p - 1 - rank)
-        ),
-        v,
-    )
+    warmup = lambda rank: (v - 1) * _per_round(p, m, v) + 2 * (p - 1 - rank)
+    order = lambda rank: _in_turn(*_rounds(p, m, v, rank), warmup(rank))
+    return _looped("interleaved 1F1B", p, m, order, v)
 
 
 def looped_bfs(p: int, m: int, v: int) -> Schedule:

@@ -62,14 +62,8 @@ class Timeline:
     def runs(self) -> list[list[Run]]:
         """For each rank, its operations on the clock."""
         ops = [op for mine in self.schedule.ops for op in mine]
-        every = iter(
-            [
-                Run(op, start, end, None if after < 0 else ops[after])
-                for op, start, end, after in zip(
-                    ops, self.start.tolist(), self.end.tolist(), self.after.tolist()
-                )
-            ]
-        )
+        columns = zip(ops, self.start.tolist(), self.end.tolist(), self.after.tolist())
+        every = iter([Run(op, a, b, None if after < 0 else ops[after]) for op, a, b, after in columns])
         return [list(islice(every, len(mine))) for mine in self.schedule.ops]
 
     @cached_property
@@ -78,24 +72,12 @@ class Timeline:
 
         A chunk after the first is marked: 3, 3', 3''.
         """
-        return [
-            [
-                (
-                    r.op.kind,
-                    str(r.op.microbatch)
-                    + "'"
-                    * (
-                        sorted(k for k, at in enumerate(self.schedule.rank_of) if at == rank).index(
-                            r.op.stage
-                        )
-                    ),
-                    r.start,
-                    r.end,
-                )
-                for r in runs
-            ]
-            for rank, runs in enumerate(self.runs)
-        ]
+        rows = []
+        for rank, runs in enumerate(self.runs):
+            stages = [stage for stage, at in enumerate(self.schedule.rank_of) if at == rank]
+            label = lambda op: str(op.microbatch) + "'" * stages.index(op.stage)
+            rows.append([(r.op.kind, label(r.op), r.start, r.end) for r in runs])
+        return rows
 
     @cached_property
     def levels(self) -> list[list[tuple[float, int]]]:
@@ -151,10 +133,8 @@ class Timeline:
         sooner.
         """
         by_op = {run.op: (rank, i) for rank, runs in enumerate(self.runs) for i, run in enumerate(runs)}
-        rank, i = max(
-            ((rank, len(runs) - 1) for rank, runs in enumerate(self.runs)),
-            key=lambda at: self.runs[at[0]][-1].end,
-        )
+        rank = max(range(self.schedule.p), key=lambda rank: self.runs[rank][-1].end)
+        i = len(self.runs[rank]) - 1
         path = []
         while True:
             run = self.runs[rank][i]
@@ -199,9 +179,8 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
     back = ~(forward | weight)  # I and B answer the same need: the gradient of a stage's input
     takes = np.empty(len(kinds))
     for kind in np.unique(kinds):
-        takes[kinds == kind] = np.array([times.of(chr(kind), s) for s in range(last + 1)], float)[
-            stage[kinds == kind]
-        ]
+        at_stage = np.array([times.of(chr(kind), s) for s in range(last + 1)], float)
+        takes[kinds == kind] = at_stage[stage[kinds == kind]]
 
     # done[k] is the time at which result k is there, infinity until then. Results are numbered by kind (F,
     # then I or B, then W), microbatch and stage. One more number stands for no result: there at time 0.
@@ -230,10 +209,7 @@ def simulate(schedule: Schedule, times: Times = Times()) -> Timeline:
         if not can.all():
             if not can.any():
                 lacks = np.where(done[own[now]] == np.inf, own[now], other[now]).tolist()
-                needed = [
-                    Op("FIW"[place // each], place % each // (last + 1), place % (last + 1))
-                    for place in lacks
-                ]
+                needed = [Op("FIW"[k // each], k % each // (last + 1), k % (last + 1)) for k in lacks]
                 raise Stuck(list(zip(working.tolist(), (every[i] for i in now), needed)))
             now, go, arrives = now[can], working[can], arrives[can]
         else:

@@ -82,9 +82,8 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
     attention = framework.attention_efficiency if framework.fused_attention else c.attention_efficiency
     efficiency = attention if op.part == "attention" else c.gemm_efficiency
     reached = gpu.achievable if op.rate == "bf16" else gpu.rate(op.rate)
-    return op.flops / (reached * efficiency) + op.streamed / (
-        job.cluster.memory_speed(op.memory) * c.memory_efficiency
-    )
+    bandwidth = job.cluster.memory_speed(op.memory) * c.memory_efficiency
+    return op.flops / (reached * efficiency) + op.streamed / bandwidth
 
 
 class Work(NamedTuple):
@@ -118,16 +117,8 @@ def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
     once: dict[tuple, float] = {}  # what is alike is worked out once
     took = []
     for op in ops:
-        like = (
-            op.rate,
-            op.part,
-            op.collective,
-            op.axis,
-            id(op.flops),
-            id(op.streamed),
-            id(op.payload),
-            op.memory,
-        )
+        numbers = map(id, (op.flops, op.streamed, op.payload))
+        like = op.rate, op.part, op.collective, op.axis, op.memory, *numbers
         if like not in once:
             once[like] = seconds_of(op, job, layout, c)
         took.append(op.calls * once[like] if op.collective else once[like])
@@ -250,9 +241,8 @@ def _timed(one: Work, job: Job, layout: Layout) -> _Kind:
     host = sum(one.launches.values()) * job.framework.launch_seconds
     if job.framework.host_seconds:
         sizes, measured = np.log(np.array(job.framework.host_seconds)).T
-        host = np.where(
-            np.asarray(layout.pp) > 1, np.exp(np.interp(np.log(layout.tp), sizes, measured)), host
-        )
+        piped = np.exp(np.interp(np.log(layout.tp), sizes, measured))
+        host = np.where(np.asarray(layout.pp) > 1, piped, host)
     return _Kind(one, gpu, np.maximum(gpu, host))
 
 

@@ -4,7 +4,6 @@ that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ..table import Table, human
@@ -75,16 +74,8 @@ def verdict(mine: Estimate, of: Plan) -> str:
         (good if here < there else bad).append(f"half the network costs {here:.1%} and not {there:.1%}")
     good += [f"without {what}" for what in needs(best.layout) if what not in needs(mine.layout)]
     bad += [f"with {what}" for what in needs(mine.layout) if what not in needs(best.layout)]
-    return " ".join(
-        [
-            head,
-            *(
-                f"{name}: {'; '.join(points)}."
-                for name, points in (("For it", good), ("Against it", bad))
-                if points
-            ),
-        ]
-    )
+    points = {"For it": good, "Against it": bad}
+    return " ".join([head, *(f"{name}: {'; '.join(said)}." for name, said in points.items() if said)])
 
 
 def close_calls(of: Plan) -> str:
@@ -123,11 +114,10 @@ def cost(mine: Estimate, of: Plan, tokens: float | None = None, price: float | N
 def alternatives(mine: Estimate, of: Plan, pure: Estimate | None) -> Table:
     """This layout, the fastest two of other sizes, and pure FSDP."""
     rows = {"this one": mine}
-    taken = {mine.layout.axes}
-    for name, other in _others(of, pure):
-        if other.layout.axes not in taken:
+    fastest = zip(("the fastest", "the second"), map(of.estimate, of.by_axes[:2]))
+    for name, other in [*fastest, *([("pure FSDP", pure)] if pure else [])]:
+        if all(other.layout.axes != taken.layout.axes for taken in rows.values()):
             rows[name] = other
-            taken.add(other.layout.axes)
     return Table(
         ["", "sizes", "step", "free on a GPU", "half the network costs", "needs"],
         [
@@ -142,13 +132,6 @@ def alternatives(mine: Estimate, of: Plan, pure: Estimate | None) -> Table:
             for name, e in rows.items()
         ],
     )
-
-
-def _others(of: Plan, pure: Estimate | None) -> Iterator[tuple[str, Estimate]]:
-    for name, row in zip(("the fastest", "the second"), of.by_axes):
-        yield name, of.estimate(row)
-    if pure:
-        yield "pure FSDP", pure
 
 
 def changes(mine: Estimate, of: Plan) -> Table:

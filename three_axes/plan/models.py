@@ -28,7 +28,8 @@ def _gpt_oss(name: str, layers: int, experts: int) -> ModelShape:
 
 
 _QWEN3 = dict(head_dim=128, qk_norm=True)
-_V3 = Latent(512, 1536)
+_V2_EXPERTS = Experts(64, 6, 1408, shared=2 * 1408, dense_layers=1)
+_V3_EXPERTS = Experts(256, 8, 2048, shared=2048, dense_layers=3, router_bias=True)
 
 MODELS: dict[str, ModelShape] = {
     m.name: m
@@ -52,26 +53,8 @@ MODELS: dict[str, ModelShape] = {
         llama("mixtral-8x22b", 56, 6144, 48, 16384, 32000, 8, experts=Experts(8, 2, 16384)),
         llama("qwen3-30b-a3b", 48, 2048, 32, 6144, 151936, 4, experts=Experts(128, 8, 768), **_QWEN3),
         llama("qwen3-235b-a22b", 94, 4096, 64, 12288, 151936, 4, experts=Experts(128, 8, 1536), **_QWEN3),
-        llama(
-            "deepseek-v2-lite",
-            27,
-            2048,
-            16,
-            10944,
-            102400,
-            latent=Latent(512),
-            experts=Experts(64, 6, 1408, shared=2 * 1408, dense_layers=1),
-        ),
-        llama(
-            "deepseek-v3",
-            61,
-            7168,
-            128,
-            18432,
-            129280,
-            latent=_V3,
-            experts=Experts(256, 8, 2048, shared=2048, dense_layers=3, router_bias=True),
-        ),
+        llama("deepseek-v2-lite", 27, 2048, 16, 10944, 102400, latent=Latent(512), experts=_V2_EXPERTS),
+        llama("deepseek-v3", 61, 7168, 128, 18432, 129280, latent=Latent(512, 1536), experts=_V3_EXPERTS),
         _gpt_oss("gpt-oss-20b", 24, 32),
         _gpt_oss("gpt-oss-120b", 36, 128),
     )

@@ -70,10 +70,8 @@ def by_stage(e: Estimate) -> Table:
     """Bytes on a GPU of each pipeline stage, by what for."""
     held = stages_memory(e.job, e.layout)
     names = [name for name in held[0] if any(stage[name] for stage in held)]
-    rows = [
-        [str(k), *(human(stage[name]) for name in names), human(sum(stage.values()))]
-        for k, stage in enumerate(held)
-    ]
+    sizes = lambda stage: [*(stage[name] for name in names), sum(stage.values())]
+    rows = [[str(k), *map(human, sizes(stage))] for k, stage in enumerate(held)]
     return Table(["stage", *names, "together"], rows)
 
 
@@ -86,16 +84,13 @@ def page(of: Plan, tokens: float | None = None, price: float | None = None) -> s
         [[what, f"× {factor:g}", str(row.layout)] for what, factor, row in of.flips()],
     )
     moved = flips._repr_html_() if flips.rows else "<p>Nothing up to eight times more or less.</p>"
-    return document(
-        best,
-        of,
-        {
-            "Recommendation": recommendation(best, of, tokens, price)
-            + f"<p>{escape(close)}</p>" * bool(close),
-            "The fastest of each sizes": of.table(6)._repr_html_(),
-            "Where a step's seconds go": waterfall(best),
-            "Memory by stage": by_stage(best)._repr_html_(),
-            "What would change this choice": moved,
-            "How far to trust it": taken_for_granted(best),
-        },
-    )
+    close = f"<p>{escape(close)}</p>" * bool(close)
+    sections = {
+        "Recommendation": recommendation(best, of, tokens, price) + close,
+        "The fastest of each sizes": of.table(6)._repr_html_(),
+        "Where a step's seconds go": waterfall(best),
+        "Memory by stage": by_stage(best)._repr_html_(),
+        "What would change this choice": moved,
+        "How far to trust it": taken_for_granted(best),
+    }
+    return document(best, of, sections)

@@ -20,14 +20,10 @@ from .space import Space
 
 # What may turn out otherwise -> the job then, times a factor; None where that is no whole number.
 CHANGES = {
-    "speed between nodes": lambda j, f: _with_cluster(
-        j, inter_node_bandwidth=j.cluster.inter_node_bandwidth * f
-    ),
-    "speed inside a node": lambda j, f: _with_cluster(
-        j, intra_node_bandwidth=j.cluster.intra_node_bandwidth * f
-    ),
-    "memory of a GPU": lambda j, f: _with_cluster(
-        j, device=replace(j.cluster.device, memory=j.cluster.device.memory * f)
+    "speed between nodes": lambda j, f: replace(j, cluster=_times(j.cluster, "inter_node_bandwidth", f)),
+    "speed inside a node": lambda j, f: replace(j, cluster=_times(j.cluster, "intra_node_bandwidth", f)),
+    "memory of a GPU": lambda j, f: replace(
+        j, cluster=replace(j.cluster, device=_times(j.cluster.device, "memory", f))
     ),
     "global batch": lambda j, f: (
         replace(j, global_batch=int(j.global_batch * f)) if float(j.global_batch * f).is_integer() else None
@@ -36,8 +32,8 @@ CHANGES = {
 }
 
 
-def _with_cluster(job: Job, **changed) -> Job:
-    return replace(job, cluster=replace(job.cluster, **changed))
+def _times(record, field: str, factor: float):
+    return replace(record, **{field: getattr(record, field) * factor})
 
 
 @dataclass(eq=False, repr=False)
@@ -75,8 +71,7 @@ class Plan:
     def best(self) -> Candidate:
         if self.ranked:
             return self.ranked[0]
-        device = self.job.cluster.device
-        model = self.job.model.name
+        device, model = self.job.cluster.device, self.job.model.name
         if not self.tight and not self.too_large:
             (axes, reason), *_ = self.impossible.items()
             raise ValueError(
@@ -184,24 +179,17 @@ class Plan:
         best = self.ranked[0].seconds if self.ranked else 0.0
         job = self.job
         tokens = job.global_batch * job.seq_len / self.gpus
-        return Table(
-            ["layout", "step", "behind", "tokens/s/GPU", "memory"],
-            [
-                [
-                    str(r.layout),
-                    f"{r.seconds:.2f} s",
-                    f"{r.seconds / best - 1:.1%}",
-                    f"{tokens / r.seconds:,.0f}",
-                    human(r.memory),
-                ]
-                for r in self.by_axes[:rows]
-            ],
-            title=(
-                f"{job.model.name} on {self.gpus} × {job.cluster.device.name} ({job.cluster.name}), batch"
-                f" {job.global_batch} × {job.seq_len}, {', '.join([job.framework.name, *job.switches])}:"
-                f" {self.looked_at:,} layouts, {len(self.ranked):,} fit, {len(self.tight):,} more are tight"
-            ),
+        made = []
+        for row in self.by_axes[:rows]:
+            behind, speed = row.seconds / best - 1, tokens / row.seconds
+            step = f"{row.seconds:.2f} s"
+            made.append([str(row.layout), step, f"{behind:.1%}", f"{speed:,.0f}", human(row.memory)])
+        title = (
+            f"{job.model.name} on {self.gpus} × {job.cluster.device.name} ({job.cluster.name}), batch"
+            f" {job.global_batch} × {job.seq_len}, {', '.join([job.framework.name, *job.switches])}:"
+            f" {self.looked_at:,} layouts, {len(self.ranked):,} fit, {len(self.tight):,} more are tight"
         )
+        return Table(["layout", "step", "behind", "tokens/s/GPU", "memory"], made, title=title)
 
     def __repr__(self) -> str:
         return repr(self.table())
