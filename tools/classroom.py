@@ -25,9 +25,8 @@ def collect(folder: Path) -> tuple[Class, list[str]]:
     """(the students, in the order of their names; what could not be read). Raises ValueError for no file."""
     files = sorted(folder.rglob("*.json"))
     if not files:
-        raise ValueError(
-            f"there is no progress file in {folder}; put them there as NAME.json or NAME/progress.json"
-        )
+        what_to_do = "put them there as NAME.json or NAME/progress.json"
+        raise ValueError(f"there is no progress file in {folder}; {what_to_do}")
     students, unread = [], []
     for path in files:
         of_folder = path.name == "progress.json" and path.parent != folder

@@ -39,10 +39,8 @@ HERE = """
 from helpers import World
 from helpers.practice import progress
 progress.here("{number}")"""
-BADGE = (
-    "[![Open in"
-    " Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/{repo}/blob/main/colab/{name})"
-)
+AT = "https://colab.research.google.com"
+BADGE = f"[![Open in Colab]({AT}/assets/colab-badge.svg)]({AT}/github/{{repo}}/blob/main/colab/{{name}})"
 
 
 def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nbformat.NotebookNode:
@@ -66,7 +64,7 @@ def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nb
 
 def linked(readme: str, repo: str) -> str:
     """The README with its paragraph on Colab for a real `repo`. Doing it twice changes nothing more."""
-    first = f"https://colab.research.google.com/github/{repo}/blob/main/colab/{notebooks()[0].name}"
+    first = f"{AT}/github/{repo}/blob/main/colab/{notebooks()[0].name}"
     told = (
         f"**Colab.** [Open drop 01]({first}), or another of the folder `colab`. The first cell fetches the"
         " course and uses the torch that is there."
@@ -89,10 +87,8 @@ def make_colab(repo: str) -> None:
         nbformat.write(blank(notebook), copy)
     readme = find("README.md")
     readme.write_text(linked(readme.read_text(encoding="utf-8"), repo), encoding="utf-8")
-    print(
-        f"{len(notebooks())} notebooks open in Colab from github.com/{repo}: commit notebooks, colab and"
-        " README.md"
-    )
+    opened = f"{len(notebooks())} notebooks open in Colab from github.com/{repo}"
+    print(f"{opened}: commit notebooks, colab and README.md")
 
 
 if __name__ == "__main__":

@@ -89,11 +89,9 @@ def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
         raise ValueError(f"{folder} cannot hold the notebooks ({e.strerror}); name another folder") from None
     if outdated:
         them = " ".join(outdated)
-        command = (
-            f'make lab FRESH="{them}"'
-            if "MAKELEVEL" in os.environ
-            else f"three-axes lab {folder} {' '.join(f'--fresh {n}' for n in outdated)}"
-        )
+        command = f"three-axes lab {folder} {' '.join(f'--fresh {n}' for n in outdated)}"
+        if "MAKELEVEL" in os.environ:
+            command = f'make lab FRESH="{them}"'
         told.append(
             f"There is a newer version of: {them}. Your copies in {folder} are as you left them.\n"
             f"  {command}\nputs the new version there, and keeps yours in the folder old beside it."
@@ -115,14 +113,9 @@ def static(model: dict, **_) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="three-axes lab", description=__doc__, formatter_class=Manual)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("three-axes"), help="%(default)s")
-    parser.add_argument(
-        "--fresh",
-        action="append",
-        default=[],
-        metavar="NUMBER",
-        type=lambda n: n.zfill(2),
-        help="the drop 07, say, as it was at first; your copy of it is kept in old/",
-    )
+    fresh = "the drop 07, say, as it was at first; your copy of it is kept in old/"
+    several = dict(action="append", default=[], metavar="NUMBER", type=lambda n: n.zfill(2))
+    parser.add_argument("--fresh", help=fresh, **several)
     parser.add_argument("--port", type=int, default=8888, help="%(default)s, or the next that is free")
     parser.add_argument("--no-browser", action="store_true", help="only say the address")
     args = parser.parse_args(argv)

@@ -81,13 +81,12 @@ class Course:
         return " · ".join(parts)
 
     def listing(self, path: Path) -> str:
-        rows = []
-        for phase, drops in PHASES.items():
-            row = []
-            for there in (self.paths[f"{n:02d}"] for n in drops):
-                read, practise = minutes(self.books[there])
-                row.append(f"{self.link(path, there, number(there))} {read} + {practise}")
-            rows.append(f"- {phase}: {', '.join(row)}")
+        def entry(n: int) -> str:
+            there = self.paths[f"{n:02d}"]
+            read, practise = minutes(self.books[there])
+            return f"{self.link(path, there, number(there))} {read} + {practise}"
+
+        rows = [f"- {phase}: {', '.join(map(entry, drops))}" for phase, drops in PHASES.items()]
         head = "<details><summary>The fourteen drops and their minutes</summary>"
         return "\n".join([head, "", "To read and run + to practise.", "", *rows, "", "</details>"])
 
@@ -102,12 +101,12 @@ class Course:
             made = self.link(path, there, drop[0])
             return LINK.sub(r'<a href="\2">\1</a>', made) if html else made
 
-        return "\n".join(
-            line
-            if line.startswith("#")
-            else DROP.sub(lambda drop: link(drop, line.startswith("<details>")), line)
-            for line in plain.split("\n")
-        )
+        lines = plain.split("\n")
+        for i, line in enumerate(lines):
+            if not line.startswith("#"):
+                html = line.startswith("<details>")
+                lines[i] = DROP.sub(lambda drop: link(drop, html), line)
+        return "\n".join(lines)
 
     def frame(self, path: Path, notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         """Write minutes, place, links and closing cell into a notebook. Doing it twice changes nothing."""
@@ -119,9 +118,8 @@ class Course:
         for cell in told:
             cell.source = self._linked(path, re.sub(r"\n\n\Z", "", PLACE.sub("", cell.source)))
         place = self.place(path)
-        first.source = re.sub(
-            r"(?m)^(\*\d+ minutes .*)\n+", lambda promise: f"{promise[1]}\n\n{place}\n\n", first.source
-        )
+        below = lambda promise: f"{promise[1]}\n\n{place}\n\n"
+        first.source = re.sub(r"(?m)^(\*\d+ minutes .*)\n+", below, first.source)
         last.source = f"{last.source.rstrip()}\n\n{place}"
         first.source = LISTING.sub(lambda _: self.listing(path), first.source)
         if "closing" not in notebook.cells[-1].metadata.get("tags", []):

@@ -15,6 +15,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+from helpers.practice.books import notebooks
 from tools.lab import static
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,9 +30,8 @@ def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.Notebook
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for i, cell in enumerate(notebook.cells):
         cell.id = f"drop-{number}-{i:02d}"
-        cell.metadata = nbformat.from_dict(
-            {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
-        )
+        tags = cell.metadata.get("tags")
+        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
     static({"type": "notebook", "content": notebook})
     return notebook
 
@@ -52,17 +52,15 @@ def stored(name: str) -> bytes:
 
 def refresh(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
-    ).execute()
+    here = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=here).execute()
     nbformat.write(normalise(notebook, path.name[:2]), path)
 
 
 if __name__ == "__main__":
     os.environ["THREE_AXES_PROGRESS"] = ""
     os.environ["THREE_AXES_STREAM_AFTER"] = "60"  # output at the end of a cell, as nbval will compare it
-    books = [*sorted(ROOT.glob("notebooks/*.ipynb")), *sorted(ROOT.glob("notebooks/beyond/*.ipynb"))]
-    for path in () if sys.argv[1:] == ["--pictures"] else map(Path, sys.argv[1:] or books):
+    for path in () if sys.argv[1:] == ["--pictures"] else map(Path, sys.argv[1:] or notebooks()):
         print("refreshing", path.name, flush=True)
         refresh(path)
     for name in PICTURES:

@@ -63,23 +63,12 @@ def figures() -> Table:
     }
     rows = []
     for name, l in schemes.items():
-        part = job.model.params / (l.tp * l.pp)
-        e = estimate(job, l)
-        rows.append(
-            [
-                name,
-                human(sum(states(part, l.dp, l.zero).values())),
-                human(e.memory_bytes),
-                human(sum(sent(job, l).values())),
-                f"{e.time['bubble'] / e.step_seconds:.0%}",
-                f"{e.step_seconds:.2f} s",
-            ]
-        )
-    return Table(
-        ["Llama-3-8B on 8 H100s", "states", "memory, fullest", "sent in a step", "bubble", "step"],
-        rows,
-        title=f"batch {job.global_batch} × {job.seq_len} tokens, microbatch 1, by three_axes.plan",
-    )
+        e, kept = estimate(job, l), states(job.model.params / (l.tp * l.pp), l.dp, l.zero)
+        sizes = [human(size) for size in (sum(kept.values()), e.memory_bytes, sum(sent(job, l).values()))]
+        rows.append([name, *sizes, f"{e.time['bubble'] / e.step_seconds:.0%}", f"{e.step_seconds:.2f} s"])
+    columns = ["Llama-3-8B on 8 H100s", "states", "memory, fullest", "sent in a step", "bubble", "step"]
+    title = f"batch {job.global_batch} × {job.seq_len} tokens, microbatch 1, by three_axes.plan"
+    return Table(columns, rows, title=title)
 
 
 def schedules(p: int = 8, m: int = 16) -> Table:
@@ -146,30 +135,22 @@ def _head(ax, x: float, y: float, wide: float, title: str, beside: str = "") -> 
     ax.plot([x, x + wide], [y + 1.4] * 2, color=INK, linewidth=0.8)
 
 
-def _grid(
-    ax,
-    x: float,
-    y: float,
-    widths: Sequence[float],
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    high: float,
-    numbers: bool = False,
-) -> None:
+def _grid(ax, x: float, y: float, widths: Sequence[float], columns, rows, high: float, numbers=False) -> None:
     """A table, a line to a row. numbers: columns after the first stand at their right edge."""
     for i, row in enumerate([columns, *rows]):
         at, middle = x, y + i * high
         if i % 2:
-            ax.add_patch(Rectangle((x, middle - high * 0.68), sum(widths), high, color=SOFT, linewidth=0))
+            _box(ax, x, middle - high * 0.68, sum(widths), high, color=SOFT, linewidth=0)
         for k, (cell, width) in enumerate(zip(row, widths)):
-            bold = i == 0 or k == 0
-            right = numbers and k > 0
+            place, side = (at + width - 0.8, "right") if numbers and k else (at + 0.8, "left")
             colour = AXES.get(cell.split()[0], INK) if cell and k == 0 and i else INK
-            _text(
-                ax, at + width - 0.8 if right else at + 0.8, middle, cell, 6.8,
-                weight="bold" if bold else "normal", ha="right" if right else "left", color=colour,
-            )  # fmt: skip
+            weight = "bold" if i == 0 or k == 0 else "normal"
+            _text(ax, place, middle, cell, 6.8, weight=weight, ha=side, color=colour)
             at += width
+
+
+def _box(ax, x: float, y: float, wide: float, high: float, **look) -> None:
+    ax.add_patch(Rectangle((x, y), wide, high, **look))
 
 
 def _inset(figure: Figure, x: float, y: float, wide: float, high: float):
@@ -184,10 +165,10 @@ def _cubes(figure: Figure, ax) -> None:
         "a slice of each matrix,\nthe same examples",
         "some of the layers,\none microbatch after another",
     )
-    for k, (title, words) in enumerate(zip(told, under)):
+    for k, (title, words, colour) in enumerate(zip(told, under, AXES.values())):
         x = 8 + 50 * k
         cube(_inset(figure, x, 30, 46, 33), k, 4, size=6.4)
-        _text(ax, x, 29, title, 8, weight="bold", color=list(AXES.values())[k])
+        _text(ax, x, 29, title, 8, weight="bold", color=colour)
         _text(ax, x, 67, words, 6.8, va="top", linespacing=1.3)
 
 
@@ -202,20 +183,11 @@ def _ring(ax) -> None:
         )  # fmt: skip
         ax.add_patch(turn)
         for chunk in range(4):  # after the reduce-scatter each rank has one chunk of the sum
-            ax.add_patch(
-                Rectangle(
-                    place + np.array([-4.4 + 2.2 * chunk, -2]),
-                    2.2,
-                    4,
-                    edgecolor=INK,
-                    linewidth=0.6,
-                    facecolor=rank_colour(rank) if chunk == (rank + 1) % 4 else PAPER,
-                    zorder=3,
-                )  # fmt: skip
-            )
-    for rank, (across, down, side) in enumerate(
-        [(0, -2.8, "center"), (-2.2, 5, "right"), (0, 5, "center"), (2.2, 5, "left")]
-    ):
+            colour = rank_colour(rank) if chunk == (rank + 1) % 4 else PAPER
+            x, y = place + np.array([-4.4 + 2.2 * chunk, -2])
+            _box(ax, x, y, 2.2, 4, edgecolor=INK, linewidth=0.6, facecolor=colour, zorder=3)
+    beside = ((0, -2.8, "center"), (-2.2, 5, "right"), (0, 5, "center"), (2.2, 5, "left"))
+    for rank, (across, down, side) in enumerate(beside):
         _text(ax, *(places[rank] + np.array([across, down])), f"rank {rank}", 6.4, ha=side)
     told = "n − 1 steps:\nadd, pass on.\nn − 1 more:\ncopy, pass on."
     _text(ax, *(centre - np.array([0, 3])), told, 6.2, ha="center", va="center", linespacing=1.25)
@@ -260,17 +232,16 @@ def _states(ax) -> None:
         _text(ax, 108, y + 2.9, name, 7, weight="bold")
         parts = states(1.0, d, zero)
         for part, size in parts.items():
-            ax.add_patch(
-                Rectangle((at, y), size * scale, 4, facecolor=looks[part], edgecolor=PAPER, linewidth=0.6)
-            )
-            if size * scale > 5:
-                _text(ax, at + size * scale / 2, y + 2.9, f"{size:g}", 6.8, ha="center",
-                      color=INK if part == "optimizer" else PAPER)  # fmt: skip
-            at += size * scale
+            wide = size * scale
+            _box(ax, at, y, wide, 4, facecolor=looks[part], edgecolor=PAPER, linewidth=0.6)
+            if wide > 5:
+                colour = INK if part == "optimizer" else PAPER
+                _text(ax, at + wide / 2, y + 2.9, f"{size:g}", 6.8, ha="center", color=colour)
+            at += wide
         _text(ax, at + 1, y + 2.9, f"{sum(parts.values()):g}", 7, weight="bold")
     x = 122.0
     for part, colour in looks.items():
-        ax.add_patch(Rectangle((x, 156.3), 2.4, 2.4, facecolor=colour, edgecolor=INK, linewidth=0.4))
+        _box(ax, x, 156.3, 2.4, 2.4, facecolor=colour, edgecolor=INK, linewidth=0.4)
         _text(ax, x + 3.4, 158.3, part, 6.4)
         x += 21
     made = figures()
@@ -289,27 +260,20 @@ def _tree(ax) -> None:
         (f"16·N fit one GPU?\nH100: N ≤ {one:.1f}·10⁹", "DP", "or ZeRO-1, for nothing more"),
         (f"16·N fit one node?\n{node.gpus_per_node} H100s: N ≤ {one * node.gpus_per_node:.0f}·10⁹",
          "FSDP", "if the batch feeds all GPUs"),
-        (None, "TP in the node, PP across,\nDP on top", "t ≤ 8 · m ≥ 4·p · ZeRO-1 on DP"),
     )  # fmt: skip
     for k, (question, answer, note) in enumerate(asked):
         y = 133.5 + 14 * k
-        if question:
-            box = dict(boxstyle="round,pad=0,rounding_size=1.5", linewidth=0.9)
-            ax.add_patch(FancyBboxPatch((204, y), 35, 9, facecolor=SOFT, edgecolor=INK, **box))
-            _text(ax, 221.5, y + 4.5, question, 6.9, ha="center", va="center", linespacing=1.3)
-            _arrow(ax, (239.5, y + 4.5), (247, y + 4.5), "yes")
-            _arrow(ax, (221.5, y + 9.3), (221.5, y + 13.7), "no")
-        x, wide = (247.5, 41.5) if question else (204, 45)
-        colour = AXES["DP"] if question else AXES["TP"]
-        ax.add_patch(FancyBboxPatch((x, y), wide, 9, facecolor=colour, edgecolor=colour,
-                                    boxstyle="round,pad=0,rounding_size=1.5"))  # fmt: skip
-        middle = x + wide / 2
-        if question:
-            _text(ax, middle, y + 3.9, answer, 8, ha="center", weight="bold", color=PAPER)
-            _text(ax, middle, y + 7.4, note, 6.2, ha="center", color=PAPER)
-        else:
-            _text(ax, middle, y + 4.5, answer, 7.4, ha="center", va="center", weight="bold", color=PAPER)
-            _text(ax, x + wide + 2, y + 4.5, note.replace(" · ", "\n"), 6.6, va="center", linespacing=1.25)
+        _round(ax, 204, y, 35, facecolor=SOFT, edgecolor=INK, linewidth=0.9)
+        _text(ax, 221.5, y + 4.5, question, 6.9, ha="center", va="center", linespacing=1.3)
+        _arrow(ax, (239.5, y + 4.5), (247, y + 4.5), "yes")
+        _arrow(ax, (221.5, y + 9.3), (221.5, y + 13.7), "no")
+        _round(ax, 247.5, y, 41.5, color=AXES["DP"])
+        _text(ax, 268.25, y + 3.9, answer, 8, ha="center", weight="bold", color=PAPER)
+        _text(ax, 268.25, y + 7.4, note, 6.2, ha="center", color=PAPER)
+    y, how = 133.5 + 14 * len(asked), dict(va="center", weight="bold", color=PAPER)
+    _round(ax, 204, y, 45, color=AXES["TP"])
+    _text(ax, 226.5, y + 4.5, "TP in the node, PP across,\nDP on top", 7.4, ha="center", **how)
+    _text(ax, 251, y + 4.5, "t ≤ 8\nm ≥ 4·p\nZeRO-1 on DP", 6.6, va="center", linespacing=1.25)
     mends = (
         ("activations do not fit", "smaller b · TP with SP · recompute"),
         ("one sequence does not fit", "CP"),
@@ -319,6 +283,11 @@ def _tree(ax) -> None:
         ("it has experts", "EP, over the ranks of DP"),
     )
     _grid(ax, 204, 179.5, (40, 45), ("when…", "take"), mends, 4.3)
+
+
+def _round(ax, x: float, y: float, wide: float, **look) -> None:
+    """A box with round corners, for a question or an answer."""
+    ax.add_patch(FancyBboxPatch((x, y), wide, 9, boxstyle="round,pad=0,rounding_size=1.5", **look))
 
 
 def _arrow(ax, start, end, word: str) -> None:

@@ -17,9 +17,8 @@ from .build import build
 
 
 def main(argv: list[str] | None = None) -> int:
-    argparse.ArgumentParser(prog="three-axes site", description=__doc__, formatter_class=Manual).parse_args(
-        argv
-    )
+    parser = argparse.ArgumentParser(prog="three-axes site", description=__doc__, formatter_class=Manual)
+    parser.parse_args(argv)
     pages = build(BUILD / "site")
     print(f"{pages} pages in {BUILD / 'site'}; open {BUILD / 'site' / 'index.html'}")
     return 0

@@ -28,13 +28,8 @@ LIVE = ("schedules", "memory")  # explorers that have frames
 
 @cache
 def _exporter() -> HTMLExporter:
-    return HTMLExporter(
-        template_name="drop",
-        extra_template_basedirs=[str(find("data/site"))],
-        exclude_input_prompt=True,
-        exclude_output_prompt=True,
-        anchor_link_text="#",
-    )
+    plain = dict(exclude_input_prompt=True, exclude_output_prompt=True, anchor_link_text="#")
+    return HTMLExporter(template_name="drop", extra_template_basedirs=[str(find("data/site"))], **plain)
 
 
 def page(path: Path) -> str:
@@ -56,10 +51,8 @@ def page(path: Path) -> str:
 def _role(cell: NotebookNode, drop: str) -> dict:
     """What a code cell is on the page, 'question', 'practice', 'explorer', 'code', and what goes with it."""
     if asked := re.search(r"(\w+) = predict\(", cell.source):
-        shown = next(
-            output for output in cell.outputs if "\n  ○ " in output.get("data", {}).get("text/plain", "")
-        )
-        question, *options = shown.data["text/plain"].split("\n  ○ ")
+        texts = (output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+        question, *options = next(text for text in texts if "\n  ○ " in text).split("\n  ○ ")
         return {
             "is": "question",
             "name": asked[1],
@@ -72,11 +65,8 @@ def _role(cell: NotebookNode, drop: str) -> dict:
         assert isinstance(exercise, Exercise)
         cell.outputs = []  # 'not started'
         solution = exercise.solution()
-        return {
-            "is": "practice",
-            "hints": exercise.hints,
-            "solution": solution.text if solution.code else "",  # hidden for a class
-        }
+        shown = solution.text if solution.code else ""  # hidden for a class
+        return {"is": "practice", "hints": exercise.hints, "solution": shown}
     if shown := re.search(r"explore\.(\w+)\((.*)\)\s*$", cell.source):
         call = ast.parse(shown[0].strip(), mode="eval").body
         if shown[1] in LIVE:

@@ -10,6 +10,7 @@ part, two letters: a number of base 64, which is a place in the list of all GB t
 from __future__ import annotations
 
 import json
+import string
 from functools import cache
 from itertools import product
 
@@ -19,14 +20,12 @@ from helpers.draw.holding import PARTS
 from three_axes.paper.pipelines import SCHEDULES
 from three_axes.paper.simulation import Timeline, paper
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 
 
 def _controls(explorer: Explorer) -> dict:
-    return {
-        name: {"label": label, "options": options, "first": first}
-        for name, (label, options, first) in explorer.controls.items()
-    }
+    keys = ("label", "options", "first")
+    return {name: dict(zip(keys, control)) for name, control in explorer.controls.items()}
 
 
 def ranks_text(timeline: Timeline) -> list[str]:
@@ -79,12 +78,9 @@ def memory_frames() -> dict[str, object]:
         except ValueError as e:
             frames.append(f"!{e}")
             continue
-        text = ""
-        for stage in stages:
-            for part in PARTS:
-                place = places.setdefault(round(stage.get(part, 0.0) / 1e9, 2), len(places))
-                text += LETTERS[place // 64] + LETTERS[place % 64]
-        frames.append(text)
+        sizes = [round(stage.get(part, 0.0) / 1e9, 2) for stage in stages for part in PARTS]
+        numbers = [places.setdefault(size, len(places)) for size in sizes]
+        frames.append("".join(LETTERS[number // 64] + LETTERS[number % 64] for number in numbers))
     return {"parts": list(PARTS), "gigabytes": list(places), "frames": frames, "holds": capacity / 1e9}
 
 
