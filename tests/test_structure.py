@@ -5,6 +5,8 @@ import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,22 +69,27 @@ def part_of(module: str) -> str:
     return top if top in ("drops", "tools") or not rest else f"{top}.{rest[0]}"
 
 
-def imports(file: Path) -> set[str]:
-    """Absolute names of all modules that a file imports."""
+MODULES = {name_of(file): file for file in FILES}
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    """As the oldest Python reads it that is admitted."""
+    return ast.parse(file.read_text(), feature_version=(3, 10))
+
+
+def imports(file: Path, nodes: Iterable[ast.AST]) -> set[str]:
+    """Absolute names of all modules that these nodes of a file import."""
     package = name_of(file).split(".")[: None if file.name == "__init__.py" else -1]
-    modules = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    names = set()
+    for node in nodes:
         if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             base = ".".join(filter(None, [base, node.module]))
-            modules |= {base} | {f"{base}.{alias.name}" for alias in node.names}
-    return modules
-
-
-def modules() -> set[str]:
-    return {name_of(file) for file in FILES}
+            names |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+    return names
 
 
 @pytest.mark.parametrize("part", MAY)
@@ -90,25 +97,15 @@ def test_arrows_run_one_way(part):
     files = [file for file in FILES if part_of(name_of(file)) == part and "bench" not in file.parts]
     assert files
     for file in files:
-        met = {part_of(name) for name in imports(file) & (modules() | {"helpers"})} - {
-            part,
-            "three_axes",
-            "helpers",
-        }
+        met = imports(file, ast.walk(parsed(file))) & (MODULES.keys() | {"helpers"})
+        met = {part_of(name) for name in met} - {part, "three_axes", "helpers"}
         assert met <= MAY[part], f"{file.relative_to(ROOT)} imports {met - MAY[part]}"
 
 
 def loads(file: Path) -> set[Path]:
     """Files of the project that a file imports as it is loaded: not in functions, nor for types alone."""
-    package = name_of(file).split(".")[: None if file.name == "__init__.py" else -1]
-    imported = set()
-    for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            base += (node.module or "").split(".") if node.module else []
-            names = {".".join(base)} | {".".join([*base, alias.name]) for alias in node.names}
-            imported |= {other for other in FILES if name_of(other) in names and other.name != "__init__.py"}
-    return imported - {file}
+    loaded = {MODULES[name] for name in imports(file, parsed(file).body) & MODULES.keys()}
+    return {other for other in loaded - {file} if other.name != "__init__.py"}
 
 
 def test_no_module_needs_itself():
@@ -195,8 +192,7 @@ def test_the_three_lists_of_packages_agree():
 def test_every_python_that_is_named_is_admitted():
     text = (ROOT / "pyproject.toml").read_text()
     assert 'requires-python = ">=3.10"' in text and "(3, 10)" in (ROOT / "Makefile").read_text()
-    for file in FILES:
-        ast.parse(file.read_text(), feature_version=(3, 10))
+    assert all(map(parsed, FILES))
 
 
 def test_ranks_that_run_exercises_import_no_pictures():
