@@ -106,7 +106,6 @@ mlp = OnRanks(
         a fixed number of parts
             You cut into more parts than there are ranks, and some parts nobody takes. Cut into world_size.
             - chunk(world_size => chunk(4
-            - chunk(world_size => chunk(8
         every rank did more than its share
             A rank multiplied more than its part. Cut both matrices before you multiply.
             $ flops

@@ -5,6 +5,7 @@ the cliff between nodes.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -12,13 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ParallelStyle, PrepareModuleInput, parallelize_module
 
 from helpers import toy
 from helpers.emulate import networks
@@ -30,42 +25,23 @@ from helpers.ranks.world import World
 from three_axes.count.clock import Timeline, shortest
 from three_axes.count.traffic import Traffic
 from three_axes.paper.collectives import algorithmic_bytes
+from three_axes.plan import MODELS
+from three_axes.trace import tensor_plan
+from three_axes.trace.traced_model import FeedForward
 
 # -- practice: a plan for DTensor with no collective too many -------------------------------------
 
 
-class GatedMLP(nn.Module):
-    """Llama's feed-forward part: two matrices widen, and one gates the other."""
-
-    def __init__(self, hidden: int):
-        super().__init__()
-        self.gate = nn.Linear(hidden, 4 * hidden, bias=False)
-        self.up = nn.Linear(hidden, 4 * hidden, bias=False)
-        self.down = nn.Linear(4 * hidden, hidden, bias=False)
-
-    def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-class LlamaBlock(toy.Block):
-    """The toy's block with Llama's feed-forward part."""
-
-    def __init__(self, hidden: int = 64, heads: int = 4):
-        super().__init__(hidden, heads)
-        self.mlp = GatedMLP(hidden)
+def llama_block() -> toy.Block:
+    """The toy's block with Llama's feed-forward part: two matrices widen, and one gates the other."""
+    block = toy.Block(hidden=64, heads=4)
+    block.mlp = FeedForward(replace(MODELS["toy"], hidden=64, ffn=256, gated=True))
+    return block.double()
 
 
 def usual_plan() -> dict:
-    """What PyTorch's tutorials give for such a block: each matrix by itself."""
-    return {
-        "attention.q": ColwiseParallel(),
-        "attention.k": ColwiseParallel(),
-        "attention.v": ColwiseParallel(),
-        "attention.out": RowwiseParallel(),
-        "mlp.gate": ColwiseParallel(),
-        "mlp.up": ColwiseParallel(),
-        "mlp.down": RowwiseParallel(),
-    }
+    """What PyTorch's tutorials give for such a block: each matrix by itself, by columns, then by rows."""
+    return tensor_plan.usual_plan(llama_block())
 
 
 def merged_plan():
@@ -80,7 +56,7 @@ def merged_plan():
 
 def _under(make_plan, facts: dict, all_cut: bool = True) -> None:
     """On a rank: a step of the block under a plan. all_cut: none under a plan that leaves a matrix out."""
-    block, mesh = LlamaBlock().double(), init_device_mesh("cpu", (dist.get_world_size(),))
+    block, mesh = llama_block(), init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(0)
     for p in block.parameters():
         nn.init.normal_(p, std=0.1)
@@ -279,13 +255,6 @@ sequence = OnRanks(
             After the pair each rank holds a partial sum, for all tokens. Add these first, as toy.sum_tokens
             does, and then keep your tokens.
             - return scatter( => return toy.my_tokens(
-        another rank's tokens
-            The sum is right, but a rank keeps tokens that are not its own.
-            - return scatter( => return toy.whole_sequence(scatter( & @ down) => @ down)).chunk(world_size,
-              1)[rank - 1]
-        no gather before the pair
-            `up` is split by columns, so a rank computes some columns of every token. It needs all tokens.
-            - gather(x) => x.repeat(1, world_size, 1)
         gradients of x that toy.Enter sums
             Beside the gather, whose backward adds, toy.Enter adds once too often. Before it, it adds
             gradients of different tokens.
@@ -354,9 +323,8 @@ def one_step_by_pytorch(world: World) -> Traffic:
     def run():
         model = toy.ToyTransformer()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        plan = {name: how for name, how in merged_plan().items() if name != "mlp.gate"}  # the toy has none
         for block in model.blocks:
-            parallelize_module(block, mesh, plan)
+            parallelize_module(block, mesh, tensor_plan.merged_plan(block, sp=False))
         current.count_from_here()  # the setting up is not counted
         toy.tensor_parallel_step(model, *toy.make_batch())
 

@@ -83,12 +83,11 @@ def _met(run: Run) -> Answer:
     def meet():
         sums = []
         for axis in GRIDS[0]:
-            for ranks in sorted({tuple(g[axis]) for g in run.values[:8]}):
-                group = dist.new_group(list(ranks))
-                if dist.get_rank() in ranks:
-                    ones = torch.ones(1)
-                    dist.all_reduce(ones, group=group)
-                    sums.append(int(ones))
+            groups = sorted({tuple(g[axis]) for g in run.values[:8]})
+            mine, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])
+            ones = torch.ones(1)
+            dist.all_reduce(ones, group=mine)
+            sums.append(int(ones))
         return sums
 
     with World(8, timeout=8) as world:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import replace
 from functools import cache
 
 from helpers.practice.engine import Asked
-from helpers.practice.exercise import right
+from helpers.practice.exercise import Answer, right
 from helpers.practice.runs import Run
 from three_axes.plan import CLUSTERS, Job, Plan, plan
 from three_axes.plan.frameworks import FRAMEWORKS
@@ -29,15 +30,10 @@ def refused() -> Table:
     """One (dp, tp, pp) of each kind that is out, and why."""
     p = the_plan()
     bare = replace(p.job.framework, zeros=(0,), zeros_in_pipeline=(0,), recomputes=("none",))
-    alone = plan(replace(p.job, framework=bare), gpus=GPUS)
+    alone = plan(replace(p.job, framework=bare), gpus=GPUS).why(dp=32)
     rows = [[str(axes), why.split(";")[0]] for axes, why in list(p.impossible.items())[:2]]
-    rows.append(
-        [
-            "DP 32 without ZeRO or recompute",
-            alone.why(dp=32).split(")")[-1].strip().removeprefix("it does not fit: "),
-        ]
-    )
-    return Table(["layout", "why not"], rows)
+    too_much = alone.split(")")[-1].strip().removeprefix("it does not fit: ")
+    return Table(["layout", "why not"], [*rows, ["DP 32 without ZeRO or recompute", too_much]])
 
 
 def flips() -> Table:
@@ -48,14 +44,8 @@ def flips() -> Table:
     rows = []
     for what, factor, winner in the_plan().flips():
         then = {row.axes: row.seconds for row in the_plan().changed(what, factor).by_axes}
-        rows.append(
-            [
-                what,
-                f"× {factor:g}",
-                str(winner.axes),
-                *(f"{then[axes] / winner.seconds - 1:.1%}" for axes in first),
-            ]
-        )
+        behind = [f"{then[axes] / winner.seconds - 1:.1%}" for axes in first]
+        rows.append([what, f"× {factor:g}", str(winner.axes), *behind])
     return Table(
         ["change", "by", "then wins", *map(str, first)],
         rows,
@@ -93,30 +83,25 @@ def finishes() -> str:
 # -- a rule of thumb -----------------------------------------------------------------------------
 
 
-def tree(model: ModelShape, gpus: int, cluster=CLUSTERS[CLUSTER]) -> tuple[str, tuple[int, int, int]]:
+def tree(model: ModelShape, gpus: int) -> tuple[str, tuple[int, int, int]]:
     """The decision tree of this drop: what it says, and as (d, t, p).
 
     It keeps 40 % of the memory for activations.
     """
-    room = 0.6 * cluster.device.memory
+    cluster = CLUSTERS[CLUSTER]
+    node, room = cluster.gpus_per_node, 0.6 * cluster.device.memory
     need = sum(states(model.params).values())
-    t = max(
-        k
-        for k in range(1, cluster.gpus_per_node + 1)
-        if cluster.gpus_per_node % k == 0 and model.heads % k == 0
-    )
     if need <= room:
         return "fits one GPU: DP", (gpus, 1, 1)
-    if need <= room * cluster.gpus_per_node or gpus <= cluster.gpus_per_node:
-        return "fits one node: FSDP" if need <= room * cluster.gpus_per_node else "only one node: FSDP", (
-            gpus,
-            1,
-            1,
-        )
-    for p in (k for k in range(1, gpus // t + 1) if (gpus // t) % k == 0 and model.layers % k == 0):
-        if need / (t * p) <= room:
-            return "else: TP in the node, PP across, DP on top", (gpus // (t * p), t, p)
-    return "else: TP in the node, PP across, DP on top", (1, t, gpus // t)
+    if need <= room * node:
+        return "fits one node: FSDP", (gpus, 1, 1)
+    if gpus <= node:
+        return "only one node: FSDP", (gpus, 1, 1)
+    t = math.gcd(node, model.heads)
+    rest = gpus // t
+    divides = [p for p in range(1, rest + 1) if rest % p == 0 and model.layers % p == 0]
+    p = next((p for p in divides if need / (t * p) <= room), rest)
+    return "else: TP in the node, PP across, DP on top", (rest // p, t, p)
 
 
 TREE_CASES = (
@@ -166,8 +151,6 @@ def _picked(run: Run, _) -> str | None:
         return "it cannot be"
     if the_plan().best.seconds / row.seconds >= 0.95:
         return None
-    if t > CLUSTERS[CLUSTER].gpus_per_node:
-        return "TP beyond the node"
     return "more model parallelism than needed" if t * p >= 16 else "more than five percent behind"
 
 
@@ -207,8 +190,6 @@ tuple_ = Asked(
             Each size is at least 1, and the three multiply to the number of GPUs.
         it cannot be
             Look at what the planner says.
-        TP beyond the node
-            A node has eight GPUs.
         more model parallelism than needed
             It fits with far less of it, and every axis has its price.
         more than five percent behind
@@ -226,45 +207,41 @@ REASONS = (
     "the states fit one GPU with room to spare",
     "too large for a GPU, and links inside the node are fast",
 )
-# Case -> each right answer, with its right reasons. FSDP in a node: for its own, or for that of any cut.
-_RIGHT = {
-    "1B on 8 GPUs with NVLink": {0: (2,)},
-    "30B on 8 GPUs with NVLink": {1: (3,), 3: (1, 3)},
-    "200B on 64 GPUs in 8 nodes": {2: (0,)},
-    "13B on 16 GPUs in 2 nodes, for a team that will not change its model": {3: (1,)},
+# Case -> each right answer with its right reasons; why; parameters, d, t, p and the ZeRO stage with which its
+# states fit a GPU of 80 GB and leave room. FSDP in a node: for its own reason, or for that of any cut.
+QUICK = {
+    "1B on 8 GPUs with NVLink": (
+        {0: (2,)},
+        "16 bytes a parameter are 16 GB: nothing needs cutting, and DP sends least.",
+        (1e9, 8, 1, 1, 0),
+    ),
+    "30B on 8 GPUs with NVLink": (
+        {1: (3,), 3: (1, 3)},
+        "480 GB of states do not fit a GPU; in one node TP's all-reduces run over NVLink. (FSDP is a fair"
+        " alternative.)",
+        (30e9, 1, 8, 1, 0),
+    ),
+    "200B on 64 GPUs in 8 nodes": (
+        {2: (0,)},
+        "3,200 GB of states do not fit a node. All 64 GPUs would hold them, 50 GB each, but then every weight"
+        " crosses nodes and every layer is recomputed: for 175B on 64 the planner finds that an eighth"
+        " slower. TP fills the node, PP goes across, DP takes what is left.",
+        (200e9, 2, 8, 4, 1),
+    ),
+    "13B on 16 GPUs in 2 nodes, for a team that will not change its model": (
+        {3: (1,)},
+        "208 GB over 16 GPUs are 13 GB each with FSDP, and it wraps the model as it is.",
+        (13e9, 16, 1, 1, 3),
+    ),
 }
-QUICK = tuple(_RIGHT)
-
-
-# (d, t, p) and the ZeRO stage for each case, with which its states fit a GPU of 80 GB and leave room.
-_SIZES = ((1e9, 8, 1, 1, 0), (30e9, 1, 8, 1, 0), (200e9, 2, 8, 4, 1), (13e9, 16, 1, 1, 3))
-
-
-def as_sizes() -> list[tuple[str, tuple[int, int, int], float]]:
-    """(case, (d, t, p), bytes of states on a GPU)"""
-    return [
-        (case, (d, t, p), sum(states(params / (t * p), d, zero).values()))
-        for case, (params, d, t, p, zero) in zip(QUICK, _SIZES)
-    ]
 
 
 def quick(case):
     """(answer, reason) for a case: one of d13.ANSWERS and one of d13.REASONS."""
     from drops.d13 import ANSWERS, QUICK, REASONS
 
-    answer, reason = [(0, 2), (1, 3), (2, 0), (3, 1)][QUICK.index(case)]
+    answer, reason = [(0, 2), (1, 3), (2, 0), (3, 1)][list(QUICK).index(case)]
     return ANSWERS[answer], REASONS[reason]
-
-
-_WHY = (
-    "16 bytes a parameter are 16 GB: nothing needs cutting, and DP sends least.",
-    "480 GB of states do not fit a GPU; in one node TP's all-reduces run over NVLink. (FSDP is a fair"
-    " alternative.)",
-    "3,200 GB of states do not fit a node. All 64 GPUs would hold them, 50 GB each, but then every weight"
-    " crosses nodes and every layer is recomputed: for 175B on 64 the planner finds that an eighth"
-    " slower. TP fills the node, PP goes across, DP takes what is left.",
-    "208 GB over 16 GPUs are 13 GB each with FSDP, and it wraps the model as it is.",
-)
 
 
 def _indices(reply) -> tuple[int, int]:
@@ -273,14 +250,27 @@ def _indices(reply) -> tuple[int, int]:
 
 
 def _first_unfit(run: Run, _) -> tuple[str, str] | None:
-    for (case, fits), (answer, reason), why in zip(_RIGHT.items(), run.values, _WHY):
+    for (case, (fits, why, _)), (answer, reason) in zip(QUICK.items(), run.values):
         if answer not in fits:
-            name = "more than needed" if case == QUICK[0] else "another axis than needed"
+            name = "more than needed" if 0 in fits else "another axis than needed"
             return name, f"{case}: not {ANSWERS[answer]!r}. {why}"
         if reason not in fits[answer]:
             said = f"{case}: {ANSWERS[answer]!r} is right, but not because {REASONS[reason]}."
             return "right for another reason", said
     return None
+
+
+def _as_sizes(run: Run) -> Answer:
+    """Praise, with d·t·p of each case and the bytes of states on a GPU."""
+    lines = []
+    for case, (*_, (params, d, t, p, zero)) in QUICK.items():
+        size = sum(states(params / (t * p), d, zero).values())
+        lines.append((case, f"{d}·{t}·{p}, {human(size)} of states a GPU", ""))
+    return right(
+        "Four cases, and four reasons that would stand in a meeting. As sizes d·t·p, whose product is the"
+        " number of GPUs:",
+        *lines,
+    )
 
 
 cases = Asked(
@@ -295,11 +285,7 @@ cases = Asked(
     cases=[(case,) for case in QUICK],
     reads=_indices,
     compares=False,
-    praise=lambda run: right(
-        "Four cases, and four reasons that would stand in a meeting. As sizes d·t·p, whose product is the"
-        " number of GPUs:",
-        *((case, f"{d}·{t}·{p}, {human(size)} of states a GPU", "") for case, (d, t, p), size in as_sizes()),
-    ),
+    praise=_as_sizes,
     finds=_first_unfit,
     mistakes="""
         no answer with a reason

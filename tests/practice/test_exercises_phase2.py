@@ -547,7 +547,7 @@ MISTAKES = [
     (d06.sequence, plain_functions, "wrong", "an output cut off from x"),
     (d06.sequence, all_reduce_and_slice, "wrong", "more bytes than tensor parallelism alone"),
     (d06.sequence, whole_output, "wrong", "another shape than the tokens'"),
-    (d06.sequence, no_gather, "wrong", "no gather before the pair"),
+    (d06.sequence, no_gather, "wrong", "another output"),
     (d07.one_f_one_b, warm(lambda rank, p, m: p), "wrong", "a warm-up that is too long"),
     (d07.one_f_one_b, warm(lambda rank, p, m: p - rank), "wrong", "a warm-up that is too long"),
     (d07.one_f_one_b, warm(lambda rank, p, m: max(0, p - 2 - rank)), "wrong", "a warm-up that is too short"),
