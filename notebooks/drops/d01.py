@@ -26,9 +26,7 @@ def step(scheme: str, hidden: int, b: int, s: int) -> None:
     run(split(toy.ToyTransformer(hidden)), *toy.make_batch(b, s))
 
 
-def bytes_sent(
-    world: World, scheme: str, hidden: int, b: int, s: int
-) -> list[tuple[list[float], list[float]]]:
+def bytes_sent(world: World, scheme: str, hidden: int, b: int, s: int) -> list[tuple]:
     """(on the wire, by the book): what each rank sends in one step, with b sequences and with 2b.
 
     Where the system does not count the wire, the book stands in for it.

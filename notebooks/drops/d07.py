@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -307,11 +308,7 @@ UNIT = 0.030  # seconds of a stand-in's forward; its backward takes two of them
 
 
 def on_ranks(
-    world: World,
-    schedule: Schedule,
-    tries: int = clock.TRIES,
-    unit: float = UNIT,
-    work: list[float] | None = None,
+    world: World, schedule: Schedule, tries: int = clock.TRIES, unit: float = UNIT, work: Sequence[float] = ()
 ) -> Timeline:
     """A schedule run on real ranks with timed stand-ins for compute; a stage in v chunks takes 1/v of `unit`
     for each.
