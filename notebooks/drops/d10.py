@@ -9,7 +9,7 @@ import itertools
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from operator import eq
 
 import torch
@@ -77,17 +77,17 @@ def _ended() -> list[tuple[str, str, Run]]:
     ]
 
 
-def _taken(name: str, seen: engine.Run, _) -> bool | str:
-    """Whether the first run with a wrong cause shows the mistake of this name, in words."""
-    told = [] if seen.error else zip(_ended(), seen.values)
-    which, was, run, said = next(((*ended, said) for ended, said in told if said != ended[1]), [None] * 4)
-    if TAKEN.get((was, said)) != name:
-        return False
+def _taken(seen: engine.Run, _) -> tuple[str, str] | None:
+    """How the first wrong cause is called, and the run that was given it, in words."""
+    told = ((*ended, said) for ended, said in zip(_ended(), seen.values) if said != ended[1])
+    which, was, run, said = next(told, [None] * 4)
+    if not run:
+        return None
     steps = run.peaks if len(run.peaks) <= 3 else run.peaks[:2] + run.peaks[-2:]
-    return (
-        f"{which}: you say {said}, it was {was}. {SIGNATURES[was]} (Its fullest rank:"
-        f" {' → '.join(human(max(held)) for held in steps)}; sequences of {run.tokens[0]}, at the end"
-        f" {run.tokens[-1]}.)"
+    peaks = " → ".join(human(max(held)) for held in steps)
+    return TAKEN[was, said], (
+        f"{which}: you say {said}, it was {was}. {SIGNATURES[was]} (Its fullest rank: {peaks}; sequences of"
+        f" {run.tokens[0]}, at the end {run.tokens[-1]}.)"
     )
 
 
@@ -107,7 +107,7 @@ signature = engine.Asked(
     figures=lambda seen, truth: [
         ("runs told apart", str(sum(map(eq, seen.values, truth.values))), str(len(truth.values)))
     ],
-    shows={name: partial(_taken, name) for name in TAKEN.values()},
+    finds=_taken,
     mistakes="\n".join(
         (
             f"no diagnosis\n    The answers are {', '.join(map(repr, CAUSES))}.\n    ~ form",
@@ -133,19 +133,19 @@ PRICES = {
     "offload": "all that is kept travels to the host's memory and back",
 }
 REMEDIES = ("nothing", "DP on 8 ranks", "ZeRO-1", "ZeRO-3", "4 microbatches", *PRICES)
+COSTS_MORE = "it fits, but costs more than it must"
 LADDER_BUDGET = 8e6
 _tried = cache(lambda name: attempt(name))
 
 
-def _too_much(seen: engine.Run, kind: str = "") -> bool | str:
-    """What a run said that was out of memory with a remedy of this kind; False where it was not."""
-    tried = {} if seen.error or not seen.values[0].startswith(kind) else _tried(seen.values[0])
-    return not tried.get("fits", True) and f"Tried here, and out of memory again: {tried['error']}."
-
-
-def _costs_more(seen: engine.Run, truth: engine.Run) -> bool | str:
-    (name,) = truth.values if seen.error else seen.values
-    return name != truth.values[0] and f"It fits. Its price: {PRICES[name]}."
+def _tried_out(seen: engine.Run, truth: engine.Run) -> tuple[str, str] | None:
+    (name,), (best,) = seen.values, truth.values
+    tried = _tried(name)
+    if tried["fits"]:
+        return None if name == best else (COSTS_MORE, f"It fits. Its price: {PRICES[name]}.")
+    kinds = {"DP": "more DP fixes OOM", "ZeRO": "ZeRO shrinks activations"}
+    mistake = next((kinds[kind] for kind in kinds if name.startswith(kind)), "nothing changed")
+    return mistake, f"Tried here, and out of memory again: {tried['error']}."
 
 
 cheapest = engine.Asked(
@@ -162,12 +162,7 @@ cheapest = engine.Asked(
     figures=lambda seen, _: [
         ("peak of the fullest rank", human(_tried(seen.values[0])["peak"]), f"at most {human(LADDER_BUDGET)}")
     ],
-    shows={
-        "more DP fixes OOM": lambda seen, _: _too_much(seen, "DP"),
-        "ZeRO shrinks activations": lambda seen, _: _too_much(seen, "ZeRO"),
-        "nothing changed": lambda seen, _: _too_much(seen),
-        "it fits, but costs more than it must": _costs_more,
-    },
+    finds=_tried_out,
     mistakes=f"""
         no remedy
             The remedies are {", ".join(map(repr, REMEDIES))}.
@@ -179,7 +174,7 @@ cheapest = engine.Asked(
             ZeRO cuts states. Here the activations rose: they are the batch's, and no rank holds another's.
         nothing changed
             The same run ends the same way.
-        it fits, but costs more than it must
+        {COSTS_MORE}
             One remedy costs nearly nothing: the same work in smaller pieces.
     """,
 )

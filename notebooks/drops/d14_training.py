@@ -8,6 +8,7 @@ import math
 import os
 import statistics
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,10 +73,8 @@ def losses_live(run: Path):
     ended = threading.Event()
 
     def picture():
-        return draw.loss_curves(
-            {"training": {"loss": [line["loss"] for line in train.read_metrics(run)] or [5.6]}},
-            "Loss, step by step",
-        )
+        losses = [line["loss"] for line in train.read_metrics(run)] or [5.6]
+        return draw.loss_curves({"training": {"loss": losses}}, "Loss, step by step")
 
     shown = display(picture(), display_id=True)
     if shown is None:  # not in a notebook
@@ -114,21 +113,16 @@ def three_ways(world: World, config: Config) -> Table:
     """One step: bytes that rank 0 sends for each axis, predicted, counted and, as a sum, on the wire; and the
     states it holds.
     """
-    ranks = world.run(second_step, config)
-    config, held = ranks[0]
+    config, held = world.run(second_step, config)[0]
     traffic = world.traffic
-    op_of = {"all_reduce": "tp", "all_gather": "shard", "reduce_scatter": "shard", "send": "pp"}
-    counted = dict.fromkeys(("tp", "shard", "pp"), 0.0)
-    apart = config.tp * config.shard  # neighbours that hold the same part of the weights
+    counted = Counter()
     for row in traffic.ranks[0]:
-        if row.op in op_of:
-            same = row.op == "all_reduce" and apart > 1 and row.members[:2] == (0, apart)
-            axis = "cp" if row.axis == "cp" else "replicate" if same else op_of[row.op]
-            counted[axis] = counted.get(axis, 0.0) + row.algorithmic
-    # The loss, the gradients' norm and whether to stop: three numbers that all ranks share.
-    counted["tp"] -= algorithmic_bytes("all_reduce", 24, world.n)
+        counted[row.axis] += row.algorithmic
+        if row.op == "all_reduce" and len(row.members) == world.n:
+            # The loss, the gradients' norm and whether to stop: three numbers that all ranks share.
+            counted[row.axis] -= algorithmic_bytes("all_reduce", 24, world.n)
     rows = [
-        [{"shard": "dp (FSDP)"}.get(axis, axis), human(size), human(counted.get(axis, 0.0))]
+        ["dp (FSDP)" if axis == "shard" else axis, human(size), human(counted[axis])]
         for axis, size in sent_by_first(config).items()
         if size
     ]
@@ -150,18 +144,15 @@ def speeds(world: World, config: Config) -> Table:
     count = world.n if world.gpus else min(world.n, os.cpu_count() or 1)
     flops = world.run(_product_speed)[0] * count
     tokens = config.batch * config.seq_len
-    bound = flops / config.shape.flops_per_token(config.seq_len)
-    return Table(
-        ["tokens/s", "", "share"],
-        [
-            ["predicted from FLOPs alone", f"{bound:,.0f}", "100%"],
-            ["measured", f"{tokens / seconds:,.0f}", f"{tokens / seconds / bound:.1%}"],
-        ],
-        title=(
-            f"{config.layout}: {flops / 1e9:,.0f} GFLOP/s of {count} device{'s' * (count > 1)},"
-            f" {config.shape.flops_per_token(config.seq_len) / 1e6:.1f} MFLOP a token"
-        ),
-    )
+    flops_of_token = config.shape.flops_per_token(config.seq_len)
+    bound = flops / flops_of_token
+    rows = [
+        ["predicted from FLOPs alone", f"{bound:,.0f}", "100%"],
+        ["measured", f"{tokens / seconds:,.0f}", f"{tokens / seconds / bound:.1%}"],
+    ]
+    on = f"{flops / 1e9:,.0f} GFLOP/s of {count} device{'s' * (count > 1)}"
+    title = f"{config.layout}: {on}, {flops_of_token / 1e6:.1f} MFLOP a token"
+    return Table(["tokens/s", "", "share"], rows, title=title)
 
 
 def _product_speed() -> float:
@@ -197,11 +188,8 @@ def sent_by_first(config: Config) -> dict[str, float]:
     out the weights among `config.shard` ranks.
     """
     job, layout = config.on_paper
-    by_axis = dict.fromkeys(("tp", "shard", "pp"), 0.0)
-    for axis, size in sent(job, layout, 0).items():
-        name = "shard" if axis == "dp" else axis
-        by_axis[name] = by_axis.get(name, 0.0) + size
-    return by_axis
+    of_axes = {"shard" if axis == "dp" else axis: size for axis, size in sent(job, layout, 0).items()}
+    return dict.fromkeys(("tp", "shard", "pp"), 0.0) | of_axes
 
 
 def states_of_first(config: Config) -> float:
@@ -249,12 +237,10 @@ class ByAccelerate:
         self.config, self.text, self.number = config, train.read_text(config.text), 0
         self.accelerator = _accelerator()
         model = config.model()
-        self.model, self.optimizer = self.accelerator.prepare(
-            model,
-            torch.optim.AdamW(
-                model.parameters(), betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
-            ),
+        adam = torch.optim.AdamW(
+            model.parameters(), betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
         )
+        self.model, self.optimizer = self.accelerator.prepare(model, adam)
 
     def step(self) -> float:
         """One step. Returns the mean loss of all ranks."""
