@@ -14,13 +14,14 @@ from three_axes.paper.axes import BUSIEST
 from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import Estimate, Job, Plan, estimate, plan
 from three_axes.plan.layout import Axes, Layout
+from three_axes.plan.meeting import alternatives, changes, cost, verdict
 from three_axes.plan.memory import stages_memory
+from three_axes.plan.page import document, recommendation, taken_for_granted
 from three_axes.plan.traffic import sent
 from three_axes.table import human
 
 from ..draw import memory_by_stage, waterfall
 from ..draw.picture import Picture
-from . import report
 
 QUESTIONS = (
     "What does the fullest GPU hold?",
@@ -62,31 +63,18 @@ class Defence:
         """The same step on a cluster whose fields are `changed`."""
         return self._with(cluster=replace(self.job.cluster, **changed))
 
-    @property
-    def microbatches(self) -> int:
-        return self.job.microbatches(self.layout)
-
     # -- the answers
-
-    @cached_property
-    def stages(self) -> list[dict[str, float]]:
-        """Bytes on one GPU of each pipeline stage, by what for."""
-        return stages_memory(self.job, self.layout)
 
     def memory(self) -> str:
         e, device = self.estimate, self.job.cluster.device
         most = sorted(e.memory.items(), key=lambda kind: -kind[1])[:2]
         stage = f" of stage {e.stage}" if self.layout.pp > 1 else ""
-        if not e.fits:
-            verdict = f"{human(-e.free)} too much, so it does not run"
-        else:
-            verdict = f"{human(e.free)} are left" + (
-                ", which is within the error of this prediction" if e.tight else ""
-            )
+        left = f"{human(e.free)} are left" if e.fits else f"{human(-e.free)} too much, so it does not run"
+        close = ", which is within the error of this prediction" if e.fits and e.tight else ""
         return (
             f"{human(e.memory_bytes)} on a GPU{stage}, most of it {most[0][0]} ({human(most[0][1])}) and"
             f" {most[1][0]} ({human(most[1][1])}). The GPU ({device.name})"
-            f" holds {human(device.memory)}: {verdict}."
+            f" holds {human(device.memory)}: {left}{close}."
         )
 
     def traffic(self) -> dict[str, tuple[float, bool]]:
@@ -119,7 +107,7 @@ class Defence:
     def bubble(self) -> str:
         if self.layout.pp == 1:
             return "None: there is no pipeline."
-        p, m, v = self.layout.pp, self.microbatches, self.layout.interleave
+        p, m, v = self.layout.pp, self.job.microbatches(self.layout), self.layout.interleave
         seconds = f"{self.estimate.time['bubble']:.2f} s of {self.estimate.step_seconds:.2f} s"
         if self.layout.pipeline.splits:
             return f"{seconds}, with m = {m}: {self.layout.schedule} fills most of it with weight gradients."
@@ -201,27 +189,37 @@ class Defence:
 
     @cached_property
     def answers(self) -> dict[str, str]:
-        in_order = (
-            self.memory,
-            self.crossing,
-            self.bubble,
-            self.half_the_batch,
-            self.half_the_network,
-            self.pure_fsdp,
-        )
-        return {question: answer() for question, answer in zip(QUESTIONS, in_order)}
+        on_memory = self.memory(), self.crossing(), self.bubble()
+        on_change = self.half_the_batch(), self.half_the_network(), self.pure_fsdp()
+        return dict(zip(QUESTIONS, on_memory + on_change))
 
     # -- the page
 
     def memory_picture(self) -> Picture:
-        return memory_by_stage(
-            self.stages, self.job.cluster.device.memory, f"What a GPU of each stage holds: {self.layout}"
-        )
+        stages, capacity = stages_memory(self.job, self.layout), self.job.cluster.device.memory
+        return memory_by_stage(stages, capacity, f"What a GPU of each stage holds: {self.layout}")
 
     def time_picture(self) -> Picture:
         time = dict(self.estimate.time)
         computing = sum(time.pop(k) for k in ("matrices", "attention", "elementwise", "waiting for the host"))
         return waterfall({str(self.layout): {"computing": computing, **time}}, unit="s", last="step")
+
+    def _page(self, tokens: float | None) -> str:
+        """The planner's page, with this layout, its pictures and the six answers."""
+        e, of = self.estimate, self.of
+        answers = "".join(f"<dt>{escape(q)}</dt><dd>{escape(a)}</dd>" for q, a in self.answers.items())
+        pictures = "".join(
+            f"<figure>{picture.html()}</figure>" for picture in (self.time_picture(), self.memory_picture())
+        )
+        sections = {
+            "Recommendation": recommendation(e, of, tokens),
+            "Alternatives": alternatives(e, of, self.pure)._repr_html_(),
+            "What would change this choice": changes(e, of)._repr_html_(),
+            "Where the time goes, and the memory": pictures,
+            "Six questions": f"<dl>{answers}</dl>",
+            "Assumptions": taken_for_granted(e),
+        }
+        return document(e, of, sections)
 
     def report(self, file: str | Path = "defence.html", tokens: float | None = None) -> None:
         """Write the page for the meeting, and print its recommendation, its price, and where it was written.
@@ -235,19 +233,16 @@ class Defence:
                 f"{path.name}: the page is HTML, so give a name that ends in .html; a browser prints it"
                 " to PDF"
             )
-        path.write_text(report.page(self, tokens), encoding="utf-8")
-        for text in (report.verdict(self.estimate, self.of), report.cost(self.estimate, self.of, tokens)):
+        path.write_text(self._page(tokens), encoding="utf-8")
+        for text in (verdict(self.estimate, self.of), cost(self.estimate, self.of, tokens)):
             print(textwrap.fill(text, 110, break_on_hyphens=False))  # a notebook would break words
         print(f"The page for the meeting is {path}. A browser shows it, and prints it to PDF.")
 
     def __repr__(self) -> str:
-        return "\n".join(
-            [
-                f"{self.job.model.name} on {self.of.gpus} × {self.job.cluster.device.name}: {self.layout}",
-                self.estimate.summary(),
-                "",
-                *(f"{i}. {q}\n   {a}" for i, (q, a) in enumerate(self.answers.items(), 1)),
-            ]
+        job, answers = self.job, enumerate(self.answers.items(), 1)
+        return (
+            f"{job.model.name} on {self.of.gpus} × {job.cluster.device.name}: {self.layout}\n"
+            f"{self.estimate.summary()}\n\n" + "\n".join(f"{i}. {q}\n   {a}" for i, (q, a) in answers)
         )
 
     def _repr_html_(self) -> str:

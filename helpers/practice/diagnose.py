@@ -27,41 +27,39 @@ def read(orders: Sequence[Sequence[str]], m: int) -> Schedule:
     ops = []
     for rank, order in enumerate(orders):
         if isinstance(order, str) or not isinstance(order, Sequence):
+            why = " (append and extend change a list, and return None)" if order is None else ""
             raise Illegal(
-                f"rank {rank}: give a list of operations such as ['F0', 'B0'], not {order!r}"
-                + (" (append and extend change a list, and return None)" if order is None else ""),
+                f"rank {rank}: give a list of operations such as ['F0', 'B0'], not {order!r}{why}",
                 "no list of operations",
             )
-        mine = []
-        for text in order:
-            parsed = re.fullmatch(r"([FBIW])(\d+)", text) if isinstance(text, str) else None
-            if not parsed:
-                if isinstance(text, list):
-                    raise Illegal(
-                        f"rank {rank}: you give a list of lists. Give the operations of this rank alone.",
-                        "the lists of all ranks",
-                    )
-                raise Illegal(
-                    f"rank {rank}: {text!r} is no operation; write the text 'F0' for the forward of"
-                    " microbatch 0, 'B0' for its backward",
-                    "no list of operations",
-                )
-            if int(parsed[2]) >= m:
-                from_one = not any(isinstance(t, str) and t[1:] == "0" for t in order)
-                raise Illegal(
-                    f"rank {rank}: {text} is of microbatch {int(parsed[2])}, but there are {m}, from 0 to"
-                    f" {m - 1}."
-                    + (
-                        ""
-                        if from_one
-                        else " After the warm-up, fewer forwards are left than there are microbatches."
-                    ),
-                    "microbatches counted from 1" if from_one else "a forward too many",
-                )
-            mine.append(Op(parsed[1], int(parsed[2]), rank))
-        _check_rank(rank, mine, m)
-        ops.append(mine)
+        ops.append([_operation(rank, text, order, m) for text in order])
+        _check_rank(rank, ops[-1], m)
     return Schedule(recognise(ops, m), m, ops, list(range(len(ops))))
+
+
+def _operation(rank: int, text, order: Sequence, m: int) -> Op:
+    """The operation that a text of `order` names."""
+    if isinstance(text, list):
+        raise Illegal(
+            f"rank {rank}: you give a list of lists. Give the operations of this rank alone.",
+            "the lists of all ranks",
+        )
+    parsed = re.fullmatch(r"([FBIW])(\d+)", text) if isinstance(text, str) else None
+    if not parsed:
+        raise Illegal(
+            f"rank {rank}: {text!r} is no operation; write the text 'F0' for the forward of"
+            " microbatch 0, 'B0' for its backward",
+            "no list of operations",
+        )
+    if int(parsed[2]) < m:
+        return Op(parsed[1], int(parsed[2]), rank)
+    said = f"rank {rank}: {text} is of microbatch {int(parsed[2])}, but there are {m}, from 0 to {m - 1}."
+    if not any(isinstance(t, str) and t[1:] == "0" for t in order):
+        raise Illegal(said, "microbatches counted from 1")
+    raise Illegal(
+        f"{said} After the warm-up, fewer forwards are left than there are microbatches.",
+        "a forward too many",
+    )
 
 
 def _check_rank(rank: int, ops: list[Op], m: int) -> None:
@@ -97,11 +95,8 @@ def _check_rank(rank: int, ops: list[Op], m: int) -> None:
 
 
 def _some(numbers: list[int]) -> str:
-    return (
-        f"microbatch{'es' * (len(numbers) > 1)} "
-        + ", ".join(map(str, numbers[:4]))
-        + ", …" * (len(numbers) > 4)
-    )
+    listed = ", ".join(map(str, numbers[:4])) + ", …" * (len(numbers) > 4)
+    return f"microbatch{'es' * (len(numbers) > 1)} {listed}"
 
 
 def recognise(ops: list[list[Op]], m: int) -> str:
@@ -109,11 +104,7 @@ def recognise(ops: list[list[Op]], m: int) -> str:
     for known in (schedules.gpipe, schedules.one_f_one_b, schedules.zb_h1, schedules.zb_h2):
         if known(len(ops), m).ops == ops:
             return known(len(ops), m).name
-    backwards_back = [
-        [op for op in mine if op.kind == "F"] + [op for op in mine if op.kind == "B"][::-1]
-        for mine in schedules.gpipe(len(ops), m).ops
-    ]
-    if backwards_back == ops:
+    if [mine[:m] + mine[m:][::-1] for mine in schedules.gpipe(len(ops), m).ops] == ops:
         return "GPipe, backwards in reverse order"
     return "your own"
 
@@ -145,16 +136,14 @@ def idle(timeline: Timeline) -> list[tuple[int, float, float, str]]:
     bubbles = []
     for rank, runs in enumerate(timeline.runs):
         free = 0.0
-        for run_ in runs:
-            if run_.start > free:
-                source = timeline.schedule.rank_of[run_.after.stage] if run_.after else rank
-                what = (
-                    f"{_name(run_.op)} waits for {_name(run_.after)} on rank {source}"
-                    if run_.after
-                    else f"{_name(run_.op)} has not come"
-                )
-                bubbles.append((rank, free, run_.start, what))
-            free = run_.end
+        for op, start, end, after in runs:
+            if start > free:
+                what = f"{_name(op)} has not come"
+                if after:
+                    source = timeline.schedule.rank_of[after.stage]
+                    what = f"{_name(op)} waits for {_name(after)} on rank {source}"
+                bubbles.append((rank, free, start, what))
+            free = end
         if free < timeline.makespan:
             bubbles.append((rank, free, timeline.makespan, "it is done, the others are not"))
     return bubbles

@@ -21,7 +21,7 @@ from html import escape
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from ..live import live
+from ..live import live, question
 from ..ranks.failure import RankError
 from . import passed
 
@@ -43,24 +43,20 @@ class Answer:
     picture: Picture | None = None
 
     def __repr__(self) -> str:
-        head = f"{KINDS[self.kind]} {self.kind}" + (f": {self.misconception}" if self.misconception else "")
-        lines = (
-            [head, *textwrap.wrap(self.text, 100, break_on_hyphens=False)]
-            if "\n" not in self.text
-            else [head, self.text]
+        text = self.text
+        if "\n" not in text:
+            text = textwrap.fill(text, 100, break_on_hyphens=False)
+        figures = (
+            f"  {what}: {reached}" + (f" (target {target})" if target else "")
+            for what, reached, target in self.figures
         )
-        return "\n".join(
-            lines
-            + [
-                f"  {what}: {reached}" + (f" (target {target})" if target else "")
-                for what, reached, target in self.figures
-            ]
-        )
+        return "\n".join([self._head, *filter(None, [text]), *figures])
+
+    @property
+    def _head(self) -> str:
+        return f"{KINDS[self.kind]} {self.kind}" + (f": {self.misconception}" if self.misconception else "")
 
     def _repr_html_(self) -> str:
-        head = f"{KINDS[self.kind]} {self.kind}" + (
-            f": {escape(self.misconception)}" if self.misconception else ""
-        )
         body = re.sub("`([^`]+)`", r"<code>\1</code>", escape(self.text))
         if "\n" in self.text:
             body = f'<pre style="margin:.4em 0;white-space:pre-wrap">{body}</pre>'
@@ -70,7 +66,7 @@ class Answer:
         )
         return (
             f'<div style="border-left:4px solid {COLOURS[self.kind]};padding:.3em .9em;margin:.3em 0">'
-            f"<b>{head}</b><br>{body}{f'<ul>{figures}</ul>' if figures else ''}</div>"
+            f"<b>{escape(self._head)}</b><br>{body}{f'<ul>{figures}</ul>' if figures else ''}</div>"
             f"{self.picture.html() if self.picture else ''}"
         )
 
@@ -112,25 +108,18 @@ class Exercise:
         try:
             inspect.signature(attempt).bind(*wanted)
         except (TypeError, ValueError):
-            return Answer(
-                "wrong",
+            return wrong(
+                "other arguments than asked for",
                 f"The check calls your function with ({', '.join(wanted)}), and yours cannot take that. Keep"
                 " the def line as it was given.",
-                "other arguments than asked for",
             )
         if _is_empty(attempt):
             self._shown = max(self._shown, 1)
             return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
-        if (
-            helped := _names(attempt.__code__).intersection(self.without)
-            if hasattr(attempt, "__code__")
-            else ()
-        ):
-            return Answer(
-                "wrong",
-                f"`{min(helped)}` does it for you. Here write it without.",
-                "the course's code does the work",
-            )
+        names = _names(attempt.__code__) if hasattr(attempt, "__code__") else set()
+        if helped := names.intersection(self.without):
+            said = f"`{min(helped)}` does it for you. Here write it without."
+            return wrong("the course's code does the work", said)
         try:
             with _few_lines():
                 answer = self.verdict(attempt)
@@ -250,12 +239,11 @@ class Prediction:
         if len(options) < 2:
             raise ValueError("a prediction needs at least two options to choose from")
         self.question, self.options, self.chosen = question, options, None
+        self._listed = ", ".join(map(repr, options))
 
     def choose(self, option: str) -> None:
         if option not in self.options:
-            raise ValueError(
-                f"{option!r} is not an option; choose one of {', '.join(map(repr, self.options))}"
-            )
+            raise ValueError(f"{option!r} is not an option; choose one of {self._listed}")
         self.chosen = option
 
     def reveal(self, answer: str, because: str = "", found: str = "Measured") -> _Text:
@@ -263,31 +251,20 @@ class Prediction:
         'Computed'.
         """
         if answer not in self.options:
-            raise ValueError(
-                f"the answer {answer!r} is not among the options {', '.join(map(repr, self.options))}"
-            )
+            raise ValueError(f"the answer {answer!r} is not among the options {self._listed}")
         yours = {None: "", answer: "You predicted that."}.get(self.chosen, f"You predicted: {self.chosen}.")
         return _Text(" ".join(filter(None, (f"{found}: {answer}.", yours, because))))
 
-    def _text(self) -> str:
-        return "\n".join(
-            [textwrap.fill(self.question, 100, break_on_hyphens=False), *(f"  ○ {o}" for o in self.options)]
-        )
-
     def __repr__(self) -> str:
-        return self._text()
+        question = textwrap.fill(self.question, 100, break_on_hyphens=False)
+        return "\n".join([question, *(f"  ○ {option}" for option in self.options)])
 
     def _repr_mimebundle_(self, **_):
         """Buttons where a kernel runs; the same question as text where none does."""
         import ipywidgets as widgets
 
-        question = widgets.HTML(f"<b>{escape(self.question)}</b>")
-        buttons = widgets.RadioButtons(
-            options=self.options, value=self.chosen, layout=widgets.Layout(width="max-content")
-        )
-        buttons.observe(lambda change: self.choose(change["new"]) if change["new"] else None, names="value")
-        box = widgets.VBox([question, buttons])
-        return {"text/plain": self._text(), **live(box)}
+        box = widgets.VBox(question(self.question, self.options, self.chosen, self.choose))
+        return {"text/plain": repr(self), **live(box)}
 
 
 def predict(question: str, *options: str) -> Prediction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from ..live import live
+from ..live import live, question
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,8 @@ class Question:
                 f"{option!r} is not an answer; choose one of {', '.join(map(repr, self.options))}"
             )
         drop, heading = self.where
-        return (
-            "Right."
-            if not self.options[option]
-            else f"No: {self.options[option]} Read again: drop {drop}, {heading!r}."
-        )
+        why = self.options[option]
+        return f"No: {why} Read again: drop {drop}, {heading!r}." if why else "Right."
 
 
 QUESTIONS = (
@@ -120,11 +117,9 @@ class Quiz:
         """Answer question 1, 2, …; what there is to say to it."""
         verdict = self.questions[number - 1].judge(option)
         self.first.setdefault(number - 1, option)
-        return verdict + (
-            f" {self.score} of {len(self.questions)} right at the first try."
-            if len(self.first) == len(self.questions)
-            else ""
-        )
+        if len(self.first) == len(self.questions):
+            verdict += f" {self.score} of {len(self.questions)} right at the first try."
+        return verdict
 
     def __repr__(self) -> str:
         return "\n".join(
@@ -136,18 +131,13 @@ class Quiz:
         import ipywidgets as widgets
 
         rows = []
-        for i, question in enumerate(self.questions, 1):
+        for i, asked in enumerate(self.questions, 1):
             line = widgets.HTML()
-            buttons = widgets.RadioButtons(
-                options=list(question.options), value=None, layout=widgets.Layout(width="max-content")
-            )
-            buttons.observe(
-                lambda change, i=i, line=line: (
-                    setattr(line, "value", escape(self.answer(i, change["new"]))) if change["new"] else None
-                ),
-                names="value",
-            )
-            rows += [widgets.HTML(f"<b>{i}. {escape(question.text)}</b>"), buttons, line]
+
+            def answered(option: str, i=i, line=line) -> None:
+                line.value = escape(self.answer(i, option))
+
+            rows += [*question(f"{i}. {asked.text}", asked.options, None, answered), line]
         box = widgets.VBox(rows)
         folded = "".join(
             f"<details><summary>{i}. {escape(q.text)}"

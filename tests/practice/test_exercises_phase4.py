@@ -11,10 +11,9 @@ from exercise_tests import *  # noqa: F403
 
 from drops import d14
 from helpers import World
-from helpers.practice import report
 from helpers.practice.defence import QUESTIONS, Defence
 from helpers.train import Config
-from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, Layout, plan
+from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, Layout, meeting, plan
 from three_axes.plan.models import find_model
 
 
@@ -114,17 +113,17 @@ def test_no_sentence_is_false_of_any_job(name, gpus, batch, seq_len, framework):
         assert ("over all nodes" in answers[QUESTIONS[5]]) <= several
         if row.layout.dp == gpus > 1 and row.layout.zero == 3:
             assert answers[QUESTIONS[5]] == "This is pure FSDP."
-        judged = report.verdict(mine.estimate, of)
+        judged = meeting.verdict(mine.estimate, of)
         assert (
             judged.endswith(".") and " -" not in judged and judged.count("Take it") <= (row is of.by_axes[0])
         )
         assert judged.startswith("Do not take it") == (not mine.estimate.fits)
         hours = float(
-            re.search(r"take ([\d,]+) GPU-hours", report.cost(mine.estimate, of, 1e9))[1].replace(",", "")
+            re.search(r"take ([\d,]+) GPU-hours", meeting.cost(mine.estimate, of, 1e9))[1].replace(",", "")
         )
         assert hours == pytest.approx(1e9 / mine.estimate.tokens_per_second_per_gpu / 3600, abs=1)
-        assert len(report.alternatives(mine.estimate, of, mine.pure).rows) >= (2 if gpus > 1 else 1)
-        assert report.changes(mine.estimate, of).rows and report.assumptions(mine.estimate)
+        assert len(meeting.alternatives(mine.estimate, of, mine.pure).rows) >= (2 if gpus > 1 else 1)
+        assert meeting.changes(mine.estimate, of).rows and meeting.assumptions(mine.estimate)
         if not mine.estimate.fits:  # with half the batch it may
             assert "ahead of this one" not in answers[QUESTIONS[4]]
 
