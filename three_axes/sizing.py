@@ -19,6 +19,8 @@ from .plan.models import find_model
 from .plan.planner import plan
 from .table import Table, human
 
+# Of a layout, beside its axes.
+CHOSEN = ("microbatch", "interleave", "schedule", "zero", "shard", "recompute")
 MOST = 2_000_000  # operations of a schedule, some seconds' work
 
 
@@ -84,6 +86,7 @@ def _number(text: str, thousand: int = 1000) -> float:
 
 def _inputs(job: Job) -> dict:
     """What went in, for other programs."""
+    switches = ("gradient_bytes", "eight_bit", "offload", "loss_chunks")
     lora = job.lora and {"rank": job.lora.rank, "matrices": job.lora.matrices, "four_bit": job.lora.four_bit}
     return {
         "model": job.model.name,
@@ -91,10 +94,7 @@ def _inputs(job: Job) -> dict:
         "cluster": job.cluster.name,
         "device": job.cluster.device.name,
         "framework": job.framework.name,
-        "gradient_bytes": job.framework.gradient_bytes,
-        "eight_bit": job.framework.eight_bit,
-        "offload": job.framework.offload,
-        "loss_chunks": job.framework.loss_chunks,
+        **{name: getattr(job.framework, name) for name in switches},
         "precision": job.precision,
         "lora": lora,
         "global_batch": job.global_batch,
@@ -104,22 +104,14 @@ def _inputs(job: Job) -> dict:
 
 def _fields(layout: Layout) -> dict:
     """A layout for other programs."""
-    names = ("microbatch", "interleave", "schedule", "zero", "shard", "recompute", "sequence_parallel")
-    return {**layout.axes._asdict(), **{name: getattr(layout, name) for name in (*names, "order")}}
+    names = (*CHOSEN, "sequence_parallel", "order")
+    return {**layout.axes._asdict(), **{name: getattr(layout, name) for name in names}}
 
 
 def _estimated(made: Estimate) -> dict:
-    return {
-        "layout": _fields(made.layout),
-        "time": made.time,
-        "step_seconds": made.step_seconds,
-        "memory": made.memory,
-        "memory_bytes": made.memory_bytes,
-        "stage": made.stage,
-        "fits": made.fits,
-        "mfu": made.mfu,
-        "warnings": made.warnings(),
-    }
+    names = ("time", "step_seconds", "memory", "memory_bytes", "stage", "fits", "mfu")
+    figures = {name: getattr(made, name) for name in names}
+    return {"layout": _fields(made.layout), **figures, "warnings": made.warnings()}
 
 
 def run_plan(args) -> tuple[str, dict]:
@@ -186,16 +178,8 @@ def _write(path: Path, text: str) -> None:
 
 def layout_of(args, job: Job) -> Layout:
     """The layout that the arguments name."""
-    return job.framework.layout(
-        **{axis: getattr(args, axis) for axis in Axes._fields},
-        microbatch=args.microbatch,
-        interleave=args.interleave,
-        schedule=args.schedule,
-        zero=args.zero,
-        shard=args.shard,
-        recompute=args.recompute,
-        sequence_parallel=not args.no_sp,
-    )
+    chosen = {name: getattr(args, name) for name in (*Axes._fields, *CHOSEN)}
+    return job.framework.layout(**chosen, sequence_parallel=not args.no_sp)
 
 
 def run_memory(args) -> tuple[str, dict]:
@@ -210,22 +194,20 @@ def run_bytes(args) -> tuple[str, dict]:
     job = job_of(args)
     layout = layout_of(args, job)
     job.check(layout)
-    stages = (
-        {"first": 0, "middle": layout.pp // 2, "last": layout.pp - 1}
-        if layout.pp > 2
-        else {name: k for k, name in enumerate(("first", "last")[: layout.pp])}
-    )
-    by_stage = {name: sent(job, layout, k) for name, k in stages.items()}
-    columns = [f"{name} stage" for name in stages] if layout.pp > 1 else ["a step"]
-    table = Table(
-        ["axis", *columns],
-        [
-            [NAMED[axis].called, *(human(bytes_sent.get(axis, 0.0)) for bytes_sent in by_stage.values())]
-            for axis in dict.fromkeys(axis for bytes_sent in by_stage.values() for axis in bytes_sent)
-        ],
-        ["total", *(human(sum(bytes_sent.values())) for bytes_sent in by_stage.values())],
-        title=f"{job.model.name}, {job.framework.name}: {layout}. Sent by each GPU in a step",
-    )
+    stages = {
+        layout.pp // 2: "middle",
+        layout.pp - 1: "last",
+        0: "first",
+    }  # of few stages one is all of these
+    by_stage = {name: sent(job, layout, k) for k, name in sorted(stages.items())}
+    columns = [f"{name} stage" for name in by_stage] if layout.pp > 1 else ["a step"]
+    axes = dict.fromkeys(axis for stage in by_stage.values() for axis in stage)
+    rows = [
+        [NAMED[axis].called, *(human(stage.get(axis, 0.0)) for stage in by_stage.values())] for axis in axes
+    ]
+    total = ["total", *(human(sum(stage.values())) for stage in by_stage.values())]
+    title = f"{job.model.name}, {job.framework.name}: {layout}. Sent by each GPU in a step"
+    table = Table(["axis", *columns], rows, total, title)
     return repr(table), {"inputs": _inputs(job), "layout": _fields(layout), "bytes": by_stage}
 
 

@@ -30,13 +30,9 @@ def positive(
     """Raises ValueError, in a sentence, unless `value` is a positive and finite number, or 0 where zero is
     allowed; and within what is possible in its unit, so that GB/s are not taken for bytes/s.
     """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
     try:
-        good = (
-            isinstance(value, (int, float))
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            and (value > 0 or zero and value == 0)
-        )
+        good = number and math.isfinite(value) and (value > 0 or zero and value == 0)
     except OverflowError:  # a whole number that no float holds
         good, value = False, "a number that large"
     if not good:

@@ -36,21 +36,16 @@ class Device:
         return self.achievable if name == "bf16" else getattr(self, f"achievable_{name}")
 
     def __post_init__(self):
+        called = f"device {self.name!r}: "
         for field in ("fp8", "achievable_fp8", "fp4", "achievable_fp4"):
-            called = f"device {self.name!r}: {field}"
-            positive(called, getattr(self, field), zero=True, least=1e9, unit="FLOP/s")
-        for field, least, unit in (
-            ("flops", 1e9, "FLOP/s"),
-            ("achievable", 1e9, "FLOP/s"),
-            ("bandwidth", 1e6, "bytes/s"),
-            ("memory", 1e6, "bytes"),
-        ):
-            positive(f"device {self.name!r}: {field}", getattr(self, field), least=least, unit=unit)
+            positive(called + field, getattr(self, field), zero=True, least=1e9, unit="FLOP/s")
+        for field in ("flops", "achievable"):
+            positive(called + field, getattr(self, field), least=1e9, unit="FLOP/s")
+        positive(called + "bandwidth", self.bandwidth, least=1e6, unit="bytes/s")
+        positive(called + "memory", self.memory, least=1e6, unit="bytes")
         if self.achievable > self.flops:
-            raise ValueError(
-                f"device {self.name!r}: achievable {self.achievable:g} is more than the printed flops"
-                f" {self.flops:g}"
-            )
+            more = f"{self.achievable:g} is more than the printed flops {self.flops:g}"
+            raise ValueError(f"{called}achievable {more}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ class Schedule:
 def gpipe(p: int, m: int) -> Schedule:
     """All forwards, then all backwards (Huang et al. 2019). Simple, and holds m microbatches at once."""
     _check(p, m)
-    return _looped("GPipe", p, m, lambda rank: [Op(kind, i, rank) for kind in "FB" for i in range(m)])
+    return _looped("GPipe", p, m, lambda rank: _every("F", m, rank) + _every("B", m, rank))
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
@@ -65,7 +65,8 @@ def one_f_one_b(p: int, m: int) -> Schedule:
     The same bubble as GPipe, but rank r never holds more than p-r microbatches.
     """
     _check(p, m)
-    return _looped("1F1B", p, m, lambda rank: _in_turn(*_rounds(p, m, 1, rank), warmup=p - 1 - rank))
+    order = lambda rank: _in_turn(_every("F", m, rank), _every("B", m, rank), warmup=p - 1 - rank)
+    return _looped("1F1B", p, m, order)
 
 
 def interleaved(p: int, m: int, v: int) -> Schedule:
@@ -116,19 +117,12 @@ def zb_h2(p: int, m: int) -> Schedule:
     applied without a barrier between ranks for the bubble to go away altogether.
     """
     _check(p, m)
-    return _looped(
-        "ZB-H2",
-        p,
-        m,
-        lambda rank: _late_weights(
-            _in_turn(
-                [Op("F", i, rank) for i in range(m)],
-                [Op("I", i, rank) for i in range(m)],
-                warmup=2 * (p - 1 - rank),
-            ),
-            owed=2 * rank,
-        ),
-    )
+
+    def order(rank):
+        in_turn = _in_turn(_every("F", m, rank), _every("I", m, rank), warmup=2 * (p - 1 - rank))
+        return _late_weights(in_turn, owed=2 * rank)
+
+    return _looped("ZB-H2", p, m, order)
 
 
 def zb_v(p: int, m: int) -> Schedule:
@@ -206,6 +200,11 @@ def _looped(name: str, p: int, m: int, order: Callable[[int], list[Op]], v: int 
 
 def _v_shaped(name: str, p: int, m: int, order: Callable[[int], list[Op]]) -> Schedule:
     return Schedule(name, m, [order(rank) for rank in range(p)], [*range(p), *reversed(range(p))])
+
+
+def _every(kind: str, m: int, stage: int) -> list[Op]:
+    """One kind of operation of a stage, for all microbatches."""
+    return [Op(kind, i, stage) for i in range(m)]
 
 
 def _in_turn(forwards: list[Op], backwards: list[Op], warmup: int) -> list[Op]:

@@ -148,10 +148,8 @@ def _latent(path: Path, config: dict, kind: str) -> Latent | None:
 def _window(config: dict, kind: str, layers: int) -> tuple[int, int]:
     """(tokens that a windowed layer sees, how many layers have a window)."""
     size = config.get("sliding_window")
-    if (
-        not size
-        or config.get("use_sliding_window", kind not in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")) is False
-    ):
+    used = config.get("use_sliding_window", not kind.startswith(("qwen2", "qwen3")))
+    if not size or used is False:
         return 0, 0
     whole("sliding_window", size)
     if isinstance(kinds := config.get("layer_types"), list):
@@ -201,10 +199,8 @@ def _positions(config: dict, kind: str) -> int:
     if kind == "opt":
         name, more = "max_position_embeddings", 2
     elif kind == "gpt2":
-        name, more = (
-            next((k for k in ("n_positions", "max_position_embeddings") if config.get(k)), "n_positions"),
-            0,
-        )
+        names = ("n_positions", "max_position_embeddings")
+        name, more = next((k for k in names if config.get(k)), "n_positions"), 0
     else:
         name, more = "positions", 0
     value = config.get(name) or 0

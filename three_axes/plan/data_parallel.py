@@ -51,23 +51,16 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
         t = np.asarray(layout.tp)
         alone = adapter_share(job, replace(layout, tp=1), stage)
         whole = (t * adapters - alone) / np.maximum(t - 1, 1)
-        sums = tensor_parallel(
-            "gradients of adapters", "S", "all_reduce", t > 1, job.framework.number_bytes * whole
-        )
-        return [*ops, sums]
-    norms = (model.norms * count + (stage == layout.pipeline.head_rank(layout.pp))) * (
-        1 if model.gated else 2
-    )
+        size = framework.number_bytes * whole
+        return [*ops, tensor_parallel("gradients of adapters", "S", "all_reduce", t > 1, size)]
+    last = stage == layout.pipeline.head_rank(layout.pp)
+    norms = (model.norms * count + last) * (1 if model.gated else 2)
     # FSDP sums them before it has cast them, but where it keeps a sum over microbatches, as in a pipeline.
     summed = (np.asarray(layout.pp) > 1) & (np.asarray(layout.zero) == 3)
     number = np.where(summed, framework.gradient_bytes, framework.number_bytes)
-    return [
-        *ops,
-        # With sequence parallelism each rank has seen a part of the tokens only.
-        tensor_parallel(
-            "gradients of norms", "S", "all_reduce", layout.sequence_parallel * norms, number * model.hidden
-        ),
-    ]
+    # With sequence parallelism each rank has seen a part of the tokens only.
+    calls, size = layout.sequence_parallel * norms, number * model.hidden
+    return [*ops, tensor_parallel("gradients of norms", "S", "all_reduce", calls, size)]
 
 
 def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapters) -> list[Op]:
@@ -92,37 +85,24 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     of_layer, of_rest = np.where(piped, 1, 2 * m), np.where(piped, 1, m)  # gathers
     # To and from the buffers that travel: in each gather a weight is read and written (2 bytes each), in each
     # reduction a gradient is read (2) and written (g).
-    copies = sharded * (
-        held * of_layer * 2 * (job.lora.weight_bytes if frozen else 2) + mine * reduced * (2 + g)
-    )
+    weight = job.lora.weight_bytes if frozen else 2
+    copies = sharded * (held * of_layer * 2 * weight + mine * reduced * (2 + g))
     master = framework.weight_bytes if framework.weight_bytes == 4 else 0
     owned = mine / np.where(z >= 1, layout.members(over), 1)
     # Tensors of one call: a layer's, in the mean.
     calls, gathers = count + own_call, np.maximum(of_layer * count + of_rest * own_call, 1)
     of_call = mine / np.maximum(calls, 1)
-    sent = (
-        ("gradients", "all_reduce", axis, whole * reduced * calls, g * of_call),
-        ("gradients", "reduce_scatter", over, ~whole * reduced * calls, g * of_call),
-        ("updated weights", "all_gather", over, updated * calls, n * of_call),
-        (
-            "gathered weights",
-            "all_gather",
-            over,
-            sharded * gathers,
-            (of_layer * in_layer * layers + of_rest * n * rest) / gathers,
-        ),
-    )
+    gathered = (of_layer * in_layer * layers + of_rest * n * rest) / gathers
+    sent = [
+        sending("gradients", axis, "S", "all_reduce", whole * reduced * calls, g * of_call),
+        sending("gradients", over, "S", "reduce_scatter", ~whole * reduced * calls, g * of_call),
+        sending("updated weights", over, "S", "all_gather", updated * calls, n * of_call),
+        sending("gathered weights", over, "S", "all_gather", sharded * gathers, gathered),
+    ]
     if over != axis:
         part = g * of_call / layout.members(over)
-        sent += (("gradients", "all_reduce", across, ~whole * reduced * calls, part),)
-    return [
-        *(
-            sending(name, along, "S", collective, times, size)
-            for name, collective, along, times, size in sent
-        ),
-        Op("copies", "data parallel", "S", 0.0, copies, 0),
-        *_optimizer(framework, owned, master),
-    ]
+        sent.append(sending("gradients", across, "S", "all_reduce", ~whole * reduced * calls, part))
+    return [*sent, Op("copies", "data parallel", "S", 0.0, copies, 0), *_optimizer(framework, owned, master)]
 
 
 def _optimizer(framework: Framework, owned, master: int) -> list[Op]:

@@ -140,28 +140,15 @@ class Estimate:
         """Drawn as a waterfall: each part begins where the one above it ends."""
         total = self.step_seconds
         shown = {name: s for name, s in self.time.items() if s}
-        rows = [
-            [name, f"{s:.3f}", f"{s / total:.1%}", bar, *([FORMULAS[name]] if explain else [])]
-            for (name, s), bar in zip(shown.items(), _waterfall(shown))
-        ]
-        how = [""] if explain else []
-        return Table(
-            ["time", "seconds", "share", "drawn", *(["how"] if explain else [])],
-            rows,
-            ["step", f"{total:.3f}", "100 %", "█" * WIDE, *how],
-        )
+        cells = {name: [f"{s:.3f}", f"{s / total:.1%}"] for name, s in shown.items()}
+        last = ["step", f"{total:.3f}", "100 %"]
+        return _drawn(["time", "seconds", "share"], shown, cells, last, FORMULAS if explain else {})
 
     def memory_table(self, explain: bool = True) -> Table:
         """The fullest stage's, drawn alike."""
-        rows = [
-            [name, human(size), bar, *([HELD[name]] if explain else [])]
-            for (name, size), bar in zip(self.memory.items(), _waterfall(self.memory))
-        ]
-        return Table(
-            [f"memory, stage {self.stage}", "a GPU", "drawn", *(["how"] if explain else [])],
-            rows,
-            ["total", human(self.memory_bytes), "█" * WIDE, *([""] if explain else [])],
-        )
+        cells = {name: [human(size)] for name, size in self.memory.items()}
+        columns, last = [f"memory, stage {self.stage}", "a GPU"], ["total", human(self.memory_bytes)]
+        return _drawn(columns, self.memory, cells, last, HELD if explain else {})
 
     def went_in(self) -> str:
         """The numbers behind the formulas."""
@@ -193,6 +180,16 @@ class Estimate:
             + ", ".join(f"{name} {value:g}" for name, value in c._asdict().items())
             + " (data/cost_constants.json)"
         )
+
+
+def _drawn(
+    columns: list[str], parts: dict[str, float], cells: dict[str, list[str]], last: list[str], how: dict
+) -> Table:
+    """A row for each part: its cells, its bar, and how it comes about where `how` says so."""
+    explained = lambda text: [text] if how else []
+    bars = zip(parts, _waterfall(parts))
+    rows = [[name, *cells[name], bar, *explained(how.get(name, ""))] for name, bar in bars]
+    return Table([*columns, "drawn", *explained("how")], rows, [*last, "█" * WIDE, *explained("")])
 
 
 def _waterfall(parts: dict[str, float]) -> list[str]:

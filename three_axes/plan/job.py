@@ -14,21 +14,9 @@ from .shape import ModelShape
 
 # Which linear layers of a layer belong to which part, as `attention` and `feed_forward` call them. Routed
 # experts, the router, embedding and head stay as they are.
-MATRICES: dict[str, frozenset[str]] = {
-    "attention": frozenset(
-        (
-            "queries",
-            "keys",
-            "values",
-            "attention's output",
-            "queries, down",
-            "queries, up",
-            "keys and values, down",
-            "keys and values, up",
-        )
-    ),
-    "feed-forward": frozenset(("gate", "up", "down")),
-}
+_HEADS = ("queries", "keys", "values", "attention's output")
+_LATENT = ("queries, down", "queries, up", "keys and values, down", "keys and values, up")
+MATRICES = {"attention": (*_HEADS, *_LATENT), "feed-forward": ("gate", "up", "down")}
 
 
 @dataclass(frozen=True)

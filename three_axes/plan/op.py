@@ -93,11 +93,9 @@ class LayerOnRank(NamedTuple):
         """One that may be narrow, and whose matrix may be frozen. first: of those with this input, which is
         narrowed once for all. stays: of what is kept, what the matrix's gradient does not ask for.
         """
-        if self.job.precision == "bf16":
-            lines = product(name, rows, k, n, block, **saved)
-        else:
-            narrow = dict(bytes_=self.precision.bytes, rate=self.precision.rate)
-            lines = product(name, rows, k, n, block, **narrow, **saved)
+        of = self.precision
+        lines = product(name, rows, k, n, block, bytes_=of.bytes, rate=of.rate, **saved)
+        if of.name != "bf16":
             lines += self.casts(name, rows * k * first, rows * n)
         return self.trained(name, lines, k * n, stays) + self.adapters(name, rows, k, n, block)
 

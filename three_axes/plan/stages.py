@@ -82,12 +82,8 @@ def expert_share(model: ModelShape, layout: Layout):
 
 def layer_matrices(model: ModelShape, layout: Layout):
     """Of these, in matrices: what a microbatch makes gradients of."""
-    own = (model.attention_params + model.shared_params) / layout.tp
-    return own + (
-        model.experts.count / layout.ep * model.matrices(model.experts.ffn) / layout.etp
-        if model.experts
-        else 0
-    )
+    own, e = (model.attention_params + model.shared_params) / layout.tp, model.experts
+    return own + (e.count / layout.ep * model.matrices(e.ffn) / layout.etp if e else 0)
 
 
 def ends_share(model: ModelShape, layout: Layout, stage, split: bool = True):

@@ -55,6 +55,11 @@ def gpt(layers, hidden, heads, vocab=51200, positions=2048):
     )
 
 
+def chunked(v: int) -> dict:
+    """So many chunks on each pipeline rank, and the schedule that has them."""
+    return dict(interleave=v, schedule="interleaved" if v > 1 else "1F1B")
+
+
 def seconds(job: Job, layout: Layout) -> float:
     return float(sum(step_terms(job, layout).values()))
 
@@ -68,9 +73,8 @@ def fastest(job: Job, d: int, t: int, p: int, microbatches=(1, 2, 4, 8), **choic
         depth = (layers + (0 if layers % p == 0 else 2)) // p
         for v in range(1, depth + 1):
             if depth % v == 0 and (v == 1 or (p > 1 and job.global_batch // (d * b) % p == 0)):
-                sizes = dict(dp=d, tp=t, pp=p, microbatch=b, interleave=v)
-                schedule = "interleaved" if v > 1 else "1F1B"
-                guesses.append(seconds(job, Layout(**sizes, schedule=schedule, **choices)))
+                sizes = dict(dp=d, tp=t, pp=p, microbatch=b)
+                guesses.append(seconds(job, Layout(**sizes, **chunked(v), **choices)))
     return min(guesses)
 
 
@@ -83,19 +87,12 @@ def korthikanti():
     for r in rows("korthikanti_2022_table5.csv"):
         model, v = gpt(r["layers"], r["hidden"], r["heads"], r["vocab"]), int(r["interleave_v"])
         job = Job(model, A100, int(r["global_batch_seqs"]), 2048, MEGATRON_2022)
+        sizes = dict(tp=int(r["tp"]), pp=int(r["pp"]), microbatch=int(r["microbatch_seqs"]))
         for column, recompute, sp in (
             ("iter_s_full_recompute", "full", False),
             ("iter_s_sp_selective", "selective", True),
         ):
-            layout = Layout(
-                tp=int(r["tp"]),
-                pp=int(r["pp"]),
-                microbatch=int(r["microbatch_seqs"]),
-                interleave=v,
-                schedule="interleaved" if v > 1 else "1F1B",
-                recompute=recompute,
-                sequence_parallel=sp,
-            )
+            layout = Layout(**sizes, **chunked(v), recompute=recompute, sequence_parallel=sp)
             yield seconds(job, layout), float(r[column]), job, int(r["gpus"])
 
 
@@ -190,16 +187,8 @@ def llama_405b():
         job = Job(model, H100, batch, s, META)
         guesses = []
         for v in (1, 2, 4, 8):  # not printed
-            layout = Layout(
-                dp=d * cp,
-                tp=t,
-                pp=p,
-                microbatch=1 / cp,
-                interleave=v,
-                schedule="interleaved" if v > 1 else "1F1B",
-                zero=1,
-                order=("dp", "pp", "tp"),
-            )
+            sizes = dict(dp=d * cp, tp=t, pp=p, microbatch=1 / cp)
+            layout = Layout(**sizes, **chunked(v), zero=1, order=("dp", "pp", "tp"))
             # M times on this stage, and once on each other in the bubble.
             around = gather * model.layers * (m / p + (1 - 1 / p) / v)
             guesses.append(seconds(job, layout) + around)
@@ -237,12 +226,8 @@ def errors_of(runs) -> tuple[np.ndarray, np.ndarray]:
     """The same of (seconds here, seconds printed, job, GPUs)."""
     runs = list(runs)
     ours = np.array([guess / real - 1 for guess, real, *_ in runs])
-    reached = np.array(
-        [
-            job.global_batch * job.seq_len * job.flops_per_token / (real * n * job.cluster.device.flops)
-            for _, real, job, n, *_ in runs
-        ]
-    )
+    needed = lambda job: job.global_batch * job.seq_len * job.flops_per_token
+    reached = np.array([needed(job) / (real * n * job.cluster.device.flops) for _, real, job, n, *_ in runs])
     null = min((reached / share - 1 for share in reached), key=lambda e: np.abs(e).mean())
     return ours, null
 
@@ -258,13 +243,6 @@ def table() -> Table:
 def row_of(name: str, ours: np.ndarray, null: np.ndarray) -> list[str]:
     """One set's row."""
     a = 100 * np.abs(ours)
-    return [
-        name,
-        str(len(a)),
-        f"{a.mean():.1f} %",
-        f"{np.median(a):.1f} %",
-        f"{np.percentile(a, 90):.1f} %",
-        f"{100 * ours.mean():+.1f} %",
-        f"{100 * np.abs(null).mean():.1f} %",
-        BEST_TOOL.get(name, ""),
-    ]
+    size = [f"{x:.1f} %" for x in (a.mean(), np.median(a), np.percentile(a, 90))]
+    bias, others = f"{100 * ours.mean():+.1f} %", f"{100 * np.abs(null).mean():.1f} %"
+    return [name, str(len(a)), *size, bias, others, BEST_TOOL.get(name, "")]

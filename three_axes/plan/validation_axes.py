@@ -15,11 +15,9 @@ from .layout import Layout
 from .memory import largest_stage, stage_memory
 from .models import MODELS, llama
 from .shape import Experts
-from .validation import MEGATRON, errors_of, row_of, rows, seconds
+from .validation import MEGATRON, chunked, errors_of, row_of, rows, seconds
 
 H100 = CLUSTERS["dgx-h100"]
-
-
 _QWEN2 = Experts(64, 8, 2560, shared=20480, shared_gate=True)
 FOLDED = {
     "Mixtral-8x22B": MODELS["mixtral-8x22b"],
@@ -54,8 +52,7 @@ def least(
     best = None, float("inf")
     for v in chunks:
         for recompute in recomputes:
-            schedule = "interleaved" if v > 1 else "1F1B"
-            layout = Layout(**sizes, interleave=v, schedule=schedule, recompute=recompute)
+            layout = Layout(**sizes, **chunked(v), recompute=recompute)
             try:
                 job.check(layout)
             except ValueError:
