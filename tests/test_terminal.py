@@ -1,6 +1,7 @@
 """Nothing is wider than the terminal, and nothing is cut where there is none."""
 
 import importlib
+import io
 import os
 import sys
 
@@ -14,21 +15,15 @@ from three_axes.terminal import fitted, fold
 LONG = "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --explain --why 4,8,2".split()
 
 
-class Screen:
+class Screen(io.StringIO):
     """Plays a terminal of some columns, and keeps what is written."""
 
     def __init__(self, columns: int, monkeypatch):
         monkeypatch.setenv("COLUMNS", str(columns))
-        self.written = ""
+        super().__init__()
 
     def isatty(self) -> bool:
         return True
-
-    def write(self, text: str) -> None:
-        self.written += text
-
-    def flush(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -48,10 +43,10 @@ def test_what_is_printed_fits_the_terminal_and_loses_no_word(columns, command, m
     whole = capsys.readouterr().out
     monkeypatch.setattr(sys, "stdout", screen := Screen(columns, monkeypatch))
     assert main(command) == 0
-    assert max(map(len, screen.written.splitlines())) <= columns
+    written = screen.getvalue()
+    assert max(map(len, written.splitlines())) <= columns
     words = lambda text: sorted(word for word in text.split() if set(word) - {"─"} and word != "how")
-    assert words(screen.written) == words(whole)
-    assert "\x1b" not in whole + screen.written
+    assert words(written) == words(whole) and "\x1b" not in whole + written
 
 
 def test_without_a_command_all_are_listed(capsys):
@@ -64,7 +59,7 @@ def test_without_a_command_all_are_listed(capsys):
 def test_a_refusal_fits_the_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen := Screen(80, monkeypatch))
     assert main(["plan", "lama", "--gpus", "8"]) == 2
-    assert max(map(len, screen.written.splitlines())) <= 80 < len(screen.written)
+    assert max(map(len, screen.getvalue().splitlines())) <= 80 < len(screen.getvalue())
 
 
 def test_nothing_is_folded_where_no_terminal_is():

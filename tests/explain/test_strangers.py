@@ -43,11 +43,11 @@ def test_what_cannot_be_is_said_in_one_sentence(tmp_path, capsys, change, senten
     assert sentence in error and len(error.splitlines()) == 1 and error.rstrip("\n").isprintable()
 
 
-def test_a_pipe_or_a_folder_is_not_waited_for(tmp_path, capsys):
+def test_what_is_no_file_is_not_waited_for(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path, tmp_path / "pipe"):
-        assert main(["explain", str(path)]) == 2
-        assert "is a folder, a pipe or a device" in capsys.readouterr().err
+    for name, sentence in (("", "is a folder"), ("pipe", "a pipe or a device"), ("no", "no: No such file")):
+        assert main(["explain", str(tmp_path / name), "--json"]) == 2
+        assert sentence in capsys.readouterr().err
 
 
 def test_names_of_a_trace_do_not_steer_the_terminal(tmp_path, capsys):

@@ -16,46 +16,65 @@ SHORT = replace(MODELS["llama-3-8b"], layers=4)
 GPT = replace(MODELS["opt-30b"], layers=3, positions=2048)  # 2,050 would be padded to divide by dp
 
 
-def on_paper(model, layout, seq_len):
-    return stage_memory(traced_job(model, seq_len, layout), layout, 0, 0)
+MIXTRAL, LITE = (replace(MODELS[name], layers=2) for name in ("mixtral-8x7b", "deepseek-v2-lite"))
+
+
+def slow(*cases: tuple) -> list:
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+def is_the_theory(traced) -> bool:
+    """Whether a trace holds what theory says, with what is named: 4, 4 and 8 bytes, the parameter being the
+    master copy.
+    """
+    paper = stage_memory(traced_job(traced.model, traced.seq_len, traced.layout), traced.layout, 0, 0)
+    for kind in ("weights", "gradients", "optimizer"):
+        assert traced.memory[kind] == pytest.approx(paper[kind], rel=0.001), kind
+    return traced.peak == pytest.approx(sum(paper.values()), rel=0.05)
+
+
+FULL = dict(zero=3, recompute="full")
+WHOLE = dict(zero=3, sequence_parallel=False)
 
 
 @pytest.mark.parametrize(
-    "model, layout, seq_len, plan",
+    "model, layout, seq_len, plan, gradient_bytes",
     [
-        (SHORT, Layout(dp=8, tp=8, zero=3), 4096, "Megatron's"),
-        (SHORT, Layout(dp=8, tp=8, zero=3, sequence_parallel=False), 4096, "Megatron's"),
-        (SHORT, Layout(dp=8, tp=8, zero=3, sequence_parallel=False), 4096, "usual"),
-        (GPT, Layout(dp=8, tp=4, zero=3), 2048, "Megatron's"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (SHORT, Layout(dp=16, tp=4, microbatch=2, zero=3), 2048, "Megatron's"),
-                (SHORT, Layout(dp=8, tp=2, zero=3, recompute="full"), 4096, "Megatron's"),
-                (SHORT, Layout(dp=8, tp=2, zero=3, recompute="full", sequence_parallel=False), 4096, "usual"),
-                (SHORT, Layout(dp=64, tp=1, zero=3, sequence_parallel=False), 4096, "Megatron's"),
-                (SHORT, Layout(dp=1, tp=8, zero=3), 4096, "Megatron's"),
-                (GPT, Layout(dp=4, tp=8, zero=3, sequence_parallel=False), 2048, "usual"),
-            )
+        (SHORT, Layout(dp=8, tp=8, zero=3), 4096, "Megatron's", 4),
+        (SHORT, Layout(dp=8, tp=8, **WHOLE), 4096, "Megatron's", 4),
+        (SHORT, Layout(dp=8, tp=8, **WHOLE), 4096, "usual", 4),
+        (SHORT, Layout(dp=16, tp=4, zero=3), 2048, "Megatron's", 2),
+        (GPT, Layout(dp=8, tp=4, zero=3), 2048, "Megatron's", 4),
+        # Mixtral and DeepSeek-V2-Lite of PyTorch's own pieces: FSDP2 over dp and edp, all-to-alls over ep.
+        (MIXTRAL, Layout(dp=8, ep=4, zero=3), 512, "Megatron's", 4),
+        (LITE, Layout(dp=8, ep=4, zero=3), 512, "Megatron's", 4),  # a dense layer, shared experts
+        *slow(
+            (SHORT, Layout(dp=16, tp=4, microbatch=2, zero=3), 2048, "Megatron's", 4),
+            (SHORT, Layout(dp=8, tp=2, **FULL), 4096, "Megatron's", 4),
+            (SHORT, Layout(dp=8, tp=2, **FULL, sequence_parallel=False), 4096, "usual", 4),
+            (SHORT, Layout(dp=64, tp=1, **WHOLE), 4096, "Megatron's", 4),
+            (SHORT, Layout(dp=1, tp=8, zero=3), 4096, "Megatron's", 4),
+            (GPT, Layout(dp=4, tp=8, **WHOLE), 2048, "usual", 4),
+            (MIXTRAL, Layout(dp=8, ep=2, microbatch=2, zero=3), 512, "Megatron's", 4),
+            (LITE, Layout(dp=16, ep=8, zero=3), 512, "Megatron's", 4),
+            # On more ranks than it has experts, FSDP pads the router's rows.
+            (MODELS["mixtral-8x7b"], Layout(dp=8, ep=4, zero=3), 512, "Megatron's", 4),
+            (MODELS["deepseek-v2-lite"], Layout(dp=64, ep=8, zero=3), 512, "Megatron's", 4),
         ),
     ],
     ids=str,
 )
-def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len, plan):
-    traced = aside(trace_here, model, layout, seq_len, plan)
+def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len, plan, gradient_bytes):
+    traced = aside(trace_here, model, layout, seq_len, plan, gradient_bytes)
     assert traced.params == model.params
-    assert traced.calls == calls(traced_job(model, seq_len, layout, plan), layout)
+    assert traced.calls == calls(
+        traced_job(model, seq_len, layout, plan, gradient_bytes=gradient_bytes), layout
+    )
 
 
 @pytest.mark.parametrize(
     "layout",
-    [
-        Layout(dp=4, tp=8, pp=2, zero=3),
-        pytest.param(
-            Layout(dp=4, tp=4, pp=4, zero=3, sequence_parallel=False, recompute="full"),
-            marks=pytest.mark.slow,
-        ),
-    ],
+    [Layout(dp=4, tp=8, pp=2, zero=3), *slow((Layout(dp=4, tp=4, pp=4, **WHOLE, recompute="full"),))],
     ids=str,
 )
 def test_a_first_stage_sends_what_the_formulas_say(layout):
@@ -71,72 +90,29 @@ def test_the_other_process_finds_what_this_one_does(tmp_path, monkeypatch):
         trace(SHORT, Layout(dp=8, tp=8, zero=3), seq_len=4096)
 
 
-MIXTRAL, LITE = (replace(MODELS[name], layers=2) for name in ("mixtral-8x7b", "deepseek-v2-lite"))
-
-
-@pytest.mark.parametrize(
-    "model, layout",
-    [
-        (MIXTRAL, Layout(dp=8, ep=4, zero=3)),
-        (LITE, Layout(dp=8, ep=4, zero=3)),  # a dense layer, and one with shared experts too
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (MIXTRAL, Layout(dp=8, ep=2, microbatch=2, zero=3)),
-                (LITE, Layout(dp=16, ep=8, zero=3)),
-                # On more ranks than it has experts, FSDP pads the router's rows.
-                (MODELS["mixtral-8x7b"], Layout(dp=8, ep=4, zero=3)),
-                (MODELS["deepseek-v2-lite"], Layout(dp=64, ep=8, zero=3)),
-            )
-        ),
-    ],
-    ids=str,
-)
-def test_experts_send_what_the_formulas_say(aside, model, layout):
-    """Mixtral and DeepSeek-V2-Lite of PyTorch's own pieces: FSDP2 over dp and edp, all-to-alls over ep."""
-    traced = aside(trace_here, model, layout, 512, "Megatron's")
-    assert traced.params == model.params
-    assert traced.calls == calls(traced_job(model, 512, layout), layout)
-
-
-def test_gradients_of_two_bytes_are_traced_too(aside):
-    layout = Layout(dp=16, tp=4, zero=3)
-    traced = aside(trace_here, SHORT, layout, 2048, "Megatron's", 2)
-    assert traced.calls == calls(traced_job(SHORT, 2048, layout, gradient_bytes=2), layout)
-
-
 @pytest.mark.parametrize(
     "layout",
     [
         Layout(dp=8, tp=8, zero=3),
-        *(
-            pytest.param(layout, marks=pytest.mark.slow)
-            for layout in (
-                Layout(dp=8, tp=8, zero=3, sequence_parallel=False),
-                Layout(dp=16, tp=4, zero=3, microbatch=2),
-                Layout(dp=8, tp=8, zero=3, recompute="full"),
-            )
+        *slow(
+            (Layout(dp=8, tp=8, **WHOLE),),
+            (Layout(dp=16, tp=4, zero=3, microbatch=2),),
+            (Layout(dp=8, tp=8, **FULL),),
         ),
     ],
     ids=str,
 )
 def test_memory_is_the_theory_and_what_is_named(aside, layout):
     model = replace(MODELS["llama-3-8b"], layers=16)
-    traced, paper = aside(trace_here, model, layout, 8192, "Megatron's"), on_paper(model, layout, 8192)
-    assert traced.peak == pytest.approx(sum(paper.values()), rel=0.05)
-    for kind in ("weights", "gradients", "optimizer"):  # 4, 4 and 8 bytes: the parameter is the master copy
-        assert traced.memory[kind] == pytest.approx(paper[kind], rel=0.001), kind
+    assert is_the_theory(aside(trace_here, model, layout, 8192, "Megatron's"))
 
 
 @pytest.mark.slow
 def test_the_first_stage_of_a_pipeline_holds_what_the_theory_says():
     layout = Layout(dp=4, tp=8, pp=2, zero=3)
-    model = MODELS["llama-3-70b"]
-    traced, paper = trace(model, layout, seq_len=8192), on_paper(model, layout, 8192)
-    assert traced.calls == calls(traced_job(model, 8192, layout), layout)
-    assert traced.peak == pytest.approx(sum(paper.values()), rel=0.05)
-    for kind in ("weights", "gradients", "optimizer"):
-        assert traced.memory[kind] == pytest.approx(paper[kind], rel=0.001), kind
+    traced = trace(MODELS["llama-3-70b"], layout, seq_len=8192)
+    assert traced.calls == calls(traced_job(traced.model, 8192, layout), layout)
+    assert is_the_theory(traced)
 
 
 @pytest.mark.slow
@@ -144,11 +120,8 @@ def test_the_70b_on_a_laptop(aside):
     model, layout = MODELS["llama-3-70b"], Layout(dp=8, tp=8, zero=3)
     traced = trace(model, layout, seq_len=8192)
     assert traced.params == 70_553_706_496 and traced.calls == calls(traced_job(model, 8192, layout), layout)
-    assert traced.peak == pytest.approx(sum(on_paper(model, layout, 8192).values()), rel=0.05)
-    assert traced.resident < 800e6
-    usual = aside(
-        trace_here, replace(model, layers=8), replace(layout, sequence_parallel=False), 8192, "usual"
-    )
+    assert is_the_theory(traced) and traced.resident < 800e6
+    usual = aside(trace_here, replace(model, layers=8), Layout(dp=8, tp=8, **WHOLE), 8192, "usual")
     assert usual.count("all_reduce", "tp") == 7 * 8
     states = sum(traced.memory[kind] for kind in ("weights", "gradients", "optimizer"))
     assert states == pytest.approx(16 * model.params / 64, rel=0.001)
