@@ -13,10 +13,8 @@ machine cannot be emulated: `Traffic.late` counts the operations whose real byte
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import queue
-import struct
 import threading
 import time
 import weakref
@@ -25,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -33,7 +32,7 @@ from three_axes.paper.collectives import hop_by_hop
 from three_axes.paper.hardware import Network
 from three_axes.paper.placement import crosses
 
-from .uplink import Oversubscribed, Uplink, leaving
+from .uplink import Oversubscribed, Uplink, leaving, shared
 
 SLOTS = 1 << 14  # arrivals that are remembered, for each group and rank
 ROOTED = ("broadcast", "scatter")  # a rank may be through before others have come
@@ -46,22 +45,6 @@ class Lost(RuntimeError):
 
     def __init__(self):
         super().__init__("Connection closed while this rank was in a collective")
-
-
-class Arrivals:
-    """When each rank of a group came to its k-th operation: a file in memory that all of them share."""
-
-    def __init__(self, path: str, members: int):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(fd, members * SLOTS * 8)
-        self.shared = mmap.mmap(fd, members * SLOTS * 8)
-        os.close(fd)
-
-    def note(self, member: int, k: int, at: float) -> None:
-        struct.pack_into("d", self.shared, (member * SLOTS + k % SLOTS) * 8, at)
-
-    def of(self, member: int, k: int) -> float:
-        return struct.unpack_from("d", self.shared, (member * SLOTS + k % SLOTS) * 8)[0]
 
 
 class Ticket(NamedTuple):
@@ -90,7 +73,7 @@ class Fabric:
         self.network, self.folder, self.generation = network, folder, generation
         self.late = 0
         self.failed: dict[dist.Work, Exception] = {}  # held back, and then cut
-        self._arrivals: dict[str, Arrivals] = {}
+        self._arrivals: dict[str, np.ndarray] = {}  # when each rank of a group came to its k-th operation
         self._uplinks: dict[int, Uplink] = {}
         self._counts: Counter[tuple] = Counter()
         self._streams: dict[str, queue.SimpleQueue] = {}
@@ -116,27 +99,24 @@ class Fabric:
             k = hash((k, *pair, tag))  # a slot for each message, whatever order tags come in
         if group not in self._arrivals:
             plain = "".join(c if c.isalnum() else "-" for c in group)
-            self._arrivals[group] = Arrivals(
-                os.path.join(self.folder, f"arrivals-{self.generation}-{plain}"), len(members)
-            )
-        needs = {"send": [me], "recv": [peer]}.get(op, (me, peer) if op in ROOTED else range(len(members)))
+            path = os.path.join(self.folder, f"arrivals-{self.generation}-{plain}")
+            self._arrivals[group] = shared(path, "f8", (len(members), SLOTS))
+        needs = {"send": [me], "recv": [peer]}.get(op, [me, peer] if op in ROOTED else slice(None))
         ranks = [members[i] for i in pair] if alone else members
         far = crosses(ranks, self.network.gpus_per_node)
-        duration, line = (
-            hop_by_hop("send" if alone else op, payload, tuple(ranks), self.network),
-            ("ports" if far else "links") + (f" {op}" if alone else ""),
-        )
-        arrivals, came = self._arrivals[group], time.monotonic()
+        line = ("ports" if far else "links") + (f" {op}" if alone else "")
+        kind = "send" if alone else op
+        duration = hop_by_hop(kind, payload, tuple(ranks), self.network)
+        arrivals, came = self._arrivals[group][:, k % SLOTS], time.monotonic()
         if op != "recv":
             with self._lock:
                 ready = max(came, self._queued.get(line, 0.0))
                 self._queued[line] = ready + duration
-            arrivals.note(me, k, ready)
-        leaves = {}
-        if far and isinstance(self.network, Oversubscribed):
-            leaves = leaving("send" if alone else op, payload, ranks, self.network)
+            arrivals[me] = ready
+        shares = far and isinstance(self.network, Oversubscribed)
+        leaves = leaving(kind, payload, ranks, self.network) if shares else {}
         number = zlib.crc32(repr((key, k)).encode())
-        return Ticket(op, came, duration, line, lambda: max(arrivals.of(i, k) for i in needs), number, leaves)
+        return Ticket(op, came, duration, line, lambda: float(max(arrivals[needs])), number, leaves)
 
     def hold(self, ticket: Ticket, group: str, work: dist.Work, result) -> dist.Work:
         """A Work that ends when the fabric would have ended `work`. result: what its future shall hold."""

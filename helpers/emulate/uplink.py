@@ -7,8 +7,6 @@ moment shares its uplink evenly, so each operation takes the longer the more oth
 from __future__ import annotations
 
 import fcntl
-import mmap
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,16 +78,20 @@ def passed(passing: Sequence[tuple[float, float]], bandwidth: float) -> list[flo
     return ends
 
 
+def shared(path: str, kind: str | np.dtype, shape: int | tuple[int, ...]) -> np.ndarray:
+    """An array in a file in memory, as all ranks see it that name the same path; at first zeros."""
+    with open(path, "ab") as file:
+        file.truncate(np.dtype(kind).itemsize * int(np.prod(shape)))
+    return np.asarray(np.memmap(path, kind, "r+", shape=shape))
+
+
 class Uplink:
-    """One node's, as all ranks see it: a file in memory of what came, and when."""
+    """One node's: what came, and when."""
 
     def __init__(self, path: str, bandwidth: float):
         self.bandwidth, self.lock = bandwidth, threading.Lock()
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(self.file, 8 + SLOTS * PASSING.itemsize)
-        shared = mmap.mmap(self.file, 8 + SLOTS * PASSING.itemsize)
-        self.count = np.frombuffer(shared, "u8", 1)
-        self.slots = np.frombuffer(shared, PASSING, SLOTS, offset=8)
+        self.slots, self.count = shared(path, PASSING, SLOTS), shared(f"{path}-count", "u8", 1)
+        self.file = open(path, "r+b")  # to lock it
 
     def enter(self, key: int, start: float, size: float) -> None:
         """An operation begins to pass. Each of its ranks says so; the first is believed."""
