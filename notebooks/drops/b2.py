@@ -252,13 +252,10 @@ places = Asked(
             Norms and MLPs are as long as their tokens: give each rank s/c of them.
         positions out of order
             Return them in rising order.
-        chunks in order
-            The last rank's tokens look at all others, the first rank's at themselves. All wait for the
-            last.
-            - rank * half, s - (rank + 1) * half => 2 * rank * half, (2 * rank + 1) * half
         both chunks counted from the front
-            Chunks r and c + r: rank 0 has the lighter of each pair. Let one come from the front and the
-            other from the end.
+            The last rank's tokens look at all others, the first rank's at few, and all wait for the last. Let
+            one chunk come from the front and the other from the end.
+            - rank * half, s - (rank + 1) * half => 2 * rank * half, (2 * rank + 1) * half
             - s - (rank + 1) * half => (c + rank) * half
         one rank has more pairs
             Token i looks at i + 1 tokens. A light chunk from the front goes with a heavy one from the end:
@@ -399,7 +396,7 @@ WAYS = {
 }
 CHUNKS = {"in order": context.contiguous, "zig-zag": context.zigzag}
 # Emulated, as in drop 06: ports out of a node are 10 times slower than links inside.
-ONE_NODE, TWO_NODES = networks.four_ranks(7e6)
+TWO_NODES = networks.four_ranks(7e6)[1]
 PAIR = 3e-6  # seconds of one query and one key in one head, emulated
 
 

@@ -173,16 +173,14 @@ defend = _OneByOne(
             - "tp": (t, 1), "dp": (d, t), "pp": (p, t * d) => "pp": (p, 1), "dp": (d, p), "tp": (t, p * d)
             - "dp": (d, t), "pp": (p, t * d) => "dp": (d, t * p), "pp": (p, t)
             - "pp": (p, t * d) => "pp": (p, t)
-        size where reach was meant
-            You compare a group's size with the node. Its ranks stand apart: the reach is size times stride.
+        size or stride where reach was meant
+            A group's reach is its size times its stride. The size alone does not say how far apart its ranks
+            stand; the stride alone, only whether neighbours are on two nodes.
             - size * stride > node => size > node
+            - size * stride > node => stride >= node
         a full node is not left
             A group that reaches over as many ranks as a node has fills it, and stays inside.
             - size * stride > node => size * stride >= node
-        neighbours only
-            You ask whether neighbours are on two nodes. They may share one while the ends of the group do
-            not.
-            - size * stride > node => stride >= node
         the axes that stay, not those that cross
             You name the axes whose groups stay inside a node. Asked are those that leave it.
             - size * stride > node => size * stride <= node
