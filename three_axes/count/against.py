@@ -11,7 +11,7 @@ from ..paper.axes import REPLICATING
 from ..paper.collectives import algorithmic_bytes
 from ..plan.job import Job
 from ..plan.layout import Layout
-from ..plan.traffic import calls
+from ..plan.traffic import Call, calls
 from ..table import Table, human
 from .report import CollectiveCount
 
@@ -40,20 +40,10 @@ def against(
     table, words = [], []
     most = max([row.algorithmic for row in counted.values()], default=0.0)
     for key in sorted(predicted.keys() | counted.keys(), key=lambda key: key[::-1]):
-        call, row = predicted.get(key), counted.get(key)
-        must = algorithmic_bytes(call.op, call.payload, layout.members(call.axis)) if call else 0.0
-        has = row.algorithmic if row else 0.0
-        table.append(
-            [
-                key[1],
-                key[0],
-                f"{call.calls if call else 0:g}",
-                f"{row.calls if row else 0:g}",
-                human(must),
-                human(has),
-                f"{has / must:.2f}" if must else "",
-            ]
-        )
+        call, row = predicted.get(key, Call(*key, 0, 0)), counted.get(key, CollectiveCount(*key))
+        must = algorithmic_bytes(call.op, call.payload, layout.members(call.axis)) if call.payload else 0.0
+        has, ratio = row.algorithmic, f"{row.algorithmic / must:.2f}" if must else ""
+        table.append([*key[::-1], f"{call.calls:g}", f"{row.calls:g}", human(must), human(has), ratio])
         small = has < SMALL * most and must == 0
         if not small and abs(has - must) > NEAR * max(has, must):
             words.append(_why(key, must, has, row, predicted, counted, job, layout))

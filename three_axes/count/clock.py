@@ -98,9 +98,8 @@ class Timeline:
             raise ValueError(
                 'nothing was recorded: run what you want to see inside `with span("F"):` on the ranks'
             )
-        return 1 - sum(self.seconds(r, *COMPUTE) for r in range(len(self.rows))) / (
-            self.makespan * len(self.rows)
-        )
+        ranks = range(len(self.rows))
+        return 1 - sum(self.seconds(r, *COMPUTE) for r in ranks) / (self.makespan * len(ranks))
 
     def in_flight(self, rank: int) -> int:
         """The most microbatches that `rank` had run forward and not yet backward."""
@@ -122,11 +121,10 @@ class Timeline:
             json.dump(chrome(self.rows, self.streams, self.levels), f)
 
     def __repr__(self) -> str:
-        rows = [
-            f"rank {r}: " + " ".join(s.kind + s.label for s in row if s.kind != "wait")
-            for r, row in enumerate(self.rows)
-        ]
-        return "\n".join(rows) if any(self.rows) else "no spans: nothing was recorded on the ranks"
+        if not any(self.rows):
+            return "no spans: nothing was recorded on the ranks"
+        words = [[s.kind + s.label for s in row if s.kind != "wait"] for row in self.rows]
+        return "\n".join(f"rank {r}: {' '.join(row)}" for r, row in enumerate(words))
 
 
 # -- as a Chrome trace ----------------------------------------------------------------------------
@@ -153,25 +151,21 @@ def chrome(
     """rows[rank], streams[rank]: its spans, those of kind 'comm' in streams. levels[rank]: (when, bytes held
     from then on). Seconds on one clock.
     """
-    starts = [s.start for spans in (*rows, *streams) for s in spans]
-    zero = min(starts, default=0.0)
+    zero = min((s.start for spans in (*rows, *streams) for s in spans), default=0.0)
     events: list[dict] = []
     for rank, (mine, sent, held) in enumerate(zip(rows, streams, levels)):
         events.append(_name("process_name", rank, 0, f"rank {rank}"))
         events.append(_name("thread_name", rank, 0, "computes and waits"))
         events += [_event(rank, 0, s, f"{NAMES.get(s.kind, s.kind)} {s.label}".strip(), zero) for s in mine]
-        axes = list(dict.fromkeys(s.label.partition(" ")[2] for s in sent))
-        line = 0
-        for axis in axes:
-            for lane in _lanes([s for s in sent if s.label.partition(" ")[2] == axis]):
-                line += 1
-                events.append(_name("thread_name", rank, line, f"communication: {axis}"))
-                events += [_event(rank, line, s, s.label.partition(" ")[0], zero) for s in lane]
-        for at, size in held:
-            if at >= zero:
-                events.append(
-                    {"ph": "C", "name": "memory", "pid": rank, "ts": 1e6 * (at - zero), "args": {"B": size}}
-                )
+        by_axis: dict[str, list[Span]] = {}
+        for s in sent:
+            by_axis.setdefault(s.label.partition(" ")[2], []).append(s)
+        lanes = [(axis, lane) for axis, spans in by_axis.items() for lane in _lanes(spans)]
+        for line, (axis, lane) in enumerate(lanes, 1):
+            events.append(_name("thread_name", rank, line, f"communication: {axis}"))
+            events += [_event(rank, line, s, s.label.partition(" ")[0], zero) for s in lane]
+        memory = {"ph": "C", "name": "memory", "pid": rank}
+        events += [memory | {"ts": 1e6 * (at - zero), "args": {"B": n}} for at, n in held if at >= zero]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 

@@ -25,8 +25,7 @@ class Counted(Traffic):
 
     def finish(self) -> None:
         """Stop counting."""
-        if self._mine is None:
-            self._mine = self._counter.tell()
+        self._mine = self._counter.tell()
 
     def __getattr__(self, name: str):
         if name.startswith("__") or "_told" in self.__dict__:

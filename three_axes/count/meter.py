@@ -115,7 +115,7 @@ class Recorder:
         self.counter.refresh()  # connections made by groups that no collective has used
         now = self.counter.read()
         sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()}
-        not_waited = self.not_waited()
+        not_waited = len(self._open) + self._forgotten
         self._close(self._open)
         return Report(
             list(self.rows.values()),
@@ -142,10 +142,6 @@ class Recorder:
     def calm(self) -> bool:
         """Whether nothing is under way."""
         return all(issued.has_ended() for issued in self._open)
-
-    def not_waited(self) -> int:
-        """How many were begun whose end nobody in Python has waited for."""
-        return len(self._open) + self._forgotten
 
     def pending(self) -> dict | None:
         """The last collective, if this rank is still in it."""

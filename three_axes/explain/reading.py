@@ -123,7 +123,8 @@ def _event(file: str, found: dict, name: str) -> Event:
         wrong = f"has the arguments {plain(repr(args), 40)}, which are no names with values"
     if wrong:
         raise Unreadable(f"{file} is damaged: its event {plain(name, 80)} {wrong}; record it again")
-    thread, needed = found.get("tid"), {key: args[key] for key in NEEDED if _is_sound(args.get(key))}
+    thread = found.get("tid")
+    needed = {key: args[key] for key in NEEDED if key in args and _is_sound(args[key])}
     return Event(name, start, start + lasts, thread if _is_sound(thread) else None, needed)
 
 
