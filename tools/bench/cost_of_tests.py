@@ -7,11 +7,12 @@ Python that imports torch, in one run: machines differ, their ratio hardly. Linu
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORT = [sys.executable, "-c", "import torch, torch.distributed"]
@@ -19,10 +20,8 @@ IMPORT = [sys.executable, "-c", "import torch, torch.distributed"]
 
 def spent() -> float:
     """Core-seconds that this machine has worked since it started."""
-    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(
-        int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]
-    )
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.irq + times.softirq
 
 
 def cost(command: list[str]) -> float:

@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[2]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -113,24 +112,24 @@ def tests_of(file: str) -> list[str]:
     return [str(next((ROOT / "tests").rglob(f"test_{name}.py")).relative_to(ROOT)) for name in names]
 
 
-def survives(folder: Path, file: str, number: int) -> bool:
-    """Whether the tests pass with that change, in a copy of the project of its own."""
-    path = folder / file
-    whole = path.read_text()
-    path.write_text(change(whole, number))
-    surroundings = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    command += ["-m", "not slow and not exhaustive", *tests_of(file)]
-    how = dict(cwd=folder, capture_output=True, timeout=600, env=os.environ | surroundings)
-    try:
-        run = subprocess.run(command, **how)
-        if run.returncode in (4, 5):  # no such file, no such test
-            raise RuntimeError(f"{file}: {' '.join(tests_of(file))}: {run.stdout.decode()[-500:]}")
-        return run.returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        path.write_text(whole)
+def survives(file: str, number: int) -> bool:
+    """Whether the tests pass with that change, in a copy of the project."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = shutil.ignore_patterns(".*", "build", "__pycache__")
+        shutil.copytree(ROOT, folder, ignore=kept, dirs_exist_ok=True)
+        path = Path(folder, file)
+        path.write_text(change(path.read_text(), number))
+        surroundings = {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        command += ["-m", "not slow and not exhaustive", *tests_of(file)]
+        how = dict(cwd=folder, capture_output=True, timeout=600, env=os.environ | surroundings)
+        try:
+            run = subprocess.run(command, **how)
+        except subprocess.TimeoutExpired:
+            return False
+    if run.returncode in (4, 5):  # no such file, no such test
+        raise RuntimeError(f"{file}: {' '.join(tests_of(file))}: {run.stdout.decode()[-500:]}")
+    return run.returncode == 0
 
 
 def main() -> None:
@@ -146,26 +145,13 @@ def main() -> None:
         inside = [(file, *place) for file in files for place in places(file)]
         possible += len(inside)
         chosen += random.Random(options.seed).sample(inside, min(options.many, len(inside)))
-    folders: SimpleQueue[Path] = SimpleQueue()
-    with tempfile.TemporaryDirectory() as base:
-        for k in range(CORES):
-            folders.put(Path(base, str(k)))
-            kept = shutil.ignore_patterns(".*", "build", "__pycache__")
-            shutil.copytree(ROOT, Path(base, str(k)), ignore=kept)
-
-        def passes(case: tuple[str, int, int, str]) -> bool:
-            folder = folders.get()
-            try:
-                return survives(folder, *case[:2])
-            finally:
-                folders.put(folder)
-
-        left = 0
-        with ThreadPoolExecutor(CORES) as pool:
-            for (file, _, line, becomes), unnoticed in zip(chosen, pool.map(passes, chosen)):
-                left += unnoticed
-                if unnoticed:
-                    print(f"  {file}, line {line}: {becomes}", flush=True)
+    left = 0
+    with ThreadPoolExecutor(CORES) as pool:
+        passes = pool.map(lambda case: survives(*case[:2]), chosen)
+        for (file, _, line, becomes), unnoticed in zip(chosen, passes):
+            left += unnoticed
+            if unnoticed:
+                print(f"  {file}, line {line}: {becomes}", flush=True)
     print(f"{len(chosen)} of {possible} changes tried, {left} not noticed")
 
 

@@ -64,13 +64,7 @@ SIMUMAX_FRAMEWORK = replace(
     MEGATRON, attention_efficiency=0.35 / 0.488, hides=("input gradients",), context="heads"
 )
 
-SYSTEMS = {
-    "DGX-H100": "dgx-h100",
-    "DGX-B200": "dgx-b200",
-    "DGX-B300": "dgx-b300",
-    "DGX-GB200": "gb200-nvl72",
-    "DGX-GB300": "gb300-nvl72",
-}
+SYSTEMS = {"DGX-GB200": "gb200-nvl72", "DGX-GB300": "gb300-nvl72"}  # the others have their own names
 PRECISIONS = {"FP8-MX": "mxfp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "BF16": "bf16"}  # others: FP8, current
 
 
@@ -95,12 +89,8 @@ SHAPES: dict[str, ModelShape] = {
     "Qwen3_30B_a3B": MODELS["qwen3-30b-a3b"],
     # Its layouts end in "tmL": a layer, the module for a further token, the loss.
     "DeepSeekV3": replace(MODELS["deepseek-v3"], mtp=1),
-    **{
-        f"LLAMA{name.upper()}": MODELS[f"llama-{name}"]
-        for name in ("2-7b", "2-13b", "2-70b", "3-8b", "3-70b")
-    },
-    **{f"LLAMA3_{size}B": MODELS[f"llama-3-{size}b"] for size in (8, 70)},
-    **{f"Llama3 {size}B": MODELS[f"llama-3-{size}b"] for size in (8, 70)},
+    **{f"LLAMA{n.upper()}": MODELS[f"llama-{n}"] for n in ("2-7b", "2-13b", "2-70b", "3-8b", "3-70b")},
+    **{f"{name}{n}B": MODELS[f"llama-3-{n}b"] for name in ("LLAMA3_", "Llama3 ") for n in (8, 70)},
     "LLAMA3.1_405B": MODELS["llama-3-405b"],
 }
 V2_EXPERTS = Experts(160, 6, 1536, shared=3072, dense_layers=1)
@@ -161,7 +151,7 @@ def _travel(release: str, name: str, system: str, v: int) -> Framework:
     """
     if release < "26" and "H100" not in system:
         return NEMO
-    first = {"DGX-GB200": "26.06", "DGX-GB300": "26.06"}.get(system, "25")
+    first = "26.06" if system in SYSTEMS else "25"
     return OVERLAPPED if name == "DeepSeekV3" and v > 1 and release >= first else BRIDGE
 
 
@@ -169,7 +159,7 @@ def _bridge(folder: Path, experts: bool) -> Iterator[tuple[str, Job, Layout, flo
     """(release, job, layout, seconds printed) of Megatron Bridge's own runs."""
     for r in rows_of(folder / BRIDGE_RUNS):
         name, system = _first(r["model"]), r["system"]
-        model, cluster, n = SHAPES[name], CLUSTERS[SYSTEMS[system]], int(r["gpus"])
+        model, cluster, n = SHAPES[name], CLUSTERS[SYSTEMS.get(system, system.lower())], int(r["gpus"])
         if r["task"] == "LoRA" or bool(model.experts) != experts:
             continue
         if "w/o MTP" in r["model"]:

@@ -1,7 +1,8 @@
 """How fast the ranks are, measured here and now: `make bench`, or `python tools/bench/ranks.py`.
 
 What is measured, the median, and what is aimed at. Nothing here is
-a test: a slow or busy machine gives slow figures. Ratios are of pairs measured in turn.
+a test: a slow or busy machine gives slow figures. Ratios are of pairs measured in turn. What counting costs
+is in cost_of_counting.py.
 """
 
 import os
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from peers import dies, raises, stuck
 from report import median_seconds, save, timed
 
-from helpers import World, toy
+from helpers import World
 from helpers.ranks import memory
 from helpers.ranks.failure import RankError, RanksInterrupted
 
@@ -40,26 +41,6 @@ def ready(n: int) -> float:
         with World(n):
             seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
-
-
-def dp_step(steps: int) -> float:
-    """On a rank: seconds per data-parallel step of the toy model."""
-    model = toy.ToyTransformer(hidden=256)
-    batch = toy.make_batch(b=32, s=32)
-    toy.data_parallel_step(model, *batch)
-    dist.barrier()
-    start = time.perf_counter()
-    for _ in range(steps):
-        toy.data_parallel_step(model, *batch)
-    return (time.perf_counter() - start) / steps
-
-
-def counting() -> float:
-    """Time of a step with counting over one without, median of pairs run in turn on the same machine."""
-    with World(4) as counted, World(4, counted=False) as bare:
-        for world in (counted, bare):
-            world.run(dp_step, 3)
-        return statistics.median(counted.run(dp_step, 10)[0] / bare.run(dp_step, 10)[0] for _ in range(9))
 
 
 def to_failure(world, fn) -> float:
@@ -151,7 +132,6 @@ def main() -> None:
         held = sum(map(memory.resident, world.pids))
         rows.append(("8 ranks together, proportional memory", f"{held / 1e6:.0f} MB", "≤ 450 MB"))
     rows += recovery()
-    rows.append(("a data-parallel step of the toy model, counted over not", f"{counting():.2f}×", "≤ 1.10×"))
     save("ranks", "How fast the ranks are", ["measured", "median", "aim"], [list(row) for row in rows])
 
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from helpers.ranks.world import World
-from helpers.train import launch
+from helpers.train import Config, Trainer, checkpoint, launch, read_metrics
 from three_axes import devices
 from three_axes.files import find
 
@@ -36,16 +36,12 @@ def states(meet: str) -> str:
     return ", ".join(f"{row[0]} {row[-1]}" for row in table.rows) + " of the formulas"
 
 
-def _config(**choice):
-    from helpers.train import Config
-
+def _config(**choice) -> Config:
     return Config(**dict(hidden=32, seq_len=16, batch=16, steps=20, warmup=5) | choice)
 
 
-def _train(config, steps: int) -> list[float]:
+def _train(config: Config, steps: int) -> list[float]:
     """On a rank: `steps` losses, from the last checkpoint in `config.out` if there is one. Saves there."""
-    from helpers.train import Trainer, checkpoint
-
     trainer = Trainer(config, ours())
     if config.out and (saved := checkpoint.complete(Path(config.out))):
         trainer.resume(saved[-1])
@@ -117,18 +113,12 @@ def accelerate(meet: str) -> str:
     expect(apart < 1e-5, f"on {ranks} ranks losses differ from the twin's by {apart:.1e}")
     with tempfile.TemporaryDirectory() as folder:
         n = _two_at_most()
-        launcher = ACCELERATE.format("--multi_gpu" if n > 1 else "", n).split()
-        ran = _command(*launcher, *SMALL_RUN, *f"--tp {n} --steps 3 --out".split(), folder)
+        launcher = f"-m accelerate.commands.launch --num_processes {n} --num_machines 1 --main_process_port 0"
+        launcher += " --mixed_precision no --dynamo_backend no" + " --multi_gpu" * (n > 1)
+        ran = _command(*launcher.split(), *SMALL_RUN, *f"--tp {n} --steps 3 --out".split(), folder)
         _expect_end(ran, "accelerate launch", "3 steps under")
         _expect_twins_losses(Path(folder), 3)
     return f"{ranks} ranks within {apart:.0e} of the twin; launched: {_first_line(ran)}"
-
-
-# To be given --multi_gpu or nothing, and the number of processes.
-ACCELERATE = (
-    "-m accelerate.commands.launch {} --num_processes {} --num_machines 1 --mixed_precision no"
-    " --dynamo_backend no --main_process_port 0"
-)
 
 
 SMALL_RUN = "-m helpers.train --hidden 32 --seq-len 16 --batch 8".split()
@@ -144,7 +134,6 @@ def _expect_end(ran: subprocess.CompletedProcess, launcher: str, *told: str) -> 
 def _expect_twins_losses(folder: Path, steps: int) -> None:
     """Of a run of SMALL_RUN: every step is in its metrics, once, with the loss that one process has."""
     from drops.d14 import twin
-    from helpers.train import Config, read_metrics
 
     metrics = read_metrics(folder)
     had = [line["step"] for line in metrics]
