@@ -16,6 +16,7 @@ from pathlib import Path
 
 import kills
 import pytest
+from test_train import main_of
 
 from helpers import World, counted_so_far, train
 from helpers.train import Config, Trainer, checkpoint, launch, metrics, stop
@@ -35,7 +36,13 @@ def soon(happened, seconds: float = 60) -> bool:
 # -- asked to stop -----------------------------------------------------------------------------------
 
 
-def test_all_ranks_stop_when_one_is_asked_and_save_once(tmp_path):
+@pytest.fixture(scope="module")
+def pair():
+    with World(2, timeout=60) as world:
+        yield world
+
+
+def test_all_ranks_stop_when_one_is_asked_and_save_once(pair, tmp_path):
     def run(config):
         import torch.distributed as dist
 
@@ -44,33 +51,35 @@ def test_all_ranks_stop_when_one_is_asked_and_save_once(tmp_path):
         trainer = train.train(config, stop=asked)
         return trainer.number, trainer.stopping, asked.status
 
-    with World(2, timeout=60) as world:
-        assert world.run(run, Config(**vars(SMALL) | {"dp": 2, "out": str(tmp_path)})) == [(1, True, 143)] * 2
+    assert pair.run(run, replace(SMALL, dp=2, out=str(tmp_path))) == [(1, True, 143)] * 2
     assert [p.name for p in checkpoint.complete(tmp_path)] == ["step-000001"]
     assert [line["step"] for line in train.read_metrics(tmp_path)] == [1]
 
 
-def test_ctrl_c_says_one_sentence_and_the_command_that_goes_on(tmp_path):
-    options = ["-m", "helpers.train", *"--hidden 32 --seq-len 16 --batch 8 --steps 1000000 --out".split()]
-    begun = subprocess.Popen(
-        [sys.executable, *options, str(tmp_path / "a run")],
-        cwd=ROOT,
-        env=dict(os.environ, OMP_NUM_THREADS="1"),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert soon(lambda: len(train.read_metrics(tmp_path / "a run")) >= 2)
-        begun.send_signal(signal.SIGINT)
-        lines = begun.communicate(timeout=60)[1].splitlines()
-    finally:
-        begun.kill()
-    step = train.read_metrics(tmp_path / "a run")[-1]["step"]
-    assert begun.returncode == 130 and len(lines) == 2, lines
-    sentence, command = lines[1].split("; to go on from it: ")
-    assert sentence == f"SIGINT ended the run after step {step} of 1000000. step-{step:06d} is complete"
-    assert shlex.split(command)[1:] == [*options, str(tmp_path / "a run")]
-    assert [p.name for p in checkpoint.complete(tmp_path / "a run")] == [f"step-{step:06d}"]
+STARTED = ["python", "-m", "helpers.train", "--out", "a run"]
+
+
+def interrupted(run: Path) -> tuple[int, str, str]:
+    """The command, which this process sends Ctrl-C when it has trained for two steps."""
+
+    def press() -> None:
+        soon(lambda: len(train.read_metrics(run)) >= 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # what ranks are forked from hears no button
+    sys.orig_argv = STARTED
+    threading.Thread(target=press).start()
+    return main_of(run, "--steps", "1000")
+
+
+def test_ctrl_c_says_one_sentence_and_the_command_that_goes_on(aside, tmp_path):
+    code, _, err = aside(interrupted, tmp_path)
+    step = train.read_metrics(tmp_path)[-1]["step"]
+    assert code == 130 and len(err.splitlines()) == 2, err
+    sentence, command = err.splitlines()[1].split("; to go on from it: ")
+    assert sentence == f"SIGINT ended the run after step {step} of 1000. step-{step:06d} is complete"
+    assert shlex.split(command) == STARTED
+    assert [p.name for p in checkpoint.complete(tmp_path)] == [f"step-{step:06d}"]
 
 
 def test_what_a_signal_does_and_when(monkeypatch):
@@ -128,16 +137,10 @@ def test_every_option_is_explained(capsys):
 # -- checkpoints in the background ----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def four():
-    with World(4, timeout=60) as world:
-        yield world
+IN_BACKGROUND = Config(hidden=32, seq_len=16, batch=8, dp=2, steps=9, warmup=5, async_save=True)
 
 
-IN_BACKGROUND = Config(hidden=32, seq_len=16, batch=16, dp=2, tp=2, steps=9, warmup=5, async_save=True)
-
-
-def test_a_checkpoint_in_the_background_is_of_the_step_that_began_it(four, tmp_path):
+def test_a_checkpoint_in_the_background_is_of_the_step_that_began_it(pair, tmp_path):
     """Training goes on for two steps before the first byte is written."""
 
     def train_on(config):
@@ -157,12 +160,12 @@ def test_a_checkpoint_in_the_background_is_of_the_step_that_began_it(four, tmp_p
         return [trainer.step()["loss"] for _ in range(2)]
 
     config = replace(IN_BACKGROUND, out=str(tmp_path))
-    losses, complete = four.run(train_on, config)[0]
+    losses, complete = pair.run(train_on, config)[0]
     assert complete == ["step-000003"]
-    assert four.run(resumed, replace(config, async_save=False), tmp_path / "step-000003")[0] == losses
+    assert pair.run(resumed, replace(config, async_save=False), tmp_path / "step-000003")[0] == losses
 
 
-def test_what_a_checkpoint_in_the_background_says_is_not_counted(four, tmp_path):
+def test_what_a_checkpoint_in_the_background_says_is_not_counted(pair, tmp_path):
     def step(config, save):
         trainer = Trainer(config)
         trainer.step()
@@ -175,10 +178,10 @@ def test_what_a_checkpoint_in_the_background_says_is_not_counted(four, tmp_path)
         return [(r.op, r.axis, r.calls) for r in after], [(r.op, r.axis, r.calls) for r in before]
 
     config = replace(IN_BACKGROUND, out=str(tmp_path))
-    assert four.run(step, config, True) == four.run(step, config, False)
+    assert pair.run(step, config, True) == pair.run(step, config, False)
 
 
-def test_a_checkpoint_that_fails_in_the_background_is_told_when_it_is_waited_for(four, tmp_path):
+def test_a_checkpoint_that_fails_in_the_background_is_told_when_it_is_waited_for(pair, tmp_path):
     (tmp_path / "run").write_text("a file, where a folder should be")
 
     def fails(config):
@@ -191,7 +194,7 @@ def test_a_checkpoint_that_fails_in_the_background_is_told_when_it_is_waited_for
         except checkpoint.SaveFailed as e:
             return loss, str(e)
 
-    for loss, told in four.run(fails, replace(IN_BACKGROUND, out=str(tmp_path / "run"))):
+    for loss, told in pair.run(fails, replace(IN_BACKGROUND, out=str(tmp_path / "run"))):
         assert loss > 0 and told.startswith("step-000001 could not be written")
 
 
@@ -245,6 +248,7 @@ def _mounts() -> list[str] | None:
     return None
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_with_what_is_needed_and_free(tmp_path):
     """A disk of 2.2 MB takes one checkpoint of 1.9 MB, then is filled to the last byte for a while."""
     if (way := _mounts()) is None:
@@ -262,7 +266,7 @@ def test_a_full_disk_is_named_with_what_is_needed_and_free(tmp_path):
         "            with open(fill, 'wb', buffering=0) as f:\n"
         "                while True: f.write(bytes(4096))\n"
         "        except OSError: pass\n"
-        "    if self.number == 40: fill.unlink()\n"
+        "    if self.number == 10: fill.unlink()\n"
         "    return step(self, stop)\n"
         "train.Trainer.step = filling\n"
         "code = launch.main()\n"
@@ -270,7 +274,7 @@ def test_a_full_disk_is_named_with_what_is_needed_and_free(tmp_path):
         "print(*sorted(p.name for p in Path('/mnt/run').iterdir()))\n"
         "sys.stdout.flush(); os._exit(code)\n"
     )
-    options = "--hidden 32 --seq-len 16 --batch 8 --steps 60 --every 3 --out /mnt/run"
+    options = "--hidden 32 --seq-len 16 --batch 8 --steps 16 --every 3 --out /mnt/run"
     mount_and_run = f"mount -t tmpfs -o size=2200k tmpfs /mnt && exec {sys.executable} {script} {options}"
     done = subprocess.run(
         [*way, "sh", "-c", mount_and_run],
@@ -294,7 +298,7 @@ def test_a_full_disk_is_named_with_what_is_needed_and_free(tmp_path):
         "training has ended, but its last checkpoint is missing"
     )
     *lines, folders = done.stdout.strip().splitlines()
-    assert [json.loads(line)["step"] for line in lines if line] == list(range(1, 61))
+    assert [json.loads(line)["step"] for line in lines if line] == list(range(1, 17))
     assert folders.split() == ["metrics.jsonl", "step-000003"]
 
 

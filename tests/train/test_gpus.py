@@ -191,9 +191,10 @@ def standin():
     return lambda n: dict(os.environ, STANDIN_GPUS=str(n), PYTHONPATH=path, OMP_NUM_THREADS="1")
 
 
-def examined(checks: str, environ: dict) -> str:
+def python(*arguments: str, environ: dict) -> tuple[str, str]:
+    """What a Python prints, to standard output and to standard error."""
     ran = subprocess.run(
-        [sys.executable, "-m", "three_axes", "doctor", *checks.split()],
+        [sys.executable, *arguments],
         cwd=HERE.parent,
         env=environ,
         capture_output=True,
@@ -201,8 +202,13 @@ def examined(checks: str, environ: dict) -> str:
         timeout=300,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert f"{len(checks.split())} ok, 0 WRONG, 0 skipped" in ran.stdout
-    return ran.stdout
+    return ran.stdout, ran.stderr
+
+
+def examined(checks: str, environ: dict) -> str:
+    output, _ = python("-m", "three_axes", "doctor", *checks.split(), environ=environ)
+    assert f"{len(checks.split())} ok, 0 WRONG, 0 skipped" in output
+    return output
 
 
 @pytest.mark.slow
@@ -240,30 +246,14 @@ def test_so_is_one_with_a_single_gpu(standin):
 # -- what else sees GPUs -----------------------------------------------------------------------
 
 
-def python(code: str, environ: dict) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=HERE.parent,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
 @pytest.mark.slow
 def test_drop_11_knows_its_axes_beside_a_gpu(standin):
-    output = python(
-        """
+    code = """
 from drops import d11
 parts = d11.measure(1, 4, 1).parts
 print({axis: seconds > 0.1 for axis, seconds in parts.items() if axis in ("tp", "pp", "dp")})
-""",
-        standin(1),
-    )
-    assert "{'tp': True, 'pp': False, 'dp': False}" in output
+"""
+    assert "{'tp': True, 'pp': False, 'dp': False}" in python("-c", code, environ=standin(1))[0]
 
 
 @pytest.mark.slow
@@ -280,7 +270,7 @@ with d14.world_here() as world, tempfile.TemporaryDirectory() as folder:
     print(world, d14.train_on(world, config))
     print(d14.three_ways(world, config), d14.speeds(world, config), sep="\\n")
 """
-    output = python(code, standin(6))
+    output, _ = python("-c", code, environ=standin(6))
     assert (
         "4 ranks over NCCL, a GPU each" in output
         and "8 steps are done." in output
@@ -292,23 +282,10 @@ with d14.world_here() as world, tempfile.TemporaryDirectory() as folder:
 
 @pytest.mark.slow
 def test_a_worker_for_each_gpu_and_one_more(standin):
-    command = [
-        sys.executable,
-        *"-m torch.distributed.run --nproc-per-node 2".split(),
-        *SMALL_RUN,
-        "--steps",
-        "2",
-    ]
-    for gpus, sentence in (
-        (2, "2 ranks on GPUs over NCCL, one for each\n"),
-        (1, "2 ranks on the CPU over gloo. There is 1 GPU, but each rank needs its own"),
-    ):
-        ran = subprocess.run(
-            command, cwd=HERE.parent, env=standin(gpus), capture_output=True, text=True, timeout=120
-        )
-        assert ran.returncode == 0 and sentence in ran.stderr and "2 steps under dp 2" in ran.stderr, (
-            ran.stderr
-        )
+    torchrun = "-m torch.distributed.run --nproc-per-node 2".split()
+    _, said = python(*torchrun, *SMALL_RUN, "--steps", "2", environ=standin(1))
+    assert "2 ranks on the CPU over gloo. There is 1 GPU, but each rank needs its own" in said
+    assert "2 steps under dp 2" in said
 
 
 @pytest.mark.slow
@@ -342,15 +319,13 @@ def test_tasks_that_see_one_gpu_each_and_know_no_local_rank(standin):
 
 @pytest.mark.slow
 def test_an_emulated_network_and_gpus_exclude_each_other(standin):
-    output = python(
-        """
+    code = """
 from helpers import World
 from three_axes.plan import CLUSTERS
 try:
     World(1, gpus=True, fabric=CLUSTERS["dgx-h100"])
 except ValueError as e:
     print(e)
-""",
-        standin(1),
-    )
+"""
+    output, _ = python("-c", code, environ=standin(1))
     assert output.startswith("gpus=True and fabric=: an emulated network holds back what gloo sends")

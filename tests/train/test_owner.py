@@ -101,7 +101,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path):
     start += ["-m", "helpers.train", *sizes]
     surroundings = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
     quiet = dict(cwd=tmp_path, env=surroundings, text=True, stderr=subprocess.PIPE)
-    going = subprocess.Popen([*start, "--steps", "100000"], **quiet)
+    going = subprocess.Popen([*start, "--pp", "2", "--steps", "100000"], **quiet)
     try:
         deadline = time.monotonic() + 120
         while len(train.checkpoint.complete(tmp_path / "run")) < 2 and time.monotonic() < deadline:
@@ -114,8 +114,11 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path):
         going.wait()
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert ranks and not alive
-    last = int(train.checkpoint.complete(tmp_path / "run")[-1].name[5:])
+    last = int(train.checkpoint.complete(tmp_path / "run")[-1].name[5:])  # it goes on under another layout
     third = subprocess.run([*start, "--steps", str(last + 2)], timeout=120, **quiet)
     assert third.returncode == 0, third.stderr
+    assert f"going on from step-{last:06d}, the last complete checkpoint" in third.stderr
+    assert "(written under dp 1 · tp 1 · pp 2" in third.stderr
+    assert not list((tmp_path / "run").glob("*.unfinished"))
     steps = [line["step"] for line in train.read_metrics(tmp_path / "run")]
     assert steps == list(range(1, last + 3))

@@ -1,0 +1,211 @@
+"""Scripts and kernels of their own: whatever ends them, no rank, file or socket is left behind, and nothing
+else of the kernel is harmed.
+"""
+
+import gc
+import multiprocessing.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from test_world import SLACK, alive, linux
+
+from helpers import World
+from helpers.ranks import server
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(*script, cwd=None) -> subprocess.Popen:
+    """A kernel in a group of its own, as Jupyter's are."""
+    return subprocess.Popen(
+        [sys.executable, *script],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=cwd,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+    )
+
+
+def printed(script: str) -> list[str]:
+    return start("-c", textwrap.dedent(script)).communicate(timeout=100)[0].splitlines()
+
+
+def test_worlds_made_in_several_threads_leave_multiprocessing_as_it_was():
+    before = multiprocessing.util.spawnv_passfds
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: World(1).close(), range(8)))
+    assert multiprocessing.util.spawnv_passfds is before
+
+
+@linux
+@pytest.mark.parametrize(
+    "manner",
+    [
+        "in a collective",
+        *(
+            pytest.param(manner, marks=pytest.mark.slow)
+            for manner in ("group", "holding the interpreter", "ends", "exit")
+        ),
+    ],
+)
+def test_no_rank_outlives_the_kernel(manner):
+    then = {
+        "ends": "",
+        "exit": "import os; os._exit(1)",
+        "group": "import time; time.sleep(60)",
+        "in a collective": (
+            "import torch.distributed as dist; world.run(lambda: dist.get_rank() and dist.barrier(),"
+            " timeout=None)"
+        ),
+        "holding the interpreter": "world.run(lambda: sum(range(10**10)), timeout=None)",
+    }[manner]
+    make = "from helpers import World; world = World(4); print(*world.pids, flush=True);"
+    kernel = start("-c", make + then)
+    pids = list(map(int, kernel.stdout.readline().split()))
+    assert len(pids) == 4
+    if manner not in ("ends", "exit"):
+        time.sleep(0.3)
+        # Nothing is in the kernel's group: a kernel that is shut down would wait for it.
+        its = [child.pid for child in psutil.Process(kernel.pid).children(recursive=True)]
+        assert set(its) > set(pids) and kernel.pid not in map(os.getpgid, its)
+        os.killpg(kernel.pid, signal.SIGKILL) if manner == "group" else kernel.kill()
+    kernel.wait(10)
+    deadline = time.monotonic() + 2 * SLACK
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(pids)
+
+
+@pytest.mark.slow
+@linux
+def test_a_script_needs_no_main_guard_and_another_package_of_our_name_may_lie_where_it_starts(tmp_path):
+    """The fork server imports ours, and ranks start where the kernel is, with all imported."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "helpers.py").write_text("")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import gc, os\nfrom helpers import World\n"
+        "print(World(2).run(lambda: (os.getcwd(), gc.get_freeze_count() > 0)))"
+    )
+    assert start(str(script), cwd=here).communicate(timeout=100)[0] == f"{[(str(here), True)] * 2}\n"
+
+
+@pytest.mark.slow
+@linux
+def test_forks_of_the_kernel_have_worlds_of_their_own_and_hold_none_of_its_ranks():
+    *said, pids = printed("""
+        import os, sys, time
+        from helpers import World
+        world = World(2)
+        world.push(kept=1)
+        if os.fork() == 0:
+            try:
+                world.run(lambda: 1)
+            except RuntimeError as e:
+                print(e, flush=True)
+            with World(2) as mine:
+                print(mine.run(lambda: 6 * 7), flush=True)
+            sys.exit(0)
+        os.wait()
+        print(world.pull("kept"), flush=True)
+        print(*world.pids, flush=True)
+        if os.fork() == 0:
+            os.close(1)
+            os.close(2)
+            time.sleep(2)
+        os._exit(0)
+    """)
+    assert (
+        said[1:] == ["[42, 42]", "[1, 1]"] and "of which this one is a fork; make a new one here" in said[0]
+    )
+    time.sleep(0.5)
+    assert not alive(map(int, pids.split()))
+
+
+@pytest.mark.slow
+@linux
+@pytest.mark.parametrize(
+    "seconds, press",
+    [
+        (0.3, "signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)"),  # during the import
+        (0.6, "os.kill(0, signal.SIGINT)"),  # to all in the group, as Jupyter does; the server warms up
+    ],
+)
+def test_stop_before_the_first_world_harms_none(seconds, press):
+    said = printed(f"""
+        import os, signal, threading, time
+        threading.Timer({seconds}, lambda: {press}).start()
+        try:
+            from helpers import World
+            time.sleep(1)
+        except KeyboardInterrupt:
+            from helpers import World
+        print(World(2).run(lambda: 1))
+    """)
+    assert said == ["[1, 1]"]
+
+
+@pytest.mark.slow
+def test_a_function_that_says_torch_and_ops_travels():
+    """In a kernel that has loaded what makes a World and nothing else."""
+    assert printed("""
+        import cloudpickle, torch
+        import helpers.ranks.world
+        def schedule_of(x): return torch.zeros(1), x.ops
+        cloudpickle.loads(cloudpickle.dumps(schedule_of))
+        print("well")
+    """) == ["well"]
+
+
+@pytest.mark.slow
+@linux
+def test_two_hundred_worlds_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # others may be making worlds beside us
+
+    def open_things():
+        gc.collect()
+        return (len(os.listdir("/proc/self/fd")), threading.active_count(), os.listdir(tmp_path))
+
+    for _ in range(server.SPARES):  # where ranks are spawned, these take those that wait from the start
+        with World(1):
+            pass
+    before = open_things()
+    ended = []
+    for i in range(200):
+        w = World(1)
+        ended += w.pids
+        if i % 2:
+            w.close()
+        del w  # a world that is forgotten ends as well
+    gc.collect()
+    assert not alive(ended)
+    assert open_things() == before
+
+
+@linux
+def test_nothing_listens_beyond_loopback(world):
+    mine = {
+        os.stat(f"/proc/{pid}/fd/{fd}").st_ino
+        for pid in [os.getpid(), *world.pids]
+        for fd in os.listdir(f"/proc/{pid}/fd")
+        if os.path.exists(f"/proc/{pid}/fd/{fd}")
+    }
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[i] for i in (1, 3, 9))
+            if state == "0A" and int(inode) in mine:
+                assert local.startswith("0100007F:") or local.startswith(
+                    "0000000000000000FFFF00000100007F"
+                ), local
