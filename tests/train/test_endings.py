@@ -5,7 +5,6 @@ import json
 import os
 import random
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import kills
 import pytest
-from test_train import main_of
+from test_train import main_of, unshared
 
 from helpers import World, counted_so_far, train
 from helpers.train import Config, Trainer, checkpoint, launch, metrics, stop
@@ -239,20 +238,10 @@ def test_metrics_that_the_disk_does_not_take_wait(tmp_path, monkeypatch):
     assert messages[-1] == "the disk never took the last 1 lines of metrics.jsonl; they are lost"
 
 
-def _mounts() -> list[str] | None:
-    """A command that may mount a file system of its own, if this system permits it."""
-    for way in (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]):
-        tried = [*way, "mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", "/mnt"]
-        if shutil.which("unshare") and not subprocess.run(tried, capture_output=True).returncode:
-            return way
-    return None
-
-
 @pytest.mark.slow
 def test_a_full_disk_is_named_with_what_is_needed_and_free(tmp_path):
     """A disk of 2.2 MB takes one checkpoint of 1.9 MB, then is filled to the last byte for a while."""
-    if (way := _mounts()) is None:
-        pytest.skip("mounting is not permitted here (unshare --mount)")
+    way = unshared("--mount", "mount -t tmpfs -o size=100k tmpfs /mnt")
     script = tmp_path / "run.py"
     script.write_text(
         "import os, sys\n"
@@ -266,7 +255,7 @@ def test_a_full_disk_is_named_with_what_is_needed_and_free(tmp_path):
         "            with open(fill, 'wb', buffering=0) as f:\n"
         "                while True: f.write(bytes(4096))\n"
         "        except OSError: pass\n"
-        "    if self.number == 10: fill.unlink()\n"
+        "    if self.number == 40: fill.unlink()\n"
         "    return step(self, stop)\n"
         "train.Trainer.step = filling\n"
         "code = launch.main()\n"
@@ -274,7 +263,7 @@ def test_a_full_disk_is_named_with_what_is_needed_and_free(tmp_path):
         "print(*sorted(p.name for p in Path('/mnt/run').iterdir()))\n"
         "sys.stdout.flush(); os._exit(code)\n"
     )
-    options = "--hidden 32 --seq-len 16 --batch 8 --steps 16 --every 3 --out /mnt/run"
+    options = "--hidden 32 --seq-len 16 --batch 8 --steps 60 --every 3 --out /mnt/run"
     mount_and_run = f"mount -t tmpfs -o size=2200k tmpfs /mnt && exec {sys.executable} {script} {options}"
     done = subprocess.run(
         [*way, "sh", "-c", mount_and_run],
@@ -285,20 +274,14 @@ def test_a_full_disk_is_named_with_what_is_needed_and_free(tmp_path):
         timeout=120,
     )
     messages = done.stderr.splitlines()
-    full = [
-        line
-        for line in messages
-        if "could not be written: the disk is full: the checkpoint needs 1.88 MB, and" in line
-    ]
-    assert full and full[0].startswith("step-000006 ") and "free; the checkpoints before it are" in full[0], (
-        messages
-    )
+    full = next(line for line in messages if line.startswith("step-000006 could not be written"))
+    assert "the disk is full: the checkpoint needs 1.88 MB, and" in full, messages
+    assert "free; the checkpoints before it are" in full, messages
     assert any(line.startswith("metrics of step") and "No space left on device" in line for line in messages)
-    assert done.returncode == 2 and messages[-1].startswith(
-        "training has ended, but its last checkpoint is missing"
-    )
+    assert messages[-1].startswith("training has ended, but its last checkpoint is missing")
+    assert done.returncode == 2
     *lines, folders = done.stdout.strip().splitlines()
-    assert [json.loads(line)["step"] for line in lines if line] == list(range(1, 17))
+    assert [json.loads(line)["step"] for line in lines if line] == list(range(1, 61))
     assert folders.split() == ["metrics.jsonl", "step-000003"]
 
 

@@ -167,7 +167,6 @@ def test_it_goes_on_under_another_layout(world, twin, tmp_path):
         ),
         (dict(tp=3), "dp·tp·pp = ?·3·1, but 8 processes were started"),
         (dict(cp=3), "dp·tp·pp·cp = ?·1·1·3, but 8 processes were started"),
-        (dict(dp=1, tp=2, cp=2), "dp·tp·pp·cp = 1·2·1·2 = 4, but 8 processes were started"),
         (dict(cp=0), "cp must be at least 1, not 0"),
         (
             dict(cp=4, seq_len=20),
@@ -190,7 +189,6 @@ def test_it_goes_on_under_another_layout(world, twin, tmp_path):
         (dict(dp=8, lr=-1.0), "lr must be positive, not -1.0"),
         (dict(dp=8, steps=0), "steps must be at least 1, not 0"),
         (dict(dp=8, lr=float("inf")), "lr must be at most 1,000,000,000, not inf"),
-        (dict(dp=8, timeout=1e300), "timeout must be at most 1,000,000,000, not 1e+300"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(choice, sentence):
@@ -388,18 +386,22 @@ def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():
         launch.agree_on_attempt(dist.PrefixStore("alone", store), 0, 2)
 
 
-def on_two_hosts(folder: Path, when: str, *command: str) -> list[str]:
-    """What a command prints on each of two hosts, which are namespaces here. when: what tests/two_hosts.sh
-    waits for until it takes the second one away, or "-".
+def unshared(kind: str, what: str) -> list[str]:
+    """A command that runs others in a namespace of their own; where this system does not permit that, or what
+    is to be done there, the test is skipped.
     """
-    ways = (["unshare", "--net"], ["unshare", "--user", "--map-root-user", "--net"])
-    link = ["sh", "-c", "nsenter --version && ip link add this type veth peer name that"]
-    if not shutil.which("unshare") or not (
-        way := next(
-            (way for way in ways if not subprocess.run([*way, *link], capture_output=True).returncode), None
-        )
-    ):
-        pytest.skip("network namespaces are not permitted here (unshare --net), or ip is missing")
+    for way in (["unshare", kind], ["unshare", "--user", "--map-root-user", kind]):
+        tried = [*way, "sh", "-c", what]
+        if shutil.which("unshare") and subprocess.run(tried, capture_output=True).returncode == 0:
+            return way
+    pytest.skip(f"not permitted here, or a program is missing: unshare {kind}, {what}")
+
+
+def on_two_hosts(folder: Path, when: str, *command: str) -> list[str]:
+    """What a command prints on each of two hosts, which are namespaces here. when: the file after which
+    tests/two_hosts.sh takes the second one away, or "-".
+    """
+    way = unshared("--net", "nsenter --version && ip link add this type veth peer name that")
     environ = dict(os.environ, OMP_NUM_THREADS="1")
     script = str(HERE / "two_hosts.sh")
     done = subprocess.run(
