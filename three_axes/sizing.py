@@ -212,7 +212,7 @@ def run_bytes(args) -> tuple[str, dict]:
 
 
 def run_bubble(args) -> tuple[str, dict]:
-    from .paper.simulation import Times, simulate
+    from .paper.simulation import paper
 
     if args.schedule != "interleaved" and args.interleave is not None:
         raise ValueError(f"--interleave belongs to the schedule interleaved, not to {args.schedule}")
@@ -226,7 +226,7 @@ def run_bubble(args) -> tuple[str, dict]:
         )
     schedule = SCHEDULES[args.schedule].make(args.pp, args.microbatches, chunks)
     share = schedule.v  # a chunk is a fraction of a rank's layers
-    line = simulate(schedule, Times(1 / share, 1 / share, 1 / share))
+    line = paper(schedule)
     held = [line.in_flight(r) for r in range(args.pp)]
     text = (
         f"{schedule.name}, p = {args.pp}, m = {args.microbatches}: {line.makespan:g} units (forward 1,"

@@ -7,6 +7,7 @@ so ranks with chunks in order would wait for the last one (see beyond, b2).
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 
 import torch
@@ -25,9 +26,20 @@ def places_of(config: Config) -> list[torch.Tensor]:
     return toy.zigzag(config.seq_len, config.cp)
 
 
-def split_sequence(stage: nn.Sequential, config: Config, group: dist.ProcessGroup) -> None:
+def context_group(config: Config) -> dist.ProcessGroup:
+    """The cp ranks that share each sequence with this one: next to tp, outside it."""
+    box = torch.arange(dist.get_world_size()).view(-1, config.cp, config.tp)
+    mine, _ = dist.new_subgroups_by_enumeration(
+        box.mT.reshape(-1, config.cp).tolist(), timedelta(seconds=config.timeout), group_desc="cp"
+    )
+    return mine
+
+
+def split_sequence(stage: nn.Sequential, config: Config) -> None:
     """From now on a stage gets this rank's tokens, and knows where they stand. Weights stay as they are."""
-    places = places_of(config)
+    if config.cp == 1:
+        return
+    places, group = places_of(config), context_group(config)
     for part in stage:
         if isinstance(part, toy.Embedding):
             part.places = places[dist.get_rank(group)]

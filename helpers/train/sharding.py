@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -22,7 +21,6 @@ from three_axes.trace.tensor_plan import merged_plan
 
 from .. import toy
 from .config import Config
-from .context import split_sequence
 
 
 def mesh_of(config: Config, device: str) -> DeviceMesh:
@@ -30,7 +28,7 @@ def mesh_of(config: Config, device: str) -> DeviceMesh:
     stages.
 
     Shards and replicas are dp·cp ranks together, for these hold the same weights and see other tokens:
-    torchtitan's mesh for FSDP has a dimension of dp_shard·cp ranks too. `context_group` has cp alone.
+    torchtitan's mesh for FSDP has a dimension of dp_shard·cp ranks too. `context` has a group of cp alone.
     """
     mesh = init_device_mesh(
         device,
@@ -41,15 +39,6 @@ def mesh_of(config: Config, device: str) -> DeviceMesh:
     for group in mesh.get_all_groups():
         group.set_timeout(timedelta(seconds=config.timeout))
     return mesh
-
-
-def context_group(config: Config) -> dist.ProcessGroup:
-    """The cp ranks that share each sequence with this one: next to tp, outside it."""
-    box = torch.arange(dist.get_world_size()).view(-1, config.cp, config.tp)
-    mine, _ = dist.new_subgroups_by_enumeration(
-        box.mT.reshape(-1, config.cp).tolist(), timedelta(seconds=config.timeout), group_desc="cp"
-    )
-    return mine
 
 
 def stage_of(config: Config, stage: int) -> nn.Sequential:
@@ -90,8 +79,6 @@ def shard_model(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Mo
     than a group for each block. (In PyTorch 2.13 DDP takes no DTensor, it fails under a pipeline's schedules,
     and its mixed precision is not public.)
     """
-    if config.cp > 1:
-        split_sequence(stage, config, context_group(config))
     only_data = config.replicas > 1 and config.shard == config.tp == config.pp == 1
     if only_data and config.precision != "bfloat16":
         return DistributedDataParallel(stage, process_group=mesh.get_group("replicate"))

@@ -16,7 +16,7 @@ from .. import toy
 from . import checkpoint
 from .checkpoint import Background
 from .config import SCHEDULES, Config, batch_of, read_text
-from .context import places_of
+from .context import places_of, split_sequence
 from .sharding import local, mesh_of, shard_model, shards_of, splits_of, stage_of, synchronizes
 
 CHANGES_LOSSES = ("batch", "precision", "seed", "lr", "warmup", "weight_decay", "clip")
@@ -47,7 +47,9 @@ class Trainer:
         replica = self.mesh.get_local_rank("replicate") * config.shard + self.mesh.get_local_rank("shard")
         self.data_rank, context_rank = divmod(replica, config.cp)
         self.places = places_of(config)[context_rank]
-        self.model = shard_model(stage_of(config, self.stage_number).to(self.device), config, self.mesh)
+        stage = stage_of(config, self.stage_number).to(self.device)
+        split_sequence(stage, config)
+        self.model = shard_model(stage, config, self.mesh)
         self.optimizer = torch.optim.AdamW(
             self._groups(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 
@@ -58,6 +59,14 @@ def unknown(name: str, known: Collection[str]) -> str:
     near = get_close_matches(name.lower(), known, 1, cutoff=0.3)
     hint = f"; the nearest is {near[0]!r}" if near else ""
     return f"{name!r}{hint}. Known are {', '.join(known)}"
+
+
+def check_fields(called: str, given: dict, kind: type) -> list[str]:
+    """The names of a dataclass's fields. Raises ValueError where `given` has others."""
+    names = [field.name for field in fields(kind)]
+    if strange := sorted(set(given) - set(names)):
+        raise ValueError(f"{called} has no field {strange[0]!r}; known are {', '.join(names)}")
+    return names
 
 
 def is_file(name: str) -> bool:

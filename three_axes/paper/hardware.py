@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
-from .checks import is_file, positive, read_object, unknown, whole
+from .checks import check_fields, is_file, positive, read_object, unknown, whole
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,12 @@ class Network:
         for field in ("intra_node_latency", "inter_node_latency"):
             positive(called + field, getattr(self, field), zero=True, most=1.0, unit="seconds")
         try:
-            for speed in self.all_to_all:
-                positive("bytes/s", speed, zero=True, least=1e5)
-            pair = len(self.all_to_all) == 2
+            link, port = self.all_to_all
+            positive("link", link, zero=True, least=1e5)
+            positive("port", port, zero=True, least=1e5)
         except (TypeError, ValueError):
-            pair = False
-        if not pair:
-            raise ValueError(f"{called}all_to_all is bytes/s of link and port, not {self.all_to_all!r}")
+            wrong = f"bytes/s of link and port, not {self.all_to_all!r}"
+            raise ValueError(f"{called}all_to_all is {wrong}") from None
         for field in ("busbw", "busbw_gather"):
             _check_speeds(called + field, getattr(self, field))
 
@@ -254,11 +253,8 @@ def find_cluster(name: str) -> Cluster:
 
 def _known(file: str, what: str, given: dict, kind: type) -> dict:
     """`given`, if its names are fields of `kind` and none that is needed is missing."""
-    names = [f.name for f in fields(kind)]
-    if unknown := sorted(set(given) - set(names)):
-        raise ValueError(f"{file}: {what} has no field {unknown[0]!r}; known are {', '.join(names)}")
-    if kind is Device and (
-        missing := [f.name for f in fields(kind) if f.name not in given and f.default is MISSING]
-    ):
+    check_fields(f"{file}: {what}", given, kind)
+    missing = [f.name for f in fields(kind) if f.name not in given and f.default is MISSING]
+    if missing:
         raise ValueError(f"{file}: {what} lacks {', '.join(missing)}")
     return given

@@ -39,19 +39,12 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
     out = wide if not model.latent else n * sb * model.out_width / t
     # The attention keeps its result as it is.
     own = out if at.job.precision == "bf16" else out + at.narrow(out)
+    # Its own backward asks for it too.
+    kept = dict(saved=own, saved_per_op=out, stays=out * framework.fused_attention)
     return [
         *into,
         *_scores(at, wide),
-        *at.product(
-            "attention's output",
-            sb,
-            model.out_width / t,
-            h,
-            recomputed=recomputed,
-            saved=own,
-            saved_per_op=out,
-            stays=out * framework.fused_attention,  # its own backward asks for it
-        ),
+        *at.product("attention's output", sb, model.out_width / t, h, recomputed=recomputed, **kept),
         *leave(at.layout, x, "attention", ("full",)),
     ]
 

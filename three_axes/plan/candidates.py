@@ -136,6 +136,15 @@ def _all_axes(job: Job, gpus: int, only: dict[str, int]) -> Iterator[Axes]:
                     yield Axes(dp=d, tp=t, pp=p, cp=c, ep=e, **asked)
 
 
+def passed_over(job: Job, gpus: int, only: dict[str, int]) -> Iterator[tuple[str, int]]:
+    """(axis, size) of what could be and was not looked at, the least first: shorter parts of a sequence."""
+    if only.get("cp", 1) == 1:
+        for c in (2, 4, 8):
+            looked_at = "cp" not in only and c * LEAST_TOKENS <= job.seq_len
+            if gpus % c == 0 and job.seq_len % (2 * c) == 0 and not looked_at:
+                yield "cp", c
+
+
 def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
     """The same with only those ZeRO stages whose states alone leave room on a middle stage. Where none does,
     the last, in microbatches of one sequence: how far from fitting it is at the least.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from ..paper.checks import read_object, whole
+from ..paper.checks import check_fields, read_object, whole
 from .shape import Experts, Latent, ModelShape
 
 # our name -> what it is called in Hugging Face's configurations, and in our own files
@@ -104,9 +104,7 @@ def _own(given: dict) -> dict:
     """Fields of our own files: parts are objects."""
     for field, part in (("experts", Experts), ("latent", Latent)):
         if isinstance(given.get(field), dict):
-            names = [f.name for f in fields(part)]
-            if unknown := sorted(set(given[field]) - set(names)):
-                raise ValueError(f"{field} has no field {unknown[0]!r}; known are {', '.join(names)}")
+            names = check_fields(field, given[field], part)
             try:
                 given[field] = part(**given[field])
             except TypeError:

@@ -37,11 +37,7 @@ from .stages import kinds_on_rank, layers_on_rank
 COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")  # terms of a layer
 TERMS = (*COMPUTED, *dict.fromkeys(axis.part for axis in AXES if axis.talks == "layer"))
 # What a framework must hide for a part to run under products of its block.
-HIDES = {
-    "tensor parallel": "input gradients",
-    "head": "input gradients",
-    "context parallel": "keys and values",
-}
+HIDES = {axis.part: axis.hides for axis in AXES if axis.hides} | {"head": "input gradients"}
 
 
 class Constants(NamedTuple):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from ..paper.axes import BUSIEST, NAMED
 from ..paper.checks import positive, unknown, whole
 from ..paper.pipelines import SCHEDULES
 from .layout import RECOMPUTE, Layout
 
-HIDDEN = ("gradients", "updated weights", "input gradients", "keys and values", "dispatch", "sends")
+HIDDEN = ("gradients", "updated weights", *(NAMED[axis].hides for axis in BUSIEST if NAMED[axis].hides))
 CONTEXT = ("ring", "gather", "heads")
 
 

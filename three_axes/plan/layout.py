@@ -196,9 +196,13 @@ class Layout(Sizes):
         """d · t · p, and cp: how many devices it takes."""
         return self.axes.ranks
 
+    def positions(self, seq_len):
+        """Tokens that a rank has of each sequence."""
+        return seq_len / self.cp
+
     def tokens(self, seq_len):
         """Tokens of a microbatch that go through a rank's matrices together."""
-        return self.microbatch * seq_len / self.cp
+        return self.microbatch * self.positions(seq_len)
 
     @property
     def axes(self) -> Axes:
@@ -206,17 +210,14 @@ class Layout(Sizes):
         return Axes(*(getattr(self, axis) for axis in Axes._fields))
 
     def __str__(self) -> str:
-        parts = [str(self.axes), f"b {self.microbatch}"]
-        if np.any(np.asarray(self.interleave) > 1):
-            parts.append(f"v {self.interleave}")
-        if np.any(np.asarray(self.pp) > 1):
-            parts.append(self.schedule)
-        parts += [f"ZeRO-{self.zero}" + f" over {self.shard}" * bool(self.shard)] * bool(self.zero) + [
-            "SP"
-        ] * bool(self.sequence_parallel and np.any(np.asarray(self.tp) > 1))
-        parts += (
-            [f"{self.recompute} recompute"] * (self.recompute != "none")
-            + [f"{' '.join(self.order)} from the outermost"] * (self.order != ORDER)
-            + ["balanced"] * bool(self.balanced and np.any(np.asarray(self.pp) > 1))
-        )
-        return " · ".join(parts)
+        piped, shards = np.any(np.asarray(self.pp) > 1), f" over {self.shard}" * bool(self.shard)
+        said = {
+            f"v {self.interleave}": np.any(np.asarray(self.interleave) > 1),
+            self.schedule: piped,
+            f"ZeRO-{self.zero}{shards}": self.zero,
+            "SP": self.sequence_parallel and np.any(np.asarray(self.tp) > 1),
+            f"{self.recompute} recompute": self.recompute != "none",
+            f"{' '.join(self.order)} from the outermost": self.order != ORDER,
+            "balanced": self.balanced and piped,
+        }
+        return " · ".join([str(self.axes), f"b {self.microbatch}", *(name for name in said if said[name])])

@@ -75,7 +75,7 @@ def embedding(job: Job, layout: Layout) -> list[Op]:
     split, whole = layout.sequence_parallel * 1, job.framework.split_vocabulary * 1
     trained = job.lora is None
     learned = (job.model.positions > 0) * split * trained
-    table = job.framework.number_bytes * job.seq_len / layout.cp * job.model.hidden
+    table = job.framework.number_bytes * layout.positions(job.seq_len) * job.model.hidden
     return [
         *partial_sums("sum of the embedding", "F", layout, x, (whole, whole)),
         tensor_parallel("gradient into the embedding", "W", "all_gather", split * whole * trained, x),

@@ -143,7 +143,7 @@ def _check_experts(model: ModelShape, layout: Layout) -> None:
         )
     if e.shared % t:
         raise ValueError(f"tp {t} does not divide the shared experts' width {e.shared}")
-    inner = layout.dp * layout.cp * t
+    inner = layout.ranks // layout.pp
     if inner % (ep * etp):
         raise ValueError(
             f"ep·etp = {ep}·{etp} does not divide dp·cp·tp = {inner}, over which the experts fold;"

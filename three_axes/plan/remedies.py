@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from .candidates import LEAST_TOKENS
+from .candidates import passed_over
 from .job import Job, Lora
 from .layout import Axes
 
@@ -37,11 +37,8 @@ def _same(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
         yield "with recompute full", other(recomputes=(*f.recomputes, "full")), gpus, only
     if f.loss_chunks == 1:
         yield "with the loss in 8 chunks (--loss-chunks 8)", other(loss_chunks=8), gpus, only
-    if only.get("cp", 1) == 1:
-        for cp in (2, 4, 8):
-            tried = "cp" not in only and cp * LEAST_TOKENS <= job.seq_len
-            if gpus % cp == 0 and job.seq_len % (2 * cp) == 0 and not tried:
-                yield f"with cp {cp}", job, gpus, {**only, "cp": cp}
+    for axis, size in passed_over(job, gpus, only):
+        yield f"with {axis} {size}", job, gpus, {**only, axis: size}
     for axis in (axis for axis in Axes._fields if axis in only):
         free = {name: size for name, size in only.items() if name != axis}
         yield f"with another {axis} than {only[axis]}", job, gpus, free
