@@ -12,8 +12,14 @@ import forked
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
+from helpers import World, count_from_here, counted_so_far, peak_memory, rank_state
+from helpers.ranks.current import span
+from three_axes import counting
 from three_axes.count.against import against
 from three_axes.count.report import CollectiveCount
 from three_axes.paper.collectives import algorithmic_bytes
@@ -26,8 +32,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_a_block_is_counted_and_nothing_beside_it(world):
     def block():
-        from three_axes import counting
-
         dist.all_reduce(torch.ones(7))
         with counting() as traffic:
             dist.all_reduce(torch.ones(1000))
@@ -44,8 +48,6 @@ def test_a_block_is_counted_and_nothing_beside_it(world):
 
 
 def test_nothing_is_left_behind():
-    from three_axes import counting
-
     patched = lambda: (dist.Work.wait, dist.ProcessGroup._end_coalescing, DeviceMesh.get_group)
     before = patched()
     for _ in range(2):
@@ -56,12 +58,6 @@ def test_nothing_is_left_behind():
 
 def test_axes_that_span_all_ranks_keep_their_names(world):
     def meshes():
-        from torch.distributed import _functional_collectives as functional
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        from three_axes import counting
-
         dp = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
         tp = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
         net = torch.nn.Linear(64, 64, bias=False)
@@ -83,9 +79,6 @@ def test_axes_that_span_all_ranks_keep_their_names(world):
 def test_steps_end_with_the_optimizer(world):
     def steps():
         from torch.distributed.optim import ZeroRedundancyOptimizer
-        from torch.nn.parallel import DistributedDataParallel
-
-        from three_axes import counting
 
         net = DistributedDataParallel(torch.nn.Linear(32, 32))
         optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
@@ -111,8 +104,6 @@ def test_steps_end_with_the_optimizer(world):
 
 def test_a_timeline_can_be_saved(world, tmp_path):
     def step():
-        from helpers.ranks.current import span
-
         with span("F", 0):
             a = dist.all_reduce(torch.ones(100_000), async_op=True)
             b = dist.all_reduce(torch.ones(100_000), async_op=True)
@@ -127,8 +118,6 @@ def test_a_timeline_can_be_saved(world, tmp_path):
 
 
 def test_what_a_rank_keeps_and_counts():
-    from helpers import World, count_from_here, counted_so_far, peak_memory, rank_state
-
     with pytest.raises(RuntimeError, match=r"rank_state\(\) is for a function that runs on a rank"):
         rank_state()
 
@@ -176,8 +165,6 @@ def check_format(trace: dict, ranks: int) -> None:
 
 def test_a_block_that_raises_is_not_waited_for(world):
     def raises():
-        from three_axes import counting
-
         with suppress(ValueError), counting() as traffic:
             dist.all_reduce(torch.ones(4))
             if dist.get_rank() == 1:

@@ -6,6 +6,12 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from helpers import World
 from helpers.ranks import memory
@@ -88,10 +94,6 @@ def test_the_list_forms_count_alike(world):
 
 def test_it_sees_ddp_functional_collectives_and_meshes(world):
     def everything():
-        from torch.distributed import _functional_collectives as functional
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.nn.parallel import DistributedDataParallel
-
         model = DistributedDataParallel(torch.nn.Linear(100, 10))
         model(torch.ones(2, 100)).sum().backward()
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -110,10 +112,6 @@ def test_it_sees_ddp_functional_collectives_and_meshes(world):
 
 def test_fsdp_and_tensor_parallel_are_seen(world):
     def sharded():
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
         model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False))
         fully_shard(model, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("dp",)))
         model(torch.ones(2, 64)).sum().backward()
@@ -132,7 +130,7 @@ def test_fsdp_and_tensor_parallel_are_seen(world):
 @pytest.mark.parametrize("op", ["barrier", "all_reduce"])
 def test_waiting_is_timed_and_ddps_in_cpp_as_well(world, op):
     def late():
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 10))
+        model = DistributedDataParallel(torch.nn.Linear(100, 10))
         loss = model(torch.ones(2, 100)).sum()
         time.sleep(0.6 if dist.get_rank() == 2 else 0)
         dist.barrier() if op == "barrier" else loss.backward()
@@ -273,9 +271,6 @@ def test_memory_by_kind():
 
 def test_collectives_inside_a_dtensor_operator_are_counted(world):
     def product():
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import DTensor, Shard
-
         mesh = init_device_mesh("cpu", (4,))
         a, b = (DTensor.from_local(torch.ones(64, 64), mesh, [Shard(dim)]) for dim in (0, 1))
         return (a @ b).shape
