@@ -108,9 +108,8 @@ def run_schedule(
         if rank_of[to] == rank:
             here[kind, i, stage] = tensor
         else:
-            sending.append(
-                dist.isend(tensor, group_dst=rank_of[to], group=group, tag=_tag(kind, i, stage, last))
-            )
+            tag = _tag(kind, i, stage, last)
+            sending.append(dist.isend(tensor, group_dst=rank_of[to], group=group, tag=tag))
 
     def fetch(kind: str, i: int, source: int, like) -> torch.Tensor:
         """What stage `source` made for us: on this rank, or sent by another."""
@@ -126,15 +125,8 @@ def run_schedule(
             x = microbatches[i]
             if stage > 0:
                 b, s = x.shape
-                x = fetch(
-                    "F",
-                    i,
-                    stage - 1,
-                    torch.empty(
-                        b, s // module.token_parts, module.hidden, dtype=next(module.parameters()).dtype
-                    ),
-                )
-                x.requires_grad_()
+                like = next(module.parameters()).new_empty(b, s // module.token_parts, module.hidden)
+                x = fetch("F", i, stage - 1, like).requires_grad_()
             with around(op):
                 y = module(x)
                 if stage == last:

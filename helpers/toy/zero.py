@@ -75,12 +75,15 @@ class _Zero:
     """
 
     def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None):
-        self.units = [Unit(parameters, group) if parameters else None for parameters in trainable(model)]
-        self.optimizer = torch.optim.AdamW([unit.shard for unit in self.units if unit], lr=lr)
+        cut = [(part, Unit(held, group)) for part, held in zip(model, trainable(model)) if held]
+        self.parts, self.units = zip(*cut)
+        self.optimizer = torch.optim.AdamW([unit.shard for unit in self.units], lr=lr)
 
     def step(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad()
+        for unit in self.units:
+            unit.gather_weights()
 
 
 class Zero1(_Zero):
@@ -93,7 +96,7 @@ class Zero1(_Zero):
     def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None, precise_sums: bool = False):
         super().__init__(model, lr, group)
         self.precise_sums = precise_sums
-        for unit in filter(None, self.units) if precise_sums else ():
+        for unit in self.units if precise_sums else ():
             for p in unit.parameters:
                 p.main_grad = torch.zeros_like(p, dtype=unit.shard.dtype)
                 p.register_post_accumulate_grad_hook(self._add_up)
@@ -104,15 +107,13 @@ class Zero1(_Zero):
         p.grad = None
 
     def step(self) -> None:
-        for unit in filter(None, self.units):
+        for unit in self.units:
             unit.reduce_gradients([p.main_grad if self.precise_sums else p.grad for p in unit.parameters])
             for p in unit.parameters:
                 p.grad = None
                 if self.precise_sums:
                     p.main_grad.zero_()
         super().step()
-        for unit in filter(None, self.units):
-            unit.gather_weights()
 
 
 class Zero2(_Zero):
@@ -122,7 +123,7 @@ class Zero2(_Zero):
 
     def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None):
         super().__init__(model, lr, group)
-        for unit in filter(None, self.units):
+        for unit in self.units:
             self._watch(unit)
 
     def _watch(self, unit: Unit) -> None:
@@ -142,11 +143,6 @@ class Zero2(_Zero):
         for p in unit.parameters:
             p.grad = None
 
-    def step(self) -> None:
-        super().step()
-        for unit in filter(None, self.units):
-            unit.gather_weights()
-
 
 class Zero3(Zero2):
     """Weights in shards too: a unit's are gathered before its forward and again before its backward, and let
@@ -157,11 +153,10 @@ class Zero3(Zero2):
 
     def __init__(self, model: nn.Sequential, lr: float = 1e-3, group=None):
         super().__init__(model, lr, group)
-        for part, unit in zip(model, self.units):
-            if unit:
-                part.register_forward_pre_hook(lambda _, args, unit=unit: self.fill(unit))
-                part.register_forward_hook(lambda _, args, y, unit=unit: self._after_forward(unit, y))
-                self.empty(unit)
+        for part, unit in zip(self.parts, self.units):
+            part.register_forward_pre_hook(lambda _, args, unit=unit: self.fill(unit))
+            part.register_forward_hook(lambda _, args, y, unit=unit: self._after_forward(unit, y))
+            self.empty(unit)
 
     def _after_forward(self, unit: Unit, y: torch.Tensor) -> None:
         self.empty(unit)
@@ -187,4 +182,5 @@ class Zero3(Zero2):
         self.empty(unit)
 
     def step(self) -> None:
-        _Zero.step(self)  # nothing to gather: the next forward will
+        self.optimizer.step()
+        self.optimizer.zero_grad()  # nothing to gather: the next forward will
