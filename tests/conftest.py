@@ -1,9 +1,9 @@
 """Shared by all tests: one world of four ranks; kernels that need no ports."""
 
-import inspect
 import os
 import re
 import signal
+import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
@@ -25,7 +25,7 @@ settings.load_profile("repeatable")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest.register_assert_rewrite("exercise_tests", "prose")
+pytest.register_assert_rewrite("prose")
 
 
 nbval.kernel.KernelManager = kernels.WithoutPorts
@@ -36,17 +36,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 DURATIONS = "three_axes/durations"  # in pytest's cache: each test's seconds, as last measured
 measured = Counter()
-
-
-def pytest_generate_tests(metafunc):
-    import exercise_tests
-
-    names = list(inspect.signature(metafunc.function).parameters)
-    if (
-        metafunc.function.__module__ == "exercise_tests"
-        and (cases := exercise_tests.cases(metafunc.module, names)) is not None
-    ):
-        metafunc.parametrize(names, cases, ids=lambda x: getattr(x, "name", getattr(x, "__name__", "")))
 
 
 @pytest.hookimpl(trylast=True)
@@ -116,3 +105,18 @@ def world(shared_world):
     with shared_world.lent() as world:
         world.timeout = 20
         yield world
+
+
+@pytest.fixture(scope="module")
+def judges_share_worlds():
+    """Exercises are checked in worlds that are lent again: see `worlds.Lent`."""
+    from helpers import World
+
+    lent = worlds.Lent(World)
+    judging = ("helpers.practice.engine", "drops")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            if name.startswith(judging) and getattr(module, "World", None) is World:
+                patch.setattr(module, "World", lent)
+        yield
+    lent.close()

@@ -34,7 +34,7 @@ class Shared:
 
 class Lent:
     """Stands in the judges of exercises for `World`. A world that no check has harmed, and where none has
-    made groups, is lent again: a new one costs more than most checks. `make attempts` gives each its own.
+    made groups, is lent again: with a new one for each, a check on ranks takes half as long again.
     """
 
     def __init__(self, new):

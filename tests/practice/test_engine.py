@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from exercise_tests import judges_share_worlds  # noqa: F401
 
 from helpers import toy
 from helpers.practice.engine import Asked, OnRanks, edited, mistakes_of, wasteful
 from helpers.practice.exercise import Answer
 from helpers.practice.runs import Run, alike, number
+
+pytestmark = pytest.mark.usefixtures("judges_share_worlds")
 
 inf, nan = float("inf"), float("nan")
 

@@ -2,12 +2,40 @@
 edit of the solution, is told its own name and no other's.
 """
 
+import importlib
+import inspect
+
 import pytest
-from exercise_tests import EXERCISES, empty, judges_share_worlds  # noqa: F401
 
-from helpers.practice.engine import Compared, mistakes_of
+from drops import d02, d05
+from helpers.practice.books import module_of, notebooks, number
+from helpers.practice.engine import Compared, edited, mistakes_of
+from helpers.practice.exercise import Exercise
 
+pytestmark = pytest.mark.usefixtures("judges_share_worlds")
+
+
+def _exercises() -> dict[str, Exercise]:
+    """'d02.ring' -> the exercise, of all drops."""
+    modules = [importlib.import_module(module_of(number(path))) for path in notebooks()]
+    return {
+        f"{module.__name__.rpartition('.')[2]}.{name}": thing
+        for module in modules
+        for name, thing in vars(module).items()
+        if isinstance(thing, Exercise)
+    }
+
+
+EXERCISES = _exercises()
 WITH_EDITS = {name: one for name, one in EXERCISES.items() if isinstance(one, Compared) and one.edits}
+
+
+def empty(exercise):
+    """A function with the arguments that an exercise wants, and nothing in it."""
+    names = list(inspect.signature(exercise.reference).parameters)
+    made = {}
+    exec(f"def attempt({', '.join(names)}):\n    'Documented.'\n    ...", made)
+    return made["attempt"]
 
 
 def test_all_exercises_are_found():
@@ -39,6 +67,44 @@ def test_rows_have_names_of_their_own_and_advice_in_sentences(exercise):
     names = [row.name for row in rows]
     assert len(names) == len(set(names))
     assert not [row.name for row in rows if row.advice and row.advice[-1] not in ".?)"]
+
+
+def test_what_ranks_print_is_shown_and_never_hides_the_verdict(capsys):
+    def says(gradient, examples):
+        print(*range(200), sep="\n")
+        return d02.weighted_average(gradient, examples)
+
+    d02.average.check(says)
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 31 and any(line.startswith("… ") for line in shown) and "199" in shown[-1]
+
+
+def test_hints_come_in_steps_and_the_solution_on_request():
+    exercise = d02.ring
+    exercise._shown = 0
+    exercise.check(lambda x, rank, world_size: None)  # not started: that was the first hint
+    assert str(exercise.hint()).startswith("Hint 2 of 4")
+    exercise._shown = 0
+    shown = [str(exercise.hint()) for _ in range(len(exercise.hints) + 2)]
+    assert shown[0].startswith("Hint 1 of 4") and shown[3].startswith("Hint 4 of 4")
+    assert shown[4] == shown[5] and "solution()" in shown[4]
+    assert "def ring_all_reduce(x, rank, world_size):" in str(exercise.solution())
+
+
+def test_other_arguments_and_no_function_are_refused():
+    assert d02.ring.check(lambda x: None).misconception == "other arguments than asked for"
+    with pytest.raises(TypeError, match="your function itself, without brackets"):
+        d02.ring.check(3)
+
+
+def test_waits_that_are_missing_are_counted_and_no_others():
+    last_alone = edited(d05.overlap, "work.wait() => under_way[-1][0].wait()")
+    start = "        under_way.append("
+    one_before = edited(
+        d05.overlap, f"{start} =>         under_way[-1][0].wait() if under_way else None⏎{start}"
+    )
+    assert "nobody called wait() for 5 of 6" in d05.overlapped.check(last_alone).text
+    assert "nobody called" not in d05.overlapped.check(one_before).text
 
 
 def test_a_text_becomes_rows():

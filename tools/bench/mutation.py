@@ -39,7 +39,7 @@ CONCERNED = {
     "helpers/toy/": ["toy"],
     "helpers/toy/context.py": ["beyond"],
     "helpers/toy/experts.py": ["beyond", "toy"],
-    "helpers/toy/fsdp.py": ["beyond", "exercises_beyond"],
+    "helpers/toy/fsdp.py": ["beyond", "attempts"],
     "helpers/toy/pace.py": ["toy", "timeline"],
     "helpers/toy/backward.py": ["toy", "beyond"],
     "helpers/practice/": ["engine"],

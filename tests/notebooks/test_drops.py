@@ -1,0 +1,113 @@
+"""What drops 10 to 13 measure, record and compute beside their exercises."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from drops import d10, d11, d12, d13
+from helpers import World
+from three_axes.explain import explain
+
+
+@pytest.mark.parametrize(
+    "number, cause", list(enumerate(("long batch", "gather on rank 0", "optimizer state", "leak"), 1))
+)
+def test_the_recorded_incidents_can_be_recorded_again(number, cause):
+    recorded, again = d10.load(number), d10.crash(cause)
+    assert recorded.tokens == again.tokens and recorded.log == again.log
+    assert [max(p) for p in recorded.peaks[:-1]] == pytest.approx(
+        [max(p) for p in again.peaks[:-1]], rel=0.02
+    )
+    # How far the failing step got is not quite the same twice.
+    assert max(recorded.peaks[-1]) == pytest.approx(max(again.peaks[-1]), rel=0.1)
+    assert json.loads(json.dumps(asdict(again)))["budget"] == d10.BUDGET
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remedy", d10.REMEDIES)
+def test_the_ladder_is_predicted(remedy):
+    tried = d10.attempt(remedy)
+    assert tried["peak"] == pytest.approx(d10.predicted(remedy), rel=0.15 if remedy == "offload" else 0.07)
+    assert tried["fits"] == (tried["peak"] <= d10.LADDER_BUDGET)
+    assert tried["forwards"] == (2 if remedy == "recompute" else 1)
+    assert (tried["host"] > 0) == (remedy == "offload") and (tried["sent"] > 10e6) == (remedy == "TP + SP")
+
+
+def test_a_run_that_survives_is_no_incident():
+    with pytest.raises(ValueError, match="survived 2 steps"):
+        d10.crash("leak", steps=2)
+
+
+@pytest.mark.slow
+def test_a_step_on_the_fabric_is_the_sum_of_its_parts():
+    before, after = d11.measure(1, 4, 1), d11.measure(1, 8, 1)
+    for run in (before, after):
+        assert sum(run.parts.values()) == pytest.approx(run.seconds)
+    lost = d11.lost(before, after)
+    assert sum(lost.values()) == pytest.approx(after.seconds) and lost["tp"] == max(
+        lost["tp"], lost["pp"], lost["dp"]
+    )
+
+
+@pytest.mark.slow
+def test_each_illness_shows_its_sign():
+    ill = d11.ill()
+    for name, step in ill.items():
+        assert sum(step.parts.values()) == pytest.approx(step.seconds), name
+    waited = {name: [sum(rank.values()) for rank in step.waited] for name, step in ill.items()}
+    assert min(range(8), key=waited["slow rank"].__getitem__) == d11.SLOW_RANK
+    for name in ("TCP", "switch"):
+        assert ill[name].parts["dp"] > 2 * ill["healthy"].parts["dp"]
+        assert min(waited[name]) > 0.7 * max(waited[name])
+    parts = d11.beyond_healthy(ill)["TCP"]
+    assert max(parts, key=lambda part: parts[part] if part != "healthy" else 0) == "dp"
+
+
+def test_a_rank_that_is_slow_in_python_is_named(tmp_path):
+    with World(4) as world:
+        explained = explain(world.run(d11.record, str(tmp_path)))
+    assert [one.steps for one in explained.splits] == [d11.STEPS] * 4
+    slow = d11.SLOW_READER
+    assert explained.advice[0].text.startswith(f"rank {slow} waits for its own Python")
+    drawn = d11.own_waterfall(explained, 0, slow)
+    assert list(drawn) == ["rank 0", f"rank {slow}"]
+    for one, parts in zip((explained.splits[0], explained.splits[slow]), drawn.values()):
+        assert sum(parts.values()) == pytest.approx(one.seconds / one.steps)
+
+
+def test_sizes_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="d·m must divide the batch of 8 sequences"):
+        d11.measure(3, 1, 1)
+
+
+def test_a_schedule_is_computed_or_refused_in_words():
+    ((_, bubble, held, messages),) = d12.on_paper("ZB-H1", 16).rows
+    assert (float(bubble.rstrip("%")) < 15, held, messages) == (True, "8.0", "1")
+    for asked, words in {
+        ("zero bubble", 16, 1): "there are 'GPipe', '1F1B'",
+        ("ZB-V", 16, 1): "it has 2",
+        ("interleaved", 16, 1): "begins with 2",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            d12.on_paper(*asked)
+
+
+@pytest.mark.slow
+def test_every_cure_is_run_on_real_ranks_in_the_order_on_paper():
+    with World(8, timeout=60) as world:
+        timelines = d12.run_all(world, unit=0.01)
+    assert list(timelines)[:-2] == list(d12.REMEDIES) and len(d12.side_by_side(timelines).rows) == len(
+        timelines
+    )
+    for name, (on_paper, measured) in timelines.items():
+        ran = [[(s.kind, s.label) for s in row if s.kind != "wait"] for row in measured.rows]
+        assert ran == [[(op.kind, str(op.microbatch)) for op in ops] for ops in on_paper.schedule.ops], name
+        assert measured.bubble > on_paper.bubble - 0.02, name  # tools/bench/schedules.py measures how near
+
+
+def test_the_tree_is_held_against_the_planner():
+    table = d13.tree_against_planner()
+    assert [row[-1] for row in table.rows[:2]] == ["0%", "0%"] and all(
+        row[-1] != "does not fit" for row in table.rows
+    )
