@@ -154,12 +154,8 @@ class Stuck(ValueError):
     """
 
     def __init__(self, waits: list[tuple[int, Op, Op]]):
-        super().__init__(
-            "; ".join(
-                f"rank {rank} can never start {op.kind}{op.microbatch} of stage {op.stage}"
-                for rank, op, _ in waits[:4]
-            )
-        )
+        never = "rank {} can never start {}{} of stage {}"
+        super().__init__("; ".join(never.format(rank, *op) for rank, op, _ in waits[:4]))
         self.waits = waits
 
 

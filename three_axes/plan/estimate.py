@@ -152,7 +152,7 @@ class Estimate:
 
     def went_in(self) -> str:
         """The numbers behind the formulas."""
-        job, at, gpu, c = self.job, self.layout, self.job.cluster.device, constants()
+        job, at, gpu = self.job, self.layout, self.job.cluster.device
         sizes = at.axes._asdict().items()
         letters = dict(
             s=job.seq_len,
@@ -171,15 +171,11 @@ class Estimate:
             "port bytes/s": job.cluster.inter_node_bandwidth,
             "launch seconds": job.framework.launch_seconds,
         }
-        return (
-            "went in: "
-            + ", ".join(f"{k} = {value:,}" for k, value in letters.items())
-            + f", {self.model.params:,} parameters, "
-            + ", ".join(f"{k} {value:.4g}" for k, value in speeds.items())
-            + "; of these "
-            + ", ".join(f"{name} {value:g}" for name, value in c._asdict().items())
-            + " (data/cost_constants.json)"
-        )
+        given = [f"{letter} = {value:,}" for letter, value in letters.items()]
+        given += [f"{self.model.params:,} parameters"]
+        given += [f"{name} {value:.4g}" for name, value in speeds.items()]
+        reached = ", ".join(f"{name} {value:g}" for name, value in constants()._asdict().items())
+        return f"went in: {', '.join(given)}; of these {reached} (data/cost_constants.json)"
 
 
 def _drawn(

@@ -109,9 +109,8 @@ class Layout(Sizes):
     @cached_property
     def shards(self):
         """Ranks that what ZeRO shares out is shared out over."""
-        return (
-            np.where(np.asarray(self.shard) > 0, self.shard, self.replicas) if self.hybrid else self.replicas
-        )
+        some = np.asarray(self.shard) > 0
+        return np.where(some, self.shard, self.replicas) if self.hybrid else self.replicas
 
     @property
     def expert_shards(self):
@@ -155,12 +154,10 @@ class Layout(Sizes):
         sizes = self.sizes
         if axis not in sizes:
             return 1, 1
-        inside, nodes = reach(axis, sizes, gpus_per_node)
         if axis == "dp":
-            for other in sizes.keys() & set(REPLICATING) - {"dp"}:
-                inside = inside * reach(other, sizes, gpus_per_node)[0]
-                nodes = -(-self.replicas // inside)
-        return inside, nodes
+            inside = math.prod(reach(one, sizes, gpus_per_node)[0] for one in REPLICATING if one in sizes)
+            return inside, -(-self.replicas // inside)
+        return reach(axis, sizes, gpus_per_node)
 
     def alike(self) -> tuple[Layout, np.ndarray | None]:
         """(layouts, which): the different layouts that a layer sees, and each layout's place among them.

@@ -79,20 +79,19 @@ def activations_per_layer(job: Job, layout: Layout, kind: ModelShape | None = No
     parallelism s·b·h·(34/t + 5·a·s/(h·t)): Korthikanti et al. 2022, Table 2. Dropout masks, of one byte
     each, are counted for models with biases, which use dropout, and not for gated ones, which do not.
     """
-    ops = layer(job, layout, kind)
-    if layout.recompute == "full":
+    return kept(layer(job, layout, kind), layout.recompute)
+
+
+def kept(ops: list[Op], recompute: str) -> dict[str, float]:
+    """The same, from a layer's list. Selective recompute does not keep attention's scores."""
+    if recompute == "full":
         return {"layer input": ops[0].saved}
     by_name: dict[str, float] = {}
     for op in ops:
-        stays = op.saved_per_op if layout.recompute == "per-op" else _stays(op, layout.recompute)
-        if np.any(stays):
+        stays = op.saved_per_op if recompute == "per-op" else op.saved
+        if np.any(stays) and not (recompute == "selective" and op.name == SCORES):
             by_name[op.name] = by_name.get(op.name, 0.0) + stays
     return by_name
-
-
-def _stays(op: Op, recompute: str):
-    """Bytes that an operation saves for backward. Selective recompute does not save attention's scores."""
-    return 0.0 if recompute == "selective" and op.name == SCORES else op.saved
 
 
 def saved(made: OperationLists, recompute: str) -> list[tuple[float, float]]:
@@ -101,11 +100,8 @@ def saved(made: OperationLists, recompute: str) -> list[tuple[float, float]]:
     """
     pairs = []
     for ops in made.layers:
-        if recompute in ("none", "selective"):
-            pair = sum(_stays(op, recompute) for op in ops), 0.0
-        else:
-            few = ops[0].saved if recompute == "full" else sum(op.saved_per_op for op in ops)
-            pair = few, sum(op.saved for op in ops)
+        whole = sum(op.saved for op in ops) if recompute in ("per-op", "full") else 0.0
+        pair = sum(kept(ops, recompute).values()), whole
         pairs.append(tuple(spread(size, made.which) for size in pair))
     return pairs
 
@@ -144,7 +140,7 @@ def stage_memory(
     """Bytes on one GPU of a pipeline rank, by what for.
 
     Takes arrays. `overhead`: context, communicators and the like. of_kinds: what each kind of layer
-    keeps (`kept`), where known.
+    keeps (`saved`), where known.
     """
     of_kinds = of_kinds or saved(lists(job, layout), layout.recompute)
     model, framework, t = job.model, job.framework, layout.tp
@@ -165,9 +161,7 @@ def stage_memory(
         parts["activations"] = parts["activations"] + np.maximum(0, of_kinds[-1][1] - parts["logits"])
     parts["gathered weights"] = _gathered(job, layout, stage)
     if job.lora and job.lora.four_bit:  # one matrix at a time is made wide
-        widest = max(
-            model.ffn * (not model.experts), model.q_width, model.experts.shared if model.experts else 0
-        )
+        widest = max(model.q_width, model.experts.shared if model.experts else model.ffn)
         parts["widened weights"] = 2.0 * model.hidden * widest / t
     parts["overhead"] = overhead
     return parts

@@ -193,9 +193,8 @@ class ModelShape:
         latent = self.latent.q_rank + self.latent.kv_rank if self.latent else 0
         biases = (self.biases or self.qkv_biases) * (self.q_width + 2 * self.kv_width)
         biases += self.biases * self.hidden
-        if e := self.experts:
-            return norms + heads + latent + biases + e.count * e.router_bias
-        return norms + heads + latent + biases + self.biases * (self.ffn * (1 + self.gated) + self.hidden)
+        e, inside = self.experts, self.ffn * (1 + self.gated) + self.hidden
+        return norms + heads + latent + biases + (e.count * e.router_bias if e else self.biases * inside)
 
     @property
     def whole_params(self) -> int:
