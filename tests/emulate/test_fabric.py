@@ -12,6 +12,7 @@ from helpers.ranks.failure import RankError
 from helpers.toy.names import reduce_scatter
 from three_axes.count.clock import shortest
 from three_axes.paper.collectives import hop_by_hop
+from three_axes.paper.schedules import gpipe
 from three_axes.plan import Network
 
 pytestmark = pytest.mark.waits
@@ -53,25 +54,28 @@ def takes(world, expected, fn, *args, rel=0.1):
     assert (1 - rel) * expected < measured <= 1.5 * expected + 0.02, (measured, expected)
 
 
-def timed(op, elements, members):
-    group = dist.new_group(members) if len(members) < 8 else None
-    x = torch.ones(elements)
-    whole, parts = torch.ones(elements), [torch.ones(elements // len(members)) for _ in members]
-    if dist.get_rank() not in members:
-        return 0.0
+def seconds(run, group=None):
+    """How long `run` takes on this rank, all having begun together."""
     dist.barrier(group)
     start = time.monotonic()
-    if op == "all_reduce":
-        dist.all_reduce(x, group=group)
-    elif op == "all_gather":
-        dist.all_gather(parts, parts[0].clone(), group=group)
-    elif op == "reduce_scatter":
-        reduce_scatter(parts[0].clone(), x, group=group)
-    elif op == "broadcast":
-        dist.broadcast(whole, members[0], group=group)
-    elif op == "send":
-        dist.send(x, members[1]) if dist.get_rank() == members[0] else dist.recv(x, members[0])
+    run()
     return time.monotonic() - start
+
+
+def timed(op, elements, members):
+    group = dist.new_group(members) if len(members) < 8 else None
+    rank, x = dist.get_rank(), torch.ones(elements)
+    parts = [torch.ones(elements // len(members)) for _ in members]
+    if rank not in members:
+        return 0.0
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(x, group=group),
+        "all_gather": lambda: dist.all_gather(parts, parts[0].clone(), group=group),
+        "reduce_scatter": lambda: reduce_scatter(parts[0].clone(), x, group=group),
+        "broadcast": lambda: dist.broadcast(x, members[0], group=group),
+        "send": lambda: dist.send(x, members[1]) if rank == members[0] else dist.recv(x, members[0]),
+    }
+    return seconds(calls[op], group)
 
 
 @pytest.mark.parametrize("members", [[0, 1, 2, 3], list(range(8)), [0, 4], [1, 2]], ids=str)
@@ -85,39 +89,37 @@ def test_a_collective_takes_what_the_theory_says(eight, op, members):
 
 def test_two_at_once_share_the_line(eight):
     def both():
-        x, y = torch.ones(50_000), torch.ones(50_000)
-        other = dist.new_group(list(range(8)))
-        dist.barrier()
-        start = time.monotonic()
-        works = [dist.all_reduce(x, async_op=True), dist.all_reduce(y, group=other, async_op=True)]
-        for work in works:
-            work.wait()
-        return time.monotonic() - start
+        groups = [dist.group.WORLD, dist.new_group(list(range(8)))]
+
+        def run():
+            works = [dist.all_reduce(torch.ones(50_000), group=g, async_op=True) for g in groups]
+            for work in works:
+                work.wait()
+
+        return seconds(run)
 
     takes(eight, 2 * hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW), both)
 
 
 def test_it_begins_when_the_last_has_come(eight):
     def late():
-        x = torch.ones(50_000)
-        dist.barrier()
-        start = time.monotonic()
-        time.sleep(0.1 if dist.get_rank() == 3 else 0)
-        dist.all_reduce(x)
-        return time.monotonic() - start
+        def run():
+            time.sleep(0.1 if dist.get_rank() == 3 else 0)
+            dist.all_reduce(torch.ones(50_000))
+
+        return seconds(run)
 
     takes(eight, 0.1 + hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW), late)
 
 
 def test_what_waits_meanwhile_can_compute(eight):
     def overlapped():
-        x = torch.ones(50_000)
-        dist.barrier()
-        start = time.monotonic()
-        work = dist.all_reduce(x, async_op=True)
-        time.sleep(0.1)
-        work.wait()
-        return time.monotonic() - start
+        def run():
+            work = dist.all_reduce(torch.ones(50_000), async_op=True)
+            time.sleep(0.1)
+            work.wait()
+
+        return seconds(run)
 
     takes(eight, max(0.1, hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW)), overlapped)
 
@@ -146,12 +148,9 @@ def test_ddp_and_fsdp_feel_it(eight):
             fully_shard(
                 model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), reshard_after_forward=False
             )
-        for _ in range(2):  # DDP makes its buckets anew after the first
-            model(torch.ones(2, 200)).sum().backward()
-        dist.barrier()
-        start = time.monotonic()
-        model(torch.ones(2, 200)).sum().backward()
-        return time.monotonic() - start
+        run = lambda: model(torch.ones(2, 200)).sum().backward()
+        run(), run()  # DDP makes its buckets anew after the first
+        return seconds(run)
 
     takes(eight, hop_by_hop("all_reduce", 80_000, tuple(range(8)), SLOW), step, "ddp", rel=0.2)
     assert best(eight, step, "fsdp", enough=1) > 0.9 * hop_by_hop(
@@ -170,14 +169,8 @@ def test_a_stop_does_not_wait_for_it(eight):
         eight.run(hang)
     assert time.monotonic() - start < 3
     assert eight.run(lambda: dist.get_rank()) == list(range(8))
-    takes(
-        eight,
-        hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW),
-        timed,
-        "all_reduce",
-        50_000,
-        list(range(8)),
-    )
+    expected = hop_by_hop("all_reduce", 2e5, tuple(range(8)), SLOW)
+    takes(eight, expected, timed, "all_reduce", 50_000, list(range(8)))
 
 
 def test_one_held_back_is_let_go_when_the_call_fails(eight):
@@ -200,21 +193,9 @@ def test_a_pipeline_of_stand_ins_keeps_its_schedule_on_it(eight):
         group = dist.new_group([0, 1])
         if dist.get_rank() > 1:
             return 0.0
-        stage = toy.StandIn(0.02, 0.02, 0.0)
-        from three_axes.paper.schedules import gpipe
-
-        tokens, targets = toy.make_batch(4, 8)
-        dist.barrier(group)
-        start = time.monotonic()
-        toy.run_schedule(
-            {dist.get_rank(): stage},
-            gpipe(2, 2).ops[dist.get_rank()],
-            [0, 1],
-            tokens.chunk(2),
-            targets.chunk(2),
-            group,
-        )
-        return time.monotonic() - start
+        chunks, ops = {dist.get_rank(): toy.StandIn(0.02, 0.02, 0.0)}, gpipe(2, 2).ops[dist.get_rank()]
+        batch = [whole.chunk(2) for whole in toy.make_batch(4, 8)]
+        return seconds(lambda: toy.run_schedule(chunks, ops, [0, 1], *batch, group), group)
 
     send = hop_by_hop("send", 2 * 8 * 256 * 4, (0, 1), SLOW)
     takes(eight, 2 * (3 * 0.02 + send), step, rel=0.2)
@@ -349,12 +330,8 @@ def test_groups_share_the_uplink_of_their_node():
     def reduced(alone):
         pairs = [dist.new_group([r, r + 4]) for r in range(4)]
         mine = dist.get_rank() % 4
-        x = torch.ones(25_000)
-        dist.barrier()
-        start = time.monotonic()
-        if not alone or mine == 0:
-            dist.all_reduce(x, group=pairs[mine])
-        return time.monotonic() - start
+        run = lambda: dist.all_reduce(torch.ones(25_000), group=pairs[mine])
+        return seconds(run if not alone or mine == 0 else lambda: None)
 
     network = Oversubscribed(**{**vars(SLOW), "name": "4 to 1", "uplink_bandwidth": 1e6})
     single = hop_by_hop("all_reduce", 1e5, (0, 4), network)

@@ -50,7 +50,6 @@ def test_rows_without_a_proof_need_a_function_and_functions_a_row():
     "a, b, same",
     [
         (1.0, 1.0 + 1e-9, True),
-        (1.0, 1.0 + 1e-5, False),
         (1.0, 1.0 + 1.2e-7, False),
         (torch.ones(2).double(), torch.ones(2).double() * (1 + 2.5e-7), False),
         (1e9, 1e9 + 1, True),
@@ -72,7 +71,6 @@ def test_rows_without_a_proof_need_a_function_and_functions_a_row():
         (torch.ones(2), torch.ones(3), False),
         (torch.ones(2), torch.ones(2) * (1 + 1e-5), True),
         (torch.ones(2), torch.ones(2) * (1 + 1e-3), False),
-        (torch.ones(2).double(), torch.ones(2).double() * (1 + 1e-5), False),
         (torch.tensor([1e6, 0.0]), torch.tensor([1e6, 10.0]), True),  # 1e-5 of the largest
         (torch.tensor([1e6, 0.0]), torch.tensor([1e6, 1e3]), False),
         (torch.tensor([nan, inf]), torch.tensor([nan, inf]), True),
@@ -134,24 +132,16 @@ def judged(attempt) -> Answer | None:
 
 def test_what_parts_is_named_in_the_order_of_the_rows():
     assert judged(lambda a, b: a * b) is None and judged(lambda a, b: float(a * b)) is None
-    said = judged(lambda a, b: a + b)
-    assert (said.kind, said.misconception) == ("wrong", "another area")
-    assert said.text == "you return 5.0; 6.0 is right. Sides are multiplied." and said.figures == [
-        ("area", "5", "6")
-    ]
-    said = judged(lambda a, b: 100)
-    assert (said.misconception, said.text) == ("too large", "You say 100. Look again.")
-    said = judged(lambda a, b: None)
-    assert (said.misconception, said.text) == (
-        "nothing returned",
-        "Your function returned None. Give a number.",
-    )
-    said = judged(lambda a, b: "six")
-    assert (said.misconception, said.text) == ("no number", "You return 'six'. Give a number.")
-
-
-def test_the_second_case_counts_as_well():
-    assert judged(lambda a, b: 6).text.startswith("you return 6.0; 20.0 is right.")
+    assert judged(lambda a, b: a + b).figures == [("area", "5", "6")]
+    for attempt, name, text in (
+        (lambda a, b: a + b, "another area", "you return 5.0; 6.0 is right. Sides are multiplied."),
+        (lambda a, b: 6, "another area", "you return 6.0; 20.0 is right. Sides are multiplied."),
+        (lambda a, b: 100, "too large", "You say 100. Look again."),
+        (lambda a, b: None, "nothing returned", "Your function returned None. Give a number."),
+        (lambda a, b: "six", "no number", "You return 'six'. Give a number."),
+    ):
+        said = judged(attempt)
+        assert (said.kind, said.misconception, said.text) == ("wrong", name, text)
 
 
 def test_a_rank_is_asked_and_a_crash_has_the_name_of_its_pattern():
@@ -239,55 +229,37 @@ def not_waited(x):
 
 
 @pytest.mark.parametrize(
-    "attempt, kind, name, text",
+    "attempt, name, text",
     [
-        (
-            lambda x: 3 * toy.Enter.apply(x, None) - x.detach(),
-            "wrong",
-            "another gradient",
-            "the output is right, the",
-        ),
-        (lambda x: 3 * x, "wrong", "thrice", "On 2 ranks: Twice was asked."),
-        (lambda x: x + x, "wrong", "not summed", "On 2 ranks: Sum it."),
-        (lambda x: (2 * x).detach(), "wrong", "cut off", "autograd cannot get from it back"),
-        (
-            lambda x: 5 * x,
-            "wrong",
-            "another value",
-            "On rank 0 its length is 2.50 times what it should be, and it",
-        ),
-        (
-            lambda x: (2 + dist.get_rank()) * x,
-            "wrong",
-            "another value",
-            "On rank 1 its length is 1.50 times what it",
-        ),
-        (
-            lambda x: x[:2],
-            "wrong",
-            "no tensor",
-            "On 2 ranks, rank 0: you return float32 of (2,), and float32 of (4,)",
-        ),
-        (lambda x: (2 * x).half(), "wrong", "no tensor", "float16 of (4,)"),
-        (lambda x: 2 * x.double(), "wrong", "not summed", ""),
-        (lambda x: [2.0] * 4, "wrong", "no tensor", "you return a builtins.list"),
-        (lambda x: print(end=""), "wrong", "nothing returned", "A tensor is wanted."),
-        (called_twice, "wrong", "too many calls", "On 2 ranks: One is enough."),
-        (sends_more, "wrong", "too many bytes", "On 2 ranks: Fewer will do."),
-        (not_waited, "wrong", "a message nobody waits for", "nobody waited for it"),
-        (lambda x: (i for i in x), "crashed", None, "your function returned 'generator'"),
-        (doubled, "right", None, "Right."),
-        (lambda x: toy.Enter.apply(2 * x, None), "right", None, "Right."),
+        (lambda x: 3 * toy.Enter.apply(x, None) - x.detach(), "another gradient", "the output is right, the"),
+        (lambda x: 3 * x, "thrice", "On 2 ranks: Twice was asked."),
+        (lambda x: x + x, "not summed", "On 2 ranks: Sum it."),
+        (lambda x: (2 * x).detach(), "cut off", "autograd cannot get from it back"),
+        (lambda x: 5 * x, "another value", "On rank 0 its length is 2.50 times what it should be, and it"),
+        (lambda x: (2 + dist.get_rank()) * x, "another value", "On rank 1 its length is 1.50 times what it"),
+        (lambda x: x[:2], "no tensor", "ranks, rank 0: you return float32 of (2,), and float32 of (4,)"),
+        (lambda x: (2 * x).half(), "no tensor", "float16 of (4,)"),
+        (lambda x: 2 * x.double(), "not summed", ""),
+        (lambda x: [2.0] * 4, "no tensor", "you return a builtins.list"),
+        (lambda x: print(end=""), "nothing returned", "A tensor is wanted."),
+        (called_twice, "too many calls", "On 2 ranks: One is enough."),
+        (sends_more, "too many bytes", "On 2 ranks: Fewer will do."),
+        (not_waited, "a message nobody waits for", "nobody waited for it"),
+        (lambda x: (i for i in x), None, "your function returned 'generator'"),
+        (doubled, None, "Right."),
+        (lambda x: toy.Enter.apply(2 * x, None), None, "Right."),
     ],
 )
-def test_on_ranks(attempt, kind, name, text):
+def test_on_ranks(attempt, name, text):
     said = summed.check(attempt)
+    kind = "wrong" if name else "right" if text == "Right." else "crashed"
     assert (said.kind, said.misconception) == (kind, name) and text in said.text, said
 
 
 def test_every_edit_is_told_its_name_and_runs_of_edits_are_kept():
-    assert summed.told_apart() == [("thrice", "2 * => 3 *", "thrice")] + [
-        ("not summed", "toy.Enter.apply(x, None) => x", "not summed")
+    assert summed.told_apart() == [
+        ("thrice", "2 * => 3 *", "thrice"),
+        ("not summed", "toy.Enter.apply(x, None) => x", "not summed"),
     ]
     assert {key for key in summed._known if key[1]} == {((2,), edit) for edit in summed.edits}
 
@@ -385,10 +357,8 @@ RING = run_of([1500] * 4)
     "run, name",
     [
         (RING, None),
-        (run_of([1510] * 4), None),
         (run_of([1500] * 4, ops=("send", "all_reduce")), "another collective does the work"),
         (run_of([700] * 4), "nothing was sent"),
-        (run_of([800] * 4), None),  # the sum is told to be right, so it came from somewhere
         (run_of([3000] * 4), "the whole tensor, not a chunk"),
         (run_of([3000, 1000, 1000, 1000]), "everything through one rank"),
         (run_of([1600, 1000, 1000, 0], [3000, 1000, 1000, 1000]), "everything through one rank"),
@@ -396,7 +366,7 @@ RING = run_of([1500] * 4)
         (run_of([2500, 1000, 1000, 1000]), None),
         (run_of([2000] * 4), None),
         (run_of([1515] * 4), None),  # just the hundredth more that is allowed
-        (run_of([750] * 4), None),
+        (run_of([750] * 4), None),  # the sum is told to be right, so it came from somewhere
         (run_of([2000] * 3), "the whole tensor, not a chunk"),
         (run_of([1980, 900, 900]), "everything through one rank"),
         (run_of([1300, 1000]), None),  # two ranks have no hub
@@ -407,11 +377,8 @@ def test_what_moves_more_than_it_must(run, name):
     n = run.n
     said = wasteful(run, run_of([2 * (n - 1) / n * 1000] * n))
     assert (said and said[0]) == name
-    assert (
-        name != "everything through one rank"
-        or f"rank 0 sends or receives {n - 1}.00 kB" in said[1]
-        or n == 3
-    )
+    if name == "everything through one rank" and n == 4:
+        assert "rank 0 sends or receives 3.00 kB" in said[1]
 
 
 def test_rows_in_text():
