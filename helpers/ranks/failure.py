@@ -21,6 +21,7 @@ from three_axes.table import human, ranks
 
 from .messages import Error
 
+KILLED = "If you did not do that, the machine ran out of memory: use a smaller model, batch or world"
 RETURN = "Return numbers, strings, tensors, or lists and dicts of them.\n"
 
 
@@ -69,6 +70,7 @@ class RankStatus:
 
     error: Error | None = None  # it raised
     exit: int | None = None  # its process ended, with this status (negative: the signal)
+    orphaned: bool = False  # the server that had forked it has ended, so nobody knows of its own end
     where: dict | None = None  # what it says it is doing (worker.Rank._where)
     box: dict | None = None  # the last collective it entered (meter.Recorder.box)
     finished: bool = False  # it had ended the call in good order
@@ -149,6 +151,8 @@ def died(seen: list[RankStatus], dead: list[int], state: str) -> str:
     aborted = [r for r in dead if seen[r].exit == -signal.SIGABRT]
     if aborted and (text := _mismatch(seen, aborted)):
         return "\n".join([text, state])
+    if all(seen[r].orphaned for r in dead):
+        return f"the process that forks all ranks is gone, and they with it. {KILLED}.\n{state}"
     parts = []
     for r in dead:
         parts.append(f"rank {r} is gone: {_manner(seen[r].exit)}")
@@ -310,10 +314,7 @@ def _mismatch(seen: list[RankStatus], aborted: list[int]) -> str | None:
 
 def _manner(status: int | None) -> str:
     if status == -signal.SIGKILL:
-        return (
-            "its process was killed (SIGKILL). If you did not do that, the machine ran out of memory: "
-            "use a smaller model, batch or world"
-        )
+        return f"its process was killed (SIGKILL). {KILLED}"
     if status is not None and status < 0:
         return f"its process died of {signal.Signals(-status).name}"
     return f"its process ended by itself (exit status {status})"

@@ -16,12 +16,15 @@ def end_with_kernel(leash) -> None:
     dies.
 
     Nothing is ever written to `leash`, whose other end only the kernel holds. When the kernel goes, the
-    operating system signals that (SIGIO), and by default that signal ends a process: no thread need be free
-    to notice.
+    operating system signals that: no thread need be free to notice. On Linux the signal is SIGKILL, which
+    ends also a rank that is stopped or ignores signals; elsewhere it is SIGIO.
     """
     if os.getsid(0) != os.getpid():  # a rank that was spawned has its own already
         os.setsid()
     fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
+    if sys.platform == "linux":
+        f_setsig = 10  # a name of the module's from Python 3.12 on
+        fcntl.fcntl(leash, f_setsig, signal.SIGKILL)
     os.register_at_fork(after_in_child=_end_with_rank)
     fcntl.fcntl(leash, fcntl.F_SETFL, fcntl.fcntl(leash, fcntl.F_GETFL) | os.O_ASYNC)
     if leash.poll(0):

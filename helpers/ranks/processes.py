@@ -7,9 +7,10 @@ import json
 import os
 import pickle
 import shutil
+import struct
 import threading
 import time
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 
 from three_axes.count.meter import BOX_BYTES
 
@@ -18,7 +19,42 @@ from .failure import RankStatus
 from .messages import Setup
 
 ANSWER_SECONDS = 1.0  # for a rank to say where it is; on a busy machine that takes longer than its work
+AT_ONCE = 1 << 20  # bytes read from a rank at a time
+UNKNOWN = 255  # what multiprocessing says of a process whose fork server has ended before it
 START_SECONDS = 180  # for the imports on a slow or busy machine; one that ends is noticed at once
+
+
+class Inbox:
+    """What a rank sends, message by message. It never waits for the rest of one, which may not come."""
+
+    def __init__(self, connection: Connection):
+        self._connection, self._came = connection, bytearray()
+
+    def read(self) -> list[bytes] | None:
+        """The messages that are whole by now, of a connection that can be read. None: it is closed."""
+        try:
+            came = os.read(self._connection.fileno(), AT_ONCE)
+        except OSError:
+            came = b""
+        self._came += came
+        return self._whole() if came else None
+
+    def _whole(self) -> list[bytes]:
+        """As multiprocessing frames them: a length of 4 bytes, or −1 and one of 8 bytes."""
+        messages, at = [], 0
+        while len(self._came) >= at + 4:
+            (size,), start = struct.unpack_from("!i", self._came, at), at + 4
+            if size == -1:
+                if len(self._came) < start + 8:
+                    break
+                (size,), start = struct.unpack_from("!Q", self._came, start), start + 8
+            if len(self._came) < start + size:
+                break
+            at = start + size
+            with memoryview(self._came) as came:
+                messages.append(came[start:at].tobytes())
+        del self._came[:at]
+        return messages
 
 
 class Processes:
@@ -26,15 +62,21 @@ class Processes:
 
     def __init__(self, folder: str):
         self.folder, self.owner = folder, os.getpid()
-        self.processes, self.controls, self.outputs, self.leashes = [], [], [], []
+        self._clear()
         self.midway = False  # a message is being sent or read
         self.calls = itertools.count(1)  # numbers for what the ranks are asked
+
+    def _clear(self) -> None:
+        self.processes, self.controls, self.inboxes, self.outputs, self.leashes = [], [], [], [], []
+        self.servers: list[int | None] = []  # what forked each process
 
     def add(self, setup: Setup) -> None:
         new = server.take()
         os.set_blocking(new.output.fileno(), False)
         self.processes.append(new.process)
+        self.servers.append(server.number())
         self.controls.append(new.control)
+        self.inboxes.append(Inbox(new.control))
         self.outputs.append(new.output)
         self.leashes.append(new.leash)
         self._deliver(len(self.processes) - 1, pickle.dumps(setup))
@@ -43,7 +85,7 @@ class Processes:
         """In a fork of the kernel: these ranks are the kernel's, and must see when it ends."""
         for process, *pipes in zip(self.processes, self.controls, self.outputs, self.leashes):
             server.disown(process, *pipes)
-        self.processes, self.controls, self.outputs, self.leashes = [], [], [], []
+        self._clear()
 
     def box(self, rank: int) -> dict | None:
         """The last collective that a rank entered in this call, also when its process is gone."""
@@ -122,25 +164,23 @@ class Processes:
                         del of_output[item]
                 elif item in of_control:
                     r = of_control[item]
-                    try:
-                        self.midway = True
-                        answer, its_number, *rest = pickle.loads(item.recv_bytes())
-                        self.midway = False
-                    except (EOFError, OSError):
-                        self.midway = False
+                    self.midway = True
+                    messages = self.inboxes[r].read()
+                    self.midway = False
+                    if messages is None:
                         wait([self.processes[r].sentinel], 1)  # its pipe closes before its end is known
                         del of_control[item]
                         ended = True
-                        continue
-                    if late and answer == "done" and its_number == late[0]:
-                        late[1][r] = tuple(rest)
-                    if its_number != number:
-                        continue  # from a call that was given up
-                    if answer == "progress":
-                        progress[r] = tuple(rest)
-                    elif answer == kind:
-                        answers[r] = tuple(rest)
-                        ended |= kind == "done" and not rest[0]
+                    for answer, its_number, *rest in map(pickle.loads, messages or ()):
+                        if late and answer == "done" and its_number == late[0]:
+                            late[1][r] = tuple(rest)
+                        if its_number != number:
+                            continue  # from a call that was given up
+                        if answer == "progress":
+                            progress[r] = tuple(rest)
+                        elif answer == kind:
+                            answers[r] = tuple(rest)
+                            ended |= kind == "done" and not rest[0]
                 else:
                     ended = True
             if view:
@@ -186,6 +226,7 @@ class Processes:
             seen[r].error = None if ok else pickle.loads(payload)
         for r in range(len(self.processes)):
             seen[r].exit = self.processes[r].exitcode
+            seen[r].orphaned = seen[r].exit == UNKNOWN and self.servers[r] != server.number()
             seen[r].box = self.box(r)
             seen[r].said = str(captured[r])
             if r in answers and r not in done:
@@ -214,6 +255,6 @@ class Processes:
                 p.close()
         for pipe in (*self.controls, *self.outputs, *self.leashes):
             pipe.close()
-        self.processes, self.controls, self.outputs, self.leashes = [], [], [], []
+        self._clear()
         if folder:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -24,6 +24,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
+from . import folders
+
 SPARES = 4  # at most; the course's worlds have two, four or eight ranks
 ROOT = Path(__file__).resolve().parents[2]  # of the package
 
@@ -103,10 +105,11 @@ def _be_a_rank(*pipes: Connection) -> None:
 
 
 def _start_server() -> None:
-    if _runs():
+    if runs():
         return
     from multiprocessing import forkserver
 
+    folders.home()  # where its socket will be
     mp.get_context("forkserver").set_forkserver_preload(["helpers.ranks.preload"])
     with _in_sessions(), main_hidden(), _inside(ROOT), _stop_blocked():
         forkserver.ensure_running()
@@ -149,10 +152,12 @@ def _stop_blocked():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _runs() -> bool:
-    """Whether this process has started the server, and it has not ended since."""
+def runs() -> bool:
+    """Whether this process has started the server, it has not ended since, and its socket is there."""
     from multiprocessing.forkserver import _forkserver
 
+    if _forkserver._forkserver_address and not os.path.exists(_forkserver._forkserver_address):
+        _let_go()  # something has tidied up: ranks that are alive keep the old one
     try:
         pid = _forkserver._forkserver_pid  # there is no public one
         return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
@@ -160,12 +165,24 @@ def _runs() -> bool:
         return False
 
 
-def forget() -> None:
-    """In a fork of the kernel: server and spares are the kernel's and not ours, and must see when it ends."""
+def number() -> int | None:
+    """The process that forks ranks now; None where none runs, or ranks are spawned."""
     from multiprocessing.forkserver import _forkserver
 
+    return None if spawns() or not runs() else _forkserver._forkserver_pid
+
+
+def forget() -> None:
+    """In a fork of the kernel: server and spares are the kernel's and not ours, and must see when it ends."""
     while _spares:
         disown(*_spares.pop())
+    _let_go()
+
+
+def _let_go() -> None:
+    """Know of no server. One that runs ends with its last rank."""
+    from multiprocessing.forkserver import _forkserver
+
     if _forkserver._forkserver_alive_fd is not None:
         os.close(_forkserver._forkserver_alive_fd)
         _forkserver.__init__()

@@ -31,6 +31,7 @@ import torch.distributed as dist
 from three_axes import devices, pytorch_private
 from three_axes.count import lines, meter, wire
 from three_axes.count.interposer import interposer
+from three_axes.count.report import Report
 
 from ..emulate.budget import Budget
 from ..emulate.fabric import Fabric
@@ -168,7 +169,10 @@ class Rank:
                 self.running = None  # from here on an interrupt is ignored
         except BaseException as e:  # noqa: BLE001  the reader's code may raise anything, SystemExit included
             error = self._describe(e, aborted=self.aborting == number)
-        report = self.recorder.stop()
+        try:
+            report = self.recorder.stop()
+        except OSError as e:  # without descriptors nothing can be counted: a fault of the call, told as such
+            report, error = Report(), error or self._describe(e)
         if self.budget:
             report.levels = self.budget.take_levels()
         for stream in (sys.stdout, sys.stderr):
@@ -224,6 +228,8 @@ class Rank:
         if isinstance(e, SyntaxError) and e.lineno:
             frames = [lines.Line(e.filename or "?", e.lineno, "")]
         message = [shown(e.msg if isinstance(e, SyntaxError) else e)]
+        if isinstance(e, SystemExit) and e.code is None:
+            message = [""]
         try:
             message += map(shown, list(e.__notes__)[:20])
         except BaseException:  # noqa: BLE001  it has none, or the reader's class has notes of its own kind

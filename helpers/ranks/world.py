@@ -29,11 +29,12 @@ from three_axes.count.clock import Timeline
 from three_axes.count.traffic import Traffic
 from three_axes.paper.hardware import Network
 
-from . import arguments, current, failure, output, server
+from . import arguments, current, failure, folders, output, server
 from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, RankStatus
 from .messages import Setup
 from .processes import START_SECONDS, Processes
 
+REJOIN_SECONDS = 60.0  # for ranks that are alive to form the group again, on a busy machine
 ABORT_SECONDS = {"cpu": 0.5, "cuda": 5.0}  # for a rank to leave what it is in; then its process is ended
 # Seconds before a call shows output while it runs.
 STREAM_AFTER = float(os.environ.get("THREE_AXES_STREAM_AFTER", 2))
@@ -92,7 +93,7 @@ class World:
         self._generation = 0
         self._broken = False  # a call was left in a way that only fresh ranks can mend
         self._lock = threading.Lock()
-        self._folder = tempfile.mkdtemp(prefix="three-axes-")
+        self._folder = tempfile.mkdtemp(prefix="world-", dir=folders.home())
         self._ranks = Processes(self._folder)
         self._finalizer = weakref.finalize(self, self._ranks.end, folder=True)
         self._start()
@@ -262,13 +263,14 @@ class World:
                     for what in ("spans", "levels", "streams")
                 )
             )
-        if not all(joined for *_, joined in done.values()):  # the reader destroyed the group: mend it
-            self._mend([])
+        # The reader has destroyed the group: mend it.
+        if not all(joined for *_, joined in done.values()) and self._mend([]) == FRESH:
+            print("note: the group that this call destroyed could not be formed again. " + FRESH)
         results = []
         for r in range(self.n):
             try:
                 results.append(pickle.loads(done[r][1]))
-            except Exception as e:  # what it does to be made again is the reader's code
+            except (Exception, SystemExit) as e:  # what it does to be made again is the reader's code
                 seen = [RankStatus(finished=True) for _ in range(self.n)]
                 raise RankError(failure.unreadable(r, e, ALIVE), "result", [r], True, seen) from None
         return results
@@ -330,7 +332,7 @@ class World:
                 seen[r].exit = self._ranks.processes[r].exitcode
                 seen[r].said = str(captured[r]) if captured else ""
         spoilt = seen and any(s.error and s.error.spoils for s in seen)
-        if spoilt or len(freed) < len(busy) or self._ranks.dead() or not self._join(5):
+        if spoilt or len(freed) < len(busy) or self._ranks.dead() or not self._join(REJOIN_SECONDS):
             self._restart()
             return FRESH
         self._broken = False

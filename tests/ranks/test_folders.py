@@ -1,0 +1,146 @@
+"""The kernel's folder: found again, made again, short enough, and gone with its owner; so are the ranks. What
+comes from a rank that stops in the middle, or that cannot say its own error.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import World
+from helpers.ranks import folders
+from helpers.ranks.failure import FRESH, RankError
+
+ROOT = Path(__file__).resolve().parents[2]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+ONE_CALL = "from helpers import World; print(World(2).run(lambda: 7))"
+
+
+class Exits:
+    def __reduce__(self):
+        return exit, (3,)
+
+
+def kernel(code: str, **environ) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", code]
+    environ = {**os.environ, **environ}
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
+
+
+def frozen_while_it_sends():
+    from threading import Timer
+
+    if torch.distributed.get_rank() == 0:
+        Timer(0.2, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    return torch.zeros(300_000_000, dtype=torch.uint8)
+
+
+@linux
+def test_a_folder_that_was_removed_is_made_again():
+    with World(2) as before:
+        shutil.rmtree(folders.home())
+        assert before.run(lambda: 1) == [1, 1]
+        with World(2) as after:
+            assert after.run(lambda: 2) == [2, 2] and before.run(lambda: 3) == [3, 3]
+
+
+@linux
+def test_a_long_temporary_folder_is_left_for_a_short_one(tmp_path):
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    assert kernel(ONE_CALL, TMPDIR=str(long)).stdout == "[7, 7]\n" and not list(long.glob("three-axes-*"))
+
+
+@linux
+def test_what_a_killed_kernel_leaves_is_cleared_and_its_stopped_rank_ends():
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own has a long name
+        cleared(Path(folder))
+
+
+def cleared(tmp_path: Path) -> None:
+    killed = kernel(
+        "import os, signal\nfrom helpers import World\nworld = World(2)\n"
+        "os.kill(world.pids[0], signal.SIGSTOP)\nprint(*world.pids, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        TMPDIR=str(tmp_path),
+    )
+    deadline = time.monotonic() + 10
+    while any(runs(pid) for pid in killed.stdout.split()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in killed.stdout.split() if runs(pid)]
+    (left,) = tmp_path.glob("three-axes-*")
+    code = f"{ONE_CALL}; import os; print(os.path.exists({str(left)!r}))"
+    assert kernel(code, TMPDIR=str(tmp_path)).stdout == "[7, 7]\nFalse\n"
+    assert not list(tmp_path.glob("three-axes-*"))
+
+
+def runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@linux
+def test_a_rank_that_stops_while_it_sends_does_not_hold_the_call(world):
+    start = time.monotonic()
+    with pytest.raises(RankError, match="no end after 3 s"):
+        world.run(frozen_while_it_sends, timeout=3)
+    assert time.monotonic() - start < 20 and world.run(lambda: 1) == [1] * 4
+
+
+@linux
+def test_the_fork_server_that_is_killed_is_named():
+    """In a kernel of its own: the ranks of all its worlds are lost."""
+    said = kernel(
+        "import os, signal, time\nfrom helpers import World\nfrom helpers.ranks import failure, server\n"
+        "one, other = World(2), World(2)\n"
+        "os.kill(server.number(), signal.SIGKILL)\n"
+        "for world in (one, other):\n"
+        "    try:\n        world.run(time.sleep, 5)\n"
+        "    except failure.RankError as e:\n        print(e)\n"
+        "    print(world.run(lambda: 2))"
+    ).stdout
+    assert said.count("the process that forks all ranks is gone") == 2 == said.count("\n[2, 2]"), said
+
+
+def test_a_result_that_exits_ends_nothing(world):
+    with pytest.raises(RankError, match="cannot be read in the notebook: SystemExit: 3"):
+        world.run(Exits)
+
+
+def test_an_exit_without_a_status_has_no_message(world):
+    with pytest.raises(RankError, match="all 4 ranks raised SystemExit\n"):
+        world.run(sys.exit)
+
+
+def test_a_rank_without_descriptors_says_its_own_error():
+    def none_left():
+        opened = []
+        try:
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            raise ValueError(f"mine, with {len(opened) > 0}") from None
+
+    with World(1) as world, pytest.raises(RankError, match="raised ValueError: mine, with True"):
+        world.run(none_left)
+
+
+def test_a_group_that_cannot_be_formed_again_costs_variables_and_says_so(capsys, monkeypatch):
+    with World(2) as world:
+        world.push(x=1)
+        join = World._join
+        answers = iter([False])
+        monkeypatch.setattr(World, "_join", lambda self, *how: join(self, *how) and next(answers, True))
+        world.cell("dist.destroy_process_group()")
+        assert capsys.readouterr().out.strip().endswith(FRESH)
+        with pytest.raises(RankError, match="no variable 'x'"):
+            world.pull("x")
