@@ -27,7 +27,7 @@ SILENT = 15.0  # seconds without one after which an owner on another machine cou
 
 
 class Owner:
-    """This process's claim to a folder. `lost`: who has it instead, '' while it is ours."""
+    """This process's claim to a folder. `lost`: what became of it, '' while it is ours."""
 
     def __init__(self, run: Path):
         self.file, self.lost, self._ended = run / FILE, "", threading.Event()
@@ -50,18 +50,21 @@ class Owner:
     def _beat(self) -> None:
         while not self._ended.wait(BEAT):
             try:
+                os.utime(self.file)
                 there = _read(self.file)
                 if there and there["token"] != self.about["token"]:
-                    self.lost = f"process {there['process']} on {there['host']}"
+                    self.lost = f"has been taken over by process {there['process']} on {there['host']}"
                     return
-                os.utime(self.file)
+            except FileNotFoundError:
+                self.lost = "has been removed"
+                return
             except OSError:  # a full or sleeping disk; the next touch may come through
                 pass
 
     def check(self) -> None:
-        """Raises ValueError where another run has taken the folder."""
+        """Raises ValueError where another run has taken the folder, or somebody has removed it."""
         if self.lost:
-            raise ValueError(f"{self.file.parent} has been taken over by {self.lost}, so this run ends here")
+            raise ValueError(f"{self.file.parent} {self.lost}, so this run ends here")
 
     def release(self) -> None:
         self._ended.set()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,22 +77,28 @@ def test_a_run_on_another_machine_is_known_by_its_touches(tmp_path, monkeypatch)
         touching.wait()
 
 
-def test_a_run_that_lost_its_folder_ends(tmp_path, monkeypatch):
+def taken_over(run):
+    other = json.loads((run / FILE).read_text()) | {"token": "new", "process": 7, "host": "b"}
+    (run / FILE).write_text(json.dumps(other))
+
+
+@pytest.mark.parametrize(
+    "befalls, sentence, left",
+    [(taken_over, "taken over by process 7 on b", [FILE]), (shutil.rmtree, "has been removed", [])],
+)
+def test_a_run_that_lost_its_folder_ends(tmp_path, monkeypatch, befalls, sentence, left):
     monkeypatch.setattr(owner, "BEAT", 0.01)
-    with owning(tmp_path, 0) as mine:
+    run = tmp_path / "run"
+    run.mkdir()
+    with owning(run, 0) as mine:
         mine.check()
-        claim_of_another = json.loads((tmp_path / FILE).read_text()) | {
-            "token": "new",
-            "process": 7,
-            "host": "b",
-        }
-        (tmp_path / FILE).write_text(json.dumps(claim_of_another))
+        befalls(run)
         deadline = time.monotonic() + 20
         while not mine.lost and time.monotonic() < deadline:
             time.sleep(0.01)
-        with pytest.raises(ValueError, match="taken over by process 7 on b, so this run ends here"):
+        with pytest.raises(ValueError, match=f"{sentence}, so this run ends here"):
             mine.check()
-    assert (tmp_path / FILE).exists()  # it is the other's
+    assert [file.name for file in run.glob("*")] == left  # another's claim stays
 
 
 @pytest.mark.slow
