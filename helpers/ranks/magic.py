@@ -10,7 +10,7 @@ from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
-from . import output
+from . import arguments, output
 from .failure import RankError
 from .world import World, open_worlds
 
@@ -28,6 +28,10 @@ def ranks(line: str, cell: str) -> None:
     in rank order; so is the value of the last line, if it is an expression.
     """
     args = parse_argstring(ranks, line)
+    try:
+        timeout = {} if args.timeout is None else {"timeout": arguments.seconds(args.timeout)}
+    except ValueError as e:
+        raise UsageError(str(e)) from None
     shell = get_ipython()
     worlds = open_worlds()
     world = shell.user_ns.get(args.world) if args.world else next(reversed(worlds), None)
@@ -49,7 +53,7 @@ def ranks(line: str, cell: str) -> None:
     file = shell.compile.cache(source, number, raw_code=f"%%ranks {line}\n{cell}")
     linecache.cache[file] = (len(source), None, f"%%ranks {line}\n{cell}".splitlines(keepends=True), file)
     try:
-        values = world.cell(source, file, **({} if args.timeout is None else {"timeout": args.timeout}))
+        values = world.cell(source, file, **timeout)
     except RankError as e:
         raise _for_a_cell(e, shell.user_ns, world) from None
     if args.traffic:
@@ -86,6 +90,12 @@ def _for_a_cell(error: RankError, names: dict, world: World) -> RankError:
     return RankError(text, error.kind, error.ranks, error.state_kept, error.seen)
 
 
+def _a_line(line: str) -> None:
+    """What IPython looks for when a %%ranks cell is empty."""
+    raise UsageError("%%ranks stands alone on the first line of a cell, and the ranks' Python below it")
+
+
 def load_ipython_extension(shell) -> None:
     """What IPython calls at the first %%ranks cell: `import helpers` has named this module for it."""
     shell.register_magic_function(ranks, "cell", "ranks")
+    shell.register_magic_function(_a_line, "line", "ranks")

@@ -29,6 +29,7 @@ def in_a_shell() -> tuple[str, ...]:
             run("%%ranks\nlr * 2"),
             run("%%ranks --timeout 1\nimport time; time.sleep(9)"),
             of_two_worlds(shell, world),
+            *(run(cell) for cell in ("%%ranks --timeout nan\nrank", "%%ranks\n", "%ranks four")),
         )
 
 
@@ -64,6 +65,13 @@ def test_a_new_world_that_takes_over_says_so_once(messages):
     assert (
         messages[3].count(note) == 1 and messages[3].index(note) == 0 and "2" in messages[3].splitlines()[-1]
     )
+
+
+def test_what_is_no_cell_for_ranks_is_refused_in_a_sentence(messages):
+    timeout, empty, line = messages[4:]
+    assert timeout == "timeout=nan: give a positive number of seconds, or None for no limit"
+    assert "the cell body is empty" in empty
+    assert line == "%%ranks stands alone on the first line of a cell, and the ranks' Python below it"
 
 
 def test_a_kernel_that_was_restarted_says_which_cells_to_run():
