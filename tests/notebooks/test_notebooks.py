@@ -116,9 +116,9 @@ def _names_in(notebook) -> set[str]:
             match node:
                 case ast.Import() | ast.ImportFrom():
                     names |= {(a.asname or a.name).split(".")[0] for a in node.names}
-                case (
-                    ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) | ast.ClassDef(name=name)
-                ):
+                case ast.Name(id=name, ctx=ast.Store()):
+                    names.add(name)
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                     names.add(name)
     return names
 
@@ -133,12 +133,9 @@ def _names_used(function: CodeType) -> set[str]:
 @form
 def a_solution_runs_where_it_is_pasted(path, notebook):
     here = _names_in(notebook) | set(dir(builtins))
-    exercises = [
-        e for e in vars(importlib.import_module(module_of(path.name[:2]))).values() if isinstance(e, Exercise)
-    ]
-    assert exercises and {e.name: _names_used(e.reference.__code__) - here for e in exercises} == {
-        e.name: set() for e in exercises
-    }
+    there = vars(importlib.import_module(module_of(path.name[:2]))).values()
+    missed = {e.name: _names_used(e.reference.__code__) - here for e in there if isinstance(e, Exercise)}
+    assert missed and not any(missed.values()), missed
 
 
 @form

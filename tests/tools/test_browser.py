@@ -7,7 +7,6 @@ Where no Chromium is found these tests are skipped, and say so. .ci/run installs
 import inspect
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from test_site import CHROMIUM
 
 from drops import b1, b2, b3, b4
 from drops.d01 import fingerprints
@@ -22,17 +22,9 @@ from helpers.practice.exercise import Exercise
 from helpers.ranks.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM = next(
-    filter(
-        None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
-    ),
-    None,
-)
 if CHROMIUM is None:
-    pytest.skip(
-        "no Chromium on this machine: install chromium to run the reader's path in a browser",
-        allow_module_level=True,
-    )
+    what_to_do = "no Chromium on this machine: install chromium to run the reader's path in a browser"
+    pytest.skip(what_to_do, allow_module_level=True)
 sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
 
 MINUTE = 60_000  # for Playwright, in milliseconds
@@ -193,6 +185,12 @@ def notebook(page, lab, request):
     opened.close()
 
 
+STUCK = """from helpers import World
+import torch, torch.distributed as dist
+stuck = World(2, timeout=None)
+stuck.run(lambda: dist.recv(torch.zeros(1), src=0) if dist.get_rank() else dist.barrier())"""
+
+
 @pytest.mark.parametrize("notebook", ["01"], indirect=True)
 def test_predict_fail_read_why_pass_and_stop(notebook):
     page = notebook.page
@@ -206,10 +204,8 @@ def test_predict_fail_read_why_pass_and_stop(notebook):
     notebook.cell(".reveal(").locator(".cm-content").click()
     page.keyboard.press("Shift+Enter")
     notebook.cell(".reveal(").locator(".jp-OutputArea", has_text="You predicted").wait_for(timeout=MINUTE)
-    assert (
-        chosen in notebook.cell(".reveal(").inner_text()
-        or "You predicted that" in notebook.cell(".reveal(").inner_text()
-    )
+    told = notebook.cell(".reveal(").inner_text()
+    assert chosen in told or "You predicted that" in told
 
     practice = notebook.cell("def fingerprint")
     output = practice.locator(".jp-OutputArea-output")
@@ -218,20 +214,12 @@ def test_predict_fail_read_why_pass_and_stop(notebook):
     )
     output.get_by_text("✗ wrong: ").wait_for(timeout=MINUTE)
     assert len(output.inner_text()) > 100, "the mistake is named and explained"
-    notebook.write(
-        notebook.cell("fingerprints.check"), f"{fingerprints.solution()}\n\nfingerprints.check(fingerprint)"
-    )
-    notebook.cell("fingerprints.check").locator(".jp-OutputArea-output").get_by_text("✓ right").wait_for(
-        timeout=MINUTE
-    )
+    again = notebook.cell("fingerprints.check")
+    notebook.write(again, f"{fingerprints.solution()}\n\nfingerprints.check(fingerprint)")
+    again.locator(".jp-OutputArea-output").get_by_text("✓ right").wait_for(timeout=MINUTE)
     assert fingerprints.name in json.loads((notebook.folder / "progress.json").read_text())
 
-    notebook.write(
-        notebook.cell("fingerprints.check"),
-        "from helpers import World\nstuck = World(2, timeout=None)\ndef wait():\n    import torch.distributed"
-        " as dist\n    if dist.get_rank() == 0:\n        dist.barrier()\n    else:\n       "
-        " dist.recv(__import__('torch').zeros(1), src=0)\nstuck.run(wait)",
-    )
+    notebook.write(again, STUCK)
     page.wait_for_timeout(3000)
     page.click(
         '[data-command="notebook:interrupt-kernel"], button[title^="Interrupt the kernel"],'
@@ -239,9 +227,7 @@ def test_predict_fail_read_why_pass_and_stop(notebook):
     )
     hung = notebook.cell("stuck = World")
     hung.locator(".jp-OutputArea-output", has_text="waited in").first.wait_for(timeout=MINUTE)
-    notebook.write(
-        notebook.cell("stuck = World"), "print('and on:', stuck.run(lambda: 6 * 7)); stuck.close()"
-    )
+    notebook.write(hung, "print('and on:', stuck.run(lambda: 6 * 7)); stuck.close()")
     page.get_by_text("and on: [42, 42]").wait_for(timeout=MINUTE)
 
 
@@ -251,29 +237,25 @@ def test_a_slider_by_keyboard_and_by_mouse(notebook):
     page = notebook.page
     notebook.run("from drops import", "explore.")
     assert notebook.errors() == []
-    picture = page.locator(".three-axes-explorer img, img.three-axes-explorer").last
-    before = picture.get_attribute("src")
+    images = ".three-axes-explorer img, img.three-axes-explorer"
+    shown = lambda: page.locator(images).last.get_attribute("src")
+
+    def redrawn(before: str) -> None:
+        changed = f"before => [...document.querySelectorAll('{images}')].pop().src != before"
+        page.wait_for_function(changed, arg=before, timeout=MINUTE)
+
+    before = shown()
     handle = page.locator(".noUi-handle").first
     handle.focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function(
-        "b => [...document.querySelectorAll('.three-axes-explorer img, img.three-axes-explorer')].pop().src"
-        " != b",
-        arg=before,
-        timeout=MINUTE,
-    )
-    after = picture.get_attribute("src")
+    redrawn(before)
+    after = shown()
     box = handle.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
     page.mouse.move(box["x"] - 80, box["y"] + box["height"] / 2, steps=5)
     page.mouse.up()
-    page.wait_for_function(
-        "b => [...document.querySelectorAll('.three-axes-explorer img, img.three-axes-explorer')].pop().src"
-        " != b",
-        arg=after,
-        timeout=MINUTE,
-    )
+    redrawn(after)
 
 
 @pytest.mark.slow

@@ -89,11 +89,12 @@ def test_what_cannot_be_a_folder_of_copies_is_said(tmp_path):
 # -- the wheel -----------------------------------------------------------------------------------------
 
 
+CLEAN = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MAKELEVEL")}
+
+
 def run(*command, cwd: Path, **environ: str) -> subprocess.CompletedProcess:
-    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "MAKELEVEL")}
-    return subprocess.run(
-        list(map(str, command)), cwd=cwd, env=clean | environ, capture_output=True, text=True, timeout=300
-    )
+    how = dict(capture_output=True, text=True, timeout=300)
+    return subprocess.run(list(map(str, command)), cwd=cwd, env=CLEAN | environ, **how)
 
 
 @pytest.fixture(scope="module")
@@ -223,23 +224,14 @@ def accepts_connections(port: int) -> None:
 @pytest.mark.slow
 def test_the_lab_of_a_wheel_has_the_readers_copies_and_a_kernel_that_knows_the_course(course, tmp_path):
     port = free_port()
-    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "MAKELEVEL")}
-    server = subprocess.Popen(
-        [course / "three-axes", "lab", "--no-browser", f"--port={port}"],
-        cwd=tmp_path,
-        env=clean
-        | {
-            "JUPYTER_CONFIG_DIR": str(tmp_path / "config"),
-            "JUPYTERLAB_WORKSPACES_DIR": str(tmp_path / "workspaces"),
-        },
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    names = ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_WORKSPACES_DIR")
+    environ = CLEAN | {name: str(tmp_path / name) for name in names}
+    command = [course / "three-axes", "lab", "--no-browser", f"--port={port}"]
+    server = subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True)
+    opens = re.compile(r"(http://localhost\S*/)lab/tree/three-axes/01_\S+(\?token=\w+)")
     try:
         printed = ""
-        while not (
-            address := re.search(r"(http://localhost\S*/)lab/tree/three-axes/01_\S+(\?token=\w+)", printed)
-        ):
+        while not (address := opens.search(printed)):
             assert (line := server.stderr.readline()), printed
             printed += line
         accepts_connections(port)

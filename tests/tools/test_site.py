@@ -74,10 +74,8 @@ def test_frames_of_memory_are_the_simulators(memory):
     for place in random.Random(0).sample(range(len(settings)), 150):
         _, stages, capacity = explore.stages_of(*settings[place])
         letters = memory["frames"][place]
-        read = [
-            memory["gigabytes"][64 * frames.LETTERS.index(a) + frames.LETTERS.index(b)]
-            for a, b in zip(letters[::2], letters[1::2])
-        ]
+        digits = [frames.LETTERS.index(letter) for letter in letters]
+        read = [memory["gigabytes"][64 * a + b] for a, b in zip(digits[::2], digits[1::2])]
         expected = [float(stage.get(part, 0.0)) / 1e9 for stage in stages for part in PARTS]
         assert read == pytest.approx(expected, abs=0.0051) and memory["holds"] == capacity / 1e9
     assert len(memory["gigabytes"]) <= 64**2
@@ -106,10 +104,8 @@ def test_every_link_leads_somewhere_and_nothing_is_fetched_from_afar(site, pages
         assert len(ids) == len(set(ids)), f"{path}: an id twice"
         for tag in page.select("[href], [src]"):
             link = tag.get("href", tag.get("src"))
-            if re.match(r"https?:", link):
-                assert tag.name == "a", f"{path}: {tag.name} fetches {link}"
-                continue
-            if link.startswith("data:"):
+            if re.match(r"https?:|data:", link):
+                assert tag.name == "a" or link.startswith("data:"), f"{path}: {tag.name} fetches {link}"
                 continue
             target, _, anchor = unquote(link).partition("#")
             there = (path.parent / target).resolve() if target else path
@@ -162,22 +158,15 @@ def test_each_word_of_the_glossary_can_be_linked_to(site, pages):
 def test_each_drop_leads_to_the_previous_and_the_next(pages):
     order = [f"{path.stem}.html" for path in BOOKS.values()]
     by_name = {path.name: page for path, page in pages.items() if "notebooks" in path.parts}
+    leads = lambda page, rel: {a["href"].rpartition("/")[2] for a in by_name[page].select(f"a[rel={rel}]")}
     for before, after in itertools.pairwise(order):
-        assert {a["href"].rpartition("/")[2] for a in by_name[before].select("a[rel=next]")} == {after}
-        assert {a["href"].rpartition("/")[2] for a in by_name[after].select("a[rel=prev]")} == {before}
+        assert leads(before, "next") == {after} and leads(after, "prev") == {before}
 
 
 def test_what_answers_a_prediction_is_known():
     cell = nbformat.v4.new_code_cell
-    sources = [
-        "a",
-        "guess = predict(1, 2)\nguess",
-        "b",
-        "x = predict(3)",
-        "guess.reveal(1)",
-        "x.reveal(2)",
-        "c",
-    ]
+    asked, more = "guess = predict(1, 2)\nguess", "x = predict(3)"
+    sources = ["a", asked, "b", more, "guess.reveal(1)", "x.reveal(2)", "c"]
     notebook = nbformat.v4.new_notebook(cells=[cell(source, id=f"c{i}") for i, source in enumerate(sources)])
     assert answering(notebook) == {"c2": ["guess"], "c3": ["guess"], "c4": ["guess", "x"], "c5": ["x"]}
 
@@ -203,12 +192,8 @@ def test_workflows_can_be_read_and_need_no_secrets(file):
 
 # -- in a browser ------------------------------------------------------------------------------------------
 
-CHROMIUM = next(
-    filter(
-        None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
-    ),
-    None,
-)
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
 
