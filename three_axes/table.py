@@ -85,13 +85,9 @@ class Table:
         body = "".join(row(r, "td") for r in self.rows)
         if self.total:
             body += row(self.total, "td", "border-top:1px solid currentColor;font-weight:600")
-        caption = (
-            f'<caption style="text-align:left;padding:.3em .9em">{escape(self.title)}</caption>'
-            if self.title
-            else ""
-        )
+        caption = f'<caption style="text-align:left;padding:.3em .9em">{escape(self.title)}</caption>'
         return (
-            f'<table style="font-variant-numeric:tabular-nums">{caption}'
+            f'<table style="font-variant-numeric:tabular-nums">{caption if self.title else ""}'
             f"<thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>"
         )
 

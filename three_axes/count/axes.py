@@ -81,9 +81,7 @@ class Axes:
         if not torch.compiler.is_compiling():
             mesh, dim = group if isinstance(group, tuple) else (group, 0)
             name = _dimension(mesh, dim) if isinstance(mesh, DeviceMesh) else None
-            self._resolved = (
-                (resolved if isinstance(resolved, str) else resolved.group_name, name) if name else None
-            )
+            self._resolved = (getattr(resolved, "group_name", resolved), name) if name else None
         return resolved
 
     def members(self, group: dist.ProcessGroup) -> Members:

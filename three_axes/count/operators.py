@@ -83,13 +83,11 @@ def nbytes(tensors) -> int:
 
 def nobody(op: str, me: int, peer: int, size: int) -> str:
     """Why an operation whose other side, or root, does not exist is refused."""
-    does = {"send": f"would send to rank {peer}", "recv": f"would receive from rank {peer}"}.get(
-        op, f"calls {op} with root {peer}"
+    does = {"send": "would send to rank", "recv": "would receive from rank"}
+    refusal = f"which does not exist: ranks go from 0 to {size - 1}."
+    if op not in does:
+        return f"rank {me} calls {op} with root {peer}, {refusal}"
+    return (
+        f"rank {me} {does[op]} {peer}, {refusal} Around a ring take (rank ± 1) % world_size; on a line the"
+        " first rank has nobody before it, and the last nobody behind it."
     )
-    ends = (
-        " Around a ring take (rank ± 1) % world_size; on a line the first rank has nobody before it, and the"
-        " last nobody behind it."
-        if op in ("send", "recv")
-        else ""
-    )
-    return f"rank {me} {does}, which does not exist: ranks go from 0 to {size - 1}.{ends}"
