@@ -226,7 +226,7 @@ class Processes:
             seen[r].error = None if ok else pickle.loads(payload)
         for r in range(len(self.processes)):
             seen[r].exit = self.processes[r].exitcode
-            seen[r].orphaned = seen[r].exit == UNKNOWN and self.servers[r] != server.number()
+            seen[r].orphaned = seen[r].exit == UNKNOWN and server.ended(self.servers[r])
             seen[r].box = self.box(r)
             seen[r].said = str(captured[r])
             if r in answers and r not in done:

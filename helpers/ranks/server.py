@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 from contextlib import contextmanager
 from functools import partial
@@ -170,6 +171,14 @@ def number() -> int | None:
     from multiprocessing.forkserver import _forkserver
 
     return None if spawns() or not runs() else _forkserver._forkserver_pid
+
+
+def ended(was: int | None) -> bool:
+    """Whether that fork server is gone. One that is killed closes its pipes a little before it has ended."""
+    until = time.monotonic() + 0.5
+    while (same := number() == was) and was is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    return not same
 
 
 def forget() -> None:

@@ -115,7 +115,7 @@ class Recorder:
         self.counter.refresh()  # connections made by groups that no collective has used
         now = self.counter.read()
         sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()}
-        not_waited = len(self._open) + self._forgotten
+        not_waited = self.not_waited()
         self._close(self._open)
         return Report(
             list(self.rows.values()),
@@ -146,6 +146,10 @@ class Recorder:
     def pending(self) -> dict | None:
         """The last collective, if this rank is still in it."""
         return self.last if interposer.inside or not self.calm() else None
+
+    def not_waited(self) -> int:
+        """How many were begun whose end nobody in Python has waited for."""
+        return len(self._open) + self._forgotten
 
     # -- what the interposer tells ----------------------------------------------------------
 

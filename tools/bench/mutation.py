@@ -120,7 +120,7 @@ def survives(file: str, number: int) -> bool:
         path = Path(folder, file)
         path.write_text(change(path.read_text(), number))
         surroundings = {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-x", "-q"]
         command += ["-m", "not slow and not exhaustive", *tests_of(file)]
         how = dict(cwd=folder, capture_output=True, timeout=600, env=os.environ | surroundings)
         try:
