@@ -22,6 +22,7 @@ import sys
 from pathlib import Path
 
 from .commands import COMMANDS, call, course_needed
+from .foreign import plain
 from .options import PLANNING, add_command
 from .sizing import job_of, layout_of
 from .terminal import Manual, fitted, fold, put
@@ -65,7 +66,8 @@ def main(argv: list[str] | None = None) -> int:
                 text = fold(text)
     except (ValueError, ModuleNotFoundError) as e:
         with fitted(sys.stderr):
-            print(fold(f"{e}"), file=sys.stderr)
+            lines = (plain(line, 2000) for line in str(e).splitlines())  # they may quote a stranger's file
+            print(fold("\n".join(lines)), file=sys.stderr)
         return 2
     if args.command == "count":
         return run()  # what the script raises is the script's own

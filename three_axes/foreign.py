@@ -12,7 +12,7 @@ import os
 import stat
 from typing import BinaryIO
 
-LARGEST = 100_000_000  # bytes of a file that is read whole
+LARGEST = 10_000_000  # bytes of a file that is read whole: as objects they take up to forty times as many
 DEEPEST = 100  # lists and objects inside each other
 DIGITS = 18  # of a whole number: it fits 64 bits
 
@@ -41,16 +41,16 @@ def open_file(path: str | os.PathLike) -> BinaryIO:
         raise Unreadable(f"cannot read {name}: {e.strerror}") from None
 
 
-def read_json(path: str | os.PathLike, largest: int = LARGEST) -> object:
-    """What a JSON file holds. Raises Unreadable where it is none, has more than `largest` bytes, is nested
+def read_json(path: str | os.PathLike) -> object:
+    """What a JSON file holds. Raises Unreadable where it is none, has more than `LARGEST` bytes, is nested
     deeper than `DEEPEST`, or holds a number that is not finite or a whole one of more than `DIGITS` digits.
     """
     name = plain(path, 1000)
     too_deep = Unreadable(f"{name} is nested deeper than {DEEPEST} levels: make it flatter")
     with open_file(path) as file:
-        content = file.read(largest + 1)
-    if len(content) > largest:
-        raise Unreadable(f"{name} has more than {largest:,} bytes, which is more than is read: shorten it")
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise Unreadable(f"{name} has more than {LARGEST:,} bytes, which is more than is read: shorten it")
     try:
         hooks = {"parse_int": _whole, "parse_float": _finite, "parse_constant": _finite}
         value = json.loads(content.decode("utf-8-sig"), **hooks)

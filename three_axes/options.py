@@ -26,11 +26,11 @@ MUST, MAY = (",".join(axes).upper() for axes in (Axes._fields[: len(ALWAYS)], Ax
 def _axes(text: str) -> Axes:
     try:
         sizes = [int(part) for part in text.split(",")]
-        if not len(ALWAYS) <= len(sizes) <= len(AXES):
+        if not len(ALWAYS) <= len(sizes) <= len(AXES) or min(sizes) < 1:
             raise ValueError
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not {MUST}, such as 4,8,2, with {MAY} behind them where there are any"
+            f"{text!r} is not {MUST}, each at least 1, such as 4,8,2, with {MAY} behind where there are any"
         ) from None
     return Axes(*sizes)
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from helpers.practice.passed import Attempts, read
 from helpers.practice.progress import exercises
+from three_axes.foreign import plain
 from three_axes.table import Table
-from three_axes.terminal import Manual, fitted
+from three_axes.terminal import Manual, fitted, put
 
 Class = list[tuple[str, dict[str, Attempts]]]  # a student's name and attempts
 
@@ -32,9 +33,9 @@ def collect(folder: Path) -> tuple[Class, list[str]]:
         of_folder = path.name == "progress.json" and path.parent != folder
         who = path.parent if of_folder else path.with_suffix("")
         try:
-            students.append((str(who.relative_to(folder)), read(path)))
+            students.append((plain(who.relative_to(folder)), read(path)))
         except (OSError, ValueError) as e:
-            unread.append(str(e))
+            unread.append(plain(e, 2000))
     return students, unread
 
 
@@ -79,6 +80,11 @@ def by_student(students: Class) -> Table:
     return Table(["who", "drop", "exercise", "passed", "tries", "mistakes (times)"], rows)
 
 
+def _cell(text: str) -> str:
+    """For a spreadsheet, which would compute what looks like a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="three-axes class", description=__doc__, formatter_class=Manual)
     parser.add_argument("what", choices=["collect"])
@@ -88,11 +94,12 @@ def main(argv: list[str] | None = None) -> int:
     students, unread = collect(args.folder)
     everything = by_student(students)
     with fitted(sys.stdout):
-        print(to_discuss(students), everything, *unread, sep="\n\n")
+        text = "\n\n".join([repr(to_discuss(students)), repr(everything), *unread])
+    status = put(text)
     if args.csv:
         try:
             with open(args.csv, "w", newline="", encoding="utf-8") as f:
-                csv.writer(f).writerows([everything.columns, *everything.rows])
+                csv.writer(f).writerows([map(_cell, row) for row in (everything.columns, *everything.rows)])
         except OSError as e:
             raise ValueError(f"cannot write {args.csv}: {e.strerror}") from None
-    return 0
+    return status or bool(unread)

@@ -8,6 +8,7 @@ stays.
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import escape
 
 from three_axes.paper import simulation
 from three_axes.paper.pipelines import SCHEDULES
@@ -63,7 +64,7 @@ class Explorer:
 
         def changed(_) -> None:
             self.set(**{name: control.value for name, control in self._widgets.items()})
-            image.value, words.value = self.picture.png(), f"<b>{self.refusal}</b>"
+            image.value, words.value = self.picture.png(), f"<b>{escape(self.refusal)}</b>"
             image.layout.display = "none" if self.refusal else None  # no old picture beside a refusal
 
         for name, (label, options, _) in self.controls.items():

@@ -11,6 +11,8 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from three_axes.foreign import plain, read_json
+
 
 @dataclass
 class Attempts:
@@ -27,15 +29,19 @@ def file() -> Path | None:
 
 
 def read(path: Path) -> dict[str, Attempts]:
-    """Exercise -> attempts, of a progress file. Raises OSError, and ValueError for a file of another kind."""
+    """Exercise -> attempts, of a progress file; names are fit for a terminal. Raises OSError, and ValueError
+    for a file of another kind.
+    """
+    given = read_json(path)
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-        known = {name: Attempts(**fields) for name, fields in given.items()}
-        numbers = [n for one in known.values() for n in (one.tries, *one.mistakes.values())]
-    except (ValueError, TypeError, AttributeError):
-        numbers = [None]
-    if not all(isinstance(n, int) for n in numbers):
-        raise ValueError(f"{path} is no progress file of this course")
+        known = {plain(name): Attempts(**fields) for name, fields in given.items()}
+        for one in known.values():
+            one.mistakes = {plain(name): n for name, n in one.mistakes.items()}
+            numbers = one.tries, *one.mistakes.values()
+            if not (type(one.passed) is bool and all(type(n) is int and n >= 0 for n in numbers)):
+                raise TypeError
+    except (TypeError, AttributeError):
+        raise ValueError(f"{plain(path)} is no progress file of this course") from None
     return known
 
 

@@ -5,6 +5,7 @@ every name in the prose exists.
 import copy
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -139,7 +140,8 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
     expected = {"tries": 2, "passed": True, "mistakes": {wrong.misconception: 1}}
     assert json.loads(file.read_text()) == {"traffic fingerprints": expected}
     assert f"1 of {len(names)} exercises passed" in repr(progress.show())
-    for broken in ("{ not json", "[]", '{"a": 1}', '{"a": {"tries": "1"}}', '{"a": {"mistakes": {"b": []}}}'):
+    strange = {"tries": "1"}, {"tries": -1}, {"passed": 1}, {"mistakes": []}, {"mistakes": {"b": True}}
+    for broken in ("[]", '{"a": 1}', *(json.dumps({"a": fields}) for fields in strange)):
         file.write_text(broken)
         assert passed.passed() == set()
         with pytest.raises(ValueError, match="is no progress file of this course"):
@@ -164,7 +166,7 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
     hands_in("b/progress.json", (second, "no sum"), (second, "no sum"), (first, None))
     hands_in("a.json", (second, "no sum"), (second, "one step too few"), (second, None), (first, None))
     hands_in("c.json", ("of an older course", "crashed"))
-    (tmp_path / "d.json").write_text("mine")
+    (tmp_path / "d.json").write_text("[]")
     students, unread = classroom.collect(tmp_path)
     assert [who for who, _ in students] == ["a", "b", "c"] and "d.json is no progress file" in unread[0]
     discuss = classroom.to_discuss(students)
@@ -173,7 +175,7 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
         ["?", "of an older course", "0 of 1", "1.0", "crashed (1)"],
         ["01", first, "2 of 2", "1.0", ""],
     ]
-    assert main(["class", "collect", str(tmp_path), "--csv", str(tmp_path / "out.csv")]) == 0
+    assert main(["class", "collect", str(tmp_path), "--csv", str(tmp_path / "out.csv")]) == 1
     told = capsys.readouterr().out
     assert "To discuss: 3 students" in told and "d.json is no progress file" in told
     rows = (tmp_path / "out.csv").read_text().splitlines()
@@ -181,6 +183,22 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
     assert f"b,02,{second},no,2,no sum (2)" in rows
     assert main(["class", "collect", str(tmp_path / "nowhere")]) == 2
     assert "there is no progress file in" in capsys.readouterr().err
+
+
+def test_a_student_can_neither_stop_the_class_nor_steer_who_reads(tmp_path, capsys):
+    given = {"=exercise\x1b[2J": {"tries": 1, "mistakes": {"@mistake": 1}}}
+    (tmp_path / "+good\x1b[2J.json").write_text(json.dumps(given))
+    (tmp_path / "digits.json").write_text(f'{{"a": {{"tries": {10**400}}}}}')
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "endless.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.json")
+    assert main(["class", "collect", str(tmp_path), "--csv", str(tmp_path / "out.csv")]) == 1
+    told = capsys.readouterr().out
+    assert "To discuss: 1 students" in told and "=exercise�[2J" in told and "\x1b" not in told
+    for sentence in ("401 digits", "deep.json is nested", "endless.json is a", "pipe.json is a"):
+        assert sentence in told
+    last = (tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()[-1]
+    assert last == "'+good�[2J,?,'=exercise�[2J,no,1,'@mistake (1)"
 
 
 # -- Colab -------------------------------------------------------------------------------------------

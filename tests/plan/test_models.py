@@ -173,7 +173,7 @@ LLAMA = {
         ({"gated": "no"}, "gated must be true or false, not 'no'"),
         ({"head_dim": -128}, "head_dim must be a whole number of at least 0, not -128"),
         ({"positions": "abc"}, "positions must be a whole number"),
-        ({"hidden_size": 10**400}, "hidden must be at most 100,000,000; a number of more than 100 digits"),
+        ({"hidden_size": 10**400}, "holds a whole number of 401 digits: give one of at most 18"),
         (
             {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
             "decoder_sparse_step is 2",

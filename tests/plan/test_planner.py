@@ -495,6 +495,8 @@ def test_clusters_from_a_file(tmp_path):
     own = dict(name="l40s", flops=362e12, achievable=280e12, bandwidth=864e9, memory=48e9)
     path.write_text(json.dumps({"device": own, "intra_node_bandwidth": 32e9}))
     assert find_cluster(str(path)).device.name == "l40s" and isinstance(find_cluster(str(path)), Cluster)
+    path.write_text('{"device": "h200", "all_to_all": [3e11, 4e10]}')
+    assert hash(find_cluster(str(path))) and find_cluster(str(path)).all_to_all == (3e11, 4e10)
     for text, sentence in (
         ('{"device": "gpu"}', "device must be one of .*, or an object with name, flops"),
         ('{"device": {"flops": 1e14}}', "the device lacks achievable, bandwidth, memory"),
@@ -505,6 +507,10 @@ def test_clusters_from_a_file(tmp_path):
             "in bytes/s per GPU, one direction, and must be at",
         ),
         ('{"device": "h200", "wires": 3}', "the cluster has no field 'wires'"),
+        ('{"device": "h200", "all_to_all": [1, 2, 3]}', r"all_to_all is bytes/s .*, not \(1, 2, 3\)"),
+        ('{"device": "h200", "busbw": {}}', "busbw must be pairs"),
+        ('{"device": "h200", "name": [1]}', r"the name of the cluster must be a text, not \[1\]"),
+        (json.dumps({"device": own | {"assumed": 1}}), "assumed must be true or false, not 1"),
         ('{"device": "h200",\n "rails": }', "line 2, column 11"),
         ("[1]", "no JSON object"),
     ):

@@ -55,6 +55,7 @@ def test_tokens_in_place_of_sequences(output_of, given, batch):
         (f"{PLAN} --lora-on attention", "belong to --lora"),
         (f"{PLAN} --loss-chunks 0", "loss_chunks must be a whole number"),
         (f"{PLAN} --shard -2", "shard must be a whole number"),
+        (f"{PLAN} --chunks -1", "most_chunks must be a whole number of at least 1, not -1"),
         (f"{PLAN} --report /nowhere/at/all.html", "cannot write /nowhere/at/all.html: No such file"),
         (f"{PLAN} --lora 16 --flags megatron", "no flag for LoRA"),
         ("memory llama-3-8b --dp 8 --zero 3 --shard 3 --batch 8", "shard 3 does not divide the 8 replicas"),
@@ -76,6 +77,25 @@ def test_hours_money_flags_and_a_page(output_of, tmp_path):
         2.5 * hours, rel=1e-3
     )
     assert "--tensor-model-parallel-size" in out and path.read_text(encoding="utf-8").startswith("<!doctype")
+
+
+def test_sizes_to_ask_about_are_at_least_1(capsys):
+    with pytest.raises(SystemExit):
+        main(f"{PLAN} --why 0,1,1".split())
+    assert "'0,1,1' is not DP,TP,PP, each at least 1" in capsys.readouterr().err
+
+
+def test_names_from_files_steer_neither_terminal_nor_page(output_of, tmp_path):
+    name, model, cluster = "<b>\x1b[2J", tmp_path / "model.json", tmp_path / "cluster.json"
+    model.write_text(json.dumps(dict(name=name, layers=4, hidden=256, heads=4, vocab=256)))
+    device = dict(name=name, flops=1e14, achievable=1e14, bandwidth=1e12, memory=1e11)
+    cluster.write_text(json.dumps(dict(name=name, device=device, all_to_all=[3e11, 4e10])))
+    out = output_of(f"plan {model} --cluster {cluster} --gpus 8 --report {tmp_path / 'page.html'}")
+    assert out.count("<b>�[2J") >= 3 and "\x1b" not in out
+    page = (tmp_path / "page.html").read_text(encoding="utf-8").split("<h2>Recommendation")[0]
+    assert page.count("&lt;b&gt;�[2J") == 3 and "<b>" not in page
+    err = output_of(f"plan {model} --gpus 8 --cluster {tmp_path}/\x1b[2J.json", rc=2)
+    assert "�[2J.json: No such file" in err and "\x1b" not in err
 
 
 def test_what_is_trained_is_said(output_of):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection
 from dataclasses import fields
@@ -10,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+
+from ..foreign import plain, read_json
 
 
 def whole(name: str, value, least: int = 1, most: int = 10**9) -> None:
@@ -76,16 +77,14 @@ def is_file(name: str) -> bool:
 
 def read_object(path: Path, what: str) -> dict:
     """The JSON object in `path`, which should hold a `what`. Raises ValueError where there is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as e:
-        raise ValueError(f"cannot read {path}: {e.strerror}") from None
-    except json.JSONDecodeError as e:
-        raise ValueError(
-            f"{path} is not a JSON file: line {e.lineno}, column {e.colno}: {e.msg.lower()}"
-        ) from None
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path} is not a JSON file") from None
+    value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object, so no {what}")
     return value
+
+
+def named(called: str, given: object) -> str:
+    """A name from a file, fit for a terminal. Raises ValueError for what is no text."""
+    if not isinstance(given, str):
+        raise ValueError(f"{called} must be a text, not {given!r}")
+    return plain(given)

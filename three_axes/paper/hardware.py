@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
-from .checks import check_fields, is_file, positive, read_object, unknown, whole
+from .checks import check_fields, is_file, named, positive, read_object, unknown, whole
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Device:
             positive(called + field, getattr(self, field), least=1e9, unit="FLOP/s")
         positive(called + "bandwidth", self.bandwidth, least=1e6, unit="bytes/s")
         positive(called + "memory", self.memory, least=1e6, unit="bytes")
+        if not isinstance(self.assumed, bool):
+            raise ValueError(f"{called}assumed must be true or false, not {self.assumed!r}")
         if self.achievable > self.flops:
             more = f"{self.achievable:g} is more than the printed flops {self.flops:g}"
             raise ValueError(f"{called}achievable {more}")
@@ -91,7 +93,7 @@ class Network:
             positive("link", link, zero=True, least=1e5)
             positive("port", port, zero=True, least=1e5)
         except (TypeError, ValueError):
-            wrong = f"bytes/s of link and port, not {self.all_to_all!r}"
+            wrong = f"bytes/s of link and port, (3e11, 4e10) say, not {self.all_to_all!r}"
             raise ValueError(f"{called}all_to_all is {wrong}") from None
         for field in ("busbw", "busbw_gather"):
             _check_speeds(called + field, getattr(self, field))
@@ -105,7 +107,7 @@ def _check_speeds(called: str, pairs) -> None:
         rising = sorted({nodes for nodes, _ in pairs}) == [nodes for nodes, _ in pairs]
     except (TypeError, ValueError):
         rising = False
-    if not rising:
+    if not (rising and isinstance(pairs, tuple)):
         raise ValueError(
             f"{called} must be pairs of nodes (2 or more, rising) and bytes/s, ((2, 3.6e11), (4, 1.6e11))"
             f" say, not {pairs!r}"
@@ -245,16 +247,18 @@ def find_cluster(name: str) -> Cluster:
     else:
         device = DEVICES[device]
     given = _known(name, "the cluster", {"name": Path(name).stem, **given, "device": device}, Cluster)
-    for field in ("busbw", "busbw_gather"):
+    for field in ("busbw", "busbw_gather", "all_to_all"):
         if isinstance(given.get(field), list):
             given[field] = tuple(tuple(pair) if isinstance(pair, list) else pair for pair in given[field])
     return Cluster(**given)
 
 
 def _known(file: str, what: str, given: dict, kind: type) -> dict:
-    """`given`, if its names are fields of `kind` and none that is needed is missing."""
+    """`given`, if its names are fields of `kind` and none that is needed is missing. Its own name becomes fit
+    for a terminal.
+    """
     check_fields(f"{file}: {what}", given, kind)
     missing = [f.name for f in fields(kind) if f.name not in given and f.default is MISSING]
     if missing:
         raise ValueError(f"{file}: {what} lacks {', '.join(missing)}")
-    return given
+    return {**given, "name": named(f"{file}: the name of {what}", given["name"])}

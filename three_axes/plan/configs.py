@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from ..paper.checks import check_fields, read_object, whole
+from ..paper.checks import check_fields, named, read_object, whole
 from .shape import Experts, Latent, ModelShape
 
 # our name -> what it is called in Hugging Face's configurations, and in our own files
@@ -94,7 +94,7 @@ def from_config(path: Path) -> ModelShape:
     try:
         parts = dict(experts=_experts(path, config, kind), latent=_latent(path, config, kind))
         parts["window"], parts["windowed"] = _window(config, kind, sizes["layers"])
-        name = str(config.get("name") or config.get("_name_or_path") or path.stem)
+        name = named("name", config.get("name") or config.get("_name_or_path") or path.stem)
         return ModelShape(name, **sizes | parts | usual | known | _own(given))
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from None

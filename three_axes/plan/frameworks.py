@@ -93,6 +93,7 @@ class Framework:
         if self.context not in CONTEXT:
             raise ValueError(f"context is one of {', '.join(CONTEXT)}, not {self.context!r}")
         whole("loss_chunks", self.loss_chunks)
+        whole("most_chunks", self.most_chunks)
         positive("imbalance", self.imbalance, least=1.0, unit="shares of the mean")
         positive("launch_seconds", self.launch_seconds, zero=True, most=1.0, unit="seconds")
         for field, known in (

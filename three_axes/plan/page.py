@@ -34,7 +34,7 @@ def document(mine: Estimate, of: Plan, sections: dict[str, str]) -> str:
 <style>{STYLE}</style>
 <h1>{escape(str(mine.layout))}</h1>
 <p>{escape(job.model.name)}, {job.model.params:,} parameters{switches},
-on {of.gpus} × {job.cluster.device.name} ({escape(job.cluster.name)}),
+on {of.gpus} × {escape(job.cluster.device.name)} ({escape(job.cluster.name)}),
 {job.global_batch} sequences of {job.seq_len:,} tokens in a step, {escape(job.framework.name)}.<br>
 {escape(mine.summary())}</p>
 {body}</html>"""
