@@ -154,15 +154,15 @@ def run_plan(args) -> tuple[str, dict]:
             "--explain says where time and memory go, by which formulas; --why 4,8,2 says why not DP 4,"
             " TP 8, PP 2.",
         ]
-    rows = lambda ranked: [
-        {"layout": _fields(r.layout), "step_seconds": r.seconds, "memory_bytes": r.memory} for r in ranked
-    ]
     return "\n".join(out), {
         "inputs": _inputs(made.job) | {"gpus": made.gpus, "headroom": args.headroom},
         "layouts": made.looked_at,
         "fit": len(made.ranked),
         "tight": len(made.tight),
-        "ranked": rows(made.by_axes[: args.rows]),
+        "ranked": [
+            {"layout": _fields(r.layout), "step_seconds": r.seconds, "memory_bytes": r.memory}
+            for r in made.by_axes[: args.rows]
+        ],
         "best": _estimated(best) | hours,
         "flips": [{"change": w, "factor": f, "winner": _fields(row.layout)} for w, f, row in flips],
         "refused": [{**axes._asdict(), "reason": reason} for axes, reason in made.impossible.items()],
@@ -194,11 +194,8 @@ def run_bytes(args) -> tuple[str, dict]:
     job = job_of(args)
     layout = layout_of(args, job)
     job.check(layout)
-    stages = {
-        layout.pp // 2: "middle",
-        layout.pp - 1: "last",
-        0: "first",
-    }  # of few stages one is all of these
+    # Of few stages one is all of these.
+    stages = {layout.pp // 2: "middle", layout.pp - 1: "last", 0: "first"}
     by_stage = {name: sent(job, layout, k) for k, name in sorted(stages.items())}
     columns = [f"{name} stage" for name in by_stage] if layout.pp > 1 else ["a step"]
     axes = dict.fromkeys(axis for stage in by_stage.values() for axis in stage)

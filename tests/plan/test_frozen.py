@@ -62,6 +62,21 @@ def test_a_frozen_matrix_has_no_weight_gradient(name):
     assert frozen.flops_per_token < job.flops_per_token
 
 
+@pytest.mark.parametrize("t", (1, 4))
+@pytest.mark.parametrize("name", ("llama-3-8b", "mixtral-8x7b"))
+def test_four_bits_are_made_two_bytes_for_each_product(name, t):
+    """All matrices of a layer, forward and backward: 4.127 bits of a number are read, two bytes written."""
+    model, lora = MODELS[name], Lora(8, four_bit=True)
+    job = Job(model, CLUSTERS["dgx-h100"], 8, 2048, MEGATRON, lora=lora)
+    lines = [op for op in layer(job, Layout(tp=t)) if op.name.startswith("dequantise")]
+    split, whole = model.attention_params + model.matrices(model.ffn), 0
+    if e := model.experts:  # the router and the experts are not cut by tp
+        split, whole = model.attention_params, e.count * (model.hidden + model.matrices(e.ffn))
+    moved = (lora.weight_bytes + 2) * (split / t + whole)
+    for phase in "FI":
+        assert sum(op.streamed for op in lines if op.phase == phase) == pytest.approx(moved)
+
+
 def test_memory_falls_where_less_is_trained():
     layout = Layout(dp=8, zero=1)
     full, lora = stage_states(JOB, layout, 0), stage_states(LORA, layout, 0)

@@ -25,7 +25,7 @@ from three_axes.plan.memory import (
 )
 from three_axes.plan.models import MODELS, ModelShape
 from three_axes.plan.possible import check
-from three_axes.plan.stages import layers_on_rank, layers_on_stage
+from three_axes.plan.stages import can_be_spread, layers_on_rank
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 LLAMA = MODELS["llama-3-70b"]
@@ -191,8 +191,9 @@ def test_the_largest_stage_is_the_first_unless_the_head_is_heavy():
     ],
 )
 def test_layers_are_spread(layers, stages, on_stage):
-    assert [layers_on_stage(layers, stages, k) for k in range(stages)] == on_stage
-    assert layers_on_stage(20, 8, 0) is None
+    model, layout = replace(LLAMA, layers=layers), Layout(pp=stages)
+    assert [int(layers_on_rank(model, layout, k)) for k in range(stages)] == on_stage
+    assert can_be_spread(layers, stages) and not can_be_spread(20, 8)
 
 
 def test_balanced_stages_make_room_for_the_head():
@@ -211,6 +212,18 @@ def test_balanced_stages_make_room_for_the_head():
     check(LLAMA, Layout(pp=3, balanced=True))  # 80 layers need not divide
     with pytest.raises(ValueError, match="one chunk on each pipeline rank, not 2; take 1F1B"):
         check(LLAMA, Layout(pp=2, interleave=2, schedule="interleaved", balanced=True))
+
+
+@pytest.mark.parametrize("sp, parts", [(True, 8), (False, 1)])
+def test_what_a_stage_holds_beside_its_layers(sp, parts):
+    """A GPT on one stage, tp 8: the embedding's dropout mask, a byte a number, in parts with sequence
+    parallelism; at the head two inputs of two bytes a number and float32 scores.
+    """
+    model, s, layout = MODELS["gpt3-175b"], 2048, Layout(tp=8, sequence_parallel=sp)
+    job = Job(model, seq_len=s, framework=UNFUSED)
+    held, layer = stage_memory(job, layout, 0, 0), sum(activations_per_layer(job, layout).values())
+    assert held["activations"] - model.layers * layer == s * model.hidden / parts
+    assert held["logits"] == 4 * s * (model.hidden + model.vocab) / 8
 
 
 def test_one_by_one_costs_memory_and_time():

@@ -11,6 +11,7 @@ from three_axes.paper.pipelines import SCHEDULES
 from three_axes.paper.simulation import Times, simulate
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, Network, estimate
 from three_axes.plan.cost import constants, step_terms, work
+from three_axes.plan.data_parallel import synchronisation
 from three_axes.plan.frameworks import TEXTBOOK
 from three_axes.plan.memory import stage_memory, stage_params
 from three_axes.plan.operations import head, layer
@@ -46,6 +47,22 @@ def test_in_a_pipeline_fsdp_gathers_and_reduces_once():
     assert sent(job, layout, 1)["dp"] == pytest.approx((D - 1) / D * (2 + 4) * mine)
     held = stage_memory(job, layout, 1, 0)
     assert held["gathered weights"] == (2 + 4) * mine and held["weights"] == 4 * mine / D
+
+
+@pytest.mark.parametrize(
+    "model, framework, layout, vectors, number",
+    [
+        ("llama-3-8b", "textbook", Layout(dp=2, tp=4), 2 * 32 + 1, 2),  # two norms a layer, and the last
+        ("gpt3-175b", "textbook", Layout(dp=2, tp=4), 2 * (2 * 96 + 1), 2),  # with biases
+        ("llama-3-8b", "torchtitan", Layout(dp=2, tp=4, zero=3), 2 * 32 + 1, 2),
+        ("llama-3-8b", "torchtitan", Layout(dp=2, tp=4, pp=2, zero=3), 2 * 16, 4),  # a sum over microbatches
+        ("llama-3-8b", "textbook", Layout(dp=2, tp=4, sequence_parallel=False), 0, 2),
+    ],
+)
+def test_gradients_of_norms_are_summed_over_tp(model, framework, layout, vectors, number):
+    job = Job(MODELS[model], DGX, 8, 4096, FRAMEWORKS[framework])
+    (sums,) = [op for op in synchronisation(job, layout) if op.name == "gradients of norms"]
+    assert (sums.calls, sums.payload) == (vectors, number * MODELS[model].hidden)
 
 
 def test_seconds_of_data_parallelism_that_nothing_hides():

@@ -65,9 +65,7 @@ def operation(name: str) -> str:
 
 
 class Announced:
-    """The annotations that PyTorch puts around its calls of NCCL: in older traces they alone tell which
-    collective a kernel is.
-    """
+    """PyTorch's notes around its calls of NCCL: in older traces they alone say which collective it is."""
 
     def __init__(self, trace: Trace):
         self.by_thread: dict[object, list[Event]] = {}

@@ -110,9 +110,7 @@ NEEDED = (
 
 
 def _event(file: str, found: dict, name: str) -> Event:
-    """An event with the arguments that are needed, as far as they make sense. Raises Unreadable where its
-    times do not.
-    """
+    """An event with the arguments that are needed, if sound. Raises Unreadable where its times are not."""
     start, lasts, args = found.get("ts"), found.get("dur") or 0, found.get("args") or {}
     wrong = None
     if not isinstance(start, (int, float)) or not abs(start) < LATEST:

@@ -30,9 +30,7 @@ def coordinates(rank: int, sizes: Sizes) -> dict[str, int]:
 
 
 def stride(axis: str, sizes: Sizes):
-    """How far apart neighbours along an axis are, in ranks: the product of the sizes further in. Takes
-    arrays.
-    """
+    """How many ranks apart neighbours on an axis are: the product of the sizes further in. Takes arrays."""
     return math.prod(list(sizes.values())[list(sizes).index(axis) + 1 :])
 
 

@@ -75,8 +75,11 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
     Microbatches go round in m // p equal groups. Raises ValueError for an m that has none.
     """
     _check(p, m, v)
-    warmup = lambda rank: (v - 1) * _per_round(p, m, v) + 2 * (p - 1 - rank)
-    order = lambda rank: _in_turn(*_rounds(p, m, v, rank), warmup(rank))
+
+    def order(rank):
+        warmup = (v - 1) * _per_round(p, m, v) + 2 * (p - 1 - rank)
+        return _in_turn(*_rounds(p, m, v, rank), warmup)
+
     return _looped("interleaved 1F1B", p, m, order, v)
 
 
@@ -141,16 +144,16 @@ def zb_v(p: int, m: int) -> Schedule:
             ops += [up("F"), down("F")]
         for _ in range(p - rank):
             ops += [up("F"), up("I"), up("W")]
-        while up.done("F") < down.done("F") or down.done("F") < lots:
-            if down.done("F") < lots:
+        while up.done["F"] < down.done["F"] or down.done["F"] < lots:
+            if down.done["F"] < lots:
                 ops.append(down("F"))
             ops += [down("I"), down("W"), up("F"), up("I"), up("W")]
         for _ in range(rank):
             ops += [down("I"), up("I")]
         for _ in range(p - rank):
             ops += [down("I"), down("W")]
-        ops += [up("W") for _ in range(up.done("I") - up.done("W"))]
-        ops += [down("W") for _ in range(down.done("I") - down.done("W"))]
+        ops += [up("W") for _ in range(up.done["I"] - up.done["W"])]
+        ops += [down("W") for _ in range(down.done["I"] - down.done["W"])]
         return [op for op in ops if op.microbatch < m]
 
     return _v_shaped("ZB-V", p, m, order)
@@ -158,7 +161,6 @@ def zb_v(p: int, m: int) -> Schedule:
 
 def dualpipe_v(p: int, m: int) -> Schedule:
     """DualPipe cut in half (DeepSeek-AI 2025): as ZB-V, with a forward and a backward run side by side.
-
     Raises ValueError unless m is at least 2p.
     """
     _check(p, m)
@@ -252,19 +254,16 @@ def _rounds(p: int, m: int, v: int, rank: int) -> tuple[list[Op], list[Op]]:
 
 
 class _chunk:
-    """One of a rank's chunks, which knows the next microbatch for each kind of operation."""
+    """One of a rank's chunks, which knows how many microbatches are done of each kind of operation."""
 
     def __init__(self, stage: int):
-        self.stage, self.next = stage, dict.fromkeys("FIW", 0)
+        self.stage, self.done = stage, dict.fromkeys("FIW", 0)
 
     def __call__(self, kind: str) -> Op:
-        i = self.next["I" if kind == "B" else kind]
+        i = self.done["I" if kind == "B" else kind]
         for k in "IW" if kind == "B" else kind:
-            self.next[k] += 1
+            self.done[k] += 1
         return Op(kind, i, self.stage)
-
-    def done(self, kind: str) -> int:
-        return self.next[kind]
 
 
 def _check(p: int, m: int, v: int = 1) -> None:

@@ -1,13 +1,11 @@
-"""Running a schedule on paper: when each operation starts, where a rank stands idle, and what it holds
-meanwhile.
-"""
+"""Running a schedule on paper: when each operation starts, where a rank stands idle, what it holds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -68,10 +66,7 @@ class Timeline:
 
     @cached_property
     def rows(self) -> list[list[tuple[str, str, float, float]]]:
-        """For each rank (kind, label, start, end), as pictures need it.
-
-        A chunk after the first is marked: 3, 3', 3''.
-        """
+        """For each rank (kind, label, start, end), for pictures: 3, on its second chunk 3', then 3''."""
         rows = []
         for rank, runs in enumerate(self.runs):
             stages = [stage for stage, at in enumerate(self.schedule.rank_of) if at == rank]
@@ -81,16 +76,11 @@ class Timeline:
 
     @cached_property
     def levels(self) -> list[list[tuple[float, int]]]:
-        """For each rank (time, activations held from then on): a forward's from its start, until its backward
-        ends.
-        """
+        """For each rank (time, activations held): one from its forward's start until its backward's end."""
         rows = []
-        for runs in self.runs:
-            held, steps = 0, [(0.0, 0)]
-            for run in runs:
-                held += (run.op.kind == "F") - (run.op.kind in "BW")
-                steps.append((run.start if run.op.kind == "F" else run.end, held))
-            rows.append(steps)
+        for ops, runs in zip(self.schedule.ops, self.runs):
+            times = (run.start if run.op.kind == "F" else run.end for run in runs)
+            rows.append(list(zip([0.0, *times], _held(ops))))
         return rows
 
     def peak(self, rank: int) -> int:
@@ -121,17 +111,11 @@ class Timeline:
 
     def in_flight(self, rank: int) -> int:
         """The most activations (one microbatch of one chunk each) that a rank holds at once."""
-        held = most = 0
-        for op in self.schedule.ops[rank]:
-            held += (op.kind == "F") - (op.kind in "BW")
-            most = max(most, held)
-        return most
+        return max(_held(self.schedule.ops[rank]))
 
     @property
     def critical_path(self) -> list[Run]:
-        """The chain of operations, first to last, none of which could start sooner: shorten one, and all ends
-        sooner.
-        """
+        """Operations, first to last, none of which could start sooner: shorten one, and all ends sooner."""
         by_op = {run.op: (rank, i) for rank, runs in enumerate(self.runs) for i, run in enumerate(runs)}
         rank = max(range(self.schedule.p), key=lambda rank: self.runs[rank][-1].end)
         i = len(self.runs[rank]) - 1
@@ -147,11 +131,13 @@ class Timeline:
                 return path[::-1]
 
 
-class Stuck(ValueError):
-    """An order that can never finish.
+def _held(ops: list[Op]) -> Iterator[int]:
+    """Activations that a rank holds before its operations, and after each."""
+    return accumulate(((op.kind == "F") - (op.kind in "BW") for op in ops), initial=0)
 
-    `waits`: for each rank that stands still (rank, its next operation, what that needs).
-    """
+
+class Stuck(ValueError):
+    """An order that can never finish. waits: of each rank that stands (rank, operation, what it needs)."""
 
     def __init__(self, waits: list[tuple[int, Op, Op]]):
         never = "rank {} can never start {}{} of stage {}"

@@ -12,22 +12,3 @@ from .job import Job
 from .layout import Axes, Layout
 from .models import MODELS, ModelShape
 from .planner import Plan, plan
-
-__all__ = [
-    "Axes",
-    "CLUSTERS",
-    "Cluster",
-    "DEVICES",
-    "Device",
-    "Estimate",
-    "FRAMEWORKS",
-    "Framework",
-    "Job",
-    "Layout",
-    "MODELS",
-    "ModelShape",
-    "Network",
-    "Plan",
-    "estimate",
-    "plan",
-]

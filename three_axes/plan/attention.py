@@ -116,9 +116,10 @@ def _context(at: LayerOnRank) -> list[Op]:
     if not np.any(cp > 1):
         return []
     n, sb, t, way = at.job.framework.number_bytes, at.tokens, layout.tp, at.job.framework.context
-    send = lambda name, phase, collective, calls, payload, **where: sending(
-        name, "cp", phase, collective, calls * (cp > 1), payload, **where
-    )
+
+    def send(name, phase, collective, calls, payload, **where) -> Op:
+        return sending(name, "cp", phase, collective, calls * (cp > 1), payload, **where)
+
     both = n * sb * (model.k_width + model.v_width) / t
     if way == "ring":
         # Each part's result is added to the sum of those before: read, and the float32 sum read and written.

@@ -1,12 +1,10 @@
-"""What the planner looks at: which layouts there are, as rows of numbers, and each as a `Candidate` when it
-is asked for.
-"""
+"""The layouts that the planner looks at: rows of numbers, and a `Candidate` of each as it is asked for."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +17,7 @@ from .layout import Axes, Layout
 from .memory import stage_states
 from .possible import check
 from .shape import ModelShape
-from .stages import layers_on_stage
+from .stages import can_be_spread
 
 SIZES = (*Axes._fields, "microbatch", "interleave", "zero", "shard")
 _ROW = np.dtype([(k, int) for k in (*SIZES, "names")] + [("sp", bool), ("seconds", float), ("memory", float)])
@@ -164,16 +162,11 @@ def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
     return admitted
 
 
-@lru_cache(maxsize=4096)
-def _divides(layers: int, stages: int) -> bool:
-    return layers_on_stage(layers, stages, 0) is not None
-
-
 def _chunks(model: ModelShape, framework: Framework, p: int, m: int) -> list[int]:
     if p == 1 or framework.balanced:
         return [1]
     most = min(framework.most_chunks, model.layers // p + 1)
-    return [v for v in range(1, most + 1) if _divides(model.layers, p * v) and (v == 1 or m % p == 0)]
+    return [v for v in range(1, most + 1) if can_be_spread(model.layers, p * v) and (v == 1 or m % p == 0)]
 
 
 def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarray:

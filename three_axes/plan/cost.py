@@ -210,12 +210,10 @@ def step_terms(
         (total - np.where(end_slows, behind, np.where(begin_slows, before, here))) * kind.takes / kind.gpu
         for total, before, here, behind, kind in zip(totals, on_first, counts, on_last, kinds)
     ]
-    ends = (begin, ~begin_slows & ~(end_slows & together)), (end, ~end_slows)
-    others = lambda phases: sum(
-        rest * sum(part.phase(k) for k in phases)
-        for part, rest in (*((kind.work, rest) for kind, rest in zip(kinds, elsewhere)), *ends)
-    )
-    terms["bubble"] = many * layout.pipeline.bubble(others("F"), others("IR"), others("W"), v)
+    rest = [(kind.work, count) for kind, count in zip(kinds, elsewhere)]
+    rest += [(begin, ~begin_slows & ~(end_slows & together)), (end, ~end_slows)]
+    waits = (sum(count * sum(map(part.phase, phases)) for part, count in rest) for phases in ("F", "IR", "W"))
+    terms["bubble"] = many * layout.pipeline.bubble(*waits, v)
 
     backward = every(lambda kind: kind.takes * (1 - kind.work.phase("F") / kind.gpu))
     terms["data parallel"], terms["optimizer"] = _once(

@@ -12,7 +12,7 @@ import numpy as np
 from .frameworks import Framework
 from .job import Job
 from .layout import Layout
-from .op import Op, sending, tensor_parallel
+from .op import Op, sending
 from .operations import layer
 from .stages import ends_share, expert_share, kinds_on_rank, layer_share, layers_on_rank
 
@@ -52,7 +52,7 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
         alone = adapter_share(job, replace(layout, tp=1), stage)
         whole = (t * adapters - alone) / np.maximum(t - 1, 1)
         size = framework.number_bytes * whole
-        return [*ops, tensor_parallel("gradients of adapters", "S", "all_reduce", t > 1, size)]
+        return [*ops, sending("gradients of adapters", "tp", "S", "all_reduce", t > 1, size)]
     last = stage == layout.pipeline.head_rank(layout.pp)
     norms = (model.norms * count + last) * (1 if model.gated else 2)
     # FSDP sums them before it has cast them, but where it keeps a sum over microbatches, as in a pipeline.
@@ -60,7 +60,7 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     number = np.where(summed, framework.gradient_bytes, framework.number_bytes)
     # With sequence parallelism each rank has seen a part of the tokens only.
     calls, size = layout.sequence_parallel * norms, number * model.hidden
-    return [*ops, tensor_parallel("gradients of norms", "S", "all_reduce", calls, size)]
+    return [*ops, sending("gradients of norms", "tp", "S", "all_reduce", calls, size)]
 
 
 def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapters) -> list[Op]:

@@ -1,6 +1,4 @@
-"""A step on paper, one layout at a time: its seconds and its bytes, each by what for, drawn and put in
-words.
-"""
+"""A step on paper, one layout at a time: its seconds and bytes, each by what for, drawn and in words."""
 
 from __future__ import annotations
 
@@ -34,10 +32,7 @@ HELD = {
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """A step: `time` in seconds and `memory` in bytes, each by what for.
-
-    `stage` is the fullest one.
-    """
+    """A step: `time` in seconds and `memory` in bytes, each by what for. `stage` is the fullest one."""
 
     job: Job
     layout: Layout
@@ -77,9 +72,7 @@ class Estimate:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: what the model needs, attention counted whole, over what the GPUs could
-        print.
-        """
+        """Model FLOPs utilisation: what the model needs, attention whole, over the GPUs' printed FLOP/s."""
         needed = self.tokens_per_second_per_gpu * self.job.flops_per_token
         return needed / self.job.cluster.device.flops
 
@@ -109,9 +102,7 @@ class Estimate:
         )
 
     def warnings(self) -> list[str]:
-        """What the figures do not say: memory within the error of its prediction, and widths that a GPU
-        dislikes.
-        """
+        """What the figures do not say: tight memory, an assumed speed, widths that a GPU dislikes."""
         sentences, device = [], self.job.cluster.device
         if self.tight:
             sentences.append(
@@ -189,9 +180,7 @@ def _drawn(
 
 
 def _waterfall(parts: dict[str, float]) -> list[str]:
-    """A bar in letters for each part, behind as much empty space as the parts before it take; all of one
-    width.
-    """
+    """A bar in letters for each part, behind as much space as the parts before it take; all are as wide."""
     ends = [round(WIDE * x / sum(parts.values())) for x in np.cumsum(list(parts.values()))]
     return [
         ("\u2007" * start + "█" * (end - start)).ljust(WIDE, "\u2007") for start, end in zip([0, *ends], ends)
@@ -199,9 +188,7 @@ def _waterfall(parts: dict[str, float]) -> list[str]:
 
 
 def estimate(job: Job, layout: Layout) -> Estimate:
-    """Time and memory of one training step. Raises ValueError, in a sentence, for a layout that cannot be
-    (see `possible.check`).
-    """
+    """Time and memory of a step. Raises ValueError, in a sentence, where `possible.check` refuses it."""
     job.check(layout)
     time = {name: float(s) for name, s in step_terms(job, layout).items()}
     stage, memory = largest_stage(job, layout)

@@ -24,9 +24,7 @@ SCHEDULES = {"1F1B": "1F1B", "interleaved": "Interleaved1F1B", "ZB-V": "ZBVZeroB
 
 
 def flags(framework: str, job: Job, layout: Layout) -> str:
-    """The layout as one of `SOURCES` is told it. Raises ValueError, in a sentence, for a framework that is
-    not known and for what it cannot do.
-    """
+    """The layout in a framework's words. Raises ValueError for one not in `SOURCES`, or that cannot do it."""
     if framework not in SOURCES:
         raise ValueError(f"flags are known of {', '.join(SOURCES)}, not of {framework!r}")
     job.check(layout)
@@ -45,18 +43,17 @@ def _refuse(framework: str, unable: dict[str, bool]) -> None:
 
 
 def _megatron(job: Job, layout: Layout) -> str:
-    f, p = job.framework, layout.pp
+    f, p, layers = job.framework, layout.pp, job.model.layers
     stages = p * layout.chunks
-    ends = job.model.layers % stages != 0 and (job.model.layers + 2) % stages == 0
+    ends = layers % stages != 0 and (layers + 2) % stages == 0
+    uneven = layers % stages != 0 and not ends
     _refuse(
         "Megatron-LM",
         {
             "LoRA (Megatron Bridge has it)": job.lora is not None,
             "a loss in chunks": f.loss_chunks > 1,
             "per-op recompute": layout.recompute == "per-op",
-            f"{job.model.layers} layers on {stages} stages, but as a layout written out": bool(
-                job.model.layers % stages and not ends
-            ),
+            f"{layers} layers on {stages} stages, but as a layout written out": uneven,
             "balanced stages": layout.balanced and p > 1,
             f"the schedule {layout.schedule}": layout.schedule not in ("1F1B", "interleaved"),
             f"the order {' '.join(layout.order)}": layout.order not in (ORDER, ("dp", "pp", "tp")),
@@ -112,7 +109,9 @@ def _megatron(job: Job, layout: Layout) -> str:
 
 
 def _torchtitan(job: Job, layout: Layout) -> str:
-    f, p = job.framework, layout.pp
+    f, p, layers = job.framework, layout.pp, job.model.layers
+    stages = p * layout.chunks
+    less = int(layers % stages != 0)  # the first and last stage hold a layer less
     _refuse(
         "torchtitan's command line",
         {
@@ -121,9 +120,7 @@ def _torchtitan(job: Job, layout: Layout) -> str:
             "8-bit Adam": f.eight_bit,
             "a loss in chunks": f.loss_chunks > 1,
             f"etp {layout.etp}": layout.etp > 1,
-            f"{job.model.layers} layers on {p * layout.chunks} stages": bool(
-                job.model.layers % (p * layout.chunks) and (job.model.layers + 2) % (p * layout.chunks)
-            ),
+            f"{layers} layers on {stages} stages": (layers + 2 * less) % stages != 0,
             "balanced stages": layout.balanced and p > 1,
             "selective recompute as Megatron-LM means it": layout.recompute == "selective",
             f"ZeRO-{layout.zero}": layout.zero in (1, 2),
@@ -133,8 +130,6 @@ def _torchtitan(job: Job, layout: Layout) -> str:
     )
     # Its FSDP counts cp as part of the ranks that share out the weights; its own sizes leave cp out.
     shard = max(1, (layout.shard or layout.replicas) // layout.cp) if layout.zero == 3 else 1
-    stages = p * layout.chunks
-    less = int(bool(job.model.layers % stages))  # the first and last stage hold a layer less
     modes = {"none": "none", "per-op": "selective", "full": "full"}
     given = {
         # In a pipeline the local batch is that of a whole step, cut into microbatches.
@@ -153,7 +148,7 @@ def _torchtitan(job: Job, layout: Layout) -> str:
             "parallelism.pipeline_parallel_degree": p,
             "parallelism.pipeline_parallel_schedule": SCHEDULES[layout.schedule],
             "parallelism.pipeline_parallel_microbatch_size": layout.microbatch,
-            "parallelism.pipeline_parallel_layers_per_stage": -(-(job.model.layers + 2 * less) // stages),
+            "parallelism.pipeline_parallel_layers_per_stage": (layers + 2 * less) // stages,
             "parallelism.pipeline_parallel_first_stage_less_layers": less,
             "parallelism.pipeline_parallel_last_stage_less_layers": less,
         }
@@ -171,9 +166,7 @@ def _deepspeed(job: Job, layout: Layout) -> str:
             "a pipeline, which is built in code (PipelineModule)": layout.pp > 1,
             "context parallelism, which is built in code (Ulysses)": layout.cp > 1,
             "experts' parallelism, which is built in code (deepspeed.moe)": layout.ep * layout.etp > 1,
-            "a shard smaller than all replicas, but with ZeRO-3 (MiCS)": bool(
-                layout.shard and layout.zero < 3
-            ),
+            "a shard smaller than all replicas, but with ZeRO-3 (MiCS)": layout.shard > 0 and layout.zero < 3,
             "8-bit Adam": f.eight_bit,
             "a loss in chunks": f.loss_chunks > 1,
             f"{job.precision} products": job.precision != "bf16",

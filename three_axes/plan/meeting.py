@@ -1,6 +1,4 @@
-"""What to say about a layout in a meeting: take it or not, against what, for how much, and what would change
-that.
-"""
+"""What to say of a layout in a meeting: take it or not, against what, for how much, what may change that."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ def lost_with_half_the_network(e: Estimate) -> float:
 
 
 def verdict(mine: Estimate, of: Plan) -> str:
-    """The recommendation, first; then what speaks for this layout and against it, beside the fastest that
-    fits.
-    """
+    """The recommendation; then what speaks for this layout and against it, beside the fastest that fits."""
     if not of.ranked:
         return "No layout fits with room to spare: take more GPUs, a smaller model or shorter sequences."
     best = of.estimate(of.best)
@@ -94,12 +90,10 @@ def gpu_hours(e: Estimate, tokens: float) -> float:
 
 
 def cost(mine: Estimate, of: Plan, tokens: float | None = None, price: float | None = None) -> str:
-    """GPU-hours and days for so many tokens, and money at a price of a GPU-hour: a layout may fit and never
-    finish.
-    """
-    given, count = tokens, tokens or TOKENS_PER_PARAMETER * mine.model.params
+    """GPU-hours and days for so many tokens, and what they cost: a layout may fit and never finish."""
+    count = tokens or TOKENS_PER_PARAMETER * mine.model.params
     hours = lambda e: gpu_hours(e, count)
-    trained = f"{count:.3g} tokens" + ("" if given else f" ({TOKENS_PER_PARAMETER} for each parameter)")
+    trained = f"{count:.3g} tokens" + ("" if tokens else f" ({TOKENS_PER_PARAMETER} for each parameter)")
     text = (
         f"{trained} take {hours(mine):,.0f} GPU-hours, {hours(mine) / mine.layout.ranks / 24:,.0f} days on"
         f" {mine.layout.ranks} GPUs, without failures, evaluations and checkpoints."
@@ -135,9 +129,7 @@ def alternatives(mine: Estimate, of: Plan, pure: Estimate | None) -> Table:
 
 
 def changes(mine: Estimate, of: Plan) -> Table:
-    """Half and twice of everything that may turn out otherwise: who wins then, and how far behind this layout
-    is.
-    """
+    """Half and twice of all that may turn out otherwise: who wins then, how far behind this layout is."""
     rows = []
     for what in CHANGES:
         for factor in (0.5, 2):

@@ -62,24 +62,21 @@ def stage_params(model: ModelShape, layout: Layout, stage, split_vocabulary: boo
 
 
 def _params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool) -> tuple[float, float, float]:
-    """(in layers, of which all of dp · cp have replicas; routed experts, of which edp has; beside the
-    layers).
-    """
+    """(in layers, with replicas on dp · cp; of routed experts, with replicas on edp; beside the layers)."""
     kinds = kinds_on_rank(model, layout, stage)
     own = sum(many * layer_share(kind, layout.tp) for kind, many in kinds)
     ends = ends_share(model, layout, stage, split_vocabulary)
     return own, kinds[-1][1] * expert_share(model, layout), ends
 
 
-def activations_per_layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> dict[str, float]:
-    """Bytes that one layer keeps for backward, for one microbatch, by operation. kind: of which kind, the
-    usual one if none is said.
+def activations_per_layer(job: Job, layout: Layout) -> dict[str, float]:
+    """Bytes that one layer, of the usual kind, keeps for the backward of one microbatch; by operation.
 
     For a GPT without fused attention the sum is s·b·h·(10 + 24/t + 5·a·s/(h·t)), with sequence
     parallelism s·b·h·(34/t + 5·a·s/(h·t)): Korthikanti et al. 2022, Table 2. Dropout masks, of one byte
     each, are counted for models with biases, which use dropout, and not for gated ones, which do not.
     """
-    return kept(layer(job, layout, kind), layout.recompute)
+    return kept(layer(job, layout), layout.recompute)
 
 
 def kept(ops: list[Op], recompute: str) -> dict[str, float]:
@@ -95,9 +92,7 @@ def kept(ops: list[Op], recompute: str) -> dict[str, float]:
 
 
 def saved(made: OperationLists, recompute: str) -> list[tuple[float, float]]:
-    """For each kind of layer, bytes for one microbatch: what it keeps, and what it has while its backward
-    runs.
-    """
+    """For each kind of layer, bytes of one microbatch: what it keeps, and what it has in its backward."""
     pairs = []
     for ops in made.layers:
         whole = sum(op.saved for op in ops) if recompute in ("per-op", "full") else 0.0
@@ -107,9 +102,7 @@ def saved(made: OperationLists, recompute: str) -> list[tuple[float, float]]:
 
 
 def in_flight(layout: Layout, m: float, stage: int) -> float:
-    """Microbatches whose activations stage `stage` holds at its fullest, in units of all its chunks: p -
-    stage for 1F1B. See `pipelines`.
-    """
+    """Microbatches whose activations a stage holds at its fullest, in units of all its chunks."""
     return np.minimum(m, layout.pipeline.in_flight(layout.pp, layout.interleave, m, stage))
 
 
@@ -197,14 +190,11 @@ def largest_stage(job: Job, layout: Layout, overhead: float = OVERHEAD) -> tuple
     return fullest, {name: size for name, size in stages[fullest].items() if size}
 
 
-def peak_memory(job: Job, layout: Layout, overhead: float = OVERHEAD, of_kinds: list | None = None):
-    """Bytes on the fullest GPU, for arrays of layouts: what `largest_stage` finds, which is one of the first
-    two ranks or the last.
-    """
+def peak_memory(job: Job, layout: Layout, of_kinds: list | None = None):
+    """Bytes on the fullest GPU, as `largest_stage` has it, for arrays: of the first ranks or the last."""
     of_kinds = of_kinds or saved(lists(job, layout), layout.recompute)
     candidates = [0, np.minimum(1, layout.pp - 1), layout.pp - 1]
     if len(of_kinds) > 1:  # where the first ranks hold layers of another kind, one of the next
         candidates.append(np.minimum(2, layout.pp - 1))
-    return np.max(
-        [sum(stage_memory(job, layout, k, overhead, of_kinds).values()) for k in candidates], axis=0
-    )
+    held = [sum(stage_memory(job, layout, k, of_kinds=of_kinds).values()) for k in candidates]
+    return np.max(held, axis=0)

@@ -8,9 +8,10 @@ from ..paper.checks import is_file, unknown
 from .shape import Experts, Latent, ModelShape
 
 
-def _gpt(
+def gpt(
     name: str, layers: int, hidden: int, heads: int, vocab: int = 51200, positions: int = 2048
 ) -> ModelShape:
+    """With biases, learned positions and one matrix for embedding and head."""
     return ModelShape(name, layers, hidden, heads, vocab, biases=True, tied=True, positions=positions)
 
 
@@ -36,10 +37,10 @@ MODELS: dict[str, ModelShape] = {
     for m in (
         # The course's own: helpers/toy.py at hidden 256, whose matrices have no biases.
         ModelShape("toy", 4, 256, 4, 256, positions=64),
-        _gpt("gpt2-xl", 48, 1600, 25, 50257, 1024),
-        _gpt("gpt3-175b", 96, 12288, 96, 50257),
-        _gpt("opt-30b", 48, 7168, 56, 50272, 2050),
-        _gpt("mt-nlg-530b", 105, 20480, 128, 51200),
+        gpt("gpt2-xl", 48, 1600, 25, 50257, 1024),
+        gpt("gpt3-175b", 96, 12288, 96, 50257),
+        gpt("opt-30b", 48, 7168, 56, 50272, 2050),
+        gpt("mt-nlg-530b", 105, 20480, 128, 51200),
         llama("llama-3.2-1b", 16, 2048, 32, 8192, 128256, 8, tied=True),
         llama("llama-2-7b", 32, 4096, 32, 11008, 32000),
         llama("llama-2-13b", 40, 5120, 40, 13824, 32000),

@@ -141,16 +141,7 @@ class LayerOnRank(NamedTuple):
 
 
 def product(
-    name: str,
-    rows,
-    k,
-    n,
-    block: str = "",
-    part: str = "matrices",
-    bytes_=2.0,
-    rate="bf16",
-    result=RESULT,
-    **saved,
+    name: str, rows, k, n, block="", part="matrices", bytes_=2.0, rate="bf16", result=RESULT, **saved
 ) -> list[Op]:
     """(rows × k) · (k × n), forward and its two gradients, which are products of the same size. bytes_, rate:
     of the two that are multiplied, and how fast; the result has half precision. result: see `RESULT`.
@@ -193,19 +184,14 @@ def stream(name: str, nbytes, kernels, back=2.0, **saved) -> list[Op]:
     ]
 
 
-def tensor_parallel(name: str, phase: str, collective: str, calls, payload, **where) -> Op:
-    """A collective of tensor parallelism."""
-    return sending(name, "tp", phase, collective, calls, payload, **where)
-
-
 def partial_sums(name: str, phase: str, layout: Layout, payload, times: tuple = (1, 1), **where) -> list[Op]:
     """The sum of what each tensor-parallel rank has a part of: scattered with sequence parallelism, whole on
     all of them without. times: calls in the one case, and in the other.
     """
     split, (scattered, whole) = layout.sequence_parallel * 1, times
     return [
-        tensor_parallel(name, phase, "reduce_scatter", split * scattered, payload, **where),
-        tensor_parallel(name, phase, "all_reduce", (1 - split) * whole, payload, **where),
+        sending(name, "tp", phase, "reduce_scatter", split * scattered, payload, **where),
+        sending(name, "tp", phase, "all_reduce", (1 - split) * whole, payload, **where),
     ]
 
 
@@ -235,9 +221,9 @@ def enter(at: LayerOnRank, x, block: str, products: int) -> list[Op]:
     # Kept in parts, a matrix's input is gathered once more for the gradient of its weights.
     again, name = split * job.framework.regathers * wanted, f"gather for {block}"
     return [
-        tensor_parallel(name, "F", "all_gather", split, narrow, recomputed=("per-op", "full")),
+        sending(name, "tp", "F", "all_gather", split, narrow, recomputed=("per-op", "full")),
         *partial_sums(f"gradient of {block}", "I", layout, x, (1, sums), block=block, under="W"),
-        tensor_parallel(name, "W", "all_gather", again, narrow, block=block, under="I"),
+        sending(name, "tp", "W", "all_gather", again, narrow, block=block, under="I"),
     ]
 
 
@@ -245,5 +231,5 @@ def leave(layout: Layout, x, block: str, recomputed: tuple[str, ...]) -> list[Op
     """The way out: the ranks' partial sums become one, whole or in parts; backward a gather or nothing."""
     return [
         *partial_sums(f"sum of {block}", "F", layout, x, recomputed=recomputed),
-        tensor_parallel(f"gradient into {block}", "I", "all_gather", layout.sequence_parallel * 1, x),
+        sending(f"gradient into {block}", "tp", "I", "all_gather", layout.sequence_parallel * 1, x),
     ]

@@ -18,7 +18,7 @@ from .attention import attention
 from .feed_forward import feed_forward
 from .job import Job
 from .layout import Layout
-from .op import LayerOnRank, Op, partial_sums, product, sending, stream, summed, tensor_parallel
+from .op import LayerOnRank, Op, partial_sums, product, sending, stream, summed
 from .shape import ModelShape
 from .stages import layer_matrices
 
@@ -36,9 +36,7 @@ class OperationLists(NamedTuple):
 
 
 def lists(job: Job, layout: Layout) -> OperationLists:
-    """What the layers of a layout do, and what stands beside them. It depends neither on the schedule nor on
-    recompute, nor on how fast a cluster is.
-    """
+    """What layers do, and what stands beside them, whatever the schedule, recompute and cluster's speed."""
     one, which = layout.alike()
     kinds = [layer(job, one, kind) for kind, _ in job.model.kinds]
     return OperationLists(one, which, embedding(job, one), head(job, one), kinds)
@@ -78,8 +76,8 @@ def embedding(job: Job, layout: Layout) -> list[Op]:
     table = job.framework.number_bytes * layout.positions(job.seq_len) * job.model.hidden
     return [
         *partial_sums("sum of the embedding", "F", layout, x, (whole, whole)),
-        tensor_parallel("gradient into the embedding", "W", "all_gather", split * whole * trained, x),
-        tensor_parallel("gradient of learned positions", "W", "all_gather", learned, table),
+        sending("gradient into the embedding", "tp", "W", "all_gather", split * whole * trained, x),
+        sending("gradient of learned positions", "tp", "W", "all_gather", learned, table),
     ]
 
 
@@ -92,13 +90,13 @@ def head(job: Job, layout: Layout) -> list[Op]:
     scores = (16.0 if job.framework.fused_loss else 36.0) * sb * vocabulary
     weights, scored = model.hidden * vocabulary, product("head", sb, model.hidden, vocabulary, "head", "head")
     once = [
-        tensor_parallel("gather for the head", "F", "all_gather", split * whole, x),
+        sending("gather for the head", "tp", "F", "all_gather", split * whole, x),
         *at.trained("head", scored, weights),
         summed(job, layout, weights * (job.lora is None), "head"),
         *_chunks(job, weights),
         Op("loss", "head", "F", 0.0, scores / 2, 3),
         Op("loss", "head", "I", 0.0, scores / 2, 3),
-        tensor_parallel("three numbers a token", "F", "all_reduce", 3 * whole, 4.0 * sb),
+        sending("three numbers a token", "tp", "F", "all_reduce", 3 * whole, 4.0 * sb),
         *partial_sums("gradient of the head", "I", layout, x, (whole, whole), block="head", under="W"),
     ]
     # A module that predicts a further token: its layer is one of the stage's.
@@ -107,9 +105,7 @@ def head(job: Job, layout: Layout) -> list[Op]:
 
 
 def _chunks(job: Job, numbers) -> list[Op]:
-    """What a head in chunks moves more: its weights are read for each, and their gradient is read and
-    written.
-    """
+    """What a head in chunks moves more: for each, weights are read, and their gradient read and written."""
     more = job.framework.loss_chunks - 1.0
     phases = {"F": 2, "I": 2, "W": 2 * 4 * (job.lora is None)} if more else {}
     return [Op("head in chunks", "head", k, streamed=moved * more * numbers) for k, moved in phases.items()]

@@ -108,9 +108,7 @@ class Plan:
         return estimate(self.job, (row or self.best).layout)
 
     def why(self, **sizes: int) -> str:
-        """Why these sizes, dp=4, tp=8, pp=2 say, are where they are: their rank and what they lose to the
-        best, or the reason they are out.
-        """
+        """Why these sizes, dp=4, tp=8 say, are where they are: what they lose to the best, or why not."""
         axes = Axes(**sizes)
         if axes in self.impossible:
             return self.impossible[axes]
@@ -154,9 +152,7 @@ class Plan:
         )
 
     def flips(self) -> list[tuple[str, float, Candidate]]:
-        """(what, times how much, the winner then): the smallest change of each that makes other sizes
-        win.
-        """
+        """(what, times how much, the winner then): the smallest change of each that makes others win."""
         flipped = []
         for what in CHANGES:
             for factor in (0.75, 1.5, 0.5, 2, 0.25, 4, 0.125, 8):

@@ -9,7 +9,7 @@ from ..paper.checks import divisors, whole
 from ..paper.pipelines import SCHEDULES
 from .layout import ORDER, RECOMPUTE, Axes, Layout
 from .shape import ModelShape
-from .stages import layers_on_stage
+from .stages import can_be_spread
 
 
 def check(
@@ -83,7 +83,7 @@ def check(
         raise ValueError(
             f"{model.layers} layers do not give each of {p} stages one; take pp {model.layers}, or less"
         )
-    if not layout.balanced and layers_on_stage(model.layers, p * v, 0) is None:
+    if not layout.balanced and not can_be_spread(model.layers, p * v):
         raise ValueError(
             f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do {model.layers}"
             f" + 2 with the embedding and the head counted; {_divisors(model.layers, p * v, gpus)}"

@@ -9,7 +9,7 @@ from .candidates import passed_over
 from .job import Job, Lora
 from .layout import Axes
 
-MOST_GPUS = 64  # times as many are tried
+MORE_GPUS = (2, 4, 8, 16, 32, 64)  # times as many are tried
 
 
 def remedies(job: Job, gpus: int, fits: Callable[..., bool], **only) -> list[str]:
@@ -48,10 +48,8 @@ def _same(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
 
 def _more(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
     """More GPUs, and a batch that is large enough for them."""
-    times = 2
-    while times <= MOST_GPUS:
+    for times in MORE_GPUS:
         yield f"from {gpus * times} GPUs on", job, gpus * times, only
-        times *= 2
 
 
 def _less(job: Job, gpus: int, only: dict) -> Iterator[tuple]:

@@ -228,10 +228,7 @@ class ModelShape:
 
     @property
     def head_params(self) -> int:
-        """On the last stage: the final norm and the head.
-
-        A tied head is the embedding again, and is counted there.
-        """
+        """On the last stage: the final norm, and the head. A tied one counts as the embedding."""
         norm = self.hidden * (1 if self.gated else 2)
         return norm + (0 if self.tied else self.vocab * self.hidden)
 

@@ -20,9 +20,7 @@ from .operations import lists
 
 
 class Group(NamedTuple):
-    """Layouts of one schedule and one recompute policy. which: of the lists is each one's. once: what they do
-    once a step.
-    """
+    """Layouts of one schedule and recompute policy. which: each one's list. once: what they do per step."""
 
     layouts: Layout
     which: np.ndarray

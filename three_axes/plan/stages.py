@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from .layout import Layout
 from .shape import ModelShape
 
 
-def layers_on_stage(layers: int, stages: int, stage: int) -> int | None:
-    """Layers that `stage` of `stages` holds; None where they cannot be spread.
+@lru_cache(maxsize=4096)
+def can_be_spread(layers: int, stages: int) -> bool:
+    """Whether so many layers can be spread over so many stages.
 
     Evenly, or with one less on the first and last stage, where the embedding and the head
     stand for a layer (as Llama 3 405B: 126 layers on 16 stages). An odd number of layers divides over no
     even number of stages: there each stage takes its share, rounded up, and the last has what is left (so
     Megatron-Bridge lays out DeepSeek-V3: 61 layers on 16 stages are 15 times 4, and 1).
     """
-    if layers % stages == 0:
-        return layers // stages
-    if stages > 1 and (layers + 2) % stages == 0:
-        return (layers + 2) // stages - (stage in (0, stages - 1))
-    share = -(-layers // stages)
-    if layers % 2 and layers > share * (stages - 2):
-        return min(max(layers - share * stage, 0), share)
-    return None
+    evenly = layers % stages == 0 or stages > 1 and (layers + 2) % stages == 0
+    return evenly or bool(layers % 2) and layers > -(-layers // stages) * (stages - 2)
 
 
 def layers_on_rank(model: ModelShape, layout: Layout, rank):
@@ -52,9 +49,7 @@ def layers_on_rank(model: ModelShape, layout: Layout, rank):
 
 
 def kinds_on_rank(model: ModelShape, layout: Layout, rank) -> list[tuple[ModelShape, int]]:
-    """(kind of layer, how many of it are on a pipeline rank). The first kind lies on the first stages, on
-    their first chunk. Takes arrays.
-    """
+    """(kind, how many layers of it) on a pipeline rank; the first lies on the first chunks. Takes arrays."""
     many, kinds = layers_on_rank(model, layout, rank), model.kinds
     if len(kinds) == 1:
         return [(model, many)]
@@ -86,7 +81,7 @@ def layer_matrices(model: ModelShape, layout: Layout):
     return own + (e.count / layout.ep * model.matrices(e.ffn) / layout.etp if e else 0)
 
 
-def ends_share(model: ModelShape, layout: Layout, stage, split: bool = True):
+def ends_share(model: ModelShape, layout: Layout, stage, split: bool):
     """The same for what a pipeline rank holds beside its layers: embedding, last norm and head. A tied head
     on a stage of its own is a copy of the embedding.
     """

@@ -20,9 +20,7 @@ PLANS: dict[str, Framework] = {
 
 
 def microbatches(pp: int) -> int:
-    """Of a traced step. In a pipeline one more than are in flight: then sums of gradients are there beside
-    all the activations.
-    """
+    """Of a traced step; in a pipeline one more than are in flight, so that sums of gradients are there."""
     return 1 if pp == 1 else pp + 1
 
 
@@ -42,9 +40,7 @@ _BEYOND = {
 
 
 def beyond(model: ModelShape, layout: Layout, seq_len: int) -> dict[str, float]:
-    """Bytes that plain PyTorch holds at the peak of a trace and fused kernels, as Megatron-LM has them, do
-    not; by what for.
-    """
+    """What for -> bytes that plain PyTorch holds at a trace's peak, and Megatron-LM's fused kernels do not."""
     held = lambda **changed: stage_memory(traced_job(model, seq_len, layout, **changed), layout, 0, 0)
     plain = held()
     return {name: float(plain[part] - held(**changed)[part]) for name, (part, changed) in _BEYOND.items()}

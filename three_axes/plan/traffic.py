@@ -1,6 +1,4 @@
-"""How many bytes a GPU sends in a step, and in which collectives: the list of operations, read for what is
-sent.
-"""
+"""How many bytes a GPU sends in a step, in which collectives: the list of operations, read for that."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from .stages import kinds_on_rank
 
 @dataclass
 class Call:
-    """One kind of collective on one axis: how often in a step, and how large the whole tensors are, in
-    bytes.
-    """
+    """One kind of collective on one axis: how often in a step, and bytes of the whole tensors."""
 
     op: str
     axis: str
@@ -58,9 +54,7 @@ def calls(job: Job, layout: Layout, stage: int = 0) -> list[Call]:
 
 
 def sent(job: Job, layout: Layout, stage: int | None = None) -> dict[str, float]:
-    """Axis -> bytes that a GPU of a pipeline stage sends in a step, by the book; dp, tp and pp always.
-    stage: the middle one, if none is said.
-    """
+    """Axis -> bytes that a GPU of a stage (None: the middle) sends by the book; dp, tp and pp always."""
     stage = layout.pp // 2 if stage is None else stage
     by_axis = dict.fromkeys(ALWAYS, 0.0)
     for call in calls(job, layout, stage):

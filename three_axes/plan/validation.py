@@ -22,11 +22,12 @@ from ..paper.hardware import CLUSTERS
 from ..paper.schedules import one_f_one_b, zb_h1, zb_h2
 from ..paper.simulation import Times, simulate
 from ..table import Table
+from . import models
 from .cost import constants, step_terms
 from .frameworks import FRAMEWORKS
 from .job import Job
 from .layout import Layout
-from .models import MODELS, ModelShape
+from .models import MODELS
 
 A100, H100, ROCE = CLUSTERS["dgx-a100"], CLUSTERS["dgx-h100"], CLUSTERS["a100-roce"]
 MEGATRON = FRAMEWORKS["megatron-lm"]
@@ -50,9 +51,7 @@ def rows(name):
 
 
 def gpt(layers, hidden, heads, vocab=51200, positions=2048):
-    return ModelShape(
-        "gpt", int(layers), int(hidden), int(heads), int(vocab), biases=True, tied=True, positions=positions
-    )
+    return models.gpt("gpt", *map(int, (layers, hidden, heads, vocab)), positions)
 
 
 def chunked(v: int) -> dict:
@@ -144,9 +143,7 @@ def mt_nlg():
 
 
 def zero_bubble(*schedules):
-    """ZB-1p is the order that its authors' program finds within the memory of 1F1B; its printed bubble rates
-    are ZB-H1's.
-    """
+    """ZB-1p: what its authors' program finds within 1F1B's memory. Its printed bubble rates are ZB-H1's."""
     for r in rows("zero_bubble_2023.csv"):
         if r["schedule"] in schedules:
             p, b, m = (int(r[k]) for k in ("pp_gpus", "microbatch_seqs", "num_microbatches"))
@@ -160,9 +157,7 @@ def zero_bubble(*schedules):
 
 
 def bubble_rates():
-    """Zero Bubble's rates (Table 5) beside those simulated from the times of its Table 9, which need no cost
-    model: (row of the table, simulated).
-    """
+    """(row of Zero Bubble's Table 5, rate simulated from the times of Table 9): no cost model is asked."""
     make = {"1F1B": one_f_one_b, "ZB-H1": zb_h1, "ZB-H2": zb_h2}
     for r in rows("zero_bubble_2023.csv"):
         if r["schedule"] in make:

@@ -45,13 +45,11 @@ def folding() -> list[tuple[dict, Job, Layout | None, float]]:
     return chosen
 
 
-def least(
-    job: Job, sizes: dict, recomputes=("none", "full"), chunks=range(1, 17)
-) -> tuple[Layout | None, float]:
+def least(job: Job, sizes: dict) -> tuple[Layout | None, float]:
     """(layout, seconds): the fastest over what is not printed, among those that fit with a tenth to spare."""
     best = None, float("inf")
-    for v in chunks:
-        for recompute in recomputes:
+    for v in range(1, 17):
+        for recompute in ("none", "full"):
             layout = Layout(**sizes, **chunked(v), recompute=recompute)
             try:
                 job.check(layout)
@@ -80,10 +78,8 @@ def folding_in_fp8() -> dict[str, tuple[float, float]]:
     return gains
 
 
-FP8_GAIN = {
-    "MCore": 575.1 / 458.3,
-    "MCore w/ Folding": 631.7 / 487.7,
-}  # model TFLOP/s per GPU, delayed scaling
+# Model TFLOP/s per GPU, delayed scaling.
+FP8_GAIN = {"MCore": 575.1 / 458.3, "MCore w/ Folding": 631.7 / 487.7}
 SETS = {"MoE Parallel Folding 2025, T3": _folding}
 
 
@@ -100,8 +96,7 @@ def memory_of_deepseek_v3() -> dict[str, tuple[float, float]]:
     """
     job = Job(MODELS["deepseek-v3"], H100, 8192, 4096, replace(MEGATRON, weighs_early=False))
     layout = Layout(dp=64, pp=4, ep=64, interleave=4, schedule="interleaved", zero=1)
-    held = _held(job, layout)
-    early = _held(replace(job, framework=MEGATRON), layout)
+    held, early = (stage_memory(j, layout, 2, 0) for j in (job, replace(job, framework=MEGATRON)))
     ours = {
         "Weights & gradients": held["weights"] + held["gradients"],
         "Main weights & optimizer states": held["optimizer"],
@@ -111,7 +106,3 @@ def memory_of_deepseek_v3() -> dict[str, tuple[float, float]]:
     }
     printed = {r["item"]: float(r["gb_per_gpu"]) for r in rows("megatron_core_moe_2026_memory.csv")}
     return {item: (float(size) / 2**30, printed[item]) for item, size in ours.items()}
-
-
-def _held(job: Job, layout: Layout) -> dict[str, float]:
-    return stage_memory(job, layout, 2, 0)

@@ -12,9 +12,7 @@ from ..pytorch_private import TorchDispatchMode, piece_of, tree_iter
 
 
 def storages(tensors) -> dict[int, int]:
-    """Piece of memory -> bytes, for the memory behind these tensors, each piece once (tied weights,
-    views).
-    """
+    """Piece of memory -> bytes, of what is behind these tensors, each piece once (tied weights, views)."""
     sizes = {}
     for t in tensors:
         if t is None:
@@ -79,10 +77,7 @@ class Ledger(TorchDispatchMode):
         """An operation has run, and what it made is in the account."""
 
     def changes(self, piece: int, size: int | None) -> None:
-        """A piece of memory is about to have another size.
-
-        size: None where it goes. `self.pieces` has what it was, if it was there.
-        """
+        """A piece of memory is about to have another size, None where it goes; `pieces` has the old one."""
 
     def _see(self, storage: torch.UntypedStorage) -> None:
         piece, size = piece_of(storage), storage.nbytes()

@@ -32,20 +32,15 @@ from ..plan.layout import Layout
 from ..plan.models import ModelShape, find_model
 from ..plan.possible import check
 from ..plan.stages import layers_on_rank
-from ..plan.traced import microbatches
+from ..plan.traced import PLANS, microbatches
 from ..plan.traffic import Call
 from ..table import Table, human
 from ..terminal import Manual
 
-PLANS = ("Megatron's", "usual")
-
 
 @dataclass
 class Trace:
-    """What one rank of `layout.ranks` asked for in one step.
-
-    `memory`: bytes by what for, at the moment of the peak.
-    """
+    """What one of `layout.ranks` ranks asked for in a step. memory: bytes by what for, at the peak."""
 
     model: ModelShape
     layout: Layout

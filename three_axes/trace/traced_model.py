@@ -1,6 +1,4 @@
-"""A plain PyTorch transformer of any `ModelShape`, and how DTensor splits it: what `trace` runs, on tensors
-without numbers.
-"""
+"""A plain PyTorch transformer of any `ModelShape`, and how DTensor splits it: what `trace` runs."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ class Fused(torch.autograd.Function):
 
 
 class FusedNorm(torch.autograd.Function):
-    """The shapes of RMSNorm in one kernel, which keeps its input; on a CPU PyTorch takes it apart and keeps
-    float32 copies.
-    """
+    """The shapes of RMSNorm in one kernel, which keeps its input; PyTorch's on a CPU keeps float32 copies."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -89,9 +85,7 @@ class Attention(nn.Module):
 
 
 def _rotate(x, cos, sin):
-    """Rotary positions: each pair of numbers of a head turned by an angle that grows with the
-    token's place.
-    """
+    """Rotary positions: each pair of a head's numbers, turned by an angle that grows with the place."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
