@@ -1,7 +1,4 @@
-"""What is printed: flashcards, and the cheat sheet: one page for the wall, and the rows of all drops.
-
-HTML to read, PDF to print.
-"""
+"""What is printed, as HTML and PDF: flashcards, the cheat sheet for the wall, and the rows of all drops."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import csv
 import re
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -126,7 +124,7 @@ def cheatsheet_body() -> str:
 # -- the commands ------------------------------------------------------------------------------
 
 
-def _main(name: str, write: Callable[[Path], None], argv: list[str] | None) -> int:
+def _main(name: str, write: Callable[[Path], None], argv: list[str]) -> int:
     """A command that takes nothing."""
     takes = argparse.ArgumentParser(f"three-axes {name}", description=write.__doc__, formatter_class=Manual)
     takes.parse_args(argv)
@@ -134,9 +132,5 @@ def _main(name: str, write: Callable[[Path], None], argv: list[str] | None) -> i
     return 0
 
 
-def main_cards(argv: list[str] | None = None) -> int:
-    return _main("cards", write_cards, argv)
-
-
-def main_cheatsheet(argv: list[str] | None = None) -> int:
-    return _main("cheatsheet", write_cheatsheet, argv)
+main_cards = partial(_main, "cards", write_cards)
+main_cheatsheet = partial(_main, "cheatsheet", write_cheatsheet)

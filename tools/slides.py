@@ -99,10 +99,7 @@ def deck(path: Path) -> str:
 
 
 def write(which: str, folder: Path) -> None:
-    """Write the deck of drop `which` ('07', or '' for all).
-
-    Raises ValueError for a drop that does not exist.
-    """
+    """Write the deck of drop `which`, '' for all. Raises ValueError for a drop that does not exist."""
     chosen = [p for p in notebooks() if not which or p.name[:2] == which.zfill(2)]
     if not chosen:
         known = ", ".join(path.name[:2] for path in notebooks())

@@ -49,9 +49,7 @@ SENDS = (
 
 
 def figures() -> Table:
-    """What the schemes cost one GPU: Llama-3-8B on 8 H100s, 32 sequences of 4096 tokens, by
-    `three_axes.plan`.
-    """
+    """What the schemes cost one GPU: Llama-3-8B on 8 H100s, 32 sequences of 4096 tokens."""
     job = Job(MODELS["llama-3-8b"], global_batch=32, seq_len=4096)
     schemes = {
         "DP 8": Layout(dp=8),

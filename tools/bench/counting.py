@@ -35,9 +35,7 @@ SCHEMES = ("DDP", "FSDP2", "TP", "1F1B")
 
 
 def prepare(scheme: str) -> None:
-    """On a rank: make `step`, where the functions below find it, and run it: the first ones make buckets and
-    buffers.
-    """
+    """On a rank: make `step`, which the functions below find, and run it until its buffers are there."""
     torch.manual_seed(0)
     tokens, targets = toy.make_batch(b=8, s=32)
     n, me, model = dist.get_world_size(), dist.get_rank(), toy.ToyTransformer(hidden=256)

@@ -23,9 +23,7 @@ NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.i
 
 
 def latency(make) -> float:
-    """Seconds from a new setting to the picture's bytes, median over each value of each control, in this
-    process without a browser.
-    """
+    """Seconds from a new setting to the picture's bytes, without a browser: median over all settings."""
     explorer = make()
     explorer.picture.png()
     took = []
@@ -37,9 +35,7 @@ def latency(make) -> float:
 
 
 def under_nbval(folder: Path) -> tuple[float, dict[str, tuple[float, bool]]]:
-    """All notebooks in one run of nbval, one after the other: (its seconds, notebook -> (its share of them,
-    whether it gave what is stored)).
-    """
+    """(seconds of one run of nbval, notebook -> (its share, whether its outputs are those stored))."""
     report = folder / "report.xml"
     options = f"-q -p no:cacheprovider --nbval --nbval-cell-timeout=120 --junitxml={report}"
     command = [sys.executable, "-m", "pytest", *options.split(), *map(str, NOTEBOOKS)]

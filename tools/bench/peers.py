@@ -303,9 +303,7 @@ def _descendants() -> list[psutil.Process]:
 
 
 def _proportional(process: psutil.Process) -> int:
-    """Bytes, as helpers.ranks.memory.resident: importing that would start our fork server beside every
-    peer.
-    """
+    """Bytes, as helpers.ranks.memory.resident; importing that would start our fork server beside a peer."""
     with contextlib.suppress(psutil.Error):
         return process.memory_full_info().pss
     return 0
@@ -315,9 +313,7 @@ def _proportional(process: psutil.Process) -> int:
 
 
 def measure(name: str, doing: str) -> dict:
-    """One driver's answer, and how many processes it left behind; {'hung': True} where it had to be
-    killed.
-    """
+    """One driver's answer, and how many processes it left behind; {'hung': True} where it was killed."""
     os.environ[MARK] = str(uuid.uuid4())
     start = time.perf_counter()
     command = [sys.executable, __file__, "--peer", name, "--do", doing]
@@ -356,9 +352,7 @@ def measure(name: str, doing: str) -> dict:
 
 
 def told(result: dict, says: bool = True) -> str:
-    """A failure's row in words: after how long, what it says (unless nothing need be said), whether state is
-    kept, and what is left behind.
-    """
+    """A failure in words: after how long, what is said (`says`), is state kept, what is left behind."""
     if "seconds" not in result:
         return f"hangs (> {PATIENCE} s)" + left(result)
     names = "its error" if result["error"] else "which rank" if result["rank"] else "neither rank nor error"

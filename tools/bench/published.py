@@ -33,9 +33,10 @@ from three_axes.plan import (
 from three_axes.plan.cost import constants, work
 from three_axes.plan.job import Lora
 from three_axes.plan.memory import largest_stage, stage_memory
+from three_axes.plan.models import gpt
 from three_axes.plan.operations import layer
 from three_axes.plan.shape import Experts, Latent
-from three_axes.plan.validation import errors_of, fastest, row_of
+from three_axes.plan.validation import chunked, errors_of, fastest, row_of
 
 MEGATRON = FRAMEWORKS["megatron-lm"]
 # NVIDIA's recipes reduce gradients in bfloat16; a token crosses to a node once (HybridEP, DeepEP).
@@ -68,17 +69,13 @@ SYSTEMS = {"DGX-GB200": "gb200-nvl72", "DGX-GB300": "gb300-nvl72"}  # the others
 PRECISIONS = {"FP8-MX": "mxfp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "BF16": "bf16"}  # others: FP8, current
 
 
-def _gpt(name: str, layers: int, hidden: int, heads: int) -> ModelShape:
-    return ModelShape(name, layers, hidden, heads, 51200, biases=True, tied=True, positions=2048)
-
-
 def _qwen(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int) -> ModelShape:
     return ModelShape(name, layers, hidden, heads, 152064, kv_heads, ffn, gated=True, qkv_biases=True)
 
 
 SHAPES: dict[str, ModelShape] = {
-    "GPT3-5B": _gpt("gpt3-5b", 24, 4096, 32),
-    "GPT3-20B": _gpt("gpt3-20b", 44, 6144, 48),
+    "GPT3-5B": gpt("gpt3-5b", 24, 4096, 32),
+    "GPT3-20B": gpt("gpt3-20b", 44, 6144, 48),
     "GPT3-175B": MODELS["gpt3-175b"],
     "Nemotron-8B": ModelShape("nemotron-8b", 32, 4096, 32, 256000),
     "Nemotron-22B": ModelShape("nemotron-22b", 40, 6144, 48, 256000),
@@ -120,11 +117,6 @@ def _first(text: str) -> str:
 
 def _int(text: str, otherwise: int = 1) -> int:
     return int(_first(text)) if _first(text).isdigit() else otherwise
-
-
-def chunks(v: int) -> dict[str, object]:
-    """What a layout says of v chunks a rank."""
-    return {"interleave": v, "schedule": "interleaved" if v > 1 else "1F1B"}
 
 
 def seconds(job: Job, layout: Layout, gpus: int) -> tuple[float, float]:
@@ -174,7 +166,7 @@ def _bridge(folder: Path, experts: bool) -> Iterator[tuple[str, Job, Layout, flo
             precision = hopper if "H100" in system else "mxfp8"
         zero = 1 if _first(r["fsdp"] or "0") in ("0", "") else 3
         sizes = dict(dp=n // (t * p * cp), tp=t, pp=p, cp=cp, ep=_int(r["ep"]) if model.experts else 1)
-        layout = Layout(**sizes, microbatch=b, zero=zero, **chunks(v))
+        layout = Layout(**sizes, microbatch=b, zero=zero, **chunked(v))
         framework = _travel(r["release"], name, system, v) if experts else BRIDGE
         job = Job(model, cluster, batch, s, framework, precision)
         yield r["release"], job, layout, batch * s / n / float(_first(r["tokens_per_s_per_gpu"]))
@@ -218,7 +210,7 @@ def nemo(folder: Path) -> Iterator[Run]:
             possible = [_int(r["vp"])] if r["vp"] else sorted({1, *whole})
         job, found = Job(model, H100, batch, s, NEMO, "fp8"), []
         for v in possible:
-            layout = Layout(dp=d, tp=t, pp=p, cp=cp, microbatch=b, zero=1, **chunks(v))
+            layout = Layout(dp=d, tp=t, pp=p, cp=cp, microbatch=b, zero=1, **chunked(v))
             try:
                 found.append(seconds(job, layout, n)[0])
             except ValueError:  # these chunks cannot be
@@ -233,7 +225,7 @@ def weak_scaling(folder: Path) -> Iterator[Run]:
         layers, h, heads, vocab, s, batch, n = (
             int(r[k]) for k in ("layers", "hidden", "heads", "vocab", "seq_len", "global_batch_seqs", "gpus")
         )
-        model = ModelShape("gpt", layers, h, heads, vocab, biases=True, tied=True, positions=s)
+        model = gpt("gpt", layers, h, heads, vocab, s)
         job = Job(model, H100, batch, s, MEGATRON)
         guess = fastest(job, *(int(r[axis]) for axis in ("dp", "tp", "pp")), zero=1)
         needed = batch * s * model.flops_per_token(s)
@@ -241,9 +233,7 @@ def weak_scaling(folder: Path) -> Iterator[Run]:
 
 
 def torchtitan(folder: Path) -> Iterator[Run]:
-    """Runs in bfloat16: layers are fused where they are compiled, and async TP hides the sums of input
-    gradients.
-    """
+    """In bfloat16: layers are fused where they are compiled, async TP hides the sums of input gradients."""
     for r in rows_of(folder / "torchtitan_benchmarks.csv"):
         if r["precision"] != "bf16":
             continue

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from published import H100, NEMO, SHAPES, _int, chunks, folder_of_tables, seconds
+from published import H100, NEMO, SHAPES, _int, folder_of_tables, seconds
 from report import rows_of, save
 
 from three_axes.plan import MODELS, Job, Layout, ModelShape, plan, validation
@@ -17,8 +17,6 @@ from three_axes.plan.job import Lora
 from three_axes.plan.memory import largest_stage
 
 LONG = "nemo_long_sequence_cp_visible.csv"
-
-
 RECOMMENDED = {"gpt3": "GPT3", "nemotron3": "Nemotron", "nemotron4": "Nemotron"}
 
 
@@ -44,7 +42,7 @@ def recommended(folder: Path) -> list[list[str]]:
         job = Job(model, H100, batch, s, NEMO, precision, Lora(32) if r["task"] == "lora" else None)
         head = [f"{model.name}, {r['task']}, {precision}, {n} GPUs"]
         sizes = dict(dp=max(1, n // (t * p * cp)), tp=t, pp=p, cp=cp, microbatch=b, zero=1)
-        layout = Layout(**sizes, **chunks(v if p > 1 else 1))
+        layout = Layout(**sizes, **validation.chunked(v if p > 1 else 1))
         try:
             job.check(layout, n)
         except ValueError as e:

@@ -37,9 +37,7 @@ REPLICATED = Config(dp=8, shard=1, batch=32, steps=100)
 
 
 class Bare:
-    """What one would write down without the course: no checkpoints, no schedule of the learning rate, no
-    metrics.
-    """
+    """What one would write without the course: no checkpoints, no metrics, one learning rate."""
 
     def __init__(self):
         self.mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))

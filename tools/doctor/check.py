@@ -48,11 +48,7 @@ def both(names: Iterable[str]) -> str:
 
 
 def worlds(least: int = 1, most: int = 8) -> list[tuple[str, int, bool]]:
-    """(name, ranks, on GPUs) of the worlds that this machine can have: four ranks on the CPU, and all its
-    GPUs.
-
-    least, most: of the GPUs.
-    """
+    """(name, ranks, on GPUs) of the worlds that can be here: four on the CPU, and `least` to `most` GPUs."""
     there = min(devices.gpus(), most)
     on_gpus = [(f"{there} GPU{'s' * (there > 1)}", there, True)] if there >= least else []
     return [("the CPU", 4, False), *on_gpus]
