@@ -40,7 +40,7 @@ _BEYOND = {
 
 
 def beyond(model: ModelShape, layout: Layout, seq_len: int) -> dict[str, float]:
-    """What for -> bytes that plain PyTorch holds at a trace's peak, and Megatron-LM's fused kernels do not."""
+    """What for -> bytes that plain PyTorch holds at a trace's peak and Megatron-LM's fused kernels do not."""
     held = lambda **changed: stage_memory(traced_job(model, seq_len, layout, **changed), layout, 0, 0)
     plain = held()
     return {name: float(plain[part] - held(**changed)[part]) for name, (part, changed) in _BEYOND.items()}
