@@ -1,5 +1,4 @@
-"""Which rank goes where: coordinates on the grid of axes, the groups along each, and which of them leave a
-node.
+"""Which rank goes where: coordinates on the grid of axes, groups along each, and which of them leave a node.
 
 `sizes` names the axes from the outermost to the innermost, such as {"pp": 2, "dp": 2, "tp": 2}. The innermost
 coordinate changes fastest with the rank, so its groups are neighbours: rank = (j·d + i)·t + k.

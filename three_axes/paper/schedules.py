@@ -131,8 +131,7 @@ def zb_h2(p: int, m: int) -> Schedule:
 def zb_v(p: int, m: int) -> Schedule:
     """Zero bubble V (Qi et al. 2023, section 6): two chunks a rank, down the ranks and back up.
 
-    Rank r holds stages r and 2p-1-r, so the last stage's loss is on rank 0. Memory as 1F1B, and no bubble
-    where F = I = W.
+    Rank r holds stages r and 2p-1-r, so the loss is on rank 0. Memory as 1F1B, and no bubble if F = I = W.
     """
     _check(p, m)
     lots = max(m, 2 * p - 1)  # the pattern is made for a full pipeline; what is too much is left out

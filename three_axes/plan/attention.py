@@ -26,8 +26,7 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
         into = _latent(at)
     else:
         matrix = partial(at.product, block="attention")
-        # Positions turned into queries and keys, one by one: minus one half 2, put together 4, times cosine 4
-        # and sine 4, sum 6.
+        # Positions turned into queries and keys: minus a half 2, put together 4, cosine 4, sine 4, sum 6.
         turned = stream("positions", 10.0 * (wide + keys), 10) if eager else []
         into = [
             *enter(at, x, "attention", 3),

@@ -32,8 +32,7 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     the optimizer. ZeRO-2 has no room for sums and reduces in every microbatch. ZeRO-3 does too, gathers each
     layer for every forward and every backward, what is left (embedding, head) once for both, and copies all
     of it into and out of buffers. In a pipeline it gathers once and reduces once, as torchtitan does.
-    Experts have replicas of their own (edp), along which the same is done for them. What is frozen is
-    gathered only.
+    Experts have replicas of their own (edp), along which the same is done. What is frozen is only gathered.
     """
     model, framework = job.model, job.framework
     kinds = kinds_on_rank(model, layout, stage)

@@ -15,8 +15,7 @@ from .memory import largest_stage
 from .shape import ModelShape
 
 WIDE = 28  # letters of a bar
-# What a prediction of memory misses by (published runs, docs/planner.md); kept free unless the reader asks
-# otherwise.
+# What a prediction of memory misses by (published runs, docs/planner.md); kept free if nothing is asked.
 HEADROOM = 0.1
 HELD = {
     "weights": "2 bytes a parameter of the stage, /t (/d with ZeRO-3; 4 where it is the float32 one)",

@@ -64,8 +64,7 @@ class Layout(Sizes):
     each shard has all experts. recompute: none; selective, the attention scores only; per-op, all but the
     attention and every second matrix product (torchtitan's default); full, all of a layer. sequence_parallel:
     split what lies between the matrices over tp as well. order: dp, tp and pp from the outermost to the
-    innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer layers, to make up for the
-    head's work.
+    innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer layers, for the head's sake.
     """
 
     microbatch: int | np.ndarray = 1

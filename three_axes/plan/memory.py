@@ -35,8 +35,7 @@ BYTES_PER_PARAMETER = {
 
 OVERHEAD = 2e9  # bytes: the CUDA context, communicators, the allocator's slack
 SCORE_BYTES = 4  # for each of the vocabulary's scores, in float32
-# More of them, one by one: half-precision ones, their softmax and its gradient in float32; a split loss makes
-# one more.
+# More of them, one by one: half-precision ones, softmax and its gradient in float32; a split loss one more.
 EAGER_SCORE_BYTES = 10
 
 

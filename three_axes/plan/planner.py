@@ -1,5 +1,4 @@
-"""Which layout? Look at all of them, say why most will not do, rank the rest, and say what would change the
-answer.
+"""Which layout? Look at all, say why most will not do, rank the rest, and say what would change the answer.
 
 The same formulas as `cost` and `memory`, evaluated for all layouts of a kind at once.
 """

@@ -39,8 +39,7 @@ class Ledger(TorchDispatchMode):
         self._resize = torch.UntypedStorage.resize_
         ledger = self
 
-        # DTensor tries an operator on whole tensors, to learn the shape of the result: nothing that a rank
-        # holds.
+        # DTensor tries an operator on whole tensors, for the result's shape: nothing that a rank holds.
         def propagate(*args):
             ledger._off = True
             try:

@@ -21,8 +21,7 @@ from .tensor_plan import merged_plan, usual_plan
 
 
 class Fused(torch.autograd.Function):
-    """The shapes of a fused attention: it keeps q, k, v, y and one float32 a token and head, never the
-    scores.
+    """The shapes of a fused attention: it keeps q, k, v, y and a float32 a token and head, never the scores.
 
     PyTorch's own on a CPU, the only device that fake tensors need not have, falls back to storing the scores
     when queries are grouped.

@@ -3,8 +3,7 @@
 A step of DDP on the toy at hidden 256, on four gloo ranks. Some steps with and some without `counting` take
 turns in the same processes, so that whatever else the machine does meets both alike. Wall time holds the
 waiting for other ranks; the processor's time of a rank is steadier where the machine is busy. After a block
-nothing is left in front of PyTorch's collectives, so that the steps alone are those of a process that never
-counted.
+nothing is left in front of PyTorch's collectives, so that steps alone are of a process that never counted.
 """
 
 from __future__ import annotations

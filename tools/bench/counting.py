@@ -60,10 +60,6 @@ def prepare(scheme: str) -> None:
         step()
 
 
-def run() -> None:
-    builtins.step()
-
-
 def by_comm_debug() -> int:
     with CommDebugMode() as seen:
         builtins.step()
@@ -105,7 +101,7 @@ def main() -> None:
     for scheme in SCHEMES:
         with World(4) as world:
             world.run(prepare, scheme)
-            world.run(run)
+            world.run(lambda: builtins.step())
             traffic = world.traffic
             calls = sum(row.calls for row in traffic.ranks[0] if row.op != "recv")
         others = [seen(scheme, by) for by in (by_comm_debug, by_profiler, by_flight_recorder)]

@@ -1,6 +1,5 @@
 """What NVIDIA recommends beside what the planner picks, and what context parallelism gains: `python
-tools/bench/recommended.py --published FOLDER`, the folder of `published.py`, whose shapes and framework
-these are.
+tools/bench/recommended.py --published FOLDER`, with folder, shapes and framework of `published.py`.
 """
 
 from __future__ import annotations

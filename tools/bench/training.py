@@ -110,16 +110,12 @@ def prepare(name: str) -> None:
         builtins.alone.step()
 
 
-def step() -> None:
-    builtins.alone.step()
-
-
 def main() -> None:
     rows, held = [], {}
     for name in MAKE:  # memory and bytes: each by itself
         with World(8, timeout=600) as world:
             world.run(prepare, name)
-            world.run(step)
+            world.run(lambda: builtins.alone.step())
             held[name] = sum(map(memory.resident, world.pids)), world.traffic.wire[0]
     for ours, other in (list(MAKE)[:2], list(MAKE)[2:]):
         with World(8, timeout=600, counted=False) as world:

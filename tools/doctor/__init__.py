@@ -42,9 +42,8 @@ CHECKS = [
 
 
 def examine(numbers: list[int], meet: str = "", say: Callable[[str], None] = print) -> bool:
-    """Run checks by number from 1 (none given: all) and say what each saw. Whether nothing is wrong.
-
-    Raises ValueError for a number that no check has.
+    """Run checks by number from 1 (none given: all) and say what each saw. Whether nothing is wrong. Raises
+    ValueError for a number that no check has.
     """
     if beyond := [n for n in numbers if not 1 <= n <= len(CHECKS)]:
         raise ValueError(f"there is no check {beyond[0]}: they are 1 to {len(CHECKS)}")

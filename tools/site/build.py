@@ -30,9 +30,8 @@ GLOSSARY = "docs/glossary.md"
 
 
 def build(folder: Path) -> int:
-    """Write the site into `folder`, in place of what is there. Returns the number of pages.
-
-    Raises FileNotFoundError where a link leads nowhere.
+    """Write the site into `folder`, in place of what is there. Returns the number of pages. Raises
+    FileNotFoundError where a link leads nowhere.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
