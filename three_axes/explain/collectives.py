@@ -6,24 +6,12 @@ import bisect
 from dataclasses import dataclass
 
 from ..foreign import plain
-from ..paper.collectives import algorithmic_bytes
+from ..paper.collectives import COLLECTIVES, algorithmic_bytes
 from .reading import Event, Trace
 
 # As they are called in kernels, in NCCL's annotations and in gloo's; the longer names first.
-KNOWN = {
-    "reducescatter": "reduce_scatter",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "sendrecv": "send or all_to_all",
-    "barrier": "barrier",
-    "gather": "gather",
-    "scatter": "scatter",
-    "reduce": "reduce",
-    "send": "send",
-    "recv": "recv",
-}
+KNOWN = {"sendrecv": "send or all_to_all"}
+KNOWN |= {op.replace("_", ""): op for op in sorted(COLLECTIVES, key=len, reverse=True)}
 PIPELINE = ("send", "recv")
 AMBIGUOUS = ("send or all_to_all", "other")
 BYTES = {
