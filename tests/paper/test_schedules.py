@@ -207,14 +207,20 @@ def test_a_slow_last_stage_sets_the_pace():
     assert heavy.makespan == pytest.approx(even.makespan + 16 * 1.5, rel=0.02)
 
 
+def test_messages_between_ranks_take_time():
+    """One microbatch through four stages on two ranks: round and round all six hops are sent, in a V four."""
+    for schedule, sends in ((interleaved(2, 1, 2), 6), (zb_v(2, 1), 4)):
+        at_once, late = (simulate(schedule, Times(send=send)).makespan for send in (0.0, 0.25))
+        assert late == at_once + 0.25 * sends
+
+
 def test_an_order_that_cannot_finish_says_where_it_stands():
-    backward_first = Schedule(
-        "mine", 1, [[Op("F", 0, 0), Op("B", 0, 0)], [Op("B", 0, 1), Op("F", 0, 1)]], [0, 1]
-    )
-    with pytest.raises(
-        Stuck, match="rank 0 can never start B0 of stage 0; rank 1 can never start B0 of stage 1"
-    ):
-        simulate(backward_first)
+    first = [Op("F", 0, 0), Op("F", 1, 0), Op("B", 1, 0), Op("B", 0, 0)]
+    backward_first = [Op("F", 0, 1), Op("B", 1, 1), Op("F", 1, 1), Op("B", 0, 1)]
+    told = "rank 0 can never start B1 of stage 0; rank 1 can never start B1 of stage 1"
+    with pytest.raises(Stuck, match=told) as stuck:
+        simulate(Schedule("mine", 2, [first, backward_first], [0, 1]))
+    assert stuck.value.waits == [(0, first[2], Op("I", 1, 1)), (1, backward_first[1], Op("F", 1, 1))]
 
 
 @pytest.mark.parametrize("make", SIMPLE)
