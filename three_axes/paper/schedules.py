@@ -1,12 +1,11 @@
 """Pipeline schedules: in which order a rank runs its forwards and backwards.
 
-A schedule is a list of operations for each rank, nothing more. Here are the functions that
-write such lists. `simulation` says when each operation runs, and the same lists drive the real
-ranks of the course.
+A schedule is a list of operations for each rank, nothing more. Here are the functions that write such lists.
+`simulation` says when each operation runs, and the same lists drive the real ranks of the course.
 
-Letters: p ranks, m microbatches, v stages on each rank (its chunks), so p·v stages in all.
-Stage 0 holds the embedding, stage p·v-1 the head. Unless a schedule says otherwise, stage k
-is on rank k mod p, so that a microbatch goes round the ranks v times.
+Letters: p ranks, m microbatches, v stages on each rank (its chunks), so p·v stages in all. Stage 0 holds the
+embedding, stage p·v-1 the head. Unless a schedule says otherwise, stage k is on rank k mod p, so that a
+microbatch goes round the ranks v times.
 
 An operation is one of
     F   forward of one microbatch through one stage

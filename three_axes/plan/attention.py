@@ -107,9 +107,8 @@ def _context(at: LayerOnRank) -> list[Op]:
     ring: keys and values go from rank to rank, cp - 1 times, while those of the rank before are looked at;
     backward they go round again, and their gradients all the way home. gather: each rank gathers all keys and
     values, again in backward where the framework does not keep them, and scatters their gradients. heads:
-    tokens of a part become heads of the whole, and back.
-    A rank has two parts of the sequence, one from its start and one from its end, so that all have as much
-    of the causal half to do.
+    tokens of a part become heads of the whole, and back. A rank has two parts of the sequence, one from its
+    start and one from its end, so that all have as much of the causal half to do.
     """
     layout, model, cp = at.layout, at.model, np.asarray(at.layout.cp)
     if not np.any(cp > 1):

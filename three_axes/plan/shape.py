@@ -1,8 +1,7 @@
 """Model shapes: the few numbers of a transformer that decide what it weighs and costs.
 
-Letters: L layers, h hidden, a attention heads, g key/value heads (a of them without
-grouped queries), f the width of the feed-forward part, V vocabulary; of experts E, of which
-each token goes through k.
+Letters: L layers, h hidden, a attention heads, g key/value heads (a of them without grouped queries), f the
+width of the feed-forward part, V vocabulary; of experts E, of which each token goes through k.
 """
 
 from __future__ import annotations

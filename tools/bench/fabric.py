@@ -1,8 +1,7 @@
 """The emulated network against the theory's seconds, on eight real ranks: `python tools/bench/fabric.py`
 
-Every operation costs some 4 ms more than it should, so the network is a slow one.
-Each row is the median of seven runs' longest rank, as a ratio to
-`three_axes.paper.collectives.hop_by_hop`, with the formula beside it.
+Every operation costs some 4 ms more than it should, so the network is a slow one. Each row is the median of
+seven runs' longest rank, as a ratio to `three_axes.paper.collectives.hop_by_hop`, with the formula beside it.
 """
 
 import statistics

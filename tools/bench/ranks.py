@@ -1,8 +1,7 @@
 """How fast the ranks are, measured here and now: `make bench`, or `python tools/bench/ranks.py`.
 
-What is measured, the median, and what is aimed at. Nothing here is
-a test: a slow or busy machine gives slow figures. Ratios are of pairs measured in turn. What counting costs
-is in cost_of_counting.py.
+What is measured, the median, and what is aimed at. Nothing here is a test: a slow or busy machine gives slow
+figures. Ratios are of pairs measured in turn. What counting costs is in cost_of_counting.py.
 """
 
 import os
