@@ -112,5 +112,7 @@ def test_two_levels_where_they_are_faster():
     one = lambda payload, network: float(group_seconds("all_reduce", payload, 4, 16, network))
     ring = lambda payload: float(ring_seconds("all_reduce", payload, 4, 16, TWO_NODES))
     assert one(1e3, TWO_NODES) < ring(1e3) and one(1e9, TWO_NODES) == ring(1e9)
+    inside = float(group_seconds("all_reduce", 1e6, 4, 1, TWO_NODES))  # where there is one level
+    assert inside == pytest.approx(seconds("all_reduce", 1e6, range(4), TWO_NODES))
     measured = replace(TWO_NODES, busbw=((2, 20e6),))  # what was measured is what is used
     assert one(1e9, measured) == pytest.approx(2 * 63 / 64 * 1e9 / 20e6, rel=1e-2)

@@ -48,6 +48,17 @@ def test_the_textbook_case():
     assert g.makespan == o.makespan == 33 and round(100 * o.bubble, 2) == 27.27
 
 
+def test_what_a_picture_is_drawn_from():
+    line = simulate(one_f_one_b(2, 2))
+    assert line.levels == [
+        [(0, 0), (0, 1), (1, 2), (6, 1), (9, 0)],  # held from a forward's start until its backward's end
+        [(0, 0), (1, 1), (4, 0), (4, 1), (7, 0)],
+    ]
+    assert line.rows[1] == [("F", "0", 1, 2), ("B", "0", 2, 4), ("F", "1", 4, 5), ("B", "1", 5, 7)]
+    chunks = simulate(interleaved(2, 2, 2)).rows[0]
+    assert [kind + label for kind, label, *_ in chunks][:5] == ["F0", "F1", "F0'", "F1'", "B0'"]
+
+
 def test_dependencies_need_78_slots_not_71():
     assert simulate(one_f_one_b(8, 32), Times(1, 0.5, 0.5)).makespan == 78
 
