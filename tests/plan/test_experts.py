@@ -230,6 +230,7 @@ def test_an_all_to_all_goes_through_link_and_port_at_once():
     DeepEP and HybridEP send it, and for each rank, with nothing more said.
     """
     payload = 2 * 4096 * 8 * 7168
+    assert all_to_all_seconds(payload, 1, 1, DGX) == 0  # alone
     for r in rows("megatron_core_moe_2026_table7.csv"):
         for cluster, system in ((DGX, "h100"), (CLUSTERS["gb200-nvl72"], "gb200")):
             inside = min(int(r["ep"]), cluster.gpus_per_node)

@@ -178,8 +178,9 @@ def test_kernels_that_the_host_launches(model, changed, forward, inputs, weights
 
 def test_collectives_with_a_root_pass_each_rank_once():
     network = Network(name="two nodes", gpus_per_node=4, intra_node_latency=1e-4, inter_node_latency=1e-3)
-    broadcast = lambda ranks: seconds("broadcast", 0, ranks, network)
+    broadcast = lambda ranks, size=0: seconds("broadcast", size, ranks, network)
     assert broadcast(range(4)) == pytest.approx(3e-4) and broadcast(range(8)) == pytest.approx(6e-4 + 1e-3)
+    assert broadcast(range(4), 3e9) == pytest.approx(3e-4 + 3e9 / 300e9)
     assert (
         algorithmic_bytes("send", 7, 2) == 7
         and algorithmic_bytes("recv", 7, 2) == algorithmic_bytes("barrier", 7, 2) == 0
