@@ -42,18 +42,15 @@ def check(
     _check_experts(model, layout)
     whole("shard", layout.shard, 0, 10**7)
     if layout.shard:
-        if layout.replicas % layout.shard:
-            raise ValueError(
-                f"shard {layout.shard} does not divide the {layout.replicas} replicas (dp·cp);"
-                f" {_divisors(layout.replicas, layout.shard, None)}"
-            )
+        said = f"shard {layout.shard} does not divide the {layout.replicas} replicas (dp·cp)"
+        _must_divide(layout.shard, layout.replicas, said)
         if not layout.zero:
             raise ValueError(f"shard {layout.shard} shares out nothing without ZeRO; take zero 1, 2 or 3")
         if model.experts and layout.shard * t % (layout.ep * layout.etp):
             raise ValueError(
                 f"ep·etp = {layout.ep}·{layout.etp} does not divide shard·tp = {layout.shard}·{t}, and each"
                 " shard has all experts;"
-                f" {_divisors(layout.shard * t, layout.ep * layout.etp, None)} for ep·etp"
+                f" {_divisors(layout.shard * t, layout.ep * layout.etp)} for ep·etp"
             )
     if layout.cp > 1 and seq_len is not None and seq_len % (2 * layout.cp):
         raise ValueError(
@@ -61,19 +58,14 @@ def check(
             f" divide by that; take a sequence of {max(1, seq_len // (2 * layout.cp)) * 2 * layout.cp}, or"
             " another cp"
         )
-    if model.heads % t:
-        raise ValueError(
-            f"tp {t} does not divide {model.heads} attention heads; {_divisors(model.heads, t, gpus)}"
-        )
+    _must_divide(t, model.heads, f"tp {t} does not divide {model.heads} attention heads", gpus)
     if model.kv_heads % t and t % model.kv_heads:
         raise ValueError(
             f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads;"
             f" {_divisors(model.heads, t, gpus)}"
         )
-    if (not model.experts or model.experts.dense_layers) and model.ffn % t:
-        raise ValueError(
-            f"tp {t} does not divide the feed-forward width {model.ffn}; {_divisors(model.ffn, t, gpus)}"
-        )
+    if not model.experts or model.experts.dense_layers:
+        _must_divide(t, model.ffn, f"tp {t} does not divide the feed-forward width {model.ffn}", gpus)
     if layout.balanced and layout.chunks > 1:
         raise ValueError(
             f"balanced stages are worked out for one chunk on each pipeline rank, not {layout.chunks}; take"
@@ -135,19 +127,15 @@ def _check_experts(model: ModelShape, layout: Layout) -> None:
                 f"{model.name} has no experts to spread over ep {ep} and etp {etp}; take 1 of both"
             )
         return
-    if e.count % ep:
-        raise ValueError(f"ep {ep} does not divide {e.count} experts; {_divisors(e.count, ep, None)}")
-    if e.ffn % etp:
-        raise ValueError(
-            f"etp {etp} does not divide an expert's width {e.ffn}; {_divisors(e.ffn, etp, None)}"
-        )
+    _must_divide(ep, e.count, f"ep {ep} does not divide {e.count} experts")
+    _must_divide(etp, e.ffn, f"etp {etp} does not divide an expert's width {e.ffn}")
     if e.shared % t:
         raise ValueError(f"tp {t} does not divide the shared experts' width {e.shared}")
     inner = layout.ranks // layout.pp
     if inner % (ep * etp):
         raise ValueError(
             f"ep·etp = {ep}·{etp} does not divide dp·cp·tp = {inner}, over which the experts fold;"
-            f" {_divisors(inner // math.gcd(inner, etp), ep, None)} for ep"
+            f" {_divisors(inner // math.gcd(inner, etp), ep)} for ep"
         )
     if ep * etp > 1 and layout.order != ORDER:
         raise ValueError(f"experts fold with the order {' '.join(ORDER)}, not {' '.join(layout.order)}")
@@ -157,7 +145,13 @@ def _check_experts(model: ModelShape, layout: Layout) -> None:
         )
 
 
-def _divisors(n: int, near: int, gpus: int | None) -> str:
+def _must_divide(k: int, n: int, said: str, gpus: int | None = None) -> None:
+    """Refuse a k that does not divide n, in these words and with the nearest that does."""
+    if n % k:
+        raise ValueError(f"{said}; {_divisors(n, k, gpus)}")
+
+
+def _divisors(n: int, near: int, gpus: int | None = None) -> str:
     """The nearest divisors of n, of those that the number of GPUs allows."""
     fits = [k for k in divisors(n) if gpus is None or gpus % k == 0]
     below, above = max(k for k in fits if k <= near), min((k for k in fits if k >= near), default=0)
