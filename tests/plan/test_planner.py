@@ -509,6 +509,7 @@ def test_clusters_from_a_file(tmp_path):
         ('{"device": "h200", "wires": 3}', "the cluster has no field 'wires'"),
         ('{"device": "h200", "all_to_all": [1, 2, 3]}', r"all_to_all is bytes/s .*, not \(1, 2, 3\)"),
         ('{"device": "h200", "busbw": {}}', "busbw must be pairs"),
+        ('{"device": "h200", "host_bandwidth": 1e300}', r"must be at most 1e\+20; 1e\+300 is given"),
         ('{"device": "h200", "name": [1]}', r"the name of the cluster must be a text, not \[1\]"),
         (json.dumps({"device": own | {"assumed": 1}}), "assumed must be true or false, not 1"),
         ('{"device": "h200",\n "rails": }', "line 2, column 11"),
@@ -517,6 +518,14 @@ def test_clusters_from_a_file(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=sentence):
             find_cluster(str(path))
+
+
+def test_what_is_as_slow_or_as_long_as_can_be_has_a_plan():
+    """Though a quarter of the one and four times of the other cannot be."""
+    slowest = replace(DGX, inter_node_bandwidth=1e5)
+    made = plan(Job(MODELS["toy"], slowest, 10**9, 64), gpus=8, dp=8)
+    assert made.changed("speed between nodes", 0.5) is None and made.changed("global batch", 4) is None
+    assert made.changed("speed between nodes", 2) and made.flips() is not None
 
 
 def test_it_loads_without_torch_in_a_moment():

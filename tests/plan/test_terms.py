@@ -84,6 +84,13 @@ def test_what_hides_shows_a_fifth():
     job = Job(LLAMA, DGX, D * M, 4096)
     open_ = step_terms(replace(job, framework=replace(TEXTBOOK, hides=())), Layout(dp=D))["data parallel"]
     assert float(step_terms(job, Layout(dp=D))["data parallel"]) == pytest.approx(0.2 * float(open_))
+    # ZeRO-2 reduces in each microbatch, under its own backward; the weights that come back show.
+    short = replace(job, seq_len=1024)
+    some, all_ = (
+        float(step_terms(replace(short, framework=f), Layout(dp=D, zero=2))["data parallel"])
+        for f in (TEXTBOOK, replace(TEXTBOOK, hides=()))
+    )
+    assert some == pytest.approx((0.2 * M + 1) / (M + 1) * all_)
 
 
 @pytest.mark.parametrize("v, schedule", [(1, "1F1B"), (4, "interleaved"), (1, "ZB-V")])
