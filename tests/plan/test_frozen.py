@@ -62,6 +62,17 @@ def test_a_frozen_matrix_has_no_weight_gradient(name):
     assert frozen.flops_per_token < job.flops_per_token
 
 
+@pytest.mark.parametrize("framework, passes, kernels", [(MEGATRON, 1, 0), (TITAN, 5, 2)])
+def test_the_sum_with_an_adapter_is_a_products_own_or_two_passes(framework, passes, kernels):
+    tokens, h, f = 4096, 4096, 14336
+    sums = {
+        op.phase: (op.streamed, op.kernels)
+        for op in layer(replace(LORA, framework=framework), Layout())
+        if op.name == "sum with adapter of gate"
+    }
+    assert sums == {"F": (2 * passes * tokens * f, kernels), "I": (2 * passes * tokens * h, kernels)}
+
+
 @pytest.mark.parametrize("t", (1, 4))
 @pytest.mark.parametrize("name", ("llama-3-8b", "mixtral-8x7b"))
 def test_four_bits_are_made_two_bytes_for_each_product(name, t):
