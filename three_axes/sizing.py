@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .foreign import plain
 from .paper.axes import NAMED
 from .paper.checks import positive, whole
 from .paper.hardware import find_cluster
@@ -147,7 +148,7 @@ def run_plan(args) -> tuple[str, dict]:
         from .plan.page import page
 
         _write(Path(args.report), page(made, tokens, args.price))
-        out += ["", f"the page for the meeting: {args.report}"]
+        out += ["", f"the page for the meeting: {plain(args.report)}"]
     if not args.explain:
         out += [
             "",

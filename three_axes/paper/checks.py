@@ -27,7 +27,7 @@ def whole(name: str, value, least: int = 1, most: int = 10**9) -> None:
 
 
 def positive(
-    name: str, value, zero: bool = False, least: float = 0.0, most: float = math.inf, unit: str = ""
+    name: str, value, zero: bool = False, least: float = 0.0, most: float = 1e20, unit: str = ""
 ) -> None:
     """Raises ValueError, in a sentence, unless `value` is a positive and finite number, or 0 where zero is
     allowed; and within what is possible in its unit, so that GB/s are not taken for bytes/s.

@@ -17,18 +17,20 @@ from .job import Job
 from .layout import Axes
 from .space import Space
 
-# What may turn out otherwise -> the job then, times a factor; None where that is no whole number.
+# What may turn out otherwise -> the job then, times a factor. Raises ValueError where no job can have that.
 CHANGES = {
     "speed between nodes": lambda j, f: replace(j, cluster=_times(j.cluster, "inter_node_bandwidth", f)),
     "speed inside a node": lambda j, f: replace(j, cluster=_times(j.cluster, "intra_node_bandwidth", f)),
     "memory of a GPU": lambda j, f: replace(
         j, cluster=replace(j.cluster, device=_times(j.cluster.device, "memory", f))
     ),
-    "global batch": lambda j, f: (
-        replace(j, global_batch=int(j.global_batch * f)) if float(j.global_batch * f).is_integer() else None
-    ),
+    "global batch": lambda j, f: replace(j, global_batch=_whole_if_it_is(j.global_batch * f)),
     "sequence length": lambda j, f: replace(j, seq_len=max(1, int(j.seq_len * f))),
 }
+
+
+def _whole_if_it_is(x: float) -> float:
+    return int(x) if x == int(x) else x
 
 
 def _times(record, field: str, factor: float):
@@ -162,9 +164,10 @@ class Plan:
         return flipped
 
     def changed(self, what: str, factor: float) -> Plan | None:
-        """The plan with one thing (of CHANGES) times `factor`; None where that leaves no whole batch."""
-        job = CHANGES[what](self.job, factor)
-        if job is None:
+        """The plan with one thing (of CHANGES) times `factor`; None where no job can have that."""
+        try:
+            job = CHANGES[what](self.job, factor)
+        except ValueError:
             return None
         space = self.space if self.space.serves(job) else Space(job, self.gpus, self.space.only)
         return _ranked(job, space, self.headroom)
