@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -65,6 +66,15 @@ def default_store() -> dist.Store:
 def groups() -> list[dist.ProcessGroup]:
     """Those that this rank is a member of."""
     return list(dist.distributed_c10d._world.pg_map)
+
+
+def timeout(group: dist.ProcessGroup) -> timedelta:
+    """After how long a collective of the group fails by itself. Without it a group's own short timeout would
+    be taken for a hang.
+    """
+    backend = group._get_backend(group._device_types[0])
+    options = getattr(backend, "options", None)  # a backend of other makers may have none
+    return getattr(options, "_timeout", timedelta.max)
 
 
 def number_groups_from(count: int) -> None:

@@ -2,17 +2,21 @@
 
 import json
 import tempfile
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from three_axes.count import meter, wire
+from three_axes.count import meter, moves, wire
 from three_axes.count.interposer import Call
 from three_axes.count.meter import Recorder
+from three_axes.count.moves import Channel
 from three_axes.count.operators import InBatch
 
-GROUP = type("Group", (), {})()  # a recorder remembers weakly whose connections it has seen
+GROUP = type(
+    "Group", (), {"group_name": "of two"}
+)()  # a recorder remembers weakly whose connections it has seen
 
 
 class Work:
@@ -63,7 +67,7 @@ def told(monkeypatch):
 def call(op="all_reduce", axis="dp", root=None, first=(100,), device="cpu", **sizes):
     tensor = None if first is None else torch.empty(first, device=device)
     sizes = {"payload": 400, "size": 400, "algorithmic": 600} | sizes
-    return Call(op, axis, GROUP, [4, 5], 0, root, **sizes, first=tensor)
+    return Call(op, axis, GROUP, [4, 5], 0, root, **sizes, first=tensor, alone=True, reduces="", tag=0)
 
 
 def issue(recorder, call, work=None, sends=0):
@@ -142,7 +146,7 @@ def test_spans_and_streams_are_kept_once_and_up_to_a_number(told):
         work = issue(recorder, call())
         told.clock.now += 5
         work.done = True
-        recorder.under_way()
+        recorder.waits(None)
         recorder.waited_for_ddp(told.clock.now - 3)
         recorder.waited(work, told.clock.now - 1e-4 / 2)
     report = recorder.stop()
@@ -164,16 +168,66 @@ def test_a_wait_too_short_to_be_seen_is_counted_and_not_drawn(told):
 def test_a_wait_for_a_tensor_is_for_the_first_that_is_under_way(told):
     recorder = Recorder()
     issue(recorder, call("broadcast", root=0), Work(done=True))
-    assert not recorder.under_way()
+    recorder.waits(torch.ones(1))
+    recorder.waited_for_tensor(0.5)
     issue(recorder, call("all_gather"))
     waits = issue(recorder, call())
-    assert recorder.under_way()
+    recorder.waits(torch.ones(1))
     told.clock.now = 2.0
     recorder.waited_for_tensor(0.5)
     waits.done = True
     recorder.waited_for_ddp(1.0)
     waited = {row.op: row.waited for row in recorder.rows.values()}
     assert waited == {"broadcast": 0, "all_gather": 1.5, "all_reduce": 1.0}
+
+
+def test_it_stands_in_what_it_waits_for(told):
+    recorder = Recorder()
+    of_all = Channel("collective", "of two", (4, 5))
+    given = torch.ones(1)
+    works = [issue(recorder, one) for one in (call("all_gather"), call(), call(gives=given))]
+    recorder.waits(works[1])
+    first = recorder.moves.look()
+    assert (first.stands, first.every) == ([(of_all, 2, False)], True)
+    recorder.waited(works[1], 0.0)
+    assert recorder.moves.look().stands is None and recorder.moves.look().moves == first.moves + 1
+    for awaited, numbers, every in (
+        (given, [3], True),
+        (torch.ones(1), [1, 3], False),
+        (None, [1, 3], False),
+    ):
+        recorder.waits(awaited)
+        seen = recorder.moves.look()
+        assert ([operation.number for operation in seen.stands], seen.every) == (numbers, every)
+        recorder.waited_for_tensor(0.0)
+    works[0].done = True
+    recorder.waits(None)
+    assert [operation.number for operation in recorder.moves.look().stands] == [3]
+    recorder.waits(issue(recorder, call(gives_up=True)))
+    assert recorder.moves.look().stands is None, "it ends by itself"
+
+
+def test_what_pytorch_refused_has_not_begun(told):
+    recorder = Recorder()
+    of_all = Channel("collective", "of two", (4, 5))
+    issue(recorder, call("all_gather"))
+    recorder.begins(call())
+    recorder.refused(call())
+    assert recorder.moves.begun[of_all].count == 1
+    issue(recorder, call("barrier", first=None))
+    assert recorder.moves.begun[of_all].first == ["all_gather of 100 float32", "barrier"]
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_who_has_a_thread_of_the_readers_may_be_freed_by_it(told, helps):
+    recorder = Recorder()
+    over = threading.Event()
+    thread = threading.Thread(target=(lambda: over.wait()) if helps else over.wait)
+    thread.start()
+    recorder.waits(issue(recorder, call()))
+    assert (recorder.moves.look().stands is None) == helps
+    over.set()
+    thread.join()
 
 
 def test_the_works_of_a_batch_end_together(told):
@@ -202,10 +256,16 @@ def test_what_each_brought_is_remembered_up_to_a_number(told):
     issue(recorder, call("broadcast", root=1))
     issue(recorder, call("all_to_all"))
     issue(recorder, call("barrier", first=None))
-    assert recorder._brought == {(4, 5): ["broadcast of 100 float32 with root 5", "all_to_all", "barrier"]}
-    for _ in range(meter.REMEMBERED):
+    message, of_all = (Channel("send", "of two", (4, 5), 4, 5), Channel("collective", "of two", (4, 5)))
+    first = {channel: begun.first for channel, begun in recorder.moves.begun.items()}
+    brought = ["broadcast of float32[100] with root 5", "all_to_all", "barrier"]
+    assert first == {message: ["100 float32"], of_all: brought}
+    for _ in range(moves.KEPT_FIRST):
         issue(recorder, call())
-    assert len(recorder._brought[4, 5]) == meter.REMEMBERED
+    begun = recorder.moves.begun[of_all]
+    assert (begun.count, len(begun.first)) == (moves.KEPT_FIRST + 3, moves.KEPT_FIRST)
+    assert begun.brought(2) == "all_to_all" and begun.brought(203) == "all_reduce of float32[100]"
+    assert begun.brought(204) is None
 
 
 def test_the_box_has_the_last_collective_after_the_process(told):

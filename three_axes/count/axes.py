@@ -12,24 +12,29 @@ import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..pytorch_private import RESOLVE, functional
+from ..pytorch_private import RESOLVE, functional, timeout
 
 FSDP = "_fully_shard"  # PyTorch's folder of it
 FRAMES = 30  # so many callers are looked at
+PATIENT = timedelta(minutes=1)
 
 
 class Members(NamedTuple):
-    """A group: its own description, its ranks as the world numbers them, this rank's place among them."""
+    """A group: its own description, its ranks as the world numbers them, this rank's place among them, and
+    whether its timeout is so short that a program may count on it.
+    """
 
     described: str
     ranks: list[int]
     me: int
+    gives_up: bool
 
 
 class Axes:
@@ -92,7 +97,8 @@ class Axes:
                 described = "world"
             elif described in ("undefined", ""):
                 described = "ranks " + ",".join(map(str, ranks))
-            known = self._members[group] = Members(described, ranks, group.rank())
+            gives_up = timeout(group) < PATIENT
+            known = self._members[group] = Members(described, ranks, group.rank(), gives_up)
         return known
 
     def name(self, group: dist.ProcessGroup, op: str) -> str:

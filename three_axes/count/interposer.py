@@ -20,8 +20,21 @@ import torch
 import torch.distributed as dist
 
 from .. import devices, pytorch_private
+from ..paper.collectives import ROOTED, needs
 from .axes import Axes
-from .operators import OPERATORS, InBatch, OnStream, first_tensor, must_send, nbytes, nobody
+from .moves import Channel
+from .operators import (
+    OPERATORS,
+    TAGS,
+    InBatch,
+    OnStream,
+    first_tensor,
+    must_send,
+    nbytes,
+    nobody,
+    reduction,
+    type_of,
+)
 
 # At this key the dispatcher passes also when a DTensor's own operator calls a collective, below autograd.
 _KEY = "BackendSelect"
@@ -29,8 +42,8 @@ _KEY = "BackendSelect"
 
 @dataclass
 class Call:
-    """A collective that is being issued. payload: bytes of the whole tensor. size: bytes that it holds. book:
-    bytes that this rank must send, by the book.
+    """A collective that is being issued. payload: bytes of the whole tensor. size: bytes that it holds.
+    algorithmic: bytes that this rank must send, by the book. reduces: 'sum', 'max' and so on.
     """
 
     op: str
@@ -43,16 +56,57 @@ class Call:
     size: int
     algorithmic: float
     first: torch.Tensor | None
+    alone: bool  # `first` is the whole
+    reduces: str
+    tag: int
+    gives_up: bool = False  # after so short a timeout of its group that a program may count on it
+    gives: torch.Tensor | None = None  # known when it is issued
+
+    @property
+    def channel(self) -> Channel:
+        """Where it is matched with its other sides."""
+        members = tuple(self.members)
+        if self.op not in ("send", "recv"):
+            return Channel("collective", self.group.group_name, members)
+        if self.root is None:
+            return Channel("recv_any", self.group.group_name, members, None, members[self.me], self.tag)
+        ends = (self.me, self.root) if self.op == "send" else (self.root, self.me)
+        source, target = (members[r] for r in ends)
+        return Channel(self.op, self.group.group_name, members, source, target, self.tag)
+
+    @property
+    def needs(self) -> tuple[int, ...]:
+        """The ranks that must have come before this one can leave."""
+        numbers = None if self.first is None else round(self.payload / max(1, self.first.element_size()))
+        on_cpu = self.first is None or self.first.device.type == "cpu"
+        places = needs(self.op, len(self.members), self.me, self.root, numbers, held=on_cpu)
+        return tuple(self.members[r] for r in places)
+
+    @property
+    def brought(self) -> str:
+        """What all sides must bring alike: 'all_reduce (max) of float32[2, 3]', '6 float32' of a message."""
+        what = self.op if self.reduces in ("", "sum") else f"{self.op} ({self.reduces})"
+        if self.first is None or self.op == "all_to_all":  # which may be uneven
+            return what
+        of, n = type_of(self.first), f"{self.payload / max(1, self.first.element_size()):.0f}"
+        if self.op in ("send", "recv"):
+            return f"{n} {of}"
+        if self.alone and self.op in ("all_reduce", "reduce", "broadcast"):
+            what += f" of {of}{list(self.first.shape)}"
+        else:
+            what += f" of {n} {of}"
+        return what + (f" with root {self.members[self.root]}" if self.op in ROOTED else "")
 
 
 class Listener(Protocol):
     def begins(self, call: Call) -> None: ...
     def begun(self, call: Call, work) -> None: ...
+    def refused(self, call: Call) -> None: ...
     def batch_begun(self, work: dist.Work) -> None: ...
+    def waits(self, on: dist.Work | torch.Tensor | None) -> None: ...  # None: DDP does, for its buckets
     def waited(self, work: dist.Work, start: float) -> None: ...
     def waited_for_tensor(self, start: float) -> None: ...
     def waited_for_ddp(self, start: float) -> None: ...
-    def under_way(self): ...
 
 
 class Network(Protocol):
@@ -135,7 +189,7 @@ class Interposer:
             if self._is_aside:
                 return call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             group = dist.ProcessGroup.unbox(args[at_group])
-            _, members, me = self.axes.members(group)
+            _, members, me, gives_up = self.axes.members(group)
             whole = args[at_whole] if at_whole is not None else None
             held = 0 if whole is None else nbytes(whole)
             root = None if at_root is None else args[at_root]
@@ -144,20 +198,27 @@ class Interposer:
             payload = held * len(members) if name in ("gather", "scatter") else held
             axis, first = self.axes.name(group, name), first_tensor(whole)
             algorithmic = must_send(operator, args, payload, len(members), me, root or 0)
-            issued = Call(name, axis, group, members, me, root, payload, held, algorithmic, first)
+            alone, reduces = whole is first or len(whole) == 1, reduction(operator, args)
+            tag = args[TAGS[operator]] if operator in TAGS else 0
+            sizes = payload, held, algorithmic
+            issued = Call(name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, gives_up)
             for listener in self._listeners:
                 listener.begins(issued)
             if name == "all_reduce" and _by_autograd(sys._getframe(1)):
                 self._watch_backward()
             ticket = None
             if self.fabric and operator != "recv_any_source_":
-                tag = args[3] if name in ("send", "recv") else 0
                 ticket = self.fabric.come(name, group.group_name, members, me, root, tag, payload)
             self.inside = True
             try:
                 result = call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
+            except BaseException:
+                for listener in self._listeners:
+                    listener.refused(issued)
+                raise
             finally:
                 self.inside = False
+            issued.gives = first_tensor(result[0]) if isinstance(result, tuple) else first
             work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
             if ticket:
                 work, result = self._held_back(ticket, group, work, result)
@@ -187,6 +248,9 @@ class Interposer:
         if self._is_aside:
             return self.wait_for(work, *args, **kwargs)
         start = time.monotonic()
+        if not args and not kwargs:  # else it may give up, and go on
+            for listener in self._listeners:
+                listener.waits(work)
         if self.fabric:
             self.fabric.awaited_in_python.add(work)
             args, kwargs = (), {}  # a work that is held back knows no timeout of its own
@@ -201,9 +265,10 @@ class Interposer:
 
     def _wait_tensor(self, keys, tensor):
         start = time.monotonic()
-        waiting = [listener for listener in self._listeners if listener.under_way()]
+        for listener in self._listeners:
+            listener.waits(tensor)
         result = pytorch_private.wait_tensor(keys, tensor)
-        for listener in waiting:
+        for listener in self._listeners:
             listener.waited_for_tensor(start)
         return result
 
@@ -219,6 +284,8 @@ class Interposer:
 
         def begins() -> None:
             start = time.monotonic()
+            for listener in self._listeners:
+                listener.waits(None)
             later(lambda: [listener.waited_for_ddp(start) for listener in self._listeners])
 
         later(begins)

@@ -19,14 +19,15 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from .. import pytorch_private
 from . import lines, wire
 from .clock import Span
 from .interposer import Call, interposer
-from .operators import InBatch, OnStream
-from .report import ROOTED, CollectiveCount, Report
+from .moves import Moves, Operation
+from .operators import InBatch, OnStream, type_of
+from .report import CollectiveCount, Report
 
 BOX_BYTES = 1024
-REMEMBERED = 200  # collectives of a call whose shapes are compared between ranks
 
 
 @dataclass
@@ -37,6 +38,8 @@ class Issued:
     row: CollectiveCount
     size: int  # bytes that it holds
     start: float
+    operation: Operation
+    piece: int  # of memory, in which the result is
     ended: bool = False
 
     def has_ended(self) -> bool:
@@ -55,7 +58,7 @@ class Recorder:
 
     def __init__(self, box: int | None = None, on: bool = True, spans: int = 1_000_000):
         self.box, self.on, self.most_spans = box, on, spans
-        self.counter = wire.Counter()
+        self.counter, self.moves = wire.Counter(), Moves()
         self.last: dict | None = None  # the collective issued last, as written to the box
         self._looked: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # whose connections are known
         # Called with the name, root or peer, and first tensor of each collective of a call before it begins.
@@ -78,14 +81,14 @@ class Recorder:
         self._in_flight = self._peak = self._number = self._forgotten = 0
         # Of the forgotten, those for whom somebody still may wait: who keeps them in a list waits late.
         self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
-        self.last = self.watch = None
+        self.last = self.watch = self._awaited = None
         self.spans: list[Span] = []
         self.streams: list[Span] = []
         self.levels: list[tuple[float, int]] = []
         if interposer.fabric:
             interposer.fabric.late = 0
         self._unseen = not wire.available  # whether bytes moved that the operating system does not count
-        self._brought: dict[tuple[int, ...], list[str]] = {}
+        self.moves.start()
         self.counter.forget()
         self._before = self.counter.read()
         self._settled = sum(self._before.values())
@@ -106,6 +109,7 @@ class Recorder:
         """
         for issued in self._open:
             if not issued.has_ended():
+                self.moves.stand([issued.operation])
                 interposer.wait_for(issued.work) if isinstance(issued.work, dist.Work) else issued.work.wait()
 
     def stop(self) -> Report:
@@ -122,7 +126,7 @@ class Recorder:
             None if self._unseen else sent,
             self._peak,
             not_waited,
-            self._brought,
+            self.moves.begun,
             self.spans,
             self.streams,
             self.levels,
@@ -162,12 +166,13 @@ class Recorder:
         row.algorithmic += call.algorithmic
         row.members = tuple(call.members)
         if call.first is not None:
-            row.types.add(_type(call.first))
+            row.types.add(type_of(call.first))
         if call.first is not None and call.first.device.type != "cpu":
             row.wire, self._unseen = None, True  # NCCL moves these, past the operating system's counters
         elif row not in self._since_quiet:
             self._since_quiet.append(row)
-        self._remember(call)
+        number = self.moves.begin(call.channel, call.brought)
+        self._begins = Operation(call.channel, number, call.needs, call.gives_up)
         if self.box is not None:
             self._note(call)
         if self.watch:
@@ -175,15 +180,31 @@ class Recorder:
 
     def begun(self, call: Call, work: dist.Work | OnStream | InBatch) -> None:
         self._peak = max(self._peak, self._in_flight + call.size)
-        self._open.append(Issued(work, self.rows[call.op, call.axis], call.size, time.monotonic()))
+        row, piece = self.rows[call.op, call.axis], _piece(call.gives)
+        self._open.append(Issued(work, row, call.size, time.monotonic(), self._begins, piece))
         self._in_flight += call.size
+
+    def refused(self, call: Call) -> None:
+        self.moves.take_back(call.channel)
 
     def batch_begun(self, work: dist.Work) -> None:
         for issued in self._open:
             if isinstance(issued.work, InBatch):
                 issued.work = work
 
+    def waits(self, on: dist.Work | torch.Tensor | None) -> None:
+        if on is None or isinstance(on, torch.Tensor):
+            begun = [issued for issued in self._open if not issued.has_ended()]
+            self._awaited = begun[0].row if begun else None
+            piece = _piece(on)
+            known = [issued for issued in begun if piece and issued.piece == piece]
+        else:
+            begun = known = [issued for issued in self._open if issued.work is on]
+        if begun:
+            self.moves.stand((issued.operation for issued in known or begun), every=bool(known))
+
     def waited(self, work: dist.Work, start: float) -> None:
+        self.moves.go_on()
         if awaited := [issued for issued in self._open if issued.work is work]:  # several, of a batch
             self._waited(awaited[0].row, start)
             self._in_flight -= sum(issued.size for issued in awaited)
@@ -193,19 +214,17 @@ class Recorder:
             self._forgotten -= 1
 
     def waited_for_tensor(self, start: float) -> None:
-        self._waited(self._awaited, start)
+        self.moves.go_on()
+        if self._awaited:
+            self._waited(self._awaited, start)
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
     def waited_for_ddp(self, start: float) -> None:
+        self.moves.go_on()
         buckets = (issued.row for issued in self._open if issued.row.op == "all_reduce")
         if row := next(buckets, None):  # all had to end, and it is not known which did last
             self._waited(row, start)
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
-
-    def under_way(self) -> bool:
-        """Whether something is, and if so, it is what a wait for a tensor waits for."""
-        self._awaited = next((issued.row for issued in self._open if not issued.has_ended()), None)
-        return self._awaited is not None
 
     # -- its books ---------------------------------------------------------------------
 
@@ -220,19 +239,6 @@ class Recorder:
             gone = set(map(id, ended))
             self._open = [issued for issued in self._open if id(issued) not in gone]
 
-    def _remember(self, call: Call) -> None:
-        """For `Traffic` to see whether all brought the same.
-
-        Sends have two sides that differ, all_to_all may be uneven.
-        """
-        brought = self._brought.setdefault(tuple(call.members), [])
-        if call.op not in ("send", "recv") and len(brought) < REMEMBERED:
-            size = ""
-            if call.first is not None and call.op != "all_to_all":
-                size = f" of {call.payload / max(1, call.first.element_size()):.0f} {_type(call.first)}"
-            root = f" with root {call.members[call.root]}" if call.op in ROOTED else ""
-            brought.append(call.op + size + root)
-
     def _note(self, call: Call) -> None:
         self._number += 1
         tensor = call.first if call.op != "barrier" else None
@@ -246,7 +252,7 @@ class Recorder:
             # whom this rank cannot go on without
             "needs": [call.members[call.root]] if alone else call.members,
             "shape": None if tensor is None else list(tensor.shape),
-            "dtype": None if tensor is None else _type(tensor),
+            "dtype": None if tensor is None else type_of(tensor),
             "line": lines.innermost(sys._getframe(2)),
         }
         os.pwrite(self.box, json.dumps(self.last).encode()[:BOX_BYTES].ljust(BOX_BYTES, b"\0"), 0)
@@ -279,5 +285,5 @@ class Recorder:
             self.keep(Span("wait", f"{row.op} {row.axis}", start, end))
 
 
-def _type(tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _piece(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else pytorch_private.piece_of(tensor.untyped_storage())

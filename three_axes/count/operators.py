@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 
 from ..paper.collectives import algorithmic_bytes
 
@@ -29,6 +30,24 @@ OPERATORS = {
     "recv_": ("recv", 1, 0, 2),
     "recv_any_source_": ("recv", 1, 0, None),
 }
+
+TAGS = {"send": 3, "recv_": 3, "recv_any_source_": 2}  # c10d operator -> the argument with the tag
+# c10d operator -> the argument that says how numbers are reduced
+REDUCES = {
+    "allreduce_": 2,
+    "allreduce_coalesced_": 2,
+    "reduce_": 2,
+    "reduce_scatter_": 3,
+    "_reduce_scatter_base_": 3,
+    "reduce_scatter_tensor_coalesced_": 3,
+}
+
+
+def reduction(operator: str, args) -> str:
+    """'sum', 'max' and so on; '' for what reduces nothing."""
+    if operator not in REDUCES:
+        return ""
+    return dist.ReduceOp.RedOpType(args[REDUCES[operator]].op()).name.lower()
 
 
 def must_send(operator: str, args, payload: float, n: int, me: int, root: int) -> float:
@@ -65,6 +84,11 @@ class InBatch:
 
     def wait(self) -> None:
         """Nothing has begun that could be waited for."""
+
+
+def type_of(tensor: torch.Tensor) -> str:
+    """'float32'"""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def first_tensor(tensors) -> torch.Tensor | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from .clock import Span
+from .moves import Begun, Channel
 
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
 SUMMED = ("calls", "payload", "algorithmic", "waited")  # and the wire, where it is known
 
 
@@ -51,8 +51,7 @@ class Report:
     wire: dict[tuple, int] | None = None  # (local end, remote end) -> bytes sent; None: not known
     peak_in_flight: int = 0  # bytes of the tensors that collectives held at once, at most
     not_waited: int = 0  # collectives begun whose end nobody in Python waited for
-    # ranks of a group -> what this rank brought to its collectives, one after the other (the first ones)
-    brought: dict[tuple[int, ...], list[str]] = field(default_factory=dict)
+    begun: dict[Channel, Begun] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)  # what it did when
     streams: list[Span] = field(default_factory=list)  # its collectives, from issue to when the end was seen
     # (when, bytes of activations held since then)

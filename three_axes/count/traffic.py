@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..table import Table, human
+from .moves import Begun, sides_of
 from .report import CollectiveCount, Report
 
 THREE_WAYS = ("predicted", "counted", "on the wire", "wire ÷ predicted")
@@ -26,7 +27,7 @@ class Traffic:
         self.late = sum(r.late for r in reports)
         self.not_waited = sum(r.not_waited for r in reports)
         self._connections = [r.wire for r in reports]
-        self._brought = [r.brought for r in reports]
+        self._begun = [r.begun for r in reports]
 
     @property
     def counted(self) -> list[float]:
@@ -64,21 +65,25 @@ class Traffic:
         return sent
 
     def disagreement(self) -> str | None:
-        """Ranks of one group whose collectives differ in kind, size or type: bytes were exchanged, but mean
-        nothing.
+        """Where ranks brought what does not fit to a collective of their group, or to the two sides of a
+        message: bytes were exchanged, but mean nothing.
 
         Some such meetings end without an error, since PyTorch does not compare.
         """
-        for members in dict.fromkeys(key for brought in self._brought for key in brought):
-            lists = {r: self._brought[r].get(members, []) for r in members}
-            for i in range(max(map(len, lists.values()))):
-                op_of = {r: mine[i] if i < len(mine) else "nothing" for r, mine in lists.items()}
-                if len(set(op_of.values())) > 1:
-                    first, other = members[0], next(r for r in members if op_of[r] != op_of[members[0]])
+        for channel in dict.fromkeys(channel for begun in self._begun for channel in begun):
+            if channel.source is not None and channel.from_anybody in self._begun[channel.target]:
+                continue  # which of the messages that it took came from there is not known
+            first = {r: self._begun[r].get(its, Begun()).first for r, its in sides_of(channel).items()}
+            is_message = channel.source is not None
+            for i in range((min if is_message else max)(map(len, first.values()))):
+                brought = {r: mine[i] if i < len(mine) else "nothing" for r, mine in first.items()}
+                one, *others = brought
+                if differ := [r for r in others if brought[r] != brought[one]]:
                     return (
-                        f"collective number {i + 1} of the call does not agree: rank {first} brought"
-                        f" {op_of[first]}, rank {other} {op_of[other]}. What it left in the tensors means"
-                        " nothing."
+                        f"{'message' if is_message else 'collective'} number {i + 1} of"
+                        f" {f'rank {one} to rank {differ[0]}' if is_message else 'the call'} does not agree:"
+                        f" rank {one} brought {brought[one]}, rank {differ[0]} {brought[differ[0]]}. What it"
+                        " left in the tensors means nothing."
                     )
         return None
 

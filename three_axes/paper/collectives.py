@@ -80,6 +80,40 @@ def gloo(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float
     return algorithmic_bytes(op, payload, n, rank, root)
 
 
+def needs(op: str, n: int, rank: int, root: int | None, numbers: int | None, held: bool) -> list[int]:
+    """Ranks that must have come before `rank` can leave `op` on `n` ranks.
+
+    root: or the peer of a message; None where it may be anybody. numbers: how many the whole tensor has; None
+    for a barrier. held: a sender waits until its receiver has come, as with gloo; NCCL keeps a small message.
+    Data comes from every rank, or from the root. In gloo's broadcast, down a binomial tree, it comes from
+    those above, and goes to those below. Not among them are ranks that need not come every time: in a reduce
+    of so few numbers that not every rank has a piece to send on, and where nothing is sent at all. (Read in
+    gloo's broadcast.cc, reduce.cc, gather.cc, scatter.cc and alltoallv.cc, at 081799c of 2025, and held
+    against ranks by a test.)
+    """
+    others = [r for r in range(n) if r != rank]
+    if numbers == 0 or root is None and op in ("send", "recv"):
+        return []
+    if op not in ("send", "recv", *ROOTED):
+        return others
+    if op == "recv" or op == "scatter" and rank != root:
+        return [root]
+    if op in ("gather", "reduce") and rank == root:
+        return others
+    if not held:
+        return [root] if op == "broadcast" and rank != root else []
+    if op in ("send", "gather"):
+        return [root]
+    if op == "scatter":
+        return others
+    if op == "reduce":
+        return others if numbers > 2 * n * (n - 1) else []
+    far = (rank - root) % n
+    above = [far % (1 << bit) for bit in range(far.bit_length()) if far >> bit & 1]
+    below = [far + (1 << bit) for bit in range(far.bit_length(), n.bit_length()) if far + (1 << bit) < n]
+    return sorted((far + root) % n for far in above + below)
+
+
 # -- seconds -----------------------------------------------------------------------------------
 
 
