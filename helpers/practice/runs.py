@@ -43,8 +43,11 @@ class Run:
 
     @property
     def standing(self) -> dict[int, dict]:
-        """Rank -> the send or receive that it stands in, where the call can never have ended; else {}."""
-        return waits(self.error) if self.error else {}
+        """Rank -> the send or receive that it stands in, where it is proven that these never end; else {}."""
+        if not (self.error and self.error.kind == "deadlock"):
+            return {}
+        stuck = {r: s.where["in"] for r, s in enumerate(self.error.seen) if not s.finished and s.where}
+        return stuck if all(at and at["op"] in ("send", "recv") for at in stuck.values()) else {}
 
     @property
     def values(self) -> list:
@@ -74,21 +77,6 @@ class Run:
         if what == "calls":
             return max(sum(row.calls for row in rows) for rows in self.traffic.ranks)
         return max(facts[what] for facts in self.ranks)
-
-
-def waits(error: RankError) -> dict[int, dict]:
-    """Rank -> the send or receive that it stands in, where a call can never have ended: every rank that has
-    not finished stands in one, and no two of them in the two sides of one message. Else {}: it was not
-    proven, and may only have been slow.
-    """
-    standing = {r: s.where["in"] if s.where else None for r, s in enumerate(error.seen) if not s.finished}
-    if error.kind != "timeout" or not all(at and at["op"] in ("send", "recv") for at in standing.values()):
-        return {}
-    partner = {r: at["needs"][0] for r, at in standing.items()}
-    meet = (
-        partner.get(other) == r and standing[other]["op"] != standing[r]["op"] for r, other in partner.items()
-    )
-    return {} if any(meet) else standing
 
 
 def alike(a, b, tolerance: float | None = None) -> bool:

@@ -11,12 +11,12 @@ import itertools
 import re
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from three_axes.count import lines
-from three_axes.count.report import ROOTED
+from three_axes.count.deadlock import Deadlock
+from three_axes.paper.collectives import ROOTED
 from three_axes.table import human, ranks
 
 from .messages import Error
@@ -34,14 +34,21 @@ FRESH = "All ranks were started afresh: the variables of earlier cells are gone,
 
 class RankError(RuntimeError):
     """A call on the ranks failed. `ranks` are those at fault, `kind` is one of
-    'raised', 'died', 'timeout', 'result'; `seen` is what was known of each rank.
-    The message is written for the reader."""
+    'raised', 'died', 'timeout', 'deadlock', 'result'; `seen` is what was known of each rank; `deadlock` is
+    the proof that none could go on. The message is written for the reader."""
 
     def __init__(
-        self, message: str, kind: str, at_fault: Iterable[int], state_kept: bool, seen: list[RankStatus]
+        self,
+        message: str,
+        kind: str,
+        at_fault: Iterable[int],
+        state_kept: bool,
+        seen: list[RankStatus],
+        deadlock: Deadlock | None = None,
     ):
         super().__init__(message)
         self.kind, self.ranks, self.state_kept, self.seen = kind, sorted(at_fault), state_kept, seen
+        self.deadlock = deadlock
 
     @property
     def report(self) -> str:
@@ -50,7 +57,7 @@ class RankError(RuntimeError):
         return "\n".join(str(self).split("\n")[:-1]).replace(", with timeout=… in seconds", "")
 
     def __reduce__(self):
-        return RankError, (str(self), self.kind, self.ranks, self.state_kept, self.seen)
+        return RankError, (str(self), self.kind, self.ranks, self.state_kept, self.seen, self.deadlock)
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows this and not a traceback through our own code."""
@@ -77,7 +84,9 @@ class RankStatus:
     said: str = ""  # what it had printed
 
 
-def explain(seen: list[RankStatus], timeout: float | None, mend: Callable[[], str]) -> RankError:
+def explain(
+    seen: list[RankStatus], timeout: float | None, deadlock: Deadlock | None, mend: Callable[[], str]
+) -> RankError:
     """What became of a call that failed.
 
     mend: frees the ranks, completes `seen` where one dies of it, and returns the sentence on their variables.
@@ -90,6 +99,9 @@ def explain(seen: list[RankStatus], timeout: float | None, mend: Callable[[], st
     if had_died:
         dead = [r for r, s in enumerate(seen) if s.exit is not None]
         return RankError(died(seen, dead, state), "died", dead, False, seen)
+    if not raising and deadlock:
+        told = deadlocked(seen, deadlock, state)
+        return RankError(told, "deadlock", deadlock.ranks, kept, seen, deadlock)
     if not raising:
         stuck = [r for r, s in enumerate(seen) if not s.finished]
         return RankError(timed_out(seen, timeout, state), "timeout", stuck, kept, seen)
@@ -170,15 +182,11 @@ def timed_out(seen: list[RankStatus], seconds: float, state: str) -> str:
     stuck = {r: s.where["in"] for r, s in enumerate(seen) if s.where and s.where["in"]}
     never = sorted({other for inside in stuck.values() for other in inside["needs"]} - set(stuck))
     ops = {_collective(inside, peer=False) for inside in stuck.values()}
-    if roots := _roots(seen):
-        parts.append(roots + " Every rank must name the same one.")
-    elif "new_group" in ops and never:
+    if "new_group" in ops and never:
         parts.append(
             "Every rank must call new_group and init_device_mesh, also one that will not be a member."
         )
-    if roots:
-        pass  # that explains who never came
-    elif never:
+    if never:
         waiting = [r for r, inside in stuck.items() if set(never) & set(inside["needs"])]
         parts.append(
             f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(never)}, which never"
@@ -188,12 +196,6 @@ def timed_out(seen: list[RankStatus], seconds: float, state: str) -> str:
             parts[-1] += (
                 f" But {ranks(running)} had not ended: it may only need longer, with timeout=… in seconds."
             )
-    elif all(inside["op"] in ("send", "recv") for inside in stuck.values()) and stuck:
-        parts.append(
-            "Every one waits for another: "
-            + ", ".join(f"{r} for {inside['needs'][0]}" for r, inside in stuck.items())
-            + "."
-        )
     elif len(ops) > 1:
         parts.append(
             "The ranks are in different collectives: each waits for the others to enter its own. "
@@ -208,25 +210,12 @@ def timed_out(seen: list[RankStatus], seconds: float, state: str) -> str:
     return "\n".join(parts + [state])
 
 
-def _roots(seen: list[RankStatus]) -> str:
-    """Where ranks of one group met in one operation and named different roots: who said which."""
-    met: dict[tuple, dict[int, int]] = {}
-    for r, s in enumerate(seen):
-        if s.box and s.box["op"] in ROOTED:
-            root = s.box["needs"][s.box["peer"]]
-            met.setdefault((s.box["op"], s.box["number"], tuple(s.box["needs"])), {})[r] = root
-    for (op, *_), root_of in met.items():
-        if len(set(root_of.values())) > 1:
-            return (
-                f"They do not agree who is the root of {op}: "
-                + ", ".join(
-                    f"{ranks([r for r in root_of if root_of[r] == root])}"
-                    f" {'says' if n == 1 else 'say'} root {root}"
-                    for root, n in Counter(root_of.values()).items()
-                )
-                + "."
-            )
-    return ""
+def deadlocked(seen: list[RankStatus], deadlock: Deadlock, state: str) -> str:
+    """The call can never end, which is known before its time is over."""
+    what = "the ranks do not agree" if deadlock.kind == "disagree" else "no rank can ever go on"
+    others = _others(seen, [], heading="When it was stopped:")
+    lines_of = {r: s.where["line"].number for r, s in enumerate(seen) if s.where and s.where["line"]}
+    return "\n".join([f"{what}, so the call was stopped", *others, deadlock.why(lines_of), state])
 
 
 def interrupted(seen: list[RankStatus], state: str) -> str:
@@ -284,7 +273,7 @@ def _collective(box: dict, peer: bool = True) -> str:
     if peer and box["op"] in ("send", "recv") and len(box["needs"]) == 1:
         text += f" {'to' if box['op'] == 'send' else 'from'} rank {box['needs'][0]}"
     if box["op"] in ROOTED:
-        text += f", root {box['peer']},"
+        text += f", root {box['peer']}"
     return text + ("" if box["axis"] == "world" else f" in group {box['axis']}")
 
 

@@ -20,6 +20,7 @@ from .messages import Setup
 
 ANSWER_SECONDS = 1.0  # for a rank to say where it is; on a busy machine that takes longer than its work
 AT_ONCE = 1 << 20  # bytes read from a rank at a time
+TICK = 0.1  # seconds from one look at a call that is silent to the next
 UNKNOWN = 255  # what multiprocessing says of a process whose fork server has ended before it
 START_SECONDS = 180  # for the imports on a slow or busy machine; one that ends is noticed at once
 
@@ -138,12 +139,14 @@ class Processes:
         seconds: float | None,
         captured=None,
         view=None,
+        standstill=None,
         late: tuple[int, dict] | None = None,
     ) -> dict[int, tuple]:
         """Wait for the answers `kind` to call `number`, and read the ranks' output meanwhile.
 
-        Returns early, with fewer answers, when one says that its rank failed, when a process ends, or after
-        `seconds`. `captured` takes the output. late: (an earlier call, where its answers go that come now).
+        Returns early, with fewer answers, when one says that its rank failed, when a process ends, when
+        `standstill` proves that no rank can go on, or after `seconds`. `captured` takes the output. late: (an
+        earlier call, where its answers go that come now).
         """
         captured = captured or [output.Captured() for _ in range(len(self.processes))]
         answers: dict[int, tuple] = {}
@@ -153,7 +156,7 @@ class Processes:
         of_output = {self.outputs[r]: r for r in members}
         of_end = {self.processes[r].sentinel: r for r in members}
         while len(answers) < len(members):
-            left = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
+            left = TICK if deadline is None else min(TICK, deadline - time.monotonic())
             if left <= 0:
                 break
             ready = wait([*of_control, *of_output, *of_end], left)
@@ -183,6 +186,8 @@ class Processes:
                             ended |= kind == "done" and not rest[0]
                 else:
                     ended = True
+            if standstill and not ended:
+                ended = standstill.is_proven(answers, captured) or not all(ok for ok, *_ in answers.values())
             if view:
                 view.tick(progress, len(self.processes))
             if ended:

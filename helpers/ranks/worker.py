@@ -94,6 +94,7 @@ class Rank:
         self.jobs: queue.SimpleQueue = queue.SimpleQueue()
         self.running: int | None = None  # number of the call the main thread is in
         self.aborting: int | None = None
+        self.freeing: threading.Thread | None = None  # the thread that frees the main one
         self.began = 0.0  # when it began
         self.since = 0  # the same by the clock of the flight recorder, in nanoseconds
         box = os.open(os.path.join(setup.folder, f"box-{setup.rank}"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -131,6 +132,8 @@ class Rank:
 
     def _join(self, generation: int) -> None:
         """Form the group, again if there was one: same processes, same variables, new connections."""
+        if self.freeing:
+            self.freeing.join()  # it cuts connections, and must not find the new ones
         if dist.is_initialized():
             dist.destroy_process_group()
         interposer.use(None)
@@ -248,8 +251,11 @@ class Rank:
                 os._exit(0)  # the kernel is gone
             if kind == "where":
                 self._send("where", *details, self._where())
+            elif kind == "moves":
+                self._send("moves", *details, self.recorder.moves.look())
             elif kind == "abort":
-                threading.Thread(target=self._abort, args=details, daemon=True).start()
+                self.freeing = threading.Thread(target=self._abort, args=details, daemon=True)
+                self.freeing.start()
             else:
                 self.jobs.put((kind, *details))
 
@@ -291,12 +297,10 @@ class Rank:
             self._free_gpu()
         if interposer.fabric:
             interposer.fabric.close()
-        pause = 0.03  # a collective that was cut raises by itself, with a better line than ours
         while self.running == number:
-            time.sleep(pause)
+            time.sleep(0.1)  # a collective that was cut raises by itself, with a better line than ours
             if self.running == number:
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            pause = 0.1
 
     @staticmethod
     def _free_gpu() -> None:

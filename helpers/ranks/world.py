@@ -26,6 +26,7 @@ import cloudpickle
 
 from three_axes import devices
 from three_axes.count.clock import Timeline
+from three_axes.count.deadlock import Deadlock
 from three_axes.count.traffic import Traffic
 from three_axes.paper.hardware import Network
 
@@ -33,6 +34,7 @@ from . import arguments, current, failure, folders, output, server
 from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, RankStatus
 from .messages import Setup
 from .processes import START_SECONDS, Processes
+from .standstill import Standstill
 
 REJOIN_SECONDS = 60.0  # for ranks that are alive to form the group again, on a busy machine
 ABORT_SECONDS = {"cpu": 0.5, "cuda": 5.0}  # for a rank to leave what it is in; then its process is ended
@@ -241,9 +243,10 @@ class World:
                 self._restart()
                 why = failure.not_taken(slow, self.n, len(payload), timeout, FRESH)
                 raise RankError(why, "timeout", slow, False, [RankStatus() for _ in range(self.n)])
-            done = self._ranks.collect("done", number, range(self.n), timeout, captured, view)
+            standstill = Standstill(self._ranks, number)
+            done = self._ranks.collect("done", number, range(self.n), timeout, captured, view, standstill)
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
-            trouble = self._fail(number, done, captured, timeout) if failed else None
+            trouble = self._fail(number, done, captured, timeout, standstill.found) if failed else None
             self._broken = False
         except KeyboardInterrupt:
             with server.undisturbed(again=False):  # a second press says the same
@@ -288,7 +291,7 @@ class World:
 
     # -- when a call fails -----------------------------------------------------------
 
-    def _fail(self, number: int, done: dict, captured, timeout) -> RankError:
+    def _fail(self, number: int, done: dict, captured, timeout, deadlock: Deadlock | None) -> RankError:
         """Find out what happened, free the ranks, mend the world, and say it all."""
         if self._ranks.dead() or not all(ok for ok, *_ in done.values()):
             # Let those who fail at the same moment say so.
@@ -298,7 +301,7 @@ class World:
                 wait([p.sentinel for p in self._ranks.processes], 1)
         seen = self._ranks.look(number, done, captured)
         missing = [r for r in range(self.n) if r not in done]
-        return failure.explain(seen, timeout, lambda: self._mend(missing, number, captured, seen))
+        return failure.explain(seen, timeout, deadlock, lambda: self._mend(missing, number, captured, seen))
 
     def _interrupted(self, number: int, captured) -> RanksInterrupted:
         if self._ranks.midway:  # half a message is in a pipe: nothing after it could be understood

@@ -76,7 +76,7 @@ def _unfit(run: Run, at_once: bool) -> bool:
     ranks = [s for s in error.seen if (s.exit is not None if error.kind == "died" else not s.finished)]
     last = [(s.where and s.where["in"]) or s.box for s in ranks]
     rows = [at for at in last if at and at["op"] == "all_to_all" and len(at["shape"] or []) == 2]
-    stopped = error.kind in ("timeout", "died") and last and len(rows) == len(last)
+    stopped = error.kind in ("timeout", "deadlock", "died") and last and len(rows) == len(last)
     said_so = any("alltoall" in text or "Split sizes" in text for text in run.errors)
     return bool(said_so or stopped) and any(at["number"] == 1 for at in rows) == at_once
 

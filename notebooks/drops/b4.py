@@ -377,7 +377,7 @@ def _still(proof: Callable[[Run, list[dict]], bool]) -> Callable[[Run, Run], str
     """With what the ranks stand still, where proof(run, the collectives that they stand in) holds."""
 
     def shown(run: Run, _) -> str:
-        if not (run.error and run.error.kind == "timeout"):
+        if not (run.error and run.error.kind in ("timeout", "deadlock")):
             return ""
         inside = [s.where["in"] for s in run.error.seen if s.where and s.where["in"]]
         numbers = ", ".join(map(str, run.tried[1:]))

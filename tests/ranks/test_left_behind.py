@@ -65,8 +65,8 @@ def test_no_rank_outlives_the_kernel(manner):
         "exit": "import os; os._exit(1)",
         "group": "import time; time.sleep(60)",
         "in a collective": (
-            "import torch.distributed as dist; world.run(lambda: dist.get_rank() and dist.barrier(),"
-            " timeout=None)"
+            "import time, torch.distributed as dist;"
+            " world.run(lambda: dist.barrier() if dist.get_rank() else time.sleep(60), timeout=None)"
         ),
         "holding the interpreter": "world.run(lambda: sum(range(10**10)), timeout=None)",
     }[manner]

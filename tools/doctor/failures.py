@@ -60,7 +60,7 @@ def failures(meet: str) -> str:
 
 # What the last rank does: the function, the kind of error that must be told, the world's timeout.
 FAILURES = {
-    "never comes": (_last_leaves, "timeout", 2),
+    "never comes": (_last_leaves, "deadlock", 2),
     "raises": (_last_raises, "raised", 30),
     "is killed": (_last_dies, "died", 30),
 }
@@ -75,7 +75,7 @@ def _failed(world: World, name: str, what: str) -> str:
     except RankError as e:
         seconds = time.monotonic() - start
         ranks, where = [world.n - 1], ""
-        if kind == "timeout":  # those that wait are the ones seen in a collective
+        if kind == "deadlock":  # those that wait are the ones seen in a collective
             ranks, where = list(range(world.n - 1)), "all_reduce"
         named = e.kind == kind and e.ranks == ranks and where in str(e)
         expect(named, f"on {name}, a rank that {what}: {e}")

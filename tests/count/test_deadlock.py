@@ -1,0 +1,246 @@
+"""The proof that ranks wait for each other for ever, from what they have begun; and on real ranks."""
+
+import random
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers import World
+from helpers.ranks.failure import RankError
+from three_axes.count.deadlock import prove
+from three_axes.count.moves import Channel, Moves, Operation
+from three_axes.paper.collectives import needs
+from tools import deadlocks
+
+ALL = Channel("collective", "world", (0, 1, 2))
+PAIR = Channel("collective", "of two", (0, 1))
+
+
+def message(kind, source, target, tag=0):
+    return Channel(kind, "world", (0, 1, 2), source, target, tag)
+
+
+def rank(*begun, stands=None, needs=(), every=True, brought="all_reduce of float32[3]"):
+    """A rank that has begun these, and stands in some of them."""
+    moves = Moves()
+    operations = [Operation(channel, moves.begin(channel, brought), needs) for channel in begun]
+    if stands is not None:
+        moves.stand([operations[i] for i in stands], every)
+    return moves.look()
+
+
+def test_who_waits_for_whom_is_told_in_words():
+    sends = [rank(message("send", r, (r + 1) % 3), stands=[0], needs=((r + 1) % 3,)) for r in range(3)]
+    proof = prove(sends, set())
+    assert (proof.kind, proof.ranks) == ("cycle", [0, 1, 2])
+    assert proof.why({0: 4, 1: 4}) == (
+        "rank 0 waits to send to rank 1 (line 4); rank 1 waits to send to rank 2 (line 4); rank 2 waits to"
+        " send to rank 0: everybody sends before anybody receives."
+    )
+    receives = [rank(message("recv", 1 - r, r), stands=[0], needs=(1 - r,)) for r in range(2)]
+    assert (
+        prove(receives, set())
+        .why({})
+        .endswith("rank 1 waits to receive from rank 0: everybody receives before anybody sends.")
+    )
+    other = [rank(PAIR, stands=[0], needs=(1,)), rank(message("recv", 0, 1), stands=[0], needs=(0,))]
+    assert prove(other, set()).why({}) == (
+        "rank 0 waits to meet in all_reduce of float32[3] with rank 1; rank 1 waits to receive from rank 0:"
+        " each waits for what the next would do later."
+    )
+
+
+def test_only_the_smallest_set_is_named():
+    looks = [
+        rank(ALL, stands=[0], needs=(1, 2)),
+        rank(message("recv", 2, 1), stands=[0], needs=(2,)),
+        rank(message("recv", 1, 2), stands=[0], needs=(1,)),
+    ]
+    proof = prove(looks, set())
+    assert proof.ranks == [1, 2] and {wait.rank for wait in proof.waits} == {1, 2}
+
+
+def test_who_has_finished_never_comes():
+    stuck = rank(ALL, ALL, stands=[1], needs=(0, 1))
+    proof = prove([rank(ALL), rank(ALL), stuck], {0, 1})
+    assert (proof.kind, proof.ranks) == ("absent", [2])
+    assert proof.why({}) == "rank 2 waits for ranks 0 and 1, which never came: they have finished."
+    assert prove([rank(ALL), rank(ALL), rank(ALL, stands=[0], needs=(0, 1))], {0, 1}) is None
+
+
+def test_what_does_not_fit_is_told_though_others_compute():
+    meets = [
+        rank(ALL, stands=[0], needs=(1, 2)),
+        rank(ALL, stands=[0], needs=(0, 2), brought="barrier"),
+        None,
+    ]
+    proof = prove(meets, set())
+    assert (proof.kind, proof.ranks) == ("disagree", [0, 1])
+    assert "number 1 of their group: rank 0 brought all_reduce of float32[3], rank 1 barrier." in proof.why(
+        {}
+    )
+    computes = rank(ALL, brought="barrier")
+    assert prove([meets[0], computes, None], set()) is None, "PyTorch may refuse it yet"
+    went_on = rank(ALL, ALL, brought="barrier")
+    assert prove([meets[0], went_on, None], set()).ranks == [0, 1]
+    told = [
+        rank(message("send", 0, 1), stands=[0], needs=(1,), brought="8 float32"),
+        rank(message("recv", 0, 1), stands=[0], needs=(0,), brought="16 float32"),
+    ]
+    assert "do not agree on message number 1 of theirs: rank 0 brought 8" in prove(told, set()).why({})
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        [rank(ALL, stands=[0], needs=(1, 2)), rank(), None],
+        [rank(ALL, stands=[0], needs=(1, 2)), rank(), rank(ALL, stands=[0], needs=(0, 1))],
+        [rank(PAIR, stands=[0], needs=(1,)), rank(PAIR, stands=[0], needs=(0,))],
+        [
+            rank(message("send", 0, 1), stands=[0], needs=(1,)),
+            rank(message("recv_any", None, 1), PAIR, stands=[1], needs=(0,)),
+        ],
+        [
+            rank(PAIR, message("recv", 1, 0), stands=[0, 1], needs=(1,), every=False),
+            rank(PAIR, PAIR, stands=[1], needs=(0,)),
+        ],
+    ],
+    ids=["one was not seen", "one computes", "all have come", "from anybody", "one of two may end"],
+)
+def test_what_may_still_end_is_not_proven(looks):
+    assert prove(looks, set()) is None
+
+
+def test_the_proof_is_right_in_every_state_of_random_programs():
+    draw = random.Random(0)
+    found = [deadlocks.check(deadlocks.random_program(draw)) for _ in range(300)]
+    assert 150 < found.count(True) < 250 and None not in found
+
+
+@pytest.fixture(scope="module")
+def world():
+    with World(4, timeout=30) as world:
+        yield world
+
+
+def test_random_programs_on_ranks():
+    draw = random.Random(1)
+    programs = (deadlocks.random_program(draw) for _ in iter(int, 1))
+    assert 5 < len(deadlocks.on_ranks(programs, 40)) < 20
+
+
+def without(op: str, root: int, missing: int) -> None:
+    """A collective that one rank does not call."""
+    me, n = dist.get_rank(), dist.get_world_size()
+    x, parts = torch.ones(100), [torch.empty(100) for _ in range(n)]
+    calls = {
+        "broadcast": lambda: dist.broadcast(x, root),
+        "reduce": lambda: dist.reduce(x, root),
+        "gather": lambda: dist.gather(x, parts if me == root else None, root),
+        "scatter": lambda: dist.scatter(x, parts if me == root else None, root),
+        "all_reduce": lambda: dist.all_reduce(x),
+        "all_gather": lambda: dist.all_gather(parts, x),
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty(100), x),
+        "barrier": lambda: dist.barrier(),
+    }
+    if me != missing:
+        calls[op]()
+
+
+@pytest.mark.parametrize("op", ["broadcast", "reduce", "gather", "scatter", "all_reduce", "all_to_all"])
+def test_who_can_leave_without_whom(world, op):
+    for root in (0, 2):
+        for missing in range(4):
+            with pytest.raises(RankError) as caught:
+                world.run(without, op, root, missing)
+            left = {r for r, seen in enumerate(caught.value.seen) if seen.finished}
+            stuck = {r for r in range(4) if missing in needs(op, 4, r, root, 100, held=True)}
+            assert caught.value.kind == "deadlock" and left == set(range(4)) - stuck, (root, missing)
+
+
+def test_nccl_keeps_a_message_and_gloo_does_not():
+    assert needs("send", 4, 0, 1, 100, held=True) == [1] and needs("send", 4, 0, 1, 100, held=False) == []
+    assert needs("broadcast", 4, 1, 0, 100, held=False) == [0] == needs("recv", 4, 1, 0, 100, held=False)
+    assert (
+        needs("all_reduce", 3, 1, None, 100, held=False)
+        == needs("barrier", 3, 1, None, None, False)
+        == [0, 2]
+    )
+    assert needs("recv", 4, 0, None, 100, True) == needs("all_reduce", 4, 0, None, 0, True) == []
+    assert needs("reduce", 4, 1, 0, 24, True) == [] and needs("reduce", 4, 1, 0, 25, True) == [0, 2, 3]
+
+
+def two_halves():
+    """Each rank waits in its own half for who stands in the other."""
+    halves = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+    x = torch.ones(2)
+    if dist.get_rank() < 2:
+        dist.all_reduce(x, group=halves[dist.get_rank()])
+
+
+def waits_in_backward():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    loss = model(torch.ones(2, 4)).sum()
+    if dist.get_rank():
+        loss.backward()
+
+
+def gathers_by_functions():
+    from torch.distributed._functional_collectives import all_gather_tensor
+
+    if dist.get_rank():
+        print(all_gather_tensor(torch.ones(2), 0, dist.group.WORLD).sum())
+
+
+def never_waited_for():
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(3), 1)
+
+
+@pytest.mark.parametrize("fn", [two_halves, waits_in_backward, gathers_by_functions, never_waited_for])
+def test_on_ranks_it_is_proven_wherever_they_wait(world, fn):
+    start = time.monotonic()
+    with pytest.raises(RankError) as caught:
+        world.run(fn)
+    assert caught.value.kind == "deadlock" and caught.value.state_kept, caught.value
+    assert time.monotonic() - start < 10
+
+
+def freed_by_a_thread():
+    if dist.get_rank():
+        return dist.barrier()
+    threading.Thread(target=lambda: (time.sleep(1), dist.barrier())).start()
+    dist.recv(torch.ones(1), 1) if dist.get_rank() == 9 else time.sleep(1.5)
+
+
+def gives_up_by_itself():
+    from datetime import timedelta
+
+    group = dist.new_group([0, 1, 2, 3], timeout=timedelta(seconds=1))
+    try:
+        if dist.get_rank():
+            dist.barrier(group=group)
+    except RuntimeError:
+        return "gave up"
+
+
+def waits_with_a_timeout():
+    from datetime import timedelta
+
+    if dist.get_rank():
+        work = dist.irecv(torch.ones(1), 0)
+        try:
+            work.wait(timedelta(seconds=0.7))
+        except RuntimeError:
+            return "gave up"
+
+
+@pytest.mark.parametrize("fn", [freed_by_a_thread, gives_up_by_itself, waits_with_a_timeout])
+def test_what_ends_by_itself_is_left_alone(world, fn):
+    try:
+        assert world.run(fn)[1] in (None, "gave up")
+    except RankError as e:
+        assert e.kind == "raised", e
