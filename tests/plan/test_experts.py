@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from three_axes.paper import placement
 from three_axes.paper.collectives import all_to_all_seconds
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
-from three_axes.plan.cost import step_terms
+from three_axes.plan.cost import constants, seconds_of, step_terms
 from three_axes.plan.frameworks import CONTEXT
 from three_axes.plan.memory import largest_stage, peak_memory, stage_memory, stage_params, states
 from three_axes.plan.operations import head, layer
@@ -241,6 +241,18 @@ def test_an_all_to_all_goes_through_link_and_port_at_once():
             copies = tuple(n / 8 * (1 - (1 - 1 / n) ** 8) for n in (inside * nodes, nodes))
             once = 1e6 * all_to_all_seconds(payload, inside, nodes, cluster, copies=copies)
             assert 0.8 < once / float(r[f"{system}_hybridep_us"]) < 1.5
+
+
+def test_a_token_goes_once_to_a_rank_and_to_a_node():
+    """Of its two copies to eight ranks on two nodes 15/16 are for different ranks, and 3/4 for different
+    nodes.
+    """
+    cluster, layout, c = replace(DGX, gpus_per_node=4), Layout(dp=8, ep=8), constants()
+    job = Job(MIXTRAL, cluster, 64, 4096, replace(MEGATRON, once_a_node=True))
+    dispatch = next(op for op in layer(job, layout) if op.name == "dispatch")
+    shares = c.intra_node_efficiency, c.inter_node_efficiency
+    by_hand = all_to_all_seconds(dispatch.payload, 4, 2, cluster, *shares, copies=(15 / 16, 3 / 4))
+    assert float(seconds_of(dispatch, job, layout, c)) == pytest.approx(float(by_hand))
 
 
 def test_a_plan_with_experts_explains_itself():
