@@ -126,6 +126,7 @@ def test_time_falls_and_no_figure_of_full_training_moves():
     assert dp(LORA) == pytest.approx(
         2 / 3 * dp(replace(JOB, framework=replace(MEGATRON, gradient_bytes=2))), rel=0.03
     )
+    assert sent(replace(LORA, model=MODELS["mixtral-8x7b"]), Layout(dp=8))["edp"] == 0  # experts stay frozen
 
 
 @pytest.mark.parametrize(
