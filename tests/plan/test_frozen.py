@@ -12,7 +12,7 @@ from three_axes.plan.cost import step_terms
 from three_axes.plan.data_parallel import adapter_share, synchronisation
 from three_axes.plan.flags import SOURCES, flags
 from three_axes.plan.job import MATRICES, Lora
-from three_axes.plan.layout import Axes
+from three_axes.plan.layout import ORDER, Axes
 from three_axes.plan.meeting import close_calls
 from three_axes.plan.memory import activations_per_layer, stage_states
 from three_axes.plan.operations import head, layer
@@ -144,14 +144,16 @@ def test_adapters_that_cannot_be_are_refused(given, sentence):
         Lora(**given)
 
 
-def test_arrays_of_frozen_layouts_give_what_numbers_give():
-    sizes = dict(dp=np.array([4, 2, 8]), tp=np.array([1, 2, 1]), pp=np.array([2, 2, 1]))
-    many = Layout(**sizes, zero=1)
+@pytest.mark.parametrize("order", [ORDER, ("tp", "pp", "dp")], ids=" ".join)
+def test_arrays_of_frozen_layouts_give_what_numbers_give(order):
+    """Also where tp is outermost, and leaves the node in one of two layouts with as many ranks along it."""
+    sizes = dict(dp=np.array([4, 8, 8, 2]), tp=np.array([1, 2, 1, 2]), pp=np.array([2, 2, 1, 1]))
+    many = Layout(**sizes, zero=1, order=order)
     got = step_terms(LORA, many)
-    for i in range(3):
-        one = Layout(**{axis: int(v[i]) for axis, v in sizes.items()}, zero=1)
+    for i in range(4):
+        one = Layout(**{axis: int(v[i]) for axis, v in sizes.items()}, zero=1, order=order)
         for name, value in step_terms(LORA, one).items():
-            assert np.broadcast_to(got[name], 3)[i] == pytest.approx(float(value)), name
+            assert np.broadcast_to(got[name], 4)[i] == pytest.approx(float(value)), name
 
 
 def test_states_of_eight_bits_and_on_the_host():
