@@ -164,6 +164,8 @@ def test_a_module_for_a_further_token():
     ops = [sum(op.flops for op in head(job, layout)) for job in (plain, with_it)]
     assert ops[1] == pytest.approx(2 * ops[0] + 6 * 4096 * 2 * more.hidden**2)
     assert total(step_terms(with_it, layout)) > total(step_terms(plain, layout))
+    scores = [stage_memory(job, layout, 15, 0)["logits"] for job in (plain, with_it)]
+    assert scores[1] - scores[0] == 4 * 4096 * more.vocab
     away = lambda job, stage: sum(sent(job, layout, stage).values())
     assert away(with_it, 0) == away(plain, 0) and away(with_it, 15) > away(plain, 15)
 
