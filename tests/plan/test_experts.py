@@ -309,6 +309,21 @@ def test_a_dispatch_that_hides_shows_a_fifth():
     assert float(shown("dispatch") / shown()) == pytest.approx(0.2)
 
 
+def test_what_streams_around_experts():
+    """Mixtral, tp 2, ep 2: a rank routes 2048 tokens, two copies each, and four experts get 4096 rows."""
+    lines = layer(Job(MIXTRAL, DGX, 8, 4096), Layout(tp=2, ep=2))
+    streamed = {(op.name, op.phase): op.streamed for op in lines}
+    number = 2 * 4096  # bytes of a token
+    for name, forward, backward in (
+        ("choice of experts", 4 * 6 * 2048 * 8, 4 * 12 * 2048 * 8),
+        ("permutation", number * (2048 + 4096), number * (2048 + 4096)),
+        ("order by expert", 2 * number * 4096, 2 * number * 4096),
+        ("order by rank", 2 * number * 4096, 2 * number * 4096),
+        ("results put together", number * (2048 + 4096), number * (2048 + 4096)),
+    ):
+        assert (streamed[name, "F"], streamed[name, "I"]) == (forward, backward), name
+
+
 @pytest.mark.parametrize("cut, tokens", [(False, 4096), (True, 512)], ids=["whole", "in parts"])
 def test_what_streams_between_the_matrices_of_latent_attention(cut, tokens):
     """DeepSeek-V3, tp 8: each number is read and written, two bytes both times; backward twice as many. Short

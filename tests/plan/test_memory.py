@@ -194,6 +194,7 @@ def test_layers_are_spread(layers, stages, on_stage):
     model, layout = replace(LLAMA, layers=layers), Layout(pp=stages)
     assert [int(layers_on_rank(model, layout, k)) for k in range(stages)] == on_stage
     assert can_be_spread(layers, stages) and not can_be_spread(20, 8)
+    assert not can_be_spread(59, 32)  # 29 stages of two and one of one, and two have none
 
 
 def test_balanced_stages_make_room_for_the_head():
