@@ -65,6 +65,15 @@ def test_gradients_of_norms_are_summed_over_tp(model, framework, layout, vectors
     assert (sums.calls, sums.payload) == (vectors, number * MODELS[model].hidden)
 
 
+@pytest.mark.parametrize("gradient_bytes, zero, moved", [(2, 0, 2 + 2 * 2), (4, 1, 2 + 2 * 4), (4, 2, 0)])
+def test_sums_of_gradients_that_no_product_adds(gradient_bytes, zero, moved):
+    """A microbatch's gradient is read, and the sum read and written; ZeRO-2 keeps none."""
+    framework = replace(TEXTBOOK, fused_sums=False, gradient_bytes=gradient_bytes)
+    lines = layer(Job(LLAMA, DGX, 8, 4096, framework), Layout(zero=zero))
+    (streamed,) = [op.streamed for op in lines if op.name == "sums of gradients"]
+    assert streamed == moved * LLAMA.matrix_params
+
+
 def test_seconds_of_data_parallelism_that_nothing_hides():
     """Rings of 32 layers and the rest over one node, at full speed: bytes over the link, a latency a hop."""
     bare = replace(TEXTBOOK, hides=())
