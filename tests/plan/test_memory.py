@@ -224,7 +224,7 @@ def test_what_a_stage_holds_beside_its_layers(sp, parts):
     job = Job(model, seq_len=s, framework=UNFUSED)
     held, layer = stage_memory(job, layout, 0, 0), sum(activations_per_layer(job, layout).values())
     assert held["activations"] - model.layers * layer == s * model.hidden / parts
-    assert held["logits"] == 4 * s * (model.hidden + model.vocab) / 8
+    assert held["logits"] == 4 * s * (model.hidden + model.vocab) / 8 and held["gathered weights"] == 0
 
 
 def test_one_by_one_costs_memory_and_time():
