@@ -14,7 +14,7 @@ from three_axes.plan.cost import constants, step_terms, work
 from three_axes.plan.data_parallel import synchronisation
 from three_axes.plan.frameworks import TEXTBOOK
 from three_axes.plan.memory import stage_memory, stage_params
-from three_axes.plan.operations import head, layer
+from three_axes.plan.operations import embedding, head, layer
 from three_axes.plan.traffic import calls, sent
 
 LLAMA, DGX = MODELS["llama-3-8b"], CLUSTERS["dgx-h100"]
@@ -133,6 +133,15 @@ def test_a_tied_head_is_copied_to_the_last_stage():
     assert sum(stages) == tied.params + vocabulary and stages[1] - stages[0] == tied.hidden
     for model in (tied, MODELS["gpt3-175b"]):
         assert stage_params(model, Layout(), 0) == model.params
+
+
+@pytest.mark.parametrize("sp, calls", [(True, [1, 0, 1, 1]), (False, [0, 1, 0, 0])])
+def test_what_the_embedding_sends(sp, calls):
+    """Scattered, its gradient is gathered again, and so is that of the learned positions."""
+    model = MODELS["gpt3-175b"]
+    lines = embedding(Job(model, DGX, 8, 2048), Layout(tp=8, sequence_parallel=sp))
+    assert [op.collective for op in lines] == ["reduce_scatter", "all_reduce", "all_gather", "all_gather"]
+    assert [op.calls for op in lines] == calls and {op.payload for op in lines} == {2 * 2048 * model.hidden}
 
 
 def test_full_recompute_computes_a_third_more():
