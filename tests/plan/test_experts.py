@@ -13,7 +13,15 @@ from three_axes.paper.collectives import all_to_all_seconds
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
 from three_axes.plan.cost import constants, seconds_of, step_terms
 from three_axes.plan.frameworks import CONTEXT
-from three_axes.plan.memory import largest_stage, peak_memory, stage_memory, stage_params, states
+from three_axes.plan.job import Lora
+from three_axes.plan.memory import (
+    activations_per_layer,
+    largest_stage,
+    peak_memory,
+    stage_memory,
+    stage_params,
+    states,
+)
 from three_axes.plan.operations import head, layer
 from three_axes.plan.possible import check
 from three_axes.plan.shape import Experts
@@ -322,6 +330,18 @@ def test_what_streams_around_experts():
         ("results put together", number * (2048 + 4096), number * (2048 + 4096)),
     ):
         assert (streamed[name, "F"], streamed[name, "I"]) == (forward, backward), name
+
+
+def test_what_latent_attention_keeps():
+    """DeepSeek-V3, numbers a token. Frozen, and without adapters there, it keeps what it asks for itself."""
+    job = Job(V3, DGX, 8, 4096)
+    kept, frozen = (
+        {name: size / (2 * 4096) for name, size in activations_per_layer(j, Layout()).items()}
+        for j in (job, replace(job, lora=Lora(8, ("feed-forward",))))
+    )
+    down, norm, both = ("queries, down", 7168), ("norm of queries", 1536), ("keys and values, down", 512 + 64)
+    assert kept.items() >= {down, norm, both, ("queries, up", 1536), ("keys and values, up", 512)}
+    assert frozen.items() >= {norm, both} and not {"queries, up", "keys and values, up"} & frozen.keys()
 
 
 @pytest.mark.parametrize("cut, tokens", [(False, 4096), (True, 512)], ids=["whole", "in parts"])

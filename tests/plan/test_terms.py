@@ -124,6 +124,9 @@ def test_the_slowest_stage_sets_the_pace():
     wide = replace(LLAMA, layers=30)  # 7, 8, 8, 7: the head fits where a layer is missing
     terms = step_terms(replace(job, model=wide), layout)
     assert float(terms["head"]) == pytest.approx(max(0.0, 16 * (last - one)))
+    three = replace(job, model=replace(LLAMA, layers=31))  # 10, 11, 10
+    matrices = [step_terms(j, at)["matrices"] for j, at in ((three, Layout(pp=3)), (job, layout))]
+    assert float(matrices[0] / matrices[1]) == pytest.approx(11 / 8)
 
 
 def test_a_tied_head_is_copied_to_the_last_stage():
