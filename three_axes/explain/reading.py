@@ -113,9 +113,9 @@ def _event(file: str, found: dict, name: str) -> Event:
     """An event with the arguments that are needed, if sound. Raises Unreadable where its times are not."""
     start, lasts, args = found.get("ts"), found.get("dur") or 0, found.get("args") or {}
     wrong = None
-    if not isinstance(start, (int, float)) or not abs(start) < LATEST:
+    if type(start) not in (int, float) or not abs(start) < LATEST:
         wrong = f"begins at {plain(repr(start), 40)}, which is no number of microseconds"
-    elif not isinstance(lasts, (int, float)) or not 0 <= lasts < LATEST:
+    elif type(lasts) not in (int, float) or not 0 <= lasts < LATEST:
         wrong = f"takes {plain(repr(lasts), 40)}, which is no number of microseconds of at least 0"
     elif not isinstance(args, dict):
         wrong = f"has the arguments {plain(repr(args), 40)}, which are no names with values"
