@@ -119,6 +119,20 @@ def test_all_tokens_to_one_expert_and_none_to_another(world):
     assert [r[1] for r in results] == [False, False, True, False]
 
 
+def test_a_token_that_comes_too_late_is_dropped(world):
+    class Chosen(toy.Experts):
+        def route(self, x):
+            return torch.tensor([[0], [0], [1], [1], [1], [2]]), torch.ones(6, 1, dtype=x.dtype)
+
+    def run():
+        twin, x = Chosen(8, k=1).double(), torch.randn(6, 8, dtype=torch.float64)
+        y, load = toy.expert_parallel(toy.split_experts(Chosen(8, k=1).double()), x, capacity=2)
+        late = torch.tensor([1, 1, 1, 1, 0, 1]).unsqueeze(1)
+        return load.tolist(), torch.allclose(y, twin(x) * late)
+
+    assert world.run(run) == [([2, 3, 1, 0], True)] * 4
+
+
 def test_an_uneven_all_to_all_is_counted_by_its_own_sizes(world):
     def run():
         rank = dist.get_rank()
