@@ -53,7 +53,7 @@ MAY = {
     "drops": COURSE | {f"helpers.{part}" for part in "toy emulate ranks draw live train practice".split()},
     "tools": COURSE
     | {f"helpers.{part}" for part in "toy emulate ranks draw live train practice".split()}
-    | {"drops"},
+    | {"drops", "three_axes.__main__"},
 }
 
 

@@ -200,6 +200,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{fault}:\n  cd {folder} && three-axes {shlex.join(case.argv)}", flush=True)
         else:
             shutil.rmtree(folder)
+    if not faults:
+        root.rmdir()
     speed = 60 * args.cases / (time.monotonic() - begun)
     print(f"{args.cases} cases, {speed:,.0f} a minute: {faults} failed")
     return bool(faults)
