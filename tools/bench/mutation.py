@@ -37,7 +37,7 @@ CONCERNED = {
     "three_axes/p": PLAN.split(),
     "three_axes/count/meter.py": ["recorder", "meter", "count"],
     "helpers/toy/": ["toy"],
-    "helpers/toy/context.py": ["beyond"],
+    "helpers/toy/context.py": ["beyond", "traffic"],
     "helpers/toy/experts.py": ["beyond", "toy"],
     "helpers/toy/fsdp.py": ["beyond", "attempts"],
     "helpers/toy/pace.py": ["toy", "timeline"],
