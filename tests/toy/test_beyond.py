@@ -53,6 +53,18 @@ def test_attention_to_other_ranks_keys_is_the_twins(world, way, places, heads):
         assert all(world.run(run, ranks))
 
 
+def test_a_block_on_a_ranks_tokens_is_the_twins(world):
+    def run():
+        block = toy.ToyTransformer(hidden=32).double().blocks[0]
+        x = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        at = toy.zigzag(16, 4)
+        mine = at[dist.get_rank()]
+        got = toy.context_block(block, x[:, mine], context.sees(mine, torch.cat(at)))
+        return torch.allclose(got, block(x)[:, mine])
+
+    assert all(world.run(run))
+
+
 def test_all_tokens_are_somewhere_and_zigzag_is_even():
     for c in (1, 2, 4, 8):
         for places in (toy.contiguous, toy.zigzag):
