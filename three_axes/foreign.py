@@ -6,10 +6,13 @@ nothing can be computed. A name may hold escape sequences, which a terminal woul
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import pickle
 import stat
+from collections.abc import Callable
 from typing import BinaryIO
 
 LARGEST = 10_000_000  # bytes of a file that is read whole: as objects they take up to forty times as many
@@ -88,3 +91,18 @@ def _is_flat(value: object) -> bool:
         inside = [list(one.values()) if isinstance(one, dict) else one for one in level]
         level = [part for one in inside if isinstance(one, list) for part in one]
     return not any(isinstance(one, (dict, list)) for one in level)
+
+
+class DataUnpickler(pickle.Unpickler):
+    """Reads a stranger's pickle, which may hold data alone. may_name(module, name): what it may name. Raises
+    UnpicklingError for anything else, since that could be code.
+    """
+
+    def __init__(self, content: bytes, may_name: Callable[[str, str], bool]):
+        super().__init__(io.BytesIO(content))
+        self._may_name = may_name
+
+    def find_class(self, module: str, name: str):
+        if self._may_name(module, name):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which may be code")

@@ -43,6 +43,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from three_axes.count.interposer import interposer
+from three_axes.foreign import DataUnpickler
 from three_axes.table import human
 
 UNFINISHED, DAMAGED = ".unfinished", ".damaged"
@@ -293,7 +294,7 @@ def load_weights(folder: Path, model: nn.Module) -> nn.Module:
 
 def _read(wanted: dict, folder: Path, **how) -> None:
     try:
-        _Index(io.BytesIO((folder / ".metadata").read_bytes())).load()
+        DataUnpickler((folder / ".metadata").read_bytes(), _is_of_index).load()
         with _quiet():
             dcp.load(wanted, checkpoint_id=folder, planner=_Data(), **how)
     except (dcp.CheckpointException, RuntimeError, ValueError, pickle.UnpicklingError) as e:
@@ -302,14 +303,10 @@ def _read(wanted: dict, folder: Path, **how) -> None:
         ) from None
 
 
-class _Index(pickle.Unpickler):
-    """Reads `.metadata`, a pickle, and refuses names that DCP does not write there: they could be code."""
-
-    def find_class(self, module: str, name: str):
-        number_format = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if number_format or name in INDEX_NAMES.get(module, ()):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"its .metadata names {module}.{name}, which may be code")
+def _is_of_index(module: str, name: str) -> bool:
+    """Whether DCP writes the name into `.metadata`, which is a pickle."""
+    number_format = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+    return number_format or name in INDEX_NAMES.get(module, ())
 
 
 class _Data(dcp.DefaultLoadPlanner):

@@ -2,11 +2,13 @@
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import pytest
@@ -20,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers import World, count_from_here, counted_so_far, peak_memory, rank_state
 from helpers.ranks.current import span
 from three_axes import counting
+from three_axes.count import counter
 from three_axes.count.against import against
-from three_axes.count.report import CollectiveCount
+from three_axes.count.report import CollectiveCount, Report
 from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import MODELS, Job, Layout
 from three_axes.plan.frameworks import find_framework
@@ -233,12 +236,33 @@ def torchrun(tmp_path, *arguments: str, ranks: int = 4) -> subprocess.CompletedP
 def test_a_script_that_leaves_at_once_or_fails(tmp_path):
     begin = "import os, sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
     begin += "dist.all_reduce(torch.ones(5))\nprint('here', flush=True)\n"
-    (tmp_path / "leaves.py").write_text(begin + "os._exit(0)")
+    (tmp_path / "leaves.py").write_text(begin + "try: os._exit(0)\nexcept BaseException: sys.exit(7)")
     done = torchrun(tmp_path, "-m", "leaves", ranks=2)
     assert done.returncode == 0 and "no optimizer stepped" in done.stdout, done.stderr
+    (tmp_path / "closes.py").write_text(begin + "dist.destroy_process_group()\nsys.stdout.close()")
+    done = torchrun(tmp_path, "closes.py", ranks=2)
+    assert done.returncode == 0 and "no optimizer stepped" in done.stderr, done.stderr
     (tmp_path / "fails.py").write_text(begin + "raise ValueError('its own')")
     done = torchrun(tmp_path, "fails.py", ranks=2)
     assert done.returncode and "ValueError: its own" in done.stderr and "collective" not in done.stdout
+
+
+def test_a_report_from_the_store_is_data():
+    (told, missing) = (counter.RankReport(Report([CollectiveCount("send", "dp")]), rank=1), object())
+    store = SimpleNamespace(wait=lambda *_: None, get=lambda rank: pickle.dumps([missing, told][int(rank)]))
+    with counting() as traffic:
+        pass
+    traffic._counter._store = store
+    assert traffic._counter.told_by(1, 0) == told
+    assert traffic._counter.told_by(0, 0) is None, "a class that no report has"
+
+
+def test_what_had_not_ended_is_said():
+    with counting() as traffic:
+        pass
+    traffic._mine.report.under_way = 3
+    said = "nobody waited for them: rank 0 3. Their bytes on the wire are n/a"
+    assert any(said in sentence for sentence in traffic.between_ranks())
 
 
 @pytest.mark.slow

@@ -181,6 +181,15 @@ def test_a_wait_for_a_tensor_is_for_the_first_that_is_under_way(told):
     assert waited == {"broadcast": 0, "all_gather": 1.5, "all_reduce": 1.0}
 
 
+def test_what_is_under_way_at_the_end_has_no_figure_of_the_wire(told):
+    recorder = Recorder()
+    recorder.waited(issue(recorder, call("broadcast", root=0), sends=50), 0.0)
+    issue(recorder, call(), sends=10)
+    report = recorder.stop()
+    assert [row.wire for row in report.rows] == [50, None] and report.wire is None
+    assert report.under_way == report.not_waited == 1
+
+
 def test_it_stands_in_what_it_waits_for(told):
     recorder = Recorder()
     of_all = Channel("collective", "of two", (4, 5))
@@ -188,7 +197,7 @@ def test_it_stands_in_what_it_waits_for(told):
     works = [issue(recorder, one) for one in (call("all_gather"), call(), call(gives=given))]
     recorder.waits(works[1])
     first = recorder.moves.look()
-    assert (first.stands, first.every) == ([(of_all, 2, False)], True)
+    assert (first.stands, first.every) == ([(of_all, 2, (5,), False)], True)
     recorder.waited(works[1], 0.0)
     assert recorder.moves.look().stands is None and recorder.moves.look().moves == first.moves + 1
     for awaited, numbers, every in (
@@ -262,6 +271,7 @@ def test_what_each_brought_is_remembered_up_to_a_number(told):
     assert first == {message: ["100 float32"], of_all: brought}
     for _ in range(moves.KEPT_FIRST):
         issue(recorder, call())
+    recorder.start()  # as `count_from_here` does, on each rank at another moment
     begun = recorder.moves.begun[of_all]
     assert (begun.count, len(begun.first)) == (moves.KEPT_FIRST + 3, moves.KEPT_FIRST)
     assert begun.brought(2) == "all_to_all" and begun.brought(203) == "all_reduce of float32[100]"

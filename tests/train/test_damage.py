@@ -14,6 +14,7 @@ from test_train import main_of, trained  # noqa: F401
 
 from helpers import train
 from helpers.train import checkpoint
+from three_axes.foreign import DataUnpickler
 
 LAST, BEFORE = "step-000004", "step-000002"
 
@@ -115,12 +116,12 @@ def test_an_index_that_holds_code_is_not_read(trained, aside, tmp_path):  # noqa
     (run / LAST / checkpoint.ABOUT).write_text(json.dumps(about))
     for command in (("--sample", "The"), ("--steps", "6")):
         code, _, err = aside(main_of, run, *command)
-        assert code == 2 and "its .metadata names " in err and "which may be code" in err, err
+        assert code == 2 and "it names " in err and "which may be code" in err, err
     assert not made.exists()
 
 
 def test_a_name_behind_a_dot_is_none_of_dcps():
-    reads = checkpoint._Index(io.BytesIO())
+    reads = DataUnpickler(b"", checkpoint._is_of_index)
     for module, name in (("torch.distributed.checkpoint.metadata", "os.system"), ("torch", "hub.load")):
         with pytest.raises(pickle.UnpicklingError, match="may be code"):
             reads.find_class(module, name)

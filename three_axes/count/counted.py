@@ -78,6 +78,12 @@ class Counted(Traffic):
                 if waited[most] > 2 * waited[least]
                 else f"all waited about alike, {waited[least]:.2f} to {waited[most]:.2f} s"
             )
+        under_way = {r: self._told[r].report.under_way for r in told}
+        if any(under_way.values()):
+            sentences.append(
+                f"collectives that had not ended when counting did, since nobody waited for them:"
+                f" {_by_value({r: str(n) for r, n in under_way.items()})}. Their bytes on the wire are n/a"
+            )
         if wrong := self.disagreement():
             sentences.append(wrong)
         if self.missing:

@@ -88,7 +88,6 @@ class Recorder:
         if interposer.fabric:
             interposer.fabric.late = 0
         self._unseen = not wire.available  # whether bytes moved that the operating system does not count
-        self.moves.start()
         self.counter.forget()
         self._before = self.counter.read()
         self._settled = sum(self._before.values())
@@ -115,7 +114,8 @@ class Recorder:
     def stop(self) -> Report:
         if not self.on:
             return Report(spans=self.spans, levels=self.levels)
-        self._settle()
+        under_way = sum(not issued.has_ended() for issued in self._open)
+        self._settle(is_calm=not under_way)
         self.counter.refresh()  # connections made by groups that no collective has used
         now = self.counter.read()
         sent = {ports: n - self._before.get(ports, 0) for ports, n in now.items()}
@@ -123,9 +123,10 @@ class Recorder:
         self._close(self._open)
         return Report(
             list(self.rows.values()),
-            None if self._unseen else sent,
+            None if self._unseen or under_way else sent,
             self._peak,
             not_waited,
+            under_way,
             self.moves.begun,
             self.spans,
             self.streams,
@@ -266,13 +267,15 @@ class Recorder:
             self._in_flight = 0
             self._settle()
 
-    def _settle(self) -> None:
+    def _settle(self, is_calm: bool = True) -> None:
         """Credit the bytes since the last quiet moment.
 
         Collectives that overlapped cannot be told apart on the wire: where they were of
         one kind the row is exact, where not each row says n/a and only the total is known.
+        So does a row of which something is still under way.
         """
-        total, is_known = self.counter.total(), wire.available and len(self._since_quiet) == 1
+        total = self.counter.total()
+        is_known = wire.available and is_calm and len(self._since_quiet) == 1
         for row in self._since_quiet:
             row.wire = row.wire + total - self._settled if is_known and row.wire is not None else None
         self._settled = total

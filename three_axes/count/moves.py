@@ -23,6 +23,7 @@ from . import lines
 
 KEPT_FIRST = 200  # of each channel, for a comparison when the call has ended
 KEPT_LAST = 8  # for one while it stands still
+OWN_THREAD = "three-axes"  # the name of the course's own: they free nobody
 COMMUNICATES = os.path.dirname(dist.__file__)
 
 
@@ -139,11 +140,12 @@ class Moves:
         """Whether another thread runs the reader's code, or is in PyTorch's communication. Threads of other
         libraries wait for work, which nobody gives them now.
         """
-        seen = sys._current_frames()
-        others = [
-            frame for thread, frame in seen.items() if thread not in (self._thread, threading.get_ident())
-        ]
-        return any(lines.innermost(frame) or _communicates(frame) for frame in others)
+        known = self._thread, threading.get_ident()
+        others = {t.ident for t in threading.enumerate() if t.ident not in known and t.name != OWN_THREAD}
+        if not others:  # a look at frames may keep their tensors longer, as a memory budget would see
+            return False
+        frames = [frame for thread, frame in sys._current_frames().items() if thread in others]
+        return any(lines.innermost(frame) or _communicates(frame) for frame in frames)
 
 
 def _communicates(frame: FrameType | None) -> bool:

@@ -51,6 +51,7 @@ class Report:
     wire: dict[tuple, int] | None = None  # (local end, remote end) -> bytes sent; None: not known
     peak_in_flight: int = 0  # bytes of the tensors that collectives held at once, at most
     not_waited: int = 0  # collectives begun whose end nobody in Python waited for
+    under_way: int = 0  # of those, what had not ended when counting did
     begun: dict[Channel, Begun] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)  # what it did when
     streams: list[Span] = field(default_factory=list)  # its collectives, from issue to when the end was seen

@@ -8,6 +8,7 @@ import runpy
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from ..plan.job import Job
 from ..plan.layout import Layout
@@ -37,33 +38,30 @@ def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
 
 
 def _counted(args, compared: tuple[Job, Layout] | None) -> int:
-    counted = Counted(Counter(trace=args.trace is not None))
-    leave, at_once = os._exit, False
-    os._exit = lambda code: _leave(code, leave)
+    counted, leave = Counted(Counter(trace=args.trace is not None)), os._exit
+
+    def tell() -> None:
+        os._exit = leave
+        counted.finish()
+        if counted._counter.rank == 0:
+            _report(counted, args, compared)
+
+    def leave_at_once(code: int) -> None:
+        """Some scripts do so for whom Python's end takes too long, or fails."""
+        if code == 0 and threading.current_thread() is threading.main_thread():
+            tell()
+        leave(code)
+
+    os._exit = leave_at_once
     try:
         _run(args)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
-        at_once = isinstance(end, Leaving)
     finally:
         os._exit = leave
-    counted.finish()
-    if counted._counter.rank == 0:
-        _report(counted, args, compared)
-    if at_once:
-        leave(0)
+    tell()
     return 0
-
-
-class Leaving(SystemExit):
-    """The script has called os._exit, as some do for whom Python's end takes too long, or fails."""
-
-
-def _leave(code: int, leave: Callable[[int], None]) -> None:
-    if code or threading.current_thread() is not threading.main_thread():
-        leave(code)
-    raise Leaving(code)
 
 
 def _run(args) -> None:
@@ -78,18 +76,25 @@ def _run(args) -> None:
 
 def _report(counted: Counted, args, compared) -> None:
     if not any(counted.ranks):
-        print(
+        _say(
             f"{args.script} called no collective, so there is nothing to count. Start it on several ranks:"
             f" torchrun --nproc-per-node 4 -m three_axes count {args.script}"
         )
         return
     steps = counted.steps[0].number
-    print(f"\n{args.script}: {len(counted.ranks)} ranks, {steps} steps of the optimizer\n\n{counted}")
+    _say(f"\n{args.script}: {len(counted.ranks)} ranks, {steps} steps of the optimizer\n\n{counted}")
     if compared:
         table, words = against(counted.of_a_step(), *compared)
-        print("\n".join(["", repr(table), *words]))
+        _say("\n".join(["", repr(table), *words]))
     for file, made in ((args.json, counted.json), (args.trace, counted.trace)):
         if file:
             with open(file, "w", encoding="utf-8") as f:
                 json.dump(made(), f)
-    sys.stdout.flush()
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except (OSError, ValueError):  # the script has closed its output
+        with suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
