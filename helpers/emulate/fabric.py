@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from three_axes import pytorch_private
+from three_axes.count.moves import OWN_THREAD
 from three_axes.paper.collectives import hop_by_hop
 from three_axes.paper.hardware import Network
 from three_axes.paper.placement import crosses
@@ -151,7 +152,7 @@ class Fabric:
                 future.set_result(result)
 
         if ticket.op in ("send", "recv"):  # must not wait behind another whose partner comes later
-            threading.Thread(target=end, daemon=True).start()
+            threading.Thread(target=end, name=OWN_THREAD, daemon=True).start()
         else:
             self._stream(group).put(end)
         return held
@@ -177,7 +178,7 @@ class Fabric:
                     end()
                     del end  # and with it the work, whose group may have been destroyed
 
-            threading.Thread(target=serve, daemon=True).start()
+            threading.Thread(target=serve, name=OWN_THREAD, daemon=True).start()
         return self._streams[group]
 
     def close(self) -> None:

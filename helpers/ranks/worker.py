@@ -31,6 +31,7 @@ import torch.distributed as dist
 from three_axes import devices, pytorch_private
 from three_axes.count import lines, meter, wire
 from three_axes.count.interposer import interposer
+from three_axes.count.moves import OWN_THREAD
 from three_axes.count.report import Report
 
 from ..emulate.budget import Budget
@@ -107,7 +108,7 @@ class Rank:
     def serve(self) -> None:
         signal.signal(signal.SIGINT, self._interrupted)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._listen, name=OWN_THREAD, daemon=True).start()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.names.update(
@@ -159,6 +160,7 @@ class Rank:
         sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
         interposer.axes.forget()
         self.recorder.start()
+        self.recorder.moves.start()  # which `count_from_here` leaves alone
         value, error = None, None
         try:
             try:
