@@ -41,12 +41,13 @@ SECONDS = 1.0  # until a run counts as stopped
 
 @dataclass(repr=False)
 class Stopped:
-    """A run that did not end in time, or died: what an engineer gets of it."""
+    """A run that stood still, or was too slow, or died: what an engineer gets of it."""
 
     number: int
     seed: int
     report: str  # by the world
     seen: list[RankStatus]
+    is_proven: bool  # that no rank could go on
     dumps: dict[int, dict]  # rank -> its flight record; a dead rank has none
 
     @property
@@ -187,7 +188,8 @@ def _run(number: int, seed: int, seconds: float) -> Stopped | None:
                 dumps = {int(f.name[5:]): pickle.loads(f.read_bytes()) for f in files}
                 # How long they waited differs from run to run.
                 report = re.sub(r", \d+\.\d s(?=\s)", "", e.report)
-                return Stopped(number, seed, report, e.seen, _until_the_death(dumps, e.seen))
+                is_proven = e.kind == "deadlock"
+                return Stopped(number, seed, report, e.seen, is_proven, _until_the_death(dumps, e.seen))
     return None
 
 
