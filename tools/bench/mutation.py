@@ -25,9 +25,9 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 PLAN_FILES = "attention cost data_parallel feed_forward layout memory op operations stages traffic".split()
 # Room -> its files, as `glob` takes them.
 ROOMS = {
-    "paper": [f"three_axes/paper/{name}.py" for name in "by_hand collectives pipelines placement".split()],
+    "paper": [f"three_axes/paper/{name}.py" for name in ("by_hand", "collectives", "[ps]*")],
     "plan": [f"three_axes/plan/{name}.py" for name in PLAN_FILES],
-    "meter": ["three_axes/count/meter.py"],
+    "meter": [f"three_axes/count/{name}.py" for name in ("meter", "operators", "wire")],
     "toy": ["helpers/toy/*.py"],
     "engine": ["helpers/practice/engine.py", "helpers/practice/runs.py"],
 }
@@ -35,7 +35,8 @@ PLAN = "by_hand terms placement collectives memory experts precision frozen traf
 # The tests that concern a file: those of the longest beginning that fits. Quick ones come first.
 CONCERNED = {
     "three_axes/p": PLAN.split(),
-    "three_axes/count/meter.py": ["recorder", "meter", "count"],
+    "three_axes/paper/s": ["schedules", "by_hand", "terms"],
+    "three_axes/count/": ["recorder", "meter", "count"],
     "helpers/toy/": ["toy"],
     "helpers/toy/context.py": ["beyond", "traffic"],
     "helpers/toy/experts.py": ["beyond", "toy"],
