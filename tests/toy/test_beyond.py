@@ -305,6 +305,11 @@ def test_an_order_gathers_as_often_as_it_must_and_holds_as_few_layers_as_it_can(
         assert b1.whole_at_once(off) == b1.whole_at_once(kept) == n
 
 
+def test_an_order_prefetches_one_layer_both_ways():
+    order = " ".join(what[0] + str(i) for what, i, _ in toy.fsdp_order(3))
+    assert order == "g0 g1 F0 f0 g2 F1 f1 F2 f2 g2 g1 B2 f2 r2 g0 B1 f1 r1 B0 f0 r0"
+
+
 def test_fsdp_refuses_what_cannot_be(world):
     def run(order, rows=4, tied=False):
         try:
