@@ -138,6 +138,37 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
 
 
 @styled
+def waiting(error) -> Picture:
+    """Who waits for whom. error: a RankError of the kind 'deadlock'.
+
+    Thick arrows are the smallest set of ranks that can never go on; for dashed ones that follows. A rank that
+    has finished is empty.
+    """
+    proof, n = error.deadlock, len(error.seen)
+    spot = lambda r: (math.sin(2 * math.pi * r / n), math.cos(2 * math.pi * r / n))
+    figure, ax = plt.subplots(figsize=(4.4, 3.4))
+    for wait in proof.every:
+        thick = wait in proof.waits
+        line = dict(arrowstyle="-|>", color=INK, connectionstyle="arc3,rad=0.18", shrinkA=17, shrinkB=17)
+        line |= dict(linewidth=3 if thick else 1, linestyle="-" if thick else "--", mutation_scale=18)
+        ax.annotate("", spot(wait.other), spot(wait.rank), arrowprops=line)
+    for r in range(n):
+        done = r in proof.finished
+        look = dict(facecolor="none" if done else rank_colour(r), edgecolor=INK, linewidth=1.2, zorder=3)
+        ax.add_patch(plt.Circle(spot(r), 0.2, **look))
+        write_rank(ax, *spot(r), r, 12, outline=2.5, zorder=4)
+        does = {wait.operation.channel.kind: wait.brought for wait in proof.every if wait.rank == r}
+        names = {"send": "sends", "recv": "receives"}
+        words = ", ".join(names.get(kind, brought.split(" ")[0]) for kind, brought in does.items())
+        x, y = (1.32 * part for part in spot(r))
+        side = "center" if abs(x) < 0.1 else "left" if x > 0 else "right"
+        ax.text(x, y, "has finished" if done else words, ha=side, va="center", fontsize=9.5)
+    ax.set(xlim=(-2.1, 2.1), ylim=(-1.6, 1.6), aspect="equal", title="Who waits for whom")
+    ax.axis("off")
+    return Picture(figure, f"Who waits for whom. {proof}")
+
+
+@styled
 def reached(runs: list) -> Picture:
     """A panel for each run: a bar for each rank, as long as it came in the group of all ranks."""
     rows = -(-len(runs) // 2)

@@ -214,8 +214,8 @@ def deadlocked(seen: list[RankStatus], deadlock: Deadlock, state: str) -> str:
     """The call can never end, which is known before its time is over."""
     what = "the ranks do not agree" if deadlock.kind == "disagree" else "no rank can ever go on"
     others = _others(seen, [], heading="When it was stopped:")
-    lines_of = {r: s.where["line"].number for r, s in enumerate(seen) if s.where and s.where["line"]}
-    return "\n".join([f"{what}, so the call was stopped", *others, deadlock.why(lines_of), state])
+    deadlock.lines = {r: s.where["line"].number for r, s in enumerate(seen) if s.where and s.where["line"]}
+    return "\n".join([f"{what}, so the call was stopped", *others, str(deadlock), state])
 
 
 def interrupted(seen: list[RankStatus], state: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from helpers import World
+from helpers import World, draw
 from helpers.ranks.failure import RankError
 from three_axes.count.deadlock import prove
 from three_axes.count.moves import Channel, Moves, Operation
@@ -36,18 +36,17 @@ def test_who_waits_for_whom_is_told_in_words():
     sends = [rank(message("send", r, (r + 1) % 3), stands=[0], needs=((r + 1) % 3,)) for r in range(3)]
     proof = prove(sends, set())
     assert (proof.kind, proof.ranks) == ("cycle", [0, 1, 2])
-    assert proof.why({0: 4, 1: 4}) == (
+    proof.lines = {0: 4, 1: 4}
+    assert str(proof) == (
         "rank 0 waits to send to rank 1 (line 4); rank 1 waits to send to rank 2 (line 4); rank 2 waits to"
         " send to rank 0: everybody sends before anybody receives."
     )
     receives = [rank(message("recv", 1 - r, r), stands=[0], needs=(1 - r,)) for r in range(2)]
-    assert (
-        prove(receives, set())
-        .why({})
-        .endswith("rank 1 waits to receive from rank 0: everybody receives before anybody sends.")
+    assert str(prove(receives, set())).endswith(
+        "rank 1 waits to receive from rank 0: everybody receives before anybody sends."
     )
     other = [rank(PAIR, stands=[0], needs=(1,)), rank(message("recv", 0, 1), stands=[0], needs=(0,))]
-    assert prove(other, set()).why({}) == (
+    assert str(prove(other, set())) == (
         "rank 0 waits to meet in all_reduce of float32[3] with rank 1; rank 1 waits to receive from rank 0:"
         " each waits for what the next would do later."
     )
@@ -67,7 +66,7 @@ def test_who_has_finished_never_comes():
     stuck = rank(ALL, ALL, stands=[1], needs=(0, 1))
     proof = prove([rank(ALL), rank(ALL), stuck], {0, 1})
     assert (proof.kind, proof.ranks) == ("absent", [2])
-    assert proof.why({}) == "rank 2 waits for ranks 0 and 1, which never came: they have finished."
+    assert str(proof) == "rank 2 waits for ranks 0 and 1, which never came: they have finished."
     assert prove([rank(ALL), rank(ALL), rank(ALL, stands=[0], needs=(0, 1))], {0, 1}) is None
 
 
@@ -79,9 +78,7 @@ def test_what_does_not_fit_is_told_though_others_compute():
     ]
     proof = prove(meets, set())
     assert (proof.kind, proof.ranks) == ("disagree", [0, 1])
-    assert "number 1 of their group: rank 0 brought all_reduce of float32[3], rank 1 barrier." in proof.why(
-        {}
-    )
+    assert "number 1 of their group: rank 0 brought all_reduce of float32[3], rank 1 barrier." in str(proof)
     computes = rank(ALL, brought="barrier")
     assert prove([meets[0], computes, None], set()) is None, "PyTorch may refuse it yet"
     went_on = rank(ALL, ALL, brought="barrier")
@@ -90,7 +87,7 @@ def test_what_does_not_fit_is_told_though_others_compute():
         rank(message("send", 0, 1), stands=[0], needs=(1,), brought="8 float32"),
         rank(message("recv", 0, 1), stands=[0], needs=(0,), brought="16 float32"),
     ]
-    assert "do not agree on message number 1 of theirs: rank 0 brought 8" in prove(told, set()).why({})
+    assert "do not agree on message number 1 of theirs: rank 0 brought 8" in str(prove(told, set()))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +156,13 @@ def test_who_can_leave_without_whom(world, op):
             left = {r for r, seen in enumerate(caught.value.seen) if seen.finished}
             stuck = {r for r in range(4) if missing in needs(op, 4, r, root, 100, held=True)}
             assert caught.value.kind == "deadlock" and left == set(range(4)) - stuck, (root, missing)
+
+
+def test_the_picture_says_what_the_proof_says(world):
+    with pytest.raises(RankError) as caught:
+        world.run(without, "gather", 0, 3)
+    assert draw.waiting(caught.value).alt == f"Who waits for whom. {caught.value.deadlock}"
+    assert "rank 0 waits for rank 3, which never came" in str(caught.value.deadlock)
 
 
 def test_nccl_keeps_a_message_and_gloo_does_not():

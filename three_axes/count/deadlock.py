@@ -17,7 +17,7 @@ Detection" (2012). `tools/deadlocks.py` holds this against all that can happen, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..table import ranks
@@ -32,24 +32,36 @@ class Wait(NamedTuple):
     operation: Operation
     brought: str  # in words
 
-    def told(self, line: int | None) -> str:
+    def told(self, lines: Mapping[int, int]) -> str:
         """'rank 0 waits to send to rank 1 (line 4)'"""
         kind = self.operation.channel.kind
         does = {"send": "send to", "recv": "receive from"}.get(kind, f"meet in {self.brought} with")
-        at = "" if line is None else f" (line {line})"
+        at = f" (line {lines[self.rank]})" if self.rank in lines else ""
         return f"rank {self.rank} waits to {does} rank {self.other}{at}"
+
+
+CYCLES = {
+    frozenset({"send"}): "everybody sends before anybody receives",
+    frozenset({"recv"}): "everybody receives before anybody sends",
+    frozenset({"collective"}): "each is in another collective. All ranks must call the collectives of their"
+    " groups in the same order",
+}
 
 
 @dataclass
 class Deadlock:
-    """Ranks that can never go on. kind: 'disagree', they meet in one operation and brought what does not
-    fit; 'absent', they wait for ranks that have finished; 'cycle', each waits for another of them. waits: who
-    waits for whom, of the smallest such set.
+    """Ranks that can never go on. `str` says why, for the reader.
+
+    kind: 'disagree', two ranks brought to one operation what does not fit; 'absent', they wait for ranks that
+    have finished; 'cycle', each waits for another of them. waits: who waits for whom, of the smallest such
+    set; every: of all ranks. lines: rank -> the number of the line where it stands, where it is known.
     """
 
     kind: str
     waits: list[Wait]
+    every: list[Wait]
     finished: list[int]
+    lines: dict[int, int] = field(default_factory=dict)
 
     @property
     def ranks(self) -> list[int]:
@@ -57,47 +69,34 @@ class Deadlock:
         stuck = {wait.rank for wait in self.waits} | {wait.other for wait in self.waits}
         return sorted(stuck - set(self.finished))
 
-    def why(self, lines: Mapping[int, int]) -> str:
-        """Why nobody can go on, for the reader. lines: rank -> the number of the line where it stands."""
+    def __str__(self) -> str:
         if self.kind == "cycle":
-            return self._cycle(lines)
+            kinds = frozenset(wait.operation.channel.kind for wait in self.waits)
+            why = CYCLES.get(kinds, "each waits for what the next would do later")
+            return "; ".join(wait.told(self.lines) for wait in self.waits) + f": {why}."
         return self._absent() if self.kind == "absent" else self._disagree()
-
-    def _disagree(self) -> str:
-        one, other = self.waits[:2]
-        number = one.operation.number
-        if one.operation.channel.kind == "collective":
-            rule = (
-                "All ranks of a group must call the same collectives in the same order, with tensors alike."
-            )
-            which = f"collective number {number} of their group"
-        else:
-            rule, which = "Both sides must name the same size and type.", f"message number {number} of theirs"
-        return (
-            f"rank {one.rank} and rank {other.rank} do not agree on {which}: rank {one.rank} brought"
-            f" {one.brought}, rank {other.rank} {other.brought}. {rule}"
-        )
 
     def _absent(self) -> str:
         waiting = sorted({wait.rank for wait in self.waits})
         absent = sorted({wait.other for wait in self.waits})
-        has = "it has" if len(absent) == 1 else "they have"
         return (
             f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(absent)}, which never"
-            f" came: {has} finished."
+            f" came: {'it has' if len(absent) == 1 else 'they have'} finished."
         )
 
-    def _cycle(self, lines: Mapping[int, int]) -> str:
-        kinds = {wait.operation.channel.kind for wait in self.waits}
-        why = {
-            frozenset({"send"}): "everybody sends before anybody receives",
-            frozenset({"recv"}): "everybody receives before anybody sends",
-            frozenset(
-                {"collective"}
-            ): "each is in another collective. All ranks of a group must call the same"
-            " collectives in the same order",
-        }.get(frozenset(kinds), "each waits for what the next would do later")
-        return "; ".join(wait.told(lines.get(wait.rank)) for wait in self.waits) + f": {why}."
+    def _disagree(self) -> str:
+        one, other = self.waits
+        which, rule = (
+            f"message number {one.operation.number} of theirs",
+            "Both sides must name one size and type",
+        )
+        if one.operation.channel.kind == "collective":
+            which = f"collective number {one.operation.number} of their group"
+            rule = "All ranks of a group must call the same collectives in the same order, with tensors alike"
+        return (
+            f"rank {one.rank} and rank {other.rank} do not agree on {which}: rank {one.rank} brought"
+            f" {one.brought}, rank {other.rank} {other.brought}. {rule}."
+        )
 
 
 def prove(looks: Sequence[Look | None], finished: Collection[int]) -> Deadlock | None:
@@ -108,7 +107,7 @@ def prove(looks: Sequence[Look | None], finished: Collection[int]) -> Deadlock |
     """
     standing = {r: look for r, look in enumerate(looks) if look and look.stands and r not in finished}
     if found := _disagreement(looks, {*standing, *finished}):
-        return Deadlock("disagree", found, sorted(finished))
+        return Deadlock("disagree", found, found, sorted(finished))
     if not standing or any(r not in standing and r not in finished for r in range(len(looks))):
         return None
     waits = {r: [list(_missing(r, o, looks)) for o in look.stands] for r, look in standing.items()}
@@ -119,8 +118,8 @@ def prove(looks: Sequence[Look | None], finished: Collection[int]) -> Deadlock |
         return None
     edges = [wait for of_rank in waits.values() for missing in of_rank for wait in missing]
     if absent := [wait for wait in edges if wait.other in finished]:
-        return Deadlock("absent", absent, sorted(finished))
-    return Deadlock("cycle", _shortest_cycle(edges), sorted(finished))
+        return Deadlock("absent", absent, edges, sorted(finished))
+    return Deadlock("cycle", _shortest_cycle(edges), edges, sorted(finished))
 
 
 def _may_go_on(waits: list[list[Wait]], every: bool, free: set[int]) -> bool:
@@ -157,22 +156,22 @@ def _disagreement(looks: Sequence[Look | None], still: Collection[int]) -> list[
 
 def _shortest_cycle(waits: list[Wait]) -> list[Wait]:
     """The fewest ranks of which each waits for the next, and the last for the first."""
-    best: list[Wait] | None = None
-    for start in sorted({wait.rank for wait in waits}):
-        paths, seen = [[]], {start}
-        while paths and (best is None or len(paths[0]) + 1 < len(best)):
-            found = None
-            longer = []
-            for path in paths:
-                at = path[-1].other if path else start
-                for wait in (w for w in waits if w.rank == at):
-                    if wait.other == start:
-                        found = found or [*path, wait]
-                    elif wait.other not in seen:
-                        seen.add(wait.other)
-                        longer.append([*path, wait])
-            if found:
-                best = found
-                break
-            paths = longer
-    return best
+    of_rank: dict[int, list[Wait]] = {}
+    for wait in waits:
+        of_rank.setdefault(wait.rank, []).append(wait)
+    return min(
+        (_back_to(start, of_rank) for start in sorted(of_rank)), key=lambda way: len(way) or len(waits) + 1
+    )
+
+
+def _back_to(start: int, waits: Mapping[int, list[Wait]]) -> list[Wait]:
+    """The shortest way from a rank to itself; empty where there is none."""
+    ways, seen = [[]], set()
+    for way in ways:  # which grows, the shorter ones first
+        at = way[-1].other if way else start
+        if way and at == start:
+            return way
+        if at not in seen:
+            seen.add(at)
+            ways += [[*way, wait] for wait in waits[at]]
+    return []
