@@ -22,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers import World, count_from_here, counted_so_far, peak_memory, rank_state
 from helpers.ranks.current import span
 from three_axes import counting
-from three_axes.count import counter
+from three_axes.count import counter, watch
 from three_axes.count.against import against
+from three_axes.count.moves import Channel, Moves, Operation
 from three_axes.count.report import CollectiveCount, Report
 from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import MODELS, Job, Layout
@@ -247,12 +248,57 @@ def test_a_script_that_leaves_at_once_or_fails(tmp_path):
     assert done.returncode and "ValueError: its own" in done.stderr and "collective" not in done.stdout
 
 
+@pytest.mark.slow
+def test_a_hang_of_a_script_is_proven_and_ends_the_job(tmp_path):
+    (tmp_path / "hangs.py").write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "rank, n = dist.get_rank(), dist.get_world_size()\ndist.all_reduce(torch.ones(3))\n"
+        "dist.recv(torch.ones(3), (rank - 1) % n)\ndist.send(torch.ones(3), (rank + 1) % n)\n"
+    )
+    done = torchrun(tmp_path, "--watch", "--exit", "75", "hangs.py", ranks=3)
+    assert done.returncode and re.search(r"exitcode *: 75", done.stderr), done.stderr
+    assert "rank 2: hangs.py, line 5:  dist.recv(" in done.stdout
+    assert "rank 1 waits to receive from rank 0 (line 5): everybody receives before anybody" in done.stdout
+
+
+def test_what_has_moved_between_two_looks_is_no_hang():
+    """Rank 0 of two, whose other rank tells by hand."""
+    values, found = {}, []
+    store = SimpleNamespace(
+        set=values.__setitem__,
+        check=lambda keys: values.keys() >= set(keys),
+        multi_get=lambda keys: [values[key] for key in keys],
+    )
+    looks = [Moves(), Moves()]
+    tells = [SimpleNamespace(rank=r, size=2, store=None, moves=moves) for r, moves in enumerate(looks)]
+    mine, theirs = (watch.Watch(counter, lambda *proof: found.append(proof)) for counter in tells)
+    for me, moves in enumerate(looks):
+        channel = Channel("recv", "world", (0, 1), 1 - me, me)
+        moves.stand([Operation(channel, moves.begin(channel, "3 float32"), (1 - me,))])
+
+    def proven(*tell) -> bool:
+        for one in tell:
+            one._tell(store)
+        return mine._prove(store)
+
+    assert not proven(mine) and not proven(theirs), "once"
+    assert not proven(mine), "the other has not told again"
+    its = looks[1].look().stands
+    looks[1].go_on()
+    looks[1].stand(its)
+    assert not proven(mine, theirs), "it has moved"
+    assert not proven(mine)
+    assert proven(mine, theirs) and len(found) == 1
+    for one in (mine, theirs):
+        one.end()
+
+
 def test_a_report_from_the_store_is_data():
     (told, missing) = (counter.RankReport(Report([CollectiveCount("send", "dp")]), rank=1), object())
     store = SimpleNamespace(wait=lambda *_: None, get=lambda rank: pickle.dumps([missing, told][int(rank)]))
     with counting() as traffic:
         pass
-    traffic._counter._store = store
+    traffic._counter.store = store
     assert traffic._counter.told_by(1, 0) == told
     assert traffic._counter.told_by(0, 0) is None, "a class that no report has"
 

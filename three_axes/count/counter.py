@@ -22,7 +22,12 @@ from .steps import BySteps, Steps
 
 PATIENCE = 60.0  # seconds until a rank that has not sent its report is left out
 SPANS = 50_000  # of each kind, that a trace keeps of a rank
-OF_REPORTS = ("RankReport", "Report", "BySteps", "CollectiveCount", "Channel", "Begun", "Span")
+OF_REPORTS = ("RankReport", "Report", "BySteps", "CollectiveCount", "Channel", "Begun", "Span") + (
+    "Told",
+    "Look",
+    "Operation",
+    "Line",
+)
 _numbers = itertools.count()
 
 
@@ -41,7 +46,7 @@ class Counter(Recorder):
     """Finds out by itself, at the first collective, which rank this is. trace: whether to keep times."""
 
     def __init__(self, trace: bool = False):
-        self.rank, self.size, self.backend, self._store, self._trace = 0, 1, "", None, trace
+        self.rank, self.size, self.backend, self.store, self._trace = 0, 1, "", None, trace
         self._key = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_numbers)}"
         super().__init__(spans=SPANS if trace else 0)
         self._meet()
@@ -59,11 +64,11 @@ class Counter(Recorder):
         """The store where the ranks met: our reports go through it, past what is counted. Whoever holds it
         keeps it open when the script destroys its group.
         """
-        if self._store is not None or not dist.is_initialized():
+        if self.store is not None or not dist.is_initialized():
             return
         self.rank, self.size, self.backend = dist.get_rank(), dist.get_world_size(), dist.get_backend()
         store = pytorch_private.default_store()
-        self._store = dist.PrefixStore(f"three-axes/{self._key}", store)
+        self.store = dist.PrefixStore(f"three-axes/{self._key}", store)
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
         wire.services.update({getattr(store, "port", 0), int(os.environ.get("MASTER_PORT", 0))})
@@ -74,22 +79,22 @@ class Counter(Recorder):
         steps = self.steps.stop()
         told = RankReport(self.stop(), steps, self.rank, self.backend, time.time() - time.monotonic())
         self.close()
-        if self._store is not None and self.size > 1:
-            self._store.set(str(self.rank), pickle.dumps(told))
+        if self.store is not None and self.size > 1:
+            self.store.set(str(self.rank), pickle.dumps(told))
         return told
 
     def told_by(self, rank: int, until: float) -> RankReport | None:
         """Another rank's report, None where it has not come by then."""
         try:
-            self._store.wait([str(rank)], timedelta(seconds=max(0.01, until - time.monotonic())))
-            return DataUnpickler(self._store.get(str(rank)), _is_of_reports).load()
+            self.store.wait([str(rank)], timedelta(seconds=max(0.01, until - time.monotonic())))
+            return DataUnpickler(self.store.get(str(rank)), is_of_reports).load()
         except (RuntimeError, OSError):  # it did not come, or the store went with the process that had it
             return None
         except (pickle.UnpicklingError, EOFError):  # it is no report
             return None
 
 
-def _is_of_reports(module: str, name: str) -> bool:
+def is_of_reports(module: str, name: str) -> bool:
     """torchrun's store takes what anybody in its network sends: of that, what reports are made of is read."""
     return (module, name) == ("collections", "deque") or (
         module.startswith("three_axes.count.") and name in OF_REPORTS

@@ -13,6 +13,8 @@ from ..plan.layout import RECOMPUTE, Axes
 def add_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", metavar="FILE", help="write what was counted on every rank")
     sub.add_argument("--trace", metavar="FILE", help="write a Chrome trace, for ui.perfetto.dev")
+    sub.add_argument("--watch", action="store_true", help="say so where no rank can ever go on")
+    sub.add_argument("--exit", type=int, metavar="CODE", help="with --watch: and end the job so")
     sub.add_argument("-m", "--module", action="store_true", help="the script is a module: count -m pkg.train")
     job = sub.add_argument_group("predicted beside counted", "what is trained, and how it is split")
     job.add_argument("--model", help="a name, or a JSON file, as for plan")

@@ -9,12 +9,16 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from ..plan.job import Job
 from ..plan.layout import Layout
 from .against import against
 from .counted import Counted
 from .counter import Counter
+from .deadlock import Deadlock
+from .lines import Line, show
+from .watch import Watch
 
 
 def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
@@ -29,6 +33,8 @@ def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
             raise ValueError("--model needs --batch and --seq too: what a step sends depends on them")
         compared = job()
         compared[0].check(compared[1], int(os.environ.get("WORLD_SIZE", 1)))
+    if args.exit is not None and not (args.watch and 0 < args.exit < 256):
+        raise ValueError(f"--exit {args.exit}: give a status of 1 to 255, together with --watch")
     if not args.module and not os.path.isfile(args.script):
         raise ValueError(f"there is no script {args.script!r}; options of count come before it")
     for file in filter(None, (args.json, args.trace)):
@@ -39,9 +45,12 @@ def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
 
 def _counted(args, compared: tuple[Job, Layout] | None) -> int:
     counted, leave = Counted(Counter(trace=args.trace is not None)), os._exit
+    watch = Watch(counted._counter, partial(_hangs, args.exit, leave)) if args.watch else None
 
     def tell() -> None:
         os._exit = leave
+        if watch:
+            watch.end()
         counted.finish()
         if counted._counter.rank == 0:
             _report(counted, args, compared)
@@ -62,6 +71,14 @@ def _counted(args, compared: tuple[Job, Layout] | None) -> int:
         os._exit = leave
     tell()
     return 0
+
+
+def _hangs(code: int | None, leave: Callable, deadlock: Deadlock, places: dict[int, Line]) -> None:
+    """Print what is proven, with each rank's line, and leave with the code, if there is one."""
+    stand = [f"    rank {rank}: {show(line)}" for rank, line in places.items()]
+    _say("\n".join(["\nno rank of this job can ever go on:", *stand, str(deadlock)]))
+    if code is not None:
+        leave(code)
 
 
 def _run(args) -> None:
