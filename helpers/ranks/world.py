@@ -109,8 +109,8 @@ class World:
         What the ranks print appears here, in rank order. `fn` may be defined in the notebook: it travels by
         value. A module's functions travel by name, and a rank keeps the module that it imported first: after
         editing a file, make a new World. A program that `fn` starts is its own and outlives the rank, unless
-        `fn` ends it. Raises RankError when a rank raises, dies, or the call takes longer than `timeout`
-        seconds, and RanksInterrupted when you press stop.
+        `fn` ends it. Raises RankError when a rank raises or dies, when it is proven that no rank can go on,
+        or when the call takes longer than `timeout` seconds; and RanksInterrupted when you press stop.
         """
         if not callable(fn):
             raise TypeError(f"run() takes a function and its arguments, not {fn!r}")

@@ -44,10 +44,10 @@ def issue(op: str, elements: int) -> None:
         "all_gather": lambda: gather(whole, part),
         "reduce_scatter": lambda: scatter(part, whole),
         "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
-        "broadcast": lambda: dist.broadcast(whole, 0),
-        "reduce": lambda: dist.reduce(whole, 0),
-        "gather": lambda: dist.gather(part, list(whole.chunk(n)) if me == 0 else None),
-        "scatter": lambda: dist.scatter(part, list(whole.chunk(n)) if me == 0 else None),
+        "broadcast": lambda: dist.broadcast(whole, n - 1),
+        "reduce": lambda: dist.reduce(whole, n - 1),
+        "gather": lambda: dist.gather(part, list(whole.chunk(n)) if me == n - 1 else None, n - 1),
+        "scatter": lambda: dist.scatter(part, list(whole.chunk(n)) if me == n - 1 else None, n - 1),
         "send": lambda: dist.send(whole, 1) if me == 0 else dist.recv(whole, 0) if me == 1 else None,
     }[op]()
 
@@ -68,8 +68,8 @@ def test_payload_is_exact_and_the_wire_is_gloos(sized, op):
             mine = "recv" if op == "send" and r == 1 else op
             (row,) = rows
             assert (row.op, row.axis, row.calls, row.payload) == (mine, "world", 1, whole)
-            assert counted == collectives.algorithmic_bytes(mine, whole, n, r)
-            predicted = collectives.gloo(mine, whole, n, r)
+            assert counted == collectives.algorithmic_bytes(mine, whole, n, r, root=n - 1)
+            predicted = collectives.gloo(mine, whole, n, r, root=n - 1)
             chunks = 1 << 20 if op == "reduce" else 0  # gloo cuts a reduce into pieces of whole MiB
             assert abs(wire - predicted) <= 0.005 * predicted + 2000 + chunks
             assert row.wire == wire
@@ -160,7 +160,7 @@ def test_who_sent_to_whom(world):
         for b, sent in enumerate(row):
             assert (sent > S * 4) == (b == (a - 1) % 4)  # gloo's ring runs downwards
     world.run(issue, "gather", S)
-    assert [row[0] > 0 for row in world.traffic.matrix] == [False, True, True, True]
+    assert [row[3] > 0 for row in world.traffic.matrix] == [True, True, True, False]
 
 
 @linux

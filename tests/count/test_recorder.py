@@ -12,7 +12,7 @@ from three_axes.count import meter, moves, wire
 from three_axes.count.interposer import Call
 from three_axes.count.meter import Recorder
 from three_axes.count.moves import Channel
-from three_axes.count.operators import InBatch
+from three_axes.count.operators import InBatch, must_send
 
 GROUP = type(
     "Group", (), {"group_name": "of two"}
@@ -308,6 +308,10 @@ def test_the_box_has_the_last_collective_after_the_process(told):
         file.seek(0)
         assert file.read() == bytes(meter.BOX_BYTES)
     assert [(op, root) for op, root, _ in seen[:2]] == [("all_reduce", None), ("recv", 1)]
+
+
+def test_an_uneven_all_to_all_keeps_its_own_part():
+    assert must_send("alltoall_base_", (0, 0, 0, 0, [1, 3]), 8.0, 2, 0, 0) == 6
 
 
 def test_one_that_is_off_counts_nothing(told):
