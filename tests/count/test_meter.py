@@ -72,7 +72,7 @@ def test_payload_is_exact_and_the_wire_is_gloos(sized, op):
             predicted = collectives.gloo(mine, whole, n, r, root=n - 1)
             chunks = (
                 2 << 20 if op == "reduce" else 0
-            )  # gloo cuts a reduce into pieces of whole MiB, two a rank
+            )  # of gloo: whole MiB, two a rank
             assert abs(wire - predicted) <= 0.005 * predicted + 2000 + chunks
             assert row.wire == wire
 
