@@ -70,9 +70,7 @@ def test_payload_is_exact_and_the_wire_is_gloos(sized, op):
             assert (row.op, row.axis, row.calls, row.payload) == (mine, "world", 1, whole)
             assert counted == collectives.algorithmic_bytes(mine, whole, n, r, root=n - 1)
             predicted = collectives.gloo(mine, whole, n, r, root=n - 1)
-            chunks = (
-                2 << 20 if op == "reduce" else 0
-            )  # of gloo: whole MiB, two a rank
+            chunks = 2 << 20 if op == "reduce" else 0  # of gloo: whole MiB, two a rank
             assert abs(wire - predicted) <= 0.005 * predicted + 2000 + chunks
             assert row.wire == wire
 
