@@ -25,7 +25,7 @@ class Standstill:
         if time.monotonic() < self._next:
             return False
         seen, ended = self._look(done, captured), set(done)
-        found = prove(seen, ended)
+        found = prove(seen, [r for r in ended if not done[r][2].has_help])
         # Where those that stood stand still at a second look, all that was seen held at one moment between.
         if found and all(
             look is None or look.stands is None or (now := again) and now.moves == look.moves

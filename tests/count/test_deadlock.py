@@ -90,6 +90,15 @@ def test_what_does_not_fit_is_told_though_others_compute():
     assert "do not agree on message number 1 of theirs: rank 0 brought 8" in str(prove(told, set()))
 
 
+def test_a_receive_from_anybody_may_have_taken_the_message_that_seems_not_to_fit():
+    takes = message("recv_any", None, 1)
+    looks = [
+        rank(message("send", 0, 1), stands=[0], needs=(1,), brought="8 float32"),
+        rank(takes, message("recv", 0, 1), stands=[1], needs=(0,), brought="16 float32"),
+    ]
+    assert prove(looks, set()) is None
+
+
 @pytest.mark.parametrize(
     "looks",
     [
@@ -220,6 +229,12 @@ def freed_by_a_thread():
     dist.recv(torch.ones(1), 1) if dist.get_rank() == 9 else time.sleep(1.5)
 
 
+def left_to_a_thread():
+    if dist.get_rank():
+        return dist.barrier()
+    threading.Thread(target=lambda: (time.sleep(0.7), dist.barrier())).start()
+
+
 def gives_up_by_itself():
     from datetime import timedelta
 
@@ -242,7 +257,9 @@ def waits_with_a_timeout():
             return "gave up"
 
 
-@pytest.mark.parametrize("fn", [freed_by_a_thread, gives_up_by_itself, waits_with_a_timeout])
+@pytest.mark.parametrize(
+    "fn", [freed_by_a_thread, left_to_a_thread, gives_up_by_itself, waits_with_a_timeout]
+)
 def test_what_ends_by_itself_is_left_alone(world, fn):
     try:
         assert world.run(fn)[1] in (None, "gave up")

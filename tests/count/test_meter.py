@@ -148,9 +148,9 @@ def test_roots_that_differ_are_told(world, capsys):
     try:
         world.run(two_roots, timeout=3)
     except RankError as e:
-        assert "rank 0 brought broadcast of float32[5] with root 0, rank 1" in str(e)
+        assert "rank 0 brought broadcast of 5 float32 with root 0, rank 1" in str(e)
     else:
-        assert "rank 0 brought broadcast of float32[5] with root 0, rank 1" in capsys.readouterr().out
+        assert "rank 0 brought broadcast of 5 float32 with root 0, rank 1" in capsys.readouterr().out
 
 
 @linux

@@ -267,7 +267,7 @@ def test_what_each_brought_is_remembered_up_to_a_number(told):
     issue(recorder, call("barrier", first=None))
     message, of_all = (Channel("send", "of two", (4, 5), 4, 5), Channel("collective", "of two", (4, 5)))
     first = {channel: begun.first for channel, begun in recorder.moves.begun.items()}
-    brought = ["broadcast of float32[100] with root 5", "all_to_all", "barrier"]
+    brought = ["broadcast of 100 float32 with root 5", "all_to_all", "barrier"]
     assert first == {message: ["100 float32"], of_all: brought}
     for _ in range(moves.KEPT_FIRST):
         issue(recorder, call())

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..table import ranks
-from .moves import Begun, Look, Operation, sides_of
+from .moves import Begun, Channel, Look, Operation, sides_of
 
 
 class Wait(NamedTuple):
@@ -133,9 +133,13 @@ def _missing(rank: int, operation: Operation, looks: Sequence[Look | None]) -> I
     brought = looks[rank].begun[channel].brought(number) or "a collective"
     for other in operation.needs:
         theirs = looks[other].begun if looks[other] else {}
-        may_be_taken = channel.kind == "send" and channel.from_anybody in theirs
+        may_be_taken = channel.kind == "send" and _takes_from_anybody(looks[other], channel)
         if not may_be_taken and theirs.get(sides_of(channel)[other], Begun()).count < number:
             yield Wait(rank, other, operation, brought)
+
+
+def _takes_from_anybody(look: Look | None, channel: Channel) -> bool:
+    return look is not None and channel.from_anybody in look.begun
 
 
 def _disagreement(looks: Sequence[Look | None], still: Collection[int]) -> list[Wait]:
@@ -146,6 +150,8 @@ def _disagreement(looks: Sequence[Look | None], still: Collection[int]) -> list[
         for operation in looks[rank].stands:
             channel, number = operation.channel, operation.number
             mine = looks[rank].begun[channel].brought(number)
+            if channel.target is not None and _takes_from_anybody(looks[channel.target], channel):
+                continue  # which of its messages is this one's other side is not known
             for other, its in sides_of(channel).items():
                 theirs = looks[other].begun.get(its, Begun()) if looks[other] else Begun()
                 told = theirs.brought(number) if other in still or theirs.count > number else None

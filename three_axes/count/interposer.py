@@ -91,7 +91,7 @@ class Call:
         of, n = type_of(self.first), f"{self.payload / max(1, self.first.element_size()):.0f}"
         if self.op in ("send", "recv"):
             return f"{n} {of}"
-        if self.alone and self.op in ("all_reduce", "reduce", "broadcast"):
+        if self.alone and self.op in ("all_reduce", "reduce"):  # where numbers of other places would be added
             what += f" of {of}{list(self.first.shape)}"
         else:
             what += f" of {n} {of}"

@@ -128,6 +128,7 @@ class Recorder:
             not_waited,
             under_way,
             self.moves.begun,
+            self.moves.has_help(),
             self.spans,
             self.streams,
             self.levels,

@@ -131,12 +131,12 @@ class Moves:
     def look(self) -> Look | None:
         """This rank now; None where it moved meanwhile. Who may be freed by something else does not stand."""
         before, stands = self._moves, self._stands
-        if stands is not None and (any(o.ends_itself for o in stands) or self._has_help()):
+        if stands is not None and (any(o.ends_itself for o in stands) or self.has_help()):
             stands = None
         seen = Look(before, dict(self.begun), stands, self._every)
         return seen if self._moves == before else None
 
-    def _has_help(self) -> bool:
+    def has_help(self) -> bool:
         """Whether another thread runs the reader's code, or is in PyTorch's communication. Threads of other
         libraries wait for work, which nobody gives them now.
         """
