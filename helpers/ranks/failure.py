@@ -78,6 +78,7 @@ class RankStatus:
     error: Error | None = None  # it raised
     exit: int | None = None  # its process ended, with this status (negative: the signal)
     orphaned: bool = False  # the server that had forked it has ended, so nobody knows of its own end
+    stopped: bool = False  # by SIGSTOP: it is silent, and may go on
     where: dict | None = None  # what it says it is doing (worker.Rank._where)
     box: dict | None = None  # the last collective it entered (meter.Recorder.box)
     finished: bool = False  # it had ended the call in good order
@@ -251,7 +252,7 @@ def _doing(s: RankStatus) -> tuple[str, float | None, str]:
     if s.error and not s.error.aborted:
         return f"raised {s.error.type}", None, ""
     if s.where is None:
-        return "did not answer", None, ""
+        return "was stopped, by SIGSTOP or a debugger" if s.stopped else "did not answer", None, ""
     if inside := s.where["in"]:
         return (
             f"waited in {_collective(inside)}",

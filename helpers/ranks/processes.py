@@ -12,6 +12,8 @@ import threading
 import time
 from multiprocessing.connection import Connection, wait
 
+import psutil
+
 from three_axes.count.meter import BOX_BYTES
 
 from . import output, server
@@ -23,6 +25,13 @@ AT_ONCE = 1 << 20  # bytes read from a rank at a time
 TICK = 0.1  # seconds from one look at a call that is silent to the next
 UNKNOWN = 255  # what multiprocessing says of a process whose fork server has ended before it
 START_SECONDS = 180  # for the imports on a slow or busy machine; one that ends is noticed at once
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:  # it has ended
+        return False
 
 
 class Inbox:
@@ -232,6 +241,7 @@ class Processes:
         for r in range(len(self.processes)):
             seen[r].exit = self.processes[r].exitcode
             seen[r].orphaned = seen[r].exit == UNKNOWN and server.ended(self.servers[r])
+            seen[r].stopped = r not in answers and _is_stopped(self.processes[r].pid)
             seen[r].box = self.box(r)
             seen[r].said = str(captured[r])
             if r in answers and r not in done:

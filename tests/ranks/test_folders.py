@@ -97,6 +97,18 @@ def test_a_rank_that_stops_while_it_sends_does_not_hold_the_call(world):
 
 
 @linux
+def test_a_stopped_rank_is_silent_and_not_stuck(world):
+    def stops():
+        import torch.distributed as dist
+
+        os.kill(os.getpid(), signal.SIGSTOP) if dist.get_rank() == 1 else dist.barrier()
+
+    with pytest.raises(RankError, match="rank 1 was stopped, by SIGSTOP") as caught:
+        world.run(stops, timeout=1)
+    assert caught.value.kind == "timeout"
+
+
+@linux
 def test_the_fork_server_that_is_killed_is_named():
     """In a kernel of its own: the ranks of all its worlds are lost."""
     said = kernel(
