@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
@@ -24,7 +25,7 @@ EVERY = 0.5  # seconds
 
 
 class Told(NamedTuple):
-    """What a rank has told of itself. beat: how often. ended: its script is over. line: where it was."""
+    """What a rank has told of itself. beat: how often the same. ended: its script is over. line: its line."""
 
     beat: int
     ended: bool
@@ -39,56 +40,49 @@ class Watch:
 
     def __init__(self, counter: Counter, found: Callable[[Deadlock, dict[int, lines.Line]], None]):
         self._counter, self._found, self._script = counter, found, threading.main_thread().ident
-        self._told, self._first = None, {}
-        self._over = threading.Event()
-        threading.Thread(target=self._quietly, name=OWN_THREAD, daemon=True).start()
+        self._ended, self._mine, self._before = False, None, []
+        threading.Thread(target=self._run, name=OWN_THREAD, daemon=True).start()
 
     def end(self) -> None:
         """The script is over on this rank: what others wait for from it will never come."""
-        self._over.set()
+        self._ended = True
         if self._counter.store is not None:
-            self._tell(self._counter.store, ended=True)
-
-    def _quietly(self) -> None:
-        with suppress(RuntimeError):  # the store went with the process that had it
-            self._run()
+            self._tell(self._counter.store)
 
     def _run(self) -> None:
         store, proven = None, False
-        while not (self._over.wait(EVERY) and self._counter.rank) and not proven:
-            if store is None and self._counter.store is not None:
-                store = self._counter.store.clone()  # the script may wait for the other one
-            if store is not None:
-                if not self._over.is_set():
+        with suppress(RuntimeError):  # the store went with the process that had it
+            while not proven and not (self._ended and self._counter.rank):
+                time.sleep(EVERY)
+                if store is None and self._counter.store is not None:
+                    store = self._counter.store.clone()  # the script may wait for the other one
+                if store is not None:
                     self._tell(store)
-                proven = self._counter.rank == 0 and self._prove(store)
+                    proven = self._counter.rank == 0 and self._prove(store)
 
-    def _tell(self, store, ended: bool = False) -> None:
-        look, before = self._counter.moves.look(), self._told
+    def _tell(self, store) -> None:
+        look, mine, ended = self._counter.moves.look(), self._mine, self._ended
         if look is None or look.stands is None and not ended:
             return
-        frame = sys._current_frames().get(self._script)
-        same = before is not None and before.look.moves == look.moves
-        line = before.line if same else lines.innermost(frame)
-        self._told = Told(before.beat + 1 if before else 1, ended, look, line)
-        store.set(f"look/{self._counter.rank}", pickle.dumps(self._told))
+        if mine is None or mine.look.moves != look.moves:
+            mine = Told(0, ended, look, lines.innermost(sys._current_frames().get(self._script)))
+        self._mine = mine._replace(beat=mine.beat + 1, ended=ended)
+        store.set(f"look/{self._counter.rank}", pickle.dumps(self._mine))
 
     def _prove(self, store) -> bool:
         keys = [f"look/{rank}" for rank in range(self._counter.size)]
         if not store.check(keys):
             return False
         told: list[Told] = [DataUnpickler(value, is_of_reports).load() for value in store.multi_get(keys)]
-        ended = {rank for rank, one in enumerate(told) if one.ended}
-        deadlock = prove([one.look for one in told], ended)
+        deadlock = prove([one.look for one in told], {r for r, one in enumerate(told) if one.ended})
         if deadlock is None:
             return False
-        first = self._first = {r: self._first.get(r, one) for r, one in enumerate(told)}
-        if any(one.look.moves != first[r].look.moves for r, one in enumerate(told)):
-            self._first = dict(enumerate(told))
+        if [one.look.moves for one in told] != [one.look.moves for one in self._before]:
+            self._before = told
             return False
-        if any(one.beat <= first[r].beat and r not in ended for r, one in enumerate(told)):
+        if any(one.beat <= before.beat and not one.ended for one, before in zip(told, self._before)):
             return False
-        places = {r: one.line for r, one in enumerate(told) if one.line and r not in ended}
+        places = {r: one.line for r, one in enumerate(told) if one.line and not one.ended}
         deadlock.lines = {r: line.number for r, line in places.items()}
         self._found(deadlock, places)
         return True
