@@ -28,7 +28,7 @@ class Standstill:
         found = prove(seen, [r for r in ended if not done[r][2].has_help])
         # Where those that stood stand still at a second look, all that was seen held at one moment between.
         if found and all(
-            look is None or look.stands is None or (now := again) and now.moves == look.moves
+            look is None or look.stands is None or (again is not None and again.moves == look.moves)
             for look, again in zip(seen, self._look(done, captured))
         ):
             self.found = found

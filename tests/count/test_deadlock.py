@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from helpers import World, draw
+from helpers import draw
 from helpers.ranks.failure import RankError
 from three_axes.count.deadlock import prove
 from three_axes.count.moves import Channel, Moves, Operation
@@ -124,12 +124,6 @@ def test_the_proof_is_right_in_every_state_of_random_programs():
     draw = random.Random(0)
     found = [deadlocks.check(deadlocks.random_program(draw)) for _ in range(300)]
     assert 150 < found.count(True) < 250 and None not in found
-
-
-@pytest.fixture(scope="module")
-def world():
-    with World(4, timeout=30) as world:
-        yield world
 
 
 def test_random_programs_on_ranks():

@@ -45,7 +45,7 @@ def issue(op: str, elements: int) -> None:
         "reduce_scatter": lambda: scatter(part, whole),
         "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
         "broadcast": lambda: dist.broadcast(whole, n - 1),
-        "reduce": lambda: dist.reduce(whole, n - 1),
+        "reduce": lambda: dist.reduce(whole, 0),
         "gather": lambda: dist.gather(part, list(whole.chunk(n)) if me == n - 1 else None, n - 1),
         "scatter": lambda: dist.scatter(part, list(whole.chunk(n)) if me == n - 1 else None, n - 1),
         "send": lambda: dist.send(whole, 1) if me == 0 else dist.recv(whole, 0) if me == 1 else None,
@@ -68,11 +68,17 @@ def test_payload_is_exact_and_the_wire_is_gloos(sized, op):
             mine = "recv" if op == "send" and r == 1 else op
             (row,) = rows
             assert (row.op, row.axis, row.calls, row.payload) == (mine, "world", 1, whole)
-            assert counted == collectives.algorithmic_bytes(mine, whole, n, r, root=n - 1)
-            predicted = collectives.gloo(mine, whole, n, r, root=n - 1)
-            chunks = 2 << 20 if op == "reduce" else 0  # of gloo: whole MiB, two a rank
+            root = 0 if op == "reduce" else n - 1
+            assert counted == collectives.algorithmic_bytes(mine, whole, n, r, root)
+            predicted = collectives.gloo(mine, whole, n, r, root)
+            chunks = 1 << 20 if op == "reduce" else 0  # gloo cuts a reduce into pieces of whole MiB
             assert abs(wire - predicted) <= 0.005 * predicted + 2000 + chunks
             assert row.wire == wire
+
+
+def test_the_root_of_a_reduce_sends_nothing(world):
+    world.run(lambda: dist.reduce(torch.ones(50), 2))
+    assert world.traffic.counted == [200, 200, 0, 200]
 
 
 def test_the_list_forms_count_alike(world):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..table import ranks
-from .moves import Begun, Channel, Look, Operation, sides_of
+from .moves import Begun, Look, Operation, brought_to, from_anybody, sides_of
 
 
 class Wait(NamedTuple):
@@ -105,12 +105,13 @@ def prove(looks: Sequence[Look | None], finished: Collection[int]) -> Deadlock |
     looks[r]: rank r as it was seen, all at one moment; None where it was not. finished: ranks that have ended
     the call; their looks say what they had begun.
     """
+    begun = [look.begun if look else {} for look in looks]
     standing = {r: look for r, look in enumerate(looks) if look and look.stands and r not in finished}
-    if found := _disagreement(looks, {*standing, *finished}):
+    if found := _disagreement(standing, {*standing, *finished}, begun):
         return Deadlock("disagree", found, found, sorted(finished))
     if not standing or any(r not in standing and r not in finished for r in range(len(looks))):
         return None
-    waits = {r: [list(_missing(r, o, looks)) for o in look.stands] for r, look in standing.items()}
+    waits = {r: [list(_missing(r, o, begun)) for o in look.stands] for r, look in standing.items()}
     free: set[int] = set()
     while more := {r for r in waits if r not in free and _may_go_on(waits[r], standing[r].every, free)}:
         free |= more
@@ -127,36 +128,33 @@ def _may_go_on(waits: list[list[Wait]], every: bool, free: set[int]) -> bool:
     return all(each) if every else any(each)
 
 
-def _missing(rank: int, operation: Operation, looks: Sequence[Look | None]) -> Iterator[Wait]:
+def _missing(rank: int, operation: Operation, begun: Sequence[Mapping]) -> Iterator[Wait]:
     """For each rank that has not begun its side of the operation: that this one waits for it."""
     channel, number = operation.channel, operation.number
-    brought = looks[rank].begun[channel].brought(number) or "a collective"
+    if channel.kind == "send" and from_anybody(channel, begun):
+        return  # it may be taken by that
+    brought = begun[rank][channel].brought(number) or "a collective"
     for other in operation.needs:
-        theirs = looks[other].begun if looks[other] else {}
-        may_be_taken = channel.kind == "send" and _takes_from_anybody(looks[other], channel)
-        if not may_be_taken and theirs.get(sides_of(channel)[other], Begun()).count < number:
+        if begun[other].get(sides_of(channel)[other], Begun()).count < number:
             yield Wait(rank, other, operation, brought)
 
 
-def _takes_from_anybody(look: Look | None, channel: Channel) -> bool:
-    return look is not None and channel.from_anybody in look.begun
-
-
-def _disagreement(looks: Sequence[Look | None], still: Collection[int]) -> list[Wait]:
+def _disagreement(
+    standing: Mapping[int, Look], still: Collection[int], begun: Sequence[Mapping]
+) -> list[Wait]:
     """Two ranks that brought to an operation what does not fit, of which one stands in it. still: ranks whose
-    last operation has begun for good.
+    last operation has begun for good; PyTorch may refuse another's.
     """
-    for rank in (r for r in still if looks[r].stands):
-        for operation in looks[rank].stands:
+    for rank, look in standing.items():
+        for operation in look.stands:
             channel, number = operation.channel, operation.number
-            mine = looks[rank].begun[channel].brought(number)
-            if channel.target is not None and _takes_from_anybody(looks[channel.target], channel):
-                continue  # which of its messages is this one's other side is not known
-            for other, its in sides_of(channel).items():
-                theirs = looks[other].begun.get(its, Begun()) if looks[other] else Begun()
-                told = theirs.brought(number) if other in still or theirs.count > number else None
-                if None not in (mine, told) and told != mine:
-                    return [Wait(rank, other, operation, mine), Wait(other, rank, operation, told)]
+            if from_anybody(channel, begun):
+                continue
+            sides, brought = sides_of(channel), brought_to(channel, number, begun)
+            for other, told in brought.items():
+                for_good = other in still or begun[other].get(sides[other], Begun()).count > number
+                if for_good and None not in (told, brought[rank]) and told != brought[rank]:
+                    return [Wait(rank, other, operation, brought[rank]), Wait(other, rank, operation, told)]
     return []
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -39,11 +39,6 @@ class Channel(NamedTuple):
     target: int | None = None
     tag: int = 0
 
-    @property
-    def from_anybody(self) -> Channel:
-        """Where the target of a message counts what it would take from anybody."""
-        return self._replace(kind="recv_any", source=None)
-
 
 def sides_of(channel: Channel) -> dict[int, Channel]:
     """Rank -> the channel in which it counts its side of this one's operations."""
@@ -53,6 +48,21 @@ def sides_of(channel: Channel) -> dict[int, Channel]:
         return {channel.target: channel}
     sides = {channel.source: "send", channel.target: "recv"}
     return {rank: channel._replace(kind=kind) for rank, kind in sides.items()}
+
+
+def from_anybody(channel: Channel, begun: Sequence[Mapping[Channel, Begun]]) -> bool:
+    """Whether the target of a message also takes some from anybody: then it is not known which of its
+    messages are this channel's. begun[r]: what rank r has begun.
+    """
+    anybodys = channel._replace(kind="recv_any", source=None)
+    return channel.target is not None and anybodys in begun[channel.target]
+
+
+def brought_to(
+    channel: Channel, number: int, begun: Sequence[Mapping[Channel, Begun]]
+) -> dict[int, str | None]:
+    """What each side has brought to one operation, in words; None where it has not begun, or was not kept."""
+    return {r: begun[r].get(its, Begun()).brought(number) for r, its in sides_of(channel).items()}
 
 
 @dataclass
@@ -111,7 +121,7 @@ class Moves:
         return begun.count
 
     def take_back(self, channel: Channel) -> None:
-        """The last one did not begin: PyTorch refused it."""
+        """The last operation did not begin, since PyTorch refused it."""
         self._moves += 1
         begun = self.begun[channel]
         begun.last.pop()
@@ -129,7 +139,7 @@ class Moves:
         self._stands = None
 
     def look(self) -> Look | None:
-        """This rank now; None where it moved meanwhile. Who may be freed by something else does not stand."""
+        """This rank now; None where it moved meanwhile. One that something else may free does not stand."""
         before, stands = self._moves, self._stands
         if stands is not None and (any(o.ends_itself for o in stands) or self.has_help()):
             stands = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..table import Table, human
-from .moves import Begun, sides_of
+from .moves import Begun, brought_to, from_anybody, sides_of
 from .report import CollectiveCount, Report
 
 THREE_WAYS = ("predicted", "counted", "on the wire", "wire ÷ predicted")
@@ -71,19 +71,20 @@ class Traffic:
         Some such meetings end without an error, since PyTorch does not compare.
         """
         for channel in dict.fromkeys(channel for begun in self._begun for channel in begun):
-            if channel.source is not None and channel.from_anybody in self._begun[channel.target]:
-                continue  # which of the messages that it took came from there is not known
-            first = {r: self._begun[r].get(its, Begun()).first for r, its in sides_of(channel).items()}
+            if from_anybody(channel, self._begun):
+                continue
+            kept = [len(self._begun[r].get(its, Begun()).first) for r, its in sides_of(channel).items()]
             is_message = channel.source is not None
-            for i in range((min if is_message else max)(map(len, first.values()))):
-                brought = {r: mine[i] if i < len(mine) else "nothing" for r, mine in first.items()}
+            for number in range(1, 1 + (min(kept) if is_message else max(kept))):
+                brought = brought_to(channel, number, self._begun)
                 one, *others = brought
                 if differ := [r for r in others if brought[r] != brought[one]]:
+                    other = differ[0]
+                    where = f"rank {one} to rank {other}" if is_message else "the call"
                     return (
-                        f"{'message' if is_message else 'collective'} number {i + 1} of"
-                        f" {f'rank {one} to rank {differ[0]}' if is_message else 'the call'} does not agree:"
-                        f" rank {one} brought {brought[one]}, rank {differ[0]} {brought[differ[0]]}. What it"
-                        " left in the tensors means nothing."
+                        f"{'message' if is_message else 'collective'} number {number} of {where} does not"
+                        f" agree: rank {one} brought {brought[one] or 'nothing'}, rank {other}"
+                        f" {brought[other] or 'nothing'}. What it left in the tensors means nothing."
                     )
         return None
 

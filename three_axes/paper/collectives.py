@@ -69,15 +69,18 @@ def gloo(op: str, payload: float, n: int, rank: int = 0, root: int = 0) -> float
     far = (rank - root) % n
     if op == "reduce_scatter":
         return algorithmic_bytes("all_reduce", payload, n)
-    if op == "broadcast":  # in round k the ranks below 2^k each send to the one 2^k further
-        reach, children = 1, 0
-        while reach < n:
-            children += far < reach and far + reach < n
-            reach *= 2
-        return children * payload
+    if op == "broadcast":
+        return len(_below(far, n)) * payload
     if op == "reduce":
         return (n - 1) / n * payload + (payload / n if far else 0)
     return algorithmic_bytes(op, payload, n, rank, root)
+
+
+def _below(far: int, n: int) -> list[int]:
+    """To whom a rank sends in gloo's broadcast. All count from the root: in round k the ranks below 2^k each
+    send to the one 2^k further.
+    """
+    return [far + (1 << k) for k in range(far.bit_length(), n.bit_length()) if far + (1 << k) < n]
 
 
 def needs(op: str, n: int, rank: int, root: int | None, numbers: int | None, held: bool) -> list[int]:
@@ -86,10 +89,10 @@ def needs(op: str, n: int, rank: int, root: int | None, numbers: int | None, hel
     root: or the peer of a message; None where it may be anybody. numbers: how many the whole tensor has; None
     for a barrier. held: a sender waits until its receiver has come, as with gloo; NCCL keeps a small message.
     Data comes from every rank, or from the root. In gloo's broadcast, down a binomial tree, it comes from
-    those above, and goes to those below. Not among them are ranks that need not come every time: in a reduce
-    of so few numbers that not every rank has a piece to send on, and where nothing is sent at all. (Read in
-    gloo's broadcast.cc, reduce.cc, gather.cc, scatter.cc and alltoallv.cc, at 081799c of 2025, and held
-    against ranks by a test.)
+    those above, and goes to those below. Left out are ranks that are needed in some cases only: in a reduce
+    of few numbers, where not every rank has a piece to send, and where nothing is sent. (Read in gloo's
+    broadcast.cc, reduce.cc, gather.cc, scatter.cc and alltoallv.cc, at 081799c of 2025; a test holds it
+    against ranks.)
     """
     others = [r for r in range(n) if r != rank]
     if numbers == 0 or root is None and op in ("send", "recv"):
@@ -109,9 +112,8 @@ def needs(op: str, n: int, rank: int, root: int | None, numbers: int | None, hel
     if op == "reduce":
         return others if numbers > 2 * n * (n - 1) else []
     far = (rank - root) % n
-    above = [far % (1 << bit) for bit in range(far.bit_length()) if far >> bit & 1]
-    below = [far + (1 << bit) for bit in range(far.bit_length(), n.bit_length()) if far + (1 << bit) < n]
-    return sorted((far + root) % n for far in above + below)
+    above = [far % (1 << k) for k in range(far.bit_length()) if far >> k & 1]
+    return sorted((one + root) % n for one in above + _below(far, n))
 
 
 # -- seconds -----------------------------------------------------------------------------------
