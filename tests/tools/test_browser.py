@@ -186,9 +186,9 @@ def notebook(page, lab, request):
 
 
 STUCK = """from helpers import World
-import torch, torch.distributed as dist
+import time, torch, torch.distributed as dist
 stuck = World(2, timeout=None)
-stuck.run(lambda: dist.recv(torch.zeros(1), src=0) if dist.get_rank() else dist.barrier())"""
+stuck.run(lambda: dist.recv(torch.zeros(1), src=0) if dist.get_rank() else time.sleep(600))"""
 
 
 @pytest.mark.parametrize("notebook", ["01"], indirect=True)
@@ -226,7 +226,9 @@ def test_predict_fail_read_why_pass_and_stop(notebook):
         ' jp-button[title^="Interrupt the kernel"]'
     )
     hung = notebook.cell("stuck = World")
-    hung.locator(".jp-OutputArea-output", has_text="waited in").first.wait_for(timeout=MINUTE)
+    stopped = hung.locator(".jp-OutputArea-output", has_text="stopped, as you asked").first
+    stopped.wait_for(timeout=MINUTE)
+    assert "waited in recv" in stopped.inner_text()
     notebook.write(hung, "print('and on:', stuck.run(lambda: 6 * 7)); stuck.close()")
     page.get_by_text("and on: [42, 42]").wait_for(timeout=MINUTE)
 
