@@ -26,7 +26,7 @@ FILES = [file for top, folder in PLACES.items() for file in (folder / top).rglob
 TABLES = {"three_axes.table", "three_axes.terminal", "three_axes.files", "three_axes.foreign"}
 PAPER = {"three_axes.paper", "three_axes.plan"}
 COUNTED = TABLES | PAPER | {"three_axes.count", "three_axes.devices", "three_axes.pytorch_private"}
-COURSE = COUNTED | {"three_axes.trace", "three_axes.explain", "helpers"}
+COURSE = COUNTED | {"three_axes.trace", "three_axes.explain", "three_axes.verify", "helpers"}
 MAY = {
     "three_axes.terminal": set(),
     "three_axes.table": {"three_axes.terminal"},
@@ -38,11 +38,13 @@ MAY = {
     "three_axes.plan": TABLES | PAPER,
     "three_axes.explain": TABLES | {"three_axes.paper"},
     "three_axes.count": COUNTED,
+    "three_axes.verify": COUNTED,
     "three_axes.trace": TABLES | PAPER | {"three_axes.pytorch_private"},
     "three_axes.commands": {"three_axes.files"},
     "three_axes.sizing": TABLES | PAPER,
     "three_axes.options": PAPER | {"three_axes.sizing"},
-    "three_axes.__main__": COUNTED | {"three_axes.commands", "three_axes.options", "three_axes.sizing"},
+    "three_axes.__main__": COUNTED
+    | {"three_axes.verify", "three_axes.commands", "three_axes.options", "three_axes.sizing"},
     "helpers.toy": set(),
     "helpers.emulate": COUNTED | {"three_axes.trace"},
     "helpers.ranks": COUNTED | {"three_axes.trace", "helpers.emulate"},

@@ -6,6 +6,7 @@
     three-axes bubble --pp 4 --microbatches 8 --schedule 1F1B
     three-axes lab
     torchrun --nproc-per-node 4 -m three_axes count train.py --its-arguments
+    torchrun --nproc-per-node 4 -m three_axes verify train.py --its-arguments
     three-axes explain trace-rank*.json.gz
 
 `python -m three_axes plan …` is the same as `three-axes plan …`.
@@ -39,9 +40,16 @@ def parser(only: str = "") -> argparse.ArgumentParser:
     if only in PLANNING:
         add_command(commands, only)
         return top
-    from .count.options import add_options
+    from .count.options import add_options, add_script
 
     add_options(commands.add_parser("count", help="count what a script of yours sends, under torchrun"))
+    check = commands.add_parser(
+        "verify", help="check that copies stay equal in a script of yours, under torchrun"
+    )
+    check.add_argument(
+        "--steps", type=int, default=5, help="of the optimizer, then the job ends (%(default)s)"
+    )
+    add_script(check)
     for name in PLANNING:
         add_command(commands, name)
     for name, command in COMMANDS.items():
@@ -60,6 +68,11 @@ def main(argv: list[str] | None = None) -> int:
                 from .count.script import prepare
 
                 run = prepare(args, lambda: (job := job_of(args), layout_of(args, job)))
+        elif args.command == "verify":
+            with course_needed("three-axes verify"):
+                from .verify.script import prepare
+
+                run = prepare(args)
         else:
             with fitted(sys.stdout):
                 text, data = args.run(args)
@@ -69,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
             lines = (plain(line, 2000) for line in str(e).splitlines())  # they may quote a stranger's file
             print(fold("\n".join(lines)), file=sys.stderr)
         return 2
-    if args.command == "count":
+    if args.command in ("count", "verify"):
         return run()  # what the script raises is the script's own
     return put(json.dumps(data, default=float, allow_nan=False) if args.json else text)
 

@@ -8,7 +8,8 @@ looks for such names elsewhere.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -17,9 +18,10 @@ from torch._C import _distributed_c10d as _c10d
 from torch.distributed import _functional_collectives as functional
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_iter
+from torch.utils._pytree import tree_flatten, tree_iter, tree_map
 
-__all__ = ["TorchDispatchMode", "all_to_all_single_autograd", "functional", "tree_flatten", "tree_iter"]
+__all__ = ["TorchDispatchMode", "all_to_all_single_autograd", "functional"]
+__all__ += ["tree_flatten", "tree_iter", "tree_map"]
 
 # What DTensor and the functional collectives resolve a group with: torch 2.11 gives its name, 2.13 the group.
 # Without it an axis has no name where a DTensor communicates.
@@ -130,3 +132,22 @@ def join_fake_ranks(size: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+
+
+@contextmanager
+def before_clipping(call: Callable) -> Iterator[None]:
+    """In this block, call(norm) before gradients are scaled by `torch.nn.utils`. Without it `verify` sees
+    them clipped, and one wrong parameter makes all wrong.
+    """
+    module, before = torch.nn.utils.clip_grad, torch.nn.utils.clip_grad._clip_grads_with_norm_
+
+    def clips(parameters, max_norm, total_norm, *args, **kwargs):
+        call(total_norm)
+        return before(parameters, max_norm, total_norm, *args, **kwargs)
+
+    public, torch.nn.utils.clip_grads_with_norm_ = torch.nn.utils.clip_grads_with_norm_, clips
+    module._clip_grads_with_norm_ = clips
+    try:
+        yield
+    finally:
+        module._clip_grads_with_norm_, torch.nn.utils.clip_grads_with_norm_ = before, public

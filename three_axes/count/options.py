@@ -15,7 +15,6 @@ def add_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--trace", metavar="FILE", help="write a Chrome trace, for ui.perfetto.dev")
     sub.add_argument("--watch", action="store_true", help="say so where no rank can ever go on")
     sub.add_argument("--exit", type=int, metavar="CODE", help="with --watch: and end the job so")
-    sub.add_argument("-m", "--module", action="store_true", help="the script is a module: count -m pkg.train")
     job = sub.add_argument_group("predicted beside counted", "what is trained, and how it is split")
     job.add_argument("--model", help="a name, or a JSON file, as for plan")
     job.add_argument("--batch", type=int, help="sequences in a step, over all ranks")
@@ -32,5 +31,11 @@ def add_options(sub: argparse.ArgumentParser) -> None:
     job.add_argument("--shard", type=int, default=0, help="ranks that share out the weights (HSDP); 0: all")
     job.set_defaults(cluster=next(iter(CLUSTERS)), gradients=None, precision="bf16", lora=None, lora_on=None)
     job.set_defaults(four_bit=False, eight_bit=False, offload=False, loss_chunks=None, batch_tokens=None)
+    add_script(sub)
+
+
+def add_script(sub: argparse.ArgumentParser) -> None:
+    """The script of somebody else, behind the options."""
+    sub.add_argument("-m", "--module", action="store_true", help="the script is a module: -m pkg.train")
     sub.add_argument("script", help="the script, as you would give it to python")
     sub.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")

@@ -63,7 +63,7 @@ def _counted(args, compared: tuple[Job, Layout] | None) -> int:
 
     os._exit = leave_at_once
     try:
-        _run(args)
+        run_script(args)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
@@ -76,12 +76,13 @@ def _counted(args, compared: tuple[Job, Layout] | None) -> int:
 def _hangs(code: int | None, leave: Callable, deadlock: Deadlock, places: dict[int, Line]) -> None:
     """Print what is proven, with each rank's line, and leave with the code, if there is one."""
     stand = [f"    rank {rank}: {show(line)}" for rank, line in places.items()]
-    _say("\n".join(["\nno rank of this job can ever go on:", *stand, str(deadlock)]))
+    say("\n".join(["\nno rank of this job can ever go on:", *stand, str(deadlock)]))
     if code is not None:
         leave(code)
 
 
-def _run(args) -> None:
+def run_script(args) -> None:
+    """As `python script arguments` or `python -m module arguments` would."""
     sys.argv = [args.script, *args.arguments]
     if args.module:
         sys.path.insert(0, os.getcwd())
@@ -93,23 +94,24 @@ def _run(args) -> None:
 
 def _report(counted: Counted, args, compared) -> None:
     if not any(counted.ranks):
-        _say(
+        say(
             f"{args.script} called no collective, so there is nothing to count. Start it on several ranks:"
             f" torchrun --nproc-per-node 4 -m three_axes count {args.script}"
         )
         return
     steps = counted.steps[0].number
-    _say(f"\n{args.script}: {len(counted.ranks)} ranks, {steps} steps of the optimizer\n\n{counted}")
+    say(f"\n{args.script}: {len(counted.ranks)} ranks, {steps} steps of the optimizer\n\n{counted}")
     if compared:
         table, words = against(counted.of_a_step(), *compared)
-        _say("\n".join(["", repr(table), *words]))
+        say("\n".join(["", repr(table), *words]))
     for file, made in ((args.json, counted.json), (args.trace, counted.trace)):
         if file:
             with open(file, "w", encoding="utf-8") as f:
                 json.dump(made(), f)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print, where anything can be printed."""
     try:
         print(text, flush=True)
     except (OSError, ValueError):  # the script has closed its output

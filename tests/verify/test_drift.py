@@ -1,0 +1,126 @@
+"""Copies that were equal must stay so: what stands for a tensor, and somebody's script under torchrun."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from three_axes.__main__ import main
+from three_axes.verify.drift import Copies, distance, mark
+from three_axes.verify.script import axis_of
+from tools import silent
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from model import batch, build, step
+
+layout, steps = sys.argv[1].split(), int(sys.argv[2])
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", tuple(map(int, layout[1::2])), mesh_dim_names=tuple(layout[::2]))
+model, optimizer = build(mesh)
+for number in range(steps):
+    step(model, batch(), mesh)
+    optimizer.step()
+    optimizer.zero_grad()
+print("to its end")
+dist.destroy_process_group()
+"""
+
+
+def verified(folder, program: str, edit: str, *arguments: str) -> subprocess.CompletedProcess:
+    """arguments: of verify, the script, its layout and its number of steps."""
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "model.py").write_text(silent.edited(program, edit))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    return subprocess.run(
+        [*command, "-m", "three_axes", "verify", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+
+def test_random_sums_tell_a_distance():
+    chance = torch.Generator().manual_seed(0)
+    for size in (3, 1000, 5000):
+        a, b = (torch.randn(size, generator=chance) for _ in range(2))
+        for far in (1e-3, 1e-1, 1.0):
+            told = distance(mark("w", a + far * b), mark("w", a))
+            assert 0.3 < told / (far * float(b.norm() / a.norm())) < 2
+        assert distance(mark("w", a), mark("w", a)) == 0
+
+
+def test_which_copies_are_watched():
+    def marks(**tensors):
+        return {name: mark(name, torch.tensor(values)) for name, values in tensors.items()}
+
+    same, ones = [1.0, 2.0], [1.0, 1.0]
+    rank0 = marks(**{"norm.weight": ones, "up.weight": [3.0, 4.0], "up.bias": ones, "words": same})
+    rank1 = marks(**{"norm.weight": ones, "up.weight": [5.0, 6.0], "up.bias": ones, "words": same})
+    copies = Copies([rank0, rank1])
+    # A bias of ones beside a matrix that is cut may be cut as well; a norm's weight is nobody's shard.
+    assert copies.groups == {"norm.weight": [[0, 1]], "words": [[0, 1]]}
+    later = rank1 | marks(**{"norm.weight": [1.0, 1.5], "up.bias": [2.0, 1.0]})
+    (drift,) = copies.look(3, [rank0, later])
+    assert (drift.step, drift.name) == (3, "norm.weight") and set(drift.groups[0]) == {0, 1}
+    assert not copies.look(4, [rank0, later]) and copies.groups == {"words": [[0, 1]]}
+
+
+def test_the_axis_of_a_parting():
+    axes = {(0, 1, 2, 3): "the world", (0, 1): "tp", (2, 3): "tp", (0, 2): "dp", (1, 3): "dp"}
+    assert axis_of({0: "a", 1: "b", 2: "a", 3: "b"}, axes) == "tp"
+    assert axis_of({0: "a", 1: "a", 2: "b", 3: "b"}, axes) == "dp"
+    assert axis_of({0: "a", 1: "b", 2: "b", 3: "a"}, axes) == "dp and tp"
+    assert axis_of({0: "a", 3: "b"}, axes) == "the world"
+
+
+@pytest.mark.slow
+def test_a_script_whose_copies_stay_equal(tmp_path):
+    done = verified(tmp_path, "pipeline", "", "train.py", "pp 2 dp 2", "9")
+    assert (
+        done.returncode == 0 and "25 tensors have copies on several ranks, equal after 5 steps" in done.stdout
+    )
+    assert "to its end" not in done.stdout
+    done = verified(tmp_path, "zero", "", "train.py", "dp 4", "2")
+    assert "9 tensors have copies on several ranks, equal after 2 steps" in done.stdout, done.stdout
+    assert done.returncode == 0 and done.stdout.count("to its end") == 4
+
+
+@pytest.mark.slow
+def test_a_script_whose_copies_part(tmp_path):
+    edits = {edit.name: edit.edit for edit in silent.mutants()}
+    done = verified(
+        tmp_path, "pipeline", edits["tied weights not summed over pp"], "train.py", "pp 2 dp 2", "9"
+    )
+    assert "after step 1: words.weight differs along pp (ranks 0, 1 | 2, 3), by" in done.stdout, done.stdout
+    assert done.returncode and "of 25 tensors with copies 1 have parted, in 5 steps" in done.stdout
+    edit = "        dist.all_reduce(p.grad, group=dp)⏎ => ⏎"
+    done = verified(tmp_path, "pipeline", edit, "--steps", "1", "train.py", "pp 2 dp 2", "9")
+    assert (
+        "after step 1: layers.3.norm.bias differs along dp (ranks 2 | 3), by 2 of its length" in done.stdout
+    )
+    assert "and 17 more\ntrain.py: of 25 tensors with copies 25 have parted, in 1 step\n" in done.stdout
+
+
+@pytest.mark.slow
+def test_scripts_with_nothing_to_compare(tmp_path, capsys):
+    (tmp_path / "alone.py").write_text("print('alone')")
+    command = [sys.executable, "-m", "three_axes", "verify", "alone.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert (
+        done.returncode == 0 and "no optimizer has stepped on several ranks: there is nothing" in done.stdout
+    )
+    assert (
+        main(["verify", "nowhere.py"]) == 2 and "there is no script 'nowhere.py'" in capsys.readouterr().err
+    )
+    assert main(["verify", "--steps", "0", str(tmp_path / "alone.py")]) == 2
+    assert "--steps 0: give 1 or more" in capsys.readouterr().err

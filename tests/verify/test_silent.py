@@ -1,0 +1,51 @@
+"""`verify` on right programs and on edits: none of the first is accused, all of the second are found."""
+
+import pytest
+import torch
+from worlds import Shared
+
+from three_axes.files import find
+from tools import silent
+
+EDITS = silent.mutants()
+
+
+@pytest.fixture(scope="module")
+def shared():
+    shared = Shared(4, many=30, timeout=120)
+    yield shared
+    shared.close()
+
+
+@pytest.mark.parametrize("program", silent.PROGRAMS)
+def test_right_programs_are_not_accused(program, shared):
+    for dtype in (None, torch.float32):
+        with shared.lent() as world:
+            report = world.run(silent.verified, program, "", silent.PROGRAMS[program], 3, dtype)[0]
+        assert report.ok, report
+        assert ("In float64" in repr(report)) == (dtype is None)
+
+
+@pytest.mark.parametrize("program", silent.PROGRAMS)
+def test_every_edit_is_found_within_two_steps(program, shared):
+    edits = [edit for edit in EDITS if edit.program == program]
+    assert edits
+    for edit in edits:
+        with shared.lent() as world:
+            report = world.run(silent.verified, program, edit.edit, [edit.layout])[0]
+        assert edit.found_by(report), f"{edit.name}\n{report}"
+        assert edit.explained_by(report) == bool(edit.kinds), f"{edit.name}\n{report}"
+
+
+def test_most_causes_are_known():
+    assert len(EDITS) >= 40 and sum(bool(edit.kinds) for edit in EDITS) >= 0.9 * len(EDITS)
+
+
+def test_the_documentation_shows_what_is_said(shared):
+    edit = next(edit for edit in EDITS if edit.name == "norms not summed under SP")
+    with shared.lent() as world:
+        report = world.run(silent.verified, "dense", edit.edit, ["dp 2", "tp 2", "dp 2 tp 2"])[0]
+    said = find("docs/verify.md").read_text(encoding="utf-8")
+    assert f"```\n{report}\n```" in said
+    explained = sum(bool(edit.kinds) for edit in EDITS)
+    assert f"All {len(EDITS)} are found" in said and f"The cause is right for {explained}" in said

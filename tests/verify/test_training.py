@@ -1,0 +1,162 @@
+"""`verify` on the real training: every layout is the model, and checkpoints fit other layouts."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import set_state_dict
+from worlds import Shared
+
+from helpers.train import Config, Trainer, checkpoint
+from helpers.train.config import batch_of, read_text
+from helpers.train.sharding import local
+from helpers.train.trainer import loss_of
+from three_axes.verify import verify
+
+# The rate hardly falls in so many steps.
+BASE = Config(hidden=32, heads=4, seq_len=16, batch=8, clip=0.5, warmup=0, steps=10**5, precision="float64")
+LAYOUTS = [
+    dict(shard=1), dict(shard=2), dict(), dict(tp=2), dict(tp=4), dict(tp=2, sp=True), dict(tp=4, sp=True),
+    dict(pp=2), dict(pp=4), dict(pp=2, schedule="GPipe"), dict(pp=2, shard=1), dict(cp=2), dict(cp=4),
+    dict(cp=2, tp=2, sp=True), dict(pp=2, tp=2, sp=True), dict(tp=2, shard=1), dict(microbatch=1),
+    dict(pp=2, microbatch=1), dict(cp=2, pp=2), dict(tp=2, sp=True, microbatch=2),
+]  # fmt: skip
+
+
+class Later:
+    """Stands in a trainer for its optimizer, whose step is verify's to do."""
+
+    def __init__(self, optimizer):
+        self.param_groups = optimizer.param_groups
+
+    def step(self): ...
+    def zero_grad(self): ...
+
+
+def checked(layout: dict, folder=None, seed: int = 0, **choice):
+    """On ranks: what verify says of a layout, begun from a checkpoint if there is a folder, some of whose
+    tensors are misplaced if there is a seed.
+    """
+    config, trainers = replace(BASE, **choice), {}
+
+    def build(mesh):
+        if mesh is None:
+            model = config.model()
+            how = dict(lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay)
+            optimizer = torch.optim.AdamW(model.parameters(), **how)
+        else:
+            trainer = Trainer(replace(config, **layout))
+            model, optimizer, trainer.optimizer = trainer.model, trainer.optimizer, Later(trainer.optimizer)
+            trainers[id(model)] = trainer
+        if folder is not None:
+            load(folder, model, optimizer, no_dist=mesh is None)
+        if mesh is not None and seed:
+            misplace(model, seed)
+        return model, optimizer
+
+    def step(model, batch, mesh):
+        if mesh is not None:
+            return torch.tensor(trainers[id(model)].step()["loss"])
+        number = model.number = getattr(model, "number", -1) + 1
+        tokens, targets = batch_of(batch, number, config)
+        loss = loss_of(model(tokens), targets)
+        loss.backward()
+        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        for p in model.parameters():
+            p.grad *= min(1.0, config.clip / (float(norm) + 1e-6))
+        return loss.detach()
+
+    asked = replace(config, **layout).checked(dist.get_world_size())
+    box = f"pp {asked.pp} replicate {asked.replicas // asked.shard} shard {asked.shard} tp {asked.tp}"
+    return verify(build, step, read_text(""), [box])
+
+
+def load(folder, model, optimizer, no_dist: bool) -> None:
+    """As `helpers.train` does, and on one rank alone."""
+    state = checkpoint.state_of(model, optimizer)
+    dcp.load(state, checkpoint_id=folder, no_dist=no_dist)
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=checkpoint.BY_NAME,
+    )
+
+
+def saved(layout: dict, folder) -> None:
+    trainer = Trainer(replace(BASE, **layout, out=str(folder)))
+    trainer.step()
+    trainer.save()
+
+
+def misplace(model, seed: int) -> None:
+    """What a loader does that mixes something up: two tensors, rows of one, or two ranks' shards."""
+    chance = random.Random(seed)
+    parameters = [local(p).detach() for p in model.parameters() if p.dim() == 2]
+    one = chance.choice(parameters)
+    others = [p for p in parameters if p.shape == one.shape and not torch.equal(p, one)]
+    ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, one.clone())
+    differ = [tensor for tensor in ranks if tensor.shape == one.shape and not torch.equal(tensor, ranks[0])]
+    if seed % 3 == 0 and others:
+        other = chance.choice(others)
+        kept = one.clone()
+        one.copy_(other)
+        other.copy_(kept)
+    elif seed % 3 == 1 and len(differ) == len(ranks) - 1:
+        one.copy_(ranks[dist.get_rank() - 1])
+    else:
+        one.copy_(one.roll(1, 0))
+
+
+@pytest.fixture(scope="module")
+def shared():
+    shared = Shared(4, many=30, timeout=120)
+    yield shared
+    shared.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_layout_is_the_model(layout, shared):
+    with shared.lent() as world:
+        report = world.run(checked, layout)[0]
+    assert report.ok, report
+
+
+@pytest.mark.slow
+def test_types_other_than_float64(shared):
+    for precision in ("float32", "bfloat16"):
+        for layout in (dict(), dict(tp=2, sp=True), dict(pp=2)):
+            with shared.lent() as world:
+                report = world.run(checked, layout, precision=precision)[0]
+            assert report.ok and "may be rounding" in repr(report), f"{layout}, {precision}\n{report}"
+
+
+@pytest.mark.slow
+def test_a_checkpoint_arrives_under_any_other_layout(shared, tmp_path):
+    chance = random.Random(0)
+    for number, layout in enumerate(chance.sample(LAYOUTS, 4)):
+        with shared.lent() as world:
+            world.run(saved, layout, tmp_path / str(number))
+        (folder,) = checkpoint.complete(tmp_path / str(number))
+        for other in chance.sample(LAYOUTS, 2):
+            with shared.lent() as world:
+                report = world.run(checked, other, folder)[0]
+            assert report.ok, f"from {layout} to {other}\n{report}"
+
+
+@pytest.mark.slow
+def test_what_arrives_at_another_place_is_found(shared, tmp_path):
+    with shared.lent() as world:
+        world.run(saved, {}, tmp_path)
+    (folder,) = checkpoint.complete(tmp_path)
+    for seed in range(1, 9):
+        layout = LAYOUTS[seed % len(LAYOUTS)]
+        with shared.lent() as world:
+            report = world.run(checked, layout, folder, seed)[0]
+        assert report.found and report.found[0].what == "weights", f"{seed}, {layout}\n{report}"

@@ -1,0 +1,10 @@
+"""Is a split model the model? One device against many, and a script whose copies must stay equal.
+
+    torchrun --nproc-per-node 4 -m three_axes verify train.py --its-arguments
+
+`from three_axes.verify import verify` compares a model of one's own with its twin.
+"""
+
+from .verify import verify
+
+__all__ = ["verify"]

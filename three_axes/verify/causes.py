@@ -1,0 +1,294 @@
+"""Why the ranks' tensors are not the twin's: the reductions, factors and rows that would make them so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .pieces import Mesh
+
+MOST_DECAY = 0.2  # of a weight, in a step
+TOKENS = 512  # of a rank's tokens so many are looked for
+NOTHING = 1e-300
+
+
+@dataclass(frozen=True)
+class Cause:
+    """kind: 'not summed', 'scaled' and so on. axes: along which. text: for the reader."""
+
+    kind: str
+    axes: tuple[str, ...] = ()
+    text: str = ""
+
+
+UNEXPLAINED = Cause("unexplained", text="no sum, mean or factor of what the ranks hold is the twin's")
+
+
+def apart(a: torch.Tensor, b: torch.Tensor, least: float = 0.0) -> float:
+    """|a − b| / |b|, where |b| counts as `least` at least. NaN where one of them has NaN."""
+    a, b = a.double().flatten(), b.double().flatten()
+    difference = float((a - b).norm())
+    return difference / max(float(b.norm()), least, NOTHING) if difference else 0.0
+
+
+def factor(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    """(the best c, how far a is from c · b)."""
+    a, b = a.double().flatten(), b.double().flatten()
+    c = float(a @ b) / max(float(b @ b), NOTHING)
+    return c, float((a - c * b).norm()) / max(float(a.norm()), NOTHING)
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    ranks = sorted(ranks)
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def classes_text(classes: Mapping[int, object]) -> str:
+    """'ranks 0, 2 | 1, 3', of ranks whose classes differ."""
+    members: dict[object, list[str]] = {}
+    for rank, kind in sorted(classes.items()):
+        members.setdefault(kind, []).append(str(rank))
+    return f"ranks {' | '.join(map(', '.join, members.values()))}"
+
+
+def along(axes: Iterable[str]) -> str:
+    return " and ".join(axes) or "no axis"
+
+
+def differing(kind: str, text: str, classes: Mapping[int, object], mesh: Mesh) -> Cause:
+    """What is not the same on all ranks."""
+    axes = tuple(mesh.differing(classes))
+    return Cause(kind, axes, f"{text} along {along(axes)} ({classes_text(classes)})")
+
+
+def scaled(factors: Mapping[int, float], mesh: Mesh) -> Cause:
+    """What is a multiple of the twin's on each rank."""
+    values = list(factors.values())
+    if max(values) - min(values) > 1e-4 * max(map(abs, values)):
+        classes = {rank: f"{c:.3g}" for rank, c in factors.items()}
+        said = ", ".join(f"{c} times the twin's on rank {rank}" for rank, c in classes.items())
+        return differing("scaled", f"{said}: differs", classes, mesh)
+    axes, words = size_text(values[0], mesh)
+    return Cause("scaled", axes, f"{values[0]:.4g} times the twin's{words}")
+
+
+def size_text(c: float, mesh: Mesh) -> tuple[tuple[str, ...], str]:
+    """The axes whose size a factor may be, or one over it, or a root of it; in words."""
+    root = "the root of the size of"
+    for power, words in (
+        (1, "the size of"),
+        (-1, "1 over the size of"),
+        (0.5, root),
+        (-0.5, f"1 over {root}"),
+    ):
+        size = lambda axes: mesh.size(axes) ** power
+        fits = [axes for axes in mesh.sets_of_axes() if math.isclose(size(axes), c, rel_tol=1e-4)]
+        if fits:
+            return fits[0], f", {words} {' or '.join(' · '.join(axes) for axes in fits)}"
+    return (), ""
+
+
+@dataclass
+class Parts:
+    """Of one tensor: what each rank has of it, what it should have, and where that lies in the whole.
+
+    tolerance: relative, of what counts as equal. usual: the root of the mean square of the whole's numbers; a
+    part that is smaller than that is measured by it.
+    """
+
+    mesh: Mesh
+    tolerance: float
+    usual: float = 0.0
+    got: dict[int, torch.Tensor] = field(default_factory=dict)
+    wanted: dict[int, torch.Tensor] = field(default_factory=dict)
+    where: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def off(self, least: float = 0.0) -> float:
+        """The farthest rank's distance. NaN and nothing at all are far."""
+        return max((self._off(rank, least) for rank in self.got), default=0.0)
+
+    def _off(self, rank: int, least: float = 0.0) -> float:
+        least = max(least, self.usual * math.sqrt(len(self.wanted[rank])))
+        off = apart(self.got[rank], self.wanted[rank], least)
+        return math.inf if math.isnan(off) else off
+
+    def cause(self) -> Cause:
+        fits = {rank: factor(self.got[rank], self.wanted[rank]) for rank in self.got}
+        if all(rest <= self.tolerance and c for c, rest in fits.values()):
+            return scaled({rank: c for rank, (c, _) in fits.items()}, self.mesh)
+        for axes in self.mesh.sets_of_axes():
+            if cause := self._not_reduced(axes):
+                return cause
+        if all(torch.equal(t, t.bfloat16().to(t.dtype)) for t in self.got.values() if t.dtype.itemsize > 2):
+            return Cause("rounded", text="its numbers are bfloat16's: something was summed in that precision")
+        right = {rank: self._off(rank) <= self.tolerance for rank in self.got}
+        if any(right.values()):
+            right_ones = ranks_text(rank for rank in right if right[rank])
+            return differing("some ranks", f"right on {right_ones} alone: differs", right, self.mesh)
+        return UNEXPLAINED
+
+    def _not_reduced(self, axes: tuple[str, ...]) -> Cause | None:
+        """Whether the sum over these axes, or a multiple of it, is what each rank should have."""
+        factors = []
+        for group in self.mesh.groups(axes, sorted(self.got)):
+            if any(not torch.equal(self.where[rank], self.where[group[0]]) for rank in group):
+                return None  # they hold other elements
+            total = sum(self.got[rank].double() for rank in group)
+            fits = [factor(total, self.wanted[rank]) for rank in group]
+            if not all(rest <= self.tolerance and c for c, rest in fits):
+                return None
+            factors += [c for c, _ in fits]
+        if max(factors) - min(factors) > 1e-4 * max(map(abs, factors)):
+            return None
+        c, over = factors[0], along(axes)
+        if math.isclose(c, 1, rel_tol=1e-4):
+            return Cause("not summed", axes, f"never summed over {over}: its ranks' sum is the twin's")
+        if math.isclose(c, self.mesh.size(axes), rel_tol=1e-4):
+            return Cause("not averaged", axes, f"never averaged over {over}: its ranks' mean is the twin's")
+        sum_is = f"the sum is {c:.4g} times the twin's{size_text(c, self.mesh)[1]}"
+        return Cause("not summed", axes, f"never summed over {over}, and {sum_is}")
+
+    def cause_of_update(self, weights: Mapping[int, torch.Tensor]) -> Cause:
+        """Of a change of these weights."""
+        still = {rank: not self.got[rank].any() and bool(self.wanted[rank].any()) for rank in self.got}
+        if any(still.values()):
+            ranks = ranks_text(rank for rank in still if still[rank])
+            return Cause("not updated", tuple(self.mesh.differing(still)), f"not changed at all on {ranks}")
+        cause = self.cause()
+        if cause.kind not in ("some ranks", "unexplained"):
+            return cause
+        decays = [factor(self.got[rank] - self.wanted[rank], weights[rank]) for rank in self.got]
+        if all(rest <= 1e-3 and abs(c) < MOST_DECAY for c, rest in decays):
+            c = max((c for c, _ in decays), key=abs)
+            said = f"the difference is {c:.2g} times the weight itself"
+            return Cause(
+                "weight decay", text=f"{said}: {'more' if c < 0 else 'less'} weight decay than the twin's"
+            )
+        for classes in self.copies().values():
+            if len(set(classes.values())) > 1:
+                return differing("copies differ", "its copies step differently", classes, self.mesh)
+        return cause
+
+    def copies(self) -> dict[bytes, dict[int, bytes]]:
+        """For each place in the whole, what each rank has of it."""
+        copies: dict[bytes, dict[int, bytes]] = {}
+        for rank, tensor in self.got.items():
+            copies.setdefault(self.where[rank].numpy().tobytes(), {})[rank] = tensor.numpy().tobytes()
+        return copies
+
+
+def of_rows(
+    got: torch.Tensor, wanted: torch.Tensor, rows: Sequence[torch.Tensor], tolerance: float
+) -> Cause | None:
+    """Whether a gradient is made of the same gradients of rows as the twin's, with other weights."""
+    basis = torch.stack([row.double().flatten() for row in rows], 1)
+    mine, twins = (_weights(basis, t.double().flatten(), tolerance) for t in (got, wanted))
+    if mine is None or twins is None:
+        return None
+    if (lacks := twins.abs() < 1e-9).any():
+        gone = ", ".join(f"row {row}" for row, lack in enumerate(lacks.tolist(), 1) if lack)
+        return Cause(
+            "rows missing", text=f"the twin's has nothing of {gone}: the step leaves out a part of the batch"
+        )
+    ratios = [round(float(r), 3) for r in mine / twins]
+    if len(set(ratios)) == 1:
+        return None
+    runs: list[list] = []
+    for row, ratio in enumerate(ratios, 1):
+        if runs and runs[-1][2] == ratio:
+            runs[-1][1] = row
+        else:
+            runs.append([row, row, ratio])
+    names = {
+        (first, last): f"row{f's {first}–{last}' if last > first else f' {first}'}" for first, last, _ in runs
+    }
+    said = ", ".join(f"{names[first, last]} {ratio:g} times" for first, last, ratio in runs if ratio)
+    if 0.0 in ratios:
+        gone = ", ".join(names[first, last] for first, last, ratio in runs if not ratio)
+        return Cause("rows missing", text=f"{gone} of {len(ratios)} missing; {said} what they should count")
+    if all(ratio == int(ratio) for ratio in ratios):
+        return Cause(
+            "rows repeated", text=f"{said} what they should count: summed again with each microbatch?"
+        )
+    text = f"{said} what they should count: a mean of means, of shares with unequal numbers of tokens?"
+    return Cause("rows weighted", text=text)
+
+
+def _weights(basis: torch.Tensor, vector: torch.Tensor, tolerance: float) -> torch.Tensor | None:
+    if not (basis.isfinite().all() and vector.isfinite().all()):
+        return None
+    weights = torch.linalg.lstsq(basis, vector.unsqueeze(1)).solution.squeeze(1)
+    return weights if apart(basis @ weights, vector) <= max(tolerance, 1e-7) else None
+
+
+def of_norms(got: Mapping[int, float], wanted: float, mesh: Mesh, tolerance: float) -> Cause:
+    """Of the norm that gradients are clipped by."""
+    for axes in mesh.sets_of_axes():
+        totals = (math.hypot(*(got[rank] for rank in group)) for group in mesh.groups(axes, sorted(got)))
+        if all(math.isclose(total, wanted, rel_tol=tolerance) for total in totals):
+            text = f"of each rank's part alone: the squares were never summed over {along(axes)}"
+            return Cause("norm of a part", axes, text)
+    cause = scaled({rank: norm / wanted for rank, norm in got.items()}, mesh)
+    if len({f"{norm:.6g}" for norm in got.values()}) > 1:
+        return Cause("norm of a part", cause.axes, f"{cause.text}, so ranks clip differently")
+    return cause
+
+
+# -- outputs of modules ----------------------------------------------------------------------------
+
+
+def of_output(got: Mapping[int, list], whole: list, mesh: Mesh, tolerance: float) -> Cause | None:
+    """Why what a module gives is not, on each rank, tokens and features of what it gives in the twin. None
+    where it is, or where shapes say nothing.
+    """
+    off = {rank: _distances(parts, whole) for rank, parts in got.items()}
+    if any(far is None for far in off.values()) or all(
+        bool((far <= tolerance).all()) for far in off.values()
+    ):
+        return None
+    if bad := [rank for rank, parts in got.items() if not all(part.isfinite().all() for part in parts)]:
+        return Cause("not finite", text=f"not a finite number on {ranks_text(bad)}")
+    for axes in mesh.sets_of_axes():
+        sums = [_sum([got[rank] for rank in group]) for group in mesh.groups(axes, sorted(got))]
+        if all(total is not None and bool((_distances(total, whole) <= tolerance).all()) for total in sums):
+            text = f"never summed over {along(axes)}: the sum of its ranks' outputs is the twin's"
+            return Cause("output not summed", axes, text)
+    right = {rank: tuple((far <= tolerance).tolist()) for rank, far in off.items()}
+    if not any(map(any, right.values())):
+        return UNEXPLAINED
+    said = ", ".join(
+        f"{sum(tokens)} of {len(tokens)} tokens of rank {rank}" for rank, tokens in right.items()
+    )
+    text = f"right for {said}. Look at the tokens' positions, their order and their mask"
+    return Cause("some tokens", tuple(mesh.differing(right)), text)
+
+
+def _sum(parts: list[list[torch.Tensor]]) -> list[torch.Tensor] | None:
+    shapes = {tuple(call.shape for call in calls) for calls in parts}
+    return [sum(calls) for calls in zip(*parts)] if len(parts) > 1 and len(shapes) == 1 else None
+
+
+def _distances(parts: list[torch.Tensor], whole: list[torch.Tensor]) -> torch.Tensor | None:
+    """How far each of a rank's tokens is from the nearest of the twin's, in their mean length. A rank may
+    have some of the tokens, and some of each one's features.
+    """
+    mine, theirs = _tokens(parts), _tokens(whole)
+    if mine is None or theirs is None or theirs.shape[1] % mine.shape[1]:
+        return None
+    mine = mine[torch.linspace(0, len(mine) - 1, min(len(mine), TOKENS)).long()]
+    length = float(theirs.norm(dim=1).mean()) * math.sqrt(mine.shape[1] / theirs.shape[1])
+    exact = "donot_use_mm_for_euclid_dist"
+    far = [torch.cdist(mine, some, compute_mode=exact).amin(1) for some in theirs.split(mine.shape[1], 1)]
+    best = min(far, key=lambda distances: float(distances.max()))
+    return best.nan_to_num(math.inf) / max(length, NOTHING)
+
+
+def _tokens(parts: list[torch.Tensor]) -> torch.Tensor | None:
+    """(tokens, features) of all calls of a module."""
+    parts = [part.double() for part in parts if part.dim() > 1]
+    if not parts or len({part.shape[-1] for part in parts}) > 1:
+        return None
+    return torch.cat([part.flatten(0, -2) for part in parts])

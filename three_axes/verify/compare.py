@@ -1,0 +1,351 @@
+"""The first place where the ranks' steps part from their twin's, and why. It needs only what they saw."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+
+from .causes import (
+    UNEXPLAINED,
+    Cause,
+    Parts,
+    along,
+    apart,
+    differing,
+    of_norms,
+    of_output,
+    of_rows,
+    ranks_text,
+    size_text,
+)
+from .pieces import Mesh, Places
+from .record import Seen, Tensors
+
+DOUBLE = torch.finfo(torch.float64).eps
+EXACT = 1e-9  # of float64's differences; those that come of another order of sums are below 1e-12
+ROUNDINGS = 4  # so many units in the last place are nothing, in other types
+SPREAD = 4  # what two orders of sums may be apart, in measured spreads
+SMALL = 1e-6  # of the largest gradient: what is below may be nothing but rounding
+VISIBLE = 1e-4  # of a tensor's largest gradient: Adam makes a full step of less as well, and of its rounding
+
+
+@dataclass(frozen=True)
+class Found:
+    """A difference. step: 1, 2, …; 0 before the first; None of no step. what: 'loss', 'gradients' and so on.
+    names: of parameters, buffers or modules. off: relative.
+    """
+
+    step: int | None
+    what: str
+    names: tuple[str, ...]
+    off: float
+    cause: Cause
+
+
+@dataclass
+class Verdict:
+    """On one layout. cells: what stands in its row of the table. found: in the order of a step. exact:
+    whether all was in float64. least: a relative difference that is not told from rounding.
+    """
+
+    layout: str
+    cells: dict[str, str] = field(default_factory=dict)
+    found: list[Found] = field(default_factory=list)
+    exact: bool = True
+    least: float = EXACT
+
+    @property
+    def ok(self) -> bool:
+        return not self.found
+
+    def add(self, found: Iterable[Found], column: str) -> bool:
+        """Whether there was something."""
+        found = list(found)
+        self.found += found
+        off = max((one.off for one in found), default=0.0)
+        self.cells[column] = (
+            "equal" if not found else f"{off:.0%} off" if 0.005 <= off < 10 else f"{off:.2g} off"
+        )
+        return bool(found)
+
+
+@dataclass
+class Twin:
+    """steps: of the whole model on one device. again: the same once more, in float64 if it was not, or from
+    weights that are rounded as the ranks round: their difference is the spread. own: the weights that `build`
+    gave it. rows(): the gradients of runs of the batch's rows, None where the step cannot be done on them.
+    aliases: other names of one and the same tensor.
+    """
+
+    steps: Sequence[Seen]
+    again: Sequence[Seen]
+    own: Tensors
+    rows: Callable[[], list[Tensors] | None] = lambda: None
+    aliases: Mapping[str, set[str]] = field(default_factory=dict)
+
+
+Wrong = dict[str, tuple[float, Cause]]  # name -> how far off, and why
+
+
+class Comparison:
+    """Of all ranks' steps with their twin's. places: of the parameters."""
+
+    def __init__(
+        self, layout: str, mesh: Mesh, twin: Twin, ranks: Mapping[int, Sequence[Seen]], places: Places
+    ):
+        self.mesh, self.twin, self.ranks, self.places = mesh, twin, ranks, places
+        self._eps = max(steps[0].eps for steps in (twin.steps, *ranks.values()))
+        self._usual = [
+            median([apart(other.gradients[name], g) for name, g in one.gradients.items()] or [0.0])
+            for one, other in zip(twin.steps, twin.again)
+        ]
+        self.verdict = Verdict(layout, exact=self._eps == DOUBLE, least=self._allowed(0))
+
+    def made(self) -> Verdict:
+        """Stops behind the first part of a step that is not the twin's."""
+        if not self.verdict.add(_by_cause(0, "weights", self._weights()), "weights"):
+            any(self._step(number) for number in range(len(self.twin.steps)))
+        self.verdict.add(self._dropouts(), "dropout")
+        return self.verdict
+
+    def _allowed(self, number: int, spread: float = 0.0) -> float:
+        """How far something may be apart in a step, whose own measured spread this is."""
+        rounding = EXACT if self._eps == DOUBLE else ROUNDINGS * self._eps
+        return max(rounding, SPREAD * spread, SPREAD * self._usual[number])
+
+    def wants_outputs(self) -> bool:
+        """Whether what modules gave in the first step is needed."""
+        self._at(0)
+        return bool(self._loss())
+
+    def _at(self, number: int) -> None:
+        self._number, self._twin, self._again = number, self.twin.steps[number], self.twin.again[number]
+        self._seen = {rank: steps[number] for rank, steps in self.ranks.items()}
+
+    def _step(self, number: int) -> bool:
+        """Whether it parts."""
+        self._at(number)
+        add = lambda what, wrong, column="": self.verdict.add(
+            _by_cause(number + 1, what, wrong), column or what
+        )
+        loss, gradients = self._loss(), self._gradients()
+        follow = {}
+        if loss and len(gradients) > len(self._twin.gradients) / 2:
+            follow = {name: wrong for name, wrong in gradients.items() if wrong[1] is UNEXPLAINED}
+        add("loss", loss)
+        add("gradients", {name: wrong for name, wrong in gradients.items() if name not in follow})
+        if follow:
+            self.verdict.cells["gradients"] = "-"  # nothing is said of what a wrong loss brings with it
+        if loss or gradients:
+            return True
+        norms = {rank: one.norm for rank, one in self._seen.items() if one.norm is not None}
+        if norms and self._twin.norm and add("clip", self._clip(norms)):
+            return True
+        stepped = any(not torch.equal(w, self._twin.before[name]) for name, w in self._twin.after.items())
+        return stepped and add("update", self._update()) or add("buffers", self._buffers())
+
+    def _parts(
+        self, whole: torch.Tensor, name: str, of: Callable[[Seen], Tensors], tolerance: float
+    ) -> Parts:
+        """What ranks have of a tensor, under this name or another of it."""
+        usual = float(whole.double().norm()) / math.sqrt(max(1, whole.numel()))
+        parts = Parts(self.mesh, tolerance, usual)
+        for rank, seen in self._seen.items():
+            for alias in (name, *self.twin.aliases.get(name, ())):
+                if alias in (held := of(seen)):
+                    place = self.places.of[alias][rank]
+                    parts.got[rank], parts.wanted[rank] = held[alias].flatten(), whole.flatten()[place]
+                    parts.where[rank] = place
+                    break
+        return parts
+
+    def _weights(self) -> Wrong:
+        """Copies of one tensor that differ before the first step, or weights that are not the twin's own."""
+        self._seen, whole = {rank: steps[0] for rank, steps in self.ranks.items()}, self.twin.steps[0].before
+        wrong = {}
+        for name in whole:
+            parts = self._parts(whole[name], name, lambda seen: seen.before, 0.0)
+            for classes in parts.copies().values():
+                if len(set(classes.values())) > 1:
+                    wrong[name] = (
+                        parts.off(),
+                        differing("copies differ", "its copies differ", classes, self.mesh),
+                    )
+        own = {name: t.to(whole[name].dtype) for name, t in self.twin.own.items() if t.unique().numel() > 1}
+        other = [name for name in own if not torch.equal(own[name], whole[name])]
+        if wrong or len(other) in (0, len(own)):  # of another seed all would be others
+            return wrong
+        holds = {name: next((n for n in own if torch.equal(own[n], whole[name])), "") for name in other}
+        cause = Cause("other weights", text="not the twin's own, though others are")
+        if all(holds.values()):
+            said = "; ".join(f"{name} holds its {there}" for name, there in list(holds.items())[:2])
+            cause = Cause("swapped", text=f"other tensors of the twin: {said}{'; …' * (len(holds) > 2)}")
+        return {name: (apart(whole[name], own[name]), cause) for name in other}
+
+    def _loss(self) -> Wrong:
+        losses = [one.loss for one in self._seen.values() if one.loss is not None]
+        if self._twin.loss is None or not losses:
+            return {}
+        off = lambda value: abs(value - self._twin.loss) / max(abs(self._twin.loss), SMALL)
+        allowed, mean = self._allowed(self._number, off(self._again.loss)), sum(losses) / len(losses)
+        if off(mean) <= allowed or all(off(loss) <= allowed for loss in losses):
+            return {}
+        far = math.inf if math.isnan(mean) else off(mean)
+        before = self.twin.steps[self._number - 1].loss if self._number else math.inf
+        if abs(mean - before) <= allowed * abs(mean):
+            return {
+                "": (far, Cause("stale", text=f"it is step {self._number}'s: that step changed nothing here"))
+            }
+        if first := self._first_output():
+            return {first[0]: (far, first[1])}
+        text = (
+            f"{mean / self._twin.loss:.4g} times the twin's{size_text(mean / self._twin.loss, self.mesh)[1]}"
+        )
+        if self._number == 0:
+            text += ". Every module gives what it should: look at targets, mask and mean"
+        return {"": (far, Cause("loss", text=text))}
+
+    def _first_output(self) -> tuple[str, Cause] | None:
+        """The module behind which no module is right again."""
+        first = None
+        for name, whole in self._twin.outputs.items():
+            got = {rank: one.outputs[name] for rank, one in self._seen.items() if name in one.outputs}
+            if got:
+                cause = of_output(got, whole, self.mesh, max(SMALL, self._allowed(self._number)))
+                first = (first or (name, cause)) if cause else None
+        return first
+
+    def _gradients(self) -> Wrong:
+        least = SMALL * max((float(g.double().norm()) for g in self._twin.gradients.values()), default=0.0)
+        wrong: Wrong = {}
+        for name, whole in self._twin.gradients.items():
+            allowed = self._allowed(self._number, apart(self._again.gradients[name], whole, least))
+            parts = self._parts(whole, name, lambda seen: seen.gradients, max(allowed, 1e-7))
+            missing = {rank: rank not in parts.got for rank in self.places.of[name]}
+            if any(missing.values()) and whole.norm() > least:
+                wrong[name] = (
+                    1.0,
+                    differing("no gradient", "no gradient on some ranks: differs", missing, self.mesh),
+                )
+            elif parts.off(least) > allowed:
+                wrong[name] = parts.off(least), parts.cause()
+        open_ = [name for name, (_, cause) in wrong.items() if cause.kind in ("unexplained", "some ranks")]
+        of_all = self._of_rows(open_) if open_ else None
+        for name in open_:
+            cause = of_all or self._of_strangers(name) or wrong[name][1]
+            wrong[name] = wrong[name][0], cause
+        return wrong
+
+    def _of_rows(self, names: list[str]) -> Cause | None:
+        rank = next(rank for rank, one in self._seen.items() if any(name in one.gradients for name in names))
+        mine = [name for name in names if name in self._seen[rank].gradients]
+        part = lambda whole: torch.cat([whole[name].flatten()[self.places.of[name][rank]] for name in mine])
+        got = torch.cat([self._seen[rank].gradients[name].flatten() for name in mine])
+        if not (rows := self.twin.rows()):
+            return None
+        return of_rows(got, part(self._twin.gradients), list(map(part, rows)), self._allowed(self._number))
+
+    def _of_strangers(self, name: str) -> Cause | None:
+        """Whether it is the gradient of other parameters as well: what no axis holds twice was reduced."""
+        family = {name, *self.twin.aliases.get(name, ())}
+        for rank, mine in self._seen.items():
+            for there, theirs in self._seen.items():
+                for other, gradient in (
+                    theirs.gradients.items() if there != rank and name in mine.gradients else ()
+                ):
+                    places = self.places.of[name][rank], self.places.of[other][there]
+                    copies = other in family and torch.equal(*places)
+                    if not copies and torch.equal(gradient.flatten(), mine.gradients[name].flatten()):
+                        axes = tuple(self.mesh.differing({rank: 0, there: 1})) or self._between(rank, there)
+                        text = f"reduced over {along(axes)}, whose ranks hold other parameters"
+                        return Cause("strangers", axes, text)
+        return None
+
+    def _between(self, a: int, b: int) -> tuple[str, ...]:
+        """The axes along which two ranks are at other places."""
+        return tuple(axis for axis in self.mesh.real_axes if self.mesh.at(a)[axis] != self.mesh.at(b)[axis])
+
+    def _clip(self, norms: Mapping[int, float]) -> Wrong:
+        off = max(abs(norm / self._twin.norm - 1) for norm in norms.values())
+        allowed = self._allowed(self._number, abs(self._again.norm / self._twin.norm - 1))
+        return {"": (off, of_norms(norms, self._twin.norm, self.mesh, allowed))} if off > allowed else {}
+
+    def _update(self) -> Wrong:
+        wrong = {}
+        for name, gradient in self._twin.gradients.items():
+            before = self._twin.before[name].double()
+            seen = gradient.abs() > max(VISIBLE, 10 * self._allowed(self._number)) * gradient.abs().max()
+            change = lambda one: (
+                {name: one.after[name].double() - one.before[name].double()} if name in one.after else {}
+            )
+            whole, again = change(self._twin)[name], change(self._again)[name]
+            rounding = torch.finfo(self._twin.before[name].dtype).eps * float(
+                before.norm() / max(whole.norm(), 1e-300)
+            )
+            allowed = max(
+                SMALL, self._allowed(self._number, apart(again[seen], whole[seen])), ROUNDINGS * rounding
+            )
+            parts, weights = self._parts(whole, name, change, max(allowed, 1e-5)), {}
+            for rank, place in parts.where.items():
+                keep = seen.flatten()[place]
+                parts.got[rank], parts.wanted[rank] = parts.got[rank][keep], parts.wanted[rank][keep]
+                weights[rank] = before.flatten()[place][keep]
+            off = parts.off(1e-9 * float(before.norm()))
+            if off > allowed:
+                wrong[name] = off, parts.cause_of_update(weights)
+        return wrong
+
+    def _buffers(self) -> Wrong:
+        wrong = {}
+        for name, whole in self._twin.buffers.items():
+            allowed = self._allowed(self._number, apart(self._again.buffers[name], whole))
+            parts = Parts(self.mesh, max(allowed, 1e-7))
+            for rank, seen in self._seen.items():
+                if name in seen.buffers and seen.buffers[name].numel() == whole.numel():
+                    parts.got[rank], parts.wanted[rank] = seen.buffers[name].flatten(), whole.flatten()
+                    parts.where[rank] = torch.zeros(0)
+            if parts.off() > allowed:
+                wrong[name] = parts.off(), parts.cause()
+        return wrong
+
+    def _dropouts(self) -> list[Found]:
+        """They must keep the same of what is the same on two ranks, and not of what is not."""
+        seen = {rank: steps[-1].drops for rank, steps in self.ranks.items()}
+        pairs: dict[bool, dict[str, set[tuple[int, int]]]] = {
+            True: {},
+            False: {},
+        }  # by whether they drop alike
+        for a, b in itertools.combinations(seen, 2):
+            for name in seen[a].keys() & seen[b].keys():
+                for (given, kept), (other, kept_there) in zip(seen[a][name], seen[b][name]):
+                    if (given == other) != (kept == kept_there):
+                        pairs[kept == kept_there].setdefault(name, set()).add((a, b))
+        found = []
+        for alike, names in pairs.items():
+            if names:
+                met = set().union(*names.values())
+                axes = tuple(
+                    a for a in self.mesh.real_axes if any(self._between(*pair) == (a,) for pair in met)
+                )
+                ranks = ranks_text({rank for pair in met for rank in pair})
+                same = ("not ", "they drop at the same places") if alike else ("", "each keeps other numbers")
+                text = f"what goes in is {same[0]}the same on {ranks}, and {same[1]}: along {along(axes)}"
+                cause = Cause("drops alike" if alike else "drops apart", axes, text)
+                found.append(Found(None, "dropout", tuple(sorted(names)), 1.0, cause))
+        return found
+
+
+def _by_cause(step: int, what: str, wrong: Wrong) -> list[Found]:
+    """Those with one cause together."""
+    groups: dict[Cause, list[str]] = {}
+    for name, (_, cause) in wrong.items():
+        groups.setdefault(cause, []).append(name)
+    return [
+        Found(step, what, tuple(filter(None, names)), max(wrong[name][0] for name in names), cause)
+        for cause, names in groups.items()
+    ]

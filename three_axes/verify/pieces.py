@@ -1,0 +1,184 @@
+"""Where each rank's part of a tensor lies in the whole, and the whole from its parts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import torch
+
+Split = tuple[str, int]  # an axis, and the dimension of a tensor that is cut along it
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The sizes of the axes, outermost first. A rank's number is its place in the box."""
+
+    sizes: Mapping[str, int]
+
+    @property
+    def ranks(self) -> range:
+        return range(math.prod(self.sizes.values()))
+
+    def at(self, rank: int) -> dict[str, int]:
+        """A rank's coordinates."""
+        place = {}
+        for axis, size in reversed(self.sizes.items()):
+            rank, place[axis] = divmod(rank, size)
+        return place
+
+    @property
+    def real_axes(self) -> list[str]:
+        return [axis for axis, size in self.sizes.items() if size > 1]
+
+    def sets_of_axes(self) -> Iterator[tuple[str, ...]]:
+        """All that are not empty, the small ones first."""
+        axes = self.real_axes
+        return itertools.chain.from_iterable(itertools.combinations(axes, n) for n in range(1, len(axes) + 1))
+
+    def groups(self, axes: Iterable[str], among: Iterable[int] | None = None) -> list[list[int]]:
+        """The ranks that differ along these axes alone."""
+        groups: dict[tuple, list[int]] = {}
+        for rank in self.ranks if among is None else among:
+            rest = tuple(i for axis, i in self.at(rank).items() if axis not in axes)
+            groups.setdefault(rest, []).append(rank)
+        return list(groups.values())
+
+    def size(self, axes: Iterable[str]) -> int:
+        return math.prod(self.sizes[axis] for axis in axes)
+
+    def differing(self, classes: Mapping[int, object]) -> list[str]:
+        """The axes along which ranks of different classes are neighbours."""
+        of_groups = lambda axis: (
+            {classes[rank] for rank in group} for group in self.groups([axis], sorted(classes))
+        )
+        return [axis for axis in self.real_axes if any(len(met) > 1 for met in of_groups(axis))]
+
+
+class Places:
+    """For each parameter, and each rank that holds of it, the elements of the whole, as indices.
+
+    held: rank -> name -> its tensor. known: rank -> name -> its elements, where these are known. shapes: of
+    the whole. splits: {pattern: (axis, dimension)} for what shapes and values do not say. Raises ValueError
+    where nothing does.
+    """
+
+    def __init__(self, mesh: Mesh, held, known, shapes: Mapping[str, torch.Size], splits):
+        self._mesh, self._shapes, self._splits = mesh, shapes, splits
+        self._cut: dict[str, dict[int, Split]] = {}  # name -> dimension -> how it is split
+        self.of: dict[str, dict[int, torch.Tensor]] = {}
+        missing = [name for name in shapes if not any(name in tensors for tensors in held.values())]
+        strange = sorted({name for tensors in held.values() for name in tensors} - set(shapes))
+        if missing or strange:
+            raise ValueError(_names_differ(missing, strange))
+        constant = {}
+        for name, shape in shapes.items():
+            parts = {rank: tensors[name] for rank, tensors in held.items() if name in tensors}
+            if all(name in known[rank] for rank in parts):
+                self.of[name] = {rank: known[rank][name].flatten() for rank in parts}
+            elif (axes := self._axes(name, parts)) is None:
+                constant[name] = parts
+            else:
+                self.of[name] = self._indices(name, parts, axes)
+        usual = Counter(axes for cuts in self._cut.values() for axes in cuts.values())
+        for name, parts in constant.items():
+            self.of[name] = self._indices(name, parts, self._as_others(name, parts, usual))
+
+    def whole(self, name: str, parts: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
+        """Put together; None where an element is missing. Of several copies the lowest rank's is taken."""
+        shape = self._shapes[name]
+        whole = torch.zeros(shape.numel(), dtype=next(iter(parts.values())).dtype)
+        there = torch.zeros(shape.numel(), dtype=torch.bool)
+        for rank in sorted(parts, reverse=True):
+            index = self.of[name][rank]
+            whole[index], there[index] = parts[rank].flatten(), True
+        return whole.view(shape) if there.all() else None
+
+    def part(self, name: str, rank: int, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole tensor, flat."""
+        return whole.flatten()[self.of[name][rank]]
+
+    def _axes(self, name: str, parts) -> dict[int, tuple[str, ...]] | None:
+        """Dimension -> the axes it is cut along; None where several would fit."""
+        whole = self._shapes[name]
+        for pattern, (axis, dim) in self._splits.items():
+            if fnmatch(name, pattern):
+                return {dim: (axis,)}
+        axes = {}
+        for dim, ratio in self._ratios(name, parts).items():
+            fits = [axes for axes in self._mesh.sets_of_axes() if self._mesh.size(axes) == ratio]
+            if len(fits) > 1:
+                fits = [axes for axes in fits if self._told_by_values(axes, parts)]
+                if len(fits) != 1:
+                    return None
+            if not fits:
+                raise ValueError(_unknown_split(name, whole, parts))
+            axes[dim] = fits[0]
+        self._cut[name] = axes
+        return axes
+
+    def _ratios(self, name: str, parts) -> dict[int, int]:
+        whole, shapes = self._shapes[name], {part.shape for part in parts.values()}
+        part = next(iter(shapes))
+        if len(shapes) > 1 or len(part) != len(whole) or any(n == 0 or m % n for m, n in zip(whole, part)):
+            raise ValueError(_unknown_split(name, whole, parts))
+        return {dim: m // n for dim, (m, n) in enumerate(zip(whole, part)) if m != n}
+
+    def _told_by_values(self, axes: tuple[str, ...], parts) -> bool:
+        """Whether ranks that differ along these axes hold other values, and all others the same."""
+        others = tuple(set(self._mesh.sizes) - set(axes))
+        same = all(
+            torch.equal(parts[group[0]], parts[rank])
+            for group in self._mesh.groups(others, parts)
+            for rank in group
+        )
+        pairs = (
+            pair for group in self._mesh.groups(axes, parts) for pair in itertools.combinations(group, 2)
+        )
+        return same and not any(torch.equal(parts[a], parts[b]) for a, b in pairs)
+
+    def _as_others(self, name: str, parts, usual: Counter) -> dict[int, tuple[str, ...]]:
+        """A tensor of equal numbers says nothing: it is split as the most others are."""
+        axes = {}
+        for dim, ratio in self._ratios(name, parts).items():
+            fits = [axes for axes in usual if self._mesh.size(axes) == ratio]
+            if not fits:
+                raise ValueError(_unknown_split(name, self._shapes[name], parts))
+            axes[dim] = max(fits, key=usual.__getitem__)
+        return axes
+
+    def _indices(self, name: str, parts, axes) -> dict[int, torch.Tensor]:
+        whole = self._shapes[name]
+        indices = {}
+        for rank in parts:
+            index, at = torch.arange(whole.numel()).view(whole), self._mesh.at(rank)
+            for dim, along in axes.items():
+                number = 0
+                for axis in along:
+                    number = number * self._mesh.sizes[axis] + at[axis]
+                index = index.tensor_split(self._mesh.size(along), dim)[number]
+            if index.shape != parts[rank].shape:
+                raise ValueError(_unknown_split(name, whole, parts))
+            indices[rank] = index.flatten()
+        return indices
+
+
+def _unknown_split(name: str, whole: torch.Size, parts) -> str:
+    shapes = ", ".join(f"{tuple(part.shape)} on rank {rank}" for rank, part in parts.items())
+    return (
+        f"{name} is {tuple(whole)} in the whole model and {shapes}: how it is split cannot be seen. Say so:"
+        f" splits={{{name!r}: ('tp', 0)}}, the axis and the dimension that is cut along it"
+    )
+
+
+def _names_differ(missing: list[str], strange: list[str]) -> str:
+    said = []
+    if missing:
+        said.append(f"no rank has {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}")
+    if strange:
+        said.append(f"the whole model has no {', '.join(strange[:3])}{' …' if len(strange) > 3 else ''}")
+    return f"{'; '.join(said)}. names= takes a function: a rank's name -> the whole model's"

@@ -1,0 +1,193 @@
+"""What one process sees of a training step: all that its twin is compared with."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from .. import pytorch_private
+
+WRAPPERS = re.compile(r"(^|(?<=\.))(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")
+DROPOUTS = nn.modules.dropout._DropoutNd
+FEW = 64  # numbers; fewer may be dropped alike by chance
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Seen:
+    """A step of one rank, or of the twin. Tensors are what it holds itself, on the CPU, under the whole
+    model's names.
+
+    loss: what `step` returned, None where it is another rank's to know. norm: of the gradients, as it was
+    clipped by. gradients: before they were clipped. before, after: the weights, around the optimizer's step.
+    outputs: of each module, in the order in which they were there. places: the elements of the whole that a
+    parameter's shard has, for DTensors. drops: digests of (what went into a dropout, which of it was kept).
+    eps: of the coarsest type of weights, outputs and loss.
+    """
+
+    loss: float | None = None
+    norm: float | None = None
+    gradients: Tensors = field(default_factory=dict)
+    before: Tensors = field(default_factory=dict)
+    after: Tensors = field(default_factory=dict)
+    buffers: Tensors = field(default_factory=dict)
+    outputs: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    places: Tensors = field(default_factory=dict)
+    drops: dict[str, list[tuple[bytes, bytes]]] = field(default_factory=dict)
+    eps: float = 0.0
+
+
+def plain_name(name: str) -> str:
+    """Without what DDP, FSDP and torch.compile put in front."""
+    return WRAPPERS.sub("", name).rstrip(".")
+
+
+class Watched:
+    """A model and its optimizer, one step after another. names: what the whole model calls a local name."""
+
+    def __init__(self, built, names: Callable[[str], str] = lambda name: name):
+        self.model, self.optimizer = built if isinstance(built, tuple) else (built, None)
+        self._named, self._after = lambda name: names(plain_name(name)), {}
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        named = self.model.named_parameters(remove_duplicate=False)
+        return {self._named(name): p for name, p in named}
+
+    @property
+    def dropouts(self) -> list[nn.Module]:
+        return [module for module in self.model.modules() if isinstance(module, DROPOUTS) and module.p > 0]
+
+    def places(self) -> Tensors:
+        """Where the shards of DTensors lie in the whole, as indices of its elements."""
+        return {name: _place(p) for name, p in self.parameters().items() if isinstance(p, DTensor)}
+
+    def step(
+        self, step: Callable[[nn.Module], object], *, drops: bool = False, outputs: bool = False
+    ) -> Seen:
+        """step(model) computes gradients, and may clip them; then the optimizer steps, if there is one.
+
+        drops: let dropouts drop, and look at them alone.
+        """
+        seen = Seen(before=self._after or self._weights())
+        with self._dropping(seen.drops) if drops else self._without_dropout():
+            with self._listening(seen.outputs if outputs else None), self._clipping(seen):
+                loss = step(self.model)
+        seen.loss = None if loss is None else float(_whole(loss))
+        met = [*seen.before.values(), *(t for ts in seen.outputs.values() for t in ts), loss]
+        seen.eps = max(torch.finfo(t.dtype).eps for t in met if _is_real(t))
+        seen.gradients = seen.gradients or self._gradients()
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        else:
+            self.model.zero_grad()
+        seen.after = self._after = self._weights()
+        floats = ((name, b) for name, b in self.model.named_buffers() if b.is_floating_point())
+        seen.buffers = {self._named(name): _held(b) for name, b in floats}
+        return seen
+
+    def load(self, weights: Tensors) -> None:
+        """Put whole weights into a model that is not split."""
+        with torch.no_grad():
+            self._after = {}
+            for name, p in self.parameters().items():
+                p.copy_(weights[name].view_as(p))
+
+    def _weights(self) -> Tensors:
+        return {name: _held(p) for name, p in self.parameters().items()}
+
+    def _gradients(self) -> Tensors:
+        named = self.parameters().items()
+        return {name: _held(p.grad) for name, p in named if p.grad is not None}
+
+    @contextmanager
+    def _clipping(self, seen: Seen) -> Iterator[None]:
+        """Keep what is there before gradients are clipped."""
+
+        def clips(total_norm) -> None:
+            if not seen.gradients:
+                seen.norm, seen.gradients = float(_whole(total_norm)), self._gradients()
+
+        with pytorch_private.before_clipping(clips):
+            yield
+
+    @contextmanager
+    def _listening(self, outputs: dict | None) -> Iterator[None]:
+        def hook(name: str) -> Callable:
+            def keep(module, args, result) -> None:
+                tensor = next((t for t in pytorch_private.tree_flatten(result)[0] if _is_real(t)), None)
+                if tensor is not None and pytorch_private.backward_under_way() == -1:
+                    outputs.setdefault(name, []).append(_held(tensor))
+
+            return keep
+
+        modules = [] if outputs is None else self.model.named_modules()
+        named = [(self._named(name), module) for name, module in modules if plain_name(name)]
+        hooks = [module.register_forward_hook(hook(name)) for name, module in named]
+        try:
+            yield
+        finally:
+            for one in hooks:
+                one.remove()
+
+    @contextmanager
+    def _without_dropout(self) -> Iterator[None]:
+        before = [(module, module.p) for module in self.dropouts]
+        try:
+            for module, _ in before:
+                module.p = 0.0
+            yield
+        finally:
+            for module, p in before:
+                module.p = p
+
+    @contextmanager
+    def _dropping(self, drops: dict) -> Iterator[None]:
+        def hook(name: str) -> Callable:
+            def keep(module, args, result) -> None:
+                given, kept = _held(args[0]), _held(result) != 0
+                if given.numel() >= FEW:
+                    drops.setdefault(name, []).append((digest(given), digest(kept | (given == 0))))
+
+            return keep
+
+        modules = [(name, m) for name, m in self.model.named_modules() if m in self.dropouts]
+        hooks = [module.register_forward_hook(hook(self._named(name))) for name, module in modules]
+        try:
+            yield
+        finally:
+            for one in hooks:
+                one.remove()
+
+
+def digest(tensor: torch.Tensor) -> bytes:
+    """Equal for tensors that are equal, bit for bit."""
+    raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return hashlib.blake2b(raw, digest_size=16).digest()
+
+
+def _is_real(value) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of what this rank holds of it."""
+    local = tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return local.to("cpu", copy=True)
+
+
+def _whole(value):
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _place(p: DTensor) -> torch.Tensor:
+    numbers = torch.arange(p.numel(), device=p.device).view(p.shape)
+    return distribute_tensor(numbers, p.device_mesh, p.placements, src_data_rank=None).to_local().cpu()

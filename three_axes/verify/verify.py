@@ -1,0 +1,281 @@
+"""`verify`: a model on one device and on a mesh, a few steps from the same weights, on the same batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from .. import devices, pytorch_private
+from ..count.interposer import interposer
+from .causes import apart
+from .compare import Comparison, Twin
+from .pieces import Mesh, Places, Split
+from .record import Seen, Tensors, Watched
+from .report import Report
+
+TYPES = torch.float32, torch.bfloat16, torch.float16
+OTHER_SEED = 271828
+ROWS = 8  # runs of the batch's rows that are tried apart
+
+
+def verify(
+    build: Callable,
+    step: Callable,
+    batch,
+    layouts: Sequence[str],
+    *,
+    steps: int = 2,
+    splits: Mapping[str, Split] | None = None,
+    names: Callable[[str, dict[str, int]], str] | None = None,
+    dtype: torch.dtype | None = torch.float64,
+) -> Report:
+    """Train a model on each layout, and whole on one device, and say where the two part first. Every rank of
+    the process group calls it, and gets the same report.
+
+        def build(mesh):              # mesh None: the model that is not split
+            return model, optimizer   # or the model alone; then nothing is updated
+        def step(model, batch, mesh): # this rank's share of the batch: forward, backward, sums, clipping; the
+            return loss               # optimizer steps behind it. None where another rank knows the loss
+
+        print(verify(build, step, batch, ["dp 2", "dp 2 tp 2"]))
+
+    batch: the whole one, the same on every rank: a tensor, or tensors in lists and dicts. layouts: axes and
+    sizes, outermost first; each takes as many ranks as their product. The mesh has their names.
+    Weights come from the ranks, put together, so seeds do not matter. splits: {pattern: (axis, dimension)},
+    of plain tensors whose split neither shapes nor values show. names: (a rank's name, its coordinates) ->
+    the whole model's name, for stages of a pipeline. dtype: the default type while it runs. In float64 a
+    difference is a mistake; in another, or in what the model itself chooses (None), the spread is measured.
+
+    The twin and all comparisons are rank 0's. Dropouts (nn.Dropout) are switched off, and looked at alone.
+    Raises ValueError for layouts that need more ranks, names that do not match, and a twin that is not the
+    same twice.
+    """
+    rank, device = dist.get_rank(), _device()
+    boxes = {layout: _mesh_of(layout, dist.get_world_size()) for layout in layouts}
+    with _default(dtype):
+        batch = pytorch_private.tree_map(lambda leaf: _placed(leaf, device, dtype), batch)
+        twins = _Twins(build, step, batch, steps) if rank == 0 else None
+        verdicts = []
+        for layout, box in boxes.items():
+            mine, group = _on_this_rank(build, step, batch, box, steps, names, device)
+            if group is None:
+                continue
+            outputs, mine[0].outputs = mine[0].outputs, {}  # they are large, and seldom looked at
+            ranks = _gathered(mine, group)
+            comparison = _comparison(layout, box, twins, ranks, splits or {}) if rank == 0 else None
+            if _said_by_rank_0(comparison and comparison.wants_outputs(), group):
+                all_outputs = _gathered(outputs, group)
+                for seen, its in zip(ranks or [], all_outputs or []):
+                    seen[0].outputs = its
+            if rank == 0:
+                verdicts.append(comparison.made())
+    return _said_by_rank_0(Report(verdicts), dist.group.WORLD)
+
+
+def _on_this_rank(build, step, batch, box: Mesh, steps: int, names, device) -> tuple[list[Seen], object]:
+    """What this rank saw, and the group of the mesh; None for other ranks, who only help to make it."""
+    sizes = tuple(box.sizes.values())
+    with interposer.aside():
+        mesh = DeviceMesh(
+            device.type, torch.arange(len(box.ranks)).view(sizes), mesh_dim_names=tuple(box.sizes)
+        )
+        group = _group_of(mesh, box)
+    if (rank := dist.get_rank()) not in box.ranks:
+        return [], None
+    named = (lambda name: names(name, box.at(rank))) if names else lambda name: name
+    watched = Watched(build(mesh), named)
+    places = watched.places()
+    mine = [
+        watched.step(lambda model: step(model, batch, mesh), outputs=number == 0) for number in range(steps)
+    ]
+    mine[0].places = places
+    if _said_by_rank_0(any(_gathered(bool(watched.dropouts), group) or []), group):
+        mine[-1].drops = watched.step(lambda model: step(model, batch, mesh), drops=True).drops
+    return mine, group
+
+
+def _group_of(mesh: DeviceMesh, box: Mesh):
+    """Of all its ranks: one that is there, if there is one, for groups cost threads and cannot be ended."""
+    if len(box.ranks) == dist.get_world_size():
+        return dist.group.WORLD
+    if mesh.ndim > 1:
+        return dist.new_group(list(box.ranks))
+    return mesh.get_group() if dist.get_rank() in box.ranks else None
+
+
+def _gathered(mine, group) -> list | None:
+    """On rank 0 what every rank of a group has."""
+    gathered = [None] * dist.get_world_size(group) if dist.get_rank() == 0 else None
+    with interposer.aside():
+        dist.gather_object(mine, gathered, dst=0, group=group)
+    return gathered
+
+
+def _said_by_rank_0(value, group):
+    said = [value]
+    with interposer.aside():
+        dist.broadcast_object_list(said, src=0, group=group)
+    return said[0]
+
+
+def _comparison(layout: str, box: Mesh, twins: _Twins, seen: list[list[Seen]], splits) -> Comparison:
+    ranks = dict(enumerate(seen))
+    held = {rank: steps[0].before for rank, steps in ranks.items()}
+    places = Places(box, held, {rank: steps[0].places for rank, steps in ranks.items()}, twins.shapes, splits)
+    whole = {}
+    for name in twins.shapes:
+        parts = {rank: tensors[name] for rank, tensors in held.items() if name in tensors}
+        whole[name] = places.whole(name, parts)
+        if whole[name] is None:
+            raise ValueError(f"{layout}: the ranks' parts of {name} are not the whole of it; give splits=")
+    twin = twins.of(whole, max(steps[0].eps for steps in seen))
+    return Comparison(layout, box, twin, ranks, places)
+
+
+class _Twins:
+    """The model on one device, from whatever weights; from the same weights only once."""
+
+    def __init__(self, build, step, batch, steps: int):
+        self._build, self._step, self._batch, self._steps = build, step, batch, steps
+        self._known: list[tuple[Tensors, float, Twin]] = []
+        watched = self._made()
+        self._own = {name: p.detach().to("cpu", copy=True) for name, p in watched.parameters().items()}
+        self.shapes = {name: p.shape for name, p in self._own.items()}
+        same: dict[int, set[str]] = {}
+        for name, p in watched.parameters().items():
+            same.setdefault(id(p), set()).add(name)
+        self._aliases = {name: names - {name} for names in same.values() if len(names) > 1 for name in names}
+
+    def of(self, weights: Tensors, eps: float) -> Twin:
+        """From these weights. eps: of the coarsest type that the ranks computed in."""
+        for known, coarsest, twin in self._known:
+            if eps == coarsest and all(torch.equal(known[name], weights[name]) for name in weights):
+                return twin
+        steps = self._run(self._made(), weights, self._batch)
+        rounds = {torch.finfo(t).eps: t for t in TYPES}.get(eps) if eps > steps[0].eps else None
+        try:
+            again = self._finer(weights, rounds)
+        except RuntimeError:  # a kernel that float64 has none of
+            nudged = {name: _nudged(w) for name, w in weights.items()}
+            again = self._run(self._made(), nudged, self._batch, others=True)
+        exact = rounds is None and steps[0].eps == torch.finfo(torch.float64).eps
+        self._is_the_same(steps[0], again[0], 1e-9 if exact else 0.05)
+        twin = Twin(steps, again, self._own, lambda: self._rows(weights), self._aliases)
+        self._known.append((weights, eps, twin))
+        return twin
+
+    def _made(self) -> Watched:
+        try:
+            built = self._build(None)
+        except Exception as e:
+            raise ValueError(
+                f"build(None) failed: {type(e).__name__}: {e}. The twin is the whole model on one device, and"
+                " must fit there. Take fewer layers; what is wrong in two is wrong in eighty"
+            ) from e
+        model = built[0] if isinstance(built, tuple) else built
+        if not isinstance(model, nn.Module):
+            given = type(model).__name__
+            raise ValueError(f"build(None) gave a {given}; give a module, or (module, optimizer)")
+        return Watched(built)
+
+    def _run(self, watched: Watched, weights: Tensors, batch, others: bool = False) -> list[Seen]:
+        """others: what draws random numbers draws others."""
+        watched.load(weights)
+        step = lambda model: self._step(model, batch, None)
+        with torch.random.fork_rng():
+            if others:
+                torch.manual_seed(OTHER_SEED)
+            return [watched.step(step, outputs=number == 0) for number in range(self._steps)]
+
+    def _finer(self, weights: Tensors, rounds: torch.dtype | None) -> list[Seen]:
+        """The same in float64. rounds: a type that weights are rounded to before."""
+        double = lambda leaf: leaf.double() if _is_float(leaf) else leaf
+        with _default(torch.float64):
+            watched = self._made()
+            if any(p.dtype != torch.float64 for p in watched.parameters().values()):
+                watched.model.double()
+            finer = {name: w.to(rounds or w.dtype).double() for name, w in weights.items()}
+            return self._run(watched, finer, pytorch_private.tree_map(double, self._batch), others=True)
+
+    def _is_the_same(self, one: Seen, other: Seen, bound: float) -> None:
+        if one.loss is None or abs(one.loss - other.loss) <= bound * abs(other.loss):
+            return
+        if not math.isfinite(one.loss):
+            raise ValueError(f"the whole model's own loss is {one.loss}: mend that first")
+        off = lambda name: apart(_flat(one.outputs[name]), _flat(other.outputs[name]))
+        first = next((f": first in {name}" for name in one.outputs if not off(name) <= bound), "")
+        raise ValueError(
+            f"the whole model's loss was {one.loss:.6g} and then {other.loss:.6g}, from the same weights and"
+            f" batch{first}. Does it draw random numbers (F.dropout, noise)? Switch that off in build"
+        )
+
+    def _rows(self, weights: Tensors) -> list[Tensors] | None:
+        is_tensor = lambda leaf: isinstance(leaf, torch.Tensor)
+        leaves = list(filter(is_tensor, pytorch_private.tree_flatten(self._batch)[0]))
+        n = len(leaves[0]) if leaves and leaves[0].dim() else 0
+        runs = next((k for k in range(min(ROWS, n), 1, -1) if n % k == 0), 0)
+        if not runs or any(leaf.dim() == 0 or len(leaf) != n for leaf in leaves):
+            return None
+        part = lambda leaf, i: leaf.chunk(runs)[i] if is_tensor(leaf) else leaf
+        cut = lambda i: pytorch_private.tree_map(lambda leaf: part(leaf, i), self._batch)
+        try:
+            return [self._first(weights, cut(i)).gradients for i in range(runs)]
+        except (RuntimeError, ValueError, IndexError):  # a step that wants the whole batch
+            return None
+
+    def _first(self, weights: Tensors, batch) -> Seen:
+        watched = self._made()
+        watched.load(weights)
+        return watched.step(lambda model: self._step(model, batch, None))
+
+
+def _mesh_of(layout: str, ranks: int) -> Mesh:
+    words = layout.replace("·", " ").split()
+    sizes = dict(zip(words[::2], words[1::2]))
+    if not words or len(words) != 2 * len(sizes) or not all(n.isdigit() and int(n) for n in sizes.values()):
+        raise ValueError(f"{layout!r} is no layout: give axes and sizes, outermost first, as in 'dp 2 tp 2'")
+    mesh = Mesh({axis: int(n) for axis, n in sizes.items()})
+    if len(mesh.ranks) > ranks:
+        raise ValueError(f"{layout!r} takes {len(mesh.ranks)} ranks, and there are {ranks}")
+    return mesh
+
+
+def _device() -> torch.device:
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return devices.CPU
+
+
+def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def _nudged(weight: torch.Tensor) -> torch.Tensor:
+    """By one unit in the last place."""
+    return weight.nextafter(torch.full_like(weight, math.inf)) if weight.is_floating_point() else weight
+
+
+def _is_float(leaf) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+
+
+def _placed(leaf, device: torch.device, dtype: torch.dtype | None):
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.to(device, dtype if dtype is not None and leaf.is_floating_point() else None)
+
+
+@contextmanager
+def _default(dtype: torch.dtype | None):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
