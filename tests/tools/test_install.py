@@ -148,7 +148,8 @@ SIZING = {
     "bytes": ("llama-3-8b --dp 8 --batch 32", "Sent by each GPU"),
     "bubble": ("--pp 4 --microbatches 8", "1F1B"),
     "explain": ("TRACE", "compute"),
-    "count": ("--help", "predicted beside counted"),  # the rest of it needs PyTorch
+    "count": ("--help", "predicted beside counted"),  # the rest of these two needs PyTorch
+    "verify": ("--help", "of the optimizer, then the job ends"),
 }
 COURSE = {
     "train": ("--steps 2 --hidden 32 --seq-len 16 --batch 8", "2 steps under"),
