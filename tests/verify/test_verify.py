@@ -152,6 +152,8 @@ def test_what_cannot_be_compared_says_why(world):
         run(lambda mesh: small(), lambda *a: squares(*a) * math.nan)
     with pytest.raises(RankError, match="'dp 4' takes 4 ranks, and there are 2"):
         world.run(lambda: checked(lambda mesh: small(), layouts=["dp 4"]))
+    with pytest.raises(RankError, match="0 layouts and 2 steps: give 1 or more of both"):
+        world.run(lambda: checked(lambda mesh: small(), layouts=[]))
     for layout in ("dp", "dp two", "2 dp", "dp 2 dp 2", "", "dp 0"):
         with pytest.raises(RankError, match="is no layout: give axes and sizes"):
             world.run(lambda layout: checked(lambda mesh: small(), layouts=[layout]), layout)
@@ -171,3 +173,22 @@ def test_a_model_that_float64_cannot_run_is_nudged(world):
 
     report = world.run(lambda: checked(lambda mesh: small(only=Only()), dtype=torch.float32))[0]
     assert report.ok and "may be rounding" in str(report)
+
+
+def test_a_gradient_that_is_only_rounding_moves_a_weight_anywhere(world):
+    class Shifted(nn.Module):
+        """Adds one number to all scores, which changes no softmax: Adam steps by it nevertheless."""
+
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return (x + self.shift).log_softmax(-1)
+
+    def build(mesh):
+        model = small(shifted=Shifted())
+        return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+    report = world.run(lambda: checked(build, layouts="dp 2"))[0]
+    assert report.ok and report.verdicts[0].cells["update"] == "equal", report

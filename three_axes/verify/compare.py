@@ -207,7 +207,7 @@ class Comparison:
             f"{mean / self._twin.loss:.4g} times the twin's{size_text(mean / self._twin.loss, self.mesh)[1]}"
         )
         if self._number == 0:
-            text += ". Every module gives what it should: look at targets, mask and mean"
+            text += ". No module's output parts: look at targets, mask and mean"
         return {"": (far, Cause("loss", text=text))}
 
     def _first_output(self) -> tuple[str, Cause] | None:
@@ -220,9 +220,13 @@ class Comparison:
                 first = (first or (name, cause)) if cause else None
         return first
 
+    def _least(self) -> float:
+        """The length of a gradient that may be nothing but rounding: a bias of attention's keys has none."""
+        lengths = (float(g.double().norm()) for g in self._twin.gradients.values())
+        return SMALL * max(lengths, default=0.0)
+
     def _gradients(self) -> Wrong:
-        least = SMALL * max((float(g.double().norm()) for g in self._twin.gradients.values()), default=0.0)
-        wrong: Wrong = {}
+        least, wrong = self._least(), {}
         for name, whole in self._twin.gradients.items():
             allowed = self._allowed(self._number, apart(self._again.gradients[name], whole, least))
             parts = self._parts(whole, name, lambda seen: seen.gradients, max(allowed, 1e-7))
@@ -261,7 +265,7 @@ class Comparison:
                     places = self.places.of[name][rank], self.places.of[other][there]
                     copies = other in family and torch.equal(*places)
                     if not copies and torch.equal(gradient.flatten(), mine.gradients[name].flatten()):
-                        axes = tuple(self.mesh.differing({rank: 0, there: 1})) or self._between(rank, there)
+                        axes = self._between(rank, there)
                         text = f"reduced over {along(axes)}, whose ranks hold other parameters"
                         return Cause("strangers", axes, text)
         return None
@@ -276,8 +280,10 @@ class Comparison:
         return {"": (off, of_norms(norms, self._twin.norm, self.mesh, allowed))} if off > allowed else {}
 
     def _update(self) -> Wrong:
-        wrong = {}
+        wrong, least = {}, self._least()
         for name, gradient in self._twin.gradients.items():
+            if gradient.double().norm() <= least:
+                continue
             before = self._twin.before[name].double()
             seen = gradient.abs() > max(VISIBLE, 10 * self._allowed(self._number)) * gradient.abs().max()
             change = lambda one: (
@@ -316,10 +322,7 @@ class Comparison:
     def _dropouts(self) -> list[Found]:
         """They must keep the same of what is the same on two ranks, and not of what is not."""
         seen = {rank: steps[-1].drops for rank, steps in self.ranks.items()}
-        pairs: dict[bool, dict[str, set[tuple[int, int]]]] = {
-            True: {},
-            False: {},
-        }  # by whether they drop alike
+        pairs: dict[bool, dict[str, set]] = {True: {}, False: {}}  # by whether they drop alike
         for a, b in itertools.combinations(seen, 2):
             for name in seen[a].keys() & seen[b].keys():
                 for (given, kept), (other, kept_there) in zip(seen[a][name], seen[b][name]):

@@ -28,7 +28,7 @@ def verify(
     build: Callable,
     step: Callable,
     batch,
-    layouts: Sequence[str],
+    layouts: str | Sequence[str],
     *,
     steps: int = 2,
     splits: Mapping[str, Split] | None = None,
@@ -41,7 +41,7 @@ def verify(
         def build(mesh):              # mesh None: the model that is not split
             return model, optimizer   # or the model alone; then nothing is updated
         def step(model, batch, mesh): # this rank's share of the batch: forward, backward, sums, clipping; the
-            return loss               # optimizer steps behind it. None where another rank knows the loss
+            return loss               # optimizer steps behind it. The loss of all, or of this share; or None
 
         print(verify(build, step, batch, ["dp 2", "dp 2 tp 2"]))
 
@@ -57,6 +57,9 @@ def verify(
     same twice.
     """
     rank, device = dist.get_rank(), _device()
+    layouts = [layouts] if isinstance(layouts, str) else layouts
+    if not layouts or steps < 1:
+        raise ValueError(f"{len(layouts)} layouts and {steps} steps: give 1 or more of both")
     boxes = {layout: _mesh_of(layout, dist.get_world_size()) for layout in layouts}
     with _default(dtype):
         batch = pytorch_private.tree_map(lambda leaf: _placed(leaf, device, dtype), batch)
