@@ -9,25 +9,24 @@ half as much again as the lowest before it, or no number.
 
 from __future__ import annotations
 
-import csv
 import math
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "notebooks"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from drops import b5
 from helpers import World
-from three_axes.files import find
 from three_axes.table import Table
 from three_axes.verify import verify
 
 STEPS = 30  # that a monitor of the loss sees
-ABOVE = 1.5
 
 
 class Mutant(NamedTuple):
@@ -70,38 +69,19 @@ PROGRAMS = {
 
 
 def mutants() -> list[Mutant]:
-    with find("data/silent/edits.csv").open(newline="") as f:
-        return [Mutant(**row) for row in csv.DictReader(f)]
-
-
-def edited(name: str, edit: str) -> str:
-    """The text of a file of data/silent. Raises ValueError where there is nothing to edit."""
-    text = find(f"data/silent/{name}.py").read_text()
-    for part in filter(None, edit.replace("⏎", "\n").split(" & ")):
-        old, _, new = part.partition(" => ")
-        if old not in text:
-            raise ValueError(f"{name} has no {old!r}")
-        text = text.replace(old, new)
-    return text
-
-
-def program(name: str, edit: str = "") -> dict:
-    """What such a file defines."""
-    names = {"__name__": f"silent_{name}"}
-    exec(compile(edited(name, edit), f"{name}.py", "exec"), names)
-    return names
+    return [Mutant(**row) for row in b5.edits().values()]
 
 
 def verified(name: str, edit: str, layouts: list[str], steps: int = 2, dtype=None):
     """On ranks: what verify says of a program."""
-    names = program(name, edit)
+    names = b5.program(name, edit)
     types = {} if dtype is None else {"dtype": dtype}
     return verify(names["build"], names["step"], names["batch"](), layouts, steps=steps, **types)
 
 
 def losses(name: str, edit: str, layout: str) -> list[float] | None:
     """On ranks: the losses that a monitor sees, on those that know them."""
-    names, words = program(name, edit), layout.split()
+    names, words = b5.program(name, edit), layout.split()
     sizes = tuple(map(int, words[1::2]))
     mesh = DeviceMesh("cpu", torch.arange(math.prod(sizes)).view(sizes), mesh_dim_names=tuple(words[::2]))
     if mesh.get_coordinate() is None:
@@ -116,16 +96,6 @@ def losses(name: str, edit: str, layout: str) -> list[float] | None:
     return None if None in seen else seen
 
 
-def rings(losses: list[float]) -> bool:
-    """Whether a monitor of the loss calls somebody."""
-    lowest = losses[0]
-    for loss in losses:
-        if not loss <= ABOVE * lowest:
-            return True
-        lowest = min(loss, lowest)
-    return False
-
-
 def main() -> None:
     words = sys.argv[1:]
     chosen = [m for m in mutants() if not words or any(word in m.name for word in words)]
@@ -134,13 +104,13 @@ def main() -> None:
         for mutant in chosen:
             report = world.run(verified, mutant.program, mutant.edit, [mutant.layout])[0]
             seen = next(filter(None, world.run(losses, mutant.program, mutant.edit, mutant.layout)))
-            marks = [mutant.found_by(report), mutant.explained_by(report), rings(seen)]
+            marks = [mutant.found_by(report), mutant.explained_by(report), b5.rings(seen)]
             rows.append([mutant.name, *("✓" if mark else "-" for mark in marks)])
             if words:
                 print(report)
         for name, layouts in PROGRAMS.items():
             seen = next(filter(None, world.run(losses, name, "", layouts[0])))
-            assert not rings(seen), f"the monitor rings of {name}, which is right"
+            assert not b5.rings(seen), f"the monitor rings of {name}, which is right"
     total = [str(sum(row[i] == "✓" for row in rows)) for i in (1, 2, 3)]
     print(Table(["edit", "found", "cause", "a monitor rings"], rows, [f"of {len(rows)}", *total]))
 

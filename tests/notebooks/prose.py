@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from drops import b1, b2, b3, d05, d06, d07, d10, d11, d12, d13, d14
+from drops import b1, b2, b3, b5, d05, d06, d07, d10, d11, d12, d13, d14
 from helpers import toy
 from helpers.practice.defence import Defence
 from three_axes.files import find
@@ -76,6 +76,8 @@ with find("data/nccl_watchdog_logs.csv").open(encoding="utf-8") as f:
     WATCHDOG = list(csv.DictReader(f))
 B_RANKS = {log["rank"]: int(log["seq"]) for log in WATCHDOG if log["log"] == "B"}
 assert B_RANKS["0"] == B_RANKS["1"] + 2 == B_RANKS["2"] + 2  # "two numbers further", says b4
+DENSE = b5.program("dense")
+SCORED = [int((rows != DENSE["NOTHING"]).sum()) for rows in DENSE["batch"]()[1].chunk(2)]  # on each dp rank
 assert {int(log["timeout_ms"]) for log in WATCHDOG} == {30 * 60 * 1000}  # "half an hour"
 # For each drop, sentences whose figures no cell prints, with the figures put in by computing them.
 KEPT = stage_memory(Job(LLAMA, seq_len=8192), Layout(tp=8), 0)
@@ -157,6 +159,13 @@ COMPUTED = {
         f"keeps the last {KEPT_ENTRIES:,} of them",
         f"`TORCH_FR_BUFFER_SIZE={KEPT_ENTRIES}`",
         f"all stand at {WATCHDOG[0]['seq']}, with {WATCHDOG[0]['last_completed']} the last completed",
+    ],
+    "b5": [
+        f"Their rank has {SCORED[1]} tokens to score, the other has {SCORED[0]}",
+        (
+            f"counts {({2: 'twice'})[SCORED[0] // SCORED[1]]} as much:"
+            f" {sum(SCORED) / 2 / SCORED[1]:g} times what it should, against {sum(SCORED) / 2 / SCORED[0]:g}"
+        ),
     ],
     "14": [
         f"The first four are within {100 * (FOUR[3].seconds / FOUR[0].seconds - 1) + 0.5:.0f} %",

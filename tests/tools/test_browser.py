@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from test_site import CHROMIUM
 
-from drops import b1, b2, b3, b4
+from drops import b1, b2, b3, b4, b5
 from drops.d01 import fingerprints
 from helpers.practice.exercise import Exercise
 from helpers.ranks.ports import free_port
@@ -298,7 +298,7 @@ def test_training_as_it_goes_a_card_and_the_final(notebook):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "notebook, module", [("b1", b1), ("b2", b2), ("b3", b3), ("b4", b4)], indirect=["notebook"]
+    "notebook, module", [("b1", b1), ("b2", b2), ("b3", b3), ("b4", b4), ("b5", b5)], indirect=["notebook"]
 )
 def test_beyond_run_a_mistake_is_named_and_every_solution_passes(notebook, module):
     notebook.run_all()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from drops import b5
 from three_axes.__main__ import main
 from three_axes.verify.drift import Copies, distance, mark
 from three_axes.verify.script import axis_of
@@ -35,7 +36,7 @@ dist.destroy_process_group()
 def verified(folder, program: str, edit: str, *arguments: str) -> subprocess.CompletedProcess:
     """arguments: of verify, the script, its layout and its number of steps."""
     (folder / "train.py").write_text(SCRIPT)
-    (folder / "model.py").write_text(silent.edited(program, edit))
+    (folder / "model.py").write_text(b5.edited(program, edit))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     return subprocess.run(
         [*command, "-m", "three_axes", "verify", *arguments],

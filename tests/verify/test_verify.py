@@ -192,3 +192,20 @@ def test_a_gradient_that_is_only_rounding_moves_a_weight_anywhere(world):
 
     report = world.run(lambda: checked(build, layouts="dp 2"))[0]
     assert report.ok and report.verdicts[0].cells["update"] == "equal", report
+
+
+def test_dropouts_of_what_all_ranks_hold_alike_must_be_alike(world):
+    def build(mesh):
+        model = small(drop=nn.Dropout(0.5))
+        torch.manual_seed(dist.get_rank())
+        return model
+
+    def step(model, batch, mesh):
+        loss = model(batch.repeat(8, 1)).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    (found,) = world.run(lambda: checked(build, step, "tp 2"))[0].found
+    assert (found.what, found.names, found.cause.kind, found.cause.axes) == (
+        *("dropout", ("2",), "drops apart", ("tp",)),
+    )

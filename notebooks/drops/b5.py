@@ -1,0 +1,345 @@
+"""Beyond, b5: the loss falls, and the training is wrong. Which run, which parameter, which sum."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from helpers.practice.engine import Asked, OnRanks
+from helpers.practice.runs import told
+from three_axes.files import find
+from three_axes.table import Table
+from three_axes.verify import verify
+from three_axes.verify.drift import Copies, mark
+
+# -- practice: name the bug -----------------------------------------------------------------------
+
+NAMES = ("right", "never summed", "never averaged", "summed once too often", "averaged once too often")
+
+
+def name_the_bug(held, twin):
+    """One of b5.NAMES, for a gradient that several ranks should hold alike.
+
+    held: what each rank has, a list of tensors. twin: what each should have.
+    """
+    n = len(held)
+    near = torch.allclose
+    if near(held[0], twin) and all(near(one, twin) for one in held):
+        return "right"
+    if near(held[0], n * twin):
+        return "summed once too often"
+    if near(held[0], twin / n):
+        return "averaged once too often"
+    if near(sum(held), twin):
+        return "never summed"
+    return "never averaged"
+
+
+def _gradients() -> list[tuple]:
+    """Each bug, for 2 and for 4 ranks; and one that is right on rank 0 alone by chance."""
+    chance = torch.Generator().manual_seed(5)
+    draw = lambda: torch.randn(6, generator=chance)
+    cases = []
+    for n in (2, 4):
+        parts = [draw() for _ in range(n)]
+        total = sum(parts)
+        cases += [
+            ([total.clone() for _ in range(n)], total),
+            (parts, total),
+            (parts, total / n),
+            ([n * total for _ in range(n)], total),
+            ([total / n for _ in range(n)], total),
+        ]
+        rest = [draw() for _ in range(n - 2)]
+        cases.append(([total, -sum(rest, torch.zeros(6)), *rest], total))  # whose sum is the twin's
+    return cases
+
+
+named = Asked(
+    "name the bug",
+    name_the_bug,
+    minutes=6,
+    hints=[
+        "Where every rank has the same wrong gradient, look at the factor: n, or 1 over n?",
+        "Where each has another one, they have not been reduced. Is their sum the twin's, or their mean?",
+        "torch.allclose(sum(held), twin)",
+    ],
+    cases=_gradients,
+    praise="Five causes from one comparison. `verify` tries the same, along every axis of the mesh.",
+    mistakes="""
+        only rank 0 was looked at
+            Rank 0 may have the right gradient, and another rank not. Look at all of them.
+            - near(held[0], twin) and all(near(one, twin) for one in held) => near(held[0], twin)
+        the two factors the wrong way round
+            A sum that is made twice makes a gradient n times as long; a mean that is made twice, 1/n.
+            - n * twin => twin / n & held[0], twin / n): => held[0], n * twin):
+        the sum and the mean the wrong way round
+            Parts that add up to the twin's gradient were never summed. Parts whose mean it is were never
+            averaged.
+            - sum(held), twin) => sum(held) / n, twin)
+        a part taken for the whole
+            The ranks' gradients differ here: nobody has reduced them. One of them may look like a multiple by
+            chance; the sum of all says which reduction is missing.
+            - return "never averaged" => return "never summed"
+            - return "never summed" => return "never averaged"
+        every run called right
+            None of the gradients but the first is the twin's.
+            - near(held[0], twin) and all(near(one, twin) for one in held) => True
+        another name
+            Compare each rank's gradient with the twin's, then n times and 1/n of it, then the ranks' sum.
+            ~ values
+            ~ form
+    """,
+)
+
+
+# -- practice: the sum that is missing ------------------------------------------------------------
+
+
+def reduce_gradients(gradients, tp, dp):
+    """Make every gradient the whole model's, in place.
+
+    gradients: {name: tensor}. Under sequence parallelism a tp rank's norms have seen its tokens only; dp
+    ranks have seen other rows, and the loss is their mean. tp, dp: process groups.
+    """
+    for name, gradient in gradients.items():
+        if "norm" in name:
+            dist.all_reduce(gradient, group=tp)
+        dist.all_reduce(gradient, group=dp)
+        gradient /= dist.get_world_size(dp)
+
+
+PARAMETERS = ("norm1.weight", "norm1.bias", "attention.q.weight", "norm2.weight", "mlp.up.weight")
+
+
+def _to_reduce(rank: int, n: int, t: int) -> list[tuple]:
+    mesh = init_device_mesh("cpu", (n // t, t), mesh_dim_names=("dp", "tp"))
+    chance = torch.Generator().manual_seed(100 * t + rank)
+    gradients = {name: torch.randn(8, generator=chance) for name in PARAMETERS}
+    told()["gradients"] = gradients
+    return [(gradients, mesh.get_group("tp"), mesh.get_group("dp"))]
+
+
+reduced = OnRanks(
+    "the sum that is missing",
+    reduce_gradients,
+    minutes=5,
+    hints=[
+        "Which parameters has a tp rank seen with a part of the tokens? Those that no axis cuts.",
+        "Over tp the parts add up: sum. Over dp the loss is a mean: sum, then divide by the size of dp.",
+        'if "norm" in name: dist.all_reduce(gradient, group=tp)',
+    ],
+    tries=((4, 2), (4, 4), (4, 1)),
+    inputs=_to_reduce,
+    sees=lambda arguments, answer: torch.stack(list(arguments[0].values())),
+    praise="Every gradient is the whole model's, on dp 2 · tp 2, on tp 4 and on dp 4.",
+    mistakes="""
+        norms never summed over tp
+            A tp rank has seen its own tokens only. What its norms have found is a part of the sum.
+            - dist.all_reduce(gradient, group=tp) => pass
+        norms averaged over tp
+            The tokens' gradients add up, on whatever rank they were found: sum over tp, and do not divide.
+            - dist.all_reduce(gradient, group=tp) => dist.all_reduce(gradient, group=tp); gradient /=
+              dist.get_world_size(tp)
+        everything summed over tp
+            The other matrices are cut: each tp rank holds other columns, and their gradients are no parts of
+            one sum.
+            - if "norm" in name: => if True:
+        one of the norms
+            A block has two norms, each with a weight and a bias. All four have seen this rank's tokens only.
+            - "norm" in name => "norm1" in name
+            - "norm" in name => "norm" in name and "weight" in name
+        never summed over dp
+            dp ranks have seen other rows. Their gradients differ, and the optimizers would drift apart.
+            - dist.all_reduce(gradient, group=dp) => pass
+        summed over dp, not averaged
+            The loss is the mean over dp, so the gradient is too: divide by the size of dp.
+            - gradient /= dist.get_world_size(dp) => pass
+        divided by all ranks
+            Divide by the size of dp alone: over tp nothing is averaged.
+            - dist.get_world_size(dp) => dist.get_world_size()
+            - dist.get_world_size(dp) => dist.get_world_size(tp)
+        other gradients
+            Norms: sum over tp. All: sum over dp, then divide by its size.
+            ~ values
+    """,
+)
+
+
+# -- practice: what must stay equal ---------------------------------------------------------------
+
+
+def have_parted(before, after):
+    """The names of the tensors whose copies were equal on two ranks, and are not any more, in order.
+
+    before, after: for each rank {name: a number that stands for its tensor}. A rank has the names of its
+    stage; shards have other numbers from the start.
+    """
+    parted = set()
+    for a in range(len(before)):
+        for b in range(a):
+            for name in before[a].keys() & before[b].keys():
+                if before[a][name] == before[b][name] and after[a][name] != after[b][name]:
+                    parted.add(name)
+    return sorted(parted)
+
+
+def _marks() -> list[tuple]:
+    same = {"norm": 1, "up": 2, "head": 3}
+    return [
+        ([same, same], [{"norm": 4, "up": 5, "head": 6}] * 2),
+        ([same, same], [{"norm": 4, "up": 5, "head": 6}, {"norm": 7, "up": 5, "head": 6}]),
+        # up is cut over ranks 0 and 1, and copied on 2 and 3
+        (
+            [same, same | {"up": 8}, same, same | {"up": 8}],
+            [{"norm": 4, "up": 5, "head": 6}, {"norm": 4, "up": 9, "head": 6}] * 2,
+        ),
+        # the copies part on the last two ranks alone
+        (
+            [same, same | {"up": 8}, same, same | {"up": 8}],
+            [{"norm": 4, "up": 5, "head": 6}, {"norm": 4, "up": 9, "head": 6}]
+            + [{"norm": 4, "up": 5, "head": 0}, {"norm": 4, "up": 7, "head": 0}],
+        ),
+        # two stages, with the embedding on both
+        ([{"words": 1, "0": 2}, {"words": 1, "1": 3}], [{"words": 4, "0": 5}, {"words": 6, "1": 7}]),
+        # what was never equal is nobody's copy, though it is equal now
+        ([{"up": 1}, {"up": 2}], [{"up": 3}, {"up": 3}]),
+    ]
+
+
+parted = Asked(
+    "what must stay equal",
+    have_parted,
+    minutes=6,
+    hints=[
+        "Take two ranks and a name that both have. What must have been so before, to call them copies?",
+        "before[a][name] == before[b][name], and after that it must be so again.",
+        "All pairs of ranks: for a in range(len(before)): for b in range(a): …",
+    ],
+    cases=_marks,
+    reads=lambda answer: sorted(answer),
+    praise="That is `three-axes verify train.py`, but for the axis and the way to the other ranks.",
+    mistakes="""
+        no list of names
+            Return a list of names, empty where nothing has parted.
+            ~ form
+        shards taken for copies
+            up is cut over two ranks: it was never equal there, and need not be.
+            - before[a][name] == before[b][name] and => \x20
+        neighbours of rank 0 alone
+            Two other ranks may hold copies of each other that rank 0 has not.
+            - range(len(before)) => range(1, len(before)) & for b in range(a) => for b in (0,)
+            - range(len(before)) => range(1, len(before)) & for b in range(a) => for b in (a - 1,)
+        what stayed equal
+            You name what is as it must be.
+            - after[a][name] != after[b][name] => after[a][name] == after[b][name]
+        what has changed
+            Every step changes every tensor. Compare ranks with each other, not before with after.
+            - after[a][name] != after[b][name] => after[a][name] != before[a][name]
+        nothing parts
+            In three of the cases copies have parted.
+            - parted.add(name) => pass
+        other names
+            Of each pair of ranks: equal before, and not equal after.
+            ~ values
+            ~ crash
+    """,
+)
+
+
+# -- what the cells show --------------------------------------------------------------------------
+
+STEPS = 12
+LAYOUT = "dp 2 tp 2"
+RUNS = {"A": "", "B": "norms not summed under SP", "C": "mean over dp, unequal tokens"}
+ABOVE = 1.5
+
+
+def edits() -> dict[str, dict[str, str]]:
+    """The rows of data/silent/edits.csv, by name."""
+    with find("data/silent/edits.csv").open(newline="", encoding="utf-8") as f:
+        return {row["name"]: row for row in csv.DictReader(f)}
+
+
+def edited(name: str, edit: str) -> str:
+    """The text of a file of data/silent. Raises ValueError where there is nothing to edit."""
+    text = find(f"data/silent/{name}.py").read_text(encoding="utf-8")
+    for part in filter(None, edit.replace("⏎", "\n").split(" & ")):
+        old, _, new = part.partition(" => ")
+        if old not in text:
+            raise ValueError(f"{name} has no {old!r}")
+        text = text.replace(old, new)
+    return text
+
+
+def program(name: str, edit: str = "") -> dict:
+    """What such a file defines."""
+    names = {"__name__": f"silent_{name}"}
+    exec(compile(edited(name, edit), f"{name}.py", "exec"), names)
+    return names
+
+
+def _of_run(run: str) -> dict:
+    return program("dense", edits()[RUNS[run]]["edit"] if RUNS[run] else "")
+
+
+def _on_mesh(names: dict):
+    sizes = tuple(map(int, LAYOUT.split()[1::2]))
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=tuple(LAYOUT.split()[::2]))
+    return mesh, *names["build"](mesh)
+
+
+def losses(run: str, steps: int = STEPS) -> list[float]:
+    """On the ranks of a World: the losses of a run."""
+    return _trained(run, steps, lambda model: None)[0]
+
+
+def _trained(run: str, steps: int, look: Callable) -> tuple[list[float], list]:
+    names = _of_run(run)
+    mesh, model, optimizer = _on_mesh(names)
+    seen, looked = [], [look(model)]
+    for _ in range(steps):
+        seen.append(float(names["step"](model, names["batch"](), mesh)))
+        optimizer.step()
+        optimizer.zero_grad()
+        looked.append(look(model))
+    return seen, looked
+
+
+def marks(run: str) -> list[dict]:
+    """On the ranks: what stands for each tensor, before the first step and after it."""
+    return _trained(run, 1, lambda model: {n: mark(n, p) for n, p in model.named_parameters()})[1]
+
+
+def copies(world, runs: Sequence[str] = tuple(RUNS)) -> Table:
+    """Of each run, whether what the ranks held alike before the first step is alike after it."""
+    rows = []
+    for run in runs:
+        before, after = zip(*world.run(marks, run))
+        watched = Copies(before)
+        number, drifts = len(watched.groups), watched.look(1, after)
+        farthest = max(drifts, key=lambda drift: drift.far).name if drifts else "-"
+        rows.append([run, str(number), str(len(drifts)), farthest])
+    return Table(["run", "tensors with copies", "parted after step 1", "the farthest"], rows)
+
+
+def rings(seen: Sequence[float]) -> bool:
+    return any(not loss <= ABOVE * min(seen[: i + 1]) for i, loss in enumerate(seen))
+
+
+def monitor(curves: dict[str, list[float]]) -> Table:
+    """What a monitor of the loss sees. It rings where a loss is half as much again as the lowest before."""
+    rows = []
+    for run, seen in curves.items():
+        rows.append([run, f"{seen[0]:.1f}", f"{seen[-1]:.1f}", "yes" if rings(seen) else "no"])
+    return Table(["run", "first loss", "last loss", "it rings"], rows)
+
+
+def verified(run: str, layouts: Sequence[str]):
+    """On the ranks: a run's model against the whole one."""
+    names = _of_run(run)
+    return verify(names["build"], names["step"], names["batch"](), layouts)
