@@ -6,7 +6,7 @@
     three-axes bubble --pp 4 --microbatches 8 --schedule 1F1B
     three-axes lab
     torchrun --nproc-per-node 4 -m three_axes count train.py --its-arguments
-    torchrun --nproc-per-node 4 -m three_axes verify train.py --its-arguments
+    torchrun --nproc-per-node 4 -m three_axes verify train.py
     three-axes explain trace-rank*.json.gz
 
 `python -m three_axes plan …` is the same as `three-axes plan …`.
