@@ -121,14 +121,24 @@ def shared():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[::2], ids=str)
 def test_every_layout_is_the_model(layout, shared):
+    _is_the_model(layout, shared)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", LAYOUTS[1::2], ids=str)
+def test_every_other_layout_is_the_model(layout, shared):
+    _is_the_model(layout, shared)
+
+
+def _is_the_model(layout, shared):
     with shared.lent() as world:
         report = world.run(checked, layout)[0]
     assert report.ok, report
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_types_other_than_float64(shared):
     for precision in ("float32", "bfloat16"):
         for layout in (dict(), dict(tp=2, sp=True), dict(pp=2)):
