@@ -2,12 +2,10 @@
 parallelism). Plain tensors, as Megatron-LM has them: every sum over ranks stands here.
 """
 
-import math
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from helpers.toy import Enter, Leave, conjugate, gather_sequence, scatter_sequence, zigzag
+from helpers.toy import conjugate, gather_sequence, gather_tokens, my_tokens, scatter_sequence, whole_sequence, zigzag
 from torch import nn
 
 WORDS, HIDDEN, HEADS, LAYERS, ROWS, TOKENS, NOTHING = 32, 16, 4, 2, 4, 16, -100
@@ -106,29 +104,16 @@ class Model(nn.Module):
     def forward(self, tokens):
         x = self.words(tokens)
         if self.tp.size > 1:
-            x = share(x, self.tp.group)
+            x = share_sequence(x, self.tp.group)
         for block in self.blocks:
             x = block(x)
         if self.tp.size > 1:
-            x = whole(x, self.tp.group)
+            x = whole_sequence(x, self.tp.group)
         self.seen.append(x.detach().mean((0, 1)))
         return self.norm(x - self.level) @ self.words.weight.T  # the head is the embedding
 
 
-share = conjugate(
-    lambda x, group: x.chunk(dist.get_world_size(group), 1)[dist.get_rank(group)].contiguous(),
-    lambda dx, group: gathered(dx, group),
-)
-whole = conjugate(
-    lambda x, group: gathered(x, group),
-    lambda dx, group: dx.chunk(dist.get_world_size(group), 1)[dist.get_rank(group)].contiguous(),
-)
-
-
-def gathered(x, group):
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return torch.cat(parts, 1)
+share_sequence = conjugate(my_tokens, gather_tokens)
 
 
 def build(mesh):

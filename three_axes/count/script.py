@@ -64,9 +64,6 @@ def _counted(args, compared: tuple[Job, Layout] | None) -> int:
     os._exit = leave_at_once
     try:
         run_script(args)
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
     finally:
         os._exit = leave
     tell()
@@ -82,14 +79,20 @@ def _hangs(code: int | None, leave: Callable, deadlock: Deadlock, places: dict[i
 
 
 def run_script(args) -> None:
-    """As `python script arguments` or `python -m module arguments` would."""
+    """As `python script arguments` or `python -m module arguments` would. Raises what it raises, but for an
+    exit that says all went well.
+    """
     sys.argv = [args.script, *args.arguments]
-    if args.module:
-        sys.path.insert(0, os.getcwd())
-        runpy.run_module(args.script, run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = os.path.dirname(os.path.abspath(args.script))
-        runpy.run_path(args.script, run_name="__main__")
+    try:
+        if args.module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(args.script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = os.path.dirname(os.path.abspath(args.script))
+            runpy.run_path(args.script, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
 
 
 def _report(counted: Counted, args, compared) -> None:

@@ -98,10 +98,6 @@ class Places:
             whole[index], there[index] = parts[rank].flatten(), True
         return whole.view(shape) if there.all() else None
 
-    def part(self, name: str, rank: int, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole tensor, flat."""
-        return whole.flatten()[self.of[name][rank]]
-
     def _axes(self, name: str, parts) -> dict[int, tuple[str, ...]] | None:
         """Dimension -> the axes it is cut along; None where several would fit."""
         whole = self._shapes[name]

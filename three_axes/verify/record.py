@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -82,7 +82,7 @@ class Watched:
                 loss = step(self.model)
         seen.loss = None if loss is None else float(_whole(loss))
         met = [*seen.before.values(), *(t for ts in seen.outputs.values() for t in ts), loss]
-        seen.eps = max(torch.finfo(t.dtype).eps for t in met if _is_real(t))
+        seen.eps = max(torch.finfo(t.dtype).eps for t in met if is_real(t))
         seen.gradients = seen.gradients or self._gradients()
         if self.optimizer is not None:
             self.optimizer.step()
@@ -120,23 +120,24 @@ class Watched:
             yield
 
     @contextmanager
-    def _listening(self, outputs: dict | None) -> Iterator[None]:
-        def hook(name: str) -> Callable:
-            def keep(module, args, result) -> None:
-                tensor = next((t for t in pytorch_private.tree_flatten(result)[0] if _is_real(t)), None)
-                if tensor is not None and pytorch_private.backward_under_way() == -1:
-                    outputs.setdefault(name, []).append(_held(tensor))
-
-            return keep
-
-        modules = [] if outputs is None else self.model.named_modules()
-        named = [(self._named(name), module) for name, module in modules if plain_name(name)]
-        hooks = [module.register_forward_hook(hook(name)) for name, module in named]
+    def _hooked(self, modules: Iterable[tuple[str, nn.Module]], keep: Callable) -> Iterator[None]:
+        """keep(name, what goes in, what comes out), of each module's forward."""
+        hook = lambda name: lambda module, args, result: keep(name, args[0] if args else None, result)
+        hooks = [module.register_forward_hook(hook(self._named(name))) for name, module in modules]
         try:
             yield
         finally:
             for one in hooks:
                 one.remove()
+
+    def _listening(self, outputs: dict | None) -> AbstractContextManager:
+        def keep(name: str, _, result) -> None:
+            tensor = next(filter(is_real, pytorch_private.tree_flatten(result)[0]), None)
+            if tensor is not None and pytorch_private.backward_under_way() == -1:
+                outputs.setdefault(name, []).append(_held(tensor))
+
+        modules = [] if outputs is None else self.model.named_modules()
+        return self._hooked([(name, module) for name, module in modules if plain_name(name)], keep)
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
@@ -149,23 +150,14 @@ class Watched:
             for module, p in before:
                 module.p = p
 
-    @contextmanager
-    def _dropping(self, drops: dict) -> Iterator[None]:
-        def hook(name: str) -> Callable:
-            def keep(module, args, result) -> None:
-                given, kept = _held(args[0]), _held(result) != 0
-                if given.numel() >= FEW:
-                    drops.setdefault(name, []).append((digest(given), digest(kept | (given == 0))))
+    def _dropping(self, drops: dict) -> AbstractContextManager:
+        def keep(name: str, given, result) -> None:
+            given, kept = _held(given), _held(result) != 0
+            if given.numel() >= FEW:
+                drops.setdefault(name, []).append((digest(given), digest(kept | (given == 0))))
 
-            return keep
-
-        modules = [(name, m) for name, m in self.model.named_modules() if m in self.dropouts]
-        hooks = [module.register_forward_hook(hook(self._named(name))) for name, module in modules]
-        try:
-            yield
-        finally:
-            for one in hooks:
-                one.remove()
+        dropouts = self.dropouts
+        return self._hooked([(name, m) for name, m in self.model.named_modules() if m in dropouts], keep)
 
 
 def digest(tensor: torch.Tensor) -> bytes:
@@ -174,7 +166,7 @@ def digest(tensor: torch.Tensor) -> bytes:
     return hashlib.blake2b(raw, digest_size=16).digest()
 
 
-def _is_real(value) -> bool:
+def is_real(value) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 

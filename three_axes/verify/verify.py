@@ -16,7 +16,7 @@ from ..count.interposer import interposer
 from .causes import apart
 from .compare import Comparison, Twin
 from .pieces import Mesh, Places, Split
-from .record import Seen, Tensors, Watched
+from .record import Seen, Tensors, Watched, is_real
 from .report import Report
 
 TYPES = torch.float32, torch.bfloat16, torch.float16
@@ -160,13 +160,13 @@ class _Twins:
         for known, coarsest, twin in self._known:
             if eps == coarsest and all(torch.equal(known[name], weights[name]) for name in weights):
                 return twin
-        steps = self._run(self._made(), weights, self._batch)
+        steps = self._run(self._made(), weights, self._batch, self._steps)
         rounds = {torch.finfo(t).eps: t for t in TYPES}.get(eps) if eps > steps[0].eps else None
         try:
             again = self._finer(weights, rounds)
         except RuntimeError:  # a kernel that float64 has none of
             nudged = {name: _nudged(w) for name, w in weights.items()}
-            again = self._run(self._made(), nudged, self._batch, others=True)
+            again = self._run(self._made(), nudged, self._batch, self._steps, others=True)
         exact = rounds is None and steps[0].eps == torch.finfo(torch.float64).eps
         self._is_the_same(steps[0], again[0], 1e-9 if exact else 0.05)
         twin = Twin(steps, again, self._own, lambda: self._rows(weights), self._aliases)
@@ -187,24 +187,25 @@ class _Twins:
             raise ValueError(f"build(None) gave a {given}; give a module, or (module, optimizer)")
         return Watched(built)
 
-    def _run(self, watched: Watched, weights: Tensors, batch, others: bool = False) -> list[Seen]:
+    def _run(self, watched: Watched, weights: Tensors, batch, steps: int, others: bool = False) -> list[Seen]:
         """others: what draws random numbers draws others."""
         watched.load(weights)
         step = lambda model: self._step(model, batch, None)
         with torch.random.fork_rng():
             if others:
                 torch.manual_seed(OTHER_SEED)
-            return [watched.step(step, outputs=number == 0) for number in range(self._steps)]
+            return [watched.step(step, outputs=number == 0) for number in range(steps)]
 
     def _finer(self, weights: Tensors, rounds: torch.dtype | None) -> list[Seen]:
         """The same in float64. rounds: a type that weights are rounded to before."""
-        double = lambda leaf: leaf.double() if _is_float(leaf) else leaf
+        double = lambda leaf: leaf.double() if is_real(leaf) else leaf
         with _default(torch.float64):
             watched = self._made()
             if any(p.dtype != torch.float64 for p in watched.parameters().values()):
                 watched.model.double()
             finer = {name: w.to(rounds or w.dtype).double() for name, w in weights.items()}
-            return self._run(watched, finer, pytorch_private.tree_map(double, self._batch), others=True)
+            batch = pytorch_private.tree_map(double, self._batch)
+            return self._run(watched, finer, batch, self._steps, others=True)
 
     def _is_the_same(self, one: Seen, other: Seen, bound: float) -> None:
         if one.loss is None or abs(one.loss - other.loss) <= bound * abs(other.loss):
@@ -228,14 +229,9 @@ class _Twins:
         part = lambda leaf, i: leaf.chunk(runs)[i] if is_tensor(leaf) else leaf
         cut = lambda i: pytorch_private.tree_map(lambda leaf: part(leaf, i), self._batch)
         try:
-            return [self._first(weights, cut(i)).gradients for i in range(runs)]
+            return [self._run(self._made(), weights, cut(i), 1)[0].gradients for i in range(runs)]
         except (RuntimeError, ValueError, IndexError):  # a step that wants the whole batch
             return None
-
-    def _first(self, weights: Tensors, batch) -> Seen:
-        watched = self._made()
-        watched.load(weights)
-        return watched.step(lambda model: self._step(model, batch, None))
 
 
 def _mesh_of(layout: str, ranks: int) -> Mesh:
@@ -262,10 +258,6 @@ def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
 def _nudged(weight: torch.Tensor) -> torch.Tensor:
     """By one unit in the last place."""
     return weight.nextafter(torch.full_like(weight, math.inf)) if weight.is_floating_point() else weight
-
-
-def _is_float(leaf) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
 
 
 def _placed(leaf, device: torch.device, dtype: torch.dtype | None):
