@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from helpers.practice.engine import Asked, OnRanks
 from helpers.practice.runs import told
@@ -287,32 +288,35 @@ def _of_run(run: str) -> dict:
     return program("dense", edits()[RUNS[run]]["edit"] if RUNS[run] else "")
 
 
-def _on_mesh(names: dict):
-    sizes = tuple(map(int, LAYOUT.split()[1::2]))
-    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=tuple(LAYOUT.split()[::2]))
-    return mesh, *names["build"](mesh)
-
-
-def losses(run: str, steps: int = STEPS) -> list[float]:
-    """On the ranks of a World: the losses of a run."""
-    return _trained(run, steps, lambda model: None)[0]
-
-
-def _trained(run: str, steps: int, look: Callable) -> tuple[list[float], list]:
-    names = _of_run(run)
-    mesh, model, optimizer = _on_mesh(names)
+def trained(names: dict, layout: str, steps: int, look: Callable) -> tuple[list, list]:
+    """On the ranks: the losses of a program on a layout, None where another rank knows them, and what
+    look(model) gives before the first step and after each. Both are empty on ranks that are not in it.
+    """
+    sizes = tuple(map(int, layout.split()[1::2]))
+    ranks = torch.arange(math.prod(sizes)).view(sizes)
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=tuple(layout.split()[::2]))
+    if mesh.get_coordinate() is None:
+        return [], []
+    model, optimizer = names["build"](mesh)
     seen, looked = [], [look(model)]
     for _ in range(steps):
-        seen.append(float(names["step"](model, names["batch"](), mesh)))
+        loss = names["step"](model, names["batch"](), mesh)
         optimizer.step()
         optimizer.zero_grad()
+        seen.append(None if loss is None else float(loss))
         looked.append(look(model))
     return seen, looked
 
 
+def losses(run: str, steps: int = STEPS) -> list[float]:
+    """On the ranks of a World: the losses of a run."""
+    return trained(_of_run(run), LAYOUT, steps, lambda model: None)[0]
+
+
 def marks(run: str) -> list[dict]:
     """On the ranks: what stands for each tensor, before the first step and after it."""
-    return _trained(run, 1, lambda model: {n: mark(n, p) for n, p in model.named_parameters()})[1]
+    look = lambda model: {name: mark(name, p) for name, p in model.named_parameters()}
+    return trained(_of_run(run), LAYOUT, 1, look)[1]
 
 
 def copies(world, runs: Sequence[str] = tuple(RUNS)) -> Table:
