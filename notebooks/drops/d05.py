@@ -301,3 +301,17 @@ def trace(world: World, how: str) -> tuple[Timeline, Traffic]:
 def exposed(timeline: Timeline, alone: Timeline) -> float:
     """Seconds by which communication makes a step longer than the same step without."""
     return timeline.makespan - alone.makespan
+
+
+def begun_in_backward(timeline: Timeline) -> str:
+    """How many of a rank's all-reduces began before its backward had ended, of all of them: "7 of 7".
+
+    It is an order of events on one rank, so a busy machine does not change it. Of the ranks, the fewest.
+    """
+    counts = []
+    for row, stream in zip(timeline.rows, timeline.streams):
+        ends = max(s.end for s in row if s.kind == "B")
+        begins = [s.start for s in stream if s.label.startswith("all_reduce")]
+        counts.append((sum(at < ends for at in begins), len(begins)))
+    early, of = min(counts)
+    return f"{early} of {of}"

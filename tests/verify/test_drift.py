@@ -89,9 +89,12 @@ def test_a_script_whose_copies_stay_equal(tmp_path):
         done.returncode == 0 and "25 tensors have copies on several ranks, equal after 5 steps" in done.stdout
     )
     assert "to its end" not in done.stdout
-    done = verified(tmp_path, "zero", "", "train.py", "dp 4", "2")
+    draws = "self.adam.step()⏎ => self.adam.step()⏎        torch.randn(self.rank)⏎"
+    done = verified(tmp_path, "zero", draws, "train.py", "dp 4", "2")
     assert "9 tensors have copies on several ranks, equal after 2 steps" in done.stdout, done.stdout
     assert done.returncode == 0 and done.stdout.count("to its end") == 4
+    note = "after step 2: the CPU's random state differs along the world (ranks 0 | 1 | 2 | 3): a note"
+    assert note in done.stdout
 
 
 @pytest.mark.slow

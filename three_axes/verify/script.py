@@ -1,4 +1,5 @@
-"""`torchrun … -m three_axes verify train.py`: what was equal on some ranks before the first step stays so.
+"""`torchrun … -m three_axes verify train.py`: what was equal on some ranks before the first step stays so:
+parameters and buffers. A random state may part; it is told, since it is a cause of much.
 
 After each step of the optimizer every rank tells the store where the ranks met what stands for its tensors.
 Rank 0 looks. Nothing is sent along the script's own groups.
@@ -28,6 +29,7 @@ from .record import plain_name
 
 PATIENCE = timedelta(seconds=120)  # for a rank that has not come to the end of its step
 SHOWN = 8  # lines of a step
+DRAWS = "the CPU's random state", "the GPU's random state"
 
 
 def prepare(args) -> Callable[[], int]:
@@ -47,6 +49,7 @@ class Watch:
     def __init__(self, steps: int, over: Callable[[], None]):
         self.number, self.found, self._steps, self._over = 0, [], steps, over
         self._first, self._store, self._copies, self._named = None, None, None, {}
+        self._rank, self._size = 0, 1
         self._hooks = [
             register_optimizer_step_pre_hook(lambda optimizer, *_: self._begins(optimizer)),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer)),
@@ -59,11 +62,12 @@ class Watch:
     @property
     def copies(self) -> int:
         """Tensors that several ranks held alike before the first step."""
-        return len(self._copies.groups) + len(self.found)
+        return sum(name not in DRAWS for name in self._copies.groups) + len(self.found)
 
     def _begins(self, optimizer) -> None:
         if self._first is None and dist.is_initialized() and dist.get_world_size() > 1:
             self._first, self._named = optimizer, _tensors(optimizer)
+            self._rank, self._size = dist.get_rank(), dist.get_world_size()
             self._store = dist.PrefixStore("three-axes/verify", pytorch_private.default_store())
             if all_marks := self._told():
                 self._copies = Copies(all_marks)
@@ -81,12 +85,12 @@ class Watch:
     def _told(self) -> list[Marks] | None:
         """On rank 0, what all ranks have. All wait for rank 0, so that none leaves before it has looked."""
         mine = {name: mark(name, *_here(tensor)) for name, tensor in self._named.items()}
-        rank, size = dist.get_rank(), dist.get_world_size()
-        self._store.set(f"{self.number}/{rank}", json.dumps({"marks": mine, "groups": _groups()}))
-        if rank:
+        mine |= {name: mark(name, state) for name, state in _random_states().items()}
+        self._store.set(f"{self.number}/{self._rank}", json.dumps({"marks": mine, "groups": _groups()}))
+        if self._rank:
             self._store.wait([f"{self.number}/seen"], PATIENCE)
             return None
-        keys = [f"{self.number}/{other}" for other in range(size)]
+        keys = [f"{self.number}/{other}" for other in range(self._size)]
         self._store.wait(keys, PATIENCE)
         told = [json.loads(value) for value in self._store.multi_get(keys)]
         self._store.set(f"{self.number}/seen", "")
@@ -95,21 +99,26 @@ class Watch:
 
     def part(self) -> None:
         """Rank 0 leaves last: it may hold the store."""
-        rank, size = dist.get_rank(), dist.get_world_size()
-        self._store.set(f"left/{rank}", "")
-        if rank == 0:
+        self._store.set(f"left/{self._rank}", "")
+        if self._rank == 0:
             with suppress(RuntimeError):  # somebody's own end was quicker
-                self._store.wait([f"left/{other}" for other in range(size)], PATIENCE)
+                self._store.wait([f"left/{other}" for other in range(self._size)], PATIENCE)
 
     def _tell(self, drifts: list[Drift]) -> None:
-        self.found += drifts
-        for drift in sorted(drifts, key=lambda drift: -drift.far)[:SHOWN]:
-            ranks = "; ".join(map(classes_text, drift.groups))
-            axis = " and ".join(sorted({axis_of(classes, self._axes) for classes in drift.groups}))
-            where = f"{drift.name} differs along {axis} ({ranks})"
-            say(f"after step {drift.step}: {where}, by {drift.far:.1g} of its length")
-        if len(drifts) > SHOWN:
-            say(f"after step {drifts[0].step}: and {len(drifts) - SHOWN} more")
+        drawn = [drift for drift in drifts if drift.name in DRAWS]
+        tensors = sorted((d for d in drifts if d.name not in DRAWS), key=lambda drift: -drift.far)
+        self.found += tensors
+        for drift in tensors[:SHOWN]:
+            say(f"{self._where(drift)}, by {drift.far:.1g} of its length")
+        if len(tensors) > SHOWN:
+            say(f"after step {tensors[0].step}: and {len(tensors) - SHOWN} more")
+        for drift in drawn:
+            say(f"{self._where(drift)}: a note, for ranks may draw for themselves")
+
+    def _where(self, drift: Drift) -> str:
+        ranks = "; ".join(map(classes_text, drift.groups))
+        axis = " and ".join(sorted({axis_of(classes, self._axes) for classes in drift.groups}))
+        return f"after step {drift.step}: {drift.name} differs along {axis} ({ranks})"
 
 
 def axis_of(classes: dict[int, str], axes: dict[tuple[int, ...], str]) -> str:
@@ -146,6 +155,12 @@ def _tensors(optimizer) -> dict[str, torch.Tensor]:
     return named | {f"parameter {i} of the optimizer": p for i, p in enumerate(rest)}
 
 
+def _random_states() -> dict[str, torch.Tensor]:
+    """Equal on ranks that were seeded alike, as long as they draw alike."""
+    gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return dict(zip(DRAWS, [torch.get_rng_state(), *gpu]))
+
+
 def _here(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
     """What this rank holds, and, of a DTensor, which shard that is: copies of one have the same."""
     if not isinstance(tensor, DTensor):
@@ -158,21 +173,23 @@ def _verified(args) -> int:
     leave, rank = os._exit, int(os.environ.get("RANK", 0))
 
     def over() -> None:
-        """Enough steps: every rank ends here, and no training goes on."""
+        """Ranks that have met end here, at once: gloo's groups that a script still holds abort a Python that
+        ends in its own time, and its status would be taken for a finding.
+        """
         if rank == 0:
             _conclude(watch, args)
-        sys.stdout.flush()
-        watch.part()
-        leave(1 if rank == 0 and watch.found else 0)
+        if watch.number:
+            sys.stdout.flush()
+            watch.part()
+            leave(1 if rank == 0 and watch.found else 0)
 
     watch = Watch(args.steps, over)
     try:
         run_script(args)
     finally:
         watch.stop()
-    if rank == 0:
-        _conclude(watch, args)
-    return 1 if watch.found else 0
+    over()
+    return 0
 
 
 def _conclude(watch: Watch, args) -> None:
