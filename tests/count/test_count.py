@@ -205,7 +205,7 @@ dist.destroy_process_group()
 def test_a_script_is_counted_unchanged(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     files = "--json", "counted.json", "--trace", "step.json"
-    done = forked.command("three_axes", "count", *files, "train.py", "--steps", "5", cwd=tmp_path, ranks=4)
+    done = counted(tmp_path, *files, "train.py", "--steps", "5", ranks=4)
     assert done.returncode == 0, done.stderr
     assert "train.py: 4 ranks, 5 steps of the optimizer" in done.stdout
     assert "each of steps 3–5" in done.stdout and "differ" not in done.stdout
@@ -221,16 +221,8 @@ def test_a_script_is_counted_unchanged(tmp_path):
     check_format(json.loads((tmp_path / "step.json").read_text()), 4)
 
 
-def torchrun(tmp_path, *arguments: str, ranks: int = 4) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run(
-        [*command, "-m", "three_axes", "count", *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+def counted(tmp_path, *arguments: str, ranks: int) -> subprocess.CompletedProcess:
+    return forked.command("three_axes", "count", *arguments, cwd=tmp_path, ranks=ranks)
 
 
 @pytest.mark.slow
@@ -238,13 +230,13 @@ def test_a_script_that_leaves_at_once_or_fails(tmp_path):
     begin = "import os, sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
     begin += "dist.all_reduce(torch.ones(5))\nprint('here', flush=True)\n"
     (tmp_path / "leaves.py").write_text(begin + "try: os._exit(0)\nexcept BaseException: sys.exit(7)")
-    done = torchrun(tmp_path, "-m", "leaves", ranks=2)
+    done = counted(tmp_path, "-m", "leaves", ranks=2)
     assert done.returncode == 0 and "no optimizer stepped" in done.stdout, done.stderr
     (tmp_path / "closes.py").write_text(begin + "dist.destroy_process_group()\nsys.stdout.close()")
-    done = torchrun(tmp_path, "closes.py", ranks=2)
+    done = counted(tmp_path, "closes.py", ranks=2)
     assert done.returncode == 0 and "no optimizer stepped" in done.stderr, done.stderr
     (tmp_path / "fails.py").write_text(begin + "raise ValueError('its own')")
-    done = torchrun(tmp_path, "fails.py", ranks=2)
+    done = counted(tmp_path, "fails.py", ranks=2)
     assert done.returncode and "ValueError: its own" in done.stderr and "collective" not in done.stdout
 
 
@@ -255,7 +247,15 @@ def test_a_hang_of_a_script_is_proven_and_ends_the_job(tmp_path):
         "rank, n = dist.get_rank(), dist.get_world_size()\ndist.all_reduce(torch.ones(3))\n"
         "dist.recv(torch.ones(3), (rank - 1) % n)\ndist.send(torch.ones(3), (rank + 1) % n)\n"
     )
-    done = torchrun(tmp_path, "--watch", "--exit", "75", "hangs.py", ranks=3)
+    command = "-m torch.distributed.run --standalone --nproc-per-node 3 -m three_axes count --watch --exit 75"
+    done = subprocess.run(
+        [sys.executable, *command.split(), "hangs.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
     assert done.returncode and re.search(r"exitcode *: 75", done.stderr), done.stderr
     assert "rank 2: hangs.py, line 5:  dist.recv(" in done.stdout
     assert "rank 1 waits to receive from rank 0 (line 5): everybody receives before anybody" in done.stdout
@@ -318,7 +318,7 @@ def test_the_documented_run_is_what_it_says(tmp_path):
     for name, kind in (("config.json", "json"), ("train.py", "python")):
         (tmp_path / name).write_text(next(text for language, text in blocks if language == kind))
     job = "--model config.json --batch 8 --seq 64 --microbatch 2 --dp 4"
-    done = torchrun(tmp_path, *job.split(), "train.py")
+    done = counted(tmp_path, *job.split(), "train.py", ranks=4)
     shown = next(text for _, text in blocks if "steps of the optimizer" in text)
     untimed = lambda text: re.sub(
         r" +[\d.]+ ms|─+|, [\d.]+ to [\d.]+ s|rank \d waited.*|all waited.*", "", text
@@ -338,7 +338,7 @@ def test_the_documented_run_is_what_it_says(tmp_path):
 )
 def test_what_cannot_be_counted_is_said(tmp_path, arguments, sentence):
     (tmp_path / "train.py").write_text("print('nothing')")
-    done = forked.command("three_axes", "count", *arguments, cwd=tmp_path)
+    done = counted(tmp_path, *arguments, ranks=1)
     assert sentence in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 

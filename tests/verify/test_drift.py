@@ -1,10 +1,8 @@
 """Copies that were equal must stay so: what stands for a tensor, and somebody's script under torchrun."""
 
-import os
 import subprocess
-import sys
-from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -14,7 +12,6 @@ from three_axes.verify.drift import Copies, distance, mark
 from three_axes.verify.script import axis_of
 from tools import silent
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -37,15 +34,7 @@ def verified(folder, program: str, edit: str, *arguments: str) -> subprocess.Com
     """arguments: of verify, the script, its layout and its number of steps."""
     (folder / "train.py").write_text(SCRIPT)
     (folder / "model.py").write_text(b5.edited(program, edit))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    return subprocess.run(
-        [*command, "-m", "three_axes", "verify", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    return forked.command("three_axes", "verify", *arguments, cwd=folder, ranks=4)
 
 
 def test_random_sums_tell_a_distance():
@@ -116,10 +105,7 @@ def test_a_script_whose_copies_part(tmp_path):
 @pytest.mark.slow
 def test_scripts_with_nothing_to_compare(tmp_path, capsys):
     (tmp_path / "alone.py").write_text("print('alone')")
-    command = [sys.executable, "-m", "three_axes", "verify", "alone.py"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    done = forked.command("three_axes", "verify", "alone.py", cwd=tmp_path)
     assert (
         done.returncode == 0 and "no optimizer has stepped on several ranks: there is nothing" in done.stdout
     )

@@ -130,24 +130,24 @@ def test_every_layout_is_the_model(layout, shared):
 @pytest.mark.exhaustive
 def test_two_hundred_layouts_are_the_model(shared):
     """Of all axes, ZeRO's stages, schedules, microbatches and types; the same layouts each time."""
-    for layout, precision in drawn(200):
-        _is_the_model(layout, shared, precision=precision)
+    for layout, job in drawn(200):
+        _is_the_model(layout, shared, **job)
 
 
-def drawn(count: int) -> list[tuple[dict, str]]:
-    """Layouts that four ranks can have, none twice, three of four in float64."""
+def drawn(count: int) -> list[tuple[dict, dict]]:
+    """Layouts that four ranks can have, and jobs, none twice; three of four in float64."""
     chance, layouts = random.Random(0), {}
     while len(layouts) < count:
         tp, pp, cp = (chance.choice([1, 2, 4]) for _ in range(3))
         layout = dict(
             tp=tp, pp=pp, cp=cp, shard=chance.choice([0, 1, 2]), microbatch=chance.choice([0, 1, 2])
         )
-        layout |= dict(batch=chance.choice([8, 16]), sp=tp > 1 and chance.random() < 0.7)
+        layout |= dict(sp=tp > 1 and chance.random() < 0.7)
         layout |= dict(schedule=chance.choice(["1F1B", "GPipe"])) if pp > 1 else {}
-        precision = chance.choice(["float64"] * 3 + ["float32"])
+        job = dict(batch=chance.choice([8, 16]), precision=chance.choice(["float64"] * 3 + ["float32"]))
         with suppress(ValueError):  # sizes that do not fit four ranks, or each other
-            replace(BASE, **layout).checked(4)
-            layouts[repr((layout, precision))] = layout, precision
+            replace(BASE, **layout, **job).checked(4)
+            layouts[repr((layout, job))] = layout, job
     return list(layouts.values())
 
 
