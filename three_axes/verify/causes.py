@@ -117,7 +117,8 @@ class Parts:
 
     def cause(self) -> Cause:
         fits = {rank: factor(self.got[rank], self.wanted[rank]) for rank in self.got}
-        if all(rest <= self.tolerance and c for c, rest in fits.values()):
+        multiples = all(rest <= self.tolerance and c for c, rest in fits.values())
+        if multiples and any(abs(c - 1) > self.tolerance for c, _ in fits.values()):
             return scaled({rank: c for rank, (c, _) in fits.items()}, self.mesh)
         for axes in self.mesh.sets_of_axes():
             if cause := self._not_reduced(axes):

@@ -29,7 +29,8 @@ from .record import Seen, Tensors
 DOUBLE = torch.finfo(torch.float64).eps
 EXACT = 1e-9  # of float64's differences; those that come of another order of sums are below 1e-12
 ROUNDINGS = 4  # so many units in the last place are nothing, in other types
-SPREAD = 4  # what two orders of sums may be apart, in measured spreads
+SPREAD = 8  # what two orders of sums may be apart, in measured spreads
+FAR = 16  # medians: behind a first step some parameters spread so far, and which ones differs from run to run
 SMALL = 1e-6  # of the largest gradient: what is below may be nothing but rounding
 VISIBLE = 1e-4  # of a tensor's largest gradient: Adam makes a full step of less as well, and of its rounding
 
@@ -76,10 +77,12 @@ class Verdict:
 
 @dataclass
 class Twin:
-    """steps: of the whole model on one device. again: the same once more, in float64 if it was not, or from
-    weights that are rounded as the ranks round: their difference is the spread. own: the weights that `build`
-    gave it. rows(): the gradients of runs of the batch's rows, None where the step cannot be done on them.
-    aliases: other names of one and the same tensor.
+    """The whole model on one device.
+
+    steps: what it saw. again: the same steps once more, in float64, or from weights that are rounded as the
+    ranks round theirs. The difference of the two is the spread.
+    own: the weights that `build` gave it. aliases: other names of one and the same tensor.
+    rows(): the gradients of runs of the batch's rows; None where the step cannot be done on them.
     """
 
     steps: Sequence[Seen]
@@ -101,7 +104,7 @@ class Comparison:
         self.mesh, self.twin, self.ranks, self.places = mesh, twin, ranks, places
         self._eps = max(steps[0].eps for steps in (twin.steps, *ranks.values()))
         self._usual = [
-            median([apart(other.gradients[name], g) for name, g in one.gradients.items()] or [0.0])
+            _usual([apart(other.gradients[name], g) for name, g in one.gradients.items()] or [0.0])
             for one, other in zip(twin.steps, twin.again)
         ]
         self.verdict = Verdict(layout, exact=self._eps == DOUBLE, least=self._allowed(0))
@@ -341,6 +344,11 @@ class Comparison:
                 cause = Cause("drops alike" if alike else "drops apart", axes, text)
                 found.append(Found(None, "dropout", tuple(sorted(names)), 1.0, cause))
         return found
+
+
+def _usual(spreads: list[float]) -> float:
+    """The largest, but for those of gradients that are nothing but rounding."""
+    return max(spread for spread in spreads if spread <= FAR * median(spreads))
 
 
 def _by_cause(step: int, what: str, wrong: Wrong) -> list[Found]:

@@ -35,26 +35,30 @@ def verify(
     names: Callable[[str, dict[str, int]], str] | None = None,
     dtype: torch.dtype | None = torch.float64,
 ) -> Report:
-    """Train a model on each layout, and whole on one device, and say where the two part first. Every rank of
-    the process group calls it, and gets the same report.
+    """Train a model on each layout, and whole on one device. Say where the two part first, and why.
 
-        def build(mesh):              # mesh None: the model that is not split
-            return model, optimizer   # or the model alone; then nothing is updated
-        def step(model, batch, mesh): # this rank's share of the batch: forward, backward, sums, clipping; the
-            return loss               # optimizer steps behind it. The loss of all, or of this share; or None
+    Every rank of the process group calls it, and gets the same report.
+
+        def build(mesh):               # mesh None: the model that is not split
+            return model, optimizer    # or the model alone; then nothing is updated
+        def step(model, batch, mesh):  # this rank's share of the batch: forward, backward, sums, clipping
+            return loss                # of all ranks, or of this share, or None; verify steps the optimizer
 
         print(verify(build, step, batch, ["dp 2", "dp 2 tp 2"]))
 
-    batch: the whole one, the same on every rank: a tensor, or tensors in lists and dicts. layouts: axes and
-    sizes, outermost first; each takes as many ranks as their product. The mesh has their names.
-    Weights come from the ranks, put together, so seeds do not matter. splits: {pattern: (axis, dimension)},
-    of plain tensors whose split neither shapes nor values show. names: (a rank's name, its coordinates) ->
-    the whole model's name, for stages of a pipeline. dtype: the default type while it runs. In float64 a
-    difference is a mistake; in another, or in what the model itself chooses (None), the spread is measured.
+    batch: the whole one, the same on every rank: a tensor, or tensors in lists and dicts.
+    layouts: axes and sizes, outermost first. Each takes as many ranks as their product, and its mesh has
+    these names.
+    splits: {pattern: (axis, dimension)}, for plain tensors whose split neither shapes nor values show.
+    names: (a rank's name of a parameter, its coordinates) -> the whole model's, for stages of a pipeline.
+    dtype: PyTorch's default type while it runs. In float64 a difference is a mistake. In another type, or in
+    those that the model itself chooses (None), the spread is measured.
 
-    The twin and all comparisons are rank 0's. Dropouts (nn.Dropout) are switched off, and looked at alone.
-    Raises ValueError for layouts that need more ranks, names that do not match, and a twin that is not the
-    same twice.
+    The twin starts from the ranks' weights, put together, so seeds do not matter. It runs on rank 0, which
+    compares. Dropouts (nn.Dropout) are switched off, and looked at alone.
+
+    Raises ValueError for layouts that need more ranks, for names that do not match, and for a twin that is
+    not the same twice.
     """
     rank, device = dist.get_rank(), _device()
     layouts = [layouts] if isinstance(layouts, str) else layouts
