@@ -213,9 +213,9 @@ def examined(checks: str, environ: dict) -> str:
 
 @pytest.mark.slow
 def test_this_machine_is_well():
-    output = examined(
-        "1 2 3 4 5 6 7 8 9 10 11 12", dict(os.environ, CUDA_VISIBLE_DEVICES="-1", OMP_NUM_THREADS="1")
-    )
+    """Checks 6 and 7 use the CPU below as well; 10 to 12 train, as tests/train does."""
+    environ = dict(os.environ, CUDA_VISIBLE_DEVICES="-1", OMP_NUM_THREADS="1")
+    output = examined("1 2 3 4 5 8 9", environ)
     assert "no GPU that PyTorch and NCCL can use" in output and "ranks on the CPU over gloo" in output
 
 

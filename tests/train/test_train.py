@@ -26,7 +26,7 @@ from helpers.train import Config, Trainer, checkpoint, launch
 from tools.doctor.training import SMALL_RUN
 
 SMALL = Config(hidden=32, seq_len=16, batch=16, steps=20, warmup=5)
-LAYOUTS = [(8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 8, 1), (1, 4, 2), (1, 2, 4)]
+LAYOUTS = [(8, 1, 1), (2, 2, 2), (1, 2, 4)]  # more in tests/verify
 HERE = Path(__file__).resolve().parents[1]
 
 
@@ -413,25 +413,20 @@ def on_two_hosts(folder: Path, when: str, *command: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", [False, True], ids=["both stay", "one is lost"])
-def test_two_hosts(tmp_path, lost):
-    run = tmp_path / "run"
-    steps, on_each = (24, 2) if lost else (4, 1)  # ranks on each host: tp crosses the link when each has one
+def test_one_of_two_hosts_is_lost(tmp_path):
+    run, steps = tmp_path / "run", 24
     train_it = (
-        f"exec {sys.executable} -m torch.distributed.run --nnodes 1:2 --nproc-per-node {on_each}"
+        f"exec {sys.executable} -m torch.distributed.run --nnodes 1:2 --nproc-per-node 2"
         " --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29400 --rdzv-conf"
         " is_host=$FIRST,last_call_timeout=4,keep_alive_interval=1 --max-restarts 1 --local-addr $HOST -m"
         f" helpers.train --tp 2 --hidden 32 --seq-len 16 --batch 8 --steps {steps} --every 4 --timeout 8"
         f" --out {run}"
     )
-    log, _ = on_two_hosts(tmp_path, str(run / "step-000004") if lost else "-", "sh", "-c", train_it)
+    log, _ = on_two_hosts(tmp_path, str(run / "step-000004"), "sh", "-c", train_it)
     whole(run, steps)
     assert "steps under dp 1 · tp 2 · pp 1" in log
-    if lost:
-        assert re.search(r"has lost the others .*step-\d+ is complete: start the same command again", log)
-        assert re.search(
-            r"going on from step-\d+, the last complete checkpoint \(written under dp 2 · tp 2", log
-        )
+    assert re.search(r"has lost the others .*step-\d+ is complete: start the same command again", log)
+    assert re.search(r"going on from step-\d+, the last complete checkpoint \(written under dp 2 · tp 2", log)
 
 
 @pytest.mark.slow
