@@ -80,7 +80,7 @@ class Watched:
         with self._dropping(seen.drops) if drops else self._without_dropout():
             with self._listening(seen.outputs if outputs else None), self._clipping(seen):
                 loss = step(self.model)
-        seen.loss = None if loss is None else float(_whole(loss))
+        seen.loss = None if loss is None else float(_whole(torch.as_tensor(loss).detach()))
         met = [*seen.before.values(), *(t for ts in seen.outputs.values() for t in ts), loss]
         seen.eps = max(torch.finfo(t.dtype).eps for t in met if is_real(t))
         seen.gradients = seen.gradients or self._gradients()
