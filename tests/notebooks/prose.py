@@ -258,6 +258,7 @@ PUBLISHED = {
         "GLM-4.5-Air, 64 thousand tokens, 8 H200, CP 4": PRIME_RL,
         "all-to-all costs nothing (+1 % tokens in a second)": PRIME_RL + ", 85 to 84 thousand/s",
         "a ring loses a third (−32 %;": PRIME_RL + ", 57 to 84 thousand/s",
+        "(At CP 2: −8 and −29 %.)": PRIME_RL + ", 77 and 60 to 84 thousand/s",
         "1.07 times as fast at 64 thousand tokens": NEMO,
         "1.40 times at 256 thousand, and 20 times at a million": NEMO,
     },
