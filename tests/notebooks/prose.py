@@ -120,6 +120,8 @@ COMPUTED = {
             f"(25 MiB each, the first 1 MiB, unless you say otherwise; here we say {human(d05.BUCKET)}, since"
             " the toy is small)"
         ),
+        f"at 400·10¹² a second: {4e3 * 7e9 * 8192 / 400e12:.0f} ms",
+        f"2·7/8·14 GB at 450 GB a second: {1e3 * must_send('all_reduce', 14e9, 8) / 450e9:.0f} ms",
     ],
     "06": [
         (
@@ -178,6 +180,7 @@ COMPUTED = {
         ),
     ],
     "13": [
+        f"at 400·10¹² a second, {6 * 175e9 * 300e9 / 400e12 / 31.5e6:.0f} years",
         "It keeps 40 % of the memory for activations",
         "is ever more than 4 % behind",
         f"TP in the node would be {IN_NODE.seconds / NODE.best.seconds - 1:.0%} behind".replace("%", " %"),

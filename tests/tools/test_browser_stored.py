@@ -54,16 +54,21 @@ def put_away(page) -> None:  # noqa: F811
     page.evaluate("() => window.jupyterapp.shell.currentWidget.dispose()")
 
 
+def change_theme(page, theme: str) -> None:  # noqa: F811
+    """Until it is there: one that is asked for while another comes is not heard."""
+    page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
+    light = str(theme == "JupyterLab Light").lower()
+    page.wait_for_function(f"() => document.body.dataset.jpThemeLight == '{light}'", timeout=MINUTE)
+
+
 @pytest.fixture
 def dark(page):  # noqa: F811
     """The page with JupyterLab's dark theme, on a small laptop."""
-    use = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
     size = page.viewport_size
     page.set_viewport_size({"width": 1366, "height": 768})
-    page.evaluate(use, "JupyterLab Dark")
-    page.wait_for_function("() => document.body.dataset.jpThemeLight == 'false'", timeout=MINUTE)
+    change_theme(page, "JupyterLab Dark")
     yield page
-    page.evaluate(use, "JupyterLab Light")
+    change_theme(page, "JupyterLab Light")
     page.set_viewport_size(size)
 
 

@@ -216,7 +216,7 @@ def test_this_machine_is_well():
     """Checks 6 and 7 use the CPU below as well; 10 to 12 train, as tests/train does."""
     environ = dict(os.environ, CUDA_VISIBLE_DEVICES="-1", OMP_NUM_THREADS="1")
     output = examined("1 2 3 4 5 8 9", environ)
-    assert "no GPU that PyTorch and NCCL can use" in output and "ranks on the CPU over gloo" in output
+    assert "no GPU that PyTorch and NCCL can use" in output and "all-reduce: 4 on the CPU after" in output
 
 
 @pytest.mark.slow
