@@ -28,7 +28,8 @@ def loss_curves(panels: dict[str, dict[str, Sequence[float]]], title: str) -> Pi
             parts.append(f"{name}, {what}: from {losses[0]:.2f} to {losses[-1]:.2f}")
         ax.set(title=name, xlabel="step", ylabel="loss" if ax is axes[0][0] else "")
         ax.set_ylim(0, max(max(losses) for lines in panels.values() for losses in lines.values()) * 1.1)
-        ax.legend(loc="lower left")
+        if len(lines) > 1:
+            ax.legend(loc="lower left")
     return Picture(figure, title + ". " + "; ".join(parts))
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 from ..table import Table
-from ..terminal import fold
+from ..terminal import columns
 from .compare import Found, Verdict
 
 COLUMNS = ("loss", "gradients", "clip", "update")
 NAMES = 2  # of parameters, that a line has
+WIDE = 100  # characters, where no terminal is narrower: a notebook breaks lines inside words
 
 
 @dataclass
@@ -32,7 +34,7 @@ class Report:
         for verdict in self.verdicts:
             for found in verdict.found:
                 layouts.setdefault(_line(found), []).append(verdict.layout)
-        lines = [fold(f"{', '.join(where)}: {line}") for line, where in layouts.items()]
+        lines = [_wrapped(f"{', '.join(where)}: {line}") for line, where in layouts.items()]
         least = max(verdict.least for verdict in self.verdicts)
         exact = all(verdict.exact for verdict in self.verdicts)
         rounding = f"What is less than {least:.1g} off may be rounding."
@@ -46,3 +48,8 @@ def _line(found: Found) -> str:
     )
     when = {None: "", 0: "before step 1, "}.get(found.step, f"step {found.step}, ")
     return f"{when}{found.what}{' of ' + names if names else ''}: {found.cause.text}"
+
+
+def _wrapped(line: str) -> str:
+    width = min(WIDE, columns() or WIDE)
+    return "\n".join(textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False))
