@@ -41,6 +41,13 @@ def test_most_causes_are_known():
     assert len(EDITS) >= 40 and sum(bool(edit.kinds) for edit in EDITS) >= 0.9 * len(EDITS)
 
 
+def test_a_sum_that_came_too_late_is_not_one_that_never_came(shared):
+    edit = next(edit for edit in EDITS if edit.name == "clipped before the sum")
+    with shared.lent() as world:
+        report = world.run(silent.verified, edit.program, edit.edit, [edit.layout])[0]
+    assert "all_reduce over dp was given it too late, or nobody waited" in " ".join(repr(report).split())
+
+
 def test_the_documentation_shows_what_is_said(shared):
     edit = next(edit for edit in EDITS if edit.name == "norms not summed under SP")
     with shared.lent() as world:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import torch
@@ -240,13 +240,25 @@ class Comparison:
                     differing("no gradient", "no gradient on some ranks: differs", missing, self.mesh),
                 )
             elif parts.off(least) > allowed:
-                wrong[name] = parts.off(least), parts.cause()
+                wrong[name] = parts.off(least), self._beside_calls(name, parts.cause())
         open_ = [name for name, (_, cause) in wrong.items() if cause.kind in ("unexplained", "some ranks")]
         of_all = self._of_rows(open_) if open_ else None
         for name in open_:
             cause = of_all or self._of_strangers(name) or wrong[name][1]
             wrong[name] = wrong[name][0], cause
         return wrong
+
+    def _beside_calls(self, name: str, cause: Cause) -> Cause:
+        """With the collectives over its axes that were given the gradient itself, in the first step."""
+        if self._number or cause.kind not in ("not summed", "not averaged"):
+            return cause
+        calls = {call for seen in self._seen.values() for call in seen.sent.get(name, [])}
+        took = sorted(op for axis, op in calls if axis in cause.axes)
+        over = along(cause.axes)
+        said = f"No collective over {over} was given it"
+        if took:
+            said = f"{' and '.join(took)} over {over} was given it too late, or nobody waited"
+        return replace(cause, text=f"{cause.text}. {said}")
 
     def _of_rows(self, names: list[str]) -> Cause | None:
         rank = next(rank for rank, one in self._seen.items() if any(name in one.gradients for name in names))

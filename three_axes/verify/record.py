@@ -30,7 +30,7 @@ class Seen:
     clipped by. gradients: before they were clipped. before, after: the weights, around the optimizer's step.
     outputs: of each module, in the order in which they were there. places: the elements of the whole that a
     parameter's shard has, for DTensors. drops: digests of (what went into a dropout, which of it was kept).
-    eps: of the coarsest type of weights, outputs and loss.
+    eps: of the coarsest type of weights, outputs and loss. sent: (axis, collective) that got a gradient.
     """
 
     loss: float | None = None
@@ -43,11 +43,35 @@ class Seen:
     places: Tensors = field(default_factory=dict)
     drops: dict[str, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     eps: float = 0.0
+    sent: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
 
 def plain_name(name: str) -> str:
     """Without what DDP, FSDP and torch.compile put in front."""
     return WRAPPERS.sub("", name).rstrip(".")
+
+
+class Sent:
+    """What was given to collectives in a step: it listens to the interposer. It keeps the tensors, so that no
+    other comes to lie where they lie.
+    """
+
+    def __init__(self):
+        self._calls: list[tuple[str, str, torch.Tensor]] = []
+        self.begun = self.refused = self.batch_begun = self.waits = lambda *_: None
+        self.waited = self.waited_for_tensor = self.waited_for_ddp = lambda *_: None
+
+    def begins(self, call) -> None:
+        if call.first is not None:
+            self._calls.append((call.axis, call.op, call.first))
+
+    def of(self, gradients: Tensors) -> dict[str, list[tuple[str, str]]]:
+        """Which were given these tensors themselves. A copy, in a bucket say, is not seen."""
+        by_memory: dict[int, list[tuple[str, str]]] = {}
+        for axis, op, tensor in self._calls:
+            by_memory.setdefault(tensor.untyped_storage().data_ptr(), []).append((axis, op))
+        memory = {name: g.untyped_storage().data_ptr() for name, g in gradients.items()}
+        return {name: by_memory[at] for name, at in memory.items() if at in by_memory}
 
 
 class Watched:
@@ -70,11 +94,16 @@ class Watched:
         return {name: _place(p) for name, p in self.parameters().items() if isinstance(p, DTensor)}
 
     def step(
-        self, step: Callable[[nn.Module], object], *, drops: bool = False, outputs: bool = False
+        self,
+        step: Callable[[nn.Module], object],
+        *,
+        drops: bool = False,
+        outputs: bool = False,
+        sent: Sent | None = None,
     ) -> Seen:
         """step(model) computes gradients, and may clip them; then the optimizer steps, if there is one.
 
-        drops: let dropouts drop, and look at them alone.
+        drops: let dropouts drop, and look at them alone. sent: has listened since before the step.
         """
         seen = Seen(before=self._after or self._weights())
         with self._dropping(seen.drops) if drops else self._without_dropout():
@@ -84,6 +113,9 @@ class Watched:
         met = [*seen.before.values(), *(t for ts in seen.outputs.values() for t in ts), loss]
         seen.eps = max(torch.finfo(t.dtype).eps for t in met if is_real(t))
         seen.gradients = seen.gradients or self._gradients()
+        if sent is not None:
+            named = self.parameters().items()
+            seen.sent = sent.of({name: _local(p.grad) for name, p in named if p.grad is not None})
         if self.optimizer is not None:
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -170,10 +202,13 @@ def is_real(value) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
 def _held(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of what this rank holds of it."""
-    local = tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
-    return local.to("cpu", copy=True)
+    return _local(tensor).to("cpu", copy=True)
 
 
 def _whole(value):

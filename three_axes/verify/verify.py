@@ -16,7 +16,7 @@ from ..count.interposer import interposer
 from .causes import apart
 from .compare import Comparison, Twin
 from .pieces import Mesh, Places, Split
-from .record import Seen, Tensors, Watched, is_real
+from .record import Seen, Sent, Tensors, Watched, is_real
 from .report import Report
 
 TYPES = torch.float32, torch.bfloat16, torch.float16
@@ -98,12 +98,17 @@ def _on_this_rank(build, step, batch, box: Mesh, steps: int, names, device) -> t
     named = (lambda name: names(name, box.at(rank))) if names else lambda name: name
     watched = Watched(build(mesh), named)
     places = watched.places()
-    mine = [
-        watched.step(lambda model: step(model, batch, mesh), outputs=number == 0) for number in range(steps)
-    ]
+    share = lambda model: step(model, batch, mesh)
+    with interposer.axes.declared([mesh]):
+        interposer.add(sent := Sent())
+        try:
+            mine = [watched.step(share, outputs=True, sent=sent)]
+        finally:
+            interposer.remove(sent)
     mine[0].places = places
+    mine += [watched.step(share) for _ in range(1, steps)]
     if _said_by_rank_0(any(_gathered(bool(watched.dropouts), group) or []), group):
-        mine[-1].drops = watched.step(lambda model: step(model, batch, mesh), drops=True).drops
+        mine[-1].drops = watched.step(share, drops=True).drops
     return mine, group
 
 
