@@ -195,8 +195,12 @@ def _run(number: int, seed: int, seconds: float) -> Stopped | None:
 
 def _has_settled(stopped: Stopped) -> bool:
     """Whether every rank waits, has finished, is dead, or sleeps over a file (run 7); and not all of them in
-    one collective, which they would leave together.
+    one collective, which they would leave together. Where one died in a collective, all had come to it.
     """
+    deaths = [s.box["number"] for s in stopped.seen if s.exit is not None and s.box]
+    records = [{e["record_id"] for e in record["entries"]} for record in stopped.dumps.values()]
+    if any(number - 1 not in numbers for number in deaths for numbers in records):
+        return False
     inside = [s.where["in"] for s in stopped.seen if s.where and s.where["in"]]
     if len(inside) == RANKS and len({(at["op"], at.get("number"), *at["needs"]) for at in inside}) == 1:
         return False
