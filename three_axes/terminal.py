@@ -34,9 +34,10 @@ def fitted(stream) -> Iterator[None]:
         _columns.reset(token)
 
 
-def fold(text: str) -> str:
-    """Lines that are wider than the terminal, cut at spaces and indented."""
-    return "\n".join(_folded(line, columns()) for line in text.splitlines())
+def fold(text: str, most: int | None = None) -> str:
+    """Lines that are wider than the terminal, or than `most` characters, cut at spaces and indented."""
+    width = min(filter(None, (columns(), most)), default=None)
+    return "\n".join(_folded(line, width) for line in text.splitlines())
 
 
 def put(text: str) -> int:

@@ -5,7 +5,9 @@ parallelism). Plain tensors, as Megatron-LM has them: every sum over ranks stand
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from helpers.toy import conjugate, gather_sequence, gather_tokens, my_tokens, scatter_sequence, whole_sequence, zigzag
+from helpers.toy import (
+    conjugate, gather_sequence, gather_tokens, my_tokens, scatter_sequence, whole_sequence, zigzag,
+)  # fmt: skip
 from torch import nn
 
 WORDS, HIDDEN, HEADS, LAYERS, ROWS, TOKENS, NOTHING = 32, 16, 4, 2, 4, 16, -100

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 
 from ..table import Table
-from ..terminal import columns
+from ..terminal import fold
 from .compare import Found, Verdict
 
 COLUMNS = ("loss", "gradients", "clip", "update")
@@ -34,7 +33,7 @@ class Report:
         for verdict in self.verdicts:
             for found in verdict.found:
                 layouts.setdefault(_line(found), []).append(verdict.layout)
-        lines = [_wrapped(f"{', '.join(where)}: {line}") for line, where in layouts.items()]
+        lines = [fold(f"{', '.join(where)}: {line}", WIDE) for line, where in layouts.items()]
         least = max(verdict.least for verdict in self.verdicts)
         exact = all(verdict.exact for verdict in self.verdicts)
         rounding = f"What is less than {least:.1g} off may be rounding."
@@ -48,8 +47,3 @@ def _line(found: Found) -> str:
     )
     when = {None: "", 0: "before step 1, "}.get(found.step, f"step {found.step}, ")
     return f"{when}{found.what}{' of ' + names if names else ''}: {found.cause.text}"
-
-
-def _wrapped(line: str) -> str:
-    width = min(WIDE, columns() or WIDE)
-    return "\n".join(textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False))
