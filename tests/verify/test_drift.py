@@ -61,6 +61,9 @@ def test_which_copies_are_watched():
     (drift,) = copies.look(3, [rank0, later])
     assert (drift.step, drift.name) == (3, "norm.weight") and set(drift.groups[0]) == {0, 1}
     assert not copies.look(4, [rank0, later]) and copies.groups == {"words": [[0, 1]]}
+    with_state = {name: marks(**{"words": same, "exp_avg of words": [name, 1.0]}) for name in (0.0, 1.0)}
+    (drift,) = copies.look(5, list(with_state.values()))  # a rate of 0 lets what is wrong not show yet
+    assert drift.name == "exp_avg of words" and not copies.groups  # the parameter parts next: told once
 
 
 def test_the_axis_of_a_parting():
@@ -100,6 +103,10 @@ def test_a_script_whose_copies_part(tmp_path):
         "after step 1: layers.3.norm.bias differs along dp (ranks 2 | 3), by 2 of its length" in done.stdout
     )
     assert "and 17 more\ntrain.py: of 25 tensors with copies 25 have parted, in 1 step\n" in done.stdout
+    warms_up = f"{edit} & lr=0.1 => lr=0.0"  # a first step that changes no parameter
+    done = verified(tmp_path, "pipeline", warms_up, "--steps", "1", "train.py", "pp 2 dp 2", "9")
+    assert "after step 1: momentum_buffer of layers.3.norm.bias differs along dp (ranks 2 | 3)" in done.stdout
+    assert "of 25 tensors with copies 25 have parted" in done.stdout
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from .record import digest
 
 WIDE = 1024
 TRIED = 8  # random sums of a tensor, from which its distance to another is judged
+OF = " of "  # in the name of what an optimizer keeps: "exp_avg of norm.weight"
 
 
 class Mark(NamedTuple):
@@ -65,11 +66,13 @@ class Drift(NamedTuple):
 
 
 class Copies:
-    """Which ranks hold equal copies, from a first look at all ranks' marks on."""
+    """Which ranks hold equal copies, from a first look at all ranks' marks on. What an optimizer keeps of a
+    parameter is equal where the parameter is.
+    """
 
     def __init__(self, first: Sequence[Marks]):
         self.groups: dict[str, list[list[int]]] = {}
-        for name in dict.fromkeys(name for marks in first for name in marks):
+        for name in dict.fromkeys(name for marks in first for name in marks if OF not in name):
             alike: dict[object, list[int]] = {}
             for rank, marks in enumerate(first):
                 if name in marks:
@@ -78,18 +81,22 @@ class Copies:
                 self.groups[name] = groups
 
     def look(self, step: int, now: Sequence[Marks]) -> list[Drift]:
-        """Those that have parted. They are not watched any more."""
+        """Those that have parted. They are not watched any more: of what belongs to a parameter, the
+        parameter itself is told where it is among them.
+        """
         drifts = []
-        for name, groups in list(self.groups.items()):
+        kept = dict.fromkeys(name for marks in now for name in marks if OF in name)
+        for name in [*self.groups, *kept]:
+            watched = name.rpartition(OF)[2]
             parted, far = [], 0.0
-            for ranks in groups:
+            for ranks in self.groups.get(watched, ()):
                 marks = {rank: now[rank][name] for rank in ranks if name in now[rank]}
                 if len({one.digest for one in marks.values()}) > 1:
                     parted.append({rank: one.digest for rank, one in marks.items()})
                     far = max(far, *(distance(one, marks[min(marks)]) for one in marks.values()))
             if parted:
                 drifts.append(Drift(step, name, parted, far))
-                del self.groups[name]
+                del self.groups[watched]
         return drifts
 
 

@@ -1,5 +1,6 @@
 """`torchrun … -m three_axes verify train.py`: what was equal on some ranks before the first step stays so:
-parameters and buffers. A random state may part; it is told, since it is a cause of much.
+parameters, what the optimizer keeps of them, and buffers. A random state may part; it is told, since it is a
+cause of much.
 
 After each step of the optimizer every rank tells the store where the ranks met what stands for its tensors.
 Rank 0 looks. Nothing is sent along the script's own groups.
@@ -24,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .. import pytorch_private
 from ..count.script import run_script, say
 from .causes import classes_text
-from .drift import Copies, Drift, Mark, Marks, mark
+from .drift import OF, Copies, Drift, Mark, Marks, mark
 from .record import plain_name
 
 PATIENCE = timedelta(seconds=120)  # for a rank that has not come to the end of its step
@@ -84,7 +85,8 @@ class Watch:
 
     def _told(self) -> list[Marks] | None:
         """On rank 0, what all ranks have. All wait for rank 0, so that none leaves before it has looked."""
-        mine = {name: mark(name, *_here(tensor)) for name, tensor in self._named.items()}
+        named = self._named | _kept(self._first, self._named)
+        mine = {name: mark(name, *_here(tensor)) for name, tensor in named.items()}
         mine |= {name: mark(name, state) for name, state in _random_states().items()}
         self._store.set(f"{self.number}/{self._rank}", json.dumps({"marks": mine, "groups": _groups()}))
         if self._rank:
@@ -152,7 +154,17 @@ def _tensors(optimizer) -> dict[str, torch.Tensor]:
         named |= {plain_name(name): buffer for name, buffer in root.named_buffers()}
     known = {id(tensor) for tensor in named.values()}
     rest = (p for p in mine.values() if id(p) not in known)
-    return named | {f"parameter {i} of the optimizer": p for i, p in enumerate(rest)}
+    return named | {f"the optimizer's parameter {i}": p for i, p in enumerate(rest)}
+
+
+def _kept(optimizer, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What an optimizer has beside its parameters: "exp_avg of norm.weight"."""
+    return {
+        f"{key}{OF}{name}": value
+        for name, parameter in named.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def _random_states() -> dict[str, torch.Tensor]:
