@@ -112,7 +112,12 @@ def _fields(layout: Layout) -> dict:
 def _estimated(made: Estimate) -> dict:
     names = ("time", "step_seconds", "memory", "memory_bytes", "stage", "fits", "mfu")
     figures = {name: getattr(made, name) for name in names}
-    return {"layout": _fields(made.layout), **figures, "warnings": made.warnings()}
+    return {
+        "layout": _fields(made.layout),
+        **figures,
+        "sure": made.sure._asdict(),
+        "warnings": made.warnings(),
+    }
 
 
 def run_plan(args) -> tuple[str, dict]:
@@ -123,7 +128,8 @@ def run_plan(args) -> tuple[str, dict]:
     only = {axis: getattr(args, axis) for axis in (*Axes._fields, "shard")}
     made = plan(job_of(args), gpus=args.gpus, headroom=args.headroom, **only)
     best, flips, hours = made.estimate(), made.flips(), {}
-    out = [repr(made.table(args.rows)), "", f"best: {best.layout}", best.summary(), *best.warnings()]
+    out = [repr(made.table(args.rows)), "", f"best: {best.layout}", best.summary(), best.interval()]
+    out += [f"layouts less than {made.sure.apart:.0%} apart are a tie", *best.warnings()]
     if tokens or args.price is not None:
         from .plan.meeting import cost, gpu_hours
 
@@ -161,7 +167,12 @@ def run_plan(args) -> tuple[str, dict]:
         "fit": len(made.ranked),
         "tight": len(made.tight),
         "ranked": [
-            {"layout": _fields(r.layout), "step_seconds": r.seconds, "memory_bytes": r.memory}
+            {
+                "layout": _fields(r.layout),
+                "step_seconds": r.seconds,
+                "tie": made.ties(r),
+                "memory_bytes": r.memory,
+            }
             for r in made.by_axes[: args.rows]
         ],
         "best": _estimated(best) | hours,

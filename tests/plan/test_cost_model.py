@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from three_axes.__main__ import parser
-from three_axes.plan import FRAMEWORKS, MODELS, Job, Layout
+from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout
+from three_axes.plan.certainty import generation, inside, interval, published, sure, table
 from three_axes.plan.memory import stage_memory
-from three_axes.plan.validation import SETS, errors, table
+from three_axes.plan.validation import SETS, errors
 
 # Mean error of seconds per step, in percent, that each table must stay below.
 BELOW = {
@@ -44,9 +45,36 @@ def test_the_documents_have_what_the_code_computes():
     root = Path(__file__).parents[2]
     manual, readme = ((root / name).read_text(encoding="utf-8") for name in ("docs/planner.md", "README.md"))
     for row in table().rows:
-        assert "| " + " | ".join(row).rstrip(" |") in manual, row[0]
+        assert "| " + " | ".join(row) + " |" in manual, row[0]
     least, *_, most = sorted(100 * np.abs(errors(name)[0]).mean() for name in SETS)
     assert f"{least:.1f} to {most:.1f} %" in readme and len(SETS) == 9 and "nine published" in readme
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_kept_errors_are_those_of_this_model(name):
+    """`tools/bench/published.py` writes them anew."""
+    kept = [error for one in published() if one["set"] == name for error in one["seconds"]]
+    assert np.exp(np.negative(kept)) == pytest.approx(1 + errors(name)[0], abs=1e-3)
+
+
+def test_eight_of_ten_runs_lie_inside_what_other_sets_give():
+    sets = [one for one in published() if not one["program"]]
+    runs = sum(len(one["seconds"]) for one in sets)
+    assert runs > 300 and 0.75 <= sum(map(inside, sets)) / runs <= 0.85
+
+
+def test_the_interval_of_a_kind():
+    dense = lambda cluster: Job(MODELS["llama-3-70b"], CLUSTERS[cluster], 128, 8192)
+    hopper, new = sure(dense("dgx-h100")), sure(dense("mi300x-node"))
+    assert generation(dense("mi300x-node")) == "" and new.high >= hopper.high > 1 / hopper.low - 1e-9
+    assert "dense models on Hopper GPUs" in hopper.of and hopper.runs >= 100
+    experts = sure(Job(MODELS["mixtral-8x7b"], CLUSTERS["dgx-h100"], 128, 4096))
+    assert experts.high > hopper.high and experts.apart > hopper.apart
+    own = sure(replace(dense("dgx-h100"), framework=FRAMEWORKS["nanotron"]))
+    assert own.of == "nanotron" and own.high - 1 > 1 - own.low  # its runs are slower than we say
+    # Fewer than ten runs of a kind: the widest of the others.
+    few = [one for one in published() if one["generation"] != "Hopper" or one["set"] == "Llama 3 405B, T4"]
+    assert interval("Hopper", False, "", few).runs != 3
 
 
 def test_the_record_of_nanotron_is_what_the_manual_scores():

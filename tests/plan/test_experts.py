@@ -27,7 +27,7 @@ from three_axes.plan.possible import check
 from three_axes.plan.shape import Experts
 from three_axes.plan.stages import kinds_on_rank, layers_on_rank
 from three_axes.plan.traffic import calls, sent
-from three_axes.plan.validation import errors_of, row_of, rows
+from three_axes.plan.validation import errors_of, rows
 from three_axes.plan.validation_axes import SETS, folding, memory_of_deepseek_v3
 
 DGX, MEGATRON = CLUSTERS["dgx-h100"], FRAMEWORKS["megatron-lm"]
@@ -282,8 +282,6 @@ def test_published_strategies_come_in_the_right_order():
     assert 100 * np.abs(ours).mean() < 11.5 and np.abs(null).mean() > 0.4
     assert (np.abs(1 / (1 + ours) - 1) < 0.2).sum() >= 15
     manual = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
-    name = "MoE Parallel Folding 2025, T3"
-    assert "| " + " | ".join(row_of(name, ours, null)[:-1]) + " |" in manual
     by_model = {}
     for r, job, layout, seconds in folding():
         if r["mfu_pct"] != "OOM":

@@ -31,7 +31,7 @@ def test_only_products_run_at_the_narrow_rate(name):
     assert narrow["attention"] == wide["attention"] and narrow["elementwise"] == wide["elementwise"]
     gpu = job.cluster.device
     faster = wide["matrices"] / narrow["matrices"]
-    assert 0.85 * gpu.rate(at.rate) / gpu.achievable < faster < 1.1 * gpu.rate(at.rate) / gpu.achievable
+    assert 0.8 * gpu.rate(at.rate) / gpu.achievable < faster < 1.1 * gpu.rate(at.rate) / gpu.achievable
     total = lambda terms: float(sum(terms.values()))
     assert 1 < total(wide) / total(narrow) < faster  # what is not narrow, and the casts, cost the rest
 

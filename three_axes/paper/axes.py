@@ -14,8 +14,7 @@ TALKS = ("layer", "microbatch", "step")
 class Axis(NamedTuple):
     """name: of its size and its flag. called: in words. splits: what its ranks share. talks: how often they
     send, in each layer, in each microbatch or once a step. part: of a step's seconds, that what they send
-    counts to; formula: of these seconds. hides: which word of `Framework.hides` says that it travels while
-    something is computed. letter: of its size in formulas, its name where there is none.
+    counts to; formula: of these seconds. letter: of its size in formulas, its name where there is none.
 
     beside: it lies next to this axis, outside it; where none is named, a layout's order says where it lies.
     folds: it has no ranks of its own, but groups those of other axes anew, as experts do. replicates: ranks
@@ -28,7 +27,6 @@ class Axis(NamedTuple):
     talks: str
     part: str
     formula: str = ""
-    hides: str = ""
     letter: str = ""
     beside: str = ""
     folds: bool = False
@@ -58,7 +56,6 @@ AXES = (
         "layer",
         "tensor parallel",
         "m · L/p · 4 all-reduces of 2·s·b·h bytes, or gathers and scatters; what shows",
-        hides="input gradients",
         letter="t",
     ),
     Axis(
@@ -68,7 +65,6 @@ AXES = (
         "microbatch",
         "pipeline sends",
         "2·(m·v + p - 1) sends of 2·s·b·h/t bytes, v = 2 for ZB-V; of chunks what shows",
-        hides="sends",
         letter="p",
     ),
     Axis(
@@ -78,7 +74,6 @@ AXES = (
         "layer",
         "context parallel",
         "m · L/p · a rank's keys and values, cp - 1 times, and twice backward; what shows",
-        hides="keys and values",
         beside="tp",
         replicates=True,
     ),
@@ -89,7 +84,6 @@ AXES = (
         "layer",
         "expert parallel",
         "m · L/p · 4 all-to-alls of 2·s·b·h·k/t bytes; what shows",
-        hides="dispatch",
         folds=True,
     ),
     Axis("etp", "experts' tensor parallel", "each expert", "layer", "expert parallel", folds=True),

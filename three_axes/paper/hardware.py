@@ -15,10 +15,13 @@ from .checks import check_fields, is_file, named, positive, read_object, unknown
 @dataclass(frozen=True)
 class Device:
     """One GPU. flops: printed dense half-precision FLOP/s, which MFU divides by. achievable: what matrix
-    products were measured to reach, at most flops. bandwidth: bytes/s of its own memory. memory: bytes that
-    are really there, which is more than a card is called by. fp8, achievable_fp8, fp4, achievable_fp4: as
-    flops and achievable, of narrower numbers, 0 where it has none. assumed: nobody's measurement of
-    `achievable` is known here. Raises ValueError for anything but positive numbers in these units."""
+    products were measured to reach, at most flops. bandwidth: printed bytes/s of its own memory.
+    achievable_bandwidth: what streams through it were measured to reach, 0 where no measurement is known
+    here: the planner then takes a share of `bandwidth`. memory: bytes that are really there, which is more
+    than a card is called by. fp8, achievable_fp8, fp4, achievable_fp4: as flops and achievable, of narrower
+    numbers, 0 where it has none. assumed: nobody's measurement of `achievable` is known here. Raises
+    ValueError for anything but positive numbers in these units.
+    """
 
     name: str
     flops: float
@@ -30,6 +33,7 @@ class Device:
     achievable_fp8: float = 0.0
     fp4: float = 0.0
     achievable_fp4: float = 0.0
+    achievable_bandwidth: float = 0.0
 
     def rate(self, name: str) -> float:
         """FLOP/s that products of bf16, fp8 or fp4 were measured to reach; 0 where there are none."""
@@ -41,7 +45,8 @@ class Device:
             positive(called + field, getattr(self, field), zero=True, least=1e9, unit="FLOP/s")
         for field in ("flops", "achievable"):
             positive(called + field, getattr(self, field), least=1e9, unit="FLOP/s")
-        positive(called + "bandwidth", self.bandwidth, least=1e6, unit="bytes/s")
+        for field, zero in (("bandwidth", False), ("achievable_bandwidth", True)):
+            positive(called + field, getattr(self, field), zero=zero, least=1e6, unit="bytes/s")
         positive(called + "memory", self.memory, least=1e6, unit="bytes")
         if not isinstance(self.assumed, bool):
             raise ValueError(f"{called}assumed must be true or false, not {self.assumed!r}")
@@ -128,37 +133,50 @@ class Cluster(Network):
                 f" {self.device!r}"
             )
 
-    def memory_speed(self, name: str) -> float:
-        """Bytes/s of the GPU's memory (gpu), of the host's (host), of the link between them (link)."""
-        host = {"host": self.host_memory_bandwidth, "link": self.host_bandwidth}
-        return self.device.bandwidth if name == "gpu" else host[name]
+    def memory_speed(self, name: str, share: float) -> float:
+        """Bytes/s of the GPU's memory (gpu), of the host's (host), of the link between them (link): that
+        share of what is printed, where nothing was measured.
+        """
+        printed = {"host": self.host_memory_bandwidth, "link": self.host_bandwidth}
+        measured = self.device.achievable_bandwidth if name == "gpu" else 0.0
+        return measured or share * printed.get(name, self.device.bandwidth)
 
 
 MIB = 2**20
 
 
-def _assumed(name: str, flops: float, bandwidth: float, memory: float, **narrow) -> Device:
+# Streams of a B200 were measured at 0.666 of what is printed (SimuMax, configs/system/b200_bf16_ceperm.json).
+_HBM3E = dict(bandwidth=8e12, achievable_bandwidth=0.666 * 8e12)
+
+
+def _assumed(name: str, flops: float, bandwidth: float, memory: float, **more) -> Device:
     """A device whose products nobody has published: three quarters of the printed FLOP/s."""
-    narrow |= {f"achievable_{name}": 0.75 * rate for name, rate in narrow.items()}
-    return Device(name, flops, 0.75 * flops, bandwidth, memory, assumed=True, **narrow)
+    more |= {f"achievable_{one}": 0.75 * more[one] for one in ("fp8", "fp4") if one in more}
+    return Device(name, flops, 0.75 * flops, bandwidth, memory, assumed=True, **more)
+
+
+USUAL = 720 / 794.5  # of the best shape's rate, in shapes of transformers: an H100 in bfloat16
 
 
 def _fp8(printed: float, best: float) -> dict[str, float]:
-    """best: in the best shape. In those of transformers, the share that an H100 reaches in bfloat16."""
-    return dict(fp8=printed, achievable_fp8=720 / 794.5 * best)
+    """best: in the best shape."""
+    return dict(fp8=printed, achievable_fp8=USUAL * best)
 
 
-def _fp4(printed: float) -> dict[str, float]:
-    """Nobody has published a measured product: three quarters in the best shape, as FP8 reaches."""
-    return dict(fp4=printed, achievable_fp4=720 / 794.5 * 0.75 * printed)
+def _blackwell(name: str, flops: float, best: float, memory: float, fp8: float, fp4: float) -> Device:
+    """best, fp8: in the best shape; FP8 is printed at twice flops. fp4: printed. Nobody has published a
+    measured product of FP4: three quarters in the best shape, as FP8 reaches.
+    """
+    narrow = dict(fp4=fp4, achievable_fp4=USUAL * 0.75 * fp4, **_fp8(2 * flops, fp8))
+    return Device(name, flops, USUAL * best, memory=memory, **narrow, **_HBM3E)
 
 
 # Printed: the makers' data sheets, dense, half precision with float32 sums. Memory: as nvidia-smi and
 # rocm-smi show it. Achievable: an A100, 271 of 312, a B200 1,745 and a B300 1,769 of 2,250, a GB200 1,822 of
-# 2,500, an MI355X 1,565 TFLOP/s, in their best shapes, and FP8 (Bekman, Machine Learning Engineering, matmul
-# benchmarks, 2025 and 2026). An H100 runs into its power limit: 794 in the best shape there, 720 in those of
-# transformers under PyTorch, as an H200; an MI300X 620 of 1,307 (SemiAnalysis, MI300X vs H100 vs H200,
-# December 2024). FP8, of the same benchmarks, in its best shape 1,403 and 1,453.
+# 2,500 (`USUAL` of these is taken), an MI355X 1,565 TFLOP/s, in their best shapes, and FP8 (Bekman, Machine
+# Learning Engineering, matmul benchmarks, 2025 and 2026). An H100 runs into its power limit: 794 in the best
+# shape there, 720 in those of transformers under PyTorch, as an H200; an MI300X 620 of 1,307 (SemiAnalysis,
+# MI300X vs H100 vs H200, December 2024). FP8, of the same benchmarks, in its best shape 1,403 and 1,453.
 DEVICES: dict[str, Device] = {
     d.name: d
     for d in (
@@ -169,13 +187,13 @@ DEVICES: dict[str, Device] = {
         # with the cube of the clock: 720e12 · (500/700)^(1/3).
         Device("h100-96gb", 989.4e12, 644e12, 2.4e12, 97871 * MIB, **_fp8(1978.9e12, 1254e12)),
         Device("h200", 989.4e12, 720e12, 4.8e12, 143771 * MIB, **_fp8(1978.9e12, 1453.4e12)),
-        Device("b200", 2250e12, 1745e12, 8e12, 183359 * MIB, **_fp8(4500e12, 3432e12), **_fp4(9000e12)),
-        Device("gb200", 2500e12, 1822e12, 8e12, 186e9, **_fp8(5000e12, 3616e12), **_fp4(10000e12)),
-        Device("b300", 2250e12, 1769e12, 8e12, 288e9, **_fp8(4500e12, 3353e12), **_fp4(14000e12)),
+        _blackwell("b200", 2250e12, 1745e12, 183359 * MIB, fp8=3432e12, fp4=9000e12),
+        _blackwell("gb200", 2500e12, 1822e12, 186e9, fp8=3616e12, fp4=10000e12),
+        _blackwell("b300", 2250e12, 1769e12, 288e9, fp8=3353e12, fp4=14000e12),
         Device("mi300x", 1307.4e12, 620e12, 5.3e12, 206141652992),
         Device("mi355x", 2516e12, 1565e12, 8e12, 288 * 2**30),
         _assumed("h20", 148e12, 4e12, 97871 * MIB, fp8=296e12),
-        _assumed("gb300", 2500e12, 8e12, 288e9, fp8=5000e12, fp4=15000e12),
+        _assumed("gb300", 2500e12, memory=288e9, fp8=5000e12, fp4=15000e12, **_HBM3E),
         _assumed("l40s", 362e12, 864e9, 46068 * MIB, fp8=733e12),
         _assumed("l4", 121e12, 300e9, 23034 * MIB, fp8=242e12),
         _assumed("a10g", 70e12, 600e9, 23028 * MIB),

@@ -39,11 +39,12 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
     # The attention keeps its result as it is.
     own = out if at.job.precision == "bf16" else out + at.narrow(out)
     # Its own backward asks for it too.
-    kept = dict(saved=own, saved_per_op=out, stays=out * framework.fused_attention)
+    kept = dict(saved=own, saved_per_op=out, stays=out * framework.fused_attention, recomputed=recomputed)
+    output = "attention's output"
     return [
         *into,
         *_scores(at, wide),
-        *at.product("attention's output", sb, model.out_width / t, h, recomputed=recomputed, **kept),
+        *at.product(output, sb, model.out_width / t, h, block=output, **kept),
         *leave(at.layout, x, "attention", ("full",)),
     ]
 
@@ -122,10 +123,11 @@ def _context(at: LayerOnRank) -> list[Op]:
     if way == "ring":
         # Each part's result is added to the sum of those before: read, and the float32 sum read and written.
         sums = (2.0 + 8.0) * sb * model.out_width / t * (cp - 1)
+        beside = dict(block="scores", hides="keys and values")
         return [
-            send("ring of keys and values", "F", "send", cp - 1, both, block="scores", under="F"),
+            send("ring of keys and values", "F", "send", cp - 1, both, under="F", **beside),
             # Keys and values stop one hop before their owner; their gradients go all the way home.
-            send("ring of keys, values, gradients", "I", "send", 2 * cp - 1, both, block="scores", under="I"),
+            send("ring of keys, values, gradients", "I", "send", 2 * cp - 1, both, under="I", **beside),
             *stream("sums of the ring", sums, cp - 1, 1),
         ]
     if way == "gather":

@@ -36,8 +36,6 @@ from .stages import kinds_on_rank, layers_on_rank
 
 COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")  # terms of a layer
 TERMS = (*COMPUTED, *dict.fromkeys(axis.part for axis in AXES if axis.talks == "layer"))
-# What a framework must hide for a part to run under products of its block.
-HIDES = {axis.part: axis.hides for axis in AXES if axis.hides} | {"head": "input gradients"}
 
 
 class Constants(NamedTuple):
@@ -78,7 +76,7 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
     attention = framework.attention_efficiency if framework.fused_attention else c.attention_efficiency
     efficiency = attention if op.part == "attention" else c.gemm_efficiency
     reached = gpu.achievable if op.rate == "bf16" else gpu.rate(op.rate)
-    bandwidth = job.cluster.memory_speed(op.memory) * c.memory_efficiency
+    bandwidth = job.cluster.memory_speed(op.memory, c.memory_efficiency)
     return op.flops / (reached * efficiency) + op.streamed / bandwidth
 
 
@@ -124,7 +122,7 @@ def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
             products[op.block, op.phase] = products.get((op.block, op.phase), 0.0) + one
     hidden = lambda op, one: np.maximum(one - products.get((op.block, op.under), 0.0), c.exposed * one)
     hides = job.framework.hides
-    return [hidden(op, one) if op.under and HIDES[op.part] in hides else one for op, one in zip(ops, took)]
+    return [hidden(op, one) if op.hides in hides else one for op, one in zip(ops, took)]
 
 
 def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | None = None) -> Work:
@@ -195,8 +193,7 @@ def step_terms(
     terms["waiting for the host"] = m * every(lambda kind: kind.takes - kind.gpu)
     terms["head"] = m * (pace - inner)
 
-    # A stage waits for each message, and the host for its start.
-    message = seconds_of(between_stages(job, layout), job, layout, c) + 2 * job.framework.launch_seconds
+    message = seconds_of(between_stages(job, layout), job, layout, c)
     shown = message
     if "sends" in job.framework.hides and layout.pipeline.chunks == 0:
         shown = np.maximum(message - inner / layout.chunks / 2, c.exposed * message)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..paper.axes import ALWAYS, NAMED
 from ..table import Table, human
+from .certainty import Sure, sure
 from .cost import FORMULAS, constants, step_terms
 from .job import Job
 from .layout import Layout
@@ -46,6 +47,11 @@ class Estimate:
     @property
     def step_seconds(self) -> float:
         return sum(self.time.values())
+
+    @property
+    def sure(self) -> Sure:
+        """How sure these figures are."""
+        return sure(self.job)
 
     @property
     def memory_bytes(self) -> float:
@@ -90,6 +96,7 @@ class Estimate:
                 *([self.went_in()] if explain else []),
                 *self.warnings(),
                 self.summary(),
+                self.interval(),
             ]
         )
 
@@ -98,6 +105,15 @@ class Estimate:
             f"{self.step_seconds:.2f} s a step, {self.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, MFU"
             f" {self.mfu:.1%} (attention whole); {human(self.memory_bytes)} on the fullest GPU,"
             f" {human(abs(self.free))} {'free' if self.fits else 'too much'}"
+        )
+
+    def interval(self) -> str:
+        """Where 8 of 10 of published runs of its kind lay."""
+        seconds, size, sure = self.step_seconds, self.memory_bytes, self.sure
+        return (
+            f"80% interval: {sure.low * seconds:.2f} to {sure.high * seconds:.2f} s,"
+            f" {human(size / sure.held)} to {human(size * sure.held)}, from {sure.runs} published runs of"
+            f" {sure.of}"
         )
 
     def warnings(self) -> list[str]:
@@ -156,7 +172,7 @@ class Estimate:
         )
         speeds = {
             "achievable FLOP/s": gpu.achievable,
-            "memory bytes/s": gpu.bandwidth,
+            "memory bytes/s": gpu.achievable_bandwidth or gpu.bandwidth,
             "link bytes/s": job.cluster.intra_node_bandwidth,
             "port bytes/s": job.cluster.inter_node_bandwidth,
             "launch seconds": job.framework.launch_seconds,

@@ -49,7 +49,7 @@ def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> li
         *gate,
         *up,
         *_activation(inside, inside, model.gated, eager),
-        *at.product("down", sb, width / t, h, saved=at.narrow(inside), **stays),
+        *at.product("down", sb, width / t, h, "feed-forward's output", saved=at.narrow(inside), **stays),
         *leave(at.layout, x, "feed-forward", last),
     ]
 

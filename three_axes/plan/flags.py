@@ -44,7 +44,7 @@ def _refuse(framework: str, unable: dict[str, bool]) -> None:
 
 def _megatron(job: Job, layout: Layout) -> str:
     f, p, layers = job.framework, layout.pp, job.model.layers
-    stages = p * layout.chunks
+    stages, split = p * layout.chunks, layout.tp > 1 and layout.sequence_parallel
     ends = layers % stages != 0 and (layers + 2) % stages == 0
     uneven = layers % stages != 0 and not ends
     _refuse(
@@ -67,7 +67,8 @@ def _megatron(job: Job, layout: Layout) -> str:
         "global-batch-size": job.global_batch,
         "seq-length": job.seq_len,
         "bf16": True,
-        "sequence-parallel": layout.tp > 1 and layout.sequence_parallel,
+        "sequence-parallel": split,
+        "tp-comm-overlap": split and "tensor parallel" in f.hides,
         "num-virtual-stages-per-pipeline-rank": layout.interleave if layout.interleave > 1 else False,
         "account-for-embedding-in-pipeline-split": ends,
         "account-for-loss-in-pipeline-split": ends,

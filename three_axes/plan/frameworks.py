@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from ..paper.axes import BUSIEST, NAMED
 from ..paper.checks import positive, unknown, whole
 from ..paper.pipelines import SCHEDULES
 from .layout import RECOMPUTE, Layout
 
-HIDDEN = ("gradients", "updated weights", *(NAMED[axis].hides for axis in BUSIEST if NAMED[axis].hides))
+HIDDEN = (
+    "gradients",
+    "updated weights",
+    "input gradients",
+    "tensor parallel",
+    "keys and values",
+    "dispatch",
+    "sends",
+)
 CONTEXT = ("ring", "gather", "heads")
 
 
@@ -54,8 +61,10 @@ class Framework:
     whole_recompute: bool = True  # recomputing runs a layer's last collective, whose result nobody needs
     # What travels while something is computed: gradients (under backward; ZeRO-3's, and its weights, under
     # all layers), updated weights (ZeRO-1's, under the next forward), input gradients (tensor parallelism's,
-    # under the product of the weight gradient), keys and values (a ring's, under the attention), dispatch
-    # (experts' tokens, under the layers of another microbatch), sends (those of chunks, under other chunks).
+    # under the product of the weight gradient), tensor parallel (the other gathers and scatters of sequence
+    # parallelism, in pieces, under the products that they are for), keys and values (a ring's, under the
+    # attention), dispatch (experts' tokens, under the layers of another microbatch), sends (those of chunks,
+    # under other chunks).
     hides: tuple[str, ...] = ("gradients", "keys and values")
     reduces_each: bool = True  # ZeRO-2 and 3 reduce gradients in every microbatch
     reduces_whole: bool = False  # ZeRO-1 and 2 all-reduce them, and each rank keeps its part
@@ -74,9 +83,10 @@ class Framework:
     offload: bool = False
     loss_chunks: int = 1
     context: str = "ring"  # how ranks that share a sequence look at all of it: see `attention`
-    # The host's, for each kernel or collective: a layer takes the longer of the host's time and the GPU's. 5
-    # to 20 µs, says HolisticTraceAnalysis' documentation of PyTorch's traces.
-    launch_seconds: float = 1e-5
+    # The host's, for each kernel or collective: a layer takes the longer of the host's time and the GPU's.
+    # Two programs' runs on one node that wait for the host tell 37 (Megatron Bridge) and 40 µs (nanotron). 0
+    # where a step is a CUDA graph.
+    launch_seconds: float = 3.7e-5
     # What a layer was measured to take the host in a pipeline, forward and backward: pairs of tp and seconds,
     # tp rising. A user's own measurement, in place of launches.
     host_seconds: tuple[tuple[int, float], ...] = ()
@@ -147,23 +157,32 @@ TOY = Framework(
     reduces_each=False,
     context="gather",
 )
+MEGATRON = Framework(
+    name="megatron-lm",
+    source="arguments.py (--bf16 sums gradients in float32), parallel_state.py (tp-cp-ep-dp-pp, innermost"
+    " first), tensor_parallel/layers.py (what is gathered again, what runs under which product); with"
+    " --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather, off unless asked for",
+    gradient_bytes=4,
+    # cuDNN's: between FlashAttention-2's 335 and FlashAttention-3's 550 TFLOP/s (Shah et al. 2024).
+    attention_efficiency=0.62,
+    hides=("gradients", "updated weights", "input gradients", "keys and values", "sends"),
+    grouped=False,
+    zeros=(0, 1),
+    recomputes=("none", "selective", "full"),
+)
 FRAMEWORKS: dict[str, Framework] = {
     f.name: f
     for f in (
         TEXTBOOK,
-        Framework(
-            name="megatron-lm",
-            source="arguments.py (--bf16 sums gradients in float32), parallel_state.py (tp-cp-ep-dp-pp,"
-            " innermost first), tensor_parallel/layers.py (what is gathered again, what runs under which"
-            " product); with --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather, off"
-            " unless asked for",
-            gradient_bytes=4,
-            # cuDNN's: between FlashAttention-2's 335 and FlashAttention-3's 550 TFLOP/s (Shah et al. 2024).
-            attention_efficiency=0.62,
-            hides=("gradients", "updated weights", "input gradients", "keys and values", "sends"),
-            grouped=False,
-            zeros=(0, 1),
-            recomputes=("none", "selective", "full"),
+        MEGATRON,
+        replace(
+            MEGATRON,
+            name="megatron-bridge",
+            source="scripts/performance/configs (grad_reduce_in_fp32 off; tp_comm_overlap where tp > 1,"
+            " but for NVFP4 and for Qwen3 235B on H100; HybridEP)",
+            gradient_bytes=2,
+            hides=(*MEGATRON.hides, "tensor parallel"),
+            once_a_node=True,
         ),
         Framework(
             name="torchtitan",

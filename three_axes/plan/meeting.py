@@ -9,7 +9,6 @@ from .estimate import HEADROOM, Estimate, estimate
 from .layout import Layout
 from .planner import CHANGES, Plan
 
-ERROR = 0.05  # what the planner cannot tell apart: its mean error in most published tables (README)
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, Table 3, where the reader does not say how many tokens
 
 
@@ -35,7 +34,7 @@ def verdict(mine: Estimate, of: Plan) -> str:
     """The recommendation; then what speaks for this layout and against it, beside the fastest that fits."""
     if not of.ranked:
         return "No layout fits with room to spare: take more GPUs, a smaller model or shorter sequences."
-    best = of.estimate(of.best)
+    best, apart = of.estimate(of.best), of.sure.apart
     behind = mine.step_seconds / best.step_seconds - 1
     if not mine.fits:
         return (
@@ -47,17 +46,17 @@ def verdict(mine: Estimate, of: Plan) -> str:
             f" {HEADROOM:.0%} free, {best.layout} is the fastest, with {best.step_seconds:.2f} s a step"
             f" and not {mine.step_seconds:.2f}."
         )
-    elif mine.layout.axes == best.layout.axes and behind <= ERROR:
+    elif mine.layout.axes == best.layout.axes and behind <= apart:
         head = "Take it: of those that fit with room to spare, no other sizes are faster."
-    elif behind <= ERROR:
+    elif behind <= apart:
         head = (
-            f"It may be taken: the fastest, {best.layout}, is {max(0.0, behind):.1%} ahead, and the planner's"
-            f" own error is {ERROR:.0%}."
+            f"It may be taken: the fastest, {best.layout}, is {max(0.0, behind):.1%} ahead. Under {apart:.0%}"
+            " that is a tie."
         )
     else:
         head = (
-            f"The fastest, {best.layout}, is {behind:.1%} ahead, and the planner's error is {ERROR:.0%}."
-            " Take that one, unless what speaks for this one is worth more."
+            f"The fastest, {best.layout}, is {behind:.1%} ahead, and up to {apart:.0%} would be a tie. Take"
+            " that one, unless what speaks for this one is worth more."
         )
     if mine.layout.axes == best.layout.axes:
         return head
@@ -75,13 +74,13 @@ def verdict(mine: Estimate, of: Plan) -> str:
 
 
 def close_calls(of: Plan) -> str:
-    """The runners-up that the planner cannot tell from the pick, in a sentence; "" where there are none."""
+    """The runners-up that tie with the pick, in a sentence; "" where there are none."""
     best, *others = of.by_axes
-    near = [row for row in others if row.seconds <= (1 + ERROR) * best.seconds]
+    near = [row for row in others if of.ties(row)]
     if not near:
         return ""
     named = "; ".join(f"{row.layout}, {row.seconds / best.seconds - 1:.1%} behind" for row in near[:3])
-    return f"Within the planner's own error of {ERROR:.0%}, so measure them too: {named}."
+    return f"Less than {of.sure.apart:.0%} behind, which is a tie, so measure them too: {named}."
 
 
 def gpu_hours(e: Estimate, tokens: float) -> float:
@@ -159,7 +158,7 @@ def assumptions(mine: Estimate) -> list[str]:
         f"{device.name} reaches {device.achievable / device.flops:.0%} of its printed FLOP/s in large"
         f" products{', which is assumed and not published' if device.assumed else ''}.",
         f"{job.global_batch} sequences of {job.seq_len:,} tokens in every step, none of them padding.",
-        f"Memory is predicted within some {HEADROOM:.0%}, time within some {ERROR:.0%} in most published"
-        " tables and less well in others. Measure the first three before you buy.",
+        f"{mine.interval()}. Layouts less than {mine.sure.apart:.0%} apart are a tie: measure the"
+        " first three before you buy.",
     ]
     return lines + [f"{warning[0].upper()}{warning[1:]}." for warning in mine.warnings()]

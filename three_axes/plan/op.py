@@ -24,13 +24,13 @@ RESULT = 3.3
 class Op(NamedTuple):
     """One line. Numbers are for one microbatch on one rank, for the whole step in phase S; may be arrays.
 
-    part: the term of a step that it belongs to. flops; streamed: bytes through the GPU's memory. kernels:
-    how many the host launches. saved, saved_per_op: bytes that stay for backward, without recompute and
-    with 'per-op'. recomputed: the recompute policies under which it runs once more. collective, axis,
-    calls, payload: what is sent, payload being the whole tensor of one call. block, under: it may run while
-    the phase `under` of the products of the same block does. rate: of the device, that its FLOPs run at.
-    memory: that the bytes stream through, the GPU's, the host's, or the link between them. adapters:
-    parameters that it makes gradients of, where the rest is frozen.
+    part: the term of a step that it belongs to. flops; streamed: bytes through the GPU's memory. kernels: how
+    many the host launches. saved, saved_per_op: bytes that stay for backward, without recompute and with
+    'per-op'. recomputed: the recompute policies under which it runs once more. collective, axis, calls,
+    payload: what is sent, payload being the whole tensor of one call. block, under: it may run while the
+    phase `under` of the products of the same block does, where a framework hides `hides`. rate: of the
+    device, that its FLOPs run at. memory: that the bytes stream through, the GPU's, the host's, or the link
+    between them. adapters: parameters that it makes gradients of, where the rest is frozen.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Op(NamedTuple):
     payload: float = 0.0
     block: str = ""
     under: str = ""
+    hides: str = ""
     rate: str = "bf16"
     memory: str = "gpu"
     adapters: float = 0.0
@@ -213,6 +214,9 @@ def summed(job: Job, layout: Layout, params, part: str = "elementwise") -> Op:
 def enter(at: LayerOnRank, x, block: str, products: int) -> list[Op]:
     """The way into a pair of split matrices: nothing or a gather, of x bytes in half precision, and backward
     the sum of the input's gradient. `products`: how many matrices begin there.
+
+    A gather may come in pieces, each multiplied while the next is on its way (Transformer Engine's
+    userbuffers, PyTorch's async TP).
     """
     job, layout, narrow = at.job, at.layout, at.narrow(x)
     split = layout.sequence_parallel * 1
@@ -220,16 +224,24 @@ def enter(at: LayerOnRank, x, block: str, products: int) -> list[Op]:
     wanted = not job.lora or job.lora.adapts(block)  # the gradient of its weights, or of adapters
     # Kept in parts, a matrix's input is gathered once more for the gradient of its weights.
     again, name = split * job.framework.regathers * wanted, f"gather for {block}"
+    beside = dict(block=block, hides="input gradients")
+    pieces = dict(block=block, under="F", hides="tensor parallel")
     return [
-        sending(name, "tp", "F", "all_gather", split, narrow, recomputed=("per-op", "full")),
-        *partial_sums(f"gradient of {block}", "I", layout, x, (1, sums), block=block, under="W"),
-        sending(name, "tp", "W", "all_gather", again, narrow, block=block, under="I"),
+        sending(name, "tp", "F", "all_gather", split, narrow, recomputed=("per-op", "full"), **pieces),
+        *partial_sums(f"gradient of {block}", "I", layout, x, (1, sums), under="W", **beside),
+        sending(name, "tp", "W", "all_gather", again, narrow, under="I", **beside),
     ]
 
 
 def leave(layout: Layout, x, block: str, recomputed: tuple[str, ...]) -> list[Op]:
-    """The way out: the ranks' partial sums become one, whole or in parts; backward a gather or nothing."""
+    """The way out: the ranks' partial sums become one, whole or in parts; backward a gather or nothing. With
+    sequence parallelism both may come in pieces.
+    """
+    pieces = dict(block=f"{block}'s output", hides="tensor parallel")
+    scattered, whole = partial_sums(f"sum of {block}", "F", layout, x, recomputed=recomputed)
+    back = f"gradient into {block}"
     return [
-        *partial_sums(f"sum of {block}", "F", layout, x, recomputed=recomputed),
-        sending(f"gradient into {block}", "tp", "I", "all_gather", layout.sequence_parallel * 1, x),
+        scattered._replace(under="F", **pieces),
+        whole,
+        sending(back, "tp", "I", "all_gather", layout.sequence_parallel * 1, x, under="I", **pieces),
     ]

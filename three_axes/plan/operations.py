@@ -89,6 +89,7 @@ def head(job: Job, layout: Layout) -> list[Op]:
     # Bytes moved for each score. One by one: to float32 6, softmax 8, and backward 4, 12 and 6.
     scores = (16.0 if job.framework.fused_loss else 36.0) * sb * vocabulary
     weights, scored = model.hidden * vocabulary, product("head", sb, model.hidden, vocabulary, "head", "head")
+    beside = dict(block="head", hides="input gradients")
     once = [
         sending("gather for the head", "tp", "F", "all_gather", split * whole, x),
         *at.trained("head", scored, weights),
@@ -97,7 +98,7 @@ def head(job: Job, layout: Layout) -> list[Op]:
         Op("loss", "head", "F", 0.0, scores / 2, 3),
         Op("loss", "head", "I", 0.0, scores / 2, 3),
         sending("three numbers a token", "tp", "F", "all_reduce", 3 * whole, 4.0 * sb),
-        *partial_sums("gradient of the head", "I", layout, x, (whole, whole), block="head", under="W"),
+        *partial_sums("gradient of the head", "I", layout, x, (whole, whole), under="W", **beside),
     ]
     # A module that predicts a further token: its layer is one of the stage's.
     joined = product("joined with the next token", sb, 2 * model.hidden, model.hidden / t, part="head")

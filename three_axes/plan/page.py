@@ -36,7 +36,8 @@ def document(mine: Estimate, of: Plan, sections: dict[str, str]) -> str:
 <p>{escape(job.model.name)}, {job.model.params:,} parameters{switches},
 on {of.gpus} × {escape(job.cluster.device.name)} ({escape(job.cluster.name)}),
 {job.global_batch} sequences of {job.seq_len:,} tokens in a step, {escape(job.framework.name)}.<br>
-{escape(mine.summary())}</p>
+{escape(mine.summary())}.<br>
+{escape(mine.interval())}.</p>
 {body}</html>"""
 
 

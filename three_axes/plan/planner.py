@@ -12,6 +12,7 @@ from functools import cached_property
 from ..paper.checks import whole
 from ..table import Table, human
 from .candidates import Candidate, Candidates
+from .certainty import Sure, sure
 from .estimate import HEADROOM, Estimate, estimate
 from .job import Job
 from .layout import Axes
@@ -100,6 +101,15 @@ class Plan:
         return [] if self.ranked else remedies(self.job, self.gpus, fits, **self.options)
 
     @cached_property
+    def sure(self) -> Sure:
+        """How sure these figures are."""
+        return sure(self.job)
+
+    def ties(self, row: Candidate) -> bool:
+        """Whether a layout is so little behind the best that runs might have it the other way round."""
+        return row.seconds <= (1 + self.sure.apart) * self.best.seconds
+
+    @cached_property
     def by_axes(self) -> list[Candidate]:
         """The best of each sizes of the axes, fastest first."""
         return self.ranked.first_of_each() if self.ranked else []
@@ -142,14 +152,16 @@ class Plan:
                 lead = self.by_axes[1].seconds / best.step_seconds - 1
                 ahead = f"{lead:.1%}" if lead >= 0.0005 else "less than 0.1%"
                 rivals = f", {ahead} ahead of {self.by_axes[1].layout}"
+                rivals += ", a tie" * self.ties(self.by_axes[1])
             return f"the fastest: {best.step_seconds:.2f} s a step{rivals}"
         loses = sorted(((mine.time[k] - best.time[k], k) for k in mine.time), reverse=True)[:2]
         named = " and ".join(f"{s:.2f} s on {k}" for s, k in loses if s > 0)
+        behind = mine.step_seconds / best.step_seconds - 1
         gains = sum(s for s, k in loses if s > 0) - (mine.step_seconds - best.step_seconds)
         return (
             f"number {place + 1} of {len(self.by_axes)} sizes: {mine.step_seconds:.2f} s,"
-            f" {mine.step_seconds / best.step_seconds - 1:.1%} slower than {best.layout}; it loses {named}"
-            + (f", and wins back {gains:.2f} s elsewhere" if gains >= 0.005 else "")
+            f" {behind:.1%} slower than {best.layout}{', a tie' * self.ties(self.by_axes[place])}; it loses"
+            f" {named}" + (f", and wins back {gains:.2f} s elsewhere" if gains >= 0.005 else "")
         )
 
     def flips(self) -> list[tuple[str, float, Candidate]]:
@@ -180,8 +192,9 @@ class Plan:
         made = []
         for row in self.by_axes[:rows]:
             behind, speed = row.seconds / best - 1, tokens / row.seconds
+            said = f"{'tie, ' * (behind > 0 and self.ties(row))}{behind:.1%}"
             step = f"{row.seconds:.2f} s"
-            made.append([str(row.layout), step, f"{behind:.1%}", f"{speed:,.0f}", human(row.memory)])
+            made.append([str(row.layout), step, said, f"{speed:,.0f}", human(row.memory)])
         title = (
             f"{job.model.name} on {self.gpus} × {job.cluster.device.name} ({job.cluster.name}), batch"
             f" {job.global_batch} × {job.seq_len}, {', '.join([job.framework.name, *job.switches])}:"

@@ -1,5 +1,5 @@
 """Published runs of what came after the first three axes: experts, shared sequences, narrow numbers. As
-`validation`, whose null model and table they use; nothing here was fitted to them.
+`validation`; nothing here was fitted to them.
 
 What a table does not print is said at each.
 """
@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..paper.hardware import CLUSTERS
-from ..table import Table
 from .job import Job
 from .layout import Layout
 from .memory import largest_stage, stage_memory
 from .models import MODELS, llama
 from .shape import Experts
-from .validation import MEGATRON, chunked, errors_of, row_of, rows, seconds
+from .validation import MEGATRON, chunked, rows, seconds
 
 H100 = CLUSTERS["dgx-h100"]
 _QWEN2 = Experts(64, 8, 2560, shared=20480, shared_gate=True)
@@ -81,13 +80,6 @@ def folding_in_fp8() -> dict[str, tuple[float, float]]:
 # Model TFLOP/s per GPU, delayed scaling.
 FP8_GAIN = {"MCore": 575.1 / 458.3, "MCore w/ Folding": 631.7 / 487.7}
 SETS = {"MoE Parallel Folding 2025, T3": _folding}
-
-
-def table() -> Table:
-    """All of these sets, as `validation.table` has them."""
-    made = [row_of(name, *errors_of(make())) for name, make in SETS.items()]
-    columns = ["published table", "runs", "error (MAPE)", "median", "p90", "bias", "null model"]
-    return Table(columns, [row[:-1] for row in made])
 
 
 def memory_of_deepseek_v3() -> dict[str, tuple[float, float]]:

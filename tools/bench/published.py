@@ -9,7 +9,9 @@ print is said at each set: recompute is the least that fits, for a part of the l
 from __future__ import annotations
 
 import argparse
-import statistics
+import itertools
+import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,20 +30,19 @@ from three_axes.plan import (
     Job,
     Layout,
     ModelShape,
+    certainty,
     validation,
 )
-from three_axes.plan.cost import constants, work
+from three_axes.plan import validation_axes as folded
+from three_axes.plan.cost import constants
 from three_axes.plan.job import Lora
 from three_axes.plan.memory import largest_stage, stage_memory
 from three_axes.plan.models import gpt
-from three_axes.plan.operations import layer
 from three_axes.plan.shape import Experts, Latent
 from three_axes.plan.validation import chunked, errors_of, fastest, row_of
 
 MEGATRON = FRAMEWORKS["megatron-lm"]
-# NVIDIA's recipes reduce gradients in bfloat16; a token crosses to a node once (HybridEP, DeepEP).
-NEMO = replace(MEGATRON, gradient_bytes=2)
-BRIDGE = replace(NEMO, once_a_node=True)
+BRIDGE = FRAMEWORKS["megatron-bridge"]  # NVIDIA's recipes: NeMo's and those of MLPerf are such too
 OVERLAPPED = replace(BRIDGE, hides=(*BRIDGE.hides, "dispatch"))
 # Automodel's recipes of these runs: Transformer Engine's layers and attention under FSDP2, a loss of
 # PyTorch's own operations, no sequence parallelism, LoRA of rank 16 on all linear layers.
@@ -49,14 +50,14 @@ AUTOMODEL = replace(FRAMEWORKS["torchtitan"], fused=True, attention_efficiency=0
 H100 = CLUSTERS["dgx-h100"]
 TITAN = replace(H100, device=DEVICES["h100-96gb"])
 # That machine as the same publisher measured it (configs/system/b200_bf16_ceperm.json): products reach 0.488
-# of 2,250 TFLOP/s, attention 0.35, streams 0.666 of 8 TB/s; gathers and scatters 0.673 of 900 GB/s, with 8.6
+# of 2,250 TFLOP/s, attention 0.35; gathers and scatters 0.673 of 900 GB/s, with 8.6
 # µs for each hop and 24 for the call; all-to-alls 0.597. The planner takes its own share of a speed, which is
 # divided out. The publisher's scripts (simu_tools/megatron_scripts) hide neither gradients nor weights, and
 # share sequences by all-to-alls (docs/b200).
 _B200, _C = CLUSTERS["dgx-b200"], constants()
 SIMUMAX = replace(
     _B200,
-    device=replace(_B200.device, achievable=0.488 * 2250e12, bandwidth=0.666 / _C.memory_efficiency * 8e12),
+    device=replace(_B200.device, achievable=0.488 * 2250e12),
     intra_node_bandwidth=0.673 / _C.intra_node_efficiency * 900e9,
     intra_node_latency=8.6e-6 + 24e-6 / 7,
     all_to_all=(0.597 * 900e9, 43e9),
@@ -93,21 +94,25 @@ SHAPES: dict[str, ModelShape] = {
 V2_EXPERTS = Experts(160, 6, 1536, shared=3072, dense_layers=1)
 V2_LATENT = dict(gated=True, latent=Latent(512, 1536))
 DEEPSEEK_V2 = ModelShape("deepseek-v2", 60, 5120, 128, 102400, 0, 12288, experts=V2_EXPERTS, **V2_LATENT)
+MLPERF_RUNS = "mlperf_training_visible.csv"
 BRIDGE_RUNS = "megatron_bridge_performance_visible.csv"
 GRAPHS = "26.06"  # the release of Megatron Bridge whose steps with experts are CUDA graphs, but on H100
 
 
+MOST = 200  # pairs of a kind whose differences are kept
+
+
 class Run(NamedTuple):
-    """seconds: here. printed: theirs. recomputed: share of the layers that are computed twice. memory: how
-    far ours is off theirs, where that is printed.
+    """seconds: here. printed: theirs. memory: how far ours is off theirs, where that is printed. recomputed:
+    share of the layers that are computed twice.
     """
 
     seconds: float
     printed: float
     job: Job
     gpus: int
-    recomputed: float = 0.0
     memory: float | None = None
+    recomputed: float = 0.0
 
 
 def _first(text: str) -> str:
@@ -142,7 +147,7 @@ def _travel(release: str, name: str, system: str, v: int) -> Framework:
     where the pipeline has chunks, on H100 and B200, and on GB200 and GB300 from 26.06 on.
     """
     if release < "26" and "H100" not in system:
-        return NEMO
+        return replace(BRIDGE, once_a_node=False)
     first = "26.06" if system in SYSTEMS else "25"
     return OVERLAPPED if name == "DeepSeekV3" and v > 1 and release >= first else BRIDGE
 
@@ -168,32 +173,24 @@ def _bridge(folder: Path, experts: bool) -> Iterator[tuple[str, Job, Layout, flo
         sizes = dict(dp=n // (t * p * cp), tp=t, pp=p, cp=cp, ep=_int(r["ep"]) if model.experts else 1)
         layout = Layout(**sizes, microbatch=b, zero=zero, **chunked(v))
         framework = _travel(r["release"], name, system, v) if experts else BRIDGE
+        if precision == "nvfp4":  # its recipes do not cut TP's products in pieces
+            framework = replace(framework, hides=MEGATRON.hides)
+        if experts and "H100" not in system and r["release"] >= GRAPHS:
+            framework = replace(framework, launch_seconds=0.0)
         job = Job(model, cluster, batch, s, framework, precision)
         yield r["release"], job, layout, batch * s / n / float(_first(r["tokens_per_s_per_gpu"]))
 
 
-def launch_seconds(folder: Path) -> float:
-    """What a launch takes the host where nothing else takes longer: of the runs with experts on one node, of
-    one sequence at a time and without CUDA graphs, seconds of a layer for each launch that we count, median.
+def bridge(folder: Path, experts: bool) -> Iterator[Run]:
+    """Megatron Bridge's own runs. Not printed: recompute, and how tokens travel; see `_travel`. FSDP of the
+    70B on Blackwell puts activations of 5 to 40 layers on the host (cpu_offloading_num_layers), and
+    recomputes none.
     """
-    took = []
-    for release, job, layout, printed in _bridge(folder, True):
-        if release < GRAPHS and layout.ranks == 8 and layout.microbatch == 1:
-            launches = sum(work(layer(job, layout), job, layout, constants()).launches.values())
-            took.append(printed / job.microbatches(layout) / job.model.layers / float(launches))
-    return statistics.median(took)
-
-
-def bridge(folder: Path, experts: bool, host: bool = False) -> Iterator[Run]:
-    """Megatron Bridge's own runs. Not printed: recompute, and how tokens travel; see `_travel`. host: with
-    `launch_seconds` of these very runs where they had no CUDA graphs.
-    """
-    launch = launch_seconds(folder) if host else 0.0
-    for release, job, layout, printed in _bridge(folder, experts):
-        if host and (release < GRAPHS or job.cluster.device.name == "h100-80gb"):
-            job = replace(job, framework=replace(job.framework, launch_seconds=launch))
+    for _, job, layout, printed in _bridge(folder, experts):
         guess, recomputed = seconds(job, layout, layout.ranks)
-        yield Run(guess, printed, job, layout.ranks, recomputed)
+        if layout.zero == 3 and job.model.name == "llama-3-70b" and job.cluster is not H100:
+            guess, recomputed = validation.seconds(job, layout), 0.0
+        yield Run(guess, printed, job, layout.ranks, recomputed=recomputed)
 
 
 def nemo(folder: Path) -> Iterator[Run]:
@@ -208,7 +205,7 @@ def nemo(folder: Path) -> Iterator[Run]:
         if p > 1:
             whole = [v for v in range(1, 21) if model.layers % (p * v) == 0 and batch // d // b % p == 0]
             possible = [_int(r["vp"])] if r["vp"] else sorted({1, *whole})
-        job, found = Job(model, H100, batch, s, NEMO, "fp8"), []
+        job, found = Job(model, H100, batch, s, BRIDGE, "fp8"), []
         for v in possible:
             layout = Layout(dp=d, tp=t, pp=p, cp=cp, microbatch=b, zero=1, **chunked(v))
             try:
@@ -217,6 +214,30 @@ def nemo(folder: Path) -> Iterator[Run]:
                 continue
         if found:
             yield Run(min(found), batch * s / n / float(r["tokens_per_s_per_gpu"]), job, n)
+
+
+MLPERF_DEVICES = {"H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200", "GB200": "gb200-nvl72"}
+MLPERF_MODELS = {"gpt3": "gpt3-175b", "llama31_405b": "llama-3-405b", "llama31_8b": "llama-3-8b"}
+
+
+def mlperf(folder: Path, benchmark: str) -> Iterator[Run]:
+    """Audited logs of MLPerf Training: those with one possible layout and one precision. Chunks that are not
+    printed (gpt3, v3.1): the six of v4.1. "cg": steps are CUDA graphs.
+    """
+    for r in rows_of(folder / MLPERF_RUNS):
+        precision, _, graphs = r["precision_in_config_names"].partition("+")
+        device = next((name for name in ("GB200", "B200", "H200", "H100") if name in r["accelerator"]), "")
+        if r["benchmark"] != benchmark or r["layouts_possible"] != "1" or "/" in graphs or not device:
+            continue
+        model, cluster, n = MODELS[MLPERF_MODELS[benchmark]], CLUSTERS[MLPERF_DEVICES[device]], int(r["gpus"])
+        sizes = {axis: int(r[axis]) for axis in ("tp", "pp", "cp", "dp")}
+        v = _int(r["vp"], 6) if sizes["pp"] > 1 else 1
+        layout = Layout(**sizes, microbatch=int(r["mbs"]), zero=1, **chunked(v))
+        framework = replace(BRIDGE, launch_seconds=0.0) if graphs else BRIDGE
+        batch, s = int(r["gbs"]), int(r["seq"])
+        job = Job(model, cluster, batch, s, framework, {"fp4": "nvfp4"}.get(precision, precision))
+        guess, recomputed = seconds(job, layout, n)
+        yield Run(guess, float(r["step_s"]), job, n, recomputed=recomputed)
 
 
 def weak_scaling(folder: Path) -> Iterator[Run]:
@@ -288,12 +309,54 @@ SETS = {
     "Megatron-Core, weak scaling": ("megatron_core_h100_weak_scaling.csv", weak_scaling),
     "torchtitan, H100": ("torchtitan_benchmarks.csv", torchtitan),
     "Megatron Bridge, dense": (BRIDGE_RUNS, lambda folder: bridge(folder, False)),
-    "Megatron Bridge, experts": (BRIDGE_RUNS, lambda folder: bridge(folder, True, host=True)),
-    "the same, launches as of any program": (BRIDGE_RUNS, lambda folder: bridge(folder, True)),
+    "Megatron Bridge, experts": (BRIDGE_RUNS, lambda folder: bridge(folder, True)),
     "NeMo 24.07, FP8": ("nemo_2407_h100_fp8.csv", nemo),
+    "MLPerf, GPT-3 175B": (MLPERF_RUNS, lambda folder: mlperf(folder, "gpt3")),
+    "MLPerf, Llama 3.1 405B": (MLPERF_RUNS, lambda folder: mlperf(folder, "llama31_405b")),
+    "MLPerf, Llama 3.1 8B": (MLPERF_RUNS, lambda folder: mlperf(folder, "llama31_8b")),
     "Automodel, LoRA": ("automodel_h100_bf16_visible.csv", lora),
     "SimuMax, B200": ("simumax_b200_single_node_visible.csv", simumax),
 }
+
+
+def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
+    """What `certainty` asks for, of one set: logarithms of measured over predicted, for each kind of run."""
+    found: dict[tuple, list[Run]] = {}
+    for run in runs:
+        kind = certainty.generation(run.job), bool(run.job.model.experts), certainty.program(run.job)
+        found.setdefault(kind, []).append(run)
+    constant = float(np.abs(errors_of(runs)[1]).mean())
+    off = lambda printed, guess: round(math.log(printed / guess), 3)
+    for (generation, experts, program), mine in found.items():
+        same: dict[tuple, list[Run]] = {}
+        for run in mine:
+            job = run.job
+            work = (
+                job.model,
+                job.cluster.name,
+                job.global_batch,
+                job.seq_len,
+                job.precision,
+                job.lora,
+                run.gpus,
+            )
+            same.setdefault(work, []).append(run)
+        pairs = [pair for alike in same.values() for pair in itertools.combinations(alike, 2)]
+        # Two layouts, not one that was measured twice: what is predicted differs.
+        pairs = [(a, b) for a, b in pairs if abs(a.seconds / b.seconds - 1) > 0.005]
+        yield dict(
+            set=name,
+            generation=generation,
+            experts=experts,
+            program=program,
+            constant=round(constant, 4),
+            peer=validation.BEST_TOOL.get(name, ""),
+            seconds=[off(run.printed, run.seconds) for run in mine],
+            memory=[off(1, 1 + run.memory) for run in mine if run.memory is not None],
+            differences=[
+                off(a.printed / b.printed, a.seconds / b.seconds) for a, b in pairs[:: 1 + len(pairs) // MOST]
+            ],
+        )
 
 
 def folder_of_tables(about: str) -> Path:
@@ -312,16 +375,20 @@ def main() -> None:
         for name, runs in done.items()
         if (twice := sum(run.recomputed > 0 for run in runs))
     ]
-    if "Megatron Bridge, experts" in done:
-        notes.append(f"Read from its runs on one node: {1e6 * launch_seconds(folder):.0f} µs for a launch.")
     for name, runs in done.items():
         if off := [100 * abs(run.memory) for run in runs if run.memory is not None]:
             shown = [f"{size:.1f} %" for size in (np.mean(off), np.median(off), np.percentile(off, 90))]
             rows.append([f"{name}, memory", str(len(off)), *shown, "", ""])
     columns = ["published set", *ultra_scale.ERRORS]
     save("published", "The planner against published runs, seconds per step", columns, rows, *notes)
+    usual = []
     if (folder / ultra_scale.RUNS).is_file():
-        ultra_scale.tables(folder)
+        usual = ultra_scale.tables(folder)
+    papers = {name: make() for name, make in (validation.SETS | folded.SETS).items()}
+    every = papers | done | {"Ultra-Scale": usual}
+    kept = [one for name, runs in every.items() for one in kinds(name, [Run(*run) for run in runs])]
+    text = json.dumps(kept, indent=None, separators=(",", ":")).replace("{", "\n{")
+    (Path(__file__).resolve().parents[2] / "data" / "planner_errors.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -121,8 +121,9 @@ def picks(every: list[Run], **changed) -> list[list[str]]:
     return [[model, *(f"{share:.2f}" for share in row)] for model, row in shares.items()] + [mean]
 
 
-def tables(folder: Path) -> None:
-    """Three: seconds and memory; picks with the record as it is; picks with a measured host."""
+def tables(folder: Path) -> list[tuple]:
+    """Three: seconds and memory; picks with the record as it is; picks with a measured host. Returns the
+    usual runs: seconds here and printed, job, GPUs, how far memory is off."""
     every = runs(folder)
     done = [run for run in every if not run.crashed]
     usual = [run for run in done if run.mfu > USUAL]
@@ -145,3 +146,4 @@ def tables(folder: Path) -> None:
     save("picks", "The pick's share of the best throughput, by nodes", ["model", *nodes], picks(every))
     title = "The same with the host measured on 4 nodes"
     save("picks_measured", title, ["model", *nodes], picks(every, host_seconds=measured))
+    return [(run.guess(), run.seconds, run.job, run.layout.ranks, run.held() / run.gib - 1) for run in usual]
