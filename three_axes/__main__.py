@@ -4,6 +4,7 @@
     three-axes memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1
     three-axes bytes llama-3-8b --dp 8 --tp 2 --batch 64 --seq 4096
     three-axes bubble --pp 4 --microbatches 8 --schedule 1F1B
+    three-axes normal llama-3-8b --gpus 64 --zero 3 --tokens 6600
     three-axes lab
     torchrun --nproc-per-node 4 -m three_axes count train.py --its-arguments
     torchrun --nproc-per-node 4 -m three_axes verify train.py

@@ -12,7 +12,8 @@ from .plan.frameworks import FRAMEWORKS
 from .plan.job import MATRICES, PRECISIONS
 from .plan.layout import RECOMPUTE, Axes
 from .plan.models import MODELS
-from .sizing import run_bubble, run_bytes, run_memory, run_plan
+from .plan.normal import FLOPS
+from .sizing import run_bubble, run_bytes, run_memory, run_normal, run_plan
 
 
 def _schedule(name: str) -> str:
@@ -40,6 +41,7 @@ PLANNING = {
     "memory": (run_memory, "time and memory of one layout"),
     "bytes": (run_bytes, "what each GPU sends in a step"),
     "bubble": (run_bubble, "a pipeline schedule"),
+    "normal": (run_normal, "is the speed that you measured normal"),
 }
 
 
@@ -100,8 +102,21 @@ def add_command(commands, name: str) -> None:
             sub.add_argument(option, nargs="+", type=kind, choices=known, metavar="ONE", help=help)
         return
     bubble = name == "bubble"
+    if name == "normal":
+        sub.add_argument("--gpus", type=int, required=True, help="of the run; --dp follows from them")
+        measured = sub.add_mutually_exclusive_group(required=True)
+        measured.add_argument("--step", type=float, metavar="4.1", help="seconds of a step")
+        measured.add_argument("--tokens", type=float, metavar="1100", help="a second, of one GPU")
+        measured.add_argument("--tflops", type=float, metavar="450", help="TFLOP/s of one GPU; see --flops")
+        measured.add_argument(
+            "--log", metavar="LINE", help="of Megatron-LM's, torchtitan's or nanotron's log"
+        )
+        help = (
+            "what --tflops counts: attention whole, its causal half, or recomputed layers twice (%(default)s)"
+        )
+        sub.add_argument("--flops", choices=FLOPS, default=FLOPS[0], help=help)
     for axis in AXES:
-        if axis.name == "pp" or not bubble:
+        if axis.name == "pp" or not bubble and (axis.name, name) != ("dp", "normal"):
             sub.add_argument(f"--{axis.name}", type=int, default=1, required=bubble, help=axis.help)
     sub.add_argument(
         "--interleave", type=int, default=None if bubble else 1, help="chunks on each pipeline rank"

@@ -1,4 +1,4 @@
-"""The planner's commands: plan, memory, bytes and bubble. Each gives (text, the same for other programs).
+"""The planner's commands. Each gives (text, the same for other programs).
 
 What only one of them needs is imported there: a command should be there at once.
 """
@@ -198,6 +198,23 @@ def run_memory(args) -> tuple[str, dict]:
     job = job_of(args)
     made = estimate(job, layout_of(args, job))
     return made.text(args.explain), {"inputs": _inputs(job), **_estimated(made)}
+
+
+def run_normal(args) -> tuple[str, dict]:
+    from .plan.normal import Normal, read_line, step_seconds
+
+    job, split = job_of(args), args.tp * args.pp * args.cp
+    whole("--gpus", args.gpus)
+    if args.gpus % split:
+        raise ValueError(f"--gpus {args.gpus} is no multiple of tp · pp · cp = {split}")
+    args.dp = args.gpus // split
+    layout = layout_of(args, job)
+    given = {"seconds": args.step, "tokens": args.tokens, "TFLOP/s": args.tflops}
+    unit, value = next(((unit, value) for unit, value in given.items() if value is not None), ("", 0.0))
+    if args.log is not None:
+        value, unit = read_line(args.log)
+    made = Normal(estimate(job, layout), step_seconds(job, layout, value, unit, args.flops))
+    return made.text(), {"inputs": _inputs(job), **made.data(), "predicted": _estimated(made.estimate)}
 
 
 def run_bytes(args) -> tuple[str, dict]:

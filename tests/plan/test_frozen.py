@@ -112,7 +112,7 @@ def test_memory_falls_where_less_is_trained():
 
 
 def test_time_falls_and_no_figure_of_full_training_moves():
-    graph = replace(MEGATRON, launch_seconds=0.0)  # adapters' small kernels leave the GPU waiting for the host
+    graph = replace(MEGATRON, launch_seconds=0.0)  # else adapters' small kernels wait for the host
     made = lambda job, layout: step_terms(replace(job, framework=graph), layout)
     terms = lambda job, layout: {k: float(v) for k, v in made(job, layout).items()}
     for layout in (Layout(dp=8, zero=3), Layout(tp=8), Layout(dp=2, tp=2, pp=2, zero=1)):

@@ -44,9 +44,8 @@ def published() -> list[dict]:
     return json.loads(find("data/planner_errors.json").read_text(encoding="utf-8"))
 
 
-def generation(job: Job) -> str:
-    """Of GPUs; "" for one of which no published runs are known here."""
-    name = job.cluster.device.name
+def generation(name: str) -> str:
+    """Of a device; "" for one of which no published runs are known here."""
     return next((one for one, begins in GENERATIONS.items() if name.startswith(begins)), "")
 
 
@@ -57,7 +56,7 @@ def program(job: Job) -> str:
 
 def sure(job: Job) -> Sure:
     """How sure a prediction for this job is."""
-    return interval(generation(job), bool(job.model.experts), program(job), published())
+    return interval(generation(job.cluster.device.name), bool(job.model.experts), program(job), published())
 
 
 def interval(generation: str, experts: bool, program: str, sets: list[dict]) -> Sure:
@@ -88,8 +87,8 @@ def inside(one: dict) -> int:
 
 
 def table() -> Table:
-    """Each set: the error of our seconds, of the best constant share of peak and of the best other tool, and how
-    many runs lie in the interval that the other sets give; the error of our bytes.
+    """Each set: the error of our seconds, of the best constant share of peak and of the best other tool, how
+    many runs lie in the interval that the other sets give, and the error of our bytes.
     """
     rows, names = [], dict.fromkeys(one["set"] for one in published())
     for name in names:

@@ -9,6 +9,7 @@ print is said at each set: recompute is the least that fits, for a part of the l
 from __future__ import annotations
 
 import argparse
+import csv
 import itertools
 import json
 import math
@@ -31,6 +32,7 @@ from three_axes.plan import (
     Layout,
     ModelShape,
     certainty,
+    normal,
     validation,
 )
 from three_axes.plan import validation_axes as folded
@@ -99,12 +101,13 @@ BRIDGE_RUNS = "megatron_bridge_performance_visible.csv"
 GRAPHS = "26.06"  # the release of Megatron Bridge whose steps with experts are CUDA graphs, but on H100
 
 
+DATA = Path(__file__).resolve().parents[2] / "data"
 MOST = 200  # pairs of a kind whose differences are kept
 
 
 class Run(NamedTuple):
     """seconds: here. printed: theirs. memory: how far ours is off theirs, where that is printed. recomputed:
-    share of the layers that are computed twice.
+    share of the layers that are computed twice. source: where one run is told from its set.
     """
 
     seconds: float
@@ -113,6 +116,7 @@ class Run(NamedTuple):
     gpus: int
     memory: float | None = None
     recomputed: float = 0.0
+    source: str = ""
 
 
 def _first(text: str) -> str:
@@ -237,7 +241,8 @@ def mlperf(folder: Path, benchmark: str) -> Iterator[Run]:
         batch, s = int(r["gbs"]), int(r["seq"])
         job = Job(model, cluster, batch, s, framework, {"fp4": "nvfp4"}.get(precision, precision))
         guess, recomputed = seconds(job, layout, n)
-        yield Run(guess, float(r["step_s"]), job, n, recomputed=recomputed)
+        source = f"MLPerf Training {r['round']}, {r['submitter']} {r['system']}"
+        yield Run(guess, float(r["step_s"]), job, n, recomputed=recomputed, source=source)
 
 
 def weak_scaling(folder: Path) -> Iterator[Run]:
@@ -323,7 +328,11 @@ def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
     """What `certainty` asks for, of one set: logarithms of measured over predicted, for each kind of run."""
     found: dict[tuple, list[Run]] = {}
     for run in runs:
-        kind = certainty.generation(run.job), bool(run.job.model.experts), certainty.program(run.job)
+        kind = (
+            certainty.generation(run.job.cluster.device.name),
+            bool(run.job.model.experts),
+            certainty.program(run.job),
+        )
         found.setdefault(kind, []).append(run)
     constant = float(np.abs(errors_of(runs)[1]).mean())
     off = lambda printed, guess: round(math.log(printed / guess), 3)
@@ -359,6 +368,25 @@ def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
         )
 
 
+def published_runs(name: str, runs: list[Run]) -> Iterator[normal.PublishedRun]:
+    """Those that may be carried: papers' figures, and MLPerf's logs (Apache-2.0)."""
+    for run in runs:
+        job, model = run.job, run.job.model
+        yield normal.PublishedRun(
+            run.source or name,
+            model.name,
+            f"{model.params / 1e9:.4g}",
+            int(bool(model.experts)),
+            run.gpus,
+            job.cluster.device.name,
+            job.precision,
+            job.global_batch,
+            job.seq_len,
+            f"{run.printed:.5g}",
+            f"{math.log(run.printed / run.seconds):.3f}",
+        )
+
+
 def folder_of_tables(about: str) -> Path:
     """What the command line gives."""
     parser = argparse.ArgumentParser(description=about)
@@ -386,9 +414,15 @@ def main() -> None:
         usual = ultra_scale.tables(folder)
     papers = {name: make() for name, make in (validation.SETS | folded.SETS).items()}
     every = papers | done | {"Ultra-Scale": usual}
-    kept = [one for name, runs in every.items() for one in kinds(name, [Run(*run) for run in runs])]
+    every = {name: [Run(*run) for run in runs] for name, runs in every.items()}
+    kept = [one for name, runs in every.items() for one in kinds(name, runs)]
     text = json.dumps(kept, indent=None, separators=(",", ":")).replace("{", "\n{")
-    (Path(__file__).resolve().parents[2] / "data" / "planner_errors.json").write_text(text + "\n")
+    (DATA / "planner_errors.json").write_text(text + "\n")
+    carried = {name: runs for name, runs in every.items() if name in papers or name.startswith("MLPerf")}
+    with open(DATA / "published_runs.csv", "w", newline="", encoding="utf-8") as f:
+        lines = csv.writer(f, lineterminator="\n")
+        lines.writerow(normal.PublishedRun._fields)
+        lines.writerows(one for name, runs in carried.items() for one in published_runs(name, runs))
 
 
 if __name__ == "__main__":
