@@ -52,6 +52,7 @@ COMMANDS = {
     "memory": (*READ, f"{LAYOUT} {JOB}"),
     "bytes": (*READ, f"{LAYOUT} {JOB}"),
     "bubble": ("", "--pp=2 --microbatches=4", "--pp=4 --microbatches=8 --schedule=ZB-H1"),
+    "normal": (READ[0], f"{READ[1]} --gpus=8 --step=1", f"{LAYOUT.removeprefix('--dp=2 ')} {JOB}"),
     "explain": ("trace.json", "trace.json", ""),
     "class": ("class/a.json class/b.json", "collect class --csv=class.csv", ""),
 }
@@ -62,6 +63,7 @@ NO_NAME = ["x", "", "nan", "-1", NASTY, "x" * 5000]
 NEVER = dict.fromkeys(("--schedule", "--recompute", "--framework", "--precision"), NO_NAME)
 NEVER |= dict.fromkeys(("--zero", "--shard"), NO_COUNT[1:])
 NEVER |= {"--train-tokens": [*NO_NUMBER, "0", "4Q"], "--price": NO_NUMBER, "--headroom": [*NO_NUMBER, "1"]}
+NEVER |= {"--step": [*NO_NUMBER, "0"]}
 NEVER |= {"--why": [*NO_NAME, "0,1,1", "8,1", "1,1,1,1,1,1,1", "8,1,nan"], "--report": ["no/page.html", "."]}
 
 SIZES = "num_hidden_layers hidden_size num_attention_heads vocab_size num_local_experts".split()
@@ -101,7 +103,7 @@ class Case:
     """
 
     def __init__(self, random: Random):
-        command = random.choices(list(COMMANDS), [3, 2, 2, 1, 1, 2])[0]
+        command = random.choices(list(COMMANDS), [3, 2, 2, 1, 2, 1, 2])[0]
         names, always, options = (words.split() for words in COMMANDS[command])
         chosen = dict(word.split("=") for word in options if random.random() < 0.3)
         self.files = {name: copy.deepcopy(FILES[name]) for name in names}

@@ -145,7 +145,7 @@ def decision_tree() -> Picture:
 
 @styled
 def ranking(plan, rows: int = 8) -> Picture:
-    """The best layouts of a plan, each as a bar of where its time goes.
+    """The best layouts of a plan, each as a bar of where its time goes, and up to where they tie.
 
     Computing, which all need, is cut off below, for the rest to be seen.
     """
@@ -170,12 +170,16 @@ def ranking(plan, rows: int = 8) -> Picture:
         ax.barh(there, sizes[there], 0.68, left=base[there], label=name, **look)
         base += sizes
     for y, (row, total) in enumerate(zip(best, base)):
-        ax.text(total, y, f" {total:.2f} s · {row.memory / 1e9:.0f} GB", va="center", fontsize=9)
+        said = f" {total:.2f} s · {row.memory / 1e9:.0f} GB"
+        ax.text(total, y, said, va="center", fontsize=9, bbox=dict(facecolor=PAPER, lw=0, pad=0))
     name_rows(ax, [str(row.axes) for row in best])
+    tie = (1 + plan.sure.apart) * base[0]
+    ax.axvline(tie, color=INK, ls="--", lw=1)
     ax.set(
-        xlim=(cut, cut + 1.25 * (base.max() - cut)),
-        xlabel=f"seconds of a step (the axis begins at {cut:.1f})",
-        title=f"{job.model.name} on {plan.gpus} × {job.cluster.device.name}, batch {job.global_batch}",
+        xlim=(cut, cut + 1.25 * (max(base.max(), tie) - cut)),
+        xlabel=f"seconds of a step (the axis begins at {cut:.1f}); a tie up to the dashed line, {tie:.2f}",
+        title=f"{job.model.name} on {plan.gpus} × {job.cluster.device.name}, batch {job.global_batch},"
+        f" under {job.framework.name}",
     )
     ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5))
     figure.legend(loc="lower center", ncols=4, fontsize=9)
@@ -183,4 +187,5 @@ def ranking(plan, rows: int = 8) -> Picture:
         f"DP {r.axes[0]} · TP {r.axes[1]} · PP {r.axes[2]}: {r.seconds:.2f} s, {human(r.memory)}"
         for r in best
     )
-    return Picture(figure, f"The best layouts, fastest first: {'; '.join(words)}.")
+    tied = f"Up to {tie:.2f} s they tie."
+    return Picture(figure, f"The best layouts, fastest first: {'; '.join(words)}. {tied}")

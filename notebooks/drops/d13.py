@@ -123,11 +123,16 @@ def tree_against_planner() -> Table:
         model = find_model(name)
         planned = plan(Job(model, CLUSTERS[CLUSTER], batch, seq), gpus=gpus)
         advice, axes = tree(model, gpus)
-        row = next((r for r in planned.by_axes if r.axes[:3] == axes), None)
-        behind = "does not fit" if row is None else f"{row.seconds / planned.best.seconds - 1:.0%}"
+        hiding = plan(replace(planned.job, framework=FRAMEWORKS["megatron-bridge"]), gpus=gpus)
+        behind = [_behind(one, axes) for one in (planned, hiding)]
         show = lambda a: f"{a[0]}·{a[1]}·{a[2]}"
-        rows.append([f"{name} on {gpus}", advice, show(axes), show(planned.best.axes), behind])
-    return Table(["model", "the tree says", "d·t·p", "planner", "behind"], rows)
+        rows.append([f"{name} on {gpus}", advice, show(axes), show(planned.best.axes), *behind])
+    return Table(["model", "the tree says", "d·t·p", "planner", "behind", "where TP hides"], rows)
+
+
+def _behind(planned: Plan, axes: tuple[int, int, int]) -> str:
+    row = next((r for r in planned.by_axes if r.axes[:3] == axes), None)
+    return "does not fit" if row is None else f"{row.seconds / planned.best.seconds - 1:.0%}"
 
 
 # -- practice: three sizes ------------------------------------------------------------------------

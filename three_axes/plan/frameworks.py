@@ -178,8 +178,9 @@ FRAMEWORKS: dict[str, Framework] = {
         replace(
             MEGATRON,
             name="megatron-bridge",
-            source="scripts/performance/configs (grad_reduce_in_fp32 off; tp_comm_overlap where tp > 1,"
-            " but for NVFP4 and for Qwen3 235B on H100; HybridEP)",
+            source="scripts/performance/configs (grad_reduce_in_fp32 off; tp_comm_overlap where tp > 1, but"
+            " not for NVFP4 and Qwen3 235B on H100; HybridEP; use_megatron_fsdp, which is ZeRO-3)",
+            zeros=(0, 1, 3),
             gradient_bytes=2,
             hides=(*MEGATRON.hides, "tensor parallel"),
             once_a_node=True,

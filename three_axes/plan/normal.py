@@ -162,7 +162,7 @@ class Normal(NamedTuple):
         said = {
             "normal": "Your speed is normal: it lies inside.",
             "slow": f"Your step is slow: {times}",
-            "fast": f"Your step is fast: {times} Are model, batch and sequence length those of the run? Is the"
+            "fast": f"Your step is fast: {times} Are model, batch and sequence length the run's? Is the"
             " number that of one GPU?",
         }
         called = ", ".join([job.framework.name, *job.switches])
