@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from published import H100, NEMO, SHAPES, _int, folder_of_tables, seconds
+from published import BRIDGE, H100, SHAPES, _int, folder_of_tables, seconds
 from report import rows_of, save
 
 from three_axes.plan import MODELS, Job, Layout, ModelShape, plan, validation
@@ -38,19 +38,22 @@ def recommended(folder: Path) -> list[list[str]]:
         n, s = int(r["gpus"]), int(r["seq_len"])
         t, p, cp, v, b = (_int(r[k] or "1") for k in ("tp", "pp", "cp", "vp", "microbatch_seqs"))
         precision = "fp8" if r["dtype"].lower() == "fp8" else "bf16"
-        job = Job(model, H100, batch, s, NEMO, precision, Lora(32) if r["task"] == "lora" else None)
+        job = Job(model, H100, batch, s, BRIDGE, precision, Lora(32) if r["task"] == "lora" else None)
         head = [f"{model.name}, {r['task']}, {precision}, {n} GPUs"]
         sizes = dict(dp=max(1, n // (t * p * cp)), tp=t, pp=p, cp=cp, microbatch=b, zero=1)
         layout = Layout(**sizes, **validation.chunked(v if p > 1 else 1))
         try:
             job.check(layout, n)
         except ValueError as e:
-            rows.append([*head, f"cannot be: {e}", "", ""])
+            rows.append([*head, f"cannot be: {e}", "", "", ""])
             continue
         held = sum(largest_stage(job, layout)[1].values()) / job.cluster.device.memory
         mine = validation.seconds(job, layout)
-        best = plan(job, gpus=n, headroom=0.0 if held > 0.9 else 0.1).best
-        rows.append([*head, str(layout), f"{held:.0%}", f"{100 * (mine / best.seconds - 1):+.1f} %"])
+        ours = plan(job, gpus=n, headroom=0.0 if held > 0.9 else 0.1)
+        behind = mine / ours.best.seconds - 1
+        place = 1 + sum(row.seconds < mine for row in ours.by_axes if row.axes != layout.axes)
+        said = f"{100 * behind:+.1f} %" + ", a tie" * (behind <= ours.sure.apart)
+        rows.append([*head, str(layout), f"{held:.0%}", said, str(place)])
     return rows
 
 
@@ -58,7 +61,7 @@ def context(folder: Path) -> list[list[str]]:
     """What cp gains at each length of a sequence, Llama 2 7B in FP8 on H100: rows of a table. With cp the
     layout is printed; without it, it is not: our own fastest, with a tenth and with a fifth of a GPU free.
     """
-    rows, framework = [], replace(NEMO, recomputes=("none", "full"))
+    rows, framework = [], replace(BRIDGE, recomputes=("none", "full"))
     for r in rows_of(folder / LONG):
         if not r["model_precision_system"].startswith("LLAMA2-7B (FP8) - H100"):
             continue
@@ -74,7 +77,7 @@ def context(folder: Path) -> list[list[str]]:
 
 def main() -> None:
     folder = folder_of_tables(__doc__)
-    columns = ["job", "recommended", "of a GPU's memory", "slower than the planner's own"]
+    columns = ["job", "recommended", "of a GPU's memory", "slower than the planner's own", "place"]
     save("recommended", "NVIDIA's recommended layouts", columns, recommended(folder))
     columns = ["sequence", "cp", "gain, printed", "a tenth free", "a fifth free", "without cp, a tenth free"]
     save("context", "What context parallelism gains", columns, context(folder))
