@@ -48,7 +48,6 @@ refresh: $(READY)
 # Half an hour: tables and a figure in build/bench. What people would use instead goes into an environment of its own.
 bench: $(READY) $(PEERS)/.ready
 	$(PEERS)/bin/python tools/bench/peers.py
-	$(PEERS)/bin/python tools/bench/cost_peers.py
 	for table in ranks counting cost_of_counting explain fabric schedules cost_model training course; do $(BIN)/python tools/bench/$$table.py || exit 1; done
 
 cards cheatsheet site: $(READY)
@@ -85,5 +84,5 @@ $(VENV)/.torch:
 $(PEERS)/.ready: pyproject.toml constraints.txt
 	$(MAKE) VENV=$(PEERS) $(PEERS)/.torch
 	$(PEERS)/bin/python $(PIP) --editable '.[test]'
-	for peer in ipyparallel torchmonarch llm-analysis HolisticTraceAnalysis; do $(PEERS)/bin/python $(PIP) $$peer || true; done
+	for peer in ipyparallel torchmonarch HolisticTraceAnalysis; do $(PEERS)/bin/python $(PIP) $$peer || true; done
 	@touch $@

@@ -38,7 +38,7 @@ SENDS = (
     ("TP", "each matrix: columns, then rows", "4 all-reduces a layer: 8·(t−1)/t · 2bsh",
      "each microbatch, in each layer", "nothing: keep it in a node", "16·N/t, its share of a layer's inside"),
     ("TP with SP", "and the tokens between matrices", "gather and scatter instead: 10·(t−1)/t · 2bsh a layer",
-     "the same", "nothing", "16·N/t, activations/t"),
+     "the same", "products cut in pieces", "16·N/t, activations/t"),
     ("PP", "the layers, into stages", "2bsh to the next stage, 2bsh to the previous", "each microbatch",
      "other microbatches' work", "16·N/p, up to p microbatches (1F1B)"),
     ("CP", "the tokens of a sequence", "K and V of its tokens to all others", "in each layer",

@@ -230,10 +230,6 @@ class _Kind(NamedTuple):
 def _timed(one: Work, job: Job, layout: Layout) -> _Kind:
     gpu = one.total
     host = sum(one.launches.values()) * job.framework.launch_seconds
-    if job.framework.host_seconds:
-        sizes, measured = np.log(np.array(job.framework.host_seconds)).T
-        piped = np.exp(np.interp(np.log(layout.tp), sizes, measured))
-        host = np.where(np.asarray(layout.pp) > 1, piped, host)
     return _Kind(one, gpu, np.maximum(gpu, host))
 
 

@@ -87,9 +87,6 @@ class Framework:
     # Two programs' runs on one node that wait for the host tell 37 (Megatron Bridge) and 40 µs (nanotron). 0
     # where a step is a CUDA graph.
     launch_seconds: float = 3.7e-5
-    # What a layer was measured to take the host in a pipeline, forward and backward: pairs of tp and seconds,
-    # tp rising. A user's own measurement, in place of launches.
-    host_seconds: tuple[tuple[int, float], ...] = ()
     # What it offers.
     schedules: tuple[str, ...] = ("1F1B", "interleaved")
     zeros: tuple[int, ...] = (0, 1, 2, 3)

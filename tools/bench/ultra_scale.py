@@ -9,7 +9,6 @@ that is gathered does not.
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from report import rows_of, save
 
 from three_axes.plan import CLUSTERS, FRAMEWORKS, Cluster, Job, ModelShape
 from three_axes.plan.memory import OVERHEAD, stage_memory
-from three_axes.plan.stages import layers_on_rank
 from three_axes.plan.validation import errors_of, row_of, seconds
 
 RUNS, SPEEDS = "ultrascale_nanotron_bench_visible.csv", "ultrascale_comm_bandwidth_256mb.csv"
@@ -55,8 +53,8 @@ class Run:
             self.seconds = self.job.global_batch * self.job.seq_len / float(row["tok_per_s"])
             self.gib, self.mfu = float(row["mem_gb_per_gpu"]), float(row["mfu_pct"])
 
-    def guess(self, **changed) -> float:
-        return seconds(replace(self.job, framework=replace(NANOTRON, **changed)), self.layout)
+    def guess(self) -> float:
+        return seconds(self.job, self.layout)
 
     @property
     def turns(self) -> int:
@@ -81,21 +79,8 @@ def runs(folder: Path) -> list[Run]:
     return admitted
 
 
-def host_seconds(done: list[Run]) -> tuple[tuple[int, float], ...]:
-    """What a layer took the small model in a pipeline on four nodes, one sequence at a time: for each tp the
-    median. A user's measurement of a program, and no part of its record.
-    """
-    took: dict[int, list[float]] = {}
-    for run in done:
-        layout = run.layout
-        if run.nodes == 4 and run.job.model.name == "1B" and layout.pp > 1 and layout.microbatch == 1:
-            layers = float(layers_on_rank(run.job.model, layout, 0))
-            took.setdefault(int(layout.tp), []).append(run.seconds / run.turns / layers)
-    return tuple((t, statistics.median(took[t])) for t in sorted(took))
-
-
-def _seconds(name: str, chosen: list[Run], **changed) -> list[str]:
-    pairs = [(run.guess(**changed), run.seconds, run.job, run.layout.ranks) for run in chosen]
+def _seconds(name: str, chosen: list[Run]) -> list[str]:
+    pairs = [(run.guess(), run.seconds, run.job, run.layout.ranks) for run in chosen]
     return row_of(name, *errors_of(pairs))[:-1]
 
 
@@ -105,7 +90,7 @@ def _memory(name: str, chosen: list[Run], overhead: float) -> list[str]:
     return [name, str(len(off)), *(f"{part:.1f} %" for part in parts), f"{off.mean():+.1f} %", ""]
 
 
-def picks(every: list[Run], **changed) -> list[list[str]]:
+def picks(every: list[Run]) -> list[list[str]]:
     """For each model and number of nodes, the fastest by our own count of those that fit with a tenth to
     spare, and the share of the best one's throughput that it reached; 0 where it crashed.
     """
@@ -113,7 +98,7 @@ def picks(every: list[Run], **changed) -> list[list[str]]:
     for model, nodes in sorted({(run.job.model.name, run.nodes) for run in every}):
         rivals = [run for run in every if run.job.model.name == model and run.nodes == nodes]
         fit = [r for r in rivals if r.held() * 2**30 <= 0.9 * r.job.cluster.device.memory]
-        pick = min(fit, key=lambda run: run.guess(**changed))
+        pick = min(fit, key=Run.guess)
         best = min(run.seconds for run in rivals if not run.crashed)
         shares.setdefault(model, []).append(0.0 if pick.crashed else best / pick.seconds)
     together = sum(shares.values(), [])
@@ -122,28 +107,24 @@ def picks(every: list[Run], **changed) -> list[list[str]]:
 
 
 def tables(folder: Path) -> list[tuple]:
-    """Three: seconds and memory; picks with the record as it is; picks with a measured host. Returns the
-    usual runs: seconds here and printed, job, GPUs, how far memory is off."""
+    """Two: seconds and memory; picks. Returns the usual runs: seconds here and printed, job, GPUs, how far
+    memory is off.
+    """
     every = runs(folder)
     done = [run for run in every if not run.crashed]
     usual = [run for run in done if run.mfu > USUAL]
-    measured = host_seconds(done)
     rest = [run for run in done if run.layout.pp == 1 or run.seconds - run.guess() <= 0.45 * run.turns]
     rows = [
         _seconds(f"MFU above {USUAL} %, up to 8 nodes", [run for run in usual if run.nodes <= 8]),
         _seconds(f"MFU above {USUAL} %", usual),
         _seconds("all", done),
-        _seconds("all, host measured on 4 nodes", done, host_seconds=measured),
         _seconds("all but pipelines that take 0.45 s a microbatch longer", rest),
         _memory(f"memory, MFU above {USUAL} %", usual, OVERHEAD),
         _memory("memory, without what is assumed for context and slack", usual, 0.0),
         _memory("memory, all", done, OVERHEAD),
     ]
     columns = ["Ultra-Scale Playbook, nanotron", *ERRORS]
-    note = "Host, seconds of a layer by tp: " + ", ".join(f"{t}: {1e3 * s:.1f} ms" for t, s in measured)
-    save("ultra_scale", "nanotron's runs", columns, rows, note)
+    save("ultra_scale", "nanotron's runs", columns, rows)
     nodes = [str(n) for n in sorted({run.nodes for run in every})]
     save("picks", "The pick's share of the best throughput, by nodes", ["model", *nodes], picks(every))
-    title = "The same with the host measured on 4 nodes"
-    save("picks_measured", title, ["model", *nodes], picks(every, host_seconds=measured))
     return [(run.guess(), run.seconds, run.job, run.layout.ranks, run.held() / run.gib - 1) for run in usual]
