@@ -148,10 +148,17 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
 def all_work(
     made: OperationLists, job: Job, c: Constants, recomputes: Iterable[str]
 ) -> dict[str, list[Work]]:
-    """Of the embedding, the head and each kind of layer, for each policy of recompute: as `made.alike`."""
-    every = [(ops, durations(ops, job, made.alike, c)) for ops in (made.embedding, made.head, *made.layers)]
+    """Of the embedding, the head and each kind of layer, for each policy of recompute: as `made.alike`. Layers
+    are computed twice, what stands beside them is not.
+    """
+    timed = lambda ops: (ops, durations(ops, job, made.alike, c))
+    once = replace(made.alike, recompute="none")
+    ends = [work(ops, job, once, c, took) for ops, took in map(timed, (made.embedding, made.head))]
+    kinds = [timed(ops) for ops in made.layers]
     alike = {recompute: replace(made.alike, recompute=recompute) for recompute in recomputes}
-    return {name: [work(ops, job, one, c, took) for ops, took in every] for name, one in alike.items()}
+    return {
+        name: [*ends, *(work(ops, job, one, c, took) for ops, took in kinds)] for name, one in alike.items()
+    }
 
 
 def step_terms(
