@@ -21,7 +21,7 @@ from .plan.planner import plan
 from .table import Table, human
 
 # Of a layout, beside its axes.
-CHOSEN = ("microbatch", "interleave", "schedule", "zero", "shard", "recompute")
+CHOSEN = ("microbatch", "interleave", "schedule", "zero", "shard", "recompute", "recomputed")
 MOST = 2_000_000  # operations of a schedule, some seconds' work
 
 

@@ -22,9 +22,10 @@ from three_axes.paper.placement import crosses, groups, reach
 from three_axes.paper.simulation import Times, simulate
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Cluster, Job, Layout, estimate, plan
 from three_axes.plan.cost import constants, step_terms, work
+from three_axes.plan.flags import flags
 from three_axes.plan.frameworks import TEXTBOOK, find_framework
 from three_axes.plan.layout import ORDER
-from three_axes.plan.memory import largest_stage, peak_memory
+from three_axes.plan.memory import activations_per_layer, in_flight, largest_stage, peak_memory, stage_memory
 from three_axes.plan.operations import layer
 from three_axes.plan.planner import CHANGES
 from three_axes.plan.possible import check
@@ -396,6 +397,41 @@ def test_what_was_not_looked_at_is_not_explained_away():
     made = plan(replace(JOB, framework=sharded), gpus=64)
     assert {row.layout.pp for row in made.ranked} == {1}
     assert made.why(dp=4, tp=8, pp=2) == "with a pipeline deepspeed has no ZeRO 3, which is asked for"
+
+
+def test_some_layers_are_computed_twice():
+    """Between nothing and all, on a line; the planner takes as few as fit."""
+    job = Job(MODELS["llama-3-70b"], DGX, 128, 8192, find_framework("megatron-bridge"))
+    sizes = dict(dp=4, tp=4, pp=4, interleave=5, schedule="interleaved", zero=1)
+    none, some, all_ = (
+        estimate(job, Layout(**sizes, recompute=recompute, recomputed=k))
+        for recompute, k in (("none", 0), ("full", 5), ("full", 0))
+    )
+    for seconds in (lambda e: e.time["matrices"], lambda e: e.time["attention"]):
+        assert seconds(some) - seconds(none) == pytest.approx((seconds(all_) - seconds(none)) / 4)
+    assert some.time["head"] == pytest.approx(none.time["head"])  # no head is computed twice
+    kept = lambda e: stage_memory(job, e.layout, 1)["activations"]
+    buffer = kept(all_) - activations(job, all_.layout)  # one layer, whole again
+    assert kept(some) == pytest.approx((3 * kept(none) + kept(all_) - buffer) / 4 + buffer)
+    assert estimate(job, replace(some.layout, recomputed=20)).step_seconds == all_.step_seconds
+    found = next(row for row in plan(job, gpus=64).by_axes if row.axes == some.layout.axes)
+    assert found.layout == some.layout and found.memory <= 0.9 * DGX.device.memory
+    assert estimate(job, found.layout).step_seconds == pytest.approx(found.seconds)
+    assert largest_stage(job, found.layout)[1] and "full recompute of 5 layers" in str(found.layout)
+    less = estimate(job, replace(found.layout, recomputed=0, recompute="none"))
+    assert less.memory_bytes > 0.9 * DGX.device.memory
+    assert "--recompute-method block" in flags("megatron", job, found.layout)
+    assert "--recompute-num-layers 1" in flags("megatron", job, found.layout)  # of each of five chunks
+    with pytest.raises(ValueError, match="recomputed 5 belongs to recompute full, not none"):
+        job.check(replace(some.layout, recompute="none"))
+    # TextBook's planner and others without that switch have none.
+    assert not any(row.layout.recomputed for row in plan(replace(job, framework=TEXTBOOK), gpus=64).ranked)
+
+
+def activations(job, layout):
+    """Of a middle stage, the inputs of its layers."""
+    held = 20 * sum(activations_per_layer(job, layout).values())
+    return held * float(in_flight(layout, job.microbatches(layout), 1))
 
 
 def test_what_does_not_fit_says_by_how_much():

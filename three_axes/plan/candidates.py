@@ -19,7 +19,7 @@ from .possible import check
 from .shape import ModelShape
 from .stages import can_be_spread
 
-SIZES = (*Axes._fields, "microbatch", "interleave", "zero", "shard")
+SIZES = (*Axes._fields, "microbatch", "interleave", "zero", "shard", "recomputed")
 _ROW = np.dtype([(k, int) for k in (*SIZES, "names")] + [("sp", bool), ("seconds", float), ("memory", float)])
 SOUGHT = ("dp", "tp", "pp", "cp", "ep")
 LEAST_TOKENS = 4096  # of a sequence on a rank; cp leaves fewer only where it is asked for
@@ -99,7 +99,7 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
         different = zeros if axes.dp * axes.cp > 1 else zeros[:1]
         splits = (True, False) if axes.tp > 1 and not job.model.experts else (True,)
         rows += [
-            (*axes, b, v, zero, shard, 0, sp, 0.0, 0.0)
+            (*axes, b, v, zero, shard, 0, 0, sp, 0.0, 0.0)
             for b in divisors(share)
             if b <= most
             for v in _chunks(job.model, framework, axes.pp, share // b)

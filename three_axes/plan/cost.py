@@ -98,6 +98,11 @@ class Work(NamedTuple):
     def total(self):
         return sum(self.part(part) for part in self.seconds)
 
+    def again(self, share) -> Work:
+        """With that share of what backward computes anew."""
+        some = lambda phases: phases | {"R": share * phases["R"]}
+        return Work({part: some(phases) for part, phases in self.seconds.items()}, some(self.launches))
+
     def spread(self, which) -> Work:
         """For many layouts, from one of each kind: see `Layout.alike`."""
         wide = lambda phases: {phase: spread(x, which) for phase, x in phases.items()}
@@ -148,8 +153,8 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
 def all_work(
     made: OperationLists, job: Job, c: Constants, recomputes: Iterable[str]
 ) -> dict[str, list[Work]]:
-    """Of the embedding, the head and each kind of layer, for each policy of recompute: as `made.alike`. Layers
-    are computed twice, what stands beside them is not.
+    """Of the embedding, the head and each kind of layer, for each policy of recompute: as `made.alike`. Only
+    layers are computed twice.
     """
     timed = lambda ops: (ops, durations(ops, job, made.alike, c))
     once = replace(made.alike, recompute="none")
@@ -179,12 +184,13 @@ def step_terms(
         works = all_work(made, job, c, [layout.recompute])[layout.recompute]
         works = [one.spread(made.which) for one in works]
     begin, end, *kinds = works
-    kinds = [_timed(kind, job, layout) for kind in kinds]
-
     # Stages: the inner ones hold `deep` layers; the ends one less where L + 2 is what divides.
     ends = 0, layout.pipeline.head_rank(p)
     on_first, on_last = ([n for _, n in kinds_on_rank(model, layout, rank)] for rank in ends)
     deep = np.maximum(sum(on_first), layers_on_rank(model, layout, np.minimum(1, p - 1)))
+    if np.any(layout.recomputed):
+        kinds = [kind.again(layout.share_recomputed(deep)) for kind in kinds]
+    kinds = [_timed(kind, job, layout) for kind in kinds]
     others = [np.where(many, 0, count) for _, count in model.kinds[:-1]]  # on the first stages
     counts = [*others, deep - sum(others)]
     whole = lambda counts: sum(count * kind.takes for count, kind in zip(counts, kinds))

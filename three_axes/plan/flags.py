@@ -98,7 +98,9 @@ def _megatron(job: Job, layout: Layout) -> str:
             "moe-grouped-gemm": f.grouped,
         }
     if layout.recompute == "full":
-        given |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+        some = layout.recomputed // layout.chunks  # Megatron-LM counts those of a chunk
+        method = {"recompute-method": "block" if some else "uniform", "recompute-num-layers": some or 1}
+        given |= {"recompute-granularity": "full", **method}
     elif layout.recompute == "selective":
         given |= {"recompute-granularity": "selective"}
     if job.precision in FP8:

@@ -92,6 +92,7 @@ class Framework:
     zeros: tuple[int, ...] = (0, 1, 2, 3)
     zeros_in_pipeline: tuple[int, ...] = (0, 1)
     recomputes: tuple[str, ...] = ("none", "full")
+    recomputes_some: bool = False  # layers of a stage, and not the others
     most_chunks: int = 8
 
     def __post_init__(self):
@@ -166,6 +167,7 @@ MEGATRON = Framework(
     grouped=False,
     zeros=(0, 1),
     recomputes=("none", "selective", "full"),
+    recomputes_some=True,
 )
 FRAMEWORKS: dict[str, Framework] = {
     f.name: f

@@ -62,9 +62,10 @@ class Layout(Sizes):
     rank (v). zero: 0 to 3, what is split over replicas: nothing, optimizer state, gradients too, weights too
     (3 is what FSDP does). shard: over how many of them, 0 for all; the others hold the same again (HSDP), so
     each shard has all experts. recompute: none; selective, the attention scores only; per-op, all but the
-    attention and every second matrix product (torchtitan's default); full, all of a layer. sequence_parallel:
-    split what lies between the matrices over tp as well. order: dp, tp and pp from the outermost to the
-    innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer layers, for the head's sake.
+    attention and every second matrix product (torchtitan's default); full, all of a layer. recomputed: with
+    full, so many layers of each stage only; 0 for all. sequence_parallel: split what lies between the
+    matrices over tp as well. order: dp, tp and pp from the outermost to the innermost; cp lies next to tp.
+    balanced: the last pipeline stages hold fewer layers, for the head's sake.
     """
 
     microbatch: int | np.ndarray = 1
@@ -73,6 +74,7 @@ class Layout(Sizes):
     zero: int | np.ndarray = 0
     shard: int | np.ndarray = 0
     recompute: str = "none"
+    recomputed: int | np.ndarray = 0
     sequence_parallel: bool | np.ndarray = True
     order: tuple[str, ...] = ORDER
     balanced: bool = False
@@ -200,19 +202,25 @@ class Layout(Sizes):
         """Tokens of a microbatch that go through a rank's matrices together."""
         return self.microbatch * self.positions(seq_len)
 
+    def share_recomputed(self, layers):
+        """Of so many layers of a stage, with full recompute: which share is computed twice. Takes arrays."""
+        some = np.asarray(self.recomputed)
+        return np.where(some > 0, np.minimum(some, layers) / np.maximum(layers, 1), 1.0)
+
     @property
     def axes(self) -> Axes:
         """Its sizes alone."""
         return Axes(*(getattr(self, axis) for axis in Axes._fields))
 
     def __str__(self) -> str:
+        some = f" of {self.recomputed} layers" * bool(self.recomputed)
         piped, shards = np.any(np.asarray(self.pp) > 1), f" over {self.shard}" * bool(self.shard)
         said = {
             f"v {self.interleave}": np.any(np.asarray(self.interleave) > 1),
             self.schedule: piped,
             f"ZeRO-{self.zero}{shards}": self.zero,
             "SP": self.sequence_parallel and np.any(np.asarray(self.tp) > 1),
-            f"{self.recompute} recompute": self.recompute != "none",
+            f"{self.recompute} recompute{some}": self.recompute != "none",
             f"{' '.join(self.order)} from the outermost": self.order != ORDER,
             "balanced": self.balanced and piped,
         }

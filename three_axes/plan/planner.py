@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from ..paper.checks import whole
 from ..table import Table, human
 from .candidates import Candidate, Candidates
@@ -224,7 +226,8 @@ def plan(job: Job, *, gpus: int, headroom: float = HEADROOM, **only) -> Plan:
 
 
 def _ranked(job: Job, space: Space, headroom: float) -> Plan:
-    every, room = space.timed(job), job.cluster.device.memory
+    room = job.cluster.device.memory
+    every = np.concatenate([space.timed(job), space.partly(job, (1 - headroom) * room)])
     fits, over = every["memory"] <= (1 - headroom) * room, every["memory"] > room
     pick = lambda by, keep: Candidates(every, space.names, job.framework, by, keep)
     return Plan(

@@ -30,6 +30,9 @@ def check(
         raise ValueError(f"unknown schedule {layout.schedule!r}; known are {', '.join(SCHEDULES)}")
     if layout.recompute not in RECOMPUTE:
         raise ValueError(f"unknown recompute {layout.recompute!r}; known are {', '.join(RECOMPUTE)}")
+    whole("recomputed", layout.recomputed, 0, 10**7)
+    if layout.recomputed and layout.recompute != "full":
+        raise ValueError(f"recomputed {layout.recomputed} belongs to recompute full, not {layout.recompute}")
     if layout.zero not in (0, 1, 2, 3):
         raise ValueError(f"zero is 0, 1, 2 or 3, not {layout.zero!r}")
     if sorted(layout.order) != sorted(ORDER):

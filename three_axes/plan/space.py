@@ -17,6 +17,7 @@ from .layout import Layout
 from .memory import peak_memory, saved
 from .op import Op
 from .operations import lists
+from .stages import layers_on_rank
 
 
 class Group(NamedTuple):
@@ -64,6 +65,32 @@ class Space:
     def _layouts(self, rows: np.ndarray, **named: str) -> Layout:
         sizes = {name: rows[name] for name in SIZES}
         return self.job.framework.layout(**sizes, sequence_parallel=rows["sp"], **named)
+
+    def partly(self, job: Job, most: float) -> np.ndarray:
+        """More rows, where nothing recomputed takes more than so many bytes and all layers do not: as few of
+        each stage as fit.
+        """
+        every, c, model = self.timed(job), constants(), job.model
+        made, works = [every[:0]], all_work(self._lists, job, c, ["full"])["full"]
+        for name, (schedule, recompute) in enumerate(self.names):
+            if recompute != "full" or not job.framework.recomputes_some:
+                continue
+            whole, none = (
+                every[every["names"] == self.names.index((schedule, kind))] for kind in ("full", "none")
+            )
+            can = np.flatnonzero((none["memory"] > most) & (whole["memory"] <= most))
+            rows, group = whole[can], self._groups[name]
+            layouts = self._layouts(rows, schedule=schedule, recompute=recompute)
+            layers, chunks = layers_on_rank(model, layouts, np.minimum(1, layouts.pp - 1)), layouts.chunks
+            over = (none["memory"][can] - most) / (none["memory"][can] - rows["memory"])
+            rows["recomputed"] = chunks * np.ceil(over * layers / chunks)  # of each chunk as many
+            layouts = self._layouts(rows, schedule=schedule, recompute=recompute)
+            of_kinds = saved(self._lists._replace(which=group.which[can]), recompute)
+            rows["memory"] = peak_memory(job, layouts, of_kinds=of_kinds)
+            own = [work.spread(group.which[can]) for work in works]
+            rows["seconds"] = sum(step_terms(job, layouts, c, own, synchronisation(job, layouts)).values())
+            made.append(rows[(rows["memory"] <= most) & (rows["recomputed"] < layers)])
+        return np.concatenate(made)
 
     def serves(self, job: Job) -> bool:
         """Whether a job has the same layouts: it may differ in the speeds of its cluster, and in the memory

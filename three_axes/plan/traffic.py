@@ -32,7 +32,7 @@ def _step(job: Job, layout: Layout, stage: int) -> Iterator[tuple[float, Op]]:
     for kind, many in kinds_on_rank(job.model, layout, stage):
         for op in layer(job, layout, kind):
             recomputed = op.phase == "F" and layout.recompute in op.recomputed
-            yield m * float(many) * (1 + recomputed), op
+            yield m * float(many) * (1 + recomputed * float(layout.share_recomputed(many))), op
     ends = chain(embedding(job, layout) if stage == 0 else (), head(job, layout) if stage == last else ())
     yield from ((m, op) for op in ends)
     # Each chunk sends its activation on and its gradient back, but for the first and the last of all.

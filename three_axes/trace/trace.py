@@ -108,7 +108,7 @@ def trace(
             "a trace is of FSDP, tensor parallelism and a first stage in one piece: zero 3 and interleave 1,"
             f" not zero {layout.zero} and {layout.chunks} chunks"
         )
-    if layout.recompute not in ("none", "full"):
+    if layout.recompute not in ("none", "full") or layout.recomputed:
         raise ValueError(
             f"a trace recomputes all of a layer ('full') or nothing ('none'), not {layout.recompute!r}"
         )

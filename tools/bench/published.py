@@ -41,6 +41,7 @@ from three_axes.plan.job import Lora
 from three_axes.plan.memory import largest_stage, stage_memory
 from three_axes.plan.models import gpt
 from three_axes.plan.shape import Experts, Latent
+from three_axes.plan.stages import layers_on_rank
 from three_axes.plan.validation import chunked, errors_of, fastest, row_of
 
 MEGATRON = FRAMEWORKS["megatron-lm"]
@@ -130,19 +131,13 @@ def _int(text: str, otherwise: int = 1) -> int:
 
 def seconds(job: Job, layout: Layout, gpus: int) -> tuple[float, float]:
     """(seconds of a step, share of the layers that are computed twice): as few as fit."""
-    room, found = job.cluster.device.memory, []
-    for recompute in ("none", "full"):
-        one = replace(layout, recompute=recompute)
-        job.check(one, gpus)
-        held = sum(largest_stage(job, one)[1].values())
-        found.append((validation.seconds(job, one), held))
-        if held <= room:
+    job.check(layout, gpus)
+    layers, room = int(layers_on_rank(job.model, layout, min(1, layout.pp - 1))), job.cluster.device.memory
+    some = (replace(layout, recompute="full", recomputed=k) for k in range(1, layers + 1))
+    for again, one in enumerate((layout, *some)):
+        if sum(largest_stage(job, one)[1].values()) <= room:
             break
-    if len(found) == 1:
-        return found[0][0], 0.0
-    (fast, most), (slow, least) = found
-    share = min(1.0, max(0.0, (most - room) / (most - least)))
-    return fast + share * (slow - fast), share
+    return validation.seconds(job, one), again / layers
 
 
 def _travel(release: str, name: str, system: str, v: int) -> Framework:
