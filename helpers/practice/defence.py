@@ -175,7 +175,8 @@ class Defence:
             reason = self.of.impossible.get(Axes(dp=gpus))
             return f"It cannot be: {reason}." if reason else "It does not fit, whatever is recomputed."
         costs = them.step_seconds / self.estimate.step_seconds - 1
-        what = "recomputes every layer" if them.layout.recompute == "full" else "need not recompute all"
+        every = them.layout.recompute == "full" and not them.layout.recomputed
+        what = "recomputes every layer" if every else "need not recompute all"
         where = "over all nodes" if gpus > self.job.cluster.gpus_per_node else "inside the node"
         gathered = 2 * algorithmic_bytes("all_gather", 2 * self.job.model.params, gpus)
         return (

@@ -30,6 +30,8 @@ def flags(framework: str, job: Job, layout: Layout) -> str:
     job.check(layout)
     sizes = layout.axes._asdict().items()
     _refuse(framework, {f"{axis} {size}": size > 1 for axis, size in sizes if axis not in SAID})
+    some = {f"recompute of {layout.recomputed} layers": layout.recomputed and framework != "megatron"}
+    _refuse(framework, some)
     makers = {"megatron": _megatron, "torchtitan": _torchtitan}
     makers |= {"deepspeed": _deepspeed, "accelerate": _accelerate}
     return makers[framework](job, layout)

@@ -18,7 +18,7 @@ def needs(layout: Layout) -> list[str]:
         "matrices cut by TP": layout.tp > 1,
         "a pipeline": layout.pp > 1,
         "FSDP": layout.zero == 3,
-        "every layer computed twice": layout.recompute == "full",
+        f"{layout.recomputed or 'all'} layers of a stage computed twice": layout.recompute == "full",
     }
     return [name for name, true in words.items() if true]
 

@@ -70,10 +70,12 @@ class Space:
         """More rows, where nothing recomputed takes more than so many bytes and all layers do not: as few of
         each stage as fit.
         """
+        if not job.framework.recomputes_some:
+            return self.numbers[:0]
         every, c, model = self.timed(job), constants(), job.model
         made, works = [every[:0]], all_work(self._lists, job, c, ["full"])["full"]
         for name, (schedule, recompute) in enumerate(self.names):
-            if recompute != "full" or not job.framework.recomputes_some:
+            if recompute != "full":
                 continue
             whole, none = (
                 every[every["names"] == self.names.index((schedule, kind))] for kind in ("full", "none")
