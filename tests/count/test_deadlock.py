@@ -11,7 +11,7 @@ import torch.distributed as dist
 from helpers import draw
 from helpers.ranks.failure import RankError
 from three_axes.count.deadlock import prove
-from three_axes.count.moves import Channel, Moves, Operation
+from three_axes.count.moves import KEPT_FIRST, KEPT_LAST, Channel, Moves, Operation
 from three_axes.paper.collectives import needs
 from tools import deadlocks
 
@@ -58,8 +58,35 @@ def test_only_the_smallest_set_is_named():
         rank(message("recv", 2, 1), stands=[0], needs=(2,)),
         rank(message("recv", 1, 2), stands=[0], needs=(1,)),
     ]
-    proof = prove(looks, set())
-    assert proof.ranks == [1, 2] and {wait.rank for wait in proof.waits} == {1, 2}
+    for first in (looks[0], rank(message("recv", 1, 0), stands=[0], needs=(1,))):
+        proof = prove([first, *looks[1:]], set())
+        assert proof.ranks == [1, 2] and {wait.rank for wait in proof.waits} == {1, 2}
+
+
+def test_what_was_brought_is_kept_of_the_first_and_the_last():
+    moves, many = Moves(), KEPT_FIRST + 3 * KEPT_LAST
+    for number in range(1, many + 1):
+        assert moves.begin(ALL, f"call {number}") == number
+    brought = moves.begun[ALL].brought
+    for number in (1, KEPT_FIRST, many - KEPT_LAST + 1, many - 1, many):
+        assert brought(number) == f"call {number}"
+    for number in (KEPT_FIRST + 1, many - KEPT_LAST, many + 1):
+        assert brought(number) is None
+    moves.take_back(ALL)
+    assert moves.begun[ALL].count == many - 1 and brought(many - 1) == f"call {many - 1}"
+
+
+def test_a_rank_that_moved_never_looks_as_before():
+    moves, seen = Moves(), []
+    for step in (
+        lambda: moves.begin(ALL, ""),
+        lambda: moves.stand([]),
+        moves.go_on,
+        lambda: moves.take_back(ALL),
+    ):
+        step()
+        seen.append(moves.look().moves)
+    assert seen == sorted(set(seen))
 
 
 def test_who_has_finished_never_comes():
