@@ -224,7 +224,7 @@ def last_word(mine: Layout) -> Table:
         measured = f"{MEASURED:,}" if layout == NVIDIA else ""
         made.append([name, str(layout.axes), *(f"{speed:,.0f}" for speed in both), measured])
     sure = the_plan().sure
-    title = f"tokens/s of a GPU; 8 of 10 runs of {sure.of} lie {1 - sure.low:.0%} around"
+    title = f"tokens/s of a GPU; 8 of 10 runs of {sure.of} lie within {1 - sure.low:.0%}"
     return Table(["", "layout", "bf16", "FP8", "FP8, measured"], made, title=title)
 
 

@@ -163,9 +163,7 @@ def _shortest_cycle(waits: list[Wait]) -> list[Wait]:
     of_rank: dict[int, list[Wait]] = {}
     for wait in waits:
         of_rank.setdefault(wait.rank, []).append(wait)
-    return min(
-        (_back_to(start, of_rank) for start in sorted(of_rank)), key=lambda way: len(way) or len(waits) + 1
-    )
+    return min(filter(None, (_back_to(start, of_rank) for start in sorted(of_rank))), key=len)
 
 
 def _back_to(start: int, waits: Mapping[int, list[Wait]]) -> list[Wait]:
