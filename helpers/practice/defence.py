@@ -90,9 +90,11 @@ class Defence:
         traffic = self.traffic()
         if not traffic:
             return "Nothing: there is one GPU."
+        again = self.layout.sequence_parallel and self.job.framework.regathers
+        more = {"tp": ", with inputs that are gathered again in backward" * again}
         parts = [
             f"{axis.upper()} sends {human(traffic[axis][0])} a GPU and step"
-            f" {'between nodes' if traffic[axis][1] else 'inside the node'}"
+            f" {'between nodes' if traffic[axis][1] else 'inside the node'}{more.get(axis, '')}"
             for axis in BUSIEST
             if axis in traffic
         ]
