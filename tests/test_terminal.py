@@ -82,3 +82,20 @@ def test_help_cuts_no_command(name):
     if name == "train":  # whose manual is the package's
         module = importlib.import_module("helpers.train")
     assert [line for line in module.__doc__.splitlines() if line.startswith(" ") and len(line) > 76] == []
+
+
+@pytest.mark.parametrize(
+    "argv, sentence",
+    [
+        (["--version"], "three-axes "),
+        (["paln"], "unknown command 'paln'; the nearest is 'plan'"),
+        (["plan", "llama-3-70b"], "the following arguments are required: --gpus"),
+    ],
+)
+def test_a_slip_is_answered_in_a_sentence(argv, sentence, capsys):
+    try:
+        main(argv)
+    except SystemExit as end:
+        assert end.code == 2
+    said = "".join(capsys.readouterr())
+    assert said.startswith(sentence) and len(said.splitlines()) <= 5

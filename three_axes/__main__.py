@@ -22,21 +22,27 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from .commands import COMMANDS, call, course_needed
 from .foreign import plain
 from .options import PLANNING, add_command
+from .paper.checks import unknown
 from .sizing import job_of, layout_of
 from .terminal import Manual, fitted, fold, put
 
 
-def parser(only: str = "") -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Says in a sentence what is wrong, and where the rest is told."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{plain(message, 2000)}\n{self.prog} --help has all that it takes\n")
+
+
+def parser(only: str = "") -> Parser:
     """Of all commands; only: of that one, if it is one of those here, which is soon made."""
-    top = argparse.ArgumentParser(
-        prog="three-axes" if Path(sys.argv[0]).stem == "three-axes" else "python -m three_axes",
-        description=__doc__,
-        formatter_class=Manual,
-    )
+    prog = "three-axes" if Path(sys.argv[0]).stem == "three-axes" else "python -m three_axes"
+    top = Parser(prog=prog, description=__doc__, formatter_class=Manual)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", prog=top.prog)
     if only in PLANNING:
         add_command(commands, only)
@@ -58,11 +64,24 @@ def parser(only: str = "") -> argparse.ArgumentParser:
     return top
 
 
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("three-axes")
+    except PackageNotFoundError:
+        return "from its source folder, not installed"
+
+
 def main(argv: list[str] | None = None) -> int:
     argv = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        if argv and argv[0] in COMMANDS:
+        if argv[0] in COMMANDS:
             return call(argv[0], argv[1:])
+        if argv[0] == "--version":
+            return put(f"three-axes {_version()}")
+        if argv[0] not in (known := [*PLANNING, "count", "verify", *COMMANDS]) and argv[0][:1] != "-":
+            raise ValueError(f"unknown command {unknown(argv[0], known)}")
         args = parser(argv[0]).parse_args(argv)
         if args.command == "count":
             with course_needed("three-axes count"):

@@ -36,7 +36,7 @@ SENDS = (
     ("FSDP, ZeRO-3", "weights, gradients, state", "weights twice, gradients once: 3·(d−1)/d · 2N",
      "each microbatch, in each layer", "the layer before hides it", "16·N/d, and one layer whole"),
     ("TP", "each matrix: columns, then rows", "4 all-reduces a layer: 8·(t−1)/t · 2bsh",
-     "each microbatch, in each layer", "nothing: keep it in an NVLink domain", "16·N/t, its share of a layer's inside"),
+     "each microbatch, in each layer", "nothing: keep it in NVLink", "16·N/t, its share of a layer's inside"),
     ("TP with SP", "and the tokens between matrices", "gather and scatter instead: 10·(t−1)/t · 2bsh a layer",
      "the same", "products cut in pieces", "16·N/t, activations/t"),
     ("PP", "the layers, into stages", "2bsh to the next stage, 2bsh to the previous", "each microbatch",

@@ -61,6 +61,11 @@ def test_only_the_smallest_set_is_named():
     for first in (looks[0], rank(message("recv", 1, 0), stands=[0], needs=(1,))):
         proof = prove([first, *looks[1:]], set())
         assert proof.ranks == [1, 2] and {wait.rank for wait in proof.waits} == {1, 2}
+    waits_for = lambda r, other: rank(
+        Channel("recv", "world", (0, 1, 2, 3, 4), other, r, 0), stands=[0], needs=(other,)
+    )
+    of_three, of_two = [waits_for(r, (r + 1) % 3) for r in range(3)], [waits_for(3, 4), waits_for(4, 3)]
+    assert prove(of_three + of_two, set()).ranks == [3, 4]
 
 
 def test_what_was_brought_is_kept_of_the_first_and_the_last():

@@ -206,14 +206,15 @@ def test_shards_are_replicated():
 
 # Every name that `flags` may print; read in the frameworks' sources (`flags.SOURCES`).
 NAMES = {
-    "megatron": """account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split bf16 ckpt-format
-        context-parallel-size cp-comm-type data-parallel-sharding-strategy exp-avg-dtype exp-avg-sq-dtype
-        expert-model-parallel-size expert-tensor-parallel-size fp4-format fp8-format fp8-recipe
-        global-batch-size grad-reduce-in-bf16 micro-batch-size moe-grouped-gemm
+    "megatron-lm": """account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split bf16
+        ckpt-format context-parallel-size cp-comm-type data-parallel-sharding-strategy exp-avg-dtype
+        exp-avg-sq-dtype expert-model-parallel-size expert-tensor-parallel-size fp4-format fp8-format
+        fp8-recipe global-batch-size grad-reduce-in-bf16 micro-batch-size moe-grouped-gemm
         num-distributed-optimizer-instances num-virtual-stages-per-pipeline-rank optimizer-cpu-offload
         overlap-grad-reduce overlap-param-gather pipeline-model-parallel-size recompute-granularity
         recompute-method recompute-num-layers seq-length sequence-parallel tensor-model-parallel-size
-        use-distributed-optimizer use-megatron-fsdp use-precision-aware-optimizer use-tp-pp-dp-mapping""",
+        tp-comm-overlap use-distributed-optimizer use-megatron-fsdp use-precision-aware-optimizer
+        use-tp-pp-dp-mapping""",
     "torchtitan": """activation_checkpoint.mode parallelism.context_parallel_degree
         parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree
         parallelism.expert_parallel_degree parallelism.no-enable-sequence-parallel
@@ -231,7 +232,7 @@ NAMES = {
         parallelism_config_dp_replicate_size parallelism_config_dp_shard_size parallelism_config_tp_size""",
 }
 PATTERNS = {
-    "megatron": r"--([\w.-]+)",
+    "megatron-lm": r"--([\w.-]+)",
     "torchtitan": r"--([\w.-]+)",
     "deepspeed": r'"(\w+)":',
     "accelerate": r"(?m)^ *(\w+):",
@@ -247,10 +248,10 @@ def _every_case():
     outer = Layout(dp=2, tp=8, pp=16, zero=1, order=("dp", "pp", "tp"))
     b200 = replace(JOB, cluster=CLUSTERS["dgx-b200"], precision="nvfp4")
     yield from (
-        ("megatron", eight, even),
-        ("megatron", moe, Layout(dp=8, tp=2, ep=4, zero=1)),
-        ("megatron", big, outer),
-        ("megatron", b200, Layout(dp=8, zero=3, shard=4)),
+        ("megatron-lm", eight, even),
+        ("megatron-lm", moe, Layout(dp=8, tp=2, ep=4, zero=1)),
+        ("megatron-lm", replace(big, framework=FRAMEWORKS["megatron-bridge"]), outer),
+        ("megatron-lm", b200, Layout(dp=8, zero=3, shard=4)),
     )
     titan = replace(JOB, framework=replace(TITAN, offload=True))
     yield "torchtitan", titan, Layout(dp=4, tp=2, pp=4, zero=3, sequence_parallel=False, recompute="per-op")
@@ -289,9 +290,9 @@ def test_flags_multiply_out():
 @pytest.mark.parametrize(
     "framework, changed, layout, sentence",
     [
-        ("megatron", {"lora": Lora(8)}, Layout(dp=8), "Megatron-LM has no flag for LoRA"),
-        ("megatron", {}, Layout(pp=4, schedule="ZB-H1"), "the schedule ZB-H1"),
-        ("megatron", {}, Layout(dp=8, recompute="per-op"), "per-op recompute"),
+        ("megatron-lm", {"lora": Lora(8)}, Layout(dp=8), "Megatron-LM has no flag for LoRA"),
+        ("megatron-lm", {}, Layout(pp=4, schedule="ZB-H1"), "the schedule ZB-H1"),
+        ("megatron-lm", {}, Layout(dp=8, recompute="per-op"), "per-op recompute"),
         ("torchtitan", {}, Layout(dp=8, zero=1), "ZeRO-1"),
         ("torchtitan", {"precision": "fp8"}, Layout(dp=8, zero=3), "fp8"),
         ("deepspeed", {}, Layout(dp=2, pp=4), "a pipeline"),
@@ -299,7 +300,7 @@ def test_flags_multiply_out():
         ("accelerate", {}, Layout(dp=8, zero=1), "ZeRO-1"),
         ("accelerate", {}, Layout(dp=2, pp=4), "a pipeline"),
         ("fairseq", {}, Layout(dp=8), "flags are known of megatron"),
-        ("megatron", {}, Layout(dp=8, tp=3), "does not divide"),
+        ("megatron-lm", {}, Layout(dp=8, tp=3), "does not divide"),
     ],
 )
 def test_what_a_framework_cannot_do_is_refused_by_name(framework, changed, layout, sentence):

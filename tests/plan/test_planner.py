@@ -176,7 +176,7 @@ def test_schedules_that_split_backward_are_refused_in_a_sentence(layout, sentenc
         (lambda: replace(TEXTBOOK, schedules=("ZB",)), "schedules are some of GPipe, 1F1B, interleaved"),
         (lambda: replace(TEXTBOOK, zeros=()), "none is given"),
         (lambda: replace(TEXTBOOK, gradient_bytes=-4), "gradient_bytes is 2 or 4, not -4"),
-        (lambda: find_framework("megatron"), "the nearest is 'megatron-lm'"),
+        (lambda: find_framework("megatorn"), "the nearest is 'megatron-lm'"),
         (lambda: check(LLAMA3, Layout(order=("dp", "tp"))), "order names each of dp, tp, pp once"),
     ],
 )
@@ -512,7 +512,7 @@ def test_what_other_programs_read(capsys):
         ("plan llama-3-70b --gpus 0", "gpus must be a whole number"),
         ("plan llama-3-70b --gpus 8 --cluster dgx-h1000", "the nearest is 'dgx-h100'"),
         ("memory llama-3-70b --tp 3", "take 2 or 4"),
-        ("memory llama-3-70b --framework megatron", "the nearest is 'megatron-lm'"),
+        ("memory llama-3-70b --framework megatorn", "the nearest is 'megatron-lm'"),
         ("bubble --pp 4 --microbatches 9 --schedule interleaved", "take 8 or 10"),
         ("plan llama-3-405b --gpus 8", "does not fit"),
     ],

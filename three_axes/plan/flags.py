@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 
+from .frameworks import ALIASES
 from .job import Job
 from .layout import ORDER, Layout
 
 SOURCES = {
-    "megatron": "Megatron-LM, megatron/training/arguments.py",
+    "megatron-lm": "Megatron-LM, megatron/training/arguments.py",
     "torchtitan": "torchtitan, torchtitan/config/configs.py",
     "deepspeed": "DeepSpeed, runtime/zero/config.py and runtime/config.py",
     "accelerate": "Accelerate, utils/dataclasses.py and parallelism_config.py",
@@ -25,14 +26,15 @@ SCHEDULES = {"1F1B": "1F1B", "interleaved": "Interleaved1F1B", "ZB-V": "ZBVZeroB
 
 def flags(framework: str, job: Job, layout: Layout) -> str:
     """The layout in a framework's words. Raises ValueError for one not in `SOURCES`, or that cannot do it."""
+    framework = ALIASES.get(framework, framework)
     if framework not in SOURCES:
         raise ValueError(f"flags are known of {', '.join(SOURCES)}, not of {framework!r}")
     job.check(layout)
     sizes = layout.axes._asdict().items()
     _refuse(framework, {f"{axis} {size}": size > 1 for axis, size in sizes if axis not in SAID})
-    some = {f"recompute of {layout.recomputed} layers": layout.recomputed and framework != "megatron"}
+    some = {f"recompute of {layout.recomputed} layers": layout.recomputed and framework != "megatron-lm"}
     _refuse(framework, some)
-    makers = {"megatron": _megatron, "torchtitan": _torchtitan}
+    makers = {"megatron-lm": _megatron, "torchtitan": _torchtitan}
     makers |= {"deepspeed": _deepspeed, "accelerate": _accelerate}
     return makers[framework](job, layout)
 

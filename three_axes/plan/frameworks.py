@@ -235,11 +235,15 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 
 
+ALIASES = {"megatron": "megatron-lm"}  # another spelling -> ours
+
+
 def find_framework(name: str, **changed) -> Framework:
     """A framework by name, with what a user said otherwise. Raises ValueError with the nearest name."""
-    if name.lower() not in FRAMEWORKS:
+    name = ALIASES.get(name.lower(), name.lower())
+    if name not in FRAMEWORKS:
         raise ValueError(f"unknown framework {unknown(name, FRAMEWORKS)}")
     known = {f.name for f in fields(Framework)}
     return replace(
-        FRAMEWORKS[name.lower()], **{k: v for k, v in changed.items() if k in known and v is not None}
+        FRAMEWORKS[name], **{k: v for k, v in changed.items() if k in known and v is not None}
     )
