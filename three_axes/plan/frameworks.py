@@ -244,6 +244,4 @@ def find_framework(name: str, **changed) -> Framework:
     if name not in FRAMEWORKS:
         raise ValueError(f"unknown framework {unknown(name, FRAMEWORKS)}")
     known = {f.name for f in fields(Framework)}
-    return replace(
-        FRAMEWORKS[name], **{k: v for k, v in changed.items() if k in known and v is not None}
-    )
+    return replace(FRAMEWORKS[name], **{k: v for k, v in changed.items() if k in known and v is not None})
