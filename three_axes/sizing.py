@@ -203,8 +203,9 @@ def run_memory(args) -> tuple[str, dict]:
 def run_normal(args) -> tuple[str, dict]:
     from .plan.normal import Normal, read_line, step_seconds
 
+    for name in ("gpus", "tp", "pp", "cp"):
+        whole(f"--{name}", getattr(args, name))
     job, split = job_of(args), args.tp * args.pp * args.cp
-    whole("--gpus", args.gpus)
     if args.gpus % split:
         raise ValueError(f"--gpus {args.gpus} is no multiple of tp · pp · cp = {split}")
     args.dp = args.gpus // split

@@ -66,7 +66,7 @@ def _train(attempt: Callable, facts: dict) -> None:
     """
     rank, n, recorder = dist.get_rank(), dist.get_world_size(), current.rank.recorder
     torch.manual_seed(0)
-    plain = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    plain = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     model = deepcopy(plain)
     sent = lambda: sum(row.payload for row in recorder.rows.values())
     loss_of = lambda net, rows: 100 * net(rows).square().mean()
@@ -147,8 +147,8 @@ def _praise(run: Run) -> Answer:
     text = "Every gradient is the twin's, and most of the all-reduce ran under backward."
     if unwaited := max(facts["unwaited"] for facts in run.ranks):
         text += (
-            f" But nobody called wait() for {unwaited} of {LAYERS} all-reduces. They had ended here; nothing"
-            " promises that they end in order. Wait for each."
+            f" But nobody called wait() for {unwaited} of {2 * LAYERS} all-reduces. They had ended here;"
+            " nothing promises that they end in order. Wait for each."
         )
     return right(text, *_figures(run, run))
 
@@ -181,6 +181,10 @@ overlapped = OnRanks(
         a hook that takes no parameter
             PyTorch calls your hook f as f(p), with the parameter whose gradient is ready.
             ! takes 0 positional arguments but 1 was given
+        a hook that returns something
+            What a tensor's hook returns takes the place of its gradient. Keep the work in a list, and return
+            nothing.
+            ! expected Variable
         no finish() returned
             Return the function finish itself, without brackets behind its name.
             ! for /=: 'NoneType'

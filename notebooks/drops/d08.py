@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 
@@ -64,13 +65,19 @@ def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
         return None
     sizes, first = GRIDS[off[0] // 8], off[0] // 8 * 8
     mine, wanted = run.values[first : first + 8], truth.values[first : first + 8]
-    says = lambda rank, axis: f"With {_named(sizes)} rank {rank} says its {axis} group is {mine[rank][axis]}."
-    for rank, g in enumerate(mine):
-        if sizes["tp"] > 1 and g["tp"] and g["tp"][-1] - g["tp"][0] >= sizes["tp"]:
-            return "TP's ranks are no neighbours", says(rank, "tp")
+    says = lambda rank, axis: (
+        f"With {_named(sizes)} you put rank {rank} into the {axis} group {mine[rank][axis]}."
+    )
     for axis, size in sizes.items():
+        for rank, g in enumerate(mine):
+            if len(g[axis]) != size:
+                return "groups of another size", f"{says(rank, axis)} It holds {size}."
+    for rank, g in enumerate(mine):
+        if any(b - a != 1 for a, b in itertools.pairwise(g["tp"])):
+            return "TP's ranks are no neighbours", says(rank, "tp")
+    for axis in sizes:
         for rank, ranks in enumerate(g[axis] for g in mine):
-            if len(ranks) != size or [r for r in range(8) if mine[r][axis] == ranks] != ranks:
+            if [r for r in range(8) if mine[r][axis] == ranks] != ranks:
                 return "groups that do not partition the ranks", says(rank, axis)
     rank = off[0] - first
     axis = next(axis for axis in sizes if mine[rank][axis] != wanted[rank][axis])
@@ -117,7 +124,7 @@ members = Asked(
     praise=_met,
     finds=_first_wrong,
     mistakes="""
-        no groups
+        not a group along each axis
             Return a dictionary with pp, dp and tp, each a list of ranks.
             ~ form
         TP outermost
@@ -137,6 +144,8 @@ members = Asked(
             - stride *= size => stride = size
             - stride *= size => stride *= 2
             - first = rank => stride *= size; first = rank & stride *= size⏎ => ⏎
+        groups of another size
+            A group along an axis has as many ranks as `sizes` says.
         TP's ranks are no neighbours
             TP talks most, so its ranks must be neighbours. See where it stands in `sizes`.
         groups that do not partition the ranks

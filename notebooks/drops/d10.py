@@ -102,7 +102,7 @@ signature = engine.Asked(
         " time.",
     ],
     cases=lambda: [(run.tokens, run.peaks) for _, _, run in _ended()],
-    reads=lambda said: CAUSES[CAUSES.index(said)],
+    reads=lambda said: CAUSES[CAUSES.index(said.strip())],
     praise="Four recorded runs and three that crashed here, each told from its trace.",
     figures=lambda seen, truth: [
         ("runs told apart", str(sum(map(eq, seen.values, truth.values))), str(len(truth.values)))
@@ -157,7 +157,7 @@ cheapest = engine.Asked(
         "Activations grow with the microbatch. Which remedies change that, and which change states only?",
         "Of those that fit: which one computes nothing twice and sends nothing more?",
     ],
-    reads=lambda name: REMEDIES[REMEDIES.index(name)],
+    reads=lambda name: REMEDIES[REMEDIES.index(name.strip())],
     praise="It fits, for the same work: gradients are added up over smaller pieces before the step.",
     figures=lambda seen, _: [
         ("peak of the fullest rank", human(_tried(seen.values[0])["peak"]), f"at most {human(LADDER_BUDGET)}")

@@ -221,8 +221,8 @@ choice = Asked(
 def balance(layers, p, head):
     """How many layers each of p stages gets, as a list, so that the slowest stage is as fast as can be.
 
-    The last stage also has the head, which costs as much as `head` layers. Every stage gets at least one
-    layer. Of the others the long ones come last, where few microbatches are in flight.
+    The last stage also has the head, which costs as much as `head` layers, and may have no layer beside it.
+    Of the others the long ones come last, where few microbatches are in flight.
     """
 
     def spread(last):
@@ -230,12 +230,20 @@ def balance(layers, p, head):
         return [share + (k >= p - 1 - more) for k in range(p - 1)] + [last]
 
     return min(
-        (spread(last) for last in range(1, layers - p + 2)),
+        (spread(last) for last in range(layers - p + 2)),
         key=lambda stages: max(*stages[:-1], stages[-1] + head),
     )
 
 
-LAYERS = [(32, 8, 3), (32, 8, 0), (40, 8, 2), (24, 4, 5), (16, 4, 1)]  # layers, p, head
+LAYERS = [
+    (32, 8, 3),
+    (32, 8, 0),
+    (40, 8, 2),
+    (24, 4, 5),
+    (16, 4, 9),
+    (30, 4, 2.5),
+    (16, 4, 1),
+]  # layers, p, head
 _slowest = lambda stages, head: max(*stages[:-1], stages[-1] + head)
 
 
@@ -245,7 +253,7 @@ def _unbalanced(run: Run, truth: Run) -> tuple[str, str] | None:
         where = f"With {layers} layers, {p} stages and a head of {head}"
         if (len(mine), sum(mine)) != (p, layers):
             return "layers lost or doubled", f"{where} your {len(mine)} stages hold {sum(mine)} layers."
-        if min(mine) < 1:
+        if min(mine) < 0 or min(mine[:-1]) < 1:
             return "the last stage takes what is left", f"{where} a stage of yours has {min(mine)} layers."
         load, could = _slowest(mine, head), _slowest(best, head)
         if load > could:
@@ -266,7 +274,7 @@ balanced = Asked(
         "Every microbatch waits for the slowest stage. How many layers may the last one have, if the head"
         " costs `head`?",
         "Spread layers + head evenly over p stages: about (layers + head) / p each. The last stage gets"
-        " that minus head, at least 1.",
+        " that minus head, or none.",
         "Try each number of layers for the last stage, spread the others evenly, and take the one whose"
         " slowest stage is fastest.",
     ],
@@ -288,7 +296,8 @@ balanced = Asked(
         layers lost or doubled
             Every layer is in one stage.
         the last stage takes what is left
-            Every stage has at least one layer. Spread what is missing over all stages, not over the last.
+            No stage has fewer than no layers, and only the last, with its head, may have none. Spread what is
+            missing over all stages, not over the last.
         the head is forgotten
             The last stage has the head as well, and all others wait for it. Give it fewer layers.
         a stage that is too long

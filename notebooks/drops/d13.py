@@ -150,7 +150,9 @@ def _row(d: int, t: int, p: int):
 
 def _picked(run: Run, _) -> str | None:
     d, t, p = run.values[0]
-    if min(d, t, p) < 1 or d * t * p != GPUS:
+    if min(d, t, p) < 1:
+        return "a size below 1"
+    if d * t * p != GPUS:
         return "d·t·p is not 32"
     if not (row := _row(d, t, p)):
         return "it cannot be"
@@ -191,8 +193,10 @@ tuple_ = Asked(
         no layout
             Return three whole numbers d, t, p.
             ~ form
+        a size below 1
+            Each size is at least 1: an axis that cuts nothing has size 1.
         d·t·p is not 32
-            Each size is at least 1, and the three multiply to the number of GPUs.
+            The three multiply to the number of GPUs.
         it cannot be
             Look at what the planner says.
         more model parallelism than needed
@@ -213,7 +217,7 @@ REASONS = (
     "too large for a GPU, and links inside the node are fast",
 )
 # Case -> each right answer with its right reasons; why; parameters, d, t, p and the ZeRO stage with which its
-# states fit a GPU of 80 GB and leave room. FSDP in a node: for its own reason, or for that of any cut.
+# states fit a GPU of 80 GB and leave room.
 QUICK = {
     "1B on 8 GPUs with NVLink": (
         {0: (2,)},
@@ -221,7 +225,7 @@ QUICK = {
         (1e9, 8, 1, 1, 0),
     ),
     "30B on 8 GPUs with NVLink": (
-        {1: (3,), 3: (1, 3)},
+        {1: (3,), 3: (1,)},
         "480 GB of states do not fit a GPU; in one node TP's all-reduces run over NVLink. (FSDP is a fair"
         " alternative.)",
         (30e9, 1, 8, 1, 0),
@@ -251,7 +255,7 @@ def quick(case):
 
 def _indices(reply) -> tuple[int, int]:
     answer, reason = reply[:]  # a set has no order, and no slices
-    return ANSWERS.index(answer), REASONS.index(reason)
+    return ANSWERS.index(answer.strip()), REASONS.index(reason.strip())
 
 
 def _first_unfit(run: Run, _) -> tuple[str, str] | None:

@@ -147,6 +147,7 @@ SIZING = {
     "memory": ("llama-3-8b --dp 8 --batch 32 --explain", "cost_constants.json"),
     "bytes": ("llama-3-8b --dp 8 --batch 32", "Sent by each GPU"),
     "bubble": ("--pp 4 --microbatches 8", "1F1B"),
+    "normal": ("llama-3-8b --gpus 8 --batch 32 --tokens 9000", "the nearest published runs"),
     "explain": ("TRACE", "compute"),
     "count": ("--help", "predicted beside counted"),  # the rest of these two needs PyTorch
     "verify": ("--help", "of the optimizer, then the job ends"),

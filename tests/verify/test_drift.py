@@ -1,5 +1,6 @@
 """Copies that were equal must stay so: what stands for a tensor, and somebody's script under torchrun."""
 
+import shutil
 import subprocess
 
 import forked
@@ -32,6 +33,7 @@ dist.destroy_process_group()
 
 def verified(folder, program: str, edit: str, *arguments: str) -> subprocess.CompletedProcess:
     """arguments: of verify, the script, its layout and its number of steps."""
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)  # of another model.py of the same second
     (folder / "train.py").write_text(SCRIPT)
     (folder / "model.py").write_text(b5.edited(program, edit))
     return forked.command("three_axes", "verify", *arguments, cwd=folder, ranks=4)
