@@ -103,7 +103,7 @@ def test_waits_that_are_missing_are_counted_and_no_others():
     one_before = edited(
         d05.overlap, f"{start} =>         under_way[-1][0].wait() if under_way else None⏎{start}"
     )
-    assert "nobody called wait() for 5 of 6" in d05.overlapped.check(last_alone).text
+    assert "nobody called wait() for 11 of 12" in d05.overlapped.check(last_alone).text
     assert "nobody called" not in d05.overlapped.check(one_before).text
 
 
