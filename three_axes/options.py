@@ -9,10 +9,9 @@ from .paper.hardware import CLUSTERS
 from .paper.pipelines import SCHEDULES
 from .plan.estimate import HEADROOM
 from .plan.frameworks import FRAMEWORKS
-from .plan.job import MATRICES, PRECISIONS
+from .plan.job import FLOPS, MATRICES, PRECISIONS
 from .plan.layout import RECOMPUTE, Axes
 from .plan.models import MODELS
-from .plan.normal import FLOPS
 from .sizing import run_bubble, run_bytes, run_memory, run_normal, run_plan
 
 

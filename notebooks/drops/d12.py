@@ -296,8 +296,8 @@ balanced = Asked(
         layers lost or doubled
             Every layer is in one stage.
         the last stage takes what is left
-            No stage has fewer than no layers, and only the last, with its head, may have none. Spread what is
-            missing over all stages, not over the last.
+            A number of layers is never negative. Only the last stage, which has the head, may have none.
+            Spread what is missing over all stages, not over the last.
         the head is forgotten
             The last stage has the head as well, and all others wait for it. Give it fewer layers.
         a stage that is too long

@@ -26,6 +26,11 @@ def test_units_of_what_was_measured():
     assert causal == pytest.approx(tokens * JOB.model.flops_per_token(8192, causal=True) / 450e12)
     twice = step_seconds(JOB, replace(LAYOUT, recompute="full"), 450, "TFLOP/s", "hardware")
     assert twice == pytest.approx(4 / 3 * tokens * of_token / 450e12)
+    quarter = replace(LAYOUT, recompute="full", recomputed=5)  # of 20 layers of a stage
+    some = step_seconds(JOB, quarter, 450, "TFLOP/s", "hardware")
+    assert some == pytest.approx((1 + 1 / 12) * tokens * of_token / 450e12)
+    causes = dict(Normal(estimate(JOB, quarter), 20.0).longer())
+    assert "all layers are computed twice" in causes
 
 
 @pytest.mark.parametrize(

@@ -81,16 +81,21 @@ class Estimate:
         needed = self.tokens_per_second_per_gpu * self.job.flops_per_token
         return needed / self.job.cluster.device.flops
 
+    @property
+    def title(self) -> str:
+        """What is trained, on what, how, and in which layout."""
+        job = self.job
+        how = ", ".join([job.framework.name, *job.switches])
+        return f"{self.model.name} on {self.layout.ranks} × {job.cluster.device.name} ({how}): {self.layout}"
+
     def __repr__(self) -> str:
         return self.text(explain=True)
 
     def text(self, explain: bool = False) -> str:
         """Tables and a summary; explain: with the formulas and the numbers that went in."""
-        job = self.job
         return "\n\n".join(
             [
-                f"{self.model.name} on {self.layout.ranks} × {job.cluster.device.name}"
-                f" ({', '.join([job.framework.name, *job.switches])}): {self.layout}",
+                self.title,
                 repr(self.time_table(explain)),
                 repr(self.memory_table(explain)),
                 *([self.went_in()] if explain else []),

@@ -51,6 +51,9 @@ class Lora:
         return f"{'4-bit ' * self.four_bit}LoRA {self.rank}{of}"
 
 
+FLOPS = ("whole", "causal", "hardware")  # what TFLOP/s count, as `normal` says
+
+
 class Precision(NamedTuple):
     """rate: of a device, that products run at: bf16, fp8 or fp4. bytes: of a number in a product, and of one
     that is kept or gathered for it. cast: bytes moved to narrow a number: read, and written twice, since the
@@ -116,8 +119,12 @@ class Job:
 
     @property
     def flops_per_token(self) -> float:
-        """Model FLOPs of a token, attention whole; a frozen matrix needs no gradient, and takes 4 for 6."""
-        return self.model.flops_per_token(self.seq_len, per_element=4 if self.lora else 6)
+        """Model FLOPs of a token, attention whole."""
+        return self.model_flops()
+
+    def model_flops(self, causal: bool = False) -> float:
+        """Of a token; causal: with half of the attention. A frozen matrix needs no gradient: 4 for 6."""
+        return self.model.flops_per_token(self.seq_len, causal=causal, per_element=4 if self.lora else 6)
 
     @property
     def switches(self) -> list[str]:

@@ -22,6 +22,7 @@ from .certainty import generation
 from .estimate import Estimate, estimate
 from .job import Job
 from .layout import Layout
+from .stages import layers_on_rank
 
 NEAREST = 4  # published runs that are shown
 WORTH = 0.01  # of a step: what takes less explains nothing
@@ -32,7 +33,6 @@ LINES = {
     r"\btps: *([\d.,]+[kKM]?)": "tokens",
     r"tokens_per_sec_per_gpu: *([\d.,]+[kKM]?)": "tokens",
 }
-FLOPS = ("whole", "causal", "hardware")
 
 
 class PublishedRun(NamedTuple):
@@ -69,10 +69,11 @@ def step_seconds(job: Job, layout: Layout, value: float, unit: str, flops: str =
     tokens = job.global_batch * job.seq_len / layout.ranks
     if unit == "tokens":
         return tokens / value
-    twice = 4 / 3 if flops == "hardware" and layout.recompute == "full" else 1
-    per_element = 4 if job.lora else 6
-    needed = job.model.flops_per_token(job.seq_len, causal=flops == "causal", per_element=per_element)
-    return tokens * needed * twice / (value * 1e12)
+    again = 0.0
+    if flops == "hardware" and layout.recompute == "full":
+        layers = layers_on_rank(job.model, layout, min(1, layout.pp - 1))
+        again = float(layout.share_recomputed(layers)) / 3  # a forward is a third of all
+    return tokens * job.model_flops(flops == "causal") * (1 + again) / (value * 1e12)
 
 
 def read_line(line: str) -> tuple[float, str]:
@@ -119,14 +120,14 @@ def causes(e: Estimate) -> Iterator[tuple[str, Job, Layout]]:
     ):
         if here and framework != f:
             yield words, replace(job, framework=framework), at
-    if at.recompute != "full":
-        yield "all layers are computed twice", job, replace(at, recompute="full")
+    if at.recompute != "full" or at.recomputed:
+        yield "all layers are computed twice", job, replace(at, recompute="full", recomputed=0)
     if many and cluster.rails > 1:
         yield "one port of each node is used", replace(job, cluster=replace(cluster, rails=1)), at
         slow = replace(cluster, inter_node_bandwidth=cluster.inter_node_bandwidth / 2)
         yield "the network between nodes has half its speed", replace(job, cluster=slow), at
-    device = cluster.device
-    cool = replace(device, achievable=0.8 * device.achievable, achievable_fp8=0.8 * device.achievable_fp8)
+    device, rates = cluster.device, ("achievable", "achievable_fp8", "achievable_fp4")
+    cool = replace(device, **{rate: 0.8 * getattr(device, rate) for rate in rates})
     yield "the GPUs' clocks are a fifth lower", replace(job, cluster=replace(cluster, device=cool)), at
 
 
@@ -154,9 +155,8 @@ class Normal(NamedTuple):
         return sorted((one for one in found if one[1] > WORTH * whole), key=lambda one: -one[1])
 
     def text(self) -> str:
-        e, job = self.estimate, self.estimate.job
-        gpus, predicted = e.layout.ranks, e.step_seconds
-        tokens = job.global_batch * job.seq_len / gpus
+        e, predicted = self.estimate, self.estimate.step_seconds
+        tokens = e.job.global_batch * e.job.seq_len / e.layout.ranks
         speed = lambda seconds: f"{tokens / seconds:,.0f} tokens/s/GPU"
         times = f"{self.factor:.2f} times what is predicted."
         said = {
@@ -165,9 +165,8 @@ class Normal(NamedTuple):
             "fast": f"Your step is fast: {times} Are model, batch and sequence length the run's? Is the"
             " number that of one GPU?",
         }
-        called = ", ".join([job.framework.name, *job.switches])
         lines = [
-            f"{e.model.name} on {gpus} × {job.cluster.device.name} ({called}): {e.layout}",
+            e.title,
             "",
             f"yours      {self.seconds:.2f} s a step, {speed(self.seconds)}",
             f"predicted  {predicted:.2f} s a step, {speed(predicted)}",
@@ -185,22 +184,23 @@ class Normal(NamedTuple):
             ]
         return "\n".join(lines)
 
+    def nearest(self) -> list[tuple[PublishedRun, float]]:
+        """The nearest published runs, and seconds of each here: as far from our prediction as it was."""
+        e = self.estimate
+        return [(run, math.exp(run.error) * e.step_seconds) for run in nearest(e.job, e.layout.ranks)]
+
     def runs(self) -> Table:
-        """The nearest published runs, and what each would be here: as far from our prediction as it was."""
-        e, rows = self.estimate, []
-        for run in nearest(e.job, e.layout.ranks):
+        """These as a table."""
+        rows = []
+        for run, here in self.nearest():
             size = f"{run.model}, {run.params:.3g}B, {run.batch} × {run.seq_len:,}"
             where = f"{run.gpus} × {run.device}, {run.precision}"
-            here = math.exp(run.error) * e.step_seconds
             rows.append([run.source, size, where, f"{run.step_s:.2f} s", f"{here:.2f} s"])
         return Table(["the nearest published runs", "model and batch", "on", "took", "as here"], rows)
 
     def data(self) -> dict:
         """The same for other programs."""
-        named = [
-            dict(run._asdict(), here=math.exp(run.error) * self.estimate.step_seconds)
-            for run in nearest(self.estimate.job, self.estimate.layout.ranks)
-        ]
+        named = [dict(run._asdict(), here=here) for run, here in self.nearest()]
         causes = [{"cause": words, "seconds": seconds} for words, seconds in self.longer()]
         verdict = dict(verdict=self.verdict, step_seconds=self.seconds, factor=self.factor)
         return verdict | {"nearest": named, "longer": causes}

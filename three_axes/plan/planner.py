@@ -227,7 +227,8 @@ def plan(job: Job, *, gpus: int, headroom: float = HEADROOM, **only) -> Plan:
 
 def _ranked(job: Job, space: Space, headroom: float) -> Plan:
     room = job.cluster.device.memory
-    every = np.concatenate([space.timed(job), space.partly(job, (1 - headroom) * room)])
+    every = space.timed(job)
+    every = np.concatenate([every, space.partly(job, every, (1 - headroom) * room)])
     fits, over = every["memory"] <= (1 - headroom) * room, every["memory"] > room
     pick = lambda by, keep: Candidates(every, space.names, job.framework, by, keep)
     return Plan(

@@ -66,13 +66,13 @@ class Space:
         sizes = {name: rows[name] for name in SIZES}
         return self.job.framework.layout(**sizes, sequence_parallel=rows["sp"], **named)
 
-    def partly(self, job: Job, most: float) -> np.ndarray:
+    def partly(self, job: Job, every: np.ndarray, most: float) -> np.ndarray:
         """More rows, where nothing recomputed takes more than so many bytes and all layers do not: as few of
-        each stage as fit.
+        each stage as fit. every: what `timed` gave.
         """
         if not job.framework.recomputes_some:
-            return self.numbers[:0]
-        every, c, model = self.timed(job), constants(), job.model
+            return every[:0]
+        c, model = constants(), job.model
         made, works = [every[:0]], all_work(self._lists, job, c, ["full"])["full"]
         for name, (schedule, recompute) in enumerate(self.names):
             if recompute != "full":

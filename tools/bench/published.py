@@ -411,7 +411,7 @@ def main() -> None:
     every = papers | done | {"Ultra-Scale": usual}
     every = {name: [Run(*run) for run in runs] for name, runs in every.items()}
     kept = [one for name, runs in every.items() for one in kinds(name, runs)]
-    text = json.dumps(kept, indent=None, separators=(",", ":")).replace("{", "\n{")
+    text = json.dumps(kept, separators=(",", ":")).replace("{", "\n{")
     (DATA / "planner_errors.json").write_text(text + "\n")
     carried = {name: runs for name, runs in every.items() if name in papers or name.startswith("MLPerf")}
     with open(DATA / "published_runs.csv", "w", newline="", encoding="utf-8") as f:
