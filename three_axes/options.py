@@ -79,6 +79,8 @@ def add_command(commands, name: str) -> None:
             sub.add_argument(f"--{axis.name}", type=int, help=f"{axis.help}: this size only")
         sub.add_argument("--shard", type=int, help="ranks that share out what ZeRO does, of all replicas")
         sub.add_argument("--train-tokens", metavar="15T", help="in all: says GPU-hours and days")
+        help = "GPU-hours from one interruption of a GPU to the next (50,677: Llama 3's, 2024)"
+        sub.add_argument("--mtbf", type=float, metavar="HOURS", help=help)
         sub.add_argument("--price", type=float, help="of a GPU-hour: says what the training costs")
         sub.add_argument("--report", metavar="FILE.html", help="write the page for the meeting")
         sub.add_argument("--flags", metavar="FRAMEWORK", help="print the best in its words")

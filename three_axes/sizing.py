@@ -5,6 +5,7 @@ What only one of them needs is imported there: a command should be there at once
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from .foreign import plain
@@ -44,6 +45,9 @@ def job_of(args) -> Job:
         }
     framework = find_framework(args.framework, **changed)
     model, cluster = find_model(args.model), find_cluster(args.cluster)
+    if args.command == "plan" and args.mtbf is not None:
+        positive("--mtbf", args.mtbf, least=1.0, unit="hours of one GPU")
+        cluster = replace(cluster, gpu_hours_between_interruptions=args.mtbf)
     if args.lora is None and (args.lora_on or args.four_bit):
         raise ValueError("--lora-on and --four-bit belong to --lora, which says the adapters' rank, 16 say")
     lora = None
@@ -130,11 +134,15 @@ def run_plan(args) -> tuple[str, dict]:
     best, flips, hours = made.estimate(), made.flips(), {}
     out = [repr(made.table(args.rows)), "", f"best: {best.layout}", best.summary(), best.interval()]
     out += [f"layouts less than {made.sure.apart:.0%} apart are a tie", *best.warnings()]
-    if tokens or args.price is not None:
+    if tokens or args.price is not None or args.mtbf is not None:
+        from .plan.interruptions import interruptions, what_it_stops
         from .plan.meeting import cost, gpu_hours
 
+        stopped = interruptions(best)
         hours = {"gpu_hours": gpu_hours(best, tokens)} if tokens else {}
-        out.append(cost(best, made, tokens, args.price))
+        more = {"every": stopped.every, "goodput": stopped.goodput}
+        hours["interruptions"] = asdict(stopped) | more
+        out += [cost(best, made, tokens, args.price), f"what a lost GPU stops: {what_it_stops(best)}"]
     if args.why:
         out += ["", f"{args.why}: {made.why(**args.why._asdict())}"]
     if args.explain:

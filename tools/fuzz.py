@@ -45,6 +45,7 @@ STRANGE += ["", "x", NASTY, [], {}, [[2]], [7] * 3000]
 # command -> the files that it reads, what it always has, what it may have
 JOB = "--batch=32 --seq=128 --framework=megatron-lm --gradients=4 --precision=fp8 --lora=4 --loss-chunks=4"
 PLAN = "--rows=1 --tp=2 --chunks=2 --train-tokens=4M --price=0 --headroom=0 --why=1,2,2 --report=page.html"
+PLAN += " --mtbf=9"
 LAYOUT = "--dp=2 --tp=2 --pp=2 --microbatch=2 --zero=0 --shard=0 --schedule=gpipe --recompute=full"
 READ = "model.json cluster.json", "model.json --cluster=cluster.json"
 COMMANDS = {
@@ -62,7 +63,12 @@ NO_NUMBER = ["-1", "nan", "inf", "1e999", "x", ""]
 NO_NAME = ["x", "", "nan", "-1", NASTY, "x" * 5000]
 NEVER = dict.fromkeys(("--schedule", "--recompute", "--framework", "--precision"), NO_NAME)
 NEVER |= dict.fromkeys(("--zero", "--shard"), NO_COUNT[1:])
-NEVER |= {"--train-tokens": [*NO_NUMBER, "0", "4Q"], "--price": NO_NUMBER, "--headroom": [*NO_NUMBER, "1"]}
+NEVER |= {
+    "--train-tokens": [*NO_NUMBER, "0", "4Q"],
+    "--price": NO_NUMBER,
+    "--mtbf": [*NO_NUMBER, "0"],
+    "--headroom": [*NO_NUMBER, "1"],
+}
 NEVER |= {"--step": [*NO_NUMBER, "0"]}
 NEVER |= {"--why": [*NO_NAME, "0,1,1", "8,1", "1,1,1,1,1,1,1", "8,1,nan"], "--report": ["no/page.html", "."]}
 

@@ -83,10 +83,11 @@ def name_rows(ax, names: list[str]) -> None:
 
 
 @styled
-def scaling(lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel: str) -> Picture:
-    """(GPUs, throughput of one of them) for each name.
-
-    Level is perfect; what falls is what each added GPU loses.
+def scaling(
+    lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel: str, xlabel: str = "GPUs"
+) -> Picture:
+    """For each name (x, y), x by its powers: of GPUs, say, and what each of them does, which level would be
+    perfect.
     """
     figure, ((ax,),) = row_of_panels(1, 7.6, 3.0)
     words = []
@@ -96,7 +97,7 @@ def scaling(lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel:
         words.append(f"{name}: " + ", ".join(f"{b:.3g} at {a:g}" for a, b in points))
     gpus, values = zip(*(point for points in lines.values() for point in points))
     ticks = sorted(set(gpus))
-    ax.set(xscale="log", xlabel="GPUs", xticks=ticks, xticklabels=[f"{x:g}" for x in ticks])
+    ax.set(xscale="log", xlabel=xlabel, xticks=ticks, xticklabels=[f"{x:g}" for x in ticks])
     low = 0.0 if min(values) < 0.7 * max(values) else float(f"{0.95 * min(values):.2g}")
     ax.set(title=title, ylabel=ylabel, ylim=(low, low + 1.1 * (max(values) - low)))
     if low:

@@ -1,5 +1,5 @@
-"""A layout in front of a reviewer: six hard questions, each answered by figures computed on the spot, and one
-page to take along.
+"""A layout in front of a reviewer: seven hard questions, each answered by figures computed on the spot, and
+one page to take along.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from three_axes.paper.axes import BUSIEST
 from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import Estimate, Job, Plan, estimate, plan
+from three_axes.plan.interruptions import what_it_stops
 from three_axes.plan.layout import Axes, Layout
 from three_axes.plan.meeting import alternatives, changes, cost, verdict
 from three_axes.plan.memory import stages_memory
@@ -30,6 +31,7 @@ QUESTIONS = (
     "What if the batch halves?",
     "What if the network between nodes halves?",
     "Why not pure FSDP?",
+    "What does a lost GPU stop?",
 )
 
 
@@ -194,7 +196,7 @@ class Defence:
     def answers(self) -> dict[str, str]:
         on_memory = self.memory(), self.crossing(), self.bubble()
         on_change = self.half_the_batch(), self.half_the_network(), self.pure_fsdp()
-        return dict(zip(QUESTIONS, on_memory + on_change))
+        return dict(zip(QUESTIONS, on_memory + on_change + (what_it_stops(self.estimate),)))
 
     # -- the page
 
@@ -208,7 +210,7 @@ class Defence:
         return waterfall({str(self.layout): {"computing": computing, **time}}, unit="s", last="step")
 
     def _page(self, tokens: float | None) -> str:
-        """The planner's page, with this layout, its pictures and the six answers."""
+        """The planner's page, with this layout, its pictures and the seven answers."""
         e, of = self.estimate, self.of
         answers = "".join(f"<dt>{escape(q)}</dt><dd>{escape(a)}</dd>" for q, a in self.answers.items())
         pictures = "".join(
@@ -219,7 +221,7 @@ class Defence:
             "Alternatives": alternatives(e, of, self.pure)._repr_html_(),
             "What would change this choice": changes(e, of)._repr_html_(),
             "Where the time goes, and the memory": pictures,
-            "Six questions": f"<dl>{answers}</dl>",
+            "Seven questions": f"<dl>{answers}</dl>",
             "Assumptions": taken_for_granted(e),
         }
         return document(e, of, sections)

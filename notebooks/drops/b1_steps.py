@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,10 @@ from helpers.ranks.world import World
 from three_axes.count import clock
 from three_axes.count.clock import Span, Timeline
 from three_axes.count.traffic import Traffic
+from three_axes.paper.hardware import Cluster
+from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate
+from three_axes.plan.models import find_model
+from three_axes.plan.traffic import sent
 from three_axes.table import Table, human
 
 S = 16
@@ -77,9 +82,9 @@ def side_by_side(runs: dict[str, tuple[Traffic, Traffic]]) -> Table:
     """Calls and bytes of rank 0, by hand and by PyTorch. runs: name -> (by hand, by `fully_shard`)."""
     rows = []
     for name, (by_hand, by_pytorch) in runs.items():
-        for name, way, sent in ((name, "by hand", by_hand), ("", "fully_shard", by_pytorch)):
-            calls = [str(sent.calls(op)) for op in ("all_gather", "reduce_scatter")]
-            rows.append([name, way, *calls, human(sent.counted[0])])
+        for name, way, seen in ((name, "by hand", by_hand), ("", "fully_shard", by_pytorch)):
+            calls = [str(seen.calls(op)) for op in ("all_gather", "reduce_scatter")]
+            rows.append([name, way, *calls, human(seen.counted[0])])
     return Table(["one step", "", "all-gathers", "reduce-scatters", "counted"], rows)
 
 
@@ -152,3 +157,40 @@ def between_nodes(traffic: Traffic) -> float | None:
     if traffic.matrix is None:
         return None
     return sum(traffic.matrix[a][b] for a in range(4) for b in range(4) if a // 2 != b // 2)
+
+
+# -- what it holds and pays, at true size ---------------------------------------------------------
+
+MODEL, CLUSTER, GPUS, SEQ = find_model("llama-2-13b"), CLUSTERS["dgx-h100"], 64, 512
+CODE = {
+    "DP": (Layout(dp=GPUS), "nothing"),
+    "FSDP": (Layout(dp=GPUS, zero=3), "one call a layer"),
+    "TP 8": (Layout(dp=8, tp=8), "every matrix is cut"),
+    "PP 8": (Layout(dp=8, pp=8), "forward is cut in stages"),
+}
+
+
+def _step(layout: Layout, cluster: Cluster = CLUSTER, tokens: int = 4096) -> Estimate:
+    """With so many tokens on a rank, or in a microbatch of a pipeline."""
+    b = tokens // SEQ
+    return estimate(Job(MODEL, cluster, GPUS * b, SEQ), replace(layout, microbatch=b))
+
+
+def why_default() -> Table:
+    """States on a GPU, bytes that it sends in a step, and what must be done to the model's code."""
+    rows = []
+    for name, (layout, change) in CODE.items():
+        e = _step(layout)
+        states = sum(e.memory[kind] for kind in ("weights", "gradients", "optimizer"))
+        rows.append([name, human(states), human(sum(sent(e.job, e.layout).values())), change])
+    columns = ["", "states on a GPU", "sent by a GPU", "change of the model's code"]
+    return Table(columns, rows, title=f"{MODEL.name} on {GPUS} H100s, 4,096 tokens a GPU")
+
+
+def exposed() -> dict[str, list[tuple[int, float]]]:
+    """Percent of a step in which FSDP's traffic shows, by tokens on a GPU."""
+    clusters = {"whole nodes of eight": CLUSTER, "one rank a node": replace(CLUSTER, gpus_per_node=1)}
+    at = lambda cluster, n: _step(CODE["FSDP"][0], cluster, n)
+    share = lambda e: 100 * e.time["data parallel"] / e.step_seconds
+    tokens = [SEQ << k for k in range(6)]
+    return {name: [(n, share(at(cluster, n))) for n in tokens] for name, cluster in clusters.items()}

@@ -132,7 +132,7 @@ PRICES = {
     "TP + SP": "all-reduces in every layer, which drop 06 made you pay",
     "offload": "all that is kept travels to the host's memory and back",
 }
-REMEDIES = ("nothing", "DP on 8 ranks", "ZeRO-1", "ZeRO-3", "4 microbatches", *PRICES)
+REMEDIES = ("nothing", "DP on 8 ranks", "ZeRO-1", "ZeRO-3", "4 microbatches", "recompute 2 blocks", *PRICES)
 COSTS_MORE = "it fits, but costs more than it must"
 LADDER_BUDGET = 8e6
 _tried = cache(lambda name: attempt(name))
@@ -143,7 +143,7 @@ def _tried_out(seen: engine.Run, truth: engine.Run) -> tuple[str, str] | None:
     tried = _tried(name)
     if tried["fits"]:
         return None if name == best else (COSTS_MORE, f"It fits. Its price: {PRICES[name]}.")
-    kinds = {"DP": "more DP fixes OOM", "ZeRO": "ZeRO shrinks activations"}
+    kinds = {"DP": "more DP fixes OOM", "ZeRO": "ZeRO shrinks activations", "recompute": "too few blocks"}
     mistake = next((kinds[kind] for kind in kinds if name.startswith(kind)), "nothing changed")
     return mistake, f"Tried here, and out of memory again: {tried['error']}."
 
@@ -172,6 +172,8 @@ cheapest = engine.Asked(
             larger, not the rank's memory.
         ZeRO shrinks activations
             ZeRO cuts states. Here the activations rose: they are the batch's, and no rank holds another's.
+        too few blocks
+            The other two still keep all that they computed.
         nothing changed
             The same run ends the same way.
         {COSTS_MORE}
@@ -211,12 +213,13 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
     if remedy == "TP + SP":
         toy.split_width(model, sequence=True)
         average = toy.sum_norm_gradients
-    if remedy == "recompute":
-        for block in model.blocks:
+    if remedy.startswith("recompute"):
+        for block in model.blocks[: 2 if "2" in remedy else 4]:
             block.forward = lambda x, plain=block.forward: checkpoint(plain, x, use_reentrant=False)
-    # Sequences that go through a block's MLP, which runs again where the block does.
+    # Sequences that go through the blocks' MLPs, which run again where a block does.
     forwards = collections.Counter()
-    model.blocks[0].mlp.register_forward_pre_hook(lambda _, args: forwards.update(sequences=len(args[0])))
+    for block in model.blocks:
+        block.mlp.register_forward_pre_hook(lambda _, args: forwards.update(sequences=len(args[0])))
     if remedy.startswith("ZeRO"):
         zero = (toy.Zero1 if remedy == "ZeRO-1" else toy.Zero3)(model)
         apply, average = zero.step, lambda model: None
@@ -242,7 +245,7 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
         peaks.append(current.peak_memory())
     return {
         "peak": min(peaks[1:]),
-        "forwards": forwards["sequences"] / (b * (d if remedy == "TP + SP" else 1)),
+        "forwards": forwards["sequences"] / len(model.blocks) / (b * (d if remedy == "TP + SP" else 1)),
         "host": outside.moved,
     }
 
@@ -286,6 +289,8 @@ def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
         states = 12 * n / RANKS
     elif remedy == "4 microbatches":
         return 16 * n + (4 * 16 + head) * unit / 4
+    elif remedy == "recompute 2 blocks":
+        return states + (2 + 2 * 16 + head) * unit
     elif remedy == "recompute":
         # Four inputs; then the head, or a whole block again and its first gradients.
         return states + max(4 + head, 4 + 16 + 5) * unit
@@ -386,6 +391,7 @@ def the_13b() -> Table:
         "long, DP 8 on 16 GPUs": held(LONGEST, dp=8),
         "long, ZeRO-3": held(LONGEST, zero=3),
         "long, microbatches of 1": held(LONGEST, microbatch=1),
+        "long, recompute 24 of 40": held(LONGEST, recompute="full", recomputed=24),
         "long, recompute": held(LONGEST, recompute="full"),
     }
     rows = []

@@ -48,6 +48,25 @@ def remedies() -> Table:
     )
 
 
+# Schedule -> (who ships it, what it asks for or forbids). Read in PyTorch 2.13's pipelining/schedules.py,
+# whose classes torchtitan takes, Megatron-LM's pipeline_parallel/schedules.py and DualPipe's dualpipe.py.
+SHIPPED = {
+    "1F1B": ("all", "m at least p (PyTorch)"),
+    "interleaved": ("Megatron-LM, PyTorch", "m a multiple of p (Megatron-LM), layers of p·v"),
+    "ZB-H1, interleaved": ("PyTorch", "no torch.compile; m as interleaved"),
+    "ZB-V": ("PyTorch", "no torch.compile; exactly 2 chunks a rank"),
+    "DualPipe-V": ("PyTorch", "as ZB-V; m at least 2·p"),
+    "DualPipe": ("DeepSeek", "two stages' weights a rank; p and m even, m at least 2·p"),
+}
+
+
+def shipped() -> Table:
+    """Who has which schedule, and what keeps it from a job."""
+    return Table(
+        ["schedule", "shipped by", "asks for, forbids"], [[name, *how] for name, how in SHIPPED.items()]
+    )
+
+
 def with_a_head(layers: list[int], head: float) -> simulation.Timeline:
     """1F1B where stage k has layers[k] layers, and the last one also the head, which costs as much as `head`
     layers. A layer's forward is 1.

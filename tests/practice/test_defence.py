@@ -27,7 +27,7 @@ def test_every_question_is_answered_with_figures(page):
 def test_layouts_of_every_kind_can_be_defended():
     for row in d14.the_plan().by_axes:
         defended = Defence(d14.the_plan(), row.layout)
-        assert len(defended.answers) == 6 and defended.estimate.step_seconds == pytest.approx(row.seconds)
+        assert len(defended.answers) == 7 and defended.estimate.step_seconds == pytest.approx(row.seconds)
     with pytest.raises(ValueError, match="takes 32 GPUs, and there are 64"):
         Defence(d14.the_plan(), Layout(dp=4, tp=4, pp=2))
     with pytest.raises(ValueError, match="a batch of 128 does not divide"):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..table import Table, human
 from .estimate import HEADROOM, Estimate, estimate
+from .interruptions import RESTART, in_words, interruptions
 from .layout import Layout
 from .planner import CHANGES, Plan
 
@@ -84,23 +85,29 @@ def close_calls(of: Plan) -> str:
 
 
 def gpu_hours(e: Estimate, tokens: float) -> float:
-    """For so many tokens, without failures, evaluations and checkpoints."""
+    """For so many tokens, without interruptions, evaluations and checkpoints."""
     return tokens / e.tokens_per_second_per_gpu / 3600
 
 
 def cost(mine: Estimate, of: Plan, tokens: float | None = None, price: float | None = None) -> str:
-    """GPU-hours and days for so many tokens, and what they cost: a layout may fit and never finish."""
-    count = tokens or TOKENS_PER_PARAMETER * mine.model.params
+    """GPU-hours and days for so many tokens, with what interruptions take, and what they cost: a layout may
+    fit and never finish.
+    """
+    count, goodput = tokens or TOKENS_PER_PARAMETER * mine.model.params, interruptions(mine).goodput
     hours = lambda e: gpu_hours(e, count)
     trained = f"{count:.3g} tokens" + ("" if tokens else f" ({TOKENS_PER_PARAMETER} for each parameter)")
     text = (
         f"{trained} take {hours(mine):,.0f} GPU-hours, {hours(mine) / mine.layout.ranks / 24:,.0f} days on"
-        f" {mine.layout.ranks} GPUs, without failures, evaluations and checkpoints."
+        f" {mine.layout.ranks} GPUs, without evaluations. With interruptions and checkpoints"
     )
+    if not goodput:
+        return f"{text} they never end: a checkpoint takes longer than two interruptions are apart."
+    text += f" they take {hours(mine) / goodput:,.0f}: {goodput:.1%} of the time trains."
     if price is not None:
-        text += f" At {price:g} a GPU-hour that is {price * hours(mine):,.0f}."
+        text += f" At {price:g} a GPU-hour that is {price * hours(mine) / goodput:,.0f}."
     if of.ranked and of.best.layout != mine.layout:
-        text += f" The fastest that fits would take {hours(of.estimate(of.best)):,.0f}."
+        best = of.estimate(of.best)
+        text += f" The fastest that fits would take {hours(best) / interruptions(best).goodput:,.0f}."
     return text
 
 
@@ -158,6 +165,9 @@ def assumptions(mine: Estimate) -> list[str]:
         f"{device.name} reaches {device.achievable / device.flops:.0%} of its printed FLOP/s in large"
         f" products{', which is assumed and not published' if device.assumed else ''}.",
         f"{job.global_batch} sequences of {job.seq_len:,} tokens in every step, none of them padding.",
+        f"An interruption in {job.cluster.gpu_hours_between_interruptions:,.0f} GPU-hours,"
+        f" {in_words(RESTART)} to start again, and {human(job.cluster.storage_bandwidth)}/s a GPU to write"
+        " a checkpoint.",
         f"{mine.interval()}. Layouts less than {mine.sure.apart:.0%} apart are a tie: measure the"
         " first three before you buy.",
     ]

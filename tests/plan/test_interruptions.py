@@ -1,0 +1,60 @@
+"""What a lost GPU costs."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from three_axes.plan import CLUSTERS, Job, Layout, estimate
+from three_axes.plan.interruptions import RESTART, Interruptions, going_on, interruptions, what_it_stops
+from three_axes.plan.job import Lora
+from three_axes.plan.models import find_model
+
+JOB = Job(find_model("llama-3-70b"), CLUSTERS["dgx-h100"], 128, 8192)
+
+
+def simulated(seen: Interruptions, useful: float, seed: int) -> float:
+    """The share of the time that trains, one interruption after the other, each at random."""
+    chance, clock, done = random.Random(seed), 0.0, 0.0
+    while done < useful:
+        until, at = chance.expovariate(1 / seen.between), 0.0
+        while at + seen.every + seen.write <= until and done < useful:
+            at, done = at + seen.every + seen.write, done + seen.every
+        clock += at if done >= useful else until + RESTART
+    return done / clock
+
+
+@pytest.mark.parametrize("between, write", [(3e6, 120.0), (11_000.0, 3.0), (20_000.0, 900.0)])
+def test_goodput_is_what_happens(between, write):
+    seen = Interruptions(between, 1e12, write)
+    # Interruptions may come while it starts again, which the simulation leaves out: 1 in between/RESTART.
+    assert seen.goodput == pytest.approx(simulated(seen, 3000 * between, 1), rel=0.02)
+    if write < between / 100:
+        by_hand = 1 - write / seen.every - (seen.every / 2 + RESTART) / between
+        assert seen.goodput == pytest.approx(by_hand, abs=0.01)
+
+
+def test_llama_3_trained_for_more_than_nine_tenths_of_the_time():
+    job = Job(find_model("llama-3-405b"), CLUSTERS["dgx-h100"], 2048, 8192)
+    seen = interruptions(estimate(job, Layout(dp=128, tp=8, pp=16)))
+    assert seen.between == pytest.approx(54 * 86400 / 419) and 0.9 < seen.goodput < 0.95
+
+
+def test_what_goes_on_without_a_node():
+    stops = lambda **sizes: going_on(estimate(JOB, Layout(**sizes)))
+    assert stops(dp=4, tp=8, pp=2).dp == 2  # three are whole, and 128 sequences do not divide by 3
+    assert stops(dp=8, tp=4, pp=2).dp == 4  # two replicas are on a node
+    assert stops(dp=64, zero=3).dp == 32
+    assert stops(dp=1, tp=8, pp=8) is None and stops(dp=2, tp=4) is None
+    assert what_it_stops(estimate(JOB, Layout())).startswith("The only one")
+
+
+def test_a_checkpoint_has_what_outlives_a_step():
+    size = lambda job: interruptions(estimate(job, Layout(dp=8, tp=8))).size
+    assert size(JOB) == 14 * JOB.model.params
+    small = replace(JOB, lora=Lora(16))
+    assert size(small) < size(JOB) / 100
+
+
+def test_where_it_never_ends_that_is_said():
+    assert Interruptions(60.0, 1e12, 1e6).goodput == 0.0

@@ -1,0 +1,87 @@
+"""What a lost GPU costs: how often a job stops, when to write a checkpoint, what share of the time trains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ..table import human
+from .data_parallel import adapter_share
+from .estimate import Estimate
+from .job import Job
+from .layout import Layout
+
+# Seconds to find the fault and start again: less than 10 minutes in MegaScale (Jiang et al. 2024, 6.3).
+RESTART = 600.0
+UNITS = {"days": 86400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
+
+
+def checkpoint_bytes(job: Job) -> float:
+    """Of one checkpoint: what of a parameter outlives a step, its weights and the optimizer's state. Frozen
+    weights are on disk already.
+    """
+    params = adapter_share(job, Layout()) if job.lora else job.model.params
+    return params * (job.framework.weight_bytes + job.framework.state_bytes)
+
+
+@dataclass(frozen=True)
+class Interruptions:
+    """between: seconds from one to the next. size: bytes of a checkpoint, which takes `write` seconds. every:
+    seconds from one checkpoint to the next, the best. goodput: the share of the time that trains.
+    """
+
+    between: float
+    size: float
+    write: float
+
+    @property
+    def every(self) -> float:
+        """√(2 · write · between): Young 1974."""
+        return math.sqrt(2 * self.write * self.between)
+
+    @property
+    def goodput(self) -> float:
+        """Useful time over all time, where interruptions come at random (Daly 2006). For rare ones that is
+        1 − write/every − (every/2 + RESTART)/between.
+        """
+        often = (self.every + self.write) / self.between
+        if often + RESTART / self.between > 700:  # e to that power is no float
+            return 0.0
+        return self.every / self.between / math.exp(RESTART / self.between) / math.expm1(often)
+
+
+def interruptions(e: Estimate) -> Interruptions:
+    """Of this job on all of its GPUs."""
+    cluster, ranks, size = e.job.cluster, e.layout.ranks, checkpoint_bytes(e.job)
+    between = 3600 * cluster.gpu_hours_between_interruptions / ranks
+    return Interruptions(between, size, size / (cluster.storage_bandwidth * ranks))
+
+
+def going_on(e: Estimate) -> Layout | None:
+    """The layout for as many whole replicas as remain without one node, and share the batch out evenly."""
+    layout = e.layout
+    broken = int(layout.reach("dp", e.job.cluster.gpus_per_node)[0])
+    left = range(layout.dp - broken, 0, -1)
+    even = (dp for dp in left if e.job.global_batch % (dp * layout.microbatch) == 0)
+    return next((replace(layout, dp=dp) for dp in even), None)
+
+
+def in_words(seconds: float) -> str:
+    """'33 days'."""
+    unit = next((unit for unit, long in UNITS.items() if seconds >= 2 * long), "seconds")
+    return f"{seconds / UNITS[unit]:.3g} {unit}"
+
+
+def what_it_stops(e: Estimate) -> str:
+    """What a lost GPU stops, how often, which checkpoints follow, and what goes on without its node."""
+    seen, less, ranks = interruptions(e), going_on(e), e.layout.ranks
+    hours = e.job.cluster.gpu_hours_between_interruptions
+    who = f"All {ranks:,}: every step needs each of them" if ranks > 1 else "The only one there is"
+    smaller = f"DP {less.dp} could go on, on {less.ranks:,} GPUs" if less else "nothing can go on"
+    return (
+        f"{who}. With an interruption in {hours:,.0f} GPU-hours the job stops every {in_words(seen.between)}."
+        f" A checkpoint has {human(seen.size)} and takes"
+        f" {in_words(seen.write)} to write, so write one every √(2 · {in_words(seen.write)} ·"
+        f" {in_words(seen.between)}) = {in_words(seen.every)}: {seen.goodput:.1%} of the time then trains"
+        f" (goodput). Until the node is replaced, {smaller}."
+    )
