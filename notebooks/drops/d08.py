@@ -22,6 +22,7 @@ from three_axes.paper.placement import Sizes
 from three_axes.paper.schedules import one_f_one_b
 from three_axes.plan import MODELS, Job, Layout
 from three_axes.plan.frameworks import TOY
+from three_axes.plan.models import find_model
 from three_axes.plan.traffic import sent
 from three_axes.table import Table, human
 
@@ -331,6 +332,13 @@ def compare_with_twin(world: World, d: int, p: int, t: int) -> str:
         return all((a - b).norm() < 1e-12 * b.norm() for a, b in pairs)
 
     return f"after 3 steps every weight of every rank is the twin's: {all(world.run(run))}"
+
+
+def of_the_70b() -> str:
+    """What a GPU of the 70B's layout of drop 14 sends in a step, along each axis."""
+    job = Job(find_model("llama-3-70b"), global_batch=128, seq_len=8192)
+    moved = sent(job, Layout(dp=4, tp=8, pp=2, zero=1))
+    return ", ".join(f"{axis} {human(moved[axis])}" for axis in sorted(moved, key=moved.get, reverse=True))
 
 
 def step_seconds(world: World, order: tuple[str, ...]) -> float:

@@ -223,7 +223,7 @@ def last_word(mine: Layout) -> Table:
         ("ours", the_plan().best.layout, (wide, narrow)),
         ("ours for FP8", best(narrow, cp=1), (wide, narrow)),
         ("ours, with CP", best(wide), (wide, narrow)),
-        ("ours, torchtitan's FSDP2", best(titan, cp=1), (titan,)),
+        ("ours, torchtitan's FSDP2, uncompiled", best(titan, cp=1), (titan,)),
         ("NVIDIA's", NVIDIA, (wide, narrow)),
     ]
     made = []
