@@ -116,6 +116,18 @@ def test_it_sees_ddp_functional_collectives_and_meshes(world):
     assert rows["all_reduce", "ranks 0,2"] == 20
 
 
+@linux
+def test_a_functional_reduce_scatter_has_its_bytes_on_the_wire(world):
+    def twice():
+        for _ in range(2):
+            scattered = functional.reduce_scatter_tensor(torch.ones(4096, 64), "sum", 0, dist.group.WORLD)
+            functional.wait_tensor(scattered)
+
+    world.run(twice)
+    (row,) = world.traffic.ranks[0]
+    assert world.traffic.not_waited == 0 and row.wire == pytest.approx(2 * row.algorithmic, rel=0.01)
+
+
 def test_fsdp_and_tensor_parallel_are_seen(world):
     def sharded():
         model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False))

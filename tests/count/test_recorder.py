@@ -190,6 +190,14 @@ def test_what_is_under_way_at_the_end_has_no_figure_of_the_wire(told):
     assert report.under_way == report.not_waited == 1
 
 
+def test_what_is_not_known_of_the_wire_is_never_0(told):
+    recorder = Recorder()
+    work = issue(recorder, call(), sends=10)
+    assert [row.wire for row in recorder.counted_so_far()] == [None]
+    work.done = True
+    assert [row.wire for row in recorder.counted_so_far()] == [10]
+
+
 def test_it_stands_in_what_it_waits_for(told):
     recorder = Recorder()
     of_all = Channel("collective", "of two", (4, 5))
@@ -201,17 +209,17 @@ def test_it_stands_in_what_it_waits_for(told):
     recorder.waited(works[1], 0.0)
     assert recorder.moves.look().stands is None and recorder.moves.look().moves == first.moves + 1
     for awaited, numbers, every in (
-        (given, [3], True),
         (torch.ones(1), [1, 3], False),
         (None, [1, 3], False),
+        (given, [3], True),
+        (None, [1], False),  # who waited for what it gives waited for it, whatever its Work says
     ):
         recorder.waits(awaited)
         seen = recorder.moves.look()
         assert ([operation.number for operation in seen.stands], seen.every) == (numbers, every)
         recorder.waited_for_tensor(0.0)
     works[0].done = True
-    recorder.waits(None)
-    assert [operation.number for operation in recorder.moves.look().stands] == [3]
+    assert recorder.calm()
     recorder.waits(issue(recorder, call(gives_up=True)))
     assert recorder.moves.look().stands is None, "it ends by itself"
 

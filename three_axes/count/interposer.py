@@ -218,7 +218,7 @@ class Interposer:
                 raise
             finally:
                 self.inside = False
-            issued.gives = first_tensor(result[0]) if isinstance(result, tuple) else first
+            issued.gives = first_tensor(result[0] if isinstance(result, tuple) else args[0])
             work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
             if ticket:
                 work, result = self._held_back(ticket, group, work, result)

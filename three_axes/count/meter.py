@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -82,6 +82,7 @@ class Recorder:
         # Of the forgotten, those for whom somebody still may wait: who keeps them in a list waits late.
         self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self.last = self.watch = self._awaited = None
+        self._awaited_for: list[Issued] = []  # what gave the tensor that is waited for
         self.spans: list[Span] = []
         self.streams: list[Span] = []
         self.levels: list[tuple[float, int]] = []
@@ -141,9 +142,10 @@ class Recorder:
             self.spans.append(span)
 
     def counted_so_far(self) -> list[CollectiveCount]:
-        """A copy of the rows as they are now."""
+        """A copy of the rows as they are now. What is not known of the wire by now is None, never 0."""
         self._quiet()
-        return [copy(row) for row in self.rows.values()]
+        waiting = set(map(id, self._since_quiet))
+        return [replace(row, wire=None) if id(row) in waiting else copy(row) for row in self.rows.values()]
 
     def calm(self) -> bool:
         """Whether nothing is under way."""
@@ -197,9 +199,10 @@ class Recorder:
     def waits(self, on: dist.Work | torch.Tensor | None) -> None:
         if on is None or isinstance(on, torch.Tensor):
             begun = [issued for issued in self._open if not issued.has_ended()]
-            self._awaited = begun[0].row if begun else None
             piece = _piece(on)
             known = [issued for issued in begun if piece and issued.piece == piece]
+            self._awaited = begun[0].row if begun else None
+            self._awaited_for = known
         else:
             begun = known = [issued for issued in self._open if issued.work is on]
         if begun:
@@ -219,6 +222,10 @@ class Recorder:
         self.moves.go_on()
         if self._awaited:
             self._waited(self._awaited, start)
+        for issued in self._awaited_for:  # gloo's functional reduce-scatter never says that it has ended
+            issued.ended = True
+            self._in_flight -= issued.size
+        self._close(self._awaited_for)
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
     def waited_for_ddp(self, start: float) -> None:
