@@ -7,6 +7,7 @@ measured (values, bytes, order, who waits for whom), and named as the misconcept
 
 from __future__ import annotations
 
+import ast
 import dis
 import inspect
 import io
@@ -114,6 +115,9 @@ class Exercise:
                 " the def line as it was given.",
             )
         if _is_empty(attempt):
+            if _says_something(attempt):
+                said = "Your function ends without `return`: what stands there alone is lost."
+                return wrong("nothing returned", said)
             self._shown = max(self._shown, 1)
             return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
         names = _names(attempt.__code__) if hasattr(attempt, "__code__") else set()
@@ -230,6 +234,16 @@ def _is_empty(function: Callable) -> bool:
         and (step.opname in ("RESUME", "NOP") or step.argval in (None, ..., function.__doc__))
         for step in dis.get_instructions(function)
     )
+
+
+def _says_something(function: Callable) -> bool:
+    """Whether a body that does nothing has a value in it, (16, 2, 1) say, and no `return` before it."""
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0].body
+    except (OSError, SyntaxError, IndexError, AttributeError):
+        return False
+    values = [line.value for line in body[function.__doc__ is not None :] if isinstance(line, ast.Expr)]
+    return any(not isinstance(value, ast.Constant) or value.value is not ... for value in values)
 
 
 class Prediction:

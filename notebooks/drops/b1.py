@@ -292,6 +292,7 @@ def _on_real_ranks(run: Run) -> Answer:
 order = Asked(
     "the order of a step",
     step_order,
+    without=("fsdp_order",),
     minutes=6,
     hints=[
         "Forward of layer i needs gather i before it and free i after it. Where must gather i + 1 stand, to"

@@ -70,6 +70,10 @@ def _found_in_parts(run: Run, truth: Run) -> tuple[str, bool] | None:
         "the larger lse not taken out first": lambda values: values[1],
         "a part that a token may not see": lambda values: values[2],
     }
+    sums = run.values[1][1]  # log 0 where both exp were 0
+    if alike(run.values[0], truth.values[0], CLOSE) and (lost := sums == -math.inf).any() and not lost.all():
+        if sums[~lost].isfinite().all():
+            return "one maximum for all tokens", True
     off = (name for name, of in picks.items() if not alike(of(run.values), of(truth.values), CLOSE))
     return next(((name, True) for name in off), None)
 
@@ -128,6 +132,12 @@ parts = Asked(
         the larger lse not taken out first
             Right for small scores. exp of a large lse is infinite. For each token, take the larger lse out
             of both before exp, as softmax does.
+        one maximum for all tokens
+            Right for small scores. Where a token's scores are far below the largest of all, both exp are 0,
+            and 0/0 is nan. Take out each token's own larger lse: `torch.maximum(lse1, lse2)`.
+        two tensors given to Python's max
+            max(lse1, lse2) compares two numbers. `torch.maximum` takes the larger one for each token.
+            ! Boolean value of Tensor
         a part that a token may not see
             Tokens 0 and 1 see no key of the second part: its lse is −∞ and its y is 0. Their answer is the
             first part's.
@@ -161,6 +171,13 @@ def _by_size(run: Run) -> list[tuple[int, int, list[list[int]]]]:
 def _load(c: int, s: int, held: list[list[int]]) -> float:
     """Pairs of the busiest rank; the mean is 1."""
     return max(sum(i + 1 for i in tokens) for tokens in held) / (s * (s + 1) / 2 / c)
+
+
+def _positions(tokens) -> list[int]:
+    """Raises TypeError for what is none: a mask, a float."""
+    if any(isinstance(i, bool) or getattr(i, "dtype", None) is torch.bool for i in tokens):
+        raise TypeError("a mask")
+    return [index(i) for i in tokens]
 
 
 def _lost(s: int, held: list[list[int]]) -> str:
@@ -237,15 +254,18 @@ places = Asked(
         "half = s // (2 * c): one chunk begins at rank · half, the other at s − (rank + 1) · half.",
     ],
     cases=[(rank, c, s) for c, s in SIZES for rank in range(c)],
-    reads=lambda tokens: [index(i) for i in tokens],
+    reads=_positions,
     compares=False,  # more than one way is right
     praise=_on_real_ranks,
     figures=lambda run, _: _loads(run),
     finds=_found_in_places,
     mistakes="""
         no list of positions
-            Return a list of whole numbers.
+            Return a list of positions: whole numbers, no mask of True and False, no floats.
             ~ form
+        / where // is meant
+            `/` gives a float, and range takes whole numbers: s // (2 * c).
+            ! 'float' object cannot be interpreted
         tokens that are not shared out
             Every token belongs to one rank.
         unequal numbers of tokens
@@ -311,8 +331,15 @@ def _found_in_step(run: Run, truth: Run) -> tuple[str, bool | str] | None:
     if odd := [loss for loss in _losses(run) if not isinstance(loss, float)]:
         return "no loss", f"a rank returned {odd[0]!r:.100}."
     if run.parts_from(truth, alike):
+        ours, twin = (one.ranks[0]["values"][0] for one in (run, truth))
+        times = float(ours @ twin / (twin @ twin))
+        if times and all(alike(facts["values"], [times * twin]) for facts in run.ranks):
+            return "scaled once too often", f"your gradients are {times:.3g} times the twin's."
         return "other gradients than the twin's", True
-    return None if abs(_mean(run) - _mean(truth)) <= 1e-7 else ("another loss than the twin's", True)
+    if abs(_mean(run) - _mean(truth)) > 1e-7:
+        return "another loss than the twin's", True
+    same = alike(_losses(run), _losses(truth))
+    return None if same else ("the loss of other ranks too", True)
 
 
 step = OnRanks(
@@ -335,12 +362,27 @@ step = OnRanks(
         ("mean of the ranks' losses", f"{_mean(run):.6f}", f"{_mean(truth):.6f}, the twin's")
     ],
     finds=_found_in_step,
-    mistakes="""
+    mistakes=r"""
         no loss
             Return the loss of this rank's tokens.
         no gradients
-            Run loss.backward() and leave the gradients in the model.
+            Run loss.backward() before you average, and leave the gradients in the model.
             - loss.backward() => pass & toy.average_gradients(model) => pass
+            ! expected a non-empty list of Tensors
+        cut once more
+            tokens, targets and at are this rank's own already: take all of them.
+            ! index \d+ is out of bounds for dimension
+        no scores
+            The loss needs the head's scores, loss_of(scores, targets): model[-1](x) makes them.
+            ! Target \d+ is out of bounds|log_softmax
+        no mask
+            toy.context_block takes a mask of True and False, (s/c, s): whether a token of mine may look at a
+            token of all. at[:, None] >= everywhere makes it.
+            ! unary ~|only implemented on integer|masked_fill
+        mask and keys do not fit
+            toy.context_block(block, x, mask, cp): a mask of (s/c, s), a row for each token of mine and a
+            place for each of all, and the group whose ranks bring the s keys.
+            ! size of tensor a \(\d+\) must match
         places that start at 0 on every rank
             The embedding and the mask both need places in the whole text: `at` has them for my tokens, and
             `everywhere` for all, in the order in which the ranks of cp bring them: zig-zag.
@@ -362,6 +404,12 @@ step = OnRanks(
             A block alone knows this rank's tokens. toy.context_block(block, x, mask, cp) gathers all K and
             V.
             - toy.context_block(block, x, mask, cp) => block(x)
+        a block's result is lost
+            What a block returns is the next block's x, and the last one's goes to the head.
+            - x = toy.context_block(block, x, mask, cp) => y = toy.context_block(block, x, mask, cp)
+        backward ends on its way
+            detach() cuts a tensor off from what made it: nothing before it gets a gradient.
+            - block, x, mask => block, x.detach(), mask
         keys gathered over dp
             The ranks of dp have other sequences. The rest of this one is on the ranks of cp.
             - mask, cp) => mask, dp)
@@ -377,9 +425,14 @@ step = OnRanks(
         averaged twice
             The gradients are the twin's, divided by the number of ranks once more.
             - loss.backward() => (loss / 4).backward()
+        scaled once too often
+            toy.average_gradients has made the mean. Neither the loss nor the gradients want another factor.
         other gradients than the twin's
             Four places to look at: the positions that are embedded, the mask, the group that K and V are
             gathered over, and the group that gradients are averaged over.
+        the loss of other ranks too
+            The gradients are right, and so is the mean of what the ranks return. Asked for is the loss of
+            this rank's tokens alone.
         another loss than the twin's
             The gradients are right. Return the loss of this rank's tokens: its mean over ranks is the
             twin's.

@@ -129,7 +129,7 @@ def ring_all_reduce(x, rank, world_size):
 
 def _to_sum(rank: int, n: int, length: int) -> list[tuple]:
     """A tensor of this length, and two whose numbers tell the rank and the chunk that they are from."""
-    plain = torch.arange(length, dtype=torch.float32) % 97 * (rank + 1)
+    plain = torch.arange(length, dtype=torch.float64 if n == 5 else torch.float32) % 97 * (rank + 1)
     return [(x, rank, n) for x in (*rings.marked(rank, n, torch.empty(8 * n)), plain)]
 
 
@@ -161,6 +161,7 @@ ring = OnRanks(
     shows={
         "x was not changed": rings.unchanged,
         "fewer chunks than ranks": lambda run, _: run.tried == (4, 6) and "IndexError" in str(run.errors),
+        "a buffer too small": lambda run, _: run.n == 5 and "recv of float32" in str(run.error),
         "another value than the sum": rings.where_it_parts,
     },
     mistakes="""
@@ -206,9 +207,13 @@ ring = OnRanks(
             What rank r−1 sends in step k, rank r adds to, and sends in step k+1: a chunk's number falls by
             one from step to step. Yours rises.
             - (rank - step) % world_size, (rank - step - 1) => (rank + step) % world_size, (rank + step + 1)
+        what arrived is not passed on
+            In the first half what a rank receives is added to chunk (r−k−1) % n of x itself, which it sends
+            next. `c = c + buffer` makes a new tensor; and the chunk just sent is not sent again.
+            - chunks[incoming] += buffer => lost = chunks[incoming] + buffer
+            - chunks[incoming] += buffer => chunks[outgoing] += buffer
         into the chunk just sent
             What a rank receives belongs to the chunk after the one it sends: (r−k−1) % n in step k.
-            - chunks[incoming] += buffer => chunks[outgoing] += buffer
             - pass_on(outgoing, chunks[incoming]) => new = torch.empty_like(chunks[incoming]);
               pass_on(outgoing, new); chunks[outgoing].copy_(new)
         the ring turned round
@@ -222,6 +227,9 @@ ring = OnRanks(
         fewer chunks than ranks
             All longer tensors came out right. Of few numbers x.chunk(n) may make fewer than n chunks;
             torch.tensor_split always makes n.
+        a buffer too small
+            A message came for a buffer of half its bytes. On five ranks x is float64, and torch.empty makes
+            float32: `torch.empty_like(chunk)` makes what fits.
         another value than the sum
             In step k, which chunk does a rank send, which one does it receive? Is what comes added, or
             written over? (dist.recv puts it into the tensor you give. What irecv fills may be used only

@@ -78,7 +78,8 @@ def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
             return "TP's ranks are no neighbours", says(rank, "tp")
     for axis in sizes:
         for rank, ranks in enumerate(g[axis] for g in mine):
-            if [r for r in range(8) if mine[r][axis] == ranks] != ranks:
+            alone = [r for r in range(8) if mine[r][axis] == ranks] != ranks
+            if alone and ranks != wanted[rank][axis]:
                 return "groups that do not partition the ranks", says(rank, axis)
     rank = off[0] - first
     axis = next(axis for axis in sizes if mine[rank][axis] != wanted[rank][axis])

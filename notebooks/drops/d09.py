@@ -38,9 +38,9 @@ def bytes_per_gpu(stages, d, t, zero):
 WIDTH, DEEP = 64, (3, 2)  # a stack of square matrices, unevenly over two stages
 CASES = [
     *(([n * WIDTH * WIDTH for n in DEEP], 2, 2, zero) for zero in range(4)),
-    *(([7e9], 64, 1, zero) for zero in range(4)),
-    ([1.75e10] * 2 + [2e10], 8, 8, 1),
-    ([1e9, 2e9, 1e9], 4, 1, 2),
+    *(([7 * 10**9], 64, 1, zero) for zero in range(4)),
+    ([175 * 10**8] * 2 + [2 * 10**10], 8, 8, 1),
+    ([10**9, 2 * 10**9, 10**9], 4, 1, 2),
 ]
 
 

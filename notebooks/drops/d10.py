@@ -61,7 +61,6 @@ SIGNATURES = {
 # (what it was, what it was taken for) -> how the mistake is called
 TAKEN = {(was, said): f"{said} where it was {was}" for was, said in itertools.permutations(CAUSES, 2)} | {
     ("gather on rank 0", "long batch"): "one rank is not all ranks",
-    ("gather on rank 0", "leak"): "one rank is not all ranks",
     ("long batch", "leak"): "a spike is not a slope",
     ("optimizer state", "leak"): "a step up is not a slope",
     ("leak", "long batch"): "a slope is not a spike",
@@ -70,11 +69,10 @@ TAKEN = {(was, said): f"{said} where it was {was}" for was, said in itertools.pe
 
 @cache
 def _ended() -> list[tuple[str, str, Run]]:
-    """(which run, why it ended, the run): the recorded ones, and some that end now."""
-    fresh = [cause for cause in CAUSES if cause != "leak"]  # a leak takes its time
-    return [(f"Incident {k}", cause, load(k)) for k, cause in RECORDED.items()] + [
-        ("A run just now", cause, crash(cause, at=2)) for cause in fresh
-    ]
+    """(which run, why it ended, the run): the recorded ones, and runs of a smaller model that end now."""
+    fresh = [(cause, crash(cause, budget=4.65e6, at=2, hidden=48)) for cause in CAUSES]
+    recorded = [(f"Incident {k}", cause, load(k)) for k, cause in RECORDED.items()]
+    return recorded + [("A run of a smaller model, just now", *ended) for ended in fresh]
 
 
 def _taken(seen: engine.Run, _) -> tuple[str, str] | None:
@@ -103,7 +101,7 @@ signature = engine.Asked(
     ],
     cases=lambda: [(run.tokens, run.peaks) for _, _, run in _ended()],
     reads=lambda said: CAUSES[CAUSES.index(said.strip())],
-    praise="Four recorded runs and three that crashed here, each told from its trace.",
+    praise="Four recorded runs and four of a smaller model that crashed here, each told from its trace.",
     figures=lambda seen, truth: [
         ("runs told apart", str(sum(map(eq, seen.values, truth.values))), str(len(truth.values)))
     ],

@@ -261,6 +261,7 @@ LAYERS = [
     (24, 4, 5),
     (16, 4, 9),
     (30, 4, 2.5),
+    (16, 3, 7.3),
     (16, 4, 1),
 ]  # layers, p, head
 _slowest = lambda stages, head: max(*stages[:-1], stages[-1] + head)
@@ -312,6 +313,10 @@ balanced = Asked(
         no layers for each stage
             Return a list with a whole number of layers for each stage.
             ~ form
+        a head that is no whole number
+            The head may cost 2.5 layers: `//` and divmod give a float then. Layers are whole: int(…), or
+            math.floor.
+            ! can't multiply sequence by non-int|'float' object cannot be interpreted
         layers lost or doubled
             Every layer is in one stage.
         the last stage takes what is left

@@ -98,13 +98,16 @@ class Call:
         return what + (f" with root {self.members[self.root]}" if self.op in ROOTED else "")
 
 
-class Listener(Protocol):
+class Listener:
+    """What hears of every collective. Of what it does not ask for it hears nothing."""
+
     def begins(self, call: Call) -> None: ...
     def begun(self, call: Call, work) -> None: ...
     def refused(self, call: Call) -> None: ...
     def batch_begun(self, work: dist.Work) -> None: ...
     def waits(self, on: dist.Work | torch.Tensor | None) -> None: ...  # None: DDP does, for its buckets
     def waited(self, work: dist.Work, start: float) -> None: ...
+    def future_taken(self, work: dist.Work) -> None: ...  # who took it waits for that
     def waited_for_tensor(self, start: float) -> None: ...
     def waited_for_ddp(self, start: float) -> None: ...
 
@@ -126,7 +129,7 @@ class Interposer:
         self.axes, self.fabric, self.inside = Axes(), None, False
         self._listeners: list[Listener] = []
         self._backward = -1  # the backward whose end is being watched
-        self.wait_for = dist.Work.wait
+        self.wait_for, self._future_of = dist.Work.wait, dist.Work.get_future
         self._thread = threading.local()
 
     @contextmanager
@@ -168,7 +171,8 @@ class Interposer:
         for name in OPERATORS:
             self._libraries[0].impl(name, self._in_front_of(name), _KEY, with_keyset=True)
         self._libraries[1].impl("wait_tensor", self._wait_tensor, _KEY, with_keyset=True)
-        self.wait_for = dist.Work.wait
+        self.wait_for, self._future_of = dist.Work.wait, dist.Work.get_future
+        dist.Work.get_future = lambda work: self._giving_future(work)
         dist.Work.wait = lambda work, *args, **kwargs: self._waiting(work, args, kwargs)
         issued = lambda group, *device: self._batch_issued(group, *device)
         self._end_batch = pytorch_private.replace_end_of_batch(issued)
@@ -177,7 +181,7 @@ class Interposer:
     def _uninstall(self) -> None:
         for library in self._libraries:
             library._destroy()
-        dist.Work.wait = self.wait_for
+        dist.Work.wait, dist.Work.get_future = self.wait_for, self._future_of
         pytorch_private.replace_end_of_batch(self._end_batch)
         self.axes.leave()
 
@@ -262,6 +266,11 @@ class Interposer:
         finally:
             for listener in self._listeners:
                 listener.waited(work, start)
+
+    def _giving_future(self, work: dist.Work) -> torch.futures.Future:
+        for listener in self._listeners:
+            listener.future_taken(work)
+        return self._future_of(work)
 
     def _wait_tensor(self, keys, tensor):
         start = time.monotonic()

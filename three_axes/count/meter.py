@@ -22,7 +22,7 @@ import torch.distributed as dist
 from .. import pytorch_private
 from . import lines, wire
 from .clock import Span
-from .interposer import Call, interposer
+from .interposer import Call, Listener, interposer
 from .moves import Moves, Operation
 from .operators import InBatch, OnStream, type_of
 from .report import CollectiveCount, Report
@@ -48,7 +48,7 @@ class Issued:
         return self.ended
 
 
-class Recorder:
+class Recorder(Listener):
     """Counts this rank's collectives from `start()` to `stop()`.
 
     With `on` false it leaves PyTorch alone and counts nothing. box: descriptor of a small file that outlives
@@ -81,6 +81,7 @@ class Recorder:
         self._in_flight = self._peak = self._number = self._forgotten = 0
         # Of the forgotten, those for whom somebody still may wait: who keeps them in a list waits late.
         self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
+        self._by_future: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self.last = self.watch = self._awaited = None
         self._awaited_for: list[Issued] = []  # what gave the tensor that is waited for
         self.spans: list[Span] = []
@@ -157,7 +158,7 @@ class Recorder:
 
     def not_waited(self) -> int:
         """How many were begun whose end nobody in Python has waited for."""
-        return len(self._open) + self._forgotten
+        return len(self._alone()) + self._forgotten
 
     # -- what the interposer tells ----------------------------------------------------------
 
@@ -214,9 +215,12 @@ class Recorder:
             self._waited(awaited[0].row, start)
             self._in_flight -= sum(issued.size for issued in awaited)
             self._close(awaited)
-        elif work in self._ended:
-            self._ended.discard(work)
-            self._forgotten -= 1
+        else:
+            self._remembered(work)
+
+    def future_taken(self, work: dist.Work) -> None:
+        self._by_future.add(work)
+        self._remembered(work)
 
     def waited_for_tensor(self, start: float) -> None:
         self.moves.go_on()
@@ -234,6 +238,16 @@ class Recorder:
         if row := next(buckets, None):  # all had to end, and it is not known which did last
             self._waited(row, start)
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
+
+    def _remembered(self, work: dist.Work) -> None:
+        """Somebody waits late."""
+        if work in self._ended:
+            self._ended.discard(work)
+            self._forgotten -= 1
+
+    def _alone(self) -> list[Issued]:
+        """The open ones for which nobody waits, by a future neither."""
+        return [issued for issued in self._open if issued.work not in self._by_future]
 
     # -- its books ---------------------------------------------------------------------
 
@@ -269,8 +283,9 @@ class Recorder:
     def _quiet(self) -> None:
         """Where nothing is under way, credit the bytes sent so far to what was."""
         if self.calm():
-            self._forgotten += len(self._open)
-            self._ended.update(issued.work for issued in self._open if isinstance(issued.work, dist.Work))
+            forgotten = self._alone()
+            self._forgotten += len(forgotten)
+            self._ended.update(issued.work for issued in forgotten if isinstance(issued.work, dist.Work))
             self._close(self._open)
             self._in_flight = 0
             self._settle()

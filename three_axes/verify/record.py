@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .. import pytorch_private
+from ..count.interposer import Listener
 
 WRAPPERS = re.compile(r"(^|(?<=\.))(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")
 DROPOUTS = nn.modules.dropout._DropoutNd
@@ -51,15 +52,13 @@ def plain_name(name: str) -> str:
     return WRAPPERS.sub("", name).rstrip(".")
 
 
-class Sent:
+class Sent(Listener):
     """What was given to collectives in a step: it listens to the interposer. It keeps the tensors, so that no
     other comes to lie where they lie.
     """
 
     def __init__(self):
         self._calls: list[tuple[str, str, torch.Tensor]] = []
-        self.begun = self.refused = self.batch_begun = self.waits = lambda *_: None
-        self.waited = self.waited_for_tensor = self.waited_for_ddp = lambda *_: None
 
     def begins(self, call) -> None:
         if call.first is not None:
