@@ -45,10 +45,10 @@ lint: $(READY)
 refresh: $(READY)
 	$(BIN)/python -m tools.refresh
 
-# Half an hour: tables and a figure in build/bench. What people would use instead goes into an environment of its own.
+# Half an hour: tables in build/bench. What people would use instead goes into an environment of its own.
 bench: $(READY) $(PEERS)/.ready
 	$(PEERS)/bin/python tools/bench/peers.py
-	for table in ranks counting cost_of_counting explain fabric schedules cost_model training course; do $(BIN)/python tools/bench/$$table.py || exit 1; done
+	for table in ranks counting cost_of_counting explain schedules cost_model training course; do $(BIN)/python tools/bench/$$table.py || exit 1; done
 
 cards cheatsheet site: $(READY)
 	$(BIN)/python -m three_axes $@

@@ -38,7 +38,7 @@ def _stack(ax, columns: list[dict[str, float]], looks: dict[str, tuple[str, str]
 def memory_by_ranks(held: dict[int, dict[str, int]], title: str) -> Picture:
     """Stacked bars: what one rank holds (bytes by kind) for each number of ranks."""
     figure, ((ax,),) = row_of_panels(1, 7.2, 2.9)
-    kinds = [k for k in next(iter(held.values())) if k not in ("resident", "communication")]
+    kinds = [k for k in next(iter(held.values())) if k != "resident"]
     columns = [{kind: memory[kind] / 1e6 for kind in kinds} for memory in held.values()]
     heights = _stack(ax, columns, dict(zip(kinds, PARTS.values())), 0.55)
     for x, top in enumerate(heights):

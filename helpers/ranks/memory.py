@@ -90,14 +90,11 @@ def saved_activations(model: torch.nn.Module):
 
 
 def by_kind(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
-    activations: int = 0,
-    buffers: int = 0,
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, activations: int = 0
 ) -> dict[str, int]:
     """Bytes this rank holds, by what for: exact tensor bytes, and beside them what the process occupies.
 
-    activations: the peak that `saved_activations` saw. buffers: `Report.peak_in_flight`.
+    activations: the peak that `saved_activations` saw.
     'resident' is the whole process as the operating system counts it (0 where it does not say).
     """
     state = optimizer.state.values() if optimizer else ()
@@ -108,7 +105,6 @@ def by_kind(
             storages(v for s in state for v in s.values() if isinstance(v, torch.Tensor) and v.dim()).values()
         ),
         "activations": activations,
-        "communication": buffers,
         "resident": resident(),
     }
 

@@ -240,11 +240,6 @@ CONFIGS = {  # the published fields
         (32, 4096, 32, 8, 32000),
         dict(intermediate_size=14336, num_local_experts=8, num_experts_per_tok=2, sliding_window=None),
     ),
-    "mixtral-8x22b": (
-        "mixtral",
-        (56, 6144, 48, 8, 32000),
-        dict(intermediate_size=16384, num_local_experts=8, num_experts_per_tok=2),
-    ),
     "qwen3-30b-a3b": (
         "qwen3_moe",
         (48, 2048, 32, 4, 151936),
@@ -260,19 +255,6 @@ CONFIGS = {  # the published fields
             sliding_window=None,
             max_window_layers=48,
             attention_bias=False,
-        ),
-    ),
-    "qwen3-235b-a22b": (
-        "qwen3_moe",
-        (94, 4096, 64, 4, 151936),
-        dict(
-            head_dim=128,
-            intermediate_size=12288,
-            num_experts=128,
-            num_experts_per_tok=8,
-            moe_intermediate_size=1536,
-            decoder_sparse_step=1,
-            mlp_only_layers=[],
         ),
     ),
     "deepseek-v2-lite": (
@@ -328,18 +310,6 @@ CONFIGS = {  # the published fields
             attention_bias=True,
             sliding_window=128,
             layer_types=["sliding_attention", "full_attention"] * 12,
-        ),
-    ),
-    "gpt-oss-120b": (
-        "gpt_oss",
-        (36, 2880, 64, 8, 201088),
-        dict(
-            head_dim=64,
-            intermediate_size=2880,
-            num_local_experts=128,
-            num_experts_per_tok=4,
-            attention_bias=True,
-            sliding_window=128,
         ),
     ),
 }

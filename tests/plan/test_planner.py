@@ -291,6 +291,8 @@ def test_no_number_out_of_range_comes_through():
         dict(inter_node_bandwidth=float("nan")),
         dict(inter_node_latency=15),  # µs
         dict(device="h100-80gb"),
+        dict(gpu_hours_between_interruptions=0),
+        dict(storage_bandwidth=float("nan")),
         dict(busbw=((1, 1e11),)),
         dict(busbw=((4, 1e11), (2, 1e11))),
         dict(busbw={"24": "1e11"}),
@@ -562,17 +564,6 @@ def test_what_is_as_slow_or_as_long_as_can_be_has_a_plan():
     made = plan(Job(MODELS["toy"], slowest, 10**9, 64), gpus=8, dp=8)
     assert made.changed("speed between nodes", 0.5) is None and made.changed("global batch", 4) is None
     assert made.changed("speed between nodes", 2) and made.flips() is not None
-
-
-def test_it_loads_without_torch_in_a_moment():
-    code = (
-        "import time; a = time.perf_counter(); import three_axes.plan, sys; print(time.perf_counter() - a,"
-        " 'torch' in sys.modules)"
-    )
-    seconds, torch = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert torch == "False" and float(seconds) < 3  # 0.1 s on an idle laptop
 
 
 @pytest.mark.parametrize("name, shared", [("llama-3-8b", True), ("deepseek-v2-lite", False)])

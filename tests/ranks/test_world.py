@@ -20,7 +20,7 @@ from helpers.ranks import memory, output, server
 from helpers.ranks.failure import RankError, RanksInterrupted
 
 # A limit in seconds is what the reader should see on an idle laptop; these tests must also pass on
-# a machine that runs several at once. tools/bench/ranks.py measures.
+# a machine that runs several at once. tools/bench/peers.py measures.
 SLACK = 5
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

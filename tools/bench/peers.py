@@ -37,7 +37,7 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
-from report import bars, median_seconds, save, timed
+from report import median_seconds, save, timed
 
 from helpers.ranks.ports import free_port
 
@@ -406,9 +406,6 @@ def main() -> None:
     )
     packages = ("accelerate", "ipyparallel", "torchmonarch")
     save("peers", "Ranks beside a kernel, four of them", ["", *names], table, packages=packages)
-    calls = {name: middle(found[name]["call"], "seconds") for name in names}
-    milliseconds = {name: 1e3 * seconds for name, seconds in calls.items() if seconds}
-    bars("peers", "A further call on four ranks", milliseconds, "milliseconds")
 
 
 if __name__ == "__main__":

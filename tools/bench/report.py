@@ -51,26 +51,6 @@ def markdown(columns: list[str], rows: list[list[str]]) -> str:
     return "\n".join([line(columns), "|" + "---|" * len(columns), *map(line, rows)])
 
 
-def bars(name: str, title: str, values: dict[str, float], unit: str) -> None:
-    """Bars on a logarithmic axis, into build/bench/NAME.png."""
-    from helpers.draw.picture import INK, Picture, row_of_panels, styled
-
-    @styled
-    def draw() -> Picture:
-        figure, ((ax,),) = row_of_panels(1, 8.0, 0.4 * len(values) + 1.0)
-        drawn = ax.barh(list(values), list(values.values()), 0.66, color="#B5B5B5")
-        drawn[0].set_color("#0072B2")
-        texts = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values.values()]
-        ax.bar_label(drawn, texts, padding=3, color=INK)
-        ax.invert_yaxis()
-        ax.set(xscale="log", xlabel=unit, title=title)
-        ax.set_xlim(0.5 * min(values.values()), 3 * max(values.values()))
-        return Picture(figure, title)
-
-    BUILD.mkdir(parents=True, exist_ok=True)
-    (BUILD / f"{name}.png").write_bytes(draw().png())
-
-
 def save(
     name: str,
     title: str,
