@@ -118,7 +118,7 @@ class Defence:
         by_hand = (p - 1) / v / (m + (p - 1) / v)
         return (
             f"(p−1)/v ÷ (m + (p−1)/v) = {(p - 1) / v:.3g}/{m + (p - 1) / v:.4g} = {by_hand:.1%} of the time"
-            f" that stages compute, with m = {m}{f' and v = {v}' if v > 1 else ''}: {seconds}."
+            f" that stages compute or wait, with m = {m}{f' and v = {v}' if v > 1 else ''}: {seconds}."
         )
 
     def _tokens(self, e: Estimate) -> str:

@@ -312,7 +312,8 @@ def by_hand() -> Table:
         times = f"{1e3 * latency:.1f} ms", f"{1e3 * whole:.1f} ms", f"{16e3 * whole:.0f} ms"
         rows.append([f"TP {t}", str(hops), slowest, *times])
     return Table(
-        ["all-reduce", "hops", "a piece over the slowest", "latency", "together", "16 of them"], rows
+        ["all-reduce", "hops", "a piece over the slowest", "latencies that show", "together", "16 of them"],
+        rows,
     )
 
 

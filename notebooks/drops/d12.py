@@ -52,10 +52,13 @@ def remedies() -> Table:
 # whose classes torchtitan takes, Megatron-LM's pipeline_parallel/schedules.py and DualPipe's dualpipe.py.
 SHIPPED = {
     "1F1B": ("all", "m at least p (PyTorch)"),
-    "interleaved": ("Megatron-LM, PyTorch", "m a multiple of p (Megatron-LM), layers of p·v"),
-    "ZB-H1, interleaved": ("PyTorch", "no torch.compile; m as interleaved"),
+    "interleaved": (
+        "Megatron-LM, PyTorch",
+        "m a multiple of p (Megatron-LM's default) or of ⌊m/p⌋ (PyTorch)",
+    ),
+    "ZB-H1, interleaved": ("PyTorch", "no torch.compile; m a multiple of ⌊m/p⌋"),
     "ZB-V": ("PyTorch", "no torch.compile; exactly 2 chunks a rank"),
-    "DualPipe-V": ("PyTorch", "as ZB-V; m at least 2·p"),
+    "DualPipe-V": ("PyTorch, DeepSeek", "as ZB-V; m at least 2·p"),
     "DualPipe": ("DeepSeek", "two stages' weights a rank; p and m even, m at least 2·p"),
 }
 

@@ -60,7 +60,8 @@ def by_framework() -> Table:
         framework = FRAMEWORKS[name]
         best = plan(replace(the_plan().job, framework=framework), gpus=GPUS).best
         sizes = (framework.weight_bytes, framework.gradient_bytes, framework.optimizer_bytes)
-        rows.append([name, " + ".join(map(str, sizes)), str(best.layout), f"{best.seconds:.1f} s"])
+        shown = name if framework.fused else f"{name}, uncompiled"
+        rows.append([shown, " + ".join(map(str, sizes)), str(best.layout), f"{best.seconds:.1f} s"])
     return Table(["framework", "bytes a parameter", "its fastest layout", "a step"], rows)
 
 

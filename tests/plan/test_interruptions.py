@@ -1,6 +1,7 @@
 """What a lost GPU costs."""
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -41,12 +42,16 @@ def test_llama_3_trained_for_more_than_nine_tenths_of_the_time():
 
 
 def test_what_goes_on_without_a_node():
-    stops = lambda **sizes: going_on(estimate(JOB, Layout(**sizes)))
+    stops = lambda **sizes: going_on(estimate(JOB, Layout(**sizes))).layout
     assert stops(dp=4, tp=8, pp=2).dp == 2  # three are whole, and 128 sequences do not divide by 3
     assert stops(dp=8, tp=4, pp=2).dp == 4  # two replicas are on a node
     assert stops(dp=64, zero=3).dp == 32
-    assert stops(dp=1, tp=8, pp=8) is None and stops(dp=2, tp=4) is None
+    alone = [Layout(tp=8, pp=8), Layout(dp=2, tp=4)]
+    assert [going_on(estimate(JOB, layout)) for layout in alone] == [None, None]
     assert what_it_stops(estimate(JOB, Layout())).startswith("The only one")
+    said = lambda **sizes: what_it_stops(estimate(JOB, Layout(zero=1, **sizes)))
+    assert "DP 2 could go on, on 32 GPUs" in said(dp=4, tp=8, pp=2)
+    assert re.search(r"nothing can go on: DP 4 would need \d\d\.\d GB", said(dp=8, tp=8))
 
 
 def test_a_checkpoint_has_what_outlives_a_step():

@@ -24,6 +24,13 @@ def test_every_question_is_answered_with_figures(page):
     )
 
 
+def test_a_third_of_the_memory_free_is_what_lets_it_go_on_without_a_node():
+    of = d14.the_plan()
+    lost = lambda layout: Defence(of, layout).answers[QUESTIONS[6]]
+    assert "DP 2 could go on" in lost(Layout(dp=4, tp=8, pp=2, zero=1))
+    assert "nothing can go on: DP 4 would need" in lost(of.best.layout)
+
+
 def test_layouts_of_every_kind_can_be_defended():
     for row in d14.the_plan().by_axes:
         defended = Defence(d14.the_plan(), row.layout)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..table import human
 from .data_parallel import adapter_share
-from .estimate import Estimate
+from .estimate import Estimate, estimate
 from .job import Job
 from .layout import Layout
 
@@ -57,13 +57,16 @@ def interruptions(e: Estimate) -> Interruptions:
     return Interruptions(between, size, size / (cluster.storage_bandwidth * ranks))
 
 
-def going_on(e: Estimate) -> Layout | None:
-    """The layout for as many whole replicas as remain without one node, and share the batch out evenly."""
-    layout = e.layout
-    broken = int(layout.reach("dp", e.job.cluster.gpus_per_node)[0])
-    left = range(layout.dp - broken, 0, -1)
-    even = (dp for dp in left if e.job.global_batch % (dp * layout.microbatch) == 0)
-    return next((replace(layout, dp=dp) for dp in even), None)
+def going_on(e: Estimate) -> Estimate | None:
+    """The step on as many whole replicas as remain without one node and share the batch out evenly. Each
+    holds more of what ZeRO shares out, so it may not fit.
+    """
+    for dp in range(e.layout.dp - int(e.layout.reach("dp", e.job.cluster.gpus_per_node)[0]), 0, -1):
+        try:
+            return estimate(e.job, replace(e.layout, dp=dp))
+        except ValueError:  # the batch, or a shard, does not divide
+            continue
+    return None
 
 
 def in_words(seconds: float) -> str:
@@ -77,11 +80,15 @@ def what_it_stops(e: Estimate) -> str:
     seen, less, ranks = interruptions(e), going_on(e), e.layout.ranks
     hours = e.job.cluster.gpu_hours_between_interruptions
     who = f"All {ranks:,}: every step needs each of them" if ranks > 1 else "The only one there is"
-    smaller = f"DP {less.dp} could go on, on {less.ranks:,} GPUs" if less else "nothing can go on"
+    smaller = "nothing can go on"
+    if less and less.fits:
+        smaller = f"DP {less.layout.dp} could go on, on {less.layout.ranks:,} GPUs"
+    elif less:
+        smaller += f": DP {less.layout.dp} would need {human(less.memory_bytes)} on a GPU"
     return (
         f"{who}. With an interruption in {hours:,.0f} GPU-hours the job stops every {in_words(seen.between)}."
-        f" A checkpoint has {human(seen.size)} and takes"
-        f" {in_words(seen.write)} to write, so write one every √(2 · {in_words(seen.write)} ·"
-        f" {in_words(seen.between)}) = {in_words(seen.every)}: {seen.goodput:.1%} of the time then trains"
+        f" A checkpoint has {human(seen.size)} and takes {in_words(seen.write)} to write. Where training"
+        f" stands still meanwhile, write one every √(2 · {in_words(seen.write)} · {in_words(seen.between)}) ="
+        f" {in_words(seen.every)}: {seen.goodput:.1%} of the time then trains"
         f" (goodput). Until the node is replaced, {smaller}."
     )

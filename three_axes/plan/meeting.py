@@ -102,12 +102,13 @@ def cost(mine: Estimate, of: Plan, tokens: float | None = None, price: float | N
     )
     if not goodput:
         return f"{text} they never end: a checkpoint takes longer than two interruptions are apart."
-    text += f" they take {hours(mine) / goodput:,.0f}: {goodput:.1%} of the time trains."
-    if price is not None:
-        text += f" At {price:g} a GPU-hour that is {price * hours(mine) / goodput:,.0f}."
+    text += f" they take {hours(mine) / goodput:,.0f}"
     if of.ranked and of.best.layout != mine.layout:
         best = of.estimate(of.best)
-        text += f" The fastest that fits would take {hours(best) / interruptions(best).goodput:,.0f}."
+        text += f", and in the fastest that fits {hours(best) / interruptions(best).goodput:,.0f}"
+    text += f": {goodput:.1%} of the time trains."
+    if price is not None:
+        text += f" At {price:g} a GPU-hour that is {price * hours(mine) / goodput:,.0f}."
     return text
 
 

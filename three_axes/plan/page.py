@@ -7,6 +7,7 @@ from html import escape
 from ..table import Table, human
 from . import meeting
 from .estimate import Estimate
+from .interruptions import what_it_stops
 from .memory import stages_memory
 from .planner import Plan
 
@@ -92,6 +93,7 @@ def page(of: Plan, tokens: float | None = None, price: float | None = None) -> s
         "Where a step's seconds go": waterfall(best),
         "Memory by stage": by_stage(best)._repr_html_(),
         "What would change this choice": moved,
+        "When a GPU is lost": f"<p>{escape(what_it_stops(best))}</p>",
         "How far to trust it": taken_for_granted(best),
     }
     return document(best, of, sections)
