@@ -65,7 +65,7 @@ def test_activations(t, sp, recompute):
     assert mine == pytest.approx(planned)
 
 
-@pytest.mark.parametrize("p, m", [(4, 8), (8, 32), (2, 1), (4, 2)])
+@pytest.mark.parametrize("p, m", [(1, 4), (4, 8), (8, 32), (3, 13), (2, 1), (4, 2)])
 def test_bubbles_and_what_is_in_flight(p, m):
     for name, make in (("GPipe", gpipe), ("1F1B", one_f_one_b)):
         line = simulate(make(p, m))

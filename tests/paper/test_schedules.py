@@ -8,29 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from three_axes.paper.schedules import (
-    Op,
-    Schedule,
-    dualpipe_v,
-    gpipe,
-    interleaved,
-    looped_bfs,
-    one_f_one_b,
-    zb_h1,
-    zb_h2,
-    zb_v,
-)
+from three_axes.paper.schedules import Op, Schedule, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2, zb_v
 from three_axes.paper.simulation import Stuck, Times, simulate
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 SIMPLE = [gpipe, one_f_one_b, zb_h1, zb_h2, zb_v]
-
-
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("m", [1, 2, 4, 8, 13, 32])
-@pytest.mark.parametrize("schedule", [gpipe, one_f_one_b])
-def test_the_bubble_is_p_minus_1_over_m_plus_p_minus_1(schedule, p, m):
-    assert simulate(schedule(p, m)).bubble == pytest.approx((p - 1) / (m + p - 1))
 
 
 @pytest.mark.parametrize("p, m, v", [(4, 8, 2), (4, 16, 4), (8, 16, 2), (2, 6, 3)])
@@ -134,12 +116,10 @@ PYTORCHS = {  # by PyTorch's names
     "GPipe": lambda p, m, v: gpipe(p, m),
     "1F1B": lambda p, m, v: one_f_one_b(p, m),
     "Interleaved1F1B": interleaved,
-    "LoopedBFS": looped_bfs,
     "InterleavedZeroBubble": lambda p, m, v: zb_h1(p, m, v),
     "ZBVZeroBubble": lambda p, m, v: zb_v(p, m),
-    "DualPipeV": lambda p, m, v: dualpipe_v(p, m),
 }
-CHUNKS = {"GPipe": 1, "1F1B": 1, "ZBVZeroBubble": 2, "DualPipeV": 2}  # on a rank, where the schedule says
+CHUNKS = {"GPipe": 1, "1F1B": 1, "ZBVZeroBubble": 2}  # on a rank, where the schedule says
 
 
 @pytest.mark.parametrize(
@@ -152,10 +132,6 @@ def test_orders_are_pytorchs(name, ours, p, m, v):
         for refuse in (ours, lambda *sizes: pytorchs(name, *sizes)):
             with pytest.raises(ValueError):
                 refuse(p, m, v)
-        return
-    if name == "DualPipeV" and m < 2 * p:
-        with pytest.raises(ValueError, match="at least 2p"):
-            ours(p, m, v)
         return
     schedule = ours(p, m, v)
     assert schedule.ops == pytorchs(name, p, m, v)

@@ -122,13 +122,6 @@ def test_in_flight_is_what_the_schedules_do(p, m):
             )
 
 
-def test_korthikantis_first_stage_interleaved():
-    p, v = 8, 3
-    assert in_flight(Layout(pp=p, interleave=v, schedule="interleaved"), 64, 0) == pytest.approx(
-        p * (1 + (p - 1) / (p * v))
-    )
-
-
 @pytest.mark.parametrize("printed, schedule", [("1F1B", "1F1B"), ("ZB-1p", "ZB-H1")])
 def test_measured_memory_of_zero_bubbles_runs(printed, schedule):
     """Table 4 of Qi et al. 2023, in GiB: within 4 % in the mean."""

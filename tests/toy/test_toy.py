@@ -163,11 +163,9 @@ ORDERS = {
     "two stages": (schedules.one_f_one_b, (2, 4)),
     "interleaved": (schedules.interleaved, (4, 8, 2)),
     "interleaved on 2": (schedules.interleaved, (2, 4, 2)),
-    "looped BFS": (schedules.looped_bfs, (4, 4, 2)),
     "ZB-H1": (schedules.zb_h1, (4, 8)),
     "ZB-H2": (schedules.zb_h2, (4, 8)),
     "ZB-V": (schedules.zb_v, (4, 8)),
-    "DualPipe-V": (schedules.dualpipe_v, (4, 8)),
 }
 
 

@@ -82,20 +82,6 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
     return _looped("interleaved 1F1B", p, m, order, v)
 
 
-def looped_bfs(p: int, m: int, v: int) -> Schedule:
-    """All microbatches through one chunk, then through the next (Lamy-Poirier 2022): GPipe for chunks."""
-    _check(p, m, v)
-
-    def order(rank):
-        stages = range(rank, p * v, p)
-        return [
-            *(Op("F", i, k) for k in stages for i in range(m)),
-            *(Op("B", i, k) for k in reversed(stages) for i in reversed(range(m))),
-        ]
-
-    return _looped("looped BFS", p, m, order, v)
-
-
 def zb_h1(p: int, m: int, v: int = 1) -> Schedule:
     """Zero bubble H1 (Qi et al. 2023): 1F1B whose weight gradients fill the gaps. Memory as 1F1B.
 
@@ -155,43 +141,6 @@ def zb_v(p: int, m: int) -> Schedule:
         return [op for op in ops if op.microbatch < m]
 
     return _v_shaped("ZB-V", p, m, order)
-
-
-def dualpipe_v(p: int, m: int) -> Schedule:
-    """DualPipe cut in half (DeepSeek-AI 2025): as ZB-V, with a forward and a backward run side by side.
-    Raises ValueError unless m is at least 2p.
-    """
-    _check(p, m)
-    if m < 2 * p:
-        raise ValueError(f"DualPipe-V needs at least 2p = {2 * p} microbatches, not {m}")
-
-    def order(rank):
-        down, up = _chunk(rank), _chunk(2 * p - 1 - rank)
-        ops = [down("F") for _ in range(2 * (p - 1 - rank))]
-        for _ in range(rank + 1):
-            ops += [down("F"), up("F")]
-        for _ in range(p - 1 - rank):
-            ops += [up("I"), up("W"), up("F")]
-        for _ in range(m - 2 * p + rank + 1):
-            ops += [down("F"), up("B"), up("F"), down("B")]
-        for _ in range(p - 1 - rank):
-            ops += [up("B"), up("F"), down("B")]
-        late = []  # weight gradients that wait
-        for i in range(2 * (rank + 1)):  # the second half runs without its weight gradients
-            chunk = (up, down)[i % 2]
-            if i > rank:
-                ops.append(chunk("I"))
-                late.append(chunk)
-            else:
-                ops.append(chunk("B"))
-        for _ in range(p - 1 - rank):
-            if late:
-                ops.append(late.pop(0)("W"))
-            ops.append(down("I"))
-            late.append(down)
-        return ops + [chunk("W") for chunk in late]
-
-    return _v_shaped("DualPipe-V", p, m, order)
 
 
 def _looped(name: str, p: int, m: int, order: Callable[[int], list[Op]], v: int = 1) -> Schedule:
