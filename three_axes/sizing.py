@@ -131,7 +131,7 @@ def run_plan(args) -> tuple[str, dict]:
         positive("--price", args.price, zero=True, most=1e6, unit="money for a GPU-hour")
     only = {axis: getattr(args, axis) for axis in (*Axes._fields, "shard")}
     made = plan(job_of(args), gpus=args.gpus, headroom=args.headroom, **only)
-    best, flips, hours = made.estimate(), made.flips(), {}
+    best, flips, priced = made.estimate(), made.flips(), {}
     out = [repr(made.table(args.rows)), "", f"best: {best.layout}", best.summary(), best.interval()]
     out += [f"layouts less than {made.sure.apart:.0%} apart are a tie", *best.warnings()]
     if tokens or args.price is not None or args.mtbf is not None:
@@ -139,9 +139,9 @@ def run_plan(args) -> tuple[str, dict]:
         from .plan.meeting import cost, gpu_hours
 
         stopped = interruptions(best)
-        hours = {"gpu_hours": gpu_hours(best, tokens)} if tokens else {}
-        more = {"every": stopped.every, "goodput": stopped.goodput}
-        hours["interruptions"] = asdict(stopped) | more
+        priced = {"gpu_hours": gpu_hours(best, tokens)} if tokens else {}
+        derived = {"every": stopped.every, "goodput": stopped.goodput}
+        priced["interruptions"] = asdict(stopped) | derived
         out += [cost(best, made, tokens, args.price), f"what a lost GPU stops: {what_it_stops(best)}"]
     if args.why:
         out += ["", f"{args.why}: {made.why(**args.why._asdict())}"]
@@ -183,7 +183,7 @@ def run_plan(args) -> tuple[str, dict]:
             }
             for r in made.by_axes[: args.rows]
         ],
-        "best": _estimated(best) | hours,
+        "best": _estimated(best) | priced,
         "flips": [{"change": w, "factor": f, "winner": _fields(row.layout)} for w, f, row in flips],
         "refused": [{**axes._asdict(), "reason": reason} for axes, reason in made.impossible.items()],
     }

@@ -86,8 +86,8 @@ def name_rows(ax, names: list[str]) -> None:
 def scaling(
     lines: dict[str, Sequence[tuple[float, float]]], title: str, ylabel: str, xlabel: str = "GPUs"
 ) -> Picture:
-    """For each name (x, y), x by its powers: of GPUs, say, and what each of them does, which level would be
-    perfect.
+    """A line for each name, of points (x, y). The x axis is logarithmic. Of GPUs and what each of them does a
+    level line is perfect; where it falls, each added GPU loses.
     """
     figure, ((ax,),) = row_of_panels(1, 7.6, 3.0)
     words = []

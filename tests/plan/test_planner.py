@@ -19,6 +19,7 @@ from three_axes.paper.collectives import group_seconds, ring_seconds
 from three_axes.paper.hardware import find_cluster
 from three_axes.paper.pipelines import SCHEDULES
 from three_axes.paper.placement import crosses, groups, reach
+from three_axes.paper.simulation import Times, simulate
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Cluster, Job, Layout, estimate, plan
 from three_axes.plan.cost import constants, step_terms, work
 from three_axes.plan.flags import flags
@@ -116,6 +117,22 @@ def test_arrays_give_what_numbers_give():
         for name, seconds in step_terms(JOB, one).items():
             assert float(np.broadcast_to(together[name], 4)[i]) == pytest.approx(float(seconds)), name
         assert held[i] == pytest.approx(sum(largest_stage(JOB, one)[1].values()))
+
+
+def test_the_bubble_of_schedules_that_split_backward_is_the_simulated_one():
+    """GPT-3 without a head: all stages alike, a backward's I no shorter than its W or its forward."""
+    model = replace(MODELS["gpt3-175b"], vocab=1)
+    for name, p, b in itertools.product([n for n, k in SCHEDULES.items() if k.splits], (2, 4, 8), (1, 2)):
+        layout = Layout(tp=8, pp=p, microbatch=b, schedule=name)
+        job = Job(model, DGX, 3 * p * b, 2048)
+        one, terms = work(layer(job, layout), job, layout, constants()), step_terms(job, layout)
+        layers_of_chunk = model.layers / p / layout.chunks
+        line = simulate(
+            SCHEDULES[name].make(p, 3 * p, 1), Times(*(float(layers_of_chunk * one.phase(k)) for k in "FIW"))
+        )
+        assert float(terms["bubble"]) == pytest.approx(
+            line.makespan - 3 * p * layers_of_chunk * layout.chunks * float(one.total), rel=2e-3
+        ), name
 
 
 def test_schedules_that_split_backward_are_asked_for():

@@ -230,6 +230,7 @@ class Recorder(Listener):
             issued.ended = True
             self._in_flight -= issued.size
         self._close(self._awaited_for)
+        self._awaited_for = []  # a Work may hold its tensors
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
     def waited_for_ddp(self, start: float) -> None:

@@ -101,11 +101,11 @@ def cost(mine: Estimate, of: Plan, tokens: float | None = None, price: float | N
         f" {mine.layout.ranks} GPUs, without evaluations. With interruptions and checkpoints"
     )
     if not goodput:
-        return f"{text} they never end: a checkpoint takes longer than two interruptions are apart."
+        return f"{text} they never end: interruptions come far sooner than it can start again."
     text += f" they take {hours(mine) / goodput:,.0f}"
     if of.ranked and of.best.layout != mine.layout:
         best = of.estimate(of.best)
-        text += f", and in the fastest that fits {hours(best) / interruptions(best).goodput:,.0f}"
+        text += f", and in the fastest that fits {hours(best) / goodput:,.0f}"
     text += f": {goodput:.1%} of the time trains."
     if price is not None:
         text += f" At {price:g} a GPU-hour that is {price * hours(mine) / goodput:,.0f}."
