@@ -1,0 +1,115 @@
+"""Beyond, b2: what its cells show: attention over ranks in three ways, its bytes and its time."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from helpers.emulate import networks
+from helpers.ranks import current
+from helpers.ranks.world import World
+from helpers.toy import context
+from three_axes.count import clock
+from three_axes.count.clock import Timeline
+from three_axes.count.traffic import Traffic
+
+WAYS = {
+    "gather": context.gather_attention,
+    "ring": context.ring_attention,
+    "all-to-all": context.exchange_attention,
+}
+CHUNKS = {"in order": context.contiguous, "zig-zag": context.zigzag}
+# Emulated, as in drop 06: ports out of a node are 10 times slower than links inside.
+TWO_NODES = networks.four_ranks(7e6)[1]
+PAIR = 3e-6  # seconds of one query and one key in one head, emulated
+
+
+def inputs(a: int, g: int, s: int, head: int = 32) -> list[torch.Tensor]:
+    """q, k, v and dy of all tokens, the same on every rank: a query heads, g key/value heads."""
+    chance = torch.Generator().manual_seed(0)
+    return [torch.randn(1, n, s, head, generator=chance) for n in (a, g, g, a)]
+
+
+def traffic_of(world: World, way: str, g: int, a: int = 8, s: int = 512) -> Traffic:
+    """The bytes of one attention, forward and backward. Raises AssertionError unless it is the twin's."""
+
+    def run():
+        *whole, dy = inputs(a, g, s)
+        at = torch.arange(s)
+        places = context.zigzag(s, dist.get_world_size())
+        mine = places[dist.get_rank()]
+        twin = [x.requires_grad_() for x in whole]
+        y, _ = context.attend(*twin, context.sees(at, at))
+        y.backward(dy)
+        parts = [x.detach()[:, :, mine].requires_grad_() for x in whole]
+        got = WAYS[way](*parts, places)
+        got.backward(dy[:, :, mine])
+        for part, all_ in [(got, y)] + [(p.grad, t.grad) for p, t in zip(parts, twin)]:
+            assert torch.allclose(part, all_[:, :, mine], atol=1e-4), f"{way} is not the twin's"
+
+    world.run(run)
+    return world.traffic
+
+
+def kept_per_rank(world: World, way: str, g: int, a: int = 8, s: int = 512) -> int:
+    """Bytes of keys and values that a rank holds at once while it computes."""
+
+    def run():
+        *whole, _ = inputs(a, g, s)
+        places = context.zigzag(s, dist.get_world_size())
+        parts = [x[:, :, places[dist.get_rank()]] for x in whole]
+        most = 0
+
+        def watched(q, k, v, mask):
+            nonlocal most
+            most = max(most, k.nbytes + v.nbytes)
+            return context.attend(q, k, v, mask)
+
+        with torch.no_grad():
+            WAYS[way](*parts, places, attend=watched)
+        return most
+
+    return max(world.run(run))
+
+
+def _paced(q, k, v, mask):
+    """`attend` that takes as long as its pairs, on the clock."""
+    with current.span("F"):
+        time.sleep(PAIR * int(mask.sum()) * q.shape[1])
+        return context.attend(q, k, v, mask)
+
+
+def _forward(way: str, chunks: str, a: int, g: int, s: int) -> float:
+    *whole, _ = inputs(a, g, s)
+    places = CHUNKS[chunks](s, dist.get_world_size())
+    parts = [x[:, :, places[dist.get_rank()]] for x in whole]
+    with torch.no_grad():
+        WAYS[way](*parts, places)  # to warm up
+        current.rank.recorder.start()
+        dist.barrier()
+        start = time.monotonic()
+        WAYS[way](*parts, places, attend=_paced)
+    return time.monotonic() - start
+
+
+def ring_timeline(world: World, chunks: str) -> Timeline:
+    """One forward of the ring on the clock, with emulated compute. chunks: 'in order' or 'zig-zag'."""
+    world.run(_forward, "ring", chunks, 8, 8, 256)
+    return world.timeline
+
+
+def work(chunks: str, c: int = 4, s: int = 512) -> list[float]:
+    """Pairs of a query and a key that each rank computes, in units of the mean."""
+    places, mean = CHUNKS[chunks](s, c), s * (s + 1) / 2 / c
+    return [int(context.sees(mine, torch.arange(s)).sum()) / mean for mine in places]
+
+
+def ring_or_exchange(network: networks.Network) -> dict[str, float]:
+    """Seconds of one forward on an emulated network, compute emulated too: the shortest of a few."""
+    with World(4, fabric=network) as world:
+        return {
+            way: clock.shortest(lambda way=way: max(world.run(_forward, way, "zig-zag", 8, 2, 256)), float)
+            for way in ("ring", "all-to-all")
+        }
