@@ -45,6 +45,11 @@ def replace_end_of_batch(new: Callable) -> Callable:
     return before
 
 
+def replace_start_of_cuda(new: Callable) -> None:
+    """Put `new` where CUDA is first used. Without it `--cpu` refuses in PyTorch's words."""
+    torch.cuda._lazy_init = new
+
+
 def backward_under_way() -> int:
     """The number of the backward that this thread runs, −1 if none. Without it DDP's waits are not seen."""
     return torch._C._current_graph_task_id()

@@ -3,14 +3,18 @@
 A mesh dimension over all ranks has no group of its own: PyTorch lends it the default one, and several such
 dimensions share it. Then it is whoever issues the collective that tells the axis: DTensor resolves the mesh
 and dimension right before, FSDP keeps them in its parameter groups. For plain calls the name is the one under
-which the group was asked for (`mesh.get_group("dp")`), if there is one only.
+which the group was asked for (`mesh.get_group("dp")`), if there is one only. A user may also say which ranks
+are an axis.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
@@ -19,9 +23,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..paper import placement
 from ..pytorch_private import RESOLVE, functional, timeout
 
-FSDP = "_fully_shard"  # PyTorch's folder of it
+FSDP, PIPELINING = "_fully_shard", "distributed/pipelining"  # PyTorch's folders of them
 FRAMES = 30  # so many callers are looked at
 PATIENT = timedelta(minutes=1)
 
@@ -42,9 +47,8 @@ class Axes:
 
     def __init__(self):
         self._members: weakref.WeakKeyDictionary[dist.ProcessGroup, Members] = weakref.WeakKeyDictionary()
-        # Name of a group -> the dimensions it was asked for as, or is said to be.
-        self._asked: dict[str, set[str]] = {}
-        self._declared: dict[str, set[str]] = {}
+        self._asked: dict[str, set[str]] = {}  # name of a group -> the dimensions it was asked for as
+        self._declared: dict[tuple[int, ...], set[str]] = {}  # ranks of a group -> what it is said to be
         self._resolved: tuple[str, str] | None = None  # group and dimension of the collective that comes next
 
     def forget(self) -> None:
@@ -53,13 +57,12 @@ class Axes:
         self._resolved = None
 
     @contextmanager
-    def declared(self, meshes: Sequence[DeviceMesh]):
-        """In this block, the groups of these meshes have their dimensions' names."""
+    def declared(self, named: Iterable[tuple[str, Sequence[int]]]):
+        """In this block, groups of these ranks have these names."""
         before, self._declared = self._declared, dict(self._declared)
-        for mesh in meshes:
-            for dim, name in enumerate(mesh.mesh_dim_names or ()):
-                group = mesh.get_group(dim).group_name
-                self._declared[group] = self._declared.get(group, set()) - before.get(group, set()) | {name}
+        for name, ranks in named:
+            key = tuple(sorted(ranks))
+            self._declared[key] = self._declared.get(key, set()) - before.get(key, set()) | {name}
         try:
             yield
         finally:
@@ -101,17 +104,53 @@ class Axes:
             known = self._members[group] = Members(described, ranks, group.rank(), gives_up)
         return known
 
-    def name(self, group: dist.ProcessGroup, op: str) -> str:
-        """The axis of a collective that is being issued."""
-        described = self.members(group).described
-        known = self._declared if group.group_name in self._declared else self._asked
-        asked = known.get(group.group_name, ())
+    def name(self, group: dist.ProcessGroup, op: str, peer: int | None = None) -> str:
+        """The axis of a collective that is being issued. peer: the other rank of a message."""
+        described, ranks, me, _ = self.members(group)
+        said = self._declared and self._declared.get(tuple(sorted(ranks)))
+        asked = said or self._asked.get(group.group_name, ())
         resolved, self._resolved = self._resolved, None
-        if described != "world" and len(asked) < 2:
+        if described != "world" and (len(asked) == 1 or not asked and not described.startswith("ranks ")):
             return next(iter(asked), described)
         if resolved and resolved[0] == group.group_name:
             return resolved[1]
-        return _of_fsdp(op) or (next(iter(asked)) if len(asked) == 1 else described)
+        ends = set() if peer is None else {ranks[me], ranks[peer]}
+        holding = (names for held, names in self._declared.items() if ends and ends <= set(held))
+        only = asked if len(asked) == 1 else set().union(*holding)
+        only = only if len(only) == 1 else ()
+        return _of_caller(op) or next(iter(only), described)
+
+
+def of_meshes(meshes: Iterable[DeviceMesh]) -> list[tuple[str, list[int]]]:
+    """This rank's groups along named dimensions."""
+    return [
+        (name, dist.get_process_group_ranks(mesh.get_group(dim)))
+        for mesh in meshes
+        for dim, name in enumerate(mesh.mesh_dim_names or ())
+    ]
+
+
+def said(text: str, size: int) -> list[tuple[str, list[int]]]:
+    """What a user says of `size` ranks: 'tp=[[0,1],[2,3]]', or a mesh, the outermost first: 'dp=2,tp=2'.
+    Raises ValueError.
+    """
+    name, _, groups = text.partition("=")
+    if re.fullmatch(r"(\w+=\d+)(,\w+=\d+)*", text):
+        sizes = {axis: int(n) for axis, n in (part.split("=") for part in text.split(","))}
+        if (n := math.prod(sizes.values())) != size:
+            raise ValueError(f"--axes {text} is of {n} ranks, and this job has {size}")
+        return [(axis, group) for axis in sizes for group in placement.groups(axis, sizes)]
+    try:
+        groups = json.loads(groups)
+        ranks = sorted(rank for group in groups for rank in group)
+    except (ValueError, TypeError):
+        groups = ranks = None
+    if not name or groups is None or not set(ranks) <= set(range(size)) or len(set(ranks)) < len(ranks):
+        raise ValueError(
+            f"--axes {text}: give the groups of an axis, 'tp=[[0,1],[2,3]]', with each of the ranks 0 to"
+            f" {size - 1} at most once, or a mesh, 'dp=2,tp=2'"
+        )
+    return [(name, group) for group in groups]
 
 
 def _dimension(mesh: DeviceMesh, dim: int | str) -> str | None:
@@ -119,12 +158,14 @@ def _dimension(mesh: DeviceMesh, dim: int | str) -> str | None:
     return dim if isinstance(dim, str) else names[dim] if names and dim < len(names) else None
 
 
-def _of_fsdp(op: str) -> str | None:
-    """The dimension that FSDP2 issues a collective for, None where it is not FSDP that does."""
+def _of_caller(op: str) -> str | None:
+    """The dimension that FSDP2 or a pipeline of PyTorch's issues a collective for, None if neither."""
     frame = sys._getframe(2)
     for _ in range(FRAMES):
         if frame is None:
             return None
+        if PIPELINING in frame.f_code.co_filename:
+            return "pp"
         if FSDP in frame.f_code.co_filename:
             info = getattr(frame.f_locals.get("self"), "mesh_info", None)
             if info is not None:

@@ -12,6 +12,8 @@ from .report import CollectiveCount, alike
 from .steps import BySteps
 from .traffic import Traffic
 
+MOST = 3  # kinds of rank that are shown beside rank 0's
+
 
 class Counted(Traffic):
     """The traffic of a block or a script, to be read when it has ended: `print(traffic)`.
@@ -58,17 +60,31 @@ class Counted(Traffic):
             parts.append(("after the last step", steps.after))
         return [_table(f"rank {rank}, {title}", rows) for title, rows in _merged(parts) if rows]
 
-    def between_ranks(self) -> list[str]:
-        """What differs between the ranks, in sentences."""
-        told = [r for r in range(len(self.ranks)) if r not in self.missing]
+    def kinds(self) -> list[list[int]]:
+        """The ranks, those together that send the same in a step: the stages of a pipeline stand apart."""
+        kinds: dict[frozenset, list[int]] = {}
+        for rank in self._heard():
+            rows = self.of_a_step(rank)
+            sent = frozenset((r.op, r.axis.split(" ")[0], len(r.members), r.calls, r.payload) for r in rows)
+            kinds.setdefault(sent, []).append(rank)
+        return list(kinds.values())
+
+    def _heard(self) -> list[int]:
+        return [r for r in range(len(self.ranks)) if r not in self.missing]
+
+    def _not_called_alike(self) -> list[str]:
+        """Collectives that some members of their group called more often than others."""
         sentences = []
-        for op, axis in dict.fromkeys((row.op, row.axis) for rows in self.ranks for row in rows):
-            calls = {r: f"{self.calls(op, axis, r)} calls" for r in told}
-            if len(set(calls.values())) > 1:
-                sentences.append(f"{op} on {axis}: " + _by_value(calls))
-        sent = {r: human(self.counted[r]) for r in told}
-        if len(set(sent.values())) > 1:
-            sentences.append("must send: " + _by_value(sent))
+        groups = dict.fromkeys((r.op, r.axis, r.members) for rows in self.ranks for r in rows)
+        for op, axis, members in groups:
+            calls = {r: f"{self.calls(op, axis, r)} calls" for r in self._heard() if r in members}
+            if op not in ("send", "recv") and len(set(calls.values())) > 1:
+                sentences.append(f"{op} on {axis}: {_by_value(calls)}")
+        return sentences
+
+    def between_ranks(self) -> list[str]:
+        """What differs between the ranks and should not, in sentences."""
+        told, sentences = self._heard(), self._not_called_alike()
         waited = {r: self.waited[r] for r in told}
         if len(waited) > 1 and max(waited.values()) > 0:
             least, most = min(waited, key=waited.get), max(waited, key=waited.get)
@@ -93,11 +109,16 @@ class Counted(Traffic):
     def __repr__(self) -> str:
         if not any(self.ranks):
             return "no bytes moved: the ranks called no collective"
-        me = self._mine.rank
-        differences = "\n".join(self.between_ranks())
-        return "\n\n".join(
-            [*map(repr, self.tables(me)), *([f"between ranks\n{differences}"] if differences else [])]
-        )
+        parts = [*map(repr, self.tables(self._mine.rank))]
+        others = self.kinds()[1:]
+        for kind in others[:MOST]:
+            title = f"{ranks(kind)}, a step" + f" (rank {kind[0]})" * (len(kind) > 1)
+            parts.append(repr(_table(title, self.of_a_step(kind[0]))))
+        if len(others) > MOST:
+            parts.append(f"{len(others) - MOST} more kinds of rank: --json has them")
+        if differences := self.between_ranks():
+            parts.append("\n".join(["between ranks", *differences]))
+        return "\n\n".join(parts)
 
     def _repr_html_(self) -> None:
         return None

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from .axes import of_meshes
 from .counted import Counted
 from .counter import Counter
 from .interposer import interposer
@@ -25,7 +26,7 @@ def counting(mesh: DeviceMesh | Sequence[DeviceMesh] = (), *, trace: bool = Fals
     they can be seen. trace: keep times as well, for `traffic.trace()`. No rank waits for another when the
     block ends, and nothing is sent along the groups that are counted.
     """
-    with interposer.axes.declared([mesh] if isinstance(mesh, DeviceMesh) else mesh):
+    with interposer.axes.declared(of_meshes([mesh] if isinstance(mesh, DeviceMesh) else mesh)):
         counted = Counted(Counter(trace))
         try:
             yield counted

@@ -200,7 +200,8 @@ class Interposer:
             if root is not None and not 0 <= root < len(members):  # gloo would wait for it for ever
                 raise ValueError(nobody(name, me, root, len(members)))
             payload = held * len(members) if name in ("gather", "scatter") else held
-            axis, first = self.axes.name(group, name), first_tensor(whole)
+            peer = root if name in ("send", "recv") else None
+            axis, first = self.axes.name(group, name, peer), first_tensor(whole)
             algorithmic = must_send(operator, args, payload, len(members), me, root or 0)
             alone, reduces = whole is first or len(whole) == 1, reduction(operator, args)
             tag = args[TAGS[operator]] if operator in TAGS else 0

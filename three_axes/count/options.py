@@ -13,6 +13,13 @@ from ..plan.layout import RECOMPUTE, Axes
 def add_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", metavar="FILE", help="write what was counted on every rank")
     sub.add_argument("--trace", metavar="FILE", help="write a Chrome trace, for ui.perfetto.dev")
+    sub.add_argument(
+        "--axes",
+        action="append",
+        metavar="SAID",
+        default=[],
+        help="names for plain groups: tp=[[0,1],[2,3]], once for each axis, or a mesh: dp=2,tp=2",
+    )
     sub.add_argument("--watch", action="store_true", help="say so where no rank can ever go on")
     sub.add_argument("--exit", type=int, metavar="CODE", help="with --watch: and end the job so")
     job = sub.add_argument_group("predicted beside counted", "what is trained, and how it is split")
@@ -37,6 +44,7 @@ def add_options(sub: argparse.ArgumentParser) -> None:
 
 def add_script(sub: argparse.ArgumentParser) -> None:
     """The script of somebody else, behind the options."""
+    sub.add_argument("--cpu", action="store_true", help="run a script that names CUDA on processors")
     sub.add_argument("-m", "--module", action="store_true", help="the script is a module: -m pkg.train")
     sub.add_argument("script", help="the script, as you would give it to python")
     sub.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")

@@ -13,10 +13,13 @@ from functools import partial
 
 from ..plan.job import Job
 from ..plan.layout import Layout
+from . import on_cpu
 from .against import against
+from .axes import said
 from .counted import Counted
 from .counter import Counter
 from .deadlock import Deadlock
+from .interposer import interposer
 from .lines import Line, show
 from .watch import Watch
 
@@ -28,11 +31,13 @@ def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
     job: what to compare with, if a model is named. Raises ValueError for options that will not do.
     """
     compared = None
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    named = [axis for text in args.axes for axis in said(text, size)]
     if args.model:
         if args.batch is None or args.seq is None:
             raise ValueError("--model needs --batch and --seq too: what a step sends depends on them")
         compared = job()
-        compared[0].check(compared[1], int(os.environ.get("WORLD_SIZE", 1)))
+        compared[0].check(compared[1], size)
     if args.exit is not None and not (args.watch and 0 < args.exit < 256):
         raise ValueError(f"--exit {args.exit}: give a status of 1 to 255, together with --watch")
     if not args.module and not os.path.isfile(args.script):
@@ -40,11 +45,11 @@ def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
     for file in filter(None, (args.json, args.trace)):
         if not os.path.isdir(os.path.dirname(file) or "."):
             raise ValueError(f"{file}: there is no such folder to write to")
-    return lambda: _counted(args, compared)
+    return lambda: _counted(args, compared, named)
 
 
-def _counted(args, compared: tuple[Job, Layout] | None) -> int:
-    counted, leave = Counted(Counter(trace=args.trace is not None)), os._exit
+def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, list[int]]]) -> int:
+    counted, leave, me = Counted(Counter(trace=args.trace is not None)), os._exit, os.getpid()
     watch = Watch(counted._counter, partial(_hangs, args.exit, leave)) if args.watch else None
 
     def tell() -> None:
@@ -56,14 +61,17 @@ def _counted(args, compared: tuple[Job, Layout] | None) -> int:
             _report(counted, args, compared)
 
     def leave_at_once(code: int) -> None:
-        """Some scripts do so for whom Python's end takes too long, or fails."""
-        if code == 0 and threading.current_thread() is threading.main_thread():
+        """Some scripts do so for whom Python's end takes too long, or fails. So do processes that a script
+        forks, which have nothing to tell.
+        """
+        if code == 0 and os.getpid() == me and threading.current_thread() is threading.main_thread():
             tell()
         leave(code)
 
     os._exit = leave_at_once
     try:
-        run_script(args)
+        with interposer.axes.declared(named):
+            run_script(args)
     finally:
         os._exit = leave
     tell()
@@ -82,6 +90,10 @@ def run_script(args) -> None:
     """As `python script arguments` or `python -m module arguments` would. Raises what it raises, but for an
     exit that says all went well.
     """
+    if args.cpu:
+        on_cpu.play()
+        if os.environ.get("RANK", "0") == "0":
+            say(on_cpu.CHANGES)
     sys.argv = [args.script, *args.arguments]
     try:
         if args.module:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import devices, pytorch_private
+from ..count.axes import of_meshes
 from ..count.interposer import interposer
 from .causes import apart
 from .compare import Comparison, Twin
@@ -99,7 +100,7 @@ def _on_this_rank(build, step, batch, box: Mesh, steps: int, names, device) -> t
     watched = Watched(build(mesh), named)
     places = watched.places()
     share = lambda model: step(model, batch, mesh)
-    with interposer.axes.declared([mesh]):
+    with interposer.axes.declared(of_meshes([mesh])):
         interposer.add(sent := Sent())
         try:
             mine = [watched.step(share, outputs=True, sent=sent)]

@@ -1,0 +1,288 @@
+"""`--cpu`: a script that names CUDA runs on processors, one "GPU" a rank.
+
+It asks for devices in three ways: it names one ("cuda:0", a number), it asks PyTorch about one, and it uses
+what only GPUs have (streams, pinned memory, NCCL). The first is translated wherever an argument is a device,
+the second is answered, and of the third what changes no number does nothing. The rest is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import resource
+import time
+from functools import wraps
+from types import SimpleNamespace
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+
+from .. import pytorch_private
+
+_CUDA = re.compile(r"cuda(:\d+)?")
+NAME = "a processor, as three-axes --cpu plays it"
+
+
+class Devices(TorchFunctionMode):
+    """In every call of PyTorch, a CUDA device among the arguments is the processor."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*map(_here, args), **{k: _here(v, k == "device") for k, v in (kwargs or {}).items()})
+
+
+def play() -> None:
+    """From now on, for this whole process. `CHANGES` tells what is other than on GPUs."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    for place, answers in (
+        (torch.cuda, _CUDA_ANSWERS),
+        (torch.cuda.memory, _MEMORY),
+        (torch.accelerator, _ACCELERATOR),
+        (torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "mark"), _nothing)),
+        (torch.Tensor, {"to": _moving(torch.Tensor.to), "cuda": _to_gpu, "pin_memory": _itself}),
+        (torch, {"Generator": Generator, "compile": _uncompiled, "load": _loading(torch.load)}),
+        (nn.Module, {"compile": lambda module, *_, **__: None}),
+    ):
+        for name, answer in answers.items():
+            setattr(place, name, answer if isinstance(answer, type) else _own(answer))
+    for owner, name in (
+        (nn.Module, "to"),
+        (DeviceMesh, "__init__"),
+        (torch.autocast, "__init__"),
+        (torch.amp.GradScaler, "__init__"),
+        (torch, "set_default_device"),
+    ):
+        setattr(owner, name, _translated(getattr(owner, name)))
+    DistributedDataParallel.__init__ = _edited(DistributedDataParallel.__init__, _no_gpu)
+    on_processor = lambda given: given.update(device_id=torch.device("cpu"))
+    FullyShardedDataParallel.__init__ = _edited(FullyShardedDataParallel.__init__, on_processor)
+    for name, edit in (
+        *dict.fromkeys(("init_process_group", "new_group", "barrier"), _no_gpu).items(),
+        *dict.fromkeys(("all_reduce", "reduce_scatter_tensor"), _average).items(),
+    ):
+        edited = _edited(getattr(dist, name), edit)
+        setattr(dist, name, edited)
+        setattr(dist.distributed_c10d, name, edited)
+    pytorch_private.replace_start_of_cuda(_refused)
+    Devices().__enter__()
+
+
+CHANGES = (
+    "--cpu: cuda is the processor, nccl is gloo, and each rank has one GPU. torch.compile, streams and pinned"
+    " memory do nothing. Asked for a GPU's memory, it tells this process's."
+)
+
+
+def _here(value, number: bool = False):
+    """The processor for a CUDA device, and where a number is a device; anything else as it is."""
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == "cuda" else value
+    is_one = isinstance(value, str) and _CUDA.fullmatch(value)
+    return "cpu" if is_one or number and type(value) is int else value
+
+
+def _itself(tensor: torch.Tensor, *_, **__) -> torch.Tensor:
+    return tensor
+
+
+def _to_gpu(tensor: torch.Tensor, *_, **__) -> torch.Tensor:
+    """A copy, as a GPU's is: what is written to the one leaves the other alone."""
+    return tensor.clone()
+
+
+def _translate(args, kwargs) -> tuple[list, dict]:
+    """A number is a device where it is the first argument, or a method's first."""
+    named = {name: _here(value, name == "device") for name, value in kwargs.items()}
+    return [_here(value, i < 2) for i, value in enumerate(args)], named
+
+
+def _translated(call):
+    @wraps(call)
+    def on_cpu(*args, **kwargs):
+        at, named = _translate(args, kwargs)
+        return call(*at, **named)
+
+    return on_cpu
+
+
+def _moving(to):
+    @wraps(to)
+    def on_cpu(tensor, *args, **kwargs):
+        at, named = _translate((tensor, *args), kwargs)
+        moved = to(*at, **named)
+        return moved.clone() if moved is tensor and (at[1:] != [*args] or named != kwargs) else moved
+
+    return on_cpu
+
+
+def _edited(call, edit):
+    """Called with its arguments as `edit` leaves them, by name."""
+    signature = inspect.signature(call)
+
+    @wraps(call)
+    def on_cpu(*args, **kwargs):
+        given = signature.bind(*args, **kwargs)
+        edit(given.arguments)
+        return call(*given.args, **given.kwargs)
+
+    return on_cpu
+
+
+def _no_gpu(given: dict) -> None:
+    for name in ("device_ids", "output_device", "device_id", "pg_options"):
+        given.pop(name, None)
+    if "nccl" in str(given.get("backend")).lower():
+        given["backend"] = "gloo"
+
+
+def _average(given: dict) -> None:
+    """gloo cannot average: each rank's part is divided before they are summed."""
+    if given.get("op") == dist.ReduceOp.AVG:
+        given["op"], size = dist.ReduceOp.SUM, dist.get_world_size(given.get("group"))
+        if "tensor" in given:
+            with torch.no_grad():
+                given["tensor"].div_(size)
+        else:
+            given["input"] = given["input"] / size
+
+
+def _loading(load):
+    @wraps(load)
+    def on_cpu(*args, map_location=None, **kwargs):
+        return load(*args, map_location=map_location if callable(map_location) else "cpu", **kwargs)
+
+    return on_cpu
+
+
+def _own(answer):
+    """A function for this name alone: Dynamo lists PyTorch's functions, and takes no two names of one."""
+    return lambda *args, **kwargs: answer(*args, **kwargs)
+
+
+def _uncompiled(model=None, **_):
+    return model if model is not None else lambda function: function
+
+
+def _nothing(*_, **__) -> None:
+    return None
+
+
+class Generator(torch.Generator):
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls, device=_here(device, True))
+
+
+class Stream:
+    """Everything of a processor is in order already."""
+
+    cuda_stream, device = 0, torch.device("cpu")
+
+    def __init__(self, *_, **__): ...
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None: ...
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event=None):
+        event = event or Event()
+        event.record()
+        return event
+
+    synchronize = wait_stream = wait_event = _nothing
+
+
+class Event:
+    """elapsed_time: of this process's clock, in milliseconds, since nothing runs behind its back."""
+
+    def __init__(self, *_, **__):
+        self.at = 0.0
+
+    def record(self, stream=None) -> None:
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1e3 * (end.at - self.at)
+
+    query = Stream.query
+    synchronize = wait = _nothing
+
+
+def _refused(*_, **__) -> NoReturn:
+    raise RuntimeError(
+        "--cpu has no answer for what this line asks of CUDA: guard it with a condition on your side, or run"
+        " on a GPU"
+    )
+
+
+def _ranks_here() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def _mine(*_) -> int:
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def _peak(*_, **__) -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _part_of_memory(*_) -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _ranks_here()
+
+
+def _seed(seed: int) -> None:
+    """Not `torch.manual_seed`, which calls this."""
+    torch.default_generator.manual_seed(seed)
+
+
+_SAME = {
+    "is_available": lambda: True,
+    "device_count": _ranks_here,
+    "synchronize": _nothing,
+    "current_stream": Stream,
+    "set_stream": _nothing,
+}
+_MEMORY = dict.fromkeys(
+    ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), _peak
+)
+_MEMORY |= dict.fromkeys(("empty_cache", "reset_peak_memory_stats"), _nothing)
+_MEMORY["mem_get_info"] = lambda *_: (_part_of_memory() - _peak(), _part_of_memory())
+_MEMORY["memory_stats"] = lambda *_: {}
+_ACCELERATOR = {name: answer for name, answer in (_SAME | _MEMORY).items() if name != "mem_get_info"} | {
+    "current_accelerator": lambda *_, **__: torch.device("cuda"),
+    "current_device_index": _mine,
+    "set_device_index": _nothing,
+}
+_CUDA_ANSWERS = {
+    **_SAME,
+    **_MEMORY,
+    "init": _nothing,
+    "current_device": _mine,
+    "set_device": _nothing,
+    "device": Stream,
+    "stream": Stream,
+    "Stream": Stream,
+    "default_stream": Stream,
+    "Event": Event,
+    "CUDAGraph": _refused,
+    "is_current_stream_capturing": lambda: False,
+    "is_bf16_supported": lambda *_, **__: True,
+    "get_device_name": lambda *_: NAME,
+    "get_device_capability": lambda *_: (8, 0),
+    "get_device_properties": lambda *_: SimpleNamespace(
+        name=NAME, major=8, minor=0, total_memory=_part_of_memory(), multi_processor_count=1
+    ),
+    "manual_seed": _seed,
+    "manual_seed_all": _seed,
+    "get_rng_state": lambda *_: torch.get_rng_state(),
+    "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+    "ipc_collect": _nothing,
+}
