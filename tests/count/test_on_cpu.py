@@ -68,9 +68,11 @@ for _ in range(4):
 """
 FSDP1 = """
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.device_mesh import init_device_mesh
 torch.cuda.set_device(local)
 dist.init_process_group("cpu:gloo,cuda:nccl")
-model = FSDP(nn.Linear(64, 64), device_id=torch.cuda.current_device(), use_orig_params=True)
+mesh = init_device_mesh("cuda", (2,), mesh_dim_names=("dp",))
+model = FSDP(nn.Linear(64, 64), device_mesh=mesh, device_id=torch.cuda.current_device(), use_orig_params=True)
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(4):
     model(torch.randn(8, 64).cuda()).sum().backward()
@@ -116,7 +118,7 @@ GRADIENTS = 4 * (32 * 64 + 64 + 64 + 1)
     [
         (DDP, ("world", "all_reduce"), GRADIENTS),
         (FSDP2, ("dp", "reduce_scatter"), 2 * 33 * 32),
-        (FSDP1, ("world", "reduce_scatter"), 4 * 65 * 64),
+        (FSDP1, ("dp", "reduce_scatter"), 4 * 65 * 64),
         (PIPELINE, ("pp", "send"), 4 * 4 * 8),
         (ACCELERATE, ("world", "all_reduce"), 4 * 17 * 4),
     ],

@@ -71,7 +71,7 @@ class Axes:
     def listen(self) -> None:
         """From now on, note which mesh dimension a group is asked for."""
         self._get_group, self._resolve = DeviceMesh.get_group, getattr(functional, RESOLVE)
-        DeviceMesh.get_group = lambda mesh, dim=None: self._get(mesh, dim)
+        DeviceMesh.get_group = lambda mesh, mesh_dim=None: self._get(mesh, mesh_dim)
         setattr(functional, RESOLVE, lambda group, tag="": self._about_to_call(group, tag))
 
     def leave(self) -> None:

@@ -60,6 +60,7 @@ class Call:
     reduces: str
     tag: int
     gives_up: bool = False  # after so short a timeout of its group that a program may count on it
+    by_ddp: bool = False  # a bucket, for which DDP waits at the end of backward
     gives: torch.Tensor | None = None  # known when it is issued
 
     @property
@@ -207,9 +208,10 @@ class Interposer:
             tag = args[TAGS[operator]] if operator in TAGS else 0
             sizes = payload, held, algorithmic
             issued = Call(name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, gives_up)
+            issued.by_ddp = name == "all_reduce" and _by_autograd(sys._getframe(1))
             for listener in self._listeners:
                 listener.begins(issued)
-            if name == "all_reduce" and _by_autograd(sys._getframe(1)):
+            if issued.by_ddp:
                 self._watch_backward()
             ticket = None
             if self.fabric and operator != "recv_any_source_":

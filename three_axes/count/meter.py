@@ -40,6 +40,7 @@ class Issued:
     start: float
     operation: Operation
     piece: int  # of memory, in which the result is
+    by_ddp: bool
     ended: bool = False
 
     def has_ended(self) -> bool:
@@ -186,7 +187,8 @@ class Recorder(Listener):
     def begun(self, call: Call, work: dist.Work | OnStream | InBatch) -> None:
         self._peak = max(self._peak, self._in_flight + call.size)
         row, piece = self.rows[call.op, call.axis], _piece(call.gives)
-        self._open.append(Issued(work, row, call.size, time.monotonic(), self._begins, piece))
+        issued = Issued(work, row, call.size, time.monotonic(), self._begins, piece, call.by_ddp)
+        self._open.append(issued)
         self._in_flight += call.size
 
     def refused(self, call: Call) -> None:
@@ -235,9 +237,11 @@ class Recorder(Listener):
 
     def waited_for_ddp(self, start: float) -> None:
         self.moves.go_on()
-        buckets = (issued.row for issued in self._open if issued.row.op == "all_reduce")
-        if row := next(buckets, None):  # all had to end, and it is not known which did last
-            self._waited(row, start)
+        buckets = [issued for issued in self._open if issued.by_ddp]
+        if buckets:  # all had to end, and it is not known which did last
+            self._waited(buckets[0].row, start)
+        for issued in buckets:  # gloo ends the future, for which DDP waits, a moment before the Work
+            issued.ended = True
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
     def _remembered(self, work: dist.Work) -> None:
