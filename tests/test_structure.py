@@ -126,7 +126,8 @@ def test_no_module_needs_itself():
 
 
 PRIVATE = re.compile(
-    r"torch\._C|distributed_c10d\._|torch[\w.]*\._[a-z]|torch\.testing\._|ProcessGroup\._|\._cdata|_execution_engine"
+    r"torch\._C|distributed_c10d\._|torch[\w.]*\._[a-z]|torch\.testing\._|ProcessGroup\._|\._cdata"
+    r"|_execution_engine"
 )
 
 

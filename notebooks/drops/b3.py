@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 
 import torch
@@ -17,7 +16,7 @@ from helpers.ranks.world import World
 from helpers.toy import experts
 from three_axes.count.clock import Timeline
 from three_axes.count.traffic import Traffic
-from three_axes.files import find
+from three_axes.files import rows_of
 from three_axes.table import Table
 
 # -- practice: dispatch and combine ---------------------------------------------------------------
@@ -443,6 +442,8 @@ def policies(world: World) -> Table:
 def published() -> dict[str, float]:
     """Layout -> MFU in %, of Mixtral 8x22B on 128 H100: Liu et al. 2025 (MoE Parallel Folding), Table 3."""
     named = {"MCore": "Megatron-Core", "MCore w/ Folding": "Megatron-Core, folded"}
-    with find("data/moe_folding_2025_table3.csv").open(encoding="utf-8") as f:
-        rows = [row for row in csv.DictReader(f) if row["model"] == "Mixtral-8x22B"]
-    return {named.get(row["method"], row["method"]): float(row["mfu_pct"]) for row in rows}
+    return {
+        named.get(row["method"], row["method"]): float(row["mfu_pct"])
+        for row in rows_of("moe_folding_2025_table3.csv")
+        if row["model"] == "Mixtral-8x22B"
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Sequence
 
@@ -12,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from helpers.practice.engine import Asked, OnRanks
 from helpers.practice.runs import told
-from three_axes.files import find
+from three_axes.files import find, rows_of
 from three_axes.table import Table
 from three_axes.verify import verify
 from three_axes.verify.drift import Copies, mark
@@ -262,8 +261,7 @@ ABOVE = 1.5
 
 def edits() -> dict[str, dict[str, str]]:
     """The rows of data/silent/edits.csv, by name."""
-    with find("data/silent/edits.csv").open(newline="", encoding="utf-8") as f:
-        return {row["name"]: row for row in csv.DictReader(f)}
+    return {row["name"]: row for row in rows_of("silent/edits.csv")}
 
 
 def edited(name: str, edit: str) -> str:

@@ -1,17 +1,15 @@
 """Pipeline schedules: orders as PyTorch's, times as published, bubbles and memory as the formulas say."""
 
-import csv
-from pathlib import Path
 from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from three_axes.files import rows_of
 from three_axes.paper.schedules import Op, Schedule, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2, zb_v
 from three_axes.paper.simulation import Stuck, Times, simulate
 
-DATA = Path(__file__).resolve().parents[2] / "data"
 SIMPLE = [gpipe, one_f_one_b, zb_h1, zb_h2, zb_v]
 
 
@@ -55,8 +53,8 @@ def test_memory_of_the_zero_bubble_schedules(p, m):
 
 
 def published():
-    with open(DATA / "zero_bubble_2023.csv") as f:
-        return [row for row in csv.DictReader(f) if row["schedule"] in ("1F1B", "1F1B-I", "ZB-H1", "ZB-H2")]
+    kinds = ("1F1B", "1F1B-I", "ZB-H1", "ZB-H2")
+    return [row for row in rows_of("zero_bubble_2023.csv") if row["schedule"] in kinds]
 
 
 @pytest.mark.parametrize(

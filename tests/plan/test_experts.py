@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from three_axes.files import rows_of
 from three_axes.paper import placement
 from three_axes.paper.collectives import all_to_all_seconds
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
@@ -27,7 +28,7 @@ from three_axes.plan.possible import check
 from three_axes.plan.shape import Experts
 from three_axes.plan.stages import kinds_on_rank, layers_on_rank
 from three_axes.plan.traffic import calls, sent
-from three_axes.plan.validation import errors_of, rows
+from three_axes.plan.validation import errors_of
 from three_axes.plan.validation_axes import SETS, folding, memory_of_deepseek_v3
 
 DGX, MEGATRON = CLUSTERS["dgx-h100"], FRAMEWORKS["megatron-lm"]
@@ -241,7 +242,7 @@ def test_an_all_to_all_goes_through_link_and_port_at_once():
     """
     payload = 2 * 4096 * 8 * 7168
     assert all_to_all_seconds(payload, 1, 1, DGX) == 0  # alone
-    for r in rows("megatron_core_moe_2026_table7.csv"):
+    for r in rows_of("megatron_core_moe_2026_table7.csv"):
         for cluster, system in ((DGX, "h100"), (CLUSTERS["gb200-nvl72"], "gb200")):
             inside = min(int(r["ep"]), cluster.gpus_per_node)
             nodes = int(r["ep"]) // inside

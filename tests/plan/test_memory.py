@@ -1,13 +1,12 @@
 """Memory by formula, against the tables it comes from and against runs that were measured."""
 
-import csv
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from three_axes.files import rows_of
 from three_axes.paper.schedules import gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
 from three_axes.paper.simulation import simulate
 from three_axes.plan import FRAMEWORKS, Job, estimate
@@ -27,18 +26,12 @@ from three_axes.plan.models import MODELS, ModelShape
 from three_axes.plan.possible import check
 from three_axes.plan.stages import can_be_spread, layers_on_rank
 
-DATA = Path(__file__).resolve().parents[2] / "data"
 LLAMA = MODELS["llama-3-70b"]
 UNFUSED = replace(TEXTBOOK, fused_attention=False)
 
 
-def rows(name):
-    with open(DATA / name) as f:
-        return list(csv.DictReader(f))
-
-
 @pytest.mark.parametrize(
-    "row", rows("zero_2020_table1.csv"), ids=lambda r: f"{r['params_b']}B-{r['dp_degree']}"
+    "row", rows_of("zero_2020_table1.csv"), ids=lambda r: f"{r['params_b']}B-{r['dp_degree']}"
 )
 def test_the_zero_papers_table_1(row):
     n, d = float(row["params_b"]) * 1e9, int(row["dp_degree"])
@@ -89,7 +82,7 @@ def test_korthikantis_table_2(t):
         ),
         "full recompute": Layout(**plain, recompute="full"),
     }
-    for row in rows("korthikanti_2022_table2.csv"):
+    for row in rows_of("korthikanti_2022_table2.csv"):
         if layout := formulas.get(row["configuration"]):
             expected = eval(row["bytes_per_layer_formula"], {"s": s, "b": b, "h": h, "a": a, "t": t})
             assert sum(activations_per_layer(job, layout).values()) == pytest.approx(expected), row[
@@ -126,7 +119,7 @@ def test_in_flight_is_what_the_schedules_do(p, m):
 def test_measured_memory_of_zero_bubbles_runs(printed, schedule):
     """Table 4 of Qi et al. 2023, in GiB: within 4 % in the mean."""
     errors = []
-    for row in rows("zero_bubble_2023.csv"):
+    for row in rows_of("zero_bubble_2023.csv"):
         if row["schedule"] == printed:
             model = ModelShape(
                 "gpt",

@@ -81,7 +81,7 @@ def undisturbed(trained, aside, tmp_path_factory):  # noqa: F811
         (other_json, "its about.json cannot be read"),
     ],
 )
-def test_the_checkpoint_before_a_damaged_one_is_taken(trained, undisturbed, aside, tmp_path, harm, sentence):  # noqa: F811
+def test_the_checkpoint_before_is_taken(trained, undisturbed, aside, tmp_path, harm, sentence):  # noqa: F811
     run = shutil.copytree(trained, tmp_path / "run")
     harm(run / LAST)
     code, _, err = aside(main_of, run, "--steps", "6")
