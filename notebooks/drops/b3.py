@@ -7,6 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from drops.d08 import met
 from helpers import toy
 from helpers.practice.engine import Asked, OnRanks
 from helpers.practice.exercise import Answer, right
@@ -190,25 +191,10 @@ def _parts(run: Run, truth: Run) -> list[tuple[str, str, str]]:
     return []
 
 
-def _met(run: Run) -> Answer:
-    """Sum a one in each group of the first layout, on real ranks."""
-    everywhere = run.values[: LAYOUTS[0][0]]
-
-    def meet() -> list[int]:
-        sums = {}
-        for axis in MESHES:
-            for members in sorted({tuple(groups[axis]) for groups in everywhere}):
-                made = dist.new_group(list(members))
-                if dist.get_rank() in members:
-                    dist.all_reduce(x := torch.ones(1), group=made)
-                    sums[axis] = int(x.item())
-        return list(sums.values())
-
-    with World(len(everywhere), timeout=8) as world:
-        met = world.run(meet)[0]
+def _praised(run: Run) -> Answer:
     return right(
         "Two meshes over the same ranks, and on eight real ranks every group met.",
-        ("ranks that met along " + ", ".join(MESHES), str(met), "[2, 4, 4, 2]"),
+        (f"ranks that met along {', '.join(MESHES)}", str(met(run.values[:8])), "[2, 4, 4, 2]"),
     )
 
 
@@ -234,7 +220,7 @@ fold = Asked(
     ],
     cases=ASKED,
     reads=lambda groups: {axis: sorted(int(rank) for rank in groups[axis]) for axis in MESHES},
-    praise=_met,
+    praise=_praised,
     figures=_parts,
     shows={"a group that cannot be": _impossible},
     mistakes="""
