@@ -233,7 +233,7 @@ COMPUTED = {
         f"12·*N* + 25 units = {d10.predicted('recompute') / 1e6:.1f} MB",
     ],
 }
-SLOW = LAYOUT.with_cluster(inter_node_bandwidth=DGX.inter_node_bandwidth / 2)
+SLOW = LAYOUT.changed("speed between nodes", 0.5)
 
 
 def what_drop_14_says_of_the_common_answer():
