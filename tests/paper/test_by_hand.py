@@ -10,7 +10,8 @@ from three_axes.paper.collectives import algorithmic_bytes, seconds
 from three_axes.paper.schedules import gpipe, interleaved, one_f_one_b
 from three_axes.paper.simulation import Times, simulate
 from three_axes.plan import FRAMEWORKS, MODELS, Job, Layout, Network
-from three_axes.plan.memory import activations_per_layer, in_flight, states
+from three_axes.plan.memory import in_flight, kept, states
+from three_axes.plan.operations import layer
 from three_axes.plan.traffic import sent
 
 GPT = MODELS["gpt3-175b"]
@@ -60,7 +61,7 @@ def test_activations(t, sp, recompute):
     if recompute == "full" and sp:
         return  # the planner's layer input is then cut as well
     layout = Layout(tp=t, microbatch=4, sequence_parallel=sp, recompute=recompute)
-    planned = sum(activations_per_layer(Job(GPT, seq_len=2048, framework=UNFUSED), layout).values())
+    planned = sum(kept(layer(Job(GPT, seq_len=2048, framework=UNFUSED), layout), recompute).values())
     mine = by_hand.layer_activation_bytes(4, 2048, GPT.hidden, GPT.heads, t, sp, recompute)
     assert mine == pytest.approx(planned)
 

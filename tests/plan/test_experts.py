@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_memory import activations_per_layer
 
 from three_axes.files import rows_of
 from three_axes.paper import placement
@@ -15,14 +16,7 @@ from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate,
 from three_axes.plan.cost import constants, seconds_of, step_terms
 from three_axes.plan.frameworks import CONTEXT
 from three_axes.plan.job import Lora
-from three_axes.plan.memory import (
-    activations_per_layer,
-    largest_stage,
-    peak_memory,
-    stage_memory,
-    stage_params,
-    states,
-)
+from three_axes.plan.memory import largest_stage, peak_memory, stage_memory, stage_params, states
 from three_axes.plan.operations import head, layer
 from three_axes.plan.possible import check
 from three_axes.plan.shape import Experts

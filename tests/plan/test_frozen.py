@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from test_memory import activations_per_layer
 
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
 from three_axes.plan.cost import step_terms
@@ -14,7 +15,7 @@ from three_axes.plan.flags import SOURCES, flags
 from three_axes.plan.job import MATRICES, Lora
 from three_axes.plan.layout import ORDER, Axes
 from three_axes.plan.meeting import close_calls
-from three_axes.plan.memory import activations_per_layer, stage_states
+from three_axes.plan.memory import stage_states
 from three_axes.plan.operations import head, layer
 from three_axes.plan.page import page
 from three_axes.plan.traffic import sent

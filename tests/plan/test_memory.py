@@ -14,8 +14,8 @@ from three_axes.plan.frameworks import TEXTBOOK
 from three_axes.plan.layout import RECOMPUTE, Layout
 from three_axes.plan.memory import (
     BYTES_PER_PARAMETER,
-    activations_per_layer,
     in_flight,
+    kept,
     largest_stage,
     peak_memory,
     stage_memory,
@@ -23,11 +23,17 @@ from three_axes.plan.memory import (
     states,
 )
 from three_axes.plan.models import MODELS, ModelShape
+from three_axes.plan.operations import layer
 from three_axes.plan.possible import check
 from three_axes.plan.stages import can_be_spread, layers_on_rank
 
 LLAMA = MODELS["llama-3-70b"]
 UNFUSED = replace(TEXTBOOK, fused_attention=False)
+
+
+def activations_per_layer(job, layout):
+    """Of the usual kind, for one microbatch; by operation."""
+    return kept(layer(job, layout), layout.recompute)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_memory import activations_per_layer
 
 from three_axes.__main__ import main
 from three_axes.paper.collectives import group_seconds, ring_seconds
@@ -25,7 +26,7 @@ from three_axes.plan.cost import constants, step_terms, work
 from three_axes.plan.flags import flags
 from three_axes.plan.frameworks import TEXTBOOK, find_framework
 from three_axes.plan.layout import ORDER
-from three_axes.plan.memory import activations_per_layer, in_flight, largest_stage, peak_memory, stage_memory
+from three_axes.plan.memory import in_flight, largest_stage, peak_memory, stage_memory
 from three_axes.plan.operations import layer
 from three_axes.plan.planner import CHANGES
 from three_axes.plan.possible import check
