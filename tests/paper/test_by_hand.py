@@ -66,7 +66,7 @@ def test_activations(t, sp, recompute):
     assert mine == pytest.approx(planned)
 
 
-@pytest.mark.parametrize("p, m", [(1, 4), (4, 8), (8, 32), (3, 13), (2, 1), (4, 2)])
+@pytest.mark.parametrize("p, m", [(1, 4), (4, 8), (8, 32), (3, 13), (2, 1), (4, 2), (2, 6)])
 def test_bubbles_and_what_is_in_flight(p, m):
     for name, make in (("GPipe", gpipe), ("1F1B", one_f_one_b)):
         line = simulate(make(p, m))
@@ -74,9 +74,10 @@ def test_bubbles_and_what_is_in_flight(p, m):
         for stage in range(p):
             held = by_hand.microbatches_held(name, p, m, stage)
             assert held == line.in_flight(stage) == in_flight(Layout(pp=p, schedule=name), m, stage)
-    if m % p == 0:
-        line = simulate(interleaved(p, m, 2), Times())
-        assert by_hand.bubble(p, m, 2) == pytest.approx(line.bubble)
+    for v in (2, 3, 4) if m % p == 0 else ():
+        line = simulate(interleaved(p, m, v), Times(1 / v, 1 / v, 1 / v))
+        assert by_hand.bubble(p, m, v) == pytest.approx(line.bubble)
+        assert line.makespan == pytest.approx(3 * (m + (p - 1) / v))
 
 
 def test_bytes_of_a_step():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.emulate import networks
 from three_axes.paper.collectives import (
     algorithmic_bytes,
     gloo,
@@ -12,7 +13,6 @@ from three_axes.paper.collectives import (
     ring_seconds,
     seconds,
 )
-from three_axes.paper.hardware import Network
 
 
 @pytest.mark.parametrize("n, factor", [(2, 1), (3, 4 / 3), (4, 1.5), (8, 1.75)])
@@ -52,14 +52,7 @@ def test_refusals_name_what_is_known():
         gloo("all_reduce", 1, 0)
 
 
-TWO_NODES = Network(
-    name="two nodes",
-    gpus_per_node=4,
-    intra_node_bandwidth=100e6,
-    inter_node_bandwidth=10e6,
-    intra_node_latency=1e-4,
-    inter_node_latency=1e-3,
-)
+TWO_NODES = networks.nodes("two nodes", 4, 100e6, 10e6, 1e-3)
 
 
 def test_seconds_by_hand():

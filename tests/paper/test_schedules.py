@@ -13,14 +13,6 @@ from three_axes.paper.simulation import Stuck, Times, simulate
 SIMPLE = [gpipe, one_f_one_b, zb_h1, zb_h2, zb_v]
 
 
-@pytest.mark.parametrize("p, m, v", [(4, 8, 2), (4, 16, 4), (8, 16, 2), (2, 6, 3)])
-def test_interleaving_divides_the_bubble_by_v(p, m, v):
-    line = simulate(interleaved(p, m, v), Times(1 / v, 1 / v, 1 / v))
-    assert line.makespan == pytest.approx(3 * (m + (p - 1) / v))
-    share = (p - 1) * 3 / v  # idle time, against the ideal m·3
-    assert line.bubble == pytest.approx(share / (share + 3 * m))
-
-
 def test_the_textbook_case():
     g, o = simulate(gpipe(4, 8)), simulate(one_f_one_b(4, 8))
     assert [g.in_flight(r) for r in range(4)] == [8, 8, 8, 8]

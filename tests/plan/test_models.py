@@ -103,57 +103,11 @@ def test_gpt_flops_are_the_papers():
     assert m.flops_per_token(s) == pytest.approx(72 * L * h * h * (1 + s / (6 * h) + V / (12 * L * h)))
 
 
-def test_a_hugging_face_configuration(tmp_path):
+def test_a_configuration_with_the_names_of_gpt_2(tmp_path):
+    sizes = dict(n_embd=1600, n_layer=48, n_head=25, vocab_size=50257, n_positions=1024)
     path = tmp_path / "config.json"
-    path.write_text(
-        json.dumps(
-            {
-                "model_type": "llama",
-                "hidden_size": 8192,
-                "num_hidden_layers": 80,
-                "num_attention_heads": 64,
-                "num_key_value_heads": 8,
-                "intermediate_size": 28672,
-                "vocab_size": 128256,
-                "tie_word_embeddings": False,
-            }
-        )
-    )
-    assert find_model(str(path)).params == 70_553_706_496
-    path.write_text(
-        json.dumps(
-            {
-                "model_type": "gpt2",
-                "n_embd": 1600,
-                "n_layer": 48,
-                "n_head": 25,
-                "vocab_size": 50257,
-                "n_positions": 1024,
-            }
-        )
-    )
+    path.write_text(json.dumps({"model_type": "gpt2"} | sizes))
     assert find_model(str(path)).params == MODELS["gpt2-xl"].params
-
-
-@pytest.mark.parametrize(
-    "text, sentence",
-    [
-        ("{", "is not a JSON file"),
-        ("[]", "holds no JSON object"),
-        ("{}", "does not say layers"),
-        ('{"num_hidden_layers": "many"}', "layers must be a whole number, not 'many'"),
-        ('{"layers": 2, "hidden": 10, "heads": 3, "vocab": 5}', "hidden 10 does not divide by 3 heads"),
-        (
-            '{"layers": -2, "hidden": 12, "heads": 3, "vocab": 5}',
-            "layers must be a whole number of at least 1",
-        ),
-    ],
-)
-def test_bad_files_are_refused_in_a_sentence(tmp_path, text, sentence):
-    path = tmp_path / "m.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=sentence):
-        find_model(str(path))
 
 
 LLAMA = {
@@ -167,8 +121,17 @@ LLAMA = {
 
 
 @pytest.mark.parametrize(
-    "changed, sentence",
+    "given, sentence",
     [
+        ("{", "is not a JSON file"),
+        ("[]", "holds no JSON object"),
+        ("{}", "does not say layers"),
+        ('{"num_hidden_layers": "many"}', "layers must be a whole number, not 'many'"),
+        ('{"layers": 2, "hidden": 10, "heads": 3, "vocab": 5}', "hidden 10 does not divide by 3 heads"),
+        (
+            '{"layers": -2, "hidden": 12, "heads": 3, "vocab": 5}',
+            "layers must be a whole number of at least 1",
+        ),
         (
             {"num_local_experts": 8},
             "has experts .num_local_experts is 8., which is not priced here for model_type 'llama'",
@@ -209,9 +172,10 @@ LLAMA = {
         ),
     ],
 )
-def test_what_is_not_modelled_is_refused_and_not_read_as_something_else(tmp_path, changed, sentence):
+def test_what_is_not_modelled_is_refused_and_not_read_as_something_else(tmp_path, given, sentence):
+    """given: a text, or what stands in LLAMA's place."""
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA | changed))
+    path.write_text(given if isinstance(given, str) else json.dumps(LLAMA | given))
     with pytest.raises(ValueError, match=sentence):
         find_model(str(path))
 
@@ -243,6 +207,7 @@ def test_a_file_may_begin_with_a_mark_and_say_what_its_layers_are(tmp_path):
 BASE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
 ROUTED = ("num_experts_per_tok", "moe_intermediate_size", "num_experts")
 CONFIGS = {  # the published fields
+    "llama-3-70b": ("llama", (80, 8192, 64, 8, 128256), dict(intermediate_size=28672)),
     "mixtral-8x7b": (
         "mixtral",
         (32, 4096, 32, 8, 32000),
@@ -394,37 +359,17 @@ def test_an_unknown_name_gets_the_nearest():
         find_model("nowhere.json")
 
 
+FIELDS = """
+    hidden_size n_layer heads vocab_size n_inner model_type name head_dim kv_heads positions n_positions
+    gated experts num_experts sliding_window max_window_layers layer_types text_config
+""".split()
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
         lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(
-                    [
-                        "hidden_size",
-                        "n_layer",
-                        "heads",
-                        "vocab_size",
-                        "n_inner",
-                        "model_type",
-                        "name",
-                        "head_dim",
-                        "kv_heads",
-                        "positions",
-                        "n_positions",
-                        "gated",
-                        "experts",
-                        "num_experts",
-                        "sliding_window",
-                        "max_window_layers",
-                        "layer_types",
-                        "text_config",
-                    ]
-                ),
-                inner,
-                max_size=8,
-            )
+            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=8)
         ),
     )
 )

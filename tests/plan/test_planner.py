@@ -94,7 +94,10 @@ def test_only_one_of_two_axes_is_inside():
 
 @pytest.mark.parametrize(
     "busbw",
-    ["fast", [[2]], [[2, "x"]], [[1, 1e9]], [[4, 1e9], [2, 2e9]], [[2, -1]], [[2, 1e9], [2, 1e9]], 5, [None]],
+    [
+        *("fast", 5, [None], {}, {"24": "1e11"}, [[2]], [[2, "x"]], [[2, -1]], [[1, 1e9]], [[2.9, 1e11]]),
+        *([[4, 1e9], [2, 2e9]], [[2, 1e9], [2, 1e9]]),
+    ],
 )
 def test_bad_measurements_are_refused_in_a_sentence(busbw, tmp_path):
     (tmp_path / "mine.json").write_text(json.dumps({"device": "h100-80gb", "busbw": busbw}))
@@ -294,10 +297,6 @@ def test_no_number_out_of_range_comes_through():
         dict(device="h100-80gb"),
         dict(gpu_hours_between_interruptions=0),
         dict(storage_bandwidth=float("nan")),
-        dict(busbw=((1, 1e11),)),
-        dict(busbw=((4, 1e11), (2, 1e11))),
-        dict(busbw={"24": "1e11"}),
-        dict(busbw=((2.9, 1e11),)),
     ):
         with pytest.raises(ValueError, match=f"cluster 'dgx-h100': {next(iter(broken))}"):
             replace(DGX, **broken)
@@ -508,24 +507,6 @@ def test_what_other_programs_read(capsys):
     )
 
 
-@pytest.mark.parametrize(
-    "command, sentence",
-    [
-        ("plan llama-3-70bb --gpus 64", "the nearest is 'llama-3-70b'"),
-        ("plan llama-3-70b --gpus 0", "gpus must be a whole number"),
-        ("plan llama-3-70b --gpus 8 --cluster dgx-h1000", "the nearest is 'dgx-h100'"),
-        ("memory llama-3-70b --tp 3", "take 2 or 4"),
-        ("memory llama-3-70b --framework megatorn", "the nearest is 'megatron-lm'"),
-        ("bubble --pp 4 --microbatches 9 --schedule interleaved", "take 8 or 10"),
-        ("plan llama-3-405b --gpus 8", "does not fit"),
-    ],
-)
-def test_bad_input_is_one_sentence(command, sentence, capsys):
-    assert main(command.split()) == 2
-    err = capsys.readouterr().err
-    assert sentence in err and err.count("\n") == 1 and "Traceback" not in err
-
-
 def test_clusters_from_a_file(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"device": "a100-80gb", "gpus_per_node": 4, "inter_node_bandwidth": 12.5e9}))
@@ -547,7 +528,6 @@ def test_clusters_from_a_file(tmp_path):
         ),
         ('{"device": "h200", "wires": 3}', "the cluster has no field 'wires'"),
         ('{"device": "h200", "all_to_all": [1, 2, 3]}', r"all_to_all is bytes/s .*, not \(1, 2, 3\)"),
-        ('{"device": "h200", "busbw": {}}', "busbw must be pairs"),
         ('{"device": "h200", "host_bandwidth": 1e300}', r"must be at most 1e\+20; 1e\+300 is given"),
         ('{"device": "h200", "name": [1]}', r"the name of the cluster must be a text, not \[1\]"),
         (json.dumps({"device": own | {"assumed": 1}}), "assumed must be true or false, not 1"),

@@ -60,11 +60,18 @@ def test_tokens_in_place_of_sequences(output_of, given, batch):
         (f"{PLAN} --lora 16 --flags megatron", "no flag for LoRA"),
         ("memory llama-3-8b --dp 8 --zero 3 --shard 3 --batch 8", "shard 3 does not divide the 8 replicas"),
         ("plan llama-3-70b --gpus 8", "it fits with LoRA (--lora 16)"),
+        ("plan llama-3-405b --gpus 8", "does not fit"),
+        ("plan llama-3-70bb --gpus 64", "the nearest is 'llama-3-70b'"),
+        ("plan llama-3-70b --gpus 0", "gpus must be a whole number"),
+        ("plan llama-3-70b --gpus 8 --cluster dgx-h1000", "the nearest is 'dgx-h100'"),
+        ("memory llama-3-70b --tp 3", "take 2 or 4"),
+        ("memory llama-3-70b --framework megatorn", "the nearest is 'megatron-lm'"),
+        ("bubble --pp 4 --microbatches 9 --schedule interleaved", "take 8 or 10"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(output_of, command, sentence):
     err = output_of(command, rc=2)
-    assert sentence in err and "Traceback" not in err
+    assert sentence in err and err.count("\n") == 1 and "Traceback" not in err
 
 
 def test_hours_money_flags_and_a_page(output_of, tmp_path):
