@@ -5,19 +5,14 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+import worlds
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from worlds import Shared
 
 from helpers.ranks.failure import RankError
 from three_axes.verify import verify
 
-
-@pytest.fixture(scope="module")
-def shared():
-    shared = Shared(2, many=30, timeout=60)
-    yield shared
-    shared.close()
+shared = worlds.shared(2, many=30, timeout=60)
 
 
 @pytest.fixture
