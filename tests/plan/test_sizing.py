@@ -1,7 +1,9 @@
 """The planner's command line: what it takes, what it prints, and that its JSON is as the manual says."""
 
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from three_axes.__main__ import main
+from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate
+from three_axes.plan.frameworks import find_framework
 
 ROOT = Path(__file__).parents[2]
 MANUAL = (ROOT / "docs" / "planner.md").read_text(encoding="utf-8")
@@ -23,6 +27,56 @@ def output_of(capsys):
         return got.err if rc else got.out
 
     return run
+
+
+def test_the_command_line(output_of):
+    out = output_of("plan llama-3-70b --gpus 64 --cluster dgx-h100 --batch 128 --seq 8192")
+    assert "what would change the winner" in out and "best: DP" in out and "how" not in out
+    assert max(map(len, out.splitlines())) < 120  # formulas are asked for
+    assert "gemm_efficiency" in output_of("plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --explain")
+    assert "ZB-V" in output_of(
+        "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --schedules 1f1b zb-v --tp 8"
+    )
+    chosen = output_of(
+        "plan llama-3-70b --gpus 64 --tp 8 --pp 2 --zero 1 --recompute none --chunks 2 --why 4,8,2"
+    )
+    assert "DP 4 · TP 8 · PP 2: the fastest" in chosen and "v 4" not in chosen
+    assert "optimizer" in output_of("memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1 --batch 128 --seq 8192")
+    bubble = output_of("bubble --pp 4 --microbatches 8")
+    assert "27.27% of wall time idle\nheld at once, by rank: [4, 3, 2, 1]" in bubble
+    sent = json.loads(output_of("bytes llama-3-8b --dp 8 --batch 64 --json"))["bytes"]["first"]
+    assert sent["dp"] == pytest.approx(2 * 7 / 8 * 2 * MODELS["llama-3-8b"].params) and sent["tp"] == 0
+    stages = json.loads(output_of("bytes llama-3-8b --pp 4 --batch 64 --json"))["bytes"]
+    assert stages["middle"]["pp"] == 2 * stages["first"]["pp"] == 2 * stages["last"]["pp"]
+
+
+def test_what_other_programs_read(output_of):
+    command = "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --framework megatron-lm --gradients 2 --json"
+    printed = json.loads(output_of(command))
+    assert printed["inputs"]["framework"] == "megatron-lm" and printed["inputs"]["gradient_bytes"] == 2
+    first = printed["ranked"][0]
+    assert first["step_seconds"] == pytest.approx(printed["best"]["step_seconds"])
+    assert first["layout"] == printed["best"]["layout"] and first["layout"]["order"] == ["pp", "dp", "tp"]
+    assert printed["flips"][0]["winner"]["dp"] and printed["refused"][0]["reason"]
+    rebuilt = Layout(**first["layout"] | {"order": tuple(first["layout"]["order"])})
+    framework = find_framework("megatron-lm", gradient_bytes=2)
+    job = Job(MODELS["llama-3-70b"], CLUSTERS["dgx-h100"], 128, 8192, framework)
+    assert estimate(job, rebuilt).step_seconds == pytest.approx(first["step_seconds"])
+
+
+def test_a_terminal_without_bars_or_with_a_closed_pipe():
+    command = [sys.executable, "-m", "three_axes", "memory", "llama-3-8b", "--dp", "8", "--zero", "3"]
+    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
+    assert done.returncode == 0 and "s a step" in done.stdout and not done.stderr
+    first = subprocess.run(
+        f"{shlex.join(command)} | head -1", shell=True, capture_output=True, text=True, timeout=60
+    )
+    assert first.stdout and not first.stderr
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            refused = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert refused.returncode == 1 and refused.stderr == "cannot print: No space left on device\n"
 
 
 @pytest.mark.parametrize(

@@ -13,25 +13,13 @@ from helpers.train import Config
 from three_axes.plan import Layout
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        dict(dp=2, tp=2, pp=2),
-        *(
-            pytest.param(choice, marks=pytest.mark.slow)
-            for choice in (dict(dp=8), dict(dp=2, tp=4), dict(dp=2, tp=2, cp=2))
-        ),
-    ],
-    ids=str,
-)
-def test_every_byte_of_a_training_step_is_predicted(choice):
+def test_every_byte_of_a_training_step_is_predicted():
+    """Under other layouts: tests/plan/test_traffic.py."""
+    sizes = dict(dp=2, tp=2, pp=2)
     with World(8, timeout=120) as world:
-        table = d14.three_ways(
-            world, Config(hidden=64, seq_len=32, batch=32, microbatch=4, steps=2, **choice)
-        )
-    assert len(table.rows) == sum(size > 1 for size in choice.values()) + 1
-    for what, predicted, counted in table.rows:
-        assert predicted == counted, what
+        table = d14.three_ways(world, Config(hidden=64, seq_len=32, batch=32, microbatch=4, steps=2, **sizes))
+    assert len(table.rows) == len(sizes) + 1
+    assert all(predicted == counted for _, predicted, counted in table.rows), table
 
 
 def test_accelerate_trains_the_same_model_to_the_same_loss():
