@@ -191,20 +191,6 @@ def test_more_ranks_for_experts_hold_less_and_send_more(ep, t, p, zero, recomput
     assert peak_memory(worse, here) >= peak_memory(job, here)
 
 
-def test_arrays_give_what_numbers_give():
-    sizes = dict(
-        dp=[8, 4, 16, 2], tp=[1, 2, 1, 4], pp=[4, 2, 4, 4], ep=[4, 8, 2, 8], etp=[1, 1, 1, 1], cp=[1, 1, 1, 2]
-    )
-    sizes = {k: np.array(v) for k, v in sizes.items()} | {"zero": np.array([1, 0, 1, 1])}
-    job = Job(V3, DGX, 64, 4096, MEGATRON)
-    together, held = step_terms(job, Layout(**sizes)), peak_memory(job, Layout(**sizes))
-    for i in range(4):
-        one = Layout(**{k: int(v[i]) for k, v in sizes.items()})
-        for name, seconds in step_terms(job, one).items():
-            assert float(np.broadcast_to(together[name], 4)[i]) == pytest.approx(float(seconds)), name
-        assert held[i] == pytest.approx(float(peak_memory(job, one)))
-
-
 @pytest.mark.parametrize(
     "model, layout, sentence",
     [

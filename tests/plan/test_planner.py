@@ -21,7 +21,7 @@ from three_axes.plan.cost import constants, step_terms, work
 from three_axes.plan.flags import flags
 from three_axes.plan.frameworks import TEXTBOOK, find_framework
 from three_axes.plan.layout import ORDER
-from three_axes.plan.memory import in_flight, largest_stage, peak_memory, stage_memory
+from three_axes.plan.memory import in_flight, largest_stage, stage_memory
 from three_axes.plan.operations import layer
 from three_axes.plan.planner import CHANGES
 from three_axes.plan.possible import check
@@ -85,24 +85,6 @@ def test_only_one_of_two_axes_is_inside():
     inside, outside = (step_terms(job, Layout(**sizes, order=o)) for o in (ORDER, ("dp", "pp", "tp")))
     assert inside["pipeline sends"] > outside["pipeline sends"]
     assert inside["data parallel"] < outside["data parallel"]
-
-
-def test_arrays_give_what_numbers_give():
-    d, t, p, b = (
-        np.array([8, 4, 2, 16]),
-        np.array([8, 8, 4, 4]),
-        np.array([1, 2, 8, 1]),
-        np.array([1, 2, 1, 4]),
-    )
-    zero, sp = np.array([1, 1, 0, 3]), np.array([True, False, True, True])
-    sizes = dict(dp=d, tp=t, pp=p, microbatch=b, interleave=np.ones(4, int), zero=zero)
-    together = step_terms(JOB, Layout(**sizes, sequence_parallel=sp))
-    held = peak_memory(JOB, Layout(**sizes, sequence_parallel=sp))
-    for i in range(4):
-        one = Layout(**{k: int(v[i]) for k, v in sizes.items()}, sequence_parallel=bool(sp[i]))
-        for name, seconds in step_terms(JOB, one).items():
-            assert float(np.broadcast_to(together[name], 4)[i]) == pytest.approx(float(seconds)), name
-        assert held[i] == pytest.approx(sum(largest_stage(JOB, one)[1].values()))
 
 
 def test_the_bubble_of_schedules_that_split_backward_is_the_simulated_one():

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_world import SLACK, alive, linux
+from test_world import SLACK, alive, all_end, linux
 
 from helpers import World
 from helpers.ranks import server
@@ -81,10 +81,7 @@ def test_no_rank_outlives_the_kernel(manner):
         assert set(its) > set(pids) and kernel.pid not in map(os.getpgid, its)
         os.killpg(kernel.pid, signal.SIGKILL) if manner == "group" else kernel.kill()
     kernel.wait(10)
-    deadline = time.monotonic() + 2 * SLACK
-    while alive(pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(pids)
+    assert all_end(pids, within=2 * SLACK)
 
 
 @pytest.mark.slow

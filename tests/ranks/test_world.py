@@ -58,6 +58,14 @@ def alive(pids) -> list[int]:
     return [p for p in pids if state(p) not in ("Z", "X", "gone")]
 
 
+def all_end(pids, within: float) -> bool:
+    """Whether none of these processes is alive after so many seconds."""
+    deadline = time.monotonic() + within
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not alive(pids)
+
+
 class Odd(Exception):
     """Cannot be shown, nor made again from its one argument."""
 
