@@ -32,9 +32,8 @@ def test_numbers_redone_on_paper():
     assert by_hand.layer_activation_bytes(1, 4, 8, 2, t=2) == 22 * 32 + 80
     assert by_hand.layer_activation_bytes(1, 4, 8, 2, 2, True, "selective") == 17 * 32
     assert by_hand.layer_activation_bytes(1, 4, 8, 2, 2, recompute="full") == 64
-    assert by_hand.bubble(4, 8) == pytest.approx(3 / 11) and by_hand.bubble(4, 8, 2) == pytest.approx(
-        1.5 / 9.5
-    )
+    assert by_hand.bubble(4, 8) == pytest.approx(3 / 11)
+    assert by_hand.bubble(4, 8, 2) == pytest.approx(1.5 / 9.5)
     assert by_hand.ring_seconds(400, 4, 100, 0.5) == 6 * 1.5
     with pytest.raises(ValueError, match="no axis 'cp'; there are pp, dp, tp"):
         by_hand.neighbours_apart("cp", {"pp": 2, "dp": 2, "tp": 2})

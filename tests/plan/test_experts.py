@@ -64,9 +64,8 @@ def test_gradients_of_experts_go_along_their_own_replicas():
     routed = 32 * 8 * MIXTRAL.expert_params
     own = MIXTRAL.params - routed
     everyone, spread = sent(job, Layout(dp=8)), sent(job, Layout(dp=8, ep=4))
-    assert everyone["dp"] == pytest.approx(7 / 8 * 4 * own) and everyone["edp"] == pytest.approx(
-        7 / 8 * 4 * routed
-    )
+    assert everyone["dp"] == pytest.approx(7 / 8 * 4 * own)
+    assert everyone["edp"] == pytest.approx(7 / 8 * 4 * routed)
     assert spread["dp"] == everyone["dp"] and spread["edp"] == pytest.approx(1 / 2 * 4 * routed / 4)
     assert "edp" not in sent(job, Layout(dp=8, ep=8))
 
@@ -271,9 +270,8 @@ def test_published_strategies_come_in_the_right_order():
             assert layout is None  # nothing fits
         else:  # FSDP does here
             held = {name: size / 1e9 for name, size in largest_stage(job, layout)[1].items()}
-            assert (
-                f"{sum(held.values()) / 85.5:.1f}" == "0.5" and "fills by our count half of a GPU" in manual
-            )
+            assert f"{sum(held.values()) / 85.5:.1f}" == "0.5"
+            assert "fills by our count half of a GPU" in manual
             said = (f"{held[name]:.0f}" for name in ("optimizer", "gradients", "weights", "activations"))
             assert (
                 "{} GB of optimizer, {} of gradients, {} of weights, {} of activations".format(*said)

@@ -141,10 +141,8 @@ def test_measured_memory_of_zero_bubbles_runs(printed, schedule):
 def test_the_first_rank_of_a_v_holds_embedding_and_head():
     model, v = MODELS["llama-3-8b"], Layout(pp=4, schedule="ZB-V")
     params = [stage_params(model, v, rank) for rank in range(4)]
-    assert (
-        params[0] == 8 * model.layer_params + model.embedding_params + model.head_params
-        and params[1:] == [8 * model.layer_params] * 3
-    )
+    assert params[0] == 8 * model.layer_params + model.embedding_params + model.head_params
+    assert params[1:] == [8 * model.layer_params] * 3
     job = Job(model, global_batch=8, seq_len=2048)
     stage, parts = largest_stage(job, v)
     assert stage == 0 and parts["logits"] and sum(parts.values()) == pytest.approx(peak_memory(job, v))
@@ -178,12 +176,8 @@ def test_balanced_stages_make_room_for_the_head():
     model = ModelShape("1B", 16, 2048, 32, 131072, ffn=8192, gated=True, tied=True)
     assert model.vocab * model.hidden / model.layer_params == pytest.approx(4, rel=0.01)
     layers = lambda p: [int(layers_on_rank(model, Layout(pp=p, balanced=True), r)) for r in range(p)]
-    assert (
-        layers(1) == [16]
-        and layers(2) == [10, 6]
-        and layers(4) == [5, 5, 5, 1]
-        and layers(8) == [3, 3, 3, 3, 3, 1, 0, 0]
-    )
+    assert layers(1) == [16] and layers(2) == [10, 6] and layers(4) == [5, 5, 5, 1]
+    assert layers(8) == [3, 3, 3, 3, 3, 1, 0, 0]
     even, balanced = (estimate(Job(model, global_batch=32), Layout(pp=4, balanced=b)) for b in (False, True))
     assert balanced.time["head"] < 0.1 * even.time["head"] and balanced.step_seconds < even.step_seconds
     check(LLAMA, Layout(pp=3, balanced=True))  # 80 layers need not divide

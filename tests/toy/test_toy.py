@@ -334,9 +334,8 @@ def test_equal_seeds_are_equal_and_leave_the_generator_alone():
     torch.manual_seed(5)
     a, b, c = (toy.ToyTransformer(hidden=32, seed=s) for s in (1, 1, 2))
     assert torch.equal(torch.rand(1), expected)
-    assert torch.equal(a[1].mlp.up.weight, b[1].mlp.up.weight) and not torch.equal(
-        a[1].mlp.up.weight, c[1].mlp.up.weight
-    )
+    assert torch.equal(a[1].mlp.up.weight, b[1].mlp.up.weight)
+    assert not torch.equal(a[1].mlp.up.weight, c[1].mlp.up.weight)
 
 
 def test_the_sizes_that_notebooks_count_on():
