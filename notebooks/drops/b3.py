@@ -418,11 +418,8 @@ def policies(world: World) -> Table:
     for name, (capacity, rate) in POLICIES.items():
         loss, dropped, fullest = world.run(_train, capacity, rate)[0]
         rows.append([name, f"{dropped:.0%}", f"{fullest:.1f}", f"{loss:.2f}"])
-    return Table(
-        ["policy", "dropped", "fullest expert, mean = 1", "loss"],
-        rows,
-        title="60 steps; means of the last 20",
-    )
+    columns = ["policy", "dropped", "fullest expert, mean = 1", "loss"]
+    return Table(columns, rows, title="60 steps; means of the last 20")
 
 
 def published() -> dict[str, float]:

@@ -308,11 +308,8 @@ def by_axis(traffic: Traffic, sizes: Sizes, predicted: dict[str, float], rank: i
         wire = sum(traffic.matrix[rank][r] for r in along) if traffic.matrix else None
         ratio = "n/a" if wire is None or not predicted[axis] else f"{wire / predicted[axis]:.2f}"
         rows.append([axis, *map(human, (predicted[axis], counted, wire)), ratio])
-    return Table(
-        ["axis", "predicted", "counted", "on the wire", "wire ÷ predicted"],
-        rows,
-        title=f"bytes sent by rank {rank}, along each axis",
-    )
+    columns = ["axis", "predicted", "counted", "on the wire", "wire ÷ predicted"]
+    return Table(columns, rows, title=f"bytes sent by rank {rank}, along each axis")
 
 
 def compare_with_twin(world: World, d: int, p: int, t: int) -> str:

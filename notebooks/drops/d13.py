@@ -46,11 +46,8 @@ def flips() -> Table:
         then = {row.axes: row.seconds for row in the_plan().changed(what, factor).by_axes}
         behind = [f"{then[axes] / winner.seconds - 1:.1%}" for axes in first]
         rows.append([what, f"× {factor:g}", str(winner.axes), *behind])
-    return Table(
-        ["change", "by", "then wins", *map(str, first)],
-        rows,
-        title="the first three of today, and how much slower than the new winner they would be",
-    )
+    title = "the first three of today, and how much slower than the new winner they would be"
+    return Table(["change", "by", "then wins", *map(str, first)], rows, title=title)
 
 
 def by_framework() -> Table:

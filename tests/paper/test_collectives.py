@@ -34,14 +34,8 @@ def test_what_gloo_does_differently():
 @pytest.mark.parametrize("formula", [algorithmic_bytes, gloo])
 def test_all_that_is_sent_is_received(op, formula):
     for n in (1, 2, 3, 4, 8):
-        size = {"broadcast": 24, "scatter": 24 * 1, "gather": 24, "reduce": 24}[op]
-        total = sum(formula(op, size, n, r, root=n - 1) for r in range(n))
-        least = {
-            "broadcast": 24 * (n - 1),
-            "scatter": 24 * (n - 1) / n,
-            "gather": 24 * (n - 1) / n,
-            "reduce": 24 * (n - 1),
-        }[op]
+        total = sum(formula(op, 24, n, r, root=n - 1) for r in range(n))
+        least = 24 * (n - 1) / (n if op in ("scatter", "gather") else 1)
         assert total == pytest.approx(least) or (op == "reduce" and total >= least)
 
 

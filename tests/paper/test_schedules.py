@@ -80,11 +80,8 @@ def pytorchs(name: str, p: int, m: int, v: int) -> list[list[Op]]:
 
     def ops(actions):
         for a in actions:
-            kind = a and (
-                a.computation_type.value
-                if isinstance(a.computation_type.value, str)
-                else str(a.computation_type)
-            )
+            value = a and a.computation_type.value
+            kind = value if value is None or isinstance(value, str) else str(a.computation_type)
             if kind in (None, "REDUCE_GRAD"):
                 continue
             if getattr(a, "sub_actions", None):

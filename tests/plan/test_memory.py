@@ -225,15 +225,12 @@ def test_one_by_one_costs_memory_and_time():
 def test_bytes_a_parameter_of_the_frameworks():
     """Megatron-LM prints 18, and 6 + 12/d with its distributed optimizer; FSDP2's is float32."""
     model, d = MODELS["llama-2-7b"], 8
-    held = lambda name, zero: (
-        sum(
-            stage_memory(
-                Job(model, global_batch=d, framework=FRAMEWORKS[name]), Layout(dp=d, zero=zero), 0, 0
-            )[k]
-            for k in ("weights", "gradients", "optimizer")
-        )
-        / model.params
-    )
+
+    def held(name, zero):
+        job = Job(model, global_batch=d, framework=FRAMEWORKS[name])
+        parts = stage_memory(job, Layout(dp=d, zero=zero), 0, 0)
+        return sum(parts[k] for k in ("weights", "gradients", "optimizer")) / model.params
+
     assert held("megatron-lm", 0) == pytest.approx(18) and held("megatron-lm", 1) == pytest.approx(6 + 12 / d)
     assert held("torchtitan", 3) == pytest.approx(16 / d) and held("textbook", 0) == pytest.approx(16)
 

@@ -110,6 +110,7 @@ def test_a_configuration_with_the_names_of_gpt_2(tmp_path):
     assert find_model(str(path)).params == MODELS["gpt2-xl"].params
 
 
+BASE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
 LLAMA = {
     "model_type": "llama",
     "num_hidden_layers": 32,
@@ -186,25 +187,12 @@ def test_a_file_may_begin_with_a_mark_and_say_what_its_layers_are(tmp_path):
     assert find_model(str(path)).params == MODELS["llama-2-7b"].params
     path.write_text(json.dumps(LLAMA | {"model_type": "mine", "gated": True, "tied": True}))
     assert find_model(str(path)).params == MODELS["llama-2-7b"].params - 32000 * 4096
-    path.write_text(
-        json.dumps(
-            {
-                "model_type": "gemma",
-                "num_hidden_layers": 18,
-                "hidden_size": 2048,
-                "num_attention_heads": 8,
-                "num_key_value_heads": 1,
-                "head_dim": 256,
-                "intermediate_size": 16384,
-                "vocab_size": 256000,
-            }
-        )
-    )
+    sizes = dict(zip(BASE, (18, 2048, 8, 1, 256000)))
+    path.write_text(json.dumps({"model_type": "gemma", "head_dim": 256, "intermediate_size": 16384} | sizes))
     # Gemma-2b's published weights: its head is its embedding.
     assert find_model(str(path)).params == 2_506_172_416
 
 
-BASE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
 ROUTED = ("num_experts_per_tok", "moe_intermediate_size", "num_experts")
 CONFIGS = {  # the published fields
     "llama-3-70b": ("llama", (80, 8192, 64, 8, 128256), dict(intermediate_size=28672)),
@@ -306,15 +294,10 @@ def test_their_configurations_are_the_models_by_name(name, tmp_path):
     assert find_model(str(path)) == MODELS[name]
 
 
-GEMMA3_1B = {
+GEMMA3_1B = dict(zip(BASE, (26, 1152, 4, 1, 262144))) | {
     "model_type": "gemma3_text",
-    "num_hidden_layers": 26,
-    "hidden_size": 1152,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
     "head_dim": 256,
     "intermediate_size": 6912,
-    "vocab_size": 262144,
     "sliding_window": 512,
     "sliding_window_pattern": 6,
 }

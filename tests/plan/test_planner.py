@@ -221,12 +221,8 @@ def test_a_layer_is_never_faster_than_its_host():
     shown = sum(float(terms[k]) for k in ("matrices", "attention", "elementwise", "tensor parallel"))
     assert terms["waiting for the host"] > 0
     assert shown + float(terms["waiting for the host"]) == pytest.approx(8 * 16 * launches * 1e-4)
-    assert (
-        step_terms(replace(job, framework=replace(TEXTBOOK, launch_seconds=0)), Layout())[
-            "waiting for the host"
-        ]
-        == 0
-    )
+    at_once = replace(job, framework=replace(TEXTBOOK, launch_seconds=0))
+    assert step_terms(at_once, Layout())["waiting for the host"] == 0
 
 
 def test_frameworks_hide_what_they_say():

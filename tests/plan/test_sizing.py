@@ -165,11 +165,8 @@ def test_what_is_trained_is_said(output_of):
     small = json.loads(output_of("memory llama-3-8b --batch 8 --lora 16 --four-bit --json"))
     large = json.loads(output_of("memory llama-3-8b --batch 8 --json"))
     assert small["memory_bytes"] < large["memory_bytes"] / 4 and small["fits"] and not large["fits"]
-    assert small["inputs"]["lora"] == {
-        "rank": 16,
-        "matrices": ["attention", "feed-forward"],
-        "four_bit": True,
-    }
+    asked = {"rank": 16, "matrices": ["attention", "feed-forward"], "four_bit": True}
+    assert small["inputs"]["lora"] == asked
     hybrid = output_of("bytes llama-3-8b --dp 16 --zero 3 --shard 8 --batch 16")
     assert "inside a shard" in hybrid and "over shards" in hybrid
 
@@ -204,12 +201,6 @@ def test_a_plan_imports_what_it_needs():
     modules = set(loaded.split())
     assert "three_axes.plan.planner" in modules
     others = ("configs", "flags", "page", "meeting", "remedies", "schedules", "simulation", "traffic")
-    unneeded = {
-        "torch",
-        "multiprocessing",
-        "html",
-        "difflib",
-        "importlib.resources",
-        "three_axes.count.options",
-    }
+    unneeded = {"torch", "multiprocessing", "html", "difflib", "importlib.resources"}
+    unneeded |= {"three_axes.count.options"}
     assert not modules & (unneeded | {f"three_axes.plan.{name}" for name in others})

@@ -27,14 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start(*script, cwd=None) -> subprocess.Popen:
     """A kernel in a group of its own, as Jupyter's are."""
-    return subprocess.Popen(
-        [sys.executable, *script],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        cwd=cwd,
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
-    )
+    how = dict(start_new_session=True, cwd=cwd, env=dict(os.environ, PYTHONPATH=str(ROOT)))
+    return subprocess.Popen([sys.executable, *script], stdout=subprocess.PIPE, text=True, **how)
 
 
 def printed(script: str) -> list[str]:

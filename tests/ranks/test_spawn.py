@@ -48,11 +48,8 @@ SCRIPT = """
 @pytest.mark.slow
 def test_a_recovery_takes_spares_and_nothing_outlives_the_kernel(tmp_path):
     written = tmp_path / "pids"
-    kernel = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), written],
-        timeout=300,
-        env=dict(os.environ, THREE_AXES_SPAWN="1"),
-    )
+    command, environ = [sys.executable, "-c", textwrap.dedent(SCRIPT), written], {"THREE_AXES_SPAWN": "1"}
+    kernel = subprocess.run(command, timeout=300, env=os.environ | environ)
     assert kernel.returncode == -signal.SIGKILL
     fork, *pids = map(int, written.read_text().split())
     assert all_end(set(pids), within=120)  # those that still import look when they have

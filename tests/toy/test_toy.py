@@ -180,14 +180,8 @@ def on_a_schedule(schedule, kinds):
     held = torch.nn.ModuleList(toy.split_backward(chunk) for chunk in chunks.values())
 
     def step(tokens, targets):
-        return toy.run_schedule(
-            chunks,
-            schedule.ops[rank],
-            schedule.rank_of,
-            tokens.chunk(schedule.m),
-            targets.chunk(schedule.m),
-            group,
-        )
+        parts = tokens.chunk(schedule.m), targets.chunk(schedule.m)
+        return toy.run_schedule(chunks, schedule.ops[rank], schedule.rank_of, *parts, group)
 
     return train(model, held, step)
 

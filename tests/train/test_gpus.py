@@ -68,12 +68,8 @@ def test_the_first_line_says_where_a_run_trains(seen, sentence):
 
 
 def test_gpus_that_are_not_here_are_refused_with_what_to_do():
-    with pytest.raises(
-        ValueError,
-        match=re.escape(
-            f"World(64, gpus=True): each rank needs a GPU of its own, and PyTorch finds {devices.gpus()}"
-        ),
-    ) as refusal:
+    told = f"World(64, gpus=True): each rank needs a GPU of its own, and PyTorch finds {devices.gpus()}"
+    with pytest.raises(ValueError, match=re.escape(told)) as refusal:
         World(64, gpus=True)
     assert str(refusal.value).endswith("World(64) runs on the CPU")
 
@@ -193,14 +189,8 @@ def standin():
 
 def python(*arguments: str, environ: dict) -> tuple[str, str]:
     """What a Python prints, to standard output and to standard error."""
-    ran = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=HERE.parent,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    how = dict(cwd=HERE.parent, env=environ, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run([sys.executable, *arguments], **how)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout, ran.stderr
 

@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -65,8 +64,4 @@ def test_a_notebook_that_is_interrupted_goes_on(tmp_path):
     with World(2, timeout=60) as world:
         assert d14.train_on(world, config) == "4 steps are done."
         assert d14.train_on(world, replace(config, steps=6)).startswith("going on from step-000004")
-    assert [p.name for p in sorted(Path(tmp_path).glob("step-*"))] == [
-        "step-000002",
-        "step-000004",
-        "step-000006",
-    ]
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == [f"step-00000{k}" for k in (2, 4, 6)]
