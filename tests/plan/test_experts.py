@@ -273,10 +273,8 @@ def test_published_strategies_come_in_the_right_order():
             assert f"{sum(held.values()) / 85.5:.1f}" == "0.5"
             assert "fills by our count half of a GPU" in manual
             said = (f"{held[name]:.0f}" for name in ("optimizer", "gradients", "weights", "activations"))
-            assert (
-                "{} GB of optimizer, {} of gradients, {} of weights, {} of activations".format(*said)
-                in manual
-            )
+            told = "{} GB of optimizer, {} of gradients, {} of weights, {} of activations".format(*said)
+            assert told in manual
     for model, pairs in by_model.items():
         ranks = [np.argsort(np.argsort(column)) for column in zip(*pairs)]
         assert np.corrcoef(*ranks)[0, 1] >= 0.899, model

@@ -35,9 +35,8 @@ EVERY = replace(TEXTBOOK, schedules=tuple(SCHEDULES))
 def bandwidth(cluster, members, stride):
     """Bytes/s of each rank in a large ring of neighbours that are `stride` apart."""
     inside, nodes = reach("dp", {"dp": members, "tp": stride}, cluster.gpus_per_node)
-    return (
-        2 * (members - 1) / members * 1e15 / float(ring_seconds("all_reduce", 1e15, inside, nodes, cluster))
-    )
+    seconds = float(ring_seconds("all_reduce", 1e15, inside, nodes, cluster))
+    return 2 * (members - 1) / members * 1e15 / seconds
 
 
 def test_a_ring_across_nodes_uses_the_ports_of_its_members():
@@ -170,10 +169,8 @@ def test_the_nearest_choice_is_one_that_the_gpus_allow():
 def test_what_cannot_be_laid_out_says_why():
     seven = plan(Job(MODELS["llama-3-8b"], DGX, 128), gpus=7)
     assert "0 fit" in repr(seven)
-    with pytest.raises(
-        ValueError,
-        match="cannot be laid out on 7 GPUs with a batch of 128: .* a batch of 128 does not divide by",
-    ):
+    why = "cannot be laid out on 7 GPUs with a batch of 128: .* a batch of 128 does not divide by"
+    with pytest.raises(ValueError, match=why):
         seven.best
 
 
@@ -311,9 +308,8 @@ def test_metas_own_layout_of_the_405b():
     """TP 8 · PP 16 · DP 128 without recompute is 4 GB more than an H100 has, by activations: Meta's program
     lets go of what is not needed any more (Llama 3, section 3.3.2), ours of nothing. Without chunks it fits.
     """
-    job = Job(
-        MODELS["llama-3-405b"], DGX, 2048, 8192, replace(FRAMEWORKS["megatron-lm"], hides=("gradients",))
-    )
+    framework = replace(FRAMEWORKS["megatron-lm"], hides=("gradients",))
+    job = Job(MODELS["llama-3-405b"], DGX, 2048, 8192, framework)
     sizes = dict(dp=128, tp=8, pp=16, zero=1, order=("dp", "pp", "tp"))
     e = estimate(job, Layout(**sizes, interleave=4, schedule="interleaved"))
     assert 0 < e.memory_bytes - DGX.device.memory < 5e9 and e.memory["activations"] > 60e9
@@ -335,9 +331,8 @@ def test_a_plan_explains_itself():
 
 
 def test_what_was_not_looked_at_is_not_explained_away():
-    assert plan(JOB, gpus=64, tp=4).why(dp=4, tp=8, pp=2) == (
-        "DP 4 · TP 8 · PP 2 was not looked at, only tp 4"
-    )
+    why = plan(JOB, gpus=64, tp=4).why(dp=4, tp=8, pp=2)
+    assert why == "DP 4 · TP 8 · PP 2 was not looked at, only tp 4"
     sharded = replace(FRAMEWORKS["deepspeed"], zeros=(3,), zeros_in_pipeline=())
     made = plan(replace(JOB, framework=sharded), gpus=64)
     assert {row.layout.pp for row in made.ranked} == {1}

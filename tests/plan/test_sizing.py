@@ -16,6 +16,7 @@ from three_axes.plan.frameworks import find_framework
 
 ROOT = Path(__file__).parents[2]
 MANUAL = (ROOT / "docs" / "planner.md").read_text(encoding="utf-8")
+LARGE = "plan llama-3-70b --gpus 64 --batch 128 --seq 8192"
 PLAN = "plan llama-3-8b --gpus 8 --cluster dgx-h100 --framework megatron-lm"
 
 
@@ -30,13 +31,11 @@ def output_of(capsys):
 
 
 def test_the_command_line(output_of):
-    out = output_of("plan llama-3-70b --gpus 64 --cluster dgx-h100 --batch 128 --seq 8192")
+    out = output_of(f"{LARGE} --cluster dgx-h100")
     assert "what would change the winner" in out and "best: DP" in out and "how" not in out
     assert max(map(len, out.splitlines())) < 120  # formulas are asked for
-    assert "gemm_efficiency" in output_of("plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --explain")
-    assert "ZB-V" in output_of(
-        "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --schedules 1f1b zb-v --tp 8"
-    )
+    assert "gemm_efficiency" in output_of(f"{LARGE} --explain")
+    assert "ZB-V" in output_of(f"{LARGE} --schedules 1f1b zb-v --tp 8")
     chosen = output_of(
         "plan llama-3-70b --gpus 64 --tp 8 --pp 2 --zero 1 --recompute none --chunks 2 --why 4,8,2"
     )
@@ -51,8 +50,7 @@ def test_the_command_line(output_of):
 
 
 def test_what_other_programs_read(output_of):
-    command = "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --framework megatron-lm --gradients 2 --json"
-    printed = json.loads(output_of(command))
+    printed = json.loads(output_of(f"{LARGE} --framework megatron-lm --gradients 2 --json"))
     assert printed["inputs"]["framework"] == "megatron-lm" and printed["inputs"]["gradient_bytes"] == 2
     first = printed["ranked"][0]
     assert first["step_seconds"] == pytest.approx(printed["best"]["step_seconds"])

@@ -143,10 +143,8 @@ def counted_like(world: World, job: Job, layout: Layout, axis: str, run) -> None
     paper = {}
     for op in operations.layer(job, layout):
         if op.axis == axis:
-            payload = op.calls * op.payload
-            paper[op.collective] = paper.get(op.collective, 0.0) + algorithmic_bytes(
-                op.collective, payload, 4
-            )
+            size = algorithmic_bytes(op.collective, op.calls * op.payload, 4)
+            paper[op.collective] = paper.get(op.collective, 0.0) + size
     for rank in range(4):
         rows = [row for row in world.traffic.ranks[rank] if row.op in paper]
         counted = {op: sum(row.algorithmic for row in rows if row.op == op) for op in paper}

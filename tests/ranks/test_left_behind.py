@@ -196,6 +196,4 @@ def test_nothing_listens_beyond_loopback(world):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             local, state, inode = (line.split()[i] for i in (1, 3, 9))
             if state == "0A" and int(inode) in mine:
-                assert local.startswith("0100007F:") or local.startswith(
-                    "0000000000000000FFFF00000100007F"
-                ), local
+                assert local.startswith(("0100007F:", "0000000000000000FFFF00000100007F")), local

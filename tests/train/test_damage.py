@@ -148,8 +148,7 @@ def test_metrics_say_which_steps_they_lack(trained, aside, tmp_path):  # noqa: F
 
 def test_a_run_that_goes_on_otherwise_says_so(trained, aside, tmp_path):  # noqa: F811
     run = shutil.copytree(trained, tmp_path / "run")
-    code, _, err = aside(
-        main_of, run, "--steps", "6", "--lr", "0.001", "--seed", "1", "--precision", "float64"
-    )
+    options = "--steps 6 --lr 0.001 --seed 1 --precision float64".split()
+    code, _, err = aside(main_of, run, *options)
     assert code == 0, err
     assert "pp 1; precision float32, now float64; seed 0, now 1; lr 0.003, now 0.001)" in err

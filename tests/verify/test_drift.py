@@ -93,9 +93,8 @@ def test_a_script_whose_copies_stay_equal(tmp_path):
 @pytest.mark.slow
 def test_a_script_whose_copies_part(tmp_path):
     edits = {edit.name: edit.edit for edit in silent.mutants()}
-    done = verified(
-        tmp_path, "pipeline", edits["tied weights not summed over pp"], "train.py", "pp 2 dp 2", "9"
-    )
+    edit = edits["tied weights not summed over pp"]
+    done = verified(tmp_path, "pipeline", edit, "train.py", "pp 2 dp 2", "9")
     assert "after step 1: words.weight differs along pp (ranks 0, 1 | 2, 3), by" in done.stdout, done.stdout
     assert done.returncode and "of 25 tensors with copies 1 have parted, in 5 steps" in done.stdout
     edit = "        dist.all_reduce(p.grad, group=dp)⏎ => ⏎"

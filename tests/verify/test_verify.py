@@ -95,9 +95,8 @@ def test_splits_that_are_seen_and_those_that_must_be_said(world):
     run = lambda odd, **how: world.run(lambda: checked(lambda m: Rows(m, odd), step, ["tp 2"], **how))[0]
     assert run(False).ok
     assert run(True, splits={"weight": ("tp", 0)}).ok
-    with pytest.raises(
-        RankError, match=r"weight is \(5, 3\) in the whole model and \(3, 3\) on rank 0.*splits="
-    ):
+    why = r"weight is \(5, 3\) in the whole model and \(3, 3\) on rank 0.*splits="
+    with pytest.raises(RankError, match=why):
         run(True)
 
 
