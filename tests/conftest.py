@@ -93,11 +93,7 @@ def aside():
         yield lambda fn, *args: other.submit(fn, *args).result(120)
 
 
-@pytest.fixture(scope="module")
-def shared_world():
-    shared = worlds.Shared(4, timeout=20)
-    yield shared
-    shared.close()
+shared_world = worlds.shared(4, timeout=20)
 
 
 @pytest.fixture

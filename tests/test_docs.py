@@ -41,13 +41,8 @@ def test_a_word_of_the_glossary_is_where_its_link_leads(names, meaning, label, l
 
 def test_the_glossary_says_of_every_drop_what_it_shows():
     met = {label for _, _, label, _ in ROWS}
-    assert met >= {f"{n:02}" for n in range(1, 13)} | {
-        "b1",
-        "b2",
-        "b3",
-        "b4",
-        "b5",
-    }  # 13 and 14 only put together
+    # 13 and 14 only put together.
+    assert met >= {f"{n:02}" for n in range(1, 13)} | {"b1", "b2", "b3", "b4", "b5"}
 
 
 @pytest.mark.parametrize("name", refresh.PICTURES)

@@ -126,7 +126,8 @@ def test_no_module_needs_itself():
 
 
 PRIVATE = re.compile(
-    r"torch\._C|distributed_c10d\._|torch[\w.]*\._[a-z]|torch\.testing\._|ProcessGroup\._|\._cdata|_execution_engine"
+    r"torch\._C|distributed_c10d\._|torch[\w.]*\._[a-z]|torch\.testing\._|ProcessGroup\._|\._cdata"
+    r"|_execution_engine"
 )
 
 
@@ -139,17 +140,11 @@ def test_private_names_of_pytorch_stand_in_one_file():
 
 
 def test_paper_plan_and_explain_need_no_torch():
-    loaded = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys, three_axes.plan.planner, three_axes.paper.placement, three_axes.explain;"
-            " print('torch' in sys.modules or 'matplotlib' in sys.modules)",
-        ],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    ).stdout
+    code = (
+        "import sys, three_axes.plan.planner, three_axes.paper.placement, three_axes.explain;"
+        " print('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout
     assert loaded.strip() == "False"
 
 

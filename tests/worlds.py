@@ -32,6 +32,19 @@ class Shared:
             self.world = None
 
 
+def shared(n: int, **how):
+    """A fixture: `Shared`, for one module's tests."""
+    import pytest  # ranks import this file, and need it not
+
+    @pytest.fixture(scope="module")
+    def made():
+        shared = Shared(n, **how)
+        yield shared
+        shared.close()
+
+    return made
+
+
 class Lent:
     """Stands in the judges of exercises for `World`. A world that no check has harmed, and where none has
     made groups, is lent again: with a new one for each, a check on ranks takes half as long again.

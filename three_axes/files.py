@@ -5,6 +5,7 @@ In a clone they lie beside this package. A wheel carries them inside it, in cour
 
 from __future__ import annotations
 
+import csv
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,12 @@ def find(name: str) -> Path:
         if place.exists():
             return place
     raise FileNotFoundError(f"{name} is not in {ROOT}: install the course again")
+
+
+def rows_of(name: str) -> list[dict[str, str]]:
+    """The rows of a table in data/: 'flashcards.csv'."""
+    with find(f"data/{name}").open(newline="", encoding="utf-8") as f:
+        return list(csv.DictReader(f))
 
 
 def course_on_path() -> None:

@@ -60,11 +60,9 @@ def to_discuss(students: Class) -> Table:
             mistakes = Counter(mistake for one in tried for mistake in one.mistakes)
             cells = [drops.get(name, "?"), name, f"{len(tried) - open_} of {len(tried)}", f"{tries:.1f}"]
             rows.append((-open_, -tries, [*cells, _mistakes(mistakes)]))
-    return Table(
-        ["drop", "exercise", "passed", "tries each", "mistakes (students)"],
-        [cells for *_, cells in sorted(rows)],
-        title=f"To discuss: {len(students)} students",
-    )
+    columns = ["drop", "exercise", "passed", "tries each", "mistakes (students)"]
+    title = f"To discuss: {len(students)} students"
+    return Table(columns, [cells for *_, cells in sorted(rows)], title=title)
 
 
 def by_student(students: Class) -> Table:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from helpers.draw.cutting import cube
 from helpers.draw.gantt import panel
-from helpers.draw.picture import INK, PAPER, STYLE, rank_colour
+from helpers.draw.picture import INK, PAPER, STYLE, box, rank_colour
 from three_axes.paper.pipelines import SCHEDULES
 from three_axes.paper.simulation import held, paper
 from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate
@@ -138,17 +138,13 @@ def _grid(ax, x: float, y: float, widths: Sequence[float], columns, rows, high: 
     for i, row in enumerate([columns, *rows]):
         at, middle = x, y + i * high
         if i % 2:
-            _box(ax, x, middle - high * 0.68, sum(widths), high, color=SOFT, linewidth=0)
+            box(ax, x, middle - high * 0.68, sum(widths), high, color=SOFT, linewidth=0)
         for k, (cell, width) in enumerate(zip(row, widths)):
             place, side = (at + width - 0.8, "right") if numbers and k else (at + 0.8, "left")
             colour = AXES.get(cell.split()[0], INK) if cell and k == 0 and i else INK
             weight = "bold" if i == 0 or k == 0 else "normal"
             _text(ax, place, middle, cell, 6.8, weight=weight, ha=side, color=colour)
             at += width
-
-
-def _box(ax, x: float, y: float, wide: float, high: float, **look) -> None:
-    ax.add_patch(Rectangle((x, y), wide, high, **look))
 
 
 def _inset(figure: Figure, x: float, y: float, wide: float, high: float):
@@ -183,7 +179,7 @@ def _ring(ax) -> None:
         for chunk in range(4):  # after the reduce-scatter each rank has one chunk of the sum
             colour = rank_colour(rank) if chunk == (rank + 1) % 4 else PAPER
             x, y = place + np.array([-4.4 + 2.2 * chunk, -2])
-            _box(ax, x, y, 2.2, 4, edgecolor=INK, linewidth=0.6, facecolor=colour, zorder=3)
+            box(ax, x, y, 2.2, 4, edgecolor=INK, linewidth=0.6, facecolor=colour, zorder=3)
     beside = ((0, -2.8, "center"), (-2.2, 5, "right"), (0, 5, "center"), (2.2, 5, "left"))
     for rank, (across, down, side) in enumerate(beside):
         _text(ax, *(places[rank] + np.array([across, down])), f"rank {rank}", 6.4, ha=side)
@@ -231,7 +227,7 @@ def _states(ax) -> None:
         parts = states(1.0, d, zero)
         for part, size in parts.items():
             wide = size * scale
-            _box(ax, at, y, wide, 4, facecolor=looks[part], edgecolor=PAPER, linewidth=0.6)
+            box(ax, at, y, wide, 4, facecolor=looks[part], edgecolor=PAPER, linewidth=0.6)
             if wide > 5:
                 colour = INK if part == "optimizer" else PAPER
                 _text(ax, at + wide / 2, y + 2.9, f"{size:g}", 6.8, ha="center", color=colour)
@@ -239,7 +235,7 @@ def _states(ax) -> None:
         _text(ax, at + 1, y + 2.9, f"{sum(parts.values()):g}", 7, weight="bold")
     x = 122.0
     for part, colour in looks.items():
-        _box(ax, x, 156.3, 2.4, 2.4, facecolor=colour, edgecolor=INK, linewidth=0.4)
+        box(ax, x, 156.3, 2.4, 2.4, facecolor=colour, edgecolor=INK, linewidth=0.4)
         _text(ax, x + 3.4, 158.3, part, 6.4)
         x += 21
     made = figures()

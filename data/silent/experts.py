@@ -1,5 +1,5 @@
-"""Four experts over ep, inside dp: each rank has other rows and, of each layer, some experts. An auxiliary loss
-keeps the router even.
+"""Four experts over ep, inside dp: each rank has other rows and, of each layer, some experts. An auxiliary
+loss keeps the router even.
 """
 
 import torch

@@ -1,5 +1,5 @@
-"""Stages over pp, rows over dp, in plain sends and receives. The head is the embedding: the first stage and the
-last hold a copy each.
+"""Stages over pp, rows over dp, in plain sends and receives. The head is the embedding: the first stage and
+the last hold a copy each.
 """
 
 import torch

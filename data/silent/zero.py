@@ -1,5 +1,5 @@
-"""ZeRO 1 over dp by hand: gradients are summed in buckets while backward runs; each rank keeps the states of a
-piece of all weights, laid end to end and padded, updates it, and gathers the others.
+"""ZeRO 1 over dp by hand: gradients are summed in buckets while backward runs; each rank keeps the states of
+a piece of all weights, laid end to end and padded, updates it, and gathers the others.
 """
 
 import torch

@@ -4,12 +4,11 @@ are known.
 
 from __future__ import annotations
 
-import csv
 from collections import deque
 from dataclasses import dataclass
 from html import escape
 
-from three_axes.files import find
+from three_axes.files import rows_of
 
 from ..live import live
 
@@ -25,8 +24,7 @@ class Card:
 
 def load(*drops: int | str) -> list[Card]:
     """The cards of some drops, or all. Raises ValueError for a drop that does not exist."""
-    with open(find("data/flashcards.csv"), encoding="utf-8") as f:
-        cards = [Card(**row) for row in csv.DictReader(f)]
+    cards = [Card(**row) for row in rows_of("flashcards.csv")]
     known = list(dict.fromkeys(c.drop for c in cards))
     if unknown := [d for d in drops if str(d).zfill(2) not in known]:
         raise ValueError(f"there is no drop {unknown[0]}; they are {', '.join(known)}")

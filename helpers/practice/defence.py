@@ -18,6 +18,7 @@ from three_axes.plan.layout import Axes, Layout
 from three_axes.plan.meeting import alternatives, changes, cost, verdict
 from three_axes.plan.memory import stages_memory
 from three_axes.plan.page import document, recommendation, taken_for_granted
+from three_axes.plan.planner import CHANGES
 from three_axes.plan.traffic import sent
 from three_axes.table import human
 
@@ -56,14 +57,11 @@ class Defence:
 
     @cached_property
     def estimate(self) -> Estimate:
-        return self._with()
+        return estimate(self.job, self.layout)
 
-    def _with(self, **changed) -> Estimate:
-        return estimate(replace(self.job, **changed), self.layout)
-
-    def with_cluster(self, **changed) -> Estimate:
-        """The same step on a cluster whose fields are `changed`."""
-        return self._with(cluster=replace(self.job.cluster, **changed))
+    def changed(self, what: str, factor: float) -> Estimate:
+        """The same step with one thing (of CHANGES) times `factor`."""
+        return estimate(CHANGES[what](self.job, factor), self.layout)
 
     # -- the answers
 
@@ -127,7 +125,7 @@ class Defence:
 
     def half_the_batch(self) -> str:
         try:
-            mine = self._with(global_batch=self.job.global_batch // 2)
+            mine = estimate(replace(self.job, global_batch=self.job.global_batch // 2), self.layout)
         except ValueError as e:
             return f"It cannot be: {e}."
         costs = ["the bubble"] * (self.layout.pp > 1) + ["the gradients"] * (self.layout.dp > 1)
@@ -138,7 +136,7 @@ class Defence:
     def half_the_network(self) -> str:
         if not any(far for _, far in self.traffic().values()):
             return "Nothing changes: no group of this layout leaves its node."
-        mine = self.with_cluster(inter_node_bandwidth=self.job.cluster.inter_node_bandwidth / 2)
+        mine = self.changed("speed between nodes", 0.5)
         return f"{self._tokens(mine)}. {self._best(mine)}"
 
     def _best(self, mine: Estimate) -> str:

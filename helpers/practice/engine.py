@@ -93,17 +93,22 @@ def mistakes_of(text: str) -> list[Mistake]:
 _numbers = itertools.count()
 
 
-def edited(solution: Callable, edit: str) -> Callable:
-    """The solution with each 'old => new' of `edit` changed, in all places where it stands.
+def changed(text: str, edit: str, name: str) -> str:
+    """A text with each 'old => new' of `edit` changed, in all places where it stands.
 
-    Raises ValueError where the solution has no such text.
+    Raises ValueError where the text, that of `name`, has no such place.
     """
-    source = textwrap.dedent(inspect.getsource(solution))
     for part in edit.replace("⏎", "\n").split(" & "):
         old, arrow, new = part.partition(" =>")
-        if not arrow or old not in source:
-            raise ValueError(f"{solution.__name__} has no {old!r} to be edited, as {part!r} asks")
-        source = source.replace(old, new.removeprefix(" "))
+        if not arrow or old not in text:
+            raise ValueError(f"{name} has no {old!r} to be edited, as {part!r} asks")
+        text = text.replace(old, new.removeprefix(" "))
+    return text
+
+
+def edited(solution: Callable, edit: str) -> Callable:
+    """The solution, `changed` by an edit."""
+    source = changed(textwrap.dedent(inspect.getsource(solution)), edit, solution.__name__)
     names = dict(vars(sys.modules[solution.__module__]))
     names["__name__"] = f"edited {next(_numbers)}"  # nobody can import it, so it travels to ranks by value
     exec(compile(source, "<edited>", "exec"), names)
@@ -118,19 +123,19 @@ class Compared(Exercise):
     """An exercise whose attempts are compared with its solution, and with the solution's edits.
 
     mistakes: rows of text. shows: name -> a function (run, truth), for rows without a proof. finds(run,
-    truth): one function in place of those, told of attempts that ended: a row's name, or that and what
-    shows it, or None. praise: what is said of a right answer, or a function (Run) -> Answer. figures(run,
-    truth): (what, reached, target) for the answer. picture(run, truth): what a wrong one shows, or None.
-    reads(value): one case's value in the form in which it is compared; it raises for what has no such form.
-    compares: whether values and gradients must be the solution's; without, a row decides. proves(values):
-    what of a rank's values an edit must do the same. must_wait: whether it is wrong to wait for less of
-    what was begun than the solution does.
+    truth): one function in place of those, told of attempts that ended: a row's name, or that and what shows
+    it, or None; or of each name whether or by what it is shown, of which the first counts. praise: what is
+    said of a right answer, or a function (Run) -> Answer. figures(run, truth): (what, reached, target) for
+    the answer. picture(run, truth): what a wrong one shows, or None. reads(value): one case's value in the
+    form in which it is compared; it raises for what has no such form. compares: whether values and gradients
+    must be the solution's; without, a row decides. proves(values): what of a rank's values an edit must do
+    the same. must_wait: whether it is wrong to wait for less of what was begun than the solution does.
     """
 
     mistakes: str
     praise: str | Callable[[Run], Answer]
     shows: dict[str, Callable[[Run, Run], bool | str]] = field(default_factory=dict)
-    finds: Callable[[Run, Run], str | tuple[str, str] | None] | None = None
+    finds: Callable[[Run, Run], str | tuple[str, str] | dict[str, bool | str] | None] | None = None
     figures: Callable[[Run, Run], list[tuple[str, str, str]]] = lambda run, truth: []
     picture: Callable[[Run, Run], Picture | None] = lambda run, truth: None
     reads: Callable | None = None
@@ -157,6 +162,8 @@ class Compared(Exercise):
             return False
         if run.found is None:
             found = self.finds(run, truth) or ""
+            if isinstance(found, dict):
+                found = next((shown for shown in found.items() if shown[1]), "")
             run.found = (found, "") if isinstance(found, str) else found
         if run.found[0] not in ("", *self.shows):
             raise ValueError(f"{self.name}: {run.found[0]!r} is found, and has no row")

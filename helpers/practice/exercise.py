@@ -247,7 +247,9 @@ def _says_something(function: Callable) -> bool:
 
 
 class Prediction:
-    """A question with a few possible answers, to be committed to before the cell that answers it."""
+    """A question with a few possible answers, to be committed to before the cell that answers it:
+    `guess = predict("How many?", "one", "two")`, later `guess.reveal("two")`.
+    """
 
     def __init__(self, question: str, *options: str):
         if len(options) < 2:
@@ -281,6 +283,4 @@ class Prediction:
         return {"text/plain": repr(self), **live(box)}
 
 
-def predict(question: str, *options: str) -> Prediction:
-    """Ask before showing: `guess = predict("How many?", "one", "two")`, later `guess.reveal("two")`."""
-    return Prediction(question, *options)
+predict = Prediction

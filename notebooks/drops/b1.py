@@ -20,12 +20,6 @@ from helpers.practice.runs import Run, alike, told
 from helpers.ranks import current
 from helpers.ranks.world import World
 
-
-def _first(found: dict[str, bool]) -> tuple[str, bool] | None:
-    """The first mistake that was found. In this order: what comes first explains more."""
-    return next(((name, True) for name, it in found.items() if it), None)
-
-
 # -- practice: gather, compute, free --------------------------------------------------------------
 
 
@@ -98,24 +92,23 @@ def _pair(answer) -> tuple[torch.Tensor, torch.Tensor]:
     return dx.detach(), gradient.detach().flatten()
 
 
-def _found_in_layer(run: Run, truth: Run) -> tuple[str, bool] | None:
+def _found_in_layer(run: Run, truth: Run) -> dict[str, bool]:
+    """What comes first explains more."""
     every = lambda test: all(test(facts) for facts in run.ranks)
     pairs = [(a["values"][0], b["values"][0]) for a, b in zip(run.ranks, truth.ranks)]
     gradient = all(alike(a[1], b[1]) for a, b in pairs)
-    return _first(
-        {
-            "a part left out": not every(lambda f: len(f["called"]) == 3),
-            "nothing is gathered": every(lambda f: "all_gather" not in f["forward"]),
-            "dx and the gradient exchanged": all(alike(a[1], b[0].flatten()) for a, b in pairs),
-            "backward without a second gather": every(lambda f: f["forward"].count("all_gather") == 1),
-            "gathered weights kept": every(lambda f: f["kept"]),
-            "gradients reduced twice": every(lambda f: _reductions(f) > 1),
-            "an all-reduce where a reduce-scatter is enough": (
-                gradient and every(lambda f: "all_reduce" in f["forward"])
-            ),
-            "the whole gradient kept": every(lambda f: f["values"][0][1].numel() == H * H),
-        }
-    )
+    return {
+        "a part left out": not every(lambda f: len(f["called"]) == 3),
+        "nothing is gathered": every(lambda f: "all_gather" not in f["forward"]),
+        "dx and the gradient exchanged": all(alike(a[1], b[0].flatten()) for a, b in pairs),
+        "backward without a second gather": every(lambda f: f["forward"].count("all_gather") == 1),
+        "gathered weights kept": every(lambda f: f["kept"]),
+        "gradients reduced twice": every(lambda f: _reductions(f) > 1),
+        "an all-reduce where a reduce-scatter is enough": (
+            gradient and every(lambda f: "all_reduce" in f["forward"])
+        ),
+        "the whole gradient kept": every(lambda f: f["values"][0][1].numel() == H * H),
+    }
 
 
 _reductions = lambda facts: sum(facts["forward"].count(op) for op in ("reduce_scatter", "all_reduce"))
@@ -369,21 +362,19 @@ def _watch_mesh(attempt, facts: dict) -> None:
     current.count_from_here()  # what was called since is the check's own
 
 
-def _found_in_mesh(run: Run, truth: Run) -> tuple[str, bool] | None:
+def _found_in_mesh(run: Run, truth: Run) -> dict[str, bool]:
     every = lambda test: all(test(facts) for facts in run.ranks)
-    return _first(
-        {
-            "nothing is cut": every(lambda f: not f["calls"]),
-            "sharding over the wrong mesh axis": every(lambda f: f["gathers"] in ((0, 2), (1, 3))),
-            "cut over all four ranks": every(lambda f: len(f["gathers"]) == 4),
-            "one unit: the whole model at once": every(lambda f: f["calls"] == 1),
-            "gathered weights kept": every(lambda f: f["calls"] == LAYERS),
-            "replicas that never meet": every(lambda f: len(f["gathers"]) == 2 and not f["sums"]),
-            "parts left out": every(lambda f: not f["cut"]),
-            "several parts in one unit": every(lambda f: f["calls"] < 2 * (LAYERS - 2) + 1),
-            "other gradients than the twin's": run.parts_from(truth, alike) is not None,
-        }
-    )
+    return {
+        "nothing is cut": every(lambda f: not f["calls"]),
+        "sharding over the wrong mesh axis": every(lambda f: f["gathers"] in ((0, 2), (1, 3))),
+        "cut over all four ranks": every(lambda f: len(f["gathers"]) == 4),
+        "one unit: the whole model at once": every(lambda f: f["calls"] == 1),
+        "gathered weights kept": every(lambda f: f["calls"] == LAYERS),
+        "replicas that never meet": every(lambda f: len(f["gathers"]) == 2 and not f["sums"]),
+        "parts left out": every(lambda f: not f["cut"]),
+        "several parts in one unit": every(lambda f: f["calls"] < 2 * (LAYERS - 2) + 1),
+        "other gradients than the twin's": run.parts_from(truth, alike) is not None,
+    }
 
 
 mesh = OnRanks(

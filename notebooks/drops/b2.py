@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from operator import index
+from operator import index, itemgetter
 
 import torch
 import torch.distributed as dist
@@ -59,19 +59,19 @@ CLOSE = 1e-5  # float32 is right too
 _y = lambda values: values[0][0]  # where scores are small
 
 
-def _found_in_parts(run: Run, truth: Run) -> tuple[str, bool] | None:
-    picks = {
-        "another y": _y,
-        "sums that are not merged": lambda values: values[0],
-        "the larger lse not taken out first": lambda values: values[1],
-        "a part that a token may not see": lambda values: values[2],
+def _found_in_parts(run: Run, truth: Run) -> dict[str, bool]:
+    off = lambda of: not alike(of(run.values), of(truth.values), CLOSE)
+    small, large, unseen = (off(itemgetter(i)) for i in range(3))
+    sums = run.values[1][1]
+    lost = sums == -math.inf  # log 0 where both exp were 0
+    some = bool(lost.any() and not lost.all() and sums[~lost].isfinite().all())
+    return {
+        "one maximum for all tokens": not small and some,
+        "another y": off(_y),
+        "sums that are not merged": small,
+        "the larger lse not taken out first": large,
+        "a part that a token may not see": unseen,
     }
-    sums = run.values[1][1]  # log 0 where both exp were 0
-    if alike(run.values[0], truth.values[0], CLOSE) and (lost := sums == -math.inf).any() and not lost.all():
-        if sums[~lost].isfinite().all():
-            return "one maximum for all tokens", True
-    off = (name for name, of in picks.items() if not alike(of(run.values), of(truth.values), CLOSE))
-    return next(((name, True) for name in off), None)
 
 
 parts = Asked(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import time
 
 import torch
 import torch.distributed as dist
 
+from drops.d08 import met
 from helpers import toy
 from helpers.practice.engine import Asked, OnRanks
 from helpers.practice.exercise import Answer, right
@@ -17,7 +17,7 @@ from helpers.ranks.world import World
 from helpers.toy import experts
 from three_axes.count.clock import Timeline
 from three_axes.count.traffic import Traffic
-from three_axes.files import find
+from three_axes.files import rows_of
 from three_axes.table import Table
 
 # -- practice: dispatch and combine ---------------------------------------------------------------
@@ -191,25 +191,10 @@ def _parts(run: Run, truth: Run) -> list[tuple[str, str, str]]:
     return []
 
 
-def _met(run: Run) -> Answer:
-    """Sum a one in each group of the first layout, on real ranks."""
-    everywhere = run.values[: LAYOUTS[0][0]]
-
-    def meet() -> list[int]:
-        sums = {}
-        for axis in MESHES:
-            for members in sorted({tuple(groups[axis]) for groups in everywhere}):
-                made = dist.new_group(list(members))
-                if dist.get_rank() in members:
-                    dist.all_reduce(x := torch.ones(1), group=made)
-                    sums[axis] = int(x.item())
-        return list(sums.values())
-
-    with World(len(everywhere), timeout=8) as world:
-        met = world.run(meet)[0]
+def _praised(run: Run) -> Answer:
     return right(
         "Two meshes over the same ranks, and on eight real ranks every group met.",
-        ("ranks that met along " + ", ".join(MESHES), str(met), "[2, 4, 4, 2]"),
+        (f"ranks that met along {', '.join(MESHES)}", str(met(run.values[:8])), "[2, 4, 4, 2]"),
     )
 
 
@@ -235,7 +220,7 @@ fold = Asked(
     ],
     cases=ASKED,
     reads=lambda groups: {axis: sorted(int(rank) for rank in groups[axis]) for axis in MESHES},
-    praise=_met,
+    praise=_praised,
     figures=_parts,
     shows={"a group that cannot be": _impossible},
     mistakes="""
@@ -433,16 +418,15 @@ def policies(world: World) -> Table:
     for name, (capacity, rate) in POLICIES.items():
         loss, dropped, fullest = world.run(_train, capacity, rate)[0]
         rows.append([name, f"{dropped:.0%}", f"{fullest:.1f}", f"{loss:.2f}"])
-    return Table(
-        ["policy", "dropped", "fullest expert, mean = 1", "loss"],
-        rows,
-        title="60 steps; means of the last 20",
-    )
+    columns = ["policy", "dropped", "fullest expert, mean = 1", "loss"]
+    return Table(columns, rows, title="60 steps; means of the last 20")
 
 
 def published() -> dict[str, float]:
     """Layout -> MFU in %, of Mixtral 8x22B on 128 H100: Liu et al. 2025 (MoE Parallel Folding), Table 3."""
     named = {"MCore": "Megatron-Core", "MCore w/ Folding": "Megatron-Core, folded"}
-    with find("data/moe_folding_2025_table3.csv").open(encoding="utf-8") as f:
-        rows = [row for row in csv.DictReader(f) if row["model"] == "Mixtral-8x22B"]
-    return {named.get(row["method"], row["method"]): float(row["mfu_pct"]) for row in rows}
+    return {
+        named.get(row["method"], row["method"]): float(row["mfu_pct"])
+        for row in rows_of("moe_folding_2025_table3.csv")
+        if row["model"] == "Mixtral-8x22B"
+    }

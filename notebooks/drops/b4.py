@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 
 import torch
@@ -13,7 +12,7 @@ from drops.b4_runs import verdict as verdict
 from helpers.practice.engine import Asked, OnRanks
 from helpers.practice.exercise import Answer, Exercise, right, wrong
 from helpers.practice.runs import Run, told
-from three_axes.files import find
+from three_axes.files import rows_of
 from three_axes.table import Table
 
 # -- practice: who never came ---------------------------------------------------------------------
@@ -483,8 +482,6 @@ def _behind(stopped: Stopped) -> str:
 
 def watchdog_logs() -> Table:
     """Two public logs of NCCL's watchdog, in figures."""
-    with find("data/nccl_watchdog_logs.csv").open(encoding="utf-8") as f:
-        logs = list(csv.DictReader(f))
     figures = lambda log: [f"{int(log['seq']):,}", f"{int(log['ran_ms']) / 1000:,.1f} s"]
-    rows = [[log["log"], log["rank"], log["op"], *figures(log)] for log in logs]
+    rows = [[log["log"], log["rank"], log["op"], *figures(log)] for log in rows_of("nccl_watchdog_logs.csv")]
     return Table(["log", "rank", "OpType", "SeqNum", "ran for"], rows)

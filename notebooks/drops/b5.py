@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Sequence
 
@@ -10,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from helpers.practice.engine import Asked, OnRanks
+from helpers.practice.engine import Asked, OnRanks, changed
 from helpers.practice.runs import told
-from three_axes.files import find
+from three_axes.files import find, rows_of
 from three_axes.table import Table
 from three_axes.verify import verify
 from three_axes.verify.drift import Copies, mark
@@ -262,19 +261,13 @@ ABOVE = 1.5
 
 def edits() -> dict[str, dict[str, str]]:
     """The rows of data/silent/edits.csv, by name."""
-    with find("data/silent/edits.csv").open(newline="", encoding="utf-8") as f:
-        return {row["name"]: row for row in csv.DictReader(f)}
+    return {row["name"]: row for row in rows_of("silent/edits.csv")}
 
 
 def edited(name: str, edit: str) -> str:
-    """The text of a file of data/silent. Raises ValueError where there is nothing to edit."""
+    """The text of a file of data/silent, `changed`. edit: '' for none."""
     text = find(f"data/silent/{name}.py").read_text(encoding="utf-8")
-    for part in filter(None, edit.replace("⏎", "\n").split(" & ")):
-        old, _, new = part.partition(" => ")
-        if old not in text:
-            raise ValueError(f"{name} has no {old!r}")
-        text = text.replace(old, new)
-    return text
+    return changed(text, edit, name) if edit else text
 
 
 def program(name: str, edit: str = "") -> dict:

@@ -251,11 +251,9 @@ def forward(world: World) -> Table:
     ranks = world.run(follow)
     *rows, (loss, _, *more) = ranks[0]
     losses = " | ".join(lines[-1][1] for lines in ranks)
-    return Table(
-        ["after", "a rank has", "kept for backward", "sent so far"],
-        [*rows, [loss, losses, *more]],
-        title=f"one forward on {len(ranks)} ranks, {16 // len(ranks)} sequences each",
-    )
+    columns = ["after", "a rank has", "kept for backward", "sent so far"]
+    title = f"one forward on {len(ranks)} ranks, {16 // len(ranks)} sequences each"
+    return Table(columns, [*rows, [loss, losses, *more]], title=title)
 
 
 def paced_model() -> toy.ToyTransformer:

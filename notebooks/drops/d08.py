@@ -86,26 +86,29 @@ def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
     return "other groups", f"{says(rank, axis)} It is {wanted[rank][axis]}."
 
 
-def _met(run: Run) -> Answer:
-    """Make the groups for 2 × 2 × 2 on eight real ranks as the attempt says, and sum a one in each."""
+def met(groups_of: list[dict[str, list[int]]]) -> list[int]:
+    """Make the groups of each rank on real ranks, sum a one in each: the ranks that rank 0 met, by axis."""
 
     def meet():
         sums = []
-        for axis in GRIDS[0]:
-            groups = sorted({tuple(g[axis]) for g in run.values[:8]})
+        for axis in groups_of[0]:
+            groups = sorted({tuple(mine[axis]) for mine in groups_of})
             mine, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])
             ones = torch.ones(1)
             dist.all_reduce(ones, group=mine)
             sums.append(int(ones))
         return sums
 
-    with World(8, timeout=8) as world:
-        met = world.run(meet)
+    with World(len(groups_of), timeout=8) as world:
+        return world.run(meet)[0]
+
+
+def _praised(run: Run) -> Answer:
     return right(
         "Every rank is in one group along each axis, whatever the order, and on eight real ranks every"
         " group of 2 × 2 × 2 met.",
         ("grids of eight ranks", str(len(GRIDS)), str(len(GRIDS))),
-        (f"ranks that met along {', '.join(GRIDS[0])}", str(met[0]), "[2, 2, 2]"),
+        (f"ranks that met along {', '.join(GRIDS[0])}", str(met(run.values[:8])), "[2, 2, 2]"),
     )
 
 
@@ -123,7 +126,7 @@ members = Asked(
     without=("placement",),
     cases=[(rank, dict(grid)) for grid in GRIDS for rank in range(8)],
     reads=lambda answer: {axis: sorted(int(r) for r in answer[axis]) for axis in AXES},
-    praise=_met,
+    praise=_praised,
     finds=_first_wrong,
     mistakes="""
         not a group along each axis
@@ -305,11 +308,8 @@ def by_axis(traffic: Traffic, sizes: Sizes, predicted: dict[str, float], rank: i
         wire = sum(traffic.matrix[rank][r] for r in along) if traffic.matrix else None
         ratio = "n/a" if wire is None or not predicted[axis] else f"{wire / predicted[axis]:.2f}"
         rows.append([axis, *map(human, (predicted[axis], counted, wire)), ratio])
-    return Table(
-        ["axis", "predicted", "counted", "on the wire", "wire ÷ predicted"],
-        rows,
-        title=f"bytes sent by rank {rank}, along each axis",
-    )
+    columns = ["axis", "predicted", "counted", "on the wire", "wire ÷ predicted"]
+    return Table(columns, rows, title=f"bytes sent by rank {rank}, along each axis")
 
 
 def compare_with_twin(world: World, d: int, p: int, t: int) -> str:

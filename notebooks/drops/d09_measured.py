@@ -122,11 +122,8 @@ def states_table(world: World, by_kind: dict[str, dict[str, int]]) -> Table:
         total = sum(held.values())
         sizes = [human(size) for size in (*(held[part] for part in PARTS), total, predicted)]
         rows.append([kind, *sizes, f"{total / predicted:.2f}"])
-    return Table(
-        ["", *PARTS, "measured", "predicted", "measured ÷ predicted"],
-        rows,
-        title=f"one of {d} ranks, {n:,} parameters, float32",
-    )
+    columns = ["", *PARTS, "measured", "predicted", "measured ÷ predicted"]
+    return Table(columns, rows, title=f"one of {d} ranks, {n:,} parameters, float32")
 
 
 # -> as which kind it trains here, with which options; whose record says its bytes; and those as a formula
@@ -179,11 +176,8 @@ def step_bytes(world: World, moved: dict[str, Traffic]) -> Table:
         [kind, "3" if KINDS[kind] == 3 else "2", in_units(sent.counted[0]), in_units(sent.wire[0])]
         for kind, sent in moved.items()
     ]
-    return Table(
-        ["", "predicted", "counted", "on the wire"],
-        rows,
-        title="sent by one rank in a step, in units of P·(d−1)/d",
-    )
+    columns = ["", "predicted", "counted", "on the wire"]
+    return Table(columns, rows, title="sent by one rank in a step, in units of P·(d−1)/d")
 
 
 # -- activations -------------------------------------------------------------------------------
@@ -223,8 +217,5 @@ def activations_table(b: int = 2, s: int = 128, h: int = 256, a: int = 4) -> Tab
             ("full recompute", "2", 2, (False, "full")),
         )
     ]
-    return Table(
-        ["kept for backward", "formula", "predicted", "measured"],
-        rows,
-        title="one layer, in units of s·b·h bytes",
-    )
+    columns = ["kept for backward", "formula", "predicted", "measured"]
+    return Table(columns, rows, title="one layer, in units of s·b·h bytes")

@@ -309,11 +309,8 @@ def ladder(tried: dict[str, dict]) -> Table:
     for name, r in tried.items():
         paper, end = predicted(name), "fits" if r["fits"] else "out of memory"
         rows.append([name, human(paper), f"{r['peak'] / paper:.1f}", end])
-    return Table(
-        ["remedy", "predicted peak", "measured ÷ predicted", f"under {human(LADDER_BUDGET)}"],
-        rows,
-        title="one rank, the batch with long sequences",
-    )
+    columns = ["remedy", "predicted peak", "measured ÷ predicted", f"under {human(LADDER_BUDGET)}"]
+    return Table(columns, rows, title="one rank, the batch with long sequences")
 
 
 def prices(tried: dict[str, dict]) -> Table:
@@ -323,11 +320,8 @@ def prices(tried: dict[str, dict]) -> Table:
         for name, r in tried.items()
         if r["fits"] or name == "nothing"
     ]
-    return Table(
-        ["remedy", "forwards of a block", "sent by a rank", "to the host and back"],
-        rows,
-        title="one step, counted on the ranks",
-    )
+    columns = ["remedy", "forwards of a block", "sent by a rank", "to the host and back"]
+    return Table(columns, rows, title="one step, counted on the ranks")
 
 
 def by_microbatch(sequences: int = 16) -> dict[int, tuple[int, float]]:
@@ -362,11 +356,9 @@ def by_microbatch(sequences: int = 16) -> dict[int, tuple[int, float]]:
 def microbatches_table(measured: dict[int, tuple[int, float]]) -> Table:
     """What a smaller microbatch saves, and what it costs."""
     whole = measured[max(measured)][1]
-    return Table(
-        ["sequences at a time", "kept for backward", "time of the step"],
-        [[str(b), human(kept), f"× {seconds / whole:.1f}"] for b, (kept, seconds) in measured.items()],
-        title=f"one device, {max(measured)} sequences of {USUAL} tokens in a step",
-    )
+    rows = [[str(b), human(kept), f"× {seconds / whole:.1f}"] for b, (kept, seconds) in measured.items()]
+    columns = ["sequences at a time", "kept for backward", "time of the step"]
+    return Table(columns, rows, title=f"one device, {max(measured)} sequences of {USUAL} tokens in a step")
 
 
 # -- the run at true size, by theory: a 13B in a usual batch and in the one at step 4,000 ---------

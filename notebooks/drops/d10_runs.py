@@ -186,11 +186,8 @@ def two_ways(varied: Fragmented, same: Fragmented) -> Table:
         end = f"out of memory in step {steps}" if run.error else f"{steps} steps done"
         most = human(max(run.allocated)), human(max(run.reserved))
         rows.append([name, *most, str(run.given_back[-1]), end])
-    return Table(
-        ["batches", "most allocated", "most reserved", "given back", "end"],
-        rows,
-        title=f"one rank, a device of {human(DEVICE)}",
-    )
+    columns = ["batches", "most allocated", "most reserved", "given back", "end"]
+    return Table(columns, rows, title=f"one rank, a device of {human(DEVICE)}")
 
 
 # -- the second incident, cured -------------------------------------------------------------------
@@ -248,11 +245,9 @@ def saves() -> dict[str, dict]:
 
 def saves_table(measured: dict[str, dict]) -> Table:
     """What a save needs beside what rank 0 holds anyway."""
-    return Table(
-        ["checkpoint", "more memory on rank 0", "files"],
-        [[how, human(m["beyond"][0]), str(m["files"])] for how, m in measured.items()],
-        title=f"four ranks under FSDP, hidden {HIDDEN}",
-    )
+    rows = [[how, human(m["beyond"][0]), str(m["files"])] for how, m in measured.items()]
+    columns = ["checkpoint", "more memory on rank 0", "files"]
+    return Table(columns, rows, title=f"four ranks under FSDP, hidden {HIDDEN}")
 
 
 def stalls(measured: dict[str, dict]) -> str:

@@ -4,7 +4,6 @@ theory.
 
 from __future__ import annotations
 
-import csv
 import os
 import time
 from functools import cache
@@ -20,7 +19,7 @@ from helpers import toy
 from helpers.practice.engine import Asked
 from helpers.practice.runs import Run, alike, number
 from three_axes.explain import Explained
-from three_axes.files import find
+from three_axes.files import rows_of
 from three_axes.paper import collectives
 from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate
 from three_axes.plan.models import find_model
@@ -330,8 +329,7 @@ def strong_and_weak(gpus=(8, 16, 32, 64)) -> dict[str, list[tuple[int, float]]]:
 
 def published() -> dict[str, list[tuple[int, float]]]:
     """TFLOP/s of one GPU, 174.6·10⁹ parameters, the batch fixed at 1536: Narayanan et al. 2021, Table 2."""
-    with open(find("data/narayanan_2021_table2.csv"), encoding="utf-8") as f:
-        rows = [r for r in csv.DictReader(f) if r["params_b"] == "174.6"]
+    rows = [r for r in rows_of("narayanan_2021_table2.csv") if r["params_b"] == "174.6"]
     return {
         scheme: [(int(r["gpus"]), float(r["hw_tflops_per_gpu"])) for r in rows if r["scheme"] == scheme]
         for scheme in ("PTD-P", "ZeRO-3")

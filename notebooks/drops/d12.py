@@ -41,11 +41,8 @@ def remedies() -> Table:
         line = paper(schedule, work)
         whole = f"{held(line) * (0.5 if '26' in name else 1):.1f}"
         rows.append([name, f"{line.makespan:.1f}", f"{line.bubble:.1%}", whole, str(messages), price])
-    return Table(
-        ["remedy", "units", "bubble", "microbatches held", "messages", "the price"],
-        rows,
-        title=f"p = {P}, m = {M}: (p−1)/(m+p−1) = 7/20",
-    )
+    columns = ["remedy", "units", "bubble", "microbatches held", "messages", "the price"]
+    return Table(columns, rows, title=f"p = {P}, m = {M}: (p−1)/(m+p−1) = 7/20")
 
 
 # Schedule -> (who ships it, what it asks for or forbids). Read in PyTorch 2.13's pipelining/schedules.py,
@@ -104,13 +101,11 @@ def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Tim
 def side_by_side(timelines: dict) -> Table:
     """Bubbles on paper and on the ranks, and how long a step took beside 1F1B's."""
     plain = timelines["1F1B, 8 stages"][1].makespan
-    return Table(
-        ["order", "bubble, predicted", "measured", "step, 1F1B being 1"],
-        [
-            [name, f"{simulated.bubble:.1%}", f"{real.bubble:.1%}", f"{real.makespan / plain:.2f}"]
-            for name, (simulated, real) in timelines.items()
-        ],
-    )
+    rows = [
+        [name, f"{simulated.bubble:.1%}", f"{real.bubble:.1%}", f"{real.makespan / plain:.2f}"]
+        for name, (simulated, real) in timelines.items()
+    ]
+    return Table(["order", "bubble, predicted", "measured", "step, 1F1B being 1"], rows)
 
 
 def published() -> Table:
@@ -136,11 +131,8 @@ def on_paper(name: str, m: int, v: int = 1) -> Table:
     if name not in SCHEDULES:
         raise ValueError(f"{name!r} is no schedule; there are {', '.join(map(repr, SCHEDULES))}")
     line = paper(_made(name, m, v))
-    return Table(
-        ["schedule", "bubble", "microbatches held", "messages"],
-        [[f"{name}, {v} chunk{'s' * (v > 1)} a rank", f"{line.bubble:.1%}", f"{held(line):.1f}", str(v)]],
-        title=f"p = {P}, m = {m}",
-    )
+    rows = [[f"{name}, {v} chunk{'s' * (v > 1)} a rank", f"{line.bubble:.1%}", f"{held(line):.1f}", str(v)]]
+    return Table(["schedule", "bubble", "microbatches held", "messages"], rows, title=f"p = {P}, m = {m}")
 
 
 def _made(name: str, m: int, v: int) -> schedules.Schedule:

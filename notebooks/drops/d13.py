@@ -46,11 +46,8 @@ def flips() -> Table:
         then = {row.axes: row.seconds for row in the_plan().changed(what, factor).by_axes}
         behind = [f"{then[axes] / winner.seconds - 1:.1%}" for axes in first]
         rows.append([what, f"× {factor:g}", str(winner.axes), *behind])
-    return Table(
-        ["change", "by", "then wins", *map(str, first)],
-        rows,
-        title="the first three of today, and how much slower than the new winner they would be",
-    )
+    title = "the first three of today, and how much slower than the new winner they would be"
+    return Table(["change", "by", "then wins", *map(str, first)], rows, title=title)
 
 
 def by_framework() -> Table:
@@ -131,8 +128,13 @@ def tree_against_planner() -> Table:
     return Table(["model", "the tree says", "d·t·p", "planner", "behind", "where TP hides"], rows)
 
 
+def _row(planned: Plan, axes: tuple[int, int, int]):
+    """The planner's row of sizes (d, t, p); None where they cannot be."""
+    return next((row for row in planned.by_axes if row.axes[:3] == axes), None)
+
+
 def _behind(planned: Plan, axes: tuple[int, int, int]) -> str:
-    row = next((r for r in planned.by_axes if r.axes[:3] == axes), None)
+    row = _row(planned, axes)
     return "does not fit" if row is None else f"{row.seconds / planned.best.seconds - 1:.0%}"
 
 
@@ -144,18 +146,13 @@ def pick():
     return 16, 2, 1
 
 
-def _row(d: int, t: int, p: int):
-    """The planner's row of these sizes; None where they cannot be."""
-    return next((row for row in the_plan().by_axes if row.axes[:3] == (d, t, p)), None)
-
-
 def _picked(run: Run, _) -> str | None:
     d, t, p = run.values[0]
     if min(d, t, p) < 1:
         return "a size below 1"
     if d * t * p != GPUS:
         return "d·t·p is not 32"
-    if not (row := _row(d, t, p)):
+    if not (row := _row(the_plan(), (d, t, p))):
         return "it cannot be"
     if the_plan().best.seconds / row.seconds >= 0.95:
         return None
@@ -165,7 +162,7 @@ def _picked(run: Run, _) -> str | None:
 def _planned(run: Run, _) -> list[tuple[str, str, str]]:
     d, t, p = run.values[0]
     figures = [("the planner says", the_plan().why(dp=d, tp=t, pp=p), "")] * (min(d, t, p) > 0)
-    if row := _row(d, t, p):
+    if row := _row(the_plan(), (d, t, p)):
         speed = the_plan().best.seconds / row.seconds
         figures += [
             ("speed, the best being 1", f"{speed:.3f}", "at least 0.95"),

@@ -2,7 +2,6 @@
 the worker that runs these tests does so.
 """
 
-import csv
 import math
 import re
 from dataclasses import replace
@@ -13,7 +12,7 @@ import torch
 from drops import b1, b2, b3, b5, d05, d06, d07, d10, d11, d12, d13, d14
 from helpers import toy
 from helpers.practice.defence import Defence
-from three_axes.files import find
+from three_axes.files import rows_of
 from three_axes.paper.collectives import algorithmic_bytes as must_send
 from three_axes.plan import CLUSTERS, Job, Layout, memory, plan, validation
 from three_axes.plan.frameworks import FRAMEWORKS
@@ -76,8 +75,7 @@ ALL, USED = (
 assert round(b3.published()["Megatron-Core, folded"] - b3.published()["Megatron-Core"]) == 3  # "three points"
 FLIGHT = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/FlightRecorder.hpp"
 KEPT_ENTRIES = int(re.search(r'"TORCH_NCCL_TRACE_BUFFER_SIZE"\}, (\d+)\)', FLIGHT.read_text())[1])
-with find("data/nccl_watchdog_logs.csv").open(encoding="utf-8") as f:
-    WATCHDOG = list(csv.DictReader(f))
+WATCHDOG = rows_of("nccl_watchdog_logs.csv")
 B_RANKS = {log["rank"]: int(log["seq"]) for log in WATCHDOG if log["log"] == "B"}
 assert B_RANKS["0"] == B_RANKS["1"] + 2 == B_RANKS["2"] + 2  # "two numbers further", says b4
 DENSE = b5.program("dense")
@@ -235,7 +233,7 @@ COMPUTED = {
         f"12·*N* + 25 units = {d10.predicted('recompute') / 1e6:.1f} MB",
     ],
 }
-SLOW = LAYOUT.with_cluster(inter_node_bandwidth=DGX.inter_node_bandwidth / 2)
+SLOW = LAYOUT.changed("speed between nodes", 0.5)
 
 
 def what_drop_14_says_of_the_common_answer():

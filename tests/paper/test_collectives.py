@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.emulate import networks
 from three_axes.paper.collectives import (
     algorithmic_bytes,
     gloo,
@@ -12,7 +13,6 @@ from three_axes.paper.collectives import (
     ring_seconds,
     seconds,
 )
-from three_axes.paper.hardware import Network
 
 
 @pytest.mark.parametrize("n, factor", [(2, 1), (3, 4 / 3), (4, 1.5), (8, 1.75)])
@@ -34,14 +34,8 @@ def test_what_gloo_does_differently():
 @pytest.mark.parametrize("formula", [algorithmic_bytes, gloo])
 def test_all_that_is_sent_is_received(op, formula):
     for n in (1, 2, 3, 4, 8):
-        size = {"broadcast": 24, "scatter": 24 * 1, "gather": 24, "reduce": 24}[op]
-        total = sum(formula(op, size, n, r, root=n - 1) for r in range(n))
-        least = {
-            "broadcast": 24 * (n - 1),
-            "scatter": 24 * (n - 1) / n,
-            "gather": 24 * (n - 1) / n,
-            "reduce": 24 * (n - 1),
-        }[op]
+        total = sum(formula(op, 24, n, r, root=n - 1) for r in range(n))
+        least = 24 * (n - 1) / (n if op in ("scatter", "gather") else 1)
         assert total == pytest.approx(least) or (op == "reduce" and total >= least)
 
 
@@ -52,14 +46,7 @@ def test_refusals_name_what_is_known():
         gloo("all_reduce", 1, 0)
 
 
-TWO_NODES = Network(
-    name="two nodes",
-    gpus_per_node=4,
-    intra_node_bandwidth=100e6,
-    inter_node_bandwidth=10e6,
-    intra_node_latency=1e-4,
-    inter_node_latency=1e-3,
-)
+TWO_NODES = networks.nodes("two nodes", 4, 100e6, 10e6, 1e-3)
 
 
 def test_seconds_by_hand():

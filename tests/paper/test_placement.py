@@ -19,9 +19,8 @@ def test_groups_partition_the_ranks_and_hold_one_coordinate_free(sizes):
     n = math.prod(sizes.values())
     for axis in sizes:
         groups = placement.groups(axis, sizes)
-        assert sorted(r for g in groups for r in g) == list(range(n)) and {len(g) for g in groups} == {
-            sizes[axis]
-        }
+        assert sorted(r for g in groups for r in g) == list(range(n))
+        assert {len(g) for g in groups} == {sizes[axis]}
         for members in groups:
             others = {
                 tuple(v for a, v in placement.coordinates(r, sizes).items() if a != axis) for r in members

@@ -68,14 +68,8 @@ def said(tmp_path_factory) -> dict:
     file = there / "three_axes" / "paper" / "axes.py"
     before, behind = re.split(r"(?<=\nAXES = \(\n)", file.read_text(encoding="utf-8"))
     file.write_text(before + behind.replace("\n)\n", f"{RECORD}\n)\n", 1), encoding="utf-8")
-    run = subprocess.run(
-        [sys.executable, "-c", CODE],
-        cwd=there,
-        env={**os.environ, "PYTHONPATH": str(there)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    how = dict(cwd=there, env=os.environ | {"PYTHONPATH": str(there)}, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", CODE], timeout=120, **how)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 

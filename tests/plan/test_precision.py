@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_memory import activations_per_layer
 
 from three_axes.plan import CLUSTERS, DEVICES, FRAMEWORKS, MODELS, Job, Layout, estimate
 from three_axes.plan.cost import constants, step_terms
 from three_axes.plan.job import PRECISIONS
-from three_axes.plan.memory import activations_per_layer
 from three_axes.plan.op import product
 from three_axes.plan.operations import head, layer
 from three_axes.plan.traffic import sent

@@ -1,7 +1,9 @@
 """The planner's command line: what it takes, what it prints, and that its JSON is as the manual says."""
 
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from three_axes.__main__ import main
+from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate
+from three_axes.plan.frameworks import find_framework
 
 ROOT = Path(__file__).parents[2]
 MANUAL = (ROOT / "docs" / "planner.md").read_text(encoding="utf-8")
+LARGE = "plan llama-3-70b --gpus 64 --batch 128 --seq 8192"
 PLAN = "plan llama-3-8b --gpus 8 --cluster dgx-h100 --framework megatron-lm"
 
 
@@ -23,6 +28,53 @@ def output_of(capsys):
         return got.err if rc else got.out
 
     return run
+
+
+def test_the_command_line(output_of):
+    out = output_of(f"{LARGE} --cluster dgx-h100")
+    assert "what would change the winner" in out and "best: DP" in out and "how" not in out
+    assert max(map(len, out.splitlines())) < 120  # formulas are asked for
+    assert "gemm_efficiency" in output_of(f"{LARGE} --explain")
+    assert "ZB-V" in output_of(f"{LARGE} --schedules 1f1b zb-v --tp 8")
+    chosen = output_of(
+        "plan llama-3-70b --gpus 64 --tp 8 --pp 2 --zero 1 --recompute none --chunks 2 --why 4,8,2"
+    )
+    assert "DP 4 · TP 8 · PP 2: the fastest" in chosen and "v 4" not in chosen
+    assert "optimizer" in output_of("memory llama-3-70b --tp 8 --pp 2 --dp 4 --zero 1 --batch 128 --seq 8192")
+    bubble = output_of("bubble --pp 4 --microbatches 8")
+    assert "27.27% of wall time idle\nheld at once, by rank: [4, 3, 2, 1]" in bubble
+    sent = json.loads(output_of("bytes llama-3-8b --dp 8 --batch 64 --json"))["bytes"]["first"]
+    assert sent["dp"] == pytest.approx(2 * 7 / 8 * 2 * MODELS["llama-3-8b"].params) and sent["tp"] == 0
+    stages = json.loads(output_of("bytes llama-3-8b --pp 4 --batch 64 --json"))["bytes"]
+    assert stages["middle"]["pp"] == 2 * stages["first"]["pp"] == 2 * stages["last"]["pp"]
+
+
+def test_what_other_programs_read(output_of):
+    printed = json.loads(output_of(f"{LARGE} --framework megatron-lm --gradients 2 --json"))
+    assert printed["inputs"]["framework"] == "megatron-lm" and printed["inputs"]["gradient_bytes"] == 2
+    first = printed["ranked"][0]
+    assert first["step_seconds"] == pytest.approx(printed["best"]["step_seconds"])
+    assert first["layout"] == printed["best"]["layout"] and first["layout"]["order"] == ["pp", "dp", "tp"]
+    assert printed["flips"][0]["winner"]["dp"] and printed["refused"][0]["reason"]
+    rebuilt = Layout(**first["layout"] | {"order": tuple(first["layout"]["order"])})
+    framework = find_framework("megatron-lm", gradient_bytes=2)
+    job = Job(MODELS["llama-3-70b"], CLUSTERS["dgx-h100"], 128, 8192, framework)
+    assert estimate(job, rebuilt).step_seconds == pytest.approx(first["step_seconds"])
+
+
+def test_a_terminal_without_bars_or_with_a_closed_pipe():
+    command = [sys.executable, "-m", "three_axes", "memory", "llama-3-8b", "--dp", "8", "--zero", "3"]
+    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
+    assert done.returncode == 0 and "s a step" in done.stdout and not done.stderr
+    first = subprocess.run(
+        f"{shlex.join(command)} | head -1", shell=True, capture_output=True, text=True, timeout=60
+    )
+    assert first.stdout and not first.stderr
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            refused = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert refused.returncode == 1 and refused.stderr == "cannot print: No space left on device\n"
 
 
 @pytest.mark.parametrize(
@@ -60,11 +112,18 @@ def test_tokens_in_place_of_sequences(output_of, given, batch):
         (f"{PLAN} --lora 16 --flags megatron", "no flag for LoRA"),
         ("memory llama-3-8b --dp 8 --zero 3 --shard 3 --batch 8", "shard 3 does not divide the 8 replicas"),
         ("plan llama-3-70b --gpus 8", "it fits with LoRA (--lora 16)"),
+        ("plan llama-3-405b --gpus 8", "does not fit"),
+        ("plan llama-3-70bb --gpus 64", "the nearest is 'llama-3-70b'"),
+        ("plan llama-3-70b --gpus 0", "gpus must be a whole number"),
+        ("plan llama-3-70b --gpus 8 --cluster dgx-h1000", "the nearest is 'dgx-h100'"),
+        ("memory llama-3-70b --tp 3", "take 2 or 4"),
+        ("memory llama-3-70b --framework megatorn", "the nearest is 'megatron-lm'"),
+        ("bubble --pp 4 --microbatches 9 --schedule interleaved", "take 8 or 10"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(output_of, command, sentence):
     err = output_of(command, rc=2)
-    assert sentence in err and "Traceback" not in err
+    assert sentence in err and err.count("\n") == 1 and "Traceback" not in err
 
 
 def test_hours_money_flags_and_a_page(output_of, tmp_path):
@@ -104,11 +163,8 @@ def test_what_is_trained_is_said(output_of):
     small = json.loads(output_of("memory llama-3-8b --batch 8 --lora 16 --four-bit --json"))
     large = json.loads(output_of("memory llama-3-8b --batch 8 --json"))
     assert small["memory_bytes"] < large["memory_bytes"] / 4 and small["fits"] and not large["fits"]
-    assert small["inputs"]["lora"] == {
-        "rank": 16,
-        "matrices": ["attention", "feed-forward"],
-        "four_bit": True,
-    }
+    asked = {"rank": 16, "matrices": ["attention", "feed-forward"], "four_bit": True}
+    assert small["inputs"]["lora"] == asked
     hybrid = output_of("bytes llama-3-8b --dp 16 --zero 3 --shard 8 --batch 16")
     assert "inside a shard" in hybrid and "over shards" in hybrid
 
@@ -143,12 +199,6 @@ def test_a_plan_imports_what_it_needs():
     modules = set(loaded.split())
     assert "three_axes.plan.planner" in modules
     others = ("configs", "flags", "page", "meeting", "remedies", "schedules", "simulation", "traffic")
-    unneeded = {
-        "torch",
-        "multiprocessing",
-        "html",
-        "difflib",
-        "importlib.resources",
-        "three_axes.count.options",
-    }
+    unneeded = {"torch", "multiprocessing", "html", "difflib", "importlib.resources"}
+    unneeded |= {"three_axes.count.options"}
     assert not modules & (unneeded | {f"three_axes.plan.{name}" for name in others})

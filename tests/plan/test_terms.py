@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,9 @@ from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, Network, 
 from three_axes.plan.cost import constants, step_terms, work
 from three_axes.plan.data_parallel import synchronisation
 from three_axes.plan.frameworks import TEXTBOOK
-from three_axes.plan.memory import stage_memory, stage_params
+from three_axes.plan.job import Lora
+from three_axes.plan.layout import ORDER
+from three_axes.plan.memory import largest_stage, peak_memory, stage_memory, stage_params
 from three_axes.plan.operations import embedding, head, layer
 from three_axes.plan.traffic import calls, sent
 
@@ -147,6 +150,43 @@ def test_what_the_embedding_sends(sp, calls):
     assert [op.calls for op in lines] == calls and {op.payload for op in lines} == {2 * 2048 * model.hidden}
 
 
+FROZEN = Job(LLAMA, DGX, 32, 4096, FRAMEWORKS["megatron-lm"], lora=Lora(16))
+EXPERTS = Job(MODELS["deepseek-v3"], DGX, 64, 4096, FRAMEWORKS["megatron-lm"])
+
+
+@pytest.mark.parametrize(
+    "job, columns, order",
+    [
+        (
+            Job(MODELS["llama-3-70b"], DGX, 128, 8192),
+            dict(dp=[8, 4, 2, 16], tp=[8, 8, 4, 4], pp=[1, 2, 8, 1], microbatch=[1, 2, 1, 4])
+            | dict(interleave=[1] * 4, zero=[1, 1, 0, 3], sequence_parallel=[True, False, True, True]),
+            ORDER,
+        ),
+        # Where tp is outermost, it leaves the node in one of two layouts with as many ranks along it.
+        *(
+            (FROZEN, dict(dp=[4, 8, 8, 2], tp=[1, 2, 1, 2], pp=[2, 2, 1, 1], zero=[1] * 4), order)
+            for order in (ORDER, ("tp", "pp", "dp"))
+        ),
+        (
+            EXPERTS,
+            dict(dp=[8, 4, 16, 2], tp=[1, 2, 1, 4], pp=[4, 2, 4, 4], ep=[4, 8, 2, 8], etp=[1] * 4)
+            | dict(cp=[1, 1, 1, 2], zero=[1, 0, 1, 1]),
+            ORDER,
+        ),
+    ],
+    ids=["dense", "frozen", "frozen, tp outermost", "experts"],
+)
+def test_arrays_give_what_numbers_give(job, columns, order):
+    many = Layout(**{field: np.array(column) for field, column in columns.items()}, order=order)
+    together, held = step_terms(job, many), peak_memory(job, many)
+    for i in range(4):
+        one = Layout(**{field: column[i] for field, column in columns.items()}, order=order)
+        for name, seconds_ in step_terms(job, one).items():
+            assert float(np.broadcast_to(together[name], 4)[i]) == pytest.approx(float(seconds_)), name
+        assert held[i] == pytest.approx(sum(largest_stage(job, one)[1].values()))
+
+
 def test_full_recompute_computes_a_third_more():
     job = Job(LLAMA, DGX, 16, 4096)
     plain, again = (estimate(job, Layout(dp=8, zero=3, recompute=r)) for r in ("none", "full"))
@@ -210,10 +250,8 @@ def test_collectives_with_a_root_pass_each_rank_once():
     broadcast = lambda ranks, size=0: seconds("broadcast", size, ranks, network)
     assert broadcast(range(4)) == pytest.approx(3e-4) and broadcast(range(8)) == pytest.approx(6e-4 + 1e-3)
     assert broadcast(range(4), 3e9) == pytest.approx(3e-4 + 3e9 / 300e9)
-    assert (
-        algorithmic_bytes("send", 7, 2) == 7
-        and algorithmic_bytes("recv", 7, 2) == algorithmic_bytes("barrier", 7, 2) == 0
-    )
+    assert algorithmic_bytes("send", 7, 2) == 7
+    assert algorithmic_bytes("recv", 7, 2) == algorithmic_bytes("barrier", 7, 2) == 0
     # gloo: each rank's sum of its part, then the parts to the root.
     assert gloo("reduce", 8, 4, rank=1) == 6 + 2 and gloo("reduce", 8, 4, rank=0) == 6
     apart = seconds("all_to_all", 8e9, range(8), network)  # three by the link, meanwhile four by the port

@@ -18,10 +18,8 @@ def page():
 def test_every_question_is_answered_with_figures(page):
     assert list(page.answers) == list(QUESTIONS)
     assert all(re.search(r"\d", answer) for answer in page.answers.values())
-    assert (
-        "78.8 GB on a GPU of stage 0" in page.answers[QUESTIONS[0]]
-        and "3/35 = 8.6%" in page.answers[QUESTIONS[2]]
-    )
+    assert "78.8 GB on a GPU of stage 0" in page.answers[QUESTIONS[0]]
+    assert "3/35 = 8.6%" in page.answers[QUESTIONS[2]]
 
 
 def test_a_third_of_the_memory_free_is_what_lets_it_go_on_without_a_node():
@@ -74,9 +72,8 @@ def test_no_sentence_is_false_of_any_job(name, gpus, batch, seq_len, framework):
         if row.layout.dp == gpus > 1 and row.layout.zero == 3:
             assert answers[QUESTIONS[5]] == "This is pure FSDP."
         judged = meeting.verdict(mine.estimate, of)
-        assert (
-            judged.endswith(".") and " -" not in judged and judged.count("Take it") <= (row is of.by_axes[0])
-        )
+        assert judged.endswith(".") and " -" not in judged
+        assert judged.count("Take it") <= (row is of.by_axes[0])
         assert judged.startswith("Do not take it") == (not mine.estimate.fits)
         hours = float(
             re.search(r"take ([\d,]+) GPU-hours", meeting.cost(mine.estimate, of, 1e9))[1].replace(",", "")
@@ -92,11 +89,8 @@ def test_the_page_is_whole_in_itself(page, tmp_path, capsys):
     page.report(tmp_path / "defence.html", tokens=1e12)
     printed, text = capsys.readouterr().out, (tmp_path / "defence.html").read_text()
     assert str(tmp_path / "defence.html") in printed and "1e+12 tokens take" in printed
-    assert (
-        text.startswith("<!doctype html>")
-        and "http" not in text.replace("http://www.w3.org", "")
-        and text.count("<img") == 2
-    )
+    assert text.startswith("<!doctype html>") and "http" not in text.replace("http://www.w3.org", "")
+    assert text.count("<img") == 2
     assert all(question in text for question in QUESTIONS) and "would change this choice" in text
     headings = [part.split("<")[0] for part in text.split("<h2>")[1:]]
     assert headings[:2] == ["Recommendation", "Alternatives"] and headings[-1] == "Assumptions"

@@ -382,9 +382,23 @@ def test_what_moves_more_than_it_must(run, name):
 
 
 def test_rows_in_text():
-    (row,) = mistakes_of("a row\n    One. Two.\n    - a => b\n      c\n    $ calls\n    ! no\n    ~ crash")
-    assert (row.name, row.advice, row.edits, row.costs) == ("a row", "One. Two.", ["a => b c"], ["calls"])
-    assert (row.errors, row.parts) == (["no"], ["crash"])
+    row, other = mistakes_of("""
+        a row
+            One.
+            Two.
+            - a => b & c =>
+            - d =>
+              e
+            $ calls
+            ! an? error
+            ~ crash
+        another
+            Or that.
+            ~ form
+    """)
+    assert (row.name, row.advice, row.edits) == ("a row", "One. Two.", ["a => b & c =>", "d => e"])
+    assert (row.costs, row.errors, row.parts) == (["calls"], ["an? error"], ["crash"])
+    assert (other.advice, other.parts) == ("Or that.", ["form"])
     (row,) = mistakes_of("a row\n    - a => b\n    Advice may follow.")
     assert (row.advice, row.edits) == ("Advice may follow.", ["a => b"])
 

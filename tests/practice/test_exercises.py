@@ -9,7 +9,7 @@ import pytest
 
 from drops import d02, d05
 from helpers.practice.books import module_of, notebooks, number
-from helpers.practice.engine import Compared, edited, mistakes_of
+from helpers.practice.engine import Compared, edited
 from helpers.practice.exercise import Exercise
 
 pytestmark = pytest.mark.usefixtures("judges_share_worlds")
@@ -105,22 +105,3 @@ def test_waits_that_are_missing_are_counted_and_no_others():
     )
     assert "nobody called wait() for 11 of 12" in d05.overlapped.check(last_alone).text
     assert "nobody called" not in d05.overlapped.check(one_before).text
-
-
-def test_a_text_becomes_rows():
-    (one, two) = mistakes_of(
-        """
-        one of them
-            Think of
-            this.
-            - a => b & c =>
-            - d =>
-              e
-            ! an? error
-        two
-            Or that.
-            ~ form
-        """
-    )
-    assert (one.name, one.advice, one.edits) == ("one of them", "Think of this.", ["a => b & c =>", "d => e"])
-    assert one.errors == ["an? error"] and (two.advice, two.parts) == ("Or that.", ["form"])

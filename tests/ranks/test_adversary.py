@@ -12,19 +12,14 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
+import worlds
 from test_world import alive, assert_usable, fails, linux, press_stop
-from worlds import Shared
 
 from drops import d01, d02
 from helpers import World
 from helpers.ranks.failure import RankError, RanksInterrupted
 
-
-@pytest.fixture(scope="module")
-def two():
-    shared = Shared(2)
-    yield shared
-    shared.close()
+two = worlds.shared(2)
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_world import all_end, linux
 
 from helpers import World
 from helpers.ranks import folders
 from helpers.ranks.failure import FRESH, RankError
 
 ROOT = Path(__file__).resolve().parents[2]
-linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
 ONE_CALL = "from helpers import World; print(World(2).run(lambda: 7))"
 
 
@@ -61,31 +61,17 @@ def test_a_long_temporary_folder_is_left_for_a_short_one(tmp_path):
 @linux
 def test_what_a_killed_kernel_leaves_is_cleared_and_its_stopped_rank_ends():
     with tempfile.TemporaryDirectory() as folder:  # pytest's own has a long name
-        cleared(Path(folder))
-
-
-def cleared(tmp_path: Path) -> None:
-    killed = kernel(
-        "import os, signal\nfrom helpers import World\nworld = World(2)\n"
-        "os.kill(world.pids[0], signal.SIGSTOP)\nprint(*world.pids, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)",
-        TMPDIR=str(tmp_path),
-    )
-    deadline = time.monotonic() + 10
-    while any(runs(pid) for pid in killed.stdout.split()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not [pid for pid in killed.stdout.split() if runs(pid)]
-    (left,) = tmp_path.glob("three-axes-*")
-    code = f"{ONE_CALL}; import os; print(os.path.exists({str(left)!r}))"
-    assert kernel(code, TMPDIR=str(tmp_path)).stdout == "[7, 7]\nFalse\n"
-    assert not list(tmp_path.glob("three-axes-*"))
-
-
-def runs(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] not in "ZX"
-    except OSError:
-        return False
+        killed = kernel(
+            "import os, signal\nfrom helpers import World\nworld = World(2)\n"
+            "os.kill(world.pids[0], signal.SIGSTOP)\nprint(*world.pids, flush=True)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            TMPDIR=folder,
+        )
+        assert all_end(killed.stdout.split(), within=10)
+        (left,) = Path(folder).glob("three-axes-*")
+        code = f"{ONE_CALL}; import os; print(os.path.exists({str(left)!r}))"
+        assert kernel(code, TMPDIR=folder).stdout == "[7, 7]\nFalse\n"
+        assert not list(Path(folder).glob("three-axes-*"))
 
 
 @linux

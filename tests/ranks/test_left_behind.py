@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_world import SLACK, alive, linux
+from test_world import SLACK, alive, all_end, linux
 
 from helpers import World
 from helpers.ranks import server
@@ -27,14 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start(*script, cwd=None) -> subprocess.Popen:
     """A kernel in a group of its own, as Jupyter's are."""
-    return subprocess.Popen(
-        [sys.executable, *script],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        cwd=cwd,
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
-    )
+    how = dict(start_new_session=True, cwd=cwd, env=dict(os.environ, PYTHONPATH=str(ROOT)))
+    return subprocess.Popen([sys.executable, *script], stdout=subprocess.PIPE, text=True, **how)
 
 
 def printed(script: str) -> list[str]:
@@ -81,10 +75,7 @@ def test_no_rank_outlives_the_kernel(manner):
         assert set(its) > set(pids) and kernel.pid not in map(os.getpgid, its)
         os.killpg(kernel.pid, signal.SIGKILL) if manner == "group" else kernel.kill()
     kernel.wait(10)
-    deadline = time.monotonic() + 2 * SLACK
-    while alive(pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(pids)
+    assert all_end(pids, within=2 * SLACK)
 
 
 @pytest.mark.slow
@@ -127,9 +118,8 @@ def test_forks_of_the_kernel_have_worlds_of_their_own_and_hold_none_of_its_ranks
             time.sleep(2)
         os._exit(0)
     """)
-    assert (
-        said[1:] == ["[42, 42]", "[1, 1]"] and "of which this one is a fork; make a new one here" in said[0]
-    )
+    assert said[1:] == ["[42, 42]", "[1, 1]"]
+    assert "of which this one is a fork; make a new one here" in said[0]
     time.sleep(0.5)
     assert not alive(map(int, pids.split()))
 
@@ -206,6 +196,4 @@ def test_nothing_listens_beyond_loopback(world):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             local, state, inode = (line.split()[i] for i in (1, 3, 9))
             if state == "0A" and int(inode) in mine:
-                assert local.startswith("0100007F:") or local.startswith(
-                    "0000000000000000FFFF00000100007F"
-                ), local
+                assert local.startswith(("0100007F:", "0000000000000000FFFF00000100007F")), local

@@ -62,9 +62,8 @@ def test_more_time_is_asked_for_as_a_cell_does(messages):
 
 def test_a_new_world_that_takes_over_says_so_once(messages):
     note = "on World(1), made last; `%%ranks NAME` runs a cell on another of the 2 open worlds"
-    assert (
-        messages[3].count(note) == 1 and messages[3].index(note) == 0 and "2" in messages[3].splitlines()[-1]
-    )
+    assert messages[3].count(note) == 1 and messages[3].index(note) == 0
+    assert "2" in messages[3].splitlines()[-1]
 
 
 def test_what_is_no_cell_for_ranks_is_refused_in_a_sentence(messages):

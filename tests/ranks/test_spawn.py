@@ -8,10 +8,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
-from test_world import alive
+from test_world import alive, all_end
 
 SCRIPT = """
     import os, signal, sys, time
@@ -49,17 +48,12 @@ SCRIPT = """
 @pytest.mark.slow
 def test_a_recovery_takes_spares_and_nothing_outlives_the_kernel(tmp_path):
     written = tmp_path / "pids"
-    kernel = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), written],
-        timeout=300,
-        env=dict(os.environ, THREE_AXES_SPAWN="1"),
-    )
+    command, environ = [sys.executable, "-c", textwrap.dedent(SCRIPT), written], {"THREE_AXES_SPAWN": "1"}
+    kernel = subprocess.run(command, timeout=300, env=os.environ | environ)
     assert kernel.returncode == -signal.SIGKILL
     fork, *pids = map(int, written.read_text().split())
-    deadline = time.monotonic() + 120  # those that still import look when they have
-    while alive(set(pids)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert alive([fork]) and len(set(pids)) >= 6 and not alive(pids)
+    assert all_end(set(pids), within=120)  # those that still import look when they have
+    assert alive([fork]) and len(set(pids)) >= 6
     os.kill(fork, signal.SIGKILL)
 
 

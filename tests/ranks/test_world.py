@@ -58,6 +58,14 @@ def alive(pids) -> list[int]:
     return [p for p in pids if state(p) not in ("Z", "X", "gone")]
 
 
+def all_end(pids, within: float) -> bool:
+    """Whether none of these processes is alive after so many seconds."""
+    deadline = time.monotonic() + within
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not alive(pids)
+
+
 class Odd(Exception):
     """Cannot be shown, nor made again from its one argument."""
 
@@ -87,10 +95,8 @@ def test_names_stay_from_cell_to_cell(world):
     assert world.pull("x") == [1, 11, 21, 31]
     world.push(y=5)
     assert world.cell("x + y") == ["6", "16", "26", "36"]
-    assert (
-        world.cell("world_size, str(device), torch.ones(1).item(), dist.get_rank() == rank")[0]
-        == "(4, 'cpu', 1.0, True)"
-    )
+    known = world.cell("world_size, str(device), torch.ones(1).item(), dist.get_rank() == rank")
+    assert known[0] == "(4, 'cpu', 1.0, True)"
 
 
 def test_pull_of_an_unknown_name_says_how_to_make_one(world):
@@ -457,10 +463,8 @@ def test_results_that_cannot_travel_are_refused(world):
     assert error.kind == "result" and error.state_kept
     assert "generator" in str(error) and "Return numbers, strings, tensors" in str(error)
     error = fails(world, lambda: Odd(1, 2), within=3)
-    assert (
-        "rank 0 ran to the end, but its result cannot be read in the notebook: TypeError: two are needed"
-        in str(error)
-    )
+    told = "rank 0 ran to the end, but its result cannot be read in the notebook: TypeError: two are needed"
+    assert told in str(error)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.ranks, again.kind) == (str(error), [0], "result")
 

@@ -118,16 +118,11 @@ def test_all_tokens_to_one_expert_and_none_to_another(world):
         cut, _ = toy.expert_parallel(layer, x, capacity=4)
         busy = layer.experts[0].up.weight.grad.any().item()
         whole = twin(x)
-        return (
-            load.tolist(),
-            busy,
-            torch.allclose(y, whole),
-            torch.allclose(cut[:4], whole[:4]),
-            cut[4:].any().item(),
-        )
+        same = torch.allclose(y, whole) and torch.allclose(cut[:4], whole[:4])
+        return load.tolist(), busy, same, cut[4:].any().item()
 
     results = world.run(run)
-    assert all(r[0] == [0, 0, 6, 0] and r[2:] == (True, True, False) for r in results)
+    assert all(r[0] == [0, 0, 6, 0] and r[2:] == (True, False) for r in results)
     assert [r[1] for r in results] == [False, False, True, False]
 
 
@@ -171,12 +166,8 @@ def test_pytorchs_own_analyzer_reads_the_flight_records(tmp_path):
     stopped = b4.stop(4)
     stopped.write(tmp_path)
     rank, step = b4_runs.odd_one(seed_of(4, 0))
-    report = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stderr
+    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path)]
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert f"Not all ranks joining collective, sequence number: {step + 1}" in report
     assert f"missing ranks: {{{rank}}}" in report and "collective: gloo:all_reduce" in report
     assert re.search(r"<module> at run_4\.py:7", report)
@@ -237,11 +228,8 @@ def test_a_world_writes_flight_records_of_the_call_that_failed(tmp_path, monkeyp
             records = [pickle.loads((tmp_path / f"rank_{r}").read_bytes()) for r in range(2)]
             assert [len(r["entries"]) for r in records] == ([2, 1] if silent else [1, 2])
             last = records[1 - silent]["entries"][-1]
-            assert (last["record_id"], last["collective_seq_id"], last["state"]) == (
-                1,
-                2 + silent,
-                "scheduled",
-            )
+            assert (last["record_id"], last["state"]) == (1, "scheduled")
+            assert last["collective_seq_id"] == 2 + silent
             assert all(r["entries"][0]["state"] == "completed" for r in records)
             assert all(r["pg_config"]["0"]["ranks"] == "[0, 1]" for r in records)
 
@@ -355,6 +343,5 @@ def test_what_is_under_way_and_what_is_whole_are_on_the_clock():
         assert [s.kind for s in under_way].count("reduce") == b1.LAYERS
         assert all(a.end <= b.start + 1e-9 for a, b in zip(under_way, under_way[1:]))
     picture = gantt.timeline({"all": timeline}, "A step")
-    assert "B0" in repr(picture) and "weights arrive" in "".join(
-        text.get_text() for text in picture.figure.texts
-    )
+    assert "B0" in repr(picture)
+    assert "weights arrive" in "".join(text.get_text() for text in picture.figure.texts)

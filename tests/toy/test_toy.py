@@ -74,6 +74,11 @@ def equals_the_twin(got, reference, tp=(0, 1)):
     )
 
 
+def mean_losses(results):
+    """Of each step: each rank knows the loss of its share."""
+    return [sum(shares) / len(shares) for shares in zip(*(got[0] for got in results))]
+
+
 def on_ranks(scheme, ranks, kinds):
     """Train split over the first `ranks` ranks; agreement has to be earned, so each begins with
     another seed.
@@ -144,10 +149,8 @@ def test_a_split_equals_its_twin(world, scheme, kinds, ranks):
     model = prepare(0, **kinds)
     reference = train(model, model, lambda *a: toy.twin_step(model, *a))
     results = world.run(on_ranks, scheme, ranks, kinds)[:ranks]
-    if scheme.startswith("data"):  # each rank knows the loss of its share
-        assert [sum(shares) / ranks for shares in zip(*(got[0] for got in results))] == pytest.approx(
-            reference[0], rel=1e-12
-        )
+    if scheme.startswith("data"):
+        assert mean_losses(results) == pytest.approx(reference[0], rel=1e-12)
     held = set()
     for rank, got in enumerate(results):
         if scheme.startswith("tensor") or scheme == "pipeline" and rank == ranks - 1:
@@ -180,14 +183,8 @@ def on_a_schedule(schedule, kinds):
     held = torch.nn.ModuleList(toy.split_backward(chunk) for chunk in chunks.values())
 
     def step(tokens, targets):
-        return toy.run_schedule(
-            chunks,
-            schedule.ops[rank],
-            schedule.rank_of,
-            tokens.chunk(schedule.m),
-            targets.chunk(schedule.m),
-            group,
-        )
+        parts = tokens.chunk(schedule.m), targets.chunk(schedule.m)
+        return toy.run_schedule(chunks, schedule.ops[rank], schedule.rank_of, *parts, group)
 
     return train(model, held, step)
 
@@ -257,9 +254,8 @@ def on_zero(stage, ranks, frozen):
     losses = adam(
         model, lambda *a: toy.data_parallel_step(model, *a, group=group, average=lambda *_: None), zero.step
     )
-    held = sum(
-        {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}.values()
-    )
+    storages = [p.untyped_storage() for p in model.parameters()]
+    held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     if stage == 3:
         for unit in zero.units:
             zero.fill(unit)
@@ -272,13 +268,10 @@ def on_zero(stage, ranks, frozen):
 def test_zero_equals_adam_on_the_twin(world, stage, ranks, frozen):
     model = prepare(0, frozen=frozen)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = adam(
-        model, lambda *a: toy.twin_step(model, *a), lambda: (optimizer.step(), optimizer.zero_grad())
-    )
+    apply = lambda: (optimizer.step(), optimizer.zero_grad())
+    losses = adam(model, lambda *a: toy.twin_step(model, *a), apply)
     results = world.run(on_zero, stage, ranks, frozen)[:ranks]
-    assert [sum(shares) / ranks for shares in zip(*(got[0] for got in results))] == pytest.approx(
-        losses, rel=1e-12
-    )
+    assert mean_losses(results) == pytest.approx(losses, rel=1e-12)
     for _, weights, held in results:
         assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(weights, model.parameters()))
         # Under ZeRO-3 nothing is left between steps but a frozen matrix.
@@ -334,9 +327,8 @@ def test_equal_seeds_are_equal_and_leave_the_generator_alone():
     torch.manual_seed(5)
     a, b, c = (toy.ToyTransformer(hidden=32, seed=s) for s in (1, 1, 2))
     assert torch.equal(torch.rand(1), expected)
-    assert torch.equal(a[1].mlp.up.weight, b[1].mlp.up.weight) and not torch.equal(
-        a[1].mlp.up.weight, c[1].mlp.up.weight
-    )
+    assert torch.equal(a[1].mlp.up.weight, b[1].mlp.up.weight)
+    assert not torch.equal(a[1].mlp.up.weight, c[1].mlp.up.weight)
 
 
 def test_the_sizes_that_notebooks_count_on():

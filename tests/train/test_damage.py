@@ -81,7 +81,7 @@ def undisturbed(trained, aside, tmp_path_factory):  # noqa: F811
         (other_json, "its about.json cannot be read"),
     ],
 )
-def test_the_checkpoint_before_a_damaged_one_is_taken(trained, undisturbed, aside, tmp_path, harm, sentence):  # noqa: F811
+def test_the_checkpoint_before_is_taken(trained, undisturbed, aside, tmp_path, harm, sentence):  # noqa: F811
     run = shutil.copytree(trained, tmp_path / "run")
     harm(run / LAST)
     code, _, err = aside(main_of, run, "--steps", "6")
@@ -148,8 +148,7 @@ def test_metrics_say_which_steps_they_lack(trained, aside, tmp_path):  # noqa: F
 
 def test_a_run_that_goes_on_otherwise_says_so(trained, aside, tmp_path):  # noqa: F811
     run = shutil.copytree(trained, tmp_path / "run")
-    code, _, err = aside(
-        main_of, run, "--steps", "6", "--lr", "0.001", "--seed", "1", "--precision", "float64"
-    )
+    options = "--steps 6 --lr 0.001 --seed 1 --precision float64".split()
+    code, _, err = aside(main_of, run, *options)
     assert code == 0, err
     assert "pp 1; precision float32, now float64; seed 0, now 1; lr 0.003, now 0.001)" in err

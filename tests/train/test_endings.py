@@ -265,14 +265,9 @@ def test_a_full_disk_is_named_with_what_is_needed_and_free(tmp_path):
     )
     options = "--hidden 32 --seq-len 16 --batch 8 --steps 60 --every 3 --out /mnt/run"
     mount_and_run = f"mount -t tmpfs -o size=2200k tmpfs /mnt && exec {sys.executable} {script} {options}"
-    done = subprocess.run(
-        [*way, "sh", "-c", mount_and_run],
-        cwd=ROOT,
-        env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    environ = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    how = dict(cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*way, "sh", "-c", mount_and_run], **how)
     messages = done.stderr.splitlines()
     full = next(line for line in messages if line.startswith("step-000006 could not be written"))
     assert "the disk is full: the checkpoint needs 1.88 MB, and" in full, messages

@@ -68,12 +68,8 @@ def test_the_first_line_says_where_a_run_trains(seen, sentence):
 
 
 def test_gpus_that_are_not_here_are_refused_with_what_to_do():
-    with pytest.raises(
-        ValueError,
-        match=re.escape(
-            f"World(64, gpus=True): each rank needs a GPU of its own, and PyTorch finds {devices.gpus()}"
-        ),
-    ) as refusal:
+    told = f"World(64, gpus=True): each rank needs a GPU of its own, and PyTorch finds {devices.gpus()}"
+    with pytest.raises(ValueError, match=re.escape(told)) as refusal:
         World(64, gpus=True)
     assert str(refusal.value).endswith("World(64) runs on the CPU")
 
@@ -193,14 +189,8 @@ def standin():
 
 def python(*arguments: str, environ: dict) -> tuple[str, str]:
     """What a Python prints, to standard output and to standard error."""
-    ran = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=HERE.parent,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    how = dict(cwd=HERE.parent, env=environ, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run([sys.executable, *arguments], **how)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout, ran.stderr
 
@@ -271,11 +261,8 @@ with d14.world_here() as world, tempfile.TemporaryDirectory() as folder:
     print(d14.three_ways(world, config), d14.speeds(world, config), sep="\\n")
 """
     output, _ = python("-c", code, environ=standin(6))
-    assert (
-        "4 ranks over NCCL, a GPU each" in output
-        and "8 steps are done." in output
-        and re.search(r"GFLOP/s of 4 devices", output)
-    )
+    assert "4 ranks over NCCL, a GPU each" in output and "8 steps are done." in output
+    assert re.search(r"GFLOP/s of 4 devices", output)
     rows = dict(re.findall(r"^(tp|pp)\s+(\S+ .B)\s+\2$", output, re.M))
     assert set(rows) == {"tp", "pp"}, output  # predicted and counted are the same
 
@@ -311,10 +298,8 @@ def test_tasks_that_see_one_gpu_each_and_know_no_local_rank(standin):
     ]
     output = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], output
-    assert (
-        output[0].startswith("2 ranks on GPUs over NCCL, one for each\n")
-        and "2 steps under dp 1 · tp 2" in output[0]
-    )
+    assert output[0].startswith("2 ranks on GPUs over NCCL, one for each\n")
+    assert "2 steps under dp 1 · tp 2" in output[0]
 
 
 @pytest.mark.slow

@@ -61,13 +61,8 @@ def test_a_run_on_another_machine_is_known_by_its_touches(tmp_path, monkeypatch)
     with owning(tmp_path, 0):
         pass  # nobody touched it
     claim(tmp_path, token="there", sees="another machine", host="other")
-    touching = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"import os, time\nwhile 1: os.utime({str(tmp_path / FILE)!r}); time.sleep(.01)",
-        ]
-    )
+    code = f"import os, time\nwhile 1: os.utime({str(tmp_path / FILE)!r}); time.sleep(.01)"
+    touching = subprocess.Popen([sys.executable, "-c", code])
     try:
         with pytest.raises(ValueError, match="on other, since"):
             with owning(tmp_path, 0):

@@ -23,7 +23,7 @@ from worlds import Shared
 from drops import d14
 from helpers import World, train
 from helpers.train import Config, Trainer, checkpoint, launch
-from tools.doctor.training import SMALL_RUN
+from tools.doctor.training import SMALL_RUN, expect_twins_losses
 
 SMALL = Config(hidden=32, seq_len=16, batch=16, steps=20, warmup=5)
 LAYOUTS = [(8, 1, 1), (2, 2, 2), (1, 2, 4)]  # more in tests/verify
@@ -64,6 +64,9 @@ def near(losses, others, bound):
     assert max(abs(a / b - 1) for a, b in zip(losses, others)) < bound
 
 
+slow = lambda *cases: [pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dp, tp, pp", LAYOUTS)
 def test_every_layout_is_the_twin(world, twin, dp, tp, pp):
@@ -76,16 +79,13 @@ def test_every_layout_is_the_twin(world, twin, dp, tp, pp):
     "choice",
     [
         dict(dp=2, tp=2, pp=2, sp=True),
-        *(
-            pytest.param(choice, marks=pytest.mark.slow)
-            for choice in (
-                dict(dp=4, tp=2, sp=True),
-                dict(dp=8, shard=2),
-                dict(dp=4, pp=2, microbatch=0),
-                dict(dp=4, tp=2, shard=1),
-                dict(dp=4, pp=2, microbatch=1, schedule="GPipe"),
-                dict(dp=8, microbatch=1),
-            )
+        *slow(
+            dict(dp=4, tp=2, sp=True),
+            dict(dp=8, shard=2),
+            dict(dp=4, pp=2, microbatch=0),
+            dict(dp=4, tp=2, shard=1),
+            dict(dp=4, pp=2, microbatch=1, schedule="GPipe"),
+            dict(dp=8, microbatch=1),
         ),
     ],
     ids=str,
@@ -98,15 +98,12 @@ def test_so_is_every_other_choice(world, twin, choice):
     "choice",
     [
         dict(dp=2, cp=2, pp=2, shard=2),
-        *(
-            pytest.param(choice, marks=pytest.mark.slow)
-            for choice in (
-                dict(cp=8),
-                dict(dp=4, cp=2, microbatch=2),
-                dict(dp=2, cp=4, shard=1),
-                dict(dp=2, cp=4, shard=2),
-                dict(dp=1, tp=2, pp=2, cp=2, sp=True),
-            )
+        *slow(
+            dict(cp=8),
+            dict(dp=4, cp=2, microbatch=2),
+            dict(dp=2, cp=4, shard=1),
+            dict(dp=2, cp=4, shard=2),
+            dict(dp=1, tp=2, pp=2, cp=2, sp=True),
         ),
     ],
     ids=str,
@@ -291,26 +288,13 @@ def test_a_full_disk_loses_nothing(tmp_path):
     config = replace(SMALL, dp=2, steps=4, every=2, out=str(tmp_path))
     with World(2, timeout=60) as world:
         messages, end = world.run(run, config)[0]
-    assert (
-        len(messages) == 2
-        and "step-000002 could not be written" in messages[0]
-        and "File too large" in messages[0]
-        and "training goes on" in messages[0]
-    )
+    assert len(messages) == 2 and "step-000002 could not be written" in messages[0]
+    assert "File too large" in messages[0] and "training goes on" in messages[0]
     assert "its last checkpoint is missing" in end
     assert len(train.read_metrics(tmp_path)) == 4 and not list(tmp_path.glob("step-*"))
 
 
 # -- launchers, and what befalls a run -------------------------------------------------------------
-
-
-def whole(run: Path, steps: int) -> None:
-    """Every step is in the metrics, once, and the loss is the one that an undisturbed run has."""
-    lines = train.read_metrics(run)
-    assert [line["step"] for line in lines] == list(range(1, steps + 1))
-    config = Config(hidden=32, seq_len=16, batch=8, steps=steps)
-    with World(1, timeout=60) as alone:
-        near([line["loss"] for line in lines], alone.run(losses_of, config, steps)[0], 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -365,10 +349,8 @@ def whole(run: Path, steps: int) -> None:
     ],
 )
 def test_a_lost_rank_is_told_from_a_mistake(message, lost):
-    assert (
-        launch.lost_contact(dist.DistBackendError(message)) is lost
-        and launch.lost_contact(RuntimeError(message)) is lost
-    )
+    assert launch.lost_contact(dist.DistBackendError(message)) is lost
+    assert launch.lost_contact(RuntimeError(message)) is lost
 
 
 def test_ranks_agree_on_an_attempt_whatever_dead_ones_left():
@@ -423,7 +405,7 @@ def test_one_of_two_hosts_is_lost(tmp_path):
         f" --out {run}"
     )
     log, _ = on_two_hosts(tmp_path, str(run / "step-000004"), "sh", "-c", train_it)
-    whole(run, steps)
+    expect_twins_losses(run, steps)
     assert "steps under dp 1 · tp 2 · pp 1" in log
     assert re.search(r"has lost the others .*step-\d+ is complete: start the same command again", log)
     assert re.search(r"going on from step-\d+, the last complete checkpoint \(written under dp 2 · tp 2", log)

@@ -79,9 +79,8 @@ def test_the_axis_of_a_parting():
 @pytest.mark.slow
 def test_a_script_whose_copies_stay_equal(tmp_path):
     done = verified(tmp_path, "pipeline", "", "train.py", "pp 2 dp 2", "9")
-    assert (
-        done.returncode == 0 and "25 tensors have copies on several ranks, equal after 5 steps" in done.stdout
-    )
+    assert done.returncode == 0
+    assert "25 tensors have copies on several ranks, equal after 5 steps" in done.stdout
     assert "to its end" not in done.stdout
     draws = "self.adam.step()⏎ => self.adam.step()⏎        torch.randn(self.rank)⏎"
     done = verified(tmp_path, "zero", draws, "train.py", "dp 4", "2")
@@ -94,9 +93,8 @@ def test_a_script_whose_copies_stay_equal(tmp_path):
 @pytest.mark.slow
 def test_a_script_whose_copies_part(tmp_path):
     edits = {edit.name: edit.edit for edit in silent.mutants()}
-    done = verified(
-        tmp_path, "pipeline", edits["tied weights not summed over pp"], "train.py", "pp 2 dp 2", "9"
-    )
+    edit = edits["tied weights not summed over pp"]
+    done = verified(tmp_path, "pipeline", edit, "train.py", "pp 2 dp 2", "9")
     assert "after step 1: words.weight differs along pp (ranks 0, 1 | 2, 3), by" in done.stdout, done.stdout
     assert done.returncode and "of 25 tensors with copies 1 have parted, in 5 steps" in done.stdout
     edit = "        dist.all_reduce(p.grad, group=dp)⏎ => ⏎"
@@ -115,11 +113,9 @@ def test_a_script_whose_copies_part(tmp_path):
 def test_scripts_with_nothing_to_compare(tmp_path, capsys):
     (tmp_path / "alone.py").write_text("print('alone')")
     done = forked.command("three_axes", "verify", "alone.py", cwd=tmp_path)
-    assert (
-        done.returncode == 0 and "no optimizer has stepped on several ranks: there is nothing" in done.stdout
-    )
-    assert (
-        main(["verify", "nowhere.py"]) == 2 and "there is no script 'nowhere.py'" in capsys.readouterr().err
-    )
+    assert done.returncode == 0
+    assert "no optimizer has stepped on several ranks: there is nothing" in done.stdout
+    assert main(["verify", "nowhere.py"]) == 2
+    assert "there is no script 'nowhere.py'" in capsys.readouterr().err
     assert main(["verify", "--steps", "0", str(tmp_path / "alone.py")]) == 2
     assert "--steps 0: give 1 or more" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from worlds import Shared
+import worlds
 
 from three_axes.files import find
 from tools import silent
@@ -10,11 +10,7 @@ from tools import silent
 EDITS = silent.mutants()
 
 
-@pytest.fixture(scope="module")
-def shared():
-    shared = Shared(4, many=30, timeout=120)
-    yield shared
-    shared.close()
+shared = worlds.shared(4, many=30, timeout=120)
 
 
 @pytest.mark.parametrize("program", silent.PROGRAMS)

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import worlds
 from torch.distributed.checkpoint.state_dict import set_state_dict
-from worlds import Shared
 
 from helpers.train import Config, Trainer, checkpoint
 from helpers.train.config import batch_of, read_text
@@ -114,11 +114,7 @@ def misplace(model, seed: int) -> None:
         one.copy_(one.roll(1, 0))
 
 
-@pytest.fixture(scope="module")
-def shared():
-    shared = Shared(4, many=30, timeout=120)
-    yield shared
-    shared.close()
+shared = worlds.shared(4, many=30, timeout=120)
 
 
 @pytest.mark.slow

@@ -5,19 +5,14 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+import worlds
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from worlds import Shared
 
 from helpers.ranks.failure import RankError
 from three_axes.verify import verify
 
-
-@pytest.fixture(scope="module")
-def shared():
-    shared = Shared(2, many=30, timeout=60)
-    yield shared
-    shared.close()
+shared = worlds.shared(2, many=30, timeout=60)
 
 
 @pytest.fixture
@@ -100,9 +95,8 @@ def test_splits_that_are_seen_and_those_that_must_be_said(world):
     run = lambda odd, **how: world.run(lambda: checked(lambda m: Rows(m, odd), step, ["tp 2"], **how))[0]
     assert run(False).ok
     assert run(True, splits={"weight": ("tp", 0)}).ok
-    with pytest.raises(
-        RankError, match=r"weight is \(5, 3\) in the whole model and \(3, 3\) on rank 0.*splits="
-    ):
+    why = r"weight is \(5, 3\) in the whole model and \(3, 3\) on rank 0.*splits="
+    with pytest.raises(RankError, match=why):
         run(True)
 
 

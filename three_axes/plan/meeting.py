@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..table import Table, human
 from .estimate import HEADROOM, Estimate, estimate
 from .interruptions import RESTART, in_words, interruptions
@@ -26,8 +24,7 @@ def needs(layout: Layout) -> list[str]:
 
 def lost_with_half_the_network(e: Estimate) -> float:
     """Share of its speed that a layout loses when the bandwidth between nodes halves."""
-    cluster = e.job.cluster
-    slow = replace(e.job, cluster=replace(cluster, inter_node_bandwidth=cluster.inter_node_bandwidth / 2))
+    slow = CHANGES["speed between nodes"](e.job, 0.5)
     return 1 - e.step_seconds / estimate(slow, e.layout).step_seconds
 
 

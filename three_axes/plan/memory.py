@@ -17,7 +17,7 @@ from .data_parallel import adapter_share
 from .job import Job
 from .layout import Layout, spread
 from .op import Op
-from .operations import OperationLists, layer, lists
+from .operations import OperationLists, lists
 from .shape import ModelShape
 from .stages import ends_share, expert_share, kinds_on_rank, layer_share
 
@@ -68,18 +68,14 @@ def _params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool) ->
     return own, kinds[-1][1] * expert_share(model, layout), ends
 
 
-def activations_per_layer(job: Job, layout: Layout) -> dict[str, float]:
-    """Bytes that one layer, of the usual kind, keeps for the backward of one microbatch; by operation.
+def kept(ops: list[Op], recompute: str) -> dict[str, float]:
+    """Bytes that one layer, from its list, keeps for the backward of one microbatch; by operation.
 
     For a GPT without fused attention the sum is s·b·h·(10 + 24/t + 5·a·s/(h·t)), with sequence
     parallelism s·b·h·(34/t + 5·a·s/(h·t)): Korthikanti et al. 2022, Table 2. Dropout masks, of one byte
     each, are counted for models with biases, which use dropout, and not for gated ones, which do not.
+    Selective recompute does not keep attention's scores.
     """
-    return kept(layer(job, layout), layout.recompute)
-
-
-def kept(ops: list[Op], recompute: str) -> dict[str, float]:
-    """The same, from a layer's list. Selective recompute does not keep attention's scores."""
     if recompute == "full":
         return {"layer input": ops[0].saved}
     by_name: dict[str, float] = {}

@@ -7,7 +7,6 @@ data/published_runs.csv has the runs that may be carried, papers' figures and ML
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from ..files import find
+from ..files import rows_of
 from ..paper.checks import positive
 from ..table import Table
 from .certainty import generation
@@ -53,9 +52,9 @@ class PublishedRun(NamedTuple):
 
 @cache
 def published_runs() -> list[PublishedRun]:
-    with open(find("data/published_runs.csv"), encoding="utf-8") as f:
-        kinds = (str, str, float, int, int, str, str, int, int, float, float)
-        return [PublishedRun(*(kind(x) for kind, x in zip(kinds, row))) for row in list(csv.reader(f))[1:]]
+    kinds = (str, str, float, int, int, str, str, int, int, float, float)
+    read = lambda row: PublishedRun(*(kind(x) for kind, x in zip(kinds, row.values())))
+    return [read(row) for row in rows_of("published_runs.csv")]
 
 
 def step_seconds(job: Job, layout: Layout, value: float, unit: str, flops: str = "whole") -> float:

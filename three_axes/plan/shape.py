@@ -237,15 +237,6 @@ class ModelShape:
         layers = sum(count * shape.layer_params for shape, count in self.kinds)
         return layers + self.embedding_params + self.head_params
 
-    @property
-    def active_params(self) -> int:
-        """Those that one token goes through, the embedding among them, as Mixtral's and Qwen3's authors
-        count; OpenAI's and DeepSeek's leave the embedding out.
-        """
-        if not (e := self.experts):
-            return self.params
-        return self.params - (self.layers - e.dense_layers) * (e.count - e.per_token) * self.expert_params
-
     def attended(self, seq_len):
         """Tokens that one looks at, in the mean over layers, in units of a whole sequence's causal half."""
         seen = self.window * (2 - self.window / seq_len) if self.window < seq_len else seq_len

@@ -11,12 +11,11 @@ that framework is taken from BLOOM's one row and applied to MT-NLG.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 
 import numpy as np
 
-from ..files import find
+from ..files import rows_of
 from ..paper.collectives import algorithmic_bytes
 from ..paper.hardware import CLUSTERS
 from ..paper.schedules import one_f_one_b, zb_h1, zb_h2
@@ -43,11 +42,6 @@ BEST_TOOL = {
     "Narayanan 2021, T2 PTD-P": "10.7 Calculon",
     "MT-NLG 530B": "29.7 Calculon",
 }
-
-
-def rows(name):
-    with open(find("data") / name, encoding="utf-8") as f:
-        return list(csv.DictReader(f))
 
 
 def gpt(layers, hidden, heads, vocab=51200, positions=2048):
@@ -83,7 +77,7 @@ def hardware_flops(batch, s, layers, h, vocab):
 
 
 def korthikanti():
-    for r in rows("korthikanti_2022_table5.csv"):
+    for r in rows_of("korthikanti_2022_table5.csv"):
         model, v = gpt(r["layers"], r["hidden"], r["heads"], r["vocab"]), int(r["interleave_v"])
         job = Job(model, A100, int(r["global_batch_seqs"]), 2048, MEGATRON_2022)
         sizes = dict(tp=int(r["tp"]), pp=int(r["pp"]), microbatch=int(r["microbatch_seqs"]))
@@ -96,7 +90,7 @@ def korthikanti():
 
 
 def narayanan_1():
-    for r in rows("narayanan_2021_table1.csv"):
+    for r in rows_of("narayanan_2021_table1.csv"):
         n, batch = int(r["gpus"]), int(r["global_batch_seqs"])
         model = gpt(r["layers"], r["hidden"], r["heads"], r["vocab"])
         job = Job(model, A100, batch, 2048, MEGATRON_2021)
@@ -106,7 +100,7 @@ def narayanan_1():
 
 
 def narayanan_2(scheme):
-    for r in rows("narayanan_2021_table2.csv"):
+    for r in rows_of("narayanan_2021_table2.csv"):
         if r["scheme"] != scheme:
             continue
         model = gpt(96, 12288, 96) if r["params_b"] == "174.6" else gpt(105, 20480, 128)
@@ -127,7 +121,7 @@ def narayanan_2(scheme):
 def megatron_deepspeed(name):
     """No interleaving, half-precision gradients, nothing hidden."""
     framework = replace(MEGATRON_2021, gradient_bytes=2)
-    for r in rows("large_runs.csv"):
+    for r in rows_of("large_runs.csv"):
         if r["model"].startswith(name) and r["iter_s"] and not r["note"].startswith("tuning"):
             model = gpt(r["layers"], r["hidden"], r["heads"], 250880 if name == "BLOOM" else 51200)
             job = Job(model, A100, int(r["global_batch_seqs"]), 2048, framework)
@@ -144,7 +138,7 @@ def mt_nlg():
 
 def zero_bubble(*schedules):
     """ZB-1p: what its authors' program finds within 1F1B's memory. Its printed bubble rates are ZB-H1's."""
-    for r in rows("zero_bubble_2023.csv"):
+    for r in rows_of("zero_bubble_2023.csv"):
         if r["schedule"] in schedules:
             p, b, m = (int(r[k]) for k in ("pp_gpus", "microbatch_seqs", "num_microbatches"))
             model = gpt(r["layers"], r["hidden"], r["heads"], positions=1024)
@@ -159,7 +153,7 @@ def zero_bubble(*schedules):
 def bubble_rates():
     """(row of Zero Bubble's Table 5, rate simulated from the times of Table 9): no cost model is asked."""
     make = {"1F1B": one_f_one_b, "ZB-H1": zb_h1, "ZB-H2": zb_h2}
-    for r in rows("zero_bubble_2023.csv"):
+    for r in rows_of("zero_bubble_2023.csv"):
         if r["schedule"] in make:
             f, b, w, send = (float(r[k]) for k in ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms"))
             m = int(r["num_microbatches"])
@@ -173,7 +167,7 @@ def llama_405b():
     gradients scattered, over one port a GPU. The paper's order has dp outermost.
     """
     model, c = MODELS["llama-3-405b"], constants()
-    for r in rows("llama_3_405b_table4.csv"):
+    for r in rows_of("llama_3_405b_table4.csv"):
         d, t, p, cp, n, s = (int(r[k]) for k in ("dp", "tp", "pp", "cp", "gpus", "seq_len"))
         m, batch = int(r["batch_seqs_per_dp"]), int(r["batch_seqs_per_dp"]) * d
         real = batch * s * model.flops_per_token(s, causal=True) / (float(r["tflops_per_gpu"]) * 1e12 * n)
@@ -192,7 +186,7 @@ def llama_405b():
 
 def torchtitan():
     """FSDP2 without a compiler: half-precision weights are gathered, gradients summed in float32."""
-    for r in rows("torchtitan_2024_a100.csv"):
+    for r in rows_of("torchtitan_2024_a100.csv"):
         n, b = int(r["gpus"]), int(r["microbatch_seqs"])
         job = Job(MODELS[r["model"]], A100, n * b, int(r["seq_len"]), FRAMEWORKS["torchtitan"])
         layout = Layout(dp=n, microbatch=b, zero=3, recompute=r["recompute"])

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..files import rows_of
 from ..paper.hardware import CLUSTERS
 from .job import Job
 from .layout import Layout
 from .memory import largest_stage, stage_memory
 from .models import MODELS, llama
 from .shape import Experts
-from .validation import MEGATRON, chunked, rows, seconds
+from .validation import MEGATRON, chunked, seconds
 
 H100 = CLUSTERS["dgx-h100"]
 _QWEN2 = Experts(64, 8, 2560, shared=20480, shared_gate=True)
@@ -33,7 +34,7 @@ def folding() -> list[tuple[dict, Job, Layout | None, float]]:
     fits, None where nothing does with a tenth to spare. Without folding an expert is split as wide as tp.
     """
     chosen = []
-    for r in rows("moe_folding_2025_table3.csv"):
+    for r in rows_of("moe_folding_2025_table3.csv"):
         n, cp, t, ep, p = (int(r[k] or 1) for k in ("gpus", "cp", "tp", "ep", "pp"))
         etp = 1 if r["method"].endswith("Folding") else t
         job = Job(FOLDED[r["model"]], H100, 256, 4096, MEGATRON)
@@ -96,5 +97,5 @@ def memory_of_deepseek_v3() -> dict[str, tuple[float, float]]:
         "Total": sum(held.values()),
         "Memory-efficient permutation": held["activations"] - early["activations"],
     }
-    printed = {r["item"]: float(r["gb_per_gpu"]) for r in rows("megatron_core_moe_2026_memory.csv")}
+    printed = {r["item"]: float(r["gb_per_gpu"]) for r in rows_of("megatron_core_moe_2026_memory.csv")}
     return {item: (float(size) / 2**30, printed[item]) for item, size in ours.items()}

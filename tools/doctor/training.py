@@ -117,7 +117,7 @@ def accelerate(meet: str) -> str:
         launcher += " --mixed_precision no --dynamo_backend no" + " --multi_gpu" * (n > 1)
         ran = _command(*launcher.split(), *SMALL_RUN, *f"--tp {n} --steps 3 --out".split(), folder)
         _expect_end(ran, "accelerate launch", "3 steps under")
-        _expect_twins_losses(Path(folder), 3)
+        expect_twins_losses(Path(folder), 3)
     return f"{ranks} ranks within {apart:.0e} of the twin; launched: {_first_line(ran)}"
 
 
@@ -131,7 +131,7 @@ def _expect_end(ran: subprocess.CompletedProcess, launcher: str, *told: str) -> 
     expect(well, f"{launcher} ended with {ran.returncode}: {last}")
 
 
-def _expect_twins_losses(folder: Path, steps: int) -> None:
+def expect_twins_losses(folder: Path, steps: int) -> None:
     """Of a run of SMALL_RUN: every step is in its metrics, once, with the loss that one process has."""
     from drops.d14 import twin
 
@@ -195,7 +195,7 @@ def torchrun(meet: str) -> str:
         options = "--steps 8 --every 3 --timeout 20 --out".split()
         ran = _command(*launcher, str(script), *SMALL_RUN[2:], *options, folder, DIES=str(n - 1))
         _expect_end(ran, "torchrun", "going on from step-000003", "8 steps under")
-        _expect_twins_losses(Path(folder), 8)
+        expect_twins_losses(Path(folder), 8)
     return f"{_first_line(ran)}; went on from step-000003, 8 steps as the twin's"
 
 
