@@ -190,12 +190,12 @@ NAMES = {
         ckpt-format context-parallel-size cp-comm-type data-parallel-sharding-strategy exp-avg-dtype
         exp-avg-sq-dtype expert-model-parallel-size expert-tensor-parallel-size fp4-format fp8-format
         fp8-recipe global-batch-size grad-reduce-in-bf16 micro-batch-size moe-grouped-gemm
-        num-distributed-optimizer-instances num-virtual-stages-per-pipeline-rank optimizer-cpu-offload
+        moe-token-dispatcher-type num-distributed-optimizer-instances num-virtual-stages-per-pipeline-rank optimizer-cpu-offload
         overlap-grad-reduce overlap-param-gather pipeline-model-parallel-size recompute-granularity
         recompute-method recompute-num-layers seq-length sequence-parallel tensor-model-parallel-size
         tp-comm-overlap use-distributed-optimizer use-megatron-fsdp use-precision-aware-optimizer
         use-tp-pp-dp-mapping""",
-    "torchtitan": """activation_checkpoint.mode parallelism.context_parallel_degree
+    "torchtitan": """parallelism.context_parallel_degree
         parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree
         parallelism.expert_parallel_degree parallelism.no-enable-sequence-parallel
         parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_first_stage_less_layers
@@ -203,12 +203,12 @@ NAMES = {
         parallelism.pipeline_parallel_microbatch_size parallelism.pipeline_parallel_schedule
         parallelism.tensor_parallel_degree training.enable_cpu_offload training.global_batch_size
         training.local_batch_size training.seq_len""",
-    "deepspeed": """autotp_size bf16 device enabled gradient_accumulation_steps mics_shard_size
+    "deepspeed": """autotp_size bf16 device enabled gradient_accumulation_steps
         offload_optimizer overlap_comm stage tensor_parallel train_batch_size train_micro_batch_size_per_gpu
         zero_optimization""",
     "accelerate": """compute_environment distributed_type fsdp_activation_checkpointing fsdp_auto_wrap_policy
         fsdp_config fsdp_offload_params fsdp_reshard_after_forward fsdp_state_dict_type fsdp_version
-        mixed_precision num_machines num_processes parallelism_config parallelism_config_cp_size
+        machine_rank main_process_ip main_process_port mixed_precision num_machines num_processes parallelism_config parallelism_config_cp_size
         parallelism_config_dp_replicate_size parallelism_config_dp_shard_size parallelism_config_tp_size""",
 }
 PATTERNS = {
@@ -237,16 +237,33 @@ def _every_case():
     yield "torchtitan", titan, Layout(dp=4, tp=2, pp=4, zero=3, sequence_parallel=False, recompute="per-op")
     speed = replace(JOB, framework=replace(FRAMEWORKS["deepspeed"], offload=True))
     yield "deepspeed", speed, Layout(dp=4, tp=2, zero=2)
-    yield "deepspeed", speed, Layout(dp=8, zero=3, shard=4)
-    yield "accelerate", replace(JOB, framework=TITAN), Layout(dp=4, tp=2, zero=3, recompute="full")
+    yield "accelerate", replace(JOB, framework=TITAN), Layout(dp=8, tp=2, zero=3, recompute="full")
 
 
 def test_flags_print_known_names_and_all_of_them():
     printed = {framework: set() for framework in SOURCES}
     for framework, job, layout in _every_case():
-        text = flags(framework, job, layout).split("\n\nin the script")[0]
+        text = flags(framework, job, layout).split("\n\n")[0]
         printed[framework] |= set(re.findall(PATTERNS[framework], text))
     assert printed == {framework: set(names.split()) for framework, names in NAMES.items()}
+
+
+def test_accelerate_takes_its_file_and_others_are_told_what_stands_beside(tmp_path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    job = replace(JOB, framework=TITAN)
+    file, beside = flags("accelerate", job, Layout(dp=8, tp=2, zero=3)).split("\n\n")
+    (tmp_path / "job.yaml").write_text(file)
+    read = load_config_from_file(str(tmp_path / "job.yaml"))
+    assert (read.num_processes, read.num_machines, read.main_process_port) == (16, 2, 29500)
+    assert read.parallelism_config["parallelism_config_tp_size"] == 2 and "tp_size=2" in beside
+    titan = flags("torchtitan", job, Layout(dp=8, zero=3, recompute="full")).split("\n\n")
+    assert titan[0].endswith("activation-checkpoint:full") and "--module and --config" in titan[1]
+    queue = "CUDA_DEVICE_MAX_CONNECTIONS=1"
+    assert queue in flags("megatron-lm", JOB, Layout(dp=4, tp=2))
+    assert queue not in flags("megatron-lm", JOB, Layout(dp=8))
+    b200 = replace(JOB, cluster=CLUSTERS["dgx-b200"])
+    assert queue not in flags("megatron-lm", b200, Layout(dp=4, tp=2)), "Blackwell needs none"
 
 
 def test_flags_multiply_out():
@@ -277,6 +294,7 @@ def test_flags_multiply_out():
         ("torchtitan", {"precision": "fp8"}, Layout(dp=8, zero=3), "fp8"),
         ("deepspeed", {}, Layout(dp=2, pp=4), "a pipeline"),
         ("deepspeed", {}, Layout(dp=4, cp=2), "context parallelism"),
+        ("deepspeed", {}, Layout(dp=8, zero=3, shard=4), "MiCS was taken out"),
         ("accelerate", {}, Layout(dp=8, zero=1), "ZeRO-1"),
         ("accelerate", {}, Layout(dp=2, pp=4), "a pipeline"),
         ("fairseq", {}, Layout(dp=8), "flags are known of megatron"),

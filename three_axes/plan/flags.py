@@ -1,22 +1,23 @@
 """A layout in the words of a framework: its own flags, or its configuration file.
 
-Every name was read in the framework's source in November 2026, in the files that `SOURCES` names. What a
-framework cannot do, or not by a flag, is refused by name.
+Every name was read in November 2026, in the source that `SOURCES` names. What a framework cannot do, or not by
+a flag, is refused by name.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from .frameworks import ALIASES
 from .job import Job
 from .layout import ORDER, Layout
 
 SOURCES = {
-    "megatron-lm": "Megatron-LM, megatron/training/arguments.py",
-    "torchtitan": "torchtitan, torchtitan/config/configs.py",
-    "deepspeed": "DeepSpeed, runtime/zero/config.py and runtime/config.py",
-    "accelerate": "Accelerate, utils/dataclasses.py and parallelism_config.py",
+    "megatron-lm": "Megatron-LM, core 0.16.1 (March 2026) and megatron/training/arguments.py",
+    "torchtitan": "torchtitan 0.3.0 (September 2026), config/configs.py and distributed/activation_checkpoint.py",
+    "deepspeed": "DeepSpeed after its commit 71d316d60 (September 2026), runtime/zero/config.py",
+    "accelerate": "Accelerate 1.15.0 (September 2026), commands/config/config_args.py and parallelism_config.py",
 }
 SAID = ("dp", "tp", "pp", "cp", "ep", "etp")  # axes that a framework has words for, or that are refused below
 FP8 = {"fp8": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise", "mxfp8": "mxfp8"}
@@ -99,6 +100,7 @@ def _megatron(job: Job, layout: Layout) -> str:
         given |= {
             "expert-model-parallel-size": layout.ep,
             "expert-tensor-parallel-size": layout.etp,
+            "moe-token-dispatcher-type": "flex" if f.once_a_node else "alltoall",
             "moe-grouped-gemm": f.grouped,
         }
     if layout.recompute == "full":
@@ -112,7 +114,10 @@ def _megatron(job: Job, layout: Layout) -> str:
     elif job.precision == "nvfp4":
         given |= {"fp4-format": "e2m1"}
     lines = [f"--{name}" + ("" if value is True else f" {value}") for name, value in given.items() if value]
-    return " \\\n".join(lines)
+    # One queue to the GPU, so that what is to hide starts first; its FSDP wants several.
+    one_queue = layout.tp * layout.cp > 1 and layout.zero < 2 and not job.cluster.device.fp4
+    environment = "\n\nin the environment: CUDA_DEVICE_MAX_CONNECTIONS=1" * one_queue
+    return " \\\n".join(lines) + environment
 
 
 def _torchtitan(job: Job, layout: Layout) -> str:
@@ -137,7 +142,7 @@ def _torchtitan(job: Job, layout: Layout) -> str:
     )
     # Its FSDP counts cp as part of the ranks that share out the weights; its own sizes leave cp out.
     shard = max(1, (layout.shard or layout.replicas) // layout.cp) if layout.zero == 3 else 1
-    modes = {"none": "none", "per-op": "selective", "full": "full"}
+    recompute = {"none": "none", "per-op": "selective", "full": "full"}[layout.recompute]
     given = {
         # In a pipeline the local batch is that of a whole step, cut into microbatches.
         "training.local_batch_size": job.global_batch // layout.dp if p > 1 else layout.microbatch,
@@ -148,7 +153,6 @@ def _torchtitan(job: Job, layout: Layout) -> str:
         "parallelism.tensor_parallel_degree": layout.tp,
         "parallelism.context_parallel_degree": layout.cp,
         "parallelism.expert_parallel_degree": layout.ep,
-        "activation_checkpoint.mode": modes[layout.recompute],
     }
     if p > 1:
         given |= {
@@ -162,7 +166,9 @@ def _torchtitan(job: Job, layout: Layout) -> str:
     switches = ["--training.enable_cpu_offload"] * f.offload
     if layout.tp > 1 and not layout.sequence_parallel:
         switches.append("--parallelism.no-enable-sequence-parallel")
-    return " \\\n".join([*(f"--{name} {value}" for name, value in given.items()), *switches])
+    switches.append(f"activation-checkpoint:{recompute}")  # a choice of its parser, behind all flags
+    behind = "\n\nbehind --module and --config, which name the model"
+    return " \\\n".join([*(f"--{name} {value}" for name, value in given.items()), *switches]) + behind
 
 
 def _deepspeed(job: Job, layout: Layout) -> str:
@@ -173,7 +179,7 @@ def _deepspeed(job: Job, layout: Layout) -> str:
             "a pipeline, which is built in code (PipelineModule)": layout.pp > 1,
             "context parallelism, which is built in code (Ulysses)": layout.cp > 1,
             "experts' parallelism, which is built in code (deepspeed.moe)": layout.ep * layout.etp > 1,
-            "a shard smaller than all replicas, but with ZeRO-3 (MiCS)": layout.shard > 0 and layout.zero < 3,
+            "a shard smaller than all replicas (MiCS was taken out in September 2026)": layout.shard > 0,
             "8-bit Adam": f.eight_bit,
             "a loss in chunks": f.loss_chunks > 1,
             f"{job.precision} products": job.precision != "bf16",
@@ -182,8 +188,6 @@ def _deepspeed(job: Job, layout: Layout) -> str:
     zero = {"stage": int(layout.zero)}
     if layout.zero:
         zero["overlap_comm"] = "gradients" in f.hides
-    if layout.shard:
-        zero["mics_shard_size"] = int(layout.shard)
     if f.offload:
         zero["offload_optimizer"] = {"device": "cpu"}
     given = {
@@ -229,20 +233,27 @@ def _accelerate(job: Job, layout: Layout) -> str:
     else:
         lines += [f"distributed_type: {'MULTI_GPU' if layout.ranks > 1 else 'NO'}"]
     lines += [f"mixed_precision: {job.precision}"]
-    lines += [f"num_machines: {-(-layout.ranks // job.cluster.gpus_per_node)}"]
+    machines = -(-layout.ranks // job.cluster.gpus_per_node)
+    lines += [f"num_machines: {machines}"]
+    if machines > 1:
+        lines += ["machine_rank: 0", "main_process_ip: 10.0.0.1", "main_process_port: 29500"]
     lines += [f"num_processes: {layout.ranks}"]
     if layout.zero and layout.ranks > 1:
         sizes = dict(dp_replicate=layout.dp // shard, dp_shard=shard, tp=layout.tp, cp=layout.cp)
         lines += ["parallelism_config:"]
         lines += [f"  parallelism_config_{name}_size: {size}" for name, size in sizes.items()]
     steps = f"per_device_train_batch_size={layout.microbatch}"
-    steps += f", gradient_accumulation_steps={job.microbatches(layout)}"
+    steps = [steps + f", gradient_accumulation_steps={job.microbatches(layout)}"]
+    if machines > 1:
+        steps.append("on each machine its machine_rank, and the first one's address")
+    if layout.tp > 1:
+        steps.append(f"the model loaded with DistributedConfig(tp_size={layout.tp}) (transformers)")
     return "\n".join(lines) + _beside(job, layout, steps, checkpoints=not layout.zero)
 
 
-def _beside(job: Job, layout: Layout, steps: str = "", checkpoints: bool = True) -> str:
+def _beside(job: Job, layout: Layout, steps: Sequence[str] = (), checkpoints: bool = True) -> str:
     """What the script itself has to do, where a file does not say it."""
-    lines = [steps] * bool(steps)
+    lines = list(steps)
     if checkpoints and layout.recompute != "none":
         lines.append("gradient checkpointing of each layer, in the model")
     if job.lora:
