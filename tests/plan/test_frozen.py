@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from test_memory import activations_per_layer
 
+from three_axes.paper.hardware import DEVICES
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
 from three_axes.plan.cost import step_terms
 from three_axes.plan.data_parallel import adapter_share, synchronisation
@@ -190,7 +191,8 @@ NAMES = {
         ckpt-format context-parallel-size cp-comm-type data-parallel-sharding-strategy exp-avg-dtype
         exp-avg-sq-dtype expert-model-parallel-size expert-tensor-parallel-size fp4-format fp8-format
         fp8-recipe global-batch-size grad-reduce-in-bf16 micro-batch-size moe-grouped-gemm
-        moe-token-dispatcher-type num-distributed-optimizer-instances num-virtual-stages-per-pipeline-rank optimizer-cpu-offload
+        moe-token-dispatcher-type num-distributed-optimizer-instances
+        num-virtual-stages-per-pipeline-rank optimizer-cpu-offload
         overlap-grad-reduce overlap-param-gather pipeline-model-parallel-size recompute-granularity
         recompute-method recompute-num-layers seq-length sequence-parallel tensor-model-parallel-size
         tp-comm-overlap use-distributed-optimizer use-megatron-fsdp use-precision-aware-optimizer
@@ -206,10 +208,12 @@ NAMES = {
     "deepspeed": """autotp_size bf16 device enabled gradient_accumulation_steps
         offload_optimizer overlap_comm stage tensor_parallel train_batch_size train_micro_batch_size_per_gpu
         zero_optimization""",
-    "accelerate": """compute_environment distributed_type fsdp_activation_checkpointing fsdp_auto_wrap_policy
-        fsdp_config fsdp_offload_params fsdp_reshard_after_forward fsdp_state_dict_type fsdp_version
-        machine_rank main_process_ip main_process_port mixed_precision num_machines num_processes parallelism_config parallelism_config_cp_size
-        parallelism_config_dp_replicate_size parallelism_config_dp_shard_size parallelism_config_tp_size""",
+    "accelerate": """compute_environment distributed_type fsdp_activation_checkpointing
+        fsdp_auto_wrap_policy fsdp_config fsdp_offload_params fsdp_reshard_after_forward
+        fsdp_state_dict_type fsdp_version machine_rank main_process_ip main_process_port
+        mixed_precision num_machines num_processes parallelism_config parallelism_config_cp_size
+        parallelism_config_dp_replicate_size parallelism_config_dp_shard_size
+        parallelism_config_tp_size""",
 }
 PATTERNS = {
     "megatron-lm": r"--([\w.-]+)",
@@ -304,6 +308,26 @@ def test_flags_multiply_out():
 def test_what_a_framework_cannot_do_is_refused_by_name(framework, changed, layout, sentence):
     with pytest.raises(ValueError, match=sentence):
         flags(framework, replace(JOB, **changed), layout)
+
+
+def test_four_bits_are_cut_along_no_axis():
+    four = replace(JOB, lora=Lora(16, four_bit=True))
+    with pytest.raises(ValueError, match="data parallelism alone"):
+        four.check(Layout(dp=4, tp=2))
+    assert {c.layout.ranks == c.layout.dp for c in plan(four, gpus=8).ranked} == {True}
+
+
+def test_a_policy_that_alone_is_asked_for_is_looked_at():
+    only = replace(JOB, framework=replace(MEGATRON, recomputes=("selective",)))
+    best = plan(only, gpus=8).best
+    assert best.layout.recompute == "selective" and best.seconds == plan(JOB, gpus=8).best.seconds
+    assert "recompute-granularity selective" in flags("megatron-lm", only, best.layout)
+
+
+def test_a_gpu_without_bf16_is_said():
+    volta = replace(CLUSTERS["dgx-h100"], device=DEVICES["v100-32gb"])
+    small = replace(JOB, model=MODELS["llama-3.2-1b"], cluster=volta)
+    assert any("no bf16: v100-32gb" in said for said in estimate(small, Layout(dp=8)).warnings())
 
 
 def test_remedies_are_tried():

@@ -294,6 +294,34 @@ def test_their_configurations_are_the_models_by_name(name, tmp_path):
     assert find_model(str(path)) == MODELS[name]
 
 
+AIR = dict(zip(BASE, (46, 4096, 96, 8, 151552))) | dict(
+    model_type="glm4_moe",
+    intermediate_size=10944,
+    moe_intermediate_size=1408,
+    n_routed_experts=128,
+    num_experts_per_tok=8,
+    attention_bias=True,
+)
+SMALL = dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, sliding_window=1024)
+
+
+@pytest.mark.parametrize(
+    "config, params",
+    [(AIR, 106.852e9), ({"text_config": SMALL | {"model_type": "gemma3_text"}}, 3.8803e9)],
+    ids=["GLM-4.5-Air", "Gemma 3 4B's text part"],
+)
+def test_what_a_file_leaves_out_is_as_transformers_has_it(config, params, tmp_path):
+    """Printed sizes: 106 B, and 3.88 B without the part that sees."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert find_model(str(tmp_path / "config.json")).params == pytest.approx(params, rel=1e-5)
+
+
+def test_linear_attention_is_refused_by_name(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_next"}')
+    with pytest.raises(ValueError, match="qwen3_next has linear attention"):
+        find_model(str(tmp_path / "config.json"))
+
+
 GEMMA3_1B = dict(zip(BASE, (26, 1152, 4, 1, 262144))) | {
     "model_type": "gemma3_text",
     "head_dim": 256,

@@ -215,6 +215,8 @@ DEVICES: dict[str, Device] = {
     )
 }
 
+WITHOUT_BF16 = ("v100-32gb", "t4")
+
 
 def _cluster(name: str, device: str, intra: float, inter: float, node: int = 8, **speeds) -> Cluster:
     speeds |= dict(intra_node_bandwidth=intra, inter_node_bandwidth=inter)

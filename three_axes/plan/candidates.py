@@ -15,7 +15,6 @@ from .frameworks import Framework
 from .job import Job
 from .layout import Axes, Layout
 from .memory import stage_states
-from .possible import check
 from .shape import ModelShape
 from .stages import can_be_spread
 
@@ -82,7 +81,7 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
         zeros = tuple(zero for zero in zeros if zero or not shard)
         layout = framework.layout(**axes._asdict(), shard=shard, zero=max(zeros, default=0))
         try:
-            check(job.model, layout, job.global_batch, gpus, job.seq_len)
+            job.check(layout, gpus)
         except ValueError as e:
             impossible[axes] = str(e)
             continue

@@ -50,6 +50,7 @@ _KINDS: dict[str, dict] = {
     "qwen3_moe": dict(qk_norm=True),
     "deepseek_v2": {},
     "deepseek_v3": {},
+    "glm4_moe": {},
     "gpt_oss": dict(biases=True, sinks=True),
     "gpt2": dict(tied=True, **_PLAIN),
     "opt": dict(tied=True, **_PLAIN),
@@ -59,7 +60,23 @@ _KINDS: dict[str, dict] = {
     "gptj": _PLAIN,
     "falcon": dict(tied=True, **_PLAIN),
 }
-_WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")
+_WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "glm4_moe")
+# What Transformers (5.24.0) takes where a file does not say; GLM's head_dim is that of its released files
+_DEFAULTS = {
+    "gemma3_text": dict(
+        vocab_size=262_208,
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        sliding_window=4096,
+    ),
+    "glm4_moe": dict(first_k_dense_replace=1, n_shared_experts=1, head_dim=128),
+}
+_ROUTER_BIAS = ("deepseek_v3", "gpt_oss", "glm4_moe")
+_OTHER = {"qwen3_next": "linear attention (Gated DeltaNet)", "jamba": "Mamba", "mamba": "Mamba"}
 # Every so many layers one sees all, where the file does not say.
 _PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6}
 # What is known of experts and changes no size, or is 1 in every model that is priced here
@@ -80,7 +97,10 @@ def from_config(path: Path) -> ModelShape:
     if not isinstance(kind, str):
         raise ValueError(f'{path.name}: model_type is {kind!r}; it is a name, as "llama"')
     _refuse_other_layers(path, config, kind)
-    known = _KINDS.get(kind, {})
+    config = _DEFAULTS.get(kind, {}) | config
+    known = dict(_KINDS.get(kind, {}))
+    if kind == "glm4_moe":  # its attention_bias is that of queries, keys and values alone
+        known |= dict(qkv_biases=bool(config.get("attention_bias")), qk_norm=bool(config.get("use_qk_norm")))
     sizes = _sizes(path, config, _NAMES, ("layers", "hidden", "heads", "vocab"))
     if config.get("multi_query") is True and not config.get("new_decoder_architecture"):  # falcon-7b
         sizes["kv_heads"] = 1
@@ -134,7 +154,7 @@ def _experts(path: Path, config: dict, kind: str) -> Experts | None:
     shared = config.get("shared_expert_intermediate_size") or 0
     shared = shared or (config.get("n_shared_experts") or 0) * sizes["ffn"]
     gate = kind == "qwen2_moe"
-    return Experts(**sizes, shared=shared, shared_gate=gate, router_bias=kind in ("deepseek_v3", "gpt_oss"))
+    return Experts(**sizes, shared=shared, shared_gate=gate, router_bias=kind in _ROUTER_BIAS)
 
 
 def _latent(path: Path, config: dict, kind: str) -> Latent | None:
@@ -164,6 +184,8 @@ def _window(config: dict, kind: str, layers: int) -> tuple[int, int]:
 
 
 def _refuse_other_layers(path: Path, config: dict, kind) -> None:
+    if kind in _OTHER:
+        raise ValueError(f"{path}: {kind} has {_OTHER[kind]}, which is not priced here")
     if kind and (not isinstance(kind, str) or kind not in _KINDS) and not {"gated", "tied"} <= set(config):
         raise ValueError(
             f"{path}: the layers of model_type {kind!r} are not known here; known are"
@@ -179,7 +201,9 @@ def _refuse_other_layers(path: Path, config: dict, kind) -> None:
             raise ValueError(
                 f"{path} has experts ({name} is {value}), which is not priced here for model_type {kind!r}"
             )
-        other = name in ("attention_bias", "mlp_bias") and value is True and kind != "gpt_oss"
+        other = (
+            name in ("attention_bias", "mlp_bias") and value is True and kind not in ("gpt_oss", "glm4_moe")
+        )
         if other or name == "mlp_only_layers" and value:
             raise ValueError(f"{path}: {name} is {value!r}, which is not priced here")
         if name == "layer_types" and isinstance(value, list):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..paper.axes import ALWAYS, NAMED
+from ..paper.hardware import WITHOUT_BF16
 from ..table import Table, human
 from .certainty import Sure, sure
 from .cost import FORMULAS, constants, step_terms
@@ -134,6 +135,8 @@ class Estimate:
                 f"assumed: products reach {device.achievable / device.flops:.0%} of the FLOP/s printed for"
                 f" {device.name}; measure yours, and give it as `achievable`"
             )
+        if device.name in WITHOUT_BF16 and self.job.precision == "bf16":
+            sentences.append(f"no bf16: {device.name} trains in fp16, counted here, with a scaled loss")
         t = self.layout.tp
         widths = {
             "a head": self.model.head_dim,

@@ -1,7 +1,7 @@
 """A layout in the words of a framework: its own flags, or its configuration file.
 
-Every name was read in November 2026, in the source that `SOURCES` names. What a framework cannot do, or not by
-a flag, is refused by name.
+Every name was read in November 2026, in the source that `SOURCES` names. What a framework cannot do, or not
+by a flag, is refused by name.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .layout import ORDER, Layout
 
 SOURCES = {
     "megatron-lm": "Megatron-LM, core 0.16.1 (March 2026) and megatron/training/arguments.py",
-    "torchtitan": "torchtitan 0.3.0 (September 2026), config/configs.py and distributed/activation_checkpoint.py",
+    "torchtitan": "torchtitan 0.3.0 (September 2026), config/, activation_checkpoint.py",
     "deepspeed": "DeepSpeed after its commit 71d316d60 (September 2026), runtime/zero/config.py",
-    "accelerate": "Accelerate 1.15.0 (September 2026), commands/config/config_args.py and parallelism_config.py",
+    "accelerate": "Accelerate 1.15.0 (September 2026), config_args.py, parallelism_config.py",
 }
 SAID = ("dp", "tp", "pp", "cp", "ep", "etp")  # axes that a framework has words for, or that are refused below
 FP8 = {"fp8": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise", "mxfp8": "mxfp8"}

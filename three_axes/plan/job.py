@@ -133,5 +133,9 @@ class Job:
         return narrow + [str(self.lora)] * bool(self.lora) + self.framework.switches
 
     def check(self, layout: Layout, gpus: int | None = None) -> None:
-        """Refuse what cannot be: see `possible.check`."""
+        """Refuse what cannot be: see `possible.check`. Weights in 4 bits are shared out (FSDP), and not cut:
+        bitsandbytes and PEFT have no tensor parallelism, pipeline or context parallelism for them.
+        """
         check(self.model, layout, self.global_batch, gpus, self.seq_len)
+        if self.lora and self.lora.four_bit and layout.ranks != layout.dp:
+            raise ValueError("weights in 4 bits train with data parallelism alone: take dp for all ranks")

@@ -213,8 +213,8 @@ def plan(job: Job, *, gpus: int, headroom: float = HEADROOM, **only) -> Plan:
     interleavings, ZeRO stages, recompute, SP.
 
     headroom: the share of a GPU's memory to keep free. only: sizes of axes that are given, tp=8 say. With a
-    fused attention 'selective' recompute would be 'none', and is left out. Raises ValueError for numbers that
-    make no sense. A plan without a layout that fits has an empty `ranked`.
+    fused attention 'selective' recompute is as 'none', and is looked at where it alone is asked for.
+    Raises ValueError for numbers that make no sense. A plan without a layout that fits has an empty `ranked`.
     """
     whole("gpus", gpus, 1, 10**7)
     if not 0 <= headroom < 1:

@@ -45,9 +45,9 @@ class Space:
         self._lists = lists(job, self._layouts(rows))
         which = np.arange(len(rows)) if self._lists.which is None else self._lists.which
         framework, looked_at = job.framework, []
-        recomputes = [
-            r for r in framework.recomputes if not (r == "selective" and framework.fused_attention)
-        ] or ["none"]
+        recomputes = framework.recomputes
+        if framework.fused_attention:  # nothing is left to recompute: looked at where it alone is asked for
+            recomputes = [r for r in recomputes if r != "selective"] or recomputes
         for schedule, recompute in itertools.product(framework.schedules, recomputes):
             can = np.flatnonzero(runs(job, schedule, recompute, rows))
             if not len(can):
