@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import by_hand, x
+from traces import by_hand, nccl, x
 
 from three_axes.__main__ import main
 from three_axes.explain import Unreadable, explain
@@ -104,6 +104,56 @@ def test_the_slowest_of_several_ranks(tmp_path):
         explain([files[0], write(tmp_path / "other.json", by_hand(), distributedInfo={"rank": 1})])
 
 
+def test_who_came_last_is_told_from_the_transfer(tmp_path):
+    """Ten meetings: rank 1 comes 300 µs late, and each takes 50 µs once both are there."""
+
+    def of_rank(rank: int, late: float, n: int = 10) -> str:
+        kernels = [nccl("allreduce", "dp", 10**6, 1000 * i + late, 350 - late) for i in range(n)]
+        for kernel in kernels:
+            kernel["args"]["Process Group Name"] = "7"
+        events = [x("kernel", "gemm", 1000 * i + 400, 100) for i in range(n)] + kernels
+        told = {"rank": rank, "world_size": 4}
+        return write(tmp_path / f"{rank}.json", events, distributedInfo=told)
+
+    made = explain([of_rank(0, 0), of_rank(1, 300)])
+    (skew,) = made.skews
+    assert skew.waited == pytest.approx({0: 10 * 300e-6, 1: 0}) and skew.transfer == pytest.approx(10 * 50e-6)
+    assert (skew.latest, skew.last[1], made.missing()) == (1, 10, [2, 3])
+    shown = repr(made)
+    assert (
+        "traces of 2 of 4 ranks are missing (ranks 2 and 3)" in shown
+        and "rank 1 came last to 10 of them" in shown
+    )
+    slow = explain([of_rank(0, 0), of_rank(1, 0)])
+    assert "GB/s in the median" not in repr(slow) and not slow.skews[0].waited[0]
+    odd = explain([of_rank(0, 0), of_rank(1, 300, n=9)])
+    assert not odd.skews and "inconclusive: who waits for whom along dp" in repr(odd)
+
+
+def test_two_folders_are_compared(tmp_path, capsys):
+    for folder, slow in (("before", 0), ("after", 200)):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "rank0.json", by_hand(slow), distributedInfo={"rank": 0})
+    folders = [str(tmp_path / "before"), str(tmp_path / "after")]
+    assert main(["explain", *folders]) == 0
+    first = capsys.readouterr().out.splitlines()[3]
+    assert first.split() == ["compute", "0.5", "ms", "0.7", "ms", "+0.2", "ms"]
+    assert main(["explain", *folders, "--json"]) == 0
+    before, after = json.loads(capsys.readouterr().out)["before_and_after"]["together"]
+    assert after - before == pytest.approx(200e-6)
+
+
+def test_devices_that_are_not_read_are_said(tmp_path):
+    events = [x("mtia_runtime", "launch", 0, 5), x("cpu_op", "aten::mm", 0, 100)]
+    assert "not known: what mtia devices did" in repr(explain([write(tmp_path / "t.json", events)]))
+
+
+def test_calls_that_are_no_whole_number_a_step_are_counted(tmp_path):
+    steps = [x("user_annotation", f"ProfilerStep#{i}", 1000 * i, 1000, 1) for i in range(6)]
+    events = [*steps, x("kernel", "gemm", 0, 6000), nccl("allreduce", "dp", 100, 500, 100)]
+    assert "1 in 6 steps" in repr(explain([write(tmp_path / "t.json", events)]))
+
+
 def test_an_older_trace_says_less(tmp_path):
     events = [
         x("Kernel", "gemm", 0, 100, correlation=1),
@@ -174,3 +224,30 @@ def test_ranks_over_gloo_are_explained(world, tmp_path, capsys):
     for one in told["ranks"]:
         assert sum(one["parts"].values()) == pytest.approx(one["seconds"], rel=1e-3)
         assert one["parts"]["optimizer"] > 0 and one["communication"] > 0 and 0 <= one["hidden"] <= 1
+
+
+def test_an_injected_delay_is_recovered(world, tmp_path):
+    """Rank 2 comes 60 ms late to each of six all-reduces: the others wait that long."""
+    late, n = 0.06, 6
+
+    def record(folder):
+        import time
+
+        from torch.profiler import ProfilerActivity, profile
+
+        tensor = torch.ones(1000)
+        dist.barrier()
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            for _ in range(n):
+                tensor.mul(2)
+                if dist.get_rank() == 2:
+                    time.sleep(late)
+                dist.all_reduce(tensor)
+        seen.export_chrome_trace(f"{folder}/rank{dist.get_rank()}.json")
+
+    world.run(record, str(tmp_path), timeout=60)
+    made = explain([str(tmp_path / f"rank{r}.json") for r in range(4)])
+    (skew,) = made.skews
+    assert skew.latest == 2 and skew.calls == n
+    for rank in (0, 1, 3):
+        assert skew.waited[rank] - skew.waited[2] == pytest.approx(n * late, rel=0.1)

@@ -46,7 +46,11 @@ def test_what_cannot_be_is_said_in_one_sentence(tmp_path, capsys, change, senten
 
 def test_what_is_no_file_is_not_waited_for(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
-    for name, sentence in (("", "is a folder"), ("pipe", "a pipe or a device"), ("no", "no: No such file")):
+    for name, sentence in (
+        ("", "no .json and no .json.gz"),
+        ("pipe", "a pipe or a device"),
+        ("no", "no: No such file"),
+    ):
         assert main(["explain", str(tmp_path / name), "--json"]) == 2
         assert sentence in capsys.readouterr().err
 

@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 from ..table import human
 from .collectives import UNKNOWN
+from .skew import Skew
 from .split import Split
 
 MOST = 5
 LEAST = 0.01  # a share of the step; less is not worth a sentence
 SMALL = 1e6  # bytes; a smaller message pays mostly for being sent at all
 MANY = 20  # small messages of a kind, in a step
+SHORT = 100  # microseconds: a message whose size is not said is small
 
 
 # A part of the time -> what to do about it, and the drop.
@@ -43,11 +45,11 @@ class Advice(NamedTuple):
     drop: int
 
 
-def advice(splits: Sequence[Split]) -> list[Advice]:
+def advice(splits: Sequence[Split], skews: Sequence[Skew] = ()) -> list[Advice]:
     """What is largest on the rank that works longest: the others wait for it. The most costly first."""
     one = slowest(splits)
     costs = [
-        _exposed(one, part.removeprefix("exposed "), seconds)
+        _exposed(one, part.removeprefix("exposed "), seconds, skews)
         for part, seconds in one.parts.items()
         if part.startswith("exposed ")
     ]
@@ -87,7 +89,7 @@ def slowest(splits: Sequence[Split]) -> Split:
     return max(splits, key=lambda s: s.working)
 
 
-def _exposed(one: Split, axis: str, seconds: float) -> Advice:
+def _exposed(one: Split, axis: str, seconds: float, skews: Sequence[Skew]) -> Advice:
     mine = [c for c in one.collectives if c.axis == axis]
     total: dict[str, float] = {}
     for c in mine:
@@ -96,7 +98,24 @@ def _exposed(one: Split, axis: str, seconds: float) -> Advice:
     calls = sum(c.op == op for c in mine) / max(1, one.steps)
     known = [c.payload for c in mine if c.op == op and c.payload]
     where = "" if axis == UNKNOWN else f" along {axis}"
-    if known and calls > MANY and statistics.median(known) < SMALL:
+    took = [c.end - c.start for c in mine if c.op == op]
+    size = max(mine, key=lambda c: (c.op == op) * one.alone[c.kind]).payload  # the one that costs most
+    alike = [c for c in mine if c.op == op and c.payload == size and c.sent and c.end > c.start]
+    rates = [c.sent / (c.end - c.start) / 1e3 for c in alike]
+    waits = next((s for s in skews if s.axis == axis and s.waited.get(one.rank, 0) > s.transfer), None)
+    if waits:
+        share = waits.waited[one.rank] / (waits.waited[one.rank] + waits.transfer)
+        do = f"{share:.0%} of that it waits, mostly for rank {waits.latest}: look what makes that late"
+        drop = 11
+    elif calls > MANY and not known and statistics.median(took) < SHORT:
+        do, drop = f"{calls:.0f} a step of {statistics.median(took):.0f} µs; join them into fewer", 9
+    elif rates and statistics.median(rates) < max(rates) / 2:
+        do = (
+            f"{statistics.median(rates):.1f} GB/s in the median, {max(rates):.1f} at best: it waits for"
+            " another rank, or shares the network; the traces of all ranks tell which"
+        )
+        drop = 11
+    elif known and calls > MANY and statistics.median(known) < SMALL:
         size = human(statistics.median(known))
         do, drop = f"{calls:.0f} a step of {size} in the median; join them into fewer, larger ones", 9
     elif any(word in axis.lower() for word in ("tp", "tensor", "model")):
@@ -107,6 +126,8 @@ def _exposed(one: Split, axis: str, seconds: float) -> Advice:
         do, drop = "keep its group in a node, or run it beside something else", 9
     elif op == "all_gather":
         do, drop = "prefetch the next layer's weights, or keep them after forward", 9
+    elif op not in ("all_reduce", "reduce_scatter"):
+        do, drop = "look whether every step needs it, or run it beside something else", 11
     else:
         do, drop = (
             "begin it during backward, with buckets that are ready early; or take larger batches between two"

@@ -25,7 +25,9 @@ UNKNOWN = "group not said"
 
 @dataclass(slots=True)
 class Collective:
-    """One, as a kernel or as gloo's thread ran it. payload: bytes of the whole tensor; None: not known."""
+    """One, as a kernel or as gloo's thread ran it. payload: bytes of the whole tensor; None: not known.
+    group: its name in PyTorch, '' where the trace does not say.
+    """
 
     op: str
     axis: str
@@ -33,6 +35,11 @@ class Collective:
     end: float
     payload: float | None = None
     size: int | None = None  # ranks of the group
+    group: str = ""
+
+    @property
+    def kind(self) -> tuple[str, str, float | None]:
+        return self.op, self.axis, self.payload
 
     @property
     def sent(self) -> float | None:
@@ -83,13 +90,16 @@ def of_kernel(kernel: Event, announced: Announced) -> Collective:
     size = size if isinstance(size, int) and size > 0 else None
     if op in ("gather", "scatter") and payload is not None:
         payload *= size or 1
-    return Collective(op, axis, kernel.start, kernel.end, payload, size)
+    return Collective(
+        op, axis, kernel.start, kernel.end, payload, size, str(args.get("Process Group Name", ""))
+    )
 
 
 def of_gloo(note: Event, groups: list[dict]) -> Collective:
     """gloo's annotation says the operation alone; the axis is known where there is one group."""
-    axis = _axis(groups[0].get("pg_desc", UNKNOWN)) if len(groups) == 1 else UNKNOWN
-    return Collective(operation(note.name), axis, note.start, note.end)
+    only = groups[0] if len(groups) == 1 else {}
+    axis, group = _axis(only.get("pg_desc", UNKNOWN)), str(only.get("pg_name", ""))
+    return Collective(operation(note.name), axis, note.start, note.end, group=group)
 
 
 def _axis(described: object) -> str:

@@ -23,6 +23,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _RANK = re.compile(r"rank[-_ ]?(\d{1,9})", re.I)
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+STRANGE = ("mtia", "hpu", "privateuse1", "xpu", "glow")
 OPERATORS = ("cpu_op", "operator")
 NOTES = ("user_annotation", "gpu_user_annotation")
 
@@ -42,7 +43,8 @@ class Event:
 class Trace:
     """What one rank's trace has. gpu: kernels and copies. launches: correlation -> when the host's call that
     launched it ended, and its thread and start. notes: annotations. cpu: operators of a run without GPU.
-    groups: the process groups, as PyTorch describes them.
+    groups: the process groups, as PyTorch describes them. size: of the world, None where it is not said.
+    strange: devices whose kernels are not read here.
     """
 
     file: str
@@ -52,17 +54,31 @@ class Trace:
     launches: dict[object, tuple[float, object, float]]
     notes: list[Event]
     cpu: list[Event]
+    size: int | None
+    strange: set[str]
+
+
+def files_of(path: str) -> list[str]:
+    """The traces of a folder, by name; a file is itself. Raises Unreadable for a folder without any."""
+    if not Path(path).is_dir():
+        return [path]
+    files = sorted(str(f) for f in Path(path).iterdir() if f.name.endswith((".json", ".json.gz")))
+    if not files:
+        raise Unreadable(f"{plain(path)} has no .json and no .json.gz in it: give the folder of the traces")
+    return files
 
 
 def read(path: str) -> Trace:
     """One file, plain or gzipped. Raises Unreadable for what is no whole trace, or says what cannot be."""
     file, beside, gpu, launches, notes, cpu = plain(Path(path).name), {}, [], {}, [], []
     names: dict[str, str] = {}  # a trace repeats few names
+    strange: set[str] = set()
     try:
         for found in _events(path, beside):
             if not isinstance(found, dict) or found.get("ph") != "X":
                 continue
             kind, name = str(found.get("cat")).lower(), str(found.get("name"))
+            strange.update(device for device in STRANGE if kind.startswith(device))
             launches_something = kind.endswith(("_runtime", "_driver"))
             is_note = kind in NOTES or name.startswith(("enumerate(DataLoader)", "ProfilerStep"))
             if not (launches_something or is_note or kind in GPU or kind in OPERATORS and not gpu):
@@ -90,11 +106,12 @@ def read(path: str) -> Trace:
         raise Unreadable(f"{file} has no kernels and no operators: was anything run while it was recorded?")
     told = beside.get("distributedInfo")
     told = told if isinstance(told, dict) else {}
-    rank, groups = told.get("rank"), told.get("pg_config")
+    rank, groups, size = told.get("rank"), told.get("pg_config"), told.get("world_size")
     if type(rank) is not int or not 0 <= rank < 10**9:
         rank = int(in_name[1]) if (in_name := _RANK.search(file)) else None
     groups = [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
-    return Trace(file, rank, groups, gpu, launches, notes, [] if gpu else cpu)
+    size = size if type(size) is int and 0 < size <= 100_000 else None
+    return Trace(file, rank, groups, gpu, launches, notes, [] if gpu else cpu, size, strange)
 
 
 NEEDED = (

@@ -7,23 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..foreign import Unreadable
-from ..table import Table, human
+from ..table import Table, human, ranks
 from .advice import Advice, advice, slowest
 from .collectives import UNKNOWN, Collective
 from .reading import read
+from .skew import Skew, skews
 from .split import Split, split
 
+GROUPS = 4  # of which it is told who waited
 ROWS = 12  # kinds of collective that are shown
 TOLD = ("rank", "file", "seconds", "steps", "parts", "communication", "hidden", "working")  # of a rank
 
 
 @dataclass
 class Explained:
-    """splits: of each rank. unknown: what these traces do not say."""
+    """splits: of each rank. unknown: what these traces do not say. skews: who waited for whom."""
 
     splits: list[Split]
     advice: list[Advice]
     unknown: list[str]
+    skews: list[Skew]
 
     def parts(self) -> Table:
         """Where the time of a step went, on each rank."""
@@ -49,24 +52,42 @@ class Explained:
         one = slowest(self.splits)
         kinds: dict[tuple, list[Collective]] = {}
         for c in one.collectives:
-            kinds.setdefault((c.op, c.axis, c.payload), []).append(c)
+            kinds.setdefault(c.kind, []).append(c)
         ranked = sorted(kinds.items(), key=lambda kind: -sum(c.end - c.start for c in kind[1]))
         rows = []
+        steps = max(1, one.steps)
         for (op, axis, payload), alike in ranked[:ROWS]:
             took = [c.end - c.start for c in alike]
-            middle, calls, sent = statistics.median(took), len(alike) / max(1, one.steps), alike[0].sent
+            middle, sent = statistics.median(took), alike[0].sent
+            whole = len(alike) % steps == 0
+            calls = f"{len(alike) // steps}" if whole else f"{len(alike)} in {steps} steps"
             rates = [f"{sent / us / 1e3:.1f} GB/s" if sent and us > 0 else "" for us in (middle, min(took))]
-            rows.append([op, axis, human(payload), f"{calls:g}", f"{middle / 1e3:.2f} ms", *rates])
+            times = [sum(took) / steps / 1e3, 1e3 * one.alone[op, axis, payload] / steps, middle / 1e3]
+            rows.append([op, axis, human(payload), calls, *(f"{ms:.2f} ms" for ms in times), *rates])
         left = "" if len(ranked) <= ROWS else f"; {len(ranked) - ROWS} more kinds take less"
         return Table(
-            ["collective", "axis", "size", "calls a step", "median", "bandwidth", "at best"],
+            [
+                "collective",
+                "axis",
+                "size",
+                "calls a step",
+                "together",
+                "exposed",
+                "median",
+                "bandwidth",
+                "best",
+            ],
             rows,
             title=f"rank {one.rank}'s collectives, by time (bandwidth: bytes a ring must send){left}",
         )
 
     def sentences(self) -> list[str]:
-        one = slowest(self.splits)
-        sentences = []
+        one, sentences = slowest(self.splits), []
+        if missing := self.missing():
+            there = max(s.size or 0 for s in self.splits)
+            sentences.append(
+                f"traces of {len(missing)} of {there} ranks are missing ({ranks(missing)}): one may be slower"
+            )
         if one.communication:
             sentences.append(
                 f"rank {one.rank} communicates {one.communication / one.seconds:.1%} of the time, and"
@@ -75,10 +96,15 @@ class Explained:
         if len(self.splits) > 1:
             others = statistics.median(s.working for s in self.splits if s is not one)
             sentences.append(
-                f"rank {one.rank} is the slowest: without waiting for others it works"
-                f" {one.working / max(1e-9, others):.2f} times as long as the median of the other ranks"
+                f"rank {one.rank} is the slowest{' here' * bool(missing)}: without waiting for others it"
+                f" works {one.working / max(1e-9, others):.2f} times as long as the median of the other ranks"
             )
-        return sentences
+        return sentences + [skew.sentence() for skew in self.skews[:GROUPS]]
+
+    def missing(self) -> list[int]:
+        """Ranks of the same job without a file here."""
+        there = max(s.size or 0 for s in self.splits)
+        return sorted(set(range(there)) - {s.rank for s in self.splits})
 
     def __repr__(self) -> str:
         parts = [repr(self.parts())]
@@ -98,7 +124,9 @@ class Explained:
         return {
             "ranks": [{name: getattr(s, name) for name in TOLD} for s in self.splits],
             "slowest": slowest(self.splits).rank,
+            "missing": self.missing(),
             "advice": [a._asdict() for a in self.advice],
+            "waiting": [vars(skew) for skew in self.skews],
             "unknown": self.unknown,
         }
 
@@ -118,7 +146,8 @@ def explain(files: Sequence[str]) -> Explained:
     for i, one in enumerate(splits):
         one.rank = i if one.rank is None else one.rank
     splits.sort(key=lambda s: s.rank)
-    return Explained(splits, advice(splits), _unknown(splits))
+    found, inconclusive = skews(splits)
+    return Explained(splits, advice(splits, found), _unknown(splits) + inconclusive, found)
 
 
 def _in_a_step(split: Split, seconds: float) -> list[str]:
@@ -127,8 +156,13 @@ def _in_a_step(split: Split, seconds: float) -> list[str]:
 
 def _unknown(splits: list[Split]) -> list[str]:
     unknown, sent = [], [c for s in splits for c in s.collectives]
+    if strange := sorted({device for s in splits for device in s.strange}):
+        unknown.append(
+            f"not known: what {' and '.join(strange)} devices did; their events are not read, and what is"
+            " shown is the host's part"
+        )
     if not sent:
-        return ["no collective was recorded: one rank alone, or a process that only computed"]
+        return unknown + ["no collective was recorded: one rank alone, or a process that only computed"]
     if any(c.axis == UNKNOWN for c in sent):
         unknown.append(
             "not known: the axis of some collectives. Newer PyTorch writes the group of each NCCL kernel into"

@@ -52,14 +52,16 @@ def length(a: np.ndarray) -> float:
 
 
 OPTIMIZER = "Optimizer.step#"
-STEP = "ProfilerStep#"
+STEP, LOADER = "ProfilerStep#", "enumerate(DataLoader)"
 WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "gloo:", "DistributedData")
 
 
 @dataclass
 class Split:
     """Seconds. parts: compute, optimizer, copies, 'exposed AXIS' for each axis, bubble, waiting for data,
-    waiting for Python, idle. communication: with what is hidden. hidden: the share under computation.
+    waiting for Python, idle. communication: with what is hidden. hidden: the share under computation. alone:
+    (operation, axis, bytes) -> how long collectives of that kind ran and nothing computed. size: of the
+    world. strange: devices that are not read.
     """
 
     rank: int | None
@@ -71,6 +73,9 @@ class Split:
     communication: float = 0.0
     hidden: float = 0.0
     collectives: list[Collective] = field(default_factory=list)
+    alone: dict[tuple, float] = field(default_factory=dict)
+    size: int | None = None
+    strange: set[str] = field(default_factory=set)
 
     @property
     def exposed(self) -> float:
@@ -117,11 +122,18 @@ def _of_cpu(trace: Trace) -> Split:
     before the first operator, where a rank reads its data first.
     """
     sent = [of_gloo(note, trace.groups) for note in trace.notes if note.name.startswith("gloo:")]
+    steps = _noted(trace, STEP)
+    if len(steps):  # what ran before the first, or after the last, belongs to none
+        first, last = steps[0, 0], steps[-1, 1]
+        sent = [c for c in sent if first <= c.start < last]
+        trace.cpu = [e for e in trace.cpu if first <= e.start < last]
     ops = [e for e in trace.cpu if not e.name.startswith(WRAPPERS) and not e.name.endswith("Backward0")]
     computing, stepping = union([(e.start, e.end) for e in ops]), _noted(trace, OPTIMIZER)
     parts = without(computing, stepping), both(computing, stepping), union([])
-    made = _parts(trace, False, sent, *parts, _noted(trace, STEP))
-    made.parts |= {"waiting for data": 0.0, "waiting for Python": length(made.parts.pop("idle")) / 1e6}
+    made = _parts(trace, False, sent, *parts, steps)
+    idle = made.parts.pop("idle")
+    for_data = length(both(idle, _noted(trace, LOADER)))
+    made.parts |= {"waiting for data": for_data / 1e6, "waiting for Python": (length(idle) - for_data) / 1e6}
     return made
 
 
@@ -140,6 +152,10 @@ def _parts(trace: Trace, on_gpu: bool, sent: list[Collective], computing, optimi
     made.communication = length(communicating) / 1e6
     made.hidden = length(both(communicating, busy)) / max(1e-9, length(communicating))
     busy = union(np.concatenate([busy, copies]))
+    for kind in {c.kind for c in sent}:
+        of_kind = union([(c.start, c.end) for c in sent if c.kind == kind])
+        made.alone[kind] = length(without(of_kind, busy)) / 1e6
+    made.size, made.strange = trace.size, trace.strange
     bubble = 0.0
     for axis in sorted({c.axis for c in sent}):
         mine = [c for c in sent if c.axis == axis]
@@ -170,7 +186,7 @@ def _idle(trace: Trace, gaps: np.ndarray) -> dict[str, float]:
     starts = {e.start: trace.launches.get(e.args.get("correlation")) for _, e in trace.gpu}
     late = [(end := starts.get(gap[1])) is not None and end[0] > gap[0] for gap in gaps]
     waited = gaps[np.array(late, dtype=bool)] if len(gaps) else gaps
-    for_data = length(both(waited, _noted(trace, "enumerate(DataLoader)")))
+    for_data = length(both(waited, _noted(trace, LOADER)))
     return {
         "waiting for data": for_data / 1e6,
         "waiting for Python": (length(waited) - for_data) / 1e6,
