@@ -21,7 +21,7 @@ from .. import toy
 
 SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-MAY_BE_ZERO = ("dp", "shard", "microbatch", "warmup", "seed", "weight_decay", "keep")
+MAY_BE_ZERO = ("dp", "shard", "microbatch", "warmup", "seed", "weight_decay", "keep", "schedule_steps")
 MOST = 10**9  # of any number of a run: steps, seconds, a seed
 
 
@@ -55,6 +55,7 @@ class Config:
         "sequences that a rank takes at a time; 0: its share at once, with a pipeline in 2·pp parts or more",
     )
     steps: int = _option(100, "steps of the optimizer, counted from the first start")
+    schedule_steps: int = _option(0, "steps in which the learning rate rises and falls; 0: those of --steps")
     lr: float = _option(3e-3, "highest learning rate")
     warmup: int = _option(10, "steps in which the learning rate rises")
     weight_decay: float = _option(0.1, "of AdamW")
@@ -131,7 +132,8 @@ class Config:
             raise ValueError(
                 f"with sequence parallelism tp {self.tp} must divide {whose} {self.seq_len // self.cp} tokens"
             )
-        return replace(self, shard=shard, microbatch=microbatch)
+        falls = self.schedule_steps or self.steps
+        return replace(self, shard=shard, microbatch=microbatch, schedule_steps=falls)
 
     @property
     def replicas(self) -> int:

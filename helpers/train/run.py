@@ -23,6 +23,7 @@ from .owner import Owner, owning
 from .stop import Stop
 from .trainer import Trainer
 
+EVERY = 10.0  # seconds from one line of a log to the next
 tqdm.set_lock(threading.RLock())  # its own is for several processes, and outlives a rank that is killed
 
 
@@ -77,6 +78,7 @@ def _train(
     if run:
         _go_on(trainer, run, chief, say)
     bar = tqdm(total=config.steps, initial=trainer.number, unit="step", disable=None if chief else True)
+    told, first, begun = time.monotonic(), trainer.number, time.monotonic()
     with bar, metrics_of(run, trainer.number, say) if chief and run else nullcontext() as metrics:
         unsaved = None
         while not (trainer.done or trainer.stopping):
@@ -100,6 +102,13 @@ def _train(
                 metrics.write(line)
             bar.update()
             bar.set_postfix(loss=f"{line['loss']:.3f}")
+            now = time.monotonic()
+            if chief and bar.disable and now - told >= EVERY:  # a log has no bar
+                told, left = now, (config.steps - trainer.number) * (now - begun) / (trainer.number - first)
+                say(
+                    f"step {trainer.number} of {config.steps}: loss {line['loss']:.3f},"
+                    f" {line['tokens_per_second']:,.0f} tokens/s, {left:.0f} s left"
+                )
             if run and (trainer.number % config.every == 0 or trainer.done or trainer.stopping):
                 last = trainer.done or trainer.stopping
                 _told(trainer.saved, say, last)  # the one before, where they are written in the background

@@ -19,7 +19,7 @@ from .config import SCHEDULES, Config, batch_of, read_text
 from .context import places_of, split_sequence
 from .sharding import local, mesh_of, shard_model, shards_of, splits_of, stage_of, synchronizes
 
-CHANGES_LOSSES = ("batch", "precision", "seed", "lr", "warmup", "weight_decay", "clip")
+CHANGES_LOSSES = ("batch", "precision", "seed", "lr", "warmup", "schedule_steps", "weight_decay", "clip")
 
 
 def loss_of(scores, targets):
@@ -194,8 +194,9 @@ class Trainer:
 
 
 def learning_rate(step: int, config: Config) -> float:
-    """Up in a straight line for `warmup` steps, then down a half cosine to a tenth at the last step."""
+    """Up in a straight line for `warmup` steps, then down a half cosine to a tenth at `schedule_steps`."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
-    share = (step - config.warmup) / max(1, config.steps - config.warmup)
+    last = config.schedule_steps or config.steps
+    share = (step - config.warmup) / max(1, last - config.warmup)
     return config.lr * (0.55 + 0.45 * math.cos(math.pi * min(1.0, share)))

@@ -151,4 +151,7 @@ def test_a_run_that_goes_on_otherwise_says_so(trained, aside, tmp_path):  # noqa
     options = "--steps 6 --lr 0.001 --seed 1 --precision float64".split()
     code, _, err = aside(main_of, run, *options)
     assert code == 0, err
-    assert "pp 1; precision float32, now float64; seed 0, now 1; lr 0.003, now 0.001)" in err
+    assert (
+        "pp 1; precision float32, now float64; seed 0, now 1; lr 0.003, now 0.001; schedule_steps 4, now 6)"
+        in err
+    )

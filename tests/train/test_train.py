@@ -2,6 +2,7 @@
 checkpoint.
 """
 
+import importlib
 import io
 import os
 import re
@@ -248,6 +249,21 @@ def test_a_run_goes_on_with_the_text_it_began_with(aside, tmp_path):
         code, _, err = aside(main_of, run, "--steps", "4", *text)
         assert code == 2 and f"learned from {tmp_path / 'one'} (300 bytes), this run would" in err, err
     assert aside(main_of, run, "--steps", "4", "--text", str(tmp_path / "one"))[0] == 0
+
+
+def in_a_log(*options):
+    """With a line for each step."""
+    importlib.import_module("helpers.train.run").EVERY = 0.0
+    return main_of(*options)
+
+
+def test_going_on_within_one_schedule_gives_the_losses_of_one_long_run(aside, tmp_path):
+    parts, whole = tmp_path / "parts", tmp_path / "whole"
+    for run, steps in ((parts, 4), (parts, 8), (whole, 8)):
+        code, _, err = aside(in_a_log, run, "--steps", str(steps), "--schedule-steps", "8", "--every", "4")
+        assert code == 0 and f"\nstep {steps} of {steps}: loss " in err and " tokens/s, 0 s left\n" in err
+    losses = [[line["loss"] for line in train.read_metrics(run)] for run in (parts, whole)]
+    assert losses[0] == losses[1]
 
 
 def test_a_folder_that_cannot_be_and_a_sample_of_nothing(aside, tmp_path):
