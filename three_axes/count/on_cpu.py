@@ -45,6 +45,7 @@ def play() -> None:
         (torch.cuda.memory, _MEMORY),
         (torch.accelerator, _ACCELERATOR),
         (torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "mark"), _nothing)),
+        (torch.cuda.nccl, {"version": lambda: (0, 0, 0)}),
         (torch.Tensor, {"to": _moving(torch.Tensor.to), "cuda": _to_gpu, "pin_memory": _itself}),
         (torch, {"Generator": Generator, "compile": _uncompiled, "load": _loading(torch.load)}),
         (nn.Module, {"compile": lambda module, *_, **__: None}),
@@ -59,6 +60,7 @@ def play() -> None:
         (torch, "set_default_device"),
     ):
         setattr(owner, name, _translated(getattr(owner, name)))
+    torch.random.fork_rng = _edited(torch.random.fork_rng, lambda given: given.update(devices=[]))
     DistributedDataParallel.__init__ = _edited(DistributedDataParallel.__init__, _no_gpu)
     on_processor = lambda given: given.update(device_id=torch.device("cpu"))
     FullyShardedDataParallel.__init__ = _edited(FullyShardedDataParallel.__init__, on_processor)
@@ -255,7 +257,7 @@ _MEMORY = dict.fromkeys(
 )
 _MEMORY |= dict.fromkeys(("empty_cache", "reset_peak_memory_stats"), _nothing)
 _MEMORY["mem_get_info"] = lambda *_: (_part_of_memory() - _peak(), _part_of_memory())
-_MEMORY["memory_stats"] = lambda *_: {}
+_MEMORY["memory_stats"] = lambda *_, **__: {}
 _ACCELERATOR = {name: answer for name, answer in (_SAME | _MEMORY).items() if name != "mem_get_info"} | {
     "current_accelerator": lambda *_, **__: torch.device("cuda"),
     "current_device_index": _mine,
@@ -282,6 +284,7 @@ _CUDA_ANSWERS = {
     ),
     "manual_seed": _seed,
     "manual_seed_all": _seed,
+    "memory_summary": lambda *_, **__: NAME,
     "get_rng_state": lambda *_: torch.get_rng_state(),
     "set_rng_state": lambda state, *_: torch.set_rng_state(state),
     "ipc_collect": _nothing,
