@@ -10,12 +10,12 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import resource
 import time
 from functools import wraps
 from types import SimpleNamespace
 from typing import NoReturn
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -232,12 +232,12 @@ def _mine(*_) -> int:
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
-def _peak(*_, **__) -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _held(*_, **__) -> int:
+    return psutil.Process().memory_info().rss
 
 
 def _part_of_memory(*_) -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _ranks_here()
+    return psutil.virtual_memory().total // _ranks_here()
 
 
 def _seed(seed: int) -> None:
@@ -253,10 +253,10 @@ _SAME = {
     "set_stream": _nothing,
 }
 _MEMORY = dict.fromkeys(
-    ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), _peak
+    ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), _held
 )
-_MEMORY |= dict.fromkeys(("empty_cache", "reset_peak_memory_stats"), _nothing)
-_MEMORY["mem_get_info"] = lambda *_: (_part_of_memory() - _peak(), _part_of_memory())
+_MEMORY |= dict.fromkeys(("empty_cache", "reset_held_memory_stats"), _nothing)
+_MEMORY["mem_get_info"] = lambda *_: (_part_of_memory() - _held(), _part_of_memory())
 _MEMORY["memory_stats"] = lambda *_, **__: {}
 _ACCELERATOR = {name: answer for name, answer in (_SAME | _MEMORY).items() if name != "mem_get_info"} | {
     "current_accelerator": lambda *_, **__: torch.device("cuda"),
