@@ -90,9 +90,8 @@ def of_kernel(kernel: Event, announced: Announced) -> Collective:
     size = size if isinstance(size, int) and size > 0 else None
     if op in ("gather", "scatter") and payload is not None:
         payload *= size or 1
-    return Collective(
-        op, axis, kernel.start, kernel.end, payload, size, str(args.get("Process Group Name", ""))
-    )
+    group = f"{args.get('Process Group Name', '')} {args.get('Process Group Ranks', '')}".strip()
+    return Collective(op, axis, kernel.start, kernel.end, payload, size, group)
 
 
 def of_gloo(note: Event, groups: list[dict]) -> Collective:

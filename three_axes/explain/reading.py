@@ -123,6 +123,7 @@ NEEDED = (
     "dtype",
     "Process Group Name",
     "Process Group Description",
+    "Process Group Ranks",
 )
 
 

@@ -56,10 +56,11 @@ def skews(splits: Sequence[Split]) -> tuple[list[Skew], list[str]]:
         axis = next(iter(members.values()))[0].axis
         if len(members) < 2:
             continue
-        if len({tuple((c.op, c.payload) for c in sent) for sent in members.values()}) > 1:
+        alike = len({tuple((c.op, c.payload) for c in sent) for sent in members.values()}) == 1
+        if not alike or len(members) > (next(iter(members.values()))[0].size or len(members)):
             inconclusive.append(
                 f"inconclusive: who waits for whom along {axis}, since {ranks(list(members))} recorded other"
-                " collectives; record the same steps on each"
+                " collectives, or are several groups of one name; record the same steps on each"
             )
             continue
         skew = Skew(axis, waited=dict.fromkeys(members, 0.0))
