@@ -145,6 +145,15 @@ def test_two_folders_are_compared(tmp_path, capsys):
     assert after - before == pytest.approx(200e-6)
 
 
+def test_a_step_is_as_long_as_its_mark_where_the_gpu_keeps_up(tmp_path):
+    def seconds(start: float) -> float:
+        steps = [x("user_annotation", f"ProfilerStep#{i}", 1000 * i, 1000, 1) for i in range(2)]
+        kernels = [x("kernel", "gemm", start + 1000 * i, 800) for i in range(2)]
+        return explain([write(tmp_path / "t.json", [*steps, *kernels])]).splits[0].seconds
+
+    assert seconds(100) == pytest.approx(2e-3) and seconds(1500) == pytest.approx(1.8e-3)
+
+
 def test_devices_that_are_not_read_are_said(tmp_path):
     events = [x("mtia_runtime", "launch", 0, 5), x("cpu_op", "aten::mm", 0, 100)]
     assert "not known: what mtia devices did" in repr(explain([write(tmp_path / "t.json", events)]))

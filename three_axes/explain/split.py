@@ -52,6 +52,7 @@ def length(a: np.ndarray) -> float:
 
 
 OPTIMIZER = "Optimizer.step#"
+WITHIN = 0.99  # of what a GPU ran must be in the host's steps, so that these are its own
 STEP, LOADER = "ProfilerStep#", "enumerate(DataLoader)"
 WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "gloo:", "DistributedData")
 
@@ -112,7 +113,10 @@ def _of_gpu(trace: Trace) -> Split:
     )
     spans = np.array([(e.start, e.end) for e in kernels]).reshape(-1, 2)
     parts = union(spans[~by_optimizer]), union(spans[by_optimizer]), union(copies)
-    made = _parts(trace, True, sent, *parts, union([]))
+    ran, steps = union([(e.start, e.end) for _, e in trace.gpu]), _noted(trace, STEP)
+    # A host that runs ahead ends its steps before the GPU has: then what was recorded is all there is.
+    marks = steps if length(both(ran, steps)) > WITHIN * length(ran) else union([])
+    made = _parts(trace, True, sent, *parts, marks)
     made.parts |= _idle(trace, made.parts.pop("idle"))
     return made
 
