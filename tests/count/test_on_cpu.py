@@ -43,7 +43,8 @@ mean = torch.tensor(float(rank), device="cuda")
 dist.all_reduce(mean, op=dist.ReduceOp.AVG)
 assert mean == 0.5 and begun.elapsed_time(ended) > 0 and torch.cuda.max_memory_allocated() > 1e6
 torch.save(model.state_dict(), f"{rank}.pt")
-torch.load(f"{rank}.pt", map_location=f"cuda:{local}")
+torch.load(f"{rank}.pt", f"cuda:{local}")
+torch.load(f"{rank}.pt", map_location={"cuda:0": f"cuda:{local}"})
 dist.barrier(device_ids=[local])
 dist.destroy_process_group()
 """
