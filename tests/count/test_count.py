@@ -248,14 +248,9 @@ def test_a_hang_of_a_script_is_proven_and_ends_the_job(tmp_path):
         "dist.recv(torch.ones(3), (rank - 1) % n)\ndist.send(torch.ones(3), (rank + 1) % n)\n"
     )
     command = "-m torch.distributed.run --standalone --nproc-per-node 3 -m three_axes count --watch --exit 75"
-    done = subprocess.run(
-        [sys.executable, *command.split(), "hangs.py"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    how = dict(cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=180)
+    done = subprocess.run([sys.executable, *command.split(), "hangs.py"], **how)
     assert done.returncode and re.search(r"exitcode *: 75", done.stderr), done.stderr
     assert "rank 2: hangs.py, line 5:  dist.recv(" in done.stdout
     assert "rank 1 waits to receive from rank 0 (line 5): everybody receives before anybody" in done.stdout
