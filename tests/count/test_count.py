@@ -315,9 +315,8 @@ def test_the_documented_run_is_what_it_says(tmp_path):
     job = "--model config.json --batch 8 --seq 64 --microbatch 2 --dp 4"
     done = counted(tmp_path, *job.split(), "train.py", ranks=4)
     shown = next(text for _, text in blocks if "steps of the optimizer" in text)
-    untimed = lambda text: re.sub(
-        r" +[\d.]+ ms|─+|, [\d.]+ to [\d.]+ s|rank \d waited.*|all waited.*", "", text
-    )
+    times = r" +[\d.]+ ms|─+|, [\d.]+ to [\d.]+ s|rank \d waited.*|all waited.*"
+    untimed = lambda text: re.sub(times, "", text)
     words = lambda text: [" ".join(line.split()) for line in untimed(text).strip().splitlines()]
     assert words(done.stdout) == words(shown), done.stderr
 

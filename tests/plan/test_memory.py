@@ -77,14 +77,13 @@ def test_korthikantis_table_2(t):
     model = MODELS["gpt3-175b"]
     a, h = model.heads, model.hidden
     job = Job(model, seq_len=s, framework=UNFUSED)
-    plain = dict(tp=t, microbatch=b, sequence_parallel=False)
+    split = dict(tp=t, microbatch=b)
+    plain = split | {"sequence_parallel": False}
     formulas = {  # the names in the data file -> how we say it
         "tensor parallel": Layout(**plain),
-        "tensor+sequence parallel": Layout(**{**plain, "sequence_parallel": True}),
+        "tensor+sequence parallel": Layout(**split),
         "tensor parallel + selective recompute": Layout(**plain, recompute="selective"),
-        "tensor+sequence parallel + selective recompute": Layout(
-            **{**plain, "sequence_parallel": True}, recompute="selective"
-        ),
+        "tensor+sequence parallel + selective recompute": Layout(**split, recompute="selective"),
         "full recompute": Layout(**plain, recompute="full"),
     }
     for row in rows_of("korthikanti_2022_table2.csv"):
