@@ -61,9 +61,8 @@ class Kill:
 def chosen(chance: random.Random, number: int) -> Kill:
     """Every signal meets every target in turn; layout and moment are drawn."""
     whom = ("launcher", "rank", "machine")[number % 3]
-    return Kill(
-        chance.choice(LAYOUTS[1 + number % 2]), whom, SIGNALS[number // 3 % 3], chance.choice(MOMENTS)
-    )
+    layout = chance.choice(LAYOUTS[1 + number % 2])
+    return Kill(layout, whom, SIGNALS[number // 3 % 3], chance.choice(MOMENTS))
 
 
 def start(run: Path, layout: str, machines: int, precision: str) -> list[subprocess.Popen]:
@@ -72,22 +71,15 @@ def start(run: Path, layout: str, machines: int, precision: str) -> list[subproc
         port = s.getsockname()[1]
     # A torchrun whose other machine is lost before they have met waits by itself: not for ten minutes here.
     meet = f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --local-addr 127.0.0.1"
-    meet += " --rdzv-conf join_timeout=45"
+    meet += f" --rdzv-conf join_timeout=45 --rdzv-id {uuid.uuid4()}"
     sizes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in SIZES.items())
     how = f"{sizes} --every 3 --keep 4 --timeout 10 --precision {precision} {layout} --out {run}"
-    launch = (
-        f"-m torch.distributed.run --nnodes {machines} --nproc-per-node 2 {meet} --rdzv-id {uuid.uuid4()}"
-    )
-    return [
-        subprocess.Popen(
-            [sys.executable, *launch.split(), "-m", "helpers.train", *how.split()],
-            cwd=ROOT,
-            env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)),
-            stdout=subprocess.DEVNULL,
-            stderr=open(run.with_name(f"said-{number}"), "w"),
-        )
-        for number in range(machines)
-    ]
+    launch = f"-m torch.distributed.run --nnodes {machines} --nproc-per-node 2 {meet}"
+    command = [sys.executable, *launch.split(), "-m", "helpers.train", *how.split()]
+    environ = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    quiet = dict(cwd=ROOT, env=environ, stdout=subprocess.DEVNULL)
+    said = (open(run.with_name(f"said-{number}"), "w") for number in range(machines))
+    return [subprocess.Popen(command, **quiet, stderr=log) for log in said]
 
 
 def ranks_of(launcher: subprocess.Popen) -> list[psutil.Process]:

@@ -28,35 +28,16 @@ def left_behind() -> list[str]:
 
 def main() -> int:
     everything = "--all" in sys.argv
-    environ = dict(
-        [MARK],
-        **os.environ,
-        THREE_AXES_STREAM_AFTER="60",  # no live output: it is not the same twice
-        THREE_AXES_PROGRESS="",
-    )
+    # No live output: it is not the same twice.
+    environ = dict([MARK], **os.environ, THREE_AXES_STREAM_AFTER="60", THREE_AXES_PROGRESS="")
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # thousands of processes would each compile the same files
-    tests = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--nbval",
-            "--nbval-cell-timeout=300",
-            "-n",
-            str(max(2, os.cpu_count() or 2)),  # more of them run into the tests' own timeouts
-            "--dist",
-            "loadfile",
-            "--no-loadscope-reorder",
-            "tests",
-            "notebooks",
-            "-m",
-            "not exhaustive" if everything else "not slow and not exhaustive",
-            f"--hypothesis-profile={'thorough' if everything else 'repeatable'}",
-            *(argument for argument in sys.argv[1:] if argument != "--all"),
-        ],
-        cwd=ROOT,
-        env=environ,
-    )
+    workers = max(2, os.cpu_count() or 2)  # more of them run into the tests' own timeouts
+    command = f"-m pytest --nbval --nbval-cell-timeout=300 -n {workers} --dist loadfile"
+    command += f" --hypothesis-profile={'thorough' if everything else 'repeatable'}"
+    chosen = ["--no-loadscope-reorder", "tests", "notebooks", "-m"]
+    chosen += ["not exhaustive" if everything else "not slow and not exhaustive"]
+    chosen += [argument for argument in sys.argv[1:] if argument != "--all"]
+    tests = subprocess.run([sys.executable, *command.split(), *chosen], cwd=ROOT, env=environ)
     deadline = time.monotonic() + 5
     while (left := left_behind()) and time.monotonic() < deadline:
         time.sleep(0.2)

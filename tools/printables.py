@@ -58,9 +58,8 @@ def write_cards(folder: Path) -> None:
         (folder / f"{name}.html").write_text(page, encoding="utf-8")
     with open(folder / "cards-anki.txt", "w", newline="", encoding="utf-8") as f:
         f.write("#separator:tab\n#html:false\n#tags column:3\n")
-        csv.writer(f, delimiter="\t", lineterminator="\n").writerows(
-            [c.front, c.back, f"drop{c.drop}"] for c in cards
-        )
+        told = ([c.front, c.back, f"drop{c.drop}"] for c in cards)
+        csv.writer(f, delimiter="\t", lineterminator="\n").writerows(told)
     with PdfPages(folder / "cards.pdf") as pdf:
         for card in tqdm(cards, disable=None, leave=False):  # on a terminal
             for text, weight in ((card.front, "bold"), (card.back, "normal")):

@@ -44,9 +44,8 @@ class Mutant(NamedTuple):
         return any(self._names(found) and self._axes(found) for found in report.found)
 
     def explained_by(self, report) -> bool:
-        return any(
-            self._names(f) and self._axes(f) and f.cause.kind in self.kinds.split("|") for f in report.found
-        )
+        kinds = self.kinds.split("|")
+        return any(self._names(f) and self._axes(f) and f.cause.kind in kinds for f in report.found)
 
     def _names(self, found) -> bool:
         return not self.parameter or any(fnmatch(name, self.parameter) for name in found.names)

@@ -76,9 +76,8 @@ class Explorer:
             control.style.description_width = "initial"
             control.observe(changed, names="value")
             self._widgets[name] = control
-        rows = widgets.HBox(
-            list(self._widgets.values()), layout=widgets.Layout(flex_flow="row wrap", grid_gap="0 2em")
-        )
+        beside = widgets.Layout(flex_flow="row wrap", grid_gap="0 2em")
+        rows = widgets.HBox(list(self._widgets.values()), layout=beside)
         box = widgets.VBox([rows, words, image])
         bundle, metadata = self.picture._repr_mimebundle_()
         return {**bundle, "text/plain": repr(self), **live(box)}, metadata

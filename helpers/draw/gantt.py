@@ -110,8 +110,7 @@ def panel(ax, t, strip: bool, longest: float, most: float, path: set, named: boo
     where these fit.
     """
     scale = 1e3 if t.unit == "s" else 1
-    tops = _tops(t)
-    lanes = _lanes(t)
+    tops, lanes = _tops(t), _lanes(t)
     lane = 0.24 if lanes else 0.0
     below = lane + (0.42 + lane / 4 if strip else 0.0)
     names: list[tuple[str, float, float, str]] = []
@@ -126,7 +125,7 @@ def panel(ax, t, strip: bool, longest: float, most: float, path: set, named: boo
         y = rank * (1 + below)
         waits = _waits(row, 0.01 * longest)
         for kind, (alpha, high) in LOOKS.items():
-            colour = _mixed(rank, alpha)
+            colour = tuple(alpha * c + 1 - alpha for c in mpl.colors.to_rgb(rank_colour(rank)))
             mine = [s for s in row if s[0] == kind]
             boxes(mine, y - high / 2, high, facecolor=colour, edgecolor=PAPER)
             for _, label, start, end in mine:
@@ -144,18 +143,10 @@ def panel(ax, t, strip: bool, longest: float, most: float, path: set, named: boo
             boxes(mine, y + 0.42, 0.2, facecolor=PAPER, edgecolor=rank_colour(rank), hatch=hatch)
     if names:  # as shapes, all in one: a hundred texts take a tenth of a second more
         texts, x, ys, colours = zip(*names)
-        ax.add_collection(
-            PathCollection(
-                [_shape(text) for text in texts],
-                offsets=list(zip(x, ys)),
-                offset_transform=ax.transData,
-                facecolors=colours,
-                linewidths=0,
-                zorder=4,
-                transform=Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans,
-            ),
-            autolim=False,
-        )
+        points = Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans
+        where = dict(offsets=list(zip(x, ys)), offset_transform=ax.transData, transform=points, zorder=4)
+        shapes = PathCollection([_shape(text) for text in texts], facecolors=colours, linewidths=0, **where)
+        ax.add_collection(shapes, autolim=False)
     last = (len(t.rows) - 1) * (1 + below)
     ax.set(
         yticks=[r * (1 + below) for r in range(len(t.rows))],
@@ -166,11 +157,6 @@ def panel(ax, t, strip: bool, longest: float, most: float, path: set, named: boo
     )
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-
-
-def _mixed(rank: int, alpha: float) -> tuple[float, ...]:
-    """A rank's colour on paper, so much of it."""
-    return tuple(alpha * c + 1 - alpha for c in mpl.colors.to_rgb(rank_colour(rank)))
 
 
 def _later(label: str) -> bool:
@@ -257,16 +243,8 @@ def _strip(ax, t, rank: int, top: float, height: float, scale: float, most: floa
     at, peak = max(steps, key=lambda s: s[1])
     words = _amount(t, peak) + ("" if t.level_unit == "B" else " in flight")
     ax.plot([scale * at], [floor - tall * peak / most], marker="v", color=INK, markersize=4)
-    ax.annotate(
-        "▾ peak\n" + words,
-        (1.0, (top + floor) / 2 - 0.2),
-        (4, 0),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        fontsize=8.5,
-        ha="left",
-        va="center",
-    )
+    place = dict(xycoords=("axes fraction", "data"), textcoords="offset points", ha="left", va="center")
+    ax.annotate("▾ peak\n" + words, (1.0, (top + floor) / 2 - 0.2), (4, 0), fontsize=8.5, **place)
 
 
 def _amount(t, held: float) -> str:

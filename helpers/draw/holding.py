@@ -126,9 +126,7 @@ def segments(listed: Sequence[dict], title: str) -> Picture:
             free[0] += inactive * block["size"]
             free[1] = max(free[1], inactive * block["size"])
             colour = PAPER if inactive else "#777777"
-            box(
-                ax, block["address"] / 1e6, -0.4, block["size"] / 1e6, 0.8, facecolor=colour, edgecolor="none"
-            )
+            box(ax, block["address"] / 1e6, -0.4, block["size"] / 1e6, 0.8, facecolor=colour, ec="none")
         ax.vlines(segment["address"] / 1e6, -0.4, 0.4, color=INK, linewidth=0.5)
     end = sum(segment["total_size"] for segment in listed) / 1e6
     ax.vlines(end, -0.4, 0.4, color=INK, linewidth=0.5)

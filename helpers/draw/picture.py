@@ -33,14 +33,8 @@ STYLE = {
     "axes.titlesize": 12,
     "axes.titlelocation": "left",
     "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "legend.frameon": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys("axes.edgecolor axes.labelcolor text.color xtick.color ytick.color".split(), INK),
     "hatch.linewidth": 0.7,
 }
 
@@ -107,16 +101,9 @@ def box(ax, x: float, y: float, width: float, height: float, **look) -> None:
 
 def write_rank(ax, x: float, y: float, rank: int, size: float, outline: float = 2, **how) -> None:
     """A rank's number, as it can be read on every rank's colour: paper, with an outline of ink."""
-    ax.text(
-        x,
-        y,
-        str(rank),
-        fontsize=size,
-        fontweight="bold",
-        color=PAPER,
-        path_effects=[withStroke(linewidth=outline, foreground=INK)],
-        **{"ha": "center", "va": "center"} | how,
-    )
+    how = {"ha": "center", "va": "center", "fontweight": "bold", "color": PAPER} | how
+    edge = [withStroke(linewidth=outline, foreground=INK)]
+    ax.text(x, y, str(rank), fontsize=size, path_effects=edge, **how)
 
 
 def row_of_panels(columns: int, width: float, height: float):

@@ -119,19 +119,15 @@ class CachingAllocator:
         else:
             wanted = -(-size // rules["large rounding"]) * rules["large rounding"]
         if self.reserved + wanted > self.limit:
-            self.retries += 1
-            self._give_back()
+            self.retries += 1  # every segment goes back to the device that no tensor lives in
+            self.segments = [s for s in self.segments if any(b.key is not None for b in s.blocks)]
+            self.reserved = sum(s.size for s in self.segments)
         if self.reserved + wanted > self.limit:
             return None
         segment = Segment(wanted, small, [Block(0, wanted)])
         self.segments.append(segment)
         self.reserved += wanted
         return segment, segment.blocks[0]
-
-    def _give_back(self) -> None:
-        """Give every segment back to the device that no tensor lives in."""
-        self.segments = [s for s in self.segments if any(b.key is not None for b in s.blocks)]
-        self.reserved = sum(s.size for s in self.segments)
 
     def snapshot(self) -> list[dict]:
         """The segments as `torch.cuda.memory._snapshot()["segments"]` lists them; addresses start at 0."""
@@ -147,15 +143,8 @@ class CachingAllocator:
                 for block in segment.blocks
             ]
             active = sum(b["size"] for b in blocks if b["state"] != "inactive")
-            listed.append(
-                {
-                    "address": address,
-                    "total_size": segment.size,
-                    "allocated_size": active,
-                    "active_size": active,
-                    "segment_type": "small" if segment.small else "large",
-                    "blocks": blocks,
-                }
-            )
+            sizes = {"total_size": segment.size, "allocated_size": active, "active_size": active}
+            kind = "small" if segment.small else "large"
+            listed.append({"address": address, **sizes, "segment_type": kind, "blocks": blocks})
             address += segment.size
         return listed

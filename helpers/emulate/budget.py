@@ -58,10 +58,8 @@ class Budget(Ledger):
                 owner |= dict.fromkeys(storages([thing]), "parameters")
                 owner |= dict.fromkeys(storages([thing.grad]), "gradients")
             elif issubclass(kind, torch.optim.Optimizer):
-                states = (v for state in thing.state.values() for v in state.values())
-                owner |= dict.fromkeys(
-                    storages(v for v in states if isinstance(v, torch.Tensor)), "optimizer"
-                )
+                kept = (v for state in thing.state.values() for v in state.values())
+                owner |= dict.fromkeys(storages(v for v in kept if isinstance(v, torch.Tensor)), "optimizer")
         held = dict.fromkeys(KINDS, 0)
         for piece, size in self.pieces.items():
             held[owner.get(piece, KINDS[-1])] += size

@@ -13,14 +13,9 @@ def nodes(name: str, ranks: int, link: float, port: float, latency: float = 5e-4
     """Nodes of so many ranks. link, port: bytes a second of a rank, inside a node and out of it. latency:
     seconds of a message between nodes; inside a node it is 0.1 ms.
     """
-    return Network(
-        name=name,
-        gpus_per_node=ranks,
-        intra_node_bandwidth=link,
-        inter_node_bandwidth=port,
-        intra_node_latency=1e-4,
-        inter_node_latency=latency,
-    )
+    latencies = dict(intra_node_latency=1e-4, inter_node_latency=latency)
+    speeds = dict(intra_node_bandwidth=link, inter_node_bandwidth=port)
+    return Network(name=name, gpus_per_node=ranks, **speeds, **latencies)
 
 
 def four_ranks(link: float) -> tuple[Network, Network]:

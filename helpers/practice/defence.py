@@ -211,9 +211,8 @@ class Defence:
         """The planner's page, with this layout, its pictures and the seven answers."""
         e, of = self.estimate, self.of
         answers = "".join(f"<dt>{escape(q)}</dt><dd>{escape(a)}</dd>" for q, a in self.answers.items())
-        pictures = "".join(
-            f"<figure>{picture.html()}</figure>" for picture in (self.time_picture(), self.memory_picture())
-        )
+        both = self.time_picture(), self.memory_picture()
+        pictures = "".join(f"<figure>{picture.html()}</figure>" for picture in both)
         sections = {
             "Recommendation": recommendation(e, of, tokens),
             "Alternatives": alternatives(e, of, self.pure)._repr_html_(),
@@ -249,7 +248,6 @@ class Defence:
         )
 
     def _repr_html_(self) -> str:
-        answers = "".join(
-            f"<li style='margin:.3em 0'><b>{escape(q)}</b> {escape(a)}</li>" for q, a in self.answers.items()
-        )
+        told = self.answers.items()
+        answers = "".join(f"<li style='margin:.3em 0'><b>{escape(q)}</b> {escape(a)}</li>" for q, a in told)
         return f"<b>{escape(str(self.layout))}</b>: {escape(self.estimate.summary())}<ol>{answers}</ol>"

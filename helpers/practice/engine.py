@@ -251,21 +251,17 @@ class Compared(Exercise):
 
     def _form(self, mine: Run, truth: Run) -> Answer | None:
         """What is wrong with the form of an answer. Values are read here."""
-        row = next((row for row in self.rows if "form" in row.parts), None)
+        row = next((row for row in self.rows if "form" in row.parts), Mistake("another form"))
         for rank, (facts, wanted) in enumerate(zip(mine.ranks, truth.ranks)):
             for i, (got, right_) in enumerate(zip(facts["values"], wanted["values"])):
                 if got is None and right_ is not None:
-                    return wrong(
-                        "nothing returned", f"Your function returned None. {row.advice if row else ''}"
-                    )
+                    return wrong("nothing returned", f"Your function returned None. {row.advice}")
                 try:
                     facts["values"][i] = self.reads(got) if self.reads else _as(right_, got)
                 except UNREADABLE as e:
                     said = f"{e}." if isinstance(e, _Form) else f"You return {got!r:.200}."
                     at = f"On {mine.n} ranks, rank {rank}: " if mine.n > 1 else ""
-                    return wrong(
-                        row.name if row else "another form", f"{at}{said} {row.advice if row else ''}"
-                    )
+                    return wrong(row.name, f"{at}{said} {row.advice}")
         return None
 
     def _crashed(self, mine: Run, truth: Run) -> Answer:

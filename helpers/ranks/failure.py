@@ -235,12 +235,10 @@ def _others(seen: list[RankStatus], but: list[int], heading: str = "Meanwhile:")
     told = []
     for (what, where), members in doing.items():
         longest = "" if None in members.values() else f", {time.monotonic() - min(members.values()):.1f} s"
-        told.append(f"    {ranks(list(members))} {_verb(what, list(members))}{longest}{where}")
+        if what.startswith("was ") and len(members) > 1:
+            what = "were" + what[3:]
+        told.append(f"    {ranks(list(members))} {what}{longest}{where}")
     return [heading, *told] if doing else []
-
-
-def _verb(what: str, members: list[int]) -> str:
-    return "were" + what[3:] if what.startswith("was ") and len(members) > 1 else what
 
 
 def _doing(s: RankStatus) -> tuple[str, float | None, str]:

@@ -97,13 +97,12 @@ def by_kind(
     activations: the peak that `saved_activations` saw.
     'resident' is the whole process as the operating system counts it (0 where it does not say).
     """
-    state = optimizer.state.values() if optimizer else ()
+    states = (v for state in (optimizer.state.values() if optimizer else ()) for v in state.values())
+    kept = (v for v in states if isinstance(v, torch.Tensor) and v.dim())
     return {
         "parameters": sum(storages(model.parameters()).values()),
         "gradients": sum(storages(p.grad for p in model.parameters()).values()),
-        "optimizer": sum(
-            storages(v for s in state for v in s.values() if isinstance(v, torch.Tensor) and v.dim()).values()
-        ),
+        "optimizer": sum(storages(kept).values()),
         "activations": activations,
         "resident": resident(),
     }

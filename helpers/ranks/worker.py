@@ -80,9 +80,7 @@ def _made_groups() -> bool:
     if not dist.is_initialized():
         return False
     kinds = (dist.DeviceMesh, torch.nn.parallel.DistributedDataParallel)
-    return len(pytorch_private.groups()) > 1 or any(
-        issubclass(type(thing), kinds) for thing in gc.get_objects()
-    )
+    return len(pytorch_private.groups()) > 1 or any(issubclass(type(x), kinds) for x in gc.get_objects())
 
 
 class Rank:
@@ -111,14 +109,8 @@ class Rank:
         threading.Thread(target=self._listen, name=OWN_THREAD, daemon=True).start()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        self.names.update(
-            __name__="__main__",
-            torch=torch,
-            dist=dist,
-            rank=self.setup.rank,
-            world_size=self.setup.size,
-            device=self.device,
-        )
+        self.names.update(__name__="__main__", torch=torch, dist=dist, device=self.device)
+        self.names.update(rank=self.setup.rank, world_size=self.setup.size)
         while True:
             kind, number, *details = self.jobs.get()
             if kind == "join":
@@ -140,13 +132,8 @@ class Rank:
         interposer.use(None)
         os.makedirs(self.setup.folder, exist_ok=True)
         meeting = os.path.join(self.setup.folder, f"meeting-{generation}")
-        dist.init_process_group(
-            devices.BACKENDS[self.device.type],
-            init_method=f"file://{meeting}",
-            timeout=timedelta(minutes=30),
-            rank=self.setup.rank,
-            world_size=self.setup.size,
-        )
+        how = dict(timeout=timedelta(minutes=30), rank=self.setup.rank, world_size=self.setup.size)
+        dist.init_process_group(devices.BACKENDS[self.device.type], init_method=f"file://{meeting}", **how)
         self.recorder.look(dist.group.WORLD)  # now, not in every call
         if self.setup.fabric:
             interposer.use(Fabric(self.setup.fabric, self.setup.folder, generation))
@@ -190,9 +177,8 @@ class Rank:
             try:
                 return True, dumps(value), report, dist.is_initialized()
             except BaseException as e:  # noqa: BLE001  the reader's __reduce__ may raise anything too
-                error = self._describe(e)._replace(
-                    cause="result", message=f"{type(value).__name__}: {shown(e)}"
-                )
+                message = f"{type(value).__name__}: {shown(e)}"
+                error = self._describe(e)._replace(cause="result", message=message)
         return False, cloudpickle.dumps(error), report, dist.is_initialized()
 
     def _function(self, fn: bytes):
@@ -205,11 +191,8 @@ class Rank:
         The value of a last line that is an expression is the result.
         """
         tree = ast.parse(source, file)
-        last = (
-            ast.Expression(tree.body.pop().value)
-            if tree.body and isinstance(tree.body[-1], ast.Expr)
-            else None
-        )
+        ends = tree.body and isinstance(tree.body[-1], ast.Expr)
+        last = ast.Expression(tree.body.pop().value) if ends else None
         exec(compile(tree, file, "exec"), self.names)
         if last is None:
             return None
@@ -278,16 +261,8 @@ class Rank:
         """Making a group is a meeting too, though no collective."""
         while frame is not None:
             if frame.f_code.co_name == "new_group" and "distributed" in frame.f_code.co_filename:
-                return {
-                    "op": "new_group",
-                    "axis": "world",
-                    "shape": None,
-                    "dtype": None,
-                    "peer": None,
-                    "line": line,
-                    "at": self.began,
-                    "needs": list(range(self.setup.size)),
-                }
+                needs, unknown = list(range(self.setup.size)), dict.fromkeys(("shape", "dtype", "peer"))
+                return dict(op="new_group", axis="world", line=line, at=self.began, needs=needs, **unknown)
             frame = frame.f_back
         return None
 

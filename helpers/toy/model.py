@@ -106,9 +106,8 @@ class ToyTransformer(nn.Sequential):
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            super().__init__(
-                Embedding(hidden, seq_len), *(Block(hidden, heads) for _ in range(layers)), Head(hidden)
-            )
+            blocks = (Block(hidden, heads) for _ in range(layers))
+            super().__init__(Embedding(hidden, seq_len), *blocks, Head(hidden))
         self.hidden, self.heads, self.seq_len, self.tied = hidden, heads, seq_len, tied
         self.token_parts = 1  # in how many parts the tokens between blocks are cut, by sequence parallelism
         if tied:

@@ -248,14 +248,9 @@ def test_a_hang_of_a_script_is_proven_and_ends_the_job(tmp_path):
         "dist.recv(torch.ones(3), (rank - 1) % n)\ndist.send(torch.ones(3), (rank + 1) % n)\n"
     )
     command = "-m torch.distributed.run --standalone --nproc-per-node 3 -m three_axes count --watch --exit 75"
-    done = subprocess.run(
-        [sys.executable, *command.split(), "hangs.py"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    how = dict(cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=180)
+    done = subprocess.run([sys.executable, *command.split(), "hangs.py"], **how)
     assert done.returncode and re.search(r"exitcode *: 75", done.stderr), done.stderr
     assert "rank 2: hangs.py, line 5:  dist.recv(" in done.stdout
     assert "rank 1 waits to receive from rank 0 (line 5): everybody receives before anybody" in done.stdout
@@ -320,9 +315,8 @@ def test_the_documented_run_is_what_it_says(tmp_path):
     job = "--model config.json --batch 8 --seq 64 --microbatch 2 --dp 4"
     done = counted(tmp_path, *job.split(), "train.py", ranks=4)
     shown = next(text for _, text in blocks if "steps of the optimizer" in text)
-    untimed = lambda text: re.sub(
-        r" +[\d.]+ ms|─+|, [\d.]+ to [\d.]+ s|rank \d waited.*|all waited.*", "", text
-    )
+    times = r" +[\d.]+ ms|─+|, [\d.]+ to [\d.]+ s|rank \d waited.*|all waited.*"
+    untimed = lambda text: re.sub(times, "", text)
     words = lambda text: [" ".join(line.split()) for line in untimed(text).strip().splitlines()]
     assert words(done.stdout) == words(shown), done.stderr
 

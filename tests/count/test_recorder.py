@@ -14,9 +14,8 @@ from three_axes.count.meter import Recorder
 from three_axes.count.moves import Channel
 from three_axes.count.operators import InBatch, must_send
 
-GROUP = type(
-    "Group", (), {"group_name": "of two"}
-)()  # a recorder remembers weakly whose connections it has seen
+# A recorder remembers weakly whose connections it has seen.
+GROUP = type("Group", (), {"group_name": "of two"})()
 
 
 class Work:

@@ -46,16 +46,13 @@ FIRST = d14.the_plan().by_axes[:7]
 TUNED = next(row for row in d14.the_plan().by_axes if row.axes[:3] == (4, 8, 2))
 NODE = plan(Job(find_model("opt-30b"), CLUSTERS["dgx-a100"], 64, 2048), gpus=8)
 LLAMA = find_model("llama-3-70b")
-BY_MEGATRON = sum(
-    stage_memory(replace(d14.the_plan().job, framework=FRAMEWORKS["megatron-lm"]), LAYOUT.layout, 0).values()
-)
+MEGATRONS = replace(d14.the_plan().job, framework=FRAMEWORKS["megatron-lm"])
+BY_MEGATRON = sum(stage_memory(MEGATRONS, LAYOUT.layout, 0).values())
 SIXTY_FOUR = Job(LLAMA, global_batch=64, seq_len=8192)
 LEAST = max(sum(stage_memory(SIXTY_FOUR, Layout(tp=8, pp=2, recompute="full"), k).values()) for k in range(2))
 TOY = sum(p.numel() for p in toy.ToyTransformer(hidden=d10.HIDDEN, seq_len=d10.LONG).parameters())
 UNIT = 4 * 4 * d10.LONG * d10.HIDDEN
-THEN = {
-    what: [float(cell.rstrip("%")) for cell in behind_then] for what, _, _, *behind_then in d13.flips().rows
-}
+THEN = {what: [float(cell.rstrip("%")) for cell in then] for what, _, _, *then in d13.flips().rows}
 # As drop 13 says.
 assert max(map(max, THEN.values())) < 4
 assert round(100 * d13.the_plan().sure.apart) == 9 == round(100 * d14.the_plan().sure.apart)
@@ -69,9 +66,7 @@ assert all(" TP 1 " in row[2] or " TP 2 " in row[2] for row in d13.by_framework(
 assert b1.SECONDS["B"] == 2 * b1.SECONDS["F"]
 assert b1.TWO_NODES.intra_node_bandwidth == 10 * b1.TWO_NODES.inter_node_bandwidth
 assert b1.whole_at_once(toy.fsdp_order(6, prefetch=2)) == 3
-ALL, USED = (
-    b3.parameters_on_rank(*b3.MIXTRAL[:3], experts, 2, 1, 1) + 2 * 32768 * b3.HIDDEN for experts in (8, 2)
-)
+ALL, USED = (b3.parameters_on_rank(*b3.MIXTRAL[:3], n, 2, 1, 1) + 2 * 32768 * b3.HIDDEN for n in (8, 2))
 assert round(b3.published()["Megatron-Core, folded"] - b3.published()["Megatron-Core"]) == 3  # "three points"
 FLIGHT = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/FlightRecorder.hpp"
 KEPT_ENTRIES = int(re.search(r'"TORCH_NCCL_TRACE_BUFFER_SIZE"\}, (\d+)\)', FLIGHT.read_text())[1])
@@ -253,11 +248,9 @@ def what_drop_14_says_of_the_common_answer():
     assert 0.31 < room < 0.37 and SLOW.step_seconds / LAYOUT.estimate.step_seconds < 1.03
     assert LAYOUT.traffic()["tp"][0] > 1e12
     # "does not fit", and "a quarter of the GPU"
-    first_stage = Layout(dp=4, tp=8, pp=2, zero=3)
-    assert (
-        sum(stage_memory(traced_job(LLAMA, 8192, first_stage), first_stage, 0).values()) > DGX.device.memory
-    )
-    kept = sum(beyond(d14.MODEL, first_stage, d14.SEQ).values())
+    staged = Layout(dp=4, tp=8, pp=2, zero=3)
+    assert sum(stage_memory(traced_job(LLAMA, 8192, staged), staged, 0).values()) > DGX.device.memory
+    kept = sum(beyond(d14.MODEL, staged, d14.SEQ).values())
     assert 0.25 < kept / DGX.device.memory < 0.30
 
 

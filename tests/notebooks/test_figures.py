@@ -38,9 +38,7 @@ def test_figures_in_the_prose_are_true(path, prose):
         for o in c.outputs
     )
     for figure in re.findall(FIGURE, text):
-        assert figure in printed or any(figure in sentence for sentence in computed), (
-            f"{figure} comes from nowhere"
-        )
+        assert figure in printed or any(figure in one for one in computed), f"{figure} comes from nowhere"
 
 
 @pytest.mark.parametrize("file", ["data/flashcards.csv", "docs/teaching.md"])

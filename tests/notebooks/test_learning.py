@@ -277,14 +277,14 @@ def test_the_setup_cell_is_silent_where_the_course_is_installed():
 
 
 def anchors(markdown: str) -> set[str]:
-    return {
-        re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", markdown, re.M)
-    }
+    headings = re.findall(r"^#+ (.*)$", markdown, re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
-@pytest.mark.parametrize(
-    "file", [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *NOTEBOOKS], ids=lambda p: p.name
-)
+FILES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *NOTEBOOKS]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda p: p.name)
 def test_every_relative_link_leads_somewhere(file):
     prose = text(nbformat.read(file, as_version=4)) if file.suffix == ".ipynb" else file.read_text()
     for target in re.findall(r"\]\(([^)\s]+)\)", prose):
@@ -295,12 +295,8 @@ def test_every_relative_link_leads_somewhere(file):
             assert not anchor or anchor in anchors(there.read_text()), target
 
 
-NAMES = {module_of(n).rpartition(".")[2]: module_of(n) for n in BOOKS} | {
-    "toy": "helpers.toy",
-    "draw": "helpers.draw",
-    "schedules": "three_axes.paper.schedules",
-    "simulation": "three_axes.paper.simulation",
-}
+SHORT = "helpers.toy helpers.draw three_axes.paper.schedules three_axes.paper.simulation".split()
+NAMES = {name.rpartition(".")[2]: name for name in [*map(module_of, BOOKS), *SHORT]}
 
 
 @pytest.mark.parametrize("number", BOOKS)
@@ -321,17 +317,8 @@ def test_every_name_in_the_prose_exists(number):
 
 
 # term -> the drop that makes it bold where it explains it; no drop before may use it
-TERMS = {
-    "rank": "01",
-    "twin": "01",
-    "reduce-scatter": "02",
-    "bucket": "05",
-    "bubble": "07",
-    "microbatch": "07",
-    "sequence parallelism": "06",
-    "MFU": "11",
-    "budget": "10",
-}
+TERMS = dict(rank="01", twin="01", bucket="05", bubble="07", microbatch="07", budget="10", MFU="11")
+TERMS |= {"reduce-scatter": "02", "sequence parallelism": "06"}
 
 
 @pytest.mark.parametrize("term", TERMS)

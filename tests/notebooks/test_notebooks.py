@@ -171,9 +171,7 @@ def nothing_of_one_machine(path, notebook):
 
 @form
 def only_content_is_stored(path, notebook):
-    assert nbformat.writes(notebook) == nbformat.writes(
-        normalise(nbformat.read(path, as_version=4), path.name[:2])
-    )
+    assert nbformat.writes(notebook) == nbformat.writes(normalise(nbformat.read(path, 4), path.name[:2]))
 
 
 @form

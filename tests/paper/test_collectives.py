@@ -15,14 +15,6 @@ from three_axes.paper.collectives import (
 )
 
 
-@pytest.mark.parametrize("n, factor", [(2, 1), (3, 4 / 3), (4, 1.5), (8, 1.75)])
-def test_a_ring_all_reduce(n, factor):
-    assert algorithmic_bytes("all_reduce", 12, n) == pytest.approx(12 * factor)
-    assert algorithmic_bytes("all_reduce", 12, n) == pytest.approx(
-        algorithmic_bytes("reduce_scatter", 12, n) + algorithmic_bytes("all_gather", 12, n)
-    )
-
-
 def test_what_gloo_does_differently():
     assert [gloo("broadcast", 1, 8, r) for r in range(8)] == [3, 2, 1, 1, 0, 0, 0, 0]
     assert [gloo("broadcast", 1, 4, r) for r in range(4)] == [2, 1, 0, 0]

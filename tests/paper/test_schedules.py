@@ -13,13 +13,6 @@ from three_axes.paper.simulation import Stuck, Times, simulate
 SIMPLE = [gpipe, one_f_one_b, zb_h1, zb_h2, zb_v]
 
 
-def test_the_textbook_case():
-    g, o = simulate(gpipe(4, 8)), simulate(one_f_one_b(4, 8))
-    assert [g.in_flight(r) for r in range(4)] == [8, 8, 8, 8]
-    assert [o.in_flight(r) for r in range(4)] == [4, 3, 2, 1]
-    assert g.makespan == o.makespan == 33 and round(100 * o.bubble, 2) == 27.27
-
-
 def test_what_a_picture_is_drawn_from():
     line = simulate(one_f_one_b(2, 2))
     assert line.levels == [
@@ -93,9 +86,7 @@ def pytorchs(name: str, p: int, m: int, v: int) -> list[list[Op]]:
     if name == "1F1B" and orders[-1][0].microbatch == 1:
         # torch 2.13 lists the last rank's forwards as 1 to m, where there are microbatches 0 to m-1.
         # It runs them rightly: the list is for show.
-        orders[-1] = [
-            op._replace(microbatch=op.microbatch - 1) if op.kind == "F" else op for op in orders[-1]
-        ]
+        orders[-1] = [o._replace(microbatch=o.microbatch - 1) if o.kind == "F" else o for o in orders[-1]]
     return orders
 
 
@@ -128,15 +119,10 @@ def test_orders_are_pytorchs(name, ours, p, m, v):
 # -- what must hold of any -------------------------------------------------------------------
 
 
-@given(
-    st.sampled_from(SIMPLE),
-    st.integers(1, 6),
-    st.integers(1, 20),
-    st.floats(0.1, 5),
-    st.floats(0.1, 5),
-    st.floats(0.1, 5),
-    st.floats(0, 1),
-)
+TIMES = [st.floats(0.1, 5)] * 3
+
+
+@given(st.sampled_from(SIMPLE), st.integers(1, 6), st.integers(1, 20), *TIMES, st.floats(0, 1))
 def test_every_operation_runs_once_after_what_it_needs(make, p, m, f, i, w, send):
     schedule = make(p, m)
     line = simulate(schedule, Times(f, i, w, send))
@@ -175,9 +161,7 @@ def test_more_microbatches_never_mean_a_larger_bubble():
 
 
 def test_a_slow_last_stage_sets_the_pace():
-    even, heavy = (
-        simulate(one_f_one_b(4, 16), Times([1, 1, 1, x], [1, 1, 1, x], [1, 1, 1, x])) for x in (1, 1.5)
-    )
+    even, heavy = (simulate(one_f_one_b(4, 16), Times(*[[1, 1, 1, x]] * 3)) for x in (1, 1.5))
     assert heavy.makespan == pytest.approx(even.makespan + 16 * 1.5, rel=0.02)
 
 

@@ -172,9 +172,7 @@ def test_a_module_for_a_further_token():
     assert away(with_it, 0) == away(plain, 0) and away(with_it, 15) > away(plain, 15)
 
 
-@given(
-    SIZES, SIZES, st.sampled_from([1, 2, 4]), st.sampled_from([0, 1, 3]), st.sampled_from(["none", "full"])
-)
+@given(SIZES, SIZES, *map(st.sampled_from, ([1, 2, 4], [0, 1, 3], ["none", "full"])))
 def test_more_ranks_for_experts_hold_less_and_send_more(ep, t, p, zero, recompute):
     given_ = dict(dp=8, tp=t, pp=p, zero=zero, recompute=recompute)
     job = Job(MIXTRAL, DGX, 64, 4096, MEGATRON)

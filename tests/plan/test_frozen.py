@@ -29,9 +29,7 @@ def test_adapters_have_the_parameters_that_peft_prints():
     # r·(in + out) of each of the seven linear layers: PEFT prints 41,943,040 for Llama 3 8B at rank 16.
     assert adapter_share(LORA, Layout()) == 41_943_040
     # Of the attention: q 4096 + 4096, k and v 4096 + 1024, o 4096 + 4096.
-    assert adapter_share(replace(LORA, lora=Lora(8, ("attention",))), Layout()) == 32 * 8 * (
-        8192 + 2 * 5120 + 8192
-    )
+    assert adapter_share(replace(LORA, lora=Lora(8, ("attention",))), Layout()) == 32 * 8 * 2 * (8192 + 5120)
     stages = [adapter_share(LORA, Layout(pp=4), k) for k in range(4)]
     assert stages == [41_943_040 / 4] * 4
     assert adapter_share(JOB, Layout()) == 0
@@ -100,9 +98,7 @@ def test_memory_falls_where_less_is_trained():
     ends = 2 * JOB.model.vocab * JOB.model.hidden + JOB.model.hidden  # embedding, head and last norm
     bits = 8 * (four["weights"] - 2 * a - 2 * ends) / (n - ends)
     assert bits == pytest.approx(4.127, abs=1e-3)  # Dettmers et al. 2023, section 3: 4 and 0.127
-    kept = lambda **changed: sum(
-        activations_per_layer(replace(JOB, lora=Lora(16, **changed)), Layout()).values()
-    )
+    kept = lambda **k: sum(activations_per_layer(replace(JOB, lora=Lora(16, **k)), Layout()).values())
     both = kept()
     # Without adapters there, the inputs of gate and up and of down go; the activation's own stay.
     inputs = 2 * 4096 * (4096 + 14336)
@@ -126,9 +122,8 @@ def test_time_falls_and_no_figure_of_full_training_moves():
         assert wide["casts"] > 0 and sum(wide.values()) > 0
     # FSDP gathers frozen weights too, twice a microbatch, and reduces adapters only: 4 of 4 + 2 bytes.
     dp = lambda job: sent(job, Layout(dp=8, zero=3))["dp"]
-    assert dp(LORA) == pytest.approx(
-        2 / 3 * dp(replace(JOB, framework=replace(MEGATRON, gradient_bytes=2))), rel=0.03
-    )
+    narrow = replace(JOB, framework=replace(MEGATRON, gradient_bytes=2))
+    assert dp(LORA) == pytest.approx(2 / 3 * dp(narrow), rel=0.03)
     assert sent(replace(LORA, model=MODELS["mixtral-8x7b"]), Layout(dp=8))["edp"] == 0  # experts stay frozen
 
 
@@ -354,9 +349,8 @@ def test_the_page_is_complete_in_itself():
     assert text.count("<h2>") == 7 and "the job stops every" in text and str(of.best.layout) in text
     widths = [float(w) for w in re.findall(r"width:([\d.]+)%\"", text)]
     assert sum(widths) == pytest.approx(100, abs=0.1)
-    near = close_calls(
-        plan(replace(JOB, model=MODELS["llama-3-70b"], global_batch=128, seq_len=8192), gpus=64)
-    )
+    seventy = replace(JOB, model=MODELS["llama-3-70b"], global_batch=128, seq_len=8192)
+    near = close_calls(plan(seventy, gpus=64))
     assert near.startswith("Less than 9% behind, which is a tie") and "DP 1 · TP 4 · PP 8 · CP 2" in near
     assert close_calls(plan(replace(JOB, lora=Lora(16)), gpus=1)) == ""
     with pytest.raises(ValueError, match="does not fit"):

@@ -67,10 +67,8 @@ def test_sixteen_bytes_and_its_variants():
 def test_a_70b_on_64_gpus(layout, gb):
     """What a well-known calculator puts at 369 GiB a GPU is 30.9 GB of states."""
     assert layout.ranks == 64
-    by_rank = [
-        sum(states(stage_params(LLAMA, layout, k), layout.dp, layout.zero).values()) for k in range(layout.pp)
-    ]
-    assert round(sum(by_rank) / len(by_rank) / 1e9, 1) == gb
+    held = lambda k: sum(states(stage_params(LLAMA, layout, k), layout.dp, layout.zero).values())
+    assert round(sum(map(held, range(layout.pp))) / layout.pp / 1e9, 1) == gb
 
 
 @pytest.mark.parametrize("t", [1, 2, 8])
@@ -79,14 +77,13 @@ def test_korthikantis_table_2(t):
     model = MODELS["gpt3-175b"]
     a, h = model.heads, model.hidden
     job = Job(model, seq_len=s, framework=UNFUSED)
-    plain = dict(tp=t, microbatch=b, sequence_parallel=False)
+    split = dict(tp=t, microbatch=b)
+    plain = split | {"sequence_parallel": False}
     formulas = {  # the names in the data file -> how we say it
         "tensor parallel": Layout(**plain),
-        "tensor+sequence parallel": Layout(**{**plain, "sequence_parallel": True}),
+        "tensor+sequence parallel": Layout(**split),
         "tensor parallel + selective recompute": Layout(**plain, recompute="selective"),
-        "tensor+sequence parallel + selective recompute": Layout(
-            **{**plain, "sequence_parallel": True}, recompute="selective"
-        ),
+        "tensor+sequence parallel + selective recompute": Layout(**split, recompute="selective"),
         "full recompute": Layout(**plain, recompute="full"),
     }
     for row in rows_of("korthikanti_2022_table2.csv"):
@@ -235,26 +232,18 @@ def test_every_second_product_is_kept():
     """torchtitan's policy on Llama-3-8B, by hand: input, q, v, attention's output, gate and down, of 8, 8, 2,
     8, 28 and 8 KiB a token.
     """
-    model, s = MODELS["llama-3-8b"], 4096
-    assert sum(
-        activations_per_layer(Job(model, seq_len=s), Layout(recompute="per-op")).values()
-    ) == s * 1024 * (8 + 8 + 2 + 8 + 28 + 8)
-    seconds = [
-        estimate(Job(model, seq_len=s), Layout(recompute=r)).step_seconds for r in ("none", "per-op", "full")
-    ]
+    job = Job(MODELS["llama-3-8b"], seq_len=4096)
+    held = sum(activations_per_layer(job, Layout(recompute="per-op")).values())
+    assert held == 4096 * 1024 * (8 + 8 + 2 + 8 + 28 + 8)
+    seconds = [estimate(job, Layout(recompute=r)).step_seconds for r in ("none", "per-op", "full")]
     assert seconds == sorted(seconds)
 
 
-@given(
-    st.sampled_from(["llama-3-8b", "llama-3-70b", "gpt3-175b"]),
-    st.sampled_from([1, 2, 4, 8]),
-    st.sampled_from([1, 2, 4, 8]),
-    st.integers(1, 64),
-    st.integers(0, 3),
-    st.sampled_from(RECOMPUTE),
-    st.booleans(),
-    st.integers(1, 8),
-)
+SIZES = [st.sampled_from([1, 2, 4, 8])] * 2
+CHOICES = st.integers(1, 64), st.integers(0, 3), st.sampled_from(RECOMPUTE), st.booleans(), st.integers(1, 8)
+
+
+@given(st.sampled_from(["llama-3-8b", "llama-3-70b", "gpt3-175b"]), *SIZES, *CHOICES)
 def test_more_of_anything_that_splits_never_costs_memory(name, t, p, d, zero, recompute, sp, b):
     model, m = MODELS[name], 4 * p
     given = dict(dp=d, tp=t, pp=p, zero=zero, recompute=recompute, sequence_parallel=sp, microbatch=b)

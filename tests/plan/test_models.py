@@ -103,22 +103,35 @@ def test_gpt_flops_are_the_papers():
     assert m.flops_per_token(s) == pytest.approx(72 * L * h * h * (1 + s / (6 * h) + V / (12 * L * h)))
 
 
-def test_a_configuration_with_the_names_of_gpt_2(tmp_path):
+@pytest.fixture
+def read(tmp_path):
+    """What is read of a file: its text, or what it holds."""
+
+    def model(given: str | dict, name: str = "config.json"):
+        (tmp_path / name).write_text(given if isinstance(given, str) else json.dumps(given))
+        return find_model(str(tmp_path / name))
+
+    return model
+
+
+def test_a_configuration_with_the_names_of_gpt_2(read):
     sizes = dict(n_embd=1600, n_layer=48, n_head=25, vocab_size=50257, n_positions=1024)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "gpt2"} | sizes))
-    assert find_model(str(path)).params == MODELS["gpt2-xl"].params
+    assert read({"model_type": "gpt2"} | sizes).params == MODELS["gpt2-xl"].params
 
 
-BASE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
-LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "intermediate_size": 11008,
-    "vocab_size": 32000,
-}
+def fields(text: str) -> dict:
+    """'a=1 b="x" c=null' -> {'a': 1, 'b': 'x', 'c': None}"""
+    return {name: json.loads(value) for name, value in (word.split("=") for word in text.split())}
+
+
+LLAMA = fields("""
+    model_type="llama" num_hidden_layers=32 hidden_size=4096 num_attention_heads=32 vocab_size=32000
+    intermediate_size=11008
+""")
+GEMMA_2B = fields("""
+    model_type="gemma" head_dim=256 intermediate_size=16384 num_hidden_layers=18 hidden_size=2048
+    num_attention_heads=8 num_key_value_heads=1 vocab_size=256000
+""")
 
 
 @pytest.mark.parametrize(
@@ -173,135 +186,74 @@ LLAMA = {
         ),
     ],
 )
-def test_what_is_not_modelled_is_refused_and_not_read_as_something_else(tmp_path, given, sentence):
+def test_what_is_not_modelled_is_refused_and_not_read_as_something_else(read, given, sentence):
     """given: a text, or what stands in LLAMA's place."""
-    path = tmp_path / "config.json"
-    path.write_text(given if isinstance(given, str) else json.dumps(LLAMA | given))
     with pytest.raises(ValueError, match=sentence):
-        find_model(str(path))
+        read(given if isinstance(given, str) else LLAMA | given)
 
 
-def test_a_file_may_begin_with_a_mark_and_say_what_its_layers_are(tmp_path):
+def test_a_file_may_begin_with_a_mark_and_say_what_its_layers_are(read, tmp_path):
     path = tmp_path / "C.JSON"
     path.write_text(json.dumps(LLAMA), encoding="utf-8-sig")
     assert find_model(str(path)).params == MODELS["llama-2-7b"].params
-    path.write_text(json.dumps(LLAMA | {"model_type": "mine", "gated": True, "tied": True}))
-    assert find_model(str(path)).params == MODELS["llama-2-7b"].params - 32000 * 4096
-    sizes = dict(zip(BASE, (18, 2048, 8, 1, 256000)))
-    path.write_text(json.dumps({"model_type": "gemma", "head_dim": 256, "intermediate_size": 16384} | sizes))
+    own = read(LLAMA | {"model_type": "mine", "gated": True, "tied": True})
+    assert own.params == MODELS["llama-2-7b"].params - 32000 * 4096
     # Gemma-2b's published weights: its head is its embedding.
-    assert find_model(str(path)).params == 2_506_172_416
+    assert read(GEMMA_2B).params == 2_506_172_416
 
 
-ROUTED = ("num_experts_per_tok", "moe_intermediate_size", "num_experts")
 CONFIGS = {  # the published fields
-    "llama-3-70b": ("llama", (80, 8192, 64, 8, 128256), dict(intermediate_size=28672)),
-    "mixtral-8x7b": (
-        "mixtral",
-        (32, 4096, 32, 8, 32000),
-        dict(intermediate_size=14336, num_local_experts=8, num_experts_per_tok=2, sliding_window=None),
-    ),
-    "qwen3-30b-a3b": (
-        "qwen3_moe",
-        (48, 2048, 32, 4, 151936),
-        dict(
-            head_dim=128,
-            intermediate_size=6144,
-            num_experts=128,
-            num_experts_per_tok=8,
-            moe_intermediate_size=768,
-            decoder_sparse_step=1,
-            mlp_only_layers=[],
-            use_sliding_window=False,
-            sliding_window=None,
-            max_window_layers=48,
-            attention_bias=False,
-        ),
-    ),
-    "deepseek-v2-lite": (
-        "deepseek_v2",
-        (27, 2048, 16, 16, 102400),
-        dict(
-            intermediate_size=10944,
-            moe_intermediate_size=1408,
-            n_routed_experts=64,
-            n_shared_experts=2,
-            num_experts_per_tok=6,
-            first_k_dense_replace=1,
-            moe_layer_freq=1,
-            q_lora_rank=None,
-            kv_lora_rank=512,
-            qk_nope_head_dim=128,
-            qk_rope_head_dim=64,
-            v_head_dim=128,
-            n_group=1,
-        ),
-    ),
-    "deepseek-v3": (
-        "deepseek_v3",
-        (61, 7168, 128, 128, 129280),
-        dict(
-            intermediate_size=18432,
-            moe_intermediate_size=2048,
-            n_routed_experts=256,
-            n_shared_experts=1,
-            num_experts_per_tok=8,
-            first_k_dense_replace=3,
-            moe_layer_freq=1,
-            q_lora_rank=1536,
-            kv_lora_rank=512,
-            qk_nope_head_dim=128,
-            qk_rope_head_dim=64,
-            v_head_dim=128,
-            n_group=8,
-            topk_group=4,
-            num_nextn_predict_layers=1,
-            ep_size=1,
-        ),
-    ),
-    "gpt-oss-20b": (
-        "gpt_oss",
-        (24, 2880, 64, 8, 201088),
-        dict(
-            head_dim=64,
-            intermediate_size=2880,
-            num_local_experts=32,
-            num_experts_per_tok=4,
-            experts_per_token=4,
-            attention_bias=True,
-            sliding_window=128,
-            layer_types=["sliding_attention", "full_attention"] * 12,
-        ),
-    ),
+    "llama-3-70b": fields("""
+        model_type="llama" num_hidden_layers=80 hidden_size=8192 num_attention_heads=64
+        num_key_value_heads=8 vocab_size=128256 intermediate_size=28672
+    """),
+    "mixtral-8x7b": fields("""
+        model_type="mixtral" num_hidden_layers=32 hidden_size=4096 num_attention_heads=32
+        num_key_value_heads=8 vocab_size=32000 intermediate_size=14336 num_local_experts=8
+        num_experts_per_tok=2 sliding_window=null
+    """),
+    "qwen3-30b-a3b": fields("""
+        model_type="qwen3_moe" num_hidden_layers=48 hidden_size=2048 num_attention_heads=32
+        num_key_value_heads=4 vocab_size=151936 head_dim=128 intermediate_size=6144 num_experts=128
+        num_experts_per_tok=8 moe_intermediate_size=768 decoder_sparse_step=1 mlp_only_layers=[]
+        use_sliding_window=false sliding_window=null max_window_layers=48 attention_bias=false
+    """),
+    "deepseek-v2-lite": fields("""
+        model_type="deepseek_v2" num_hidden_layers=27 hidden_size=2048 num_attention_heads=16
+        num_key_value_heads=16 vocab_size=102400 intermediate_size=10944 moe_intermediate_size=1408
+        n_routed_experts=64 n_shared_experts=2 num_experts_per_tok=6 first_k_dense_replace=1
+        moe_layer_freq=1 q_lora_rank=null kv_lora_rank=512 qk_nope_head_dim=128 qk_rope_head_dim=64
+        v_head_dim=128 n_group=1
+    """),
+    "deepseek-v3": fields("""
+        model_type="deepseek_v3" num_hidden_layers=61 hidden_size=7168 num_attention_heads=128
+        num_key_value_heads=128 vocab_size=129280 intermediate_size=18432 moe_intermediate_size=2048
+        n_routed_experts=256 n_shared_experts=1 num_experts_per_tok=8 first_k_dense_replace=3
+        moe_layer_freq=1 q_lora_rank=1536 kv_lora_rank=512 qk_nope_head_dim=128 qk_rope_head_dim=64
+        v_head_dim=128 n_group=8 topk_group=4 num_nextn_predict_layers=1 ep_size=1
+    """),
+    "gpt-oss-20b": fields("""
+        model_type="gpt_oss" num_hidden_layers=24 hidden_size=2880 num_attention_heads=64
+        num_key_value_heads=8 vocab_size=201088 head_dim=64 intermediate_size=2880 num_local_experts=32
+        num_experts_per_tok=4 experts_per_token=4 attention_bias=true sliding_window=128
+    """)
+    | {"layer_types": ["sliding_attention", "full_attention"] * 12},
 }
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_their_configurations_are_the_models_by_name(name, tmp_path):
-    kind, base, more = CONFIGS[name]
-    path = tmp_path / f"{name}.json"
-    path.write_text(
-        json.dumps({"model_type": kind, "tie_word_embeddings": False, **dict(zip(BASE, base)), **more})
-    )
-    read = find_model(str(path))
-    assert read == MODELS[name]
-    outer = {
-        "model_type": "seeing",
-        "vision_config": {"hidden_size": 9},
-        "text_config": json.loads(path.read_text()),
-    }
-    path.write_text(json.dumps(outer))
-    assert find_model(str(path)) == MODELS[name]
+def test_their_configurations_are_the_models_by_name(name, read):
+    config = CONFIGS[name] | {"tie_word_embeddings": False}
+    assert read(config, f"{name}.json") == MODELS[name]
+    seeing = dict(model_type="seeing", vision_config={"hidden_size": 9}, text_config=config)
+    assert read(seeing, f"{name}.json") == MODELS[name]
 
 
-AIR = dict(zip(BASE, (46, 4096, 96, 8, 151552))) | dict(
-    model_type="glm4_moe",
-    intermediate_size=10944,
-    moe_intermediate_size=1408,
-    n_routed_experts=128,
-    num_experts_per_tok=8,
-    attention_bias=True,
-)
+AIR = fields("""
+    num_hidden_layers=46 hidden_size=4096 num_attention_heads=96 num_key_value_heads=8 vocab_size=151552
+    model_type="glm4_moe" intermediate_size=10944 moe_intermediate_size=1408 n_routed_experts=128
+    num_experts_per_tok=8 attention_bias=true
+""")
 SMALL = dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, sliding_window=1024)
 
 
@@ -310,46 +262,36 @@ SMALL = dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, sl
     [(AIR, 106.852e9), ({"text_config": SMALL | {"model_type": "gemma3_text"}}, 3.8803e9)],
     ids=["GLM-4.5-Air", "Gemma 3 4B's text part"],
 )
-def test_what_a_file_leaves_out_is_as_transformers_has_it(config, params, tmp_path):
+def test_what_a_file_leaves_out_is_as_transformers_has_it(config, params, read):
     """Printed sizes: 106 B, and 3.88 B without the part that sees."""
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert find_model(str(tmp_path / "config.json")).params == pytest.approx(params, rel=1e-5)
+    assert read(config).params == pytest.approx(params, rel=1e-5)
 
 
-def test_linear_attention_is_refused_by_name(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3_next"}')
+def test_linear_attention_is_refused_by_name(read):
     with pytest.raises(ValueError, match="qwen3_next has linear attention"):
-        find_model(str(tmp_path / "config.json"))
+        read({"model_type": "qwen3_next"})
 
 
-GEMMA3_1B = dict(zip(BASE, (26, 1152, 4, 1, 262144))) | {
-    "model_type": "gemma3_text",
-    "head_dim": 256,
-    "intermediate_size": 6912,
-    "sliding_window": 512,
-    "sliding_window_pattern": 6,
-}
+GEMMA3_1B = fields("""
+    num_hidden_layers=26 hidden_size=1152 num_attention_heads=4 num_key_value_heads=1 vocab_size=262144
+    model_type="gemma3_text" head_dim=256 intermediate_size=6912 sliding_window=512
+    sliding_window_pattern=6
+""")
 
 
-def test_windows_and_norms_of_gemma_are_read(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(GEMMA3_1B))
-    read = find_model(str(path))
-    assert read.params == 999_885_952 and (read.window, read.windowed) == (512, 22)
+def test_windows_and_norms_of_gemma_are_read(read):
+    gemma = read(GEMMA3_1B)
+    assert gemma.params == 999_885_952 and (gemma.window, gemma.windowed) == (512, 22)
     qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}
-    path.write_text(json.dumps(qwen | {"max_window_layers": 28}))
-    assert find_model(str(path)).windowed == 4
-    path.write_text(json.dumps(qwen | {"use_sliding_window": False}))
-    assert find_model(str(path)).window == 0
+    assert read(qwen | {"max_window_layers": 28}).windowed == 4
+    assert read(qwen | {"use_sliding_window": False}).window == 0
 
 
-def test_our_own_files_have_experts_too(tmp_path):
-    path = tmp_path / "mine.json"
+def test_our_own_files_have_experts_too(read):
     mine = dict(layers=4, hidden=64, heads=4, vocab=100, gated=True, tied=False)
     experts = dict(count=8, per_token=2, ffn=32)
-    path.write_text(json.dumps(mine | {"experts": experts, "latent": {"kv_rank": 16}}))
-    read = find_model(str(path))
-    assert read.experts.count == 8 and read.latent.values == 128
+    own = read(mine | {"experts": experts, "latent": {"kv_rank": 16}})
+    assert own.experts.count == 8 and own.latent.values == 128
     for bad, sentence in (
         ({"experts": 8}, "experts is an object, not 8"),
         ({"experts": {"many": 8}}, "experts has no field 'many'; known are count, per_token"),
@@ -358,9 +300,8 @@ def test_our_own_files_have_experts_too(tmp_path):
         ({"experts": experts | {"dense_layers": 4}}, "4 dense layers of 4"),
         ({"window": 5}, "a window of 5 in 0 of 4 layers"),
     ):
-        path.write_text(json.dumps(mine | bad))
         with pytest.raises(ValueError, match=sentence):
-            find_model(str(path))
+            read(mine | bad)
 
 
 def test_an_unknown_name_gets_the_nearest():
@@ -379,9 +320,7 @@ FIELDS = """
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-        lambda inner: (
-            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=8)
-        ),
+        lambda one: st.lists(one, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), one, max_size=8),
     )
 )
 def test_any_json_gives_a_shape_or_a_sentence(tmp_path_factory, config):

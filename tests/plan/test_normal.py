@@ -11,9 +11,7 @@ from three_axes.plan.normal import Normal, nearest, published_runs, read_line, s
 
 JOB = Job(MODELS["llama-3-70b"], CLUSTERS["dgx-h100"], 128, 8192, FRAMEWORKS["megatron-bridge"])
 LAYOUT = Layout(dp=2, tp=4, pp=4, cp=2, interleave=5, schedule="interleaved", zero=1)
-COMMAND = (
-    "normal llama-3-70b --gpus 64 --batch 128 --seq 8192 --framework megatron-bridge --tp 4 --pp 4 --cp 2"
-)
+ASKED = "normal llama-3-70b --gpus 64 --batch 128 --seq 8192 --framework megatron-bridge --tp 4 --pp 4 --cp 2"
 
 
 def test_units_of_what_was_measured():
@@ -70,10 +68,10 @@ def test_the_nearest_runs_are_of_the_same_kind():
 
 
 def test_the_command(capsys):
-    assert main(f"{COMMAND} --interleave 5 --schedule interleaved --zero 1 --tokens 900".split()) == 0
+    assert main(f"{ASKED} --interleave 5 --schedule interleaved --zero 1 --tokens 900".split()) == 0
     out = capsys.readouterr().out
     assert "DP 2 · TP 4 · PP 4 · CP 2" in out and "900 tokens/s/GPU" in out and "MLPerf Training" in out
-    assert main(f"{COMMAND} --step 15 --json".split()) == 0
+    assert main(f"{ASKED} --step 15 --json".split()) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["step_seconds"] == 15 and {"nearest", "longer", "predicted", "verdict"} <= set(printed)
     for wrong, sentence in (
@@ -81,4 +79,4 @@ def test_the_command(capsys):
         ("--log nothing", "no step time in 'nothing'"),
         ("--tp 5 --step 1", "--gpus 64 is no multiple of tp · pp · cp = 40"),
     ):
-        assert main(f"{COMMAND} {wrong}".split()) == 2 and sentence in capsys.readouterr().err
+        assert main(f"{ASKED} {wrong}".split()) == 2 and sentence in capsys.readouterr().err

@@ -93,13 +93,9 @@ def test_the_bubble_of_schedules_that_split_backward_is_the_simulated_one():
         layout = Layout(tp=8, pp=p, microbatch=b, schedule=name)
         job = Job(model, DGX, 3 * p * b, 2048)
         one, terms = work(layer(job, layout), job, layout, constants()), step_terms(job, layout)
-        layers_of_chunk = model.layers / p / layout.chunks
-        line = simulate(
-            SCHEDULES[name].make(p, 3 * p, 1), Times(*(float(layers_of_chunk * one.phase(k)) for k in "FIW"))
-        )
-        assert float(terms["bubble"]) == pytest.approx(
-            line.makespan - 3 * p * layers_of_chunk * layout.chunks * float(one.total), rel=2e-3
-        ), name
+        times = Times(*(float(model.layers / p / layout.chunks * one.phase(k)) for k in "FIW"))
+        idle = simulate(SCHEDULES[name].make(p, 3 * p, 1), times).makespan - 3 * model.layers * one.total
+        assert float(terms["bubble"]) == pytest.approx(float(idle), rel=2e-3), name
 
 
 def test_schedules_that_split_backward_are_asked_for():
@@ -233,40 +229,25 @@ def test_frameworks_hide_what_they_say():
 def test_sequence_parallelism_sends_a_quarter_more_where_it_gathers_again():
     """Ten gathers and scatters a layer for Megatron-LM's four all-reduces of twice their bytes each."""
     layout = Layout(dp=4, tp=8, pp=2, zero=1)
-    again, kept = (
-        sent(replace(JOB, framework=replace(TEXTBOOK, regathers=r)), layout)["tp"] for r in (True, False)
-    )
+    jobs = (replace(JOB, framework=replace(TEXTBOOK, regathers=r)) for r in (True, False))
+    again, kept = (sent(job, layout)["tp"] for job in jobs)
     plain = sent(JOB, replace(layout, sequence_parallel=False))["tp"]
     assert again / plain == pytest.approx(1.25, rel=0.01) and kept / plain == pytest.approx(1, rel=0.01)
 
 
 def test_no_number_out_of_range_comes_through():
     device = DGX.device
-    for broken in (
-        dict(rails=0),
-        dict(rails=-3),
-        dict(gpus_per_node=7.5),
-        dict(rails="four"),
-        dict(intra_node_bandwidth=10**400),
-        dict(intra_node_bandwidth=900),  # GB/s
-        dict(inter_node_bandwidth=float("nan")),
-        dict(inter_node_latency=15),  # µs
-        dict(device="h100-80gb"),
-        dict(gpu_hours_between_interruptions=0),
-        dict(storage_bandwidth=float("nan")),
-    ):
-        with pytest.raises(ValueError, match=f"cluster 'dgx-h100': {next(iter(broken))}"):
-            replace(DGX, **broken)
-    for broken in (
-        dict(bandwidth=-1e12),
-        dict(achievable=0),
-        dict(achievable=2 * device.flops),
-        dict(memory=float("inf")),
-        dict(memory=80),  # GB
-        dict(flops=989),  # TFLOP/s
-    ):
-        with pytest.raises(ValueError, match=f"device 'h100-80gb': {next(iter(broken))}"):
-            replace(device, **broken)
+    nan, inf = float("nan"), float("inf")
+    of_cluster = dict(rails=(0, -3, "four"), gpus_per_node=(7.5,), device=("h100-80gb",))
+    of_cluster |= dict(intra_node_bandwidth=(10**400, 900), inter_node_latency=(15,))  # GB/s and µs
+    of_cluster |= dict.fromkeys(("inter_node_bandwidth", "storage_bandwidth"), (nan,))
+    of_cluster |= dict(gpu_hours_between_interruptions=(0,))
+    of_device = dict(bandwidth=(-1e12,), achievable=(0, 2 * device.flops))
+    of_device |= dict(memory=(inf, 80), flops=(989,))  # GB and TFLOP/s
+    for record, kind, wrong in ((DGX, "cluster", of_cluster), (device, "device", of_device)):
+        for field, value in ((field, value) for field, values in wrong.items() for value in values):
+            with pytest.raises(ValueError, match=f"{kind} '{record.name}': {field}"):
+                replace(record, **{field: value})
     for broken in (dict(global_batch="64"), dict(seq_len=1.5), dict(seq_len=float("nan"))):
         with pytest.raises(ValueError, match="must be a whole number"):
             Job(MODELS["toy"], **broken)
@@ -382,14 +363,10 @@ def test_what_does_not_fit_says_by_how_much():
         made.best
 
 
-@given(
-    st.sampled_from(["llama-3-8b", "opt-30b", "gpt3-175b"]),
-    st.sampled_from([1, 2, 4, 8]),
-    st.sampled_from([1, 2, 4]),
-    st.sampled_from([1, 2, 4, 8]),
-    st.sampled_from([0, 1, 3]),
-    st.sampled_from(["none", "full"]),
-)
+MANY = ([1, 2, 4, 8], [1, 2, 4], [1, 2, 4, 8], [0, 1, 3], ["none", "full"])
+
+
+@given(*map(st.sampled_from, (["llama-3-8b", "opt-30b", "gpt3-175b"], *MANY)))
 def test_time_is_positive_and_faster_parts_are_never_slower(name, t, p, d, zero, recompute):
     layout = Layout(dp=d, tp=t, pp=p, zero=zero, recompute=recompute)
     job = Job(MODELS[name], DGX, 64 * d, 2048)

@@ -65,11 +65,10 @@ def test_what_other_programs_read(output_of):
 def test_a_terminal_without_bars_or_with_a_closed_pipe():
     command = [sys.executable, "-m", "three_axes", "memory", "llama-3-8b", "--dp", "8", "--zero", "3"]
     environ = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
+    how = dict(capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environ, **how)
     assert done.returncode == 0 and "s a step" in done.stdout and not done.stderr
-    first = subprocess.run(
-        f"{shlex.join(command)} | head -1", shell=True, capture_output=True, text=True, timeout=60
-    )
+    first = subprocess.run(f"{shlex.join(command)} | head -1", shell=True, **how)
     assert first.stdout and not first.stderr
     if os.path.exists("/dev/full"):
         with open("/dev/full", "w") as full:

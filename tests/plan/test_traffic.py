@@ -182,9 +182,8 @@ def test_an_expert_layer_sends_what_the_list_says(four):
         x = torch.randn(b * s, h, requires_grad=True)
         current.count_from_here()
         y, _ = experts.expert_parallel(layer, x)
-        current.rank.recorder.rows["all_to_all", "world"].algorithmic -= (
-            8 * 8 * 3 / 4
-        )  # how many rows will come
+        row = current.rank.recorder.rows["all_to_all", "world"]
+        row.algorithmic -= 8 * 8 * 3 / 4  # how many rows will come
         y.sum().backward()
 
     counted_like(four, job, Layout(dp=4, ep=4, microbatch=b), "ep", run)

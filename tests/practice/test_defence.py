@@ -75,9 +75,8 @@ def test_no_sentence_is_false_of_any_job(name, gpus, batch, seq_len, framework):
         assert judged.endswith(".") and " -" not in judged
         assert judged.count("Take it") <= (row is of.by_axes[0])
         assert judged.startswith("Do not take it") == (not mine.estimate.fits)
-        hours = float(
-            re.search(r"take ([\d,]+) GPU-hours", meeting.cost(mine.estimate, of, 1e9))[1].replace(",", "")
-        )
+        price = meeting.cost(mine.estimate, of, 1e9)
+        hours = float(re.search(r"take ([\d,]+) GPU-hours", price)[1].replace(",", ""))
         assert hours == pytest.approx(1e9 / mine.estimate.tokens_per_second_per_gpu / 3600, abs=1)
         assert len(meeting.alternatives(mine.estimate, of, mine.pure).rows) >= (2 if gpus > 1 else 1)
         assert meeting.changes(mine.estimate, of).rows and meeting.assumptions(mine.estimate)

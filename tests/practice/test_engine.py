@@ -1,6 +1,7 @@
 """The engine of exercises by itself: what it reads, runs and compares; what it says of what nobody knows."""
 
 from collections import namedtuple
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -165,15 +166,12 @@ def ones(rank, n):
     return [(torch.ones(4, requires_grad=True),)]
 
 
-summed = OnRanks(
+on_two = partial(OnRanks, hints=["One."], minutes=1, tries=((2,),), praise="Right.")
+summed = on_two(
     "the gradient summed",
     doubled,
-    hints=["Enter."],
-    minutes=1,
-    tries=((2,),),
     inputs=ones,
     gradient=lambda arguments: torch.ones(4),
-    praise="Right.",
     mistakes="""
         thrice
             Twice was asked.
@@ -268,14 +266,10 @@ def multiplied(x):
     return x @ x
 
 
-product = OnRanks(
+product = on_two(
     "a product",
     multiplied,
-    hints=["One."],
-    minutes=1,
-    tries=((2,),),
     inputs=lambda rank, n: [(torch.full((8, 8), 1.0 + rank),), (torch.eye(8),)],
-    praise="Right.",
     figures=lambda run, truth: [("work", f"{run.most('flops'):g}", f"{truth.most('flops'):g}")],
     mistakes="""
         too much work
@@ -345,9 +339,7 @@ Row = namedtuple("Row", "op payload")
 
 def run_of(counted: list, came: list | None = None, ops=("send",), size: int = 1000) -> Run:
     rows = [[Row(op, 0) for op in ops] + [Row("recv", c)] for c in came or counted]
-    return Run(
-        (len(counted),), [{"size": size} for _ in counted], SimpleNamespace(ranks=rows, counted=counted)
-    )
+    return Run((len(counted),), [{"size": size}] * len(counted), SimpleNamespace(ranks=rows, counted=counted))
 
 
 RING = run_of([1500] * 4)
@@ -413,17 +405,7 @@ def test_the_busiest_rank_counts_and_errors_are_those_of_who_raised():
     assert run.errors == [] and run.standing == {}
 
 
-stuck = OnRanks(
-    "stuck",
-    doubled,
-    hints=["-"],
-    minutes=1,
-    tries=((2,),),
-    inputs=ones,
-    praise="",
-    mistakes="",
-    world={"timeout": 2},
-)
+stuck = on_two("stuck", doubled, inputs=ones, mistakes="", world={"timeout": 2})
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,6 @@ def test_other_arguments_and_no_function_are_refused():
 def test_waits_that_are_missing_are_counted_and_no_others():
     last_alone = edited(d05.overlap, "work.wait() => under_way[-1][0].wait()")
     start = "        under_way.append("
-    one_before = edited(
-        d05.overlap, f"{start} =>         under_way[-1][0].wait() if under_way else None⏎{start}"
-    )
+    before = edited(d05.overlap, f"{start} =>         under_way[-1][0].wait() if under_way else None⏎{start}")
     assert "nobody called wait() for 11 of 12" in d05.overlapped.check(last_alone).text
-    assert "nobody called" not in d05.overlapped.check(one_before).text
+    assert "nobody called" not in d05.overlapped.check(before).text

@@ -114,11 +114,6 @@ def test_a_result_that_exits_ends_nothing(world):
         world.run(Exits)
 
 
-def test_an_exit_without_a_status_has_no_message(world):
-    with pytest.raises(RankError, match="all 4 ranks raised SystemExit\n"):
-        world.run(sys.exit)
-
-
 def test_a_rank_without_descriptors_says_its_own_error():
     def none_left():
         opened = []

@@ -42,17 +42,12 @@ def test_worlds_made_in_several_threads_leave_multiprocessing_as_it_was():
     assert multiprocessing.util.spawnv_passfds is before
 
 
+OTHERS = ("group", "holding the interpreter", "ends", "exit")
+SLOW = [pytest.param(manner, marks=pytest.mark.slow) for manner in OTHERS]
+
+
 @linux
-@pytest.mark.parametrize(
-    "manner",
-    [
-        "in a collective",
-        *(
-            pytest.param(manner, marks=pytest.mark.slow)
-            for manner in ("group", "holding the interpreter", "ends", "exit")
-        ),
-    ],
-)
+@pytest.mark.parametrize("manner", ["in a collective", *SLOW])
 def test_no_rank_outlives_the_kernel(manner):
     then = {
         "ends": "",

@@ -43,14 +43,9 @@ def client(tmp_path):
 def run(client, code: str, **how) -> tuple[dict, list[dict]]:
     """The kernel's reply to a cell, and the messages that it sent meanwhile."""
     sent = []
-    reply = client.execute_interactive(
-        code,
-        timeout=300,
-        allow_stdin=True,
-        stdin_hook=lambda message: pytest.fail(f"asked for input: {message}"),
-        output_hook=sent.append,
-        **how,
-    )
+    asked = lambda message: pytest.fail(f"asked for input: {message}")
+    hooks = dict(allow_stdin=True, stdin_hook=asked, output_hook=sent.append)
+    reply = client.execute_interactive(code, timeout=300, **hooks, **how)
     return reply["content"], sent
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -31,27 +32,10 @@ def build(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     includes = [f"-isystem{path}" for path in [*include_paths(), sysconfig.get_paths()["include"]]]
     made = folder / f"building-{os.getpid()}.so"  # two workers of the tests may build at once
-    subprocess.run(
-        [
-            "c++",
-            "-shared",
-            "-fPIC",
-            "-std=c++20",
-            "-O0",
-            "-DTORCH_EXTENSION_NAME=nccl_like",
-            *includes,
-            str(HERE / "nccl_like.cpp"),
-            *(f"-L{path}" for path in library_paths()),
-            "-ltorch_python",
-            "-ltorch_cpu",
-            "-lc10",
-            "-o",
-            str(made),
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    command = "c++ -shared -fPIC -std=c++20 -O0 -DTORCH_EXTENSION_NAME=nccl_like".split()
+    command += [*includes, str(HERE / "nccl_like.cpp"), *(f"-L{path}" for path in library_paths())]
+    command += [*"-ltorch_python -ltorch_cpu -lc10 -o".split(), str(made)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
     made.rename(folder / "nccl_like.so")
 
 
@@ -145,12 +129,8 @@ def install(n: int) -> None:
         yield
 
     def properties(i=0):
-        name = f"stand-in {visible()[i]}"
-        return type(
-            "Properties",
-            (),
-            {"uuid": f"GPU-{visible()[i]}", "name": name, "total_memory": 16 * 10**9, "major": 9, "minor": 0},
-        )
+        name, uuid = f"stand-in {visible()[i]}", f"GPU-{visible()[i]}"
+        return SimpleNamespace(uuid=uuid, name=name, total_memory=16 * 10**9, major=9, minor=0)
 
     def set_device(device):
         index = torch.device(device).index if not isinstance(device, int) else device
@@ -192,7 +172,5 @@ def install(n: int) -> None:
 
     dist.ProcessGroup._register_backend = registered
     make = device_mesh.DeviceMesh.__init__
-    device_mesh.DeviceMesh.__init__ = lambda mesh, device_type, *args, **kwargs: make(
-        mesh, "cpu", *args, **kwargs
-    )
+    device_mesh.DeviceMesh.__init__ = lambda mesh, device_type, *a, **k: make(mesh, "cpu", *a, **k)
     OnCpu().__enter__()  # for good

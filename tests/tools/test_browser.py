@@ -56,18 +56,12 @@ def lab(tmp_path_factory):
     for name, content in CONFIG.items():
         _write(folder / "config" / name, content)
     port = free_port()  # kernels have none: see conftest
-    environ = os.environ | {
-        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
-        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
-        "JUPYTER_CONFIG_DIR": str(folder / "config"),
-        "THREE_AXES_PROGRESS": str(folder / "progress.json"),
-    }
-    server = subprocess.Popen(
-        [sys.executable, "-m", "three_axes", "lab", str(folder / "my"), "--no-browser", f"--port={port}"],
-        env=environ,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    places = {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
+    places |= {"JUPYTER_CONFIG_DIR": "config", "THREE_AXES_PROGRESS": "progress.json"}
+    environ = os.environ | {name: str(folder / place) for name, place in places.items()}
+    command = [sys.executable, "-m", "three_axes", "lab", str(folder / "my"), "--no-browser"]
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen([*command, f"--port={port}"], env=environ, **quiet)
     address = f"http://localhost:{port}/lab"
     try:
         for _ in range(240):
@@ -209,9 +203,8 @@ def test_predict_fail_read_why_pass_and_stop(notebook):
 
     practice = notebook.cell("def fingerprint")
     output = practice.locator(".jp-OutputArea-output")
-    notebook.write(
-        practice, 'def fingerprint(small, large):\n    return "data"\n\nfingerprints.check(fingerprint)'
-    )
+    wrong = 'def fingerprint(small, large):\n    return "data"\n\nfingerprints.check(fingerprint)'
+    notebook.write(practice, wrong)
     output.get_by_text("✗ wrong: ").wait_for(timeout=MINUTE)
     assert len(output.inner_text()) > 100, "the mistake is named and explained"
     again = notebook.cell("fingerprints.check")

@@ -101,11 +101,8 @@ def run(*command, cwd: Path, **environ: str) -> subprocess.CompletedProcess:
 def wheel(tmp_path_factory) -> Path:
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
-    built = run(
-        *[sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"],
-        *["--wheel-dir", folder, ROOT],
-        cwd=folder,
-    )
+    pip = "-m pip wheel --no-deps --no-build-isolation --no-index --wheel-dir".split()
+    built = run(sys.executable, *pip, folder, ROOT, cwd=folder)
     assert built.returncode == 0, built.stderr
     return next(folder.glob("*.whl"))
 
@@ -114,10 +111,8 @@ def environment(folder: Path, wheel: Path, packages: Path) -> Path:
     """A fresh environment with the wheel and with what lies in `packages`. Returns its folder of commands."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
-    installed = run(
-        *[sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel],
-        cwd=folder,
-    )
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    installed = run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
     assert installed.returncode == 0, installed.stderr
     (own,) = folder.glob("lib/python*/site-packages")
     (own / "others.pth").write_text(f"{packages}\n")
@@ -179,9 +174,8 @@ def test_a_planner_with_numpy_alone(numpy_only, tmp_path, tmp_path_factory, comm
 @pytest.mark.slow
 def test_numpy_alone_knows_its_tables_and_says_what_it_lacks(numpy_only, tmp_path):
     python = numpy_only / "python"
-    there = run(
-        python, "-c", "import three_axes, numpy; print(three_axes.__file__); import torch", cwd=tmp_path
-    )
+    code = "import three_axes, numpy; print(three_axes.__file__); import torch"
+    there = run(python, "-c", code, cwd=tmp_path)
     assert str(numpy_only.parent) in there.stdout and "No module named 'torch'" in there.stderr
     table = run(python, "-c", "from three_axes.plan.validation import table; print(table())", cwd=tmp_path)
     assert "Narayanan" in table.stdout, table.stderr
@@ -249,11 +243,8 @@ def test_the_lab_of_a_wheel_has_the_readers_copies_and_a_kernel_that_knows_the_c
     book = next((tmp_path / "three-axes").glob("03_*"))
     said = "import os; from three_axes.files import *; course_on_path(); print(os.environ['PYTHONPATH'])"
     path = run(course / "python", "-c", said, cwd=tmp_path).stdout.strip()  # as the lab's kernels have it
-    ran = run(
-        *[course / "python", "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", book.name],
-        cwd=book.parent,
-        PYTHONPATH=path,
-    )
+    execute = "-m nbconvert --to notebook --execute --inplace".split()
+    ran = run(course / "python", *execute, book.name, cwd=book.parent, PYTHONPATH=path)
     assert ran.returncode == 0, ran.stderr
     assert any(c.get("outputs") for c in nbformat.read(book, as_version=4).cells)
 
@@ -283,12 +274,8 @@ def test_make_takes_the_cpu_build_where_its_index_answers(tmp_path, index):
     def make(number: int, *variables: str):
         folder = tmp_path / f"venv-{number}"
         start = time.monotonic()
-        done = run(
-            *["make", f"VENV={folder}", f"PYTHON={sys.executable}", *variables, folder / ".torch"],
-            cwd=ROOT,
-            PIP_CONFIG_FILE=os.devnull,
-            PIP_FIND_LINKS="",
-        )
+        command = ["make", f"VENV={folder}", f"PYTHON={sys.executable}", *variables, folder / ".torch"]
+        done = run(*command, cwd=ROOT, PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS="")
         assert done.returncode == 0, done.stderr
         return done.stdout, list(folder.rglob("torch-2.13.0+cpu.dist-info")), time.monotonic() - start
 

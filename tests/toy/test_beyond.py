@@ -98,10 +98,8 @@ def test_experts_on_ranks_are_the_twins(world, number, ep):
         first = mesh["ep"].get_local_rank() * number // ep
         pairs = [(got, y.view(4, 10, 8)[rank]), (mine.grad / 4, whole.grad.view(4, 10, 8)[rank])]
         pairs += [(layer.router.weight.grad, twin.router.weight.grad)]
-        for i, expert in enumerate(layer.experts):
-            pairs += [
-                (a.grad, b.grad) for a, b in zip(expert.parameters(), twin.experts[first + i].parameters())
-            ]
+        for mine, its in zip(layer.experts, twin.experts[first:]):
+            pairs += [(a.grad, b.grad) for a, b in zip(mine.parameters(), its.parameters())]
         return load.sum().item() == 20 and all(torch.allclose(a, b) for a, b in pairs)
 
     assert all(world.run(run))

@@ -67,9 +67,8 @@ WHOLE = dict(zero=3, sequence_parallel=False)
 def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len, plan, gradient_bytes):
     traced = aside(trace_here, model, layout, seq_len, plan, gradient_bytes)
     assert traced.params == model.params
-    assert traced.calls == calls(
-        traced_job(model, seq_len, layout, plan, gradient_bytes=gradient_bytes), layout
-    )
+    job = traced_job(model, seq_len, layout, plan, gradient_bytes=gradient_bytes)
+    assert traced.calls == calls(job, layout)
 
 
 @pytest.mark.parametrize(
@@ -90,18 +89,10 @@ def test_the_other_process_finds_what_this_one_does(tmp_path, monkeypatch):
         trace(SHORT, Layout(dp=8, tp=8, zero=3), seq_len=4096)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(dp=8, tp=8, zero=3),
-        *slow(
-            (Layout(dp=8, tp=8, **WHOLE),),
-            (Layout(dp=16, tp=4, zero=3, microbatch=2),),
-            (Layout(dp=8, tp=8, **FULL),),
-        ),
-    ],
-    ids=str,
-)
+OTHERS = Layout(dp=8, tp=8, **WHOLE), Layout(dp=16, tp=4, zero=3, microbatch=2), Layout(dp=8, tp=8, **FULL)
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=8, tp=8, zero=3), *slow(*zip(OTHERS))], ids=str)
 def test_memory_is_the_theory_and_what_is_named(aside, layout):
     model = replace(MODELS["llama-3-8b"], layers=16)
     assert is_the_theory(aside(trace_here, model, layout, 8192, "Megatron's"))

@@ -79,13 +79,8 @@ def load(folder, model, optimizer, no_dist: bool) -> None:
     """As `helpers.train` does, and on one rank alone."""
     state = checkpoint.state_of(model, optimizer)
     dcp.load(state, checkpoint_id=folder, no_dist=no_dist)
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=checkpoint.BY_NAME,
-    )
+    states = dict(model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    set_state_dict(model, optimizer, **states, options=checkpoint.BY_NAME)
 
 
 def saved(layout: dict, folder) -> None:
@@ -135,9 +130,7 @@ def drawn(count: int) -> list[tuple[dict, dict]]:
     chance, layouts = random.Random(0), {}
     while len(layouts) < count:
         tp, pp, cp = (chance.choice([1, 2, 4]) for _ in range(3))
-        layout = dict(
-            tp=tp, pp=pp, cp=cp, shard=chance.choice([0, 1, 2]), microbatch=chance.choice([0, 1, 2])
-        )
+        layout = dict(tp=tp, pp=pp, cp=cp, shard=chance.choice(range(3)), microbatch=chance.choice(range(3)))
         layout |= dict(sp=tp > 1 and chance.random() < 0.7)
         layout |= dict(schedule=chance.choice(["1F1B", "GPipe"])) if pp > 1 else {}
         job = dict(batch=chance.choice([8, 16]), precision=chance.choice(["float64"] * 3 + ["float32"]))
@@ -151,15 +144,14 @@ def _is_the_model(layout, shared, **choice):
     with shared.lent() as world:
         report = world.run(checked, layout, **choice)[0]
     assert report.ok, f"{layout} {choice}\n{report}"
+    return report
 
 
 @pytest.mark.exhaustive
 def test_types_other_than_float64(shared):
     for precision in ("float32", "bfloat16"):
         for layout in (dict(), dict(tp=2, sp=True), dict(pp=2)):
-            with shared.lent() as world:
-                report = world.run(checked, layout, precision=precision)[0]
-            assert report.ok and "may be rounding" in repr(report), f"{layout}, {precision}\n{report}"
+            assert "may be rounding" in repr(_is_the_model(layout, shared, precision=precision))
 
 
 @pytest.mark.slow
@@ -191,18 +183,15 @@ def _save(shared, out, layout: dict):
     return folder
 
 
-@pytest.mark.slow
-def test_what_arrives_at_another_place_is_found(shared, tmp_path):
-    _misplaced(shared, tmp_path, range(1, 4))
+FEW, MANY = (
+    pytest.param(range(1, 4), marks=pytest.mark.slow),
+    pytest.param(range(4, 24), marks=pytest.mark.exhaustive),
+)
 
 
-@pytest.mark.exhaustive
-def test_what_arrives_at_another_place_is_found_twenty_times(shared, tmp_path):
-    _misplaced(shared, tmp_path, range(4, 24))
-
-
-def _misplaced(shared, out, seeds: range) -> None:
-    folder = _save(shared, out, {})
+@pytest.mark.parametrize("seeds", [FEW, MANY], ids=str)
+def test_what_arrives_at_another_place_is_found(shared, tmp_path, seeds):
+    folder = _save(shared, tmp_path, {})
     for seed in seeds:
         layout = LAYOUTS[seed % len(LAYOUTS)]
         with shared.lent() as world:

@@ -200,6 +200,5 @@ def test_dropouts_of_what_all_ranks_hold_alike_must_be_alike(world):
         return loss.detach()
 
     (found,) = world.run(lambda: checked(build, step, "tp 2"))[0].found
-    assert (found.what, found.names, found.cause.kind, found.cause.axes) == (
-        *("dropout", ("2",), "drops apart", ("tp",)),
-    )
+    assert (found.what, found.names) == ("dropout", ("2",))
+    assert (found.cause.kind, found.cause.axes) == ("drops apart", ("tp",))

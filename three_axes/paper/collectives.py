@@ -241,9 +241,8 @@ def hop_by_hop(op: str, payload: float, ranks: tuple[int, ...], network: Network
     piece = 0.0 if op == "barrier" else payload / n
     inside, nodes = _shape(ranks, network)
     slow = float(_across(reduced, network, nodes, inside))
-    leaves = [
-        ranks[i] // network.gpus_per_node != ranks[(i + 1) % n] // network.gpus_per_node for i in range(n)
-    ]
+    node = [r // network.gpus_per_node for r in ranks]
+    leaves = [node[i] != node[(i + 1) % n] for i in range(n)]
     busy = [piece / (slow if far else network.intra_node_bandwidth) for far in leaves]
     after = [network.inter_node_latency if far else network.intra_node_latency for far in leaves]
     there, free = [0.0] * n, [0.0] * n  # when the next piece to pass on is there; when the hop is free

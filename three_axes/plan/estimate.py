@@ -205,9 +205,7 @@ def _drawn(
 def _waterfall(parts: dict[str, float]) -> list[str]:
     """A bar in letters for each part, behind as much space as the parts before it take; all are as wide."""
     ends = [round(WIDE * x / sum(parts.values())) for x in np.cumsum(list(parts.values()))]
-    return [
-        ("\u2007" * start + "█" * (end - start)).ljust(WIDE, "\u2007") for start, end in zip([0, *ends], ends)
-    ]
+    return [("\u2007" * a + "█" * (b - a)).ljust(WIDE, "\u2007") for a, b in zip([0, *ends], ends)]
 
 
 def estimate(job: Job, layout: Layout) -> Estimate:

@@ -46,9 +46,7 @@ def spread(x, which: np.ndarray | None):
     return x if which is None or np.ndim(x) == 0 else x[which]
 
 
-Sizes = make_dataclass(
-    "Sizes", [(axis.name, "int | np.ndarray", 1) for axis in AXES], frozen=True, kw_only=True
-)
+Sizes = make_dataclass("Sizes", [(a.name, "int | np.ndarray", 1) for a in AXES], frozen=True, kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,20 +116,12 @@ def alternatives(mine: Estimate, of: Plan, pure: Estimate | None) -> Table:
     for name, other in [*fastest, *([("pure FSDP", pure)] if pure else [])]:
         if all(other.layout.axes != taken.layout.axes for taken in rows.values()):
             rows[name] = other
-    return Table(
-        ["", "sizes", "step", "free on a GPU", "half the network costs", "needs"],
-        [
-            [
-                name,
-                str(e.layout.axes),
-                f"{e.step_seconds:.2f} s",
-                human(e.free) if e.fits else "does not fit",
-                f"{lost_with_half_the_network(e):.1%}",
-                ", ".join(needs(e.layout)) or "nothing",
-            ]
-            for name, e in rows.items()
-        ],
-    )
+    listed = []
+    for name, e in rows.items():
+        free, lost = human(e.free) if e.fits else "does not fit", f"{lost_with_half_the_network(e):.1%}"
+        took, needed = f"{e.step_seconds:.2f} s", ", ".join(needs(e.layout)) or "nothing"
+        listed.append([name, str(e.layout.axes), took, free, lost, needed])
+    return Table(["", "sizes", "step", "free on a GPU", "half the network costs", "needs"], listed)
 
 
 def changes(mine: Estimate, of: Plan) -> Table:

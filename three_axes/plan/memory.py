@@ -137,9 +137,7 @@ def stage_memory(
     first, last = stage == 0, stage == head_rank
     kinds = kinds_on_rank(model, layout, stage)
     again = layout.share_recomputed(sum(many for _, many in kinds)) if layout.recompute == "full" else 1.0
-    held = sum(
-        many * (again * stays + (1 - again) * whole) for (_, many), (stays, whole) in zip(kinds, of_kinds)
-    )
+    held = sum(n * (again * stays + (1 - again) * whole) for (_, n), (stays, whole) in zip(kinds, of_kinds))
     if not model.gated:  # a byte a number for the dropout mask behind the embedding
         held = held + first * sb * model.hidden / np.where(layout.sequence_parallel, t, 1)
     parts["activations"] = held * in_flight(layout, job.microbatches(layout), stage)

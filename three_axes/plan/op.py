@@ -88,9 +88,7 @@ class LayerOnRank(NamedTuple):
         """What is saved of it: whole, or in parts that are gathered again."""
         return self.narrow(x) / (self.parts if self.job.framework.regathers else 1)
 
-    def product(
-        self, name: str, rows, k, n, block: str = "", first: bool = True, stays=0.0, **saved
-    ) -> list[Op]:
+    def product(self, name: str, rows, k, n, block: str = "", first=True, stays=0.0, **saved) -> list[Op]:
         """One that may be narrow, and whose matrix may be frozen. first: of those with this input, which is
         narrowed once for all. stays: of what is kept, what the matrix's gradient does not ask for.
         """

@@ -102,9 +102,7 @@ class Space:
         if not job.model.experts:
             device = replace(device, memory=job.cluster.device.memory)
         given = self.job.cluster
-        speeds = {
-            name: getattr(job.cluster, name) for name in ("intra_node_bandwidth", "inter_node_bandwidth")
-        }
+        speeds = {one: getattr(job.cluster, one) for one in ("intra_node_bandwidth", "inter_node_bandwidth")}
         return job == replace(self.job, cluster=replace(given, device=device, **speeds))
 
     def timed(self, job: Job) -> np.ndarray:

@@ -38,9 +38,8 @@ def folding() -> list[tuple[dict, Job, Layout | None, float]]:
         n, cp, t, ep, p = (int(r[k] or 1) for k in ("gpus", "cp", "tp", "ep", "pp"))
         etp = 1 if r["method"].endswith("Folding") else t
         job = Job(FOLDED[r["model"]], H100, 256, 4096, MEGATRON)
-        sizes = dict(
-            dp=n // (cp * t * p), cp=cp, tp=t, pp=p, ep=ep, etp=etp, zero=3 if "FSDP" in r["method"] else 1
-        )
+        zero = 3 if "FSDP" in r["method"] else 1
+        sizes = dict(dp=n // (cp * t * p), cp=cp, tp=t, pp=p, ep=ep, etp=etp, zero=zero)
         chosen.append((r, job, *least(job, sizes)))
     return chosen
 

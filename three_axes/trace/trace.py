@@ -207,16 +207,8 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
                 scores = net(tokens)
                 F.cross_entropy(scores.flatten(0, 1).float(), tokens.flatten()).backward()
     dist.destroy_process_group()
-    return Trace(
-        model,
-        layout,
-        seq_len,
-        params,
-        watch.calls(),
-        watch.memory(),
-        time.perf_counter() - start,
-        _most_resident(),
-    )
+    seen = watch.calls(), watch.memory()
+    return Trace(model, layout, seq_len, params, *seen, time.perf_counter() - start, _most_resident())
 
 
 def _first_stage(net, tokens, pp: int, following: int, group) -> None:

@@ -75,9 +75,7 @@ class Attention(nn.Module):
 
     # (b, s, h), and the cosines and sines of rotary positions, each (s, head size / 2), or None.
     def forward(self, x, turn):
-        q, k, v = (
-            part(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for part in (self.q, self.k, self.v)
-        )
+        q, k, v = (one(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for one in (self.q, self.k, self.v))
         if turn is not None:
             q, k = _rotate(q, *turn), _rotate(k, *turn)
         return self.out(Fused.apply(q, k, v).transpose(1, 2).flatten(2))

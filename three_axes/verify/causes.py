@@ -191,9 +191,8 @@ def of_rows(
         return None
     if (lacks := twins.abs() < 1e-9).any():
         gone = ", ".join(f"row {row}" for row, lack in enumerate(lacks.tolist(), 1) if lack)
-        return Cause(
-            "rows missing", text=f"the twin's has nothing of {gone}: the step leaves out a part of the batch"
-        )
+        text = f"the twin's has nothing of {gone}: the step leaves out a part of the batch"
+        return Cause("rows missing", text=text)
     ratios = [round(float(r), 3) for r in mine / twins]
     if len(set(ratios)) == 1:
         return None
@@ -203,9 +202,7 @@ def of_rows(
             runs[-1][1] = row
         else:
             runs.append([row, row, ratio])
-    names = {
-        (first, last): f"row{f's {first}–{last}' if last > first else f' {first}'}" for first, last, _ in runs
-    }
+    names = {(a, b): f"row{f's {a}–{b}' if b > a else f' {a}'}" for a, b, _ in runs}
     said = ", ".join(f"{names[first, last]} {ratio:g} times" for first, last, ratio in runs if ratio)
     if 0.0 in ratios:
         gone = ", ".join(names[first, last] for first, last, ratio in runs if not ratio)
@@ -246,9 +243,7 @@ def of_output(got: Mapping[int, list], whole: list, mesh: Mesh, tolerance: float
     where it is, or where shapes say nothing.
     """
     off = {rank: _distances(parts, whole) for rank, parts in got.items()}
-    if any(far is None for far in off.values()) or all(
-        bool((far <= tolerance).all()) for far in off.values()
-    ):
+    if any(far is None for far in off.values()) or all((far <= tolerance).all() for far in off.values()):
         return None
     if bad := [rank for rank, parts in got.items() if not all(part.isfinite().all() for part in parts)]:
         return Cause("not finite", text=f"not a finite number on {ranks_text(bad)}")
@@ -260,9 +255,7 @@ def of_output(got: Mapping[int, list], whole: list, mesh: Mesh, tolerance: float
     right = {rank: tuple((far <= tolerance).tolist()) for rank, far in off.items()}
     if not any(map(any, right.values())):
         return UNEXPLAINED
-    said = ", ".join(
-        f"{sum(tokens)} of {len(tokens)} tokens of rank {rank}" for rank, tokens in right.items()
-    )
+    said = ", ".join(f"{sum(mine)} of {len(mine)} tokens of rank {rank}" for rank, mine in right.items())
     text = f"right for {said}. Look at the tokens' positions, their order and their mask"
     return Cause("some tokens", tuple(mesh.differing(right)), text)
 

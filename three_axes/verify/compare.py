@@ -69,9 +69,8 @@ class Verdict:
         found = list(found)
         self.found += found
         off = max((one.off for one in found), default=0.0)
-        self.cells[column] = (
-            "equal" if not found else f"{off:.0%} off" if 0.005 <= off < 10 else f"{off:.2g} off"
-        )
+        far = f"{off:.0%} off" if 0.005 <= off < 10 else f"{off:.2g} off"
+        self.cells[column] = far if found else "equal"
         return bool(found)
 
 
@@ -133,9 +132,7 @@ class Comparison:
     def _step(self, number: int) -> bool:
         """Whether it parts."""
         self._at(number)
-        add = lambda what, wrong, column="": self.verdict.add(
-            _by_cause(number + 1, what, wrong), column or what
-        )
+        add = lambda what, off, column="": self.verdict.add(_by_cause(number + 1, what, off), column or what)
         loss, gradients = self._loss(), self._gradients()
         follow = {}
         if loss and len(gradients) > len(self._twin.gradients) / 2:
@@ -152,12 +149,10 @@ class Comparison:
         stepped = any(not torch.equal(w, self._twin.before[name]) for name, w in self._twin.after.items())
         return stepped and add("update", self._update()) or add("buffers", self._buffers())
 
-    def _parts(
-        self, whole: torch.Tensor, name: str, of: Callable[[Seen], Tensors], tolerance: float
-    ) -> Parts:
+    def _parts(self, whole: torch.Tensor, name: str, of: Callable[[Seen], Tensors], allowed: float) -> Parts:
         """What ranks have of a tensor, under this name or another of it."""
         usual = float(whole.double().norm()) / math.sqrt(max(1, whole.numel()))
-        parts = Parts(self.mesh, tolerance, usual)
+        parts = Parts(self.mesh, allowed, usual)
         for rank, seen in self._seen.items():
             for alias in (name, *self.twin.aliases.get(name, ())):
                 if alias in (held := of(seen)):
@@ -201,14 +196,12 @@ class Comparison:
         far = math.inf if math.isnan(mean) else off(mean)
         before = self.twin.steps[self._number - 1].loss if self._number else math.inf
         if abs(mean - before) <= allowed * abs(mean):
-            return {
-                "": (far, Cause("stale", text=f"it is step {self._number}'s: that step changed nothing here"))
-            }
+            text = f"it is step {self._number}'s: that step changed nothing here"
+            return {"": (far, Cause("stale", text=text))}
         if first := self._first_output():
             return {first[0]: (far, first[1])}
-        text = (
-            f"{mean / self._twin.loss:.4g} times the twin's{size_text(mean / self._twin.loss, self.mesh)[1]}"
-        )
+        ratio = mean / self._twin.loss
+        text = f"{ratio:.4g} times the twin's{size_text(ratio, self.mesh)[1]}"
         if self._number == 0:
             text += ". No module's output parts: look at targets, mask and mean"
         return {"": (far, Cause("loss", text=text))}
@@ -235,10 +228,8 @@ class Comparison:
             parts = self._parts(whole, name, lambda seen: seen.gradients, max(allowed, 1e-7))
             missing = {rank: rank not in parts.got for rank in self.places.of[name]}
             if any(missing.values()) and whole.norm() > least:
-                wrong[name] = (
-                    1.0,
-                    differing("no gradient", "no gradient on some ranks: differs", missing, self.mesh),
-                )
+                said = "no gradient on some ranks: differs"
+                wrong[name] = 1.0, differing("no gradient", said, missing, self.mesh)
             elif parts.off(least) > allowed:
                 wrong[name] = parts.off(least), self._beside_calls(name, parts.cause())
         open_ = [name for name, (_, cause) in wrong.items() if cause.kind in ("unexplained", "some ranks")]
@@ -305,12 +296,9 @@ class Comparison:
                 {name: one.after[name].double() - one.before[name].double()} if name in one.after else {}
             )
             whole, again = change(self._twin)[name], change(self._again)[name]
-            rounding = torch.finfo(self._twin.before[name].dtype).eps * float(
-                before.norm() / max(whole.norm(), 1e-300)
-            )
-            allowed = max(
-                SMALL, self._allowed(self._number, apart(again[seen], whole[seen])), ROUNDINGS * rounding
-            )
+            eps = torch.finfo(self._twin.before[name].dtype).eps
+            rounding = ROUNDINGS * eps * float(before.norm() / max(whole.norm(), 1e-300))
+            allowed = max(SMALL, self._allowed(self._number, apart(again[seen], whole[seen])), rounding)
             parts, weights = self._parts(whole, name, change, max(allowed, 1e-5)), {}
             for rank, place in parts.where.items():
                 keep = seen.flatten()[place]
@@ -347,9 +335,7 @@ class Comparison:
         for alike, names in pairs.items():
             if names:
                 met = set().union(*names.values())
-                axes = tuple(
-                    a for a in self.mesh.real_axes if any(self._between(*pair) == (a,) for pair in met)
-                )
+                axes = tuple(a for a in self.mesh.real_axes if any(self._between(*p) == (a,) for p in met))
                 ranks = ranks_text({rank for pair in met for rank in pair})
                 same = ("not ", "they drop at the same places") if alike else ("", "each keeps other numbers")
                 text = f"what goes in is {same[0]}the same on {ranks}, and {same[1]}: along {along(axes)}"

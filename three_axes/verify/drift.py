@@ -37,9 +37,8 @@ def mark(name: str, tensor: torch.Tensor, copies: str = "") -> Mark:
     """
     flat = tensor.detach().flatten().cpu()
     numbers = flat.float() if flat.is_floating_point() else flat.double()
-    signs = torch.Generator().manual_seed(
-        int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")
-    )
+    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")
+    signs = torch.Generator().manual_seed(seed)
     box = torch.nn.functional.pad(numbers, (0, -len(numbers) % WIDE)).view(-1, WIDE)
     draw = lambda n: (torch.randint(0, 2, (n, TRIED), generator=signs) * 2 - 1).to(numbers.dtype)
     across = draw(WIDE)

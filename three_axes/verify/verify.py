@@ -90,9 +90,8 @@ def _on_this_rank(build, step, batch, box: Mesh, steps: int, names, device) -> t
     """What this rank saw, and the group of the mesh; None for other ranks, who only help to make it."""
     sizes = tuple(box.sizes.values())
     with interposer.aside():
-        mesh = DeviceMesh(
-            device.type, torch.arange(len(box.ranks)).view(sizes), mesh_dim_names=tuple(box.sizes)
-        )
+        ranks = torch.arange(len(box.ranks)).view(sizes)
+        mesh = DeviceMesh(device.type, ranks, mesh_dim_names=tuple(box.sizes))
         group = _group_of(mesh, box)
     if (rank := dist.get_rank()) not in box.ranks:
         return [], None

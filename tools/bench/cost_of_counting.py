@@ -81,14 +81,10 @@ def main() -> None:
             row.append(f"{1e3 * statistics.median(pair[clock] for pair in pairs):.1f} ms")
             row.append(f"{statistics.median(pair[2 + clock] / pair[clock] for pair in pairs) - 1:+.1%}")
         rows.append(row)
-    save(
-        "cost_of_counting",
-        f"What counting costs: {PAIRS} pairs of {STEPS} steps of DDP, hidden 256, {RANKS} ranks",
-        ["rank", "step alone", "counted", "of the processor", "counted"],
-        rows,
-        f"An all-reduce takes its caller {1e6 * (counted - alone):.0f} µs more when it is counted; a step of"
-        " DDP has two.",
-    )
+    title = f"What counting costs: {PAIRS} pairs of {STEPS} steps of DDP, hidden 256, {RANKS} ranks"
+    columns = ["rank", "step alone", "counted", "of the processor", "counted"]
+    more = f"{1e6 * (counted - alone):.0f} µs more when it is counted; a step of DDP has two."
+    save("cost_of_counting", title, columns, rows, f"An all-reduce takes its caller {more}")
 
 
 if __name__ == "__main__":

@@ -111,14 +111,12 @@ def main() -> None:
         sent = [human(traffic.wire[0]), human(traffic.counted[0]), shown((calls, traffic.payload[0]))]
         rows.append([scheme, *sent, by_debug, *map(shown, others[1:])])
     counters = ["this course's meter", "CommDebugMode", "profiler", "flight recorder"]
-    save(
-        "counting",
-        "Counting: what rank 0 sent in one step, and who saw it",
-        ["", "on the wire", "by the book", *counters],
-        rows,
+    columns = ["", "on the wire", "by the book", *counters]
+    note = (
         "The profiler prints shapes without their type (float32 is taken), and an all-gather's shard where"
-        " the meter counts the whole; neither knows the axis, or what a rank must send.",
+        " the meter counts the whole; neither knows the axis, or what a rank must send."
     )
+    save("counting", "Counting: what rank 0 sent in one step, and who saw it", columns, rows, note)
 
 
 if __name__ == "__main__":

@@ -401,9 +401,8 @@ def main() -> None:
         ("the stop button", "stopped"),
     ):
         table.append([what, *(told(found[n][doing][0], says=doing != "stopped") for n in names)])
-    table.append(
-        ["the kernel is killed", *(f"{found[n]['killed'][0]['left']} processes left" for n in names)]
-    )
+    behind = (found[name]["killed"][0]["left"] for name in names)
+    table.append(["the kernel is killed", *(f"{n} processes left" for n in behind)])
     packages = ("accelerate", "ipyparallel", "torchmonarch")
     save("peers", "Ranks beside a kernel, four of them", ["", *names], table, packages=packages)
 

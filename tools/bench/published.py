@@ -335,15 +335,8 @@ def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
         same: dict[tuple, list[Run]] = {}
         for run in mine:
             job = run.job
-            work = (
-                job.model,
-                job.cluster.name,
-                job.global_batch,
-                job.seq_len,
-                job.precision,
-                job.lora,
-                run.gpus,
-            )
+            sizes = job.global_batch, job.seq_len, run.gpus
+            work = job.model, job.cluster.name, job.precision, job.lora, *sizes
             same.setdefault(work, []).append(run)
         pairs = [pair for alike in same.values() for pair in itertools.combinations(alike, 2)]
         # Two layouts, not one that was measured twice: what is predicted differs.
@@ -367,19 +360,10 @@ def published_runs(name: str, runs: list[Run]) -> Iterator[normal.PublishedRun]:
     """Those that may be carried: papers' figures, and MLPerf's logs (Apache-2.0)."""
     for run in runs:
         job, model = run.job, run.job.model
-        yield normal.PublishedRun(
-            run.source or name,
-            model.name,
-            f"{model.params / 1e9:.4g}",
-            int(bool(model.experts)),
-            run.gpus,
-            job.cluster.device.name,
-            job.precision,
-            job.global_batch,
-            job.seq_len,
-            f"{run.printed:.5g}",
-            f"{math.log(run.printed / run.seconds):.3f}",
-        )
+        params, off = f"{model.params / 1e9:.4g}", f"{math.log(run.printed / run.seconds):.3f}"
+        what = run.source or name, model.name, params, int(bool(model.experts)), run.gpus
+        how = job.cluster.device.name, job.precision, job.global_batch, job.seq_len
+        yield normal.PublishedRun(*what, *how, f"{run.printed:.5g}", off)
 
 
 def folder_of_tables(about: str) -> Path:

@@ -51,9 +51,5 @@ def recovery() -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    save(
-        "ranks",
-        "How fast ranks recover",
-        ["from killing one rank of four to the next answer", "median"],
-        recovery(),
-    )
+    columns = ["from killing one rank of four to the next answer", "median"]
+    save("ranks", "How fast ranks recover", columns, recovery())

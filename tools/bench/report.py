@@ -9,7 +9,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,13 +57,11 @@ def save(
     columns: list[str],
     rows: list[list[str]],
     *notes: str,
-    packages: tuple[str, ...] = (),
+    packages: Sequence[str] = (),
 ) -> None:
     """Print a table and write it to build/bench/NAME.md."""
-    head = (
-        f"{date.today()}, {versions(*packages)}, {os.cpu_count()} cores, {platform.system()}"
-        f" {platform.machine()}"
-    )
+    machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    head = f"{date.today()}, {versions(*packages)}, {machine}"
     text = "\n\n".join([f"### {title}", head, markdown(columns, rows), *notes]) + "\n"
     BUILD.mkdir(parents=True, exist_ok=True)
     (BUILD / f"{name}.md").write_text(text, encoding="utf-8")

@@ -125,15 +125,13 @@ def main() -> None:
             ratio = f"{statistics.median(b / a for a, b in both):.2f}×" if name == ours else ""
             speed = [f"{1e3 * seconds:.0f} ms", f"{CONFIG.batch * CONFIG.seq_len / seconds:,.0f}", ratio]
             rows.append([name, *speed, human(resident), human(wire)])
-    speed = ["step", "tokens/s", "throughput of helpers.train over the other"]
-    save(
-        "training",
-        "Training on eight gloo ranks: a step, paired",
-        ["", *speed, "memory of all ranks", "sent by rank 0"],
-        rows,
-        "40 pairs. helpers.train also follows a schedule of the learning rate, writes metrics and can save.",
-        packages=("accelerate",),
+    columns = ["", "step", "tokens/s", "throughput of helpers.train over the other"]
+    columns += ["memory of all ranks", "sent by rank 0"]
+    note = (
+        "40 pairs. helpers.train also follows a schedule of the learning rate, writes metrics and can save."
     )
+    title = "Training on eight gloo ranks: a step, paired"
+    save("training", title, columns, rows, note, packages=("accelerate",))
 
 
 if __name__ == "__main__":
