@@ -146,7 +146,11 @@ def test_what_it_cannot_play_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "axes, sentence",
-    [("tp=[[0,1],[1,2]]", "each of the ranks 0 to 1 at most once"), ("pp=2,tp=2", "is of 4 ranks")],
+    [
+        ("tp=[[0,1],[1,2]]", "each of the ranks 0 to 1 at most once"),
+        ("tp=[[[0]]]", "give the groups of an axis"),
+        ("pp=2,tp=2", "is of 4 ranks"),
+    ],
 )
 def test_axes_that_are_none_are_refused(tmp_path, axes, sentence):
     (tmp_path / "train.py").write_text("")

@@ -142,10 +142,11 @@ def said(text: str, size: int) -> list[tuple[str, list[int]]]:
         return [(axis, group) for axis in sizes for group in placement.groups(axis, sizes)]
     try:
         groups = json.loads(groups)
-        ranks = sorted(rank for group in groups for rank in group)
+        ranks = [rank for group in groups for rank in group]
+        can_be = name and set(ranks) <= set(range(size)) and len(set(ranks)) == len(ranks)
     except (ValueError, TypeError):
-        groups = ranks = None
-    if not name or groups is None or not set(ranks) <= set(range(size)) or len(set(ranks)) < len(ranks):
+        can_be = False
+    if not can_be:
         raise ValueError(
             f"--axes {text}: give the groups of an axis, 'tp=[[0,1],[2,3]]', with each of the ranks 0 to"
             f" {size - 1} at most once, or a mesh, 'dp=2,tp=2'"

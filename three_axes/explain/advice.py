@@ -95,29 +95,27 @@ def _exposed(one: Split, axis: str, seconds: float, skews: Sequence[Skew]) -> Ad
     for c in mine:
         total[c.op] = total.get(c.op, 0.0) + c.end - c.start
     op = max(total, key=total.get)
-    calls = sum(c.op == op for c in mine) / max(1, one.steps)
-    known = [c.payload for c in mine if c.op == op and c.payload]
+    its = [c for c in mine if c.op == op]
+    calls, took = len(its) / max(1, one.steps), statistics.median(c.end - c.start for c in its)
+    sizes = [c.payload for c in its if c.payload]
+    median = statistics.median(sizes) if sizes else 0
+    costly = max(its, key=lambda c: one.alone[c.kind]).kind
+    rates = [c.sent / (c.end - c.start) / 1e3 for c in its if c.kind == costly and c.sent and c.end > c.start]
     where = "" if axis == UNKNOWN else f" along {axis}"
-    took = [c.end - c.start for c in mine if c.op == op]
-    size = max(mine, key=lambda c: (c.op == op) * one.alone[c.kind]).payload  # the one that costs most
-    alike = [c for c in mine if c.op == op and c.payload == size and c.sent and c.end > c.start]
-    rates = [c.sent / (c.end - c.start) / 1e3 for c in alike]
     waits = next((s for s in skews if s.axis == axis and s.waited.get(one.rank, 0) > s.transfer), None)
     if waits:
         share = waits.waited[one.rank] / (waits.waited[one.rank] + waits.transfer)
         do = f"{share:.0%} of that it waits, mostly for rank {waits.latest}: look what makes that late"
         drop = 11
-    elif calls > MANY and not known and statistics.median(took) < SHORT:
-        do, drop = f"{calls:.0f} a step of {statistics.median(took):.0f} µs; join them into fewer", 9
+    elif calls > MANY and (median < SMALL if sizes else took < SHORT):
+        each = human(median) if sizes else f"{took:.0f} µs"
+        do, drop = f"{calls:.0f} a step of {each} in the median; join them into fewer, larger ones", 9
     elif rates and statistics.median(rates) < max(rates) / 2:
         do = (
             f"{statistics.median(rates):.1f} GB/s in the median, {max(rates):.1f} at best: it waits for"
             " another rank, or shares the network; the traces of all ranks tell which"
         )
         drop = 11
-    elif known and calls > MANY and statistics.median(known) < SMALL:
-        size = human(statistics.median(known))
-        do, drop = f"{calls:.0f} a step of {size} in the median; join them into fewer, larger ones", 9
     elif any(word in axis.lower() for word in ("tp", "tensor", "model")):
         do, drop = "keep tensor parallelism in a node, make it smaller, or add sequence parallelism", 6
     elif "pp" in axis.lower() or "pipe" in axis.lower():
