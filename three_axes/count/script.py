@@ -71,7 +71,7 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
     os._exit = leave_at_once
     try:
         with interposer.axes.declared(named):
-            run_script(args)
+            names = run_script(args)  # noqa: F841 (kept until all is told)
     finally:
         os._exit = leave
     tell()
@@ -86,9 +86,11 @@ def _hangs(code: int | None, leave: Callable, deadlock: Deadlock, places: dict[i
         leave(code)
 
 
-def run_script(args) -> None:
+def run_script(args) -> dict:
     """As `python script arguments` or `python -m module arguments` would. Raises what it raises, but for an
-    exit that says all went well.
+    exit that says all went well. Returns the script's names, which who called keeps to the end: as they go,
+    a group waits for gloo's threads, and one of these may still wait for Python, to let go of a tensor that
+    the interposer has seen.
     """
     if args.cpu:
         on_cpu.play()
@@ -98,13 +100,13 @@ def run_script(args) -> None:
     try:
         if args.module:
             sys.path.insert(0, os.getcwd())
-            runpy.run_module(args.script, run_name="__main__", alter_sys=True)
-        else:
-            sys.path[0] = os.path.dirname(os.path.abspath(args.script))
-            runpy.run_path(args.script, run_name="__main__")
+            return runpy.run_module(args.script, run_name="__main__", alter_sys=True)
+        sys.path[0] = os.path.dirname(os.path.abspath(args.script))
+        return runpy.run_path(args.script, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
+    return {}
 
 
 def _report(counted: Counted, args, compared) -> None:

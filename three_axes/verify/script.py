@@ -197,7 +197,7 @@ def _verified(args) -> int:
 
     watch = Watch(args.steps, over)
     try:
-        run_script(args)
+        names = run_script(args)  # noqa: F841 (kept until all is told)
     finally:
         watch.stop()
     over()
