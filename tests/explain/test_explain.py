@@ -238,27 +238,30 @@ def test_ranks_over_gloo_are_explained(world, tmp_path, capsys):
 
 
 def test_an_injected_delay_is_recovered(world, tmp_path):
-    """Rank 2 comes 60 ms late to each of six all-reduces: the others wait that long."""
-    late, n = 0.06, 6
+    """Rank 2 comes 200 ms late to each of four all-reduces. How long the others wait they tell by one clock
+    too, since a busy machine adds delays of its own.
+    """
 
     def record(folder):
         import time
 
         from torch.profiler import ProfilerActivity, profile
 
-        tensor = torch.ones(1000)
+        tensor, came = torch.ones(1000), []
         dist.barrier()
         with profile(activities=[ProfilerActivity.CPU]) as seen:
-            for _ in range(n):
+            for _ in range(4):
                 tensor.mul(2)
                 if dist.get_rank() == 2:
-                    time.sleep(late)
+                    time.sleep(0.2)
+                came.append(time.monotonic())
                 dist.all_reduce(tensor)
         seen.export_chrome_trace(f"{folder}/rank{dist.get_rank()}.json")
+        return came
 
-    world.run(record, str(tmp_path), timeout=60)
-    made = explain([str(tmp_path / f"rank{r}.json") for r in range(4)])
-    (skew,) = made.skews
-    assert skew.latest == 2 and skew.calls == n
+    came = world.run(record, str(tmp_path), timeout=60)
+    (skew,) = explain([str(tmp_path / f"rank{r}.json") for r in range(4)]).skews
+    assert (skew.latest, skew.calls) == (2, 4)
     for rank in (0, 1, 3):
-        assert skew.waited[rank] - skew.waited[2] == pytest.approx(n * late, rel=0.1)
+        late = sum(at - mine for at, mine in zip(came[2], came[rank]))
+        assert late > 0.7 and skew.waited[rank] - skew.waited[2] == pytest.approx(late, rel=0.1)
