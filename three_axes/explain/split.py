@@ -126,18 +126,16 @@ def _of_cpu(trace: Trace) -> Split:
     before the first operator, where a rank reads its data first.
     """
     sent = [of_gloo(note, trace.groups) for note in trace.notes if note.name.startswith("gloo:")]
-    steps = _noted(trace, STEP)
+    cpu, steps = trace.cpu, _noted(trace, STEP)
     if len(steps):  # what ran before the first, or after the last, belongs to none
         first, last = steps[0, 0], steps[-1, 1]
         sent = [c for c in sent if first <= c.start < last]
-        trace.cpu = [e for e in trace.cpu if first <= e.start < last]
-    ops = [e for e in trace.cpu if not e.name.startswith(WRAPPERS) and not e.name.endswith("Backward0")]
+        cpu = [e for e in cpu if first <= e.start < last]
+    ops = [e for e in cpu if not e.name.startswith(WRAPPERS) and not e.name.endswith("Backward0")]
     computing, stepping = union([(e.start, e.end) for e in ops]), _noted(trace, OPTIMIZER)
     parts = without(computing, stepping), both(computing, stepping), union([])
     made = _parts(trace, False, sent, *parts, steps)
-    idle = made.parts.pop("idle")
-    for_data = length(both(idle, _noted(trace, LOADER)))
-    made.parts |= {"waiting for data": for_data / 1e6, "waiting for Python": (length(idle) - for_data) / 1e6}
+    made.parts |= _waiting(trace, made.parts.pop("idle"))
     return made
 
 
@@ -156,9 +154,10 @@ def _parts(trace: Trace, on_gpu: bool, sent: list[Collective], computing, optimi
     made.communication = length(communicating) / 1e6
     made.hidden = length(both(communicating, busy)) / max(1e-9, length(communicating))
     busy = union(np.concatenate([busy, copies]))
-    for kind in {c.kind for c in sent}:
-        of_kind = union([(c.start, c.end) for c in sent if c.kind == kind])
-        made.alone[kind] = length(without(of_kind, busy)) / 1e6
+    kinds: dict[tuple, list[tuple[float, float]]] = {}
+    for c in sent:
+        kinds.setdefault(c.kind, []).append((c.start, c.end))
+    made.alone = {kind: length(without(union(spans), busy)) / 1e6 for kind, spans in kinds.items()}
     made.size, made.strange = trace.size, trace.strange
     bubble = 0.0
     for axis in sorted({c.axis for c in sent}):
@@ -190,9 +189,10 @@ def _idle(trace: Trace, gaps: np.ndarray) -> dict[str, float]:
     starts = {e.start: trace.launches.get(e.args.get("correlation")) for _, e in trace.gpu}
     late = [(end := starts.get(gap[1])) is not None and end[0] > gap[0] for gap in gaps]
     waited = gaps[np.array(late, dtype=bool)] if len(gaps) else gaps
+    return _waiting(trace, waited) | {"idle": (length(gaps) - length(waited)) / 1e6}
+
+
+def _waiting(trace: Trace, waited: np.ndarray) -> dict[str, float]:
+    """Time in which the host was waited for: for the loader's batch, or for Python."""
     for_data = length(both(waited, _noted(trace, LOADER)))
-    return {
-        "waiting for data": for_data / 1e6,
-        "waiting for Python": (length(waited) - for_data) / 1e6,
-        "idle": (length(gaps) - length(waited)) / 1e6,
-    }
+    return {"waiting for data": for_data / 1e6, "waiting for Python": (length(waited) - for_data) / 1e6}
