@@ -29,12 +29,8 @@ class Change:
             for name, (was, now) in self.parts().items()
             if was or now
         ]
-        what, unmarked = (
-            "a step",
-            [s.file for m in (self.before, self.after) for s in m.splits if not s.steps],
-        )
-        if unmarked:
-            what = "what was recorded"
+        marked = all(s.steps for made in (self.before, self.after) for s in made.splits)
+        what = "a step" if marked else "what was recorded"
         return repr(Table([what, "before", "after", "change"], rows, total, title=f"what changed in {what}"))
 
     def json(self) -> dict:
