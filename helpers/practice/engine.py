@@ -218,7 +218,7 @@ class Compared(Exercise):
             return self.shows[row.name](mine, truth)
         if parts in row.parts:
             return self._where(mine, truth, parts)
-        if parts is None and any(mine.most(what) > 1.01 * truth.most(what) for what in row.costs):
+        if parts is None and any(mine.needs_more(truth, what) for what in row.costs):
             return True
         facets = ["values", "messages" if parts in ("values", None) else "gradients"]
         if not row.edits or mine.does_as(truth, facets, self.alike, self.proves):
@@ -447,7 +447,7 @@ def wasteful(run: Run, truth: Run) -> tuple[str, str] | None:
             f"the busiest rank sent {human(max(sent))}, where {human(needed)} must be sent. The check's"
             " numbers can be guessed; real gradients cannot.",
         )
-    if max(sent) <= 1.01 * needed:
+    if not run.needs_more(truth, "bytes"):
         return None
     if n > 2 and min(sent) >= 0.99 * (n - 1) * size:
         return (

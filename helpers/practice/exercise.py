@@ -120,8 +120,7 @@ class Exercise:
                 return wrong("nothing returned", said)
             self._shown = max(self._shown, 1)
             return Answer("not started", f"Write the body of {attempt.__name__}. First hint: {self.hints[0]}")
-        names = _names(attempt.__code__) if hasattr(attempt, "__code__") else set()
-        if helped := names.intersection(self.without):
+        if helped := names_in(attempt).intersection(self.without):
             said = f"`{min(helped)}` does it for you. Here write it without."
             return wrong("the course's code does the work", said)
         try:
@@ -169,6 +168,11 @@ CRASHES = (
         r"Expected parameter .tensor. of type torch.Tensor",
         "a number where a tensor is needed",
         "A collective takes tensors only: `torch.tensor(number)` makes one of a number.",
+    ),
+    (
+        r"all_to_all_single.*incompatible function arguments",
+        "sizes that are no list of numbers",
+        "How many rows go to each rank, and come from it, are lists of Python's numbers: `.tolist()`.",
     ),
     (
         r"'list' object has no attribute '(max|min|sum|mean|std)'",
@@ -220,10 +224,12 @@ class _Text:
         return f"```python\n{self.text}\n```" if self.code else self.text
 
 
-def _names(code: CodeType) -> set[str]:
+def names_in(function: Callable | CodeType) -> set[str]:
     """All names that a function looks up, and functions made in it."""
-    inner = (_names(part) for part in code.co_consts if isinstance(part, CodeType))
-    return set(code.co_names).union(*inner)
+    code = getattr(function, "__code__", function)
+    if not isinstance(code, CodeType):
+        return set()
+    return set(code.co_names).union(*map(names_in, code.co_consts))
 
 
 def _is_empty(function: Callable) -> bool:

@@ -70,6 +70,13 @@ class Run:
         pairs = list(zip(self.ranks, other.ranks))
         return all(alike(told(a, key), told(b, key)) for a, b in pairs for key in facets)
 
+    def needs_more(self, truth: Run, what: str) -> bool:
+        """Whether the busiest rank needed more than the solution's. Each message may be longer by a number,
+        where chunks are padded to one length.
+        """
+        padding = 8 * truth.most("calls") if what == "bytes" else 0
+        return self.most(what) > 1.01 * truth.most(what) + padding
+
     def most(self, what: str) -> float:
         """What the busiest rank needed: bytes or calls of its collectives, or floating-point operations."""
         if what == "bytes":

@@ -73,7 +73,7 @@ class Error(NamedTuple):
 def shown(x) -> str:
     """What the reader's object says of itself, cut; whatever its __str__ does."""
     try:
-        text = str(x)
+        text = str(x).split(" The following argument types are supported:")[0]  # of C++, in many lines
     except BaseException:  # noqa: BLE001
         return "(its message cannot be shown)"
     return text if len(text) <= MESSAGE else f"{text[:MESSAGE]}… ({len(text):,} characters)"

@@ -243,6 +243,8 @@ def _faults(order: list[tuple[str, int]], n: int) -> dict[str, bool | str]:
             late |= after != i and after not in whole
         kept = len(whole) if (what, i) == ("F", n - 1) else kept  # at the end of forward
     reduced = [order.count(("reduce", i)) for i in range(n)]
+    begun = lambda word, at: sum(line[0] == word for line in order[:at])
+    waiting = max((begun("B", at) - begun("reduce", at) for at in range(len(order) + 1)), default=0)
     return {
         "a step that does not exist": strange and f"{strange[0]} is none.",
         "layers in the wrong order": computed != right_ones,
@@ -252,6 +254,7 @@ def _faults(order: list[tuple[str, int]], n: int) -> dict[str, bool | str]:
         "gradients not reduced once": reduced != [1] * n,
         "reduced before backward": early,
         "gathered weights kept": bool(whole) or kept > 2,
+        "gradients reduced only at the end": waiting > 2,
         "gathered twice over": again,
         "prefetch so early that nothing is saved": whole_at_once(order) > 2,
         "gathered only when needed": late,
@@ -320,6 +323,9 @@ order = Asked(
         gathered weights kept
             Weights that are not freed after their forward add up: at its end the whole model is here. That
             is reshard_after_forward=False. Free each layer after F, and after B.
+        gradients reduced only at the end
+            Whole gradients add up until they are reduced, and nothing is left to hide it under. Begin each
+            layer's reduction right after its B.
         gathered twice over
             A gather of weights that are whole sends bytes for nothing.
         prefetch so early that nothing is saved

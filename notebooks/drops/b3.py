@@ -41,7 +41,7 @@ def expert_layer(x, choice, weight, expert, rank, world_size):
     return (copies.view(*choice.shape, -1) * weight.unsqueeze(-1)).sum(1)
 
 
-T, H, K = 12, 8, 2
+T, H = 12, 8
 
 
 def tokens(t: int, h: int) -> torch.Tensor:
@@ -49,17 +49,21 @@ def tokens(t: int, h: int) -> torch.Tensor:
     return torch.randn(t, h, generator=torch.Generator().manual_seed(100 + dist.get_rank()))
 
 
-def _to_dispatch(rank: int, n: int) -> list[tuple]:
-    twin = experts.Experts(H, n, K)
-    twin.bias[0] = 0.15  # so that the splits are uneven
-    x = tokens(T, H)
-    choice, weight = (part.detach() for part in twin.route(x))
+def _to_dispatch(rank: int, n: int, k: int) -> list[tuple]:
+    """Tokens whose splits are uneven, and tokens of which none chooses the last expert."""
+    twin = experts.Experts(H, n, k)
 
     def expert(rows):
         told()["rows"] = told().get("rows", 0) + len(rows)
         return twin.experts[rank](rows)
 
-    return [(x.requires_grad_(), choice, weight, expert, rank, n)]
+    cases = []
+    for which, bias in ((0, 0.15), (-1, -9)):
+        twin.bias.zero_()
+        twin.bias[which] = bias
+        x = tokens(T, H).requires_grad_()
+        cases.append((x, *twin.route(x), expert, rank, n))
+    return cases
 
 
 def _computed(run: Run) -> list[int]:
@@ -81,6 +85,12 @@ def _unfit(run: Run, at_once: bool) -> bool:
     return bool(said_so or stopped) and any(at["number"] == 1 for at in rows) == at_once
 
 
+def _too_few_counts(run: Run, _) -> bool:
+    """Whether a rank died when it had exchanged less than a number for each rank."""
+    last = [s.box for s in run.error.seen if s.box] if run.error else []
+    return any(at["op"] == "all_to_all" and at["shape"][1:] == [] and at["shape"][0] < run.n for at in last)
+
+
 layer = OnRanks(
     "dispatch and combine",
     expert_layer,
@@ -94,10 +104,10 @@ layer = OnRanks(
         "What comes back is in the order of `order`: torch.zeros_like(back).index_copy(0, order, back) undoes"
         " it. Then weigh, and sum over k.",
     ],
-    tries=((4,), (2,)),
+    tries=((4, 2), (2, 1)),  # ranks, k
     inputs=_to_dispatch,
     gradient=lambda arguments: torch.ones(T, H),
-    praise="y and the gradient of x are the twin's on 4 and on 2 ranks, with splits that are not even.",
+    praise="y and the gradient of x are the twin's on 4 ranks with k = 2 and on 2 with k = 1, splits uneven.",
     figures=lambda run, truth: [
         (
             "rows that the expert of each rank computed",
@@ -107,9 +117,10 @@ layer = OnRanks(
     shows={
         "split sizes not exchanged": lambda run, _: _unfit(run, at_once=True),
         "splits that do not fit": lambda run, _: _unfit(run, at_once=False),
+        "counts that leave out an expert": _too_few_counts,
         "no expert was asked": lambda run, _: not run.error and not any(_computed(run)),
     },
-    mistakes="""
+    mistakes=r"""
         split sizes not exchanged
             An all-to-all does not fit: `give` must add up to the rows that go out, and `take` must be what
             the others give. How many rows come is known to those who send them. First exchange the numbers,
@@ -121,6 +132,15 @@ layer = OnRanks(
         another shape
             y is (T, h), a row for each of this rank's tokens.
             ~ form
+        weights cut off from the router
+            y is right, but the router's weights get no gradient from it, and the router would never learn.
+            - weight.unsqueeze => weight.detach().unsqueeze
+        counts that leave out an expert
+            Where no token of yours chose the last experts, bincount ends before them:
+            bincount(minlength=world_size).
+        2 where k is meant
+            Each token has k experts, choice.shape[1]. The second try has k = 1.
+            - choice.shape[1] => 2
         combining without the router's weights
             Each answer counts by the router's weight, and yours count alike. Without the weights the router
             would never learn.
@@ -137,6 +157,7 @@ layer = OnRanks(
         copies in another order
             The first give[0] rows go to rank 0: sort the copies by their experts. choice.flatten() has k
             copies of token 0, then k of token 1: row i is copy order[i], which is of token order[i] // k.
+            ! index \d+ is out of bounds for dimension 0
             - order // choice.shape[1] => order % len(x)
             - order // choice.shape[1] => order % choice.shape[1]
             - order // choice.shape[1] => torch.arange(len(order)) // choice.shape[1]

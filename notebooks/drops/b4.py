@@ -331,7 +331,7 @@ clinic = Exercise(
 def train(batches, step):
     """Call step(batch), which sums gradients over all ranks, until any rank has no batch left.
 
-    batches: an iterator, with no length. It is not known before the end how many each rank has.
+    batches: an iterator, of more than fit in memory together. How many each rank has is not known.
     """
     while True:
         batch = next(batches, None)
@@ -347,7 +347,12 @@ MANY = 10 * max(map(max, BATCHES))  # collectives: more than any way needs that 
 
 
 def _to_train(rank: int, n: int, *numbers: int) -> list[tuple]:
-    told()["done"] = done = []
+    told().update(done=(done := []), ahead=0)
+
+    def batches():
+        for batch in range(numbers[rank]):
+            told()["ahead"] = max(told()["ahead"], batch - len(done))
+            yield batch
 
     def step(batch):
         if batch is None:
@@ -355,7 +360,7 @@ def _to_train(rank: int, n: int, *numbers: int) -> list[tuple]:
         done.append(batch)
         dist.all_reduce(torch.ones(8))
 
-    return [(iter(range(numbers[rank])), step)]
+    return [(batches(), step)]
 
 
 def _done(run: Run) -> list[list[int]]:
@@ -418,6 +423,9 @@ mended = OnRanks(
             not run.error and any(len({*mine}) < len(mine) for mine in _done(run))
         ),
         "batches left out": _left_out,
+        "all batches read before the first step": lambda run, _: (
+            not run.error and any(facts["ahead"] > 2 for facts in run.ranks)
+        ),
         "raising the timeout": _still(lambda run, inside: _says_timeout(run.attempt)),
         "a barrier more": _still(lambda run, inside: any(at["op"] == "barrier" for at in inside)),
         "a rank that stops alone": _still(lambda run, inside: any(s.finished for s in run.error.seen)),
@@ -435,6 +443,9 @@ mended = OnRanks(
         batches left out
             All ranks can do as many steps together as the one with the fewest batches, each step with the
             next batch.
+        all batches read before the first step
+            Their number is right, but an epoch does not fit in memory, and some iterators never end. Read
+            one batch a step, and ask in each step whether all ranks have one.
         raising the timeout
             The rank that has no batch left has gone. It will not come later either.
         a barrier more

@@ -84,6 +84,12 @@ average = OnRanks(
         weighed after the sum
             Multiply before you sum: each gradient by its own rank's number of examples.
             - gradient * examples / total => gradient & return gradient => return gradient * examples / total
+        summed on one rank
+            dist.reduce leaves the sum on one rank only. Every rank needs it: dist.all_reduce.
+            - dist.all_reduce(gradient) => dist.reduce(gradient, 0)
+        one rank's gradient on all
+            A broadcast copies one rank's tensor to the others; nothing is summed. Take dist.all_reduce.
+            - dist.all_reduce(gradient) => dist.broadcast(gradient, 0)
         divided twice
             You have the twin's gradient, divided by the number of ranks, or of examples, once more.
             - return gradient => return gradient / 4
@@ -174,6 +180,9 @@ ring = OnRanks(
             All is right but the last few numbers: equally long chunks do not cover x. torch.tensor_split
             makes some chunks one longer.
             - torch.tensor_split(x, world_size) => x[: len(x) // world_size * world_size].chunk(world_size)
+        pieces of n numbers, not n pieces
+            x.split(k) makes pieces of k numbers each. torch.tensor_split(x, n) makes n pieces.
+            - torch.tensor_split(x, world_size) => x.split(world_size)
         half of the way
             That is the reduce-scatter, the first half of the job. Now the finished chunks must go round.
             - pass_on(outgoing, chunks[incoming]) => pass

@@ -144,9 +144,16 @@ states = Asked(
         ZeRO divides too much
             0 is no ZeRO. {KEEPS}
             - d if zero >= 1 else 1 => d
+            - d if zero >= 2 else 1 => d
+            - d if zero >= 3 else 1 => d
             - zero >= 3 => zero >= 1
             - zero >= 2 => zero >= 1 & zero >= 3 => zero >= 1
             - zero >= => zero + 1 >=
+        t counted twice
+            t has cut the parameters already. ZeRO shares states out over the d ranks that hold the same
+            parameters.
+            - (d if => (d * t if
+            - max(stages) / t => max(stages) / t / t
         ZeRO's stages in the wrong order
             Each stage keeps what the one before divided. {KEEPS}
             - zero >= 2 => zero >= 0 & zero >= 3 => zero >= 2 & zero >= 0 => zero >= 3

@@ -52,7 +52,7 @@ QUESTIONS = {
 def _three_answers(answer) -> tuple[float, float, set]:
     """Bytes, percent, axes."""
     states_bytes, bubble, axes = answer
-    if not axes <= {"tp", "dp", "pp"}:
+    if isinstance(axes, (str, dict)) and axes != {} or not set(axes) <= {"tp", "dp", "pp"}:
         raise ValueError(axes)
     return number(states_bytes), 100 * number(bubble), set(axes)
 

@@ -101,5 +101,5 @@ def test_waits_that_are_missing_are_counted_and_no_others():
     last_alone = edited(d05.overlap, "work.wait() => under_way[-1][0].wait()")
     start = "        under_way.append("
     before = edited(d05.overlap, f"{start} =>         under_way[-1][0].wait() if under_way else None⏎{start}")
-    assert "nobody called wait() for 11 of 12" in d05.overlapped.check(last_alone).text
-    assert "nobody called" not in d05.overlapped.check(before).text
+    assert "Nobody called wait() for 11 of 12" in d05.overlapped.check(last_alone).text
+    assert d05.overlapped.check(before).kind == "right"
