@@ -6,8 +6,11 @@ asks before a cell answers. Nothing is imported here until it is asked for. In a
 makes %%ranks known.
 """
 
+import re
 import sys
+from importlib.metadata import version
 
+TORCH = 2, 11  # the oldest that the course is tested with
 ON_RANKS = ("progress", "count_from_here", "counted_so_far", "peak_memory", "rank_state")
 
 
@@ -15,6 +18,15 @@ def _know_ranks() -> None:
     """In a notebook %%ranks is known from here on; the first such cell imports what it needs."""
     if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()):
         shell.magics_manager.register_lazy("ranks", "helpers.ranks.magic")
+
+
+def _look_at(torch: str) -> None:
+    """Raises ImportError for a version that is too old, as Colab's is at times."""
+    if tuple(map(int, re.findall(r"\d+", torch)[:2])) < TORCH:
+        raise ImportError(
+            f"the course needs PyTorch {'.'.join(map(str, TORCH))} or newer, and {torch} is here:"
+            " %pip install --upgrade torch, then restart the kernel"
+        )
 
 
 def __getattr__(name: str):
@@ -33,6 +45,7 @@ def __getattr__(name: str):
     if parent_process() is None:  # a rank that imports this has no use for ranks
         server.warm()  # first of all: it imports torch for the ranks while the notebook does for itself
     with server.undisturbed(), course_needed(f"helpers.{name}"):
+        _look_at(version("torch"))
         from .ranks import current
         from .ranks.world import World
     _know_ranks()

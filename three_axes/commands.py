@@ -6,6 +6,7 @@ A new one is one line here.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from .files import course_on_path
@@ -47,9 +48,11 @@ def course_needed(by: str):
         package = (e.name or "").split(".")[0]
         if package in ("three_axes", "helpers", "tools", "drops"):
             raise
+        clone = Path(__file__).resolve().parents[1]
+        source = clone if (clone / "pyproject.toml").is_file() else "three-axes"
         raise ModuleNotFoundError(
             f"{by} needs {package}, which is not installed. With it comes all that the course needs:"
-            " pip install 'three-axes[course]'",
+            f" pip install '{source}[course]'",
             name=e.name,
         ) from None
 

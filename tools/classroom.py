@@ -33,7 +33,7 @@ def collect(folder: Path) -> tuple[Class, list[str]]:
         of_folder = path.name == "progress.json" and path.parent != folder
         who = path.parent if of_folder else path.with_suffix("")
         try:
-            students.append((plain(who.relative_to(folder)), read(path)))
+            students.append((plain(who.relative_to(folder)), read(path).exercises))
         except (OSError, ValueError) as e:
             unread.append(plain(e, 2000))
     return students, unread

@@ -21,26 +21,41 @@ from .lab import blank
 
 UNNAMED = "OWNER/three-axes"  # until `make colab` has been told where the course lives
 
-SETUP = """# Fetches the course where it is not installed (Colab, Kaggle). Elsewhere it does nothing.
-from importlib.util import find_spec
+FIRST = """#@title Run this cell and the next one first, and again after the kernel was restarted
+# It takes some seconds: PyTorch is imported. Where the course is not installed, it is found or fetched.
+"""
+SETUP = """from importlib.util import find_spec
 if not find_spec("helpers"):
     import os, site, sys
-    if not os.path.isdir("{up}/helpers") and not os.path.isdir("three-axes"):
-        !git clone --quiet --depth 1 https://github.com/{repo} three-axes
     course = os.path.abspath("{up}" if os.path.isdir("{up}/helpers") else "three-axes")
+    {fetched}if not os.path.isdir(course):
+        raise FileNotFoundError("The course is not here. {help}")
     sys.path[:0] = [course, course + "/notebooks"]
     %pip install --quiet accelerate cloudpickle tqdm ipywidgets
     site.addsitedir(site.getusersitepackages())"""
-FIRST = """# Run this cell and the next one first, and again after the kernel was restarted.
-# Until then there are no ranks, and an error says: Cell magic `%%ranks` not found.
-# It takes some seconds: PyTorch is imported.
-"""
+FETCHED = """if not os.path.isdir(course):
+        !git clone --quiet --depth 1 https://github.com/{repo} three-axes
+    """
+LOST = "git could not fetch it from github.com/{repo}: see above."
+UNPUBLISHED = "It is not published yet: open this notebook in the course's own folder."
+# The cell is folded: in JupyterLab, and in Colab, which shows its title.
+FOLDED = {"tags": ["setup"], "jupyter": {"source_hidden": True}, "cellView": "form"}
 HERE = """
 from helpers import World
 from helpers.practice import progress
 progress.here("{number}")"""
 AT = "https://colab.research.google.com"
 BADGE = f"[![Open in Colab]({AT}/assets/colab-badge.svg)]({AT}/github/{{repo}}/blob/main/colab/{{name}})"
+
+
+def setup_of(repo: str, up: str) -> str:
+    """What makes the course importable. up: the way from the notebook's folder to the course's."""
+    known = repo != UNNAMED
+    return SETUP.format(
+        up=up,
+        fetched=FETCHED.format(repo=repo) * known,
+        help=LOST.format(repo=repo) if known else UNPUBLISHED,
+    )
 
 
 def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nbformat.NotebookNode:
@@ -53,8 +68,8 @@ def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nb
     badge = "" if repo == UNNAMED else f"\n{BADGE.format(repo=repo, name=name)}\n"
     title.source = f"{head}\n{badge}{rest_of_it}"
     up = "/".join([".."] * len(Path(name).parts))  # from the notebook's folder to the course's
-    source = FIRST + SETUP.format(repo=repo, up=up) + HERE.format(number=number(Path(name)))
-    setup = nbformat.v4.new_code_cell(source, metadata={"tags": ["setup"]})
+    source = FIRST + setup_of(repo, up) + HERE.format(number=number(Path(name)))
+    setup = nbformat.v4.new_code_cell(source, metadata=FOLDED)
     if rest and "setup" in rest[0].metadata.get("tags", []):
         old = rest.pop(0)
         setup.execution_count, setup.outputs = old.execution_count, old.outputs

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import nbformat
 
 from helpers.live import LIVE
+from helpers.practice import passed, progress
 from helpers.practice.books import notebooks, number
 from three_axes.files import course_on_path, find
 from three_axes.terminal import Manual
@@ -125,9 +126,14 @@ def main(argv: list[str] | None = None) -> int:
         print(line, flush=True)
     print(f"Your copies are in {args.folder}. JupyterLab starts; Ctrl-C here ends it.", flush=True)
     folder = args.folder.resolve()
-    opened = next(p for p in notebooks() if not args.fresh or number(p) == args.fresh[0])
-    place = Path(folder.name) / opened.relative_to(find("notebooks"))
     course_on_path()
+    done = passed.mine(folder)
+    opened = progress.next_drop(done)
+    if args.fresh:
+        opened = next(p for p in notebooks() if number(p) == args.fresh[0])
+    elif done.exercises:
+        print(f"{len(done.passed)} exercises passed. Drop {number(opened)} opens: it is next.", flush=True)
+    place = Path(folder.name) / opened.relative_to(find("notebooks"))
     # Kernels inherit it. A reader who has such a file keeps theirs.
     os.environ.setdefault("PYTHONSTARTUP", str(find("data/jupyterlab/startup.py").resolve()))
     server = LabApp.initialize_server(

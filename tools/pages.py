@@ -17,14 +17,15 @@ from helpers.practice.books import module_of, notebooks, number
 from helpers.practice.exercise import Exercise
 from three_axes.files import find
 
-WORDS = 120  # read in a minute, with running the cells and looking at what they show
+# Words read in a minute, and minutes to run a cell and look at what it shows: at home in English, and not.
+PACES = (200, 0.25), (130, 0.5)
 PHASES = {"Split": range(1, 5), "Trace": range(5, 10), "Mend": range(10, 14), "Defend": range(14, 15)}
 PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*$", re.M)
-MINUTES = re.compile(r"^\*\d+ minutes.*?\. Afterwards you can ", re.M)
+MINUTES = re.compile(r"^\*\d+(?:–\d+)? minutes.*?\. Afterwards you can ", re.M)
 LISTING = re.compile(r"<details><summary>The fourteen drops and their minutes</summary>.*?</details>", re.S)
 LINK = re.compile(r'\[([^\]]*)\]\(([^)]*)\)|<a href="([^"]*)">([^<]*)</a>')  # in folded answers it is HTML
 DROP = re.compile(r"\b[Dd]rop (\d\d)\b")
-CLOSING = """# Ends the ranks of this notebook, and shows what you have solved.
+CLOSING = """# Ends the ranks of this notebook, shows what you have solved, and asks three cards.
 # The kernel holds 0.6 to 1.5 GB until you end it too: menu Kernel, Shut Down Kernel.
 from helpers.practice import progress
 progress.leave("{number}")"""
@@ -48,10 +49,12 @@ def exercises(notebook: nbformat.NotebookNode) -> list[Exercise]:
     return [getattr(drop, name) for name in re.findall(r"(\w+)\.check\(", code)]
 
 
-def minutes(notebook: nbformat.NotebookNode) -> tuple[int, int]:
-    """(to read and run, to practise): by the number of words, and as its exercises say."""
+def minutes(notebook: nbformat.NotebookNode) -> tuple[str, int]:
+    """('6–11' to read and run, by words and cells at two PACES; to practise, as its exercises say)."""
     words = len(re.sub(r"<[^>]+>", " ", prose(notebook)).split())
-    return round(words / WORDS), sum(exercise.minutes for exercise in exercises(notebook))
+    cells = sum(cell.cell_type == "code" for cell in notebook.cells)
+    times = (round(words / pace + cells * look) for pace, look in PACES)
+    return "–".join(map(str, times)), sum(exercise.minutes for exercise in exercises(notebook))
 
 
 class Course:
@@ -119,7 +122,7 @@ class Course:
             cell.source = self._linked(path, re.sub(r"\n\n\Z", "", PLACE.sub("", cell.source)))
         place = self.place(path)
         below = lambda promise: f"{promise[1]}\n\n{place}\n\n"
-        first.source = re.sub(r"(?m)^(\*\d+ minutes .*)\n+", below, first.source)
+        first.source = re.sub(r"(?m)^(\*\d+–\d+ minutes .*)\n+", below, first.source)
         last.source = f"{last.source.rstrip()}\n\n{place}"
         first.source = LISTING.sub(lambda _: self.listing(path), first.source)
         if "closing" not in notebook.cells[-1].metadata.get("tags", []):

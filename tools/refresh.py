@@ -30,8 +30,8 @@ def normalise(notebook: nbformat.NotebookNode, number: str) -> nbformat.Notebook
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for i, cell in enumerate(notebook.cells):
         cell.id = f"drop-{number}-{i:02d}"
-        tags = cell.metadata.get("tags")
-        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        kept = {key: cell.metadata[key] for key in ("tags", "jupyter", "cellView") if key in cell.metadata}
+        cell.metadata = nbformat.from_dict(kept)
     static({"type": "notebook", "content": notebook})
     return notebook
 

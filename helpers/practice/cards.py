@@ -6,11 +6,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from datetime import date, timedelta
 from html import escape
 
 from three_axes.files import rows_of
 
 from ..live import live
+from . import passed
+
+SPACING = 1, 3, 7, 21  # days, after a card was known once, twice, …
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ def load(*drops: int | str) -> list[Card]:
 class Deck:
     """Cards in turn. `know()` puts the top one away, `not_yet()` puts it back three places further down.
 
-    In a notebook it has buttons; without a kernel the questions stay, each with its answer folded.
+    A card that is known comes back after 1, 3, 7 and then each 21 days; one that is not, at once. In a
+    notebook the deck has buttons; without a kernel the questions stay, each with its answer folded.
     """
 
     def __init__(self, cards: list[Card]):
@@ -50,13 +55,16 @@ class Deck:
 
     def know(self) -> None:
         if self.left:
-            self.left.popleft()
+            done, card = passed.mine(), self.left.popleft()
+            times = done.cards.get(card.front, (0, ""))[0] + 1
+            _asked_again(done, card, times, SPACING[min(times, len(SPACING)) - 1])
         self.shown = False
 
     def not_yet(self) -> None:
         if self.left:
             card = self.left.popleft()
             self.left.insert(min(3, len(self.left)), card)
+            _asked_again(passed.mine(), card, 0, 0)
         self.shown = False
 
     def again(self) -> None:
@@ -70,7 +78,7 @@ class Deck:
 
     def _face(self) -> str:
         if self.top is None:
-            return "<b>All known.</b>"
+            return f"<b>{'All known.' if self.all else 'No card is due today.'}</b>"
         back = f"<p>{escape(self.top.back)}</p>" if self.shown else "<p>&nbsp;</p>"
         return (
             '<div style="border:1px solid #999;border-radius:6px;padding:.8em'
@@ -102,6 +110,30 @@ class Deck:
         return {"text/plain": repr(self), "text/html": folded, **live(box)}
 
 
+def _asked_again(done: passed.Done, card: Card, times: int, days: int) -> None:
+    done.cards[card.front] = times, str(date.today() + timedelta(days))
+    passed.keep(done)
+
+
+def due(done: passed.Done) -> list[Card]:
+    """The cards to be asked today, of the drops that were read: first what was not known, then what waits
+    longest, then new ones, of the drop read last first.
+    """
+    today = str(date.today())
+
+    def order(card: Card):
+        times, day = done.cards.get(card.front, (1, today))
+        return times > 0, card.front not in done.cards, day, -done.left.index(card.drop)
+
+    read = [c for c in load() if c.drop in done.left]
+    return sorted((c for c in read if done.cards.get(c.front, (0, today))[1] <= today), key=order)
+
+
 def deck(*drops: int | str) -> Deck:
-    """`deck()` has the cards of the fourteen drops, `deck(1, "b2")` those of two that you name."""
+    """`deck()` has the cards that are due today, or, where no drop was read yet, those of the fourteen;
+    `deck(1, "b2")` all of two drops that you name.
+    """
+    done = passed.mine()
+    if done.left and not drops:
+        return Deck(due(done))
     return Deck(load(*drops) if drops else [c for c in load() if c.drop.isdigit()])

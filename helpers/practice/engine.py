@@ -169,6 +169,9 @@ class Compared(Exercise):
             raise ValueError(f"{self.name}: {run.found[0]!r} is found, and has no row")
         return run.found[0] == name and (run.found[1] or True)
 
+    def advice(self, mistake: str) -> str:
+        return next((row.advice for row in self.rows if row.name == mistake), "")
+
     @property
     def edits(self) -> list[str]:
         return [edit for row in self.rows for edit in row.edits]

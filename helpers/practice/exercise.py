@@ -42,6 +42,7 @@ class Answer:
     misconception: str | None = None
     figures: list[tuple[str, str, str]] = field(default_factory=list)  # (what, reached, target or '')
     picture: Picture | None = None
+    next: tuple[str, str] = "", ""  # after a right one: what comes, and a link to it or ''
 
     def __repr__(self) -> str:
         text = self.text
@@ -51,7 +52,7 @@ class Answer:
             f"  {what}: {reached}" + (f" (target {target})" if target else "")
             for what, reached, target in self.figures
         )
-        return "\n".join([self._head, *filter(None, [text]), *figures])
+        return "\n".join([self._head, *filter(None, [text]), *figures, *filter(None, self.next[:1])])
 
     @property
     def _head(self) -> str:
@@ -65,9 +66,12 @@ class Answer:
             f"<li>{escape(w)}: <b>{escape(r)}</b>{f' (target {escape(t)})' if t else ''}</li>"
             for w, r, t in self.figures
         )
+        said, link = map(escape, self.next)
+        onward = f'<a href="{link}">{said}</a>' if link else said
         return (
             f'<div style="border-left:4px solid {COLOURS[self.kind]};padding:.3em .9em;margin:.3em 0">'
-            f"<b>{escape(self._head)}</b><br>{body}{f'<ul>{figures}</ul>' if figures else ''}</div>"
+            f"<b>{escape(self._head)}</b><br>{body}{f'<ul>{figures}</ul>' if figures else ''}"
+            f"{f'<p>{onward}</p>' if onward else ''}</div>"
             f"{self.picture.html() if self.picture else ''}"
         )
 
@@ -131,7 +135,15 @@ class Exercise:
         except TypeError as e:  # it cannot travel to the ranks
             answer = Answer("crashed", str(e))
         passed.note(self.name, None if answer.kind == "right" else answer.misconception or answer.kind)
+        if answer.kind == "right":
+            from . import progress  # which knows all exercises
+
+            answer.next = progress.after(self)
         return answer
+
+    def advice(self, mistake: str) -> str:
+        """What is said to a mistake; '' where that depends on the attempt."""
+        return ""
 
     def verdict(self, attempt: Callable) -> Answer:
         return self.judge(attempt)

@@ -1,7 +1,7 @@
-"""What the reader has tried: for each exercise the checks made, the mistakes named, and whether it is passed.
+"""What the reader has done: checks and mistakes of each exercise, drops left, cards known.
 
-A small file on this machine, and nothing leaves it: `progress.json` beside the notebook, or where
-THREE_AXES_PROGRESS says; "" for none at all. It may be deleted at any time.
+A small file on this machine, and nothing leaves it: `progress.json` in the folder of the fourteen notebooks,
+or where THREE_AXES_PROGRESS says; "" for none at all. It may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 
 from three_axes.foreign import plain, read_json
@@ -22,58 +23,75 @@ class Attempts:
     passed: bool = False
     mistakes: dict[str, int] = field(default_factory=dict)
 
+    def __post_init__(self):
+        self.mistakes = {plain(name): n for name, n in self.mistakes.items()}
+        numbers = self.tries, *self.mistakes.values()
+        if not (type(self.passed) is bool and all(type(n) is int and n >= 0 for n in numbers)):
+            raise TypeError
 
-def file() -> Path | None:
-    named = os.environ.get("THREE_AXES_PROGRESS")
-    return None if named == "" else Path(named or "progress.json")
 
-
-def read(path: Path) -> dict[str, Attempts]:
-    """Exercise -> attempts, of a progress file; names are fit for a terminal. Raises OSError, and ValueError
-    for a file of another kind.
+@dataclass
+class Done:
+    """What a progress file has. exercises: name -> attempts. left: drops whose last cell has run, the latest
+    last. cards: front -> (how often it was known in a row, the day on which it is asked again).
     """
+
+    exercises: dict[str, Attempts] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    cards: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> set[str]:
+        """Names of the exercises passed so far."""
+        return {name for name, one in self.exercises.items() if one.passed}
+
+
+def file(folder: Path) -> Path | None:
+    """That of a reader who works in this folder, or in beyond/ under it."""
+    named = os.environ.get("THREE_AXES_PROGRESS")
+    folder = folder.parent if folder.name == "beyond" else folder
+    return None if named == "" else Path(named or folder / "progress.json")
+
+
+def read(path: Path) -> Done:
+    """A progress file; its names are fit for a terminal. Raises OSError, and ValueError for another file."""
     given = read_json(path)
     try:
-        known = {plain(name): Attempts(**fields) for name, fields in given.items()}
-        for one in known.values():
-            one.mistakes = {plain(name): n for name, n in one.mistakes.items()}
-            numbers = one.tries, *one.mistakes.values()
-            if not (type(one.passed) is bool and all(type(n) is int and n >= 0 for n in numbers)):
-                raise TypeError
-    except (TypeError, AttributeError):
+        done = Done(**given)
+        done.exercises = {plain(name): Attempts(**fields) for name, fields in done.exercises.items()}
+        done.left = [plain(drop) for drop in done.left]
+        known = done.cards.items()
+        done.cards = {front: (int(n), str(date.fromisoformat(day))) for front, (n, day) in known}
+    except (TypeError, AttributeError, ValueError):
         raise ValueError(f"{plain(path)} is no progress file of this course") from None
-    return known
+    return done
 
 
-def attempts() -> dict[str, Attempts]:
-    """The reader's own. A file that cannot be read counts as none."""
+def mine(folder: Path | None = None) -> Done:
+    """The reader's own, who works in this folder, or here. A file that cannot be read counts as none."""
     try:
-        return read(path) if (path := file()) else {}
+        return read(path) if (path := file(folder or Path.cwd())) else Done()
     except (OSError, ValueError):
-        return {}
+        return Done()
 
 
-def passed() -> set[str]:
-    """Names of the exercises passed so far."""
-    return {name for name, one in attempts().items() if one.passed}
+def keep(done: Done) -> None:
+    """Where the file cannot be written, nothing happens."""
+    try:
+        if path := file(Path.cwd()):
+            path.write_text(json.dumps(asdict(done), indent=1, ensure_ascii=False), encoding="utf-8")
+    except OSError:
+        pass
 
 
 def note(exercise: str, mistake: str | None) -> None:
-    """Remember a check: None where it was passed. What comes after that is not counted.
-
-    Where the file cannot be written, nothing happens.
-    """
-    known = attempts()
-    one = known.setdefault(exercise, Attempts())
+    """Remember a check: None where it was passed. What comes after that is not counted."""
+    done = mine()
+    one = done.exercises.setdefault(exercise, Attempts())
     if one.passed:
         return
     one.tries += 1
     one.passed = mistake is None
     if mistake is not None:
-        one.mistakes[mistake] = one.mistakes.get(mistake, 0) + 1
-    try:
-        if path := file():
-            given = {name: asdict(known[name]) for name in sorted(known)}
-            path.write_text(json.dumps(given, indent=1, ensure_ascii=False), encoding="utf-8")
-    except OSError:
-        pass
+        one.mistakes[mistake] = one.mistakes.pop(mistake, 0) + 1  # the latest is the last
+    keep(done)

@@ -1,46 +1,117 @@
-"""Where the reader is, and which exercises are passed: in one drop, or drop by drop."""
+"""Where the reader is: what is passed, what went wrong last time, what comes next."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import textwrap
+from pathlib import Path
+
+import nbformat
 
 from three_axes.table import Table
 
 from ..ranks.world import open_worlds
+from . import cards, passed
 from .books import module_of, notebooks, number
 from .exercise import Exercise
-from .passed import passed
 
 
-def _of(drop: str) -> list[str]:
-    """The names of a drop's exercises, in order."""
-    made = [x for x in vars(importlib.import_module(module_of(drop))).values() if isinstance(x, Exercise)]
-    return [x.name for x in sorted(made, key=lambda x: x.made)]
+def _of(drop: str) -> dict[str, Exercise]:
+    """A drop's exercises in their order, each under its name in the drop's file."""
+    known = vars(importlib.import_module(module_of(drop))).items()
+    return dict(
+        sorted(((name, x) for name, x in known if isinstance(x, Exercise)), key=lambda it: it[1].made)
+    )
 
 
 def exercises() -> dict[str, list[str]]:
     """Drop -> the names of its exercises, in order."""
-    return {number(path): _of(number(path)) for path in notebooks()}
+    return {number(path): [x.name for x in _of(number(path)).values()] for path in notebooks()}
+
+
+def unsolved(drop: str, done: passed.Done) -> list[str]:
+    return [x.name for x in _of(drop).values() if x.name not in done.passed]
+
+
+def next_drop(done: passed.Done) -> Path:
+    """The notebook to open: the drop left or tried last while it has an exercise to solve, else the next that
+    has; the first of all that have, behind the last; the first notebook where none has.
+    """
+    books = notebooks()
+    touched = [i for i, p in enumerate(books) if number(p) in done.left or _tried(number(p), done)]
+    at = max(touched, default=0)
+    return next((p for p in books[at:] + books[:at] if unsolved(number(p), done)), books[0])
+
+
+def _tried(drop: str, done: passed.Done) -> bool:
+    return any(x.name in done.exercises for x in _of(drop).values())
+
+
+def link(to: Path, here: Path) -> str:
+    """From one notebook's folder to another notebook, as a page or JupyterLab follows it."""
+    return os.path.relpath(to, here.parent).replace(os.sep, "/")
+
+
+def after(exercise: Exercise) -> tuple[str, str]:
+    """(what comes next, a link to it or ''), once this exercise is passed."""
+    at = next((p for p in notebooks() if module_of(number(p)) == exercise.reference.__module__), None)
+    if at is None:
+        return "", ""
+    done = passed.mine()
+    done.exercises[exercise.name] = passed.Attempts(1, True)  # where nothing is kept, too
+    if left := unsolved(number(at), done):
+        return f"Next in this drop: {left[0]}.", ""
+    there = next_drop(done)
+    return f"Next: drop {number(there)}.", link(there, at)
 
 
 def here(drop: str) -> None:
-    """Print which exercises of a drop are passed, and how many in all: `here("07")`."""
-    done, names = passed(), _of(drop)
+    """At the beginning of a drop: print what is passed, and the mistakes made in the drop left last."""
+    _say(drop)
+    print(f'You know this drop already? progress.skip("{drop}") asks its exercise now.')
+    done, known = passed.mine(), [number(path) for path in notebooks() if number(path) != drop]
+    before = next((other for other in reversed(done.left) if other in known), None)
+    for exercise in _of(before).values() if before else ():
+        for name in [*getattr(done.exercises.get(exercise.name), "mistakes", {})][-1:]:
+            said = f"last time, drop {before}, {exercise.name}: {name}. {exercise.advice(name)}"
+            print(textwrap.fill(said, 100, subsequent_indent="    ", break_on_hyphens=False))
+
+
+def leave(drop: str) -> cards.Deck:
+    """At its end: stop all ranks, print what is passed, and ask three cards."""
+    for world in open_worlds():
+        world.close()
+    done = passed.mine()
+    done.left = [other for other in done.left if other != drop] + [drop]
+    passed.keep(done)
+    _say(drop)
+    return cards.Deck(cards.due(done)[:3])
+
+
+def _say(drop: str) -> None:
+    done, names = passed.mine().passed, [x.name for x in _of(drop).values()]
     marks = ", ".join(f"{'✓' if name in done else '○'} {name}" for name in names)
     print(f"drop {drop}: {sum(n in done for n in names)} of {len(names)} exercises passed: {marks}")
     print(f"all drops: {len(done)} passed (progress.show() lists them)")
 
 
-def leave(drop: str) -> None:
-    """End all ranks of this notebook, and print what `here` does."""
-    for world in open_worlds():
-        world.close()
-    here(drop)
+def skip(drop: str) -> None:
+    """For who knows a drop already: put its exercise into a new cell below. A right answer passes it."""
+    from IPython import get_ipython
+
+    left = [name for name, x in _of(drop).items() if x.name not in passed.mine().passed]
+    if not left:
+        print(f"drop {drop} is passed")
+        return
+    path = next(p for p in notebooks() if number(p) == drop)
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    get_ipython().set_next_input(next(source for source in cells if f"{left[0]}.check(" in source))
 
 
 def show() -> Table:
     """Drop by drop, what is done. Delete the file to begin anew."""
-    done, rows = passed(), []
+    done, rows = passed.mine().passed, []
     for drop, names in exercises().items():
         marks = "●" * sum(name in done for name in names)
         rows.append([drop, marks.ljust(len(names), "○"), ", ".join(names)])

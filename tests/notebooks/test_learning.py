@@ -10,13 +10,15 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import date, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
 from test_notebooks import FOLDER, NOTEBOOKS, text
 
-from drops import d01
+from drops import b1, d01, d07
 from helpers.practice import cards, passed, progress, quiz
 from helpers.practice.books import module_of
 from three_axes.__main__ import main
@@ -134,25 +136,98 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
     assert len(names) == len(set(names)) >= 20 and set(progress.exercises()) == set(BOOKS)
     assert f"0 of {len(names)} exercises passed" in repr(progress.show())
     wrong = d01.fingerprints.check(lambda small, large: "data")
-    assert wrong.kind == "wrong" and passed.passed() == set()
+    assert wrong.kind == "wrong" and not passed.mine().passed
     assert d01.fingerprints.check(d01.fingerprint).kind == "right"
     assert d01.fingerprints.check(lambda small, large: "data").kind == "wrong"  # not counted any more
     expected = {"tries": 2, "passed": True, "mistakes": {wrong.misconception: 1}}
-    assert json.loads(file.read_text()) == {"traffic fingerprints": expected}
+    stored = {"exercises": {"traffic fingerprints": expected}, "left": [], "cards": {}}
+    assert json.loads(file.read_text()) == stored
     assert f"1 of {len(names)} exercises passed" in repr(progress.show())
-    strange = {"tries": "1"}, {"tries": -1}, {"passed": 1}, {"mistakes": []}, {"mistakes": {"b": True}}
-    for broken in ("[]", '{"a": 1}', *(json.dumps({"a": fields}) for fields in strange)):
+    attempts = {"tries": "1"}, {"tries": -1}, {"passed": 1}, {"mistakes": []}, {"mistakes": {"b": True}}
+    strange = [{"exercises": {"a": fields}} for fields in attempts]
+    strange += [[], {"a": 1}, {"left": 3}, {"cards": {"a": 1}}, {"cards": {"a": [1, "tomorrow"]}}]
+    for broken in map(json.dumps, strange):
         file.write_text(broken)
-        assert passed.passed() == set()
+        assert passed.mine() == passed.Done()
         with pytest.raises(ValueError, match="is no progress file of this course"):
             passed.read(file)
     file.unlink()
-    assert passed.passed() == set()
+    assert passed.mine() == passed.Done()
     monkeypatch.setenv("THREE_AXES_PROGRESS", "/nowhere/at/all.json")
     passed.note("x", None)  # cannot be written, and does not disturb
     monkeypatch.setenv("THREE_AXES_PROGRESS", "")
     passed.note("x", None)
-    assert passed.passed() == set()
+    assert passed.mine() == passed.Done()
+
+
+def test_there_is_one_progress_file_for_the_fourteen_and_those_beyond(monkeypatch, tmp_path):
+    monkeypatch.delenv("THREE_AXES_PROGRESS")
+    (tmp_path / "beyond").mkdir()
+    monkeypatch.chdir(tmp_path)
+    passed.note("traffic fingerprints", None)
+    monkeypatch.chdir("beyond")
+    passed.note("the order of a step", None)
+    assert json.loads((tmp_path / "progress.json").read_text())["exercises"].keys() == passed.mine().passed
+    assert len(passed.mine().passed) == 2 and not any((tmp_path / "beyond").iterdir())
+
+
+def test_the_course_knows_what_comes_next_and_what_went_wrong_last_time(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
+    opens = lambda: progress.next_drop(passed.mine()).name[:2]
+    assert opens() == "01"
+    wrong = d01.fingerprints.check(lambda small, large: "data")
+    assert opens() == "01"
+    solved = d01.fingerprints.check(d01.fingerprint)
+    assert solved.next[1] == progress.notebooks()[1].name and "Next: drop 02." in repr(solved)
+    assert f'<a href="{solved.next[1]}">' in solved._repr_html_() and opens() == "02"
+    progress.leave("01")
+    capsys.readouterr()
+    progress.here("02")
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"last time, drop 01, traffic fingerprints: {wrong.misconception}." in said
+    progress.leave("05")  # read, and not practised
+    assert opens() == "05"
+    for name in progress.exercises()["07"][:1]:
+        passed.note(name, None)
+    assert opens() == "07"
+    assert progress.after(d07.one_f_one_b) == (f"Next in this drop: {d07.share.name}.", "")
+    passed.note(d07.share.name, None)
+    assert progress.after(d07.share)[1].startswith("08_")
+    for names in progress.exercises().values():
+        for name in names:
+            passed.note(name, None)
+    assert opens() == "01"
+    assert progress.after(b1.mesh)[1].startswith("../01_")
+
+
+def test_a_drop_can_be_tested_out(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
+    cells = []
+    shell = SimpleNamespace(set_next_input=cells.append)
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    progress.skip("07")
+    passed.note(d07.one_f_one_b.name, None)
+    progress.skip("07")
+    assert "d07.one_f_one_b.check(" in cells[0] and "d07.share.check(" in cells[1]
+    passed.note(d07.share.name, None)
+    progress.skip("07")
+    assert len(cells) == 2 and "drop 07 is passed" in capsys.readouterr().out
+
+
+def test_cards_come_back_by_spacing(monkeypatch, tmp_path):
+    monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
+    first = cards.load("01")
+    deck = progress.leave("01")
+    assert deck.all == first[:3]
+    deck.know(), deck.not_yet()
+    seen = passed.mine().cards
+    in_days = lambda n: str(date.today() + timedelta(n))
+    assert seen == {first[0].front: (1, in_days(1)), first[1].front: (0, in_days(0))}
+    assert progress.leave("02").all == [first[1], *cards.load("02")[:2]]
+    assert set(cards.deck().all) == set(cards.load("01", "02")) - {first[0]}
+    for days in (3, 7, 21, 21):
+        cards.Deck(first[:1]).know()
+        assert passed.mine().cards[first[0].front][1] == in_days(days)
 
 
 def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys):
@@ -186,7 +261,7 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
 
 
 def test_a_student_can_neither_stop_the_class_nor_steer_who_reads(tmp_path, capsys):
-    given = {"=exercise\x1b[2J": {"tries": 1, "mistakes": {"@mistake": 1}}}
+    given = {"exercises": {"=exercise\x1b[2J": {"tries": 1, "mistakes": {"@mistake": 1}}}}
     (tmp_path / "+good\x1b[2J.json").write_text(json.dumps(given))
     (tmp_path / "digits.json").write_text(f'{{"a": {{"tries": {10**400}}}}}')
     (tmp_path / "deep.json").write_text("[" * 100_000)
@@ -254,7 +329,7 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
     for name in ("three_axes", "helpers", "notebooks"):
         copy, left = (root / clone).resolve() / name, shutil.ignore_patterns("__pycache__", "*.ipynb")
         shutil.copytree(ROOT / name, copy, ignore=left, dirs_exist_ok=True)
-    cell = colab.SETUP.format(repo="owner/name", up=".." if clone == "three-axes" else clone)
+    cell = colab.setup_of("owner/name", ".." if clone == "three-axes" else clone)
     cell = cell.replace("!git", "raise SystemExit('cloned anew') #").replace("%pip", "pass #")
     code = (
         f"import sys\nsys.path = [p for p in sys.path if not p.startswith({str(ROOT)!r})]\n"
@@ -267,7 +342,7 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
 
 
 def test_the_setup_cell_is_silent_where_the_course_is_installed():
-    cell = colab.SETUP.replace("!git", "raise SystemExit('cloned') #")
+    cell = colab.setup_of("owner/name", "..").replace("!git", "raise SystemExit('cloned') #")
     cell = cell.replace("%pip", "raise SystemExit('installed') #")
     silent = subprocess.run([sys.executable, "-c", cell], cwd=ROOT, capture_output=True, text=True)
     assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")
