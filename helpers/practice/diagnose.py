@@ -57,7 +57,7 @@ def _operation(rank: int, text, order: Sequence, m: int) -> Op:
     if not any(isinstance(t, str) and t[1:] == "0" for t in order):
         raise Illegal(said, "microbatches counted from 1")
     raise Illegal(
-        f"{said} After the warm-up, fewer forwards are left than there are microbatches.",
+        f"{said} A warm-up has at most m forwards, and after it only the rest of the m is left.",
         "a forward too many",
     )
 

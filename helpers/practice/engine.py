@@ -244,7 +244,7 @@ class Compared(Exercise):
         )
         what = {"values": "the answer", "gradients": "the output is right, the gradient of x"}[parts]
         if not isinstance(wanted, torch.Tensor):
-            return f"you return {got!r:.300}; {wanted!r:.300} is right."
+            return f"you return {_shown(got, 300)}; {_shown(wanted, 300)} is right."
         same = all(self.alike(facts[parts][case], got) for facts in mine.ranks)
         length = float(got.double().norm() / wanted.double().norm())
         return (
@@ -262,8 +262,8 @@ class Compared(Exercise):
                 try:
                     facts["values"][i] = self.reads(got) if self.reads else _as(right_, got)
                 except UNREADABLE as e:
-                    said = f"{e}." if isinstance(e, _Form) else f"You return {got!r:.200}."
-                    at = f"On {mine.n} ranks, rank {rank}: " if mine.n > 1 else ""
+                    said = f"{e}." if isinstance(e, Form) else f"You return {_shown(got, 200)}."
+                    at = f"On {mine.n} ranks, rank {rank}: " if mine.n > 1 else mine.asked(i)
                     return wrong(row.name, f"{at}{said} {row.advice}")
         return None
 
@@ -295,9 +295,9 @@ class Asked(Compared):
         cases = self._cases()
         with World(1, timeout=self.seconds) as world:
             try:
-                mine = Run((), [{"values": world.run(lambda: [attempt(*case) for case in cases])[0]}])
+                mine = Run(cases, [{"values": world.run(lambda: [attempt(*case) for case in cases])[0]}])
             except RankError as e:
-                mine = Run((), [{}], error=e)
+                mine = Run(cases, [{}], error=e)
         does = self._does(cases)
         return self.judged(mine, does) or praised(self, mine, does(""))
 
@@ -387,24 +387,29 @@ def _said(row: Mistake, shown: bool | str) -> str:
     return f"{shown} {row.advice}" if isinstance(shown, str) else row.advice
 
 
+def _shown(value, most: int) -> str:
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def praised(exercise: Compared, mine: Run, truth: Run) -> Answer:
     if callable(exercise.praise):
         return exercise.praise(mine)
     return right(exercise.praise, *exercise.figures(mine, truth))
 
 
-class _Form(TypeError):
+class Form(TypeError):
     """An answer has another form; the message says which."""
 
 
 def _as(wanted, got):
-    """`got`, where it is a tensor as `wanted` is. Raises _Form."""
+    """`got`, where it is a tensor as `wanted` is. Raises Form."""
     if isinstance(wanted, torch.Tensor):
         if not isinstance(got, torch.Tensor):
-            raise _Form(f"you return a {type(got).__module__}.{type(got).__name__}, and a tensor is wanted")
+            raise Form(f"you return a {type(got).__module__}.{type(got).__name__}, and a tensor is wanted")
         if got.shape != wanted.shape or torch.promote_types(got.dtype, wanted.dtype) != got.dtype:
             given, right_ = (f"{t.dtype} of {tuple(t.shape)}".removeprefix("torch.") for t in (got, wanted))
-            raise _Form(f"you return {given}, and {right_} is wanted")
+            raise Form(f"you return {given}, and {right_} is wanted")
     return got
 
 
@@ -451,6 +456,12 @@ def wasteful(run: Run, truth: Run) -> tuple[str, str] | None:
             " numbers can be guessed; real gradients cannot.",
         )
     if not run.needs_more(truth, "bytes"):
+        if n > 2 and any(len({peer for peer, _ in facts["messages"]}) > 1 for facts in run.ranks):
+            return (
+                "straight to every rank, no ring",
+                "the sum is right, and no byte is too many. But a rank sends to several others, over all"
+                " links of the network. In a ring it sends to its neighbour alone.",
+            )
         return None
     if n > 2 and min(sent) >= 0.99 * (n - 1) * size:
         return (

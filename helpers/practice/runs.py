@@ -19,9 +19,10 @@ from ..ranks.failure import RankError
 
 @dataclass
 class Run:
-    """What an attempt did in one try, (number of ranks, …). ranks[r]: facts of rank r, among them "values",
-    one for each case, and where backward is compared "gradients". After an error they are what was known by
-    then.
+    """What an attempt did in one try, (number of ranks, …), or, where one rank is asked, in its cases.
+
+    ranks[r]: facts of rank r, among them "values", one for each case, and where backward is compared
+    "gradients". After an error they are what was known by then.
     """
 
     tried: tuple
@@ -53,6 +54,11 @@ class Run:
     def values(self) -> list:
         """The answers to all cases, where one rank is asked."""
         return self.ranks[0]["values"]
+
+    def asked(self, case: int) -> str:
+        """'Asked for 8, 2: ' of a case whose arguments are short."""
+        arguments = repr(self.tried[case])[1:-1].rstrip(",") if self.n == 1 and self.tried else ""
+        return f"Asked for {arguments}: " if 0 < len(arguments) <= 40 else ""
 
     def parts_from(self, truth: Run, alike: Callable) -> str | None:
         """The first of "values", "cut", "gradients" in which the two runs differ."""

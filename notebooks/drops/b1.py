@@ -103,6 +103,7 @@ def _found_in_layer(run: Run, truth: Run) -> dict[str, bool]:
         "dx and the gradient exchanged": all(alike(a[1], b[0].flatten()) for a, b in pairs),
         "backward without a second gather": every(lambda f: f["forward"].count("all_gather") == 1),
         "gathered weights kept": every(lambda f: f["kept"]),
+        "dx reduced as well": gradient and all(alike(a[0], pairs[0][0][0]) for a, _ in pairs),
         "gradients reduced twice": every(lambda f: _reductions(f) > 1),
         "an all-reduce where a reduce-scatter is enough": (
             gradient and every(lambda f: "all_reduce" in f["forward"])
@@ -137,6 +138,9 @@ one_layer = OnRanks(
     ],
     finds=_found_in_layer,
     mistakes="""
+        one tensor where a list is wanted
+            dist.reduce_scatter takes a list, one chunk for each rank: list(dw.chunk(world_size)).
+            ! .input_list. of type
         no pair of tensors
             Return dx, and this rank's shard of the gradient.
             ~ form
@@ -157,6 +161,8 @@ one_layer = OnRanks(
             While the later layers run, the whole weights are still in memory. Kept so in every layer, they
             are the whole model. `del` each name that holds them, or give their memory back, before
             layer.rest.
+        dx reduced as well
+            dx belongs to this rank's own examples. Nobody else's is added to it.
         gradients reduced twice
             A reduce-scatter sums over the ranks, and leaves each rank its shard. A second reduction sums
             sums, or sends the bytes twice.
@@ -251,7 +257,8 @@ def _faults(order: list[tuple[str, int]], n: int) -> dict[str, bool | str]:
         "freed before it is used": lacking == "freed",
         "backward without a second gather": lacking == "B",
         "weights that are not there": lacking == "F",
-        "gradients not reduced once": reduced != [1] * n,
+        "not reduced exactly once": reduced != [1] * n
+        and next(f"With {n} layers, {i} is reduced {k} times." for i, k in enumerate(reduced) if k != 1),
         "reduced before backward": early,
         "gathered weights kept": bool(whole) or kept > 2,
         "gradients reduced only at the end": waiting > 2,
@@ -316,7 +323,7 @@ order = Asked(
             B needs the whole weights too, and they were freed after F. Gather each layer again in backward.
         weights that are not there
             F needs its layer's weights: its gather must have begun, and nothing freed them since.
-        gradients not reduced once
+        not reduced exactly once
             After its B, every layer's gradients are reduced, and not again: a second time sums sums.
         reduced before backward
             There are no gradients before B.

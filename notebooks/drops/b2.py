@@ -14,7 +14,7 @@ from torch.nn.utils import parameters_to_vector
 from drops.b2_attention import *  # noqa: F403  what the cells show
 from drops.b2_attention import inputs
 from helpers import toy
-from helpers.practice.engine import Asked, OnRanks
+from helpers.practice.engine import Asked, Form, OnRanks
 from helpers.practice.exercise import Answer, right
 from helpers.practice.runs import Run, alike
 from helpers.ranks.world import World
@@ -49,9 +49,11 @@ def _two_parts() -> list[tuple]:
 
 
 def _y_and_lse(answer) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(answer, torch.Tensor):
+        raise Form("you return one tensor")
     y, lse = answer
-    if isinstance(answer, torch.Tensor) or (y.shape, lse.shape) != ((4, 8), (4, 1)):
-        raise TypeError("not y and lse")
+    if (shapes := (tuple(y.shape), tuple(lse.shape))) != ((4, 8), (4, 1)):
+        raise Form(f"you return y of {shapes[0]} and lse of {shapes[1]}, and (4, 8) and (4, 1) are wanted")
     return y, lse
 
 
@@ -330,7 +332,8 @@ def _found_in_step(run: Run, truth: Run) -> tuple[str, bool | str] | None:
         ours, twin = (one.ranks[0]["values"][0] for one in (run, truth))
         times = float(ours @ twin / (twin @ twin))
         if times and all(alike(facts["values"], [times * twin]) for facts in run.ranks):
-            return "scaled once too often", f"your gradients are {times:.3g} times the twin's."
+            name = "summed where the mean was meant" if times > 1 else "scaled once too often"
+            return name, f"your gradients are {times:.3g} times the twin's."
         return "other gradients than the twin's", True
     if abs(_mean(run) - _mean(truth)) > 1e-7:
         return "another loss than the twin's", True
@@ -386,6 +389,9 @@ step = OnRanks(
             - at[:, None] >= everywhere => torch.arange(len(at))[:, None] >= torch.arange(len(everywhere))
             - weight[at] => weight[: len(at)] & at[:, None] >= everywhere => torch.arange(len(at))[:, None]
               >= torch.arange(len(everywhere))
+        keys in the order of the text
+            The ranks of cp bring their keys zig-zag, not in the text's order. `everywhere` has the places in
+            the order in which they come.
             - >= everywhere => >= torch.arange(len(everywhere))
         tokens without positions
             The embedding has two parts: the token, and its place. model[0].position.weight[at] is missing.
@@ -421,6 +427,9 @@ step = OnRanks(
         averaged twice
             The gradients are the twin's, divided by the number of ranks once more.
             - loss.backward() => (loss / 4).backward()
+        summed where the mean was meant
+            Each rank's loss is a mean over its own tokens. So its gradients are averaged over dp and over cp,
+            and no loss is multiplied.
         scaled once too often
             toy.average_gradients has made the mean. Neither the loss nor the gradients want another factor.
         other gradients than the twin's

@@ -136,11 +136,27 @@ layer = OnRanks(
             y is right, but the router's weights get no gradient from it, and the router would never learn.
             - weight.unsqueeze => weight.detach().unsqueeze
         counts that leave out an expert
-            Where no token of yours chose the last experts, bincount ends before them:
+            `give` needs a number for each expert, 0 for one that no token of yours chose:
             bincount(minlength=world_size).
         2 where k is meant
             Each token has k experts, choice.shape[1]. The second try has k = 1.
             - choice.shape[1] => 2
+        rows that overwrite each other
+            `y[i] += …` keeps one of several rows with the same i. y.index_add(0, i, rows) adds all of them.
+            - copies = torch.zeros_like(back).index_copy(0, order, back)⏎    return
+              (copies.view(*choice.shape, -1) * weight.unsqueeze(-1)).sum(1) => y =
+              torch.zeros_like(x)⏎    y[order // choice.shape[1]] += back *
+              weight.flatten()[order].unsqueeze(-1)⏎    return y
+        weights in another order than the rows
+            What comes back is in the order of `order`, and weight.flatten() is not: weigh the copies that
+            have found their places, or take weight.flatten()[order].
+            - (0, order, back) => (0, order, back * weight.flatten().unsqueeze(-1)) & *
+              weight.unsqueeze(-1)).sum(1) => * 1).sum(1)
+        weighed before the expert
+            Experts are not linear: half of a row does not give half of its answer. Weigh the answers.
+            - x[order // choice.shape[1]] => (x[order //
+              choice.shape[1]] * weight.flatten()[order].unsqueeze(-1)) & * weight.unsqueeze(-1)).sum(1) => *
+              1).sum(1)
         combining without the router's weights
             Each answer counts by the router's weight, and yours count alike. Without the weights the router
             would never learn.

@@ -21,9 +21,9 @@ from three_axes.table import Table
 def who_never_came(entries, members):
     """{group: ranks} of the groups in which ranks have not called what others have called. Ranks rise.
 
-    entries[rank]: its flight record, a list of dicts, oldest first: entry["process_group"][0] is the group,
-    entry["collective_seq_id"] the sequence number, entry["state"] "completed" if it has ended. Old entries
-    may have been overwritten. members[group]: its ranks.
+    entries: a dict, rank -> its flight record, a list of dicts, oldest first: entry["process_group"][0] is
+    the group, entry["collective_seq_id"] the sequence number, entry["state"] "completed" if it has ended. Old
+    entries may have been overwritten. members[group]: its ranks.
     """
     missing = {}
     for group, ranks in members.items():
@@ -61,7 +61,8 @@ def _made_up(groups: dict[str, list[int]], called: list[str]) -> tuple[dict, dic
 
 
 # Rare in runs, and each parts two ways of counting that are alike elsewhere: ranks behind in several groups,
-# records that begin later, a dump taken a moment before another, a member that has called nothing.
+# records that begin later, a dump taken a moment before another, a member that has called nothing, ranks that
+# are not equally far behind.
 MADE_UP = [
     _made_up(
         {"a": [0, 1, 2, 3], "b": [0, 1], "c": [2, 3]},
@@ -69,6 +70,7 @@ MADE_UP = [
     ),
     _made_up({"a": [0, 1, 2, 3], "b": [0, 1]}, ["a1 a2 b1…", "a1 a2", "a1 a2", "a2"]),
     _made_up({"a": [0, 1, 2], "b": [0, 1]}, ["a1 b1 b2 a2…", "b1 b2 b3… ", "a1 a2…"]),
+    _made_up({"a": [0, 1, 2]}, ["a1 a2 a3…", "a1 a2…", "a1 a2 a3 a4…"]),
 ]
 CASES = [
     *(f"run {number} with other ranks" for number in (4, 5, 3)),
@@ -108,7 +110,13 @@ never = Asked(
     praise="Right on runs that you have not seen, also where a small buffer has lost the beginning. (Where"
     " all came and the numbers are the same, as in run 3, compare the names.)",
     figures=_ranks_told,
-    mistakes="""
+    mistakes=r"""
+        a dictionary is gone through
+            entries is a dictionary: entries[rank] has the entries of a rank.
+            ! 'int' object is not iterable
+        a member that has called nothing
+            Of such a member there is no number, and max has nothing to look at: max(…, default=0).
+            ! max\(\).* empty
         no ranks by group
             Return {group: ranks}, where ranks is a list.
             ~ form
@@ -120,6 +128,7 @@ never = Asked(
             - last[rank] < max(last.values()) => any(e["state"] != "completed" for e in entries[rank])
             - missing[group] = behind => missing[group] = [rank for rank in ranks if rank not in behind]
             - last[rank] < max(last.values()) => last[rank] == max(last.values())
+            - last[rank] < max(last.values()) => last[rank] > min(last.values())
         nobody is missing
             You name no rank in any run. In two of them a group has a member that has not called the last
             number.
@@ -127,6 +136,9 @@ never = Asked(
         every rank
             You name all members of every group. Those with the highest number have come.
             - last[rank] < max(last.values()) => True
+        only the rank that is furthest behind
+            All members that have not called the highest number are missing, not only the last of them.
+            - last[rank] < max(last.values()) => last[rank] == min(last.values()) < max(last.values())
         one group alone
             Right for one of the groups. The ranks wait in the others too: look at all of them, and keep what
             you found in each.
@@ -437,12 +449,16 @@ mended = OnRanks(
         ),
         "another end": _still(lambda run, inside: True),
     },
-    mistakes="""
+    mistakes=r"""
+        a step without a batch
+            A rank without a batch goes on, since another had one. All must leave as soon as one has none, so
+            take the least of all answers: ReduceOp.MIN of 1 and 0.
+            ! step\(\) was called with None
         a batch trained on twice
             A rank repeats a batch to keep up.
         batches left out
             All ranks can do as many steps together as the one with the fewest batches, each step with the
-            next batch.
+            next batch. (A batch may be 0, and `if batch` is false then: ask `batch is None`.)
         all batches read before the first step
             Their number is right, but an epoch does not fit in memory, and some iterators never end. Read
             one batch a step, and ask in each step whether all ranks have one.

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from helpers import toy
 from helpers.practice.engine import OnRanks
+from helpers.practice.exercise import names_in
 from helpers.practice.runs import Run, alike
 from helpers.ranks import current
 from helpers.ranks.world import World
@@ -87,15 +88,20 @@ def _step(attempt: Callable, facts: dict) -> None:
 
 
 def _where(holds: Callable[[dict], bool]) -> Callable[[Run, Run], str]:
-    """Shows the first rank of which holds(its facts), in a step that is not the twin's."""
+    """Shows the last rank of which holds(its facts), in a step that is not the twin's."""
 
     def shown(run: Run, truth: Run) -> str:
         same = not run.error and all(facts["same"] for facts in run.ranks)
         if same and loop.alike(run.ranks[-1]["values"], truth.ranks[-1]["values"]):
             return ""
-        return next((f"See rank {r}." for r, facts in enumerate(run.ranks) if facts and holds(facts)), "")
+        # A wrong gradient goes down the ranks: the last one is its source.
+        guilty = [r for r, facts in enumerate(run.ranks) if facts and holds(facts)]
+        return f"See rank {guilty[-1]}." if guilty else ""
 
     return shown
+
+
+NO_BACKWARD = _where(lambda f: f["forwards"] > f["backwards"] == 0 and ("values" in f or f["none"]))
 
 
 def _left(run: Run) -> list[dict]:
@@ -142,9 +148,11 @@ loop = OnRanks(
             lambda f: any(name in ("x.grad", "dy") and to != -1 for name, to in f["sent"])
         ),
         "backward run twice": _where(lambda f: f["backwards"] > 1),
-        "a stage without backward": _where(
-            lambda f: f["forwards"] > f["backwards"] == 0 and ("values" in f or f["none"])
+        "a backward that misses the stage": lambda run, truth: (
+            "detach" in names_in(run.attempt) and NO_BACKWARD(run, truth)
         ),
+        "a stage without backward": NO_BACKWARD,
+        "forward run twice": lambda run, _: not run.error and any(f["forwards"] > 1 for f in run.ranks),
         "a gradient that is not there": _where(lambda f: f["none"]),
         "a gradient that nobody receives": lambda run, _: any(
             ("x.grad", -1) in f["sent"] for f in _left(run)
@@ -192,6 +200,10 @@ loop = OnRanks(
         backward run twice
             With one batch each stage runs backward once.
             ! backward through the graph a second time
+        a backward that misses the stage
+            Backward was called on a tensor that no stage made: a message, or y cut off by detach(). A message
+            carries numbers alone, so send y as it is, and call y.backward(dy).
+            ! does not require grad and does not have a grad_fn
         a stage without backward
             It runs forward, and no backward after it. The last stage begins with loss.backward(), the
             others with y.backward(dy).
@@ -213,6 +225,9 @@ loop = OnRanks(
         other gradients than the twin's
             Does each stage run backward from the gradient that came from the next one? Did you receive that
             into a tensor of its own? `empty` is your x, and backward still needs it.
+        forward run twice
+            The gradients are right, but a stage runs its layers twice. Keep y = stage(x), send it, and call
+            backward on it.
         more bytes than needed
             An activation on and a gradient back are enough.
             $ bytes

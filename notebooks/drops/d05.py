@@ -181,7 +181,7 @@ overlapped = OnRanks(
         a hook that returns something
             What a tensor's hook returns takes the place of its gradient. Keep the work in a list, and return
             nothing.
-            ! expected Variable
+            ! expected Variable|hooks should return None
         no finish() returned
             Return the function finish itself, without brackets behind its name.
             ! for /=: 'NoneType'

@@ -80,6 +80,11 @@ def _judged(orders: list[list[str]], m: int) -> tuple[str, str, simulation.Timel
             return "a warm-up that is too long", f"{does} microbatches at once. {enough}", line
     if line.makespan <= best.makespan:
         return "", "", line
+    backwards = [[int(op[1:]) for op in ops if op.startswith("B")] for ops in orders]
+    for rank, done in enumerate(backwards):
+        if done != sorted(done):
+            order = ", ".join(f"B{i}" for i in done)
+            return "backwards out of order", f"Rank {rank} of {p} goes backward by {order}.", line
     short = any(leading[r] < min(m, p - r) for r in range(p))
     text = f"A legal order, but it takes {line.makespan:.0f} units where {best.makespan:.0f} are enough."
     theirs = diagnose.idle(best)
@@ -179,6 +184,9 @@ one_f_one_b = Asked(
             It takes as long as 1F1B, since both have the same bubble. But every rank holds all
             microbatches.
         a warm-up that is too long
+        backwards out of order
+            The oldest microbatch goes backward first: it came first, and all later stages are done with it
+            first.
         a warm-up that is too short
         longer than need be
     """,

@@ -159,6 +159,7 @@ states = Asked(
             - zero >= 2 => zero >= 0 & zero >= 3 => zero >= 2 & zero >= 0 => zero >= 3
             - zero >= 1 => zero >= 0 & zero >= 3 => zero >= 1 & zero >= 0 => zero >= 3
             - zero >= => zero ==
+            - zero >= 2 => zero >= 9 & zero >= 1 => zero >= 2 & zero >= 9 => zero >= 1
         float32 where half precision is meant
             Mixed precision is 2 + 2 + 12: weights and gradients in half precision, and the optimizer's
             float32 master copy, m and v.

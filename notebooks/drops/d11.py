@@ -34,7 +34,8 @@ def causes(before, after):
 
     before, after: {"ranks": n, "batch": sequences in a step, "parts": {"compute": seconds, "tp": ..., "pp":
     ..., "dp": ..., "rest": ...}}. Perfect scaling would make each part batch/ranks times what it was; what is
-    beyond that is lost. A part that is shorter than that has gained: its share is negative.
+    beyond that is lost. A part that is shorter than that has gained: its share is negative. What compute lost
+    is no part of it.
     """
     ratio = (after["batch"] / after["ranks"]) / (before["batch"] / before["ranks"])
     beyond = {
@@ -50,7 +51,7 @@ def _case(ranks, batch, *seconds):
 EXAMPLES = [
     (_case(4, 8, 0.96, 0.2, 0.0, 0.0, 0.08), _case(8, 8, 0.48, 0.5, 0.0, 0.0, 0.1)),
     (_case(8, 64, 1.0, 0.1, 0.2, 0.0, 0.0), _case(64, 512, 1.0, 0.1, 0.2, 0.6, 0.0)),
-    (_case(8, 64, 1.0, 0.0, 0.3, 0.0, 0.1), _case(16, 64, 0.5, 0.0, 0.4, 0.1, 0.1)),
+    (_case(8, 64, 1.0, 0.0, 0.3, 0.0, 0.1), _case(16, 64, 0.6, 0.0, 0.4, 0.1, 0.1)),  # compute loses too
     (_case(8, 64, 1.0, 0.3, 0.0, 0.0, 0.1), _case(16, 64, 0.5, 0.1, 0.0, 0.2, 0.1)),  # TP gains
 ]
 
@@ -93,6 +94,13 @@ split = Asked(
         ),
     },
     mistakes="""
+        compute counted as well
+            In one case compute lost time too. It is none of the four, so it is neither in their sum nor in
+            rest.
+            - / sum(beyond.values()) => / (sum(beyond.values()) + after["parts"]["compute"] - ratio *
+              before["parts"]["compute"])
+            - return { => beyond["rest"] += after["parts"]["compute"] - ratio *
+              before["parts"]["compute"]⏎    return {
         no shares
             Return a dictionary in which each of tp, pp, dp and rest has a number.
             ~ form

@@ -290,7 +290,7 @@ def test_work_is_counted_forward_and_size_of_what_is_given():
 
 @pytest.mark.parametrize("needs, name", [(101, False), (102, True)])
 def test_a_hundredth_more_is_allowed(needs, name):
-    run = lambda most: SimpleNamespace(most=lambda what: most, does_as=lambda *_: True)
+    run = lambda most: Run((1,), [{"values": [], "messages": [], "flops": most}])
     row = next(row for row in product.rows if row.costs)
     assert product._proven(row, run(needs), run(100), None, None) is name
 
@@ -334,12 +334,13 @@ def test_finds_names_a_row_and_says_what_shows_it():
 
 # -- messages --------------------------------------------------------------------------------------
 
-Row = namedtuple("Row", "op payload")
+Row = namedtuple("Row", "op payload calls", defaults=[0])
 
 
-def run_of(counted: list, came: list | None = None, ops=("send",), size: int = 1000) -> Run:
+def run_of(counted: list, came: list | None = None, ops=("send",), peers=(1,)) -> Run:
     rows = [[Row(op, 0) for op in ops] + [Row("recv", c)] for c in came or counted]
-    return Run((len(counted),), [{"size": size}] * len(counted), SimpleNamespace(ranks=rows, counted=counted))
+    facts = {"size": 1000, "messages": [(peer, 0.0) for peer in peers]}
+    return Run((len(counted),), [facts] * len(counted), SimpleNamespace(ranks=rows, counted=counted))
 
 
 RING = run_of([1500] * 4)
@@ -358,6 +359,7 @@ RING = run_of([1500] * 4)
         (run_of([2500, 1000, 1000, 1000]), None),
         (run_of([2000] * 4), None),
         (run_of([1515] * 4), None),  # just the hundredth more that is allowed
+        (run_of([1500] * 4, peers=(1, 1, 2)), "straight to every rank, no ring"),
         (run_of([750] * 4), None),  # the sum is told to be right, so it came from somewhere
         (run_of([2000] * 3), "the whole tensor, not a chunk"),
         (run_of([1980, 900, 900]), "everything through one rank"),

@@ -210,7 +210,7 @@ def test_predict_fail_read_why_pass_and_stop(notebook):
     again = notebook.cell("fingerprints.check")
     notebook.write(again, f"{fingerprints.solution()}\n\nfingerprints.check(fingerprint)")
     again.locator(".jp-OutputArea-output").get_by_text("✓ right").wait_for(timeout=MINUTE)
-    assert fingerprints.name in json.loads((notebook.folder / "progress.json").read_text())
+    assert fingerprints.name in json.loads((notebook.folder / "progress.json").read_text())["exercises"]
 
     notebook.write(again, STUCK)
     page.wait_for_timeout(3000)
@@ -310,4 +310,4 @@ def test_beyond_run_a_mistake_is_named_and_every_solution_passes(notebook, modul
             first = False
         notebook.write(practice, f"{exercise.solution()}\n\n{check}")
         practice.locator(".jp-OutputArea-output").get_by_text("✓ right").wait_for(timeout=2 * MINUTE)
-        assert exercise.name in json.loads((notebook.folder / "progress.json").read_text())
+        assert exercise.name in json.loads((notebook.folder / "progress.json").read_text())["exercises"]
