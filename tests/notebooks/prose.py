@@ -259,7 +259,6 @@ assert d07.UNIT == 0.030 and memory.OVERHEAD == 2e9
 PRIME_RL = "PrimeIntellect-ai/prime-rl, pull request 2418 (2026-05-05): GLM-4.5-Air, 64k tokens, 8 x H200"
 NEMO = "NVIDIA/NeMo, docs/source/performance/performance_long_sequence.md: speedup 1.07, 1.40 and 20.23"
 PUBLISHED = {
-    "10": {"needed 9.2 GB less on average": "Guo et al. 2024 (GMLake), arXiv 2401.08156, abstract"},
     "b2": {
         "GLM-4.5-Air, 64 thousand tokens, 8 H200, CP 4": PRIME_RL,
         "all-to-all costs nothing (+1 % tokens in a second)": PRIME_RL + ", 85 to 84 thousand/s",
@@ -267,7 +266,7 @@ PUBLISHED = {
         "(At CP 2: −8 and −29 %.)": PRIME_RL + ", 77 and 60 to 84 thousand/s",
         "1.07 times as fast at 64 thousand tokens": NEMO,
         "1.40 times at 256 thousand, and 20 times at a million": NEMO,
-    },
+    }
 }
 
 

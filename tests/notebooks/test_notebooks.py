@@ -136,6 +136,18 @@ def it_asks_before_it_shows_and_has_all_its_parts(path, notebook):
 
 
 @form
+def no_answer_stands_before_its_reveal(path, notebook):
+    """From the cell above a prediction to the one that answers it; one word alone may stand anywhere."""
+    for i, cell in enumerate(notebook.cells):
+        for name in re.findall(r"(\w+) = predict\(", cell.source) if cell.cell_type == "code" else ():
+            end = next(k for k, c in enumerate(notebook.cells) if f"{name}.reveal(" in c.source)
+            told = "".join(str(o.get("data", o).get("text/plain", o)) for o in notebook.cells[end].outputs)
+            answer = re.search(r"(?:Measured|Computed|Published): ([^.]*)\.", told)[1].lower()
+            between = "\n".join(c.source for k, c in enumerate(notebook.cells[i - 1 : end], i - 1) if k != i)
+            assert " " not in answer or answer not in between.lower(), answer
+
+
+@form
 def outputs_are_stored_and_clean(path, notebook):
     for cell in code(notebook):
         for output in cell.outputs:
@@ -147,10 +159,10 @@ def outputs_are_stored_and_clean(path, notebook):
 
 
 @form
-def a_cell_that_is_not_compared_says_why(path, notebook):
+def a_cell_that_is_not_compared_says_that_it_differs(path, notebook):
     for cell in code(notebook):
         if "nbval-ignore-output" in cell.metadata.get("tags", []):
-            assert re.search(r"^# .*not compared", cell.source, re.M), cell.source
+            assert re.search(r"^# .*\bdiffer\b", cell.source, re.M), cell.source
 
 
 @form
