@@ -83,8 +83,8 @@ FILES = {
     "cluster.json": {"name": NASTY, "device": DEVICE, "gpus_per_node": 4, "inter_node_bandwidth": 5e10}
     | {"all_to_all": [3e11, 4e10], "busbw": [[2, 3.6e11], [4, 1.6e11]]},
     "trace.json": {"traceEvents": [KERNEL, KERNEL | {"name": "gemm", "ts": 30.5}]},
-    "class/a.json": {NASTY: {"tries": 2, "passed": True, "mistakes": {NASTY: 1}}},
-    "class/b.json": {"another": {"tries": 3, "passed": False, "mistakes": {"no sum": 3}}},
+    "class/a.json": {"exercises": {NASTY: {"tries": 2, "passed": True, "mistakes": {NASTY: 1}}}},
+    "class/b.json": {"exercises": {"another": {"tries": 3, "passed": False, "mistakes": {"no sum": 3}}}},
 }
 NO_VALUE = [math.nan, math.inf, 10**400, -1, [[[1]]], True, "4"]  # but a text or a truth in place of another
 NO_FILE = [lambda path: None, os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero"), "", "{", "5"]

@@ -56,8 +56,9 @@ class Deck:
     def know(self) -> None:
         if self.left:
             done, card = passed.mine(), self.left.popleft()
-            times = done.cards.get(card.front, (0, ""))[0] + 1
-            _asked_again(done, card, times, SPACING[min(times, len(SPACING)) - 1])
+            times, day = done.cards.get(card.front, (0, ""))
+            if day <= str(date.today()):  # else it was known today already, and counts once
+                _asked_again(done, card, times + 1, SPACING[min(times, len(SPACING) - 1)])
         self.shown = False
 
     def not_yet(self) -> None:

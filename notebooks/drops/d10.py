@@ -69,10 +69,21 @@ TAKEN = {(was, said): f"{said} where it was {was}" for was, said in itertools.pe
 
 @cache
 def _ended() -> list[tuple[str, str, Run]]:
-    """(which run, why it ended, the run): the recorded ones, and runs of a smaller model that end now."""
+    """(which run, why it ended, the run): the recorded ones, runs of a smaller model that end now, and the
+    recorded ones as ranks are that do not all hold the same.
+    """
     fresh = [(cause, crash(cause, budget=4.65e6, at=2, hidden=48)) for cause in CAUSES]
     recorded = [(f"Incident {k}", cause, load(k)) for k, cause in RECORDED.items()]
-    return recorded + [("A run of a smaller model, just now", *ended) for ended in fresh]
+    uneven = [(f"{which}, its ranks 300 bytes apart", cause, _uneven(run)) for which, cause, run in recorded]
+    return recorded + [("A run of a smaller model, just now", *ended) for ended in fresh] + uneven
+
+
+def _uneven(run: Run) -> Run:
+    """The same run: each rank holds 300 bytes more than the one before, and a long one has a level step."""
+    peaks = [[held + 300 * rank for rank, held in enumerate(step)] for step in run.peaks]
+    level = 1 if len(peaks) > 3 else len(peaks)
+    again = lambda steps: steps[: level + 1] + steps[level:]
+    return replace(run, peaks=again(peaks), tokens=again(run.tokens))
 
 
 def _taken(seen: engine.Run, _) -> tuple[str, str] | None:
@@ -101,7 +112,7 @@ signature = engine.Asked(
     ],
     cases=lambda: [(run.tokens, run.peaks) for _, _, run in _ended()],
     reads=lambda said: CAUSES[CAUSES.index(said.strip())],
-    praise="Four recorded runs and four of a smaller model that crashed here, each told from its trace.",
+    praise="Four recorded runs, also on uneven ranks, and four of a smaller model that crashed here.",
     figures=lambda seen, truth: [
         ("runs told apart", str(sum(map(eq, seen.values, truth.values))), str(len(truth.values)))
     ],

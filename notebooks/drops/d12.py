@@ -305,7 +305,7 @@ balanced = Asked(
     ),
     finds=_unbalanced,
     mistakes="""
-        no layers for each stage
+        not whole numbers of layers
             Return a list with a whole number of layers for each stage.
             ~ form
         a head that is no whole number

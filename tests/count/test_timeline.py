@@ -40,14 +40,14 @@ def test_spans_waits_and_one_clock(world):
 
 @pytest.mark.parametrize("make", [schedules.gpipe, schedules.one_f_one_b])
 @pytest.mark.parametrize("m", [4, 8, 16])
-def test_in_flight_is_exact_and_the_bubble_no_less_than_on_paper(world, make, m):
-    schedule = make(4, m)
-    t = d07.on_ranks(world, schedule, tries=1, unit=0.01)
+def test_in_flight_is_exact_and_a_step_no_shorter_than_on_paper(world, make, m):
+    schedule, unit = make(4, m), 0.01
+    t = d07.on_ranks(world, schedule, tries=1, unit=unit)
     paper = simulate(schedule)
     assert [t.in_flight(r) for r in range(4)] == [paper.in_flight(r) for r in range(4)]
     one = 1 * 1 * 256 * 4  # bytes of one microbatch's activation; an inner stage keeps nothing else
     assert [t.peak(r) / one for r in (0, 1, 2)] == [paper.in_flight(r) for r in (0, 1, 2)]
-    assert t.bubble > paper.bubble  # tools/bench/schedules.py measures how near
+    assert t.makespan > 0.999 * unit * paper.makespan  # tools/bench/schedules.py measures how near
 
 
 @pytest.mark.parametrize(

@@ -225,9 +225,14 @@ def test_cards_come_back_by_spacing(monkeypatch, tmp_path):
     assert seen == {first[0].front: (1, in_days(1)), first[1].front: (0, in_days(0))}
     assert progress.leave("02").all == [first[1], *cards.load("02")[:2]]
     assert set(cards.deck().all) == set(cards.load("01", "02")) - {first[0]}
-    for days in (3, 7, 21, 21):
+    cards.Deck(first[:1]).know()  # once more on the same day: it counts once
+    assert passed.mine().cards[first[0].front] == (1, in_days(1))
+    for times, days in enumerate((3, 7, 21, 21), 1):
+        done = passed.mine()
+        done.cards[first[0].front] = times, in_days(0)
+        passed.keep(done)
         cards.Deck(first[:1]).know()
-        assert passed.mine().cards[first[0].front][1] == in_days(days)
+        assert passed.mine().cards[first[0].front] == (times + 1, in_days(days))
 
 
 def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys):
