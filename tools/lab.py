@@ -127,12 +127,15 @@ def main(argv: list[str] | None = None) -> int:
     print(f"Your copies are in {args.folder}. JupyterLab starts; Ctrl-C here ends it.", flush=True)
     folder = args.folder.resolve()
     course_on_path()
-    done = passed.mine(folder)
-    opened = progress.next_drop(done)
     if args.fresh:
         opened = next(p for p in notebooks() if number(p) == args.fresh[0])
-    elif done.exercises:
-        print(f"{len(done.passed)} exercises passed. Drop {number(opened)} opens: it is next.", flush=True)
+    else:
+        done = passed.mine(folder)
+        opened = progress.next_drop(done)
+        if done.exercises:
+            print(
+                f"{len(done.passed)} exercises passed. Drop {number(opened)} opens: it is next.", flush=True
+            )
     place = Path(folder.name) / opened.relative_to(find("notebooks"))
     # Kernels inherit it. A reader who has such a file keeps theirs.
     os.environ.setdefault("PYTHONSTARTUP", str(find("data/jupyterlab/startup.py").resolve()))

@@ -21,7 +21,7 @@ from three_axes.files import find
 PACES = (200, 0.25), (130, 0.5)
 PHASES = {"Split": range(1, 5), "Trace": range(5, 10), "Mend": range(10, 14), "Defend": range(14, 15)}
 PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*$", re.M)
-MINUTES = re.compile(r"^\*\d+(?:–\d+)? minutes.*?\. Afterwards you can ", re.M)
+MINUTES = re.compile(r"^\*\d+–\d+ minutes.*?\. Afterwards you can ", re.M)
 LISTING = re.compile(r"<details><summary>The fourteen drops and their minutes</summary>.*?</details>", re.S)
 LINK = re.compile(r'\[([^\]]*)\]\(([^)]*)\)|<a href="([^"]*)">([^<]*)</a>')  # in folded answers it is HTML
 DROP = re.compile(r"\b[Dd]rop (\d\d)\b")

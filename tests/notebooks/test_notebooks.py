@@ -68,9 +68,8 @@ def title_minutes_and_outcome_come_first(path, notebook):
     first = notebook.cells[0].source.splitlines()
     assert first[0].startswith(f"# {path.name[:2]} · ")
     read, practise = minutes(notebook)
-    assert first[2].startswith(
-        f"*{read} minutes to read and run, {practise} to practise. Afterwards you can "
-    )
+    promised = f"*{read} minutes to read and run, {practise} to practise. Afterwards you can "
+    assert first[2].startswith(promised) and first[2].endswith("*")
 
 
 @form
