@@ -144,12 +144,14 @@ def main(argv: list[str] | None = None) -> int:
             f"--ServerApp.root_dir={folder.parent}",
             f"--LabApp.default_url=/lab/tree/{quote(place.as_posix())}",
             f"--LabApp.app_settings_dir={find('data/jupyterlab')}",
+            "--LabApp.custom_css=True",
             f"--port={args.port}",
             "--log-level=WARN",  # the address is still said, and what stands above stays in sight
             *["--no-browser"] * args.no_browser,
             *["--allow-root"] * (hasattr(os, "geteuid") and os.geteuid() == 0),
         ]
     )
+    server.static_custom_path.append(str(find("data/jupyterlab").resolve()))  # behind the reader's own
     server.contents_manager.register_pre_save_hook(static)
     server.start()
     return 0

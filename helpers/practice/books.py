@@ -21,7 +21,7 @@ def notebooks() -> list[Path]:
 
 
 def number(path: Path) -> str:
-    """'07' of 07_microbatches_filling_the_pipeline.ipynb"""
+    """'07' of 07_pipeline.ipynb"""
     return path.name.split("_")[0]
 
 
