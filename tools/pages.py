@@ -36,10 +36,25 @@ def unlinked(text: str) -> str:
     return LINK.sub(lambda link: link[1] or link[4], text)
 
 
-def prose(notebook: nbformat.NotebookNode) -> str:
+def prose(cells: list[nbformat.NotebookNode]) -> str:
     """What is read: the markdown, without links and without what frames it."""
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     return unlinked(LISTING.sub("", PLACE.sub("", MINUTES.sub("*Afterwards you can ", text))))
+
+
+def lesson(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """The cells that the promised minutes are for: all but a section "For another day"."""
+    kept, later = [], False
+    for cell in notebook.cells:
+        if cell.source.startswith("## "):
+            later = cell.source.startswith("## For another day\n")
+        kept += [] if later else [cell]
+    return kept
+
+
+def words(notebook: nbformat.NotebookNode) -> int:
+    """How many a lesson has."""
+    return len(re.sub(r"<[^>]+>", " ", prose(lesson(notebook))).split())
 
 
 def exercises(notebook: nbformat.NotebookNode) -> list[Exercise]:
@@ -51,9 +66,8 @@ def exercises(notebook: nbformat.NotebookNode) -> list[Exercise]:
 
 def minutes(notebook: nbformat.NotebookNode) -> tuple[str, int]:
     """('6–11' to read and run, by words and cells at two PACES; to practise, as its exercises say)."""
-    words = len(re.sub(r"<[^>]+>", " ", prose(notebook)).split())
-    cells = sum(cell.cell_type == "code" for cell in notebook.cells)
-    times = (round(words / pace + cells * look) for pace, look in PACES)
+    cells = sum(cell.cell_type == "code" for cell in lesson(notebook))
+    times = (round(words(notebook) / pace + cells * look) for pace, look in PACES)
     return "–".join(map(str, times)), sum(exercise.minutes for exercise in exercises(notebook))
 
 

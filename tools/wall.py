@@ -209,7 +209,7 @@ def _pipeline(figure: Figure, ax) -> None:
     panel(inset, timeline, False, timeline.makespan, 0, set(), named=False)
     inset.tick_params(labelsize=6.2, length=2, pad=1.5)
     inset.set_xlabel("")
-    _text(ax, 8, 163.5, "light: forward · dark: backward · empty: idle, (p−1)/(m+p−1) of the time", 6.4)
+    _text(ax, 8, 163.5, "faint: forward · full: backward · empty: idle, (p−1)/(m+p−1) of the time", 6.4)
     made = schedules()
     _grid(ax, 8, 169, (34, 18, 18), made.columns, made.rows, 4.6, numbers=True)
     beside = f"{made.title}. “holds”: microbatches in flight on the fullest rank, in whole ranks' layers."

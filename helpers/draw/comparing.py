@@ -146,10 +146,7 @@ def decision_tree() -> Picture:
 
 @styled
 def ranking(plan, rows: int = 8) -> Picture:
-    """The best layouts of a plan, each as a bar of where its time goes, and up to where they tie.
-
-    Computing, which all need, is cut off below, for the rest to be seen.
-    """
+    """The best layouts of a plan, each as a bar of where its time goes, and up to where they tie."""
     job, best = plan.job, plan.by_axes[:rows]
     estimates = [plan.estimate(row) for row in best]
     figure, ((ax,),) = row_of_panels(1, 9.6, 0.42 * len(best) + 1.2)
@@ -163,7 +160,6 @@ def ranking(plan, rows: int = 8) -> Picture:
     }
     base = np.zeros(len(best))
     seconds = lambda parts: np.array([sum(e.time.get(part, 0.0) for part in parts) for e in estimates])
-    cut = 0.9 * seconds(computing).min()
     for name, (parts, colour, hatch) in looks.items():
         sizes = seconds(parts)
         there = np.flatnonzero(sizes)
@@ -177,8 +173,8 @@ def ranking(plan, rows: int = 8) -> Picture:
     tie = (1 + plan.sure.apart) * base[0]
     ax.axvline(tie, color=INK, ls="--", lw=1)
     ax.set(
-        xlim=(cut, cut + 1.25 * (max(base.max(), tie) - cut)),
-        xlabel=f"seconds of a step (the axis begins at {cut:.1f}); a tie up to the dashed line, {tie:.2f}",
+        xlim=(0, 1.2 * max(base.max(), tie)),
+        xlabel=f"seconds of a step; a tie up to the dashed line, {tie:.2f}",
         title=f"{job.model.name} on {plan.gpus} × {job.cluster.device.name}, batch {job.global_batch},"
         f" under {job.framework.name}",
     )

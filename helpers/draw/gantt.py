@@ -28,9 +28,9 @@ LOOKS = {
     "busy": (1.0, 0.2),
 }
 WORDS = {
-    "F": "light: forward (F)",
-    "B": "dark: backward (B)",
-    "I": "dark: gradient of the input (I)",
+    "F": "faint: forward (F)",
+    "B": "full: backward (B)",
+    "I": "full: gradient of the input (I)",
     "W": "low: gradient of the weights (W)",
     "step": "thin: optimizer step",
     "busy": "thin: computing",
@@ -189,13 +189,16 @@ def _uncovered(start: float, end: float, waits) -> list[tuple[float, float]]:
 def _naming(t, longest: float):
     """naming(kind, label, length): an operation's name where it fits, else nothing.
 
-    On paper all operations of a kind are named alike: whole, by their number, or not at all. Measured ones
-    are named where there is room.
+    On paper all operations of a kind are named alike: whole, by their number, by their letter, or not at all.
+    Measured ones are named where there is room.
     """
     fits = lambda text, length: not text or _wide(text) + 3 <= length / longest * 0.84 * WIDTH * 72  # points
 
     def number(kind: str, label: str) -> str:
         return label[:-1] if _later(label) else label  # the line under it says the same
+
+    def letter(kind: str, label: str) -> str:
+        return kind if len(kind) == 1 else ""
 
     def whole(kind: str, label: str) -> str:
         return number(kind, label) if kind in ("step", "busy") else kind + number(kind, label)
@@ -205,7 +208,7 @@ def _naming(t, longest: float):
     chosen = dict.fromkeys(LOOKS, lambda kind, label: "")
     for kind in LOOKS:
         mine = [(label, end - start) for row in t.rows for k, label, start, end in row if k == kind]
-        for name in (number, whole):
+        for name in (letter, number, whole):
             if all(fits(name(kind, label), length) for label, length in mine):
                 chosen[kind] = name
     return lambda kind, label, _: chosen[kind](kind, label)

@@ -15,7 +15,7 @@ from three_axes.paper.placement import crosses, groups
 from .picture import FAINT, HATCH, INK, PAPER, Picture, box, rank_colour, row_of_panels, styled, write_rank
 
 HOW_FAR = (
-    "light: has ended\nhatched: called, waits for others\nempty: never called\n"
+    "faint: has ended\nhatched: called, waits for others\nempty: never called\n"
     "below: sequence number in the group of all ranks"
 )
 
@@ -104,7 +104,8 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
     n, node = math.prod(sizes.values()), gpus_per_node
     nodes, wide = -(-n // node), max(1, round(node**0.5))
     spot = lambda r: ((r // node) * (wide + 0.7) + r % node % wide, -(r % node // wide))
-    figure, axes = row_of_panels(len(sizes), 3.5 * len(sizes), 0.75 * (node // wide) + 1.1)
+    across, down = nodes * (wide + 0.7) - 0.5, node // wide + 0.55
+    figure, axes = row_of_panels(len(sizes), 3.5 * len(sizes), 3.3 * down / across + 0.5)
     parts = []
     for ax, axis in zip(axes[0], reversed(sizes)):
         for k in range(nodes):
@@ -124,16 +125,16 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
             for r in members:
                 ax.add_patch(plt.Circle(spot(r), 0.3, **look))
                 write_rank(ax, *spot(r), r, 11, outline=2.5, zorder=4)
-        across = sum(crosses(members, node) for members in of_axis)
+        leaving = sum(crosses(members, node) for members in of_axis)
         ax.set_title(
             f"{axis}: {len(of_axis)} groups of {sizes[axis]}"
-            + (f", {across} between nodes" if across else ", inside nodes"),
+            + (f", {leaving} between nodes" if leaving else ", inside nodes"),
             fontsize=11,
         )
-        ax.set(xlim=(-0.6, nodes * (wide + 0.7) - 1.1), ylim=(-(node // wide) + 0.4, 0.95), aspect="equal")
+        ax.set(xlim=(-0.6, across - 0.6), ylim=(0.95 - down, 0.95), aspect="equal")
         ax.axis("off")
         listed = ", ".join("–".join(map(str, members)) for members in of_axis)
-        parts.append(f"{axis}: {listed} {'cross nodes' if across else 'stay inside a node'}")
+        parts.append(f"{axis}: {listed} {'cross nodes' if leaving else 'stay inside a node'}")
     return Picture(figure, f"{n} ranks on {nodes} nodes of {node}, and their groups. {'; '.join(parts)}.")
 
 

@@ -85,7 +85,7 @@ QUESTIONS = (
             "ZeRO-3": "it cuts states; here the activations rose.",
             "a smaller microbatch": "",
         },
-        ("10", "The ladder"),
+        ("10", "A ladder of remedies"),
     ),
     Question(
         "Two layouts differ by 1 % in the plan. What do you do?",

@@ -27,7 +27,7 @@ def test_what_drop_14_says_of_the_common_answer(prose):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name[:2])
 def test_figures_in_the_prose_are_true(path, prose):
     notebook = nbformat.read(path, as_version=4)
-    text = framed.prose(notebook)
+    text = framed.prose(notebook.cells)
     computed = [*prose.COMPUTED[path.name[:2]], *prose.PUBLISHED.get(path.name[:2], ())]
     for sentence in computed:
         assert sentence in text, sentence

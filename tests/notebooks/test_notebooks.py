@@ -14,9 +14,10 @@ import pytest
 
 from helpers.practice.books import module_of, number
 from helpers.practice.exercise import Exercise
+from tools import pages
 from tools.colab import FOLDED, UNNAMED, stamp
 from tools.lab import LIVE
-from tools.pages import Course, minutes, prose
+from tools.pages import Course, minutes
 from tools.refresh import normalise
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
@@ -97,8 +98,8 @@ def every_link_goes_to_what_it_names(path, notebook):
 
 @form
 def it_can_be_read_in_its_minutes(path, notebook):
-    words = len(re.sub(r"<[^>]+>", " ", prose(notebook)).split())
-    assert 550 <= words <= 950, f"{words} words"
+    assert 550 <= (count := pages.words(notebook)) <= 900, f"{count} words"
+    assert int(minutes(notebook)[0].split("–")[1]) <= 15
     lengths = [len(c.source.splitlines()) for c in code(notebook)[1:-1]]  # without setup and closing cell
     # The ways out of the notebook, the course's final and the cards.
     ends = 3 if path.name.startswith("14") else 0

@@ -5,7 +5,6 @@ slider takes to redraw: `python tools/bench/course.py`.
 from __future__ import annotations
 
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -51,23 +50,18 @@ def under_nbval(folder: Path) -> tuple[float, dict[str, tuple[float, bool]]]:
     return seconds, counts
 
 
-def words(path: Path) -> tuple[int, int, int]:
-    """(words of a drop's prose, minutes to read and run, minutes to practise)."""
-    notebook = nbformat.read(path, as_version=4)
-    return len(re.findall(r"[A-Za-z][\w'’-]*", pages.prose(notebook))), *pages.minutes(notebook)
-
-
 def main() -> None:
     with TemporaryDirectory() as folder:
         total, counts = under_nbval(Path(folder))
-    rows, sums = [], [0, 0, 0]
+    rows, sums = [], [0, 0]
     for path in NOTEBOOKS:
         seconds, same = counts[path.stem]
-        count, reading, practice = words(path)
-        sums = [a + b for a, b in zip(sums, (reading, practice, count))]
+        notebook = nbformat.read(path, as_version=4)
+        count, (reading, practice) = pages.words(notebook), pages.minutes(notebook)
+        sums = [a + b for a, b in zip(sums, (practice, count))]
         name, stored = path.stem.replace("_", " "), "yes" if same else "no"
-        rows.append([name, str(reading), str(practice), str(count), f"{seconds:.1f} s", stored])
-    rows.append(["all", *map(str, sums), f"{total:.0f} s", ""])
+        rows.append([name, reading, str(practice), str(count), f"{seconds:.1f} s", stored])
+    rows.append(["all", "", *map(str, sums), f"{total:.0f} s", ""])
     made = (explore.schedules, explore.memory, explore.plans)
     sliders = "; ".join(f"{make.__name__} {1e3 * latency(make):.0f} ms" for make in made)
     note = f"From a slider's setting to its picture, median: {sliders}."
