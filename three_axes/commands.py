@@ -31,7 +31,7 @@ COMMANDS = {
     ),
     "trace": Command("count the collectives of a real model, on fake ranks", "three_axes.trace.trace:main"),
     "doctor": Command("check this machine, its GPUs and its launchers", "tools.doctor:main"),
-    "class": Command("what students tried: class collect FOLDER", "tools.classroom:main"),
+    "class": Command("for a class: a quiz before and after, and what students tried", "tools.classroom:main"),
     "cards": Command("print the flashcards, into build/", "tools.printables:main_cards"),
     "cheatsheet": Command("print the cheat sheet, into build/", "tools.printables:main_cheatsheet"),
     "slides": Command("make slides of the drops, in build/slides/", "tools.slides:main"),

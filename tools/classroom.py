@@ -1,8 +1,9 @@
-"""For teachers: `three-axes class collect FOLDER` makes one table of the students' progress files.
+"""For teachers: ten questions before the course and ten after it, and tables of the students' progress files.
 
-Each student hands in the progress.json of their folder. Put them into FOLDER as NAME.json or as
-NAME/progress.json. What is printed first is what to discuss: the exercises that fewest have passed, and the
-mistakes made there. Then comes who tried what. Nothing is sent anywhere.
+Each student runs `three-axes class quiz before` in the folder of the notebooks, and `quiz after` at the end,
+and hands in the progress.json of that folder. Put them into FOLDER as NAME.json or as NAME/progress.json.
+`three-axes class collect FOLDER` prints what to discuss: the exercises that fewest have passed, and the
+mistakes made there. Then come what the quiz shows and a line for each student. Nothing is sent anywhere.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from helpers.practice.passed import Attempts, read
+from helpers.practice.passed import Done, read
 from helpers.practice.progress import exercises
+from helpers.practice.quiz import NAMES, STORIES, Quiz
 from three_axes.foreign import plain
 from three_axes.table import Table
 from three_axes.terminal import Manual, fitted, put
 
-Class = list[tuple[str, dict[str, Attempts]]]  # a student's name and attempts
+Class = list[tuple[str, Done]]  # a student's name, and what they have done
 
 
 def collect(folder: Path) -> tuple[Class, list[str]]:
     """(the students, in the order of their names; what could not be read). Raises ValueError for no file."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {plain(folder)}")
     files = sorted(folder.rglob("*.json"))
     if not files:
         what_to_do = "put them there as NAME.json or NAME/progress.json"
@@ -33,7 +37,7 @@ def collect(folder: Path) -> tuple[Class, list[str]]:
         of_folder = path.name == "progress.json" and path.parent != folder
         who = path.parent if of_folder else path.with_suffix("")
         try:
-            students.append((plain(who.relative_to(folder)), read(path).exercises))
+            students.append((plain(who.relative_to(folder)), read(path)))
         except (OSError, ValueError) as e:
             unread.append(plain(e, 2000))
     return students, unread
@@ -49,33 +53,69 @@ def _drops() -> dict[str, str]:
 
 
 def to_discuss(students: Class) -> Table:
-    """The exercises that were tried: how many passed, tries, and mistakes with the number of students. First
-    comes the one that most have not passed; among equals, the one of most tries.
+    """The exercises that were tried: how many of the class passed, tries, and mistakes with the number of
+    students. First comes the one that most have not passed; among equals, the one of most tries.
     """
     drops, rows = _drops(), []
-    for name in {name: None for name in [*drops, *(n for _, known in students for n in known)]}:
-        tried = [known[name] for _, known in students if name in known]
+    for name in {name: None for name in [*drops, *(n for _, done in students for n in done.exercises)]}:
+        tried = [done.exercises[name] for _, done in students if name in done.exercises]
         if tried:
-            open_, tries = sum(not one.passed for one in tried), sum(one.tries for one in tried) / len(tried)
+            passed, tries = sum(one.passed for one in tried), sum(one.tries for one in tried) / len(tried)
             mistakes = Counter(mistake for one in tried for mistake in one.mistakes)
-            cells = [drops.get(name, "?"), name, f"{len(tried) - open_} of {len(tried)}", f"{tries:.1f}"]
-            rows.append((-open_, -tries, [*cells, _mistakes(mistakes)]))
+            cells = [drops.get(name, "?"), name, f"{passed} of {len(students)}", f"{tries:.1f}"]
+            rows.append((passed, -tries, [*cells, _mistakes(mistakes)]))
     columns = ["drop", "exercise", "passed", "tries each", "mistakes (students)"]
     title = f"To discuss: {len(students)} students"
     return Table(columns, [cells for *_, cells in sorted(rows)], title=title)
 
 
+def gain(students: Class) -> Table:
+    """How many had each question of the quiz right, before the course and after it."""
+    told = {
+        story: [d.quiz[story] for _, d in students if len(d.quiz.get(story, ())) == len(NAMES)]
+        for story in STORIES
+    }
+    rows = []
+    for i, name in enumerate(NAMES):
+        right = [sum(answers[i] for answers in told[story]) for story in STORIES]
+        shares = [n / len(told[story]) for n, story in zip(right, STORIES) if told[story]]
+        more = f"{100 * (shares[1] - shares[0]):+.0f} points" if len(shares) == 2 else ""
+        rows.append([name, *(f"{n} of {len(told[story])}" for n, story in zip(right, STORIES)), more])
+    return Table(["question", *STORIES, "gain"], rows, title="The quiz")
+
+
 def by_student(students: Class) -> Table:
-    """Who tried which exercise, how often, with which mistakes; a row for each."""
+    """Who passed how many of the exercises that they tried, and where they are; a row for each student."""
+    rows = []
+    for who, done in students:
+        numbers = len(done.passed), len(done.exercises), sum(one.tries for one in done.exercises.values())
+        marks = [f"{sum(done.quiz[story])}" if story in done.quiz else "" for story in STORIES]
+        rows.append([who, *map(str, numbers), done.left[-1] if done.left else "", *marks])
+    return Table(["who", "passed", "tried", "tries", "drop left last", "quiz before", "after"], rows)
+
+
+def everything(students: Class) -> list[list[str]]:
+    """Who tried which exercise, how often, with which mistakes: for a spreadsheet."""
     drops = _drops()
     order = {name: i for i, name in enumerate(drops)}
     rows = [
         [who, drops.get(name, "?"), name, "yes" if one.passed else "no", str(one.tries)]
         + [_mistakes(Counter(one.mistakes))]
-        for who, known in students
-        for name, one in sorted(known.items(), key=lambda item: order.get(item[0], len(order)))
+        for who, done in students
+        for name, one in sorted(done.exercises.items(), key=lambda item: order.get(item[0], len(order)))
     ]
-    return Table(["who", "drop", "exercise", "passed", "tries", "mistakes (times)"], rows)
+    return [["who", "drop", "exercise", "passed", "tries", "mistakes (times)"], *rows]
+
+
+def ask(story: str) -> None:
+    """The quiz on a terminal."""
+    quiz = Quiz(story)
+    for number, asked in enumerate(quiz.questions, 1):
+        letters = dict(zip("abcd", asked.options))
+        print(f"\n{number}. {asked.text}", *(f"   {k}  {option}" for k, option in letters.items()), sep="\n")
+        while (reply := input(f"   {', '.join(letters)}: ").strip().lower()) not in letters:
+            pass
+        print(quiz.answer(number, letters[reply]))
 
 
 def _cell(text: str) -> str:
@@ -85,19 +125,29 @@ def _cell(text: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="three-axes class", description=__doc__, formatter_class=Manual)
-    parser.add_argument("what", choices=["collect"])
-    parser.add_argument("folder", type=Path, help="where the progress files are")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="keep the second table, for a spreadsheet")
+    parts = parser.add_subparsers(dest="what", required=True)
+    part = parts.add_parser("quiz", help="for a student: ten questions", formatter_class=Manual)
+    part.add_argument("story", choices=STORIES, help="the course: two stories of the same ten questions")
+    part = parts.add_parser("collect", help="for the teacher: the tables", formatter_class=Manual)
+    part.add_argument("folder", type=Path, help="where the progress files are")
+    part.add_argument("--csv", type=Path, metavar="FILE", help="who tried what, for a spreadsheet")
     args = parser.parse_args(argv)
+    if args.what == "quiz":
+        try:
+            ask(args.story)
+        except EOFError:
+            raise ValueError("the quiz was left: nothing of it is kept") from None
+        return 0
     students, unread = collect(args.folder)
-    everything = by_student(students)
     with fitted(sys.stdout):
-        text = "\n\n".join([repr(to_discuss(students)), repr(everything), *unread])
+        quiz = [gain(students)] if any(done.quiz for _, done in students) else []
+        tables = [to_discuss(students), *quiz, by_student(students)]
+        text = "\n\n".join([*map(repr, tables), *unread])
     status = put(text)
     if args.csv:
         try:
             with open(args.csv, "w", newline="", encoding="utf-8") as f:
-                csv.writer(f).writerows([map(_cell, row) for row in (everything.columns, *everything.rows)])
+                csv.writer(f).writerows(map(_cell, row) for row in everything(students))
         except OSError as e:
             raise ValueError(f"cannot write {args.csv}: {e.strerror}") from None
     return status or bool(unread)

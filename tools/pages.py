@@ -22,6 +22,7 @@ PACES = (200, 0.25), (130, 0.5)
 PHASES = {"Split": range(1, 5), "Trace": range(5, 10), "Mend": range(10, 14), "Defend": range(14, 15)}
 PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*$", re.M)
 MINUTES = re.compile(r"^\*\d+–\d+ minutes.*?\. Afterwards you can ", re.M)
+PRACTICE = re.compile(r"^(## Practice(?: \d)?: .*?)(?: · \w+, \d+ minutes)?$", re.M)
 LISTING = re.compile(r"<details><summary>The fourteen drops and their minutes</summary>.*?</details>", re.S)
 LINK = re.compile(r'\[([^\]]*)\]\(([^)]*)\)|<a href="([^"]*)">([^<]*)</a>')  # in folded answers it is HTML
 DROP = re.compile(r"\b[Dd]rop (\d\d)\b")
@@ -39,7 +40,8 @@ def unlinked(text: str) -> str:
 def prose(cells: list[nbformat.NotebookNode]) -> str:
     """What is read: the markdown, without links and without what frames it."""
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    return unlinked(LISTING.sub("", PLACE.sub("", MINUTES.sub("*Afterwards you can ", text))))
+    text = PRACTICE.sub(r"\1", MINUTES.sub("*Afterwards you can ", text))
+    return unlinked(LISTING.sub("", PLACE.sub("", text)))
 
 
 def lesson(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
@@ -138,6 +140,15 @@ class Course:
         below = lambda promise: f"{promise[1]}\n\n{place}\n\n"
         first.source = re.sub(r"(?m)^(\*\d+–\d+ minutes .*)\n+", below, first.source)
         last.source = f"{last.source.rstrip()}\n\n{place}"
+        asked, above = iter(exercises(notebook)), None
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                above = cell if PRACTICE.search(cell.source) else above
+            elif ".check(" in cell.source:
+                exercise = next(asked)
+                if above:
+                    said = rf"\1 · {exercise.level}, {exercise.minutes} minutes"
+                    above.source, above = PRACTICE.sub(said, above.source), None
         first.source = LISTING.sub(lambda _: self.listing(path), first.source)
         if "closing" not in notebook.cells[-1].metadata.get("tags", []):
             notebook.cells.append(nbformat.v4.new_code_cell("", metadata={"tags": ["closing"]}))

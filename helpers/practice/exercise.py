@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
     from ..draw.picture import Picture
 
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!"}
+LEVELS = {"easy": 5, "medium": 9, "hard": 60}  # name -> minutes, at most
+PUZZLE = 12  # minutes from which on the solution's lines, out of their order, are a hint
 COLOURS = {"not started": "#767676", "right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}
 
 
@@ -148,12 +150,22 @@ class Exercise:
     def verdict(self, attempt: Callable) -> Answer:
         return self.judge(attempt)
 
+    @property
+    def level(self) -> str:
+        return next(name for name, most in LEVELS.items() if self.minutes <= most)
+
+    @property
+    def steps(self) -> list[str]:
+        """The hints; of the hardest exercises the second has the solution's lines, to be put in order."""
+        return self.hints[:1] + [_puzzle(self.reference)] * (self.minutes >= PUZZLE) + self.hints[1:]
+
     def hint(self) -> _Text:
         """The next hint; after the last one, where to find the solution."""
-        if self._shown == len(self.hints):
+        steps = self.steps
+        if self._shown == len(steps):
             return _Text("That was the last hint. solution() shows one way to do it.")
         self._shown += 1
-        return _Text(f"Hint {self._shown} of {len(self.hints)}: {self.hints[self._shown - 1]}")
+        return _Text(f"Hint {self._shown} of {len(steps)}: {steps[self._shown - 1]}")
 
     def solution(self) -> _Text:
         """One way to do it, which passes the check.
@@ -234,6 +246,14 @@ class _Text:
 
     def _repr_markdown_(self) -> str:
         return f"```python\n{self.text}\n```" if self.code else self.text
+
+
+def _puzzle(function: Callable) -> str:
+    """The lines of a function, sorted by their letters."""
+    (made,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    lines = "\n".join(map(ast.unparse, made.body[function.__doc__ is not None :])).splitlines()
+    sort = "\n".join(sorted(line.strip() for line in lines))
+    return f"Put these lines in order, and indent those that belong to others.\n\n```python\n{sort}\n```"
 
 
 def names_in(function: Callable | CodeType) -> set[str]:

@@ -34,11 +34,13 @@ class Attempts:
 class Done:
     """What a progress file has. exercises: name -> attempts. left: drops whose last cell has run, the latest
     last. cards: front -> (how often it was known in a row, the day on which it is asked again).
+    quiz: "before" or "after" -> whether the first answer to each question was right.
     """
 
     exercises: dict[str, Attempts] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     cards: dict[str, tuple[int, str]] = field(default_factory=dict)
+    quiz: dict[str, list[bool]] = field(default_factory=dict)
 
     @property
     def passed(self) -> set[str]:
@@ -62,6 +64,7 @@ def read(path: Path) -> Done:
         done.left = [plain(drop) for drop in done.left]
         known = done.cards.items()
         done.cards = {front: (int(n), str(date.fromisoformat(day))) for front, (n, day) in known}
+        done.quiz = {plain(story): [bool(right) for right in told] for story, told in done.quiz.items()}
     except (TypeError, AttributeError, ValueError):
         raise ValueError(f"{plain(path)} is no progress file of this course") from None
     return done

@@ -1,11 +1,22 @@
-"""Seven questions across the course. A wrong answer says why, and which part of which drop to read again."""
+"""Ten questions across the course, in two stories, before it and after it, alike but for their numbers.
+
+Every answer is computed. After the course a wrong one is told why, and which part of which drop to read
+again. Before it nothing is told.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
+from three_axes.paper import placement, schedules, simulation
+from three_axes.paper.collectives import algorithmic_bytes
+from three_axes.plan.memory import states
+from three_axes.table import human
+
 from ..live import live, question
+from . import passed
 
 
 @dataclass(frozen=True)
@@ -31,95 +42,188 @@ class Question:
         return f"No: {why} Read again: drop {drop}, {heading!r}." if why else "Right."
 
 
-QUESTIONS = (
-    Question(
-        "A rank sends 1.5 times its gradients once a step, and nothing else. Four ranks. What runs?",
-        {
-            "data parallelism": "",
-            "tensor parallelism": "that would send in every layer, and activations.",
-            "a pipeline": "that would send to a neighbour only, once for each microbatch.",
-        },
-        ("01", "What moved"),
-    ),
-    Question(
-        "The output of a split MLP is right, the gradient of its input is wrong on every rank. What is"
-        " missing?",
-        {
-            "an all-reduce forward": "then the output would be wrong.",
-            "an all-reduce backward": "",
-            "a larger batch": "the batch is the same on all ranks and has nothing to do with it.",
-        },
-        ("03", "Backward"),
-    ),
-    Question(
-        "GPipe becomes 1F1B, with the same p and m. What falls?",
-        {
-            "the bubble": "it is (p−1)/(m+p−1) for both.",
-            "the microbatches held": "",
-            "both": "the bubble stays; only what is held falls.",
-        },
+def _sorted(right: float, wrong: dict[float, str], show: Callable[[float], str]) -> dict[str, str]:
+    """Options from the smallest number to the largest."""
+    return {show(number): why for number, why in sorted([(right, ""), *wrong.items()])}
+
+
+def all_reduce(n: int, mb: int) -> Question:
+    wrong = {
+        mb: "a rank also passes on what others sent.",
+        mb * (n - 1) / n: "that is the first half, the reduce-scatter. The finished chunks still go round.",
+        mb
+        * (n - 1): "that is the whole tensor to each other rank. In a ring chunks are summed on their way.",
+    }
+    return Question(
+        f"{n} ranks all-reduce a tensor of {mb} MB in a ring. How much does each rank send?",
+        _sorted(algorithmic_bytes("all_reduce", mb, n), wrong, "{:g} MB".format),
+        ("02", "Inside the all-reduce"),
+    )
+
+
+def tensor_parallel(layers: int) -> Question:
+    wrong = {
+        layers: "attention and MLP have one each, and backward has as many as forward.",
+        2 * layers: "that is forward alone.",
+        8 * layers: "a column cut and the row cut behind it need one for both, in each direction.",
+    }
+    return Question(
+        f"{layers} layers, tensor parallelism. How many all-reduces of activations has a step, forward and"
+        " backward, with one microbatch?",
+        _sorted(2 * 2 * layers, wrong, str),
+        ("06", "Four all-reduces a layer"),
+    )
+
+
+def boundary(b: int, s: int, h: int) -> Question:
+    wrong = {
+        2 * s * h: "that is one sequence of the batch.",
+        2 * h * h: "that is a matrix of weights. Weights stay on their stage.",
+        4 * b * s * h: "that is forward and backward together.",
+    }
+    return Question(
+        f"{b} sequences of {s:,} tokens, hidden size {h:,}, 2 bytes a number. How many bytes cross one"
+        " boundary of a pipeline in forward?",
+        _sorted(2 * b * s * h, wrong, human),
+        ("04", "What crosses a boundary"),
+    )
+
+
+def bubble(p: int, m: int) -> Question:
+    wrong = {
+        (p - 1) / m: "that is idle time over busy time. The bubble is a share of wall time.",
+        p / (m + p): "the last stage starts p − 1 forwards late, not p.",
+        (p - 1) / p: "that is one batch, not cut.",
+    }
+    share = simulation.simulate(schedules.one_f_one_b(p, m)).bubble
+    return Question(
+        f"{p} equal stages, {m} microbatches, 1F1B. What share of wall time is a stage idle?",
+        _sorted(share, wrong, lambda x: f"{x:.0%}"),
+        ("07", "GPipe: all forwards, then all backwards"),
+    )
+
+
+def in_flight(p: int, m: int, rank: int) -> Question:
+    wrong = {
+        m: "that is GPipe. Under 1F1B backwards begin long before the last forward.",
+        p: "that is rank 0. Each later rank waits one forward less for its first backward.",
+        1: "that is the last rank. Others run more forwards before their first backward.",
+    }
+    return Question(
+        f"{p} stages, {m} microbatches, 1F1B. How many microbatches does rank {rank} hold for backward, at"
+        " most?",
+        _sorted(simulation.simulate(schedules.one_f_one_b(p, m)).in_flight(rank), wrong, str),
         ("07", "1F1B: one forward, one backward"),
-    ),
-    Question(
-        "Eight GPUs to a node, d·t·p = 4·8·2. Which groups leave the node?",
-        {
-            "all three": "TP has stride 1 and size 8: it fills a node and stays inside.",
-            "dp and pp": "",
-            "only dp": "pp has stride 8: the next stage is on the next node.",
-        },
+    )
+
+
+def leaving(pp: int, dp: int, tp: int) -> Question:
+    sizes = {"pp": pp, "dp": dp, "tp": tp}
+    far = {axis for axis in sizes if placement.crosses(placement.group(0, axis, sizes), 8)}
+    why = f"a tp group spans {tp} ranks, a dp group {dp * tp}, a pp group {pp * dp * tp}; a node has 8."
+    sets = {"none": set(), "pp": {"pp"}, "dp and pp": {"dp", "pp"}, "all three": {"pp", "dp", "tp"}}
+    return Question(
+        f"TP {tp} innermost, then DP {dp}, PP {pp} outermost, nodes of 8 GPUs. Whose groups leave a node?",
+        {name: "" if axes == far else why for name, axes in sets.items()},
         ("08", "Who goes where"),
-    ),
-    Question(
-        "N parameters, mixed precision with Adam, ZeRO-1 on d ranks, no TP or PP. Bytes on a rank?",
-        {
-            "16N/d": "that is ZeRO-3; ZeRO-1 divides the optimizer's 12 only.",
-            "4N + 12N/d": "",
-            "2N + 14N/d": "that is ZeRO-2, which divides gradients too.",
-        },
+    )
+
+
+def zero_1(billions: int, d: int) -> Question:
+    n = billions * 1e9
+    wrong = {
+        16 * n: "that is plain data parallelism.",
+        2 * n + 14 * n / d: "that is ZeRO-2, which divides gradients too.",
+        16 * n / d: "that is ZeRO-3. ZeRO-1 divides the optimizer's 12 bytes only.",
+    }
+    return Question(
+        f"{billions}·10⁹ parameters, mixed precision with Adam, ZeRO-1 on {d} ranks. States on a rank?",
+        _sorted(sum(states(n, d, 1).values()), wrong, human),
         ("09", "Sixteen bytes a parameter"),
-    ),
-    Question(
-        "All ranks run out of memory in one step, and its sequences were longer. The cheapest remedy?",
-        {
-            "more data parallelism": "each rank keeps its share of a batch, and the whole model.",
-            "ZeRO-3": "it cuts states; here the activations rose.",
-            "a smaller microbatch": "",
-        },
+    )
+
+
+def accumulation(m: int) -> Question:
+    wrong = {
+        1.5: "that is one microbatch.",
+        m: "a microbatch has three halves of an all-reduce, and DP two in the whole step.",
+        3 * m: "DP sends two halves of an all-reduce, not one.",
+    }
+    return Question(
+        f"ZeRO-3 in place of data parallelism, {m} microbatches in a step. How many times as many bytes?",
+        _sorted(3 * m / 2, wrong, "{:g}".format),
+        ("09", "What it costs to send"),
+    )
+
+
+def half_the_microbatch(held: int, activations: int) -> Question:
+    wrong = {
+        (held + activations) / 2: "states do not depend on the batch.",
+        held / 2 + activations: "states stay. Activations are of one microbatch.",
+        held + activations: "only one microbatch is held at a time.",
+    }
+    return Question(
+        f"A GPU holds {held} GB of states and {activations} GB of activations. You halve its microbatch, and"
+        " run twice as many, one after another. What does it hold?",
+        _sorted(held + activations / 2, wrong, "{:g} GB".format),
         ("10", "A ladder of remedies"),
-    ),
-    Question(
-        "Two layouts differ by 1 % in the plan. What do you do?",
-        {
-            "take the first": "the planner errs by more than that.",
-            "measure both, or take the simpler one": "",
-            "buy a faster network": "perhaps neither waits for it; ask which axis waits first.",
-        },
-        ("13", "How far to trust it"),
-    ),
-)
+    )
+
+
+def tie(first: float, second: float) -> Question:
+    apart = second / first - 1
+    why = f"they are {apart:.0%} apart, and a tie is up to 9 %."
+    options = ("take the faster", "measure both, or take the simpler", "buy a faster network first")
+    right = options[apart < 0.09]
+    return Question(
+        f"The planner says {first:g} s a step for one layout and {second:g} s for another. What do you do?",
+        {option: "" if option == right else why for option in options},
+        ("13", "What would change the answer"),
+    )
+
+
+# Question -> its numbers before the course, and after it.
+QUESTIONS = {
+    all_reduce: ((4, 400), (8, 160)),
+    tensor_parallel: ((24,), (40,)),
+    boundary: ((8, 2048, 4096), (4, 4096, 8192)),
+    bubble: ((4, 8), (8, 16)),
+    in_flight: ((8, 32, 2), (4, 16, 1)),
+    leaving: ((4, 2, 4), (2, 4, 8)),
+    zero_1: ((8, 4), (20, 16)),
+    accumulation: ((8,), (4,)),
+    half_the_microbatch: ((30, 40), (24, 48)),
+    tie: ((10.0, 10.4), (8.0, 10.0)),
+}
+NAMES = [ask.__name__.replace("_", " ") for ask in QUESTIONS]
+STORIES = ("before", "after")
 
 
 class Quiz:
-    """Questions with buttons where a kernel runs, with folded answers where none does.
+    """The ten of a story, with buttons where a kernel runs, with folded answers where none does.
 
-    `score` counts what was right at the first try.
+    When all are answered, what was right at the first try is kept in the progress file.
     """
 
-    def __init__(self, questions: tuple[Question, ...] = QUESTIONS):
-        self.questions = questions
-        self.first: dict[int, str] = {}  # question -> the first answer given to it
-
-    @property
-    def score(self) -> int:
-        return sum(self.questions[i].right == answer for i, answer in self.first.items())
+    def __init__(self, story: str = "after"):
+        if story not in STORIES:
+            raise ValueError(f"story={story!r}: choose 'before' or 'after'")
+        self.story = story
+        self.questions = [ask(*numbers[STORIES.index(story)]) for ask, numbers in QUESTIONS.items()]
+        self.first: dict[int, bool] = {}  # question -> whether the first answer to it was right
 
     def answer(self, number: int, option: str) -> str:
         """Answer question 1, 2, …; what there is to say to it."""
-        verdict = self.questions[number - 1].judge(option)
-        self.first.setdefault(number - 1, option)
+        asked = self.questions[number - 1]
+        verdict = asked.judge(option)
+        said = verdict if self.story == "after" else "Noted."
+        self.first.setdefault(number - 1, option == asked.right)
         if len(self.first) == len(self.questions):
-            verdict += f" {self.score} of {len(self.questions)} right at the first try."
-        return verdict
+            done = passed.mine()
+            done.quiz.setdefault(self.story, [self.first[i] for i in range(len(self.questions))])
+            passed.keep(done)
+            said += f" {sum(self.first.values())} of {len(self.questions)} right at the first try."
+        return said
 
     def __repr__(self) -> str:
         return "\n".join(

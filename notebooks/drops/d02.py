@@ -107,6 +107,65 @@ average = OnRanks(
 )
 
 
+# -- practice: one step of a ring -----------------------------------------------------------------
+
+
+def pass_on(outgoing, incoming, rank, world_size):
+    """Send `outgoing` to the next rank, and receive into `incoming` what the previous rank sends."""
+    right_of, left_of = (rank + 1) % world_size, (rank - 1) % world_size
+    if rank % 2 == 0:  # even ranks speak first, odd ranks listen first: somebody always listens
+        dist.send(outgoing, right_of)
+        dist.recv(incoming, left_of)
+    else:
+        dist.recv(incoming, left_of)
+        dist.send(outgoing, right_of)
+
+
+step = OnRanks(
+    "one step of a ring",
+    pass_on,
+    minutes=6,
+    hints=[
+        "The next rank is (rank + 1) % world_size, so that behind the last one comes rank 0. Where does a"
+        " rank receive from?",
+        "If all send first, nobody receives. Let even ranks send first and odd ranks receive first, or take"
+        " dist.isend and wait for it at the end.",
+    ],
+    tries=((4,), (3,), (2,)),
+    inputs=lambda rank, n: [
+        (torch.full((length,), 10.0 * (rank + 1)), torch.zeros(length), rank, n) for length in (1000, 10)
+    ],
+    sees=lambda arguments, answer: arguments[1],
+    messages=True,
+    world={"timeout": 4},
+    praise="On 2, 3 and 4 ranks. A ring is this step, 2(n−1) times.",
+    mistakes="""
+        turned round
+            What you receive is the next rank's. Send to rank + 1, receive from rank − 1.
+            - (rank + 1) % world_size, (rank - 1) => (rank - 1) % world_size, (rank + 1)
+        nothing received
+            incoming is as it was: give it to dist.recv, which writes into it.
+            - dist.recv(incoming, left_of) => dist.recv(torch.empty_like(incoming), left_of)
+            - dist.recv(incoming, left_of) => incoming = incoming.clone(); dist.recv(incoming, left_of)
+        added, not received
+            You add what came. Here it is only received; the ring adds it later.
+            - dist.recv(incoming, left_of) => dist.recv(incoming, left_of); incoming += outgoing
+        received over what was to be sent
+            You receive into outgoing. A rank that receives first then sends on what it has just received.
+            - dist.recv(incoming, left_of) => dist.recv(outgoing, left_of); incoming.copy_(outgoing)
+        a rank's own number
+            You send to this rank itself, or receive from it. The next rank is (rank + 1) % world_size.
+            ! should not be the same as the rank
+        another value than the previous rank's
+            Whose numbers are in incoming? In this check rank r sends 10·(r + 1).
+            ~ values
+        more bytes than one message
+            Each rank sends its tensor once, to one rank.
+            $ bytes
+    """,
+)
+
+
 # -- practice: a ring all-reduce ------------------------------------------------------------------
 
 
@@ -142,7 +201,7 @@ def _to_sum(rank: int, n: int, length: int) -> list[tuple]:
 ring = OnRanks(
     "a ring all-reduce",
     ring_all_reduce,
-    minutes=18,
+    minutes=14,
     hints=[
         "Cut x into n chunks with torch.tensor_split: they are views of x. In each step a rank sends one"
         " chunk to the right and receives one from the left.",
@@ -166,6 +225,7 @@ ring = OnRanks(
     ],
     shows={
         "x was not changed": rings.unchanged,
+        "half of the way": rings.half_of_the_way,
         "fewer chunks than ranks": lambda run, _: run.tried == (4, 6) and "IndexError" in str(run.errors),
         "a buffer too small": lambda run, _: run.n == 5 and "recv of float32" in str(run.error),
         "another value than the sum": rings.where_it_parts,
@@ -184,8 +244,8 @@ ring = OnRanks(
             x.split(k) makes pieces of k numbers each. torch.tensor_split(x, n) makes n pieces.
             - torch.tensor_split(x, world_size) => x.split(world_size)
         half of the way
-            That is the reduce-scatter, the first half of the job. Now the finished chunks must go round.
-            - pass_on(outgoing, chunks[incoming]) => pass
+            Each rank holds one finished chunk: that is the reduce-scatter, and it is right. Now let the
+            finished chunks go round.
         a view that is lost
             `chunks[j] = …` puts a new tensor into your list, and x keeps its old numbers. Write into the
             view: `chunks[j] += buffer`, `chunks[j].copy_(buffer)`, or receive into it.

@@ -23,6 +23,18 @@ def unchanged(run: Run, _) -> bool:
     )
 
 
+def half_of_the_way(run: Run, truth: Run) -> bool:
+    """Whether each rank holds one finished chunk, each another one, with half of a ring's bytes sent."""
+    if run.error or max(run.traffic.counted) > 0.6 * max(truth.traffic.counted):
+        return False
+    whole = sum(BASE**r for r in range(run.n))
+    finished = [
+        [c for c, chunk in _chunks(rank["values"][0], r, run.n, False) if _number(chunk) == whole]
+        for r, rank in enumerate(run.ranks)
+    ]
+    return sorted(finished) == [[c] for c in range(run.n)]
+
+
 def where_it_parts(run: Run, _=None, own: bool = False) -> str:
     """The first place where chunks part from the sum; '' where no number of the first two cases does.
 

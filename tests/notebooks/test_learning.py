@@ -97,19 +97,29 @@ def test_every_drop_becomes_slides(tmp_path):
         slides.write("15", tmp_path)
 
 
-def test_wrong_answers_of_the_final_point_to_a_heading_that_exists():
-    asked = quiz.Quiz()
-    assert len(asked.questions) == 7 and len({q.where[0] for q in asked.questions}) == 7
-    for i, question in enumerate(asked.questions, 1):
-        assert sum(not why for why in question.options.values()) == 1
+def test_ten_questions_in_two_stories_and_wrong_answers_point_to_a_heading_that_exists(monkeypatch, tmp_path):
+    monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
+    before, after = (quiz.Quiz(story) for story in quiz.STORIES)
+    assert len(before.questions) == len(after.questions) == 10
+    for question, other in zip(after.questions, before.questions):
+        assert question.where == other.where and question.text != other.text
         drop, heading = question.where
         assert re.search(rf"^## {re.escape(heading)}$", text(BOOKS[drop]), re.M), question.where
-        for option, why in question.options.items():
-            assert (f"drop {drop}" in question.judge(option)) == bool(why)
-        assert "Right" in asked.answer(i, question.right)
-    assert asked.score == 7 and "7 of 7" in asked.answer(7, asked.questions[6].right)
+        for one in (question, other):
+            assert len(one.options) in (3, 4) and sum(not why for why in one.options.values()) == 1
+            for option, why in one.options.items():
+                assert (f"drop {drop}" in one.judge(option)) == bool(why)
+    assert [q.right for q in after.questions[:3]] == ["280 MB", "160", "268 MB"]
+    for i, question in enumerate(after.questions, 1):
+        wrong = next(option for option, why in question.options.items() if why)
+        assert "Read again" in after.answer(i, wrong if i == 1 else question.right) or i > 1
+        assert before.answer(i, before.questions[i - 1].right).startswith("Noted.")
+    assert after.answer(1, after.questions[0].right).startswith("Right. 9 of 10 right at the first try")
+    assert passed.mine().quiz == {"before": [True] * 10, "after": [False] + [True] * 9}
     with pytest.raises(ValueError, match="is not an answer"):
-        asked.answer(1, "luck")
+        after.answer(1, "luck")
+    with pytest.raises(ValueError, match="choose 'before' or 'after'"):
+        quiz.Quiz("between")
 
 
 def test_teachers_have_a_note_for_every_drop():
@@ -140,7 +150,7 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
     assert d01.fingerprints.check(d01.fingerprint).kind == "right"
     assert d01.fingerprints.check(lambda small, large: "data").kind == "wrong"  # not counted any more
     expected = {"tries": 2, "passed": True, "mistakes": {wrong.misconception: 1}}
-    stored = {"exercises": {"traffic fingerprints": expected}, "left": [], "cards": {}}
+    stored = {"exercises": {"traffic fingerprints": expected}, "left": [], "cards": {}, "quiz": {}}
     assert json.loads(file.read_text()) == stored
     assert f"1 of {len(names)} exercises passed" in repr(progress.show())
     attempts = {"tries": "1"}, {"tries": -1}, {"passed": 1}, {"mistakes": []}, {"mistakes": {"b": True}}
@@ -251,18 +261,40 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
     assert [who for who, _ in students] == ["a", "b", "c"] and "d.json is no progress file" in unread[0]
     discuss = classroom.to_discuss(students)
     assert discuss.rows == [
-        ["02", second, "1 of 2", "2.5", "no sum (2), one step too few (1)"],
-        ["?", "of an older course", "0 of 1", "1.0", "crashed (1)"],
-        ["01", first, "2 of 2", "1.0", ""],
+        ["?", "of an older course", "0 of 3", "1.0", "crashed (1)"],
+        ["02", second, "1 of 3", "2.5", "no sum (2), one step too few (1)"],
+        ["01", first, "2 of 3", "1.0", ""],
     ]
     assert main(["class", "collect", str(tmp_path), "--csv", str(tmp_path / "out.csv")]) == 1
     told = capsys.readouterr().out
-    assert "To discuss: 3 students" in told and "d.json is no progress file" in told
+    assert (
+        "To discuss: 3 students" in told and "d.json is no progress file" in told and "The quiz" not in told
+    )
+    assert classroom.by_student(students).rows[0] == ["a", "2", "2", "4", "", "", ""]
     rows = (tmp_path / "out.csv").read_text().splitlines()
     assert rows[0] == "who,drop,exercise,passed,tries,mistakes (times)" and len(rows) == 6
     assert f"b,02,{second},no,2,no sum (2)" in rows
     assert main(["class", "collect", str(tmp_path / "nowhere")]) == 2
-    assert "there is no progress file in" in capsys.readouterr().err
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_a_class_answers_the_quiz_and_sees_its_gain(monkeypatch, tmp_path, capsys):
+    for who, story, reply in (("a", "before", "a"), ("a", "after", "b"), ("b", "before", "b")):
+        monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / f"{who}.json"))
+        replies = iter(["", "x", *[reply] * 10])
+        monkeypatch.setattr("builtins.input", lambda _: next(replies))
+        assert main(["class", "quiz", story]) == 0
+    assert "right at the first try" in capsys.readouterr().out
+    students, _ = classroom.collect(tmp_path)
+    right = [
+        [list(q.options.values())["ab".index(reply)] == "" for q in quiz.Quiz(story).questions]
+        for story, reply in (("before", "a"), ("before", "b"), ("after", "b"))
+    ]
+    for row, *was in zip(classroom.gain(students).rows, *right):
+        before, after = was[0] + was[1], int(was[2])
+        assert row[1:] == [f"{before} of 2", f"{after} of 1", f"{100 * after - 50 * before:+.0f} points"]
+    monkeypatch.setattr("builtins.input", lambda _: (_ for _ in ()).throw(EOFError))
+    assert main(["class", "quiz", "after"]) == 2 and "nothing of it is kept" in capsys.readouterr().err
 
 
 def test_a_student_can_neither_stop_the_class_nor_steer_who_reads(tmp_path, capsys):

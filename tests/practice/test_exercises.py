@@ -39,7 +39,7 @@ def empty(exercise):
 
 
 def test_all_exercises_are_found():
-    assert len(EXERCISES) == 38 and len(WITH_EDITS) >= 19
+    assert len(EXERCISES) == 39 and len(WITH_EDITS) >= 19
 
 
 @pytest.mark.parametrize("exercise", WITH_EDITS.values(), ids=WITH_EDITS)
@@ -83,11 +83,15 @@ def test_hints_come_in_steps_and_the_solution_on_request():
     exercise = d02.ring
     exercise._shown = 0
     exercise.check(lambda x, rank, world_size: None)  # not started: that was the first hint
-    assert str(exercise.hint()).startswith("Hint 2 of 4")
+    assert str(exercise.hint()).startswith("Hint 2 of 5")
     exercise._shown = 0
-    shown = [str(exercise.hint()) for _ in range(len(exercise.hints) + 2)]
-    assert shown[0].startswith("Hint 1 of 4") and shown[3].startswith("Hint 4 of 4")
-    assert shown[4] == shown[5] and "solution()" in shown[4]
+    shown = [str(exercise.hint()) for _ in range(len(exercise.steps) + 2)]
+    assert shown[0].startswith("Hint 1 of 5") and shown[4].startswith("Hint 5 of 5")
+    assert shown[5] == shown[6] and "solution()" in shown[5]
+    lines = shown[1].split("```python\n")[1].split("\n```")[0].splitlines()
+    assert lines == sorted(lines) and "chunks[incoming] += buffer" in lines, (
+        "a puzzle of the solution's lines"
+    )
     assert "def ring_all_reduce(x, rank, world_size):" in str(exercise.solution())
 
 

@@ -66,7 +66,7 @@ def _role(cell: NotebookNode, drop: str) -> dict:
         cell.outputs = []  # 'not started'
         solution = exercise.solution()
         shown = solution.text if solution.code else ""  # hidden for a class
-        return {"is": "practice", "hints": exercise.hints, "solution": shown}
+        return {"is": "practice", "hints": exercise.steps, "solution": shown}
     if shown := re.search(r"explore\.(\w+)\((.*)\)\s*$", cell.source):
         call = ast.parse(shown[0].strip(), mode="eval").body
         if shown[1] in LIVE:
