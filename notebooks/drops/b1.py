@@ -37,6 +37,7 @@ def fsdp_layer(shard, x, layer, rank, world_size):
 
     w = gather()
     y = layer.forward(w, x)
+    # While later layers run, nothing of this one is whole.
     del w
     dy = layer.rest(y)
     dx, dw = layer.backward(gather(), x, dy)
@@ -205,6 +206,7 @@ def step_order(n):
 
     A gather or a reduction only begins; F and B wait for their layer's weights.
     """
+    # Each gather stands one compute before the one that needs it.
     order = [("gather", 0)]
     for i in range(n):
         order += [("gather", i + 1)] * (i + 1 < n) + [("F", i), ("free", i)]
@@ -353,6 +355,7 @@ def shard_model(model):
 
     Weights are cut over the two ranks of a node, and each node holds all of them.
     """
+    # The last dimension has neighbours, which share a node. Parts first: what is left goes to the whole.
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     for part in model:
         fully_shard(part, mesh=mesh)

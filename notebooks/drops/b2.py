@@ -29,6 +29,7 @@ def merge_parts(y1, lse1, y2, lse2):
     y1, y2: softmax(scores) @ v over one part each, (tokens, h). lse1, lse2: (tokens, 1), the logarithm of
     each softmax's sum, log Σ exp(score). Return the same two for all keys.
     """
+    # exp of a difference from the larger one cannot overflow.
     most = torch.maximum(lse1, lse2)
     w1, w2 = (lse1 - most).exp(), (lse2 - most).exp()
     return (w1 * y1 + w2 * y2) / (w1 + w2), most + (w1 + w2).log()
@@ -151,6 +152,7 @@ def tokens_of(rank, c, s):
 
     s: tokens in all, a multiple of 2·c. Token i looks at i + 1 tokens: itself and all before it.
     """
+    # A light chunk from the front goes with a heavy one from the end: as much work on every rank.
     half = s // (2 * c)
     front, back = rank * half, s - (rank + 1) * half
     return [*range(front, front + half), *range(back, back + half)]
@@ -293,6 +295,7 @@ def cut_step(model, tokens, targets, at, everywhere, dp, cp):
     tokens in the order in which the ranks of cp bring them.
     """
     x = model[0].token(tokens) + model[0].position.weight[at]
+    # A token looks at all whose place in the text is not behind its own.
     mask = at[:, None] >= everywhere
     for block in model.blocks:
         x = toy.context_block(block, x, mask, cp)

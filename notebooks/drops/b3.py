@@ -208,6 +208,7 @@ def groups_of(rank, ranks, tp, ep):
     this rank's. ep: those that this rank exchanges tokens with. edp: those that hold the same experts, whose
     gradients are summed.
     """
+    # Two meshes over the same ranks. Innermost ranks are neighbours; outer ones are a group apart.
     inner = lambda size: list(range(rank // size * size, rank // size * size + size))
     outer = lambda size: list(range(rank % size, ranks, size))
     return {"tp": inner(tp), "dp": outer(tp), "ep": inner(ep), "edp": outer(ep)}
@@ -299,6 +300,7 @@ def parameters_on_rank(layers, attention, expert, experts, k, tp, ep):
 
     experts: in each layer; k: of them for each token. tp cuts attention, ep shares the experts out.
     """
+    # All experts are held, not only a token's k; dp and edp hold copies.
     return layers * (attention / tp + experts * expert / ep)
 
 

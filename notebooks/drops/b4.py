@@ -31,6 +31,7 @@ def who_never_came(entries, members):
             rank: [e["collective_seq_id"] for e in entries[rank] if e["process_group"][0] == group]
             for rank in ranks
         }
+        # The latest number, whatever its state: who waits in a collective has called it.
         last = {rank: max(mine, default=0) for rank, mine in numbers.items()}
         behind = [rank for rank in ranks if last[rank] < max(last.values())]
         if behind:
@@ -230,6 +231,7 @@ def diagnoses():
     """
     from drops import b4
 
+    # What the clinic itself noted when it dealt the ranks.
     return {run: b4.truth(run) for run in (1, 2, 3)}
 
 
@@ -347,6 +349,7 @@ def train(batches, step):
     """
     while True:
         batch = next(batches, None)
+        # Nobody may begin a step that not all can end: one number says whether all have a batch.
         left = torch.tensor(float(batch is not None))
         dist.all_reduce(left, op=dist.ReduceOp.MIN)
         if not left:

@@ -26,6 +26,7 @@ def name_the_bug(held, twin):
 
     held: what each rank has, a list of tensors. twin: what each should have.
     """
+    # A factor first: a sum or mean once too often leaves all ranks alike. Then what the ranks have together.
     n = len(held)
     near = torch.allclose
     if near(held[0], twin) and all(near(one, twin) for one in held):
@@ -107,6 +108,7 @@ def reduce_gradients(gradients, tp, dp):
     ranks have seen other rows, and the loss is their mean. tp, dp: process groups.
     """
     for name, gradient in gradients.items():
+        # A norm's copies on tp have seen other tokens each: parts of a sum. Then the mean over dp, for all.
         if "norm" in name:
             dist.all_reduce(gradient, group=tp)
         dist.all_reduce(gradient, group=dp)
@@ -183,6 +185,7 @@ def have_parted(before, after):
     for a in range(len(before)):
         for b in range(a):
             for name in before[a].keys() & before[b].keys():
+                # Shards and other stages never were copies: only what was equal can part.
                 if before[a][name] == before[b][name] and after[a][name] != after[b][name]:
                     parted.add(name)
     return sorted(parted)

@@ -24,6 +24,7 @@ def weighted_average(gradient, examples):
     gradient: this rank's, of the mean loss over its own examples; a 1-D tensor.
     examples: how many examples this rank had. Ranks may have different numbers.
     """
+    # A mean over all examples is the sum over examples, divided by how many there are on all ranks.
     total = torch.tensor([float(examples)])
     dist.all_reduce(total)
     gradient = gradient * examples / total

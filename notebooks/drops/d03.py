@@ -21,8 +21,10 @@ def split_mlp(x, up, down, rank, world_size):
     x: (tokens, h), the same on every rank. up: (h, 4h), down: (4h, h), whole: take your part of them.
     Return the whole output on every rank. Its backward must give every rank the whole gradient of x.
     """
+    # x is whole everywhere, but each rank finds a part of its gradient only: Enter adds these in backward.
     x = toy.Enter.apply(x, None)
     inside = F.gelu(x @ up.chunk(world_size, dim=1)[rank])
+    # My columns of up are what my rows of down need. Leave adds the ranks' partial sums.
     return toy.Leave.apply(inside @ down.chunk(world_size, dim=0)[rank], None)
 
 

@@ -42,12 +42,14 @@ def overlap(model, world_size):
     under_way = []
 
     def start(p):
+        # No wait in here: it would stop backward until the sum is there.
         under_way.append((dist.all_reduce(p.grad, async_op=True), p))
 
     def finish():
         for work, p in under_way:
             work.wait()
             p.grad /= world_size
+        # The list is of one step.
         under_way.clear()
 
     for p in model.parameters():

@@ -52,6 +52,7 @@ def merged_plan():
     """A plan for parallelize_module, as `usual_plan()`, with four all-reduces in a step of one block instead
     of seven.
     """
+    # One DTensor of x for all matrices that read it: their gradients are added before they are summed.
     whole = lambda: PrepareModuleInput(
         input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False
     )
@@ -192,6 +193,7 @@ def sequence_mlp(x, up, down, rank, world_size):
     group), such as toy.gather_tokens (b, s/t, h) -> (b, s, h), and toy.sum_tokens, which adds the ranks' (b,
     s, h) and keeps (b, s/t, h).
     """
+    # What gathers forward must, backward, sum and keep its own tokens; and the other way round.
     gather = toy.conjugate(toy.gather_tokens, toy.sum_tokens)
     scatter = toy.conjugate(toy.sum_tokens, toy.gather_tokens)
     return scatter(F.gelu(gather(x) @ up) @ down)

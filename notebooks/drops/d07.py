@@ -32,6 +32,8 @@ def order(rank, p, m):
     """What pipeline rank `rank` of p runs for m microbatches under 1F1B: a list such as ["F0", "F1", "B0",
     ...].
     """
+    # The first gradient comes when a microbatch has been at the last stage: p − 1 − rank forwards fit
+    # before it, and one more begins the pairs.
     warmup = min(m, p - 1 - rank)
     ops = [f"F{i}" for i in range(warmup)]
     for i in range(m - warmup):
@@ -199,6 +201,7 @@ def bubble(schedule, p, m):
     """The share of wall time in which a rank idles, for "GPipe" or "1F1B", on p equal stages with m
     microbatches.
     """
+    # A stage works m forwards and backwards, and waits as long as p − 1 of them take, in both schedules.
     return (p - 1) / (m + p - 1)
 
 

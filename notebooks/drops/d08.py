@@ -47,6 +47,7 @@ def groups(rank, sizes):
     sizes: axis -> size from the outermost axis to the innermost, such as {"pp": 2, "dp": 2, "tp": 2}. Return
     a list of ranks for each axis, {"pp": [...], "dp": [...], "tp": [...]}.
     """
+    # From the innermost axis outwards: neighbours along an axis are as far apart as all inner sizes' product.
     ranks, stride = {}, 1
     for axis, size in reversed(sizes.items()):
         first = rank - rank // stride % size * stride
@@ -170,6 +171,7 @@ def crossing(sizes, node):
 
     sizes: the outermost axis first, the innermost last. The sizes divide the node, or the node them.
     """
+    # A group spans its own size times all sizes inside it.
     axes, span = [], 1
     for axis, size in reversed(sizes.items()):
         span *= size

@@ -27,6 +27,7 @@ def bytes_per_gpu(stages, d, t, zero):
     stages: the number of parameters of each pipeline stage. d, t: sizes of data and tensor parallelism; t
     cuts every parameter. zero: 0 to 3. Half-precision weights and gradients; float32 master copy, m and v.
     """
+    # The fullest stage decides. ZeRO cuts one more of the three over d at each stage.
     n = max(stages) / t
     return (
         2 * n / (d if zero >= 3 else 1),
@@ -198,6 +199,7 @@ def ring_reduce_scatter(x, rank, world_size):
 
     Use dist.isend and dist.recv around the ring.
     """
+    # Begun one chunk earlier than drop 02's ring, so that it ends with my own chunk.
     chunks = list(x.clone().chunk(world_size))
     after, before = (rank + 1) % world_size, (rank - 1) % world_size
     for step in range(world_size - 1):

@@ -37,6 +37,7 @@ def causes(before, after):
     beyond that is lost. A part that is shorter than that has gained: its share is negative. What compute lost
     is no part of it.
     """
+    # What each part would take under perfect scaling; the rest is lost.
     ratio = (after["batch"] / after["ranks"]) / (before["batch"] / before["ranks"])
     beyond = {
         axis: after["parts"][axis] - ratio * before["parts"][axis] for axis in ("tp", "pp", "dp", "rest")
@@ -155,6 +156,7 @@ def place():
 
     A rank holds a quarter of the model at most, so t·p is at least 4.
     """
+    # TP fills the node, as it did before; only DP's all-reduce crosses, once a step and under backward.
     return 2, 4, 1, 1
 
 

@@ -148,6 +148,7 @@ def choose():
     """(schedule, m, v) for eight stages: a bubble below 15 %, at most 10 microbatches held, no more messages
     than 1F1B. m is 16.
     """
+    # It fills the gaps with W: no second chunk, so no more messages than 1F1B.
     return "ZB-H1", 16, 1
 
 
@@ -243,6 +244,7 @@ def balance(layers, p, head):
         share, more = divmod(layers - last, p - 1)
         return [share + (k >= p - 1 - more) for k in range(p - 1)] + [last]
 
+    # Few numbers for the last stage: try each. The longest stage sets the pace.
     return min(
         (spread(last) for last in range(layers - p + 2)),
         key=lambda stages: max(*stages[:-1], stages[-1] + head),

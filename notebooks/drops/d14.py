@@ -23,6 +23,7 @@ from three_axes.trace.trace import Trace, trace
 
 def meeting(n, d, t, p, m, node):
     """(bytes of states on a GPU with ZeRO-1, bubble as a share of wall time, the axes that cross nodes)."""
+    # TP and PP cut all states, ZeRO-1 the optimizer's 12 bytes over d too.
     held = n / (t * p)
     states_bytes = 4 * held + 12 * held / d
     bubble = (p - 1) / (m + p - 1)
