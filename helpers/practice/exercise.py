@@ -199,6 +199,11 @@ CRASHES = (
         "How many rows go to each rank, and come from it, are lists of Python's numbers: `.tolist()`.",
     ),
     (
+        r"incompatible function arguments",
+        "arguments in another order",
+        "The call takes other arguments, or in another order: write `op=…` and `group=…` before them.",
+    ),
+    (
         r"'list' object has no attribute '(max|min|sum|mean|std)'",
         "a list taken for a tensor",
         "A list has no such method: `max(x)`, `min(x)` and `sum(x)` take lists.",

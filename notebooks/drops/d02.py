@@ -294,6 +294,9 @@ ring = OnRanks(
             torch.tensor_split gives a tuple, and you write to a place of it. Write into the view instead:
             `chunks[j] += buffer`, or receive into it.
             ! 'tuple' object does not support item assignment
+        what recv returns
+            dist.recv returns a number, the rank that has sent. What came is in the tensor that you gave it.
+            ! 'int' object has no attribute
         fewer chunks than ranks
             All longer tensors came out right. Of few numbers x.chunk(n) may make fewer than n chunks;
             torch.tensor_split always makes n.

@@ -80,7 +80,10 @@ def _step(attempt: Callable, facts: dict) -> None:
     except TypeError as e:  # None is sent
         facts["none"] = "Expected parameter `tensor`" in str(e) and "NoneType" in str(e)
         raise
-    facts["values"] = [answer.item() if isinstance(answer, torch.Tensor) and answer.numel() == 1 else answer]
+    whole = isinstance(answer, torch.Tensor)
+    facts["values"] = [
+        answer.item() if whole and answer.numel() == 1 else answer.detach() if whole else answer
+    ]
     facts["same"] = all(
         mine.grad is not None and torch.allclose(mine.grad, theirs.grad, atol=1e-5)
         for mine, theirs in zip(stage.parameters(), toy.split_depth(twin).parameters())
@@ -138,7 +141,7 @@ loop = OnRanks(
     shows={
         "dy in the shape of the tokens": lambda run, _: "called recv of int64" in str(run.error),
         "a gradient sent by the first rank": lambda run, _: run.ranks[0].get("none"),
-        "the loss on every stage": lambda run, _: (
+        "something returned by every stage": lambda run, _: (
             not run.error and any(f["values"] != [None] for f in run.ranks[:-1])
         ),
         "the input sent on": _where(lambda f: ("x", 1) in f["sent"]),
@@ -185,8 +188,8 @@ loop = OnRanks(
         a neighbour that does not exist
             No rank comes before the first, and none after the last.
             ! which does not exist
-        the loss on every stage
-            Only the last stage has scores to compare with the targets. Let the others return None.
+        something returned by every stage
+            Only the last stage knows the loss. Let the others return None.
         the input sent on
             It sends its x to the next stage. What goes on is y = stage(x).
         a received activation that does not require grad

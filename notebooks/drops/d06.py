@@ -281,6 +281,9 @@ sequence = OnRanks(
             toy.conjugate(forward, backward) takes the two functions themselves and returns a function. Call
             that with x: f(x).
             ! for @: 'function' and 'Tensor'
+        functions that take no group
+            toy.conjugate calls both of its functions with two arguments, (x, group).
+            ! takes 1 positional argument but 2 were given
         another shape than the tokens'
             A rank keeps its own tokens, (b, s/t, h), in x's float64.
             ~ form

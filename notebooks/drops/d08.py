@@ -184,7 +184,7 @@ CASES: list[tuple[Sizes, int]] = [
     (sizes, node)
     for node, texts in (
         (4, "pp2 dp2 tp2, pp2 dp1 tp4, pp1 dp4 tp2, dp2 pp4 tp1, pp1 dp1 tp8"),
-        (8, "pp1 dp2 tp4, dp128 pp16 tp8, pp2 dp4 tp8, pp4 dp2 tp2, dp4 pp2 tp2, pp8 dp1 tp8, pp1 dp8 tp1"),
+        (8, "pp1 dp2 tp4, dp16 pp4 tp8, pp2 dp4 tp8, pp4 dp2 tp2, dp4 pp2 tp2, pp8 dp1 tp8, pp1 dp8 tp1"),
     )
     for sizes in _layouts(texts)
 ]
@@ -229,7 +229,7 @@ across = Asked(
     without=("placement",),
     cases=CASES,
     reads=_axes,
-    praise="Also for 16,384 GPUs: TP 8 stays in its node, PP 16 and DP 128 leave it.",
+    praise="Also for 512 GPUs: TP 8 stays in its node, PP 4 and DP 16 leave it.",
     figures=_first_off,
     shows={"the same axes for every layout": _same},
     mistakes="""

@@ -75,13 +75,17 @@ def _ended() -> list[tuple[str, str, Run]]:
     """
     fresh = [(cause, crash(cause, budget=4.65e6, at=2, hidden=48)) for cause in CAUSES]
     recorded = [(f"Incident {k}", cause, load(k)) for k, cause in RECORDED.items()]
-    uneven = [(f"{which}, its ranks 300 bytes apart", cause, _uneven(run)) for which, cause, run in recorded]
+    uneven = [
+        (f"{which}, its ranks 300 bytes apart", cause, _uneven(run, more))
+        for which, cause, run in recorded
+        for more in (300, -300)
+    ]
     return recorded + [("A run of a smaller model, just now", *ended) for ended in fresh] + uneven
 
 
-def _uneven(run: Run) -> Run:
-    """The same run: each rank holds 300 bytes more than the one before, and a long one has a level step."""
-    peaks = [[held + 300 * rank for rank, held in enumerate(step)] for step in run.peaks]
+def _uneven(run: Run, more: int) -> Run:
+    """The same run: each rank holds more bytes than the one before, and a long one has a level step."""
+    peaks = [[held + more * rank for rank, held in enumerate(step)] for step in run.peaks]
     level = 1 if len(peaks) > 3 else len(peaks)
     again = lambda steps: steps[: level + 1] + steps[level:]
     return replace(run, peaks=again(peaks), tokens=again(run.tokens))
