@@ -204,6 +204,11 @@ CRASHES = (
         "The call takes other arguments, or in another order: write `op=…` and `group=…` before them.",
     ),
     (
+        r"invalid output tensor list",
+        "a list of another length",
+        "dist.all_gather fills a list with a tensor a rank: `[torch.empty_like(x) for _ in range(n)]`.",
+    ),
+    (
         r"'list' object has no attribute '(max|min|sum|mean|std)'",
         "a list taken for a tensor",
         "A list has no such method: `max(x)`, `min(x)` and `sum(x)` take lists.",
@@ -217,6 +222,11 @@ def crashed(error: RankError) -> Answer:
     for pattern, name, advice in CRASHES:
         if any(re.search(pattern, message) for message in messages):
             return Answer("crashed", f"{advice}\n\n{error.report}", name)
+    waits = [s.where["in"] for s in error.seen if s.where and s.where["in"]]
+    if error.kind == "deadlock" and any(s.finished for s in error.seen):
+        message = all(at["op"] in ("send", "recv") for at in waits)
+        name = "a message with one end" if message else "a collective that not all ranks call"
+        return Answer("crashed", error.report, name)
     computing = error.kind == "timeout" and all(
         s.finished or not (s.where and s.where["in"]) for s in error.seen
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -137,6 +138,9 @@ def observed(watch: Callable, *attempts: Callable) -> list[dict]:
     """On a rank: run the attempts in turn. watch(attempt, facts) fills facts as things happen."""
     global _facts
     of_all = []
+    # What PyTorch says of a plain all_reduce the verdict says better; its older names are no mistake.
+    warnings.filterwarnings("ignore", ".*an autograd kernel was not registered")
+    warnings.filterwarnings("ignore", "`torch.distributed.*is deprecated", FutureWarning)
     for attempt in attempts:
         _facts = {}
         watch(attempt, _facts)

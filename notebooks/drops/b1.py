@@ -138,10 +138,16 @@ one_layer = OnRanks(
         ("reduce-scatters and all-reduces", *(str(_reductions(one.ranks[0])) for one in (run, truth))),
     ],
     finds=_found_in_layer,
-    mistakes="""
+    mistakes=r"""
         one tensor where a list is wanted
             dist.reduce_scatter takes a list, one chunk for each rank: list(dw.chunk(world_size)).
             ! .input_list. of type
+        too small for what is gathered
+            All shards together are world_size times as long as one: torch.empty(world_size * shard.numel()).
+            ! allgather: invalid tensor size
+        an output that does not fit
+            dist.reduce_scatter_tensor(output, input): the output is one rank's part, 1/n of the input.
+            ! outputShape.0. \* worldSize
         no pair of tensors
             Return dx, and this rank's shard of the gradient.
             ~ form
@@ -416,6 +422,23 @@ mesh = OnRanks(
             fully_shard(model) takes all parameters that are left, so a part that comes after it has none.
             Call it for the model last. (model.modules() begins with the model itself.)
             ! overlapping meshes
+        a mesh without names
+            fully_shard asks which dimension is which: init_device_mesh("cpu", (2, 2),
+            mesh_dim_names=("replicate", "shard")).
+            ! mesh_dim_names specified
+        no mesh
+            mesh=… takes a mesh, not its sizes: init_device_mesh("cpu", (2, 2), mesh_dim_names=…).
+            ! '(tuple|list)' object has no attribute 'ndim'
+        a mesh of GPUs
+            These ranks are on CPUs: init_device_mesh("cpu", …).
+            ! (?i)cuda
+        names in another order
+            The dimensions of a mesh keep the order in which it was made. Name them ("replicate", "shard")
+            there: the last one is innermost.
+            ! should be in ascending order
+        parameters, not parts
+            fully_shard takes modules: `for part in model: fully_shard(part, mesh=mesh)`.
+            ! 'Tensor' object has no attribute 'modules'
         nothing is cut
             Not one all-gather: every rank holds all weights. Have you called fully_shard? Dimension 1 of
             the mesh shards: is yours of size 2?

@@ -272,10 +272,13 @@ places = Asked(
             Norms and MLPs are as long as their tokens: give each rank s/c of them.
         positions out of order
             Return them in rising order.
+        tokens in their order
+            The last rank's tokens look at all others, the first rank's at few, and all wait for the last.
+            Give each rank one chunk from the front and one from the end.
+            - rank * half, s - (rank + 1) * half => 2 * rank * half, (2 * rank + 1) * half
         both chunks counted from the front
             The last rank's tokens look at all others, the first rank's at few, and all wait for the last. Let
             one chunk come from the front and the other from the end.
-            - rank * half, s - (rank + 1) * half => 2 * rank * half, (2 * rank + 1) * half
             - s - (rank + 1) * half => (c + rank) * half
         one rank has more pairs
             Token i looks at i + 1 tokens. A light chunk from the front goes with a heavy one from the end:
@@ -392,6 +395,7 @@ step = OnRanks(
             - at[:, None] >= everywhere => torch.arange(len(at))[:, None] >= torch.arange(len(everywhere))
             - weight[at] => weight[: len(at)] & at[:, None] >= everywhere => torch.arange(len(at))[:, None]
               >= torch.arange(len(everywhere))
+            - at[:, None] >= everywhere => torch.arange(len(at))[:, None] >= everywhere
         keys in the order of the text
             The ranks of cp bring their keys zig-zag, not in the text's order. `everywhere` has the places in
             the order in which they come.

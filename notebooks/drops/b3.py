@@ -91,6 +91,15 @@ def _too_few_counts(run: Run, _) -> bool:
     return any(at["op"] == "all_to_all" and at["shape"][1:] == [] and at["shape"][0] < run.n for at in last)
 
 
+def _left_early(run: Run, *_) -> bool:
+    """Whether a rank has ended while others stand in an all-to-all."""
+    return (
+        bool(run.error)
+        and run.error.kind in ("deadlock", "timeout")
+        and any(s.finished for s in run.error.seen)
+    )
+
+
 layer = OnRanks(
     "dispatch and combine",
     expert_layer,
@@ -116,7 +125,8 @@ layer = OnRanks(
     ],
     shows={
         "split sizes not exchanged": lambda run, _: _unfit(run, at_once=True),
-        "splits that do not fit": lambda run, _: _unfit(run, at_once=False),
+        "splits that do not fit": lambda run, _: _unfit(run, at_once=False) and not _left_early(run),
+        "a rank that leaves before the answers go back": _left_early,
         "counts that leave out an expert": _too_few_counts,
         "no expert was asked": lambda run, _: not run.error and not any(_computed(run)),
     },
@@ -129,8 +139,15 @@ layer = OnRanks(
             An all-to-all does not fit: `give` must add up to the rows that go out, and `take` must be what
             the others give. Copies go out by give, and take of them come. Their answers go the other way:
             out by take, in by give.
+        a rank that leaves before the answers go back
+            An all-to-all needs every rank, also one with no rows to send or to compute: no `return` before
+            the second.
+        no rows for an expert
+            The expert of a rank may get no row at all. expert(rows) works on none; torch.cat of none does
+            not.
+            ! expected a non-empty list
         another shape
-            y is (T, h), a row for each of this rank's tokens.
+            y is (T, h), a row for each of this rank's tokens. (k is choice.shape[1], 1 in the second try.)
             ~ form
         weights cut off from the router
             y is right, but the router's weights get no gradient from it, and the router would never learn.
@@ -170,12 +187,15 @@ layer = OnRanks(
         divided by k once more
             Every answer is weighed, and the weights sum to 1: sum them, no mean.
             - .sum(1) => .mean(1)
+        a copy of another token
+            The copies are sorted, but they are other tokens': choice.flatten() has k copies of token 0, then
+            k of token 1, so copy order[i] is of token order[i] // k.
+            - order // choice.shape[1] => order % len(x)
+            - order // choice.shape[1] => order % choice.shape[1]
         copies in another order
             The first give[0] rows go to rank 0: sort the copies by their experts. choice.flatten() has k
             copies of token 0, then k of token 1: row i is copy order[i], which is of token order[i] // k.
             ! index \d+ is out of bounds for dimension 0
-            - order // choice.shape[1] => order % len(x)
-            - order // choice.shape[1] => order % choice.shape[1]
             - order // choice.shape[1] => torch.arange(len(order)) // choice.shape[1]
             - choice.flatten().argsort(stable=True) => torch.arange(choice.numel())
         no expert was asked
@@ -276,6 +296,13 @@ fold = Asked(
             know attention's: ep is innermost there, so that its ranks are neighbours in a node.
             - inner(ep) => outer(tp)[outer(tp).index(rank) // ep * ep :][:ep] & outer(ep) =>
               outer(tp)[outer(tp).index(rank) % ep :: ep]
+            - "ep": inner(ep) => "ep": [rank // (tp * ep) * tp * ep + rank % tp + i * tp for i in range(ep)]
+        a group that begins at the rank
+            All members name the same group: of neighbours it begins at rank // size · size.
+            - list(range(rank // size * size, rank // size * size + size)) => list(range(rank, rank + size))
+        dp in the experts' mesh
+            dp is attention's: the ranks tp apart. The experts' ranks that are ep apart are edp.
+            - "dp": outer(tp) => "dp": outer(ep)
         innermost and outermost exchanged
             tp and ep are innermost: their ranks are neighbours. Tokens go where other experts are: ep.
             Gradients are summed where the same experts are: edp.
@@ -360,13 +387,17 @@ parameters = Asked(
             A layer has `experts` of them, and ep ranks share them out: experts / ep on each, whole.
             - experts * expert / ep => expert
             - experts * expert / ep => expert / ep
+        bytes, not parameters
+            Asked is the number of parameters.
+            - return layers => return 2 * layers
         one layer
             Every layer has attention and experts of its own. Is a bracket missing?
             - layers * (attention / tp + experts * expert / ep) => layers * attention / tp + experts *
               expert / ep
             - layers * ( => (
+            - attention / tp + experts * expert / ep => attention / tp / layers + experts * expert / ep
         another number
-            A rank holds layers · (attention / tp + experts · expert / ep).
+            Which of the two does tp cut? How many of the experts has a rank? And how many layers are there?
             ~ values
     """,
 )

@@ -132,7 +132,7 @@ never = Asked(
             - last[rank] < max(last.values()) => last[rank] > min(last.values())
         nobody is missing
             You name no rank in any run. In two of them a group has a member that has not called the last
-            number.
+            number. (e["process_group"] is a pair: its first is the group.)
             - return missing => return {}
         every rank
             You name all members of every group. Those with the highest number have come.
@@ -151,6 +151,12 @@ never = Asked(
             counts what a rank has called in all of them. Compare the members' collective_seq_id.
             - e["process_group"][0] == group => True
             - e["collective_seq_id"] => e["record_id"]
+            - for e in entries[rank] if e["process_group"][0] == group => for e in entries[rank][-1:]
+            - max(last.values()) => max(e["collective_seq_id"] for mine in entries.values() for e in mine)
+        members of whom nothing is recorded
+            A member without an entry of the group has called nothing there. It is missing too.
+            - behind = [rank for rank in ranks if last[rank] < max(last.values())] => some = [r for r in ranks
+              if last[r]]; behind = [r for r in some if last[r] < max(last.values())]
         not the last number
             Who is behind is told by the last number that each has called. Entries are oldest first, and old
             ones are overwritten: two records of the same length may end at different numbers.
@@ -457,6 +463,10 @@ mended = OnRanks(
             A rank without a batch goes on, since another had one. All must leave as soon as one has none, so
             take the least of all answers: ReduceOp.MIN of 1 and 0.
             ! step\(\) was called with None
+        a batch that is not there
+            A rank may have fewer batches than the others, or none, and what was read is gone. next(batches,
+            None) asks without an error.
+            ! StopIteration
         a batch trained on twice
             A rank repeats a batch to keep up.
         batches left out

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import permutations
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from helpers.practice.engine import Asked, OnRanks, changed
-from helpers.practice.runs import told
+from helpers.practice.engine import Asked, Form, OnRanks, changed
+from helpers.practice.runs import Run, told
 from three_axes.files import find, rows_of
 from three_axes.table import Table
 from three_axes.verify import verify
@@ -18,7 +19,14 @@ from three_axes.verify.drift import Copies, mark
 
 # -- practice: name the bug -----------------------------------------------------------------------
 
-NAMES = ("right", "never summed", "never averaged", "summed once too often", "averaged once too often")
+SEEN = {
+    "right": "All ranks hold the twin's gradient, but for rounding: torch.allclose.",
+    "never summed": "The ranks hold different gradients, and their sum is the twin's.",
+    "never averaged": "The ranks hold different gradients, and their mean is the twin's.",
+    "summed once too often": "All ranks hold n times the twin's gradient.",
+    "averaged once too often": "All ranks hold 1/n of the twin's gradient.",
+}
+NAMES = tuple(SEEN)
 
 
 def name_the_bug(held, twin):
@@ -41,7 +49,9 @@ def name_the_bug(held, twin):
 
 
 def _gradients() -> list[tuple]:
-    """Each bug, for 2 and for 4 ranks; and one that is right on rank 0 alone by chance."""
+    """Each bug, for 2 and for 4 ranks; one that is right on rank 0 alone by chance, and one whose numbers add
+    up to the same on all ranks.
+    """
     chance = torch.Generator().manual_seed(5)
     draw = lambda: torch.randn(6, generator=chance)
     cases = []
@@ -57,7 +67,17 @@ def _gradients() -> list[tuple]:
         ]
         rest = [draw() for _ in range(n - 2)]
         cases.append(([total, -sum(rest, torch.zeros(6)), *rest], total))  # whose sum is the twin's
+        level = [part - part.mean() + 1 for part in parts]
+        cases.append((level, sum(level) / n))
     return cases
+
+
+def _mistaken(run: Run, truth: Run) -> tuple[str, str] | None:
+    """The first gradient that has another name, and what is seen in it."""
+    for (held, _), said, was in zip(_gradients(), run.values, truth.values):
+        if said != was:
+            return f"{said} where it was {was}", f"On {len(held)} ranks you say {said!r}. {SEEN[was]}"
+    return None
 
 
 named = Asked(
@@ -71,30 +91,14 @@ named = Asked(
     ],
     cases=_gradients,
     praise="Five causes from one comparison. `verify` tries the same, along every axis of the mesh.",
-    mistakes="""
-        only rank 0 was looked at
-            Rank 0 may have the right gradient, and another rank not. Look at all of them.
-            - near(held[0], twin) and all(near(one, twin) for one in held) => near(held[0], twin)
-        the two factors the wrong way round
-            A sum that is made twice makes a gradient n times as long; a mean that is made twice, 1/n.
-            - n * twin => twin / n & held[0], twin / n): => held[0], n * twin):
-        the sum and the mean the wrong way round
-            Parts that add up to the twin's gradient were never summed. Parts whose mean it is were never
-            averaged.
-            - sum(held), twin) => sum(held) / n, twin)
-        a part taken for the whole
-            The ranks' gradients differ here: nobody has reduced them. One of them may look like a multiple by
-            chance; the sum of all says which reduction is missing.
-            - return "never averaged" => return "never summed"
-            - return "never summed" => return "never averaged"
-        every run called right
-            None of the gradients but the first is the twin's.
-            - near(held[0], twin) and all(near(one, twin) for one in held) => True
-        another name
-            Compare each rank's gradient with the twin's, then n times and 1/n of it, then the ranks' sum.
-            ~ values
-            ~ form
-    """,
+    reads=lambda said: NAMES[NAMES.index(said.strip())],
+    finds=_mistaken,
+    mistakes="\n".join(
+        (
+            "no name of the five\n    Return one of b5.NAMES, as it is written.\n    ~ form",
+            *(f"{said} where it was {was}" for said, was in permutations(NAMES, 2)),
+        )
+    ),
 )
 
 
@@ -115,15 +119,19 @@ def reduce_gradients(gradients, tp, dp):
         gradient /= dist.get_world_size(dp)
 
 
-PARAMETERS = ("norm1.weight", "norm1.bias", "attention.q.weight", "norm2.weight", "mlp.up.weight")
+PARAMETERS = ("0.norm1.weight", "0.norm1.bias", "0.attention.q.weight", "0.norm2.weight", "0.mlp.up.weight")
 
 
 def _to_reduce(rank: int, n: int, t: int) -> list[tuple]:
     mesh = init_device_mesh("cpu", (n // t, t), mesh_dim_names=("dp", "tp"))
     chance = torch.Generator().manual_seed(100 * t + rank)
     gradients = {name: torch.randn(8, generator=chance) for name in PARAMETERS}
-    told()["gradients"] = gradients
+    told().update(gradients=gradients, given=torch.stack(list(gradients.values())))
     return [(gradients, mesh.get_group("tp"), mesh.get_group("dp"))]
+
+
+def _as_given(run: Run, _) -> bool:
+    return not run.error and all(torch.equal(rank["values"][0], rank["given"]) for rank in run.ranks)
 
 
 reduced = OnRanks(
@@ -139,7 +147,11 @@ reduced = OnRanks(
     inputs=_to_reduce,
     sees=lambda arguments, answer: torch.stack(list(arguments[0].values())),
     praise="Every gradient is the whole model's, on dp 2 · tp 2, on tp 4 and on dp 4.",
+    shows={"gradients as they were": _as_given},
     mistakes="""
+        gradients as they were
+            The tensors in `gradients` are unchanged. Write into them: all_reduce does, and `g /= …`; a new
+            tensor, or a new dictionary, nobody sees.
         norms never summed over tp
             A tp rank has seen its own tokens only. What its norms have found is a part of the sum.
             - dist.all_reduce(gradient, group=tp) => pass
@@ -158,8 +170,11 @@ reduced = OnRanks(
         never summed over dp
             dp ranks have seen other rows. Their gradients differ, and the optimizers would drift apart.
             - dist.all_reduce(gradient, group=dp) => pass
+            - dist.all_reduce(gradient, group=dp) => "norm" in name or dist.all_reduce(gradient, group=dp) &
+              gradient /= => gradient /= 1 if "norm" in name else
         summed over dp, not averaged
-            The loss is the mean over dp, so the gradient is too: divide by the size of dp.
+            The loss is the mean over dp, so the gradient is too. Divide by the size of dp, in place:
+            `g = g / n` makes a new tensor.
             - gradient /= dist.get_world_size(dp) => pass
         divided by all ranks
             Divide by the size of dp alone: over tp nothing is averaged.
@@ -209,9 +224,17 @@ def _marks() -> list[tuple]:
         ),
         # two stages, with the embedding on both
         ([{"words": 1, "0": 2}, {"words": 1, "1": 3}], [{"words": 4, "0": 5}, {"words": 6, "1": 7}]),
+        # a last bit
+        ([same, same], [{"norm": 4.0, "up": 5, "head": 6}, {"norm": 4 + 1e-15, "up": 5, "head": 6}]),
         # what was never equal is nobody's copy, though it is equal now
         ([{"up": 1}, {"up": 2}], [{"up": 3}, {"up": 3}]),
     ]
+
+
+def _names(answer) -> list[str]:
+    if isinstance(answer, str) or not all(isinstance(name, str) for name in answer):
+        raise Form(f"You return {answer!r}")
+    return sorted(set(answer))
 
 
 parted = Asked(
@@ -224,25 +247,31 @@ parted = Asked(
         "All pairs of ranks: for a in range(len(before)): for b in range(a): …",
     ],
     cases=_marks,
-    reads=lambda answer: sorted(answer),
+    reads=_names,
     praise="That is `three-axes verify train.py`, but for the axis and the way to the other ranks.",
     mistakes="""
         no list of names
-            Return a list of names, empty where nothing has parted.
+            Return a list of names (strings), empty where nothing has parted.
             ~ form
         shards taken for copies
             up is cut over two ranks: it was never equal there, and need not be.
             - before[a][name] == before[b][name] and => \x20
-        neighbours of rank 0 alone
-            Two other ranks may hold copies of each other that rank 0 has not.
+        not all pairs of ranks
+            Any two ranks may hold copies of each other that a third one has not. Compare each rank with each
+            other one.
             - range(len(before)) => range(1, len(before)) & for b in range(a) => for b in (0,)
             - range(len(before)) => range(1, len(before)) & for b in range(a) => for b in (a - 1,)
+            - range(len(before)) => range(1, len(before), 2) & for b in range(a) => for b in (a - 1,)
+        a tolerance
+            Copies are equal bit for bit. Compare with == and !=.
+            - after[a][name] != after[b][name] => abs(after[a][name] - after[b][name]) > 1e-6
         what stayed equal
             You name what is as it must be.
             - after[a][name] != after[b][name] => after[a][name] == after[b][name]
         what has changed
             Every step changes every tensor. Compare ranks with each other, not before with after.
             - after[a][name] != after[b][name] => after[a][name] != before[a][name]
+            - parted = set() => return sorted({n for b, a in zip(before, after) for n in b if a[n] != b[n]})
         nothing parts
             In three of the cases copies have parted.
             - parted.add(name) => pass

@@ -88,9 +88,22 @@ average = OnRanks(
         summed on one rank
             dist.reduce leaves the sum on one rank only. Every rank needs it: dist.all_reduce.
             - dist.all_reduce(gradient) => dist.reduce(gradient, 0)
+            - dist.all_reduce(total) => dist.reduce(total, 0) & examples / total => examples &
+              dist.all_reduce(gradient) => dist.reduce(gradient, 0); gradient /= total
         one rank's gradient on all
             A broadcast copies one rank's tensor to the others; nothing is summed. Take dist.all_reduce.
             - dist.all_reduce(gradient) => dist.broadcast(gradient, 0)
+        small shares weighed most
+            A gradient is a mean over its rank's examples: 5 examples count five times as much as one.
+            - [float(examples)] => [1 / examples] & gradient * examples / total => gradient / examples / total
+        the largest share for all examples
+            Divide by the number of examples on all ranks: their sum, not their maximum.
+            - dist.all_reduce(total) => dist.all_reduce(total, op=dist.ReduceOp.MAX)
+        one tensor in every place
+            [t] * n is one tensor n times: what comes last is in every place. [torch.empty_like(t) for _ in
+            range(n)] makes n of them.
+            - gradient * examples / total => gradient & dist.all_reduce(gradient) => parts =
+              [torch.empty_like(gradient)] * 4; dist.all_gather(parts, gradient); gradient = parts[0]
         divided twice
             You have the twin's gradient, divided by the number of ranks, or of examples, once more.
             - return gradient => return gradient / 4
@@ -229,12 +242,14 @@ ring = OnRanks(
         "half of the way": rings.half_of_the_way,
         "fewer chunks than ranks": lambda run, _: run.tried == (4, 6) and "IndexError" in str(run.errors),
         "a buffer too small": lambda run, _: run.n == 5 and "recv of float32" in str(run.error),
+        "the mean where the sum was meant": rings.mean,
+        "a part added more than once": rings.repeated,
+        "chunks of different numbers added": rings.mixed,
         "another value than the sum": rings.where_it_parts,
     },
     mistakes="""
         the mean where the sum was meant
             An all-reduce sums; whoever wants the mean divides afterwards.
-            - pass_on(outgoing, chunks[incoming]) => pass_on(outgoing, chunks[incoming])⏎    x /= world_size
         x was not changed
             x is as it was on every rank. Work in place: write into x[...], or into views of x.
         the remainder is left out
@@ -303,6 +318,12 @@ ring = OnRanks(
         a buffer too small
             A message came for a buffer of half its bytes. On five ranks x is float64, and torch.empty makes
             float32: `torch.empty_like(chunk)` makes what fits.
+        a part added more than once
+            A chunk visits each rank once while it grows: n−1 steps. A finished sum is not added again, nor
+            what was received into the chunk itself.
+        chunks of different numbers added
+            What a rank receives belongs to the chunk with the same number: in step k rank r receives chunk
+            (r−k−1) % n, and adds it to that one.
         another value than the sum
             In step k, which chunk does a rank send, which one does it receive? Is what comes added, or
             written over? (dist.recv puts it into the tensor you give. What irecv fills may be used only

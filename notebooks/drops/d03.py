@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 import torch.nn.functional as F
 
@@ -37,8 +35,6 @@ def _random(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 def _to_split(rank: int, n: int) -> list[tuple]:
-    # Of a plain all_reduce PyTorch warns in ten lines; what it leads to is told below.
-    warnings.filterwarnings("ignore", message=".*an autograd kernel was not registered")
     x, up, down = _random((TOKENS, HIDDEN), (HIDDEN, 4 * HIDDEN), (4 * HIDDEN, HIDDEN))
     return [(x.requires_grad_(), up / 8, down / 16, rank, n)]
 
@@ -66,7 +62,7 @@ mlp = OnRanks(
             *(f"{one.most('flops') / truth.most('flops') / run.n:.2f}" for one in (run, truth)),
         )
     ],
-    mistakes="""
+    mistakes=r"""
         partial outputs never summed
             Each rank returns a partial sum. A row split ends with one all-reduce: return what toy.Leave
             returns, which leaves its argument alone.
@@ -124,6 +120,9 @@ mlp = OnRanks(
             which must not be added. toy.Enter stands before `up`, once.
             - inside @ down => toy.Enter.apply(inside, None) @ down
             - inside @ down => toy.Enter.apply(inside, None) @ down & x = toy.Enter.apply(x, None) => pass
+        a number where the group is
+            The second argument of toy.Enter and toy.Leave is the group of ranks: None for all.
+            ! Process group \d+ is not
         matrices that do not meet
             As many columns are needed on the left as rows on the right. x has all h columns, so it meets
             columns of `up`, each whole; a rank's columns of `up` meet as many rows of `down`.

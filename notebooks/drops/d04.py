@@ -208,8 +208,8 @@ loop = OnRanks(
             carries numbers alone, so send y as it is, and call y.backward(dy).
             ! does not require grad and does not have a grad_fn
         a stage without backward
-            It runs forward, and no backward after it. The last stage begins with loss.backward(), the
-            others with y.backward(dy).
+            Nothing runs backward through what stage(x) gave. The last stage begins with loss.backward(), the
+            others with y.backward(dy); and nothing of it is under torch.no_grad().
         a gradient that is not there
             It sends None. Backward leaves a gradient only in a tensor that the stage did not make itself
             and that requires one: in x, not in y. Send x.grad, after backward.
@@ -221,6 +221,9 @@ loop = OnRanks(
         neighbours that wait for each other
             For each recv some rank must send, and in the same order: forward from the first to the last,
             backward from the last to the first.
+        a loss that is divided
+            The stages share one batch. Nothing is averaged over them.
+            - toy.loss_of(y, targets) => toy.loss_of(y, targets) / world_size
         another loss than the twin's
             The loss is toy.loss_of(y, targets), on the last rank.
             ~ form

@@ -131,7 +131,7 @@ def _share(run: Run) -> float:
 def _found(run: Run, _) -> str | tuple[str, str] | None:
     """What is wrong on any rank with the gradients, or with when they were sent."""
     if any(facts["left"] for facts in run.ranks):
-        return "never waiting before the step", "After finish() an all-reduce was still under way."
+        return "an all-reduce that nobody waits for", "After finish() an all-reduce was still under way."
     if any(facts["late"] for facts in run.ranks):
         return "hooks that come after backward"
     if off := next((facts["off"] for facts in run.ranks if facts["off"]), None):
@@ -143,7 +143,7 @@ def _found(run: Run, _) -> str | tuple[str, str] | None:
     unwaited = max(facts["unwaited"] for facts in run.ranks)
     if unwaited and "is_completed" not in names_in(run.attempt):
         said = f"Nobody called wait() for {unwaited} of {2 * LAYERS} all-reduces. This time they had ended."
-        return "never waiting before the step", said
+        return "an all-reduce that nobody waits for", said
     return None
 
 
@@ -195,7 +195,8 @@ overlapped = OnRanks(
             ! (?s)torch.Tensor.*NoneType
         gradients never exchanged
             Some gradients are still this rank's own. Is the hook on every parameter? Does it sum p.grad
-            itself, of the p that it is given? (A lambda made in a loop sees the last p of the loop.)
+            itself, of the p that it is given? (A lambda made in a loop sees the last p of the loop. A hook by
+            register_hook comes before p.grad is there.)
         averaging twice
             The gradients are the mean, divided by the number of ranks once more. Divide in one place only.
         the sum, not the mean
@@ -203,7 +204,7 @@ overlapped = OnRanks(
         hooks that come after backward
             In the first step nothing was sent. finish() is called after backward, and a hook that it
             registers is too late by one step. Register the hooks in overlap() itself.
-        never waiting before the step
+        an all-reduce that nobody waits for
             An optimizer that steps then may use unfinished sums. Nothing promises that all-reduces end in
             order, or in time: call wait() on each, in finish().
         work of earlier steps still in the list

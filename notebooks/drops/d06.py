@@ -284,8 +284,13 @@ sequence = OnRanks(
         functions that take no group
             toy.conjugate calls both of its functions with two arguments, (x, group).
             ! takes 1 positional argument but 2 were given
+        an exchange inside the pair
+            Between `up` and `down` a rank has its own columns, whole, of all tokens: nothing is exchanged
+            there. Gather before `up`; sum and keep your tokens after `down`.
+            - F.gelu(gather(x) @ up) => gather(F.gelu(scatter(gather(x) @ up)))
         another shape than the tokens'
-            A rank keeps its own tokens, (b, s/t, h), in x's float64.
+            A rank keeps its own tokens, (b, s/t, h), in x's float64. After `down` the ranks' parts are
+            summed, and each keeps its tokens: toy.sum_tokens.
             ~ form
         an output cut off from x
             toy.gather_tokens alone has no backward. toy.conjugate gives it one.

@@ -279,7 +279,7 @@ share = Asked(
             You divide by the ideal time: (p-1)/m. Here the bubble is a share of wall time, which has the
             bubble in it.
             - (m + p - 1) => m
-        a wait that is not p-1
+        not p - 1 of m + p - 1
             Count a forward and its backward together as one. Then the work is m, the last stage starts
             after p-1 others, and the whole takes m + p-1.
             - (p - 1) / (m + p - 1) => p / (m + p)
@@ -289,6 +289,15 @@ share = Asked(
             - p - 1 => p + 1
             - (p - 1) / (m + p - 1) => 2 * (p - 1) / (m + 2 * (p - 1))
             - (p - 1) / => 2 * (p - 1) /
+        rounded
+            Return the number as it is.
+            - (p - 1) / (m + p - 1) => round((p - 1) / (m + p - 1), 2)
+        GPipe counted twice
+            Both schedules wait as long: GPipe too fills once and drains once.
+            - return (p - 1) / (m => p = 2 * p - 1 if schedule == "GPipe" else p⏎    return (p - 1) / (m
+        what is in flight taken for m
+            1F1B holds fewer microbatches at a time, but runs all m.
+            - return (p - 1) / (m => m = min(m, p) if schedule == "1F1B" else m⏎    return (p - 1) / (m
         brackets left out
             Python divides before it adds: write brackets around the whole numerator and denominator.
             - (m + p - 1) => m + p - 1
@@ -301,8 +310,10 @@ share = Asked(
             You return (m-1)/(m+p-1). More microbatches make the bubble smaller.
             - (p - 1) / => (m - 1) /
         the units, not their share
-            You return p-1, the idle time. The bubble is its share of the whole time, m + p-1.
+            You return an idle time. The bubble is its share of the whole time, m + p-1.
             - (p - 1) / (m + p - 1) => p - 1
+            - (p - 1) / (m + p - 1) => 2 * (p - 1)
+            - (p - 1) / (m + p - 1) => 3 * (p - 1)
         1F1B shrinks the bubble
             GPipe was right; to 1F1B you give less. 1F1B begins and ends as GPipe does. It only holds less
             in between.

@@ -150,6 +150,12 @@ members = Asked(
             - stride *= size => stride = size
             - stride *= size => stride *= 2
             - first = rank => stride *= size; first = rank & stride *= size⏎ => ⏎
+        a place beyond the axis
+            rank // stride goes on beyond the axis' size: the coordinate is rank // stride % size.
+            - rank // stride % size * stride => rank // stride * stride
+        sizes added to a distance
+            The distance along an axis is the product of all sizes further in.
+            - stride *= size => stride = size if stride == 1 else stride + size
         groups of another size
             A group along an axis has as many ranks as `sizes` says.
         TP's ranks are no neighbours
@@ -263,6 +269,9 @@ across = Asked(
             First and last are (size − 1) · distance apart. They are on two nodes as soon as that is the
             node's size, not only when it is more.
             - span > node => span - span // size > node
+        node taken for the number of nodes
+            `node` is how many ranks a node has.
+            - axes, span = [], 1 => node = __import__("math").prod(sizes.values()) // node; axes, span = [], 1
         neighbours only
             You ask whether neighbours are on two nodes. They may share one while the ends of the group do
             not.

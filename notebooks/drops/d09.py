@@ -155,11 +155,17 @@ states = Asked(
             parameters.
             - (d if => (d * t if
             - max(stages) / t => max(stages) / t / t
+        d in place of t
+            t divides all three; d divides what ZeRO cuts, besides.
+            - max(stages) / t => max(stages) & >= 3 else 1 => >= 3 else t & >= 2 else 1 => >= 2 else t & >= 1
+              else 1 => >= 1 else t
+        one of the three alone
+            Each stage keeps what the one before divided. {KEEPS}
+            - zero >= => zero ==
         ZeRO's stages in the wrong order
             Each stage keeps what the one before divided. {KEEPS}
             - zero >= 2 => zero >= 0 & zero >= 3 => zero >= 2 & zero >= 0 => zero >= 3
             - zero >= 1 => zero >= 0 & zero >= 3 => zero >= 1 & zero >= 0 => zero >= 3
-            - zero >= => zero ==
             - zero >= 2 => zero >= 9 & zero >= 1 => zero >= 2 & zero >= 9 => zero >= 1
         float32 where half precision is meant
             Mixed precision is 2 + 2 + 12: weights and gradients in half precision, and the optimizer's
@@ -247,6 +253,8 @@ ring = OnRanks(
     figures=_bytes_sent,
     shows={
         "a buffer too small": lambda run, _: bool(run.error) and "op.nbytes. 64 vs 32" in run.error.report,
+        "a part added more than once": partial(rings.repeated, own=True),
+        "chunks of different numbers added": partial(rings.mixed, own=True),
         "another sum": partial(rings.where_it_parts, own=True),
     },
     mistakes="""
@@ -288,6 +296,10 @@ ring = OnRanks(
         a buffer too small
             A message came for a buffer of half its bytes. The check's x is float64, and torch.empty makes
             float32: `torch.empty_like(chunk)` makes what fits.
+        a part added more than once
+            A chunk visits each rank once: n−1 steps. And what is received into a chunk is in it already.
+        chunks of different numbers added
+            What you receive belongs to the chunk after the one you send: add your own part of that chunk.
         another sum
             In step k, which chunk does a rank send, which one does it receive? Is what comes added, or
             written over? (dist.recv puts it into the tensor you give; it returns the sender's rank.)

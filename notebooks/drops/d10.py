@@ -125,6 +125,7 @@ signature = engine.Asked(
     mistakes="\n".join(
         (
             f"no diagnosis\n    The answers are {', '.join(map(repr, CAUSES))}.\n    ~ form",
+            "an index that is not there\n    A row for each step: peaks[step][rank].\n    ! IndexError",
             *dict.fromkeys(TAKEN.values()),
         )
     ),

@@ -121,6 +121,8 @@ split = Asked(
             Twice the ranks halve a rank's work. The ratio is that work after, over that work before.
             - ratio * before => 1 / ratio * before
             - ratio * before => after["ranks"] / before["ranks"] * before
+            - (after["batch"] / after["ranks"]) / (before["batch"] / before["ranks"]) => after["ranks"] /
+              before["ranks"] * after["batch"] / before["batch"]
         always half
             You scale each part by 1/2. That is right where the ranks double and the batch stays; one case
             is another.

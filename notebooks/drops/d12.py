@@ -308,7 +308,7 @@ balanced = Asked(
     finds=_unbalanced,
     mistakes="""
         not whole numbers of layers
-            Return a list with a whole number of layers for each stage.
+            Return a list with a whole number of layers for each stage. The head is not counted among them.
             ~ form
         a head that is no whole number
             The head may cost 2.5 layers: `//` and divmod give a float then. Layers are whole: int(…), or

@@ -197,7 +197,7 @@ tuple_ = Asked(
         d·t·p is not 32
             The three multiply to the number of GPUs.
         it cannot be
-            Look at what the planner says.
+            Look at what the planner says. (The order is d, t, p.)
         more model parallelism than needed
             It fits with far less of it, and every axis has its price.
         more than five percent behind

@@ -155,6 +155,9 @@ defend = _OneByOne(
             - (p - 1) / (m + p - 1) => p / (m + p)
             - (p - 1) / (m => p / (m
             - (m + p - 1) => (m + p)
+        microbatches shared out over d
+            m is what each pipeline runs.
+            - (m + p - 1) => (m / d + p - 1)
         no share that is idle
             Of m + p − 1 slots p − 1 are idle, and m are busy. It is a share, not percent; and `//` leaves
             only its whole part, which is 0.

@@ -6,20 +6,22 @@ import torch
 
 from helpers.practice.runs import Run
 
-BASE = 16  # a digit for each rank or chunk; float32 is exact for five of them
+BASE = 16  # a digit for each rank or chunk, from the second on; float32 is exact for five of them
 MARKS = ("rank", "chunk")
 
 
 def marked(rank: int, n: int, like: torch.Tensor) -> list[torch.Tensor]:
-    """Two tensors of this rank. In the first every number is BASE**rank, in the second BASE**(its chunk)."""
+    """Two tensors of this rank. In the first every number is BASE·BASE**rank, in the second BASE·BASE**(its
+    chunk): what has a first digit is no sum of these.
+    """
     chunk = [torch.full_like(c, i) for i, c in enumerate(torch.tensor_split(like, n))]
-    return [BASE ** torch.full_like(like, rank), BASE ** torch.cat(chunk)]
+    return [BASE * BASE ** torch.full_like(like, rank), BASE * BASE ** torch.cat(chunk)]
 
 
 def unchanged(run: Run, _) -> bool:
     """Whether every rank's numbers are still its own."""
     return not run.error and all(
-        bool((rank["values"][0] == BASE**r).all()) for r, rank in enumerate(run.ranks)
+        bool((rank["values"][0] == BASE * BASE**r).all()) for r, rank in enumerate(run.ranks)
     )
 
 
@@ -33,6 +35,36 @@ def half_of_the_way(run: Run, truth: Run) -> bool:
         for r, rank in enumerate(run.ranks)
     ]
     return sorted(finished) == [[c] for c in range(run.n)]
+
+
+def mean(run: Run, _) -> bool:
+    """Whether every number is the sum's, divided by the number of ranks."""
+    if run.error:
+        return False
+    whole = sum(BASE**r for r in range(run.n))
+    chunks = (c for r, rank in enumerate(run.ranks) for _, c in _chunks(rank["values"][0], r, run.n, False))
+    return all(_number(chunk) * run.n == whole for chunk in chunks)
+
+
+def repeated(run: Run, _, own: bool = False) -> str:
+    """Where it parts, if some chunk has a rank's numbers more than once."""
+    return where_it_parts(run, own=own) if any(max(times) > 1 for times in _times(run, 0, own)) else ""
+
+
+def mixed(run: Run, _, own: bool = False) -> str:
+    """Where it parts, if some chunk has numbers of several chunks."""
+    several = any(len(times) - times.count(0) > 1 for times in _times(run, 1, own))
+    return where_it_parts(run, own=own) if several else ""
+
+
+def _times(run: Run, mark: int, own: bool) -> list[list[int]]:
+    """How often each rank, or chunk, is in each chunk; [] where these are no parts of ranks or chunks."""
+    n, ranks = run.n, () if run.error else enumerate(run.ranks)
+    chunks = [_number(c) for r, rank in ranks for _, c in _chunks(rank["values"][mark], r, n, own)]
+    if not all(0 <= x < BASE**n and x == int(x) for x in chunks):
+        return []
+    times = [[int(x) // BASE**i % BASE for i in range(n)] for x in chunks]
+    return times if all(sum(one) <= 2 * n for one in times) else []  # else something else was added
 
 
 def where_it_parts(run: Run, _=None, own: bool = False) -> str:
@@ -67,9 +99,9 @@ def _chunks(x: torch.Tensor, r: int, n: int, own: bool):
 
 
 def _number(chunk: torch.Tensor) -> float:
-    """The one number in a chunk; nan where it holds several."""
+    """The one number in a chunk, without its first digit; nan where it holds several."""
     same = chunk.numel() and bool((chunk == chunk.flatten()[0]).all())
-    return float(chunk.flatten()[0]) if same else float("nan")
+    return float(chunk.flatten()[0]) / BASE if same else float("nan")
 
 
 def _made_of(number: float, n: int, mark: int) -> str:
