@@ -22,7 +22,7 @@ CPU_BUILDS := https://download.pytorch.org/whl/cpu
 PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 TORCH_FROM = $(BIN)/python $(PIP) --no-deps torch --index-url
 
-.PHONY: lab test test-all attempts lint refresh bench cards cheatsheet site slides colab clean
+.PHONY: lab test test-all attempts lint refresh bench cards cheatsheet site slides colab publish-check clean
 
 lab: $(READY)
 	$(BIN)/python -m three_axes lab my --port=$(PORT) $(addprefix --fresh=,$(FRESH))
@@ -58,6 +58,9 @@ slides: $(READY)
 
 colab: $(READY)
 	$(BIN)/python -m tools.colab $(REPO)
+
+publish-check: $(READY)
+	$(BIN)/python -m tools.publish
 
 clean:
 	rm -rf $(VENV) $(PEERS) build

@@ -100,10 +100,12 @@ def make_colab(repo: str) -> None:
         copy = find("notebooks").parent / "colab" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(blank(notebook), copy)
-    readme = find("README.md")
+    readme, project = find("README.md"), find("pyproject.toml")
     readme.write_text(linked(readme.read_text(encoding="utf-8"), repo), encoding="utf-8")
+    urls = re.sub(r"github\.com/[\w.-]+/[\w.-]+", f"github.com/{repo}", project.read_text(encoding="utf-8"))
+    project.write_text(urls, encoding="utf-8")
     opened = f"{len(notebooks())} notebooks open in Colab from github.com/{repo}"
-    print(f"{opened}: commit notebooks, colab and README.md")
+    print(f"{opened}: commit notebooks, colab, README.md and pyproject.toml")
 
 
 if __name__ == "__main__":

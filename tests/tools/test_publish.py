@@ -1,0 +1,43 @@
+"""What must hold before a version is published, and what the workflows may use."""
+
+import re
+from pathlib import Path
+
+from tools import publish
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_version_is_the_same_everywhere_and_has_its_changes():
+    assert publish.of_version(f"v{publish.version()}") == []
+
+
+def test_what_does_not_agree_is_said(monkeypatch, capsys):
+    assert publish.main(["--tag", "v99.0"]) == 1
+    assert "the tag is v99.0" in capsys.readouterr().out
+    other = {
+        "pyproject.toml": 'version = "9.0"\nhttps://github.com/some/where',
+        "CITATION.cff": "",
+        "CHANGELOG.md": "",
+    }
+    monkeypatch.setattr(publish, "_read", other.__getitem__)
+    monkeypatch.setattr(publish, "_git", lambda *words: "git@github.com:another/place.git")
+    assert publish.main([]) == 1
+    told = capsys.readouterr().out
+    for said in (
+        "not github.com/some/where",
+        "not committed",
+        "CITATION.cff",
+        "no heading ## 9.0",
+        "trusted",
+    ):
+        assert said in told
+    assert "no repository is named" not in told
+
+
+def test_workflows_use_actions_by_commit_and_keep_no_credentials():
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        text = path.read_text()
+        for action, version in re.findall(r"uses: ([\w./-]+)@(\S+)", text):
+            assert re.fullmatch("[0-9a-f]{40}", version), (path.name, action)
+        assert text.count("persist-credentials: false") == text.count("actions/checkout@")
