@@ -22,7 +22,7 @@ CPU_BUILDS := https://download.pytorch.org/whl/cpu
 PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 TORCH_FROM = $(BIN)/python $(PIP) --no-deps torch --index-url
 
-.PHONY: lab test test-all attempts lint refresh bench cards cheatsheet site slides colab publish-check clean
+.PHONY: lab test test-all attempts lint refresh bench cards cheatsheet worksheets site slides colab publish-check clean
 
 lab: $(READY)
 	$(BIN)/python -m three_axes lab my --port=$(PORT) $(addprefix --fresh=,$(FRESH))
@@ -50,7 +50,7 @@ bench: $(READY) $(PEERS)/.ready
 	$(PEERS)/bin/python tools/bench/peers.py
 	for table in ranks counting cost_of_counting explain schedules cost_model training course; do $(BIN)/python tools/bench/$$table.py || exit 1; done
 
-cards cheatsheet site: $(READY)
+cards cheatsheet worksheets site: $(READY)
 	$(BIN)/python -m three_axes $@
 
 slides: $(READY)

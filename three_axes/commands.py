@@ -34,6 +34,7 @@ COMMANDS = {
     "class": Command("for a class: a quiz before and after, and what students tried", "tools.classroom:main"),
     "cards": Command("print the flashcards, into build/", "tools.printables:main_cards"),
     "cheatsheet": Command("print the cheat sheet, into build/", "tools.printables:main_cheatsheet"),
+    "worksheets": Command("print a worksheet for each drop, into build/", "tools.printables:main_worksheets"),
     "slides": Command("make slides of the drops, in build/slides/", "tools.slides:main"),
     "site": Command("make pages of the whole course, in build/site/", "tools.site:main"),
 }

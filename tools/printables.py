@@ -1,4 +1,4 @@
-"""What is printed, as HTML and PDF: flashcards, the cheat sheet for the wall, and the rows of all drops."""
+"""What is printed, as HTML and PDF: flashcards, the cheat sheet for the wall, all drops' rows, worksheets."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ from three_axes.files import find
 from three_axes.terminal import Manual
 
 from . import wall
+from .pages import unlinked
 
 A6 = (5.83, 4.13)  # inches, lying
 ONE_TO_A_PAGE = """@page { size: A6 landscape; margin: 6mm }
 .card { height: 90mm; border: 0; break-after: page; font-size: 15pt }"""
+WORKSHEET = """@page { size: A4; margin: 12mm } .sheet { break-after: page; font-size: 10pt }
+.sheet pre { white-space: pre-wrap; font: inherit } .sheet h3, .sheet p { margin: .4em 0 }
+.line { border-bottom: 1px dotted #777; height: 6mm }"""
 EIGHT_TO_A_SHEET = """@page { size: A4; margin: 8mm }
 main { display: grid; grid-template-columns: 1fr 1fr }
 .card { height: 69mm }"""
@@ -120,6 +124,36 @@ def cheatsheet_body() -> str:
     return rendered("cheatsheet", alt=wall.alt(), columns=columns, rows=listed)
 
 
+# -- worksheets --------------------------------------------------------------------------------
+
+
+def write_worksheets(folder: Path) -> None:
+    """worksheets.html: a page of A4 for each drop, with what it asks and room for answers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = "".join(map(_worksheet, notebooks()))
+    html = rendered("printed", title="worksheets", paper=WORKSHEET, body=pages)
+    (folder / "worksheets.html").write_text(html, encoding="utf-8")
+    print(f"{len(notebooks())} pages to print: {folder / 'worksheets.html'}")
+
+
+def _worksheet(path: Path) -> str:
+    cells = nbformat.read(path, as_version=4).cells
+    told = unlinked("\n".join(cell.source for cell in cells if cell.cell_type == "markdown"))
+    shown = (o.get("data", {}).get("text/plain", "") for c in cells for o in c.get("outputs", ()))
+    predicted = [text.replace("○", "☐") for text in shown if "\n  ○ " in text]
+    practice = re.findall(r"(?m)^## (Practice.*)$", told)
+    questions = re.findall(r"<summary>(\d\. .*?)</summary>", told)
+    columns = re.findall(r"(?m)^\|(.*)\|\s*$", told.split("## Cheat sheet")[1])[0].split("|")
+    lines = '<p class="line"></p>'
+    parts = [f"<h2>{escape(told.splitlines()[0].lstrip('# '))}</h2>", "<p>Name:</p>"]
+    parts += [f"<pre>{escape(text)}</pre><p>because</p>{lines}" for text in predicted]
+    parts += [f"<h3>{escape(asked)}</h3>{2 * lines}" for asked in practice]
+    parts += [f"<p>{escape(question)}</p>{lines}" for question in questions]
+    parts += ["<p>What would you add to the cheat sheet?</p>"]
+    parts += [f"<p>{escape(_plain(column))}: </p>" for column in columns]
+    return f'<section class="sheet">{"".join(parts)}</section>'
+
+
 # -- the commands ------------------------------------------------------------------------------
 
 
@@ -133,3 +167,4 @@ def _main(name: str, write: Callable[[Path], None], argv: list[str]) -> int:
 
 main_cards = partial(_main, "cards", write_cards)
 main_cheatsheet = partial(_main, "cheatsheet", write_cheatsheet)
+main_worksheets = partial(_main, "worksheets", write_worksheets)

@@ -85,6 +85,15 @@ def test_the_cheat_sheet_is_one_page_that_every_drop_fills(tmp_path):
     assert by_name["DP 8"][1] == "128 GB" and by_name["FSDP (ZeRO-3), DP 8"][1] == "16.1 GB"
 
 
+def test_every_drop_has_a_worksheet(tmp_path):
+    printables.write_worksheets(tmp_path)
+    pages = (tmp_path / "worksheets.html").read_text().split('<section class="sheet">')[1:]
+    assert len(pages) == len(BOOKS)
+    for page, (number, book) in zip(pages, BOOKS.items()):
+        assert f"<h2>{number} · " in page and page.count("<h3>Practice") == text(book).count("\n## Practice")
+        assert "☐" in page and page.count("?</p>") >= 3 and "<details>" not in page
+
+
 @pytest.mark.slow
 def test_every_drop_becomes_slides(tmp_path):
     slides.write("", tmp_path)
