@@ -415,7 +415,7 @@ stuck = on_two("stuck", doubled, inputs=ones, mistakes="", world={"timeout": 2})
     [
         (dist.send, "everybody sends before anybody receives"),
         (dist.recv, "everybody receives before anybody sends"),
-        (lambda x, peer: peer and dist.recv(x, peer), None),  # one rank of two waits, the other has ended
+        (lambda x, peer: peer and dist.recv(x, peer), "a message with one end"),
     ],
 )
 def test_a_hang_in_which_all_do_the_same_has_a_name(first, name):
