@@ -30,7 +30,15 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
         turned = stream("positions", 10.0 * (wide + keys), 10) if eager else []
         into = [
             *enter(at, x, "attention", 3),
-            *matrix("queries", sb, h, model.q_width / t, saved=at.gathered(x), saved_per_op=wide),
+            *matrix(
+                "queries",
+                sb,
+                h,
+                model.q_width / t,
+                saved=at.gathered(x),
+                saved_per_op=wide,
+                saved_modules=0.0,
+            ),
             *matrix("keys", sb, h, model.kv_width / t, first=False, recomputed=recomputed),
             *matrix("values", sb, h, model.kv_width / t, first=False, saved_per_op=keys),
             *turned,
@@ -61,21 +69,28 @@ def _latent(at: LayerOnRank) -> list[Op]:
     wide, keys, values = (n * sb * width / t for width in (model.q_width, model.k_width, model.v_width))
     if part.q_rank:
         queries = [
-            *at.product("queries, down", mine, h, part.q_rank, saved=at.narrow(at.x) / at.parts),
+            *at.product(
+                "queries, down", mine, h, part.q_rank, saved=at.narrow(at.x) / at.parts, saved_modules=0.0
+            ),
             *stream("norm of queries", 2.0 * saved * part.q_rank, 1, saved=saved * part.q_rank),
         ]
         gathered, rows, inputs = part.q_rank + short, part.q_rank, n * sb * part.q_rank
     else:
         queries, gathered, rows, inputs = [], h + short, h, at.x
     up, shortened = model.heads * (part.nope + part.values) / t, at.gathered(n * sb * part.kv_rank)
+    again = dict(saved_modules=0.0, recomputed=("full", "modules"))
     return [
         *queries,
         *at.product("keys and values, down", mine, h, short, saved=saved * short, stays=saved * short),
         *stream("norm of keys and values", 2.0 * saved * part.kv_rank, 1),
         *enter(at, n * sb * gathered, "attention", 2),
-        *matrix("queries, up", sb, rows, model.q_width / t, saved=at.gathered(inputs), saved_per_op=wide),
-        *matrix("keys and values, up", sb, part.kv_rank, up, saved=shortened, saved_per_op=keys + values),
-        *stream("keys put together", 2.0 * keys, 1),
+        *matrix(
+            "queries, up", sb, rows, model.q_width / t, saved=at.gathered(inputs), saved_per_op=wide, **again
+        ),
+        *matrix(
+            "keys and values, up", sb, part.kv_rank, up, saved=shortened, saved_per_op=keys + values, **again
+        ),
+        *stream("keys put together", 2.0 * keys, 1, recomputed=("per-op", "full", "modules")),
     ]
 
 
@@ -92,11 +107,12 @@ def _scores(at: LayerOnRank, wide) -> list[Op]:
     # Softmax; its mask and dropped copy.
     kept_scores = 0.0 if fused else (2 + 3 * (not model.gated)) * sb * seen * model.heads / t
     anew = ("full",) if fused else ("selective", "full")
+    again = 0.0 if model.latent else None  # 'modules' makes queries, keys and values anew
     copies = framework.keeps_views and not model.latent and model.kv_heads == model.heads
     stays = wide + (1 + copies) * n * sb * (model.k_width + model.v_width) / t
     return [
         *_context(at),
-        Op("attention", "attention", "F", flops, scores, kernels, stays, recomputed=anew, block="scores"),
+        Op("attention", "attention", "F", flops, scores, kernels, stays, 0.0, again, anew, block="scores"),
         Op("attention", "attention", "I", back * flops, 2 * scores, 2 * kernels, block="scores"),
         Op(SCORES, "attention", kernels=0, saved=kept_scores, recomputed=("selective", "full")),
     ]

@@ -178,4 +178,10 @@ def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarra
         return v == 1
     enough = job.global_batch // (rows["dp"] * rows["microbatch"]) >= kind.fills * p
     divide = (job.model.layers % (kind.chunks * p) == 0) & (not (job.framework.balanced and kind.chunks > 1))
-    return (v == 1) & (p > 1) & enough & divide & (not kind.splits or recompute in ("none", "selective"))
+    return (
+        (v == 1)
+        & (p > 1)
+        & enough
+        & divide
+        & (not kind.splits or recompute in ("none", "selective", "modules"))
+    )

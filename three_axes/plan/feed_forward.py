@@ -21,13 +21,14 @@ def feed_forward(at: LayerOnRank, eager: bool, last: tuple[str, ...]) -> list[Op
     return [*(dense(at, shared, eager, last) if shared else []), *experts(at, eager)]
 
 
-def _activation(moved, inside, gated: bool, eager: bool) -> list[Op]:
+def _activation(moved, inside, gated: bool, eager: bool, **saved) -> list[Op]:
     """SiLU 4 bytes a number, times the other half 6; fused 6 in all, a plain GELU 4."""
     return stream(
         "activation function",
         (5.0 if eager else 3.0 if gated else 2.0) * moved,
         2 if eager else 1,
         saved=inside * (3 if eager else 2 if gated else 1),
+        **saved,
     )
 
 
@@ -39,10 +40,12 @@ def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> li
     matrix = partial(at.product, block="feed-forward")
     if model.gated:
         gate = matrix("gate", sb, h, width / t, saved_per_op=inside)
-        up = matrix("up", sb, h, width / t, first=False, saved=inputs, recomputed=recomputed)
+        up = matrix(
+            "up", sb, h, width / t, first=False, saved=inputs, saved_modules=0.0, recomputed=recomputed
+        )
         stays = dict(saved_per_op=x / at.parts)
     else:
-        gate, up = [], matrix("up", sb, h, width / t, saved=inputs, saved_per_op=inside)
+        gate, up = [], matrix("up", sb, h, width / t, saved=inputs, saved_per_op=inside, saved_modules=0.0)
         stays = dict(recomputed=recomputed)
     return [
         *enter(at, x, "feed-forward", 2 if model.gated else 1),
@@ -77,11 +80,11 @@ def experts(at: LayerOnRank, eager: bool) -> list[Op]:
     up = grouped("experts, up", rows, h, first * e.ffn / etp, **matrix, **inputs)
     if at.model.gated and first == 1:
         up = [*grouped("experts, gate", rows, h, e.ffn / etp, **matrix, saved_per_op=inside), *up]
-    results = dict(saved=at.narrow(inside), saved_per_op=inside)
+    results = dict(saved=at.narrow(inside), saved_per_op=inside, saved_modules=0.0)
     down = grouped("experts, down", rows, e.ffn / etp, h, **matrix, **results)
     narrowed = at.precision.rate != "bf16"
     kept = routed * (not framework.weighs_early)
-    router = product("router", mine, h, e.count, saved=at.x / at.parts * alone)
+    router = product("router", mine, h, e.count, saved=at.x / at.parts * alone, saved_modules=0.0)
     return [
         *at.trained("router", router, h * e.count),
         *stream("choice of experts", 4.0 * 6 * mine * e.count, 8, saved=4.0 * mine * e.count),
@@ -93,7 +96,7 @@ def experts(at: LayerOnRank, eager: bool) -> list[Op]:
         *stream("order by expert", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
         *at.trained("experts", up, local * (1 + at.model.gated) * h * e.ffn / etp),
         *(at.casts("experts, up", rows * h, first * rows * e.ffn / etp, casts) if narrowed else []),
-        *_activation(inside, inside, at.model.gated, eager),
+        *_activation(inside, inside, at.model.gated, eager, recomputed=("per-op", "full", "modules")),
         *at.trained("experts", down, local * h * e.ffn / etp),
         *(at.casts("experts, down", rows * e.ffn / etp, rows * h, casts) if narrowed else []),
         *stream("order by rank", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),

@@ -107,8 +107,11 @@ def _megatron(job: Job, layout: Layout) -> str:
         some = layout.recomputed // layout.chunks  # Megatron-LM counts those of a chunk
         method = {"recompute-method": "block" if some else "uniform", "recompute-num-layers": some or 1}
         given |= {"recompute-granularity": "full", **method}
-    elif layout.recompute == "selective":
+    elif layout.recompute != "none":
         given |= {"recompute-granularity": "selective"}
+    if layout.recompute == "modules":
+        there = {"layernorm": True, "moe_act": job.model.experts, "mla_up_proj": job.model.latent}
+        given |= {"recompute-modules": " ".join(module for module, has in there.items() if has)}
     if job.precision in FP8:
         given |= {"fp8-format": "hybrid", "fp8-recipe": FP8[job.precision]}
     elif job.precision == "nvfp4":
@@ -134,7 +137,7 @@ def _torchtitan(job: Job, layout: Layout) -> str:
             f"etp {layout.etp}": layout.etp > 1,
             f"{layers} layers on {stages} stages": (layers + 2 * less) % stages != 0,
             "balanced stages": layout.balanced and p > 1,
-            "selective recompute as Megatron-LM means it": layout.recompute == "selective",
+            "selective recompute as Megatron-LM means it": layout.recompute in ("selective", "modules"),
             f"ZeRO-{layout.zero}": layout.zero in (1, 2),
             f"the schedule {layout.schedule}": layout.schedule not in SCHEDULES,
             f"the order {' '.join(layout.order)}": layout.order != ORDER,

@@ -166,7 +166,7 @@ MEGATRON = Framework(
     hides=("gradients", "updated weights", "input gradients", "keys and values", "sends"),
     grouped=False,
     zeros=(0, 1),
-    recomputes=("none", "selective", "full"),
+    recomputes=("none", "selective", "modules", "full"),
     recomputes_some=True,
 )
 FRAMEWORKS: dict[str, Framework] = {

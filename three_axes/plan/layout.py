@@ -13,7 +13,7 @@ from ..paper.axes import ALWAYS, AXES, FOLDED, REPLICATING
 from ..paper.pipelines import SCHEDULES, Pipeline
 from ..paper.placement import reach
 
-RECOMPUTE = ("none", "selective", "per-op", "full")
+RECOMPUTE = ("none", "selective", "modules", "per-op", "full")
 # Of Megatron-LM, torchtitan and DeepSpeed. Llama 3's paper puts dp outermost, and pp before it. cp lies next
 # to tp, outside it, in all of them.
 ORDER = ("pp", "dp", "tp")
@@ -59,7 +59,8 @@ class Layout(Sizes):
     (edp). microbatch: sequences that go through the model together (b). interleave: chunks on each pipeline
     rank (v). zero: 0 to 3, what is split over replicas: nothing, optimizer state, gradients too, weights too
     (3 is what FSDP does). shard: over how many of them, 0 for all; the others hold the same again (HSDP), so
-    each shard has all experts. recompute: none; selective, the attention scores only; per-op, all but the
+    each shard has all experts. recompute: none; selective, the attention scores only; modules, the norms, the
+    experts' activation function, and latent attention's queries, keys and values; per-op, all but the
     attention and every second matrix product (torchtitan's default); full, all of a layer. recomputed: with
     full, so many layers of each stage only; 0 for all. sequence_parallel: split what lies between the
     matrices over tp as well. order: dp, tp and pp from the outermost to the innermost; cp lies next to tp.

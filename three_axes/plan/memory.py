@@ -34,6 +34,7 @@ BYTES_PER_PARAMETER = {
 }
 
 OVERHEAD = 2e9  # bytes: the CUDA context, communicators, the allocator's slack
+COMPUTED_TWICE = ("modules", "per-op", "full")  # policies under which a layer is whole again in its backward
 SCORE_BYTES = 4  # for each of the vocabulary's scores, in float32
 # More of them, one by one: half-precision ones, softmax and its gradient in float32; a split loss one more.
 EAGER_SCORE_BYTES = 10
@@ -74,24 +75,26 @@ def kept(ops: list[Op], recompute: str) -> dict[str, float]:
     For a GPT without fused attention the sum is s·b·h·(10 + 24/t + 5·a·s/(h·t)), with sequence
     parallelism s·b·h·(34/t + 5·a·s/(h·t)): Korthikanti et al. 2022, Table 2. Dropout masks, of one byte
     each, are counted for models with biases, which use dropout, and not for gated ones, which do not.
-    Selective recompute does not keep attention's scores.
+    Selective recompute does not keep attention's scores; of 'modules' see `Layout`.
     """
     if recompute == "full":
         return {"layer input": ops[0].saved}
     by_name: dict[str, float] = {}
     for op in ops:
-        stays = op.saved_per_op if recompute == "per-op" else op.saved
+        modules = op.saved if op.saved_modules is None else op.saved_modules
+        stays = {"per-op": op.saved_per_op, "modules": modules}.get(recompute, op.saved)
         if np.any(stays) and not (recompute == "selective" and op.name == SCORES):
             by_name[op.name] = by_name.get(op.name, 0.0) + stays
     return by_name
 
 
 def saved(made: OperationLists, recompute: str) -> list[tuple[float, float]]:
-    """For each kind of layer, bytes of one microbatch: what it keeps, and what it has in its backward."""
+    """For each kind of layer, bytes of a microbatch: what it keeps, and what it has more in its backward."""
     pairs = []
     for ops in made.layers:
-        whole = sum(op.saved for op in ops) if recompute in ("per-op", "full") else 0.0
-        pair = sum(kept(ops, recompute).values()), whole
+        stays = sum(kept(ops, recompute).values())
+        whole = sum(op.saved for op in ops) if recompute in COMPUTED_TWICE else 0.0
+        pair = stays, whole - stays * (recompute == "modules")
         pairs.append(tuple(spread(size, made.which) for size in pair))
     return pairs
 
@@ -146,7 +149,7 @@ def stage_memory(
     scores = framework.score_bytes or SCORE_BYTES + eager * (not framework.fused_loss)
     scores = scores * model.vocab * (1 + model.mtp) / framework.loss_chunks
     parts["logits"] = last * sb * (4.0 * model.hidden + scores) / t
-    if layout.recompute in ("per-op", "full"):
+    if layout.recompute in COMPUTED_TWICE:
         # One layer is whole again in its backward, when the scores are gone.
         parts["activations"] = parts["activations"] + np.maximum(0, of_kinds[-1][1] - parts["logits"])
     parts["gathered weights"] = _gathered(job, layout, stage)

@@ -25,12 +25,13 @@ class Op(NamedTuple):
     """One line. Numbers are for one microbatch on one rank, for the whole step in phase S; may be arrays.
 
     part: the term of a step that it belongs to. flops; streamed: bytes through the GPU's memory. kernels: how
-    many the host launches. saved, saved_per_op: bytes that stay for backward, without recompute and with
-    'per-op'. recomputed: the recompute policies under which it runs once more. collective, axis, calls,
-    payload: what is sent, payload being the whole tensor of one call. block, under: it may run while the
-    phase `under` of the products of the same block does, where a framework hides `hides`. rate: of the
-    device, that its FLOPs run at. memory: that the bytes stream through, the GPU's, the host's, or the link
-    between them. adapters: parameters that it makes gradients of, where the rest is frozen.
+    many the host launches. saved, saved_per_op, saved_modules: bytes that stay for backward, without
+    recompute, with 'per-op' and with 'modules' (None: as without). recomputed: the recompute policies under
+    which it runs once more. collective, axis, calls, payload: what is sent, payload being the whole tensor of
+    one call. block, under: it may run while the phase `under` of the products of the same block does, where a
+    framework hides `hides`. rate: of the device, that its FLOPs run at. memory: that the bytes stream
+    through, the GPU's, the host's, or the link between them. adapters: parameters that it makes gradients of,
+    where the rest is frozen.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Op(NamedTuple):
     kernels: float = 1
     saved: float = 0.0
     saved_per_op: float = 0.0
+    saved_modules: float | None = None
     recomputed: tuple[str, ...] = ("full",)
     collective: str = ""
     axis: str = ""
@@ -176,7 +178,7 @@ def _three(name: str, part: str, flops, moved: list, saved: dict, **alike) -> li
 
 def stream(name: str, nbytes, kernels, back=2.0, **saved) -> list[Op]:
     """An operation that moves bytes and computes next to nothing; backward moves `back` times as many."""
-    saved = {"recomputed": ("per-op", "full")} | saved
+    saved = {"recomputed": ("per-op", "full") + ("modules",) * name.startswith("norm")} | saved
     return [
         Op(name, "elementwise", "F", 0.0, nbytes, kernels, **saved),
         Op(name, "elementwise", "I", 0.0, back * nbytes, back * kernels),

@@ -48,6 +48,10 @@ class Space:
         recomputes = framework.recomputes
         if framework.fused_attention:  # nothing is left to recompute: looked at where it alone is asked for
             recomputes = [r for r in recomputes if r != "selective"] or recomputes
+        if not (
+            job.model.experts or job.model.latent
+        ):  # a dense layer's norm is one with the product behind it
+            recomputes = [r for r in recomputes if r != "modules"] or recomputes
         for schedule, recompute in itertools.product(framework.schedules, recomputes):
             can = np.flatnonzero(runs(job, schedule, recompute, rows))
             if not len(can):
