@@ -14,10 +14,11 @@ from three_axes.paper import placement
 from three_axes.paper.collectives import all_to_all_seconds
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
 from three_axes.plan.cost import constants, seconds_of, step_terms
+from three_axes.plan.flags import flags
 from three_axes.plan.frameworks import CONTEXT
 from three_axes.plan.job import Lora
-from three_axes.plan.memory import largest_stage, peak_memory, stage_memory, stage_params, states
-from three_axes.plan.operations import head, layer
+from three_axes.plan.memory import kept, largest_stage, peak_memory, stage_memory, stage_params, states
+from three_axes.plan.operations import head, layer, lists
 from three_axes.plan.possible import check
 from three_axes.plan.shape import Experts
 from three_axes.plan.stages import kinds_on_rank, layers_on_rank
@@ -281,6 +282,35 @@ def test_published_strategies_come_in_the_right_order():
 def test_the_memory_of_deepseek_v3_is_the_printed_one():
     for item, (ours, printed) in memory_of_deepseek_v3().items():
         assert ours == pytest.approx(printed, rel=0.006), item
+
+
+def test_recompute_of_modules_frees_what_was_printed():
+    printed = {r["item"]: float(r["gb_per_gpu"]) for r in rows_of("megatron_core_moe_2026_memory.csv")}
+
+    def freed(precision: str) -> dict[str, float]:
+        """GiB by operation, of 15 chunks of 4 layers."""
+        job = Job(V3, DGX, 8192, 4096, MEGATRON, precision)
+        ops = lists(job, Layout(dp=64, pp=4, ep=64, interleave=4, schedule="interleaved")).layers[-1]
+        none, modules = (kept(ops, policy) for policy in ("none", "modules"))
+        return {name: 60 * (size - modules.get(name, 0.0)) / 2**30 for name, size in none.items()}
+
+    wide, narrow = freed("bf16"), freed("fp8-blockwise")  # the activation's result is one byte in FP8
+    assert wide["attention"] == pytest.approx(printed["Recompute MLA up-projection"], rel=0.02)
+    assert narrow["experts, down"] == pytest.approx(printed["Recompute SwiGLU"], rel=0.03)
+    norms = sum(size for name, size in wide.items() if name not in ("attention", "experts, down"))
+    assert norms == pytest.approx(printed["Recompute LayerNorm"], rel=0.1)
+    job, layout = Job(V3, DGX, 8192, 4096, MEGATRON), Layout(dp=64, ep=64, recompute="modules")
+    assert "--recompute-modules layernorm moe_act mla_up_proj" in flags("megatron-lm", job, layout)
+    with pytest.raises(ValueError, match="recompute of modules"):
+        flags("deepspeed", job, layout)
+
+
+def test_deepseek_v3_by_its_own_record():
+    job = Job(V3, CLUSTERS["dgx-h800"], 15360, 4096, FRAMEWORKS["deepseek-v3"], "fp8-blockwise")
+    best = plan(job, gpus=2048, dp=128, pp=16, ep=64, tp=1).best
+    assert (best.layout.schedule, best.layout.recompute) == ("ZB-H1", "modules")
+    hours = best.seconds * 14.8e12 / (15360 * 4096) * 2048 / 3600
+    assert hours == pytest.approx(2.664e6, rel=0.06)  # its report, Table 1: pre-training
 
 
 def test_a_dispatch_that_hides_shows_a_fifth():

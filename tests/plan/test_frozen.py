@@ -189,7 +189,8 @@ NAMES = {
         moe-token-dispatcher-type num-distributed-optimizer-instances
         num-virtual-stages-per-pipeline-rank optimizer-cpu-offload
         overlap-grad-reduce overlap-param-gather pipeline-model-parallel-size recompute-granularity
-        recompute-method recompute-num-layers seq-length sequence-parallel tensor-model-parallel-size
+        recompute-method recompute-modules recompute-num-layers seq-length sequence-parallel
+        tensor-model-parallel-size
         tp-comm-overlap use-distributed-optimizer use-megatron-fsdp use-precision-aware-optimizer
         use-tp-pp-dp-mapping""",
     "torchtitan": """parallelism.context_parallel_degree
@@ -228,7 +229,7 @@ def _every_case():
     b200 = replace(JOB, cluster=CLUSTERS["dgx-b200"], precision="nvfp4")
     yield from (
         ("megatron-lm", eight, even),
-        ("megatron-lm", moe, Layout(dp=8, tp=2, ep=4, zero=1)),
+        ("megatron-lm", moe, Layout(dp=8, tp=2, ep=4, zero=1, recompute="modules")),
         ("megatron-lm", replace(big, framework=FRAMEWORKS["megatron-bridge"]), outer),
         ("megatron-lm", b200, Layout(dp=8, zero=3, shard=4)),
     )

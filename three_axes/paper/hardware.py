@@ -238,6 +238,8 @@ CLUSTERS: dict[str, Cluster] = {
         # DGX H100: NVLink 4, 900 GB/s both ways; eight 400 Gb/s ports. All-to-alls: NVIDIA 2026 (Scalable
         # Training of Mixture-of-Experts Models, arXiv 2603.07685), Table 7, over 8 to 64 GPUs.
         _cluster("dgx-h100", "h100-80gb", 450e9, 50e9, all_to_all=(325e9, 43e9), **_PCIE5),
+        # NVLink of 400 GB/s both ways (DeepSeek-V3's report, 2024).
+        _cluster("dgx-h800", "h100-80gb", 200e9, 50e9, **_PCIE5),
         _cluster("dgx-h200", "h200", 450e9, 50e9, all_to_all=(325e9, 43e9), **_PCIE5),
         # NVLink 5, 1,800 GB/s both ways, in a node of eight or a domain of 72: all-to-alls as measured on a
         # GB200, and through the ports of a DGX H100.

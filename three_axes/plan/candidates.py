@@ -177,7 +177,8 @@ def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarra
     if kind.alone:
         return v == 1
     enough = job.global_batch // (rows["dp"] * rows["microbatch"]) >= kind.fills * p
-    divide = (job.model.layers % (kind.chunks * p) == 0) & (not (job.framework.balanced and kind.chunks > 1))
+    even = (job.model.layers % (kind.chunks * p) == 0) & (not job.framework.balanced)
+    divide = (kind.chunks == 1) | even  # one chunk on a rank: rows have it
     return (
         (v == 1)
         & (p > 1)

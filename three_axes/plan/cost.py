@@ -77,7 +77,7 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
     efficiency = attention if op.part == "attention" else c.gemm_efficiency
     reached = gpu.achievable if op.rate == "bf16" else gpu.rate(op.rate)
     bandwidth = job.cluster.memory_speed(op.memory, c.memory_efficiency)
-    return op.flops / (reached * efficiency) + op.streamed / bandwidth
+    return op.flops / (reached * efficiency * framework.computing) + op.streamed / bandwidth
 
 
 class Work(NamedTuple):

@@ -33,8 +33,11 @@ def flags(framework: str, job: Job, layout: Layout) -> str:
     job.check(layout)
     sizes = layout.axes._asdict().items()
     _refuse(framework, {f"{axis} {size}": size > 1 for axis, size in sizes if axis not in SAID})
-    some = {f"recompute of {layout.recomputed} layers": layout.recomputed and framework != "megatron-lm"}
-    _refuse(framework, some)
+    some = {
+        f"recompute of {layout.recomputed} layers": layout.recomputed,
+        "recompute of modules": layout.recompute == "modules",
+    }
+    _refuse(framework, some if framework != "megatron-lm" else {})
     makers = {"megatron-lm": _megatron, "torchtitan": _torchtitan}
     makers |= {"deepspeed": _deepspeed, "accelerate": _accelerate}
     return makers[framework](job, layout)
@@ -137,7 +140,7 @@ def _torchtitan(job: Job, layout: Layout) -> str:
             f"etp {layout.etp}": layout.etp > 1,
             f"{layers} layers on {stages} stages": (layers + 2 * less) % stages != 0,
             "balanced stages": layout.balanced and p > 1,
-            "selective recompute as Megatron-LM means it": layout.recompute in ("selective", "modules"),
+            "selective recompute as Megatron-LM means it": layout.recompute == "selective",
             f"ZeRO-{layout.zero}": layout.zero in (1, 2),
             f"the schedule {layout.schedule}": layout.schedule not in SCHEDULES,
             f"the order {' '.join(layout.order)}": layout.order != ORDER,

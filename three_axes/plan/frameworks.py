@@ -87,6 +87,7 @@ class Framework:
     # Two programs' runs on one node that wait for the host tell 37 (Megatron Bridge) and 40 µs (nanotron). 0
     # where a step is a CUDA graph.
     launch_seconds: float = 3.7e-5
+    computing: float = 1.0  # of a GPU's processors; the others do nothing but send
     # What it offers.
     schedules: tuple[str, ...] = ("1F1B", "interleaved")
     zeros: tuple[int, ...] = (0, 1, 2, 3)
@@ -104,6 +105,7 @@ class Framework:
         whole("most_chunks", self.most_chunks)
         positive("imbalance", self.imbalance, least=1.0, unit="shares of the mean")
         positive("launch_seconds", self.launch_seconds, zero=True, most=1.0, unit="seconds")
+        positive("computing", self.computing, most=1.0, unit="of the processors")
         for field, known in (
             ("schedules", tuple(SCHEDULES)),
             ("zeros", (0, 1, 2, 3)),
@@ -230,6 +232,22 @@ FRAMEWORKS: dict[str, Framework] = {
             launch_seconds=4e-5,
             schedules=("1F1B",),
             zeros=(0, 1),
+        ),
+        replace(
+            MEGATRON,
+            name="deepseek-v3",
+            source="DeepSeek-V3's report (2024), sections 3.2 and 3.3: dispatch and combine under another"
+            " microbatch's layers, by 20 of 132 processors; float32 master weights and gradients, Adam's two"
+            " states in bfloat16; norms and latent attention's products computed twice. Its own schedule,"
+            " DualPipe, is priced as ZB-H1",
+            optimizer_bytes=8,
+            hides=(*MEGATRON.hides, "dispatch"),
+            grouped=True,
+            once_a_node=True,
+            computing=112 / 132,
+            schedules=("ZB-H1", "1F1B"),
+            recomputes=("none", "modules"),
+            recomputes_some=False,
         ),
     )
 }
