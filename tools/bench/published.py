@@ -130,14 +130,17 @@ def _int(text: str, otherwise: int = 1) -> int:
 
 
 def seconds(job: Job, layout: Layout, gpus: int) -> tuple[float, float]:
-    """(seconds of a step, share of the layers that are computed twice): as few as fit."""
+    """(seconds of a step, share of the layers that are computed twice): as few as fit. Of experts and latent
+    attention modules come first.
+    """
     job.check(layout, gpus)
     layers, room = int(layers_on_rank(job.model, layout, min(1, layout.pp - 1))), job.cluster.device.memory
+    modules = [replace(layout, recompute="modules")] * bool(job.model.experts or job.model.latent)
     some = (replace(layout, recompute="full", recomputed=k) for k in range(1, layers + 1))
-    for again, one in enumerate((layout, *some)):
+    for one in (layout, *modules, *some):
         if sum(largest_stage(job, one)[1].values()) <= room:
             break
-    return validation.seconds(job, one), again / layers
+    return validation.seconds(job, one), (one.recompute == "modules") or one.recomputed / layers
 
 
 def _travel(release: str, name: str, system: str, v: int) -> Framework:
