@@ -62,9 +62,9 @@ class Embedding(nn.Module):
 
     places: torch.Tensor | None = None  # (s,), the tokens' positions in the text
 
-    def __init__(self, hidden: int, seq_len: int):
+    def __init__(self, hidden: int, seq_len: int, vocabulary: int = VOCABULARY):
         super().__init__()
-        self.token, self.position = nn.Embedding(VOCABULARY, hidden), nn.Embedding(seq_len, hidden)
+        self.token, self.position = nn.Embedding(vocabulary, hidden), nn.Embedding(seq_len, hidden)
 
     def forward(self, tokens):  # (b, s) -> (b, s, h)
         at = slice(tokens.shape[1]) if self.places is None else self.places
@@ -74,11 +74,11 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Vectors to a score for each possible next token."""
 
-    def __init__(self, hidden: int):
+    def __init__(self, hidden: int, vocabulary: int = VOCABULARY):
         super().__init__()
-        self.norm, self.score = nn.LayerNorm(hidden), nn.Linear(hidden, VOCABULARY, bias=False)
+        self.norm, self.score = nn.LayerNorm(hidden), nn.Linear(hidden, vocabulary, bias=False)
 
-    def forward(self, x):  # (b, s, h) -> (b, s, 256)
+    def forward(self, x):  # (b, s, h) -> (b, s, vocabulary)
         return self.score(self.norm(x))
 
 
@@ -87,7 +87,8 @@ class ToyTransformer(nn.Sequential):
 
     hidden: a multiple of `heads`. heads: a multiple of 4, so that four ranks can share them. seq_len: the
     longest text it can read. seed: of the weights; equal seeds give equal twins. tied: whether the head
-    scores with the embedding's own matrix. Raises ValueError for sizes that do not fit.
+    scores with the embedding's own matrix. vocabulary: how many tokens there are. Raises ValueError for sizes
+    that do not fit.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class ToyTransformer(nn.Sequential):
         seq_len: int = 64,
         seed: int = 0,
         tied: bool = False,
+        vocabulary: int = VOCABULARY,
     ):
         if heads % 4 or hidden % heads:
             raise ValueError(
@@ -107,7 +109,7 @@ class ToyTransformer(nn.Sequential):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             blocks = (Block(hidden, heads) for _ in range(layers))
-            super().__init__(Embedding(hidden, seq_len), *blocks, Head(hidden))
+            super().__init__(Embedding(hidden, seq_len, vocabulary), *blocks, Head(hidden, vocabulary))
         self.hidden, self.heads, self.seq_len, self.tied = hidden, heads, seq_len, tied
         self.token_parts = 1  # in how many parts the tokens between blocks are cut, by sequence parallelism
         if tied:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
@@ -22,6 +23,7 @@ from .. import toy
 SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 MAY_BE_ZERO = ("dp", "shard", "microbatch", "warmup", "seed", "weight_decay", "keep", "schedule_steps")
+SAMPLE = 1 << 20  # of more tokens than so many, so many are looked at
 MOST = 10**9  # of any number of a run: steps, seconds, a seed
 
 
@@ -48,6 +50,7 @@ class Config:
     hidden: int = _option(128, "width of the model")
     heads: int = _option(8, "attention heads; tp must divide them")
     layers: int = _option(4, "blocks of the model")
+    vocabulary: int = _option(256, "how many tokens there are; 256: the bytes of a text")
     seq_len: int = _option(64, "tokens (bytes of text) in a sequence")
     batch: int = _option(32, "sequences in a step, over all ranks")
     microbatch: int = _option(
@@ -63,6 +66,10 @@ class Config:
     precision: str = _option("float32", "float32, bfloat16 (weights stay float32) or float64")
     seed: int = _option(0, "of the first weights and of the batches")
     text: str = _option("", "file to learn from; none: the course's own prose")
+    tokens: str = _option(
+        "", "instead a folder of *.bin: tokens of 2 bytes each, 4 above a vocabulary of 65,536"
+    )
+    compile: bool = _option(False, "torch.compile each block, where tp and cp are 1")
     out: str = _option("", "folder for metrics and checkpoints; none: nothing is written")
     every: int = _option(50, "steps from one checkpoint to the next")
     keep: int = _option(0, "complete checkpoints to keep, the last ones; 0: all")
@@ -101,6 +108,12 @@ class Config:
             raise ValueError(
                 f"schedule is one of {', '.join(SCHEDULES)} and precision one of {', '.join(PRECISIONS)}, not"
                 f" {self.schedule!r} and {self.precision!r}"
+            )
+        if self.compile and self.tp * self.cp > 1:
+            raise ValueError("--compile is for tp 1 and cp 1: it does not follow a block's own messages")
+        if self.tokens and self.text or self.vocabulary > 256 and not self.tokens:
+            raise ValueError(
+                f"give --text for bytes, or --tokens for a vocabulary of others; it is {self.vocabulary} here"
             )
         shard = self.shard or self.replicas
         if self.replicas % shard:
@@ -143,7 +156,8 @@ class Config:
     @property
     def shape(self) -> ModelShape:
         """The model, for `three_axes.plan`."""
-        return ModelShape("toy", self.layers, self.hidden, self.heads, toy.VOCABULARY, positions=self.seq_len)
+        sizes = self.layers, self.hidden, self.heads, self.vocabulary
+        return ModelShape("toy", *sizes, positions=self.seq_len)
 
     @property
     def on_paper(self) -> tuple[Job, Layout]:
@@ -164,9 +178,14 @@ class Config:
 
     def model(self) -> toy.ToyTransformer:
         """The whole model, equal wherever it is made."""
-        return toy.ToyTransformer(self.hidden, self.heads, self.layers, self.seq_len, self.seed).to(
+        return toy.ToyTransformer(**self.sizes, seed=self.seed).to(
             PRECISIONS["float64" if self.precision == "float64" else "float32"]
         )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of the model."""
+        return {name: getattr(self, name) for name in ("hidden", "heads", "layers", "seq_len", "vocabulary")}
 
 
 # -- what it is trained on ------------------------------------------------------------------------
@@ -200,14 +219,29 @@ def read_text(file: str = "") -> torch.Tensor:
     )
 
 
+def read_tokens(folder: str, vocabulary: int) -> torch.Tensor:
+    """All tokens of a folder's *.bin, by name, as tokenizers' scripts write them: plain numbers of 2 bytes,
+    or of 4. One file is not read into memory as a whole. Raises ValueError.
+    """
+    kind = np.uint16 if vocabulary <= 1 << 16 else np.uint32
+    files = sorted(Path(folder).glob("*.bin"))
+    if not files:
+        raise ValueError(f"{folder} has no *.bin with tokens")
+    parts = [np.memmap(file, kind, "c") for file in files if file.stat().st_size]
+    tokens = torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts or [np.zeros(0, kind)]))
+    if len(tokens) and (most := int(tokens[:: 1 + len(tokens) // SAMPLE].long().max())) >= vocabulary:
+        raise ValueError(f"{folder} has a token {most}; the model knows {vocabulary}: raise --vocabulary")
+    return tokens
+
+
 def batch_of(text: torch.Tensor, step: int, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
     """(tokens, targets), each (batch, seq_len): the whole batch of a step, the same for every layout."""
     if len(text) < config.seq_len + 2:
         raise ValueError(
-            f"the text has {len(text)} bytes; sequences of {config.seq_len} need at least"
+            f"the text has {len(text)} tokens; sequences of {config.seq_len} need at least"
             f" {config.seq_len + 2}"
         )
     chance = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
     starts = torch.randint(len(text) - config.seq_len, (config.batch, 1), generator=chance)
     at = starts + torch.arange(config.seq_len)
-    return text[at], text[at + 1]
+    return text[at].long(), text[at + 1].long()

@@ -22,12 +22,14 @@ import torch
 import torch.distributed as dist
 
 from three_axes import devices
+from three_axes.plan.models import find_model
 from three_axes.terminal import Manual
 
 from . import checkpoint
 from .config import Config
+from .export import export
 from .owner import end_with_launcher
-from .run import sample, train
+from .run import last_model, sample, train
 from .stop import Stop, command, listening
 
 # -- joining -----------------------------------------------------------------------------------
@@ -184,7 +186,10 @@ def parser(manual: str) -> argparse.ArgumentParser:
             help=f.metadata["help"] + (f" (default {f.default})" if f.default else ""),
             **option,
         )
+    sizes = "a config.json, whose hidden, heads, layers and vocabulary are taken"
+    made.add_argument("--model", metavar="FILE", help=sizes)
     made.add_argument("--sample", metavar="TEXT", help="let the model of --out go on with this text, and end")
+    made.add_argument("--export", metavar="FOLDER", help="write the model of --out for transformers, and end")
     return made
 
 
@@ -192,14 +197,17 @@ def main(argv: list[str] | None = None) -> int:
     from . import __doc__ as manual
 
     args = vars(parser(manual).parse_args(argv))
-    prompt = args.pop("sample")
+    prompt, exported, model = (args.pop(name) for name in ("sample", "export", "model"))
     say = lambda line: print(line, file=sys.stderr, flush=True) if _chief() else None
     try:
-        config = Config(**args)
-        if prompt is not None:
+        config = Config(**args | (sizes_in(model) if model else {}))
+        if prompt is not None or exported is not None:
             if not config.out:
-                raise ValueError("--sample needs --out, the folder of a run")
-            print(sample(Path(config.out), prompt, say=say))
+                raise ValueError("--sample and --export need --out, the folder of a run")
+            if prompt is not None:
+                print(sample(Path(config.out), prompt, say=say))
+            if exported is not None:
+                export(last_model(Path(config.out), say), Path(exported))
             return 0
         with listening(lambda why: _end(config, why)) as stop:
             return _run(config, say, stop)
@@ -210,6 +218,12 @@ def main(argv: list[str] | None = None) -> int:
         if not lost_contact(e):
             raise
         _end(config, f"it has lost the others ({reason_of(e)})")
+
+
+def sizes_in(file: str) -> dict[str, int]:
+    """The sizes in a config.json. What else it says of a block is not taken. Raises ValueError."""
+    shape = find_model(file)
+    return dict(hidden=shape.hidden, heads=shape.heads, layers=shape.layers, vocabulary=shape.vocab)
 
 
 def _chief() -> bool:

@@ -161,7 +161,17 @@ def sample(
     seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> str:
-    """What the model of the last complete checkpoint writes after `prompt`, in one process.
+    """What the model of the last complete checkpoint writes after `prompt`, in one process: see `last_model`.
+    Raises ValueError for one whose tokens are no bytes.
+    """
+    model = last_model(run, say)
+    if model[-1].score.out_features != toy.VOCABULARY:
+        raise ValueError("its tokens are no bytes, so it can write nothing here; --export it")
+    return write(model, prompt, length, seed)
+
+
+def last_model(run: Path, say: Callable[[str], None] = lambda line: None) -> toy.ToyTransformer:
+    """The model of the last complete checkpoint, whole.
 
     say: gets a line for each checkpoint that is damaged. Raises ValueError where none is whole.
     """
@@ -171,7 +181,7 @@ def sample(
         except checkpoint.Damaged as e:
             say(f"{e}; the one before it is taken")
         else:
-            return write(checkpoint.load_weights(folder, toy.ToyTransformer(**sizes)), prompt, length, seed)
+            return checkpoint.load_weights(folder, toy.ToyTransformer(**sizes))
     raise ValueError(f"{run} has no complete checkpoint")
 
 

@@ -15,7 +15,7 @@ from three_axes import devices, pytorch_private
 from .. import toy
 from . import checkpoint
 from .checkpoint import Background
-from .config import SCHEDULES, Config, batch_of, read_text
+from .config import SAMPLE, SCHEDULES, Config, batch_of, read_text, read_tokens
 from .context import places_of, split_sequence
 from .sharding import local, mesh_of, shard_model, shards_of, splits_of, stage_of, synchronizes
 
@@ -40,7 +40,7 @@ class Trainer:
         self.config = config = config.checked(dist.get_world_size())
         self.device = device
         torch.backends.cuda.matmul.allow_tf32 = False  # its ten bits would part a layout from the twin
-        self.text = read_text(config.text)
+        self.text = read_tokens(config.tokens, config.vocabulary) if config.tokens else read_text(config.text)
         batch_of(self.text, 0, config)  # is there enough of it?
         self.mesh = mesh_of(config, self.device.type)
         self.stage_number = self.mesh.get_local_rank("pp")
@@ -49,6 +49,9 @@ class Trainer:
         self.places = places_of(config)[context_rank]
         stage = stage_of(config, self.stage_number).to(self.device)
         split_sequence(stage, config)
+        for part in stage if config.compile else ():
+            if isinstance(part, toy.Block):
+                part.compile()
         self.model = shard_model(stage, config, self.mesh)
         self.optimizer = torch.optim.AdamW(
             self._groups(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
@@ -136,7 +139,7 @@ class Trainer:
         in the background, not before `saved()`.
         """
         run, number, config = Path(self.config.out), self.number, self.config
-        about = {"model": self.sizes, "layout": config.layout, "text": self._text(), "with": self._with()}
+        about = {"model": config.sizes, "layout": config.layout, "text": self._text(), "with": self._with()}
 
         def write(state: dict, group: dist.ProcessGroup | None = None) -> None:
             checkpoint.write(run, number, state, about, group)
@@ -153,8 +156,9 @@ class Trainer:
 
     def _text(self) -> dict:
         """What this run learns from."""
-        digest = hashlib.sha256(self.text.to(torch.uint8).numpy().tobytes()).hexdigest()
-        return {"file": self.config.text, "bytes": len(self.text), "sha256": digest}
+        some = self.text[:: 1 + len(self.text) // SAMPLE].to(torch.int32)
+        digest = hashlib.sha256(some.numpy().tobytes()).hexdigest()
+        return {"file": self.config.text or self.config.tokens, "tokens": len(self.text), "sha256": digest}
 
     def _with(self) -> dict:
         """What a run may change when it goes on, and what then changes its losses."""
@@ -167,15 +171,15 @@ class Trainer:
         Raises `checkpoint.Damaged`, and ValueError for one of another model or text.
         """
         about = checkpoint.read_about_together(folder)
-        if about["model"] != self.sizes:
+        if about["model"] != self.config.sizes:
             raise ValueError(
-                f"{folder} holds a model of {about['model']}, this run wants {self.sizes}; give the same"
-                " sizes, or another --out"
+                f"{folder} holds a model of {about['model']}, this run wants {self.config.sizes}; give the"
+                " same sizes, or another --out"
             )
         # The course's own prose may have grown since: that is no other text.
         there, here = about.get("text"), self._text()
         if there and there["sha256"] != here["sha256"] and (there["file"] or here["file"]):
-            name = lambda text: f"{text['file'] or 'the course'} ({text['bytes']:,} bytes)"
+            name = lambda text: f"{text['file'] or 'the course'} ({text['tokens']:,} tokens)"
             raise ValueError(
                 f"{folder} learned from {name(there)}, this run would go on with {name(here)}; give the same"
                 " --text, or another --out"
@@ -187,10 +191,6 @@ class Trainer:
             f"{name} {was}, now {now[name]}" for name, was in about["with"].items() if was != now[name]
         ]
         return "; ".join([f"written under {about['layout']}", *changed])
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {name: getattr(self.config, name) for name in ("hidden", "heads", "layers", "seq_len")}
 
 
 def learning_rate(step: int, config: Config) -> float:

@@ -205,7 +205,7 @@ def test_a_text_that_is_missing_or_too_short(tmp_path):
     with pytest.raises(ValueError, match="the text .*nowhere.txt cannot be read .*; give a file with --text"):
         train.read_text(str(tmp_path / "nowhere.txt"))
     (tmp_path / "short.txt").write_text("hello")
-    with pytest.raises(ValueError, match="the text has 5 bytes; sequences of 16 need at least 18"):
+    with pytest.raises(ValueError, match="the text has 5 tokens; sequences of 16 need at least 18"):
         train.batch_of(train.read_text(str(tmp_path / "short.txt")), 0, SMALL)
 
 
@@ -247,7 +247,7 @@ def test_a_run_goes_on_with_the_text_it_began_with(aside, tmp_path):
     assert aside(main_of, run, *end, "--text", str(tmp_path / "one"))[0] == 0
     for text in ((), ("--text", str(tmp_path / "two"))):
         code, _, err = aside(main_of, run, "--steps", "4", *text)
-        assert code == 2 and f"learned from {tmp_path / 'one'} (300 bytes), this run would" in err, err
+        assert code == 2 and f"learned from {tmp_path / 'one'} (300 tokens), this run would" in err, err
     assert aside(main_of, run, "--steps", "4", "--text", str(tmp_path / "one"))[0] == 0
 
 
@@ -271,7 +271,7 @@ def test_a_folder_that_cannot_be_and_a_sample_of_nothing(aside, tmp_path):
     code, _, err = aside(main_of, tmp_path / "a_file", "--steps", "2")
     assert code == 2 and err.endswith(f"\n{tmp_path / 'a_file'} cannot be the run's folder: File exists\n")
     code, _, err = aside(main_of, Path(), "--out", "", "--sample", "The")
-    assert code == 2 and err == "--sample needs --out, the folder of a run\n"
+    assert code == 2 and err == "--sample and --export need --out, the folder of a run\n"
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(aside, tmp_path):
