@@ -146,7 +146,8 @@ one_layer = OnRanks(
             All shards together are world_size times as long as one: torch.empty(world_size * shard.numel()).
             ! allgather: invalid tensor size
         an output that does not fit
-            dist.reduce_scatter_tensor(output, input): the output is one rank's part, 1/n of the input.
+            dist.reduce_scatter_tensor(output, input): the output is one rank's part, 1/n of the input, which
+            is dw, the second that layer.backward returns.
             ! outputShape.0. \* worldSize
         no pair of tensors
             Return dx, and this rank's shard of the gradient.
@@ -263,7 +264,7 @@ def _faults(order: list[tuple[str, int]], n: int) -> dict[str, bool | str]:
         "a step that does not exist": strange and f"{strange[0]} is none.",
         "layers in the wrong order": computed != right_ones,
         "freed before it is used": lacking == "freed",
-        "backward without a second gather": lacking == "B",
+        "a B without its weights": lacking == "B",
         "weights that are not there": lacking == "F",
         "not reduced exactly once": reduced != [1] * n
         and next(f"With {n} layers, {i} is reduced {k} times." for i, k in enumerate(reduced) if k != 1),
@@ -327,8 +328,9 @@ order = Asked(
         freed before it is used
             The weights were gathered, and freed before their layer computed. F i comes before free i, and
             so does B i.
-        backward without a second gather
-            B needs the whole weights too, and they were freed after F. Gather each layer again in backward.
+        a B without its weights
+            B needs the whole weights too, and they were freed after F. Each layer is gathered again before
+            its own B.
         weights that are not there
             F needs its layer's weights: its gather must have begun, and nothing freed them since.
         not reduced exactly once

@@ -128,6 +128,9 @@ layer = OnRanks(
         "splits that do not fit": lambda run, _: _unfit(run, at_once=False) and not _left_early(run),
         "a rank that leaves before the answers go back": _left_early,
         "counts that leave out an expert": _too_few_counts,
+        "tokens that do not travel": lambda run, _: (
+            not run.error and not any("all_to_all" in facts["forward"] for facts in run.ranks)
+        ),
         "no expert was asked": lambda run, _: not run.error and not any(_computed(run)),
     },
     mistakes=r"""
@@ -204,6 +207,8 @@ layer = OnRanks(
             Each token has k experts, and you use one. Send k copies of every token.
             - .sum(1) => [:, 0]
             - .sum(1) => [:, 1]
+        tokens that do not travel
+            No all-to-all: your expert saw this rank's tokens alone, and not those that chose it.
         another y
             A token's copies go out by expert, are answered, come back by expert, and must find their token
             again.
@@ -297,6 +302,11 @@ fold = Asked(
             - inner(ep) => outer(tp)[outer(tp).index(rank) // ep * ep :][:ep] & outer(ep) =>
               outer(tp)[outer(tp).index(rank) % ep :: ep]
             - "ep": inner(ep) => "ep": [rank // (tp * ep) * tp * ep + rank % tp + i * tp for i in range(ep)]
+        tp and ep outermost
+            tp and ep are innermost: their ranks are neighbours, and dp and edp go over the rest.
+            - rank // size * size, rank // size * size + size => rank % (ranks // size), ranks, ranks // size
+              & rank % size, ranks, size => rank // (ranks // size) * (ranks // size), (rank // (ranks //
+              size) + 1) * (ranks // size)
         a group that begins at the rank
             All members name the same group: of neighbours it begins at rank // size · size.
             - list(range(rank // size * size, rank // size * size + size)) => list(range(rank, rank + size))
@@ -390,6 +400,9 @@ parameters = Asked(
         bytes, not parameters
             Asked is the number of parameters.
             - return layers => return 2 * layers
+        ep taken for a rank's experts
+            ep is the number of ranks that share the experts out: experts / ep on each.
+            - experts * expert / ep => ep * expert
         one layer
             Every layer has attention and experts of its own. Is a bracket missing?
             - layers * (attention / tp + experts * expert / ep) => layers * attention / tp + experts *

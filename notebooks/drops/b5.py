@@ -21,8 +21,8 @@ from three_axes.verify.drift import Copies, mark
 
 SEEN = {
     "right": "All ranks hold the twin's gradient, but for rounding: torch.allclose.",
-    "never summed": "The ranks hold different gradients, and their sum is the twin's.",
-    "never averaged": "The ranks hold different gradients, and their mean is the twin's.",
+    "never summed": "The ranks hold different gradients, and their sum is the twin's, but for rounding.",
+    "never averaged": "The ranks hold different gradients, and their mean is the twin's, but for rounding.",
     "summed once too often": "All ranks hold n times the twin's gradient.",
     "averaged once too often": "All ranks hold 1/n of the twin's gradient.",
 }
@@ -253,6 +253,9 @@ parted = Asked(
         no list of names
             Return a list of names (strings), empty where nothing has parted.
             ~ form
+        a name that not every rank has
+            A rank has the names of its own stage. Ask for a name only where both ranks have it.
+            ! KeyError
         shards taken for copies
             up is cut over two ranks: it was never equal there, and need not be.
             - before[a][name] == before[b][name] and => \x20

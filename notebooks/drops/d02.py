@@ -93,6 +93,9 @@ average = OnRanks(
         one rank's gradient on all
             A broadcast copies one rank's tensor to the others; nothing is summed. Take dist.all_reduce.
             - dist.all_reduce(gradient) => dist.broadcast(gradient, 0)
+        a share that is always 0
+            `//` leaves only the whole part: 5 // 8 is 0.
+            - gradient * examples / total => gradient * (examples // total)
         small shares weighed most
             A gradient is a mean over its rank's examples: 5 examples count five times as much as one.
             - [float(examples)] => [1 / examples] & gradient * examples / total => gradient / examples / total

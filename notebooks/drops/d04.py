@@ -84,6 +84,12 @@ def _step(attempt: Callable, facts: dict) -> None:
     facts["values"] = [
         answer.item() if whole and answer.numel() == 1 else answer.detach() if whole else answer
     ]
+    pairs = [(p.grad, q.grad) for p, q in zip(stage.parameters(), toy.split_depth(twin).parameters())]
+    scale = float(pairs[-1][0].norm() / pairs[-1][1].norm()) if pairs[-1][0] is not None else 1.0
+    multiple = abs(scale - 1) > 1e-3 and all(
+        mine is not None and torch.allclose(mine, scale * theirs, atol=1e-5) for mine, theirs in pairs
+    )
+    facts["times"] = f"{scale:.2f}" * multiple
     facts["same"] = all(
         mine.grad is not None and torch.allclose(mine.grad, theirs.grad, atol=1e-5)
         for mine, theirs in zip(stage.parameters(), toy.split_depth(twin).parameters())
@@ -150,6 +156,7 @@ loop = OnRanks(
         "a gradient sent downstream": _where(
             lambda f: any(name in ("x.grad", "dy") and to != -1 for name, to in f["sent"])
         ),
+        "a gradient that is divided, or multiplied": _where(lambda f: f.get("times")),
         "backward run twice": _where(lambda f: f["backwards"] > 1),
         "a backward that misses the stage": lambda run, truth: (
             "detach" in names_in(run.attempt) and NO_BACKWARD(run, truth)
@@ -228,9 +235,12 @@ loop = OnRanks(
             The loss is toy.loss_of(y, targets), on the last rank.
             ~ form
             ~ values
+        a gradient that is divided, or multiplied
+            All its gradients are the same multiple of the twin's. The stages share one batch: nothing is
+            averaged over them.
         other gradients than the twin's
             Does each stage run backward from the gradient that came from the next one? Did you receive that
-            into a tensor of its own? `empty` is your x, and backward still needs it.
+            into a tensor of its own, and not into your x, which backward still needs?
         forward run twice
             The gradients are right, but a stage runs its layers twice. Keep y = stage(x), send it, and call
             backward on it.

@@ -120,7 +120,8 @@ def _off(step: int, mine: Sequence, whole: Sequence, own: Sequence, n: int) -> s
     if all(near(1 / n, whole)):
         return "averaging twice"
     times = float(mine[0].norm() / whole[0].norm())
-    return "other gradients than the twin's", f"The gradients are {times:.2f} times as long as the twin's."
+    said = f"The gradients are {times:.2f} times as long as the twin's." * (abs(times - 1) > 0.005)
+    return "other gradients than the twin's", said
 
 
 def _share(run: Run) -> float:

@@ -156,6 +156,10 @@ members = Asked(
         sizes added to a distance
             The distance along an axis is the product of all sizes further in.
             - stride *= size => stride = size if stride == 1 else stride + size
+        a group that begins at the rank
+            All members name the same group, which begins at the rank whose coordinate along this axis is 0.
+            - [first + i * stride for i in range(size)] => sorted((rank + i * stride) %
+              __import__("math").prod(sizes.values()) for i in range(size))
         groups of another size
             A group along an axis has as many ranks as `sizes` says.
         TP's ranks are no neighbours
@@ -254,6 +258,7 @@ across = Asked(
             You name the axes whose groups stay inside a node. Which ones leave it?
             - return axes => return [a for a in sizes if a not in axes]
             - span > node => span <= node
+            - size > 1 and span > node => size > 1 and span <= node
         one order for all
             Read the axes of `sizes` in the order they come.
             - reversed(sizes.items()) => [(a, sizes[a]) for a in ("tp", "dp", "pp")]

@@ -162,6 +162,9 @@ states = Asked(
         one of the three alone
             Each stage keeps what the one before divided. {KEEPS}
             - zero >= => zero ==
+        t on the weights alone
+            t cuts every parameter: its weight, its gradient and its states.
+            - 2 * n / (d if zero >= 2 => 2 * n * t / (d if zero >= 2 & 12 * n => 12 * n * t
         ZeRO's stages in the wrong order
             Each stage keeps what the one before divided. {KEEPS}
             - zero >= 2 => zero >= 0 & zero >= 3 => zero >= 2 & zero >= 0 => zero >= 3

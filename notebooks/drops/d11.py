@@ -123,6 +123,8 @@ split = Asked(
             - ratio * before => after["ranks"] / before["ranks"] * before
             - (after["batch"] / after["ranks"]) / (before["batch"] / before["ranks"]) => after["ranks"] /
               before["ranks"] * after["batch"] / before["batch"]
+            - (after["batch"] / after["ranks"]) / (before["batch"] / before["ranks"]) => (before["batch"] /
+              after["ranks"]) / (after["batch"] / before["ranks"])
         always half
             You scale each part by 1/2. That is right where the ranks double and the batch stays; one case
             is another.
