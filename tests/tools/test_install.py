@@ -154,6 +154,7 @@ COURSE = {
     "class": (f"collect {ROOT / 'data' / 'incidents'}", "0 students"),
     "cards": ("", "cards.pdf"),
     "cheatsheet": ("", "cheatsheet.pdf"),
+    "worksheets": ("", "19 pages to print"),
     "slides": ("07", "1 deck in"),
     "site": ("", "pages in build/site"),
 }
