@@ -115,7 +115,7 @@ def memory_traces(runs: dict[str, Sequence[Sequence[float]]], budget: float) -> 
 @styled
 def segments(listed: Sequence[dict], title: str) -> Picture:
     """What an allocator asked of the device, in order of addresses: each segment between two strokes, tensors
-    filled, free blocks white. `listed`: as in PyTorch's memory snapshot.
+    filled, free blocks empty. `listed`: as in PyTorch's memory snapshot.
     """
     figure, ((ax,),) = row_of_panels(1, 9.0, 1.5)
     fix(figure, left=0.3, right=0.3, top=0.35, bottom=0.55)
