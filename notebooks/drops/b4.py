@@ -417,6 +417,8 @@ def _says_timeout(function) -> bool:
     return bool(code) and "timeout" in str((code.co_names, code.co_consts))
 
 
+_two_collectives = _still(lambda run, inside: len({(at["op"], str(at["shape"])) for at in inside}) > 1)
+
 mended = OnRanks(
     "a loop that all leave together",
     train,
@@ -450,8 +452,8 @@ mended = OnRanks(
         "raising the timeout": _still(lambda run, inside: _says_timeout(run.attempt)),
         "a barrier more": _still(lambda run, inside: any(at["op"] == "barrier" for at in inside)),
         "a rank that stops alone": _still(lambda run, inside: any(s.finished for s in run.error.seen)),
-        "two collectives that meet": _still(
-            lambda run, inside: len({(at["op"], str(at["shape"])) for at in inside}) > 1
+        "two collectives that meet": lambda run, truth: (
+            "tensors that do not match" in str(run.error) or _two_collectives(run, truth)
         ),
         "a loop without an end": _still(
             lambda run, inside: all(s.box and s.box["number"] > MANY for s in run.error.seen)

@@ -82,6 +82,8 @@ average = OnRanks(
             - gradient * examples / total => gradient & return gradient => return gradient / examples
             - gradient * examples / total => gradient * examples & return gradient => return gradient /
               examples
+            - gradient * examples / total => gradient * examples & return gradient => return gradient /
+              (examples * dist.get_world_size())
         weighed after the sum
             Multiply before you sum: each gradient by its own rank's number of examples.
             - gradient * examples / total => gradient & return gradient => return gradient * examples / total
