@@ -183,9 +183,9 @@ layer = OnRanks(
             - * weight.unsqueeze(-1)).sum(1) => * 1).sum(1)
             - * weight.unsqueeze(-1)).sum(1) => * 1).mean(1)
         answers at other tokens' places
-            Every answer is there, at another token's place. Row i of what comes back belongs to copy order[i]:
-            put it there, by index_copy, or take back[order.argsort()]. As they come, or as back[order], they
-            are in another order.
+            Every answer is there, at another token's place. Row i of what comes back belongs to copy
+            order[i]: put it there, by index_copy, or take back[order.argsort()]. As they come, or as
+            back[order], they are in another order.
             - torch.zeros_like(back).index_copy(0, order, back) => back[order]
             - torch.zeros_like(back).index_copy(0, order, back) => back
         divided by k once more
