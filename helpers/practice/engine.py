@@ -435,7 +435,7 @@ def _all_do_the_same(run: Run) -> Answer | None:
         else "every rank waits to receive, and what it waits for was not sent. Does a rank begin its send"
         " before it receives? Does it send to the next rank, and receive from the previous one?"
     )
-    name = f"everybody {'sends' if sends else 'receives'} before anybody {'receives' if sends else 'sends'}"
+    name = "everybody sends before anybody receives" if sends else "everybody waits to receive"
     return Answer("crashed", f"On {run.n} ranks {advice}\n\n{run.error.report}", name)
 
 

@@ -338,8 +338,8 @@ order = Asked(
         reduced before backward
             There are no gradients before B.
         gathered weights kept
-            Weights that are not freed after their forward add up: at its end the whole model is here. That
-            is reshard_after_forward=False. Free each layer after F, and after B.
+            Weights that are not freed stay whole. Free each layer after F, and after B. (Who does not free it
+            after F has chosen reshard_after_forward=False.)
         gradients reduced only at the end
             Whole gradients add up until they are reduced, and nothing is left to hide it under. Begin each
             layer's reduction right after its B.

@@ -414,7 +414,7 @@ stuck = on_two("stuck", doubled, inputs=ones, mistakes="", world={"timeout": 2})
     "first, name",
     [
         (dist.send, "everybody sends before anybody receives"),
-        (dist.recv, "everybody receives before anybody sends"),
+        (dist.recv, "everybody waits to receive"),
         (lambda x, peer: peer and dist.recv(x, peer), "a message with one end"),
     ],
 )
