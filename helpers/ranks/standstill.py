@@ -38,7 +38,7 @@ class Standstill:
     def _look(self, done: dict[int, tuple], captured) -> list[Look | None]:
         question = next(self._ranks.calls)
         busy = [r for r in range(len(self._ranks.processes)) if r not in done]
-        self._ranks.tell("moves", question, to=busy)
+        self._ranks.tell("moves", question, self._number, to=busy)
         late = (self._number, done)
         answers = self._ranks.collect("moves", question, busy, ANSWER, captured, late=late)
         looks = {r: look for r, (look,) in answers.items()}

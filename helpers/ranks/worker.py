@@ -237,7 +237,9 @@ class Rank:
             if kind == "where":
                 self._send("where", *details, self._where())
             elif kind == "moves":
-                self._send("moves", *details, self.recorder.moves.look())
+                question, number = details
+                # Before this call is begun its moves are those of the call before.
+                self._send("moves", question, self.recorder.moves.look() if self.running == number else None)
             elif kind == "abort":
                 self.freeing = threading.Thread(target=self._abort, args=details, daemon=True)
                 self.freeing.start()

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import draw
+from helpers.ranks import current
 from helpers.ranks.failure import RankError
 from three_axes.count.deadlock import prove
 from three_axes.count.moves import KEPT_FIRST, KEPT_LAST, Channel, Moves, Operation
@@ -246,6 +247,21 @@ def test_on_ranks_it_is_proven_wherever_they_wait(world, fn):
         world.run(fn)
     assert caught.value.kind == "deadlock" and caught.value.state_kept, caught.value
     assert time.monotonic() - start < 10
+
+
+def begins_late():
+    """Rank 1 brings what the others will not bring next, and is slow to begin the next call."""
+    for _ in range(2):
+        dist.all_reduce(torch.ones(3))
+    if dist.get_rank() == 1:
+        recorder = current.rank.recorder
+        start = recorder.start
+        recorder.start = lambda: (setattr(recorder, "start", start), time.sleep(1), start())
+
+
+def test_a_rank_that_has_not_begun_the_call_is_not_judged_by_the_one_before(world):
+    world.run(begins_late)
+    assert world.run(lambda: dist.all_reduce(torch.ones(4))) is not None
 
 
 def freed_by_a_thread():
