@@ -28,7 +28,7 @@ PAPER = {"three_axes.paper", "three_axes.plan"}
 COUNTED = TABLES | PAPER | {"three_axes.count", "three_axes.devices", "three_axes.pytorch_private"}
 COURSE = COUNTED | {"three_axes.trace", "three_axes.explain", "three_axes.verify", "helpers"}
 MAY = {
-    "three_axes.terminal": set(),
+    "three_axes.terminal": {"three_axes.foreign"},
     "three_axes.table": {"three_axes.terminal"},
     "three_axes.files": set(),
     "three_axes.foreign": set(),
@@ -40,7 +40,7 @@ MAY = {
     "three_axes.count": COUNTED,
     "three_axes.verify": COUNTED,
     "three_axes.trace": TABLES | PAPER | {"three_axes.pytorch_private"},
-    "three_axes.commands": {"three_axes.files"},
+    "three_axes.commands": {"three_axes.files", "three_axes.terminal"},
     "three_axes.sizing": TABLES | PAPER,
     "three_axes.options": PAPER | {"three_axes.sizing"},
     "three_axes.__main__": COUNTED

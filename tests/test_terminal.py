@@ -1,8 +1,8 @@
 """Nothing is wider than the terminal, and nothing is cut where there is none."""
 
-import importlib
 import io
 import os
+import subprocess
 import sys
 
 import pytest
@@ -76,12 +76,33 @@ def test_a_real_terminal_is_one():
         assert len(fold("word " * 200).splitlines()) > 1
 
 
-@pytest.mark.parametrize("name", [None, *COMMANDS])
+@pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_help_cuts_no_command(name):
-    module = importlib.import_module(COMMANDS[name].function.split(":")[0] if name else "three_axes.__main__")
-    if name == "train":  # whose manual is the package's
-        module = importlib.import_module("helpers.train")
-    assert [line for line in module.__doc__.splitlines() if line.startswith(" ") and len(line) > 76] == []
+    manual = COMMANDS[name].manual if name else main.__globals__["__doc__"]
+    assert [line for line in manual.splitlines() if line.startswith(" ") and len(line) > 76] == []
+
+
+@pytest.mark.parametrize(
+    "typed, offered",
+    [
+        ("pl", "plan"),
+        ("plan lla", "llama-3-70b"),
+        ("plan x --framework mega", "megatron-lm"),
+        ("memory x --recompute f", "full"),
+        ("class co", "collect"),
+        ("train --sched", "--schedule-steps"),
+        ("count --wa", "--watch"),
+    ],
+)
+def test_the_shell_is_told_what_may_come_next(typed, offered, tmp_path):
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "told")}
+    asked |= {"COMP_LINE": f"three-axes {typed}", "COMP_POINT": str(len(f"three-axes {typed}"))}
+    code = "import sys; sys.argv = ['three-axes']; from three_axes.__main__ import command; command()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True
+    )
+    told = (tmp_path / "told").read_text().split("\v")
+    assert offered in [one.strip() for one in told], (told, done.stderr)
 
 
 @pytest.mark.parametrize(

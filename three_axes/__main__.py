@@ -18,49 +18,36 @@ name, or a JSON file with a device and the speeds of its links: bytes per second
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from .commands import COMMANDS, call, course_needed
 from .foreign import plain
 from .options import PLANNING, add_command
 from .paper.checks import unknown
 from .sizing import job_of, layout_of
-from .terminal import Manual, fitted, fold, put
+from .terminal import Parser, fitted, fold, put
 
-
-class Parser(argparse.ArgumentParser):
-    """Says in a sentence what is wrong, and where the rest is told."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{plain(message, 2000)}\n{self.prog} --help has all that it takes\n")
+ALL = ["count", "verify", *PLANNING, *COMMANDS]
 
 
 def parser(only: str = "") -> Parser:
-    """Of all commands; only: of that one, if it is one of those here, which is soon made."""
+    """Of all commands; only: of that one, which is soon made."""
     prog = "three-axes" if Path(sys.argv[0]).stem == "three-axes" else "python -m three_axes"
-    top = Parser(prog=prog, description=__doc__, formatter_class=Manual)
+    top = Parser(prog=prog, description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", prog=top.prog)
-    if only in PLANNING:
-        add_command(commands, only)
-        return top
-    from .count.options import add_options, add_script
+    for name in [only] if only in ALL else ALL:
+        if name in PLANNING:
+            add_command(commands, name)
+        elif name in COMMANDS:
+            command = COMMANDS[name]
+            command.options(commands.add_parser(name, help=command.help, description=only and command.manual))
+        else:
+            from .count.options import SCRIPTS
 
-    add_options(commands.add_parser("count", help="count what a script of yours sends, under torchrun"))
-    check = commands.add_parser(
-        "verify", help="check that copies stay equal in a script of yours, under torchrun"
-    )
-    check.add_argument(
-        "--steps", type=int, default=5, help="of the optimizer, then the job ends (%(default)s)"
-    )
-    add_script(check)
-    for name in PLANNING:
-        add_command(commands, name)
-    for name, command in COMMANDS.items():
-        commands.add_parser(name, help=command.help)  # they read their arguments themselves
+            help, add = SCRIPTS[name]
+            add(commands.add_parser(name, help=help))
     return top
 
 
@@ -76,13 +63,13 @@ def _version() -> str:
 def main(argv: list[str] | None = None) -> int:
     argv = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        if argv[0] in COMMANDS:
-            return call(argv[0], argv[1:])
         if argv[0] == "--version":
             return put(f"three-axes {_version()}")
-        if argv[0] not in (known := [*PLANNING, "count", "verify", *COMMANDS]) and argv[0][:1] != "-":
-            raise ValueError(f"unknown command {unknown(argv[0], known)}")
+        if argv[0] not in ALL and argv[0][:1] != "-":
+            raise ValueError(f"unknown command {unknown(argv[0], ALL)}")
         args = parser(argv[0]).parse_args(argv)
+        if args.command in COMMANDS:
+            return call(args)
         if args.command == "count":
             with course_needed("three-axes count"):
                 from .count.script import prepare

@@ -1,42 +1,116 @@
-"""The commands of `three-axes` that have a module of their own. (Those that size a cluster are in __main__.)
+"""The commands of `three-axes` that have a module of their own. Those that size a cluster are in options.py.
 
-A new one is one line here.
+A new one is one line here, and its options. What a command needs is imported when it is called, for most of
+these need torch, which takes seconds to load and may not be installed. So `--help` and the shell's completion
+work without it.
 """
 
 from __future__ import annotations
 
+import ast
+from argparse import Namespace
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import NamedTuple
 
-from .files import course_on_path
+from .files import course_on_path, find
+from .terminal import Parser
 
 
 class Command(NamedTuple):
-    """function: 'module:name' of what takes the arguments after the command and returns an exit status.
-
-    It is imported when it is called, for most of these need torch, which takes seconds to load and may not
-    be installed.
+    """function: 'module:name' of what takes the arguments and returns an exit status, or nothing. options:
+    adds the arguments. The docstring of the module, or of the package that has it, is the manual.
     """
 
     help: str
     function: str
+    options: Callable[[Parser], object] = lambda parser: None
+
+    @property
+    def manual(self) -> str:
+        path = self.function.partition(":")[0].replace(".", "/")
+        try:
+            file = find(f"{path}.py")
+        except FileNotFoundError:
+            file = find(f"{path}/__init__.py")
+        return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or self.help
+
+
+def _lab(parser: Parser) -> None:
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("three-axes"), help="%(default)s")
+    fresh = "the drop 07, say, as it was at first; your copy of it is kept in old/"
+    several = dict(action="append", default=[], metavar="NUMBER", type=lambda n: n.zfill(2))
+    parser.add_argument("--fresh", help=fresh, **several)
+    parser.add_argument("--port", type=int, default=8888, help="%(default)s, or the next that is free")
+    parser.add_argument("--no-browser", action="store_true", help="only say the address")
+
+
+def _train(parser: Parser) -> None:
+    course_on_path()
+    resolve_name("helpers.train.config:add_options")(parser)
+
+
+def _explain(parser: Parser) -> None:
+    traces = "one file for each rank, or a folder; two folders are compared"
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help=traces)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _trace(parser: Parser) -> None:
+    parser.add_argument("model", help="a name, or a JSON file, as for three-axes plan")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--dp", type=int, default=8)
+    parser.add_argument("--tp", type=int, default=8)
+    parser.add_argument("--pp", type=int, default=1, help="stages; the first one is traced")
+    parser.add_argument("--ep", type=int, default=1, help="ranks that experts are spread over; with --tp 1")
+    parser.add_argument("--microbatch", type=int, default=1)
+    parser.add_argument("--seq", type=int, default=4096)
+    parser.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
+    parser.add_argument("--usual", action="store_true", help="the tutorials' plan instead of Megatron's")
+    parser.add_argument("--recompute", choices=("none", "full"), default="none")
+
+
+def _doctor(parser: Parser) -> None:
+    numbers = "which of the fourteen; all if none is given"
+    parser.add_argument("checks", nargs="*", type=int, metavar="NUMBER", help=numbers)
+    meet = "for the thirteenth: run it on two machines at once, HOST being the name of one of them"
+    parser.add_argument("--meet", default="", metavar="HOST", help=meet)
+
+
+def _class(parser: Parser) -> None:
+    parts = parser.add_subparsers(dest="what", required=True)
+    part = parts.add_parser("quiz", help="for a student: ten questions")
+    stories = "the course: two stories of the same ten questions"
+    part.add_argument("story", choices=("before", "after"), help=stories)
+    part = parts.add_parser("collect", help="for the teacher: the tables")
+    part.add_argument("folder", type=Path, help="where the progress files are")
+    part.add_argument("--csv", type=Path, metavar="FILE", help="who tried what, for a spreadsheet")
+
+
+def _slides(parser: Parser) -> None:
+    parser.add_argument("drop", nargs="?", default="", help="its number; all drops without one")
 
 
 COMMANDS = {
-    "lab": Command("the course in JupyterLab, on your own copy", "tools.lab:main"),
-    "train": Command("train the 4-layer model, sharded", "helpers.train.launch:main"),
+    "lab": Command("the course in JupyterLab, on your own copy", "tools.lab:run", _lab),
+    "train": Command("train the 4-layer model, sharded", "helpers.train:run", _train),
     "explain": Command(
-        "say where the time of torch.profiler's traces went", "three_axes.explain.command:main"
+        "say where the time of torch.profiler's traces went", "three_axes.explain.command:run", _explain
     ),
-    "trace": Command("count the collectives of a real model, on fake ranks", "three_axes.trace.trace:main"),
-    "doctor": Command("check this machine, its GPUs and its launchers", "tools.doctor:main"),
-    "class": Command("for a class: a quiz before and after, and what students tried", "tools.classroom:main"),
-    "cards": Command("print the flashcards, into build/", "tools.printables:main_cards"),
-    "cheatsheet": Command("print the cheat sheet, into build/", "tools.printables:main_cheatsheet"),
-    "worksheets": Command("print a worksheet for each drop, into build/", "tools.printables:main_worksheets"),
-    "slides": Command("make slides of the drops, in build/slides/", "tools.slides:main"),
-    "site": Command("make pages of the whole course, in build/site/", "tools.site:main"),
+    "trace": Command(
+        "count the collectives of a real model, on fake ranks", "three_axes.trace.trace:run", _trace
+    ),
+    "doctor": Command("check this machine, its GPUs and its launchers", "tools.doctor:run", _doctor),
+    "class": Command(
+        "for a class: a quiz before and after, and what students tried", "tools.classroom:run", _class
+    ),
+    "cards": Command("print the flashcards, into build/", "tools.printables:run"),
+    "cheatsheet": Command("print the cheat sheet, into build/", "tools.printables:run"),
+    "worksheets": Command("print a worksheet for each drop, into build/", "tools.printables:run"),
+    "slides": Command("make slides of the drops, in build/slides/", "tools.slides:run", _slides),
+    "site": Command("make pages of the whole course, in build/site/", "tools.site:run"),
 }
 
 
@@ -58,10 +132,8 @@ def course_needed(by: str):
         ) from None
 
 
-def call(name: str, argv: list[str]) -> int:
+def call(args: Namespace) -> int:
     """Run a command. Returns its exit status, 0 where it returns none."""
-    from pkgutil import resolve_name
-
     course_on_path()
-    with course_needed(f"three-axes {name}"):
-        return resolve_name(COMMANDS[name].function)(argv) or 0
+    with course_needed(f"three-axes {args.command}"):
+        return resolve_name(COMMANDS[args.command].function)(args) or 0

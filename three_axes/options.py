@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 
 from .paper.axes import ALWAYS, AXES
 from .paper.hardware import CLUSTERS
@@ -18,6 +19,11 @@ from .sizing import run_bubble, run_bytes, run_memory, run_normal, run_plan
 def _schedule(name: str) -> str:
     """A schedule's name, however it is written."""
     return next((known for known in SCHEDULES if known.lower() == name.lower()), name)
+
+
+def _names(option: argparse.Action, names: Iterable[str]) -> None:
+    """What a shell may complete it to, where other words, such as a file, are allowed too."""
+    setattr(option, "completer", lambda **_: list(names))
 
 
 MUST, MAY = (",".join(axes).upper() for axes in (Axes._fields[: len(ALWAYS)], Axes._fields[len(ALWAYS) :]))
@@ -53,14 +59,14 @@ def add_command(commands, name: str) -> None:
     if name == "bubble":
         sub.add_argument("--microbatches", type=int, required=True)
     else:
-        sub.add_argument("model", help=f"{', '.join(MODELS)}, or a JSON file")
-        sub.add_argument("--cluster", default="dgx-h100", help=f"{', '.join(CLUSTERS)}, or a JSON file")
+        _names(sub.add_argument("model", help=f"{', '.join(MODELS)}, or a JSON file"), MODELS)
+        where = f"{', '.join(CLUSTERS)}, or a JSON file"
+        _names(sub.add_argument("--cluster", default="dgx-h100", help=where), CLUSTERS)
         sub.add_argument("--batch", type=int, help="sequences in a step, over all GPUs (128)")
         sub.add_argument("--batch-tokens", metavar="4M", help="tokens in a step, in place of --batch")
         sub.add_argument("--seq", type=int, default=4096, help="tokens in a sequence")
-        sub.add_argument(
-            "--framework", default="textbook", help=f"{', '.join(FRAMEWORKS)}: what it holds, sends, hides"
-        )
+        what = f"{', '.join(FRAMEWORKS)}: what it holds, sends, hides"
+        _names(sub.add_argument("--framework", default="textbook", help=what), FRAMEWORKS)
         sub.add_argument("--gradients", type=int, choices=(2, 4), help="bytes of a gradient")
         sub.add_argument(
             "--precision", choices=PRECISIONS, default="bf16", help="of matrix products (%(default)s)"

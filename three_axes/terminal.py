@@ -7,9 +7,12 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import groupby
+from typing import NoReturn
+
+from .foreign import plain
 
 _columns: ContextVar[int | None] = ContextVar("columns of the terminal", default=None)
 
@@ -72,3 +75,23 @@ class Manual(argparse.RawDescriptionHelpFormatter):
                 else [_folded(line, width) for line in lines]
             )
         return "\n".join(filled)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in a sentence what is wrong, and where the rest is told. A shell that asks what may come next is
+    answered by argcomplete, where it is installed.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**{"formatter_class": Manual, **kwargs})
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{plain(message, 2000)}\n{self.prog} --help has all that it takes\n")
+
+    def parse_args(self, args=None, namespace=None):
+        if "_ARGCOMPLETE" in os.environ:
+            with suppress(ImportError):
+                import argcomplete
+
+                argcomplete.autocomplete(self)
+        return super().parse_args(args, namespace)

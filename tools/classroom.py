@@ -8,9 +8,9 @@ mistakes made there. Then come what the quiz shows and a line for each student. 
 
 from __future__ import annotations
 
-import argparse
 import csv
 import sys
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from helpers.practice.progress import exercises
 from helpers.practice.quiz import NAMES, STORIES, Quiz
 from three_axes.foreign import plain
 from three_axes.table import Table
-from three_axes.terminal import Manual, fitted, put
+from three_axes.terminal import fitted, put
 
 Class = list[tuple[str, Done]]  # a student's name, and what they have done
 
@@ -123,15 +123,7 @@ def _cell(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="three-axes class", description=__doc__, formatter_class=Manual)
-    parts = parser.add_subparsers(dest="what", required=True)
-    part = parts.add_parser("quiz", help="for a student: ten questions", formatter_class=Manual)
-    part.add_argument("story", choices=STORIES, help="the course: two stories of the same ten questions")
-    part = parts.add_parser("collect", help="for the teacher: the tables", formatter_class=Manual)
-    part.add_argument("folder", type=Path, help="where the progress files are")
-    part.add_argument("--csv", type=Path, metavar="FILE", help="who tried what, for a spreadsheet")
-    args = parser.parse_args(argv)
+def run(args: Namespace) -> int:
     if args.what == "quiz":
         try:
             ask(args.story)

@@ -7,11 +7,11 @@ it was made, and a newer one is announced.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import itertools
 import json
 import os
+from argparse import Namespace
 from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import quote
@@ -22,7 +22,6 @@ from helpers.live import LIVE
 from helpers.practice import passed, progress
 from helpers.practice.books import notebooks, number
 from three_axes.files import course_on_path, find
-from three_axes.terminal import Manual
 
 MADE_FROM = "three_axes_made_from"  # in a copy's metadata: the version of its drop
 
@@ -111,15 +110,7 @@ def static(model: dict, **_) -> None:
                 output.get("data", {}).pop(LIVE, None)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="three-axes lab", description=__doc__, formatter_class=Manual)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("three-axes"), help="%(default)s")
-    fresh = "the drop 07, say, as it was at first; your copy of it is kept in old/"
-    several = dict(action="append", default=[], metavar="NUMBER", type=lambda n: n.zfill(2))
-    parser.add_argument("--fresh", help=fresh, **several)
-    parser.add_argument("--port", type=int, default=8888, help="%(default)s, or the next that is free")
-    parser.add_argument("--no-browser", action="store_true", help="only say the address")
-    args = parser.parse_args(argv)
+def run(args: Namespace) -> None:
     from jupyterlab.labapp import LabApp
 
     for line in prepare(args.folder, args.fresh):
@@ -154,4 +145,3 @@ def main(argv: list[str] | None = None) -> int:
     server.static_custom_path.append(str(find("data/jupyterlab").resolve()))  # behind the reader's own
     server.contents_manager.register_pre_save_hook(static)
     server.start()
-    return 0

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import re
 import textwrap
-from collections.abc import Callable
-from functools import partial
+from argparse import Namespace
 from html import escape
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from tqdm import tqdm
 from helpers.practice.books import BUILD, notebooks
 from helpers.practice.cards import Card, load
 from three_axes.files import find
-from three_axes.terminal import Manual
 
 from . import wall
 from .pages import unlinked
@@ -154,17 +151,8 @@ def _worksheet(path: Path) -> str:
     return f'<section class="sheet">{"".join(parts)}</section>'
 
 
-# -- the commands ------------------------------------------------------------------------------
-
-
-def _main(name: str, write: Callable[[Path], None], argv: list[str]) -> int:
-    """A command that takes nothing."""
-    takes = argparse.ArgumentParser(f"three-axes {name}", description=write.__doc__, formatter_class=Manual)
-    takes.parse_args(argv)
-    write(BUILD)
-    return 0
-
-
-main_cards = partial(_main, "cards", write_cards)
-main_cheatsheet = partial(_main, "cheatsheet", write_cheatsheet)
-main_worksheets = partial(_main, "worksheets", write_worksheets)
+def run(args: Namespace) -> None:
+    """Print one of these, into build/."""
+    {"cards": write_cards, "cheatsheet": write_cheatsheet, "worksheets": write_worksheets}[args.command](
+        BUILD
+    )

@@ -5,13 +5,12 @@ With --tag v1.2.3 it asks only whether that tag, the version and the changelog a
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-from three_axes.terminal import Manual
+from three_axes.terminal import Parser
 
 from .colab import UNNAMED
 
@@ -61,7 +60,7 @@ BY_HAND = "Not seen from here: Pages, and the trusted publisher of the name thre
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m tools.publish", description=__doc__, formatter_class=Manual)
+    parser = Parser(prog="python -m tools.publish", description=__doc__)
     parser.add_argument("--tag", help="as it is pushed: v0.1.0")
     args = parser.parse_args(argv)
     found = of_version(args.tag) if args.tag else still_open()

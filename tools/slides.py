@@ -7,8 +7,8 @@ and the setup are left out. The figures are the stored ones.
 
 from __future__ import annotations
 
-import argparse
 import re
+from argparse import Namespace
 from pathlib import Path
 
 import nbformat
@@ -16,7 +16,6 @@ from nbconvert import HTMLExporter
 from tqdm import tqdm
 
 from helpers.practice.books import BUILD, notebooks
-from three_axes.terminal import Manual
 
 from .pages import PLACE, unlinked
 from .printables import rendered
@@ -110,8 +109,5 @@ def write(which: str, folder: Path) -> None:
     print(f"{len(chosen)} deck{'s' * (len(chosen) > 1)} in {folder}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="three-axes slides", description=__doc__, formatter_class=Manual)
-    parser.add_argument("drop", nargs="?", default="", help="its number; all drops without one")
-    write(parser.parse_args(argv).drop, BUILD / "slides")
-    return 0
+def run(args: Namespace) -> None:
+    write(args.drop, BUILD / "slides")

@@ -1,16 +1,10 @@
-"""What a run is: its sizes, its layout, and which of them cannot be."""
+"""What a run is: its sizes, its layout, and which of them cannot be. Needs no torch."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
-
-from three_axes.files import find
 from three_axes.paper.checks import divisors
 from three_axes.plan.frameworks import TOY
 from three_axes.plan.job import Job
@@ -18,12 +12,12 @@ from three_axes.plan.layout import Layout
 from three_axes.plan.models import ModelShape
 from three_axes.plan.possible import check
 
-from .. import toy
+if TYPE_CHECKING:
+    from ..toy import ToyTransformer
 
-SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+SCHEDULES = "1F1B", "GPipe"
+PRECISIONS = "float32", "bfloat16", "float64"
 MAY_BE_ZERO = ("dp", "shard", "microbatch", "warmup", "seed", "weight_decay", "keep", "schedule_steps")
-SAMPLE = 1 << 20  # of more tokens than so many, so many are looked at
 MOST = 10**9  # of any number of a run: steps, seconds, a seed
 
 
@@ -176,11 +170,12 @@ class Config:
             + f" · shard {self.shard}" * (self.shard not in (0, self.replicas))
         )
 
-    def model(self) -> toy.ToyTransformer:
+    def model(self) -> ToyTransformer:
         """The whole model, equal wherever it is made."""
-        return toy.ToyTransformer(**self.sizes, seed=self.seed).to(
-            PRECISIONS["float64" if self.precision == "float64" else "float32"]
-        )
+        from ..toy import ToyTransformer
+
+        model = ToyTransformer(**self.sizes, seed=self.seed)
+        return model.double() if self.precision == "float64" else model
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -188,60 +183,25 @@ class Config:
         return {name: getattr(self, name) for name in ("hidden", "heads", "layers", "seq_len", "vocabulary")}
 
 
-# -- what it is trained on ------------------------------------------------------------------------
-
-
-def read_text(file: str = "") -> torch.Tensor:
-    """All bytes of a text file, or of the prose of drops 01 to 13: (length,), numbers 0 to 255.
-
-    Raises ValueError.
-    """
-    try:
-        if file:
-            text = Path(file).read_bytes()
-        else:
-            books = [
-                json.loads(p.read_text(encoding="utf-8"))
-                for p in sorted(find("notebooks").glob("[01]*.ipynb"))
-                if p.name < "14"
-            ]
-            text = "\n\n".join(
-                "".join(c["source"]) for b in books for c in b["cells"] if c["cell_type"] == "markdown"
-            ).encode()
-    except OSError as e:
-        raise ValueError(
-            f"the text {file or 'of the drops'} cannot be read ({e.strerror or e}); give a file with --text"
-        ) from None
-    return (
-        torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-        if text
-        else torch.zeros(0, dtype=torch.long)
-    )
-
-
-def read_tokens(folder: str, vocabulary: int) -> torch.Tensor:
-    """All tokens of a folder's *.bin, by name, as tokenizers' scripts write them: plain numbers of 2 bytes,
-    or of 4. One file is not read into memory as a whole. Raises ValueError.
-    """
-    kind = np.uint16 if vocabulary <= 1 << 16 else np.uint32
-    files = sorted(Path(folder).glob("*.bin"))
-    if not files:
-        raise ValueError(f"{folder} has no *.bin with tokens")
-    parts = [np.memmap(file, kind, "c") for file in files if file.stat().st_size]
-    tokens = torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts or [np.zeros(0, kind)]))
-    if len(tokens) and (most := int(tokens[:: 1 + len(tokens) // SAMPLE].long().max())) >= vocabulary:
-        raise ValueError(f"{folder} has a token {most}; the model knows {vocabulary}: raise --vocabulary")
-    return tokens
-
-
-def batch_of(text: torch.Tensor, step: int, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, targets), each (batch, seq_len): the whole batch of a step, the same for every layout."""
-    if len(text) < config.seq_len + 2:
-        raise ValueError(
-            f"the text has {len(text)} tokens; sequences of {config.seq_len} need at least"
-            f" {config.seq_len + 2}"
+def add_options(parser) -> None:
+    """The fields of a Config, and what else the command takes."""
+    for f in fields(Config):
+        option = (
+            {"action": "store_true"}
+            if f.type == "bool"
+            else {"type": {"int": int, "float": float, "str": str}[f.type], "metavar": f.type}
         )
-    chance = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-    starts = torch.randint(len(text) - config.seq_len, (config.batch, 1), generator=chance)
-    at = starts + torch.arange(config.seq_len)
-    return text[at].long(), text[at + 1].long()
+        parser.add_argument(
+            f"--{f.name.replace('_', '-')}",
+            default=f.default,
+            help=f.metadata["help"] + (f" (default {f.default})" if f.default else ""),
+            **option,
+        )
+    sizes = "a config.json, whose hidden, heads, layers and vocabulary are taken"
+    parser.add_argument("--model", metavar="FILE", help=sizes)
+    parser.add_argument(
+        "--sample", metavar="TEXT", help="let the model of --out go on with this text, and end"
+    )
+    parser.add_argument(
+        "--export", metavar="FOLDER", help="write the model of --out for transformers, and end"
+    )

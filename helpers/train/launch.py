@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ipaddress
 import json
 import os
@@ -12,6 +11,7 @@ import sys
 import threading
 import time
 import uuid
+from argparse import Namespace
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import timedelta
@@ -23,10 +23,10 @@ import torch.distributed as dist
 
 from three_axes import devices
 from three_axes.plan.models import find_model
-from three_axes.terminal import Manual
+from three_axes.terminal import Parser
 
 from . import checkpoint
-from .config import Config
+from .config import Config, add_options
 from .export import export
 from .owner import end_with_launcher
 from .run import last_model, sample, train
@@ -172,42 +172,27 @@ def is_loopback(address: str) -> bool:
 # -- the command -------------------------------------------------------------------------------
 
 
-def parser(manual: str) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m helpers.train", description=manual, formatter_class=Manual)
-    for f in fields(Config):
-        option = (
-            {"action": "store_true"}
-            if f.type == "bool"
-            else {"type": {"int": int, "float": float, "str": str}[f.type], "metavar": f.type}
-        )
-        made.add_argument(
-            f"--{f.name.replace('_', '-')}",
-            default=f.default,
-            help=f.metadata["help"] + (f" (default {f.default})" if f.default else ""),
-            **option,
-        )
-    sizes = "a config.json, whose hidden, heads, layers and vocabulary are taken"
-    made.add_argument("--model", metavar="FILE", help=sizes)
-    made.add_argument("--sample", metavar="TEXT", help="let the model of --out go on with this text, and end")
-    made.add_argument("--export", metavar="FOLDER", help="write the model of --out for transformers, and end")
-    return made
-
-
 def main(argv: list[str] | None = None) -> int:
     from . import __doc__ as manual
 
-    args = vars(parser(manual).parse_args(argv))
-    prompt, exported, model = (args.pop(name) for name in ("sample", "export", "model"))
+    parser = Parser(prog="python -m helpers.train", description=manual)
+    add_options(parser)
+    return run(parser.parse_args(argv))
+
+
+def run(args: Namespace) -> int:
+    """A run, or what is done with a finished one. Returns the exit status."""
+    asked = {f.name: getattr(args, f.name) for f in fields(Config)}
     say = lambda line: print(line, file=sys.stderr, flush=True) if _chief() else None
     try:
-        config = Config(**args | (sizes_in(model) if model else {}))
-        if prompt is not None or exported is not None:
+        config = Config(**asked | (sizes_in(args.model) if args.model else {}))
+        if args.sample is not None or args.export is not None:
             if not config.out:
                 raise ValueError("--sample and --export need --out, the folder of a run")
-            if prompt is not None:
-                print(sample(Path(config.out), prompt, say=say))
-            if exported is not None:
-                export(last_model(Path(config.out), say), Path(exported))
+            if args.sample is not None:
+                print(sample(Path(config.out), args.sample, say=say))
+            if args.export is not None:
+                export(last_model(Path(config.out), say), Path(args.export))
             return 0
         with listening(lambda why: _end(config, why)) as stop:
             return _run(config, say, stop)

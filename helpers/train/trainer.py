@@ -8,17 +8,19 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from three_axes import devices, pytorch_private
 
 from .. import toy
 from . import checkpoint
 from .checkpoint import Background
-from .config import SAMPLE, SCHEDULES, Config, batch_of, read_text, read_tokens
+from .config import Config
 from .context import places_of, split_sequence
+from .data import SAMPLE, batch_of, read_text, read_tokens
 from .sharding import local, mesh_of, shard_model, shards_of, splits_of, stage_of, synchronizes
 
+SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
 CHANGES_LOSSES = ("batch", "precision", "seed", "lr", "warmup", "schedule_steps", "weight_decay", "clip")
 
 

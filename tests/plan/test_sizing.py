@@ -171,7 +171,10 @@ def test_what_is_trained_is_said(output_of):
 def test_the_json_is_as_the_manual_says(output_of):
     printed = json.loads(output_of(f"{PLAN} --train-tokens 1T --json".replace("--gpus 8", "--gpus 64")))
     keys = lambda row: set(re.findall(r"`(\w+)`", re.sub("`--[a-z-]+`", "", row)))
-    rows = re.findall(r"(?m)^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", MANUAL.split("## For other programs")[1])
+    rows = re.findall(
+        r"(?m)^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$",
+        MANUAL.split("## For other programs")[1].split("| command | its keys |")[0],
+    )
     documented = {name for names, _ in rows for name in keys(names)}
     assert documented == set(printed)
     holds = {name: keys(what) for names, what in rows for name in keys(names)}
@@ -182,6 +185,16 @@ def test_the_json_is_as_the_manual_says(output_of):
     layout = re.search(r"A layout has (.*?) and `order`", MANUAL)[0]
     assert keys(layout) == set(printed["best"]["layout"]) == set(printed["flips"][0]["winner"])
     assert "reason" in printed["refused"][0] and "ep" in printed["refused"][0]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["bytes llama-3-8b --dp 8", "bubble --pp 4 --microbatches 8", "normal llama-3-8b --gpus 8 --step 9"],
+)
+def test_the_json_of_each_command_is_as_the_manual_says(command, output_of):
+    name, printed = command.split()[0], json.loads(output_of(f"{command} --json"))
+    row = re.search(rf"(?m)^\| `{name}` \| (.*) \|$", MANUAL.split("| command | its keys |")[1])[1]
+    assert set(re.findall(r"`(\w+)`(?!\))", row)) == set(printed)
 
 
 def test_why_and_flips_take_all_axes(output_of):

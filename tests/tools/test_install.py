@@ -186,6 +186,8 @@ def test_numpy_alone_knows_its_tables_and_says_what_it_lacks(numpy_only, tmp_pat
         assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
         assert refused.stderr.startswith(f"three-axes {command} needs ")
         assert "pip install 'three-axes[course]'" in refused.stderr
+        told = run(numpy_only / "three-axes", command, "--help", cwd=tmp_path)
+        assert told.returncode == 0 and told.stdout.startswith(f"usage: three-axes {command}"), told.stderr
     counting = run(python, "-c", "from three_axes import counting", cwd=tmp_path)
     assert "three_axes.counting needs" in counting.stderr and "three-axes[course]" in counting.stderr
     names = {path.name for path in numpy_only.parent.glob("lib/python*/site-packages/*") if path.is_dir()}

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from three_axes.__main__ import main
 from three_axes.plan import MODELS, Layout
 from three_axes.plan.memory import stage_memory
 from three_axes.plan.traced import traced_job
 from three_axes.plan.traffic import calls
-from three_axes.trace.trace import main, trace, trace_here
+from three_axes.trace.trace import trace, trace_here
 
 SHORT = replace(MODELS["llama-3-8b"], layers=4)
 GPT = replace(MODELS["opt-30b"], layers=3, positions=2048)  # 2,050 would be padded to divide by dp
@@ -145,8 +146,7 @@ def test_an_older_pytorch_is_refused_in_a_sentence(monkeypatch):
 @pytest.mark.slow
 def test_from_the_command_line(capsys):
     """In this process. tests/tools/test_install.py runs it as a command."""
-    main(["llama-3.2-1b", "--dp", "4", "--tp", "2", "--seq", "1024"])
+    main(["trace", "llama-3.2-1b", "--dp", "4", "--tp", "2", "--seq", "1024"])
     printed = capsys.readouterr().out
     assert "all_gather" in printed and "1,235,814,400 parameters" in printed
-    with pytest.raises(SystemExit, match="^[^\n]*the nearest is 'llama-3[^\n]*$"):
-        main(["lama-3-8b"])
+    assert main(["trace", "lama-3-8b"]) == 2 and "the nearest is 'llama-3" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from test_train import SMALL, losses_of, near
 
 from helpers import World, toy
-from helpers.train.config import batch_of, read_tokens
+from helpers.train.data import batch_of, read_tokens
 from helpers.train.export import export
 from helpers.train.launch import sizes_in
 

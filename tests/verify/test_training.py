@@ -12,7 +12,7 @@ import worlds
 from torch.distributed.checkpoint.state_dict import set_state_dict
 
 from helpers.train import Config, Trainer, checkpoint
-from helpers.train.config import batch_of, read_text
+from helpers.train.data import batch_of, read_text
 from helpers.train.sharding import local
 from helpers.train.trainer import loss_of
 from three_axes.verify import verify

@@ -1,4 +1,4 @@
-"""The command line of `count`. Needs no torch."""
+"""The command lines of `count` and `verify`. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..plan.frameworks import FRAMEWORKS
 from ..plan.layout import RECOMPUTE, Axes
 
 
-def add_options(sub: argparse.ArgumentParser) -> None:
+def _count(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--json", metavar="FILE", help="write what was counted on every rank")
     sub.add_argument("--trace", metavar="FILE", help="write a Chrome trace, for ui.perfetto.dev")
     sub.add_argument(
@@ -39,12 +39,24 @@ def add_options(sub: argparse.ArgumentParser) -> None:
     job.set_defaults(cluster=next(iter(CLUSTERS)), gradients=None, precision="bf16", lora=None, lora_on=None)
     job.set_defaults(four_bit=False, eight_bit=False, offload=False, loss_chunks=None, batch_tokens=None)
     job.set_defaults(recomputed=0)
-    add_script(sub)
+    _script(sub)
 
 
-def add_script(sub: argparse.ArgumentParser) -> None:
+def _verify(sub: argparse.ArgumentParser) -> None:
+    steps = "of the optimizer, then the job ends (%(default)s)"
+    sub.add_argument("--steps", type=int, default=5, help=steps)
+    _script(sub)
+
+
+def _script(sub: argparse.ArgumentParser) -> None:
     """The script of somebody else, behind the options."""
     sub.add_argument("--cpu", action="store_true", help="run a script that names CUDA on processors")
     sub.add_argument("-m", "--module", action="store_true", help="the script is a module: -m pkg.train")
     sub.add_argument("script", help="the script, as you would give it to python")
     sub.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+
+
+SCRIPTS = {
+    "count": ("count what a script of yours sends, under torchrun", _count),
+    "verify": ("check that copies stay equal in a script of yours, under torchrun", _verify),
+}

@@ -1,33 +1,20 @@
-"""The command `explain`."""
+"""Say where the time of torch.profiler's traces went."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
+from argparse import Namespace
 
-from ..terminal import Manual, fitted, fold, put
+from ..terminal import fitted, fold, put
 from . import explain
 from .change import Change
 from .reading import files_of
 
 
-def main(argv: list[str]) -> int:
+def run(args: Namespace) -> int:
     """Print where the time of some traces went. Raises ValueError, in a sentence, for files that are none."""
-    parser = argparse.ArgumentParser(
-        prog="three-axes explain",
-        description="Say where the time of torch.profiler's traces went.",
-        formatter_class=Manual,
-    )
-    parser.add_argument(
-        "traces",
-        nargs="+",
-        metavar="TRACE",
-        help="one file for each rank, or a folder; two folders are compared",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse_args(argv)
     if len(args.traces) == 2 and all(map(os.path.isdir, args.traces)):
         made = Change(*(explain(files_of(folder)) for folder in args.traces))
     else:

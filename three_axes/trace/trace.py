@@ -15,15 +15,16 @@ needed: under FSDP and tensor parallelism all ranks do the same.
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 import pickle
 import resource
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 
 from ..paper.collectives import algorithmic_bytes
@@ -35,7 +36,7 @@ from ..plan.stages import layers_on_rank
 from ..plan.traced import PLANS, microbatches
 from ..plan.traffic import Call
 from ..table import Table, human
-from ..terminal import Manual
+from ..terminal import put
 
 
 @dataclass
@@ -70,6 +71,11 @@ class Trace:
                 f" {self.seq_len} tokens"
             ),
         )
+
+    def json(self) -> dict:
+        """The same for other programs; docs/planner.md says what the keys hold."""
+        calls = [asdict(c) | {"sent": self._sent(c)} for c in self.calls]
+        return {"parameters": self.params, "calls": calls, "peak_bytes": self.peak, "memory": self.memory}
 
     def __repr__(self) -> str:
         return repr(self.table())
@@ -244,31 +250,17 @@ def _most_resident() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="three-axes trace", description=__doc__, formatter_class=Manual)
-    parser.add_argument("model", help="a name, or a JSON file, as for three-axes plan")
-    parser.add_argument("--dp", type=int, default=8)
-    parser.add_argument("--tp", type=int, default=8)
-    parser.add_argument("--pp", type=int, default=1, help="stages; the first one is traced")
-    parser.add_argument("--ep", type=int, default=1, help="ranks that experts are spread over; with --tp 1")
-    parser.add_argument("--microbatch", type=int, default=1)
-    parser.add_argument("--seq", type=int, default=4096)
-    parser.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
-    parser.add_argument("--usual", action="store_true", help="the tutorials' plan instead of Megatron's")
-    parser.add_argument("--recompute", choices=("none", "full"), default="none")
-    args = parser.parse_args(argv)
+def run(args: Namespace) -> int:
+    """Print what one rank of the split model sends and holds."""
     sizes = {name: getattr(args, name) for name in ("dp", "tp", "pp", "ep", "microbatch", "recompute")}
     layout = Layout(**sizes, zero=3, sequence_parallel=not (args.no_sp or args.usual))
     plan = "usual" if args.usual else "Megatron's"
     if sys.stderr.isatty():
         print("Running the model on fake ranks. This takes some ten seconds.", file=sys.stderr)
-    try:
-        traced = trace(find_model(args.model), layout, seq_len=args.seq, plan=plan)
-    except ValueError as e:
-        sys.exit(str(e))
-    print(
-        traced,
-        f"\n{traced.params:,} parameters; {human(traced.peak)} on this rank at the peak: "
-        + ", ".join(f"{kind} {human(size)}" for kind, size in traced.memory.items())
-        + f"; traced in {traced.seconds:.0f} s and {human(traced.resident)}",
-    )
+    traced = trace(find_model(args.model), layout, seq_len=args.seq, plan=plan)
+    if args.json:
+        return put(json.dumps(traced.json(), default=float))
+    kinds = ", ".join(f"{kind} {human(size)}" for kind, size in traced.memory.items())
+    took = f"traced in {traced.seconds:.0f} s and {human(traced.resident)}"
+    held = f"{human(traced.peak)} on this rank at the peak"
+    return put(f"{traced} \n{traced.params:,} parameters; {held}: {kinds}; {took}")

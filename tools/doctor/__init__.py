@@ -12,13 +12,13 @@ can be pasted into an issue; the command's exit status is 1 where something is w
 
 from __future__ import annotations
 
-import argparse
 import platform
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 
-from three_axes.terminal import Manual, fitted, fold
+from three_axes.terminal import fitted, fold
 
 from . import collectives, failures, machine, training
 from .check import Skipped, Wrong
@@ -73,13 +73,7 @@ def examine(numbers: list[int], meet: str = "", say: Callable[[str], None] = pri
     return not tally["WRONG"]
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="three-axes doctor", description=__doc__, formatter_class=Manual)
-    numbers = "which of the fourteen; all if none is given"
-    parser.add_argument("checks", nargs="*", type=int, metavar="NUMBER", help=numbers)
-    meet = "for the thirteenth: run it on two machines at once, HOST being the name of one of them"
-    parser.add_argument("--meet", default="", metavar="HOST", help=meet)
-    args = parser.parse_args(argv)
+def run(args: Namespace) -> int:
     with fitted(sys.stdout):
         fine = examine(args.checks, args.meet, lambda line: print(fold(line), flush=True))
     return 0 if fine else 1

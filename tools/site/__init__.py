@@ -8,17 +8,13 @@ kernel, from frames that the simulator has made before.
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 
 from helpers.practice.books import BUILD
-from three_axes.terminal import Manual
 
 from .build import build
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="three-axes site", description=__doc__, formatter_class=Manual)
-    parser.parse_args(argv)
+def run(args: Namespace) -> None:
     pages = build(BUILD / "site")
     print(f"{pages} pages in {BUILD / 'site'}; open {BUILD / 'site' / 'index.html'}")
-    return 0
