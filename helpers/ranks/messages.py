@@ -6,6 +6,8 @@ import copyreg
 import io
 import pickle
 import re
+from collections import ChainMap
+from types import CodeType
 from typing import NamedTuple
 
 import cloudpickle
@@ -22,7 +24,17 @@ MESSAGE = 2000  # characters of an error's message that are shown
 copyreg.pickle(type(torch.ops), lambda _: (getattr, (torch, "ops")))
 
 
-class _OnCpu(cloudpickle.Pickler):
+def _code(code: CodeType):
+    """Code with the name of its file or cell, which cloudpickle leaves out from 3.1.3 on."""
+    make, given = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in given)
+
+
+class _WithFiles(cloudpickle.Pickler):
+    dispatch_table = ChainMap({CodeType: _code}, cloudpickle.Pickler.dispatch_table)
+
+
+class _OnCpu(_WithFiles):
     """Sends tensors of a GPU as the CPU's: the kernel may have no GPU, and takes none."""
 
     def reducer_override(self, x):
@@ -34,11 +46,16 @@ class _OnCpu(cloudpickle.Pickler):
         return super().reducer_override(x)
 
 
-def dumps(result) -> bytes:
-    """A call's result, as the kernel will read it."""
+def dumps(sent, pickler: type[cloudpickle.Pickler] = _WithFiles) -> bytes:
+    """Functions and arguments, as the ranks will read them."""
     with io.BytesIO() as file:
-        _OnCpu(file).dump(result)
+        pickler(file).dump(sent)
         return file.getvalue()
+
+
+def dumps_result(result) -> bytes:
+    """A call's result, as the kernel will read it."""
+    return dumps(result, _OnCpu)
 
 
 class Error(NamedTuple):

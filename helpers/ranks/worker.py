@@ -38,7 +38,7 @@ from ..emulate.budget import Budget
 from ..emulate.fabric import Fabric
 from . import current, flight
 from .lifetime import end_with_kernel, name_process
-from .messages import Error, Setup, dumps, shown
+from .messages import Error, Setup, dumps_result, shown
 
 
 class Aborted(BaseException):
@@ -175,7 +175,7 @@ class Rank:
         ctypes.CDLL(None).fflush(None)  # what C++ printed waits in a buffer of its own
         if error is None:
             try:
-                return True, dumps(value), report, dist.is_initialized()
+                return True, dumps_result(value), report, dist.is_initialized()
             except BaseException as e:  # noqa: BLE001  the reader's __reduce__ may raise anything too
                 message = f"{type(value).__name__}: {shown(e)}"
                 error = self._describe(e)._replace(cause="result", message=message)

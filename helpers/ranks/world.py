@@ -22,8 +22,6 @@ import threading
 import weakref
 from multiprocessing.connection import wait
 
-import cloudpickle
-
 from three_axes import devices
 from three_axes.count.clock import Timeline
 from three_axes.count.deadlock import Deadlock
@@ -32,7 +30,7 @@ from three_axes.paper.hardware import Network
 
 from . import arguments, current, failure, folders, output, server
 from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, RankStatus
-from .messages import Setup
+from .messages import Setup, dumps
 from .processes import START_SECONDS, Processes
 from .standstill import Standstill
 
@@ -115,7 +113,7 @@ class World:
         if not callable(fn):
             raise TypeError(f"run() takes a function and its arguments, not {fn!r}")
         try:
-            job = cloudpickle.dumps((fn, args, kwargs))
+            job = dumps((fn, args, kwargs))
         except Exception as e:
             raise TypeError(
                 f"{getattr(fn, '__name__', fn)} or one of its arguments cannot be sent "
@@ -133,7 +131,7 @@ class World:
 
     def push(self, **names) -> None:
         """Set variables in every rank's namespace: `world.push(lr=0.1)`."""
-        self._call("push", cloudpickle.dumps(names), keep_traffic=False)
+        self._call("push", dumps(names), keep_traffic=False)
 
     def pull(self, name: str) -> list:
         """A variable's value on every rank, rank 0's first."""

@@ -75,7 +75,7 @@ def pytorchs(name: str, p: int, m: int, v: int) -> list[list[Op]]:
         for a in actions:
             value = a and a.computation_type.value
             kind = value if value is None or isinstance(value, str) else str(a.computation_type)
-            if kind in (None, "REDUCE_GRAD"):
+            if kind in (None, "REDUCE_GRAD", "WAIT_REDUCE_GRAD"):
                 continue
             if getattr(a, "sub_actions", None):
                 yield from ops(a.sub_actions)

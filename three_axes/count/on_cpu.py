@@ -190,6 +190,9 @@ class Stream:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return False
+
     def record_event(self, event=None):
         event = event or Event()
         event.record()
