@@ -87,6 +87,12 @@ def linked(readme: str, repo: str) -> str:
     return re.sub(r"(?m)^\*\*Colab\.\*\*.*$", lambda _: told, readme)
 
 
+def published() -> str:
+    """The repository that `make colab` was told; "" where none was."""
+    told = re.search(rf"{AT}/github/([\w.-]+/[\w.-]+)/blob", find("README.md").read_text(encoding="utf-8"))
+    return told[1] if told else ""
+
+
 def make_colab(repo: str) -> None:
     """Stamp every notebook, write its copy into colab/, and link the README."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):

@@ -1,9 +1,45 @@
-// What the pages do without a kernel: predictions, explorers, cards.
+// What the pages do without a kernel: search, predictions, explorers, cards.
 "use strict";
+
+const UP = document.currentScript.dataset.up ?? "";
+
+// Another script of the site, once; it may come from a folder, where nothing can be fetched.
+const loaded = {};
+const load = name => loaded[name] ??= new Promise(done => {
+  document.body.append(Object.assign(document.createElement("script"), {src: UP + name, onload: done}));
+});
+
+// -- search: all words, anywhere in a section; those with most of them in their heading first --------------
+
+const found = document.getElementById("found"), asked = document.querySelector("[type=search]");
+
+async function search() {
+  await load("search.js");
+  const words = asked.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const hits = !words.length ? [] : SECTIONS.map(([address, page, heading, text]) => {
+    const title = `${page} ${heading}`.toLowerCase(), all = `${title} ${text.toLowerCase()}`;
+    const score = words.every(word => all.includes(word)) ? 1 + words.filter(word => title.includes(word)).length : 0;
+    const at = text.toLowerCase().indexOf(words[0]);
+    return {score, address, name: heading ? `${page}: ${heading}` : page, text: at < 0 ? "" : text.slice(Math.max(0, at - 40), at + 80)};
+  }).filter(hit => hit.score).sort((a, b) => b.score - a.score).slice(0, 12);
+  found.replaceChildren(...hits.map(({address, name, text}) => {
+    const hit = document.createElement("li"), link = document.createElement("a");
+    Object.assign(link, {href: UP + address, textContent: name});
+    hit.append(link, text && ` … ${text} …`);
+    return hit;
+  }));
+  if (words.length && !hits.length) found.textContent = "Nothing has all these words.";
+  found.hidden = !words.length;
+}
+if (asked) {
+  asked.addEventListener("input", search);
+  asked.form.addEventListener("submit", event => { event.preventDefault(); found.querySelector("a")?.click() });
+  asked.form.addEventListener("keydown", event => { if (event.key == "Escape") found.hidden = true });
+}
 
 // -- predictions: choosing one unfolds what answers it ---------------------------------------------------
 
-for (const form of document.querySelectorAll("form.question")) {
+for (const form of document.querySelectorAll("form.question[data-name]")) {
   form.addEventListener("change", event => {
     const name = form.dataset.name;
     for (const answer of document.querySelectorAll(`details.answer[data-answers~="${name}"]`)) {
@@ -19,7 +55,7 @@ for (const form of document.querySelectorAll("form.question")) {
   });
 }
 
-// -- explorers: every setting was computed before (frames.js) --------------------------------------------
+// -- explorers: every setting was computed before, and is loaded when its explorer comes near -------------
 
 const RANKS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"];
 const FILLED = {F: 0.35, B: 1, I: 1, W: 0.6};  // of a rank's colour
@@ -70,18 +106,20 @@ function drawSchedule(plot, [, ...texts], values) {
     const top = rank * row + 2, floor = top + 26 + strip;
     shape("text", {x: 0, y: top + 17}, svg, `rank ${rank}`);
     const named = ops.every(op => x(op.end) - x(op.start) > 9 + 7 * String(op.microbatch).length);
-    for (const op of ops) {
+    ops.forEach((op, place) => {
       const [red, green, blue] = mixed(RANKS[rank % 8], FILLED[op.kind]);
       const high = TALL[op.kind], y = top + 12 - high / 2;
       const box = shape("rect", {x: x(op.start), y, width: x(op.end) - x(op.start), height: high,
-        fill: `rgb(${red},${green},${blue})`, stroke: "var(--paper)", "stroke-width": 1}, svg);
+        fill: `rgb(${red},${green},${blue})`, stroke: "var(--paper)", "stroke-width": 1,
+        "data-op": `${rank} ${place}`}, svg);
       shape("title", {}, box, `${op.kind}${op.microbatch}${op.chunk ? `, chunk ${op.chunk + 1}` : ""}`);
       if (op.chunk % 2) shape("rect", {x: x(op.start), y: y + high - 3, width: x(op.end) - x(op.start),
         height: 3, fill: "#222"}, svg);
       if (named) shape("text", {x: (x(op.start) + x(op.end)) / 2, y: top + 16, "text-anchor": "middle",
         style: `font-weight:700;font-size:11px;fill:${0.3 * red + 0.59 * green + 0.11 * blue < 107 ? "#fff" : "#222"}`},
         svg, op.kind + op.microbatch);
-    }
+    });
+    if (values.timeless) return;
     let path = `M${x(0)} ${floor}`, height = 0;
     for (const [at, held] of levels(ops)) {
       path += `H${x(at)}V${floor - (strip - 4) * held / most}`;
@@ -91,6 +129,7 @@ function drawSchedule(plot, [, ...texts], values) {
     shape("text", {x: left + wide + 8, y: floor - 4}, svg,
       `peak ${+(peaks[rank] / chunks).toPrecision(3)} in flight`);
   });
+  if (values.timeless) return;
   const base = rows.length * row + 6, units = longest / chunks;
   const step = [1, 2, 5, 10, 20, 50].find(s => units / s <= 12) ?? 100;
   shape("line", {x1: left, x2: left + wide, y1: base, y2: base, stroke: "var(--ink)"}, svg);
@@ -218,7 +257,12 @@ function explorer(place) {
   place.insertAdjacentHTML("beforeend", kind.legend());
   draw();
 }
-for (const place of document.querySelectorAll(".explorer")) explorer(place);
+const near = new IntersectionObserver(entries => entries.filter(entry => entry.isIntersecting).forEach(async ({target}) => {
+  near.unobserve(target);
+  await load(`frames-${target.dataset.explorer}.js`);
+  explorer(target);
+}), {rootMargin: "400px"});
+for (const place of document.querySelectorAll("[data-explorer]")) near.observe(place);
 
 // -- cards -----------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The site: its frames against the simulator, every link, what stays folded, a browser at three widths."""
 
 import itertools
+import json
 import random
 import re
 import shutil
@@ -17,7 +18,7 @@ from helpers.draw.holding import PARTS
 from helpers.practice.books import answering, notebooks, number
 from three_axes.paper.pipelines import SCHEDULES
 from three_axes.paper.simulation import paper
-from tools.site import frames
+from tools.site import first, frames
 from tools.site.build import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,8 +120,34 @@ def test_every_link_leads_somewhere_and_nothing_is_fetched_from_afar(site, pages
 
 
 @pytest.mark.slow
-def test_explorers_weigh_less_than_three_megabytes(site):
-    assert (site / "frames.js").stat().st_size + (site / "site.js").stat().st_size < 3e6
+def test_what_every_page_loads_is_light_and_the_rest_comes_when_it_is_needed(site, pages):
+    sizes = {script.name: script.stat().st_size for script in site.glob("*.js")}
+    assert sizes["site.js"] + sizes["first.js"] < 4e4 and sum(sizes.values()) < 2e6
+    loaded = {tag["src"].rpartition("/")[2] for page in pages.values() for tag in page.select("script[src]")}
+    assert loaded == {"site.js", "first.js"}
+
+
+@pytest.mark.slow
+def test_a_page_says_what_it_is_before_it_is_opened(site, pages):
+    for path, page in pages.items():
+        if path.parent.name == "slides":
+            continue
+        said = page.select_one("meta[name=description]")["content"]
+        title = page.select_one("meta[property='og:title']")["content"]
+        assert len(said) > 60 and page.title.text.removesuffix(" · Three Axes") == title
+    # Without JavaScript an explorer is the picture that the notebook has stored.
+    assert all(
+        place.select_one("img[src^='data:']")
+        for page in pages.values()
+        for place in page.select("[data-explorer]")
+    )
+
+
+@pytest.mark.slow
+def test_the_search_knows_no_answers(site):
+    sections = json.loads((site / "search.js").read_text().removeprefix("const SECTIONS = ").rstrip(";\n"))
+    texts = " ".join(text for *_, text in sections)
+    assert len(sections) > 200 and "One way to do it" not in texts and "Hint 1 of" not in texts
 
 
 @pytest.mark.slow
@@ -275,10 +302,64 @@ def test_a_prediction_unfolds_its_answers_and_says_what_was_chosen(visit):
 
 @needs_chromium
 @pytest.mark.slow
+def test_the_first_page_predicts_cuts_and_orders_and_its_address_keeps_it(visit):
+    page = visit("index.html")
+    page.get_by_label("the layers", exact=True).check()
+    said = page.locator("#does").inner_text()
+    assert "You predicted the layers, but it is the matrices." in said and "8 of 32 layers" in said
+    page.get_by_label("the matrices", exact=True).check()
+    assert f"the matrices: {first.gigabytes('tp'):.3g} GB" in page.locator("#bars .chosen").inner_text()
+
+    length = page.locator("#length")
+    for name in ("GPipe", "1F1B"):  # as the simulator has it
+        page.get_by_role("button", name=name, exact=True).click()
+        timeline = first.timeline(name)
+        told = f"{timeline.makespan:g} units, {100 * timeline.bubble:.0f} % of the time idle."
+        assert length.inner_text().startswith(told) and ("this is 1F1B" in length.inner_text()) == (
+            name == "1F1B"
+        )
+    operation = lambda rank, place: page.locator(f"[data-op='{rank} {place}']")
+    operation(0, 0).focus()
+    for _ in range(3):  # rank 0's F0 behind its first backward
+        page.keyboard.press("ArrowRight")
+    assert length.inner_text().startswith("This hangs: rank 0 waits for")
+    here, there = operation(0, 3).bounding_box(), operation(0, 0).bounding_box()
+    page.mouse.move(here["x"] + 4, here["y"] + 9)
+    page.mouse.down()
+    page.mouse.move(there["x"] + 2, there["y"] + 9, steps=40)
+    page.mouse.up()
+    assert "this is 1F1B" in length.inner_text()
+    operation(2, 0).focus()
+    page.keyboard.press("ArrowRight")
+    told, address = length.inner_text(), page.url
+    page.goto("about:blank")
+    page.goto(address)
+    assert length.inner_text() == told and page.get_by_label("the matrices", exact=True).is_checked()
+    page.goto("about:blank")
+    page.goto(address.partition("#")[0] + "#order=F0F0-B9&cut=up")  # nobody's order
+    assert length.inner_text().startswith("36 units, 67 %")
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_the_search_finds_a_section_from_any_page(visit):
+    page = visit(page_of("b1"))
+    page.get_by_role("searchbox").fill("bubble interleaved")
+    page.locator("#found a").first.wait_for()
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"12_bubble|glossary|07_pipeline|planner"))
+    page.get_by_role("searchbox").fill("zzzz")
+    page.get_by_text("Nothing has all these words.").wait_for()
+
+
+@needs_chromium
+@pytest.mark.slow
 def test_explorers_move_without_a_kernel(visit):
     told = lambda m: explore.schedule_title(paper(SCHEDULES["1F1B"].make(4, m, 1)))
     page = visit(page_of("07"))
     explorer = page.locator("[data-explorer=schedules]")
+    explorer.scroll_into_view_if_needed()
+    explorer.locator("h4").wait_for()
     assert explorer.locator("h4").inner_text() == told(8)
     assert explorer.locator("svg rect").count() == 4 * 8 * 2
     explorer.locator("input[name=m]").focus()
@@ -293,6 +374,8 @@ def test_explorers_move_without_a_kernel(visit):
 
     page = visit(page_of("09"))
     explorer = page.locator("[data-explorer=memory]")
+    explorer.scroll_into_view_if_needed()
+    explorer.locator("h4").wait_for()
     for zero in (1, 2, 3):
         _, stages, _ = explore.stages_of("llama-3-70b", 4, 8, 2, 1, zero, "none")
         most = max(float(sum(stage.values())) for stage in stages) / 1e9

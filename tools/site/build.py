@@ -7,6 +7,7 @@ keeps its folder and changes its ending.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -21,8 +22,10 @@ from helpers.practice.books import notebooks, number
 from three_axes.files import find
 
 from .. import slides
+from ..colab import published
 from ..printables import cheatsheet_body, rendered, write_cheatsheet
 from . import drop, frames
+from .first import first
 
 PAGES = (".ipynb", ".md", ".py", "")  # what becomes a page; other files are copied
 FIRST = "README.md"
@@ -50,18 +53,33 @@ def build(folder: Path) -> int:
         bodies[name] = BeautifulSoup(body, "html.parser")
     write_cheatsheet(folder)
     slides.write("", folder / "slides")
+    lost = "<h1>Not here</h1><p>This address has no page. Search, or begin with <a>the drops</a>.</p>"
+    bodies["404.md"] = BeautifulSoup(lost, "html.parser")
+    bodies["404.md"].a["href"] = "index.html#the-drops"
     titles = {name: _title(body) for name, body in bodies.items()}
+    repo = published()
+    owner, _, project = repo.partition("/")
+    root = f"https://{owner}.github.io/{project}/" if repo else ""
+    sections = []
     for name, body in bodies.items():
         _headings(body)
         _tables(body)
         if name == GLOSSARY:
             _words(body)
+        sections += [] if name.endswith((".py", "LICENSE")) else _sections(body, address(name), titles[name])
+        description = _description(body, titles[name])
+        if name == FIRST:
+            body.img.find_parent("p").insert_before(BeautifulSoup(first(), "html.parser"))
         place = books.index(name) if name in books else None
         page = rendered(
             "page",
             body=str(body),
             title=titles[name],
-            up="../" * (len(PurePosixPath(name).parts) - 1),
+            # A page that is not there may be asked for from any folder.
+            up=root if name == "404.md" else "../" * (len(PurePosixPath(name).parts) - 1),
+            root=root,
+            description=description,
+            source=f"https://github.com/{repo}/blob/main/{name}" if repo else "",
             previous=books[place - 1] if place else None,
             next=books[place + 1] if place is not None and place + 1 < len(books) else None,
             drop=number(Path(name)) if place is not None else None,
@@ -71,13 +89,14 @@ def build(folder: Path) -> int:
             titles=titles,
             address=address,
             number=lambda book: number(Path(book)),
-            explorers=bool(body.select(".explorer")),
         )
         (folder / address(name)).parent.mkdir(parents=True, exist_ok=True)
         (folder / address(name)).write_text(page, encoding="utf-8")
-    for asset in ("style.css", "site.js"):
+    for asset in ("style.css", "site.js", "first.js", "icon.svg"):
         shutil.copy(find(f"data/site/{asset}"), folder / asset)
-    (folder / "frames.js").write_text(frames.script(), encoding="utf-8")
+    index = f"const SECTIONS = {json.dumps(sections, ensure_ascii=False)};\n"
+    for script, text in {**frames.scripts(), "search.js": index}.items():
+        (folder / script).write_text(text, encoding="utf-8")
     return len(bodies)
 
 
@@ -104,6 +123,28 @@ def _linked(body: BeautifulSoup, name: str, folder: Path) -> list[str]:
             shutil.copy(find(there), folder / there)
         tag[attribute] = os.path.relpath(moved, PurePosixPath(address(name)).parent) + hash_ + anchor
     return pages
+
+
+def _sections(body: BeautifulSoup, address: str, title: str) -> list[list[str]]:
+    """What the search looks through: [address, page, heading, text] of each section. Nothing that is folded,
+    answers and solutions, is part of it.
+    """
+    found = [[address, title, "", ""]]
+    for tag in body.find_all(["h2", "h3", "p", "li", "td", "pre"]):
+        if tag.find_parent(["details", "form"]) or tag.find_parent(["p", "li", "td"]):
+            continue
+        if tag.name in ("h2", "h3"):
+            found.append([f"{address}#{tag['id']}", title, _words_of(tag), ""])
+        else:
+            found[-1][3] += " ".join(tag.get_text().split()) + " "
+    return found
+
+
+def _description(body: BeautifulSoup, title: str) -> str:
+    """The first paragraph that is more than a line of links."""
+    said = f"{title}, of Three Axes: data, tensor and pipeline parallelism by running them"
+    texts = (paragraph.get_text() for paragraph in body.select("p"))
+    return textwrap.shorten(next((text for text in texts if len(text) > 80), said), 200)
 
 
 def _title(body: BeautifulSoup) -> str:

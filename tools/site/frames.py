@@ -1,5 +1,5 @@
 """What the explorers of the site show: every setting of `explore.schedules` and `explore.memory`, computed
-before by the same functions, in one script of some hundred kB.
+before by the same functions, in a script for each, of some hundred kB.
 
 A frame of a schedule is its title and a text for each rank. The text has its operations in order: 'F3' is
 microbatch 3 forward, F3' in the rank's second chunk; '.2' before it is idle time, in units of a chunk's
@@ -84,10 +84,13 @@ def memory_frames() -> dict[str, object]:
     return {"parts": list(PARTS), "gigabytes": list(places), "frames": frames, "holds": capacity / 1e9}
 
 
-def script() -> str:
-    """frames.js: `FRAMES.schedules` and `FRAMES.memory`, each with its controls."""
+def scripts() -> dict[str, str]:
+    """frames-schedules.js and frames-memory.js: `FRAMES.schedules` and `FRAMES.memory`, with the controls."""
     made = {
         "schedules": {"controls": _controls(explore.schedules()), "frames": schedule_frames()},
         "memory": {"controls": _controls(explore.memory()), **memory_frames()},
     }
-    return f"window.FRAMES = {json.dumps(made, separators=(',', ':'))};\n"
+    return {
+        f"frames-{name}.js": f"(window.FRAMES ??= {{}}).{name} = {json.dumps(one, separators=(',', ':'))};\n"
+        for name, one in made.items()
+    }

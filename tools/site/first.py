@@ -1,0 +1,48 @@
+"""What a visitor does on the first page: predict which cut sends most, and order the work of a pipeline.
+
+data/site/first.js moves it; the figures and the orders come from here.
+"""
+
+from __future__ import annotations
+
+from three_axes.paper.hardware import CLUSTERS
+from three_axes.paper.pipelines import SCHEDULES
+from three_axes.paper.simulation import Timeline, paper
+from three_axes.plan import Job, Layout
+from three_axes.plan.models import find_model
+from three_axes.plan.traffic import sent
+
+from ..printables import rendered
+
+GPUS, BATCH, SEQUENCE = 4, 16, 4096
+STAGES, MICROBATCHES = 3, 4
+CUTS = {
+    "dp": ("the batch", "Each GPU has 4 sequences and all weights. Gradients are summed once a step."),
+    "tp": ("the matrices", "Each GPU has a quarter of each matrix. Activations are summed in every layer."),
+    "pp": ("the layers", "Each GPU has 8 of 32 layers. Activations go to the next GPU, gradients come back."),
+}
+BY_TURNS = "-".join(["".join(f"F{m}B{m}" for m in range(MICROBATCHES))] * STAGES)
+
+
+def gigabytes(axis: str) -> float:
+    """That a GPU sends in a step of Llama 3 8B, of a middle stage where there are stages."""
+    job = Job(find_model("llama-3-8b"), CLUSTERS["dgx-h100"], BATCH, SEQUENCE)
+    return sent(job, Layout(**{axis: GPUS}))[axis] / 1e9
+
+
+def timeline(name: str) -> Timeline:
+    return paper(SCHEDULES[name].make(STAGES, MICROBATCHES, 1))
+
+
+def order(name: str) -> str:
+    """Of the operations on each rank: 'F0F1F2F3B0…-F0…', as the page's address has it."""
+    rows = timeline(name).rows
+    return "-".join("".join(kind + label for kind, label, *_ in row) for row in rows)
+
+
+def first() -> str:
+    """The part of the first page that moves."""
+    orders = {"one by one": BY_TURNS} | {name: order(name) for name in ("GPipe", "1F1B")}
+    cuts = [(axis, *said, f"{gigabytes(axis):.3g}") for axis, said in CUTS.items()]
+    best = {"length": f"{timeline('1F1B').makespan:g}", "stages": STAGES, "microbatches": MICROBATCHES}
+    return rendered("first", cuts=cuts, orders=orders, **best)
