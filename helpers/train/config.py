@@ -175,7 +175,7 @@ class Config:
         from ..toy import ToyTransformer
 
         model = ToyTransformer(**self.sizes, seed=self.seed)
-        return model.double() if self.precision == "float64" else model
+        return model.double() if self.precision == "float64" else model.float()
 
     @property
     def sizes(self) -> dict[str, int]:
