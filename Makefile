@@ -40,6 +40,7 @@ attempts: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check helpers three_axes tools notebooks/drops tests
 	$(BIN)/ruff format --check --quiet helpers three_axes tools notebooks/drops tests || { echo "make these as ruff format would"; exit 1; }
+	$(BIN)/mypy --no-error-summary
 
 # Run the notebooks anew and store their outputs: after a change to them or to helpers.
 refresh: $(READY)

@@ -61,6 +61,7 @@ def _version() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run one command. argv None: sys.argv's. Returns the exit status, 2 where it is refused."""
     argv = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         if argv[0] == "--version":
@@ -77,9 +78,9 @@ def main(argv: list[str] | None = None) -> int:
                 run = prepare(args, lambda: (job := job_of(args), layout_of(args, job)))
         elif args.command == "verify":
             with course_needed("three-axes verify"):
-                from .verify.script import prepare
+                from .verify.script import prepare as prepare_check
 
-                run = prepare(args)
+                run = prepare_check(args)
         else:
             with fitted(sys.stdout):
                 text, data = args.run(args)
@@ -96,7 +97,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def command() -> None:
     """`three-axes`, which an installation brings; `python -m three_axes` is the same."""
-    sys.stdout.reconfigure(errors="replace")  # where bars cannot be shown there are question marks
+    # Where bars cannot be shown there are question marks.
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.exit(main())
 
 

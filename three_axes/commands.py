@@ -30,6 +30,7 @@ class Command(NamedTuple):
 
     @property
     def manual(self) -> str:
+        """That docstring, read without importing the module; `help` where there is none."""
         path = self.function.partition(":")[0].replace(".", "/")
         try:
             file = find(f"{path}.py")
@@ -41,8 +42,8 @@ class Command(NamedTuple):
 def _lab(parser: Parser) -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("three-axes"), help="%(default)s")
     fresh = "the drop 07, say, as it was at first; your copy of it is kept in old/"
-    several = dict(action="append", default=[], metavar="NUMBER", type=lambda n: n.zfill(2))
-    parser.add_argument("--fresh", help=fresh, **several)
+    number = lambda n: n.zfill(2)
+    parser.add_argument("--fresh", help=fresh, metavar="NUMBER", type=number, action="append", default=[])
     parser.add_argument("--port", type=int, default=8888, help="%(default)s, or the next that is free")
     parser.add_argument("--no-browser", action="store_true", help="only say the address")
 

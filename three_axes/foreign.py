@@ -13,7 +13,6 @@ import os
 import pickle
 import stat
 from collections.abc import Callable
-from typing import BinaryIO
 
 LARGEST = 10_000_000  # bytes of a file that is read whole: as objects they take up to forty times as many
 DEEPEST = 100  # lists and objects inside each other
@@ -33,7 +32,7 @@ def plain(text: object, most: int = 200) -> str:
     return shown if len(text) <= most else shown[:-1] + "…"
 
 
-def open_file(path: str | os.PathLike) -> BinaryIO:
+def open_file(path: str | os.PathLike) -> io.BufferedReader:
     """A file, opened to be read as bytes. Raises Unreadable where there is none to be read."""
     name = plain(path, 1000)
     try:
@@ -55,8 +54,8 @@ def read_json(path: str | os.PathLike) -> object:
     if len(content) > LARGEST:
         raise Unreadable(f"{name} has more than {LARGEST:,} bytes, which is more than is read: shorten it")
     try:
-        hooks = {"parse_int": _whole, "parse_float": _finite, "parse_constant": _finite}
-        value = json.loads(content.decode("utf-8-sig"), **hooks)
+        text = content.decode("utf-8-sig")
+        value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except json.JSONDecodeError as e:
         raise Unreadable(
             f"{name} is not a JSON file: line {e.lineno}, column {e.colno}: {e.msg.lower()}"
@@ -103,6 +102,7 @@ class DataUnpickler(pickle.Unpickler):
         self._may_name = may_name
 
     def find_class(self, module: str, name: str):
+        """The class or function that a pickle names, where `may_name` allows it. pickle itself calls this."""
         if self._may_name(module, name):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which may be code")

@@ -8,7 +8,7 @@ looks for such names elsewhere.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -62,7 +62,7 @@ def after_backward(call: Callable[[], None]) -> None:
 
 def work_of(future: torch.futures.Future) -> dist.Work:
     """A Work that ends with a future. Without it no network can be emulated."""
-    return _c10d._create_work_from_future(future)
+    return _c10d._create_work_from_future(future)  # type: ignore[attr-defined]
 
 
 def default_store() -> dist.Store:
@@ -98,7 +98,7 @@ def abort_groups() -> None:
 
 def flight_record() -> dict:
     """The last collectives of this rank, which gloo records and nobody else writes: b4 reads them."""
-    return pickle.loads(_c10d._dump_fr_trace())
+    return pickle.loads(_c10d._dump_fr_trace())  # type: ignore[attr-defined]
 
 
 def piece_of(storage: torch.UntypedStorage) -> int:
@@ -127,7 +127,7 @@ def scale(tensors: list[torch.Tensor], factor: float) -> None:
     torch._foreach_mul_(tensors, factor)
 
 
-def norms(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def norms(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
     """The norm of each, at once."""
     return torch._foreach_norm(tensors)
 

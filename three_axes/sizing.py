@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from .foreign import plain
 from .paper.axes import NAMED
@@ -125,13 +126,15 @@ def _estimated(made: Estimate) -> dict:
 
 
 def run_plan(args) -> tuple[str, dict]:
+    """All layouts of a job, ranked. Raises ValueError where none fits."""
     whole("--rows", args.rows)
     tokens = None if args.train_tokens is None else _number(args.train_tokens)
     if args.price is not None:
         positive("--price", args.price, zero=True, most=1e6, unit="money for a GPU-hour")
     only = {axis: getattr(args, axis) for axis in (*Axes._fields, "shard")}
     made = plan(job_of(args), gpus=args.gpus, headroom=args.headroom, **only)
-    best, flips, priced = made.estimate(), made.flips(), {}
+    best, flips = made.estimate(), made.flips()
+    priced: dict[str, Any] = {}
     out = [repr(made.table(args.rows)), "", f"best: {best.layout}", best.summary(), best.interval()]
     out += [f"layouts less than {made.sure.apart:.0%} apart are a tie", *best.warnings()]
     if tokens or args.price is not None or args.mtbf is not None:
@@ -203,12 +206,14 @@ def layout_of(args, job: Job) -> Layout:
 
 
 def run_memory(args) -> tuple[str, dict]:
+    """Time and memory of one layout."""
     job = job_of(args)
     made = estimate(job, layout_of(args, job))
     return made.text(args.explain), {"inputs": _inputs(job), **_estimated(made)}
 
 
 def run_normal(args) -> tuple[str, dict]:
+    """A measured step beside its estimate. dp is what --gpus leaves after tp, pp and cp."""
     from .plan.normal import Normal, read_line, step_seconds
 
     for name in ("gpus", "tp", "pp", "cp"):
@@ -227,6 +232,7 @@ def run_normal(args) -> tuple[str, dict]:
 
 
 def run_bytes(args) -> tuple[str, dict]:
+    """Bytes that each GPU of the first, middle and last stage sends in a step, by axis."""
     from .plan.traffic import sent
 
     job = job_of(args)
@@ -247,6 +253,7 @@ def run_bytes(args) -> tuple[str, dict]:
 
 
 def run_bubble(args) -> tuple[str, dict]:
+    """One schedule on paper: a forward is 1 unit of time, a whole backward 2."""
     from .paper.simulation import paper
 
     if args.schedule != "interleaved" and args.interleave is not None:

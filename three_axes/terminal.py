@@ -86,9 +86,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": Manual, **kwargs})
 
     def error(self, message: str) -> NoReturn:
+        """Exit with status 2. argparse itself calls this."""
         self.exit(2, f"{plain(message, 2000)}\n{self.prog} --help has all that it takes\n")
 
     def parse_args(self, args=None, namespace=None):
+        """As argparse's; while a shell asks for completions, they are printed and the process ends."""
         if "_ARGCOMPLETE" in os.environ:
             with suppress(ImportError):
                 import argcomplete

@@ -14,9 +14,10 @@ import math
 import re
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -71,10 +72,11 @@ class Axes:
     def listen(self) -> None:
         """From now on, note which mesh dimension a group is asked for."""
         self._get_group, self._resolve = DeviceMesh.get_group, getattr(functional, RESOLVE)
-        DeviceMesh.get_group = lambda mesh, mesh_dim=None: self._get(mesh, mesh_dim)
+        DeviceMesh.get_group = lambda mesh, mesh_dim=None: self._get(mesh, mesh_dim)  # type: ignore[assignment]
         setattr(functional, RESOLVE, lambda group, tag="": self._about_to_call(group, tag))
 
     def leave(self) -> None:
+        """Undo `listen`: PyTorch's own functions are in their places again."""
         DeviceMesh.get_group = self._get_group
         setattr(functional, RESOLVE, self._resolve)
 
@@ -93,6 +95,7 @@ class Axes:
         return resolved
 
     def members(self, group: dist.ProcessGroup) -> Members:
+        """Asked of PyTorch once. Without a name of its own a group is 'ranks 0,2', or 'world' if default."""
         if (known := self._members.get(group)) is None:
             described, ranks = group.group_desc.removeprefix("mesh_"), dist.get_process_group_ranks(group)
             # A mesh over all ranks makes the latter where it finds gloo and a GPU.
@@ -107,8 +110,8 @@ class Axes:
     def name(self, group: dist.ProcessGroup, op: str, peer: int | None = None) -> str:
         """The axis of a collective that is being issued. peer: the other rank of a message."""
         described, ranks, me, _ = self.members(group)
-        said = self._declared and self._declared.get(tuple(sorted(ranks)))
-        asked = said or self._asked.get(group.group_name, ())
+        said = self._declared.get(tuple(sorted(ranks))) if self._declared else None
+        asked: Collection[str] = said or self._asked.get(group.group_name) or ()
         resolved, self._resolved = self._resolved, None
         if described != "world" and (len(asked) == 1 or not asked and not described.startswith("ranks ")):
             return next(iter(asked), described)
@@ -116,7 +119,7 @@ class Axes:
             return resolved[1]
         ends = set() if peer is None else {ranks[me], ranks[peer]}
         holding = (names for held, names in self._declared.items() if ends and ends <= set(held))
-        only = asked if len(asked) == 1 else set().union(*holding)
+        only: Collection[str] = asked if len(asked) == 1 else set().union(*holding)
         only = only if len(only) == 1 else ()
         return _of_caller(op) or next(iter(only), described)
 
@@ -134,14 +137,14 @@ def said(text: str, size: int) -> list[tuple[str, list[int]]]:
     """What a user says of `size` ranks: 'tp=[[0,1],[2,3]]', or a mesh, the outermost first: 'dp=2,tp=2'.
     Raises ValueError.
     """
-    name, _, groups = text.partition("=")
+    name, _, given = text.partition("=")
     if re.fullmatch(r"(\w+=\d+)(,\w+=\d+)*", text):
         sizes = {axis: int(n) for axis, n in (part.split("=") for part in text.split(","))}
         if (n := math.prod(sizes.values())) != size:
             raise ValueError(f"--axes {text} is of {n} ranks, and this job has {size}")
         return [(axis, group) for axis in sizes for group in placement.groups(axis, sizes)]
     try:
-        groups = json.loads(groups)
+        groups = json.loads(given)
         ranks = [rank for group in groups for rank in group]
         can_be = name and set(ranks) <= set(range(size)) and len(set(ranks)) == len(ranks)
     except (ValueError, TypeError):
@@ -161,7 +164,7 @@ def _dimension(mesh: DeviceMesh, dim: int | str) -> str | None:
 
 def _of_caller(op: str) -> str | None:
     """The dimension that FSDP2 or a pipeline of PyTorch's issues a collective for, None if neither."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(FRAMES):
         if frame is None:
             return None

@@ -146,7 +146,7 @@ NAMES = {
 
 
 def chrome(
-    rows: Sequence[list[Span]], streams: Sequence[list[Span]], levels: Sequence[list[tuple[float, float]]]
+    rows: Sequence[list[Span]], streams: Sequence[list[Span]], levels: Sequence[Sequence[tuple[float, float]]]
 ) -> dict:
     """rows[rank], streams[rank]: its spans, those of kind 'comm' in streams. levels[rank]: (when, bytes held
     from then on). Seconds on one clock.

@@ -22,8 +22,10 @@ class Counted(Traffic):
     `missing` are the ranks that sent none. steps[r]: rank r's collectives by optimizer step.
     """
 
+    _mine: RankReport  # there when the block has ended
+
     def __init__(self, counter: Counter):
-        self._counter, self._mine = counter, None
+        self._counter = counter
 
     def finish(self) -> None:
         """Stop counting."""
@@ -32,14 +34,14 @@ class Counted(Traffic):
     def __getattr__(self, name: str):
         if name.startswith("__") or "_told" in self.__dict__:
             raise AttributeError(f"counted traffic has no {name!r}")
-        if self._mine is None:
+        if "_mine" not in self.__dict__:
             raise RuntimeError("the bytes are known when the block has ended: read `traffic` after it")
         self._gather()
         return getattr(self, name)
 
     def _gather(self) -> None:
         until = time.monotonic() + PATIENCE
-        reports = {self._mine.rank: self._mine}
+        reports: dict[int, RankReport | None] = {self._mine.rank: self._mine}
         for rank in set(range(self._counter.size)) - set(reports):
             reports[rank] = self._counter.told_by(rank, until)
         self.missing = sorted(rank for rank, told in reports.items() if told is None)
@@ -87,7 +89,7 @@ class Counted(Traffic):
         told, sentences = self._heard(), self._not_called_alike()
         waited = {r: self.waited[r] for r in told}
         if len(waited) > 1 and max(waited.values()) > 0:
-            least, most = min(waited, key=waited.get), max(waited, key=waited.get)
+            least, most = min(waited, key=waited.__getitem__), max(waited, key=waited.__getitem__)
             sentences.append(
                 f"rank {least} waited least, {waited[least]:.2f} s; rank {most} most, {waited[most]:.2f} s:"
                 f" rank {least} is the one that the others wait for"
@@ -163,7 +165,7 @@ class Counted(Traffic):
 
 def _table(title: str, rows: Iterable[CollectiveCount]) -> Table:
     rows = sorted(rows, key=lambda row: (row.axis, -row.payload))
-    unknown = any(row.wire is None for row in rows)
+    wire = [row.wire for row in rows if row.wire is not None]
     return Table(
         ["axis", "collective", "calls", "payload", "must send", "on the wire", "waited"],
         [
@@ -184,7 +186,7 @@ def _table(title: str, rows: Iterable[CollectiveCount]) -> Table:
             f"{sum(row.calls for row in rows):g}",
             human(sum(row.payload for row in rows if row.op != "recv")),
             human(sum(row.algorithmic for row in rows)),
-            human(None if unknown else sum(row.wire for row in rows)),
+            human(sum(wire) if len(wire) == len(rows) else None),
             f"{1e3 * sum(row.waited for row in rows):.1f} ms",
         ],
         title=title,

@@ -41,7 +41,8 @@ class Counter(Recorder):
     """Finds out by itself, at the first collective, which rank this is. trace: whether to keep times."""
 
     def __init__(self, trace: bool = False):
-        self.rank, self.size, self.backend, self.store, self._trace = 0, 1, "", None, trace
+        self.rank, self.size, self.backend, self._trace = 0, 1, "", trace
+        self.store: dist.Store | None = None
         self._key = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_numbers)}"
         super().__init__(spans=SPANS if trace else 0)
         self._meet()
@@ -50,6 +51,7 @@ class Counter(Recorder):
         self.steps = Steps(self)
 
     def begins(self, call: Call) -> None:
+        """Find the store, where there is one by now; with `trace`, note the memory held. Then count."""
         self._meet()
         if self._trace and len(self.levels) < self.most_spans:
             self.levels.append((time.monotonic(), _held()))
@@ -75,14 +77,16 @@ class Counter(Recorder):
         told = RankReport(self.stop(), steps, self.rank, self.backend, time.time() - time.monotonic())
         self.close()
         if self.store is not None and self.size > 1:
-            self.store.set(str(self.rank), pickle.dumps(told))
+            self.store.set(str(self.rank), pickle.dumps(told))  # type: ignore[arg-type]
         return told
 
     def told_by(self, rank: int, until: float) -> RankReport | None:
         """Another rank's report, None where it has not come by then."""
+        if (store := self.store) is None:
+            return None
         try:
-            self.store.wait([str(rank)], timedelta(seconds=max(0.01, until - time.monotonic())))
-            return DataUnpickler(self.store.get(str(rank)), is_of_reports).load()
+            store.wait([str(rank)], timedelta(seconds=max(0.01, until - time.monotonic())))
+            return DataUnpickler(store.get(str(rank)), is_of_reports).load()
         except (RuntimeError, OSError):  # it did not come, or the store went with the process that had it
             return None
         except (pickle.UnpicklingError, EOFError):  # it is no report

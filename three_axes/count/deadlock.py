@@ -111,7 +111,7 @@ def prove(looks: Sequence[Look | None], finished: Collection[int]) -> Deadlock |
         return Deadlock("disagree", found, found, sorted(finished))
     if not standing or any(r not in standing and r not in finished for r in range(len(looks))):
         return None
-    waits = {r: [list(_missing(r, o, begun)) for o in look.stands] for r, look in standing.items()}
+    waits = {r: [list(_missing(r, o, begun)) for o in look.stands or ()] for r, look in standing.items()}
     free: set[int] = set()
     while more := {r for r in waits if r not in free and _may_go_on(waits[r], standing[r].every, free)}:
         free |= more
@@ -146,15 +146,16 @@ def _disagreement(
     last operation has begun for good; PyTorch may refuse another's.
     """
     for rank, look in standing.items():
-        for operation in look.stands:
+        for operation in look.stands or ():
             channel, number = operation.channel, operation.number
             if from_anybody(channel, begun):
                 continue
             sides, brought = sides_of(channel), brought_to(channel, number, begun)
+            mine = brought[rank]
             for other, told in brought.items():
                 for_good = other in still or begun[other].get(sides[other], Begun()).count > number
-                if for_good and None not in (told, brought[rank]) and told != brought[rank]:
-                    return [Wait(rank, other, operation, brought[rank]), Wait(other, rank, operation, told)]
+                if for_good and told is not None and mine is not None and told != mine:
+                    return [Wait(rank, other, operation, mine), Wait(other, rank, operation, told)]
     return []
 
 
@@ -168,7 +169,8 @@ def _shortest_cycle(waits: list[Wait]) -> list[Wait]:
 
 def _back_to(start: int, waits: Mapping[int, list[Wait]]) -> list[Wait]:
     """The shortest way from a rank to itself; empty where there is none."""
-    ways, seen = [[]], set()
+    ways: list[list[Wait]] = [[]]
+    seen: set[int] = set()
     for way in ways:  # which grows, the shorter ones first
         at = way[-1].other if way else start
         if way and at == start:

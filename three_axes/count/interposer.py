@@ -11,10 +11,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -96,29 +97,59 @@ class Call:
             what += f" of {of}{list(self.first.shape)}"
         else:
             what += f" of {n} {of}"
-        return what + (f" with root {self.members[self.root]}" if self.op in ROOTED else "")
+        if self.root is not None and self.op in ROOTED:
+            what += f" with root {self.members[self.root]}"
+        return what
 
 
 class Listener:
-    """What hears of every collective. Of what it does not ask for it hears nothing."""
+    """What hears of every collective. Of what it does not ask for it hears nothing. start: when a wait began,
+    by `time.monotonic()`.
+    """
 
-    def begins(self, call: Call) -> None: ...
-    def begun(self, call: Call, work) -> None: ...
-    def refused(self, call: Call) -> None: ...
-    def batch_begun(self, work: dist.Work) -> None: ...
-    def waits(self, on: dist.Work | torch.Tensor | None) -> None: ...  # None: DDP does, for its buckets
-    def waited(self, work: dist.Work, start: float) -> None: ...
-    def future_taken(self, work: dist.Work) -> None: ...  # who took it waits for that
-    def waited_for_tensor(self, start: float) -> None: ...
-    def waited_for_ddp(self, start: float) -> None: ...
+    def begins(self, call: Call) -> None:
+        """Right before PyTorch gets the call. Where this raises, the program does, and nothing is sent."""
+
+    def begun(self, call: Call, work) -> None:
+        """It is under way. work: PyTorch's or a stand-in for it. Not called for what has ended by then."""
+
+    def refused(self, call: Call) -> None:
+        """PyTorch raised instead of beginning it."""
+
+    def batch_begun(self, work: dist.Work) -> None:
+        """The sends and receives begun since the batch opened (`InBatch`) run now, all under this Work."""
+
+    def waits(self, on: dist.Work | torch.Tensor | None) -> None:
+        """A wait without a timeout begins: for a Work or a tensor, or, with None, DDP's for its buckets."""
+
+    def waited(self, work: dist.Work, start: float) -> None:
+        """A wait for a Work is over; it may have failed."""
+
+    def future_taken(self, work: dist.Work) -> None:
+        """Whoever took the future of this Work waits for that, not for the Work."""
+
+    def waited_for_tensor(self, start: float) -> None:
+        """A wait for the tensor of a functional collective is over."""
+
+    def waited_for_ddp(self, start: float) -> None:
+        """DDP's wait at the end of backward is over: all its buckets have ended."""
 
 
 class Network(Protocol):
     """What can hold a collective back, so that it takes as long as on another network."""
 
-    def come(self, name, group, members, me, root, tag, payload): ...
-    def hold(self, ticket, group, work, plain) -> dist.Work: ...
-    def close(self) -> None: ...
+    late: int  # operations that it would have ended sooner than this machine did
+    failed: dict[dist.Work, Exception]  # of what was held back
+    awaited_in_python: weakref.WeakSet[dist.Work]
+
+    def come(self, name, group, members, me, root, tag, payload):
+        """This rank comes to a collective. payload: bytes. Returns a ticket, which `hold` takes."""
+
+    def hold(self, ticket, group, work, plain) -> dist.Work:
+        """A Work that ends when the network would have ended `work`. plain: the result of its future."""
+
+    def close(self) -> None:
+        """Let go of whatever is held back."""
 
 
 class Interposer:
@@ -127,7 +158,8 @@ class Interposer:
     """
 
     def __init__(self):
-        self.axes, self.fabric, self.inside = Axes(), None, False
+        self.axes, self.inside = Axes(), False
+        self.fabric: Network | None = None
         self._listeners: list[Listener] = []
         self._backward = -1  # the backward whose end is being watched
         self.wait_for, self._future_of = dist.Work.wait, dist.Work.get_future
@@ -149,11 +181,13 @@ class Interposer:
         return getattr(self._thread, "aside", False)
 
     def add(self, listener: Listener) -> None:
+        """Tell it of every collective from now on. With the first listener the interposer is installed."""
         if not self._listeners:
             self._install()
         self._listeners.append(listener)
 
     def remove(self, listener: Listener) -> None:
+        """Tell it no more. Without listeners PyTorch is as it was."""
         self._listeners.remove(listener)
         if not self._listeners:
             self._uninstall()
@@ -173,7 +207,7 @@ class Interposer:
             self._libraries[0].impl(name, self._in_front_of(name), _KEY, with_keyset=True)
         self._libraries[1].impl("wait_tensor", self._wait_tensor, _KEY, with_keyset=True)
         self.wait_for, self._future_of = dist.Work.wait, dist.Work.get_future
-        dist.Work.get_future = lambda work: self._giving_future(work)
+        dist.Work.get_future = lambda work: self._giving_future(work)  # type: ignore[assignment]
         dist.Work.wait = lambda work, *args, **kwargs: self._waiting(work, args, kwargs)
         issued = lambda group, *device: self._batch_issued(group, *device)
         self._end_batch = pytorch_private.replace_end_of_batch(issued)
@@ -195,7 +229,7 @@ class Interposer:
                 return call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             group = dist.ProcessGroup.unbox(args[at_group])
             _, members, me, gives_up = self.axes.members(group)
-            whole = args[at_whole] if at_whole is not None else None
+            whole: Any = args[at_whole] if at_whole is not None else None
             held = 0 if whole is None else nbytes(whole)
             root = None if at_root is None else args[at_root]
             if root is not None and not 0 <= root < len(members):  # gloo would wait for it for ever
@@ -213,9 +247,9 @@ class Interposer:
                 listener.begins(issued)
             if issued.by_ddp:
                 self._watch_backward()
-            ticket = None
-            if self.fabric and operator != "recv_any_source_":
-                ticket = self.fabric.come(name, group.group_name, members, me, root, tag, payload)
+            ticket, fabric = None, self.fabric
+            if fabric and operator != "recv_any_source_":
+                ticket = fabric.come(name, group.group_name, members, me, root, tag, payload)
             self.inside = True
             try:
                 result = call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
@@ -227,8 +261,8 @@ class Interposer:
                 self.inside = False
             issued.gives = first_tensor(result[0] if isinstance(result, tuple) else args[0])
             work = dist.Work.unbox(result[1] if isinstance(result, tuple) else result)
-            if ticket:
-                work, result = self._held_back(ticket, group, work, result)
+            if fabric and ticket:
+                work, result = _held_back(fabric, ticket, group, work, result)
             work = work if work is not None else _stand_in(name, first)
             if work is not None:
                 for listener in self._listeners:
@@ -236,12 +270,6 @@ class Interposer:
             return result
 
         return counted
-
-    def _held_back(self, ticket, group, work, result):
-        tensors = result[0] if isinstance(result, tuple) else []
-        plain = tensors if isinstance(first_tensor(tensors[:1]), torch.Tensor) else []
-        work = self.fabric.hold(ticket, group.group_name, work, plain)
-        return work, (tensors, work.boxed()) if isinstance(result, tuple) else work.boxed()
 
     def _batch_issued(self, group: dist.ProcessGroup, *device):
         """Where the sends of a batch begin together, with one Work."""
@@ -298,9 +326,21 @@ class Interposer:
             start = time.monotonic()
             for listener in self._listeners:
                 listener.waits(None)
-            later(lambda: [listener.waited_for_ddp(start) for listener in self._listeners])
+
+            def ends() -> None:
+                for listener in self._listeners:
+                    listener.waited_for_ddp(start)
+
+            later(ends)
 
         later(begins)
+
+
+def _held_back(fabric: Network, ticket, group: dist.ProcessGroup, work, result):
+    tensors = result[0] if isinstance(result, tuple) else []
+    plain = tensors if isinstance(first_tensor(tensors[:1]), torch.Tensor) else []
+    work = fabric.hold(ticket, group.group_name, work, plain)
+    return work, (tensors, work.boxed()) if isinstance(result, tuple) else work.boxed()
 
 
 def _by_autograd(caller) -> bool:

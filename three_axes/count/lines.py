@@ -25,8 +25,8 @@ def _libraries() -> tuple[str, ...]:
     """Folders and pseudo-files whose lines say nothing to the reader: Python, its packages, this one."""
     paths = sysconfig.get_paths()
     folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]}
-    if torch := sys.modules.get("torch"):
-        folders.add(os.path.dirname(os.path.dirname(torch.__file__)))
+    if torch := getattr(sys.modules.get("torch"), "__file__", None):
+        folders.add(os.path.dirname(os.path.dirname(torch)))
     folders |= {str(PACKAGE), *(str(ROOT / name) for name in ("helpers", "tools", "notebooks/drops"))}
     return tuple(f + os.sep for f in folders) + ("<frozen", "<string>", "<__array_function__")
 

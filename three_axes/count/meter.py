@@ -83,7 +83,8 @@ class Recorder(Listener):
         # Of the forgotten, those for whom somebody still may wait: who keeps them in a list waits late.
         self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._by_future: weakref.WeakSet[dist.Work] = weakref.WeakSet()
-        self.last = self.watch = self._awaited = None
+        self.last = self.watch = None
+        self._awaited: CollectiveCount | None = None
         self._awaited_for: list[Issued] = []  # what gave the tensor that is waited for
         self.spans: list[Span] = []
         self.streams: list[Span] = []
@@ -115,6 +116,7 @@ class Recorder(Listener):
                 interposer.wait_for(issued.work) if isinstance(issued.work, dist.Work) else issued.work.wait()
 
     def stop(self) -> Report:
+        """What was counted since `start()`; with `on` false only spans and levels. It waits for nothing."""
         if not self.on:
             return Report(spans=self.spans, levels=self.levels)
         under_way = sum(not issued.has_ended() for issued in self._open)
@@ -164,6 +166,7 @@ class Recorder(Listener):
     # -- what the interposer tells ----------------------------------------------------------
 
     def begins(self, call: Call) -> None:
+        """Count the call in its row, give it a number in its channel, and write it to the box."""
         self._quiet()
         self.look(call.group)
         row = self.rows.setdefault((call.op, call.axis), CollectiveCount(call.op, call.axis))
@@ -180,11 +183,12 @@ class Recorder(Listener):
         number = self.moves.begin(call.channel, call.brought)
         self._begins = Operation(call.channel, number, call.needs, call.gives_up)
         if self.box is not None:
-            self._note(call)
+            self._note(call, self.box)
         if self.watch:
             self.watch(call.op, call.root, call.first)
 
     def begun(self, call: Call, work: dist.Work | OnStream | InBatch) -> None:
+        """Keep it among the open, until somebody has waited or it is seen to have ended."""
         self._peak = max(self._peak, self._in_flight + call.size)
         row, piece = self.rows[call.op, call.axis], _piece(call.gives)
         issued = Issued(work, row, call.size, time.monotonic(), self._begins, piece, call.by_ddp)
@@ -192,14 +196,17 @@ class Recorder(Listener):
         self._in_flight += call.size
 
     def refused(self, call: Call) -> None:
+        """Take its number back. Its row has counted the call all the same."""
         self.moves.take_back(call.channel)
 
     def batch_begun(self, work: dist.Work) -> None:
+        """Give the open operations of this batch their Work."""
         for issued in self._open:
             if isinstance(issued.work, InBatch):
                 issued.work = work
 
     def waits(self, on: dist.Work | torch.Tensor | None) -> None:
+        """Note what this rank stands in; for a tensor of unknown origin, one of all that is under way."""
         if on is None or isinstance(on, torch.Tensor):
             begun = [issued for issued in self._open if not issued.has_ended()]
             piece = _piece(on)
@@ -212,6 +219,7 @@ class Recorder(Listener):
             self.moves.stand((issued.operation for issued in known or begun), every=bool(known))
 
     def waited(self, work: dist.Work, start: float) -> None:
+        """Add the seconds to the row, and close what the Work was of. An unknown Work was closed before."""
         self.moves.go_on()
         if awaited := [issued for issued in self._open if issued.work is work]:  # several, of a batch
             self._waited(awaited[0].row, start)
@@ -221,10 +229,12 @@ class Recorder(Listener):
             self._remembered(work)
 
     def future_taken(self, work: dist.Work) -> None:
+        """No longer count this Work among those that nobody waits for."""
         self._by_future.add(work)
         self._remembered(work)
 
     def waited_for_tensor(self, start: float) -> None:
+        """Add the seconds to the row, and close the collectives that gave this tensor."""
         self.moves.go_on()
         if self._awaited:
             self._waited(self._awaited, start)
@@ -236,6 +246,7 @@ class Recorder(Listener):
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
     def waited_for_ddp(self, start: float) -> None:
+        """Add the seconds to the first bucket's row, and take all buckets as ended."""
         self.moves.go_on()
         buckets = [issued for issued in self._open if issued.by_ddp]
         if buckets:  # all had to end, and it is not known which did last
@@ -267,10 +278,10 @@ class Recorder(Listener):
             gone = set(map(id, ended))
             self._open = [issued for issued in self._open if id(issued) not in gone]
 
-    def _note(self, call: Call) -> None:
+    def _note(self, call: Call, box: int) -> None:
         self._number += 1
         tensor = call.first if call.op != "barrier" else None
-        alone = call.op in ("send", "recv") and call.root is not None
+        peer = call.root if call.op in ("send", "recv") else None
         self.last = {
             "op": call.op,
             "axis": call.axis,
@@ -278,12 +289,12 @@ class Recorder(Listener):
             "at": time.monotonic(),
             "peer": call.root,
             # whom this rank cannot go on without
-            "needs": [call.members[call.root]] if alone else call.members,
+            "needs": call.members if peer is None else [call.members[peer]],
             "shape": None if tensor is None else list(tensor.shape),
             "dtype": None if tensor is None else type_of(tensor),
             "line": lines.innermost(sys._getframe(2)),
         }
-        os.pwrite(self.box, json.dumps(self.last).encode()[:BOX_BYTES].ljust(BOX_BYTES, b"\0"), 0)
+        os.pwrite(box, json.dumps(self.last).encode()[:BOX_BYTES].ljust(BOX_BYTES, b"\0"), 0)
 
     def _quiet(self) -> None:
         """Where nothing is under way, credit the bytes sent so far to what was."""

@@ -44,10 +44,9 @@ def sides_of(channel: Channel) -> dict[int, Channel]:
     """Rank -> the channel in which it counts its side of this one's operations."""
     if channel.kind == "collective":
         return dict.fromkeys(channel.members, channel)
-    if channel.kind == "recv_any":
-        return {channel.target: channel}
-    sides = {channel.source: "send", channel.target: "recv"}
-    return {rank: channel._replace(kind=kind) for rank, kind in sides.items()}
+    receives = "recv_any" if channel.kind == "recv_any" else "recv"
+    sides = (channel.source, "send"), (channel.target, receives)
+    return {rank: channel._replace(kind=kind) for rank, kind in sides if rank is not None}
 
 
 def from_anybody(channel: Channel, begun: Sequence[Mapping[Channel, Begun]]) -> bool:
@@ -82,6 +81,8 @@ class Begun:
 
 
 class Operation(NamedTuple):
+    """One rank's side of a collective or of a message."""
+
     channel: Channel
     number: int  # in its channel, from 1
     needs: tuple[int, ...]  # ranks that must have begun their side before this one can leave
@@ -107,8 +108,10 @@ class Moves:
         self.start()
 
     def start(self) -> None:
+        """Forget all that was begun: a new call starts."""
         self.begun: dict[Channel, Begun] = {}
-        self._moves, self._stands, self._every, self._thread = 0, None, True, 0
+        self._moves, self._every, self._thread = 0, True, 0
+        self._stands: list[Operation] | None = None
 
     def begin(self, channel: Channel, brought: str) -> int:
         """Note an operation before it begins, so that nobody can see its end first. Returns its number."""
@@ -135,6 +138,7 @@ class Moves:
         self._stands, self._every, self._thread = list(operations), every, threading.get_ident()
 
     def go_on(self) -> None:
+        """This thread waits no longer."""
         self._moves += 1
         self._stands = None
 

@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 import time
+from collections.abc import Callable
 from functools import wraps
 from types import SimpleNamespace
 from typing import NoReturn
@@ -173,8 +174,11 @@ def _nothing(*_, **__) -> None:
 
 
 class Generator(torch.Generator):
+    """torch.Generator on the processor, also where a CUDA device is named."""
+
     def __new__(cls, device="cpu"):
-        return super().__new__(cls, device=_here(device, True))
+        """device: a name, a torch.device, or the number of a GPU."""
+        return super().__new__(cls, device=_here(device, True))  # type: ignore[call-arg]
 
 
 class Stream:
@@ -188,12 +192,15 @@ class Stream:
 
     def __exit__(self, *_) -> None: ...
     def query(self) -> bool:
+        """Always True: nothing is still to be done."""
         return True
 
     def is_capturing(self) -> bool:
+        """Always False: there is no graph."""
         return False
 
     def record_event(self, event=None):
+        """The event, or a new one, recorded now."""
         event = event or Event()
         event.record()
         return event
@@ -202,15 +209,17 @@ class Stream:
 
 
 class Event:
-    """elapsed_time: of this process's clock, in milliseconds, since nothing runs behind its back."""
+    """By this process's clock, since nothing runs behind its back."""
 
     def __init__(self, *_, **__):
         self.at = 0.0
 
     def record(self, stream=None) -> None:
+        """Take the time now, whatever the stream."""
         self.at = time.perf_counter()
 
     def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to `end`, as CUDA's gives them."""
         return 1e3 * (end.at - self.at)
 
     query = Stream.query
@@ -252,7 +261,7 @@ _SAME = {
     "current_stream": Stream,
     "set_stream": _nothing,
 }
-_MEMORY = dict.fromkeys(
+_MEMORY: dict[str, Callable] = dict.fromkeys(
     ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), _held
 )
 _MEMORY |= dict.fromkeys(("empty_cache", "reset_held_memory_stats"), _nothing)

@@ -68,9 +68,11 @@ class OnStream:
         self._event.record(torch.cuda.current_stream(device))
 
     def is_completed(self) -> bool:
+        """Whether the GPU has come to that place. Does not wait."""
         return self._event.query()
 
     def wait(self) -> None:
+        """Block this thread until it has."""
         self._event.synchronize()
 
 
@@ -80,6 +82,7 @@ class InBatch:
     """
 
     def is_completed(self) -> bool:
+        """Always False: an issued batch puts its own Work in this one's place."""
         return False
 
     def wait(self) -> None:

@@ -27,7 +27,8 @@ class CollectiveCount:
     def plus(self, other: CollectiveCount, sign: int = 1) -> CollectiveCount:
         """Both together; or with a sign of -1 what this one has more."""
         sums = {name: getattr(self, name) + sign * getattr(other, name) for name in SUMMED}
-        sums["wire"] = None if None in (self.wire, other.wire) else self.wire + sign * other.wire
+        mine, its = self.wire, other.wire
+        sums["wire"] = None if mine is None or its is None else mine + sign * its
         members, types = self.members or other.members, self.types | other.types
         return replace(self, **sums, members=members, types=types)
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import NoReturn
 
 from ..plan.job import Job
 from ..plan.layout import Layout
@@ -60,13 +61,13 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
         if counted._counter.rank == 0:
             _report(counted, args, compared)
 
-    def leave_at_once(code: int) -> None:
+    def leave_at_once(status: int) -> NoReturn:
         """Some scripts do so for whom Python's end takes too long, or fails. So do processes that a script
         forks, which have nothing to tell.
         """
-        if code == 0 and os.getpid() == me and threading.current_thread() is threading.main_thread():
+        if status == 0 and os.getpid() == me and threading.current_thread() is threading.main_thread():
             tell()
-        leave(code)
+        leave(status)
 
     os._exit = leave_at_once
     try:

@@ -30,6 +30,7 @@ class BySteps:
 
     @property
     def number(self) -> int:
+        """How many steps have ended."""
         return len(self.first) + self.further
 
     def mean(self) -> list[CollectiveCount]:
@@ -54,6 +55,7 @@ class Steps:
         )
 
     def stop(self) -> BySteps:
+        """Watch the optimizers no more. What was counted since the last step goes to `after`."""
         for hook in self._hooks:
             hook.remove()
         self.counted.after = self._since()

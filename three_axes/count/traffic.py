@@ -52,13 +52,14 @@ class Traffic:
     @property
     def matrix(self) -> list[list[int]] | None:
         """matrix[a][b]: bytes that rank a sent to rank b, by the operating system's count."""
-        if None in self._connections:
+        known = [c for c in self._connections if c is not None]
+        if len(known) < len(self._connections):
             return None
         # By both ends: the system gives one port to two ranks if they connect to different ones.
-        end = {ports: rank for rank, connections in enumerate(self._connections) for ports in connections}
-        n = len(self._connections)
+        end = {ports: rank for rank, connections in enumerate(known) for ports in connections}
+        n = len(known)
         sent = [[0] * n for _ in range(n)]
-        for rank, connections in enumerate(self._connections):
+        for rank, connections in enumerate(known):
             for (here, there), size in connections.items():
                 if (there, here) in end:
                     sent[rank][end[there, here]] += size

@@ -39,8 +39,10 @@ class Watch:
     """
 
     def __init__(self, counter: Counter, found: Callable[[Deadlock, dict[int, lines.Line]], None]):
-        self._counter, self._found, self._script = counter, found, threading.main_thread().ident
-        self._ended, self._mine, self._before = False, None, []
+        self._counter, self._found, self._script = counter, found, threading.main_thread().ident or 0
+        self._ended = False
+        self._mine: Told | None = None
+        self._before: list[Told] = []
         threading.Thread(target=self._run, name=OWN_THREAD, daemon=True).start()
 
     def end(self) -> None:
@@ -55,7 +57,8 @@ class Watch:
             while not proven and not (self._ended and self._counter.rank):
                 time.sleep(EVERY)
                 if store is None and self._counter.store is not None:
-                    store = self._counter.store.clone()  # the script may wait for the other one
+                    # The script may wait for the other one.
+                    store = self._counter.store.clone()  # type: ignore[attr-defined]
                 if store is not None:
                     self._tell(store)
                     proven = self._counter.rank == 0 and self._prove(store)

@@ -13,6 +13,7 @@ import socket
 import stat
 import struct
 import sys
+from collections.abc import Set
 
 End = tuple[str, int]  # address and port
 
@@ -32,7 +33,7 @@ def _speaks() -> bool:
 available = _speaks()
 
 
-def _sockets(but: set[int] = frozenset()) -> dict[int, int]:
+def _sockets(but: Set[int] = frozenset()) -> dict[int, int]:
     """inode -> descriptor, for every socket of this process but through some descriptors: several may lead to
     one socket.
     """
@@ -142,6 +143,7 @@ class Counter:
         return self._closed | {ends: _sent(s) for ends, s in self._open.values()}
 
     def total(self) -> int:
+        """Bytes sent over all of them, each connection since it was made."""
         return sum(self.read().values())
 
 

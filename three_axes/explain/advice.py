@@ -40,6 +40,8 @@ PARTS = {
 
 
 class Advice(NamedTuple):
+    """What costs time, with what to do about it. drop: the number of the one that teaches it."""
+
     seconds: float  # of the time that was recorded
     text: str
     drop: int
@@ -86,6 +88,7 @@ def _waiting_for_python(one: Split, others: list[Split]) -> Advice:
 
 
 def slowest(splits: Sequence[Split]) -> Split:
+    """The rank that works longest, without its waiting for others."""
     return max(splits, key=lambda s: s.working)
 
 
@@ -94,7 +97,7 @@ def _exposed(one: Split, axis: str, seconds: float, skews: Sequence[Skew]) -> Ad
     total: dict[str, float] = {}
     for c in mine:
         total[c.op] = total.get(c.op, 0.0) + c.end - c.start
-    op = max(total, key=total.get)
+    op = max(total, key=total.__getitem__)
     its = [c for c in mine if c.op == op]
     calls, took = len(its) / max(1, one.steps), statistics.median(c.end - c.start for c in its)
     sizes = [c.payload for c in its if c.payload]

@@ -34,6 +34,7 @@ class Change:
         return repr(Table([what, "before", "after", "change"], rows, total, title=f"what changed in {what}"))
 
     def json(self) -> dict:
+        """Both recordings for other programs, with part -> (seconds before, seconds after) of a step."""
         return {"before_and_after": self.parts(), "before": self.before.json(), "after": self.after.json()}
 
 

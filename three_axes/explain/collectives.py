@@ -39,6 +39,7 @@ class Collective:
 
     @property
     def kind(self) -> tuple[str, str, float | None]:
+        """(operation, axis, bytes): what is equal in these is compared."""
         return self.op, self.axis, self.payload
 
     @property
@@ -50,6 +51,7 @@ class Collective:
 
 
 def is_communication(name: str) -> bool:
+    """Whether a kernel is of NCCL, or of RCCL, which is AMD's."""
     return "nccl" in name.lower() or "rccl" in name.lower()
 
 
@@ -78,6 +80,7 @@ class Announced:
 
 
 def of_kernel(kernel: Event, announced: Announced) -> Collective:
+    """From the kernel's arguments; where they do not name the operation, from a note or its own name."""
     args = kernel.args
     op = operation(str(args.get("Collective name") or announced.around(kernel) or kernel.name))
     axis = _axis(args.get("Process Group Description") or args.get("Process Group Name") or UNKNOWN)

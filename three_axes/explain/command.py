@@ -11,12 +11,13 @@ from ..terminal import fitted, fold, put
 from . import explain
 from .change import Change
 from .reading import files_of
+from .report import Explained
 
 
 def run(args: Namespace) -> int:
     """Print where the time of some traces went. Raises ValueError, in a sentence, for files that are none."""
     if len(args.traces) == 2 and all(map(os.path.isdir, args.traces)):
-        made = Change(*(explain(files_of(folder)) for folder in args.traces))
+        made: Change | Explained = Change(*(explain(files_of(folder)) for folder in args.traces))
     else:
         made = explain([file for given in args.traces for file in files_of(given)])
     if args.json:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..foreign import Unreadable, open_file, plain
 
@@ -70,7 +71,9 @@ def files_of(path: str) -> list[str]:
 
 def read(path: str) -> Trace:
     """One file, plain or gzipped. Raises Unreadable for what is no whole trace, or says what cannot be."""
-    file, beside, gpu, launches, notes, cpu = plain(Path(path).name), {}, [], {}, [], []
+    file, launches, notes, cpu = plain(Path(path).name), {}, [], []
+    beside: dict = {}
+    gpu: list[tuple[str, Event]] = []
     names: dict[str, str] = {}  # a trace repeats few names
     strange: set[str] = set()
     try:
@@ -129,7 +132,8 @@ NEEDED = (
 
 def _event(file: str, found: dict, name: str) -> Event:
     """An event with the arguments that are needed, if sound. Raises Unreadable where its times are not."""
-    start, lasts, args = found.get("ts"), found.get("dur") or 0, found.get("args") or {}
+    start: Any = found.get("ts")
+    lasts, args = found.get("dur") or 0, found.get("args") or {}
     wrong = None
     if type(start) not in (int, float) or not abs(start) < LATEST:
         wrong = f"begins at {plain(repr(start), 40)}, which is no number of microseconds"
@@ -168,7 +172,7 @@ def _events(path: str, beside: dict) -> Iterator[object]:
             beside |= _object(text[: events.start()].rstrip().rstrip(",") + "}")
             at = events.end()
         while True:
-            at = _BETWEEN.match(text, at).end()
+            at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
             if at < len(text) and text[at] == "]":
                 break
             try:

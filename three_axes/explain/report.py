@@ -82,6 +82,7 @@ class Explained:
         )
 
     def sentences(self) -> list[str]:
+        """Missing ranks, the share that is hidden, the slowest rank, and who waits for whom, in words."""
         one, sentences = slowest(self.splits), []
         if missing := self.missing():
             there = max(s.size or 0 for s in self.splits)
@@ -133,8 +134,9 @@ class Explained:
 
 def explain(files: Sequence[str]) -> Explained:
     """Read traces, one for each rank. Raises Unreadable where a file is no trace, or two are of one rank."""
-    splits, seen = [], {}
-    for file in files:
+    splits: list[Split] = []
+    seen: dict[int | None, str] = {}
+    for i, file in enumerate(files):
         trace = read(file)
         if trace.rank is not None and trace.rank in seen:
             raise Unreadable(
@@ -142,9 +144,7 @@ def explain(files: Sequence[str]) -> Explained:
                 " rank"
             )
         seen[trace.rank] = trace.file
-        splits.append(split(trace))
-    for i, one in enumerate(splits):
-        one.rank = i if one.rank is None else one.rank
+        splits.append(split(trace, i))
     splits.sort(key=lambda s: s.rank)
     found, inconclusive = skews(splits)
     return Explained(splits, advice(splits, found), _unknown(splits) + inconclusive, found)

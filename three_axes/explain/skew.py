@@ -32,9 +32,11 @@ class Skew:
 
     @property
     def latest(self) -> int:
+        """The rank that came last most often."""
         return self.last.most_common(1)[0][0]
 
     def sentence(self) -> str:
+        """The mean wait of a rank, the transfer (both in ms), and who came last, in words."""
         mean = sum(self.waited.values()) / len(self.waited)
         late = self.latest
         return (
@@ -66,7 +68,7 @@ def skews(splits: Sequence[Split]) -> tuple[list[Skew], list[str]]:
         skew = Skew(axis, waited=dict.fromkeys(members, 0.0))
         for meeting in zip(*members.values()):
             took = dict(zip(members, ((c.end - c.start) / 1e6 for c in meeting)))
-            least = min(took, key=took.get)
+            least = min(took, key=took.__getitem__)
             skew.calls, skew.transfer = skew.calls + 1, skew.transfer + took[least]
             skew.last[least] += 1
             for rank in took:

@@ -48,6 +48,7 @@ def without(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def length(a: np.ndarray) -> float:
+    """The sum of spans (start, end) that do not overlap, in their unit."""
     return float((a[:, 1] - a[:, 0]).sum())
 
 
@@ -65,7 +66,7 @@ class Split:
     world. strange: devices that are not read.
     """
 
-    rank: int | None
+    rank: int
     file: str
     on_gpu: bool
     seconds: float
@@ -79,17 +80,19 @@ class Split:
     strange: set[str] = field(default_factory=set)
 
     @property
-    def exposed(self) -> float:
+    def _exposed(self) -> float:
         return sum(s for part, s in self.parts.items() if part.startswith("exposed ")) + self.parts["bubble"]
 
     @property
     def working(self) -> float:
         """What this rank needs when it waits for nobody."""
-        return self.seconds - self.exposed
+        return self.seconds - self._exposed
 
 
-def split(trace: Trace) -> Split:
-    return _of_gpu(trace) if trace.gpu else _of_cpu(trace)
+def split(trace: Trace, rank: int = 0) -> Split:
+    """Split a trace. rank: whose it is, where the trace does not say."""
+    rank = rank if trace.rank is None else trace.rank
+    return _of_gpu(trace, rank) if trace.gpu else _of_cpu(trace, rank)
 
 
 def _noted(trace: Trace, name: str) -> np.ndarray:
@@ -98,7 +101,7 @@ def _noted(trace: Trace, name: str) -> np.ndarray:
     return union([(n.start, n.end) for n in notes])
 
 
-def _of_gpu(trace: Trace) -> Split:
+def _of_gpu(trace: Trace, rank: int) -> Split:
     announced = Announced(trace)
     sent = [of_kernel(e, announced) for kind, e in trace.gpu if kind == "kernel" and is_communication(e.name)]
     copies = [(e.start, e.end) for kind, e in trace.gpu if kind != "kernel"]
@@ -116,12 +119,12 @@ def _of_gpu(trace: Trace) -> Split:
     ran, steps = union([(e.start, e.end) for _, e in trace.gpu]), _noted(trace, STEP)
     # A host that runs ahead ends its steps before the GPU has: then what was recorded is all there is.
     marks = steps if length(both(ran, steps)) > WITHIN * length(ran) else union([])
-    made = _parts(trace, True, sent, *parts, marks)
-    made.parts |= _idle(trace, made.parts.pop("idle"))
+    made, idle = _parts(trace, rank, True, sent, *parts, marks)
+    made.parts |= _idle(trace, idle)
     return made
 
 
-def _of_cpu(trace: Trace) -> Split:
+def _of_cpu(trace: Trace, rank: int) -> Split:
     """Ranks over gloo: what its threads ran is communication, operators are computation. A step may begin
     before the first operator, where a rank reads its data first.
     """
@@ -134,13 +137,13 @@ def _of_cpu(trace: Trace) -> Split:
     ops = [e for e in cpu if not e.name.startswith(WRAPPERS) and not e.name.endswith("Backward0")]
     computing, stepping = union([(e.start, e.end) for e in ops]), _noted(trace, OPTIMIZER)
     parts = without(computing, stepping), both(computing, stepping), union([])
-    made = _parts(trace, False, sent, *parts, steps)
-    made.parts |= _waiting(trace, made.parts.pop("idle"))
+    made, idle = _parts(trace, rank, False, sent, *parts, steps)
+    made.parts |= _waiting(trace, idle)
     return made
 
 
-def _parts(trace: Trace, on_gpu: bool, sent: list[Collective], computing, optimizer, copies, also) -> Split:
-    """Everything but what idle time was for, which stays as intervals. also: what belongs to the whole."""
+def _parts(trace: Trace, rank: int, on_gpu: bool, sent: list[Collective], computing, optimizer, copies, also):
+    """(everything but what idle time was for, the intervals of that). also: what belongs to the whole."""
     communicating = union([(c.start, c.end) for c in sent])
     spans = np.concatenate([computing, optimizer, copies, communicating, also])
     if not length(spans):
@@ -150,7 +153,7 @@ def _parts(trace: Trace, on_gpu: bool, sent: list[Collective], computing, optimi
     parts = {"compute": length(computing), "optimizer": length(optimizer)}
     parts["copies"] = length(without(copies, busy))
     steps = len({note.name for note in trace.notes if note.name.startswith(STEP)})
-    made = Split(trace.rank, trace.file, on_gpu, length(whole) / 1e6, steps, collectives=sent)
+    made = Split(rank, trace.file, on_gpu, length(whole) / 1e6, steps, collectives=sent)
     made.communication = length(communicating) / 1e6
     made.hidden = length(both(communicating, busy)) / max(1e-9, length(communicating))
     busy = union(np.concatenate([busy, copies]))
@@ -169,8 +172,7 @@ def _parts(trace: Trace, on_gpu: bool, sent: list[Collective], computing, optimi
         parts[f"exposed {axis}"] = length(alone) - length(waiting)
         busy = union(np.concatenate([busy, alone]))
     made.parts = {part: us / 1e6 for part, us in parts.items()} | {"bubble": bubble / 1e6}
-    made.parts["idle"] = without(whole, busy)
-    return made
+    return made, without(whole, busy)
 
 
 def _beyond_the_fastest(sent: list[Collective]) -> list[tuple[float, float]]:

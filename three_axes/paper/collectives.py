@@ -97,7 +97,7 @@ def needs(op: str, n: int, rank: int, root: int | None, numbers: int | None, hel
     others = [r for r in range(n) if r != rank]
     if numbers == 0 or root is None and op in ("send", "recv"):
         return []
-    if op not in ("send", "recv", *ROOTED):
+    if root is None or op not in ("send", "recv", *ROOTED):
         return others
     if op == "recv" or op == "scatter" and rank != root:
         return [root]
@@ -110,7 +110,7 @@ def needs(op: str, n: int, rank: int, root: int | None, numbers: int | None, hel
     if op == "scatter":
         return others
     if op == "reduce":
-        return others if numbers > 2 * n * (n - 1) else []
+        return others if (numbers or 0) > 2 * n * (n - 1) else []
     far = (rank - root) % n
     above = [far % (1 << k) for k in range(far.bit_length()) if far >> k & 1]
     return sorted((one + root) % n for one in above + _below(far, n))

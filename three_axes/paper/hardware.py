@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from .checks import check_fields, is_file, named, positive, read_object, unknown, whole
 
@@ -157,7 +158,7 @@ MIB = 2**20
 
 
 # Streams of a B200 were measured at 0.666 of what is printed (SimuMax, configs/system/b200_bf16_ceperm.json).
-_HBM3E = dict(bandwidth=8e12, achievable_bandwidth=0.666 * 8e12)
+_HBM3E: dict[str, Any] = dict(bandwidth=8e12, achievable_bandwidth=0.666 * 8e12)
 
 
 def _assumed(name: str, flops: float, bandwidth: float, memory: float, **more) -> Device:
@@ -169,7 +170,7 @@ def _assumed(name: str, flops: float, bandwidth: float, memory: float, **more) -
 USUAL = 720 / 794.5  # of the best shape's rate, in shapes of transformers: an H100 in bfloat16
 
 
-def _fp8(printed: float, best: float) -> dict[str, float]:
+def _fp8(printed: float, best: float) -> dict[str, Any]:
     """best: in the best shape."""
     return dict(fp8=printed, achievable_fp8=USUAL * best)
 
@@ -178,7 +179,7 @@ def _blackwell(name: str, flops: float, best: float, memory: float, fp8: float, 
     """best, fp8: in the best shape; FP8 is printed at twice flops. fp4: printed. Nobody has published a
     measured product of FP4: three quarters in the best shape, as FP8 reaches.
     """
-    narrow = dict(fp4=fp4, achievable_fp4=USUAL * 0.75 * fp4, **_fp8(2 * flops, fp8))
+    narrow: dict[str, Any] = dict(fp4=fp4, achievable_fp4=USUAL * 0.75 * fp4, **_fp8(2 * flops, fp8))
     return Device(name, flops, USUAL * best, memory=memory, **narrow, **_HBM3E)
 
 
@@ -225,9 +226,9 @@ def _cluster(name: str, device: str, intra: float, inter: float, node: int = 8, 
 
 # To the host: PCIe 5.0 with 16 lanes, sixteen channels of DDR5-4800 (DGX H100) or 5600 for eight GPUs; a
 # Grace has 900 GB/s of NVLink both ways and 500 GB/s of memory for two GPUs.
-_PCIE5 = dict(host_bandwidth=64e9, host_memory_bandwidth=77e9)
-_DDR5 = dict(host_bandwidth=64e9, host_memory_bandwidth=90e9)
-_GRACE = dict(host_bandwidth=225e9, host_memory_bandwidth=250e9)
+_PCIE5: dict[str, Any] = dict(host_bandwidth=64e9, host_memory_bandwidth=77e9)
+_DDR5: dict[str, Any] = dict(host_bandwidth=64e9, host_memory_bandwidth=90e9)
+_GRACE: dict[str, Any] = dict(host_bandwidth=225e9, host_memory_bandwidth=250e9)
 
 
 CLUSTERS: dict[str, Cluster] = {

@@ -42,10 +42,12 @@ class Schedule:
 
     @property
     def p(self) -> int:
+        """How many ranks."""
         return len(self.ops)
 
     @property
     def v(self) -> int:
+        """How many stages each rank has: its chunks."""
         return len(self.rank_of) // self.p
 
 

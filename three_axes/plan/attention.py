@@ -8,10 +8,12 @@ section 3.3.2 (keys and values gathered), Jacobs et al. 2023 (Ulysses: heads in 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from .op import LayerOnRank, Op, enter, leave, sending, stream
+from .shape import Latent
 
 SCORES = "attention's scores"  # the line of what softmax and dropout keep, which 'selective' recompute drops
 
@@ -23,7 +25,7 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
     wide, keys = (n * sb * width / t for width in (model.q_width, model.kv_width))
     recomputed = ("per-op", "full")
     if model.latent:
-        into = _latent(at)
+        into = _latent(at, model.latent)
     else:
         matrix = partial(at.product, block="attention")
         # Positions turned into queries and keys: minus a half 2, put together 4, cosine 4, sine 4, sum 6.
@@ -57,12 +59,12 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
     ]
 
 
-def _latent(at: LayerOnRank) -> list[Op]:
+def _latent(at: LayerOnRank, part: Latent) -> list[Op]:
     """Down to short vectors, which each tensor-parallel rank does for its part of the tokens (for all of
     them without sequence parallelism), and up to its heads.
     """
     model, job, t, sb = at.model, at.job, at.layout.tp, at.tokens
-    part, h, n, mine = model.latent, model.hidden, job.framework.number_bytes, at.tokens / at.parts
+    h, n, mine = model.hidden, job.framework.number_bytes, at.tokens / at.parts
     matrix = partial(at.product, block="attention")
     short = part.kv_rank + part.rope
     saved = n * mine
@@ -78,7 +80,7 @@ def _latent(at: LayerOnRank) -> list[Op]:
     else:
         queries, gathered, rows, inputs = [], h + short, h, at.x
     up, shortened = model.heads * (part.nope + part.values) / t, at.gathered(n * sb * part.kv_rank)
-    again = dict(saved_modules=0.0, recomputed=("full", "modules"))
+    again: dict[str, Any] = dict(saved_modules=0.0, recomputed=("full", "modules"))
     return [
         *queries,
         *at.product("keys and values, down", mine, h, short, saved=saved * short, stays=saved * short),

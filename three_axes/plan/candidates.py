@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,10 +34,11 @@ class Candidate(NamedTuple):
 
     @property
     def axes(self) -> Axes:
+        """The sizes of its axes alone."""
         return self.layout.axes
 
 
-class Candidates(Sequence):
+class Candidates(Sequence[Candidate]):
     """Many of them, in the order of `by`: each is made when it is asked for."""
 
     def __init__(self, numbers: np.ndarray, names: list[tuple], framework: Framework, by: str, keep):
@@ -149,7 +150,7 @@ def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
     if not possible:
         return []
     sizes = dict(zip((*Axes._fields, "shard"), np.array([(*axes, shard) for axes, shard, *_ in possible]).T))
-    fits = {}
+    fits: dict[int, Any] = {}
     for zero in {zero for _, _, zeros, _ in possible for zero in zeros}:
         layout = job.framework.layout(**sizes, zero=zero)
         held = sum(stage_states(job, layout, layout.pp // 2).values())

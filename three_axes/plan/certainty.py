@@ -75,8 +75,9 @@ def interval(generation: str, experts: bool, program: str, sets: list[dict]) -> 
         of = generation if generation in known else widest
         errors, of = known[of], f"{called} on {of} GPUs"
         low, high = -_spread(errors), _spread(errors)
-    memory, apart = _spread(_all(memory, "memory")), _spread(_all(alike, "differences"))
-    return Sure(*map(float, np.exp([low, high, memory])), float(np.expm1(apart)), len(errors), of)
+    held, apart = _spread(_all(memory, "memory")), _spread(_all(alike, "differences"))
+    low, high, held = map(float, np.exp([low, high, held]))
+    return Sure(low, high, held, float(np.expm1(apart)), len(errors), of)
 
 
 def inside(one: dict) -> int:

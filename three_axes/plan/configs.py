@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ..paper.checks import check_fields, named, read_object, whole
 from .shape import Experts, Latent, ModelShape
@@ -112,7 +113,7 @@ def from_config(path: Path) -> ModelShape:
         given["tied"] = config["tie_word_embeddings"]
     usual = dict(gated=not (kind and known.get("gated") is False), positions=_positions(config, kind))
     try:
-        parts = dict(experts=_experts(path, config, kind), latent=_latent(path, config, kind))
+        parts: dict[str, Any] = dict(experts=_experts(path, config, kind), latent=_latent(path, config, kind))
         parts["window"], parts["windowed"] = _window(config, kind, sizes["layers"])
         name = named("name", config.get("name") or config.get("_name_or_path") or path.stem)
         return ModelShape(name, **sizes | parts | usual | known | _own(given))

@@ -20,7 +20,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,9 +63,9 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
         shares = c.intra_node_efficiency, c.inter_node_efficiency
         if op.collective == "all_to_all":
             copies = 1.0, 1.0
-            if op.axis == "ep" and job.framework.once_a_node:
+            if op.axis == "ep" and job.framework.once_a_node and (experts := job.model.experts):
                 # Of k copies for as many experts, those for different ranks, and for different nodes.
-                k = job.model.experts.per_token
+                k = experts.per_token
                 copies = tuple(n / k * (1 - (1 - 1 / n) ** k) for n in (inside * nodes, nodes))
             return all_to_all_seconds(op.payload, inside, nodes, job.cluster, *shares, copies)
         if op.collective == "send":
@@ -89,13 +89,16 @@ class Work(NamedTuple):
     launches: dict[str, float]
 
     def phase(self, phase: str):
+        """Seconds of F, I, W or R, over all parts."""
         return sum(phases[phase] for phases in self.seconds.values())
 
     def part(self, part: str):
+        """Seconds of one part, over all phases, what is computed anew included."""
         return sum(self.seconds[part].values())
 
     @property
     def total(self):
+        """Seconds of all parts and phases."""
         return sum(self.part(part) for part in self.seconds)
 
     def again(self, share) -> Work:
@@ -134,7 +137,7 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
     """Read a list of operations for seconds. took: their `durations`, where known."""
     took = took or durations(ops, job, layout, c)
     seconds = {part: dict.fromkeys("FIWR", 0.0) for part in dict.fromkeys(op.part for op in ops)}
-    launches = dict.fromkeys("FIWR", 0.0)
+    launches: dict[str, Any] = dict.fromkeys("FIWR", 0.0)
     for op, one in zip(ops, took):
         count = op.kernels + (op.calls * (np.asarray(layout.members(op.axis)) > 1) if op.collective else 0)
         for phase in op.phase + "R" * (op.phase == "F" and layout.recompute in op.recomputed):
@@ -172,7 +175,7 @@ def step_terms(
     c: Constants | None = None,
     works: list[Work] | None = None,
     once: list[Op] | None = None,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Seconds of one step by what for. Arrays in `layout` give arrays. Where they are known already, works:
     `all_work`, for each layout; once: `synchronisation`.
     """
@@ -190,18 +193,18 @@ def step_terms(
     deep = np.maximum(sum(on_first), layers_on_rank(model, layout, np.minimum(1, p - 1)))
     if np.any(layout.recomputed):
         kinds = [kind.again(layout.share_recomputed(deep)) for kind in kinds]
-    kinds = [_timed(kind, job, layout) for kind in kinds]
+    timed = [_timed(kind, job, layout) for kind in kinds]
     others = [np.where(many, 0, count) for _, count in model.kinds[:-1]]  # on the first stages
     counts = [*others, deep - sum(others)]
-    whole = lambda counts: sum(count * kind.takes for count, kind in zip(counts, kinds))
+    whole = lambda counts: sum(count * kind.takes for count, kind in zip(counts, timed))
     inner, first, last = whole(counts), whole(on_first) + begin.total, whole(on_last) + end.total
     together = ~many | layout.pipeline.folded  # embedding and head on one rank
     last = last + together * begin.total
     pace = np.where(many, np.maximum(np.maximum(inner, last), first), last)  # of the slowest stage
-    every = lambda what: sum(count * what(kind) for count, kind in zip(counts, kinds))
+    every = lambda what: sum(count * what(kind) for count, kind in zip(counts, timed))
     terms = {}
     for part in TERMS:
-        if part in kinds[-1].work.seconds:
+        if part in timed[-1].work.seconds:
             terms[part] = m * every(lambda kind: kind.work.part(part) if part in kind.work.seconds else 0.0)
     terms["waiting for the host"] = m * every(lambda kind: kind.takes - kind.gpu)
     terms["head"] = m * (pace - inner)
@@ -218,9 +221,9 @@ def step_terms(
     totals[-1] += model.mtp
     elsewhere = [
         (total - np.where(end_slows, behind, np.where(begin_slows, before, here))) * kind.takes / kind.gpu
-        for total, before, here, behind, kind in zip(totals, on_first, counts, on_last, kinds)
+        for total, before, here, behind, kind in zip(totals, on_first, counts, on_last, timed)
     ]
-    rest = [(kind.work, count) for kind, count in zip(kinds, elsewhere)]
+    rest = [(kind.work, count) for kind, count in zip(timed, elsewhere)]
     rest += [(begin, ~begin_slows & ~(end_slows & together)), (end, ~end_slows)]
     waits = (sum(count * sum(map(part.phase, phases)) for part, count in rest) for phases in ("F", "IR", "W"))
     terms["bubble"] = many * layout.pipeline.bubble(*waits, v)
@@ -250,7 +253,8 @@ def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[O
     """Seconds of data parallelism that show, and of the optimizer. both, backward: of a stage's layers, for
     one microbatch, what communication may run under.
     """
-    hides, zero, took = job.framework.hides, np.asarray(layout.zero), {}
+    hides, zero = job.framework.hides, np.asarray(layout.zero)
+    took: dict[str, Any] = {}
     for op in ops:
         times = op.calls if op.collective else 1
         took[op.name] = took.get(op.name, 0.0) + times * seconds_of(op, job, layout, c)

@@ -75,7 +75,7 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     own_call = (axis == "dp") * 1  # what is beside the layers goes in a call of its own
     frozen = job.lora is not None
     held, mine = layers + rest, adapters if frozen else layers + rest
-    in_layer = job.lora.weight_bytes if frozen else n  # of a weight that is gathered
+    in_layer = job.lora.weight_bytes if job.lora else n  # of a weight that is gathered
     over, across = {"dp": ("shard", "replicate"), "edp": ("eshard", "ereplicate")}[axis]
     over = over if layout.hybrid else axis
     reduced = np.where(framework.reduces_each & ((z == 2) | (z == 3) & ~piped), m, 1)  # times in a step
@@ -84,7 +84,7 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     of_layer, of_rest = np.where(piped, 1, 2 * m), np.where(piped, 1, m)  # gathers
     # To and from the buffers that travel: in each gather a weight is read and written (2 bytes each), in each
     # reduction a gradient is read (2) and written (g).
-    weight = job.lora.weight_bytes if frozen else 2
+    weight = job.lora.weight_bytes if job.lora else 2
     copies = sharded * (held * of_layer * 2 * weight + mine * reduced * (2 + g))
     master = framework.weight_bytes if framework.weight_bytes == 4 else 0
     owned = mine / np.where(z >= 1, layout.members(over), 1)

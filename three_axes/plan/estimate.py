@@ -43,10 +43,12 @@ class Estimate:
 
     @property
     def model(self) -> ModelShape:
+        """The job's model."""
         return self.job.model
 
     @property
     def step_seconds(self) -> float:
+        """Seconds of a step: the terms of `time` do not overlap."""
         return sum(self.time.values())
 
     @property
@@ -56,6 +58,7 @@ class Estimate:
 
     @property
     def memory_bytes(self) -> float:
+        """Bytes on the fullest GPU."""
         return sum(self.memory.values())
 
     @property
@@ -65,6 +68,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
+        """Whether the fullest GPU has enough memory; no headroom is kept."""
         return self.free >= 0
 
     @property
@@ -74,6 +78,7 @@ class Estimate:
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
+        """Tokens of a global batch over a step's seconds and all ranks."""
         return self.job.global_batch * self.job.seq_len / self.step_seconds / self.layout.ranks
 
     @property
@@ -107,6 +112,7 @@ class Estimate:
         )
 
     def summary(self) -> str:
+        """Time, speed, MFU and memory in one sentence."""
         return (
             f"{self.step_seconds:.2f} s a step, {self.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, MFU"
             f" {self.mfu:.1%} (attention whole); {human(self.memory_bytes)} on the fullest GPU,"

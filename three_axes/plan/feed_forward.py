@@ -11,14 +11,14 @@ from __future__ import annotations
 from functools import partial
 
 from .op import LayerOnRank, Op, enter, grouped, leave, product, sending, stream
+from .shape import Experts
 
 
 def feed_forward(at: LayerOnRank, eager: bool, last: tuple[str, ...]) -> list[Op]:
     """From the norm's output to its sum. last: the recompute policies under which that sum is made again."""
-    if not at.model.experts:
+    if not (e := at.model.experts):
         return dense(at, at.model.ffn, eager, last)
-    shared = at.model.experts.shared
-    return [*(dense(at, shared, eager, last) if shared else []), *experts(at, eager)]
+    return [*(dense(at, e.shared, eager, last) if e.shared else []), *experts(at, e, eager)]
 
 
 def _activation(moved, inside, gated: bool, eager: bool, **saved) -> list[Op]:
@@ -57,13 +57,13 @@ def dense(at: LayerOnRank, width: int, eager: bool, last: tuple[str, ...]) -> li
     ]
 
 
-def experts(at: LayerOnRank, eager: bool) -> list[Op]:
+def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     """The routed ones. A rank's tokens, a part of its tp group's, each go to k experts' ranks and come back.
 
     Letters: T tokens of a rank, E experts on ep ranks, each split over etp. A balanced router is counted;
     `imbalance` of the framework scales what the fullest rank gets.
     """
-    e, layout, framework, h = at.model.experts, at.layout, at.job.framework, at.model.hidden
+    layout, framework, h = at.layout, at.job.framework, at.model.hidden
     n, ep, etp = framework.number_bytes, layout.ep, layout.etp
     mine = at.tokens / at.parts
     copies = mine * e.per_token * framework.imbalance  # one for each expert of a token

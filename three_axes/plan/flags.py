@@ -7,7 +7,8 @@ by a flag, is refused by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .frameworks import ALIASES
 from .job import Job
@@ -43,7 +44,7 @@ def flags(framework: str, job: Job, layout: Layout) -> str:
     return makers[framework](job, layout)
 
 
-def _refuse(framework: str, unable: dict[str, bool]) -> None:
+def _refuse(framework: str, unable: Mapping[str, object]) -> None:
     """Raises ValueError that names the first of what is true."""
     for what, asked in unable.items():
         if asked:
@@ -191,7 +192,7 @@ def _deepspeed(job: Job, layout: Layout) -> str:
             f"{job.precision} products": job.precision != "bf16",
         },
     )
-    zero = {"stage": int(layout.zero)}
+    zero: dict[str, Any] = {"stage": int(layout.zero)}
     if layout.zero:
         zero["overlap_comm"] = "gradients" in f.hides
     if f.offload:
@@ -248,8 +249,8 @@ def _accelerate(job: Job, layout: Layout) -> str:
         sizes = dict(dp_replicate=layout.dp // shard, dp_shard=shard, tp=layout.tp, cp=layout.cp)
         lines += ["parallelism_config:"]
         lines += [f"  parallelism_config_{name}_size: {size}" for name, size in sizes.items()]
-    steps = f"per_device_train_batch_size={layout.microbatch}"
-    steps = [steps + f", gradient_accumulation_steps={job.microbatches(layout)}"]
+    accumulated = f"gradient_accumulation_steps={job.microbatches(layout)}"
+    steps = [f"per_device_train_batch_size={layout.microbatch}, {accumulated}"]
     if machines > 1:
         steps.append("on each machine its machine_rank, and the first one's address")
     if layout.tp > 1:

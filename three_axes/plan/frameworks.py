@@ -136,7 +136,7 @@ class Framework:
 
     def layout(self, **chosen) -> Layout:
         """A layout with this framework's order of axes and its way to spread layers."""
-        return Layout(**{"order": self.order, "balanced": self.balanced} | chosen)
+        return Layout(**{"order": self.order, "balanced": self.balanced, **chosen})
 
 
 TEXTBOOK = Framework(

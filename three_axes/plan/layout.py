@@ -6,6 +6,7 @@ import math
 from collections import namedtuple
 from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,10 +27,35 @@ PARTS = {
     "eshard": ("edp", "eshard"),
     "ereplicate": ("edp", "eshard"),
 }
+Count = int | Any  # a number of one layout, or a NumPy array of many layouts' numbers
 
 
-class Axes(namedtuple("Axes", [axis.name for axis in AXES], defaults=[1] * len(AXES))):
-    """The sizes of the axes alone: what a person chooses, and defends."""
+if TYPE_CHECKING:  # type checkers read these; Python makes the same of the records
+
+    class _Axes(NamedTuple):
+        dp: int = 1
+        tp: int = 1
+        pp: int = 1
+        cp: int = 1
+        ep: int = 1
+        etp: int = 1
+
+    @dataclass(frozen=True, kw_only=True)
+    class _Sizes:
+        dp: Count = 1
+        tp: Count = 1
+        pp: Count = 1
+        cp: Count = 1
+        ep: Count = 1
+        etp: Count = 1
+
+else:
+    _Axes = namedtuple("Axes", [axis.name for axis in AXES], defaults=[1] * len(AXES))
+    _Sizes = make_dataclass("Sizes", [(a.name, "Count", 1) for a in AXES], frozen=True, kw_only=True)
+
+
+class Axes(_Axes):
+    """The sizes of the axes alone, one for each record of `AXES`: what a person chooses, and defends."""
 
     @property
     def ranks(self):
@@ -46,35 +72,32 @@ def spread(x, which: np.ndarray | None):
     return x if which is None or np.ndim(x) == 0 else x[which]
 
 
-Sizes = make_dataclass("Sizes", [(a.name, "int | np.ndarray", 1) for a in AXES], frozen=True, kw_only=True)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Layout(Sizes):
+class Layout(_Sizes):
     """dp · tp · pp · cp ranks. The numbers may be NumPy arrays of one shape, to look at many layouts at once.
 
-    Of `Sizes` it has one number for each axis, dp, tp and so on, 1 where none is given. cp: ranks that share
-    each sequence. ep, etp: how many ranks the experts of a layer are spread over, and each expert is split
-    over; they fold over the same ranks as dp · cp · tp do, and what is left holds replicas of the experts
-    (edp). microbatch: sequences that go through the model together (b). interleave: chunks on each pipeline
-    rank (v). zero: 0 to 3, what is split over replicas: nothing, optimizer state, gradients too, weights too
-    (3 is what FSDP does). shard: over how many of them, 0 for all; the others hold the same again (HSDP), so
-    each shard has all experts. recompute: none; selective, the attention scores only; modules, the norms, the
-    experts' activation function, and latent attention's queries, keys and values; per-op, all but the
-    attention and every second matrix product (torchtitan's default); full, all of a layer. recomputed: with
-    full, so many layers of each stage only; 0 for all. sequence_parallel: split what lies between the
-    matrices over tp as well. order: dp, tp and pp from the outermost to the innermost; cp lies next to tp.
-    balanced: the last pipeline stages hold fewer layers, for the head's sake.
+    As `Axes` it has one number for each axis. cp: ranks that share each sequence. ep, etp: how many ranks the
+    experts of a layer are spread over, and each expert is split over; they fold over the same ranks as dp ·
+    cp · tp do, and what is left holds replicas of the experts (edp). microbatch: sequences that go through
+    the model together (b). interleave: chunks on each pipeline rank (v). zero: 0 to 3, what is split over
+    replicas: nothing, optimizer state, gradients too, weights too (3 is what FSDP does). shard: over how many
+    of them, 0 for all; the others hold the same again (HSDP), so each shard has all experts. recompute: none;
+    selective, the attention scores only; modules, the norms, the experts' activation function, and latent
+    attention's queries, keys and values; per-op, all but the attention and every second matrix product
+    (torchtitan's default); full, all of a layer. recomputed: with full, so many layers of each stage only; 0
+    for all. sequence_parallel: split what lies between the matrices over tp as well. order: dp, tp and pp
+    from the outermost to the innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer
+    layers, for the head's sake.
     """
 
-    microbatch: int | np.ndarray = 1
-    interleave: int | np.ndarray = 1
+    microbatch: Count = 1
+    interleave: Count = 1
     schedule: str = "1F1B"
-    zero: int | np.ndarray = 0
-    shard: int | np.ndarray = 0
+    zero: Count = 0
+    shard: Count = 0
     recompute: str = "none"
-    recomputed: int | np.ndarray = 0
-    sequence_parallel: bool | np.ndarray = True
+    recomputed: Count = 0
+    sequence_parallel: bool | Any = True
     order: tuple[str, ...] = ORDER
     balanced: bool = False
 
@@ -170,12 +193,12 @@ class Layout(Sizes):
             return self, None
         if math.prod(int(sizes.max()) + 1 for sizes in seen) >= 2**63:
             return self, None
-        key = 0
+        key: int | np.ndarray = 0
         for sizes in seen:
             key = key * (int(sizes.max()) + 1) + sizes
         _, first, which = np.unique(key, return_index=True, return_inverse=True)
-        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
-        chosen = {name: x[first] for name, x in sizes.items() if isinstance(x, np.ndarray)}
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen: dict[str, Any] = {name: x[first] for name, x in given.items() if isinstance(x, np.ndarray)}
         return replace(self, **chosen), which
 
     @property

@@ -58,7 +58,8 @@ def verdict(mine: Estimate, of: Plan) -> str:
         )
     if mine.layout.axes == best.layout.axes:
         return head
-    good, bad = [], []
+    good: list[str] = []
+    bad: list[str] = []
     (good if mine.free > best.free else bad).append(
         f"{human(mine.free)} of memory free and not {human(best.free)}"
     )

@@ -10,12 +10,14 @@ Sources: states, Rajbhandari et al. 2020 (ZeRO), section 3.1; activations, Korth
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .attention import SCORES
 from .data_parallel import adapter_share
 from .job import Job
-from .layout import Layout, spread
+from .layout import Count, Layout, spread
 from .op import Op
 from .operations import OperationLists, lists
 from .shape import ModelShape
@@ -41,7 +43,7 @@ EAGER_SCORE_BYTES = 10
 
 
 def states(
-    params: float, d: float = 1, zero: int = 0, weights: int = 2, gradients: int = 2, optimizer: int = 12
+    params: float, d: Count = 1, zero: Count = 0, weights: Any = 2, gradients: Any = 2, optimizer: Any = 12
 ) -> dict[str, float]:
     """Bytes of weights, gradients and optimizer state for `params` parameters on one of d ranks.
 
@@ -146,7 +148,7 @@ def stage_memory(
     parts["activations"] = held * in_flight(layout, job.microbatches(layout), stage)
     # One microbatch at a time: the norm's and the head's input, and float32 scores.
     eager = EAGER_SCORE_BYTES + SCORE_BYTES * framework.split_vocabulary * (np.asarray(t) > 1)
-    scores = framework.score_bytes or SCORE_BYTES + eager * (not framework.fused_loss)
+    scores: Any = framework.score_bytes or SCORE_BYTES + eager * (not framework.fused_loss)
     scores = scores * model.vocab * (1 + model.mtp) / framework.loss_chunks
     parts["logits"] = last * sb * (4.0 * model.hidden + scores) / t
     if layout.recompute in COMPUTED_TWICE:
@@ -167,7 +169,7 @@ def _gathered(job: Job, layout: Layout, stage):
     if not np.any(np.asarray(layout.zero) == 3):
         return 0.0
     model, framework, frozen = job.model, job.framework, job.lora is not None
-    in_layer = job.lora.weight_bytes if frozen else 2.0
+    in_layer = job.lora.weight_bytes if job.lora else 2.0
     share = layer_share(model, layout.tp) + expert_share(model, layout)
     ends = (not framework.fused_loss) * ends_share(model, layout, stage, framework.split_vocabulary)
     params = stage_params(model, layout, stage, framework.split_vocabulary)

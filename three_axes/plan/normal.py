@@ -52,6 +52,7 @@ class PublishedRun(NamedTuple):
 
 @cache
 def published_runs() -> list[PublishedRun]:
+    """The rows of data/published_runs.csv, read once."""
     kinds = (str, str, float, int, int, str, str, int, int, float, float)
     read = lambda row: PublishedRun(*(kind(x) for kind, x in zip(kinds, row.values())))
     return [read(row) for row in rows_of("published_runs.csv")]
@@ -137,14 +138,14 @@ class Normal(NamedTuple):
     seconds: float
 
     @property
-    def factor(self) -> float:
+    def _factor(self) -> float:
         return self.seconds / self.estimate.step_seconds
 
     @property
     def verdict(self) -> str:
         """normal, slow or fast."""
         sure = self.estimate.sure
-        return "slow" if self.factor > sure.high else "fast" if self.factor < sure.low else "normal"
+        return "slow" if self._factor > sure.high else "fast" if self._factor < sure.low else "normal"
 
     def longer(self) -> list[tuple[str, float]]:
         """(cause, seconds it would add), the longest first."""
@@ -154,10 +155,11 @@ class Normal(NamedTuple):
         return sorted((one for one in found if one[1] > WORTH * whole), key=lambda one: -one[1])
 
     def text(self) -> str:
+        """The verdict, the nearest published runs, and where the step is too long, what would explain it."""
         e, predicted = self.estimate, self.estimate.step_seconds
         tokens = e.job.global_batch * e.job.seq_len / e.layout.ranks
         speed = lambda seconds: f"{tokens / seconds:,.0f} tokens/s/GPU"
-        times = f"{self.factor:.2f} times what is predicted."
+        times = f"{self._factor:.2f} times what is predicted."
         said = {
             "normal": "Your speed is normal: it lies inside.",
             "slow": f"Your step is slow: {times}",
@@ -201,5 +203,5 @@ class Normal(NamedTuple):
         """The same for other programs."""
         named = [dict(run._asdict(), here=here) for run, here in self.nearest()]
         causes = [{"cause": words, "seconds": seconds} for words, seconds in self.longer()]
-        verdict = dict(verdict=self.verdict, step_seconds=self.seconds, factor=self.factor)
+        verdict = dict(verdict=self.verdict, step_seconds=self.seconds, factor=self._factor)
         return verdict | {"nearest": named, "longer": causes}

@@ -6,7 +6,7 @@ What backward computes anew is read from F. Letters as in `memory`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,6 +80,7 @@ class LayerOnRank(NamedTuple):
 
     @property
     def precision(self) -> Precision:
+        """The record of the job's precision: see `Precision`."""
         return PRECISIONS[self.job.precision]
 
     def narrow(self, x):
@@ -237,7 +238,7 @@ def leave(layout: Layout, x, block: str, recomputed: tuple[str, ...]) -> list[Op
     """The way out: the ranks' partial sums become one, whole or in parts; backward a gather or nothing. With
     sequence parallelism both may come in pieces.
     """
-    pieces = dict(block=f"{block}'s output", hides="tensor parallel")
+    pieces: dict[str, Any] = dict(block=f"{block}'s output", hides="tensor parallel")
     scattered, whole = partial_sums(f"sum of {block}", "F", layout, x, recomputed=recomputed)
     back = f"gradient into {block}"
     return [

@@ -5,7 +5,6 @@ The same formulas as `cost` and `memory`, evaluated for all layouts of a kind at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -48,13 +47,14 @@ class Plan:
 
     job: Job
     space: Space
-    ranked: Sequence[Candidate]
-    tight: Sequence[Candidate]
-    too_large: Sequence[Candidate]
+    ranked: Candidates
+    tight: Candidates
+    too_large: Candidates
     headroom: float
 
     @property
     def gpus(self) -> int:
+        """How many GPUs each layout takes."""
         return self.space.gpus
 
     @property
@@ -64,6 +64,7 @@ class Plan:
 
     @property
     def looked_at(self) -> int:
+        """How many layouts were timed, those that do not fit included."""
         return len(self.space.numbers)
 
     @property
@@ -73,6 +74,7 @@ class Plan:
 
     @property
     def best(self) -> Candidate:
+        """The fastest with enough headroom. Raises ValueError where none has: why, and what would help."""
         if self.ranked:
             return self.ranked[0]
         device, model = self.job.cluster.device, self.job.model.name

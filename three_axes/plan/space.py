@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ class Space:
         self._lists = lists(job, self._layouts(rows))
         which = np.arange(len(rows)) if self._lists.which is None else self._lists.which
         framework, looked_at = job.framework, []
-        recomputes = framework.recomputes
+        recomputes: Sequence[str] = framework.recomputes
         if framework.fused_attention:  # nothing is left to recompute: looked at where it alone is asked for
             recomputes = [r for r in recomputes if r != "selective"] or recomputes
         if not (

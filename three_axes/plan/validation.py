@@ -12,6 +12,7 @@ that framework is taken from BLOOM's one row and applied to MT-NLG.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ MEGATRON_2021 = replace(MEGATRON_2022, hides=(), fused_sums=False)
 META = replace(MEGATRON, hides=("gradients", "updated weights"))  # says nothing of hiding TP's sums
 # Gathers ahead of need, but through one port of a node.
 DEEPSPEED_2021 = replace(FRAMEWORKS["deepspeed"], fused_attention=False, fused_sums=False)
-PLAIN = dict(recompute="full", sequence_parallel=False)
+PLAIN: dict[str, Any] = dict(recompute="full", sequence_parallel=False)
 BEST_TOOL = {
     "Korthikanti 2022, T5 (fitted)": "3.65 Calculon, in-sample",
     "Narayanan 2021, T1 (fitted)": "10.4 Calculon",
@@ -45,7 +46,8 @@ BEST_TOOL = {
 
 
 def gpt(layers, hidden, heads, vocab=51200, positions=2048):
-    return models.gpt("gpt", *map(int, (layers, hidden, heads, vocab)), positions)
+    """A GPT with the sizes that a table prints, which may be text."""
+    return models.gpt("gpt", int(layers), int(hidden), int(heads), int(vocab), positions)
 
 
 def chunked(v: int) -> dict:
@@ -54,6 +56,7 @@ def chunked(v: int) -> dict:
 
 
 def seconds(job: Job, layout: Layout) -> float:
+    """Predicted seconds of a step. Whether the layout can be is not checked."""
     return float(sum(step_terms(job, layout).values()))
 
 
@@ -66,21 +69,21 @@ def fastest(job: Job, d: int, t: int, p: int, microbatches=(1, 2, 4, 8), **choic
         depth = (layers + (0 if layers % p == 0 else 2)) // p
         for v in range(1, depth + 1):
             if depth % v == 0 and (v == 1 or (p > 1 and job.global_batch // (d * b) % p == 0)):
-                sizes = dict(dp=d, tp=t, pp=p, microbatch=b)
+                sizes: dict[str, Any] = dict(dp=d, tp=t, pp=p, microbatch=b)
                 guesses.append(seconds(job, Layout(**sizes, **chunked(v), **choices)))
     return min(guesses)
 
 
-def hardware_flops(batch, s, layers, h, vocab):
+def _hardware_flops(batch, s, layers, h, vocab):
     """Narayanan et al. 2021, equation 3: with the recomputed forward."""
     return 96 * batch * s * layers * h * h * (1 + s / (6 * h) + vocab / (16 * layers * h))
 
 
-def korthikanti():
+def _korthikanti():
     for r in rows_of("korthikanti_2022_table5.csv"):
         model, v = gpt(r["layers"], r["hidden"], r["heads"], r["vocab"]), int(r["interleave_v"])
         job = Job(model, A100, int(r["global_batch_seqs"]), 2048, MEGATRON_2022)
-        sizes = dict(tp=int(r["tp"]), pp=int(r["pp"]), microbatch=int(r["microbatch_seqs"]))
+        sizes: dict[str, Any] = dict(tp=int(r["tp"]), pp=int(r["pp"]), microbatch=int(r["microbatch_seqs"]))
         for column, recompute, sp in (
             ("iter_s_full_recompute", "full", False),
             ("iter_s_sp_selective", "selective", True),
@@ -89,17 +92,17 @@ def korthikanti():
             yield seconds(job, layout), float(r[column]), job, int(r["gpus"])
 
 
-def narayanan_1():
+def _narayanan_1():
     for r in rows_of("narayanan_2021_table1.csv"):
         n, batch = int(r["gpus"]), int(r["global_batch_seqs"])
         model = gpt(r["layers"], r["hidden"], r["heads"], r["vocab"])
         job = Job(model, A100, batch, 2048, MEGATRON_2021)
-        flops = hardware_flops(batch, 2048, model.layers, model.hidden, model.vocab)
+        flops = _hardware_flops(batch, 2048, model.layers, model.hidden, model.vocab)
         real = flops / (float(r["hw_tflops_per_gpu"]) * 1e12 * n)
         yield fastest(job, int(r["dp_derived"]), int(r["tp"]), int(r["pp"]), **PLAIN), real, job, n
 
 
-def narayanan_2(scheme):
+def _narayanan_2(scheme):
     for r in rows_of("narayanan_2021_table2.csv"):
         if r["scheme"] != scheme:
             continue
@@ -107,7 +110,7 @@ def narayanan_2(scheme):
         n, batch, b, parts = (
             int(r[k]) for k in ("gpus", "global_batch_seqs", "microbatch_seqs", "model_parallel_size")
         )
-        flops = hardware_flops(batch, 2048, model.layers, model.hidden, 51200)
+        flops = _hardware_flops(batch, 2048, model.layers, model.hidden, 51200)
         real = flops / (float(r["hw_tflops_per_gpu"]) * 1e12 * n)
         if scheme == "PTD-P":
             job = Job(model, A100, batch, 2048, MEGATRON_2021)
@@ -118,25 +121,25 @@ def narayanan_2(scheme):
         yield guess, real, job, n
 
 
-def megatron_deepspeed(name):
+def _megatron_deepspeed(name):
     """No interleaving, half-precision gradients, nothing hidden."""
     framework = replace(MEGATRON_2021, gradient_bytes=2)
     for r in rows_of("large_runs.csv"):
         if r["model"].startswith(name) and r["iter_s"] and not r["note"].startswith("tuning"):
             model = gpt(r["layers"], r["hidden"], r["heads"], 250880 if name == "BLOOM" else 51200)
             job = Job(model, A100, int(r["global_batch_seqs"]), 2048, framework)
-            sizes = {axis: int(r[axis]) for axis in ("dp", "tp", "pp")}
+            sizes: dict[str, Any] = {axis: int(r[axis]) for axis in ("dp", "tp", "pp")}
             layout = Layout(**sizes, microbatch=int(r["microbatch_seqs"]), zero=1, **PLAIN)
             yield seconds(job, layout), float(r["iter_s"]), job, int(r["gpus"])
 
 
-def mt_nlg():
-    ((guess, real, *_),) = megatron_deepspeed("BLOOM")
-    for predicted, *rest in megatron_deepspeed("MT-NLG"):
+def _mt_nlg():
+    ((guess, real, *_),) = _megatron_deepspeed("BLOOM")
+    for predicted, *rest in _megatron_deepspeed("MT-NLG"):
         yield predicted * real / guess, *rest
 
 
-def zero_bubble(*schedules):
+def _zero_bubble(*schedules):
     """ZB-1p: what its authors' program finds within 1F1B's memory. Its printed bubble rates are ZB-H1's."""
     for r in rows_of("zero_bubble_2023.csv"):
         if r["schedule"] in schedules:
@@ -161,7 +164,7 @@ def bubble_rates():
             yield r, (cost - m * (f + b + w)) / cost
 
 
-def llama_405b():
+def _llama_405b():
     """The third row cuts each sequence over 16 ranks too: a rank computes a sixteenth of every sequence, but
     looks at all of its keys and values, which are gathered for each layer's forward and backward, and their
     gradients scattered, over one port a GPU. The paper's order has dp outermost.
@@ -176,7 +179,7 @@ def llama_405b():
         job = Job(model, H100, batch, s, META)
         guesses = []
         for v in (1, 2, 4, 8):  # not printed
-            sizes = dict(dp=d * cp, tp=t, pp=p, microbatch=1 / cp)
+            sizes: dict[str, Any] = dict(dp=d * cp, tp=t, pp=p, microbatch=1 / cp)
             layout = Layout(**sizes, **chunked(v), zero=1, order=("dp", "pp", "tp"))
             # M times on this stage, and once on each other in the bubble.
             around = gather * model.layers * (m / p + (1 - 1 / p) / v)
@@ -184,7 +187,7 @@ def llama_405b():
         yield min(guesses), real, job, n
 
 
-def torchtitan():
+def _torchtitan():
     """FSDP2 without a compiler: half-precision weights are gathered, gradients summed in float32."""
     for r in rows_of("torchtitan_2024_a100.csv"):
         n, b = int(r["gpus"]), int(r["microbatch_seqs"])
@@ -194,15 +197,15 @@ def torchtitan():
 
 
 SETS = {
-    "Korthikanti 2022, T5 (fitted)": korthikanti,
-    "Narayanan 2021, T1 (fitted)": narayanan_1,
-    "Narayanan 2021, T2 PTD-P": lambda: narayanan_2("PTD-P"),
-    "Narayanan 2021, T2 ZeRO-3": lambda: narayanan_2("ZeRO-3"),
-    "MT-NLG 530B": mt_nlg,
-    "Zero Bubble, 1F1B and interleaved": lambda: zero_bubble("1F1B", "1F1B-I"),
-    "Zero Bubble, ZB-1p": lambda: zero_bubble("ZB-1p"),
-    "Llama 3 405B, T4": llama_405b,
-    "torchtitan, FSDP on 64 A100": torchtitan,
+    "Korthikanti 2022, T5 (fitted)": _korthikanti,
+    "Narayanan 2021, T1 (fitted)": _narayanan_1,
+    "Narayanan 2021, T2 PTD-P": lambda: _narayanan_2("PTD-P"),
+    "Narayanan 2021, T2 ZeRO-3": lambda: _narayanan_2("ZeRO-3"),
+    "MT-NLG 530B": _mt_nlg,
+    "Zero Bubble, 1F1B and interleaved": lambda: _zero_bubble("1F1B", "1F1B-I"),
+    "Zero Bubble, ZB-1p": lambda: _zero_bubble("ZB-1p"),
+    "Llama 3 405B, T4": _llama_405b,
+    "torchtitan, FSDP on 64 A100": _torchtitan,
 }
 
 

@@ -46,7 +46,7 @@ def folding() -> list[tuple[dict, Job, Layout | None, float]]:
 
 def least(job: Job, sizes: dict) -> tuple[Layout | None, float]:
     """(layout, seconds): the fastest over what is not printed, among those that fit with a tenth to spare."""
-    best = None, float("inf")
+    best: tuple[Layout | None, float] = None, float("inf")
     for v in range(1, 17):
         for recompute in ("none", "full"):
             layout = Layout(**sizes, **chunked(v), recompute=recompute)
@@ -71,7 +71,7 @@ def folding_in_fp8() -> dict[str, tuple[float, float]]:
     """How much faster FP8 is than bfloat16: method -> (here, printed), of MoE Parallel Folding's Table 2."""
     gains = {}
     for r, job, layout, seconds_ in folding():
-        if r["model"] == "Mixtral-8x22B" and r["method"] in FP8_GAIN:
+        if layout and r["model"] == "Mixtral-8x22B" and r["method"] in FP8_GAIN:
             narrow = seconds(replace(job, precision="fp8"), layout)
             gains[r["method"]] = seconds_ / narrow, FP8_GAIN[r["method"]]
     return gains

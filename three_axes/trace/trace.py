@@ -54,15 +54,18 @@ class Trace:
 
     @property
     def peak(self) -> float:
+        """Bytes at the peak, of all kinds together."""
         return sum(self.memory.values())
 
     def count(self, op: str, axis: str) -> int:
+        """Calls of a collective along an axis."""
         return sum(c.calls for c in self.calls if (c.op, c.axis) == (op, axis))
 
     def _sent(self, call: Call) -> float:
         return algorithmic_bytes(call.op, call.payload, self.layout.members(call.axis))
 
     def table(self) -> Table:
+        """A row for each collective and axis."""
         return Table(
             ["collective", "axis", "calls", "whole tensors", "sent by this rank"],
             [[c.op, c.axis, str(c.calls), human(c.payload), human(self._sent(c))] for c in self.calls],
@@ -173,7 +176,7 @@ def trace_here(model: ModelShape, layout: Layout, seq_len: int, plan: str, gradi
     join_fake_ranks(layout.ranks)
     axes, piped = ("pp", "dp", "tp"), layout.pp > 1
     mesh = init_device_mesh("cpu", (layout.pp, layout.dp, layout.tp), mesh_dim_names=axes)
-    axis_of = {mesh.get_group(axis).group_name: axis for axis in axes}
+    axis_of: dict[str, str] = {mesh.get_group(axis).group_name: axis for axis in axes}
     if model.experts:
         folded = init_device_mesh("cpu", (layout.edp, layout.ep), mesh_dim_names=("edp", "ep"))
         axis_of |= {folded.get_group(axis).group_name: axis for axis in ("edp", "ep")}

@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from ..plan import shape as shapes
 from ..plan.shape import ModelShape
 from ..pytorch_private import all_to_all_single_autograd, grouped_product
 from .traced_model import FeedForward, RMSNorm, Transformer
@@ -25,14 +26,15 @@ from .traced_model import FeedForward, RMSNorm, Transformer
 class Experts(nn.Module):
     """E/ep of E, each with three matrices: a product for all of them in one kernel."""
 
-    def __init__(self, shape: ModelShape, ep: int):
+    def __init__(self, hidden: int, e: shapes.Experts, ep: int):
         super().__init__()
-        many, h, f = shape.experts.count // ep, shape.hidden, shape.experts.ffn
+        many, h, f = e.count // ep, hidden, e.ffn
         self.gate = nn.Parameter(torch.empty(many, h, f))
         self.up = nn.Parameter(torch.empty(many, h, f))
         self.down = nn.Parameter(torch.empty(many, f, h))
 
-    def forward(self, rows):  # (rows, h), as many for each expert
+    def forward(self, rows):
+        """rows: (rows, h), those of one expert together, as many for each. Returns the same shape."""
         each = rows.shape[0] // self.gate.shape[0]
         ends = torch.arange(1, self.gate.shape[0] + 1, dtype=torch.int32) * each
         inside = F.silu(grouped_product(rows, self.gate, offs=ends))
@@ -43,14 +45,14 @@ class Experts(nn.Module):
 class Routed(nn.Module):
     """A router, experts on the ranks of a group, and shared ones beside them."""
 
-    def __init__(self, shape: ModelShape, group: ProcessGroup):
+    def __init__(self, shape: ModelShape, e: shapes.Experts, group: ProcessGroup):
         super().__init__()
-        e = shape.experts
         self.router, self.k, self.group = nn.Linear(shape.hidden, e.count, bias=False), e.per_token, group
-        self.experts = Experts(shape, group.size())
+        self.experts = Experts(shape.hidden, e, group.size())
         self.shared = FeedForward(replace(shape, experts=None, ffn=e.shared)) if e.shared else None
 
-    def forward(self, x):  # (b, s, h)
+    def forward(self, x):
+        """(b, s, h) -> the same. Rows go to their experts' ranks and back, by an all-to-all each way."""
         tokens = x.flatten(0, 1)
         weight, choice = self.router(tokens).softmax(-1).topk(self.k)
         order = choice.flatten().argsort(stable=True)
@@ -65,10 +67,9 @@ class Routed(nn.Module):
 class Latent(nn.Module):
     """Multi-head latent attention (DeepSeek-V2, section 2.1); of the attention itself the shapes only."""
 
-    def __init__(self, shape: ModelShape):
+    def __init__(self, shape: ModelShape, at: shapes.Latent):
         super().__init__()
-        at, h = shape.latent, shape.hidden
-        self.at, self.heads = at, shape.heads
+        h, self.at, self.heads = shape.hidden, at, shape.heads
         linear = lambda k, n: nn.Linear(k, n, bias=False)
         self.q_down = linear(h, at.q_rank) if at.q_rank else None
         self.q_norm = RMSNorm(at.q_rank) if at.q_rank else None
@@ -78,7 +79,8 @@ class Latent(nn.Module):
         self.out = linear(shape.out_width, h)
 
     def forward(self, x, turn):
-        q = self.q_up(x if self.q_down is None else self.q_norm(self.q_down(x)))
+        """(b, s, h) -> the same. turn: unused, since rotations change no shape."""
+        q = self.q_up(x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x)))
         short, rope = self.kv_down(x).split([self.at.kv_rank, self.at.rope], dim=-1)
         k, v = (
             self.kv_up(self.kv_norm(short))
@@ -93,10 +95,10 @@ class Latent(nn.Module):
 def with_experts(net: Transformer, shape: ModelShape, group: ProcessGroup) -> None:
     """Give a transformer its experts, spread over a group, and its latent attention, in place."""
     for number, layer in enumerate(net.layers):
-        if number >= shape.experts.dense_layers:
-            layer.mlp = Routed(shape, group)
+        if shape.experts and number >= shape.experts.dense_layers:
+            layer.mlp = Routed(shape, shape.experts, group)
         if shape.latent:
-            layer.attention = Latent(shape)
+            layer.attention = Latent(shape, shape.latent)
 
 
 def shard_experts(net: Transformer, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:

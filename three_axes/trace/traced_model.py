@@ -29,12 +29,14 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v):
+        """q, k, v: (b, heads, s, head size), of k and v perhaps fewer heads. Returns the shape of q."""
         y = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         ctx.save_for_backward(q, k, v, y, q.new_empty(q.shape[:-1], dtype=torch.float32))
         return y
 
     @staticmethod
     def backward(ctx, dy):
+        """Tensors in the shapes of q, k and v."""
         q, k, v, *_ = ctx.saved_tensors
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
@@ -44,17 +46,22 @@ class FusedNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight):
+        """x: (b, s, h). weight: (h,)."""
         ctx.save_for_backward(x, weight)
         return x * weight
 
     @staticmethod
     def backward(ctx, dy):
+        """Gradients in the shapes of x and of the weight."""
         x, weight = ctx.saved_tensors
         return dy * weight, (dy * x).sum((0, 1))
 
 
 class RMSNorm(nn.RMSNorm):
+    """nn.RMSNorm by `FusedNorm`."""
+
     def forward(self, x):
+        """(b, s, h) -> the same."""
         return FusedNorm.apply(x, self.weight)
 
 
@@ -73,8 +80,8 @@ class Attention(nn.Module):
         self.v = nn.Linear(shape.hidden, shape.kv_width, bias=qkv)
         self.out = nn.Linear(shape.q_width, shape.hidden, bias=shape.biases)
 
-    # (b, s, h), and the cosines and sines of rotary positions, each (s, head size / 2), or None.
     def forward(self, x, turn):
+        """x: (b, s, h). turn: cosines and sines of rotary positions, each (s, head size / 2), or None."""
         q, k, v = (one(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for one in (self.q, self.k, self.v))
         if turn is not None:
             q, k = _rotate(q, *turn), _rotate(k, *turn)
@@ -96,11 +103,12 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(shape.hidden, shape.ffn, bias=shape.biases) if shape.gated else None
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=shape.biases)
 
-    def forward(self, x):  # (b, s, h)
+    def forward(self, x):
+        """(b, s, h) -> the same."""
         return self.down(F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x))
 
 
-class Layer(nn.Module):
+class _Layer(nn.Module):
     def __init__(self, shape: ModelShape):
         super().__init__()
         self.norm1, self.attention = _norm(shape), Attention(shape)
@@ -121,7 +129,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.token = nn.Embedding(shape.vocab, shape.hidden)
         self.position = nn.Embedding(shape.positions, shape.hidden) if shape.positions else None
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(first or shape.layers))
+        self.layers = nn.ModuleList(_Layer(shape) for _ in range(first or shape.layers))
         self.norm, self.head = None, None
         if first is None:
             self.norm, self.head = _norm(shape), nn.Linear(shape.hidden, shape.vocab, bias=False)
@@ -129,7 +137,8 @@ class Transformer(nn.Module):
             self.head.weight = self.token.weight
         self.half_head, self.recompute = shape.head_dim // 2, recompute
 
-    def forward(self, tokens):  # (b, s) -> (b, s, V), or of a first stage (b, s, h)
+    def forward(self, tokens):
+        """Tokens (b, s) -> scores (b, s, V), or of a first stage (b, s, h)."""
         x, turn = self.token(tokens), None
         if self.position is not None:
             x = x + self.position(torch.arange(tokens.shape[1]))
@@ -139,7 +148,7 @@ class Transformer(nn.Module):
             turn = angle.cos().bfloat16(), angle.sin().bfloat16()
         for layer in self.layers:
             x = checkpoint(layer, x, turn, use_reentrant=False) if self.recompute else layer(x, turn)
-        return x if self.head is None else self.head(self.norm(x))
+        return x if self.norm is None or self.head is None else self.head(self.norm(x))
 
 
 def parallelize(net: Transformer, mesh: DeviceMesh, sp: bool, plan: str) -> None:
@@ -160,5 +169,5 @@ def parallelize(net: Transformer, mesh: DeviceMesh, sp: bool, plan: str) -> None
     tied = net.head is not None and net.head.weight is net.token.weight
     here = {name: style for name, style in ends.items() if getattr(net, name) is not None}
     parallelize_module(net, mesh, here)
-    if tied:  # each got a matrix of its own; both are split by rows, so one will do
+    if tied and net.head is not None:  # each got a matrix of its own; both are split by rows, so one will do
         net.head.weight = net.token.weight

@@ -34,14 +34,17 @@ class Watch(Ledger):
         self._at_peak: tuple[int, dict[int, int]] = 0, {}  # the peak, and what lived then
 
     def start(self) -> None:
+        """Count from here on; the peak is what lives now."""
         self.counted.clear()
         self.peak, self._at_peak = self.now, (0, {})
 
     def changes(self, piece: int, size: int | None) -> None:
+        """Copy what lives, as it begins to fall from the peak."""
         if self.now == self.peak and (size or 0) < self.pieces.get(piece, 0):
-            self._at_peak = self.peak, dict(self.pieces)  # copied as it begins to fall
+            self._at_peak = self.peak, dict(self.pieces)
 
     def done(self, function, args, result) -> None:
+        """Count the operation, if it is one of `OPERATORS`."""
         name, whole = OPERATORS.get(function.name().split(".")[0], (None, None))
         if name is None:
             return
@@ -59,6 +62,7 @@ class Watch(Ledger):
         self._kinds |= dict.fromkeys(storages(tensors), kind)
 
     def calls(self) -> list[Call]:
+        """One for each (name, axis), sorted by these."""
         return [self.counted[key] for key in sorted(self.counted)]
 
     def memory(self) -> dict[str, float]:

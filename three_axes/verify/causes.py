@@ -42,6 +42,7 @@ def factor(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
+    """'rank 3', or 'ranks 0, 2'."""
     ranks = sorted(ranks)
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
@@ -55,6 +56,7 @@ def classes_text(classes: Mapping[int, object]) -> str:
 
 
 def along(axes: Iterable[str]) -> str:
+    """'dp and tp'; 'no axis' where there are none."""
     return " and ".join(axes) or "no axis"
 
 
@@ -116,6 +118,7 @@ class Parts:
         return math.inf if math.isnan(off) else off
 
     def cause(self) -> Cause:
+        """A factor, a missing sum, a rounding, some ranks alone: the first that fits, else `UNEXPLAINED`."""
         fits = {rank: factor(self.got[rank], self.wanted[rank]) for rank in self.got}
         multiples = all(rest <= self.tolerance and c for c, rest in fits.values())
         if multiples and any(abs(c - 1) > self.tolerance for c, _ in fits.values()):
@@ -137,7 +140,7 @@ class Parts:
         for group in self.mesh.groups(axes, sorted(self.got)):
             if any(not torch.equal(self.where[rank], self.where[group[0]]) for rank in group):
                 return None  # they hold other elements
-            total = sum(self.got[rank].double() for rank in group)
+            total = sum((self.got[rank].double() for rank in group), torch.zeros(()))
             fits = [factor(total, self.wanted[rank]) for rank in group]
             if not all(rest <= self.tolerance and c for c, rest in fits):
                 return None
@@ -242,14 +245,16 @@ def of_output(got: Mapping[int, list], whole: list, mesh: Mesh, tolerance: float
     """Why what a module gives is not, on each rank, tokens and features of what it gives in the twin. None
     where it is, or where shapes say nothing.
     """
-    off = {rank: _distances(parts, whole) for rank, parts in got.items()}
-    if any(far is None for far in off.values()) or all((far <= tolerance).all() for far in off.values()):
+    near = lambda far: far is not None and bool((far <= tolerance).all())
+    every = {rank: _distances(parts, whole) for rank, parts in got.items()}
+    off = {rank: far for rank, far in every.items() if far is not None}
+    if len(off) < len(got) or all(map(near, off.values())):
         return None
     if bad := [rank for rank, parts in got.items() if not all(part.isfinite().all() for part in parts)]:
         return Cause("not finite", text=f"not a finite number on {ranks_text(bad)}")
     for axes in mesh.sets_of_axes():
-        sums = [_sum([got[rank] for rank in group]) for group in mesh.groups(axes, sorted(got))]
-        if all(total is not None and bool((_distances(total, whole) <= tolerance).all()) for total in sums):
+        groups = mesh.groups(axes, sorted(got))
+        if all(near(_sum_off([got[rank] for rank in group], whole)) for group in groups):
             text = f"never summed over {along(axes)}: the sum of its ranks' outputs is the twin's"
             return Cause("output not summed", axes, text)
     right = {rank: tuple((far <= tolerance).tolist()) for rank, far in off.items()}
@@ -260,9 +265,11 @@ def of_output(got: Mapping[int, list], whole: list, mesh: Mesh, tolerance: float
     return Cause("some tokens", tuple(mesh.differing(right)), text)
 
 
-def _sum(parts: list[list[torch.Tensor]]) -> list[torch.Tensor] | None:
+def _sum_off(parts: list[list[torch.Tensor]], whole: list[torch.Tensor]) -> torch.Tensor | None:
+    """`_distances` of the sum of several ranks' outputs."""
     shapes = {tuple(call.shape for call in calls) for calls in parts}
-    return [sum(calls) for calls in zip(*parts)] if len(parts) > 1 and len(shapes) == 1 else None
+    same = len(parts) > 1 and len(shapes) == 1
+    return _distances([sum(calls) for calls in zip(*parts)], whole) if same else None
 
 
 def _distances(parts: list[torch.Tensor], whole: list[torch.Tensor]) -> torch.Tensor | None:

@@ -62,6 +62,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
+        """Whether nothing was found."""
         return not self.found
 
     def add(self, found: Iterable[Found], column: str) -> bool:
@@ -144,7 +145,7 @@ class Comparison:
         if loss or gradients:
             return True
         norms = {rank: one.norm for rank, one in self._seen.items() if one.norm is not None}
-        if norms and self._twin.norm and add("clip", self._clip(norms)):
+        if norms and self._twin.norm and add("clip", self._clip(norms, self._twin.norm)):
             return True
         stepped = any(not torch.equal(w, self._twin.before[name]) for name, w in self._twin.after.items())
         return stepped and add("update", self._update()) or add("buffers", self._buffers())
@@ -187,20 +188,20 @@ class Comparison:
 
     def _loss(self) -> Wrong:
         losses = [one.loss for one in self._seen.values() if one.loss is not None]
-        if self._twin.loss is None or not losses:
+        if (twins := self._twin.loss) is None or not losses:
             return {}
-        off = lambda value: abs(value - self._twin.loss) / max(abs(self._twin.loss), SMALL)
+        off = lambda value: abs(value - twins) / max(abs(twins), SMALL)
         allowed, mean = self._allowed(self._number, off(self._again.loss)), sum(losses) / len(losses)
         if off(mean) <= allowed or all(off(loss) <= allowed for loss in losses):
             return {}
         far = math.inf if math.isnan(mean) else off(mean)
         before = self.twin.steps[self._number - 1].loss if self._number else math.inf
-        if abs(mean - before) <= allowed * abs(mean):
+        if before is not None and abs(mean - before) <= allowed * abs(mean):
             text = f"it is step {self._number}'s: that step changed nothing here"
             return {"": (far, Cause("stale", text=text))}
         if first := self._first_output():
             return {first[0]: (far, first[1])}
-        ratio = mean / self._twin.loss
+        ratio = mean / twins
         text = f"{ratio:.4g} times the twin's{size_text(ratio, self.mesh)[1]}"
         if self._number == 0:
             text += ". No module's output parts: look at targets, mask and mean"
@@ -280,10 +281,10 @@ class Comparison:
         """The axes along which two ranks are at other places."""
         return tuple(axis for axis in self.mesh.real_axes if self.mesh.at(a)[axis] != self.mesh.at(b)[axis])
 
-    def _clip(self, norms: Mapping[int, float]) -> Wrong:
-        off = max(abs(norm / self._twin.norm - 1) for norm in norms.values())
-        allowed = self._allowed(self._number, abs(self._again.norm / self._twin.norm - 1))
-        return {"": (off, of_norms(norms, self._twin.norm, self.mesh, allowed))} if off > allowed else {}
+    def _clip(self, norms: Mapping[int, float], twins: float) -> Wrong:
+        off = max(abs(norm / twins - 1) for norm in norms.values())
+        allowed = self._allowed(self._number, abs((self._again.norm or 0.0) / twins - 1))
+        return {"": (off, of_norms(norms, twins, self.mesh, allowed))} if off > allowed else {}
 
     def _update(self) -> Wrong:
         wrong, least = {}, self._least()

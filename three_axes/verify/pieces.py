@@ -18,10 +18,11 @@ Split = tuple[str, int]  # an axis, and the dimension of a tensor that is cut al
 class Mesh:
     """The sizes of the axes, outermost first. A rank's number is its place in the box."""
 
-    sizes: Mapping[str, int]
+    sizes: dict[str, int]
 
     @property
     def ranks(self) -> range:
+        """Their numbers, from 0."""
         return range(math.prod(self.sizes.values()))
 
     def at(self, rank: int) -> dict[str, int]:
@@ -33,6 +34,7 @@ class Mesh:
 
     @property
     def real_axes(self) -> list[str]:
+        """Axes of more than one rank, outermost first."""
         return [axis for axis, size in self.sizes.items() if size > 1]
 
     def sets_of_axes(self) -> Iterator[tuple[str, ...]]:
@@ -49,6 +51,7 @@ class Mesh:
         return list(groups.values())
 
     def size(self, axes: Iterable[str]) -> int:
+        """Ranks of a group along these axes together."""
         return math.prod(self.sizes[axis] for axis in axes)
 
     def differing(self, classes: Mapping[int, object]) -> list[str]:
@@ -69,7 +72,7 @@ class Places:
 
     def __init__(self, mesh: Mesh, held, known, shapes: Mapping[str, torch.Size], splits):
         self._mesh, self._shapes, self._splits = mesh, shapes, splits
-        self._cut: dict[str, dict[int, Split]] = {}  # name -> dimension -> how it is split
+        self._cut: dict[str, dict[int, tuple[str, ...]]] = {}  # name -> dimension -> how it is split
         self.of: dict[str, dict[int, torch.Tensor]] = {}
         missing = [name for name in shapes if not any(name in tensors for tensors in held.values())]
         strange = sorted({name for tensors in held.values() for name in tensors} - set(shapes))

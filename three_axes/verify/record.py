@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -61,6 +62,7 @@ class Sent(Listener):
         self._calls: list[tuple[str, str, torch.Tensor]] = []
 
     def begins(self, call) -> None:
+        """Keep the call's first tensor; a barrier has none."""
         if call.first is not None:
             self._calls.append((call.axis, call.op, call.first))
 
@@ -78,14 +80,17 @@ class Watched:
 
     def __init__(self, built, names: Callable[[str], str] = lambda name: name):
         self.model, self.optimizer = built if isinstance(built, tuple) else (built, None)
-        self._named, self._after = lambda name: names(plain_name(name)), {}
+        self._named = lambda name: names(plain_name(name))
+        self._after: Tensors = {}
 
     def parameters(self) -> dict[str, nn.Parameter]:
+        """The whole model's name -> parameter; a tied one is there under each of its names."""
         named = self.model.named_parameters(remove_duplicate=False)
         return {self._named(name): p for name, p in named}
 
     @property
-    def dropouts(self) -> list[nn.Module]:
+    def dropouts(self) -> list[Any]:
+        """Modules that may drop something: p is above 0."""
         return [module for module in self.model.modules() if isinstance(module, DROPOUTS) and module.p > 0]
 
     def places(self) -> Tensors:
@@ -106,7 +111,7 @@ class Watched:
         """
         seen = Seen(before=self._after or self._weights())
         with self._dropping(seen.drops) if drops else self._without_dropout():
-            with self._listening(seen.outputs if outputs else None), self._clipping(seen):
+            with self._listening(seen.outputs, outputs), self._clipping(seen):
                 loss = step(self.model)
         seen.loss = None if loss is None else float(_whole(torch.as_tensor(loss).detach()))
         met = [*seen.before.values(), *(t for ts in seen.outputs.values() for t in ts), loss]
@@ -161,13 +166,13 @@ class Watched:
             for one in hooks:
                 one.remove()
 
-    def _listening(self, outputs: dict | None) -> AbstractContextManager:
+    def _listening(self, outputs: dict, on: bool) -> AbstractContextManager:
         def keep(name: str, _, result) -> None:
             tensor = next(filter(is_real, pytorch_private.tree_flatten(result)[0]), None)
             if tensor is not None and pytorch_private.backward_under_way() == -1:
                 outputs.setdefault(name, []).append(_held(tensor))
 
-        modules = [] if outputs is None else self.model.named_modules()
+        modules = self.model.named_modules() if on else []
         return self._hooked([(name, module) for name, module in modules if plain_name(name)], keep)
 
     @contextmanager
@@ -194,15 +199,17 @@ class Watched:
 def digest(tensor: torch.Tensor) -> bytes:
     """Equal for tensors that are equal, bit for bit."""
     raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return hashlib.blake2b(raw, digest_size=16).digest()
+    return hashlib.blake2b(raw.data, digest_size=16).digest()
 
 
-def is_real(value) -> bool:
+def is_real(value) -> TypeGuard[torch.Tensor]:
+    """Whether it is a tensor of floating-point numbers."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,10 +21,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
+        """Whether no layout differs from the twin."""
         return all(verdict.ok for verdict in self.verdicts)
 
     @property
     def found(self) -> list[Found]:
+        """The differences of all layouts."""
         return [found for verdict in self.verdicts for found in verdict.found]
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -47,9 +47,13 @@ def prepare(args) -> Callable[[], int]:
 class Watch:
     """Of this rank's first optimizer. over: called when `steps` of its steps are done."""
 
+    _store: dist.Store  # from the first step on
+    _copies: Copies  # on rank 0
+
     def __init__(self, steps: int, over: Callable[[], None]):
-        self.number, self.found, self._steps, self._over = 0, [], steps, over
-        self._first, self._store, self._copies, self._named = None, None, None, {}
+        self.number, self._steps, self._over, self._first = 0, steps, over, None
+        self.found: list[Drift] = []
+        self._named: dict[str, torch.Tensor] = {}
         self._rank, self._size = 0, 1
         self._hooks = [
             register_optimizer_step_pre_hook(lambda optimizer, *_: self._begins(optimizer)),
@@ -57,6 +61,7 @@ class Watch:
         ]
 
     def stop(self) -> None:
+        """Watch the optimizers no more."""
         for hook in self._hooks:
             hook.remove()
 
@@ -177,7 +182,7 @@ def _here(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
     """What this rank holds, and, of a DTensor, which shard that is: copies of one have the same."""
     if not isinstance(tensor, DTensor):
         return tensor, ""
-    at = tensor.device_mesh.get_coordinate() or []
+    at: Sequence[int] = tensor.device_mesh.get_coordinate() or []
     return tensor.to_local(), str([i for i, place in zip(at, tensor.placements) if place.is_shard()])
 
 

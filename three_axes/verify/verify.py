@@ -76,12 +76,12 @@ def verify(
                 continue
             outputs, mine[0].outputs = mine[0].outputs, {}  # they are large, and seldom looked at
             ranks = _gathered(mine, group)
-            comparison = _comparison(layout, box, twins, ranks, splits or {}) if rank == 0 else None
+            comparison = _comparison(layout, box, twins, ranks, splits or {}) if twins and ranks else None
             if _said_by_rank_0(comparison and comparison.wants_outputs(), group):
                 all_outputs = _gathered(outputs, group)
                 for seen, its in zip(ranks or [], all_outputs or []):
                     seen[0].outputs = its
-            if rank == 0:
+            if comparison:
                 verdicts.append(comparison.made())
     return _said_by_rank_0(Report(verdicts), dist.group.WORLD)
 
@@ -143,9 +143,9 @@ def _comparison(layout: str, box: Mesh, twins: _Twins, seen: list[list[Seen]], s
     whole = {}
     for name in twins.shapes:
         parts = {rank: tensors[name] for rank, tensors in held.items() if name in tensors}
-        whole[name] = places.whole(name, parts)
-        if whole[name] is None:
+        if (together := places.whole(name, parts)) is None:
             raise ValueError(f"{layout}: the ranks' parts of {name} are not the whole of it; give splits=")
+        whole[name] = together
     twin = twins.of(whole, max(steps[0].eps for steps in seen))
     return Comparison(layout, box, twin, ranks, places)
 
@@ -217,7 +217,7 @@ class _Twins:
             return self._run(watched, finer, batch, self._steps, others=True)
 
     def _is_the_same(self, one: Seen, other: Seen, bound: float) -> None:
-        if one.loss is None or abs(one.loss - other.loss) <= bound * abs(other.loss):
+        if one.loss is None or other.loss is None or abs(one.loss - other.loss) <= bound * abs(other.loss):
             return
         if not math.isfinite(one.loss):
             raise ValueError(f"the whole model's own loss is {one.loss}: mend that first")
