@@ -92,7 +92,7 @@ def build(folder: Path) -> int:
         )
         (folder / address(name)).parent.mkdir(parents=True, exist_ok=True)
         (folder / address(name)).write_text(page, encoding="utf-8")
-    for asset in ("style.css", "site.js", "first.js", "icon.svg"):
+    for asset in ("style.css", "site.js", "first.js"):
         shutil.copy(find(f"data/site/{asset}"), folder / asset)
     index = f"const SECTIONS = {json.dumps(sections, ensure_ascii=False)};\n"
     for script, text in {**frames.scripts(), "search.js": index}.items():
