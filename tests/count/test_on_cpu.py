@@ -58,7 +58,8 @@ dist.init_process_group(backend=dist.get_default_backend_for_device(device), dev
 mesh = init_device_mesh("cuda", (2,), mesh_dim_names=("dp",))
 with torch.device("meta"):
     model = nn.Linear(32, 32)
-fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+fully_shard(model, mesh=mesh, mp_policy=half)
 model.to_empty(device="cuda")
 optimizer = torch.optim.AdamW(model.parameters())
 drawn = torch.Generator(device="cuda").manual_seed(1)

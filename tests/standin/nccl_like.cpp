@@ -37,6 +37,7 @@ class NcclLike : public Backend {
   uint64_t getSequenceNumberForGroup() override { return 0; }
   void shutdown() override { gloo_->shutdown(); }
   void abort() override { aborted_ = true; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return gloo_->getBackendOptions(); }
 
   void startCoalescing() override { batch_ = c10::make_intrusive<Batch>(); }
   Answer endCoalescing() override {

@@ -109,7 +109,7 @@ class ProcessGroupNCCL(metaclass=_IsNcclLike):
     class Options:
         pass
 
-    def __new__(cls, store, rank, size, options, device=None):  # the device: from torch 2.15 on
+    def __new__(cls, store, rank, size, options, device=None):
         import nccl_like
 
         return nccl_like.NcclLike(dist.ProcessGroupGloo(store, rank, size, options._timeout))
@@ -163,7 +163,8 @@ def install(n: int) -> None:
         setattr(cuda, name, value)
     dist.is_nccl_available = distributed_c10d.is_nccl_available = lambda: True
     distributed_c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = ProcessGroupNCCL
-    distributed_c10d.ProcessGroupNCCL2 = ProcessGroupNCCL  # the default from torch 2.15 on
+    # The default from torch 2.15 on. A group without a device is made anew, not split off another.
+    distributed_c10d.ProcessGroupNCCL2, distributed_c10d._nccl2_device = ProcessGroupNCCL, lambda opts: None
     register = dist.ProcessGroup._register_backend
 
     def registered(group, device, kind, backend=None):
