@@ -1,10 +1,9 @@
-"""What is printed, as HTML and PDF: flashcards, the cheat sheet for the wall, all drops' rows, worksheets."""
+"""What is printed, as HTML: flashcards, the cheat sheet for the wall, all drops' rows, worksheets."""
 
 from __future__ import annotations
 
 import csv
 import re
-import textwrap
 from argparse import Namespace
 from html import escape
 from pathlib import Path
@@ -12,9 +11,6 @@ from pathlib import Path
 import matplotlib as mpl
 import nbformat
 from jinja2 import Environment, FileSystemLoader
-from matplotlib.backends.backend_pdf import PdfPages
-from matplotlib.figure import Figure
-from tqdm import tqdm
 
 from helpers.practice.books import BUILD, notebooks
 from helpers.practice.cards import Card, load
@@ -23,7 +19,6 @@ from three_axes.files import find
 from . import wall
 from .pages import unlinked
 
-A6 = (5.83, 4.13)  # inches, lying
 ONE_TO_A_PAGE = """@page { size: A6 landscape; margin: 6mm }
 .card { height: 90mm; border: 0; break-after: page; font-size: 15pt }"""
 WORKSHEET = """@page { size: A4; margin: 12mm } .sheet { break-after: page; font-size: 10pt }
@@ -44,8 +39,8 @@ def rendered(name: str, **values: object) -> str:
 
 
 def write_cards(folder: Path) -> None:
-    """cards.html and cards.pdf with a card to a page, answers behind; cards-eight-to-a-sheet.html;
-    cards-anki.txt for Anki's import.
+    """cards.html with a card to a page, answers behind; cards-eight-to-a-sheet.html; cards-anki.txt for Anki.
+    A browser makes a PDF of the first two that has its headings and its order of reading.
     """
     folder.mkdir(parents=True, exist_ok=True)
     cards = load()
@@ -61,17 +56,9 @@ def write_cards(folder: Path) -> None:
         f.write("#separator:tab\n#html:false\n#tags column:3\n")
         told = ([c.front, c.back, f"drop{c.drop}"] for c in cards)
         csv.writer(f, delimiter="\t", lineterminator="\n").writerows(told)
-    with PdfPages(folder / "cards.pdf") as pdf:
-        for card in tqdm(cards, disable=None, leave=False):  # on a terminal
-            for text, weight in ((card.front, "bold"), (card.back, "normal")):
-                figure = Figure(figsize=A6)
-                figure.text(0.07, 0.9, f"drop {card.drop}", fontsize=8, color="#555555")
-                look = dict(fontsize=13, weight=weight, va="top", linespacing=1.4)
-                figure.text(0.07, 0.78, textwrap.fill(text, 46), **look)
-                pdf.savefig(figure)
     print(
-        f"{len(cards)} cards in {folder}: cards.pdf, cards.html, cards-eight-to-a-sheet.html, cards-anki.txt"
-        " (Anki: File, Import)"
+        f"{len(cards)} cards in {folder}: cards.html and cards-eight-to-a-sheet.html to print,"
+        " cards-anki.txt (Anki: File, Import)"
     )
 
 

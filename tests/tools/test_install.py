@@ -152,7 +152,7 @@ COURSE = {
     "trace": ("llama-3.2-1b --dp 2 --tp 2 --seq 128", "1,235,814,400 parameters"),
     "doctor": ("1", "1 ok"),
     "class": (f"collect {ROOT / 'data' / 'incidents'}", "0 students"),
-    "cards": ("", "cards.pdf"),
+    "cards": ("", "cards.html"),
     "cheatsheet": ("", "cheatsheet.pdf"),
     "worksheets": ("", "19 pages to print"),
     "slides": ("07", "1 deck in"),

@@ -15,9 +15,11 @@ from bs4 import BeautifulSoup
 
 from helpers.draw import explore
 from helpers.draw.holding import PARTS
+from helpers.practice import cards
 from helpers.practice.books import answering, notebooks, number
 from three_axes.paper.pipelines import SCHEDULES
 from three_axes.paper.simulation import paper
+from tools import printables
 from tools.site import first, frames
 from tools.site.build import build
 
@@ -403,6 +405,19 @@ def test_cards_turn_and_come_back(visit):
     for _ in range(shown):
         page.click("#known")
     assert "All known." in page.locator("#round").inner_text()
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_cards_and_worksheets_print_a_page_each_in_an_order_that_is_read_aloud(chromium, tmp_path):
+    printables.write_cards(tmp_path)
+    printables.write_worksheets(tmp_path)
+    for name, count in (("cards", 2 * len(cards.load())), ("worksheets", len(BOOKS))):
+        page = chromium.new_page()
+        page.goto((tmp_path / f"{name}.html").as_uri())
+        printed = page.pdf(prefer_css_page_size=True, tagged=True)
+        assert len(re.findall(rb"/Type /Page\b", printed)) == count and b"/StructTreeRoot" in printed
+        page.close()
 
 
 @needs_chromium
