@@ -245,7 +245,8 @@ def saves() -> dict[str, dict]:
 
 def saves_table(measured: dict[str, dict]) -> Table:
     """What a save needs beside what rank 0 holds anyway."""
-    rows = [[how, human(m["beyond"][0]), str(m["files"])] for how, m in measured.items()]
+    beyond = {how: round(m["beyond"][0], -4) for how, m in measured.items()}  # the rest is PyTorch's
+    rows = [[how, human(beyond[how]), str(m["files"])] for how, m in measured.items()]
     columns = ["checkpoint", "more memory on rank 0", "files"]
     return Table(columns, rows, title=f"four ranks under FSDP, hidden {HIDDEN}")
 
