@@ -49,7 +49,7 @@ TOY = sum(p.numel() for p in toy.ToyTransformer(hidden=d10.HIDDEN, seq_len=d10.L
 UNIT = 4 * 4 * d10.LONG * d10.HIDDEN
 THEN = {what: [float(cell.rstrip("%")) for cell in then] for what, _, _, *then in d13.flips().rows}
 # As drop 13 says.
-assert max(map(max, THEN.values())) < 4
+assert max(map(max, THEN.values())) < 5
 assert round(100 * d13.the_plan().sure.apart) == 9 == round(100 * d14.the_plan().sure.apart)
 assert max(hiding for _, hiding in TREE[1:]) <= 9  # "it ties with the best on several nodes"
 assert {("speed between nodes", 2), ("speed inside a node", 0.5), ("global batch", 0.5)} <= {
@@ -263,6 +263,8 @@ OUTSIDE = {
     "30.9 GB": human(sum(states(LLAMA.params / 16, 4, 1).values())),
     "35 %": f"{7 / 20:.0%}".replace("%", " %"),
     "40 %": "40 %",  # drop 11's title, which its cells measure
+    "1.7 GB": None,  # measured: all processes of drop 14
+    "2 GB": None,
     "2 %": None,
     "30 %": None,
 }

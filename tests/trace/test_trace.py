@@ -115,6 +115,23 @@ def test_memory_is_the_theory_and_what_is_named(aside, layout):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, seq_len, recompute",
+    [
+        ("llama-2-13b", 1024, "full"),  # at its fullest in a layer's backward
+        ("llama-2-13b", 1024, "none"),
+        ("llama-3-8b", 2048, "none"),  # in the loss
+        ("llama-3-8b", 8192, "full"),
+    ],
+)
+def test_fsdp_is_at_its_fullest_in_the_loss_or_in_a_layers_backward(aside, name, seq_len, recompute):
+    layout = Layout(dp=32, zero=3, recompute=recompute)
+    traced = aside(trace_here, MODELS[name], layout, seq_len, "Megatron's")
+    paper = stage_memory(traced_job(MODELS[name], seq_len, layout), layout, 0, 0)
+    assert traced.peak == pytest.approx(sum(paper.values()), rel=0.02)
+
+
+@pytest.mark.slow
 def test_the_first_stage_of_a_pipeline_holds_what_the_theory_says():
     layout = Layout(dp=4, tp=8, pp=2, zero=3)
     traced = trace(MODELS["llama-3-70b"], layout, seq_len=8192)

@@ -150,11 +150,12 @@ def stage_memory(
     eager = EAGER_SCORE_BYTES + SCORE_BYTES * framework.split_vocabulary * (np.asarray(t) > 1)
     scores: Any = framework.score_bytes or SCORE_BYTES + eager * (not framework.fused_loss)
     scores = scores * model.vocab * (1 + model.mtp) / framework.loss_chunks
-    parts["logits"] = last * sb * (4.0 * model.hidden + scores) / t
-    if layout.recompute in COMPUTED_TWICE:
-        # One layer is whole again in its backward, when the scores are gone.
-        parts["activations"] = parts["activations"] + np.maximum(0, of_kinds[-1][1] - parts["logits"])
-    parts["gathered weights"] = _gathered(job, layout, stage)
+    logits = parts["logits"] = last * sb * (4.0 * model.hidden + scores) / t
+    # One layer is whole again in its backward, when the scores are gone.
+    whole = of_kinds[-1][1] if layout.recompute in COMPUTED_TWICE else 0.0
+    parts["activations"] = parts["activations"] + np.maximum(0, whole - logits)
+    in_loss, in_layer = _gathered(job, layout, stage)
+    parts["gathered weights"] = np.maximum(logits + in_loss, whole + in_layer) - np.maximum(logits, whole)
     if job.lora and job.lora.four_bit:  # one matrix at a time is made wide
         widest = max(model.q_width, model.experts.shared if model.experts else model.ffn)
         parts["widened weights"] = 2.0 * model.hidden * widest / t
@@ -163,19 +164,26 @@ def stage_memory(
 
 
 def _gathered(job: Job, layout: Layout, stage):
-    """Of half-precision weights two layers' are gathered at a time, one in use and one on its way, and in a
-    pipeline all, as their gradients. PyTorch's FSDP keeps embedding and head gathered as well.
+    """(bytes in the loss, bytes in a layer's backward) that ZeRO-3 holds whole.
+
+    PyTorch's FSDP keeps embedding and head gathered from the loss on, and the head's gradient until the end.
+    In a layer's backward its weights are there and those on their way, in half precision, its gradients, and
+    their copy that is reduced. In a pipeline all weights and gradients are whole all the time.
     """
     if not np.any(np.asarray(layout.zero) == 3):
-        return 0.0
+        return 0.0, 0.0
     model, framework, frozen = job.model, job.framework, job.lora is not None
     in_layer = job.lora.weight_bytes if job.lora else 2.0
     share = layer_share(model, layout.tp) + expert_share(model, layout)
-    ends = (not framework.fused_loss) * ends_share(model, layout, stage, framework.split_vocabulary)
+    kept = 0.0 if framework.fused_loss else 1.0
+    ends = 2.0 * kept * ends_share(model, layout, stage, framework.split_vocabulary)
+    head = 2.0 * kept * model.hidden * model.vocab / layout.tp
     params = stage_params(model, layout, stage, framework.split_vocabulary)
     whole = (in_layer + framework.gradient_bytes * (not frozen)) * params
-    piped = np.where(np.asarray(layout.pp) > 1, whole, 0.0)
-    return (np.asarray(layout.zero) == 3) * np.maximum(2 * in_layer * share + 2.0 * ends, piped)
+    gradients = 0.0 if frozen else head + (2.0 + framework.gradient_bytes) * share
+    sharded, piped = np.asarray(layout.zero) == 3, np.asarray(layout.pp) > 1
+    at = ends, 2 * in_layer * share + ends + gradients
+    return tuple(sharded * np.where(piped, np.maximum(whole, held), held) for held in at)
 
 
 def stages_memory(job: Job, layout: Layout, overhead: float = OVERHEAD) -> list[dict[str, float]]:
