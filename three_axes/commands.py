@@ -88,6 +88,7 @@ def _class(parser: Parser) -> None:
     part = parts.add_parser("collect", help="for the teacher: the tables")
     part.add_argument("folder", type=Path, help="where the progress files are")
     part.add_argument("--csv", type=Path, metavar="FILE", help="who tried what, for a spreadsheet")
+    part.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _slides(parser: Parser) -> None:

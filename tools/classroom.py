@@ -9,6 +9,7 @@ mistakes made there. Then come what the quiz shows and a line for each student. 
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -131,10 +132,14 @@ def run(args: Namespace) -> int:
             raise ValueError("the quiz was left: nothing of it is kept") from None
         return 0
     students, unread = collect(args.folder)
-    with fitted(sys.stdout):
-        quiz = [gain(students)] if any(done.quiz for _, done in students) else []
-        tables = [to_discuss(students), *quiz, by_student(students)]
-        text = "\n\n".join([*map(repr, tables), *unread])
+    quiz = {"quiz": gain(students)} if any(done.quiz for _, done in students) else {}
+    tables = {"to_discuss": to_discuss(students), **quiz, "students": by_student(students)}
+    if args.json:
+        rows = {name: [dict(zip(table.columns, row)) for row in table.rows] for name, table in tables.items()}
+        text = json.dumps(rows | {"unread": unread})
+    else:
+        with fitted(sys.stdout):
+            text = "\n\n".join([*map(repr, tables.values()), *unread])
     status = put(text)
     if args.csv:
         try:

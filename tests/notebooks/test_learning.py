@@ -280,6 +280,10 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
         "To discuss: 3 students" in told and "d.json is no progress file" in told and "The quiz" not in told
     )
     assert classroom.by_student(students).rows[0] == ["a", "2", "2", "4", "", "", ""]
+    assert main(["class", "collect", str(tmp_path), "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert list(data) == ["to_discuss", "students", "unread"] and data["students"][0]["who"] == "a"
+    assert data["to_discuss"][2] == dict(zip(discuss.columns, discuss.rows[2])) and data["unread"] == unread
     rows = (tmp_path / "out.csv").read_text().splitlines()
     assert rows[0] == "who,drop,exercise,passed,tries,mistakes (times)" and len(rows) == 6
     assert f"b,02,{second},no,2,no sum (2)" in rows
