@@ -40,6 +40,7 @@ STYLE = {
 
 
 def rank_colour(rank: int) -> str:
+    """'#0072B2' for rank 0. After eight the colours begin again."""
     return RANKS[rank % len(RANKS)]
 
 
@@ -54,6 +55,7 @@ class Picture:
         return f"[picture: {self.alt}]"
 
     def png(self) -> bytes:
+        """The bytes of a PNG file, in the figure's own dots per inch."""
         out = BytesIO()
         # The figure has its layout by now.
         with mpl.rc_context({**STYLE, "figure.constrained_layout.use": False}):
@@ -96,6 +98,7 @@ def fix(figure, left: float, right: float, top: float, bottom: float) -> None:
 
 
 def box(ax, x: float, y: float, width: float, height: float, **look) -> None:
+    """A rectangle from (x, y) on, in the axes' data units. look: for plt.Rectangle."""
     ax.add_patch(plt.Rectangle((x, y), width, height, **look))
 
 

@@ -33,12 +33,14 @@ class Budget(Ledger):
         self.levels: list[tuple[float, int]] = []
 
     def changes(self, piece: int, size: int | None) -> None:
+        """With an allocator: a new piece of memory takes a place in it, and one that goes gives it back."""
         if self.allocator and size is None:
             self.allocator.give(piece)
         elif self.allocator and piece not in self.pieces:
             self.allocator.take(piece, size)
 
     def done(self, function, args, result) -> None:
+        """Note the level, in bytes, if it has changed. Raises torch.OutOfMemoryError above the limit."""
         if self.now > self.limit:
             raise torch.OutOfMemoryError(self._report(function))
         if not self.levels or self.levels[-1][1] != self.now:

@@ -47,6 +47,7 @@ class Deck:
 
     @property
     def top(self) -> Card | None:
+        """The card to be asked next, None where none is left."""
         return self.left[0] if self.left else None
 
     def show(self) -> None:
@@ -54,6 +55,7 @@ class Deck:
         self.shown = True
 
     def know(self) -> None:
+        """Put the top card away. The progress file keeps the day on which it is asked again."""
         if self.left:
             done, card = passed.mine(), self.left.popleft()
             times, day = done.cards.get(card.front, (0, ""))
@@ -62,6 +64,7 @@ class Deck:
         self.shown = False
 
     def not_yet(self) -> None:
+        """Put the top card three places down. It is due today, and its intervals begin anew."""
         if self.left:
             card = self.left.popleft()
             self.left.insert(min(3, len(self.left)), card)

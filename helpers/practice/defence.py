@@ -53,10 +53,12 @@ class Defence:
 
     @property
     def job(self) -> Job:
+        """Model, cluster, global batch and sequence length: the plan's own."""
         return self.of.job
 
     @cached_property
     def estimate(self) -> Estimate:
+        """The step of `layout`, in seconds and bytes. Raises ValueError for a layout that cannot be."""
         return estimate(self.job, self.layout)
 
     def changed(self, what: str, factor: float) -> Estimate:
@@ -66,6 +68,7 @@ class Defence:
     # -- the answers
 
     def memory(self) -> str:
+        """What the fullest GPU holds, its two largest parts, and how much is left or too much."""
         e, device = self.estimate, self.job.cluster.device
         most = sorted(e.memory.items(), key=lambda kind: -kind[1])[:2]
         stage = f" of stage {e.stage}" if self.layout.pp > 1 else ""
@@ -87,6 +90,7 @@ class Defence:
         }
 
     def crossing(self) -> str:
+        """Bytes that a GPU sends in a step, by axis, and which of them leave the node."""
         traffic = self.traffic()
         if not traffic:
             return "Nothing: there is one GPU."
@@ -107,6 +111,7 @@ class Defence:
         return sentence
 
     def bubble(self) -> str:
+        """Seconds of the bubble, and its share by the formula, unless the schedule splits backward."""
         if self.layout.pp == 1:
             return "None: there is no pipeline."
         p, m, v = self.layout.pp, self.job.microbatches(self.layout), self.layout.interleave
@@ -124,6 +129,7 @@ class Defence:
         return f"{then:,.0f} tokens/s a GPU instead of {now:,.0f} ({then / now - 1:+.1%})"
 
     def half_the_batch(self) -> str:
+        """Tokens/s a GPU with half the global batch, and which layout is then the fastest."""
         try:
             mine = estimate(replace(self.job, global_batch=self.job.global_batch // 2), self.layout)
         except ValueError as e:
@@ -134,6 +140,7 @@ class Defence:
         return f"{self._tokens(mine)}: {why} {are} shared by half as many tokens. {self._best(mine)}"
 
     def half_the_network(self) -> str:
+        """Tokens/s a GPU with half the bandwidth between nodes, and which layout is then the fastest."""
         if not any(far for _, far in self.traffic().values()):
             return "Nothing changes: no group of this layout leaves its node."
         mine = self.changed("speed between nodes", 0.5)
@@ -165,6 +172,7 @@ class Defence:
         return None
 
     def pure_fsdp(self) -> str:
+        """Seconds and bytes of the fastest layout of FSDP alone, beside this one's; or why there is none."""
         gpus, framework = self.of.gpus, self.job.framework
         if gpus == 1:
             return "There is one GPU, and nothing to share out."
@@ -192,6 +200,7 @@ class Defence:
 
     @cached_property
     def answers(self) -> dict[str, str]:
+        """Question -> answer, in the order of QUESTIONS."""
         on_memory = self.memory(), self.crossing(), self.bubble()
         on_change = self.half_the_batch(), self.half_the_network(), self.pure_fsdp()
         return dict(zip(QUESTIONS, on_memory + on_change + (what_it_stops(self.estimate),)))
@@ -199,10 +208,12 @@ class Defence:
     # -- the page
 
     def memory_picture(self) -> Picture:
+        """Bars: bytes by kind on a GPU of each stage, and how much the GPU has."""
         stages, capacity = stages_memory(self.job, self.layout), self.job.cluster.device.memory
         return memory_by_stage(stages, capacity, f"What a GPU of each stage holds: {self.layout}")
 
     def time_picture(self) -> Picture:
+        """Bars that add up to the step, in seconds: computing, then all other parts."""
         time = dict(self.estimate.time)
         computing = sum(time.pop(k) for k in ("matrices", "attention", "elementwise", "waiting for the host"))
         return waterfall({str(self.layout): {"computing": computing, **time}}, unit="s", last="step")

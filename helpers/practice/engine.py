@@ -170,13 +170,16 @@ class Compared(Exercise):
         return run.found[0] == name and (run.found[1] or True)
 
     def advice(self, mistake: str) -> str:
+        """The advice of the row of this name, '' where there is none."""
         return next((row.advice for row in self.rows if row.name == mistake), "")
 
     @property
     def edits(self) -> list[str]:
+        """Of all rows, in their order."""
         return [edit for row in self.rows for edit in row.edits]
 
     def alike(self, a, b) -> bool:
+        """`runs.alike`, within the tolerance of this exercise."""
         return alike(a, b, self.tolerance)
 
     def worlds(self) -> Iterator[tuple[Callable[[str], Run], Callable[[Callable], Run]]]:
@@ -292,6 +295,7 @@ class Asked(Compared):
         return self.cases() if callable(self.cases) else self.cases
 
     def verdict(self, attempt: Callable) -> Answer:
+        """Ask one rank all cases, for `seconds` at most."""
         cases = self._cases()
         with World(1, timeout=self.seconds) as world:
             try:
@@ -302,6 +306,7 @@ class Asked(Compared):
         return self.judged(mine, does) or praised(self, mine, does(""))
 
     def worlds(self):
+        """One pair, whose functions run in this process: no crash or hang of an attempt is caught."""
         cases = self._cases()
         answers = lambda attempt: Run((), [{"values": [attempt(*case) for case in cases]}])
         yield self._does(cases), answers
@@ -337,6 +342,7 @@ class OnRanks(Compared):
     _known: dict[tuple, Run] = field(default_factory=dict, init=False, repr=False)
 
     def verdict(self, attempt: Callable) -> Answer:
+        """Stops at the first try in which something is wrong. Praise is for the try with most ranks."""
         runs = []
         for does, observe in self.worlds():
             runs.append((observe(attempt), does("")))
@@ -345,6 +351,7 @@ class OnRanks(Compared):
         return praised(self, *max(runs, key=lambda pair: pair[0].n))
 
     def worlds(self):
+        """Tries in a row with the same number of ranks share a World."""
         for n, tries in itertools.groupby(self.tries, lambda tried: tried[0]):
             with World(n, **self.world) as world:
                 for tried in tries:
@@ -393,6 +400,7 @@ def _shown(value, most: int) -> str:
 
 
 def praised(exercise: Compared, mine: Run, truth: Run) -> Answer:
+    """The answer to a right attempt: `praise`, and the figures where it is a text."""
     if callable(exercise.praise):
         return exercise.praise(mine)
     return right(exercise.praise, *exercise.figures(mine, truth))

@@ -79,10 +79,12 @@ class Answer:
 
 
 def wrong(misconception: str, text: str, *figures) -> Answer:
+    """misconception: the mistake's short name. figures: (what, reached, target or '')."""
     return Answer("wrong", text, misconception, list(figures))
 
 
 def right(text: str, *figures) -> Answer:
+    """figures: (what, reached, target or '')."""
     return Answer("right", text, None, list(figures))
 
 
@@ -148,10 +150,12 @@ class Exercise:
         return ""
 
     def verdict(self, attempt: Callable) -> Answer:
+        """What `judge` says; subclasses run the attempt themselves. `check` catches a RankError."""
         return self.judge(attempt)
 
     @property
     def level(self) -> str:
+        """'easy', 'medium' or 'hard': the first of LEVELS whose minutes are enough."""
         return next(name for name, most in LEVELS.items() if self.minutes <= most)
 
     @property
@@ -311,6 +315,7 @@ class Prediction:
         self._listed = ", ".join(map(repr, options))
 
     def choose(self, option: str) -> None:
+        """The reader's choice, until the next one. Raises ValueError for what is no option."""
         if option not in self.options:
             raise ValueError(f"{option!r} is not an option; choose one of {self._listed}")
         self.chosen = option

@@ -31,6 +31,7 @@ def exercises() -> dict[str, list[str]]:
 
 
 def unsolved(drop: str, done: passed.Done) -> list[str]:
+    """Names of the drop's exercises that are not passed, in their order."""
     return [x.name for x in _of(drop).values() if x.name not in done.passed]
 
 

@@ -29,6 +29,7 @@ class Question:
 
     @property
     def right(self) -> str:
+        """The option that nothing speaks against."""
         return next(option for option, why in self.options.items() if not why)
 
     def judge(self, option: str) -> str:
@@ -48,6 +49,7 @@ def _sorted(right: float, wrong: dict[float, str], show: Callable[[float], str])
 
 
 def all_reduce(n: int, mb: int) -> Question:
+    """Answer: 2·(n − 1)/n · mb, in MB."""
     wrong = {
         mb: "a rank also passes on what others sent.",
         mb * (n - 1) / n: "that is the first half, the reduce-scatter. The finished chunks still go round.",
@@ -62,6 +64,7 @@ def all_reduce(n: int, mb: int) -> Question:
 
 
 def tensor_parallel(layers: int) -> Question:
+    """Answer: four a layer."""
     wrong = {
         layers: "attention and MLP have one each, and backward has as many as forward.",
         2 * layers: "that is forward alone.",
@@ -76,6 +79,7 @@ def tensor_parallel(layers: int) -> Question:
 
 
 def boundary(b: int, s: int, h: int) -> Question:
+    """Answer: 2·b·s·h bytes."""
     wrong = {
         2 * s * h: "that is one sequence of the batch.",
         2 * h * h: "that is a matrix of weights. Weights stay on their stage.",
@@ -90,6 +94,7 @@ def boundary(b: int, s: int, h: int) -> Question:
 
 
 def bubble(p: int, m: int) -> Question:
+    """Answer: (p − 1)/(m + p − 1), out of a simulation."""
     wrong = {
         (p - 1) / m: "that is idle time over busy time. The bubble is a share of wall time.",
         p / (m + p): "the last stage starts p − 1 forwards late, not p.",
@@ -104,6 +109,7 @@ def bubble(p: int, m: int) -> Question:
 
 
 def in_flight(p: int, m: int, rank: int) -> Question:
+    """Answer: min(m, p − rank), out of a simulation."""
     wrong = {
         m: "that is GPipe. Under 1F1B backwards begin long before the last forward.",
         p: "that is rank 0. Each later rank waits one forward less for its first backward.",
@@ -118,6 +124,7 @@ def in_flight(p: int, m: int, rank: int) -> Question:
 
 
 def leaving(pp: int, dp: int, tp: int) -> Question:
+    """Answer: the axes for which rank 0's group crosses nodes of 8."""
     sizes = {"pp": pp, "dp": dp, "tp": tp}
     far = {axis for axis in sizes if placement.crosses(placement.group(0, axis, sizes), 8)}
     why = f"a tp group spans {tp} ranks, a dp group {dp * tp}, a pp group {pp * dp * tp}; a node has 8."
@@ -130,6 +137,7 @@ def leaving(pp: int, dp: int, tp: int) -> Question:
 
 
 def zero_1(billions: int, d: int) -> Question:
+    """Answer: 4·n + 12·n/d bytes, for n parameters."""
     n = billions * 1e9
     wrong = {
         16 * n: "that is plain data parallelism.",
@@ -144,6 +152,7 @@ def zero_1(billions: int, d: int) -> Question:
 
 
 def accumulation(m: int) -> Question:
+    """Answer: 3·m/2 times. A microbatch sends three halves of an all-reduce, and DP two a step."""
     wrong = {
         1.5: "that is one microbatch.",
         m: "a microbatch has three halves of an all-reduce, and DP two in the whole step.",
@@ -157,6 +166,7 @@ def accumulation(m: int) -> Question:
 
 
 def half_the_microbatch(held: int, activations: int) -> Question:
+    """Answer: held + activations/2, in GB."""
     wrong = {
         (held + activations) / 2: "states do not depend on the batch.",
         held / 2 + activations: "states stay. Activations are of one microbatch.",
@@ -171,6 +181,7 @@ def half_the_microbatch(held: int, activations: int) -> Question:
 
 
 def tie(first: float, second: float) -> Question:
+    """first, second: seconds. Answer: measure both if they are less than 9 % apart, else take the first."""
     apart = second / first - 1
     why = f"they are {apart:.0%} apart, and a tie is up to 9 %."
     options = ("take the faster", "measure both, or take the simpler", "buy a faster network first")

@@ -35,6 +35,7 @@ class Run:
 
     @property
     def n(self) -> int:
+        """Number of ranks that ran it."""
         return len(self.ranks)
 
     @property
@@ -73,6 +74,7 @@ class Run:
         return None
 
     def does_as(self, other: Run, facets: Sequence[str], alike: Callable, of: Callable) -> bool:
+        """Whether each rank did the same in all `facets`. of(values): the part of the values that counts."""
         told = lambda facts, key: of(facts[key]) if key == "values" else facts.get(key)
         pairs = list(zip(self.ranks, other.ranks))
         return all(alike(told(a, key), told(b, key)) for a, b in pairs for key in facets)
@@ -167,6 +169,7 @@ class Watch:
     messages: bool
 
     def __call__(self, attempt: Callable, facts: dict) -> None:
+        """Fill `facts` case by case, so that after a crash they hold what was known by then."""
         facts |= {"values": [], "flops": 0, "size": 0}
         facts |= {"gradients": []} if self.gradient else {}
         if self.messages:

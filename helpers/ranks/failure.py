@@ -220,6 +220,7 @@ def deadlocked(seen: list[RankStatus], deadlock: Deadlock, state: str) -> str:
 
 
 def interrupted(seen: list[RankStatus], state: str) -> str:
+    """The reader has pressed stop. Says what each rank was doing."""
     return "\n".join(["stopped, as you asked."] + _others(seen, [], heading="When it was stopped:") + [state])
 
 

@@ -23,11 +23,13 @@ class Held:
         self._users: dict[int, int] = {}  # piece of memory -> saved tensors in it
 
     def add(self, piece: int, size: int) -> None:
+        """Autograd saves a tensor in this piece of memory. Its `size`, in bytes, counts the first time."""
         self._users[piece] = self._users.get(piece, 0) + 1
         if self._users[piece] == 1:
             self._change(size)
 
     def remove(self, piece: int, size: int) -> None:
+        """It lets one go. The bytes fall when no saved tensor is left in the piece."""
         self._users[piece] -= 1
         if not self._users[piece]:
             del self._users[piece]

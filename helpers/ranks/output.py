@@ -24,6 +24,7 @@ class Captured:
         self.dropped, self.ends = 0, 0  # bytes, and how many of them end a line
 
     def add(self, data: bytes) -> None:
+        """More output, as it comes. What has no room at either end is counted, not kept."""
         room = KEEP - len(self.head)
         self.head += data[:room]
         self.tail += data[room:] if room > 0 else data
@@ -118,6 +119,7 @@ class View:
         self.bar, self.told = None, False
 
     def tick(self, progress: dict[int, tuple[int, int | None]], n: int) -> None:
+        """The call goes on: print what is new, every 0.2 s at most. progress: rank -> (done, total)."""
         now = time.monotonic()
         if now - self.started < self.after or now - self.shown < 0.2:
             return
@@ -137,6 +139,7 @@ class View:
             self.bar.update(done - self.bar.n)
 
     def end(self) -> None:
+        """The call is over: print what has not been shown."""
         if self.bar is not None:
             self.bar.close()
         if text := self.stream.rest():

@@ -81,6 +81,7 @@ class Processes:
         self.servers: list[int | None] = []  # what forked each process
 
     def add(self, setup: Setup) -> None:
+        """One more rank: take its process from the fork server, and send it `setup`."""
         new = server.take()
         os.set_blocking(new.output.fileno(), False)
         self.processes.append(new.process)

@@ -104,6 +104,7 @@ class Rank:
     # -- the main thread -------------------------------------------------------------
 
     def serve(self) -> None:
+        """Do what the kernel asks, one job after another. Does not return."""
         signal.signal(signal.SIGINT, self._interrupted)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
         threading.Thread(target=self._listen, name=OWN_THREAD, daemon=True).start()
@@ -302,5 +303,6 @@ class Rank:
     # -- for the reader's code -------------------------------------------------------
 
     def tell(self, done: int, total: int | None) -> None:
+        """Tell the kernel how far the call is. Without a call, nothing is sent."""
         if self.running is not None:
             self._send("progress", self.running, done, total)

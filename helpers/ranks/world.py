@@ -141,6 +141,7 @@ class World:
 
     @property
     def is_open(self) -> bool:
+        """False once `close()` has ended the ranks."""
         return self._finalizer.alive
 
     @property

@@ -35,12 +35,14 @@ class LateLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight):
+        """x (…, i) and weight (o, i) -> (…, o)."""
         ctx.save_for_backward(x)
         ctx.weight = weight
         return x @ weight.T
 
     @staticmethod
     def backward(ctx, dy):
+        """dy (…, o) -> dx (…, i). None for the weight: `find` adds dW to its gradient itself."""
         (x,), weight = ctx.saved_tensors, ctx.weight
 
         def find():

@@ -41,7 +41,8 @@ class Experts(nn.Module):
         weight = scores.gather(-1, choice)
         return choice, weight / weight.sum(-1, keepdim=True)
 
-    def forward(self, x):  # (T, h)
+    def forward(self, x):
+        """(T, h) -> (T, h): the weighted sum of k answers to each token."""
         choice, weight = self.route(x)
         y = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):

@@ -39,6 +39,7 @@ class Layer(Unit):
 
     @property
     def bytes_whole(self) -> int:
+        """Bytes of whole weights that are here: 0 after `free`."""
         return self.whole.untyped_storage().nbytes()
 
     def gather(self) -> None:
@@ -48,6 +49,7 @@ class Layer(Unit):
             self.arriving = all_gather(self.whole, self.shard.data, group=self.group, async_op=True)
 
     def arrive(self) -> None:
+        """Wait for what `gather` began. Raises RuntimeError where the weights are not gathered."""
         if not self.bytes_whole:
             raise RuntimeError("these weights are not here: gather them first, after each free again")
         self.arriving.wait()
@@ -59,6 +61,7 @@ class Layer(Unit):
         self.whole.untyped_storage().resize_(0)
 
     def reduce(self) -> None:
+        """Begin a reduce-scatter of the whole gradients, and take them from the parameters."""
         self.finish()  # of the microbatch before
         self.gradients = self._fill(parameters_to_vector([p.grad for p in self.parameters]))
         self.module.zero_grad()

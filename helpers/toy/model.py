@@ -20,12 +20,13 @@ class Attention(nn.Module):
         self.v = nn.Linear(hidden, hidden, bias=False)
         self.out = nn.Linear(hidden, hidden, bias=False)
 
-    def forward(self, x):  # (b, s, h)
+    def forward(self, x):
+        """(b, s, h) -> (b, s, h)."""
         q, k, v = (
             matrix(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (b, a, s, h/a)
             for matrix in (self.q, self.k, self.v)
         )
-        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))  # (b, s, h)
+        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
 
     def attend(self, q, k, v):
         """To the tokens that are here. Under context parallelism another function is put here, which fetches
@@ -42,17 +43,21 @@ class MLP(nn.Module):
         self.up = nn.Linear(hidden, 4 * hidden, bias=False)
         self.down = nn.Linear(4 * hidden, hidden, bias=False)
 
-    def forward(self, x):  # (b, s, h)
+    def forward(self, x):
+        """(…, h) -> (…, 4h) -> (…, h)."""
         return self.down(F.gelu(self.up(x)))
 
 
 class Block(nn.Module):
+    """Attention, then MLP: each takes norm(x), and its result is added to x."""
+
     def __init__(self, hidden: int, heads: int):
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(hidden), Attention(hidden, heads)
         self.norm2, self.mlp = nn.LayerNorm(hidden), MLP(hidden)
 
-    def forward(self, x):  # (b, s, h)
+    def forward(self, x):
+        """(b, s, h) -> (b, s, h)."""
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
@@ -66,7 +71,8 @@ class Embedding(nn.Module):
         super().__init__()
         self.token, self.position = nn.Embedding(vocabulary, hidden), nn.Embedding(seq_len, hidden)
 
-    def forward(self, tokens):  # (b, s) -> (b, s, h)
+    def forward(self, tokens):
+        """Token ids (b, s) -> (b, s, h)."""
         at = slice(tokens.shape[1]) if self.places is None else self.places
         return self.token(tokens) + self.position.weight[at]
 
@@ -78,7 +84,8 @@ class Head(nn.Module):
         super().__init__()
         self.norm, self.score = nn.LayerNorm(hidden), nn.Linear(hidden, vocabulary, bias=False)
 
-    def forward(self, x):  # (b, s, h) -> (b, s, vocabulary)
+    def forward(self, x):
+        """(b, s, h) -> (b, s, vocabulary)."""
         return self.score(self.norm(x))
 
 
@@ -117,6 +124,7 @@ class ToyTransformer(nn.Sequential):
 
     @property
     def blocks(self) -> list[Block]:
+        """The parts between embedding and head."""
         return list(self)[1:-1]
 
 

@@ -51,7 +51,7 @@ class StandIn(nn.Module):
         self.scale = nn.Parameter(torch.ones(self.hidden))
 
     def forward(self, x):
-        # tokens, (b, s): the first stage makes the first activation, (b, s, 256)
+        """(b, s, 256), or on the first stage tokens (b, s) -> (b, s, 256), after the seconds for F."""
         if not x.is_floating_point():
             x = (x / VOCABULARY).unsqueeze(-1).repeat(1, 1, self.hidden)
         return _Pause.apply(x * self.scale, *self.seconds)

@@ -30,11 +30,13 @@ class Enter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, group):
+        """x as it is, of any shape."""
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, dx):
+        """The sum of dx over the group, of the same shape; None for the group."""
         dx = dx.clone()
         dist.all_reduce(dx, group=ctx.group)
         return dx, None
@@ -45,12 +47,14 @@ class Leave(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, y, group):
+        """The sum of y over the group, of the same shape."""
         y = y.clone()
         dist.all_reduce(y, group=group)
         return y
 
     @staticmethod
     def backward(ctx, dy):
+        """dy as it is; None for the group."""
         return dy, None
 
 

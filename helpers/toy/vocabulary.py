@@ -20,7 +20,8 @@ class OwnWords(nn.Module):
         super().__init__()
         self.weight, self.first, self.group = weight, first, group
 
-    def forward(self, tokens):  # (b, s) -> (b, s, h)
+    def forward(self, tokens):
+        """Token ids (b, s) -> (b, s, h), the same on every rank."""
         place = tokens - self.first
         mine = (place >= 0) & (place < len(self.weight))
         return Leave.apply(self.weight[place * mine] * mine.unsqueeze(-1), self.group)

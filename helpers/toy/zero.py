@@ -107,6 +107,7 @@ class Zero1(_Zero):
         p.grad = None
 
     def step(self) -> None:
+        """Mean gradients into shards, update these, gather the weights. Afterwards no gradient is left."""
         for unit in self.units:
             unit.reduce_gradients([p.main_grad if self.precise_sums else p.grad for p in unit.parameters])
             for p in unit.parameters:
@@ -182,5 +183,6 @@ class Zero3(Zero2):
         self.empty(unit)
 
     def step(self) -> None:
+        """Update the shards. Nothing is gathered: the next forward does it."""
         self.optimizer.step()
-        self.optimizer.zero_grad()  # nothing to gather: the next forward will
+        self.optimizer.zero_grad()

@@ -163,6 +163,7 @@ class Config:
 
     @property
     def layout(self) -> str:
+        """'dp 4 · tp 2 · pp 1'; cp, sp and shard follow where they are used."""
         return (
             f"dp {self.dp} · tp {self.tp} · pp {self.pp}"
             + f" · cp {self.cp}" * (self.cp > 1)

@@ -24,6 +24,7 @@ def export(model: toy.ToyTransformer, folder: Path) -> None:
 
 
 def config_of(model: toy.ToyTransformer) -> dict:
+    """What config.json says: a GPT-2 of the model's sizes, without dropout."""
     sizes = dict(
         n_embd=model.hidden, n_head=model.heads, n_layer=len(model.blocks), n_positions=model.seq_len
     )

@@ -173,6 +173,7 @@ def is_loopback(address: str) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """`python -m helpers.train`. argv None: sys.argv's. Returns the exit status, as `run` does."""
     from . import __doc__ as manual
 
     parser = Parser(prog="python -m helpers.train", description=manual)

@@ -21,6 +21,7 @@ class Metrics:
         self.waiting, self._handle, self._say, self._told = b"", handle, say, False
 
     def write(self, line: dict) -> None:
+        """Append a step's line. Raises nothing where the disk refuses it: training goes on."""
         self.waiting += json.dumps(line).encode() + b"\n"
         try:
             while self.waiting:  # a disk that is almost full takes a part

@@ -67,6 +67,7 @@ class Owner:
             raise ValueError(f"{self.file.parent} {self.lost}, so this run ends here")
 
     def release(self) -> None:
+        """Give the folder up: no more touches, and the file goes if it is still ours."""
         self._ended.set()
         if (_read(self.file) or {}).get("token") == self.about["token"]:
             self.file.unlink(missing_ok=True)

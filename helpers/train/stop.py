@@ -36,6 +36,7 @@ class Stop:
 
     @property
     def name(self) -> str:
+        """'SIGTERM', or 'A signal to another rank' where none came to this one."""
         return signal.Signals(self.signal).name if self.signal else "A signal to another rank"
 
     @property

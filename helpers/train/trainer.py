@@ -78,6 +78,7 @@ class Trainer:
 
     @property
     def done(self) -> bool:
+        """Whether `steps` steps are done, with those before `resume`."""
         return self.number >= self.config.steps
 
     def step(self, stop: bool = False) -> dict:

@@ -147,7 +147,7 @@ def _is_the_model(layout, shared, **choice):
     return report
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_types_other_than_float64(shared):
     for precision in ("float32", "bfloat16"):
         for layout in (dict(), dict(tp=2, sp=True), dict(pp=2)):
