@@ -2,9 +2,8 @@
 
     python -m tools.questions   answers all of them anew, and says which answers are others now
 
-They measure an assistant that answers such questions: an answer is right within 1 %. A question whose answer
-is no number and no word of a key is impossible: what the command says then is the answer, and a right
-assistant refuses for that reason. `AGENTS.md` says how an assistant should work.
+They measure an assistant: a number is right within 1 %. A question without a key is impossible: its answer
+is what the command says, and a right assistant refuses for that reason. `AGENTS.md` says how to work.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from .first import first
 PAGES = (".ipynb", ".md", ".py", "")  # what becomes a page; other files are copied
 FIRST = "README.md"
 GLOSSARY = "docs/glossary.md"
+LOST = "404.md"
 
 
 def build(folder: Path) -> int:
@@ -53,20 +54,21 @@ def build(folder: Path) -> int:
         bodies[name] = BeautifulSoup(body, "html.parser")
     write_cheatsheet(folder)
     slides.write("", folder / "slides")
-    lost = "<h1>Not here</h1><p>This address has no page. Search, or begin with <a>the drops</a>.</p>"
-    bodies["404.md"] = BeautifulSoup(lost, "html.parser")
-    bodies["404.md"].a["href"] = "index.html#the-drops"
-    titles = {name: _title(body) for name, body in bodies.items()}
     repo = published()
     owner, _, project = repo.partition("/")
     root = f"https://{owner}.github.io/{project}/" if repo else ""
+    drops = f'<a href="{root}index.html#the-drops">the drops</a>'
+    lost = f"<h1>Not here</h1><p>This address has no page. Search, or begin with {drops}.</p>"
+    bodies[LOST] = BeautifulSoup(lost, "html.parser")
+    titles = {name: _title(body) for name, body in bodies.items()}
     sections = []
     for name, body in bodies.items():
         _headings(body)
         _tables(body)
         if name == GLOSSARY:
             _words(body)
-        sections += [] if name.endswith((".py", "LICENSE")) else _sections(body, address(name), titles[name])
+        if not name.endswith((".py", "LICENSE", LOST)):
+            sections += _sections(body, address(name), titles[name])
         description = _description(body, titles[name])
         if name == FIRST:
             body.img.find_parent("p").insert_before(BeautifulSoup(first(), "html.parser"))
@@ -76,7 +78,7 @@ def build(folder: Path) -> int:
             body=str(body),
             title=titles[name],
             # A page that is not there may be asked for from any folder.
-            up=root if name == "404.md" else "../" * (len(PurePosixPath(name).parts) - 1),
+            up=root if name == LOST else "../" * (len(PurePosixPath(name).parts) - 1),
             root=root,
             description=description,
             source=f"https://github.com/{repo}/blob/main/{name}" if repo else "",

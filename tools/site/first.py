@@ -14,20 +14,22 @@ from three_axes.plan.traffic import sent
 
 from ..printables import rendered
 
-GPUS, BATCH, SEQUENCE = 4, 16, 4096
+JOB = Job(find_model("llama-3-8b"), CLUSTERS["dgx-h100"], global_batch=16, seq_len=4096)
+GPUS = 4  # as many as first.js draws
 STAGES, MICROBATCHES = 3, 4
+_SHARE, _LAYERS = JOB.global_batch // GPUS, JOB.model.layers
 CUTS = {
-    "dp": ("the batch", "Each GPU has 4 sequences and all weights. Gradients are summed once a step."),
-    "tp": ("the matrices", "Each GPU has a quarter of each matrix. Activations are summed in every layer."),
-    "pp": ("the layers", "Each GPU has 8 of 32 layers. Activations go to the next GPU, gradients come back."),
+    "dp": f"Each GPU has {_SHARE} sequences and all weights. Gradients are summed once a step.",
+    "tp": "Each GPU has a quarter of each matrix. Activations are summed in every layer.",
+    "pp": f"Each GPU has {_LAYERS // GPUS} of {_LAYERS} layers. Activations go on, gradients come back.",
 }
+OF = {"dp": "the batch", "tp": "the matrices", "pp": "the layers"}
 BY_TURNS = "-".join(["".join(f"F{m}B{m}" for m in range(MICROBATCHES))] * STAGES)
 
 
 def gigabytes(axis: str) -> float:
     """That a GPU sends in a step of Llama 3 8B, of a middle stage where there are stages."""
-    job = Job(find_model("llama-3-8b"), CLUSTERS["dgx-h100"], BATCH, SEQUENCE)
-    return sent(job, Layout(**{axis: GPUS}))[axis] / 1e9
+    return sent(JOB, Layout(**{axis: GPUS}))[axis] / 1e9
 
 
 def timeline(name: str) -> Timeline:
@@ -43,6 +45,6 @@ def order(name: str) -> str:
 def first() -> str:
     """The part of the first page that moves."""
     orders = {"one by one": BY_TURNS} | {name: order(name) for name in ("GPipe", "1F1B")}
-    cuts = [(axis, *said, f"{gigabytes(axis):.3g}") for axis, said in CUTS.items()]
+    cuts = [(axis, OF[axis], does, f"{gigabytes(axis):.3g}") for axis, does in CUTS.items()]
     best = {"length": f"{timeline('1F1B').makespan:g}", "stages": STAGES, "microbatches": MICROBATCHES}
-    return rendered("first", cuts=cuts, orders=orders, **best)
+    return rendered("first", job=JOB, cuts=cuts, orders=orders, **best)
