@@ -18,6 +18,8 @@ PARTS = {
     "activations": (PAPER, "...."),
     "logits": (PAPER, "xxxx"),
     "gathered weights": (PAPER, "----"),
+    "narrow weights": (PAPER, "////"),
+    "widened weights": (PAPER, "||||"),
     "overhead": (PAPER, ""),
 }
 

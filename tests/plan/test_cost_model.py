@@ -11,22 +11,23 @@ import pytest
 
 from three_axes.__main__ import parser
 from three_axes.options import PLANNING
+from three_axes.paper.hardware import generation
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout
-from three_axes.plan.certainty import generation, inside, interval, published, sure, table
+from three_axes.plan.certainty import inside, interval, published, sure, table
 from three_axes.plan.memory import stage_memory
 from three_axes.plan.validation import SETS, errors
 
 # Mean error of seconds per step, in percent, that each table must stay below.
 BELOW = {
-    "Korthikanti 2022, T5 (fitted)": 3.6,
+    "Korthikanti 2022, T5 (fitted)": 2.6,
     "Narayanan 2021, T1 (fitted)": 3,
     "Narayanan 2021, T2 PTD-P": 2,
     "Narayanan 2021, T2 ZeRO-3": 11,
     "MT-NLG 530B": 6.5,
     "Zero Bubble, 1F1B and interleaved": 5.2,
     "Zero Bubble, ZB-1p": 4.5,
-    "Llama 3 405B, T4": 4.5,
-    "torchtitan, FSDP on 64 A100": 3.5,
+    "Llama 3 405B, T4": 3,
+    "torchtitan, FSDP on 64 A100": 5.5,
 }
 
 

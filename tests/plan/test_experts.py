@@ -13,7 +13,7 @@ from three_axes.files import rows_of
 from three_axes.paper import placement
 from three_axes.paper.collectives import all_to_all_seconds
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
-from three_axes.plan.cost import constants, seconds_of, step_terms
+from three_axes.plan.cost import constants, seconds_of, step_terms, work
 from three_axes.plan.flags import flags
 from three_axes.plan.frameworks import CONTEXT
 from three_axes.plan.job import Lora
@@ -361,3 +361,47 @@ def test_what_streams_between_the_matrices_of_latent_attention(cut, tokens):
         ("keys put together", 4096 * 16 * 192),
     ):
         assert (streamed[name, "F"], streamed[name, "I"]) == (4 * numbers, 8 * numbers), name
+
+
+def test_what_gpt_oss_has_beside():
+    """Of each routed row: up's 5,760 results are clamped (8 bytes and 15), the 2,880 of down get a bias (12, 12)."""
+    job = Job(MODELS["gpt-oss-120b"], CLUSTERS["dgx-b200"], 64, 4096, FRAMEWORKS["megatron-bridge"])
+    rows, at = 4096 * 4, Layout(dp=64, ep=64)
+    moved = lambda job, name: {op.phase: op.streamed for op in layer(job, at) if op.name == name}
+    assert moved(job, "clamp") == pytest.approx({"F": 8 * 5760 * rows, "I": 15 * 5760 * rows})
+    assert moved(job, "biases of experts") == pytest.approx(dict.fromkeys("FI", 12 * 2880 * rows))
+    assert not any(op.name == "clamp" for op in layer(replace(job, model=MIXTRAL), Layout(dp=8, ep=8)))
+    # Transformer Engine's op fuser has both in the kernels of the products.
+    assert not any(moved(replace(job, precision="mxfp8"), "clamp").values())
+
+
+def test_experts_in_one_kernel_stream_less_and_keep_as_much():
+    apart = Job(V3, CLUSTERS["dgx-b200"], 256, 4096, FRAMEWORKS["megatron-bridge"], "mxfp8")
+    apart = replace(apart, framework=replace(apart.framework, fused_experts=False))
+    fused = replace(apart, framework=FRAMEWORKS["megatron-bridge"])
+    at = Layout(dp=64, pp=4, ep=64)
+    total_of = lambda job, what: sum(getattr(op, what) for op in layer(job, at))
+    rows, f = 4096 * 8, 2048
+    narrowed = (4 + 2 / 32) * rows * (f + 2 * f)  # down's input, up's gradient
+    activation = 3 * (3 * 2 * rows * f)  # forward three halves, backward twice as much
+    assert total_of(apart, "streamed") - total_of(fused, "streamed") == pytest.approx(narrowed + activation)
+    assert total_of(apart, "saved") == total_of(fused, "saved")
+    assert total_of(apart, "kernels") > total_of(fused, "kernels")
+
+
+def test_a_host_that_waits_for_the_router():
+    """From the router on it is ahead only by what it launches faster, so a layer takes longer than the longer
+    of the host's time and the GPU's; not under another microbatch's layers, nor in a CUDA graph.
+    """
+    job, at = Job(MODELS["qwen3-30b-a3b"], DGX, 16, 4096, MEGATRON), Layout(dp=8, ep=8)
+    waits = lambda framework: float(step_terms(replace(job, framework=framework), at)["waiting for the host"])
+    made = work(layer(job, at), job, at, constants())
+    gpu, host = made.phase("F"), made.host["F"]
+    assert max(gpu, host) < made.routed < gpu + host and waits(MEGATRON) > 0
+    at_once = replace(MEGATRON, launch_seconds=0.0)
+    assert (
+        waits(at_once) == 0
+        and work(layer(job, at), replace(job, framework=at_once), at, constants()).routed == 0
+    )
+    hidden = replace(MEGATRON, hides=(*MEGATRON.hides, "dispatch"))
+    assert work(layer(job, at), replace(job, framework=hidden), at, constants()).routed == 0

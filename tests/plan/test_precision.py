@@ -9,6 +9,7 @@ from test_memory import activations_per_layer
 from three_axes.plan import CLUSTERS, DEVICES, FRAMEWORKS, MODELS, Job, Layout, estimate
 from three_axes.plan.cost import constants, step_terms
 from three_axes.plan.job import PRECISIONS
+from three_axes.plan.memory import stage_memory
 from three_axes.plan.op import product
 from three_axes.plan.operations import head, layer
 from three_axes.plan.traffic import sent
@@ -102,3 +103,14 @@ def test_short_products_reach_less():
         forward, *_ = product("", rows, k, n, bytes_=1.0)
         seconds = groups * (forward.flops / rate + forward.streamed / bandwidth)
         assert 2e-12 * groups * rows * n * k / seconds == pytest.approx(reached, rel=0.04)
+
+
+def test_narrow_copies_of_weights():
+    """Transformer Engine keeps two beside the weights; where these are narrow themselves there are none."""
+    extra = lambda job: stage_memory(job, LAYOUT, 0).get("narrow weights", 0.0)
+    matrices = 32 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336) / 2
+    assert extra(JOB) == 0 and extra(replace(JOB, precision="fp8")) == 2 * matrices
+    assert extra(replace(BLACKWELL, precision="mxfp8")) == pytest.approx(2 * (1 + 1 / 32) * matrices)
+    bridge = replace(BLACKWELL, framework=FRAMEWORKS["megatron-bridge"])
+    assert extra(replace(bridge, precision="mxfp8")) == 0
+    assert extra(replace(bridge, precision="nvfp4")) == pytest.approx(2 * (0.5 + 1 / 16) * matrices)

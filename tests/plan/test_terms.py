@@ -11,7 +11,7 @@ from three_axes.paper.collectives import algorithmic_bytes, gloo, seconds
 from three_axes.paper.pipelines import SCHEDULES
 from three_axes.paper.simulation import Times, simulate
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, Network, estimate
-from three_axes.plan.cost import constants, step_terms, work
+from three_axes.plan.cost import constants, seconds_of, step_terms, work
 from three_axes.plan.data_parallel import synchronisation
 from three_axes.plan.frameworks import TEXTBOOK
 from three_axes.plan.job import Lora
@@ -240,8 +240,8 @@ def test_the_bubble_of_a_record_is_the_simulated_one(name, f, i, w):
     ],
 )
 def test_kernels_that_the_host_launches(model, changed, forward, inputs, weights):
-    job = Job(MODELS[model], framework=replace(TEXTBOOK, **changed))
-    launches = work(layer(job, Layout()), job, Layout(), constants()).launches
+    job = Job(MODELS[model], framework=replace(TEXTBOOK, launch_seconds=1.0, **changed))
+    launches = work(layer(job, Layout()), job, Layout(), constants()).host
     assert (launches["F"], launches["I"], launches["W"]) == (forward, inputs, weights)
 
 
@@ -258,3 +258,50 @@ def test_collectives_with_a_root_pass_each_rank_once():
     assert apart == pytest.approx(4 * 1e9 / 25e9 + 1e-3)
     at_once = seconds("all_to_all", 4e9, range(4), network)
     assert at_once == pytest.approx(3e9 / 300e9 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("framework", "cluster", "seq_len", "forward", "backward"),
+    [  # TFLOP/s as cudnn-frontend's benchmarks print them, causal, heads of 128 in bfloat16
+        ("textbook", "dgx-a100", 4096, 204, 168),
+        ("textbook", "dgx-a100", 32768, 199, 180),
+        ("textbook", "gb200-nvl72", 8192, 414, 338),
+        ("megatron-lm", "gb200-nvl72", 4096, 1386, 1054),
+        ("megatron-lm", "gb200-nvl72", 16384, 1668, 1304),
+        # Figures 5 and 6 of Shah et al. 2024; backward without a mask there.
+        ("textbook", "dgx-h100", 8192, 333, 318),
+        ("megatron-lm", "dgx-h100", 8192, 529, 518),
+    ],
+)
+def test_what_a_fused_attention_reaches(framework, cluster, seq_len, forward, backward):
+    job = Job(MODELS["llama-3-70b"], CLUSTERS[cluster], 1, seq_len, FRAMEWORKS[framework])
+    ops = [op for op in layer(job, Layout()) if op.name == "attention"]
+    alone = constants()._replace(gemm_efficiency=1.0)
+    took = sum(seconds_of(op, job, Layout(), alone) for op in ops)
+    printed = sum(op.flops / 1e12 / rate for op, rate in zip(ops, (forward, backward)))
+    assert took == pytest.approx(printed, rel=0.1)
+
+
+def test_windows_reach_little():
+    """gpt-oss's heads of 64 and window of 128 tokens: 166 and 189 TFLOP/s on a GB200 (cudnn-frontend)."""
+    model = replace(MODELS["gpt-oss-20b"], windowed=24)
+    job = Job(model, CLUSTERS["gb200-nvl72"], 1, 8192, FRAMEWORKS["megatron-lm"])
+    op = next(op for op in layer(job, Layout()) if op.name == "attention")
+    reached = op.share * job.cluster.device.achievable / 1e12
+    assert reached == pytest.approx(3.5 / (1 / 166 + 2.5 / 189), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_owned", "of_held"),
+    [  # norm 4, clipped 8, read 4, states 24 (16 and the parameter 8), weights copied 6
+        ("megatron-lm", 46, 4),
+        ("megatron-bridge", 46 + 6, 2),  # and a float32 copy of half-precision gradients
+        ("torchtitan", 40, 0),
+    ],
+)
+def test_what_an_optimizer_moves(name, of_owned, of_held):
+    framework, model = FRAMEWORKS[name], MODELS["llama-3-8b"]
+    job = Job(model, DGX, 8, 8192, framework)
+    layout = framework.layout(dp=8, zero=3 if name == "torchtitan" else 1)
+    moved = sum(op.streamed for op in synchronisation(job, layout) if op.part == "optimizer")
+    assert moved == pytest.approx((of_owned / 8 + of_held) * model.params)

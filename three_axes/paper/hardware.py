@@ -12,6 +12,13 @@ from typing import Any
 
 from .checks import check_fields, is_file, named, positive, read_object, unknown, whole
 
+GENERATIONS = {"A100": ("a100",), "Hopper": ("h100", "h200", "h20"), "Blackwell": ("b", "gb")}
+
+
+def generation(name: str) -> str:
+    """Of a device; "" for one of which no published runs are known here."""
+    return next((one for one, begins in GENERATIONS.items() if name.startswith(begins)), "")
+
 
 @dataclass(frozen=True)
 class Device:
@@ -35,6 +42,11 @@ class Device:
     fp4: float = 0.0
     achievable_fp4: float = 0.0
     achievable_bandwidth: float = 0.0
+
+    @property
+    def generation(self) -> str:
+        """A100, Hopper or Blackwell; "" for another."""
+        return generation(self.name)
 
     def rate(self, name: str) -> float:
         """FLOP/s that products of bf16, fp8 or fp4 were measured to reach; 0 where there are none."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .frameworks import ATTENTION
 from .op import LayerOnRank, Op, enter, leave, sending, stream
 from .shape import Latent
 
@@ -112,12 +113,25 @@ def _scores(at: LayerOnRank, wide) -> list[Op]:
     again = 0.0 if model.latent else None  # 'modules' makes queries, keys and values anew
     copies = framework.keeps_views and not model.latent and model.kv_heads == model.heads
     stays = wide + (1 + copies) * n * sb * (model.k_width + model.v_width) / t
+    block = dict(block="scores", share=_reached(at, seen) if fused else 1.0)
     return [
         *_context(at),
-        Op("attention", "attention", "F", flops, scores, kernels, stays, 0.0, again, anew, block="scores"),
-        Op("attention", "attention", "I", back * flops, 2 * scores, 2 * kernels, block="scores"),
+        Op("attention", "attention", "F", flops, scores, kernels, stays, 0.0, again, anew, **block),
+        Op("attention", "attention", "I", back * flops, 2 * scores, 2 * kernels, **block),
         Op(SCORES, "attention", kernels=0, saved=kept_scores, recomputed=("selective", "full")),
     ]
+
+
+def _reached(at: LayerOnRank, seen):
+    """Share of the achievable FLOP/s: see `Reached`. seen: tokens that one looks at. A ring sees those of one
+    rank at a time. Heads below 128 numbers do fewer FLOPs for each exponential: one of 64 reaches 0.8 (Shah
+    et al. 2024, figures 5 and 6).
+    """
+    kernel = ATTENTION[at.job.framework.attention]
+    reached = kernel.get(at.job.cluster.device.generation, kernel[""])
+    at_once = seen / (at.layout.cp if at.job.framework.context == "ring" else 1)
+    size = min(128, at.model.q_width // at.model.heads)
+    return reached.share * size / (size + 43) * (128 + 43) / 128 * at_once / (at_once + reached.half)
 
 
 def _context(at: LayerOnRank) -> list[Op]:

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..files import find
+from ..paper.hardware import GENERATIONS
 from ..table import Table
 from .job import Job
 
 INSIDE = 0.8  # of the runs
 ENOUGH = 10  # runs of a kind, and as many pairs
-GENERATIONS = {"A100": ("a100",), "Hopper": ("h100", "h200", "h20"), "Blackwell": ("b", "gb")}
 
 
 class Sure(NamedTuple):
@@ -44,11 +44,6 @@ def published() -> list[dict]:
     return json.loads(find("data/planner_errors.json").read_text(encoding="utf-8"))
 
 
-def generation(name: str) -> str:
-    """Of a device; "" for one of which no published runs are known here."""
-    return next((one for one, begins in GENERATIONS.items() if name.startswith(begins)), "")
-
-
 def program(job: Job) -> str:
     """The framework, where its runs are a kind by themselves; else ""."""
     return job.framework.name if job.framework.name == "nanotron" else ""
@@ -56,7 +51,7 @@ def program(job: Job) -> str:
 
 def sure(job: Job) -> Sure:
     """How sure a prediction for this job is."""
-    return interval(generation(job.cluster.device.name), bool(job.model.experts), program(job), published())
+    return interval(job.cluster.device.generation, bool(job.model.experts), program(job), published())
 
 
 def interval(generation: str, experts: bool, program: str, sets: list[dict]) -> Sure:

@@ -28,6 +28,7 @@ from ..files import find
 from ..paper.axes import AXES
 from ..paper.collectives import all_to_all_seconds, group_seconds, send_seconds
 from .data_parallel import synchronisation
+from .feed_forward import ROUTER
 from .job import Job
 from .layout import Layout, spread
 from .op import Op
@@ -73,8 +74,8 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
         return group_seconds(op.collective, op.payload, inside, nodes, job.cluster, *shares)
     gpu = job.cluster.device
     framework = job.framework
-    attention = framework.attention_efficiency if framework.fused_attention else c.attention_efficiency
-    efficiency = attention if op.part == "attention" else c.gemm_efficiency
+    eager = op.part == "attention" and not framework.fused_attention
+    efficiency = c.attention_efficiency if eager else c.gemm_efficiency * op.share
     reached = gpu.achievable if op.rate == "bf16" else gpu.rate(op.rate)
     bandwidth = job.cluster.memory_speed(op.memory, c.memory_efficiency)
     return op.flops / (reached * efficiency * framework.computing) + op.streamed / bandwidth
@@ -82,11 +83,13 @@ def seconds_of(op: Op, job: Job, layout: Layout, c: Constants):
 
 class Work(NamedTuple):
     """Seconds that a list of operations takes, by part and phase, for one microbatch; R is what backward
-    computes anew. launches: kernels and collectives, by phase.
+    computes anew. host: that the host takes to launch them, by phase. routed: of forward where the host waits
+    for a router, 0 where there is none.
     """
 
     seconds: dict[str, dict[str, float]]
-    launches: dict[str, float]
+    host: dict[str, float]
+    routed: float = 0.0
 
     def phase(self, phase: str):
         """Seconds of F, I, W or R, over all parts."""
@@ -104,12 +107,15 @@ class Work(NamedTuple):
     def again(self, share) -> Work:
         """With that share of what backward computes anew."""
         some = lambda phases: phases | {"R": share * phases["R"]}
-        return Work({part: some(phases) for part, phases in self.seconds.items()}, some(self.launches))
+        return Work(
+            {part: some(phases) for part, phases in self.seconds.items()}, some(self.host), self.routed
+        )
 
     def spread(self, which) -> Work:
         """For many layouts, from one of each kind: see `Layout.alike`."""
         wide = lambda phases: {phase: spread(x, which) for phase, x in phases.items()}
-        return Work({part: wide(phases) for part, phases in self.seconds.items()}, wide(self.launches))
+        seconds = {part: wide(phases) for part, phases in self.seconds.items()}
+        return Work(seconds, wide(self.host), spread(self.routed, which))
 
 
 def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
@@ -119,7 +125,7 @@ def durations(ops: list[Op], job: Job, layout: Layout, c: Constants) -> list:
     once: dict[tuple, float] = {}  # what is alike is worked out once
     took = []
     for op in ops:
-        numbers = map(id, (op.flops, op.streamed, op.payload))
+        numbers = map(id, (op.flops, op.streamed, op.payload, op.share))
         like = op.rate, op.part, op.collective, op.axis, op.memory, *numbers
         if like not in once:
             once[like] = seconds_of(op, job, layout, c)
@@ -137,20 +143,41 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
     """Read a list of operations for seconds. took: their `durations`, where known."""
     took = took or durations(ops, job, layout, c)
     seconds = {part: dict.fromkeys("FIWR", 0.0) for part in dict.fromkeys(op.part for op in ops)}
-    launches: dict[str, Any] = dict.fromkeys("FIWR", 0.0)
+    host: dict[str, Any] = dict.fromkeys("FIWR", 0.0)
+    forward = []
     for op, one in zip(ops, took):
         count = op.kernels + (op.calls * (np.asarray(layout.members(op.axis)) > 1) if op.collective else 0)
+        launched = count * job.framework.launch_seconds
+        if op.phase == "F":
+            forward.append((op, one, count, launched))
         for phase in op.phase + "R" * (op.phase == "F" and layout.recompute in op.recomputed):
             seconds[op.part][phase] = seconds[op.part][phase] + one
-            launches[phase] = launches[phase] + count
-    made = Work(seconds, launches)
-    if "expert parallel" in seconds and "dispatch" in job.framework.hides:
-        # Under another microbatch's layers: what is longer than all that is computed.
+            host[phase] = host[phase] + launched
+    apart = "dispatch" in job.framework.hides  # another microbatch's layers are there to do
+    made = Work(seconds, host, 0.0 if apart else _routed(forward))
+    if "expert parallel" in seconds and apart:
+        # What is longer than all that is computed.
         sent = made.part("expert parallel")
         computed = sum(made.part(part) for part in COMPUTED if part in seconds)
         shown = np.maximum(sent - computed, c.exposed * sent) / np.maximum(sent, 1e-30)
         seconds["expert parallel"] = {phase: s * shown for phase, s in seconds["expert parallel"].items()}
     return made
+
+
+def _routed(forward: list[tuple]):
+    """Seconds of a forward whose host waits until the router's choice is known, which says how many rows each
+    expert gets. From there on it is ahead of the GPU only by what it launches faster, until the next layer's
+    router: the last of an operation's kernels begins when it is launched, or when the GPU comes to it.
+    """
+    names = [op.name for op, *_ in forward]
+    if ROUTER not in names or not any(np.any(launched) for *_, launched in forward):
+        return 0.0
+    at = names.index(ROUTER) + 1
+    host = gpu = 0.0
+    for _, one, count, launched in forward[at:] + forward[:at]:
+        host = host + launched
+        gpu = np.maximum(gpu + one, host + one / np.maximum(count, 1))
+    return gpu
 
 
 def all_work(
@@ -244,9 +271,10 @@ class _Kind(NamedTuple):
 
 
 def _timed(one: Work, job: Job, layout: Layout) -> _Kind:
-    gpu = one.total
-    host = sum(one.launches.values()) * job.framework.launch_seconds
-    return _Kind(one, gpu, np.maximum(gpu, host))
+    gpu, forward = one.total, one.phase("F")
+    rest = sum(seconds for phase, seconds in one.host.items() if phase != "F")
+    alone = np.maximum(forward, one.routed) + np.maximum(gpu - forward, rest)
+    return _Kind(one, gpu, np.where(one.routed > 0, alone, np.maximum(gpu, rest + one.host["F"])))
 
 
 def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[Op]):
@@ -282,6 +310,6 @@ FORMULAS = {
     "waiting for the host": "m · L/p · what launching a layer takes longer than computing it",
     "head": "what embedding, head and loss add to the slowest stage, m times",
     "bubble": "the other stages' time for a microbatch / v; ZB-H1 F + I - W, ZB-H2 F + I - 2W, ZB-V I - W",
-    "optimizer": "28 to 30 bytes a parameter through memory",
+    "optimizer": "44 to 52 bytes a parameter through memory, and its gradient set to 0",
     **{axis.part: axis.formula for axis in AXES if axis.formula},
 }

@@ -86,8 +86,8 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     # reduction a gradient is read (2) and written (g).
     weight = job.lora.weight_bytes if job.lora else 2
     copies = sharded * (held * of_layer * 2 * weight + mine * reduced * (2 + g))
-    master = framework.weight_bytes if framework.weight_bytes == 4 else 0
     owned = mine / np.where(z >= 1, layout.members(over), 1)
+    summed = np.where(z >= 2, owned, mine) * ~sharded  # gradients that stay from step to step
     # Tensors of one call: a layer's, in the mean.
     calls, gathers = count + own_call, np.maximum(of_layer * count + of_rest * own_call, 1)
     of_call = mine / np.maximum(calls, 1)
@@ -101,18 +101,22 @@ def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapte
     if over != axis:
         part = g * of_call / layout.members(over)
         sent.append(sending("gradients", across, "S", "all_reduce", ~whole * reduced * calls, part))
-    return [*sent, Op("copies", "data parallel", "S", 0.0, copies, 0), *_optimizer(framework, owned, master)]
+    return [*sent, Op("copies", "data parallel", "S", 0.0, copies, 0), *_optimizer(framework, owned, summed)]
 
 
-def _optimizer(framework: Framework, owned, master: int) -> list[Op]:
-    """Gradients are read; master copy, m and v read and written, and weights written. On the host, gradients
-    go there and weights come back.
+def _optimizer(framework: Framework, owned, held) -> list[Op]:
+    """What is done with the gradients of `owned` parameters, in bytes through memory. In float32 (a copy
+    where they are not) they are read for their norm, read and written to be clipped, and read by Adam, which
+    reads and writes master copy, m and v. Weights are copied from the master copy, where there is one. The
+    sums of `held` parameters are set to 0. (Megatron-Core's distrib_optimizer.py, clip_grads.py and
+    zero_grad_buffer; PyTorch's clip_grad_norm_.)
+
+    On the host: gradients go there, are read by Adam as above, and weights come back.
     """
-    g, w = framework.gradient_bytes, framework.weight_bytes
-    step = Op("optimizer", "optimizer", "S", 0.0, owned * (g + 2 * framework.state_bytes + w + master), 0)
-    if not framework.offload:
-        return [step]
-    return [
-        step._replace(memory="host"),
-        Op("optimizer", "optimizer", "S", 0.0, owned * (g + 2), 0, memory="link"),
-    ]
+    g, w, state = framework.gradient_bytes, framework.weight_bytes, framework.state_bytes
+    weights = 2 * 4 if w == 4 else 4 + w
+    if framework.offload:
+        step = Op("optimizer", "optimizer", "S", 0.0, owned * (g + 2 * state + w), 0, memory="host")
+        return [step, step._replace(streamed=owned * (g + 2), memory="link")]
+    moved = owned * ((g < 4) * (g + 4) + 4 + 8 + 4 + 2 * state + weights) + g * held
+    return [Op("optimizer", "optimizer", "S", 0.0, moved, 0)]

@@ -26,6 +26,7 @@ HELD = {
     "activations": "layers of the stage · what a layer keeps · microbatches in flight",
     "logits": "4·s·b·(h + V)/t, 10 more for each score where operations run one by one",
     "gathered weights": "2 bytes a parameter of two layers, /t; in a pipeline all, and their gradients",
+    "narrow weights": "two copies of each matrix of a layer, a byte a number and its scales, /t",
     "widened weights": "2 bytes a number of the widest frozen matrix, /t",
     "overhead": "context, communicators, the allocator's slack: assumed",
 }

@@ -13,6 +13,8 @@ from functools import partial
 from .op import LayerOnRank, Op, enter, grouped, leave, product, sending, stream
 from .shape import Experts
 
+ROUTER = "choice of experts"
+
 
 def feed_forward(at: LayerOnRank, eager: bool, last: tuple[str, ...]) -> list[Op]:
     """From the norm's output to its sum. last: the recompute policies under which that sum is made again."""
@@ -69,7 +71,8 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     copies = mine * e.per_token * framework.imbalance  # one for each expert of a token
     routed, rows, local = n * h * copies, copies * etp, e.count / ep
     inside = n * rows * e.ffn / etp
-    kernels = 1 if framework.grouped else local
+    together = framework.fused_experts and at.precision.name == "mxfp8"
+    kernels = 1 if framework.grouped or together else local
     # One kernel narrows all experts' inputs only where the scales are known before.
     casts = 1 if at.job.precision == "fp8" else kernels
     alone = not (e.shared and framework.regathers)  # else the shared ones keep the same input
@@ -82,12 +85,19 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
         up = [*grouped("experts, gate", rows, h, e.ffn / etp, **matrix, saved_per_op=inside), *up]
     results = dict(saved=at.narrow(inside), saved_per_op=inside, saved_modules=0.0)
     down = grouped("experts, down", rows, e.ffn / etp, h, **matrix, **results)
-    narrowed = at.precision.rate != "bf16"
+    clamped, biased = _one_by_one(2 * inside, n * rows * h, local) if at.model.biases else ([], [])
+    activation = _activation(inside, inside, at.model.gated, eager, recomputed=("per-op", "full", "modules"))
+    between = [*clamped, *activation]
+    if together:  # in the kernels of the two products
+        between, biased = ([op._replace(streamed=0.0, kernels=0) for op in ops] for ops in (between, biased))
+    narrowed, apart = at.precision.rate != "bf16", 1 - together
+    into = at.casts("experts, up", rows * h, apart * first * rows * e.ffn / etp, casts)
+    out = at.casts("experts, down", apart * rows * e.ffn / etp, rows * h, casts)
     kept = routed * (not framework.weighs_early)
     router = product("router", mine, h, e.count, saved=at.x / at.parts * alone, saved_modules=0.0)
     return [
         *at.trained("router", router, h * e.count),
-        *stream("choice of experts", 4.0 * 6 * mine * e.count, 8, saved=4.0 * mine * e.count),
+        *stream(ROUTER, 4.0 * 6 * mine * e.count, 8, saved=4.0 * mine * e.count),
         *stream("permutation", n * h * (mine + copies), 1, 1),
         send("dispatch", "ep", "F", "all_to_all", routed),
         send("gradient of the dispatch", "ep", "I", "all_to_all", routed),
@@ -95,10 +105,11 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
         send("gradient of experts", "etp", "I", "reduce_scatter", etp * routed),
         *stream("order by expert", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
         *at.trained("experts", up, local * (1 + at.model.gated) * h * e.ffn / etp),
-        *(at.casts("experts, up", rows * h, first * rows * e.ffn / etp, casts) if narrowed else []),
-        *_activation(inside, inside, at.model.gated, eager, recomputed=("per-op", "full", "modules")),
+        *(into if narrowed else []),
+        *between,
         *at.trained("experts", down, local * h * e.ffn / etp),
-        *(at.casts("experts, down", rows * e.ffn / etp, rows * h, casts) if narrowed else []),
+        *(out if narrowed else []),
+        *biased,
         *stream("order by rank", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
         send("sum of experts", "etp", "F", "reduce_scatter", etp * routed),
         send("gradient into experts", "etp", "I", "all_gather", etp * routed),
@@ -106,3 +117,15 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
         send("gradient of the combine", "ep", "I", "all_to_all", routed),
         *stream("results put together", n * h * (mine + copies), 1, 1, saved=kept, recomputed=("full",)),
     ]
+
+
+def _one_by_one(up, results, local) -> tuple[list[Op], list[Op]]:
+    """What gpt-oss has beside, of so many bytes, and Megatron-Core fuses with nothing (fused_bias_geglu.py,
+    `TEGroupedMLP._apply_bias`): up's results are clamped, each half by itself, and put together; and each of
+    `local` experts' rows of the results get its bias times the router's weight.
+    """
+    # In passes of half precision: clamped 2, put together 2; backward masks of a byte, chosen, put together.
+    again: dict = dict(recomputed=("per-op", "full", "modules"), saved_modules=0.0)
+    clamped = stream("clamp", 4.0 * up, 3, 15 / 8, saved=up, **again)
+    # Bias times weight 1, sum 3, put together 2; backward two products and their sums.
+    return clamped, stream("biases of experts", 6.0 * results, 2 * local + 1, 1.0)

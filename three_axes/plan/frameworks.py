@@ -6,6 +6,7 @@ What is said of a framework was read in its source in November 2026, in the file
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 from ..paper.checks import positive, unknown, whole
 from ..paper.pipelines import SCHEDULES
@@ -23,6 +24,34 @@ HIDDEN = (
 CONTEXT = ("ring", "gather", "heads")
 
 
+class Reached(NamedTuple):
+    """Of the achievable FLOP/s, by a fused attention with causal mask, forward and backward, by itself.
+
+    share: in long sequences, with heads of 128 numbers. half: tokens of a sequence that reaches half of that.
+    One of n tokens reaches n / (n + half), within a tenth of what the tables print from 4,096 on.
+    """
+
+    share: float
+    half: float
+
+
+_HOPPER = Reached(0.436, 300)
+# By kernel and generation of GPUs, the first one for those that nobody measured. flash: FlashAttention-2, on
+# an A100 0.63 to 0.73 of 312 TFLOP/s (Dao 2023, section 4.1), on an H100 335 of 720 (Shah et al. 2024,
+# figures 5 and 6), on a GB200 as cuDNN's benchmarks have PyTorch's. cudnn: on an H100 as in the same figures,
+# on a GB200 cuDNN's own (cudnn-frontend, benchmark/sdpa_benchmark_training, 2025); on an A100 Transformer
+# Engine takes FlashAttention-2, which is faster there.
+ATTENTION: dict[str, dict[str, Reached]] = {
+    "flash": {"": _HOPPER, "A100": Reached(0.70, 350), "Hopper": _HOPPER, "Blackwell": Reached(0.233, 700)},
+    "cudnn": {
+        "": Reached(0.745, 830),
+        "A100": Reached(0.70, 350),
+        "Hopper": Reached(0.745, 830),
+        "Blackwell": Reached(0.923, 1420),
+    },
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Framework:
     """One way to train, as far as bytes and seconds tell. Raises ValueError for what no framework has."""
@@ -36,15 +65,17 @@ class Framework:
     gradient_bytes: int = 2
     optimizer_bytes: int = 12
     number_bytes: int = 2  # of an activation, and of a weight that travels
+    # Precisions in which each matrix of a layer has two narrow copies, one the other way round, that stay
+    # from microbatch to microbatch (Transformer Engine's workspaces). In others the weights are narrow
+    # themselves and take as much, or are narrowed each time.
+    narrow_copies: tuple[str, ...] = ()
     # One kernel for what PyTorch's operations do one by one: in a layer; in the loss; gradients added to
     # their sum by the product that makes them; an attention that never stores its scores.
     fused: bool = True
     fused_loss: bool = True
     fused_sums: bool = True
     fused_attention: bool = True
-    # What a fused attention reaches of the achievable FLOP/s. FlashAttention-2 on an H100: some 335 TFLOP/s,
-    # forward and backward, causal, of 720 (Dao 2023, section 4).
-    attention_efficiency: float = 0.47
+    attention: str = "flash"  # the kernel of a fused one: see `ATTENTION`
     # Held for each of the vocabulary's scores; 0: 4 if the loss is fused, else what PyTorch's operations
     # hold.
     score_bytes: int = 0
@@ -68,11 +99,14 @@ class Framework:
     hides: tuple[str, ...] = ("gradients", "keys and values")
     reduces_each: bool = True  # ZeRO-2 and 3 reduce gradients in every microbatch
     reduces_whole: bool = False  # ZeRO-1 and 2 all-reduce them, and each rank keeps its part
-    # Of experts. grouped: one kernel for all of a rank's, not one for each. weighs_early: a router's weights
+    # Of experts. grouped: one kernel for all of a rank's, not one for each. fused_experts: in MXFP8 the first
+    # product's kernel computes the activation function and narrows its result, and its backward alike
+    # (Transformer Engine's op fuser, on Blackwell). weighs_early: a router's weights
     # multiply the activation, so that the results need not be kept. once_a_node: a token that several experts
     # of a node want crosses to it once, and to each rank once (DeepEP, HybridEP). imbalance: tokens of the
     # fullest rank, in shares of the mean; benchmarks force 1.
     grouped: bool = True
+    fused_experts: bool = False
     weighs_early: bool = True
     once_a_node: bool = False
     imbalance: float = 1.0
@@ -163,8 +197,8 @@ MEGATRON = Framework(
     " first), tensor_parallel/layers.py (what is gathered again, what runs under which product); with"
     " --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather, off unless asked for",
     gradient_bytes=4,
-    # cuDNN's: between FlashAttention-2's 335 and FlashAttention-3's 550 TFLOP/s (Shah et al. 2024).
-    attention_efficiency=0.62,
+    narrow_copies=("fp8", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4"),
+    attention="cudnn",
     hides=("gradients", "updated weights", "input gradients", "keys and values", "sends"),
     grouped=False,
     zeros=(0, 1),
@@ -180,11 +214,14 @@ FRAMEWORKS: dict[str, Framework] = {
             MEGATRON,
             name="megatron-bridge",
             source="scripts/performance/configs (grad_reduce_in_fp32 off; tp_comm_overlap where tp > 1, but"
-            " not for NVFP4 and Qwen3 235B on H100; HybridEP; use_megatron_fsdp, which is ZeRO-3)",
+            " not for NVFP4 and Qwen3 235B on H100; HybridEP; use_megatron_fsdp, which is ZeRO-3);"
+            " perf_recipes/qwen/common.py (experts' kernels); training/mixed_precision.py (fp8_param_gather)",
             zeros=(0, 1, 3),
             gradient_bytes=2,
             hides=(*MEGATRON.hides, "tensor parallel"),
+            narrow_copies=("fp8-blockwise", "nvfp4"),  # of the others the parameters are narrow
             once_a_node=True,
+            fused_experts=True,
         ),
         Framework(
             name="torchtitan",
@@ -244,6 +281,7 @@ FRAMEWORKS: dict[str, Framework] = {
             hides=(*MEGATRON.hides, "dispatch"),
             grouped=True,
             once_a_node=True,
+            narrow_copies=(),
             computing=112 / 132,
             schedules=("ZB-H1", "1F1B"),
             recomputes=("none", "modules"),

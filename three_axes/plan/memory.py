@@ -16,12 +16,12 @@ import numpy as np
 
 from .attention import SCORES
 from .data_parallel import adapter_share
-from .job import Job
+from .job import Job, find_precision
 from .layout import Count, Layout, spread
 from .op import Op
 from .operations import OperationLists, lists
 from .shape import ModelShape
-from .stages import ends_share, expert_share, kinds_on_rank, layer_share
+from .stages import ends_share, expert_share, kinds_on_rank, layer_matrices, layer_share
 
 # What people count for one parameter trained with Adam, and how they come to differ.
 BYTES_PER_PARAMETER = {
@@ -156,6 +156,11 @@ def stage_memory(
     parts["activations"] = parts["activations"] + np.maximum(0, whole - logits)
     in_loss, in_layer = _gathered(job, layout, stage)
     parts["gathered weights"] = np.maximum(logits + in_loss, whole + in_layer) - np.maximum(logits, whole)
+    if job.precision in framework.narrow_copies:
+        numbers = sum(many * layer_matrices(kind, layout) for kind, many in kinds)
+        parts["narrow weights"] = (
+            2 * find_precision(job.precision).bytes * numbers * (np.asarray(layout.zero) < 3)
+        )
     if job.lora and job.lora.four_bit:  # one matrix at a time is made wide
         widest = max(model.q_width, model.experts.shared if model.experts else model.ffn)
         parts["widened weights"] = 2.0 * model.hidden * widest / t

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from ..files import rows_of
 from ..paper.checks import positive
+from ..paper.hardware import generation
 from ..table import Table
-from .certainty import generation
 from .estimate import Estimate, estimate
 from .job import Job
 from .layout import Layout
@@ -93,7 +93,7 @@ def nearest(job: Job, gpus: int) -> list[PublishedRun]:
     """Published runs that are most like it, in model, GPUs and precision: one of a source and model."""
 
     def far(run: PublishedRun) -> float:
-        other = generation(run.device) != generation(job.cluster.device.name)
+        other = generation(run.device) != job.cluster.device.generation
         size = abs(math.log(run.params * 1e9 / job.model.params)) + abs(math.log(run.gpus / gpus)) / 2
         return size + 2 * other + (run.precision != job.precision)
 

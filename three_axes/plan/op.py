@@ -29,9 +29,9 @@ class Op(NamedTuple):
     recompute, with 'per-op' and with 'modules' (None: as without). recomputed: the recompute policies under
     which it runs once more. collective, axis, calls, payload: what is sent, payload being the whole tensor of
     one call. block, under: it may run while the phase `under` of the products of the same block does, where a
-    framework hides `hides`. rate: of the device, that its FLOPs run at. memory: that the bytes stream
-    through, the GPU's, the host's, or the link between them. adapters: parameters that it makes gradients of,
-    where the rest is frozen.
+    framework hides `hides`. rate: of the device, that its FLOPs run at; share: of it, that one by itself
+    reaches. memory: that the bytes stream through, the GPU's, the host's, or the link between them. adapters:
+    parameters that it makes gradients of, where the rest is frozen.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Op(NamedTuple):
     under: str = ""
     hides: str = ""
     rate: str = "bf16"
+    share: float = 1.0
     memory: str = "gpu"
     adapters: float = 0.0
 

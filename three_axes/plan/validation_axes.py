@@ -55,7 +55,7 @@ def least(job: Job, sizes: dict) -> tuple[Layout | None, float]:
             except ValueError:
                 continue
             if sum(largest_stage(job, layout)[1].values()) <= 0.9 * job.cluster.device.memory:
-                best = min(best, (layout, seconds(job, layout)), key=lambda pair: pair[1])
+                best = min(best, (layout, seconds(job, layout)), key=lambda pair: round(pair[1], 9))
     return best
 
 

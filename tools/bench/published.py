@@ -37,6 +37,7 @@ from three_axes.plan import (
 )
 from three_axes.plan import validation_axes as folded
 from three_axes.plan.cost import constants
+from three_axes.plan.frameworks import ATTENTION, Reached
 from three_axes.plan.job import Lora
 from three_axes.plan.memory import largest_stage, stage_memory
 from three_axes.plan.models import gpt
@@ -49,7 +50,7 @@ BRIDGE = FRAMEWORKS["megatron-bridge"]  # NVIDIA's recipes: NeMo's and those of 
 OVERLAPPED = replace(BRIDGE, hides=(*BRIDGE.hides, "dispatch"))
 # Automodel's recipes of these runs: Transformer Engine's layers and attention under FSDP2, a loss of
 # PyTorch's own operations, no sequence parallelism, LoRA of rank 16 on all linear layers.
-AUTOMODEL = replace(FRAMEWORKS["torchtitan"], fused=True, attention_efficiency=0.62)
+AUTOMODEL = replace(FRAMEWORKS["torchtitan"], fused=True, attention="cudnn")
 H100 = CLUSTERS["dgx-h100"]
 TITAN = replace(H100, device=DEVICES["h100-96gb"])
 # That machine as the same publisher measured it (configs/system/b200_bf16_ceperm.json): products reach 0.488
@@ -65,9 +66,10 @@ SIMUMAX = replace(
     intra_node_latency=8.6e-6 + 24e-6 / 7,
     all_to_all=(0.597 * 900e9, 43e9),
 )
-SIMUMAX_FRAMEWORK = replace(
-    MEGATRON, attention_efficiency=0.35 / 0.488, hides=("input gradients",), context="heads"
-)
+# cuDNN's own figures for DeepSeek-V3's heads in MXFP8 on a GB200 (fp8_dot_product_attention of its recipe).
+ATTENTION["mxfp8"] = {"": Reached(1.13, 1060)}
+ATTENTION["measured there"] = {"": Reached(0.35 / 0.488 / _C.gemm_efficiency, 0)}
+SIMUMAX_FRAMEWORK = replace(MEGATRON, attention="measured there", hides=("input gradients",), context="heads")
 
 SYSTEMS = {"DGX-GB200": "gb200-nvl72", "DGX-GB300": "gb300-nvl72"}  # the others have their own names
 PRECISIONS = {"FP8-MX": "mxfp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "BF16": "bf16"}  # others: FP8, current
@@ -144,14 +146,20 @@ def seconds(job: Job, layout: Layout, gpus: int) -> tuple[float, float]:
 
 
 def _travel(release: str, name: str, system: str, v: int) -> Framework:
-    """As scripts/performance/configs of the same repository say, for each model and system, in its versions:
-    plain all-to-alls on Blackwell in the releases of 2025; under another microbatch's layers for DeepSeek-V3,
-    where the pipeline has chunks, on H100 and B200, and on GB200 and GB300 from 26.06 on.
+    """As the recipes of the same repository say (scripts/performance/configs, src/megatron/bridge/
+    perf_recipes), for each model and system, in its versions: plain all-to-alls on Blackwell in the releases
+    of 2025; under another microbatch's layers, where a pipeline has chunks, for DeepSeek-V3 on H100 and B200,
+    and on Blackwell for both models from 26.06 on. Then steps became CUDA graphs, the experts' kernels one,
+    and DeepSeek-V3's attention narrow.
     """
-    if release < "26" and "H100" not in system:
-        return replace(BRIDGE, once_a_node=False)
-    first = "26.06" if system in SYSTEMS else "25"
-    return OVERLAPPED if name == "DeepSeekV3" and v > 1 and release >= first else BRIDGE
+    graphs, deepseek = "H100" not in system and release >= GRAPHS, name == "DeepSeekV3"
+    apart = deepseek and v == 1 or not graphs and (not deepseek or system in SYSTEMS)
+    hides = BRIDGE.hides if apart else OVERLAPPED.hides
+    once = release >= "26" or "H100" in system
+    seconds = 0.0 if graphs else BRIDGE.launch_seconds
+    kernel = "mxfp8" if graphs and deepseek else BRIDGE.attention
+    changed = dict(once_a_node=once, launch_seconds=seconds, fused_experts=graphs, attention=kernel)
+    return replace(BRIDGE, hides=hides, **changed)
 
 
 def _bridge(folder: Path, experts: bool) -> Iterator[tuple[str, Job, Layout, float]]:
@@ -177,8 +185,6 @@ def _bridge(folder: Path, experts: bool) -> Iterator[tuple[str, Job, Layout, flo
         framework = _travel(r["release"], name, system, v) if experts else BRIDGE
         if precision == "nvfp4":  # its recipes do not cut TP's products in pieces
             framework = replace(framework, hides=MEGATRON.hides)
-        if experts and "H100" not in system and r["release"] >= GRAPHS:
-            framework = replace(framework, launch_seconds=0.0)
         job = Job(model, cluster, batch, s, framework, precision)
         yield r["release"], job, layout, batch * s / n / float(_first(r["tokens_per_s_per_gpu"]))
 
@@ -326,11 +332,7 @@ def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
     """What `certainty` asks for, of one set: logarithms of measured over predicted, for each kind of run."""
     found: dict[tuple, list[Run]] = {}
     for run in runs:
-        kind = (
-            certainty.generation(run.job.cluster.device.name),
-            bool(run.job.model.experts),
-            certainty.program(run.job),
-        )
+        kind = (run.job.cluster.device.generation, bool(run.job.model.experts), certainty.program(run.job))
         found.setdefault(kind, []).append(run)
     constant = float(np.abs(errors_of(runs)[1]).mean())
     off = lambda printed, guess: round(math.log(printed / guess), 3)
