@@ -151,6 +151,24 @@ def test_layers_of_two_kinds_lie_where_they_should():
     )
 
 
+def test_experts_in_every_second_layer():
+    """Llama 4 Maverick's lie evenly in a pipeline, and what is trained is trained once."""
+    maverick = MODELS["llama-4-maverick"]
+    chunked = Layout(dp=8, pp=4, ep=8, interleave=3, schedule="interleaved")  # four layers a chunk
+    assert [[int(c) for _, c in kinds_on_rank(maverick, chunked, r)] for r in range(4)] == [[6, 6]] * 4
+    held = sum(stage_params(maverick, chunked, r) for r in range(4))
+    assert held == pytest.approx(maverick.params - 24 * 128 * maverick.expert_params * 7 / 8)
+    # A stage of a dense and a routed layer takes what one of each takes.
+    job = Job(maverick, DGX, 64, 8192, replace(MEGATRON, launch_seconds=0.0))
+    deep, short = (step_terms(job, Layout(dp=8, pp=p, ep=8)) for p in (4, 8))
+    assert deep["experts"] == pytest.approx(2 * short["experts"])
+    assert deep["matrices"] == pytest.approx(2 * short["matrices"])
+    with pytest.raises(ValueError, match="experts in each 2. layer, and 16 stages .* take 12 or 24 stages"):
+        check(maverick, Layout(dp=8, pp=16, ep=8))
+    assert maverick.attended(8192) == 8192  # a part of the sequence is all of it
+    assert maverick.attended(32768) == (36 * 8192 + 12 * 32768) / 48
+
+
 def test_a_module_for_a_further_token():
     """DeepSeek-V3's: a layer and the head once more, on the last stage. NVIDIA prints model FLOP/s and
     tokens/s with it and without (Megatron Bridge, 26.08 and 25.11): 260.0 and 249.7 GFLOPs for a token.
@@ -364,7 +382,7 @@ def test_what_streams_between_the_matrices_of_latent_attention(cut, tokens):
 
 
 def test_what_gpt_oss_has_beside():
-    """Of each routed row: up's 5,760 results are clamped (8 bytes and 15), the 2,880 of down get a bias (12, 12)."""
+    """Of a routed row up's 5,760 results are clamped (8 bytes, 15), and down's 2,880 get a bias (12, 12)."""
     job = Job(MODELS["gpt-oss-120b"], CLUSTERS["dgx-b200"], 64, 4096, FRAMEWORKS["megatron-bridge"])
     rows, at = 4096 * 4, Layout(dp=64, ep=64)
     moved = lambda job, name: {op.phase: op.streamed for op in layer(job, at) if op.name == name}

@@ -38,7 +38,7 @@ def active_params(model):
     and DeepSeek's leave the embedding out.
     """
     e = model.experts
-    return model.params - (model.layers - e.dense_layers) * (e.count - e.per_token) * model.expert_params
+    return model.params - model.kinds[-1][1] * (e.count - e.per_token) * model.expert_params
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,8 @@ def active_params(model):
         ("qwen3-235b-a22b", 235_093_634_560, 22, None),  # "235B", 234B without the embeddings
         ("deepseek-v2-lite", 15_706_484_224, None, 2.4),  # "15.7B"
         ("deepseek-v3", 671_026_419_200, None, 37),
+        ("llama-4-scout", 107_769_861_120, 17, None),  # "109B" with what it sees with
+        ("llama-4-maverick", 400_711_848_960, 17, None),  # "400B"
         ("gpt-oss-20b", 20_914_757_184, None, 3.61),  # "20.91B"
         ("gpt-oss-120b", 116_829_156_672, None, 5.13),  # "116.83B"
     ],
@@ -160,8 +162,8 @@ GEMMA_2B = fields("""
         ({"positions": "abc"}, "positions must be a whole number"),
         ({"hidden_size": 10**400}, "holds a whole number of 401 digits: give one of at most 18"),
         (
-            {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
-            "decoder_sparse_step is 2",
+            {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 3},
+            "experts in each 3. of 32 layers",
         ),
         ({"model_type": "deepseek_v3", "n_routed_experts": 8, "moe_layer_freq": 2}, "moe_layer_freq is 2"),
         ({"attention_bias": True}, "attention_bias is True, which is not priced here"),
@@ -176,8 +178,8 @@ GEMMA_2B = fields("""
             "does not say kv_rank",
         ),
         (
-            {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}},
-            "'llama4_text' are not known",
+            {"model_type": "llama5", "text_config": {"model_type": "llama5_text"}},
+            "'llama5_text' are not known",
         ),
         ({"sliding_window": "wide"}, "sliding_window must be a whole number"),
         (
@@ -231,6 +233,12 @@ CONFIGS = {  # the published fields
         n_routed_experts=256 n_shared_experts=1 num_experts_per_tok=8 first_k_dense_replace=3
         moe_layer_freq=1 q_lora_rank=1536 kv_lora_rank=512 qk_nope_head_dim=128 qk_rope_head_dim=64
         v_head_dim=128 n_group=8 topk_group=4 num_nextn_predict_layers=1 ep_size=1
+    """),
+    "llama-4-maverick": fields("""
+        model_type="llama4_text" num_hidden_layers=48 hidden_size=5120 num_attention_heads=40
+        num_key_value_heads=8 vocab_size=202048 head_dim=128 intermediate_size=8192
+        intermediate_size_mlp=16384 num_local_experts=128 num_experts_per_tok=1 interleave_moe_layer_step=2
+        attention_chunk_size=8192 use_qk_norm=false attention_bias=false
     """),
     "gpt-oss-20b": fields("""
         model_type="gpt_oss" num_hidden_layers=24 hidden_size=2880 num_attention_heads=64
@@ -298,6 +306,7 @@ def test_our_own_files_have_experts_too(read):
         ({"experts": {"count": 8}}, "experts needs some of count, per_token"),
         ({"experts": experts | {"per_token": 9}}, "9 for each token, but there are only 8"),
         ({"experts": experts | {"dense_layers": 4}}, "4 dense layers of 4"),
+        ({"experts": experts | {"every": 2, "dense_layers": 2}}, "the first 2 are dense"),
         ({"window": 5}, "a window of 5 in 0 of 4 layers"),
     ):
         with pytest.raises(ValueError, match=sentence):

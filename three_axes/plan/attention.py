@@ -113,7 +113,7 @@ def _scores(at: LayerOnRank, wide) -> list[Op]:
     again = 0.0 if model.latent else None  # 'modules' makes queries, keys and values anew
     copies = framework.keeps_views and not model.latent and model.kv_heads == model.heads
     stays = wide + (1 + copies) * n * sb * (model.k_width + model.v_width) / t
-    block = dict(block="scores", share=_reached(at, seen) if fused else 1.0)
+    block: dict[str, Any] = dict(block="scores", share=_reached(at, seen) if fused else 1.0)
     return [
         *_context(at),
         Op("attention", "attention", "F", flops, scores, kernels, stays, 0.0, again, anew, **block),

@@ -27,6 +27,7 @@ _EXPERTS = {
     "per_token": ("num_experts_per_tok", "experts_per_token"),
     "ffn": ("moe_intermediate_size", "intermediate_size"),
     "dense_layers": ("first_k_dense_replace",),
+    "every": ("interleave_moe_layer_step", "decoder_sparse_step"),
 }
 _LATENT = {
     "kv_rank": ("kv_lora_rank",),
@@ -52,6 +53,7 @@ _KINDS: dict[str, dict] = {
     "deepseek_v2": {},
     "deepseek_v3": {},
     "glm4_moe": {},
+    "llama4_text": dict(chunked=True),
     "gpt_oss": dict(biases=True, sinks=True),
     "gpt2": dict(tied=True, **_PLAIN),
     "opt": dict(tied=True, **_PLAIN),
@@ -61,7 +63,16 @@ _KINDS: dict[str, dict] = {
     "gptj": _PLAIN,
     "falcon": dict(tied=True, **_PLAIN),
 }
-_WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "glm4_moe")
+_WITH_EXPERTS = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "glm4_moe",
+    "llama4_text",
+)
 # What Transformers (5.24.0) takes where a file does not say; GLM's head_dim is that of its released files
 _DEFAULTS = {
     "gemma3_text": dict(
@@ -79,10 +90,11 @@ _DEFAULTS = {
 _ROUTER_BIAS = ("deepseek_v3", "gpt_oss", "glm4_moe")
 _OTHER = {"qwen3_next": "linear attention (Gated DeltaNet)", "jamba": "Mamba", "mamba": "Mamba"}
 # Every so many layers one sees all, where the file does not say.
-_PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6}
+_PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "llama4_text": 4}
 # What is known of experts and changes no size, or is 1 in every model that is priced here
 _HARMLESS = ("n_group", "topk_group", "experts_per_token", "num_experts_per_tok")
-_ONE = ("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step")
+_ONE = ("moe_layer_freq", *_EXPERTS["every"])
+_WINDOWED = ("sliding_attention", "chunked_attention")  # of `layer_types`
 
 
 def from_config(path: Path) -> ModelShape:
@@ -99,6 +111,8 @@ def from_config(path: Path) -> ModelShape:
         raise ValueError(f'{path.name}: model_type is {kind!r}; it is a name, as "llama"')
     _refuse_other_layers(path, config, kind)
     config = _DEFAULTS.get(kind, {}) | config
+    if kind == "llama4_text":
+        config = _usual_names(config)
     known = dict(_KINDS.get(kind, {}))
     if kind == "glm4_moe":  # its attention_bias is that of queries, keys and values alone
         known |= dict(qkv_biases=bool(config.get("attention_bias")), qk_norm=bool(config.get("use_qk_norm")))
@@ -119,6 +133,18 @@ def from_config(path: Path) -> ModelShape:
         return ModelShape(name, **sizes | parts | usual | known | _own(given))
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from None
+
+
+def _usual_names(config: dict) -> dict:
+    """Llama 4's in the words of others: the plain `intermediate_size` is an expert's, and the shared one's; a
+    layer without rotations sees all, the others their part of the sequence.
+    """
+    width, turned = config.get("intermediate_size"), config.get("no_rope_layers")
+    said = dict(intermediate_size=config.get("intermediate_size_mlp"), moe_intermediate_size=width)
+    said |= dict(shared_expert_intermediate_size=width, sliding_window=config.get("attention_chunk_size"))
+    if isinstance(turned, list):
+        said["layer_types"] = ["chunked_attention" if one else "full_attention" for one in turned]
+    return config | said
 
 
 def _own(given: dict) -> dict:
@@ -154,7 +180,7 @@ def _experts(path: Path, config: dict, kind: str) -> Experts | None:
     sizes = _sizes(path, config, _EXPERTS, ("count", "per_token", "ffn"))
     shared = config.get("shared_expert_intermediate_size") or 0
     shared = shared or (config.get("n_shared_experts") or 0) * sizes["ffn"]
-    gate = kind == "qwen2_moe"
+    gate, sizes["every"] = kind == "qwen2_moe", sizes["every"] or 1
     return Experts(**sizes, shared=shared, shared_gate=gate, router_bias=kind in _ROUTER_BIAS)
 
 
@@ -172,7 +198,7 @@ def _window(config: dict, kind: str, layers: int) -> tuple[int, int]:
         return 0, 0
     whole("sliding_window", size)
     if isinstance(kinds := config.get("layer_types"), list):
-        many = kinds.count("sliding_attention")
+        many = sum(kinds.count(one) for one in _WINDOWED)
     elif "max_window_layers" in config:
         whole("max_window_layers", config["max_window_layers"], 0)
         many = max(0, layers - config["max_window_layers"])

@@ -33,7 +33,7 @@ from .job import Job
 from .layout import Layout, spread
 from .op import Op
 from .operations import OperationLists, between_stages, lists
-from .stages import kinds_on_rank, layers_on_rank
+from .stages import kinds_among, kinds_on_rank, layers_on_rank
 
 COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")  # terms of a layer
 TERMS = (*COMPUTED, *dict.fromkeys(axis.part for axis in AXES if axis.talks == "layer"))
@@ -221,8 +221,7 @@ def step_terms(
     if np.any(layout.recomputed):
         kinds = [kind.again(layout.share_recomputed(deep)) for kind in kinds]
     timed = [_timed(kind, job, layout) for kind in kinds]
-    others = [np.where(many, 0, count) for _, count in model.kinds[:-1]]  # on the first stages
-    counts = [*others, deep - sum(others)]
+    counts = [n for _, n in kinds_among(model, layout, many * model.layers, deep)]  # behind all first stages
     whole = lambda counts: sum(count * kind.takes for count, kind in zip(counts, timed))
     inner, first, last = whole(counts), whole(on_first) + begin.total, whole(on_last) + end.total
     together = ~many | layout.pipeline.folded  # embedding and head on one rank

@@ -28,6 +28,12 @@ def _gpt_oss(name: str, layers: int, experts: int) -> ModelShape:
     return llama(name, layers, 2880, 64, 2880, 201088, 8, **more)
 
 
+def _llama_4(name: str, experts: int, every: int) -> ModelShape:
+    routed = Experts(experts, 1, 8192, shared=8192, every=every)
+    more = dict(head_dim=128, window=8192, windowed=36, chunked=True, experts=routed)
+    return llama(name, 48, 5120, 40, 16384, 202048, 8, **more)
+
+
 _QWEN3 = dict(head_dim=128, qk_norm=True)
 _V2_EXPERTS = Experts(64, 6, 1408, shared=2 * 1408, dense_layers=1)
 _V3_EXPERTS = Experts(256, 8, 2048, shared=2048, dense_layers=3, router_bias=True)
@@ -56,6 +62,8 @@ MODELS: dict[str, ModelShape] = {
         llama("qwen3-235b-a22b", 94, 4096, 64, 12288, 151936, 4, experts=Experts(128, 8, 1536), **_QWEN3),
         llama("deepseek-v2-lite", 27, 2048, 16, 10944, 102400, latent=Latent(512), experts=_V2_EXPERTS),
         llama("deepseek-v3", 61, 7168, 128, 18432, 129280, latent=Latent(512, 1536), experts=_V3_EXPERTS),
+        _llama_4("llama-4-scout", 16, 1),
+        _llama_4("llama-4-maverick", 128, 2),
         _gpt_oss("gpt-oss-20b", 24, 32),
         _gpt_oss("gpt-oss-120b", 36, 128),
     )

@@ -67,7 +67,7 @@ def check(
             f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads;"
             f" {_divisors(model.heads, t, gpus)}"
         )
-    if not model.experts or model.experts.dense_layers:
+    if len(model.kinds) > 1 or not model.experts:
         _must_divide(t, model.ffn, f"tp {t} does not divide the feed-forward width {model.ffn}", gpus)
     if layout.balanced and layout.chunks > 1:
         raise ValueError(
@@ -82,6 +82,12 @@ def check(
         raise ValueError(
             f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do {model.layers}"
             f" + 2 with the embedding and the head counted; {_divisors(model.layers, p * v, gpus)}"
+        )
+    every = model.experts.every if model.experts else 1
+    if every > 1 and p > 1 and model.layers % (every * p * v):
+        raise ValueError(
+            f"{model.name} has experts in each {every}. layer, and {p * v} stages (pp·interleave) do not all"
+            f" hold whole groups of {every}; {_divisors(model.layers // every, p * v)} stages"
         )
     chosen = layout.pipeline.chunks == 0
     if chosen and (p == 1 or v == 1):

@@ -19,7 +19,8 @@ class Experts:
     count: how many are routed to (E). per_token: how many each token goes through (k). ffn: the width of
     each. shared: the width of those that every token goes through, together. shared_gate: a number a token
     scales what these give (Qwen2). dense_layers: the first so many layers of the model have a plain
-    feed-forward part. router_bias: a number an expert. Raises ValueError for sizes that cannot be.
+    feed-forward part. every: or all have but each so many-th, the last of its group (Llama 4). router_bias: a
+    number an expert. Raises ValueError for sizes that cannot be.
     """
 
     count: int
@@ -28,10 +29,12 @@ class Experts:
     shared: int = 0
     shared_gate: bool = False
     dense_layers: int = 0
+    every: int = 1
     router_bias: bool = False
 
     def __post_init__(self):
-        for field, least in (("count", 1), ("per_token", 1), ("ffn", 1), ("shared", 0), ("dense_layers", 0)):
+        for field in ("count", "per_token", "ffn", "shared", "dense_layers", "every"):
+            least = 0 if field in ("shared", "dense_layers") else 1
             whole(f"experts: {field}", getattr(self, field), least, 10**7)
         if self.per_token > self.count:
             raise ValueError(f"experts: {self.per_token} for each token, but there are only {self.count}")
@@ -66,10 +69,11 @@ class ModelShape:
     those three only. tied: the head is the embedding, transposed. positions: learned ones, 0 if none.
     qk_norm: a norm of each head's queries and keys (Qwen3). norms: of the hidden width, in a layer. sinks: a
     number a head in the softmax's sum (gpt-oss). window, windowed: in so many layers a token sees only the
-    last `window` tokens. mtp: modules behind the last layer that predict further tokens (DeepSeek-V3, section
-    2.2), each a layer, the projection of two vectors before it, and the head and its loss once more; they are
-    no part of `params`. experts, latent: see there; `ffn` is then the width of the dense layers.
-    Raises ValueError for sizes that make no model.
+    last `window` tokens; chunked: or those of its part of the sequence, of as many (Llama 4). mtp: modules
+    behind the last layer that predict further tokens (DeepSeek-V3, section 2.2), each a layer, the projection
+    of two vectors before it, and the head and its loss once more; they are no part of `params`. experts,
+    latent: see there; `ffn` is then the width of the dense layers. Raises ValueError for sizes that make no
+    model.
     """
 
     name: str
@@ -90,6 +94,7 @@ class ModelShape:
     sinks: bool = False
     window: int = 0
     windowed: int = 0
+    chunked: bool = False
     mtp: int = 0
     experts: Experts | None = None
     latent: Latent | None = None
@@ -103,7 +108,7 @@ class ModelShape:
                 object.__setattr__(self, field, default)
         for field in ("head_dim", "positions", "window", "windowed", "mtp"):
             whole(f"{self.name}: {field}", getattr(self, field), 0, 10**8)
-        for field in ("gated", "biases", "qkv_biases", "tied", "qk_norm", "sinks"):
+        for field in ("gated", "biases", "qkv_biases", "tied", "qk_norm", "sinks", "chunked"):
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"{self.name}: {field} must be true or false, not {getattr(self, field)!r}")
         if not self.head_dim and self.latent:
@@ -125,6 +130,12 @@ class ModelShape:
             )
         if self.experts and self.experts.dense_layers >= self.layers:
             raise ValueError(f"{self.name}: {self.experts.dense_layers} dense layers of {self.layers}")
+        if self.experts and (every := self.experts.every) > 1:
+            if self.layers % every or self.experts.dense_layers:
+                raise ValueError(
+                    f"{self.name}: experts in each {every}. of {self.layers} layers, of which the first"
+                    f" {self.experts.dense_layers} are dense; layers must divide by {every}, and 0 be dense"
+                )
 
     @property
     def q_width(self) -> int:
@@ -215,10 +226,13 @@ class ModelShape:
 
     @cached_property
     def kinds(self) -> list[tuple[ModelShape, int]]:
-        """(shape, how many): its kinds of layers, the last of them the usual one, the first at its start."""
-        first = self.experts.dense_layers if self.experts else 0
-        dense = [(replace(self, experts=None), first)] if first else []
-        return [*dense, (self, self.layers - first)]
+        """(shape, how many): its kinds of layers, the last of them the usual one. The first lies at its
+        start, or before each of the usual ones.
+        """
+        e = self.experts
+        plain = e.dense_layers + self.layers - self.layers // e.every if e else 0
+        dense = [(replace(self, experts=None), plain)] if plain else []
+        return [*dense, (self, self.layers - plain)]
 
     @property
     def embedding_params(self) -> int:
@@ -239,7 +253,8 @@ class ModelShape:
 
     def attended(self, seq_len):
         """Tokens that one looks at, in the mean over layers, in units of a whole sequence's causal half."""
-        seen = self.window * (2 - self.window / seq_len) if self.window < seq_len else seq_len
+        slides = 2 - self.window / seq_len if not self.chunked else 1
+        seen = self.window * slides if self.window < seq_len else seq_len
         return seq_len + self.windowed / self.layers * (seen - seq_len)
 
     def flops_per_token(self, seq_len: int, causal: bool = False, per_element: int = 6) -> float:

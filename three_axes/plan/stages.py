@@ -49,11 +49,18 @@ def layers_on_rank(model: ModelShape, layout: Layout, rank):
 
 
 def kinds_on_rank(model: ModelShape, layout: Layout, rank) -> list[tuple[ModelShape, int]]:
-    """(kind, how many layers of it) on a pipeline rank; the first lies on the first chunks. Takes arrays."""
-    many, kinds = layers_on_rank(model, layout, rank), model.kinds
+    """(kind, how many layers of it) on a pipeline rank. Takes arrays."""
+    return kinds_among(model, layout, rank, layers_on_rank(model, layout, rank))
+
+
+def kinds_among(model: ModelShape, layout: Layout, rank, many) -> list[tuple[ModelShape, int]]:
+    """The same of so many layers there: the first kind lies on the first chunks, or is mixed in evenly."""
+    kinds = model.kinds
     if len(kinds) == 1:
         return [(model, many)]
     (first, count), (usual, _) = kinds
+    if model.experts and (every := model.experts.every) > 1:
+        return [(first, many - many // every), (usual, many // every)]
     chunk = np.where(np.asarray(layout.pp) > 1, -(-model.layers // (layout.pp * layout.chunks)), model.layers)
     early = np.clip(count - rank * chunk, 0, np.minimum(chunk, many))
     return [(first, early), (usual, many - early)]

@@ -95,8 +95,8 @@ class Latent(nn.Module):
 def with_experts(net: Transformer, shape: ModelShape, group: ProcessGroup) -> None:
     """Give a transformer its experts, spread over a group, and its latent attention, in place."""
     for number, layer in enumerate(net.layers):
-        if shape.experts and number >= shape.experts.dense_layers:
-            layer.mlp = Routed(shape, shape.experts, group)
+        if (e := shape.experts) and number >= e.dense_layers and not (number + 1) % e.every:
+            layer.mlp = Routed(shape, e, group)
         if shape.latent:
             layer.attention = Latent(shape, shape.latent)
 
