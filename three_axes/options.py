@@ -134,6 +134,6 @@ def add_command(commands, name: str) -> None:
         sub.add_argument("--zero", type=int, default=0)
         sub.add_argument("--shard", type=int, default=0)
         sub.add_argument("--recompute", choices=RECOMPUTE, default="none")
-        help = "so many layers of a stage only, with --recompute full"
+        help = "so many layers of a stage only, with --recompute full or host"
         sub.add_argument("--recomputed", type=int, default=0, help=help)
         sub.add_argument("--no-sp", action="store_true", help="no sequence parallelism")

@@ -7,7 +7,7 @@ import math
 from ..paper.axes import ALWAYS, FOLDED
 from ..paper.checks import divisors, whole
 from ..paper.pipelines import SCHEDULES
-from .layout import ORDER, RECOMPUTE, Axes, Layout
+from .layout import OF_SOME, ORDER, RECOMPUTE, Axes, Layout
 from .shape import ModelShape
 from .stages import can_be_spread
 
@@ -31,8 +31,16 @@ def check(
     if layout.recompute not in RECOMPUTE:
         raise ValueError(f"unknown recompute {layout.recompute!r}; known are {', '.join(RECOMPUTE)}")
     whole("recomputed", layout.recomputed, 0, 10**7)
-    if layout.recomputed and layout.recompute != "full":
-        raise ValueError(f"recomputed {layout.recomputed} belongs to recompute full, not {layout.recompute}")
+    if layout.recomputed and layout.recompute not in OF_SOME:
+        raise ValueError(
+            f"recomputed {layout.recomputed} belongs to recompute {' or '.join(OF_SOME)}, not"
+            f" {layout.recompute}"
+        )
+    if layout.recompute == "host" and p > 1:
+        raise ValueError(
+            f"activations wait on the host where there is no pipeline, and pp is {p}; take pp 1, or another"
+            " recompute"
+        )
     if layout.zero not in (0, 1, 2, 3):
         raise ValueError(f"zero is 0, 1, 2 or 3, not {layout.zero!r}")
     if sorted(layout.order) != sorted(ORDER):
