@@ -260,6 +260,19 @@ def test_collectives_with_a_root_pass_each_rank_once():
     assert at_once == pytest.approx(3e9 / 300e9 + 1e-4)
 
 
+def test_the_gradients_of_a_tied_head_are_summed():
+    """Both copies' gradients, between the first and the last stage: each sends what it has."""
+    model = MODELS["gpt3-175b"]
+    job = Job(model, DGX, 64, 2048, FRAMEWORKS["megatron-lm"])
+    free = replace(job, model=replace(model, tied=False))
+    more = lambda layout, k: sent(job, layout, k)["pp"] - sent(free, layout, k)["pp"]
+    layout, size = Layout(dp=2, tp=8, pp=4, zero=1), 4 * 50257 * 12288 / 8
+    assert [more(layout, k) for k in range(4)] == pytest.approx([size, 0, 0, size])
+    assert more(Layout(dp=2, tp=8), 0) == 0 == more(replace(layout, schedule="ZB-V"), 0)  # one rank has both
+    slower = step_terms(job, layout)["data parallel"] - step_terms(free, layout)["data parallel"]
+    assert slower > size / DGX.inter_node_bandwidth
+
+
 @pytest.mark.parametrize(
     ("framework", "cluster", "seq_len", "forward", "backward"),
     [  # TFLOP/s as cudnn-frontend's benchmarks print them, causal, heads of 128 in bfloat16

@@ -299,7 +299,7 @@ def _once(job: Job, layout: Layout, c: Constants, m, both, backward, ops: list[O
         "updated weights": both - backward,
     }
     took["gradients"] = took["gradients"] + took["gathered weights"]
-    shown = took["copies"]
+    shown = took["copies"] + took.get("gradient of a tied head", 0.0)
     for name, free in under.items():
         left = np.maximum(took[name] - free, c.exposed * took[name]) if name in hides else took[name]
         shown = shown + left

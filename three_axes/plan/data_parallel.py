@@ -52,7 +52,13 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
         whole = (t * adapters - alone) / np.maximum(t - 1, 1)
         size = framework.number_bytes * whole
         return [*ops, sending("gradients of adapters", "tp", "S", "all_reduce", t > 1, size)]
-    last = stage == layout.pipeline.head_rank(layout.pp)
+    head = layout.pipeline.head_rank(layout.pp)
+    last = stage == head
+    # A tied head on a stage of its own is a copy: the two gradients become one sum (Megatron-Core's
+    # finalize_model_grads.py). Of two ranks each sends as much as it has.
+    two = model.tied * (head != 0) * ((stage == 0) | last)
+    both = framework.gradient_bytes * model.vocab * model.hidden / np.asarray(layout.tp)
+    ops.append(sending("gradient of a tied head", "pp", "S", "send", two, both))
     norms = (model.norms * count + last) * (1 if model.gated else 2)
     # FSDP sums them before it has cast them, but where it keeps a sum over microbatches, as in a pipeline.
     summed = (np.asarray(layout.pp) > 1) & (np.asarray(layout.zero) == 3)
