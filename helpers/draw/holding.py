@@ -18,8 +18,6 @@ PARTS = {
     "activations": (PAPER, "...."),
     "logits": (PAPER, "xxxx"),
     "gathered weights": (PAPER, "----"),
-    "narrow weights": (PAPER, "////"),
-    "widened weights": (PAPER, "||||"),
     "overhead": (PAPER, ""),
 }
 

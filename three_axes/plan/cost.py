@@ -162,11 +162,18 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
         computed = sum(made.part(part) for part in COMPUTED if part in seconds)
         shown = np.maximum(sent - computed, c.exposed * sent) / np.maximum(sent, 1e-30)
         seconds["expert parallel"] = {phase: s * shown for phase, s in seconds["expert parallel"].items()}
-    if layout.recompute == "host":  # each way under the layer's own computing; as R for `again`
-        moved = sum(op.saved for op in ops) / job.cluster.memory_speed("link", c.memory_efficiency)
-        forward = made.phase("F")
-        shown = np.maximum(moved - forward, 0) + np.maximum(moved - (made.total - forward), 0)
-        seconds[TO_HOST] = dict.fromkeys("FIW", 0.0) | {"R": shown}
+    if (
+        layout.recompute == "host"
+    ):  # each way under the layer's own computing, of whose memory it takes a part
+        kept, speed = (
+            sum(op.saved for op in ops),
+            lambda of: job.cluster.memory_speed(of, c.memory_efficiency),
+        )
+        way, forward = kept / speed("link"), made.phase("F")
+        shown = np.maximum(way - forward, 0) + np.maximum(way - (made.total - forward), 0)
+        seconds[TO_HOST] = dict.fromkeys("FIW", 0.0) | {
+            "R": shown + 2 * kept / speed("gpu")
+        }  # R: for `again`
     return made
 
 
@@ -312,7 +319,7 @@ FORMULAS = {
     "attention": "m · L/p · 4·s²·b·h/t FLOPs forward, half if fused, and 2 (fused 2.5) times backward",
     "elementwise": "m · L/p · 3 · the bytes of norms, residuals, dropout and activation function",
     "casts": "m · L/p · bytes to narrow inputs and gradients of products: 4 a number and more",
-    TO_HOST: "m · L/p · what a layer keeps/link longer than its forward, and than its backward",
+    TO_HOST: "m · L/p · [2 · what a layer keeps/bandwidth + the same/link longer than F, and than I + W]",
     "waiting for the host": "m · L/p · what launching a layer takes longer than computing it",
     "head": "what embedding, head and loss add to the slowest stage, m times",
     "bubble": "the other stages' time for a microbatch / v; ZB-H1 F + I - W, ZB-H2 F + I - 2W, ZB-V I - W",

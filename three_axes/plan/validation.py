@@ -140,8 +140,8 @@ def _mt_nlg():
 
 
 def _zero_bubble(*schedules):
-    """ZB-1p: what its authors' program finds within 1F1B's memory. Its printed bubble rates are ZB-H1's. Their
-    script (examples/pretrain_zero_bubble.sh) unties the head.
+    """ZB-1p: what its authors' program finds within 1F1B's memory. Its printed bubble rates are ZB-H1's.
+    Their script (examples/pretrain_zero_bubble.sh) unties the head.
     """
     for r in rows_of("zero_bubble_2023.csv"):
         if r["schedule"] in schedules:
