@@ -345,6 +345,8 @@ def test_some_layers_are_computed_twice():
     assert "--recompute-num-layers 1" in flags("megatron", job, found.layout)  # of each of five chunks
     with pytest.raises(ValueError, match="recomputed 5 belongs to recompute full or host, not none"):
         job.check(replace(some.layout, recompute="none"))
+    alone = replace(job, framework=replace(job.framework, recomputes=("full",)))  # asked for alone
+    assert plan(alone, gpus=64).ranked[0].layout.recomputed
     # TextBook's planner and others without that switch have none.
     assert not any(row.layout.recomputed for row in plan(replace(job, framework=TEXTBOOK), gpus=64).ranked)
 
@@ -373,13 +375,17 @@ def test_activations_wait_on_the_host():
     assert "activations of 8 layers on the host" in str(some.layout)
     assert "--cpu-offloading-num-layers 8" in flags("megatron-lm", job, some.layout)
     assert "--cpu-offloading-num-layers 31" in flags("megatron-lm", job, all_.layout)
-    found = plan(job, gpus=8, pp=1).best.layout
+    asked = replace(job, framework=replace(job.framework, recomputes=("host",)))
+    found = plan(asked, gpus=8, pp=1).best.layout
     assert found.recompute == "host" and 0 < found.recomputed < 32
+    assert not any(
+        row.layout.recompute == "host" for row in plan(job, gpus=8).ranked
+    )  # unless it is asked for
     with pytest.raises(
         ValueError, match="activations wait on the host where there is no pipeline, and pp is 2"
     ):
         job.check(Layout(dp=4, pp=2, recompute="host"))
-    small = replace(job, cluster=replace(DGX, host_memory=5e9))
+    small = replace(asked, cluster=replace(DGX, host_memory=5e9))
     with pytest.raises(
         ValueError, match="GB of each GPU's activations are to wait on the host, whose memory"
     ):

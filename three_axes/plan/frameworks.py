@@ -202,7 +202,7 @@ MEGATRON = Framework(
     hides=("gradients", "updated weights", "input gradients", "keys and values", "sends"),
     grouped=False,
     zeros=(0, 1),
-    recomputes=("none", "selective", "modules", "full", "host"),
+    recomputes=("none", "selective", "modules", "full"),  # "host" where it is asked for
     recomputes_some=True,
 )
 FRAMEWORKS: dict[str, Framework] = {

@@ -79,7 +79,7 @@ class Space:
 
     def partly(self, job: Job, every: np.ndarray, most: float) -> np.ndarray:
         """More rows, where nothing recomputed takes more than so many bytes and all layers do not: as few of
-        each stage as fit. every: what `timed` gave.
+        each stage as fit, under each policy that is looked at. every: what `timed` gave.
         """
         if not job.framework.recomputes_some:
             return every[:0]
@@ -88,16 +88,16 @@ class Space:
         for name, (schedule, recompute) in enumerate(self.names):
             if recompute not in OF_SOME:
                 continue
-            whole = every[every["names"] == name]
-            none = every[every["names"] == self.names.index((schedule, "none"))]
-            if recompute == "host":
-                none = none[none["pp"] == 1]
-                whole["memory"] = peak_memory(job, self._groups[name].layouts)  # whatever the host has
-            can = np.flatnonzero((none["memory"] > most) & (whole["memory"] <= most))
-            rows, group = whole[can], self._groups[name]
+            whole, group = every[every["names"] == name], self._groups[name]
+            of_none = saved(self._lists._replace(which=group.which), "none")
+            none = peak_memory(job, replace(group.layouts, recompute="none"), of_kinds=of_none)
+            if recompute == "host":  # whatever the host has
+                whole["memory"] = peak_memory(job, group.layouts)
+            can = np.flatnonzero((none > most) & (whole["memory"] <= most))
+            rows, none = whole[can], none[can]
             layouts = self._layouts(rows, schedule=schedule, recompute=recompute)
             layers, chunks = layers_on_rank(model, layouts, np.minimum(1, layouts.pp - 1)), layouts.chunks
-            over = (none["memory"][can] - most) / (none["memory"][can] - rows["memory"])
+            over = (none - most) / (none - rows["memory"])
             rows["recomputed"] = chunks * np.ceil(over * layers / chunks)  # of each chunk as many
             layouts = self._layouts(rows, schedule=schedule, recompute=recompute)
             of_kinds = saved(self._lists._replace(which=group.which[can]), recompute)
