@@ -40,7 +40,7 @@ EIGHT_PORTS = 1 - zero_3(1536, 1) / zero_3(384, 4)
 LINK, FAR = d06.ONE_NODE.intra_node_bandwidth, d06.ONE_NODE.inter_node_bandwidth
 
 LAYOUT = Defence(d14.the_plan(), Layout(dp=4, tp=8, pp=2, zero=1))
-FIRST = d14.the_plan().by_axes[:7]
+FIRST = d14.the_plan().by_axes[:8]
 TUNED = next(row for row in d14.the_plan().by_axes if row.axes[:3] == (4, 8, 2))
 LLAMA = find_model("llama-3-70b")
 SIXTY_FOUR = Job(LLAMA, global_batch=64, seq_len=8192)
@@ -158,7 +158,7 @@ COMPUTED = {
         ),
     ],
     "14": [
-        f"The first seven are within {100 * (FIRST[6].seconds / FIRST[0].seconds - 1) + 0.5:.0f} %,",
+        f"The first eight are within {100 * (FIRST[7].seconds / FIRST[0].seconds - 1) + 0.1:.0f} %,",
         "within 1 %",
         f"3 · (4 · 40 + 1) = {3 * (4 * 40 + 1)}",
         (
@@ -170,6 +170,7 @@ COMPUTED = {
         f"at 400·10¹² a second, {6 * 175e9 * 300e9 / 400e12 / 31.5e6:.0f} years",
         "It keeps 40 % of the memory for activations",
         f"is ever more than {math.ceil(max(FLIPPED))} % behind",
+        f"less than {100 * d13.the_plan().sure.apart:.0f} % is a **tie**",
         f"{min(behind)} to {max(behind)} % slower than need be for larger ones",
         "within 5 % of the best",
         "is not exact to 2 %",
@@ -219,8 +220,8 @@ SLOW = LAYOUT.changed("speed between nodes", 0.5)
 
 
 def what_drop_14_says_of_the_common_answer():
-    first, second, third, _, _, sixth, seventh = FIRST
-    assert first.axes.pp == 1 and min(second.axes[:3]) > 1 and d14.the_plan().ties(seventh)
+    first, second, third, _, _, sixth, _, eighth = FIRST
+    assert first.axes.pp == 1 and min(second.axes[:3]) > 1 and d14.the_plan().ties(eighth)
     assert third.layout.recomputed * 4 * third.axes.pp == d14.MODEL.layers
     assert (sixth.axes[:3], sixth.layout.zero) == ((16, 4, 1), 3)
     assert TUNED.layout.interleave == 8
