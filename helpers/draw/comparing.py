@@ -149,27 +149,33 @@ def ranking(plan, rows: int = 8) -> Picture:
     """The best layouts of a plan, each as a bar of where its time goes, and up to where they tie."""
     job, best = plan.job, plan.by_axes[:rows]
     estimates = [plan.estimate(row) for row in best]
+    names = [str(row.axes) for row in best]
+    usual = "DP 16 · TP 2 · PP 1"  # with more axes, names are longer and the legend has a second row
+    longer = max(1.0, max(map(len, names)) / len(usual))
     figure, ((ax,),) = row_of_panels(1, 9.6, 0.42 * len(best) + 1.2)
-    fix(figure, left=1.65, right=0.15, top=0.35, bottom=0.85)
-    computing = "matrices", "attention", "elementwise", "waiting for the host", "head", "optimizer"
-    looks = {
-        "computing": (computing, "#B5B5B5", ""),
+    fix(figure, left=1.65 * longer, right=0.15, top=0.35, bottom=0.85 + 0.2 * (longer > 1))
+    sent = {
         "tensor parallel": (("tensor parallel",), "#E69F00", HATCH),
         "pipeline: bubble and sends": (("bubble", "pipeline sends"), "#0072B2", ""),
         "data parallel": (("data parallel",), "#009E73", "...."),
+        "context and expert parallel": (("context parallel", "expert parallel"), PAPER, "xxxx"),
     }
+    known = {part for parts, *_ in sent.values() for part in parts}
+    computing = {part for e in estimates for part in e.time} - known
+    looks = {"computing": (computing, "#B5B5B5", "")} | sent
     base = np.zeros(len(best))
     seconds = lambda parts: np.array([sum(e.time.get(part, 0.0) for part in parts) for e in estimates])
     for name, (parts, colour, hatch) in looks.items():
         sizes = seconds(parts)
-        there = np.flatnonzero(sizes)
-        look = {"color": colour, "hatch": hatch, "edgecolor": PAPER}
+        if not len(there := np.flatnonzero(sizes)) and "context" in name:
+            continue
+        look = {"color": colour, "hatch": hatch, "edgecolor": INK if colour == PAPER else PAPER}
         ax.barh(there, sizes[there], 0.68, left=base[there], label=name, **look)
         base += sizes
     for y, (row, total) in enumerate(zip(best, base)):
         said = f" {total:.2f} s · {row.memory / 1e9:.0f} GB"
         ax.text(total, y, said, va="center", fontsize=9, bbox=dict(facecolor=PAPER, lw=0, pad=0))
-    name_rows(ax, [str(row.axes) for row in best])
+    name_rows(ax, names)
     tie = (1 + plan.sure.apart) * base[0]
     ax.axvline(tie, color=INK, ls="--", lw=1)
     ax.set(
