@@ -163,7 +163,9 @@ def test_experts_in_every_second_layer():
     deep, short = (step_terms(job, Layout(dp=8, pp=p, ep=8)) for p in (4, 8))
     assert deep["experts"] == pytest.approx(2 * short["experts"])
     assert deep["matrices"] == pytest.approx(2 * short["matrices"])
-    with pytest.raises(ValueError, match="experts in each 2. layer, and 16 stages .* take 12 or 24 stages"):
+    with pytest.raises(
+        ValueError, match="24 and 24 layers of its kinds, and 16 stages .* take 12 or 24 stages"
+    ):
         check(maverick, Layout(dp=8, pp=16, ep=8))
     assert maverick.attended(8192) == 8192  # a part of the sequence is all of it
     assert maverick.attended(32768) == (36 * 8192 + 12 * 32768) / 48

@@ -162,8 +162,9 @@ def test_the_largest_stage_is_the_first_unless_the_head_is_heavy():
 def test_layers_are_spread(layers, stages, on_stage):
     model, layout = replace(LLAMA, layers=layers), Layout(pp=stages)
     assert [int(layers_on_rank(model, layout, k)) for k in range(stages)] == on_stage
-    assert can_be_spread(layers, stages) and not can_be_spread(20, 8)
-    assert not can_be_spread(59, 32)  # 29 stages of two and one of one, and two have none
+    of = lambda many: replace(MODELS["llama-3-8b"], layers=many)
+    assert can_be_spread(of(layers), stages) and not can_be_spread(of(20), 8)
+    assert not can_be_spread(of(59), 32)  # 29 stages of two and one of one, and two have none
 
 
 def test_balanced_stages_make_room_for_the_head():

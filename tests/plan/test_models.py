@@ -38,7 +38,8 @@ def active_params(model):
     and DeepSeek's leave the embedding out.
     """
     e = model.experts
-    return model.params - model.kinds[-1][1] * (e.count - e.per_token) * model.expert_params
+    routed = sum(count for kind, count in model.kinds if kind.experts)
+    return model.params - routed * (e.count - e.per_token) * model.expert_params
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,7 @@ def active_params(model):
         ("deepseek-v3", 671_026_419_200, None, 37),
         ("llama-4-scout", 107_769_861_120, 17, None),  # "109B" with what it sees with
         ("llama-4-maverick", 400_711_848_960, 17, None),  # "400B"
+        ("nemotron-3-nano", 31_577_940_288, 3.6, None),  # "31.6B", "3.6B" with the embeddings
         ("gpt-oss-20b", 20_914_757_184, None, 3.61),  # "20.91B"
         ("gpt-oss-120b", 116_829_156_672, None, 5.13),  # "116.83B"
     ],
@@ -162,8 +164,8 @@ GEMMA_2B = fields("""
         ({"positions": "abc"}, "positions must be a whole number"),
         ({"hidden_size": 10**400}, "holds a whole number of 401 digits: give one of at most 18"),
         (
-            {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 3},
-            "experts in each 3. of 32 layers",
+            {"model_type": "glm4_moe", "num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 3},
+            "experts in each 3. layer, and 1 dense ones first",
         ),
         ({"model_type": "deepseek_v3", "n_routed_experts": 8, "moe_layer_freq": 2}, "moe_layer_freq is 2"),
         ({"attention_bias": True}, "attention_bias is True, which is not priced here"),
@@ -240,6 +242,28 @@ CONFIGS = {  # the published fields
         intermediate_size_mlp=16384 num_local_experts=128 num_experts_per_tok=1 interleave_moe_layer_step=2
         attention_chunk_size=8192 use_qk_norm=false attention_bias=false
     """),
+    "nemotron-h-8b": fields("""
+        model_type="nemotron_h" num_hidden_layers=52 hidden_size=4096 num_attention_heads=32
+        num_key_value_heads=8 vocab_size=131072 head_dim=128 intermediate_size=21504 mamba_num_heads=128
+        mamba_head_dim=64 ssm_state_size=128 n_groups=8 conv_kernel=4 chunk_size=128 n_routed_experts=8
+        num_experts_per_tok=2 attention_bias=false mlp_bias=false
+    """)
+    | {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"},
+    "nemotron-3-nano": fields("""
+        model_type="nemotron_h" hidden_size=2688 num_attention_heads=32 num_key_value_heads=2
+        vocab_size=131072 head_dim=128 intermediate_size=1856 mamba_num_heads=64 mamba_head_dim=64
+        ssm_state_size=128 n_groups=8 conv_kernel=4 chunk_size=128 n_routed_experts=128
+        num_experts_per_tok=6 n_shared_experts=1 moe_intermediate_size=1856 n_group=1 topk_group=1
+        moe_shared_expert_intermediate_size=3712
+    """)
+    | {"layers_block_type": ["mamba"] * 23 + ["moe"] * 23 + ["attention"] * 6},
+    "qwen3-next-80b-a3b": fields("""
+        model_type="qwen3_next" num_hidden_layers=48 hidden_size=2048 num_attention_heads=16
+        num_key_value_heads=2 vocab_size=151936 head_dim=256 intermediate_size=5632 num_experts=512
+        num_experts_per_tok=10 moe_intermediate_size=512 shared_expert_intermediate_size=512
+        decoder_sparse_step=1 full_attention_interval=4 linear_num_value_heads=32 linear_num_key_heads=16
+        linear_key_head_dim=128 linear_value_head_dim=128 linear_conv_kernel_dim=4
+    """),
     "gpt-oss-20b": fields("""
         model_type="gpt_oss" num_hidden_layers=24 hidden_size=2880 num_attention_heads=64
         num_key_value_heads=8 vocab_size=201088 head_dim=64 intermediate_size=2880 num_local_experts=32
@@ -275,9 +299,25 @@ def test_what_a_file_leaves_out_is_as_transformers_has_it(config, params, read):
     assert read(config).params == pytest.approx(params, rel=1e-5)
 
 
-def test_linear_attention_is_refused_by_name(read):
-    with pytest.raises(ValueError, match="qwen3_next has linear attention"):
-        read({"model_type": "qwen3_next"})
+def test_other_recurrences_are_refused_by_name(read):
+    hybrid, delta = CONFIGS["nemotron-h-8b"], CONFIGS["qwen3-next-80b-a3b"]
+    for config, sentence in (
+        ({"model_type": "jamba"}, "jamba has Mamba-1"),
+        (hybrid | {"hybrid_override_pattern": "M|*-"}, "is a letter a layer, of M [*] - E"),
+        (hybrid | {"layers_block_type": ["mamba", 3]}, "is 'M[?]'; it is a letter a layer"),
+        (hybrid | {"mamba_proj_bias": True}, "mamba_proj_bias is True, which is not priced"),
+        (CONFIGS["nemotron-3-nano"] | {"moe_latent_size": 1024}, "moe_latent_size is 1024"),
+        (
+            delta | {"layer_types": ["linear_attention"] * 3},
+            "layer_types is a list of 48, each one of linear",
+        ),
+        (delta | {"layer_types": ["linear_attention"] * 48}, "other kinds take all 48 layers"),
+        (delta | {"full_attention_interval": 0}, "full_attention_interval must be a whole number of at"),
+        (delta | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            read(config)
+    assert read(delta | {"full_attention_interval": 1}).kinds[0][1] == 48
 
 
 GEMMA3_1B = fields("""
@@ -306,7 +346,8 @@ def test_our_own_files_have_experts_too(read):
         ({"experts": {"count": 8}}, "experts needs some of count, per_token"),
         ({"experts": experts | {"per_token": 9}}, "9 for each token, but there are only 8"),
         ({"experts": experts | {"dense_layers": 4}}, "4 dense layers of 4"),
-        ({"experts": experts | {"every": 2, "dense_layers": 2}}, "the first 2 are dense"),
+        ({"part": "half"}, "both parts, a mixer or a feed-forward, not 'half'"),
+        ({"others": [1]}, "other kinds of layers are read from a config.json"),
         ({"window": 5}, "a window of 5 in 0 of 4 layers"),
     ):
         with pytest.raises(ValueError, match=sentence):

@@ -46,6 +46,9 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
             *matrix("values", sb, h, model.kv_width / t, first=False, saved_per_op=keys),
             *turned,
         ]
+        if model.output_gate:
+            into += matrix("gate of attention", sb, h, model.q_width / t, first=False, saved=wide)
+            into += stream("gated attention", 3.0 * wide, 1)
     out = wide if not model.latent else n * sb * model.out_width / t
     # The attention keeps its result as it is.
     own = out if at.job.precision == "bf16" else out + at.narrow(out)
@@ -108,7 +111,7 @@ def _scores(at: LayerOnRank, wide) -> list[Op]:
     scores = 0.0 if fused else 11.0 * sb * seen * model.heads / t
     kernels, back = (1, 2.5) if fused else (5, 2)
     # Softmax; its mask and dropped copy.
-    kept_scores = 0.0 if fused else (2 + 3 * (not model.gated)) * sb * seen * model.heads / t
+    kept_scores = 0.0 if fused else (2 + 3 * (not model.bare)) * sb * seen * model.heads / t
     anew = ("full",) if fused else ("selective", "full")
     again = 0.0 if model.latent else None  # 'modules' makes queries, keys and values anew
     copies = framework.keeps_views and not model.latent and model.kv_heads == model.heads

@@ -166,7 +166,7 @@ def _chunks(model: ModelShape, framework: Framework, p: int, m: int) -> list[int
     if p == 1 or framework.balanced:
         return [1]
     most = min(framework.most_chunks, model.layers // p + 1)
-    return [v for v in range(1, most + 1) if can_be_spread(model.layers, p * v) and (v == 1 or m % p == 0)]
+    return [v for v in range(1, most + 1) if can_be_spread(model, p * v) and (v == 1 or m % p == 0)]
 
 
 def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarray:

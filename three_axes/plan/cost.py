@@ -243,7 +243,7 @@ def step_terms(
     every = lambda what: sum(count * what(kind) for count, kind in zip(counts, timed))
     terms = {}
     for part in TERMS:
-        if part in timed[-1].work.seconds:
+        if any(part in kind.work.seconds for kind in timed):
             terms[part] = m * every(lambda kind: kind.work.part(part) if part in kind.work.seconds else 0.0)
     terms["waiting for the host"] = m * every(lambda kind: kind.takes - kind.gpu)
     terms["head"] = m * (pace - inner)

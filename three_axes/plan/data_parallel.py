@@ -42,8 +42,9 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     adapters = adapter_share(job, layout, stage)
     ops = _shared_out(job, layout, "dp", layers + adapters, rest, count, adapters)
     if model.experts:
-        kind, many = kinds[-1]
-        ops += _shared_out(job, layout, "edp", many * expert_share(kind, layout), 0, many, 0.0)
+        many = sum(many for kind, many in kinds if kind.experts)
+        routed = sum(many * expert_share(kind, layout) for kind, many in kinds)
+        ops += _shared_out(job, layout, "edp", routed, 0, many, 0.0)
     if job.lora:
         # One of an adapter's two matrices is whole on each tensor-parallel rank, which sees a part of what it
         # does: W + S/t parameters of t ranks, W + S of one.
@@ -59,7 +60,7 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
     two = model.tied * (head != 0) * ((stage == 0) | last)
     both = framework.gradient_bytes * model.vocab * model.hidden / np.asarray(layout.tp)
     ops.append(sending("gradient of a tied head", "pp", "S", "send", two, both))
-    norms = (model.norms * count + last) * (1 if model.gated else 2)
+    norms = (model.norms * count + last) * (1 if model.bare else 2)
     # FSDP sums them before it has cast them, but where it keeps a sum over microbatches, as in a pipeline.
     summed = (np.asarray(layout.pp) > 1) & (np.asarray(layout.zero) == 3)
     number = np.where(summed, framework.gradient_bytes, framework.number_bytes)

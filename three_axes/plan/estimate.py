@@ -142,6 +142,11 @@ class Estimate:
                 f"assumed: products reach {device.achievable / device.flops:.0%} of the FLOP/s printed for"
                 f" {device.name}; measure yours, and give it as `achievable`"
             )
+        if any(kind.recurrent for kind, _ in self.model.kinds):
+            sentences.append(
+                "recurrent: no model with recurrent layers is among the runs of the interval; the speed of"
+                " their kernels is read from three runs of one model"
+            )
         if device.name in WITHOUT_BF16 and self.job.precision == "bf16":
             sentences.append(f"no bf16: {device.name} trains in fp16, counted here, with a scaled loss")
         t = self.layout.tp

@@ -68,7 +68,7 @@ def _params(model: ModelShape, layout: Layout, stage, split_vocabulary: bool) ->
     kinds = kinds_on_rank(model, layout, stage)
     own = sum(many * layer_share(kind, layout.tp) for kind, many in kinds)
     ends = ends_share(model, layout, stage, split_vocabulary)
-    return own, kinds[-1][1] * expert_share(model, layout), ends
+    return own, sum(many * expert_share(kind, layout) for kind, many in kinds), ends
 
 
 def kept(ops: list[Op], recompute: str) -> dict[str, float]:
@@ -151,7 +151,7 @@ def stage_memory(
     kinds = kinds_on_rank(model, layout, stage)
     again = layout.share_recomputed(sum(many for _, many in kinds)) if layout.recompute in OF_SOME else 1.0
     held = sum(n * (again * stays + (1 - again) * whole) for (_, n), (stays, whole) in zip(kinds, of_kinds))
-    if not model.gated:  # a byte a number for the dropout mask behind the embedding
+    if not model.bare:  # a byte a number for the dropout mask behind the embedding
         held = held + first * sb * model.hidden / np.where(layout.sequence_parallel, t, 1)
     parts["activations"] = held * in_flight(layout, job.microbatches(layout), stage)
     # One microbatch at a time: the norm's and the head's input, and float32 scores.

@@ -19,6 +19,7 @@ from .feed_forward import feed_forward
 from .job import Job
 from .layout import Layout
 from .op import LayerOnRank, Op, partial_sums, product, sending, stream, summed
+from .recurrence import recurrence
 from .shape import ModelShape
 from .stages import layer_matrices
 
@@ -46,23 +47,26 @@ def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
     """One layer, one microbatch, on one GPU. kind: of which kind, the usual one if none is said."""
     at = LayerOnRank(job, layout, kind or job.model)
     model, framework, x, parts = at.model, job.framework, at.x, at.parts
-    masks = 0 if model.gated else at.tokens * model.hidden / parts  # a byte a number: biases use dropout
-    eager = model.gated and not framework.fused  # PyTorch's own LayerNorm, GELU and dropout are fused
+    masks = 0 if model.bare else at.tokens * model.hidden / parts  # a byte a number: biases use dropout
+    eager = model.bare and not framework.fused  # PyTorch's own LayerNorm, GELU and dropout are fused
 
     # Fused: a norm moves 8 bytes a number, a residual sum 4, dropout 3. One by one, a norm in float32: to
     # float32 6 bytes, square 8, mean 4, product 8, back 6, weight 4; a sum 6.
     norm, norm_kernels = (18.0, 6) if eager else (2.0, 1)
-    add, add_kernels = (3.0, 1) if eager else (2.0 if model.gated else 3.5, 1)
+    add, add_kernels = (3.0, 1) if eager else (2.0 if model.bare else 3.5, 1)
     norm, add = norm * x / parts * (model.norms / 2), add * x / parts
     last = ("full",) if framework.whole_recompute else ()
-    ops = [
+    mixer = [
         *stream("norm 1", norm, norm_kernels, saved=x / parts, saved_per_op=x / parts),
-        *attention(at, eager),
+        *(recurrence(at, at.model.recurrent) if at.model.recurrent else attention(at, eager)),
         *stream("residual 1", add, add_kernels, saved=masks),
+    ]
+    forward = [
         *stream("norm 2", norm, norm_kernels, saved=x / parts),
         *feed_forward(at, eager, last),
         *stream("residual 2", add, add_kernels, saved=masks),
     ]
+    ops = [*(mixer if model.part != "feed-forward" else []), *(forward if model.part != "mixer" else [])]
     trained = sum(op.adapters for op in ops) if job.lora else layer_matrices(model, layout)
     return [*ops, summed(job, layout, trained)]
 

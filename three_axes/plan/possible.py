@@ -69,6 +69,13 @@ def check(
             f" divide by that; take a sequence of {max(1, seq_len // (2 * layout.cp)) * 2 * layout.cp}, or"
             " another cp"
         )
+    for kind, _ in model.kinds:
+        if r := kind.recurrent:
+            if layout.cp > 1:
+                raise ValueError(
+                    f"cp {layout.cp}: a recurrence over parts of a sequence is not priced here; take 1"
+                )
+            _must_divide(t, r.groups, f"tp {t} does not divide {r.groups} groups of a recurrence", gpus)
     _must_divide(t, model.heads, f"tp {t} does not divide {model.heads} attention heads", gpus)
     if model.kv_heads % t and t % model.kv_heads:
         raise ValueError(
@@ -86,16 +93,16 @@ def check(
         raise ValueError(
             f"{model.layers} layers do not give each of {p} stages one; take pp {model.layers}, or less"
         )
-    if not layout.balanced and not can_be_spread(model.layers, p * v):
+    if model.others and not can_be_spread(model, p * v):
+        of_each = " and ".join(str(count) for _, count in model.kinds)
+        raise ValueError(
+            f"{model.name} has {of_each} layers of its kinds, and {p * v} stages (pp·interleave) do not all"
+            f" hold as many of each; {_divisors(math.gcd(*(n for _, n in model.kinds)), p * v)} stages"
+        )
+    if not layout.balanced and not can_be_spread(model, p * v):
         raise ValueError(
             f"{model.layers} layers do not divide over {p * v} stages (pp·interleave), nor do {model.layers}"
             f" + 2 with the embedding and the head counted; {_divisors(model.layers, p * v, gpus)}"
-        )
-    every = model.experts.every if model.experts else 1
-    if every > 1 and p > 1 and model.layers % (every * p * v):
-        raise ValueError(
-            f"{model.name} has experts in each {every}. layer, and {p * v} stages (pp·interleave) do not all"
-            f" hold whole groups of {every}; {_divisors(model.layers // every, p * v)} stages"
         )
     chosen = layout.pipeline.chunks == 0
     if chosen and (p == 1 or v == 1):

@@ -19,8 +19,7 @@ class Experts:
     count: how many are routed to (E). per_token: how many each token goes through (k). ffn: the width of
     each. shared: the width of those that every token goes through, together. shared_gate: a number a token
     scales what these give (Qwen2). dense_layers: the first so many layers of the model have a plain
-    feed-forward part. every: or all have but each so many-th, the last of its group (Llama 4). router_bias: a
-    number an expert. Raises ValueError for sizes that cannot be.
+    feed-forward part. router_bias: a number an expert. Raises ValueError for sizes that cannot be.
     """
 
     count: int
@@ -29,11 +28,10 @@ class Experts:
     shared: int = 0
     shared_gate: bool = False
     dense_layers: int = 0
-    every: int = 1
     router_bias: bool = False
 
     def __post_init__(self):
-        for field in ("count", "per_token", "ffn", "shared", "dense_layers", "every"):
+        for field in ("count", "per_token", "ffn", "shared", "dense_layers"):
             least = 0 if field in ("shared", "dense_layers") else 1
             whole(f"experts: {field}", getattr(self, field), least, 10**7)
         if self.per_token > self.count:
@@ -61,6 +59,52 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Recurrent:
+    """In place of attention: Mamba-2 (Dao and Gu 2024, section 7) or a gated delta network (Yang and others
+    2024).
+
+    heads of head_dim numbers each, and `groups` of pairs of `state` numbers (B and C; queries and keys).
+    conv: tokens that the convolution over all of these sees. gates: numbers a head and token; Mamba-2 has 1,
+    a gated delta network 2. chunk: tokens that are worked out together. Raises ValueError for sizes below 1.
+    """
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    conv: int = 4
+    gates: int = 1
+    chunk: int = 128
+
+    def __post_init__(self):
+        for field in fields(self):
+            whole(f"recurrence: {field.name}", getattr(self, field.name), 1, 10**7)
+
+    @property
+    def inner(self) -> int:
+        """What all heads give for a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """What the convolution goes over."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def width(self) -> int:
+        """Columns of the matrix that everything comes from; as many more as heads give scale the result."""
+        return self.inner + self.mixed + self.gates * self.heads
+
+    @property
+    def flops(self) -> float:
+        """Of a token's forward, without its matrices: within a chunk as an attention, and to and from the
+        state of each head.
+        """
+        within = self.chunk * (self.state * self.groups + self.head_dim * self.heads) * self.gates
+        return 2.0 * within + 4.0 * self.state * self.inner * (1 + (self.gates > 1) / 2)
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A decoder-only transformer. Sizes are counts, not bytes.
 
@@ -72,8 +116,11 @@ class ModelShape:
     last `window` tokens; chunked: or those of its part of the sequence, of as many (Llama 4). mtp: modules
     behind the last layer that predict further tokens (DeepSeek-V3, section 2.2), each a layer, the projection
     of two vectors before it, and the head and its loss once more; they are no part of `params`. experts,
-    latent: see there; `ffn` is then the width of the dense layers. Raises ValueError for sizes that make no
-    model.
+    latent: see there; `ffn` is then the width of the dense layers. rms: norms without biases and no dropout,
+    as gated models have. output_gate: as many numbers as queries have scale the attention's result
+    (Qwen3-Next). recurrent: in place of attention. part: what a layer has, "both" parts or one, "mixer" or
+    "feed-forward". others: kinds of layers beside this one, each with how many of the `layers` it takes; they
+    lie mixed evenly. Raises ValueError for sizes that make no model.
     """
 
     name: str
@@ -98,6 +145,11 @@ class ModelShape:
     mtp: int = 0
     experts: Experts | None = None
     latent: Latent | None = None
+    rms: bool = False
+    output_gate: bool = False
+    recurrent: Recurrent | None = None
+    part: str = "both"
+    others: tuple[tuple[ModelShape, int], ...] = ()
 
     def __post_init__(self):
         for field in ("layers", "hidden", "heads", "vocab", "norms"):
@@ -108,7 +160,18 @@ class ModelShape:
                 object.__setattr__(self, field, default)
         for field in ("head_dim", "positions", "window", "windowed", "mtp"):
             whole(f"{self.name}: {field}", getattr(self, field), 0, 10**8)
-        for field in ("gated", "biases", "qkv_biases", "tied", "qk_norm", "sinks", "chunked"):
+        switches = (
+            "gated",
+            "biases",
+            "qkv_biases",
+            "tied",
+            "qk_norm",
+            "sinks",
+            "chunked",
+            "rms",
+            "output_gate",
+        )
+        for field in switches:
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"{self.name}: {field} must be true or false, not {getattr(self, field)!r}")
         if not self.head_dim and self.latent:
@@ -130,12 +193,28 @@ class ModelShape:
             )
         if self.experts and self.experts.dense_layers >= self.layers:
             raise ValueError(f"{self.name}: {self.experts.dense_layers} dense layers of {self.layers}")
-        if self.experts and (every := self.experts.every) > 1:
-            if self.layers % every or self.experts.dense_layers:
-                raise ValueError(
-                    f"{self.name}: experts in each {every}. of {self.layers} layers, of which the first"
-                    f" {self.experts.dense_layers} are dense; layers must divide by {every}, and 0 be dense"
-                )
+        if self.part not in ("both", "mixer", "feed-forward"):
+            raise ValueError(
+                f"{self.name}: a layer has both parts, a mixer or a feed-forward, not {self.part!r}"
+            )
+        if sum(count for _, count in self.others) >= self.layers:
+            raise ValueError(f"{self.name}: other kinds take all {self.layers} layers")
+
+    @property
+    def bare(self) -> bool:
+        """Whether norms have no bias, and nothing is dropped."""
+        return self.gated or self.rms
+
+    @property
+    def attends(self) -> bool:
+        """Whether a layer of this kind has an attention."""
+        return self.part != "feed-forward" and not self.recurrent
+
+    @property
+    def norm_params(self) -> int:
+        """Of a layer's norms of the hidden width."""
+        of_parts = self.norms if self.part == "both" else self.norms // 2
+        return of_parts * self.hidden * (1 if self.bare else 2)
 
     @property
     def q_width(self) -> int:
@@ -164,10 +243,14 @@ class ModelShape:
 
     @property
     def attention_params(self) -> int:
-        """In the matrices of one layer's attention."""
-        h, out = self.hidden, self.out_width
+        """In the matrices of one layer's attention, or of what stands in its place."""
+        h, out, r = self.hidden, self.out_width, self.recurrent
+        if self.part == "feed-forward":
+            return 0
+        if r:
+            return h * (r.width + r.inner)
         if not (at := self.latent):
-            return h * (self.q_width + 2 * self.kv_width + out)
+            return h * (self.q_width * (1 + self.output_gate) + 2 * self.kv_width + out)
         queries = (h + self.q_width) * at.q_rank if at.q_rank else h * self.q_width
         up = at.kv_rank * self.heads * (at.nope + at.values)
         return queries + h * (at.kv_rank + at.rope) + up + out * h
@@ -179,6 +262,8 @@ class ModelShape:
     @property
     def shared_params(self) -> int:
         """What each token goes through in a layer's feed-forward part, whatever the router says."""
+        if self.part == "mixer":
+            return 0
         if not (e := self.experts):
             return self.matrices(self.ffn)
         return self.matrices(e.shared) + self.hidden * (e.count + e.shared_gate)
@@ -198,20 +283,25 @@ class ModelShape:
     @property
     def vector_params(self) -> int:
         """Of one layer, what is no matrix and no routed expert's: norms and biases."""
-        norms = self.norms * self.hidden * (1 if self.gated else 2)  # a gated model's RMSNorm has no bias
-        heads = self.sinks * self.heads + 2 * self.head_dim * self.qk_norm
-        latent = self.latent.q_rank + self.latent.kv_rank if self.latent else 0
-        biases = (self.biases or self.qkv_biases) * (self.q_width + 2 * self.kv_width)
-        biases += self.biases * self.hidden
+        made = self.norm_params
+        if self.attends:
+            made += self.sinks * self.heads + 2 * self.head_dim * self.qk_norm + self.biases * self.hidden
+            made += (self.biases or self.qkv_biases) * (self.q_width + 2 * self.kv_width)
+            made += self.latent.q_rank + self.latent.kv_rank if self.latent else 0
+        if r := self.recurrent:  # Mamba-2's convolution has a bias, and its norm all heads' width
+            mamba = r.gates == 1
+            made += r.mixed * (r.conv + mamba) + (2 + mamba) * r.heads + (r.inner if mamba else r.head_dim)
+        if self.part == "mixer":
+            return made
         e, inside = self.experts, self.ffn * (1 + self.gated) + self.hidden
-        return norms + heads + latent + biases + (e.count * e.router_bias if e else self.biases * inside)
+        return made + (e.count * e.router_bias if e else self.biases * inside)
 
     @property
     def whole_params(self) -> int:
         """Of one layer, what every tensor-parallel rank holds whole: norms, biases behind a split by rows,
         the router, and the ways down of latent attention.
         """
-        norms = self.norms * self.hidden * (1 if self.gated else 2) + 2 * self.head_dim * self.qk_norm
+        norms = self.norm_params + 2 * self.head_dim * self.qk_norm * self.attends
         biases = self.biases * self.hidden * (1 if self.experts else 2)
         e, at = self.experts, self.latent
         router = (e.count + e.shared_gate) * self.hidden + e.count * e.router_bias if e else 0
@@ -226,13 +316,13 @@ class ModelShape:
 
     @cached_property
     def kinds(self) -> list[tuple[ModelShape, int]]:
-        """(shape, how many): its kinds of layers, the last of them the usual one. The first lies at its
-        start, or before each of the usual ones.
+        """(shape, how many): its kinds of layers, the last of them the usual one. Dense layers before those
+        with experts lie at its start.
         """
-        e = self.experts
-        plain = e.dense_layers + self.layers - self.layers // e.every if e else 0
-        dense = [(replace(self, experts=None), plain)] if plain else []
-        return [*dense, (self, self.layers - plain)]
+        first = self.experts.dense_layers if self.experts else 0
+        dense = [(replace(self, experts=None), first)] if first else []
+        usual = replace(self, others=()) if self.others else self
+        return [*dense, *self.others, (usual, self.layers - first - sum(n for _, n in self.others))]
 
     @property
     def embedding_params(self) -> int:
@@ -242,7 +332,7 @@ class ModelShape:
     @property
     def head_params(self) -> int:
         """On the last stage: the final norm, and the head. A tied one counts as the embedding."""
-        norm = self.hidden * (1 if self.gated else 2)
+        norm = self.hidden * (1 if self.bare else 2)
         return norm + (0 if self.tied else self.vocab * self.hidden)
 
     @property
@@ -265,8 +355,35 @@ class ModelShape:
         untied head this is 72·L·h²·(1 + s/6h + V/12Lh), Narayanan et al. 2021, without their recompute.
         """
         width = (self.q_width + self.out_width) / 2
-        layers = self.layers + self.mtp
+        layers = sum(count * shape.attends for shape, count in self.kinds) + self.mtp
         scores = 12 * layers * self.attended(seq_len) * width * (0.5 if causal else 1)
+        scores += 3 * sum(count * shape.recurrent.flops for shape, count in self.kinds if shape.recurrent)
         matrices = sum(count * shape.matrix_params for shape, count in self.kinds)
         matrices += self.mtp * (self.matrix_params + 2 * self.hidden**2)
         return per_element * (matrices + (1 + self.mtp) * self.vocab * self.hidden) + scores
+
+
+def with_experts_each(model: ModelShape, every: int) -> ModelShape:
+    """Experts in the last of each `every` layers alone."""
+    others = ((replace(model, experts=None), model.layers - model.layers // every),)
+    return replace(model, others=others) if every > 1 else model
+
+
+def with_recurrence(model: ModelShape, count: int, recurrent: Recurrent) -> ModelShape:
+    """So many of the layers have a recurrence in place of attention."""
+    return replace(model, others=((replace(model, recurrent=recurrent), count),)) if count else model
+
+
+def of_parts(model: ModelShape, many: dict[str, int], recurrent: Recurrent) -> ModelShape:
+    """A layer is one part, as in Nemotron-H: M a recurrence, * attention, - a feed-forward part, E experts.
+    many: of each.
+    """
+    plain = replace(model, experts=None)
+    parts = {
+        "M": replace(plain, recurrent=recurrent, part="mixer"),
+        "*": replace(plain, part="mixer"),
+        "-": replace(plain, part="feed-forward"),
+        "E": replace(model, part="feed-forward"),
+    }
+    *others, usual = (kind for kind in parts if many.get(kind))
+    return replace(parts[usual], others=tuple((parts[kind], many[kind]) for kind in others))

@@ -11,14 +11,18 @@ from .shape import ModelShape
 
 
 @lru_cache(maxsize=4096)
-def can_be_spread(layers: int, stages: int) -> bool:
-    """Whether so many layers can be spread over so many stages.
+def can_be_spread(model: ModelShape, stages: int) -> bool:
+    """Whether a model's layers can be spread over so many stages.
 
     Evenly, or with one less on the first and last stage, where the embedding and the head
     stand for a layer (as Llama 3 405B: 126 layers on 16 stages). An odd number of layers divides over no
     even number of stages: there each stage takes its share, rounded up, and the last has what is left (so
-    Megatron-Bridge lays out DeepSeek-V3: 61 layers on 16 stages are 15 times 4, and 1).
+    Megatron-Bridge lays out DeepSeek-V3: 61 layers on 16 stages are 15 times 4, and 1). Kinds that lie mixed:
+    as many of each on each stage.
     """
+    if model.others:
+        return all(count % stages == 0 for _, count in model.kinds)
+    layers = model.layers
     evenly = layers % stages == 0 or stages > 1 and (layers + 2) % stages == 0
     return evenly or bool(layers % 2) and layers > -(-layers // stages) * (stages - 2)
 
@@ -54,13 +58,13 @@ def kinds_on_rank(model: ModelShape, layout: Layout, rank) -> list[tuple[ModelSh
 
 
 def kinds_among(model: ModelShape, layout: Layout, rank, many) -> list[tuple[ModelShape, int]]:
-    """The same of so many layers there: the first kind lies on the first chunks, or is mixed in evenly."""
+    """The same of so many layers there: kinds are mixed evenly, or the first lies on the first chunks."""
     kinds = model.kinds
     if len(kinds) == 1:
         return [(model, many)]
+    if model.others:
+        return [(kind, many * count / model.layers) for kind, count in kinds]
     (first, count), (usual, _) = kinds
-    if model.experts and (every := model.experts.every) > 1:
-        return [(first, many - many // every), (usual, many // every)]
     chunk = np.where(np.asarray(layout.pp) > 1, -(-model.layers // (layout.pp * layout.chunks)), model.layers)
     early = np.clip(count - rank * chunk, 0, np.minimum(chunk, many))
     return [(first, early), (usual, many - early)]
@@ -96,7 +100,7 @@ def ends_share(model: ModelShape, layout: Layout, stage, split: bool):
     first, last = stage == 0, stage == layout.pipeline.head_rank(layout.pp)
     vocabulary = model.vocab * model.hidden
     shared = model.tied * first * last
-    norm = model.hidden * (1 if model.gated else 2)
+    norm = model.hidden * (1 if model.bare else 2)
     # To predict further tokens the last stage has the embedding too, and projections.
     more = last * (model.mtp > 0) * (1 - first * 1) * vocabulary + last * model.mtp * 2 * model.hidden**2
     return ((first * 1 + last * 1 - shared * 1) * vocabulary + more) / t + (

@@ -94,9 +94,13 @@ class Latent(nn.Module):
 
 def with_experts(net: Transformer, shape: ModelShape, group: ProcessGroup) -> None:
     """Give a transformer its experts, spread over a group, and its latent attention, in place."""
+    usual, first = shape.kinds[-1][1], shape.experts.dense_layers if shape.experts else 0
+    group_of = lambda number: (
+        (number - first) * usual // (shape.layers - first)
+    )  # the last of each has experts
     for number, layer in enumerate(net.layers):
-        if (e := shape.experts) and number >= e.dense_layers and not (number + 1) % e.every:
-            layer.mlp = Routed(shape, e, group)
+        if shape.experts and number >= first and group_of(number + 1) > group_of(number):
+            layer.mlp = Routed(shape, shape.experts, group)
         if shape.latent:
             layer.attention = Latent(shape, shape.latent)
 
