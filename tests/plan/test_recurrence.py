@@ -12,7 +12,7 @@ from three_axes.plan.possible import check
 from three_axes.plan.shape import Recurrent
 from three_axes.plan.stages import kinds_on_rank
 
-NANO, NEXT = MODELS["nemotron-3-nano"], MODELS["qwen3-next-80b-a3b"]
+NANO, SUPER, NEXT = (MODELS[n] for n in ("nemotron-3-nano", "nemotron-3-super", "qwen3-next-80b-a3b"))
 H_8B, H_56B = MODELS["nemotron-h-8b"], MODELS["nemotron-h-56b"]
 MEGATRON = FRAMEWORKS["megatron-lm"]
 
@@ -102,6 +102,28 @@ def test_published_runs_of_nemotron_3_nano(cluster, b, printed):
     job = Job(NANO, CLUSTERS[cluster], 512, 8192, MEGATRON, "mxfp8")
     seconds = sum(float(part) for part in step_terms(job, Layout(dp=8, ep=8, microbatch=b, zero=1)).values())
     assert 512 * 8192 / 8 / seconds == pytest.approx(printed, rel=0.2)
+
+
+def test_latent_experts_send_and_hold_their_part():
+    """Nemotron 3 Super: an expert sees 1,024 of 4,096 numbers, so the all-to-alls send a quarter. The two
+    matrices to them and back are on each tensor-parallel rank, 2 FLOPs a parameter and token of its own.
+    """
+    whole = replace(SUPER, experts=replace(SUPER.experts, latent=0))
+    layout, lines = Layout(dp=8, tp=2, ep=8), {}
+    for model in (SUPER, whole):
+        job = Job(model, CLUSTERS["dgx-h100"], 8, 4096)
+        lines[model] = {(op.name, op.phase): op for op in layer(job, layout, model)}
+    latent, usual = lines[SUPER], lines[whole]
+    assert latent["dispatch", "F"].payload == usual["dispatch", "F"].payload / 4
+    assert latent["experts, up", "F"].flops == usual["experts, up", "F"].flops / 4
+    assert latent["into experts", "F"].flops == 2 * (4096 / 2) * 4096 * 1024
+    assert latent["out of experts", "W"].flops == latent["into experts", "W"].flops
+    assert SUPER.expert_params == 2 * 1024 * 2688 == whole.expert_params / 4
+    assert (
+        SUPER.whole_params - whole.whole_params
+        == SUPER.shared_params - whole.shared_params
+        == 2 * 4096 * 1024
+    )
 
 
 def test_what_cannot_be_is_refused():

@@ -27,6 +27,7 @@ _EXPERTS = {
     "per_token": ("num_experts_per_tok", "experts_per_token"),
     "ffn": ("moe_intermediate_size", "intermediate_size"),
     "dense_layers": ("first_k_dense_replace",),
+    "latent": ("moe_latent_size",),
 }
 _EVERY = ("interleave_moe_layer_step", "decoder_sparse_step")
 _LATENT = {

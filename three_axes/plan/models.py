@@ -55,6 +55,7 @@ def _qwen3_next(name: str) -> ModelShape:
 _QWEN3 = dict(head_dim=128, qk_norm=True)
 _V2_EXPERTS = Experts(64, 6, 1408, shared=2 * 1408, dense_layers=1)
 _NANO = Experts(128, 6, 1856, shared=3712, router_bias=True)
+_SUPER = Experts(512, 22, 2688, shared=5376, router_bias=True, latent=1024)
 _V3_EXPERTS = Experts(256, 8, 2048, shared=2048, dense_layers=3, router_bias=True)
 
 MODELS: dict[str, ModelShape] = {
@@ -87,6 +88,9 @@ MODELS: dict[str, ModelShape] = {
         _nemotron_h("nemotron-h-56b", {"M": 54, "*": 10, "-": 54}, 8192, 64, 32768, 256, 256),
         _nemotron_h(
             "nemotron-3-nano", {"M": 23, "*": 6, "E": 23}, 2688, 32, 1856, 64, kv_heads=2, experts=_NANO
+        ),
+        _nemotron_h(
+            "nemotron-3-super", {"M": 40, "*": 8, "E": 40}, 4096, 32, 2688, 128, kv_heads=2, experts=_SUPER
         ),
         _qwen3_next("qwen3-next-80b-a3b"),
         _gpt_oss("gpt-oss-20b", 24, 32),

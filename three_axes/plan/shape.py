@@ -19,7 +19,9 @@ class Experts:
     count: how many are routed to (E). per_token: how many each token goes through (k). ffn: the width of
     each. shared: the width of those that every token goes through, together. shared_gate: a number a token
     scales what these give (Qwen2). dense_layers: the first so many layers of the model have a plain
-    feed-forward part. router_bias: a number an expert. Raises ValueError for sizes that cannot be.
+    feed-forward part. router_bias: a number an expert. latent: routed experts see so many numbers of a token,
+    which one matrix makes and another takes back (Nemotron 3 Super). Raises ValueError for sizes that cannot
+    be.
     """
 
     count: int
@@ -29,10 +31,11 @@ class Experts:
     shared_gate: bool = False
     dense_layers: int = 0
     router_bias: bool = False
+    latent: int = 0
 
     def __post_init__(self):
-        for field in ("count", "per_token", "ffn", "shared", "dense_layers"):
-            least = 0 if field in ("shared", "dense_layers") else 1
+        for field in ("count", "per_token", "ffn", "shared", "dense_layers", "latent"):
+            least = 0 if field in ("shared", "dense_layers", "latent") else 1
             whole(f"experts: {field}", getattr(self, field), least, 10**7)
         if self.per_token > self.count:
             raise ValueError(f"experts: {self.per_token} for each token, but there are only {self.count}")
@@ -255,9 +258,9 @@ class ModelShape:
         up = at.kv_rank * self.heads * (at.nope + at.values)
         return queries + h * (at.kv_rank + at.rope) + up + out * h
 
-    def matrices(self, width: int) -> int:
-        """Parameters in the matrices of a feed-forward part of a width."""
-        return (3 if self.gated else 2) * self.hidden * width
+    def matrices(self, width: int, latent: int = 0) -> int:
+        """Parameters in the matrices of a feed-forward part of a width. latent: what it sees, if not all."""
+        return (3 if self.gated else 2) * (latent or self.hidden) * width
 
     @property
     def shared_params(self) -> int:
@@ -266,18 +269,20 @@ class ModelShape:
             return 0
         if not (e := self.experts):
             return self.matrices(self.ffn)
-        return self.matrices(e.shared) + self.hidden * (e.count + e.shared_gate)
+        return self.matrices(e.shared) + self.hidden * (e.count + e.shared_gate + 2 * e.latent)
 
     @property
     def expert_params(self) -> int:
         """All parameters of one routed expert."""
         e = self.experts
-        return self.matrices(e.ffn) + self.biases * (self.hidden + e.ffn * (1 + self.gated)) if e else 0
+        biases = self.biases * (self.hidden + e.ffn * (1 + self.gated)) if e else 0
+        return self.matrices(e.ffn, e.latent) + biases if e else 0
 
     @property
     def matrix_params(self) -> int:
         """Parameters in one layer's matrices that a token goes through: 12 h² for a GPT."""
-        routed = self.experts.per_token * self.matrices(self.experts.ffn) if self.experts else 0
+        e = self.experts
+        routed = e.per_token * self.matrices(e.ffn, e.latent) if e else 0
         return self.attention_params + self.shared_params + routed
 
     @property
@@ -299,12 +304,12 @@ class ModelShape:
     @property
     def whole_params(self) -> int:
         """Of one layer, what every tensor-parallel rank holds whole: norms, biases behind a split by rows,
-        the router, and the ways down of latent attention.
+        the router, the ways to and from experts' latent numbers, and those down of latent attention.
         """
         norms = self.norm_params + 2 * self.head_dim * self.qk_norm * self.attends
         biases = self.biases * self.hidden * (1 if self.experts else 2)
         e, at = self.experts, self.latent
-        router = (e.count + e.shared_gate) * self.hidden + e.count * e.router_bias if e else 0
+        router = (e.count + e.shared_gate + 2 * e.latent) * self.hidden + e.count * e.router_bias if e else 0
         down = (at.q_rank + at.kv_rank) * (self.hidden + 1) + at.rope * self.hidden if at else 0
         return norms + biases + router + down
 

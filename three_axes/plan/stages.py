@@ -75,7 +75,7 @@ def kinds_among(model: ModelShape, layout: Layout, rank, many) -> list[tuple[Mod
 
 def layer_share(model: ModelShape, t):
     """Parameters of a layer on one of t ranks, but routed experts: norms, biases behind a split by rows, the
-    router and the ways down of latent attention are on all.
+    router and the ways to latent numbers are on all.
     """
     own = model.layer_params - (model.experts.count * model.expert_params if model.experts else 0)
     return (own - model.whole_params) / t + model.whole_params
@@ -89,7 +89,7 @@ def expert_share(model: ModelShape, layout: Layout):
 def layer_matrices(model: ModelShape, layout: Layout):
     """Of these, in matrices: what a microbatch makes gradients of."""
     own, e = (model.attention_params + model.shared_params) / layout.tp, model.experts
-    return own + (e.count / layout.ep * model.matrices(e.ffn) / layout.etp if e else 0)
+    return own + (e.count / layout.ep * model.matrices(e.ffn, e.latent) / layout.etp if e else 0)
 
 
 def ends_share(model: ModelShape, layout: Layout, stage, split: bool):
