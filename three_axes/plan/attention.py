@@ -131,7 +131,7 @@ def _reached(at: LayerOnRank, seen):
     et al. 2024, figures 5 and 6).
     """
     kernel = ATTENTION[at.job.framework.attention]
-    reached = kernel.get(at.job.cluster.device.generation, kernel[""])
+    reached = kernel.get(at.job.cluster.device.generation, next(iter(kernel.values())))
     at_once = seen / (at.layout.cp if at.job.framework.context == "ring" else 1)
     size = min(128, at.model.q_width // at.model.heads)
     return reached.share * size / (size + 43) * (128 + 43) / 128 * at_once / (at_once + reached.half)

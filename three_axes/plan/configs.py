@@ -142,7 +142,8 @@ def from_config(path: Path) -> ModelShape:
     _refuse_other_layers(path, config, kind)
     config = _DEFAULTS.get(kind, {}) | config
     if kind == "nemotron_h":
-        config = config | {"num_hidden_layers": len(_parts(path, config))}
+        letters = _letters(path, config)
+        config = config | {"hybrid_override_pattern": letters, "num_hidden_layers": len(letters)}
     if kind == "llama4_text":
         config = _usual_names(config)
     known = dict(_KINDS.get(kind, {}))
@@ -209,7 +210,7 @@ def _sizes(path: Path, config: dict, names: dict, needed: tuple[str, ...]) -> di
 
 
 def _experts(path: Path, config: dict, kind: str) -> Experts | None:
-    if kind not in _WITH_EXPERTS or kind == "nemotron_h" and "E" not in _parts(path, config):
+    if kind not in _WITH_EXPERTS or kind == "nemotron_h" and "E" not in config["hybrid_override_pattern"]:
         return None
     sizes = _sizes(path, config, _EXPERTS, ("count", "per_token", "ffn"))
     shared = next((config[a] for a in _SHARED if config.get(a)), 0)
@@ -221,9 +222,8 @@ def _experts(path: Path, config: dict, kind: str) -> Experts | None:
 def _mixed(path: Path, config: dict, kind: str, model: ModelShape) -> ModelShape:
     """The same with its other kinds of layers."""
     if kind == "nemotron_h":
-        parts = _parts(path, config)
-        recurrent = Recurrent(**_sizes(path, config, _MAMBA, tuple(_MAMBA)))
-        return of_parts(model, {one: parts.count(one) for one in _PARTS}, recurrent)
+        many = {one: config["hybrid_override_pattern"].count(one) for one in _PARTS}
+        return of_parts(model, many, Recurrent(**_sizes(path, config, _MAMBA, tuple(_MAMBA))))
     if kind == "qwen3_next":
         delta = Recurrent(**_sizes(path, config, _DELTA, tuple(_DELTA)), gates=2, chunk=64)
         return with_recurrence(model, _without_attention(config, model.layers), delta)
@@ -249,7 +249,7 @@ def _without_attention(config: dict, layers: int) -> int:
     return kinds.count("linear_attention")
 
 
-def _parts(path: Path, config: dict) -> str:
+def _letters(path: Path, config: dict) -> str:
     """Of Nemotron-H, a letter a layer, as its files had them first."""
     words = config.get("layers_block_type") or config.get("layer_types")
     pattern = config.get("hybrid_override_pattern")

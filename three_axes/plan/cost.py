@@ -162,19 +162,20 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
         computed = sum(made.part(part) for part in COMPUTED if part in seconds)
         shown = np.maximum(sent - computed, c.exposed * sent) / np.maximum(sent, 1e-30)
         seconds["expert parallel"] = {phase: s * shown for phase, s in seconds["expert parallel"].items()}
-    if (
-        layout.recompute == "host"
-    ):  # each way under the layer's own computing, of whose memory it takes a part
-        kept, speed = (
-            sum(op.saved for op in ops),
-            lambda of: job.cluster.memory_speed(of, c.memory_efficiency),
-        )
-        way, forward = kept / speed("link"), made.phase("F")
-        shown = np.maximum(way - forward, 0) + np.maximum(way - (made.total - forward), 0)
-        seconds[TO_HOST] = dict.fromkeys("FIW", 0.0) | {
-            "R": shown + 2 * kept / speed("gpu")
-        }  # R: for `again`
+    if layout.recompute == "host":
+        there_and_back = _to_host(sum(op.saved for op in ops), made, job, c)
+        seconds[TO_HOST] = dict.fromkeys("FIW", 0.0) | {"R": there_and_back}  # R: for `again`
     return made
+
+
+def _to_host(kept, layer: Work, job: Job, c: Constants):
+    """Seconds that a layer's `kept` bytes cost there and back: each way runs under the layer's own computing,
+    and takes a part of the GPU's memory speed.
+    """
+    link, memory = (job.cluster.memory_speed(of, c.memory_efficiency) for of in ("link", "gpu"))
+    way, forward = kept / link, layer.phase("F")
+    shown = np.maximum(way - forward, 0) + np.maximum(way - (layer.total - forward), 0)
+    return shown + 2 * kept / memory
 
 
 def _routed(forward: list[tuple]):

@@ -98,10 +98,10 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     router = product("router", mine, h, e.count, saved=at.x / at.parts * alone, saved_modules=0.0)
     # On each rank for its own tokens. The router keeps the first one's input already, but not narrow.
     again = at.narrow(at.x / at.parts) * narrowed * alone
-    inwards = at.product("into experts", mine, h, seen, saved=again) if e.latent else []
-    outwards = (
-        at.product("out of experts", mine, seen, h, saved=at.narrow(n * mine * seen)) if e.latent else []
-    )
+    inwards, outwards = [], []
+    if e.latent:
+        inwards = at.product("into experts", mine, h, seen, saved=again)
+        outwards = at.product("out of experts", mine, seen, h, saved=at.narrow(n * mine * seen))
     return [
         *at.trained("router", router, h * e.count),
         *inwards,

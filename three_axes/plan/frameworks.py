@@ -35,20 +35,14 @@ class Reached(NamedTuple):
     half: float
 
 
-_HOPPER = Reached(0.436, 300)
 # By kernel and generation of GPUs, the first one for those that nobody measured. flash: FlashAttention-2, on
 # an A100 0.63 to 0.73 of 312 TFLOP/s (Dao 2023, section 4.1), on an H100 335 of 720 (Shah et al. 2024,
 # figures 5 and 6), on a GB200 as cuDNN's benchmarks have PyTorch's. cudnn: on an H100 as in the same figures,
 # on a GB200 cuDNN's own (cudnn-frontend, benchmark/sdpa_benchmark_training, 2025); on an A100 Transformer
 # Engine takes FlashAttention-2, which is faster there.
 ATTENTION: dict[str, dict[str, Reached]] = {
-    "flash": {"": _HOPPER, "A100": Reached(0.70, 350), "Hopper": _HOPPER, "Blackwell": Reached(0.233, 700)},
-    "cudnn": {
-        "": Reached(0.745, 830),
-        "A100": Reached(0.70, 350),
-        "Hopper": Reached(0.745, 830),
-        "Blackwell": Reached(0.923, 1420),
-    },
+    "flash": {"Hopper": Reached(0.436, 300), "A100": Reached(0.70, 350), "Blackwell": Reached(0.233, 700)},
+    "cudnn": {"Hopper": Reached(0.745, 830), "A100": Reached(0.70, 350), "Blackwell": Reached(0.923, 1420)},
 }
 
 

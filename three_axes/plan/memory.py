@@ -166,9 +166,8 @@ def stage_memory(
     parts["gathered weights"] = np.maximum(logits + in_loss, whole + in_layer) - np.maximum(logits, whole)
     if job.precision in framework.narrow_copies:
         numbers = sum(many * layer_matrices(kind, layout) for kind, many in kinds)
-        parts["narrow weights"] = (
-            2 * find_precision(job.precision).bytes * numbers * (np.asarray(layout.zero) < 3)
-        )
+        copies = 2 * (np.asarray(layout.zero) < 3)
+        parts["narrow weights"] = copies * find_precision(job.precision).bytes * numbers
     if job.lora and job.lora.four_bit:  # one matrix at a time is made wide
         widest = max(model.q_width, model.experts.shared if model.experts else model.ffn)
         parts["widened weights"] = 2.0 * model.hidden * widest / t

@@ -30,9 +30,8 @@ def _gpt_oss(name: str, layers: int, experts: int) -> ModelShape:
 
 def _llama_4(name: str, experts: int, every: int) -> ModelShape:
     """Of each `every` layers the last has experts."""
-    more = dict(
-        head_dim=128, window=8192, windowed=36, chunked=True, experts=Experts(experts, 1, 8192, shared=8192)
-    )
+    routed = Experts(experts, 1, 8192, shared=8192)
+    more = dict(head_dim=128, window=8192, windowed=36, chunked=True, experts=routed)
     return with_experts_each(llama(name, 48, 5120, 40, 16384, 202048, 8, **more), every)
 
 

@@ -163,18 +163,7 @@ class ModelShape:
                 object.__setattr__(self, field, default)
         for field in ("head_dim", "positions", "window", "windowed", "mtp"):
             whole(f"{self.name}: {field}", getattr(self, field), 0, 10**8)
-        switches = (
-            "gated",
-            "biases",
-            "qkv_biases",
-            "tied",
-            "qk_norm",
-            "sinks",
-            "chunked",
-            "rms",
-            "output_gate",
-        )
-        for field in switches:
+        for field in (field.name for field in fields(self) if field.type == "bool"):
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(f"{self.name}: {field} must be true or false, not {getattr(self, field)!r}")
         if not self.head_dim and self.latent:
@@ -258,9 +247,9 @@ class ModelShape:
         up = at.kv_rank * self.heads * (at.nope + at.values)
         return queries + h * (at.kv_rank + at.rope) + up + out * h
 
-    def matrices(self, width: int, latent: int = 0) -> int:
-        """Parameters in the matrices of a feed-forward part of a width. latent: what it sees, if not all."""
-        return (3 if self.gated else 2) * (latent or self.hidden) * width
+    def matrices(self, width: int, seen: int = 0) -> int:
+        """Parameters in the matrices of a feed-forward part. seen: numbers of a token, 0 for all."""
+        return (3 if self.gated else 2) * (seen or self.hidden) * width
 
     @property
     def shared_params(self) -> int:
@@ -272,17 +261,21 @@ class ModelShape:
         return self.matrices(e.shared) + self.hidden * (e.count + e.shared_gate + 2 * e.latent)
 
     @property
+    def expert_matrices(self) -> int:
+        """Parameters in the matrices of one routed expert."""
+        return self.matrices(self.experts.ffn, self.experts.latent) if self.experts else 0
+
+    @property
     def expert_params(self) -> int:
         """All parameters of one routed expert."""
-        e = self.experts
-        biases = self.biases * (self.hidden + e.ffn * (1 + self.gated)) if e else 0
-        return self.matrices(e.ffn, e.latent) + biases if e else 0
+        if not (e := self.experts):
+            return 0
+        return self.expert_matrices + self.biases * (self.hidden + e.ffn * (1 + self.gated))
 
     @property
     def matrix_params(self) -> int:
         """Parameters in one layer's matrices that a token goes through: 12 h² for a GPT."""
-        e = self.experts
-        routed = e.per_token * self.matrices(e.ffn, e.latent) if e else 0
+        routed = self.experts.per_token * self.expert_matrices if self.experts else 0
         return self.attention_params + self.shared_params + routed
 
     @property

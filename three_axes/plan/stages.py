@@ -89,7 +89,7 @@ def expert_share(model: ModelShape, layout: Layout):
 def layer_matrices(model: ModelShape, layout: Layout):
     """Of these, in matrices: what a microbatch makes gradients of."""
     own, e = (model.attention_params + model.shared_params) / layout.tp, model.experts
-    return own + (e.count / layout.ep * model.matrices(e.ffn, e.latent) / layout.etp if e else 0)
+    return own + (e.count / layout.ep * model.expert_matrices / layout.etp if e else 0)
 
 
 def ends_share(model: ModelShape, layout: Layout, stage, split: bool):

@@ -94,13 +94,11 @@ class Latent(nn.Module):
 
 def with_experts(net: Transformer, shape: ModelShape, group: ProcessGroup) -> None:
     """Give a transformer its experts, spread over a group, and its latent attention, in place."""
-    usual, first = shape.kinds[-1][1], shape.experts.dense_layers if shape.experts else 0
-    group_of = lambda number: (
-        (number - first) * usual // (shape.layers - first)
-    )  # the last of each has experts
-    for number, layer in enumerate(net.layers):
-        if shape.experts and number >= first and group_of(number + 1) > group_of(number):
-            layer.mlp = Routed(shape, shape.experts, group)
+    if e := shape.experts:  # in all layers behind the dense ones, or in the last of each so many
+        many, behind = shape.kinds[-1][1], shape.layers - e.dense_layers
+        for k in range(1, many + 1):
+            net.layers[e.dense_layers + k * behind // many - 1].mlp = Routed(shape, e, group)
+    for layer in net.layers:
         if shape.latent:
             layer.attention = Latent(shape, shape.latent)
 
