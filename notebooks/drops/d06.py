@@ -18,7 +18,6 @@ from torch.distributed.tensor.parallel import ParallelStyle, PrepareModuleInput,
 from helpers import toy
 from helpers.emulate import networks
 from helpers.practice.engine import OnRanks
-from helpers.practice.runs import Run
 from helpers.ranks import current, memory
 from helpers.ranks.current import span
 from helpers.ranks.world import World
@@ -29,7 +28,7 @@ from three_axes.plan import MODELS
 from three_axes.trace import tensor_plan
 from three_axes.trace.traced_model import FeedForward
 
-# -- practice: a plan for DTensor with no collective too many -------------------------------------
+# -- PyTorch's plan for a block, with seven all-reduces and with four -----------------------------
 
 
 MATRICES = (*(f"attention.{name}" for name in ("q", "k", "v", "out")), "mlp.gate", "mlp.up", "mlp.down")
@@ -48,10 +47,8 @@ def usual_plan() -> dict:
     return {name: plan[name] for name in MATRICES}
 
 
-def merged_plan():
-    """A plan for parallelize_module, as `usual_plan()`, with four all-reduces in a step of one block instead
-    of seven.
-    """
+def merged_plan() -> dict:
+    """`usual_plan()` with four all-reduces in a step of one block instead of seven."""
     # One DTensor of x for all matrices that read it: their gradients are added before they are summed.
     whole = lambda: PrepareModuleInput(
         input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=False
@@ -59,30 +56,26 @@ def merged_plan():
     return usual_plan() | {"attention": whole(), "mlp": whole()}
 
 
-def _under(make_plan, facts: dict, all_cut: bool = True) -> None:
-    """On a rank: a step of the block under a plan. all_cut: none under a plan that leaves a matrix out."""
-    block, mesh = llama_block(), init_device_mesh("cpu", (dist.get_world_size(),))
-    torch.manual_seed(0)
-    for p in block.parameters():
-        nn.init.normal_(p, std=0.1)
-    x = torch.randn(2, 8, 64, dtype=torch.float64, requires_grad=True)
-    plan = make_plan()
-    facts |= {"values": [None] if plan is None else [], "problem": _problem(plan, block)}
-    facts["whole"] = [] if facts["problem"] else [name for name in MATRICES if name not in plan]
-    if facts["problem"] or all_cut and facts["whole"]:
-        return
-    size = sum(p.numel() for p in block.parameters() if p.dim() == 2)
-    local = lambda p: p.to_local() if hasattr(p, "to_local") else p
-    calls = lambda: sum(row.calls for row in current.counted_so_far() if row.op == "all_reduce")
-    parallelize_module(block, mesh, plan)
-    current.count_from_here()  # the setting up is not counted
-    y = block(x)
-    facts["forward"] = calls()
-    y = y.full_tensor() if hasattr(y, "full_tensor") else y
-    y.square().sum().backward()
-    facts |= {"values": [y.detach()], "gradients": [x.grad], "all-reduces": calls()}
-    facts["others"] = sum(row.calls for row in current.counted_so_far()) - calls()
-    facts["share"] = sum(local(p).numel() for p in block.parameters() if p.dim() == 2) / size
+def all_reduces(world: World, make_plan) -> dict[str, int]:
+    """All-reduces of one step of a Llama-shaped block under a plan of PyTorch's.
+
+    Raises ValueError for what is no plan for this block.
+    """
+    if problem := _problem(make_plan(), llama_block()):
+        raise ValueError(problem)
+
+    def run():
+        block, mesh = llama_block(), init_device_mesh("cpu", (dist.get_world_size(),))
+        x = torch.randn(2, 8, 64, dtype=torch.float64, requires_grad=True)
+        calls = lambda: sum(row.calls for row in current.counted_so_far() if row.op == "all_reduce")
+        parallelize_module(block, mesh, make_plan())
+        current.count_from_here()  # the setting up is not counted
+        y = block(x)
+        forward = calls()
+        y.square().sum().backward()
+        return {"forward": forward, "backward": calls() - forward}
+
+    return world.run(run)[0]
 
 
 def _problem(plan, block: nn.Module) -> str:
@@ -97,90 +90,6 @@ def _problem(plan, block: nn.Module) -> str:
     needs = "it needs what ColwiseParallel() or PrepareModuleInput(…) returns."
     return f"{odd[0]!r} gets {plan[odd[0]]!r:.70}; {needs}" if odd else ""
 
-
-def all_reduces(world: World, make_plan) -> dict[str, int]:
-    """All-reduces of one step of a Llama-shaped block under a plan of PyTorch's.
-
-    Raises ValueError for what is no plan for this block.
-    """
-
-    def run():
-        _under(make_plan, facts := {}, all_cut=False)
-        return facts
-
-    facts = world.run(run)[0]
-    if facts["problem"]:
-        raise ValueError(facts["problem"])
-    return {"forward": facts["forward"], "backward": facts["all-reduces"] - facts["forward"]}
-
-
-def _left_out(run: Run, _) -> bool | str:
-    """Whether a rank holds whole matrices, and which the plan leaves out."""
-    if names := run.ranks[0].get("whole"):
-        return f"Your plan leaves out {', '.join(names)}."
-    return run.ranks[0].get("share", 0) > 0.26
-
-
-def _counted(run: Run, truth: Run) -> list[tuple[str, str, str]]:
-    if "share" not in run.ranks[0]:
-        return []
-    both = run.ranks[0], truth.ranks[0]
-    return [
-        ("all-reduces of a step", *(str(facts["all-reduces"]) for facts in both)),
-        ("share of the matrices on a rank", *(f"{facts['share']:.2f}" for facts in both)),
-    ]
-
-
-plan = OnRanks(
-    "merge the all-reduces",
-    merged_plan,
-    minutes=5,
-    hints=[
-        "attention_merged() has 2 all-reduces forward, as it should, and 3 backward: one for q, k and v"
-        " together, one for gate, one for up. Which of these have the same input?",
-        "Each ColwiseParallel takes a plain x and makes a DTensor of it. The gradient of x is made plain"
-        " again by an all-reduce, for each of them.",
-        'PrepareModuleInput makes the DTensor once, for all of "attention", and once for "mlp": with'
-        " input_layouts=Replicate(), desired_input_layouts=Replicate() and use_local_output=False the"
-        " parts inside get a DTensor, and add up their gradients before anything is sent.",
-    ],
-    tries=((4,),),
-    watch=_under,
-    must_wait=False,  # DTensor waits inside C++, where nobody sees it
-    world={"timeout": 8},
-    praise="The matrices that share an input now share the all-reduce of its gradient.",
-    figures=_counted,
-    shows={
-        "no plan for this block": lambda run, _: run.ranks[0].get("problem", ""),
-        "matrices left whole": _left_out,
-        "other collectives instead": lambda run, _: run.ranks[0].get("others", 0) > 0,
-    },
-    mistakes="""
-        no plan for this block
-        a plain tensor meets a DTensor
-            Where the plan makes a part's input a DTensor, it must also split every matrix inside, as
-            usual_plan() does.
-            ! got mixed torch.Tensor and DTensor
-        a plan that does not fit together
-            PyTorch could not follow the plan.
-            ! (?s)^RuntimeError: .*[Ss]hard
-        matrices left whole
-            A matrix that stays whole is held, and multiplied, on every rank. Begin with usual_plan(), and
-            add to it.
-        another output or gradient
-            Begin with usual_plan(), and only add to it.
-            ~ values
-            ~ gradients
-            ~ cut
-            ~ form
-        other collectives instead
-            There are other collectives now. The same four all-reduces can do it alone.
-        one all-reduce for each matrix
-            A matrix that turns x into a DTensor by itself sends its own gradient of x. Let the part around
-            several matrices do it once, for all of them.
-            $ all-reduces
-    """,
-)
 
 # -- practice: an MLP under sequence parallelism --------------------------------------------------
 
@@ -295,13 +204,6 @@ sequence = OnRanks(
         an output cut off from x
             toy.gather_tokens alone has no backward. toy.conjugate gives it one.
             ~ cut
-        another output
-            Which tokens does a rank need before `up`? What does it hold after `down`?
-            ~ values
-        another gradient of x
-            Backward mirrors forward, in reverse order: gather, then add the partial sums and keep your own
-            tokens.
-            ~ gradients
         more bytes than tensor parallelism alone
             Right, but it sends more than TP's two all-reduces. An all-reduce is a reduce-scatter and an
             all-gather: use just the half that is needed in each place.

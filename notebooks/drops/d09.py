@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from drops import rings
 from drops.d09_measured import *  # noqa: F403  what the cells show
 from helpers import toy
-from helpers.practice.engine import Asked, OnRanks
+from helpers.practice.engine import Asked
 from helpers.practice.runs import Run, alike, number
 from helpers.ranks import memory
 from helpers.ranks.world import World
-from three_axes.paper.collectives import algorithmic_bytes, gloo
 
 # -- practice: bytes of states on the fullest GPU -------------------------------------------------
 
@@ -192,122 +190,5 @@ states = Asked(
             - return ( => return (lambda w, g, o: (o, w, g))(
             - return ( => return (lambda w, g, o: (w, o, g))(
             - return ( => return (lambda w, g, o: (o, g, w))(
-        another number
-            Which number of parameters do you take, how many bytes of each, and what divides them?
-            ~ values
-    """,
-)
-
-
-# -- practice: a reduce-scatter around a ring -----------------------------------------------------
-
-
-def ring_reduce_scatter(x, rank, world_size):
-    """Sum x over the ranks and return this rank's chunk of the sum: x.chunk(world_size)[rank]. x divides
-    evenly.
-
-    Use dist.isend and dist.recv around the ring.
-    """
-    # Begun one chunk earlier than drop 02's ring, so that it ends with my own chunk.
-    chunks = list(x.clone().chunk(world_size))
-    after, before = (rank + 1) % world_size, (rank - 1) % world_size
-    for step in range(world_size - 1):
-        give, take = (rank - step - 1) % world_size, (rank - step - 2) % world_size
-        sending = dist.isend(chunks[give], after)
-        received = torch.empty_like(chunks[take])
-        dist.recv(received, before)
-        sending.wait()
-        chunks[take] += received
-    return chunks[rank]
-
-
-def _to_scatter(rank: int, n: int) -> list[tuple]:
-    """Two tensors whose numbers tell the rank and the chunk that they are from, and a long one."""
-    marked = rings.marked(rank, n, torch.empty(8 * n, dtype=torch.float64))
-    return [(x, rank, n) for x in (*marked, torch.arange(24_000, dtype=torch.float64) * (rank + 1))]
-
-
-def _bytes_sent(run: Run, truth: Run) -> list[tuple[str, str, str]]:
-    size, n = truth.ranks[0]["size"], run.n
-    share = lambda sent: f"{sent / size:.2f}"
-    what = f"bytes sent by the busiest of {n} ranks, in units of S"
-    return [
-        (what, share(max(run.traffic.counted)), share(algorithmic_bytes("reduce_scatter", size, n))),
-        ("gloo's own", share(gloo("reduce_scatter", size, n)), ""),
-    ]
-
-
-ring = OnRanks(
-    "a reduce-scatter by ring",
-    ring_reduce_scatter,
-    minutes=10,
-    hints=[
-        "It is the first half of drop 02's ring: world_size - 1 steps, in each of which a rank sends one"
-        " chunk on, receives one, and adds.",
-        "You must end with chunk number `rank`. So the last chunk that you receive, and add to, is that"
-        " one: in step k receive chunk rank - k - 2.",
-        "In step k send chunk (rank - k - 1) % world_size: it is the one you added to in the step before.",
-    ],
-    tries=((4,), (3,), (2,)),
-    inputs=_to_scatter,
-    messages=True,
-    world={"timeout": 4},
-    praise="The textbook's bytes, half of what gloo's own reduce-scatter sends.",
-    figures=_bytes_sent,
-    shows={
-        "a buffer too small": lambda run, _: bool(run.error) and "op.nbytes. 64 vs 32" in run.error.report,
-        "a part added more than once": partial(rings.repeated, own=True),
-        "chunks of different numbers added": partial(rings.mixed, own=True),
-        "another sum": partial(rings.where_it_parts, own=True),
-    },
-    mistakes="""
-        not one chunk
-            Return your chunk of the sum, float64 as x is.
-            ~ form
-        the mean, not the sum
-            You return the sum divided by the number of ranks. A reduce-scatter sums.
-            - x.clone() => (x / world_size)
-            - return chunks[rank] => return chunks[rank] / world_size
-        another rank's chunk
-            The sum is complete: begin the ring one place earlier or later.
-            - x.clone() => x.roll(len(x) // world_size)
-            - x.clone() => x.roll(-len(x) // world_size)
-        the ring begins at another chunk
-            You return a chunk before it is finished. After n−1 steps the finished chunk must be number
-            `rank`: receive that one last.
-            - rank - step => rank + 1 - step
-            - rank - step => rank - 1 - step
-        a step too few, or too many
-            There are n−1 steps: a chunk visits n ranks, and is on the first of them already.
-            - range(world_size - 1) => range(world_size - 2)
-            - range(world_size - 1) => range(world_size)
-        parts written over, not added
-            Add what you receive to your own part.
-            - += received => = received
-        added to the chunk just sent
-            What you receive belongs to the chunk after the one you send, which you send in the next step.
-            - chunks[take] += => chunks[give] +=
-        numbers of a ring that goes the other way
-            What rank r−1 sends in step k is the chunk that rank r adds to in step k, and sends in step k+1:
-            its number falls by one for each rank. Turn either the neighbours or the numbers.
-            - rank - step - 1 => rank + step + 1 & rank - step - 2 => rank + step + 2
-            - rank - step - 1 => rank + step & rank - step - 2 => rank + step + 1
-            - (rank + 1) % world_size, (rank - 1) => (rank - 1) % world_size, (rank + 1)
-        a place of a tuple
-            x.chunk gives a tuple, and you write to a place of it: `chunks = list(x.chunk(world_size))`.
-            ! 'tuple' object does not support item assignment
-        a buffer too small
-            A message came for a buffer of half its bytes. The check's x is float64, and torch.empty makes
-            float32: `torch.empty_like(chunk)` makes what fits.
-        a part added more than once
-            A chunk visits each rank once: n−1 steps. And what is received into a chunk is in it already.
-        chunks of different numbers added
-            What you receive belongs to the chunk after the one you send: add your own part of that chunk.
-        another sum
-            In step k, which chunk does a rank send, which one does it receive? Is what comes added, or
-            written over? (dist.recv puts it into the tensor you give; it returns the sender's rank.)
-        more bytes than a ring
-            The values are right, but each step needs one chunk only, S/n, in n−1 steps.
-            $ bytes
     """,
 )

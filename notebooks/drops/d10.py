@@ -74,6 +74,9 @@ def _ended() -> list[tuple[str, str, Run]]:
     recorded ones as ranks are that do not all hold the same.
     """
     fresh = [(cause, crash(cause, budget=4.65e6, at=2, hidden=48)) for cause in CAUSES]
+    # The number of steps alone tells nothing: a long batch in the second step, a leak that ends in the third.
+    fresh.append(("long batch", crash("long batch", budget=4.65e6, at=1, hidden=48)))
+    fresh.append(("leak", crash("leak", budget=4.45e6, hidden=48)))
     recorded = [(f"Incident {k}", cause, load(k)) for k, cause in RECORDED.items()]
     uneven = [
         (f"{which}, its ranks 300 bytes apart", cause, _uneven(run, more))
@@ -117,7 +120,7 @@ signature = engine.Asked(
     ],
     cases=lambda: [(run.tokens, run.peaks) for _, _, run in _ended()],
     reads=lambda said: CAUSES[CAUSES.index(said.strip())],
-    praise="Four recorded runs, also on uneven ranks, and four of a smaller model that crashed here.",
+    praise="Four recorded runs, also on uneven ranks, and six of a smaller model that crashed here.",
     figures=lambda seen, truth: [
         ("runs told apart", str(sum(map(eq, seen.values, truth.values))), str(len(truth.values)))
     ],
@@ -132,73 +135,20 @@ signature = engine.Asked(
 )
 
 
-# -- practice: the cheapest remedy ----------------------------------------------------------------
-
-
-def remedy():
-    """The remedy that fits under the budget, computes nothing twice and moves nothing more: one of
-    d10.REMEDIES.
-    """
-    # Gradients add up over the four, so nothing is computed or sent twice.
-    return "4 microbatches"
-
-
-PRICES = {
-    "recompute": "every block's forward runs twice: a third more compute",
-    "TP + SP": "all-reduces in every layer, which drop 06 made you pay",
-    "offload": "all that is kept travels to the host's memory and back",
-}
-REMEDIES = ("nothing", "DP on 8 ranks", "ZeRO-1", "ZeRO-3", "4 microbatches", "recompute 2 blocks", *PRICES)
-COSTS_MORE = "it fits, but costs more than it must"
-LADDER_BUDGET = 8e6
-_tried = cache(lambda name: attempt(name))
-
-
-def _tried_out(seen: engine.Run, truth: engine.Run) -> tuple[str, str] | None:
-    (name,), (best,) = seen.values, truth.values
-    tried = _tried(name)
-    if tried["fits"]:
-        return None if name == best else (COSTS_MORE, f"It fits. Its price: {PRICES[name]}.")
-    kinds = {"DP": "more DP fixes OOM", "ZeRO": "ZeRO shrinks activations", "recompute": "too few blocks"}
-    mistake = next((kinds[kind] for kind in kinds if name.startswith(kind)), "nothing changed")
-    return mistake, f"Tried here, and out of memory again: {tried['error']}."
-
-
-cheapest = engine.Asked(
-    "the cheapest remedy",
-    remedy,
-    minutes=3,
-    hints=[
-        "What rose: states or activations? Read what the error says was held.",
-        "Activations grow with the microbatch. Which remedies change that, and which change states only?",
-        "Of those that fit: which one computes nothing twice and sends nothing more?",
-    ],
-    reads=lambda name: REMEDIES[REMEDIES.index(name.strip())],
-    praise="It fits, for the same work: gradients are added up over smaller pieces before the step.",
-    figures=lambda seen, _: [
-        ("peak of the fullest rank", human(_tried(seen.values[0])["peak"]), f"at most {human(LADDER_BUDGET)}")
-    ],
-    finds=_tried_out,
-    mistakes=f"""
-        no remedy
-            The remedies are {", ".join(map(repr, REMEDIES))}.
-            ~ form
-        more DP fixes OOM
-            Each rank still has the same share of a batch, and the whole model. More ranks make the batch
-            larger, not the rank's memory.
-        ZeRO shrinks activations
-            ZeRO cuts states. Here the activations rose: they are the batch's, and no rank holds another's.
-        too few blocks
-            The other two still keep all that they computed.
-        nothing changed
-            The same run ends the same way.
-        {COSTS_MORE}
-            One remedy costs nearly nothing: the same work in smaller pieces.
-    """,
-)
-
-
 # -- the ladder -----------------------------------------------------------------------------------
+
+REMEDIES = (
+    "nothing",
+    "DP on 8 ranks",
+    "ZeRO-1",
+    "ZeRO-3",
+    "4 microbatches",
+    "recompute 2 blocks",
+    "recompute",
+    "TP + SP",
+    "offload",
+)
+LADDER_BUDGET = 8e6
 
 
 class _Outside:

@@ -4,7 +4,6 @@ an order that fits.
 
 from __future__ import annotations
 
-import operator
 from contextlib import nullcontext
 
 from drops.d07 import on_ranks
@@ -226,105 +225,5 @@ choice = Asked(
         messages are free
             Bubble and memory are right. But each microbatch crosses each boundary v times, and these links
             are full.
-    """,
-)
-
-
-# -- practice: balance the stages -----------------------------------------------------------------
-
-
-def balance(layers, p, head):
-    """How many layers each of p stages gets, as a list, so that the slowest stage is as fast as can be.
-
-    The last stage also has the head, which costs as much as `head` layers, and may have no layer beside it.
-    Of the others the long ones come last, where few microbatches are in flight.
-    """
-
-    def spread(last):
-        share, more = divmod(layers - last, p - 1)
-        return [share + (k >= p - 1 - more) for k in range(p - 1)] + [last]
-
-    # Few numbers for the last stage: try each. The longest stage sets the pace.
-    return min(
-        (spread(last) for last in range(layers - p + 2)),
-        key=lambda stages: max(*stages[:-1], stages[-1] + head),
-    )
-
-
-LAYERS = [
-    (32, 8, 3),
-    (32, 8, 0),
-    (40, 8, 2),
-    (24, 4, 5),
-    (16, 4, 9),
-    (30, 4, 2.5),
-    (16, 3, 7.3),
-    (16, 4, 1),
-]  # layers, p, head
-_slowest = lambda stages, head: max(*stages[:-1], stages[-1] + head)
-
-
-def _unbalanced(run: Run, truth: Run) -> tuple[str, str] | None:
-    """What is wrong with the first case in which anything is."""
-    for mine, best, (layers, p, head) in zip(run.values, truth.values, LAYERS):
-        where = f"With {layers} layers, {p} stages and a head of {head}"
-        if (len(mine), sum(mine)) != (p, layers):
-            return "layers lost or doubled", f"{where} your {len(mine)} stages hold {sum(mine)} layers."
-        if min(mine) < 0 or min(mine[:-1]) < 1:
-            return "the last stage takes what is left", f"{where} a stage of yours has {min(mine)} layers."
-        load, could = _slowest(mine, head), _slowest(best, head)
-        if load > could:
-            forgotten = head and mine[-1] + head == load and max(mine) == -(-layers // p)
-            name = "the head is forgotten" if forgotten else "a stage that is too long"
-            return name, f"{where} the slowest stage takes {load}, and {could} is possible."
-        if k := next((k for k in range(1, p - 1) if mine[k] < mine[k - 1]), 0):
-            shown = f"{where} stage {k - 1} has {mine[k - 1]} layers and stage {k} has {mine[k]}."
-            return "a long stage before a shorter one", shown
-    return None
-
-
-balanced = Asked(
-    "balance the stages",
-    balance,
-    minutes=6,
-    hints=[
-        "Every microbatch waits for the slowest stage. How many layers may the last one have, if the head"
-        " costs `head`?",
-        "Spread layers + head evenly over p stages: about (layers + head) / p each. The last stage gets"
-        " that minus head, or none.",
-        "Try each number of layers for the last stage, spread the others evenly, and take the one whose"
-        " slowest stage is fastest.",
-    ],
-    cases=LAYERS,
-    reads=lambda stages: list(map(operator.index, stages)),
-    compares=False,
-    praise=lambda run: right(
-        "The slowest stage is as short as can be: it sets the pace of every microbatch.",
-        (
-            "slowest stage: {} layers, p = {}, head {}".format(*LAYERS[-1]),
-            *(str(_slowest(stages, LAYERS[-1][2])) for stages in (run.values[-1], balance(*LAYERS[-1]))),
-        ),
-    ),
-    finds=_unbalanced,
-    mistakes="""
-        not whole numbers of layers
-            Return a list with a whole number of layers for each stage. The head is not counted among them.
-            ~ form
-        a head that is no whole number
-            The head may cost 2.5 layers: `//` and divmod give a float then. Layers are whole: int(…), or
-            math.floor.
-            ! can't multiply sequence by non-int|'float' object cannot be interpreted
-        layers lost or doubled
-            Every layer is in one stage.
-        the last stage takes what is left
-            A number of layers is never negative. Only the last stage, which has the head, may have none.
-            Spread what is missing over all stages, not over the last.
-        the head is forgotten
-            The last stage has the head as well, and all others wait for it. Give it fewer layers.
-        a stage that is too long
-            All others wait for it in every microbatch.
-        a long stage before a shorter one
-            The slowest stage is as short as can be. But the first stages have the most microbatches in
-            flight, and keep the activations of all of them: their stages should be the short ones.
     """,
 )

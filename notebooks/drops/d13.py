@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import replace
 from functools import cache
 
@@ -136,74 +135,6 @@ def _row(planned: Plan, axes: tuple[int, int, int]):
 def _behind(planned: Plan, axes: tuple[int, int, int]) -> str:
     row = _row(planned, axes)
     return "does not fit" if row is None else f"{row.seconds / planned.best.seconds - 1:.0%}"
-
-
-# -- practice: three sizes ------------------------------------------------------------------------
-
-
-def pick():
-    """(d, t, p) for OPT-30B on 32 A100s in four nodes of eight."""
-    # No pipeline, so no bubble; TP 2 halves what ZeRO must gather; within 2 % of the fastest.
-    return 16, 2, 1
-
-
-def _picked(run: Run, _) -> str | None:
-    d, t, p = run.values[0]
-    if min(d, t, p) < 1:
-        return "a size below 1"
-    if d * t * p != GPUS:
-        return "d·t·p is not 32"
-    if not (row := _row(the_plan(), (d, t, p))):
-        return "it cannot be"
-    if the_plan().best.seconds / row.seconds >= 0.95:
-        return None
-    return "more model parallelism than needed" if t * p >= 16 else "more than five percent behind"
-
-
-def _planned(run: Run, _) -> list[tuple[str, str, str]]:
-    d, t, p = run.values[0]
-    figures = [("the planner says", the_plan().why(dp=d, tp=t, pp=p), "")] * (min(d, t, p) > 0)
-    if row := _row(the_plan(), (d, t, p)):
-        speed = the_plan().best.seconds / row.seconds
-        figures += [
-            ("speed, the best being 1", f"{speed:.3f}", "at least 0.95"),
-            ("the fastest layout of these sizes", str(row.layout), ""),
-            ("memory of the fullest GPU", human(row.memory), human(CLUSTERS[CLUSTER].device.memory)),
-        ]
-    return figures
-
-
-tuple_ = Asked(
-    "DP, TP, PP for 30B on 32",
-    pick,
-    minutes=5,
-    hints=[
-        "States alone: 16 bytes × 30·10⁹ = 480 GB. ZeRO cuts them over d, so even t = p = 1 need not fail.",
-        "TP costs in every layer, so no more of it than memory asks for. Look at the first rows of the"
-        " table.",
-        "t = 2, p = 1 leaves d = 16: two nodes' worth of copies, and a small tp group inside a node.",
-    ],
-    reads=lambda answer: (lambda d, t, p: (d, t, p))(*map(operator.index, answer)),
-    compares=False,
-    praise="Its speed is at least 0.95 of the best's.",
-    figures=_planned,
-    finds=_picked,
-    mistakes="""
-        no layout
-            Return three whole numbers d, t, p.
-            ~ form
-        a size below 1
-            Each size is at least 1: an axis that cuts nothing has size 1.
-        d·t·p is not 32
-            The three multiply to the number of GPUs.
-        it cannot be
-            Look at what the planner says. (The order is d, t, p.)
-        more model parallelism than needed
-            It fits with far less of it, and every axis has its price.
-        more than five percent behind
-            It fits. What does it lose, and to which layout?
-    """,
-)
 
 
 # -- practice: four quick cases -------------------------------------------------------------------

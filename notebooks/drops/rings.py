@@ -31,7 +31,7 @@ def half_of_the_way(run: Run, truth: Run) -> bool:
         return False
     whole = sum(BASE**r for r in range(run.n))
     finished = [
-        [c for c, chunk in _chunks(rank["values"][0], r, run.n, False) if _number(chunk) == whole]
+        [c for c, chunk in _chunks(rank["values"][0], run.n) if _number(chunk) == whole]
         for r, rank in enumerate(run.ranks)
     ]
     return sorted(finished) == [[c] for c in range(run.n)]
@@ -42,36 +42,33 @@ def mean(run: Run, _) -> bool:
     if run.error:
         return False
     whole = sum(BASE**r for r in range(run.n))
-    chunks = (c for r, rank in enumerate(run.ranks) for _, c in _chunks(rank["values"][0], r, run.n, False))
+    chunks = (c for r, rank in enumerate(run.ranks) for _, c in _chunks(rank["values"][0], run.n))
     return all(_number(chunk) * run.n == whole for chunk in chunks)
 
 
-def repeated(run: Run, _, own: bool = False) -> str:
+def repeated(run: Run, _) -> str:
     """Where it parts, if some chunk has a rank's numbers more than once."""
-    return where_it_parts(run, own=own) if any(max(times) > 1 for times in _times(run, 0, own)) else ""
+    return where_it_parts(run) if any(max(times) > 1 for times in _times(run, 0)) else ""
 
 
-def mixed(run: Run, _, own: bool = False) -> str:
+def mixed(run: Run, _) -> str:
     """Where it parts, if some chunk has numbers of several chunks."""
-    several = any(len(times) - times.count(0) > 1 for times in _times(run, 1, own))
-    return where_it_parts(run, own=own) if several else ""
+    several = any(len(times) - times.count(0) > 1 for times in _times(run, 1))
+    return where_it_parts(run) if several else ""
 
 
-def _times(run: Run, mark: int, own: bool) -> list[list[int]]:
+def _times(run: Run, mark: int) -> list[list[int]]:
     """How often each rank, or chunk, is in each chunk; [] where these are no parts of ranks or chunks."""
     n, ranks = run.n, () if run.error else enumerate(run.ranks)
-    chunks = [_number(c) for r, rank in ranks for _, c in _chunks(rank["values"][mark], r, n, own)]
+    chunks = [_number(c) for r, rank in ranks for _, c in _chunks(rank["values"][mark], n)]
     if not all(0 <= x < BASE**n and x == int(x) for x in chunks):
         return []
     times = [[int(x) // BASE**i % BASE for i in range(n)] for x in chunks]
     return times if all(sum(one) <= 2 * n for one in times) else []  # else something else was added
 
 
-def where_it_parts(run: Run, _=None, own: bool = False) -> str:
-    """The first place where chunks part from the sum; '' where no number of the first two cases does.
-
-    own: each rank returns one chunk, that of its own number.
-    """
+def where_it_parts(run: Run, _=None) -> str:
+    """The first place where chunks part from the sum; '' where no number of the first two cases does."""
     if run.error:
         return ""
     n = run.n
@@ -80,7 +77,7 @@ def where_it_parts(run: Run, _=None, own: bool = False) -> str:
         (c, r, mark): _number(chunk)
         for r in range(n)
         for mark in range(len(MARKS))
-        for c, chunk in _chunks(run.ranks[r]["values"][mark], r, n, own)
+        for c, chunk in _chunks(run.ranks[r]["values"][mark], n)
     }
     off = [(c, r, mark) for (c, r, mark), read in chunks.items() if read != whole[mark][c]]
     if not off:
@@ -94,8 +91,8 @@ def where_it_parts(run: Run, _=None, own: bool = False) -> str:
     )
 
 
-def _chunks(x: torch.Tensor, r: int, n: int, own: bool):
-    return [(r, x)] if own else enumerate(torch.tensor_split(x, n))
+def _chunks(x: torch.Tensor, n: int):
+    return enumerate(torch.tensor_split(x, n))
 
 
 def _number(chunk: torch.Tensor) -> float:
