@@ -179,6 +179,26 @@ def test_a_wait_for_a_tensor_is_for_the_first_that_is_under_way(told):
     assert waited == {"broadcast": 0, "all_gather": 1.5, "all_reduce": 1.0}
 
 
+def test_a_tensor_may_be_waited_for_after_its_collective_has_ended(told):
+    recorder, other = Recorder(), torch.ones(1)
+    early, late, never = (call(first=(n,)) for n in (1, 2, 3))
+    for one in (early, late, never):
+        one.gives = torch.ones(1)
+        issue(recorder, one, Work(done=True))  # before the next begins, so that it is seen to have ended
+    for tensor in (never.gives, late.gives, other, late.gives):
+        recorder.waits(tensor)
+        recorder.waited_for_tensor(0.0)
+    assert recorder.not_waited() == 1
+    early.gives = None  # its memory is used again, by a collective that nobody waits for
+    recorder._ended_tensors = {meter._piece(other)}
+    again = call()
+    again.gives = other
+    issue(recorder, again, Work(done=True))
+    recorder.waits(other)
+    recorder.waited_for_tensor(0.0)
+    assert recorder.not_waited() == 1
+
+
 def test_what_is_under_way_at_the_end_has_no_figure_of_the_wire(told):
     recorder = Recorder()
     recorder.waited(issue(recorder, call("broadcast", root=0), sends=50), 0.0)

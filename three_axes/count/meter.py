@@ -83,6 +83,7 @@ class Recorder(Listener):
         # Of the forgotten, those for whom somebody still may wait: who keeps them in a list waits late.
         self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._by_future: weakref.WeakSet[dist.Work] = weakref.WeakSet()
+        self._ended_tensors: set[int] = set()  # the same of functional collectives: pieces of their results
         self.last = self.watch = None
         self._awaited: CollectiveCount | None = None
         self._awaited_for: list[Issued] = []  # what gave the tensor that is waited for
@@ -186,12 +187,14 @@ class Recorder(Listener):
             self._note(call, self.box)
         if self.watch:
             self.watch(call.op, call.root, call.first)
+        self._issued_at = time.monotonic()  # before PyTorch has it: from then on other ranks may go on
 
     def begun(self, call: Call, work: dist.Work | OnStream | InBatch) -> None:
         """Keep it among the open, until somebody has waited or it is seen to have ended."""
         self._peak = max(self._peak, self._in_flight + call.size)
         row, piece = self.rows[call.op, call.axis], _piece(call.gives)
-        issued = Issued(work, row, call.size, time.monotonic(), self._begins, piece, call.by_ddp)
+        self._ended_tensors.discard(piece)  # memory is used again: what was there is gone
+        issued = Issued(work, row, call.size, self._issued_at, self._begins, piece, call.by_ddp)
         self._open.append(issued)
         self._in_flight += call.size
 
@@ -210,9 +213,12 @@ class Recorder(Listener):
         if on is None or isinstance(on, torch.Tensor):
             begun = [issued for issued in self._open if not issued.has_ended()]
             piece = _piece(on)
-            known = [issued for issued in begun if piece and issued.piece == piece]
+            self._awaited_for = [issued for issued in self._open if piece and issued.piece == piece]
+            known = [issued for issued in self._awaited_for if not issued.has_ended()]
             self._awaited = begun[0].row if begun else None
-            self._awaited_for = known
+            if piece in self._ended_tensors:
+                self._ended_tensors.discard(piece)
+                self._forgotten -= 1
         else:
             begun = known = [issued for issued in self._open if issued.work is on]
         if begun:
@@ -302,6 +308,7 @@ class Recorder(Listener):
             forgotten = self._alone()
             self._forgotten += len(forgotten)
             self._ended.update(issued.work for issued in forgotten if isinstance(issued.work, dist.Work))
+            self._ended_tensors.update(issued.piece for issued in forgotten if issued.piece)
             self._close(self._open)
             self._in_flight = 0
             self._settle()
