@@ -33,9 +33,9 @@ test: $(READY)
 test-all: $(READY)
 	$(BIN)/python tests/run_all.py --all
 
-# After a change to an exercise's check: all natural wrong attempts, some minutes.
+# After a change to an exercise's check: all natural wrong attempts, and forty changes of each solution.
 attempts: $(READY)
-	$(BIN)/python -m pytest -q -n 2 tests/practice/test_attempts.py
+	$(BIN)/python -m pytest -q -rP -n 2 tests/practice/test_attempts.py tests/practice/test_changes.py tests/practice/test_limits.py
 
 lint: $(READY)
 	$(BIN)/ruff check helpers three_axes tools notebooks/drops tests
@@ -51,11 +51,14 @@ bench: $(READY) $(PEERS)/.ready
 	$(PEERS)/bin/python tools/bench/peers.py
 	for table in ranks counting cost_of_counting explain schedules cost_model training course; do $(BIN)/python tools/bench/$$table.py || exit 1; done
 
-cards cheatsheet worksheets site: $(READY)
-	$(BIN)/python -m three_axes $@
+cards cheatsheet worksheets: $(READY)
+	$(BIN)/python -m tools.printables $@
+
+site: $(READY)
+	$(BIN)/python -m tools.site
 
 slides: $(READY)
-	$(BIN)/python -m three_axes slides $(DROP)
+	$(BIN)/python -m tools.slides $(DROP)
 
 colab: $(READY)
 	$(BIN)/python -m tools.colab $(REPO)

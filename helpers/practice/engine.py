@@ -2,8 +2,9 @@
 
 A check runs the reader's function and the solution on the same ranks and inputs. Where they part, it also
 runs the solution with each known mistake in it. The reader's mistake has the name of the edited solution
-that does the same as the reader's function. Where none does, the reader is told what was seen, and where it
-parts from what the solution does. So nobody is accused of what was not proven.
+that does the same as the reader's function. Where none does, the attempt is wrong all the same: the reader is
+told where it parts from the solution. So nobody is accused of what was not proven, and nothing is praised
+that parts from the solution.
 
 Mistakes are rows of a text. A row has a name, advice, and proofs, of which one is enough:
 
@@ -15,8 +16,7 @@ Mistakes are rows of a text. A row has a name, advice, and proofs, of which one 
     ! PATTERN                   an error of a rank, 'IndexError: list…', has this regular expression
     $ WHAT                      the values are right, and a rank needed more than the solution: flops, calls
                                 or bytes
-    ~ WHAT                      nothing above fits, and this parts from the solution: form, values, cut (no
-                                gradient came back), gradients; or crash
+    ~ WHAT                      the answer has another form; or it is cut: no gradient came back
 
 A row without a proof has a function of its name in `shows`; one with errors may have one. It is given two
 Runs: what was seen of the attempt, and of the solution. It returns whether that is the mistake, or, as
@@ -31,6 +31,7 @@ import itertools
 import re
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -38,13 +39,14 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
+from tqdm.auto import tqdm
 
 from three_axes.table import human
 
 from ..ranks.failure import RankError
 from ..ranks.world import World
-from .exercise import Answer, Exercise, crashed, right, wrong
-from .runs import Run, Watch, alike, observed, told
+from .exercise import Answer, Exercise, NotCounted, crashed, right, stopped, wrong
+from .runs import Run, Watch, alike, differs, ends_by_itself, observed, told
 
 if TYPE_CHECKING:  # ranks import the engine, and need no matplotlib
     from ..draw.picture import Picture
@@ -53,7 +55,15 @@ if TYPE_CHECKING:  # ranks import the engine, and need no matplotlib
 
 # What may be raised where an answer is not of the form that is read.
 UNREADABLE = TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError
-PATIENCE = 60  # seconds for what is the course's own and ends, on however busy a machine
+# Seconds by the clock, for an attempt as for what is the course's own. A hang is proven before, and what
+# computes without end has used its processor time before (`runs.ends_by_itself`): this is for the rest.
+PATIENCE = 60
+# "values", "cut" or "gradients" part, and no row says why: how that is called.
+UNNAMED = {
+    "values": "another answer than the solution's",
+    "cut": "an output cut off from x",
+    "gradients": "another gradient of x",
+}
 PROOFS = {"-": "edits", "!": "errors", "$": "costs", "~": "parts"}
 
 
@@ -108,7 +118,11 @@ def changed(text: str, edit: str, name: str) -> str:
 
 def edited(solution: Callable, edit: str) -> Callable:
     """The solution, `changed` by an edit."""
-    source = changed(textwrap.dedent(inspect.getsource(solution)), edit, solution.__name__)
+    return compiled(changed(textwrap.dedent(inspect.getsource(solution)), edit, solution.__name__), solution)
+
+
+def compiled(source: str, solution: Callable) -> Callable:
+    """The function of the solution's name that a source defines, with all names that the solution sees."""
     names = dict(vars(sys.modules[solution.__module__]))
     names["__name__"] = f"edited {next(_numbers)}"  # nobody can import it, so it travels to ranks by value
     exec(compile(source, "<edited>", "exec"), names)
@@ -151,6 +165,8 @@ class Compared(Exercise):
             self.shows = {name: partial(self._found, name) for name in bare} | self.shows
         for row in self.rows:
             proofs, shown = row.edits + row.costs + row.parts, row.name in self.shows
+            if set(row.parts) - {"form", "cut"}:
+                raise ValueError(f"{self.name}: {row.name!r} has {row.parts}; there are form and cut")
             if proofs and shown or not (proofs or shown or row.errors):
                 raise ValueError(f"{self.name}: {row.name!r} needs proofs, or a function in shows")
         if unknown := set(self.shows) - {row.name for row in self.rows}:
@@ -216,7 +232,7 @@ class Compared(Exercise):
                 answer = wrong(row.name, f"{where}{_said(row, shown)}", *figures)
                 answer.picture = self.picture(mine, truth)
                 return answer
-        return None
+        return wrong(UNNAMED[parts], f"{where}{self._where(mine, truth, parts)}", *figures) if parts else None
 
     def _proven(self, row: Mistake, mine: Run, truth: Run, does: Callable, parts: str | None) -> bool | str:
         """Whether a run that ended shows the mistake of this row, or, as text, what shows it."""
@@ -236,7 +252,7 @@ class Compared(Exercise):
         )
 
     def _where(self, mine: Run, truth: Run, parts: str) -> str:
-        """The first place where two runs part, in words."""
+        """The first place where two runs part, in words. What would be right there is not said."""
         if parts == "cut":
             return "The output is right, but autograd cannot get from it back to x."
         rank, case, got, wanted = next(
@@ -245,14 +261,16 @@ class Compared(Exercise):
             for i, (a, b) in enumerate(zip(facts[parts], truth.ranks[rank][parts]))
             if not self.alike(a, b)
         )
-        what = {"values": "the answer", "gradients": "the output is right, the gradient of x"}[parts]
         if not isinstance(wanted, torch.Tensor):
-            return f"you return {_shown(got, 300)}; {_shown(wanted, 300)} is right."
+            on = f"rank {rank} returns" if mine.n > 1 else "you return"
+            return f"{mine.asked(case)}{on} {_shown(got, 300)}. {differs(got, wanted, self.alike)}."
+        what = {"values": "the answer", "gradients": "the output is right, the gradient of x"}[parts]
         same = all(self.alike(facts[parts][case], got) for facts in mine.ranks)
         length = float(got.double().norm() / wanted.double().norm())
         return (
             f"{what} is not the solution's. On rank {rank} its length is {length:.2f} times what it should be"
             f"{', and it is the same on all ranks' if same and mine.n > 1 else ''}."
+            f" {differs(got, wanted, self.alike)}."
         )
 
     def _form(self, mine: Run, truth: Run) -> Answer | None:
@@ -273,10 +291,12 @@ class Compared(Exercise):
     def _crashed(self, mine: Run, truth: Run) -> Answer:
         """A crash or a hang, with its name where what was seen proves one."""
         where = f"On {mine.n} ranks: " if mine.n > 1 else ""
+        if said := stopped(mine.error):
+            return said
         for row in self.rows:
             shown = any(re.search(pattern, said) for pattern in row.errors for said in mine.errors)
             shown = shown or (row.name in self.shows and self.shows[row.name](mine, truth))
-            if shown or "crash" in row.parts:
+            if shown:
                 text = f"{where}{_said(row, shown)}\n\n{mine.error.report}"
                 return Answer("crashed", text, row.name)
         if stuck := _all_do_the_same(mine):
@@ -289,20 +309,20 @@ class Asked(Compared):
     """A function of plain values. One rank is asked, where it may crash or hang. cases: its arguments."""
 
     cases: Sequence[tuple] | Callable[[], Sequence[tuple]] = ((),)
-    seconds: float = 5
 
     def _cases(self) -> Sequence[tuple]:
         return self.cases() if callable(self.cases) else self.cases
 
     def verdict(self, attempt: Callable) -> Answer:
-        """Ask one rank all cases, for `seconds` at most."""
+        """Ask one rank all cases."""
         cases = self._cases()
-        with World(1, timeout=self.seconds) as world:
+        does = self._does(cases)
+        with World(1, timeout=PATIENCE) as world:
             try:
-                mine = Run(cases, [{"values": world.run(lambda: [attempt(*case) for case in cases])[0]}])
+                ask = lambda: [attempt(*case) for case in cases]
+                mine = Run(cases, [{"values": world.run(ends_by_itself(ask, does("").seconds))[0]}])
             except RankError as e:
                 mine = Run(cases, [{}], error=e)
-        does = self._does(cases)
         return self.judged(mine, does) or praised(self, mine, does(""))
 
     def worlds(self):
@@ -317,8 +337,10 @@ class Asked(Compared):
         @cache
         def of(edit: str) -> Run:
             other = edited(self.reference, edit) if edit else self.reference
+            before = time.process_time()
             values = [other(*case) for case in cases]
-            return Run((), [{"values": [self.reads(v) if self.reads else v for v in values]}])
+            facts = {"seconds": time.process_time() - before}
+            return Run((), [facts | {"values": [self.reads(v) if self.reads else v for v in values]}])
 
         return of
 
@@ -329,7 +351,7 @@ class OnRanks(Compared):
     which it is tried, in order.
 
     inputs, sees, gradient: see `Watch`. watch(attempt, facts): takes its place. messages: sends and receives
-    alone may do the work. world: further arguments of the World.
+    alone may do the work. world: arguments of the World, but for its size.
     """
 
     tries: tuple[tuple, ...] = ((4,), (2,))
@@ -338,13 +360,14 @@ class OnRanks(Compared):
     gradient: Callable | None = None
     messages: bool = False
     watch: Callable | None = None
-    world: dict = field(default_factory=lambda: {"timeout": 5})
+    world: dict = field(default_factory=dict)
     _known: dict[tuple, Run] = field(default_factory=dict, init=False, repr=False)
 
     def verdict(self, attempt: Callable) -> Answer:
         """Stops at the first try in which something is wrong. Praise is for the try with most ranks."""
-        runs = []
-        for does, observe in self.worlds():
+        runs, worlds = [], self.worlds()
+        for _ in _shown_as(self.tries):
+            does, observe = next(worlds)
             runs.append((observe(attempt), does("")))
             if answer := self.judged(runs[-1][0], does):
                 return answer
@@ -353,7 +376,7 @@ class OnRanks(Compared):
     def worlds(self):
         """Tries in a row with the same number of ranks share a World."""
         for n, tries in itertools.groupby(self.tries, lambda tried: tried[0]):
-            with World(n, **self.world) as world:
+            with World(n, **{"timeout": PATIENCE} | self.world) as world:
                 for tried in tries:
                     if (tried, "") not in self._known:
                         self._known[tried, ""] = self._observe(world, tried, self.reference)
@@ -363,15 +386,16 @@ class OnRanks(Compared):
         return self.watch or Watch(tried, self.inputs, self.sees, self.gradient, flops, self.messages)
 
     def _observe(self, world: World, tried: tuple, attempt: Callable) -> Run:
-        """What an attempt does in a world."""
+        """What an attempt does in a world. Raises NotCounted where the solution itself does not end."""
         watch = self._watch(tried, flops=any("flops" in row.costs for row in self.rows))
+        truth = self._known.get((tried, ""))
         try:
-            seconds = PATIENCE if attempt is self.reference else world.timeout
-            seen = [facts for (facts,) in world.run(observed, watch, attempt, timeout=seconds)]
+            limit = truth and truth.seconds
+            seen = [facts for (facts,) in world.run(observed, watch, attempt, solution=limit)]
             return Run(tried, seen, world.traffic, attempt=attempt)
         except RankError as e:
             if attempt is self.reference:
-                raise  # nothing can be said of anybody's
+                raise NotCounted(f"The solution itself did not get through here:\n{e.report}") from None
             known = world.run(told) if e.state_kept else [{} for _ in range(world.n)]
             return Run(tried, known, error=e, attempt=attempt)
 
@@ -381,12 +405,21 @@ class OnRanks(Compared):
             mutants = [edited(self.reference, edit) for edit in self.edits]
             with redirect_stdout(io.StringIO()):
                 try:
-                    of_ranks = world.run(observed, self._watch(tried), *mutants, timeout=PATIENCE)
+                    of_ranks = world.run(observed, self._watch(tried), *mutants)
                     runs = [Run(tried, list(facts)) for facts in zip(*of_ranks)]
                 except RankError:  # one of them crashes in this try
                     runs = [self._observe(world, tried, mutant) for mutant in mutants]
             self._known |= {(tried, edit): run for edit, run in zip(self.edits, runs)}
         return self._known[tried, edit]
+
+
+def _shown_as(tries: Sequence[tuple]) -> Iterator[tuple]:
+    """The tries in turn; where they take long, a line says which is under way, and is gone afterwards."""
+    with tqdm(total=len(tries), leave=False, delay=1, bar_format="{desc} … ({n_fmt} of {total_fmt})") as line:
+        for tried in tries:
+            line.set_description_str(f"on {tried[0]} rank{'s' * (tried[0] > 1)}", refresh=False)
+            line.update()
+            yield tried
 
 
 def _said(row: Mistake, shown: bool | str) -> str:

@@ -3,6 +3,7 @@
 An exercise runs the reader's function on real ranks and answers in one of four ways:
 not started, right, wrong and why, crashed or hung. What is wrong is told from what was
 measured (values, bytes, order, who waits for whom), and named as the misconception it shows.
+Where the machine kept the ranks from ending, the attempt is not counted.
 """
 
 from __future__ import annotations
@@ -22,17 +23,22 @@ from html import escape
 from types import CodeType
 from typing import TYPE_CHECKING
 
+from three_axes.count import lines
+
 from ..live import live, question
+from ..ranks import output
 from ..ranks.failure import RankError
 from . import passed
+from .runs import Endless
 
 if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
     from ..draw.picture import Picture
 
-KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!"}
+KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!", "not counted": "○"}
 LEVELS = {"easy": 5, "medium": 9, "hard": 60}  # name -> minutes, at most
 PUZZLE = 12  # minutes from which on the solution's lines, out of their order, are a hint
-COLOURS = {"not started": "#767676", "right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}
+COLOURS = {"right": "#007a5a", "wrong": "#b5482a", "crashed": "#b5482a"}  # else grey
+PRINTS = 1000  # lines of one rank in one call, from which on they are what takes its time
 
 
 @dataclass
@@ -70,8 +76,9 @@ class Answer:
         )
         said, link = map(escape, self.next)
         onward = f'<a href="{link}">{said}</a>' if link else said
+        colour = COLOURS.get(self.kind, "#767676")
         return (
-            f'<div style="border-left:4px solid {COLOURS[self.kind]};padding:.3em .9em;margin:.3em 0">'
+            f'<div style="border-left:4px solid {colour};padding:.3em .9em;margin:.3em 0">'
             f"<b>{escape(self._head)}</b><br>{body}{f'<ul>{figures}</ul>' if figures else ''}"
             f"{f'<p>{onward}</p>' if onward else ''}</div>"
             f"{self.picture.html() if self.picture else ''}"
@@ -86,6 +93,10 @@ def wrong(misconception: str, text: str, *figures) -> Answer:
 def right(text: str, *figures) -> Answer:
     """figures: (what, reached, target or '')."""
     return Answer("right", text, None, list(figures))
+
+
+class NotCounted(Exception):
+    """The attempt could not be judged, by no fault of the reader. The message says why."""
 
 
 @dataclass
@@ -138,6 +149,10 @@ class Exercise:
             answer = crashed(e)
         except TypeError as e:  # it cannot travel to the ranks
             answer = Answer("crashed", str(e))
+        except NotCounted as e:
+            answer = Answer("not counted", str(e))
+        if answer.kind == "not counted":
+            return answer
         passed.note(self.name, None if answer.kind == "right" else answer.misconception or answer.kind)
         if answer.kind == "right":
             from . import progress  # which knows all exercises
@@ -184,6 +199,10 @@ class Exercise:
         return f"Exercise {self.name!r}: check(your_function), hint(), solution()"
 
 
+INSIDE = (
+    "PyTorch raised this in its own code, when it worked with what your function returned, or in backward."
+    " Hold the shape and the type of each tensor that you return against what is asked for."
+)
 # What an error of a rank says, how the mistake is called, what to do.
 CRASHES = (
     (
@@ -220,21 +239,60 @@ CRASHES = (
 )
 
 
+def stopped(error: RankError) -> Answer | None:
+    """The answer where a call was ended because it took too long; None for every other error."""
+    stands = lambda what: any(s.where and s.where[what] for s in error.seen)
+    if error.kind == "timeout" and not stands("line") and not stands("in"):
+        answered = all(s.finished or s.where for s in error.seen)
+        why = "none stood in your code" if answered else "one is in a single long operation, or not at work"
+        busy = f"The machine is busy: no rank got through, and {why}. Check again in a moment."
+        return Answer("not counted", f"{busy}\n\n{error.report}")
+    endless = any(s.error and s.error.type == Endless.__name__ for s in error.seen)
+    if not endless and (error.kind != "timeout" or stands("in")):
+        return None
+    printed = max(_lines(s.said) for s in error.seen)
+    if printed > PRINTS:
+        said = f"A rank printed {printed:,} lines, and printing takes time. Print less, or on one rank only."
+    else:
+        said = "Does every loop of yours end?"
+    return Answer("crashed", f"{said}\n\n{error.report}")
+
+
+def _too_small(error: RankError) -> Answer | None:
+    """The answer where gloo ended a rank since a message was longer than what was to take it."""
+    for status in error.seen:
+        sizes = re.search(r"preamble\.length <= op\.nbytes\. (\d+) vs (\d+)", status.said)
+        if sizes and status.exit is not None and status.box and status.box["op"] == "recv":
+            came, had = (int(size) for size in sizes.groups())
+            said = (
+                f"A message of {came:,} bytes came for a buffer of {had:,}. The buffer needs the size and the"
+                " type of what comes; torch.empty makes float32."
+            )
+            return Answer("crashed", f"{said}\n\n{error.report}", "a buffer too small")
+    return None
+
+
+def _lines(said: str) -> int:
+    """How many lines a rank has printed, those among them that were left out."""
+    left_out = output.LEFT_OUT.search(said)
+    return said.count("\n") + (int(left_out[1].replace(",", "")) if left_out else 0)
+
+
 def crashed(error: RankError) -> Answer:
     """The ranks' own report, and what to do where it is known."""
-    messages = [seen.error.message for seen in error.seen if seen.error and not seen.error.aborted]
+    if said := stopped(error) or _too_small(error):
+        return said
+    raised = [seen.error for seen in error.seen if seen.error and not seen.error.aborted]
     for pattern, name, advice in CRASHES:
-        if any(re.search(pattern, message) for message in messages):
+        if any(re.search(pattern, one.message) for one in raised):
             return Answer("crashed", f"{advice}\n\n{error.report}", name)
     waits = [s.where["in"] for s in error.seen if s.where and s.where["in"]]
     if error.kind == "deadlock" and any(s.finished for s in error.seen):
         message = all(at["op"] in ("send", "recv") for at in waits)
         name = "a message with one end" if message else "a collective that not all ranks call"
         return Answer("crashed", error.report, name)
-    computing = error.kind == "timeout" and all(
-        s.finished or not (s.where and s.where["in"]) for s in error.seen
-    )
-    return Answer("crashed", ("Does every loop of yours end?\n\n" if computing else "") + error.report)
+    inside = raised and not any(lines.are_readers(one.lines) for one in raised)
+    return Answer("crashed", (f"{INSIDE}\n\n" if inside else "") + error.report)
 
 
 @contextmanager
@@ -247,11 +305,21 @@ def _few_lines(first: int = 10, last: int = 20):
         with redirect_stdout(printed):
             yield
     finally:
-        lines = printed.getvalue().splitlines()
+        lines = _without_cpp(printed.getvalue().splitlines())
         if (left_out := len(lines) - first - last) > 1:
             lines[first:-last] = [f"… {left_out} lines …"]
         if lines:
             print("\n".join(lines))
+
+
+def _without_cpp(printed: list[str]) -> list[str]:
+    """What ranks printed, as `output.fold` wrote it, but for the words with which C++ ends a process: the
+    verdict says these after a sentence of its own.
+    """
+    kept = [line for line in printed if not re.search(r"│ +(terminate called after|what\(\):)", line)]
+    follows = [*kept[1:], ""]
+    names = [re.fullmatch(r"ranks? [\d, –and]+", line) for line in kept]
+    return [line for line, name, next_ in zip(kept, names, follows) if not name or next_.startswith("  │")]
 
 
 class _Text:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import pickle
+import signal
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
+from three_axes.count import lines
 from three_axes.count.traffic import Traffic
 
 from ..ranks import current
@@ -43,6 +47,11 @@ class Run:
         """'IndexError: list index out of range', of each rank that raised by itself."""
         seen = self.error.seen if self.error else []
         return [f"{s.error.type}: {s.error.message}" for s in seen if s.error and not s.error.aborted]
+
+    @property
+    def seconds(self) -> float:
+        """Processor time that the busiest rank has used, in seconds."""
+        return max(facts.get("seconds", 0.0) for facts in self.ranks)
 
     @property
     def standing(self) -> dict[int, dict]:
@@ -117,6 +126,30 @@ def alike(a, b, tolerance: float | None = None) -> bool:
     return type(a) is not torch.Tensor and type(b) is not torch.Tensor and a == b
 
 
+def differs(got, wanted, alike: Callable = alike) -> str:
+    """A sentence without its dot: what is wrong with `got`, without saying what is right."""
+    if isinstance(wanted, torch.Tensor):
+        wrong = ~torch.isclose(got.detach().double(), wanted.detach().double(), rtol=1e-4, equal_nan=True)
+        places = wrong.nonzero().tolist()
+        many = f"{len(places):,} of {wanted.numel():,} numbers are not right" if places else "It is not right"
+        return f"{many}, the first at {places[0]}" if places and len(places) < wanted.numel() else many
+    if isinstance(wanted, dict) and isinstance(got, dict):
+        of = [key for key in wanted if key not in got or not alike(got[key], wanted[key])]
+        return f"What stands for {of[0]!r} is not right" if of else "It has a name too many"
+    if isinstance(wanted, (list, tuple)) and isinstance(got, (list, tuple)):
+        if len(got) != len(wanted):
+            return f"It has {_size(len(got), len(wanted), 'too few', 'too many')} numbers"
+        place = next(i for i, (a, b) in enumerate(zip(got, wanted)) if not alike(a, b))
+        return f"At place {place} it is not right" if len(got) > 1 else "That is not right"
+    if isinstance(wanted, (int, float)) and isinstance(got, (int, float)):
+        return f"That is {_size(got, wanted, 'too small', 'too large')}"
+    return "That is not right"
+
+
+def _size(got: float, wanted: float, below: str, above: str) -> str:
+    return below if got < wanted else above
+
+
 def number(value) -> float:
     """A number out of what a reader returned. Raises TypeError for what is none, ValueError for NaN."""
     if isinstance(value, (str, bytes, bool)):
@@ -128,6 +161,39 @@ def number(value) -> float:
 
 # -- on a rank ------------------------------------------------------------------------------------
 
+LEAST, TIMES = 10, 10  # seconds of processor time that any attempt has, and how many times the solution's
+
+
+class Endless(BaseException):
+    """The reader's code has used all the processor time that it has. `except Exception` lets it pass."""
+
+
+def ends_by_itself(run: Callable, solution: float | None) -> Callable:
+    """`run`, which raises Endless on its rank where the reader's code computes for too long.
+
+    solution: the seconds of processor time that the solution needs; None: `run` is the course's own, and has
+    no limit. Who waits, or is kept waiting by a busy machine, uses no processor time.
+    """
+
+    def limited():
+        def over(_, frame):
+            if lines.innermost(frame):  # else what looks at the attempt is at work
+                raise Endless(f"{limit:.0f} s of processor time; the solution needs {solution:.2g} s")
+
+        before = signal.signal(signal.SIGVTALRM, over)
+        signal.setitimer(signal.ITIMER_VIRTUAL, limit, 1)
+        try:
+            return run()
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, before)
+
+    if solution is None:
+        return run
+    limit = max(LEAST, TIMES * solution)
+    return limited
+
+
 _facts: dict = {}  # of this rank's last attempt: kept here, they can be asked for after a crash
 
 
@@ -136,16 +202,19 @@ def told() -> dict:
     return _facts
 
 
-def observed(watch: Callable, *attempts: Callable) -> list[dict]:
-    """On a rank: run the attempts in turn. watch(attempt, facts) fills facts as things happen."""
+def observed(watch: Callable, *attempts: Callable, solution: float | None = None) -> list[dict]:
+    """On a rank: run the attempts in turn. watch(attempt, facts) fills facts as things happen. solution: as
+    for `ends_by_itself`.
+    """
     global _facts
     of_all = []
     # What PyTorch says of a plain all_reduce the verdict says better; its older names are no mistake.
     warnings.filterwarnings("ignore", ".*an autograd kernel was not registered")
     warnings.filterwarnings("ignore", "`torch.distributed.*is deprecated", FutureWarning)
     for attempt in attempts:
-        _facts = {}
-        watch(attempt, _facts)
+        _facts, before = {}, time.process_time()
+        ends_by_itself(partial(watch, attempt, _facts), solution)()
+        _facts["seconds"] = time.process_time() - before
         of_all.append(_facts)
     return of_all
 

@@ -129,7 +129,7 @@ one_layer = OnRanks(
     ],
     tries=((4,), (2,)),
     inputs=_to_layer,
-    world={"timeout": 8, "memory": 1e9},
+    world={"memory": 1e9},
     reads=_pair,
     praise="dx and the gradient's shard are the twin's on 4 and on 2 ranks, and nothing whole was left while"
     " the later layers ran.",
@@ -197,10 +197,6 @@ one_layer = OnRanks(
             - list(dw.chunk => list(dw.roll(len(shard)).chunk
             - list(dw.chunk => list(dw.roll(-len(shard)).chunk
             - list(dw.chunk(world_size)) => [dw.chunk(world_size)[0]] * world_size
-        another dx, or another gradient
-            dx is what layer.backward gives, from the gathered weights. The gradient is chunk number `rank`
-            of the ranks' mean of dw.
-            ~ values
     """,
 )
 
@@ -412,7 +408,6 @@ mesh = OnRanks(
     ],
     tries=((4,),),
     watch=_watch_mesh,
-    world={"timeout": 15},
     praise="Weights are gathered in the node. Between the nodes go gradients alone, and only their shards.",
     figures=lambda run, truth: [
         ("rank 0 gathers weights with ranks", *(str(list(one.ranks[0]["gathers"])) for one in (run, truth))),

@@ -35,13 +35,19 @@ def merge_parts(y1, lse1, y2, lse2):
     return (w1 * y1 + w2 * y2) / (w1 + w2), most + (w1 + w2).log()
 
 
+MANY = 100  # tokens, where the other cases have four
+
+
 def _two_parts() -> list[tuple]:
-    """y and lse of 3 and of 5 keys: of small scores; of large ones; where two tokens see one part alone."""
+    """y and lse of 3 and of 5 keys: of small scores; of large ones; where two tokens see one part alone; and
+    of many tokens.
+    """
     chance = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, 8, generator=chance, dtype=torch.float64) for n in (4, 8, 8))
+    many = torch.randn(1, 1, MANY, 8, generator=chance, dtype=torch.float64)
     made = []
-    for scale, hidden in ((1.0, 0), (5e3, 0), (1.0, 2)):
-        mask = torch.ones(4, 8, dtype=torch.bool)
+    for q, scale, hidden in ((q, 1.0, 0), (q, 5e3, 0), (q, 1.0, 2), (many, 1.0, 0)):
+        mask = torch.ones(q.shape[2], 8, dtype=torch.bool)
         mask[:hidden, 3:] = False
         one = context.attend(q * scale, k[:, :, :3], v[:, :, :3], mask[:, :3])
         two = context.attend(q * scale, k[:, :, 3:], v[:, :, 3:], mask[:, 3:])
@@ -53,8 +59,10 @@ def _y_and_lse(answer) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(answer, torch.Tensor):
         raise Form("you return one tensor")
     y, lse = answer
-    if (shapes := (tuple(y.shape), tuple(lse.shape))) != ((4, 8), (4, 1)):
-        raise Form(f"you return y of {shapes[0]} and lse of {shapes[1]}, and (4, 8) and (4, 1) are wanted")
+    shapes, n = (tuple(y.shape), tuple(lse.shape)), MANY if len(y) == MANY else 4
+    if shapes != ((n, 8), (n, 1)):
+        wanted = f"({n}, 8) and ({n}, 1)"
+        raise Form(f"you return y of {shapes[0]} and lse of {shapes[1]}, and {wanted} are wanted")
     return y, lse
 
 
@@ -361,7 +369,6 @@ step = OnRanks(
     ],
     tries=((4,),),
     watch=_watch_step,
-    world={"timeout": 10},
     praise="On a grid of dp 2 × cp 2 every rank's gradients are the twin's.",
     figures=lambda run, truth: [
         ("mean of the ranks' losses", f"{_mean(run):.6f}", f"{_mean(truth):.6f}, the twin's")

@@ -210,15 +210,12 @@ layer = OnRanks(
             - .sum(1) => [:, 1]
         tokens that do not travel
             No all-to-all: your expert saw this rank's tokens alone, and not those that chose it.
-        another y
-            A token's copies go out by expert, are answered, come back by expert, and must find their token
-            again.
-            ~ values
         an output cut off from x
             Something between x and y has no backward: dist.all_to_all_single has none, and detach() cuts it
             off. toy.swap has one.
             ~ cut
-            ~ gradients
+            - expert(rows) => expert(rows).detach()
+            - toy.swap(x[order // choice.shape[1]] => toy.swap(x[order // choice.shape[1]].detach()
     """,
 )
 
@@ -322,10 +319,6 @@ fold = Asked(
         a group that cannot be
             Ranks are 0 to ranks − 1, and each is a member of its four groups. tp and ep say how many
             ranks their groups have; dp has ranks / tp, edp ranks / ep.
-        other groups
-            tp and ep are innermost in their meshes: neighbours. dp and edp are the rest: ranks one tp, or
-            one ep, apart.
-            ~ values
     """,
 )
 
@@ -410,9 +403,6 @@ parameters = Asked(
               expert / ep
             - layers * ( => (
             - attention / tp + experts * expert / ep => attention / tp / layers + experts * expert / ep
-        another number
-            Which of the two does tp cut? How many of the experts has a rank? And how many layers are there?
-            ~ values
     """,
 )
 

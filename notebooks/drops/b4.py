@@ -170,10 +170,6 @@ never = Asked(
             A rank that is no member has no number in a group, and nobody waits for it there. Ask the ranks
             of members[group].
             - in members.items() => in dict.fromkeys(members, list(entries)).items()
-        other ranks
-            In each group, take the highest number that any member has called. Missing are the members that
-            have not called it.
-            ~ values
     """,
 )
 
@@ -432,7 +428,6 @@ mended = OnRanks(
     inputs=_to_train,
     sees=lambda arguments, answer: told()["done"],
     compares=False,
-    world={"timeout": 2},
     praise="Every rank learns before each step whether all have a batch, and all leave together.",
     figures=lambda run, truth: [
         (

@@ -113,15 +113,13 @@ average = OnRanks(
             You have the twin's gradient, divided by the number of ranks, or of examples, once more.
             - return gradient => return gradient / 4
             - return gradient => return gradient / total
-        a sum taken from None
-            dist.all_reduce returns None: it writes the sum into the tensor that you give it.
+        None where a tensor is needed
+            Something is None there. dist.all_reduce returns None: it writes the sum into the tensor that you
+            give it.
             ! 'NoneType'
         another shape than the gradient's
             Return the tensor that dist.all_reduce has written to: all_reduce itself returns None.
             ~ form
-        another value than the twin's
-            What does a rank add to the sum, and by what is the sum divided?
-            ~ values
     """,
 )
 
@@ -156,7 +154,6 @@ step = OnRanks(
     ],
     sees=lambda arguments, answer: arguments[1],
     messages=True,
-    world={"timeout": 4},
     praise="On 2, 3 and 4 ranks. A ring is this step, 2(n−1) times.",
     mistakes="""
         turned round
@@ -175,9 +172,6 @@ step = OnRanks(
         a rank's own number
             You send to this rank itself, or receive from it. The next rank is (rank + 1) % world_size.
             ! should not be the same as the rank
-        another value than the previous rank's
-            Whose numbers are in incoming? In this check rank r sends 10·(r + 1).
-            ~ values
         more bytes than one message
             Each rank sends its tensor once, to one rank.
             $ bytes
@@ -234,7 +228,6 @@ ring = OnRanks(
     inputs=_to_sum,
     sees=lambda arguments, answer: arguments[0],
     messages=True,
-    world={"timeout": 4},
     praise="The sum on 2, 3, 4 and 5 ranks, also where the length does not divide. No rank sent too much.",
     figures=lambda run, truth: [
         (
@@ -245,8 +238,9 @@ ring = OnRanks(
     shows={
         "x was not changed": rings.unchanged,
         "half of the way": rings.half_of_the_way,
-        "fewer chunks than ranks": lambda run, _: run.tried == (4, 6) and "IndexError" in str(run.errors),
-        "a buffer too small": lambda run, _: run.n == 5 and "recv of float32" in str(run.error),
+        "fewer chunks than ranks": lambda run, _: (
+            run.tried == (4, 6) and any("index out of range" in said for said in run.errors)
+        ),
         "the mean where the sum was meant": rings.mean,
         "a part added more than once": rings.repeated,
         "chunks of different numbers added": rings.mixed,
@@ -320,9 +314,6 @@ ring = OnRanks(
         fewer chunks than ranks
             All longer tensors came out right. Of few numbers x.chunk(n) may make fewer than n chunks;
             torch.tensor_split always makes n.
-        a buffer too small
-            A message came for a buffer of half its bytes. On five ranks x is float64, and torch.empty makes
-            float32: `torch.empty_like(chunk)` makes what fits.
         a part added more than once
             A chunk visits each rank once while it grows: n−1 steps. A finished sum is not added again, nor
             what was received into the chunk itself.

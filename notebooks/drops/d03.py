@@ -138,12 +138,6 @@ mlp = OnRanks(
             Autograd follows neither a detach() nor a tensor that dist.all_gather has filled. Nothing needs
             gathering here.
             ~ cut
-        another output
-            Which part of `up` and of `down` does a rank take?
-            ~ values
-        another gradient of x
-            Backward, each rank's own columns give it a part of the gradient alone.
-            ~ gradients
         more messages than needed
             Right, but one all-reduce forward and one backward are enough.
             $ calls

@@ -135,7 +135,6 @@ loop = OnRanks(
     tries=((2,), (4,)),
     watch=_step,
     tolerance=2e-5,
-    world={"timeout": 4},
     praise="The loss, and every stage's gradients, are the twin's, and no stage sent more than an activation"
     " on and a gradient back.",
     figures=lambda run, truth: [
@@ -231,10 +230,9 @@ loop = OnRanks(
         a loss that is divided
             The stages share one batch. Nothing is averaged over them.
             - toy.loss_of(y, targets) => toy.loss_of(y, targets) / world_size
-        another loss than the twin's
+        not a loss
             The loss is toy.loss_of(y, targets), on the last rank.
             ~ form
-            ~ values
         a gradient that is divided, or multiplied
             All its gradients are the same multiple of the twin's. The stages share one batch: nothing is
             averaged over them.

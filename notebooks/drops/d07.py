@@ -317,10 +317,6 @@ share = Asked(
         1F1B shrinks the bubble
             GPipe was right; to 1F1B you give less. 1F1B begins and ends as GPipe does. It only holds less
             in between.
-        another share
-            Count a forward and its backward together as one. How many of these does a rank run, and for how
-            many does it wait?
-            ~ values
     """,
 )
 

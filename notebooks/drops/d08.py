@@ -286,10 +286,6 @@ across = Asked(
         the same axes for every layout
             You name the axes by their names or places alone. Whether a group leaves the node depends on the
             sizes, and on the node.
-        other axes
-            How far does a group reach? Its size times the distance of its neighbours: 1 for the innermost
-            axis, the product of the sizes further in for any other.
-            ~ values
     """,
 )
 

@@ -144,10 +144,6 @@ split = Asked(
         all of it blamed on one cause
             In each case you give everything to one of the four. Which axes lost, and how much of the loss
             is each?
-        other shares
-            Lost is what is beyond perfect scaling: after - ratio · before. The ratio is the work of a rank
-            after, over the work of a rank before.
-            ~ values
     """,
 )
 

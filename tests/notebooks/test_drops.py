@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 
 import pytest
+from quiet import on_a_quiet_machine
 
 from drops import d10, d11, d12, d13
 from helpers import World
@@ -62,6 +63,7 @@ def test_each_illness_shows_its_sign():
     assert max(parts, key=lambda part: parts[part] if part != "healthy" else 0) == "dp"
 
 
+@on_a_quiet_machine
 def test_a_rank_that_is_slow_in_python_is_named(tmp_path):
     with World(4) as world:
         explained = explain(world.run(d11.record, str(tmp_path)))

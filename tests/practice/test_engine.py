@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
-from helpers.practice.engine import Asked, OnRanks, edited, mistakes_of, wasteful
+from helpers.practice.engine import UNNAMED, Asked, OnRanks, edited, mistakes_of, wasteful
 from helpers.practice.exercise import Answer
 from helpers.practice.runs import Run, alike, number
 
@@ -40,10 +40,11 @@ def test_an_edit_changes_the_text_wherever_it_stands():
 def test_rows_without_a_proof_need_a_function_and_functions_a_row():
     for mistakes, shows in (
         ("alone\n  Advice.", {}),
-        ("a\n  B.\n  ~ values", {"b": bool}),
+        ("a\n  B.\n  ~ form", {"b": bool}),
+        ("a\n  B.\n  ~ values", {}),
         ("a\n  ~ form", {"a": bool}),
     ):
-        with pytest.raises(ValueError, match="needs proofs|no such rows"):
+        with pytest.raises(ValueError, match="needs proofs|no such rows|form and cut"):
             Asked("e", double, hints=[], minutes=1, mistakes=mistakes, shows=shows, praise="")
 
 
@@ -118,9 +119,6 @@ area = Asked(
         no number
             Give a number.
             ~ form
-        another area
-            Sides are multiplied.
-            ~ values
     """,
 )
 
@@ -135,8 +133,8 @@ def test_what_parts_is_named_in_the_order_of_the_rows():
     assert judged(lambda a, b: a * b) is None and judged(lambda a, b: float(a * b)) is None
     assert judged(lambda a, b: a + b).figures == [("area", "5", "6")]
     for attempt, name, text in (
-        (lambda a, b: a + b, "another area", "you return 5.0; 6.0 is right. Sides are multiplied."),
-        (lambda a, b: 6, "another area", "you return 6.0; 20.0 is right. Sides are multiplied."),
+        (lambda a, b: a + b, UNNAMED["values"], "you return 5.0. That is too small."),
+        (lambda a, b: 6, UNNAMED["values"], "you return 6.0. That is too small."),
         (lambda a, b: 100, "too large", "You say 100. Look again."),
         (lambda a, b: None, "nothing returned", "Your function returned None. Give a number."),
         (lambda a, b: "six", "no number", "You return 'six'. Give a number."),
@@ -185,12 +183,6 @@ summed = on_two(
         cut off
             Autograd must come back.
             ~ cut
-        another value
-            Look.
-            ~ values
-        another gradient
-            Look back.
-            ~ gradients
         too many calls
             One is enough.
             $ calls
@@ -229,12 +221,20 @@ def not_waited(x):
 @pytest.mark.parametrize(
     "attempt, name, text",
     [
-        (lambda x: 3 * toy.Enter.apply(x, None) - x.detach(), "another gradient", "the output is right, the"),
+        (
+            lambda x: 3 * toy.Enter.apply(x, None) - x.detach(),
+            UNNAMED["gradients"],
+            "the output is right, the",
+        ),
         (lambda x: 3 * x, "thrice", "On 2 ranks: Twice was asked."),
         (lambda x: x + x, "not summed", "On 2 ranks: Sum it."),
         (lambda x: (2 * x).detach(), "cut off", "autograd cannot get from it back"),
-        (lambda x: 5 * x, "another value", "On rank 0 its length is 2.50 times what it should be, and it"),
-        (lambda x: (2 + dist.get_rank()) * x, "another value", "On rank 1 its length is 1.50 times what it"),
+        (lambda x: 5 * x, UNNAMED["values"], "On rank 0 its length is 2.50 times what it should be, and it"),
+        (
+            lambda x: (2 + dist.get_rank()) * x,
+            UNNAMED["values"],
+            "On rank 1 its length is 1.50 times what it",
+        ),
         (lambda x: x[:2], "no tensor", "ranks, rank 0: you return float32 of (2,), and float32 of (4,)"),
         (lambda x: (2 * x).half(), "no tensor", "float16 of (4,)"),
         (lambda x: 2 * x.double(), "not summed", ""),

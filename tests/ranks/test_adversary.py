@@ -182,13 +182,20 @@ def test_the_temporary_folder_may_go(pair):
     pair.close()
 
 
-def test_a_double_stop(pair):
-    for delay in (0.3, 0.4):
-        threading.Timer(delay, press_stop).start()
-
+def test_a_double_stop(pair, tmp_path):
     def product():
+        (tmp_path / f"{dist.get_rank()}").touch()
         x = torch.ones(6000, 6000)
         x @ x
+
+    def twice():
+        while len(list(tmp_path.iterdir())) < 2:  # before the call is under way a stop would meet the test
+            time.sleep(0.01)
+        press_stop()
+        time.sleep(0.1)
+        press_stop()
+
+    threading.Thread(target=twice).start()
 
     with pytest.raises(RanksInterrupted, match="stopped, as you asked"):
         pair.run(product)

@@ -42,6 +42,11 @@ def readers(frames: list[Line]) -> list[Line]:
     return [f for f in frames if not f.file.startswith(LIBRARIES)] or last
 
 
+def are_readers(frames: list[Line]) -> bool:
+    """True where one of these lines is the reader's."""
+    return any(not f.file.startswith(LIBRARIES) for f in frames)
+
+
 def _outwards(frame: FrameType | None) -> Iterator[Line]:
     while frame is not None:
         yield Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

@@ -1,0 +1,149 @@
+"""How long an attempt may take, and what is said where it takes longer: a busy machine is no mistake."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_exercises import EXERCISES
+
+from drops import d02
+from helpers.practice import runs
+from helpers.practice.engine import Asked, OnRanks, edited
+from helpers.practice.exercise import INSIDE, stopped
+from helpers.ranks.failure import RankError, RankStatus
+from helpers.ranks.messages import Error
+
+pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("judges_share_worlds")]
+
+
+def failed(kind: str, *seen: RankStatus) -> RankError:
+    return RankError("no end\nThe ranks are alive.", kind, [0], True, list(seen))
+
+
+def standing(line=None, op=None) -> RankStatus:
+    return RankStatus(where={"running": 1, "line": line, "stack": [], "in": op and {"op": op}})
+
+
+@pytest.mark.parametrize(
+    "error, kind, said",
+    [
+        (failed("timeout", standing(), standing()), "not counted", "none stood in your code"),
+        (failed("timeout", standing(), RankStatus()), "not counted", "one is in a single long operation"),
+        (failed("timeout", standing(line=("a.py", 1, "f"))), "crashed", "Does every loop of yours end?"),
+        (failed("raised", RankStatus(Error("Endless", "10 s", [], False))), "crashed", "Does every loop"),
+        (failed("timeout", standing(line=("a.py", 1, "f"), op="recv")), None, ""),
+        (failed("raised", RankStatus(Error("ValueError", "no", [], False))), None, ""),
+    ],
+)
+def test_what_is_said_of_a_call_that_was_ended(error, kind, said):
+    answer = stopped(error)
+    assert (answer and answer.kind) == kind and said in getattr(answer, "text", "")
+
+
+def test_many_prints_are_told_as_prints():
+    lines = "\n".join(map(str, range(800)))
+    said = f"{lines}\n… 100 kB in 19,000 lines left out …\n{lines}\n"
+    endless = RankStatus(Error("Endless", "10 s", [], False), said=said)
+    assert "A rank printed 20,601 lines" in stopped(failed("raised", endless)).text
+
+
+def test_a_solution_that_does_not_end_is_not_counted(capsys):
+    def fails():
+        raise RuntimeError("the course's own mistake")
+
+    broken = OnRanks(
+        "broken",
+        fails,
+        hints=["?"],
+        minutes=1,
+        tries=((1,),),
+        inputs=lambda rank, n: [()],
+        praise="",
+        mistakes="",
+    )
+    answer = broken.check(lambda: 1)
+    assert answer.kind == "not counted" and "The solution itself" in answer.text
+
+
+def test_an_error_of_pytorchs_own_has_a_sentence_before_it():
+    """A backward that returns another shape is refused by the engine of autograd, and by no line of mine."""
+
+    class Halves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy[:1]
+
+    twice = OnRanks(
+        "twice",
+        lambda x: 2 * x,
+        hints=["?"],
+        minutes=1,
+        tries=((1,),),
+        inputs=lambda rank, n: [(torch.ones(3, requires_grad=True),)],
+        gradient=lambda arguments: torch.ones(3),
+        praise="Right.",
+        mistakes="",
+    )
+    answer = twice.check(lambda x: Halves.apply(x))
+    assert answer.kind == "crashed" and answer.text.startswith(INSIDE), answer
+
+
+def test_waiting_uses_no_processor_time(monkeypatch):
+    monkeypatch.setattr(runs, "LEAST", 1)  # the kernel's: ranks have their own
+    slow = edited(d02.weighted_average, "total = => import time; time.sleep(1.5)⏎    total =")
+    assert d02.average.check(slow).kind == "right"
+
+
+@pytest.mark.slow
+def test_a_loop_without_an_end_is_ended_by_its_processor_time():
+    count = Asked("count", lambda: 1, hints=["?"], minutes=1, praise="", mistakes="")
+
+    def endless():
+        while True:
+            try:
+                pass
+            except Exception:
+                pass
+
+    answer = count.check(endless)
+    assert answer.kind == "crashed" and "Does every loop of yours end?" in answer.text
+    assert "10 s of processor time" in answer.text
+
+
+@pytest.mark.slow
+def test_twenty_thousand_prints_are_no_loop_without_an_end(capsys):
+    printing = edited(d02.weighted_average, "total = => [print(i) for i in range(20_000)]⏎    total =")
+    assert d02.average.check(printing).kind == "right"
+    assert len(capsys.readouterr().out.splitlines()) == 31
+
+
+@pytest.fixture(scope="module")
+def busy():
+    """As many processes that compute as there are cores."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+TIMED = ("d02.ring", "d04.loop", "d05.overlapped", "d11.placing", "d12.choice", "b4.mended")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in TIMED else pytest.mark.exhaustive)
+        for name in EXERCISES
+    ],
+)
+def test_every_solution_passes_beside_a_busy_machine_three_times(name, busy):
+    for _ in range(3):
+        answer = EXERCISES[name].check(EXERCISES[name].reference)
+        assert answer.kind == "right", answer
