@@ -49,7 +49,7 @@ refresh: $(READY)
 # Half an hour: tables in build/bench. What people would use instead goes into an environment of its own.
 bench: $(READY) $(PEERS)/.ready
 	$(PEERS)/bin/python tools/bench/peers.py
-	for table in ranks counting cost_of_counting explain schedules cost_model training course; do $(BIN)/python tools/bench/$$table.py || exit 1; done
+	$(BIN)/python tools/bench/ours.py
 
 cards cheatsheet worksheets: $(READY)
 	$(BIN)/python -m tools.printables $@
@@ -91,5 +91,5 @@ $(VENV)/.torch:
 $(PEERS)/.ready: pyproject.toml constraints.txt
 	$(MAKE) VENV=$(PEERS) $(PEERS)/.torch
 	$(PEERS)/bin/python $(PIP) --editable '.[test]'
-	for peer in ipyparallel torchmonarch HolisticTraceAnalysis; do $(PEERS)/bin/python $(PIP) $$peer || true; done
+	for peer in ipyparallel torchmonarch nbdistributed==0.1.0; do $(PEERS)/bin/python $(PIP) $$peer || true; done
 	@touch $@

@@ -1,4 +1,4 @@
-"""What a wheel carries beside folders: the README and the licence, which `three-axes site` shows. An editable
+"""What a wheel carries beside folders: the README and the licence, which the site shows. An editable
 install must not have them: a folder `three_axes` without code in site-packages would pass for the course.
 Where the wheel is shown, the README's links are the repository's.
 """

@@ -48,11 +48,6 @@ def _lab(parser: Parser) -> None:
     parser.add_argument("--no-browser", action="store_true", help="only say the address")
 
 
-def _train(parser: Parser) -> None:
-    course_on_path()
-    resolve_name("helpers.train.config:add_options")(parser)
-
-
 def _explain(parser: Parser) -> None:
     traces = "one file for each rank, or a folder; two folders are compared"
     parser.add_argument("traces", nargs="+", metavar="TRACE", help=traces)
@@ -91,13 +86,8 @@ def _class(parser: Parser) -> None:
     part.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _slides(parser: Parser) -> None:
-    parser.add_argument("drop", nargs="?", default="", help="its number; all drops without one")
-
-
 COMMANDS = {
     "lab": Command("the course in JupyterLab, on your own copy", "tools.lab:run", _lab),
-    "train": Command("train the 4-layer model, sharded", "helpers.train:run", _train),
     "explain": Command(
         "say where the time of torch.profiler's traces went", "three_axes.explain.command:run", _explain
     ),
@@ -108,11 +98,6 @@ COMMANDS = {
     "class": Command(
         "for a class: a quiz before and after, and what students tried", "tools.classroom:run", _class
     ),
-    "cards": Command("print the flashcards, into build/", "tools.printables:run"),
-    "cheatsheet": Command("print the cheat sheet, into build/", "tools.printables:run"),
-    "worksheets": Command("print a worksheet for each drop, into build/", "tools.printables:run"),
-    "slides": Command("make slides of the drops, in build/slides/", "tools.slides:run", _slides),
-    "site": Command("make pages of the whole course, in build/site/", "tools.site:run"),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from argparse import Namespace
+import sys
 from html import escape
 from pathlib import Path
 
@@ -138,8 +138,14 @@ def _worksheet(path: Path) -> str:
     return f'<section class="sheet">{"".join(parts)}</section>'
 
 
-def run(args: Namespace) -> None:
-    """Print one of these, into build/."""
-    {"cards": write_cards, "cheatsheet": write_cheatsheet, "worksheets": write_worksheets}[args.command](
-        BUILD
-    )
+def main() -> None:
+    """Print what the arguments name, each into build/: cards, cheatsheet, worksheets."""
+    made = {"cards": write_cards, "cheatsheet": write_cheatsheet, "worksheets": write_worksheets}
+    if not sys.argv[1:] or set(sys.argv[1:]) - set(made):
+        sys.exit(f"python -m tools.printables takes one or more of {', '.join(made)}")
+    for name in sys.argv[1:]:
+        made[name](BUILD)
+
+
+if __name__ == "__main__":
+    main()

@@ -93,7 +93,7 @@ function mixed(colour, share) {  // a colour on white
   return parts.map(c => Math.round(share * c + (1 - share) * 255));
 }
 
-function drawSchedule(plot, [, ...texts], values) {
+function drawSchedule(plot, [, ...texts]) {
   const chunks = Math.max(1, ...texts.map(t => 1 + Math.max(...operations(t).map(op => op.chunk))));
   const rows = texts.map(operations);
   const longest = Math.max(...rows.map(ops => ops.at(-1).end));
@@ -106,20 +106,18 @@ function drawSchedule(plot, [, ...texts], values) {
     const top = rank * row + 2, floor = top + 26 + strip;
     shape("text", {x: 0, y: top + 17}, svg, `rank ${rank}`);
     const named = ops.every(op => x(op.end) - x(op.start) > 9 + 7 * String(op.microbatch).length);
-    ops.forEach((op, place) => {
+    for (const op of ops) {
       const [red, green, blue] = mixed(RANKS[rank % 8], FILLED[op.kind]);
       const high = TALL[op.kind], y = top + 12 - high / 2;
       const box = shape("rect", {x: x(op.start), y, width: x(op.end) - x(op.start), height: high,
-        fill: `rgb(${red},${green},${blue})`, stroke: "var(--paper)", "stroke-width": 1,
-        "data-op": `${rank} ${place}`}, svg);
+        fill: `rgb(${red},${green},${blue})`, stroke: "var(--paper)", "stroke-width": 1}, svg);
       shape("title", {}, box, `${op.kind}${op.microbatch}${op.chunk ? `, chunk ${op.chunk + 1}` : ""}`);
       if (op.chunk % 2) shape("rect", {x: x(op.start), y: y + high - 3, width: x(op.end) - x(op.start),
         height: 3, fill: "#222"}, svg);
       if (named) shape("text", {x: (x(op.start) + x(op.end)) / 2, y: top + 16, "text-anchor": "middle",
         style: `font-weight:700;font-size:11px;fill:${0.3 * red + 0.59 * green + 0.11 * blue < 107 ? "#fff" : "#222"}`},
         svg, op.kind + op.microbatch);
-    });
-    if (values.timeless) return;
+    }
     let path = `M${x(0)} ${floor}`, height = 0;
     for (const [at, held] of levels(ops)) {
       path += `H${x(at)}V${floor - (strip - 4) * held / most}`;
@@ -129,7 +127,6 @@ function drawSchedule(plot, [, ...texts], values) {
     shape("text", {x: left + wide + 8, y: floor - 4}, svg,
       `peak ${+(peaks[rank] / chunks).toPrecision(3)} in flight`);
   });
-  if (values.timeless) return;
   const base = rows.length * row + 6, units = longest / chunks;
   const step = [1, 2, 5, 10, 20, 50].find(s => units / s <= 12) ?? 100;
   shape("line", {x1: left, x2: left + wide, y1: base, y2: base, stroke: "var(--ink)"}, svg);

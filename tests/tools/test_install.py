@@ -148,15 +148,16 @@ SIZING = {
     "verify": ("--help", "of the optimizer, then the job ends"),
 }
 COURSE = {
-    "train": ("--steps 2 --hidden 32 --seq-len 16 --batch 8", "2 steps under"),
     "trace": ("llama-3.2-1b --dp 2 --tp 2 --seq 128", "1,235,814,400 parameters"),
     "doctor": ("1", "1 ok"),
     "class": (f"collect {ROOT / 'data' / 'incidents'}", "0 students"),
-    "cards": ("", "cards.html"),
-    "cheatsheet": ("", "cheatsheet.pdf"),
-    "worksheets": ("", "19 pages to print"),
-    "slides": ("07", "1 deck in"),
-    "site": ("", "pages in build/site"),
+}
+# What makers run by its module, `python -m three_axes.run …`.
+MODULES = {
+    "helpers.train --steps 2 --hidden 32 --seq-len 16 --batch 8": "2 steps under",
+    "tools.printables cards cheatsheet worksheets": "19 pages to print",
+    "tools.slides 07": "1 deck in",
+    "tools.site": "pages in build/site",
 }
 
 
@@ -203,6 +204,22 @@ def test_the_whole_course_from_a_wheel(course, tmp_path, command):
     status = int(command == "class")  # it is given files, of which none is a student's
     assert done.returncode == status and expected in done.stdout + done.stderr, done.stderr
     assert {p.name for p in tmp_path.iterdir()} <= {"build"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_of_the_course_from_a_wheel(course, tmp_path, module):
+    done = run(course / "python", "-m", "three_axes.run", *module.split(), cwd=tmp_path)
+    assert done.returncode == 0 and MODULES[module] in done.stdout + done.stderr, done.stderr
+    assert {p.name for p in tmp_path.iterdir()} <= {"build"}
+
+
+@pytest.mark.slow
+def test_two_ranks_train_from_a_wheel_under_torchrun(course, tmp_path):
+    launched = "-m torch.distributed.run --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint localhost:0"
+    script = "-m three_axes.run helpers.train --tp 2 --steps 2 --hidden 32 --seq-len 16 --batch 8"
+    done = run(course / "python", *f"{launched} {script}".split(), cwd=tmp_path)
+    assert done.returncode == 0 and "2 steps under" in done.stdout + done.stderr, done.stderr
 
 
 def test_every_command_is_tried_from_a_wheel():

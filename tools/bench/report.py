@@ -29,6 +29,12 @@ def median_seconds(action: Callable[[], object], times: int) -> float:
     return statistics.median(timed(action) for _ in range(times))
 
 
+def paired(pairs: Sequence[tuple[float, float]]) -> str:
+    """'1.02 (0.97 to 1.08)': the second of each pair over the first, the median and the extremes."""
+    ratios = sorted(second / first for first, second in pairs)
+    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+
+
 def rows_of(path: Path) -> list[dict[str, str]]:
     """A CSV file, without lines of comment."""
     with open(path, encoding="utf-8") as f:

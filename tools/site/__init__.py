@@ -5,16 +5,3 @@ network, so the pages also open from a folder. Formulas are plain text, as in th
 prediction stays folded until the reader has chosen. The explorers of schedules and memory work without a
 kernel, from frames that the simulator has made before.
 """
-
-from __future__ import annotations
-
-from argparse import Namespace
-
-from helpers.practice.books import BUILD
-
-from .build import build
-
-
-def run(args: Namespace) -> None:
-    pages = build(BUILD / "site")
-    print(f"{pages} pages in {BUILD / 'site'}; open {BUILD / 'site' / 'index.html'}")
