@@ -3,7 +3,8 @@
 # make attempts   every wrong attempt at an exercise that is written down, and what it is told
 # make cards, make cheatsheet, make slides (make slides DROP=07): printed things and decks, into build/
 # make site   all of it as pages to look at or to publish, build/site/index.html
-# make colab REPO=owner/name   where the course lives, written into every notebook
+# make colab  each notebook with the whole course in it, into build/colab: upload one to Colab or Kaggle
+# make colab REPO=owner/name   once the course is published: links that open it in Colab
 # All first make a virtual environment in .venv, once. PYTHON=python3.12 is another Python.
 # On Linux without an NVIDIA GPU torch comes from PyTorch's index of CPU builds, if that answers.
 # TORCH=default takes pip's own; TORCH=URL, or file:///FOLDER, another index.
@@ -16,15 +17,16 @@ FRESH ?=
 TORCH ?= auto
 VENV ?= .venv
 READY := $(VENV)/.ready
+COURSE := $(VENV)/.course
 BIN := $(VENV)/bin
 PEERS ?= .venv-peers
 CPU_BUILDS := https://download.pytorch.org/whl/cpu
-PIP := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := -m pip --disable-pip-version-check install --constraint constraints.txt
 TORCH_FROM = $(BIN)/python $(PIP) --no-deps torch --index-url
 
 .PHONY: lab test test-all attempts lint refresh bench cards cheatsheet worksheets site slides colab publish-check clean
 
-lab: $(READY)
+lab: $(COURSE)
 	$(BIN)/python -m three_axes lab my --port=$(PORT) $(addprefix --fresh=,$(FRESH))
 
 test: $(READY)
@@ -51,16 +53,16 @@ bench: $(READY) $(PEERS)/.ready
 	$(PEERS)/bin/python tools/bench/peers.py
 	$(BIN)/python tools/bench/ours.py
 
-cards cheatsheet worksheets: $(READY)
+cards cheatsheet worksheets: $(COURSE)
 	$(BIN)/python -m tools.printables $@
 
-site: $(READY)
+site: $(COURSE)
 	$(BIN)/python -m tools.site
 
-slides: $(READY)
+slides: $(COURSE)
 	$(BIN)/python -m tools.slides $(DROP)
 
-colab: $(READY)
+colab: $(COURSE)
 	$(BIN)/python -m tools.colab $(REPO)
 
 publish-check: $(READY)
@@ -69,15 +71,20 @@ publish-check: $(READY)
 clean:
 	rm -rf $(VENV) $(PEERS) build
 
-$(READY): $(VENV)/.torch pyproject.toml constraints.txt
-	$(BIN)/python $(PIP) --editable '.[test]'
+$(COURSE): $(VENV)/.torch pyproject.toml constraints.txt
+	$(BIN)/python $(PIP) --editable '.[course]'
+	@touch $@
+
+# What tests and style need besides.
+$(READY): $(COURSE)
+	$(BIN)/python $(PIP) --quiet --editable '.[test]'
 	@touch $@
 
 # torch comes first, alone: what it needs is fetched above, from the usual index.
 $(VENV)/.torch:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo "Three Axes needs Python 3.10 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
-	@echo "Installing into $(VENV), once. This can take some minutes."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Three Axes needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Installing into $(VENV), once, with what pip says. It takes 1.6 GB on disk; with CUDA's libraries 5 to 7."
 	@$(PYTHON) -m venv $(VENV)
 	@if [ "$(TORCH)" = default ]; then :; \
 	elif [ "$(TORCH)" != auto ]; then $(TORCH_FROM) "$(TORCH)"; \
@@ -90,6 +97,6 @@ $(VENV)/.torch:
 # A peer that cannot be had on this system is left out of the table.
 $(PEERS)/.ready: pyproject.toml constraints.txt
 	$(MAKE) VENV=$(PEERS) $(PEERS)/.torch
-	$(PEERS)/bin/python $(PIP) --editable '.[test]'
-	for peer in ipyparallel torchmonarch nbdistributed==0.1.0; do $(PEERS)/bin/python $(PIP) $$peer || true; done
+	$(PEERS)/bin/python $(PIP) --quiet --editable '.[test]'
+	for peer in ipyparallel torchmonarch nbdistributed==0.1.0; do $(PEERS)/bin/python $(PIP) --quiet $$peer || true; done
 	@touch $@

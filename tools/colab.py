@@ -1,20 +1,24 @@
-"""The cell and the badge that open a notebook in Colab, and what `make colab REPO=owner/name` runs:
+"""The cell that makes the course importable, and notebooks for Colab and Kaggle.
 
-python -m tools.colab owner/name
+python -m tools.colab              build/colab/NN.ipynb, each with the whole course: upload one, run it
+python -m tools.colab owner/name   badges, for a course that is published on GitHub
 
-Colab opens a file of the repository as it is stored, and no metadata is sure to hide an output there. So the
-badges lead to copies without outputs, in colab/, and a prediction comes before its answer.
+Colab opens a file of the repository as it is stored, and no metadata is sure to hide an output there. So both
+kinds are copies without outputs, and a prediction comes before its answer.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 import sys
+import zipfile
 from pathlib import Path
 
 import nbformat
 
-from helpers.practice.books import notebooks, number
+from helpers.practice.books import BUILD, notebooks, number
 from three_axes.files import find
 
 from .lab import blank
@@ -24,24 +28,69 @@ UNNAMED = "OWNER/three-axes"  # until `make colab` has been told where the cours
 FIRST = """#@title Run this cell and the next one first, and again after the kernel was restarted
 # It takes some seconds: PyTorch is imported. Where the course is not installed, it is found or fetched.
 """
-SETUP = """from importlib.util import find_spec
-if not find_spec("helpers"):
-    import os, site, sys
-    course = os.path.abspath("{up}" if os.path.isdir("{up}/helpers") else "three-axes")
-    {fetched}if not os.path.isdir(course):
-        raise FileNotFoundError("The course is not here. {help}")
-    sys.path[:0] = [course, course + "/notebooks"]
-    %pip install --quiet accelerate cloudpickle tqdm ipywidgets
-    site.addsitedir(site.getusersitepackages())"""
-FETCHED = """if not os.path.isdir(course):
-        !git clone --quiet --depth 1 https://github.com/{repo} three-axes
+SETUP = r"""import base64, glob, importlib, io, os, sys, zipfile
+from importlib.util import find_spec
+
+PARCEL = ""  # the whole course, where a notebook carries it
+NEEDED = "accelerate", "cloudpickle", "ipywidgets", "matplotlib", "tqdm"
+
+def is_here(*folders):
+    sys.path[:0] = map(os.path.abspath, folders)
+    if not hasattr(sys.modules.get("helpers"), "World"):  # another's helpers
+        sys.modules.pop("helpers", None)
+    importlib.invalidate_caches()
+    try:
+        from helpers import World
+        import drops
+    except ImportError as e:
+        if (e.name or "").split(".")[0] not in ("helpers", "drops"):
+            raise  # the course is here, and a package is not
+        del sys.path[:len(folders)]
+        return False
+    return True
+
+def is_installed():
+    if not find_spec("three_axes"):
+        return False
+    from three_axes.files import course_on_path
+    course_on_path()
+    return is_here()
+
+def unpacked(archive, to):
+    zipfile.ZipFile(archive).extractall(to)
+    return to, to + "/notebooks"
+
+def bring_course():
+    missing = " ".join(name for name in NEEDED if not find_spec(name))
+    if missing:
+        %pip install --quiet {missing}
+    if is_here() or is_installed():
+        return
+    beside = [at for at in ("{up}", "three-axes") if os.path.isdir(at + "/helpers")]
+    if any(is_here(at, at + "/notebooks") for at in beside):
+        return
+    wheels = glob.glob("three_axes-*.whl") + glob.glob("/kaggle/input/**/three_axes-*.whl", recursive=True)
+    if wheels:
+        sys.path[:0] = unpacked(wheels[-1], os.path.abspath("three-axes-wheel"))
+        if is_installed():
+            return
+    if PARCEL and is_here(*unpacked(io.BytesIO(base64.b85decode(PARCEL)), "three-axes")):
+        return
+    {fetched}raise FileNotFoundError("The course is not here. {help}")
+
+bring_course()
+"""
+FETCHED = """!git clone --quiet --depth 1 https://github.com/{repo} three-axes
+    if is_here("three-axes", "three-axes/notebooks"):
+        return
     """
 LOST = "git could not fetch it from github.com/{repo}: see above."
-UNPUBLISHED = "It is not published yet: open this notebook in the course's own folder."
+UNPUBLISHED = (
+    "Open this notebook in the course's own folder, or one of build/colab, which `make colab` writes."
+)
 # The cell is folded: in JupyterLab, and in Colab, which shows its title.
 FOLDED = {"tags": ["setup"], "jupyter": {"source_hidden": True}, "cellView": "form"}
-HERE = """
-from helpers import World
+HERE = """from helpers import World
 from helpers.practice import progress
 progress.here("{number}")"""
 AT = "https://colab.research.google.com"
@@ -50,12 +99,13 @@ BADGE = f"[![Open in Colab]({AT}/assets/colab-badge.svg)]({AT}/github/{{repo}}/b
 
 def setup_of(repo: str, up: str) -> str:
     """What makes the course importable. up: the way from the notebook's folder to the course's."""
-    known = repo != UNNAMED
-    return SETUP.format(
-        up=up,
-        fetched=FETCHED.format(repo=repo) * known,
-        help=LOST.format(repo=repo) if known else UNPUBLISHED,
-    )
+    is_published = repo != UNNAMED
+    there = {
+        "{up}": up,
+        "{fetched}": FETCHED.format(repo=repo) * is_published,
+        "{help}": LOST.format(repo=repo) if is_published else UNPUBLISHED,
+    }
+    return re.sub(r"\{(up|fetched|help)\}", lambda name: there[name[0]], SETUP)
 
 
 def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nbformat.NotebookNode:
@@ -93,6 +143,42 @@ def published() -> str:
     return told[1] if told else ""
 
 
+def parcel() -> str:
+    """The course as text: a zip of what notebooks import and read, without outputs and pictures."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_LZMA) as z:
+        for name in ("helpers", "three_axes", "tools", "data", "notebooks"):
+            folder = find(name)
+            for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+                inside = path.relative_to(folder).as_posix()
+                if "__pycache__" in inside or inside.startswith("course/") or path.suffix == ".png":
+                    continue
+                content = path.read_bytes()
+                if path.suffix == ".ipynb":
+                    content = nbformat.writes(blank(nbformat.reads(content, as_version=4))).encode()
+                z.writestr(f"{name}/{inside}", content)
+    return base64.b85encode(packed.getvalue()).decode()
+
+
+def carrying(notebook: nbformat.NotebookNode, course: str) -> nbformat.NotebookNode:
+    """The notebook without outputs, and with the course in its setup cell."""
+    setup = notebook.cells[1]
+    setup.source = setup.source.replace('PARCEL = ""', f"PARCEL = {course!r}")
+    return blank(notebook)
+
+
+def make_parcels() -> None:
+    """Write each notebook, the whole course in its setup cell, into build/colab."""
+    course, folder = parcel(), BUILD / "colab"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in notebooks():
+        name = path.relative_to(find("notebooks")).as_posix()
+        stamped = stamp(nbformat.read(path, as_version=4), name)
+        nbformat.write(carrying(stamped, course), folder / f"{number(path)}.ipynb")
+    size = f"{len(course) / 1e6:.1f} MB"
+    print(f"{len(notebooks())} notebooks in {folder}, each with the course ({size}): upload one to Colab")
+
+
 def make_colab(repo: str) -> None:
     """Stamp every notebook, write its copy into colab/, and link the README."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
@@ -116,6 +202,6 @@ def make_colab(repo: str) -> None:
 
 if __name__ == "__main__":
     try:
-        make_colab(" ".join(sys.argv[1:]))
+        make_colab(" ".join(sys.argv[1:])) if sys.argv[1:] else make_parcels()
     except ValueError as e:
         sys.exit(str(e))

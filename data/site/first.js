@@ -51,13 +51,15 @@ function cut(axis) {
 
 const cuts = document.getElementById("cuts"), choices = [...cuts.querySelectorAll("input")];
 
-function chose(input) {
+function show(input) {
   const most = choices.reduce((a, b) => Number(a.dataset.gb) > Number(b.dataset.gb) ? a : b);
   const called = input => input.parentElement.textContent.trim();
   predicted ??= input;
   const right = predicted == most ? "which is right" : `but it is ${called(most)}`;
   document.getElementById("does").textContent =
     `You predicted ${called(predicted)}, ${right}. You see a cut of ${called(input)}. ${input.dataset.does}`;
+  document.getElementById("does").append(" Why: ", Object.assign(document.createElement("a"),
+    {href: cuts.dataset.why, textContent: "drop 01"}), ".");
   const bars = choices.map(other => {
     const row = document.createElement("p"), bar = document.createElement("i");
     bar.style.width = `${Number(other.dataset.gb) / Number(most.dataset.gb) * 100}%`;
@@ -69,10 +71,15 @@ function chose(input) {
   keep("cut", input.value);
   cut(input.value);
 }
-cuts.addEventListener("change", event => chose(event.target));
+const chosen = () => cuts.querySelector("input:checked");
+cuts.addEventListener("submit", event => {
+  event.preventDefault();
+  if (chosen()) show(chosen());
+});
+cuts.addEventListener("change", () => { if (predicted) show(chosen()) });  // afterwards all three may be seen
 const kept = choices.find(input => input.value == state.get("cut"));
 drawCube(0);
 if (kept) {
   kept.checked = true;
-  chose(kept);
+  show(kept);
 }

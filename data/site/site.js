@@ -37,11 +37,13 @@ if (asked) {
   asked.form.addEventListener("keydown", event => { if (event.key == "Escape") found.hidden = true });
 }
 
-// -- predictions: choosing one unfolds what answers it ---------------------------------------------------
+// -- predictions: committing to one unfolds what answers it ---------------------------------------------------
 
 for (const form of document.querySelectorAll("form.question[data-name]")) {
-  form.addEventListener("change", event => {
-    const name = form.dataset.name;
+  form.addEventListener("submit", event => {
+    event.preventDefault();
+    const name = form.dataset.name, chosen = form.querySelector("input:checked");
+    if (!chosen) return;
     for (const answer of document.querySelectorAll(`details.answer[data-answers~="${name}"]`)) {
       answer.open = true;
       answer.querySelector("summary").textContent = "What this cell showed";
@@ -49,11 +51,20 @@ for (const form of document.querySelectorAll("form.question[data-name]")) {
         answer.querySelector(".said")?.remove();
         if (answer.previousElementSibling.textContent.includes(name + ".reveal("))
           answer.insertAdjacentHTML("beforeend", '<p class="said"></p>'),
-          answer.lastElementChild.textContent = `You predicted: ${event.target.value}.`;
+          answer.lastElementChild.textContent = `You predicted: ${chosen.value}.`;
       }
     }
   });
 }
+
+// -- what scrolls can be reached by the keyboard ----------------------------------------------------------
+
+function reachable() {
+  for (const box of document.querySelectorAll("main *"))
+    if (box.scrollWidth > box.clientWidth && /auto|scroll/.test(getComputedStyle(box).overflowX)) box.tabIndex = 0;
+}
+addEventListener("load", reachable);
+addEventListener("resize", reachable);
 
 // -- explorers: every setting was computed before, and is loaded when its explorer comes near -------------
 
@@ -268,7 +279,11 @@ if (deck) {
   const all = [...deck.children], drops = document.getElementById("drops"), one = document.getElementById("one");
   const round = document.getElementById("round");
   let queue = [];
-  const turn = (card, to) => card.setAttribute("aria-pressed", to);
+  const judge = [document.getElementById("known"), document.getElementById("again")];
+  const turn = (card, to) => {
+    card.setAttribute("aria-pressed", to);
+    for (const button of judge) button.disabled = !queue[0] || queue[0].getAttribute("aria-pressed") == "false";
+  };
   const single = () => deck.classList.contains("single");
   function lay() {
     for (const card of all) {
@@ -287,8 +302,8 @@ if (deck) {
     card.addEventListener("click", () => turn(card, card.getAttribute("aria-pressed") == "false"));
   drops.addEventListener("change", take);
   one.addEventListener("click", () => { deck.classList.toggle("single"); take() });
-  document.getElementById("known").addEventListener("click", () => { queue.shift(); lay() });
-  document.getElementById("again").addEventListener("click", () => {  // back, three places further down
+  judge[0].addEventListener("click", () => { queue.shift(); lay() });
+  judge[1].addEventListener("click", () => {  // back, three places further down
     const card = queue.shift();
     if (card) queue.splice(Math.min(3, queue.length), 0, card);
     lay();

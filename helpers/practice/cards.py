@@ -97,15 +97,17 @@ class Deck:
         face.add_class("three-axes-card")
         buttons = [widgets.Button(description=text) for text in ("show", "I know", "not yet", "again")]
 
-        def press(action):
-            def pressed(_) -> None:
-                action()
-                face.value = self._face()
+        def look() -> None:
+            face.value = self._face()
+            for button in buttons[1:3]:  # whether one knew is seen only beside the answer
+                button.disabled = not self.shown
 
-            return pressed
+        def press(action):
+            return lambda _: (action(), look())
 
         for button, action in zip(buttons, (self.show, self.know, self.not_yet, self.again)):
             button.on_click(press(action))
+        look()
         box = widgets.VBox([face, widgets.HBox(buttons)])
         folded = "".join(
             f"<details><summary>{c.drop} · {escape(c.front)}</summary>{escape(c.back)}</details>"

@@ -388,12 +388,14 @@ class Prediction:
             raise ValueError(f"{option!r} is not an option; choose one of {self._listed}")
         self.chosen = option
 
-    def reveal(self, answer: str, because: str = "", found: str = "Measured") -> _Text:
-        """Hold the reader's choice against `answer`, one of the options. found: how it was, 'Measured' or
-        'Computed'.
+    def reveal(self, answer: str, because: str = "", found: str = "Measured") -> _Text | _Unchosen:
+        """Hold the reader's choice against `answer`, one of the options; without a choice, ask again. found:
+        how it was, 'Measured' or 'Computed'.
         """
         if answer not in self.options:
             raise ValueError(f"the answer {answer!r} is not among the options {self._listed}")
+        if self.chosen is None and passed.is_kept():  # else nobody is there to choose
+            return _Unchosen(self, lambda: self.reveal(answer, because, found))
         yours = {None: "", answer: "You predicted that."}.get(self.chosen, f"You predicted: {self.chosen}.")
         return _Text(" ".join(filter(None, (f"{found}: {answer}.", yours, because))))
 
@@ -407,6 +409,32 @@ class Prediction:
 
         box = widgets.VBox(question(self.question, self.options, self.chosen, self.choose))
         return {"text/plain": repr(self), **live(box)}
+
+
+class _Unchosen:
+    """In place of an answer that nobody has predicted: the question again, and the answer under it once an
+    option is chosen.
+    """
+
+    said = "You have not predicted yet. Choose an answer, then see what was found."
+
+    def __init__(self, prediction: Prediction, answer: Callable[[], _Text]):
+        self.prediction, self.answer = prediction, answer
+
+    def __repr__(self) -> str:
+        return f"{self.said}\n{self.prediction}"
+
+    def _repr_mimebundle_(self, **_):
+        import ipywidgets as widgets
+
+        under = widgets.HTML(escape(self.said))
+
+        def chosen(option: str) -> None:
+            self.prediction.choose(option)
+            under.value = escape(self.answer().text)
+
+        asked = question(self.prediction.question, self.prediction.options, None, chosen)
+        return {"text/plain": repr(self), **live(widgets.VBox([*asked, under]))}
 
 
 predict = Prediction

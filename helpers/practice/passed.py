@@ -52,7 +52,12 @@ def file(folder: Path) -> Path | None:
     """That of a reader who works in this folder, or in beyond/ under it."""
     named = os.environ.get("THREE_AXES_PROGRESS")
     folder = folder.parent if folder.name == "beyond" else folder
-    return None if named == "" else Path(named or folder / "progress.json")
+    return Path(named or folder / "progress.json") if is_kept() else None
+
+
+def is_kept() -> bool:
+    """False where THREE_AXES_PROGRESS is "": notebooks are run for tests, or to store their outputs."""
+    return os.environ.get("THREE_AXES_PROGRESS") != ""
 
 
 def read(path: Path) -> Done:

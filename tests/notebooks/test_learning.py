@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import venv
 from datetime import date, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -349,6 +350,49 @@ def test_stamping_a_repository_is_idempotent_and_can_be_changed():
         colab.make_colab("nonsense")
 
 
+@pytest.fixture(scope="module")
+def carried(tmp_path_factory) -> dict[str, str]:
+    """'01' -> the file of a notebook that carries the course."""
+    folder = tmp_path_factory.mktemp("carried")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(colab, "BUILD", folder)
+        colab.make_parcels()
+    return {path.stem: path for path in (folder / "colab").glob("*.ipynb")}
+
+
+def test_each_notebook_can_carry_the_whole_course_without_an_answer(carried):
+    assert len(carried) == len(NOTEBOOKS)
+    for path in carried.values():
+        book = nbformat.read(path, as_version=4)
+        assert path.stat().st_size < 1.3e6 and 'PARCEL = ""' not in book.cells[1].source
+        assert not any(cell.get("outputs") for cell in book.cells)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["01", "09", "14"])
+def test_a_notebook_that_carries_the_course_runs_in_an_empty_folder(carried, tmp_path, name):
+    """All of its cells, where a stranger's `helpers` lies in the way and the course is not installed."""
+    site = tmp_path / "packages"
+    site.mkdir()
+    for package in Path(nbformat.__file__).parents[1].iterdir():
+        if not re.match(r"(__editable__|_?three_axes|_editable|helpers|drops|tools)", package.name):
+            (site / package.name).symlink_to(package)
+    (site / "helpers").mkdir()
+    (site / "helpers" / "__init__.py").write_text("somebody = 'else'\n")
+    venv.create(tmp_path / "venv", with_pip=False)
+    (own,) = tmp_path.glob("venv/lib/python*/site-packages")
+    (own / "packages.pth").write_text(f"{site}\n")
+    work = tmp_path / "work"
+    work.mkdir()
+    shutil.copy(carried[name], work)
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"THREE_AXES_PROGRESS": ""}
+    execute = [tmp_path / "venv/bin/python", "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace"]
+    how = dict(cwd=work, env=environ, capture_output=True, text=True, timeout=900)
+    ran = subprocess.run([*map(str, execute), f"{name}.ipynb"], **how)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert (work / "three-axes" / "helpers").is_dir()
+
+
 def test_what_colab_opens_has_no_outputs(tmp_path, monkeypatch):
     for path in NOTEBOOKS[:2]:
         (tmp_path / "notebooks").mkdir(exist_ok=True)
@@ -384,7 +428,7 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
     cell = colab.setup_of("owner/name", ".." if clone == "three-axes" else clone)
     cell = cell.replace("!git", "raise SystemExit('cloned anew') #").replace("%pip", "pass #")
     code = (
-        f"import sys\nsys.path = [p for p in sys.path if not p.startswith({str(ROOT)!r})]\n"
+        f"import sys\nsys.path = [p for p in sys.path if p not in {[str(ROOT), str(FOLDER)]!r}]\n"
         "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
         f"{cell}\nimport helpers, drops\nprint(helpers.__file__, drops.__file__)"
     )

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from urllib.parse import unquote
 
+import axe_playwright_python
 import nbformat
 import pytest
 import yaml
@@ -288,16 +289,44 @@ def test_no_page_is_wider_than_its_screen_and_paper_follows_the_scheme(visit, pa
                 assert (ink > paper) == (scheme == "dark") and abs(ink - paper) > 450, (path, scheme)
 
 
+AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["index.html", "01", "07", "cards.html", "docs/planner.html", "slides/07.html"]
+)
+def test_axe_finds_nothing_that_is_more_than_minor(visit, name):
+    """By the rules of axe-core: a page of each kind, light and dark, and where it is narrow."""
+    page, found = visit(page_of(name) if name in BOOKS else name), []
+    page.add_script_tag(path=AXE)
+    for width, scheme in (("laptop", "light"), ("laptop", "dark"), ("phone", "light")):
+        page.set_viewport_size(WIDTHS[width])
+        page.emulate_media(color_scheme=scheme)
+        told = page.evaluate("axe.run({preload: false})")
+        found += [
+            (width, scheme, one["id"], one["nodes"][0]["html"][:120])
+            for one in told["violations"]
+            if one["impact"] not in (None, "minor")
+        ]
+    assert found == []
+
+
 @needs_chromium
 @pytest.mark.slow
 def test_a_prediction_unfolds_its_answers_and_says_what_was_chosen(visit):
     page = visit(page_of("07"))
     answers = page.locator("details.answer")
     assert not page.locator("details.answer[open]").count() and answers.count() == 2
+    commit = page.get_by_role("button", name="This is my prediction")
     page.get_by_label("the memory", exact=True).check()
+    assert not page.locator("details.answer[open]").count()  # an arrow key chooses, and commits to nothing
+    commit.click()
     assert page.locator("details.answer[open]").count() == 2
     assert page.get_by_text("You predicted: the memory.").is_visible()
     page.get_by_label("both", exact=True).check()
+    commit.click()
     assert page.get_by_text("You predicted: both.").is_visible()
     assert not page.get_by_text("You predicted: the memory.").count()
 
@@ -307,7 +336,12 @@ def test_a_prediction_unfolds_its_answers_and_says_what_was_chosen(visit):
 def test_the_first_page_predicts_cuts_and_its_address_keeps_it(visit):
     page = visit("index.html")
     page.get_by_label("the layers", exact=True).check()
+    assert page.locator("#does").inner_text() == "Choose, and see the cut."
+    page.get_by_role("button", name="This is my prediction").click()
+    form, answer = (page.locator(part).bounding_box() for part in ("#cuts", "#bars"))
+    assert form["y"] <= answer["y"] <= form["y"] + form["height"], "the answer stands beside the form"
     said = page.locator("#does").inner_text()
+    assert page.locator("#does a").get_attribute("href") == page_of("01")
     assert "You predicted the layers, but it is the matrices." in said and "8 of 32 layers" in said
     page.get_by_label("the matrices", exact=True).check()
     assert f"the matrices: {first.gigabytes('tp'):.3g} GB" in page.locator("#bars .chosen").inner_text()
@@ -379,9 +413,12 @@ def test_cards_turn_and_come_back(visit):
     first = page.locator(".card:visible")
     assert first.count() == 1 and f"{shown} left" in page.locator("#round").inner_text()
     front = first.locator(".front").inner_text()
+    assert page.locator("#known").is_disabled(), "whether one knew is seen beside the answer"
+    first.click()
     page.click("#again")
     assert page.locator(".card:visible .front").inner_text() != front
     for _ in range(shown):
+        page.locator(".card:visible").click()
         page.click("#known")
     assert "All known." in page.locator("#round").inner_text()
 

@@ -22,7 +22,7 @@ OLDEST = (2, 11)  # PyTorch, whose collectives take fake tensors
 
 @check(
     "versions and devices",
-    "Python 3.10 or newer, PyTorch 2.11 or newer, and with GPUs a PyTorch that can use them over NCCL",
+    "Python 3.11 or newer, PyTorch 2.11 or newer, and with GPUs a PyTorch that can use them over NCCL",
     "install PyTorch as https://pytorch.org says for your driver; without GPUs any build will do",
 )
 def versions(meet: str) -> str:

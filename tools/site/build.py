@@ -172,7 +172,12 @@ def _headings(body: BeautifulSoup) -> None:
 
 
 def _tables(body: BeautifulSoup) -> None:
-    """Wide tables scroll by themselves, and a flag is not broken after its dashes."""
+    """Wide tables scroll by themselves, an empty heading is no heading, and a flag is not broken after its
+    dashes.
+    """
+    for head in body.select("th"):
+        if not head.get_text(strip=True):
+            head.name = "td"
     for table in body.select("table"):
         table.wrap(body.new_tag("div", attrs={"class": "wide"}))
     for code in body.select("td code"):
