@@ -48,3 +48,17 @@ def test_the_glossary_says_of_every_drop_what_it_shows():
 @pytest.mark.parametrize("name", refresh.PICTURES)
 def test_pictures_of_readme_and_docs_are_those_of_the_notebooks(name):
     assert (ROOT / "data" / name).read_bytes() == refresh.stored(name), "python -m tools.refresh --pictures"
+
+
+def test_the_readme_is_short_and_its_first_table_is_drop_01s():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", readme)
+    words = re.sub(r"[|`#*]|---+", " ", plain).split()
+    assert sum(bool(re.search(r"\w", word)) for word in words) <= 600
+    book = nbformat.read(ROOT / "notebooks" / "01_cuts.ipynb", as_version=4)
+    cell = next(cell for cell in book.cells if "side_by_side(runs)" in cell.source)
+    texts = (output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+    stored = next(text for text in texts if text.startswith("bytes sent by the busiest rank"))
+    for line in stored.splitlines()[3:]:
+        name, *sizes, _ = re.split(r" {2,}", line.strip())
+        assert f"| {name} | {' | '.join(sizes)} |" in readme

@@ -15,8 +15,8 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
+from helpers.practice.books import exercises
 from helpers.practice.passed import Done, read
-from helpers.practice.progress import exercises
 from helpers.practice.quiz import NAMES, STORIES, Quiz
 from three_axes.foreign import plain
 from three_axes.table import Table

@@ -116,6 +116,7 @@ def run(args: Namespace) -> None:
     for line in prepare(args.folder, args.fresh):
         print(line, flush=True)
     print(f"Your copies are in {args.folder}. JupyterLab starts; Ctrl-C here ends it.", flush=True)
+    print("Shift+Enter runs a cell and goes to the next.", flush=True)
     folder = args.folder.resolve()
     course_on_path()
     if args.fresh:
@@ -135,6 +136,8 @@ def run(args: Namespace) -> None:
             f"--ServerApp.root_dir={folder.parent}",
             f"--LabApp.default_url=/lab/tree/{quote(place.as_posix())}",
             f"--LabApp.app_settings_dir={find('data/jupyterlab')}",
+            # Its own: what other projects have left open does not open here, nor the other way round.
+            f"--LabApp.workspaces_dir={folder / '.workspaces'}",
             "--LabApp.custom_css=True",
             f"--port={args.port}",
             "--log-level=WARN",  # the address is still said, and what stands above stays in sight

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,21 @@ def number(path: Path) -> str:
 def module_of(number: str) -> str:
     """What belongs to a notebook: '07' -> drops.d07, 'b2' -> drops.b2."""
     return "drops." + (f"d{number}" if number.isdigit() else number)
+
+
+@cache
+def exercises() -> dict[str, list[str]]:
+    """Drop -> the names of its exercises, in order: read from its file, which need not be imported."""
+    named = {}
+    for drop in map(number, notebooks()):
+        tree = ast.parse(
+            find(f"notebooks/{module_of(drop).replace('.', '/')}.py").read_text(encoding="utf-8")
+        )
+        made = [line.value for line in tree.body if isinstance(line, ast.Assign)]
+        calls = [value for value in made if isinstance(value, ast.Call)]
+        hinting = [call for call in calls if "hints" in (word.arg for word in call.keywords)]
+        named[drop] = [ast.literal_eval(call.args[0]) for call in hinting]
+    return named
 
 
 def answering(notebook: NotebookNode) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ from three_axes.table import Table
 
 from ..ranks.world import open_worlds
 from . import cards, passed
-from .books import module_of, notebooks, number
+from .books import exercises, module_of, notebooks, number
 from .exercise import Exercise
 
 
@@ -23,11 +23,6 @@ def _of(drop: str) -> dict[str, Exercise]:
     return dict(
         sorted(((name, x) for name, x in known if isinstance(x, Exercise)), key=lambda it: it[1].made)
     )
-
-
-def exercises() -> dict[str, list[str]]:
-    """Drop -> the names of its exercises, in order."""
-    return {number(path): [x.name for x in _of(number(path)).values()] for path in notebooks()}
 
 
 def unsolved(drop: str, done: passed.Done) -> list[str]:
@@ -94,7 +89,8 @@ def _say(drop: str) -> None:
     done, names = passed.mine().passed, [x.name for x in _of(drop).values()]
     marks = ", ".join(f"{'✓' if name in done else '○'} {name}" for name in names)
     print(f"drop {drop}: {sum(n in done for n in names)} of {len(names)} exercises passed: {marks}")
-    print(f"all drops: {len(done)} passed (progress.show() lists them)")
+    known = {name for names in exercises().values() for name in names}  # a file may name what is gone
+    print(f"all drops: {len(done & known)} passed (progress.show() lists them)")
 
 
 def skip(drop: str) -> None:

@@ -100,7 +100,3 @@ def test_the_manual_has_every_flag_and_no_other():
     flags = {f for c in PLANNING for f in every[c]._option_string_actions}
     manual = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", manual)) == {f for f in flags if f.startswith("--")}
-
-
-def test_the_readme_is_short():
-    assert len((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")) <= 7000

@@ -8,7 +8,7 @@ import inspect
 import pytest
 
 from drops import d02, d05
-from helpers.practice.books import module_of, notebooks, number
+from helpers.practice.books import exercises, module_of, notebooks, number
 from helpers.practice.engine import Compared, edited
 from helpers.practice.exercise import Exercise
 
@@ -39,6 +39,10 @@ def empty(exercise):
 
 
 def test_all_exercises_are_found():
+    in_order = sorted(EXERCISES.items(), key=lambda item: item[1].made)
+    for drop, names in exercises().items():
+        module = module_of(drop).rpartition(".")[2]
+        assert names == [x.name for name, x in in_order if name.partition(".")[0] == module]
     assert len(EXERCISES) == 34 and len(WITH_EDITS) >= 19
 
 
