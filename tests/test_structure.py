@@ -50,7 +50,7 @@ MAY = {
     "helpers.ranks": COUNTED | {"three_axes.trace", "helpers.emulate"},
     "helpers.live": set(),
     "helpers.draw": COUNTED | {"helpers.live"},
-    "helpers.train": COUNTED | {"three_axes.trace", "helpers.toy"},
+    "helpers.train": COUNTED | {"three_axes.trace", "helpers.toy", "helpers.ranks"},
     "helpers.practice": COUNTED | {"helpers.ranks", "helpers.draw", "helpers.live"},
     "drops": COURSE | {f"helpers.{part}" for part in "toy emulate ranks draw live train practice".split()},
     "tools": COURSE

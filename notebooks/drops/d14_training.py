@@ -21,7 +21,8 @@ from helpers.ranks.world import World
 from helpers.train import Config
 from three_axes import devices
 from three_axes.paper.collectives import algorithmic_bytes
-from three_axes.plan import Layout
+from three_axes.plan import Job, Layout, ModelShape
+from three_axes.plan.frameworks import TOY
 from three_axes.plan.memory import stage_params, states
 from three_axes.plan.traffic import sent
 from three_axes.table import Table, human
@@ -47,6 +48,20 @@ def layout_here(ranks: int, layout: Layout) -> dict[str, int]:
         axis = next(axis for axis in [*largest, "dp"] if sizes[axis] < most[axis])
         sizes[axis] *= min(left, 2)
     return sizes
+
+
+def shape_of(config: Config) -> ModelShape:
+    """The 4-layer model, for the planner."""
+    sizes = config.layers, config.hidden, config.heads, toy.VOCABULARY
+    return ModelShape("toy", *sizes, positions=config.seq_len)
+
+
+def on_paper(config: Config) -> tuple[Job, Layout]:
+    """A run as the planner sees it."""
+    sizes = dict(dp=config.dp, tp=config.tp, pp=config.pp, microbatch=config.microbatch)
+    how = dict(schedule=config.schedule, interleave=config.stages // config.pp, sequence_parallel=config.sp)
+    job = Job(shape_of(config), global_batch=config.batch, seq_len=config.seq_len, framework=TOY)
+    return job, Layout(**sizes, **how, zero=3)
 
 
 def twin(config: Config, steps: int) -> list[float]:
@@ -119,10 +134,10 @@ def three_ways(world: World, config: Config) -> Table:
     for row in traffic.ranks[0]:
         counted[row.axis] += row.algorithmic
         if row.op == "all_reduce" and len(row.members) == world.n:
-            # The loss, the gradients' norm and whether to stop: three numbers that all ranks share.
-            counted[row.axis] -= algorithmic_bytes("all_reduce", 24, world.n)
+            # The loss and the gradients' norm: two numbers that all ranks share.
+            counted[row.axis] -= algorithmic_bytes("all_reduce", 16, world.n)
     rows = [
-        ["dp (FSDP)" if axis == "shard" else axis, human(size), human(counted[axis])]
+        ["dp (FSDP)" if axis == "dp" else axis, human(size), human(counted[axis])]
         for axis, size in sent_by_first(config).items()
         if size
     ]
@@ -144,7 +159,7 @@ def speeds(world: World, config: Config) -> Table:
     count = world.n if world.gpus else min(world.n, os.cpu_count() or 1)
     flops = world.run(_product_speed)[0] * count
     tokens = config.batch * config.seq_len
-    flops_of_token = config.shape.flops_per_token(config.seq_len)
+    flops_of_token = shape_of(config).flops_per_token(config.seq_len)
     bound = flops / flops_of_token
     rows = [
         ["predicted from FLOPs alone", f"{bound:,.0f}", "100%"],
@@ -184,17 +199,14 @@ def second_step(config: Config) -> tuple[Config, int]:
 
 
 def sent_by_first(config: Config) -> dict[str, float]:
-    """Bytes that rank 0 sends in a step, by axis, float32: the theory's list of operations, where FSDP shares
-    out the weights among `config.shard` ranks.
-    """
-    job, layout = config.on_paper
-    of_axes = {"shard" if axis == "dp" else axis: size for axis, size in sent(job, layout, 0).items()}
-    return dict.fromkeys(("tp", "shard", "pp"), 0.0) | of_axes
+    """Bytes that rank 0 sends in a step, by axis, float32: the theory's list of operations."""
+    job, layout = on_paper(config)
+    return dict.fromkeys(("tp", "dp", "pp"), 0.0) | sent(job, layout, 0)
 
 
 def states_of_first(config: Config) -> float:
     """Bytes of float32 weights and Adam's two on rank 0 between steps."""
-    job, layout = config.on_paper
+    job, layout = on_paper(config)
     held = states(stage_params(job.model, layout, 0, split_vocabulary=False), layout.shards, 3, 4, 4, 8)
     return float(held["weights"] + held["optimizer"])
 

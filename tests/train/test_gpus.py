@@ -7,17 +7,15 @@ import os
 import re
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from helpers import World
+from helpers.ranks.launched import join
 from helpers.ranks.messages import Error
 from helpers.ranks.ports import free_port
-from helpers.train import launch
 from three_axes import devices
 from three_axes.__main__ import main
 from three_axes.count import operators
@@ -51,20 +49,14 @@ def test_every_rank_has_a_gpu_of_its_own_or_none_has(seen, taken):
 
 @pytest.mark.parametrize(
     "seen, sentence",
-    [
-        ([()], "1 rank on the CPU over gloo"),
-        ([("a", "b")] * 2, "2 ranks on GPUs over NCCL, one for each"),
-        (
-            [("a",)] * 2,
-            (
-                "2 ranks on the CPU over gloo. There is 1 GPU, but each rank needs its own: to train on GPUs,"
-                " start on each machine no more ranks than it has GPUs"
-            ),
-        ),
-    ],
+    [((), "1 rank on the CPU over gloo"), (("a", "b"), "1 rank on GPUs over NCCL, one for each")],
 )
-def test_the_first_line_says_where_a_run_trains(seen, sentence):
-    assert launch.where(seen, devices.assign(seen)) == sentence
+def test_the_first_line_says_where_a_run_trains(monkeypatch, seen, sentence):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(devices, "identities", lambda: seen)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *a, **k: None)
+    assert join(5)[1] == sentence
 
 
 def test_gpus_that_are_not_here_are_refused_with_what_to_do():
@@ -72,24 +64,6 @@ def test_gpus_that_are_not_here_are_refused_with_what_to_do():
     with pytest.raises(ValueError, match=re.escape(told)) as refusal:
         World(64, gpus=True)
     assert str(refusal.value).endswith("World(64) runs on the CPU")
-
-
-def test_tasks_of_srun_that_know_no_rank_are_refused(monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(ValueError, match=r"start with RANK=\$SLURM_PROCID WORLD_SIZE=\$SLURM_NTASKS"):
-        launch.join_group(5)
-
-
-def test_silence_on_a_gpu_ends_in_a_sentence_and_a_cpu_is_not_watched():
-    called = threading.Event()
-    with launch.within(0.05, called.set, torch.device("cuda")):
-        assert called.wait(5)
-    called.clear()
-    for device, seconds in (("cuda", 60), ("cpu", 0.01)):
-        with launch.within(seconds, called.set, torch.device(device)):
-            time.sleep(0.05)
-    assert not called.is_set()
 
 
 @pytest.mark.parametrize(
@@ -268,11 +242,16 @@ with d14.world_here() as world, tempfile.TemporaryDirectory() as folder:
 
 
 @pytest.mark.slow
-def test_a_worker_for_each_gpu_and_one_more(standin):
+def test_more_ranks_than_gpus_are_refused(standin):
     torchrun = "-m torch.distributed.run --nproc-per-node 2".split()
-    _, said = python(*torchrun, *SMALL_RUN, "--steps", "2", environ=standin(1))
-    assert "2 ranks on the CPU over gloo. There is 1 GPU, but each rank needs its own" in said
-    assert "2 steps under dp 2" in said
+    how = dict(cwd=HERE.parent, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, *torchrun, *SMALL_RUN, "--steps", "2"]
+    refused = subprocess.run(command, env=standin(1), **how)
+    assert refused.returncode and "exitcode  : 2" in refused.stderr, refused.stderr
+    said = "2 ranks need a GPU each, and see 1 together. Start no more ranks on a machine than it has GPUs"
+    assert refused.stderr.count(said) == 1
+    on_cpu = subprocess.run(command, env=standin(1) | {"CUDA_VISIBLE_DEVICES": "-1"}, **how)
+    assert on_cpu.returncode == 0 and "2 steps under dp 2" in on_cpu.stderr, on_cpu.stderr
 
 
 @pytest.mark.slow

@@ -9,21 +9,19 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import worlds
-from torch.distributed.checkpoint.state_dict import set_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
 
-from helpers.train import Config, Trainer, checkpoint
-from helpers.train.data import batch_of, read_text
-from helpers.train.sharding import local
-from helpers.train.trainer import loss_of
+from helpers.train import BY_NAME, Config, Trainer, batch_of, checkpoints, loss_of, read_text
 from three_axes.verify import verify
 
 # The rate hardly falls in so many steps.
 BASE = Config(hidden=32, heads=4, seq_len=16, batch=8, clip=0.5, warmup=0, steps=10**5, precision="float64")
 LAYOUTS = [
-    dict(shard=1), dict(shard=2), dict(), dict(tp=2), dict(tp=4), dict(tp=2, sp=True), dict(tp=4, sp=True),
-    dict(pp=2), dict(pp=4), dict(pp=2, schedule="GPipe"), dict(pp=2, shard=1), dict(cp=2), dict(cp=4),
-    dict(cp=2, tp=2, sp=True), dict(pp=2, tp=2, sp=True), dict(tp=2, shard=1), dict(microbatch=1),
-    dict(pp=2, microbatch=1), dict(cp=2, pp=2), dict(tp=2, sp=True, microbatch=2),
+    dict(), dict(tp=2), dict(tp=4), dict(tp=2, sp=True), dict(tp=4, sp=True), dict(pp=2), dict(pp=4),
+    dict(pp=2, schedule="GPipe"), dict(pp=2, schedule="interleaved"), dict(pp=2, tp=2, sp=True),
+    dict(microbatch=1), dict(pp=2, microbatch=1), dict(tp=2, sp=True, microbatch=2),
+    dict(pp=2, tp=2, sp=True, schedule="interleaved"),
 ]  # fmt: skip
 
 
@@ -71,16 +69,15 @@ def checked(layout: dict, folder=None, seed: int = 0, **choice):
         return loss.detach()
 
     asked = replace(config, **layout).checked(dist.get_world_size())
-    box = f"pp {asked.pp} replicate {asked.replicas // asked.shard} shard {asked.shard} tp {asked.tp}"
-    return verify(build, step, read_text(""), [box])
+    return verify(build, step, read_text(""), [f"pp {asked.pp} dp {asked.dp} tp {asked.tp}"])
 
 
 def load(folder, model, optimizer, no_dist: bool) -> None:
     """As `helpers.train` does, and on one rank alone."""
-    state = checkpoint.state_of(model, optimizer)
+    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer, options=BY_NAME)))
     dcp.load(state, checkpoint_id=folder, no_dist=no_dist)
     states = dict(model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    set_state_dict(model, optimizer, **states, options=checkpoint.BY_NAME)
+    set_state_dict(model, optimizer, **states, options=BY_NAME)
 
 
 def saved(layout: dict, folder) -> None:
@@ -92,7 +89,9 @@ def saved(layout: dict, folder) -> None:
 def misplace(model, seed: int) -> None:
     """What a loader does that mixes something up: two tensors, rows of one, or two ranks' shards."""
     chance = random.Random(seed)
-    parameters = [local(p).detach() for p in model.parameters() if p.dim() == 2]
+    parameters = [
+        (p.to_local() if isinstance(p, DTensor) else p).detach() for p in model.parameters() if p.dim() == 2
+    ]
     one = chance.choice(parameters)
     others = [p for p in parameters if p.shape == one.shape and not torch.equal(p, one)]
     ranks = [None] * dist.get_world_size()
@@ -120,7 +119,7 @@ def test_every_layout_is_the_model(layout, shared):
 
 @pytest.mark.exhaustive
 def test_two_hundred_layouts_are_the_model(shared):
-    """Of all axes, ZeRO's stages, schedules, microbatches and types; the same layouts each time."""
+    """Of all axes, schedules, microbatches, batches and types; the same layouts each time."""
     for layout, job in drawn(200):
         _is_the_model(layout, shared, **job)
 
@@ -129,10 +128,10 @@ def drawn(count: int) -> list[tuple[dict, dict]]:
     """Layouts that four ranks can have, and jobs, none twice; three of four in float64."""
     chance, layouts = random.Random(0), {}
     while len(layouts) < count:
-        tp, pp, cp = (chance.choice([1, 2, 4]) for _ in range(3))
-        layout = dict(tp=tp, pp=pp, cp=cp, shard=chance.choice(range(3)), microbatch=chance.choice(range(3)))
+        tp, pp = (chance.choice([1, 2, 4]) for _ in range(2))
+        layout = dict(tp=tp, pp=pp, microbatch=chance.choice(range(3)))
         layout |= dict(sp=tp > 1 and chance.random() < 0.7)
-        layout |= dict(schedule=chance.choice(["1F1B", "GPipe"])) if pp > 1 else {}
+        layout |= dict(schedule=chance.choice(["1F1B", "GPipe", "interleaved"])) if pp > 1 else {}
         job = dict(batch=chance.choice([8, 16]), precision=chance.choice(["float64"] * 3 + ["float32"]))
         with suppress(ValueError):  # sizes that do not fit four ranks, or each other
             replace(BASE, **layout, **job).checked(4)
@@ -179,7 +178,7 @@ def _arrives(shared, out, layout: dict, others: list[dict]) -> None:
 def _save(shared, out, layout: dict):
     with shared.lent() as world:
         world.run(saved, layout, out)
-    (folder,) = checkpoint.complete(out)
+    (folder,) = checkpoints(out)
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import socket
@@ -12,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
+
 from helpers.ranks.world import World
-from helpers.train import Config, Trainer, checkpoint, launch, read_metrics
+from helpers.train import Config, Trainer, read_metrics
 from three_axes import devices
 from three_axes.files import find
 
@@ -43,8 +46,8 @@ def _config(**choice) -> Config:
 def _train(config: Config, steps: int) -> list[float]:
     """On a rank: `steps` losses, from the last checkpoint in `config.out` if there is one. Saves there."""
     trainer = Trainer(config, ours())
-    if config.out and (saved := checkpoint.complete(Path(config.out))):
-        trainer.resume(saved[-1])
+    if config.out:
+        trainer.resume()
     losses = [trainer.step()["loss"] for _ in range(steps)]
     if config.out:
         trainer.save()
@@ -168,15 +171,14 @@ def _first_line(ran: subprocess.CompletedProcess) -> str:
 
 KILLED = """import os
 from helpers import train
-from helpers.train import launch
 step = train.Trainer.step
-def dies(self, stop):
+def dies(self):
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     if self.number == 5 and first and os.environ["RANK"] == os.environ["DIES"]:
         os._exit(9)
-    return step(self, stop)
+    return step(self)
 train.Trainer.step = dies
-os._exit(launch.main())
+os._exit(train.main())
 """
 
 
@@ -199,6 +201,19 @@ def torchrun(meet: str) -> str:
     return f"{_first_line(ran)}; went on from step-000003, 8 steps as the twin's"
 
 
+def own_address(other: str) -> str:
+    """The address of this machine from which it reaches another, "" where no way leads there. Nothing is
+    sent.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as s:
+            s.connect(address)
+            return s.getsockname()[0]
+    except OSError:
+        return ""
+
+
 @check(
     "two hosts",
     "ranks on both machines in one run",
@@ -211,15 +226,19 @@ def two_hosts(meet: str) -> str:
             "not asked for. Run  three-axes doctor 13 --meet HOST  on two machines at once, HOST being"
             " the name of one of them"
         )
-    on_each_host, own = max(1, devices.gpus()), launch.own_address(meet)
-    first = launch.is_loopback(own) or own == socket.gethostbyname(meet)  # are we HOST?
-    address = [] if launch.is_loopback(own) else ["--local-addr", own]
+    on_each_host, own = max(1, devices.gpus()), own_address(meet)
+    loopback = not own or ipaddress.ip_address(own).is_loopback
+    first = loopback or own == socket.gethostbyname(meet)  # are we HOST?
+    address = [] if loopback else ["--local-addr", own]
+    of_name = [name for name, all_ in psutil.net_if_addrs().items() if own in (a.address for a in all_)]
+    network = {"GLOO_SOCKET_IFNAME": of_name[0]} if of_name and not loopback else {}
     ran = _command(
         *f"-m torch.distributed.run --nnodes 2 --nproc-per-node {on_each_host} --rdzv-backend c10d".split(),
         *f"--rdzv-endpoint {meet}:{PORT} --rdzv-conf is_host={int(first)},join_timeout=60".split(),
         *address,
         *[*SMALL_RUN, *"--tp 2 --steps 5".split()],
         seconds=200,
+        **{name: os.environ.get(name, value) for name, value in network.items()},
     )
     _expect_end(ran, "torchrun")
     where = f": {_first_line(ran)}"

@@ -1,0 +1,134 @@
+"""Ranks that a launcher started: how they join, fail together, hold a folder, and when they must end."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from filelock import FileLock, Timeout
+
+from three_axes import devices
+
+
+def join(timeout: float) -> tuple[torch.device, str]:
+    """Join the group that a launcher has started, or make one of this process alone. Returns the device that
+    this rank trains on, and a sentence that says which ones all ranks train on. Raises ValueError where there
+    are GPUs, and not one for each rank.
+    """
+    if "RANK" in os.environ:
+        store, rank, n = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(60.0, timeout))))
+        store = store_of_attempt(store, rank, n)
+    else:
+        store, rank, n = dist.HashStore(), 0, 1
+    store.set(f"gpus/{rank}", json.dumps(devices.identities()))
+    seen = [tuple(json.loads(store.get(f"gpus/{r}"))) for r in range(n)]
+    taken, there = devices.assign(seen), len({gpu for gpus in seen for gpu in gpus})
+    if there and taken is None:
+        raise ValueError(
+            f"{n} ranks need a GPU each, and see {there} together. Start no more ranks on a machine than it"
+            " has GPUs, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU"
+        )
+    device = torch.device("cuda", taken[rank]) if taken else devices.CPU
+    if taken:
+        torch.cuda.set_device(device)
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group(
+        devices.BACKENDS[device.type], store=store, rank=rank, world_size=n, timeout=limit
+    )
+    ranks = f"{n} rank{'s' * (n > 1)}"
+    return device, f"{ranks} on GPUs over NCCL, one for each" if taken else f"{ranks} on the CPU over gloo"
+
+
+def store_of_attempt(store: dist.Store, rank: int, n: int) -> dist.Store:
+    """A part of the launcher's store that the n ranks which are starting share, and none that was started
+    before them.
+
+    torchrun keeps one store for all its restarts (dynamic_rendezvous.py in PyTorch 2.13), and gloo would look
+    up the addresses of ranks that are dead. So every rank asks with a token of its own, and rank 0 answers
+    each until all have come. Raises DistNetworkError when one does not within the store's timeout.
+    """
+    if rank:
+        token = uuid.uuid4().hex
+        store.set(f"asks/{rank}", token)
+        name = store.get(f"answer/{token}").decode()
+        store.set(f"{name}/came/{rank}", "")
+        return dist.PrefixStore(name, store)
+    name, missing = uuid.uuid4().hex, set(range(1, n))
+    deadline = time.monotonic() + store.timeout.total_seconds()
+    while missing:
+        for other in list(missing):
+            if store.check([f"asks/{other}"]):  # perhaps of a dead rank; the answer is then read by nobody
+                store.set(f"answer/{store.get(f'asks/{other}').decode()}", name)
+            if store.check([f"{name}/came/{other}"]):
+                missing.remove(other)
+        if time.monotonic() > deadline:
+            raise dist.DistNetworkError(f"timed out waiting for ranks {sorted(missing)} of {n}")
+        time.sleep(0.01)
+    return dist.PrefixStore(name, store)
+
+
+def end_with_launcher() -> None:
+    """End this process within a second when torchrun, which started it, is gone: killed, torchrun cannot end
+    its ranks itself, and they would train on beside the next run. Without torchrun nothing is watched.
+    """
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(0.5)
+        os.write(2, f"rank {os.environ.get('RANK')} ends: its launcher is gone\n".encode())
+        os._exit(1)
+
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def together(do: Callable, error: type[Exception] = ValueError):
+    """What `do()` returns; every rank calls this. Where `do()` fails on one, every rank raises `error`."""
+    made, trouble = None, ""
+    try:
+        made = do()
+    except (OSError, ValueError) as e:
+        trouble = str(e)
+    troubles: list = [None] * dist.get_world_size()
+    dist.all_gather_object(troubles, trouble)
+    if first := next(filter(None, troubles), ""):
+        raise error(first)
+    return made
+
+
+@contextmanager
+def owning(run: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold a run's folder in this block: two runs would mix their metrics and checkpoints. The lock is the
+    operating system's, flock, and ends with its process. Raises ValueError while another run holds it.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    note, lock = run / "owner", FileLock(run / "owner.lock", timeout=0)
+    who = lambda: note.read_text(errors="replace").strip()[:200] if note.exists() else "nobody has signed"
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(
+            f"{run} belongs to a run that is under way: {who()}. When it has ended, start again"
+        ) from None
+    except NotImplementedError as e:  # a file system without locks
+        raise ValueError(f"{run} cannot be held: {e}") from None
+    try:
+        if note.exists():
+            say(f"{run} belonged to a run that ended without a word, {who()}; it is taken over")
+        note.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%F %T}")
+        yield
+    finally:
+        with suppress(OSError):
+            note.unlink(missing_ok=True)
+        lock.release()
