@@ -4,10 +4,8 @@
     torchrun --nproc-per-node 8 -m helpers.train --dp 2 --tp 2 --pp 2 --out run
     python -m helpers.train --out run --sample "The "
 
-The first is one process, the twin; the second is eight on one machine; the third lets the trained model
-write. docs/train.md has the commands for several machines, and what a cluster needs beside them.
-
-What splits what:
+The first is one process, the twin; the second eight on one machine; the third lets the trained model write.
+docs/train.md has the commands for several machines, and what a cluster needs beside them. What splits what:
 
     dp   FSDP2 (`fully_shard`): examples, weights, gradients and
          optimizer state. Not given, dp is what tp and pp leave
@@ -25,8 +23,7 @@ the last complete one, also on other ranks under another layout.
         __0_0.distcp, .metadata    PyTorch's distributed checkpoint (DCP)
         about.json                 step, layout, model
         SHA256SUMS                 `sha256sum -c` reads it; so does a start
-    run/step-000060.unfinished/    a save that was cut short
-    run/step-000080.damaged/       was complete, is not what was saved
+    run/step-000060.unfinished/    a save that was cut short; .damaged: was complete
     run/owner, run/owner.lock      who trains here; a second run is refused
 
 All ranks train on GPUs over NCCL where there are GPUs, else on the CPU over gloo. What cannot be is a
@@ -58,6 +55,7 @@ from pathlib import Path
 if __name__ == "__main__":  # a run that is stopped says nothing: started again, it goes on
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -77,11 +75,12 @@ from three_axes.terminal import Parser
 from three_axes.trace.tensor_plan import merged_plan
 
 from . import toy
-from .ranks.launched import end_with_launcher, join, owning, together
+from .ranks.launched import join, owning, together
 
 # -- what a run is ---------------------------------------------------------------------------------
 
 SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
+Say = Callable[[str], None]  # is given a line when something happens that one should know
 PRECISIONS = "float32", "bfloat16", "float64"
 MAY_BE_ZERO = "dp", "microbatch", "warmup", "seed", "weight_decay", "keep", "schedule_steps"
 
@@ -105,9 +104,7 @@ class Config:
     layers: int = _option(4, "blocks of the model")
     seq_len: int = _option(64, "tokens (bytes of text) in a sequence")
     batch: int = _option(32, "sequences in a step, over all ranks")
-    microbatch: int = _option(
-        0, "sequences that a rank takes at a time; 0: its share, or what pipelines need"
-    )
+    microbatch: int = _option(0, "sequences that a rank takes at a time; 0: as many as fit its share")
     steps: int = _option(100, "steps of the optimizer, counted from the first start")
     schedule_steps: int = _option(0, "steps in which the learning rate rises and falls; 0: those of --steps")
     lr: float = _option(3e-3, "highest learning rate")
@@ -124,9 +121,7 @@ class Config:
     timeout: float = _option(60.0, "seconds without an answer after which another rank counts as lost")
 
     def checked(self, ranks: int) -> Config:
-        """The same run with its zeros filled in. Raises ValueError, a sentence, for what so many ranks cannot
-        have.
-        """
+        """The same run with its zeros filled in. Raises ValueError where so many ranks cannot have it."""
         for f in (f for f in fields(self) if f.type in ("int", "float")):
             if not ((value := getattr(self, f.name)) > 0 or value == 0 and f.name in MAY_BE_ZERO):
                 raise ValueError(f"{f.name} cannot be {value}")
@@ -139,10 +134,7 @@ class Config:
         m = batch // (dp * b)  # microbatches
         for fits, sentence in (
             (self.schedule in SCHEDULES, f"schedule {self.schedule!r} is none of {', '.join(SCHEDULES)}"),
-            (
-                self.precision in PRECISIONS,
-                f"precision {self.precision!r} is none of {', '.join(PRECISIONS)}",
-            ),
+            (self.precision in PRECISIONS, f"precision {self.precision!r} is none of {PRECISIONS}"),
             (dp * tp * pp == ranks, f"dp {dp} · tp {tp} · pp {pp} is {dp * tp * pp} ranks, and {ranks} came"),
             (self.heads % tp == 0, f"tp {tp} does not divide {self.heads} attention heads"),
             (self.seq_len % tp == 0 or not self.sp, f"under sp tp {tp} must divide {self.seq_len} tokens"),
@@ -160,11 +152,6 @@ class Config:
     def stages(self) -> int:
         """Parts that the blocks are cut into: one for each pipeline rank, two where they interleave."""
         return self.pp * (2 if self.schedule == "interleaved" else 1)
-
-    @property
-    def microbatches(self) -> int:
-        """Parts of a rank's share of the batch."""
-        return self.batch // self.dp // self.microbatch
 
     @property
     def layout(self) -> str:
@@ -187,26 +174,22 @@ class Config:
 
 
 def read_text(file: str = "") -> torch.Tensor:
-    """All bytes of a text file, or of the prose of drops 01 to 13: (length,), numbers 0 to 255. Raises
-    OSError.
-    """
+    """All bytes of a text file, or of the prose of drops 01 to 13: (length,), uint8. Raises OSError."""
     if file:
-        return torch.tensor(list(Path(file).read_bytes()))
+        return torch.from_numpy(np.fromfile(file, np.uint8))
     books = [json.loads(p.read_text("utf-8")) for p in sorted(find("notebooks").glob("[01]*.ipynb"))[:13]]
     cells = [c["source"] for book in books for c in book["cells"] if c["cell_type"] == "markdown"]
-    return torch.tensor(list("\n\n".join(map("".join, cells)).encode()))
+    return torch.from_numpy(np.frombuffer("\n\n".join(map("".join, cells)).encode(), np.uint8).copy())
 
 
 def batch_of(text: torch.Tensor, step: int, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, targets), each (batch, seq_len): the whole batch of a step, the same for every layout. Raises
-    ValueError for a text that is too short.
-    """
+    """(tokens, targets), each (batch, seq_len): the whole batch of a step, the same for every layout."""
     if (have := len(text)) < (need := config.seq_len + 2):
         raise ValueError(f"the text has {have} tokens; sequences of {config.seq_len} need at least {need}")
     chance = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
     starts = torch.randint(have - config.seq_len, (config.batch, 1), generator=chance)
     at = starts + torch.arange(config.seq_len)
-    return text[at], text[at + 1]
+    return text[at].long(), text[at + 1].long()
 
 
 def learning_rate(step: int, config: Config) -> float:
@@ -227,8 +210,8 @@ def loss_of(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def stage_of(config: Config, stage: int) -> nn.Sequential:
-    """The parts of one pipeline stage, under the names they have in the whole model, so that checkpoints fit
-    any layout: 0 is the embedding, layers + 1 the head.
+    """The parts of one pipeline stage, under their names in the whole model: 0 the embedding, layers + 1 the
+    head. So checkpoints fit any layout.
     """
     blocks = config.layers // config.stages
     first, last = stage * blocks + (stage > 0), (stage + 1) * blocks + (stage == config.stages - 1)
@@ -258,7 +241,7 @@ def split(stage: nn.Sequential, config: Config, mesh: DeviceMesh) -> nn.Sequenti
 # -- a checkpoint on the disk ----------------------------------------------------------------------
 
 UNFINISHED, DAMAGED, ABOUT, SUMS = ".unfinished", ".damaged", "about.json", "SHA256SUMS"
-# Optimizer state goes by the parameters' names: another layout groups them otherwise.
+PARTS = "model", "optimizer"  # its state goes by the parameters' names: another layout groups them otherwise
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -292,9 +275,9 @@ def damage(folder: Path) -> str:
     return ""
 
 
-def last_whole(run: Path, say: Callable[[str], None]) -> Path | None:
+def last_whole(run: Path, say: Say) -> Path | None:
     """The last checkpoint that is what was saved, None where there is none; those after it lose their names.
-    Raises ValueError where there are some, and none is whole.
+    Raises ValueError where none is whole.
     """
     for folder in reversed(known := checkpoints(run)):
         if not (what := damage(folder)):
@@ -309,10 +292,8 @@ def last_whole(run: Path, say: Callable[[str], None]) -> Path | None:
 
 
 def complete(write_files: Callable, unfinished: Path, about: dict, keep: int, needed: int) -> None:
-    """On every rank write the files; then, on rank 0, write their digests, and give the folder its name.
-
-    A run that is killed at any moment leaves its last complete checkpoint as it was. Raises OSError with what
-    was needed, in bytes, and what the disk has.
+    """On every rank write the files; on rank 0 then their digests, and give the folder its name. So a run
+    that is killed leaves its last complete checkpoint. needed: bytes, for the message. Raises OSError.
     """
     try:
         index = write_files()
@@ -342,16 +323,15 @@ def complete(write_files: Callable, unfinished: Path, about: dict, keep: int, ne
 
 
 class Trainer:
-    """This rank's share of a run: `step()`, with `save()`, `saved()` and `resume()` in between. Needs
-    a process group, and every rank calls the same. `number` counts the steps that are done.
-
-    device: this rank's own; the group must carry its tensors. Raises ValueError, on every rank, for a
-    configuration or a text that will not do.
+    """This rank's share of a run: `step()`, with `save()`, `saved()` and `resume()` in between. Needs a group
+    that carries the device's tensors; every rank calls the same. `number` counts the steps that are done.
+    Raises ValueError, on every rank, for a configuration or a text that will not do.
     """
 
     def __init__(self, config: Config, device: torch.device = devices.CPU):
         self.config = c = config.checked(dist.get_world_size())
         self.device, self.number, self.writing = device, 0, None
+        self.microbatches = c.batch // c.dp // c.microbatch
         self.text = together(lambda: read_text(c.text))
         batch_of(self.text, 0, c)  # is there enough of it?
         torch.backends.cuda.matmul.allow_tf32 = False  # its ten bits would part a layout from the twin
@@ -375,15 +355,13 @@ class Trainer:
             group = self.mesh.get_group("pp")
             pipe = [PipelineStage(s, i, c.stages, device, group=group) for s, i in zip(stages, mine)]
             given = pipe if len(pipe) > 1 else pipe[0]
-            self.pipeline = SCHEDULES[c.schedule](given, c.microbatches, loss_fn=loss_of)
+            self.pipeline = SCHEDULES[c.schedule](given, self.microbatches, loss_fn=loss_of)
         if c.async_save:  # what the ranks say to each other meanwhile goes over a group of its own
             self.beside = dist.new_group(backend="gloo", timeout=limit)
             self.thread = ThreadPoolExecutor(1, "checkpoint")
 
     def step(self) -> dict:
-        """Take one step. Returns its number, loss, gradient norm before clipping, and learning rate, the same
-        on every rank.
-        """
+        """Take one step. Returns its line of the metrics, the same on every rank; grad_norm is unclipped."""
         c = self.config
         whole = batch_of(self.text, self.number, c)
         tokens, targets = (rows.chunk(c.dp)[self.dp_rank].to(self.device) for rows in whole)
@@ -392,11 +370,10 @@ class Trainer:
         grads = [p.grad.to_local() for p in parameters]
         # What several ranks hold alike counts once in the sum over all ranks: a gradient that tp does not
         # cut, and the loss, which the last stage knows, alike on its tp ranks.
-        cuts = [
-            [p.device_mesh.size(i) for i, at in enumerate(p.placements) if at.is_shard()] for p in parameters
-        ]
+        splits = [zip(p.device_mesh.shape, p.placements) for p in parameters]
+        cuts = [math.prod(n for n, place in split if not place.is_replicate()) for split in splits]
         norms = torch.stack(pytorch_private.norms(grads)).double()
-        squares = (norms.square() * norms.new_tensor([math.prod(cut) for cut in cuts])).sum()
+        squares = (norms.square() * norms.new_tensor(cuts)).sum()
         sums = torch.stack([loss.double(), squares]) / (c.dp * c.tp)
         dist.all_reduce(sums)
         loss, norm = sums[0].item(), sums[1].sqrt().item()
@@ -411,32 +388,27 @@ class Trainer:
 
     def _forward_backward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns the mean loss of this rank's share, 0 where another stage knows it. Gradients add up."""
-        c, total = self.config, torch.zeros((), device=self.device)
+        c, total = self.config, torch.zeros((), dtype=torch.float64, device=self.device)
         if c.pp > 1:
             losses: list[torch.Tensor] = []
             last = self.pp_rank == c.pp - 1
             given = [tokens] if self.pp_rank == 0 else []
             self.pipeline.step(*given, target=targets if last else None, losses=losses)
             return torch.stack(losses).detach().mean() if last else total
-        for i, (x, y) in enumerate(zip(tokens.chunk(c.microbatches), targets.chunk(c.microbatches))):
-            self.model.set_requires_gradient_sync(i == c.microbatches - 1)
-            loss = loss_of(self.model(x), y) / c.microbatches
+        m = self.microbatches
+        for i, (x, y) in enumerate(zip(tokens.chunk(m), targets.chunk(m))):
+            self.model.set_requires_gradient_sync(i == m - 1)
+            loss = loss_of(self.model(x), y) / m
             loss.backward()
             total += loss.detach()
         return total
 
-    def state(self) -> dict[str, dict]:
-        """What a checkpoint holds of this rank, by name: the tensors themselves, not copies."""
-        return dict(zip(("model", "optimizer"), get_state_dict(self.model, self.optimizer, options=BY_NAME)))
-
     def save(self) -> None:
-        """Write a checkpoint; under `async_save` begin one, when the one before is complete. Raises
-        OSError, on every rank.
-        """
+        """Write a checkpoint; under `async_save` begin one. Raises OSError, on every rank."""
         self.saved()
         c, unfinished = self.config, Path(self.config.out, f"step-{self.number:06d}{UNFINISHED}")
         about = {"step": self.number, "layout": c.layout, "model": c.sizes, "config": asdict(c)}
-        state = self.state()
+        state = dict(zip(PARTS, get_state_dict(self.model, self.optimizer, options=BY_NAME)))
         entries = [entry for part in state.values() for entry in part.values()]
         # DCP's files have 1600 bytes for each besides its numbers. Other stages hold about as much as this.
         needed = c.pp * sum(1600 + getattr(entry, "nbytes", 0) for entry in entries)
@@ -455,11 +427,9 @@ class Trainer:
         if finish:
             together(finish, OSError)
 
-    def resume(self, say: Callable[[str], None] = lambda line: None) -> None:
-        """Go on from the last whole checkpoint in `config.out`, of whatever layout, if there is one.
-
-        say: gets a line on what was found. Raises ValueError, on every rank, where checkpoints are there and
-        none is whole, or where it is one of another model.
+    def resume(self, say: Say = lambda line: None) -> None:
+        """Go on from the last whole checkpoint in `config.out`, of whatever layout, if there is one. Raises
+        ValueError, on every rank, where there are some and none is whole, or where it is of another model.
         """
         run, rank = Path(self.config.out), dist.get_rank()
         found = [together(lambda: last_whole(run, say) if rank == 0 else None)]
@@ -468,9 +438,9 @@ class Trainer:
             return
         about = json.loads((folder / ABOUT).read_text())
         if about["model"] != self.config.sizes:
-            there, here = about["model"], self.config.sizes
-            raise ValueError(f"{folder} holds a model of {there}, this run wants {here}; take another --out")
-        state = self.state()
+            sizes = f"{about['model']}, and this run wants {self.config.sizes}"
+            raise ValueError(f"{folder} holds a model of {sizes}; take another --out")
+        state = dict(zip(PARTS, get_state_dict(self.model, self.optimizer, options=BY_NAME)))
         dcp.load(state, checkpoint_id=folder)
         states = dict(model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         set_state_dict(self.model, self.optimizer, **states, options=BY_NAME)
@@ -480,8 +450,7 @@ class Trainer:
 
 # -- a whole run -----------------------------------------------------------------------------------
 
-METRICS = "metrics.jsonl"
-EVERY = 10.0  # seconds from one line of a log to the next
+METRICS, EVERY = "metrics.jsonl", 10.0  # seconds from one line of a log to the next
 
 
 def read_metrics(run: Path) -> list[dict]:
@@ -495,22 +464,20 @@ def read_metrics(run: Path) -> list[dict]:
     return lines
 
 
-def begin_metrics(run: Path, step: int) -> None:
-    """Drop the metrics of steps that will be done again."""
-    made = run / f"{METRICS}{UNFINISHED}"
+def tidy(run: Path, step: int) -> None:
+    """Remove what an earlier start left: saves that were cut short, metrics of steps to be done again."""
+    for left in run.glob(f"*{UNFINISHED}"):
+        shutil.rmtree(left, ignore_errors=True)
     kept = [json.dumps(line) + "\n" for line in read_metrics(run) if line["step"] <= step]
+    made = run / f"{METRICS}.made"
     made.write_text("".join(kept))
     made.rename(run / METRICS)
 
 
-def train(
-    config: Config, device: torch.device = devices.CPU, say: Callable[[str], None] = lambda line: None
-) -> Trainer:
-    """A whole run on this rank, from the last checkpoint to the last step.
-
-    say: gets a line when something happens that one should know. Raises ValueError, on every rank, for a
-    configuration, a text, a folder or a checkpoint that will not do, where the loss is no number any more,
-    and where the last checkpoint could not be written.
+def train(config: Config, device: torch.device = devices.CPU, say: Say = lambda line: None) -> Trainer:
+    """A whole run on this rank, from the last checkpoint to the last step. Raises ValueError, on every rank,
+    for a configuration, a text, a folder or a checkpoint that will not do, where the loss is no number any
+    more, and where the last checkpoint could not be written.
     """
     trainer = Trainer(config, device)
     c, run, chief = trainer.config, Path(config.out), dist.get_rank() == 0
@@ -526,10 +493,8 @@ def train(
     with ExitStack() as stack:
         if c.out:
             together(lambda: stack.enter_context(owning(run, say)) if chief else None)
-            for left in run.glob(f"step-*{UNFINISHED}") if chief else ():  # of saves that were cut short
-                shutil.rmtree(left, ignore_errors=True)
             trainer.resume(say)
-            together(lambda: begin_metrics(run, trainer.number) if chief else None)
+            together(lambda: tidy(run, trainer.number) if chief else None)
         first, begun, said = trainer.number, time.monotonic(), time.monotonic()
         hidden = None if chief else True  # a bar on a terminal; in a log a line now and then
         bar = stack.enter_context(tqdm(total=c.steps, initial=first, unit="step", disable=hidden))
@@ -540,10 +505,7 @@ def train(
             line["tokens_per_second"] = c.batch * c.seq_len / line["seconds"]
             if not math.isfinite(line["loss"] + line["grad_norm"]):
                 told(trainer.saved)
-                raise ValueError(
-                    f"step {step} has a loss of {line['loss']} and a gradient norm of {line['grad_norm']}, so"
-                    " training has ended; nothing was saved after it. Take a smaller lr"
-                )
+                raise ValueError(f"step {step} has loss {line['loss']}: nothing is saved. Take a smaller lr")
             if c.out and chief:
                 waiting += json.dumps(line).encode() + b"\n"
                 with suppress(OSError), (run / METRICS).open("ab", buffering=0) as file:
@@ -566,12 +528,9 @@ def train(
 # -- what it has learned ---------------------------------------------------------------------------
 
 
-def sample(
-    run: Path, prompt: str = "The ", length: int = 200, say: Callable[[str], None] = lambda line: None
-) -> str:
-    """What the model of the last whole checkpoint writes after `prompt`, in one process.
-
-    say: gets a line for each checkpoint that is damaged. Raises ValueError where none is whole.
+def sample(run: Path, prompt: str = "The ", length: int = 200, say: Say = lambda line: None) -> str:
+    """What the model of the last whole checkpoint writes after `prompt`, in one process. Raises ValueError
+    where none is whole.
     """
     if (folder := last_whole(run, say)) is None:
         raise ValueError(f"{run} has no complete checkpoint")
@@ -602,9 +561,7 @@ def add_options(parser: Parser) -> None:
         how = {"action": "store_true"} if f.type == "bool" else {"type": kinds[f.type], "metavar": f.type}
         meaning = f.metadata["help"] + f" (default {f.default})" * bool(f.default)
         parser.add_argument(f"--{f.name.replace('_', '-')}", default=f.default, help=meaning, **how)
-    parser.add_argument(
-        "--sample", metavar="TEXT", help="let the model of --out go on with this text, and end"
-    )
+    parser.add_argument("--sample", metavar="TEXT", help="let the model of --out go on with this text")
 
 
 def run(args: Namespace) -> int:
@@ -614,10 +571,8 @@ def run(args: Namespace) -> int:
     try:
         config = Config(**{f.name: getattr(args, f.name) for f in fields(Config)})
         if args.sample is not None:
-            print(sample(Path(config.out), args.sample, say=say))
+            print(sample(Path(config.out), args.sample, say=say), flush=True)
             return 0
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
-        end_with_launcher()
         device, where = join(config.timeout)
         say(where)
         trainer = train(config, device, say)
@@ -625,12 +580,6 @@ def run(args: Namespace) -> int:
     except ValueError as e:
         say(str(e))
         return 2
-    except RuntimeError:  # most often another rank is gone; a broken group cannot be left in good order
-        traceback.print_exc()
-        last = checkpoints(Path(args.out))[-1:] if args.out else []
-        goes_on = f"the same command goes on from {last[0].name}" if last else "there is no checkpoint yet"
-        print(f"rank {rank} has ended; {goes_on}", file=sys.stderr, flush=True)
-        os._exit(1)
     say(f"{trainer.number} steps under {trainer.config.layout}")
     return 0
 
@@ -643,6 +592,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush(), sys.stderr.flush()
-    os._exit(code)  # at once: a thread of gloo's that still holds a Python object would abort the interpreter
+    try:
+        code = main()
+    except BaseException as e:  # most often another rank is gone
+        code = e.code if isinstance(e, SystemExit) else traceback.print_exc() or 1
+    os._exit(code or 0)  # at once: what is left of a group's threads could abort the interpreter, or wait

@@ -25,6 +25,8 @@ def join(timeout: float) -> tuple[torch.device, str]:
     this rank trains on, and a sentence that says which ones all ranks train on. Raises ValueError where there
     are GPUs, and not one for each rank.
     """
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+    end_with_launcher()
     if "RANK" in os.environ:
         store, rank, n = next(dist.rendezvous("env://", timeout=timedelta(seconds=max(60.0, timeout))))
         store = store_of_attempt(store, rank, n)

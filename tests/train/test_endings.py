@@ -92,7 +92,7 @@ from pathlib import Path
 from helpers import train
 step, fill = train.Trainer.step, Path('/mnt/fill')
 def filling(self):
-    if self.number == 4 and fill.parent.exists():
+    if self.number == 7:
         try:
             with open(fill, 'wb', buffering=0) as f:
                 while True: f.write(bytes(4096))

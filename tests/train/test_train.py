@@ -25,7 +25,9 @@ from helpers.ranks.launched import store_of_attempt
 from helpers.train import Config, Trainer
 from tools.doctor.training import SMALL_RUN, expect_twins_losses
 
-SMALL = Config(hidden=32, seq_len=16, batch=16, steps=20, warmup=5)
+SMALL = Config(
+    hidden=32, seq_len=16, batch=16, steps=20, warmup=5, clip=0.5
+)  # clipped from the first step on
 HERE = Path(__file__).resolve().parents[1]
 
 
@@ -106,7 +108,7 @@ def test_every_layout_is_the_twin(worlds, layout):
 
 
 def test_there_are_as_many_layouts_as_one_counts():
-    assert len(layouts()) == 57 and all(one in layouts() for one in QUICK)
+    assert len(layouts()) == 55 and all(one in layouts() for one in QUICK)
 
 
 @pytest.mark.slow
@@ -175,7 +177,7 @@ def test_it_goes_on_under_other_layouts_and_numbers_of_ranks(worlds, twin, tmp_p
         (dict(dp=8, microbatch=4), "a batch of 16 does not divide by dp·microbatch = 8·4"),
         (dict(tp=8, sp=True, seq_len=12), "under sp tp 8 must divide 12 tokens"),
         (dict(dp=8, schedule="ZB-V"), "schedule 'ZB-V' is none of 1F1B, GPipe, interleaved"),
-        (dict(dp=8, precision="fp8"), "precision 'fp8' is none of float32, bfloat16, float64"),
+        (dict(dp=8, precision="fp8"), "precision 'fp8' is none of ('float32', 'bfloat16', 'float64')"),
         (dict(dp=8, lr=-1.0), "lr cannot be -1.0"),
         (dict(dp=8, lr=float("nan")), "lr cannot be nan"),
         (dict(dp=8, steps=0), "steps cannot be 0"),
@@ -192,7 +194,8 @@ def test_what_cannot_be_is_refused_in_a_sentence(choice, sentence):
 def test_a_default_is_never_blamed():
     for n, pp, layers in itertools.product((1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (4, 6, 12)):
         if n % pp == 0 and layers % pp == 0 and 32 % (n // pp) == 0:
-            m = Config(pp=pp, layers=layers).checked(n).microbatches
+            made = Config(pp=pp, layers=layers).checked(n)
+            m = made.batch // made.dp // made.microbatch
             assert m >= 2 * pp or pp == 1 or m == 32 // (n // pp)
 
 
@@ -264,7 +267,7 @@ def test_going_on_within_one_schedule_gives_the_losses_of_one_long_run(aside, tm
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(aside, tmp_path):
     options = "--steps 8 --every 8 --lr 1e8 --warmup 0 --clip 1e8".split()
     code, _, err = aside(main_of, tmp_path / "run", *options)
-    assert code == 2 and err.endswith("nothing was saved after it. Take a smaller lr\n"), err
+    assert code == 2 and err.endswith(": nothing is saved. Take a smaller lr\n"), err
     assert not train.checkpoints(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n[1]\n{"step": "2"}\n{"step": 3, "lo')
     assert train.read_metrics(tmp_path / "run") == [{"step": 1}]
