@@ -54,8 +54,6 @@ def active_params(model):
         ("deepseek-v3", 671_026_419_200, None, 37),
         ("llama-4-scout", 107_769_861_120, 17, None),  # "109B" with what it sees with
         ("llama-4-maverick", 400_711_848_960, 17, None),  # "400B"
-        ("nemotron-3-nano", 31_577_940_288, 3.6, None),  # "31.6B", "3.6B" with the embeddings
-        ("nemotron-3-super", 120_668_707_840, 12.7, None),  # "120.6B", "12.7B"
         ("gpt-oss-20b", 20_914_757_184, None, 3.61),  # "20.91B"
         ("gpt-oss-120b", 116_829_156_672, None, 5.13),  # "116.83B"
     ],
@@ -243,40 +241,6 @@ CONFIGS = {  # the published fields
         intermediate_size_mlp=16384 num_local_experts=128 num_experts_per_tok=1 interleave_moe_layer_step=2
         attention_chunk_size=8192 use_qk_norm=false attention_bias=false
     """),
-    "nemotron-h-8b": fields("""
-        model_type="nemotron_h" num_hidden_layers=52 hidden_size=4096 num_attention_heads=32
-        num_key_value_heads=8 vocab_size=131072 head_dim=128 intermediate_size=21504 mamba_num_heads=128
-        mamba_head_dim=64 ssm_state_size=128 n_groups=8 conv_kernel=4 chunk_size=128 n_routed_experts=8
-        num_experts_per_tok=2 attention_bias=false mlp_bias=false
-    """)
-    | {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"},
-    "nemotron-3-nano": fields("""
-        model_type="nemotron_h" hidden_size=2688 num_attention_heads=32 num_key_value_heads=2
-        vocab_size=131072 head_dim=128 intermediate_size=1856 mamba_num_heads=64 mamba_head_dim=64
-        ssm_state_size=128 n_groups=8 conv_kernel=4 chunk_size=128 n_routed_experts=128
-        num_experts_per_tok=6 n_shared_experts=1 moe_intermediate_size=1856 n_group=1 topk_group=1
-        moe_shared_expert_intermediate_size=3712
-    """)
-    | {"layers_block_type": ["mamba"] * 23 + ["moe"] * 23 + ["attention"] * 6},
-    "nemotron-3-super": fields("""
-        model_type="nemotron_h" num_hidden_layers=88 hidden_size=4096 num_attention_heads=32
-        num_key_value_heads=2 vocab_size=131072 head_dim=128 intermediate_size=2688 mamba_num_heads=128
-        mamba_head_dim=64 ssm_state_size=128 n_groups=8 conv_kernel=4 chunk_size=128 n_routed_experts=512
-        num_experts_per_tok=22 n_shared_experts=1 moe_intermediate_size=2688 moe_latent_size=1024
-        moe_shared_expert_intermediate_size=5376 num_nextn_predict_layers=1
-    """)
-    | {
-        "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*"
-        + "EMEMEMEMEM*" * 3
-        + "EMEMEMEM*EMEMEMEME"
-    },
-    "qwen3-next-80b-a3b": fields("""
-        model_type="qwen3_next" num_hidden_layers=48 hidden_size=2048 num_attention_heads=16
-        num_key_value_heads=2 vocab_size=151936 head_dim=256 intermediate_size=5632 num_experts=512
-        num_experts_per_tok=10 moe_intermediate_size=512 shared_expert_intermediate_size=512
-        decoder_sparse_step=1 full_attention_interval=4 linear_num_value_heads=32 linear_num_key_heads=16
-        linear_key_head_dim=128 linear_value_head_dim=128 linear_conv_kernel_dim=4
-    """),
     "gpt-oss-20b": fields("""
         model_type="gpt_oss" num_hidden_layers=24 hidden_size=2880 num_attention_heads=64
         num_key_value_heads=8 vocab_size=201088 head_dim=64 intermediate_size=2880 num_local_experts=32
@@ -312,24 +276,15 @@ def test_what_a_file_leaves_out_is_as_transformers_has_it(config, params, read):
     assert read(config).params == pytest.approx(params, rel=1e-5)
 
 
-def test_other_recurrences_are_refused_by_name(read):
-    hybrid, delta = CONFIGS["nemotron-h-8b"], CONFIGS["qwen3-next-80b-a3b"]
-    for config, sentence in (
-        ({"model_type": "jamba"}, "jamba has Mamba-1"),
-        (hybrid | {"hybrid_override_pattern": "M|*-"}, "is a letter a layer, of M [*] - E"),
-        (hybrid | {"layers_block_type": ["mamba", 3]}, "is 'M[?]'; it is a letter a layer"),
-        (hybrid | {"mamba_proj_bias": True}, "mamba_proj_bias is True, which is not priced"),
-        (
-            delta | {"layer_types": ["linear_attention"] * 3},
-            "layer_types is a list of 48, each one of linear",
-        ),
-        (delta | {"layer_types": ["linear_attention"] * 48}, "other kinds take all 48 layers"),
-        (delta | {"full_attention_interval": 0}, "full_attention_interval must be a whole number of at"),
-        (delta | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            read(config)
-    assert read(delta | {"full_attention_interval": 1}).kinds[0][1] == 48
+@pytest.mark.parametrize(
+    "kind, layers",
+    [("jamba", "Mamba"), ("nemotron_h", "Mamba-2"), ("falcon_h1", "Mamba-2"), ("qwen3_next", "gated delta")],
+)
+def test_recurrent_layers_are_refused_by_name(kind, layers, read):
+    """With "gated" and "tied", too."""
+    for said in ({}, {"gated": True, "tied": False}):
+        with pytest.raises(ValueError, match=f"{kind} has recurrent layers .{layers}.*not priced here"):
+            read(LLAMA | {"model_type": kind} | said)
 
 
 GEMMA3_1B = fields("""
@@ -358,8 +313,7 @@ def test_our_own_files_have_experts_too(read):
         ({"experts": {"count": 8}}, "experts needs some of count, per_token"),
         ({"experts": experts | {"per_token": 9}}, "9 for each token, but there are only 8"),
         ({"experts": experts | {"dense_layers": 4}}, "4 dense layers of 4"),
-        ({"part": "half"}, "both parts, a mixer or a feed-forward, not 'half'"),
-        ({"others": [1]}, "other kinds of layers are read from a config.json"),
+        ({"experts": experts | {"every": 5}}, "experts in each 5. layer of 4"),
         ({"window": 5}, "a window of 5 in 0 of 4 layers"),
     ):
         with pytest.raises(ValueError, match=sentence):

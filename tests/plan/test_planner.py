@@ -21,7 +21,7 @@ from three_axes.plan.cost import constants, step_terms, work
 from three_axes.plan.flags import flags
 from three_axes.plan.frameworks import TEXTBOOK, find_framework
 from three_axes.plan.layout import ORDER
-from three_axes.plan.memory import in_flight, largest_stage, on_host, stage_memory
+from three_axes.plan.memory import in_flight, largest_stage, stage_memory
 from three_axes.plan.operations import layer
 from three_axes.plan.planner import CHANGES
 from three_axes.plan.possible import check
@@ -343,55 +343,12 @@ def test_some_layers_are_computed_twice():
     assert less.memory_bytes > 0.9 * DGX.device.memory
     assert "--recompute-method block" in flags("megatron", job, found.layout)
     assert "--recompute-num-layers 1" in flags("megatron", job, found.layout)  # of each of five chunks
-    with pytest.raises(ValueError, match="recomputed 5 belongs to recompute full or host, not none"):
+    with pytest.raises(ValueError, match="recomputed 5 belongs to recompute full, not none"):
         job.check(replace(some.layout, recompute="none"))
     alone = replace(job, framework=replace(job.framework, recomputes=("full",)))  # asked for alone
     assert plan(alone, gpus=64).ranked[0].layout.recomputed
     # TextBook's planner and others without that switch have none.
     assert not any(row.layout.recomputed for row in plan(replace(job, framework=TEXTBOOK), gpus=64).ranked)
-
-
-def test_activations_wait_on_the_host():
-    """Nothing is computed twice. Each way reads or writes the GPU's memory, and shows what is longer than the
-    layer's own computing. Two layers are on the GPU in backward: one at work and one that comes.
-    """
-    job = Job(MODELS["llama-3-8b"], DGX, 16, 32768, FRAMEWORKS["megatron-lm"])
-    none, all_, some = (
-        estimate(job, Layout(dp=2, tp=4, zero=1, recompute=recompute, recomputed=k))
-        for recompute, k in (("none", 0), ("host", 0), ("host", 8))
-    )
-    per_layer = none.memory["activations"] / 32
-    beside = max(0, 2 * per_layer - none.memory["logits"])  # in place of the scores, which are gone
-    assert all_.memory.get("activations", 0) == pytest.approx(beside)
-    assert some.memory["activations"] == pytest.approx(24 * per_layer + beside)
-    made = work(layer(job, all_.layout), job, all_.layout, constants())
-    way = per_layer / (DGX.host_bandwidth * constants().memory_efficiency)
-    forward = made.phase("F")
-    shown = max(0, way - forward) + max(0, way - made.phase("I") - made.phase("W"))
-    shown += 2 * per_layer / (DGX.device.bandwidth * constants().memory_efficiency)
-    longer, a_quarter = (e.step_seconds - none.step_seconds for e in (all_, some))
-    assert longer == pytest.approx(8 * 32 * shown) and shown > 0
-    assert a_quarter == pytest.approx(longer / 4)
-    assert "activations of 8 layers on the host" in str(some.layout)
-    assert "--cpu-offloading-num-layers 8" in flags("megatron-lm", job, some.layout)
-    assert "--cpu-offloading-num-layers 31" in flags("megatron-lm", job, all_.layout)
-    asked = replace(job, framework=replace(job.framework, recomputes=("host",)))
-    found = plan(asked, gpus=8, pp=1).best.layout
-    assert found.recompute == "host" and 0 < found.recomputed < 32
-    assert not any(
-        row.layout.recompute == "host" for row in plan(job, gpus=8).ranked
-    )  # unless it is asked for
-    with pytest.raises(
-        ValueError, match="activations wait on the host where there is no pipeline, and pp is 2"
-    ):
-        job.check(Layout(dp=4, pp=2, recompute="host"))
-    small = replace(asked, cluster=replace(DGX, host_memory=5e9))
-    with pytest.raises(
-        ValueError, match="GB of each GPU's activations are to wait on the host, whose memory"
-    ):
-        estimate(small, all_.layout)
-    ranked = [row.layout for row in plan(small, gpus=8).ranked if row.layout.recompute == "host"]
-    assert ranked and all(on_host(small, layout) <= 5e9 for layout in ranked)
 
 
 def activations(job, layout):

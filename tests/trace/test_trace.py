@@ -11,7 +11,6 @@ from three_axes.__main__ import main
 from three_axes.plan import MODELS, Layout
 from three_axes.plan.data_parallel import synchronisation
 from three_axes.plan.memory import stage_memory
-from three_axes.plan.shape import with_experts_each
 from three_axes.plan.traced import traced_job
 from three_axes.plan.traffic import calls
 from three_axes.trace.trace import trace, trace_here
@@ -189,7 +188,9 @@ def test_experts_of_every_second_layer_are_built_there():
     """As Llama 4 Maverick has them: half as many all-to-alls."""
     model, layout = replace(MIXTRAL, layers=4), Layout(dp=8, ep=4, zero=3)
     all_of_them, half = (
-        trace(with_experts_each(model, every), layout, seq_len=256).count("all_to_all", "ep")
+        trace(replace(model, experts=replace(model.experts, every=every)), layout, seq_len=256).count(
+            "all_to_all", "ep"
+        )
         for every in (1, 2)
     )
     assert all_of_them == 2 * half > 0

@@ -79,8 +79,7 @@ class Network:
     keeps its speed. busbw_gather: the same of all-gathers and reduce-scatters, where it differs. all_to_all:
     bytes/s through the link and through the port that an all-to-all was measured to reach, 0 where nobody
     did. host_bandwidth, host_memory_bandwidth: bytes/s of a GPU's link to its host (PCIe 4.0, 16 lanes), and
-    its share of the host's memory (sixteen channels of DDR4-3200 for eight GPUs). host_memory: bytes of it
-    (1 TB for eight).
+    its share of the host's memory (sixteen channels of DDR4-3200 for eight GPUs).
     Raises ValueError for numbers out of range.
     """
 
@@ -96,13 +95,11 @@ class Network:
     all_to_all: tuple[float, float] = (0.0, 0.0)
     host_bandwidth: float = 32e9
     host_memory_bandwidth: float = 51e9
-    host_memory: float = 128e9
 
     def __post_init__(self):
         called = f"{type(self).__name__.lower()} {self.name!r}: "
         for field in ("gpus_per_node", "rails"):
             whole(called + field, getattr(self, field))
-        positive(called + "host_memory", self.host_memory, least=1e6, unit="bytes per GPU")
         for field in ("host_bandwidth", "host_memory_bandwidth"):
             positive(called + field, getattr(self, field), least=1e5, unit="bytes/s per GPU")
         for field in ("intra_node_bandwidth", "inter_node_bandwidth"):
@@ -239,11 +236,11 @@ def _cluster(name: str, device: str, intra: float, inter: float, node: int = 8, 
     return Cluster(name=name, device=DEVICES[device], gpus_per_node=node, **speeds)
 
 
-# To the host: PCIe 5.0 with 16 lanes, sixteen channels of DDR5-4800 (DGX H100) or 5600 and 2 TB for eight
-# GPUs; a Grace has 900 GB/s of NVLink both ways, 500 GB/s of memory and 480 GB of it for two GPUs.
-_PCIE5: dict[str, Any] = dict(host_bandwidth=64e9, host_memory_bandwidth=77e9, host_memory=256e9)
+# To the host: PCIe 5.0 with 16 lanes, sixteen channels of DDR5-4800 (DGX H100) or 5600 for eight GPUs; a
+# Grace has 900 GB/s of NVLink both ways and 500 GB/s of memory for two GPUs.
+_PCIE5: dict[str, Any] = dict(host_bandwidth=64e9, host_memory_bandwidth=77e9)
 _DDR5: dict[str, Any] = _PCIE5 | dict(host_memory_bandwidth=90e9)
-_GRACE: dict[str, Any] = dict(host_bandwidth=225e9, host_memory_bandwidth=250e9, host_memory=240e9)
+_GRACE: dict[str, Any] = dict(host_bandwidth=225e9, host_memory_bandwidth=250e9)
 
 
 CLUSTERS: dict[str, Cluster] = {

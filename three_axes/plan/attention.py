@@ -46,9 +46,6 @@ def attention(at: LayerOnRank, eager: bool) -> list[Op]:
             *matrix("values", sb, h, model.kv_width / t, first=False, saved_per_op=keys),
             *turned,
         ]
-        if model.output_gate:
-            into += matrix("gate of attention", sb, h, model.q_width / t, first=False, saved=wide)
-            into += stream("gated attention", 3.0 * wide, 1)
     out = wide if not model.latent else n * sb * model.out_width / t
     # The attention keeps its result as it is.
     own = out if at.job.precision == "bf16" else out + at.narrow(out)

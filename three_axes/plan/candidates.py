@@ -174,9 +174,9 @@ def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarra
     kind = Layout(schedule=schedule).pipeline
     p, v = rows["pp"], rows["interleave"]
     if kind.chunks == 0:
-        return (v > 1) & (recompute != "host")
+        return v > 1
     if kind.alone:
-        return (v == 1) & ((p == 1) | (recompute != "host"))
+        return v == 1
     enough = job.global_batch // (rows["dp"] * rows["microbatch"]) >= kind.fills * p
     even = (job.model.layers % (kind.chunks * p) == 0) & (not job.framework.balanced)
     divide = (kind.chunks == 1) | even  # one chunk on a rank: rows have it

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..paper.checks import check_fields, named, read_object, whole
-from .shape import Experts, Latent, ModelShape, Recurrent, of_parts, with_experts_each, with_recurrence
+from .shape import Experts, Latent, ModelShape
 
 # our name -> what it is called in Hugging Face's configurations, and in our own files
 _NAMES = {
@@ -27,7 +27,6 @@ _EXPERTS = {
     "per_token": ("num_experts_per_tok", "experts_per_token"),
     "ffn": ("moe_intermediate_size", "intermediate_size"),
     "dense_layers": ("first_k_dense_replace",),
-    "latent": ("moe_latent_size",),
 }
 _EVERY = ("interleave_moe_layer_step", "decoder_sparse_step")
 _LATENT = {
@@ -36,21 +35,6 @@ _LATENT = {
     "nope": ("qk_nope_head_dim",),
     "rope": ("qk_rope_head_dim",),
     "values": ("v_head_dim",),
-}
-_MAMBA = {
-    "heads": ("mamba_num_heads",),
-    "head_dim": ("mamba_head_dim",),
-    "state": ("ssm_state_size",),
-    "groups": ("n_groups", "mamba_n_groups"),
-    "conv": ("conv_kernel", "mamba_d_conv"),
-    "chunk": ("chunk_size", "mamba_chunk_size"),
-}
-_DELTA = {
-    "heads": ("linear_num_value_heads",),
-    "head_dim": ("linear_value_head_dim",),
-    "state": ("linear_key_head_dim",),
-    "groups": ("linear_num_key_heads",),
-    "conv": ("linear_conv_kernel_dim",),
 }
 _PLAIN = dict(gated=False, biases=True)
 # Hugging Face's model_type -> what the file does not say of it; tied: where it does not say
@@ -71,8 +55,6 @@ _KINDS: dict[str, dict] = {
     "glm4_moe": {},
     "llama4_text": dict(chunked=True),
     "gpt_oss": dict(biases=True, sinks=True),
-    "qwen3_next": dict(qk_norm=True, output_gate=True),
-    "nemotron_h": dict(gated=False, rms=True),
     "gpt2": dict(tied=True, **_PLAIN),
     "opt": dict(tied=True, **_PLAIN),
     "gpt_neox": _PLAIN,
@@ -90,8 +72,6 @@ _WITH_EXPERTS = (
     "gpt_oss",
     "glm4_moe",
     "llama4_text",
-    "qwen3_next",
-    "nemotron_h",
 )
 # What Transformers (5.24.0) takes where a file does not say; GLM's head_dim is that of its released files
 _DEFAULTS = {
@@ -107,23 +87,18 @@ _DEFAULTS = {
     ),
     "glm4_moe": dict(first_k_dense_replace=1, n_shared_experts=1, head_dim=128),
 }
-_ROUTER_BIAS = ("deepseek_v3", "gpt_oss", "glm4_moe", "nemotron_h")
-_OTHER = {"jamba": "Mamba-1", "mamba": "Mamba-1"}
+_ROUTER_BIAS = ("deepseek_v3", "gpt_oss", "glm4_moe")
+_OTHER = {
+    **dict.fromkeys(("jamba", "mamba"), "recurrent layers (Mamba)"),
+    **dict.fromkeys(("mamba2", "nemotron_h", "falcon_h1", "bamba"), "recurrent layers (Mamba-2)"),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear"), "recurrent layers (gated delta networks)"),
+}
 # Every so many layers one sees all, where the file does not say.
 _PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "llama4_text": 4}
 # What is known of experts and changes no size, or is 1 in every model that is priced here
 _HARMLESS = ("n_group", "topk_group", "experts_per_token", "num_experts_per_tok")
 _ONE = ("moe_layer_freq", *_EVERY)
 _SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
-_PARTS = "M*-E"
-_PARTS_BY_WORD = {
-    "linear_attention": "M",
-    "mamba": "M",
-    "full_attention": "*",
-    "attention": "*",
-    "mlp": "-",
-    "moe": "E",
-}
 _WINDOWED = ("sliding_attention", "chunked_attention")  # of `layer_types`
 
 
@@ -141,9 +116,6 @@ def from_config(path: Path) -> ModelShape:
         raise ValueError(f'{path.name}: model_type is {kind!r}; it is a name, as "llama"')
     _refuse_other_layers(path, config, kind)
     config = _DEFAULTS.get(kind, {}) | config
-    if kind == "nemotron_h":
-        letters = _letters(path, config)
-        config = config | {"hybrid_override_pattern": letters, "num_hidden_layers": len(letters)}
     if kind == "llama4_text":
         config = _usual_names(config)
     known = dict(_KINDS.get(kind, {}))
@@ -163,7 +135,7 @@ def from_config(path: Path) -> ModelShape:
         parts: dict[str, Any] = dict(experts=_experts(path, config, kind), latent=_latent(path, config, kind))
         parts["window"], parts["windowed"] = _window(config, kind, sizes["layers"])
         name = named("name", config.get("name") or config.get("_name_or_path") or path.stem)
-        return _mixed(path, config, kind, ModelShape(name, **sizes | parts | usual | known | _own(given)))
+        return ModelShape(name, **sizes | parts | usual | known | _own(given))
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from None
 
@@ -182,9 +154,7 @@ def _usual_names(config: dict) -> dict:
 
 def _own(given: dict) -> dict:
     """Fields of our own files: parts are objects."""
-    if given.get("others"):
-        raise ValueError("other kinds of layers are read from a config.json of Hugging Face alone")
-    for field, part in (("experts", Experts), ("latent", Latent), ("recurrent", Recurrent)):
+    for field, part in (("experts", Experts), ("latent", Latent)):
         if isinstance(given.get(field), dict):
             names = check_fields(field, given[field], part)
             try:
@@ -210,56 +180,14 @@ def _sizes(path: Path, config: dict, names: dict, needed: tuple[str, ...]) -> di
 
 
 def _experts(path: Path, config: dict, kind: str) -> Experts | None:
-    if kind not in _WITH_EXPERTS or kind == "nemotron_h" and "E" not in config["hybrid_override_pattern"]:
+    if kind not in _WITH_EXPERTS:
         return None
     sizes = _sizes(path, config, _EXPERTS, ("count", "per_token", "ffn"))
     shared = next((config[a] for a in _SHARED if config.get(a)), 0)
     shared = shared or (config.get("n_shared_experts") or 0) * sizes["ffn"]
-    gate = kind in ("qwen2_moe", "qwen3_next")
-    return Experts(**sizes, shared=shared, shared_gate=gate, router_bias=kind in _ROUTER_BIAS)
-
-
-def _mixed(path: Path, config: dict, kind: str, model: ModelShape) -> ModelShape:
-    """The same with its other kinds of layers."""
-    if kind == "nemotron_h":
-        many = {one: config["hybrid_override_pattern"].count(one) for one in _PARTS}
-        return of_parts(model, many, Recurrent(**_sizes(path, config, _MAMBA, tuple(_MAMBA))))
-    if kind == "qwen3_next":
-        delta = Recurrent(**_sizes(path, config, _DELTA, tuple(_DELTA)), gates=2, chunk=64)
-        return with_recurrence(model, _without_attention(config, model.layers), delta)
-    if not model.experts:
-        return model
-    every = next((config[a] for a in _EVERY if config.get(a)), 1)
-    whole("experts in each so many layers", every)
-    if every > 1 and model.experts.dense_layers:
-        raise ValueError(f"experts in each {every}. layer, and {model.experts.dense_layers} dense ones first")
-    return with_experts_each(model, every)
-
-
-def _without_attention(config: dict, layers: int) -> int:
-    """How many layers of Qwen3-Next have a gated delta network."""
-    kinds = config.get("layer_types")
-    if kinds is None:
-        often = config.get("full_attention_interval", 4)
-        whole("full_attention_interval", often)
-        return layers - layers // often
-    known = ("linear_attention", "full_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
-        raise ValueError(f"layer_types is a list of {layers}, each one of {', '.join(known)}")
-    return kinds.count("linear_attention")
-
-
-def _letters(path: Path, config: dict) -> str:
-    """Of Nemotron-H, a letter a layer, as its files had them first."""
-    words = config.get("layers_block_type") or config.get("layer_types")
-    pattern = config.get("hybrid_override_pattern")
-    if isinstance(words, list):
-        pattern = "".join(_PARTS_BY_WORD.get(word, "?") if isinstance(word, str) else "?" for word in words)
-    if not isinstance(pattern, str) or not pattern or set(pattern) - set(_PARTS):
-        raise ValueError(
-            f"{path}: hybrid_override_pattern is {pattern!r}; it is a letter a layer, of {' '.join(_PARTS)}"
-        )
-    return pattern
+    sizes["every"] = next((config[a] for a in _EVERY if config.get(a)), 1)
+    gate, bias = kind == "qwen2_moe", kind in _ROUTER_BIAS
+    return Experts(**sizes, shared=shared, shared_gate=gate, router_bias=bias)
 
 
 def _latent(path: Path, config: dict, kind: str) -> Latent | None:
@@ -299,8 +227,7 @@ def _refuse_other_layers(path: Path, config: dict, kind) -> None:
             " false"
         )
     known = {alias for aliases in _EXPERTS.values() for alias in aliases} if kind in _WITH_EXPERTS else set()
-    every = _EVERY if kind != "qwen3_next" else ()
-    known |= {*_HARMLESS, "n_shared_experts", *_SHARED, *every} if known else {"experts"}
+    known |= {*_HARMLESS, "n_shared_experts", *_SHARED, *_EVERY} if known else {"experts"}
     for name, value in config.items():
         experts = ("expert" in name or "moe" in name or name in _ONE) and name not in known
         if experts and isinstance(value, int) and value > 1:
@@ -308,13 +235,13 @@ def _refuse_other_layers(path: Path, config: dict, kind) -> None:
                 f"{path} has experts ({name} is {value}), which is not priced here for model_type {kind!r}"
             )
         other = (
-            name in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias")
+            name in ("attention_bias", "mlp_bias", "use_bias")
             and value is True
             and kind not in ("gpt_oss", "glm4_moe")
         )
         if other or name == "mlp_only_layers" and value:
             raise ValueError(f"{path}: {name} is {value!r}, which is not priced here")
-        if name == "layer_types" and isinstance(value, list) and kind not in ("qwen3_next", "nemotron_h"):
+        if name == "layer_types" and isinstance(value, list):
             if strange := [k for k in value if k not in ("full_attention", "sliding_attention")]:
                 raise ValueError(f"{path}: layers of type {strange[0]!r} are not priced here")
     if config.get("word_embed_proj_dim") not in (None, config.get("hidden_size")):

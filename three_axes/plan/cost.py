@@ -36,8 +36,7 @@ from .operations import OperationLists, between_stages, lists
 from .stages import kinds_among, kinds_on_rank, layers_on_rank
 
 COMPUTED = ("matrices", "experts", "attention", "elementwise", "casts")  # terms of a layer
-TO_HOST = "activations to the host"
-TERMS = (*COMPUTED, TO_HOST, *dict.fromkeys(axis.part for axis in AXES if axis.talks == "layer"))
+TERMS = (*COMPUTED, *dict.fromkeys(axis.part for axis in AXES if axis.talks == "layer"))
 
 
 class Constants(NamedTuple):
@@ -162,20 +161,7 @@ def work(ops: list[Op], job: Job, layout: Layout, c: Constants, took: list | Non
         computed = sum(made.part(part) for part in COMPUTED if part in seconds)
         shown = np.maximum(sent - computed, c.exposed * sent) / np.maximum(sent, 1e-30)
         seconds["expert parallel"] = {phase: s * shown for phase, s in seconds["expert parallel"].items()}
-    if layout.recompute == "host":
-        there_and_back = _to_host(sum(op.saved for op in ops), made, job, c)
-        seconds[TO_HOST] = dict.fromkeys("FIW", 0.0) | {"R": there_and_back}  # R: for `again`
     return made
-
-
-def _to_host(kept, layer: Work, job: Job, c: Constants):
-    """Seconds that a layer's `kept` bytes cost there and back: each way runs under the layer's own computing,
-    and takes a part of the GPU's memory speed.
-    """
-    link, memory = (job.cluster.memory_speed(of, c.memory_efficiency) for of in ("link", "gpu"))
-    way, forward = kept / link, layer.phase("F")
-    shown = np.maximum(way - forward, 0) + np.maximum(way - (layer.total - forward), 0)
-    return shown + 2 * kept / memory
 
 
 def _routed(forward: list[tuple]):
@@ -320,7 +306,6 @@ FORMULAS = {
     "attention": "m · L/p · 4·s²·b·h/t FLOPs forward, half if fused, and 2 (fused 2.5) times backward",
     "elementwise": "m · L/p · 3 · the bytes of norms, residuals, dropout and activation function",
     "casts": "m · L/p · bytes to narrow inputs and gradients of products: 4 a number and more",
-    TO_HOST: "m · L/p · [2 · what a layer keeps/bandwidth + the same/link longer than F, and than I + W]",
     "waiting for the host": "m · L/p · what launching a layer takes longer than computing it",
     "head": "what embedding, head and loss add to the slowest stage, m times",
     "bubble": "the other stages' time for a microbatch / v; ZB-H1 F + I - W, ZB-H2 F + I - 2W, ZB-V I - W",

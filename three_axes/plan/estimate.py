@@ -13,7 +13,7 @@ from .certainty import Sure, sure
 from .cost import FORMULAS, constants, step_terms
 from .job import Job
 from .layout import Layout
-from .memory import largest_stage, on_host
+from .memory import largest_stage
 from .shape import ModelShape
 
 WIDE = 28  # letters of a bar
@@ -142,11 +142,6 @@ class Estimate:
                 f"assumed: products reach {device.achievable / device.flops:.0%} of the FLOP/s printed for"
                 f" {device.name}; measure yours, and give it as `achievable`"
             )
-        if any(kind.recurrent for kind, _ in self.model.kinds):
-            sentences.append(
-                "recurrent: no model with recurrent layers is among the runs of the interval; the speed of"
-                " their kernels is read from three runs of one model"
-            )
         if device.name in WITHOUT_BF16 and self.job.precision == "bf16":
             sentences.append(f"no bf16: {device.name} trains in fp16, counted here, with a scaled loss")
         t = self.layout.tp
@@ -221,17 +216,8 @@ def _waterfall(parts: dict[str, float]) -> list[str]:
 
 
 def estimate(job: Job, layout: Layout) -> Estimate:
-    """Time and memory of a step. Raises ValueError, in a sentence, where `possible.check` refuses it, and
-    where the host has no room for what is to wait there.
-    """
+    """Time and memory of a step. Raises ValueError, in a sentence, where `possible.check` refuses it."""
     job.check(layout)
-    room = job.cluster.host_memory
-    if layout.recompute == "host" and (waits := on_host(job, layout)) > room:
-        raise ValueError(
-            f"{human(float(waits))} of each GPU's activations are to wait on the host, whose memory has"
-            f" {human(room)} for each; take recomputed {int(room * job.model.layers / waits)}, or another"
-            " recompute"
-        )
     time = {name: float(s) for name, s in step_terms(job, layout).items()}
     stage, memory = largest_stage(job, layout)
     return Estimate(job, layout, time, memory, stage)

@@ -3,7 +3,7 @@
 Sources: Shazeer et al. 2017 and Lepikhin et al. 2020, section 3 (dispatch, experts, combine); Liu et al. 2025
 (MoE Parallel Folding: experts have their own tensor, expert and data parallelism over the same ranks);
 Megatron-Core's token_dispatcher.py and experts.py (what is permuted, gathered and kept); Transformer Engine's
-cast.cpp (what narrows the inputs of many experts at once); Megatron-Core's moe_layer.py (latent experts).
+cast.cpp (what narrows the inputs of many experts at once).
 """
 
 from __future__ import annotations
@@ -66,11 +66,10 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     `imbalance` of the framework scales what the fullest rank gets.
     """
     layout, framework, h = at.layout, at.job.framework, at.model.hidden
-    seen = e.latent or h
     n, ep, etp = framework.number_bytes, layout.ep, layout.etp
     mine = at.tokens / at.parts
     copies = mine * e.per_token * framework.imbalance  # one for each expert of a token
-    routed, rows, local = n * seen * copies, copies * etp, e.count / ep
+    routed, rows, local = n * h * copies, copies * etp, e.count / ep
     inside = n * rows * e.ffn / etp
     together = framework.fused_experts and at.precision.name == "mxfp8"
     kernels = 1 if framework.grouped or together else local
@@ -80,51 +79,43 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     send = lambda name, axis, phase, collective, payload: sending(name, axis, phase, collective, 1, payload)
     first = 2 if at.model.gated and framework.fused else 1  # gate and up are one product
     matrix = dict(groups=local, kernels=kernels, bytes_=at.precision.bytes, rate=at.precision.rate)
-    inputs = dict(saved=at.narrow(n * rows * seen), saved_per_op=n * rows * seen)
-    up = grouped("experts, up", rows, seen, first * e.ffn / etp, **matrix, **inputs)
+    inputs = dict(saved=at.narrow(n * rows * h), saved_per_op=n * rows * h)
+    up = grouped("experts, up", rows, h, first * e.ffn / etp, **matrix, **inputs)
     if at.model.gated and first == 1:
-        up = [*grouped("experts, gate", rows, seen, e.ffn / etp, **matrix, saved_per_op=inside), *up]
+        up = [*grouped("experts, gate", rows, h, e.ffn / etp, **matrix, saved_per_op=inside), *up]
     results = dict(saved=at.narrow(inside), saved_per_op=inside, saved_modules=0.0)
-    down = grouped("experts, down", rows, e.ffn / etp, seen, **matrix, **results)
-    clamped, biased = _one_by_one(2 * inside, n * rows * seen, local) if at.model.biases else ([], [])
+    down = grouped("experts, down", rows, e.ffn / etp, h, **matrix, **results)
+    clamped, biased = _one_by_one(2 * inside, n * rows * h, local) if at.model.biases else ([], [])
     activation = _activation(inside, inside, at.model.gated, eager, recomputed=("per-op", "full", "modules"))
     between = [*clamped, *activation]
     if together:  # in the kernels of the two products
         between, biased = ([op._replace(streamed=0.0, kernels=0) for op in ops] for ops in (between, biased))
     narrowed, apart = at.precision.rate != "bf16", 1 - together
-    into = at.casts("experts, up", rows * seen, apart * first * rows * e.ffn / etp, casts)
-    out = at.casts("experts, down", apart * rows * e.ffn / etp, rows * seen, casts)
+    into = at.casts("experts, up", rows * h, apart * first * rows * e.ffn / etp, casts)
+    out = at.casts("experts, down", apart * rows * e.ffn / etp, rows * h, casts)
     kept = routed * (not framework.weighs_early)
     router = product("router", mine, h, e.count, saved=at.x / at.parts * alone, saved_modules=0.0)
-    # On each rank for its own tokens. The router keeps the first one's input already, but not narrow.
-    again = at.narrow(at.x / at.parts) * narrowed * alone
-    inwards, outwards = [], []
-    if e.latent:
-        inwards = at.product("into experts", mine, h, seen, saved=again)
-        outwards = at.product("out of experts", mine, seen, h, saved=at.narrow(n * mine * seen))
     return [
         *at.trained("router", router, h * e.count),
-        *inwards,
         *stream(ROUTER, 4.0 * 6 * mine * e.count, 8, saved=4.0 * mine * e.count),
-        *stream("permutation", n * seen * (mine + copies), 1, 1),
+        *stream("permutation", n * h * (mine + copies), 1, 1),
         send("dispatch", "ep", "F", "all_to_all", routed),
         send("gradient of the dispatch", "ep", "I", "all_to_all", routed),
         send("gather for experts", "etp", "F", "all_gather", etp * routed),
         send("gradient of experts", "etp", "I", "reduce_scatter", etp * routed),
-        *stream("order by expert", 2.0 * n * seen * rows * (local > 1), (local > 1) * 1, 1),
-        *at.trained("experts", up, local * (1 + at.model.gated) * seen * e.ffn / etp),
+        *stream("order by expert", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
+        *at.trained("experts", up, local * (1 + at.model.gated) * h * e.ffn / etp),
         *(into if narrowed else []),
         *between,
-        *at.trained("experts", down, local * seen * e.ffn / etp),
+        *at.trained("experts", down, local * h * e.ffn / etp),
         *(out if narrowed else []),
         *biased,
-        *stream("order by rank", 2.0 * n * seen * rows * (local > 1), (local > 1) * 1, 1),
+        *stream("order by rank", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
         send("sum of experts", "etp", "F", "reduce_scatter", etp * routed),
         send("gradient into experts", "etp", "I", "all_gather", etp * routed),
         send("combine", "ep", "F", "all_to_all", routed),
         send("gradient of the combine", "ep", "I", "all_to_all", routed),
-        *stream("results put together", n * seen * (mine + copies), 1, 1, saved=kept, recomputed=("full",)),
-        *outwards,
+        *stream("results put together", n * h * (mine + copies), 1, 1, saved=kept, recomputed=("full",)),
     ]
 
 

@@ -35,7 +35,6 @@ def flags(framework: str, job: Job, layout: Layout) -> str:
     sizes = layout.axes._asdict().items()
     _refuse(framework, {f"{axis} {size}": size > 1 for axis, size in sizes if axis not in SAID})
     some = {
-        "activations on the host": layout.recompute == "host",
         f"recompute of {layout.recomputed} layers": layout.recomputed,
         "recompute of modules": layout.recompute == "modules",
     }
@@ -112,8 +111,6 @@ def _megatron(job: Job, layout: Layout) -> str:
         some = layout.recomputed // layout.chunks  # Megatron-LM counts those of a chunk
         method = {"recompute-method": "block" if some else "uniform", "recompute-num-layers": some or 1}
         given |= {"recompute-granularity": "full", **method}
-    elif layout.recompute == "host":  # never the last layer: its backward follows at once
-        given |= {"cpu-offloading-num-layers": layout.recomputed or layers - 1}
     elif layout.recompute != "none":
         given |= {"recompute-granularity": "selective"}
     if layout.recompute == "modules":

@@ -196,7 +196,7 @@ MEGATRON = Framework(
     hides=("gradients", "updated weights", "input gradients", "keys and values", "sends"),
     grouped=False,
     zeros=(0, 1),
-    recomputes=("none", "selective", "modules", "full"),  # "host" where it is asked for
+    recomputes=("none", "selective", "modules", "full"),
     recomputes_some=True,
 )
 FRAMEWORKS: dict[str, Framework] = {

@@ -14,8 +14,7 @@ from ..paper.axes import ALWAYS, AXES, FOLDED, REPLICATING
 from ..paper.pipelines import SCHEDULES, Pipeline
 from ..paper.placement import reach
 
-RECOMPUTE = ("none", "selective", "modules", "per-op", "full", "host")
-OF_SOME = ("full", "host")  # of these, for some layers of a stage and not the others
+RECOMPUTE = ("none", "selective", "modules", "per-op", "full")
 # Of Megatron-LM, torchtitan and DeepSpeed. Llama 3's paper puts dp outermost, and pp before it. cp lies next
 # to tp, outside it, in all of them.
 ORDER = ("pp", "dp", "tp")
@@ -85,10 +84,10 @@ class Layout(_Sizes):
     of them, 0 for all; the others hold the same again (HSDP), so each shard has all experts. recompute: none;
     selective, the attention scores only; modules, the norms, the experts' activation function, and latent
     attention's queries, keys and values; per-op, all but the attention and every second matrix product
-    (torchtitan's default); full, all of a layer; host, nothing, but what a layer keeps waits in the host's
-    memory. recomputed: with the last two, so many layers of each stage only; 0 for all. sequence_parallel:
-    split what lies between the matrices over tp as well. order: dp, tp and pp from the outermost to the
-    innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer layers, for the head's sake.
+    (torchtitan's default); full, all of a layer. recomputed: with full, so many layers of each stage only; 0
+    for all. sequence_parallel: split what lies between the matrices over tp as well. order: dp, tp and pp
+    from the outermost to the innermost; cp lies next to tp. balanced: the last pipeline stages hold fewer
+    layers, for the head's sake.
     """
 
     microbatch: Count = 1
@@ -226,7 +225,7 @@ class Layout(_Sizes):
         return self.microbatch * self.positions(seq_len)
 
     def share_recomputed(self, layers):
-        """Of so many layers of a stage: which share is computed twice, or waits on the host. Takes arrays."""
+        """Of so many layers of a stage: which share is computed twice. Takes arrays."""
         some = np.asarray(self.recomputed)
         return np.where(some > 0, np.minimum(some, layers) / np.maximum(layers, 1), 1.0)
 
@@ -243,8 +242,7 @@ class Layout(_Sizes):
             self.schedule: piped,
             f"ZeRO-{self.zero}{shards}": self.zero,
             "SP": self.sequence_parallel and np.any(np.asarray(self.tp) > 1),
-            f"{self.recompute} recompute{some}": self.recompute not in ("none", "host"),
-            f"activations{some} on the host": self.recompute == "host",
+            f"{self.recompute} recompute{some}": self.recompute != "none",
             f"{' '.join(self.order)} from the outermost": self.order != ORDER,
             "balanced": self.balanced and piped,
         }

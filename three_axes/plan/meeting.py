@@ -18,7 +18,6 @@ def needs(layout: Layout) -> list[str]:
         "a pipeline": layout.pp > 1,
         "FSDP": layout.zero == 3,
         f"{layout.recomputed or 'all'} layers of a stage computed twice": layout.recompute == "full",
-        f"activations of {layout.recomputed or 'all'} layers on the host": layout.recompute == "host",
     }
     return [name for name, true in words.items() if true]
 

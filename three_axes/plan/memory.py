@@ -17,7 +17,7 @@ import numpy as np
 from .attention import SCORES
 from .data_parallel import adapter_share
 from .job import Job, find_precision
-from .layout import OF_SOME, Count, Layout, spread
+from .layout import Count, Layout, spread
 from .op import Op
 from .operations import OperationLists, lists
 from .shape import ModelShape
@@ -36,7 +36,7 @@ BYTES_PER_PARAMETER = {
 }
 
 OVERHEAD = 2e9  # bytes: the CUDA context, communicators, the allocator's slack
-AGAIN = ("modules", "per-op", "full", "host")  # policies under which a layer is whole again in its backward
+AGAIN = ("modules", "per-op", "full")  # policies under which a layer is whole again in its backward
 SCORE_BYTES = 4  # for each of the vocabulary's scores, in float32
 # More of them, one by one: half-precision ones, softmax and its gradient in float32; a split loss one more.
 EAGER_SCORE_BYTES = 10
@@ -79,8 +79,8 @@ def kept(ops: list[Op], recompute: str) -> dict[str, float]:
     each, are counted for models with biases, which use dropout, and not for gated ones, which do not.
     Selective recompute does not keep attention's scores; of 'modules' see `Layout`.
     """
-    if recompute in OF_SOME:
-        return {"layer input": ops[0].saved} if recompute == "full" else {}
+    if recompute == "full":
+        return {"layer input": ops[0].saved}
     by_name: dict[str, float] = {}
     for op in ops:
         modules = op.saved if op.saved_modules is None else op.saved_modules
@@ -99,14 +99,6 @@ def saved(made: OperationLists, recompute: str) -> list[tuple[float, float]]:
         pair = stays, whole - stays * (recompute == "modules")
         pairs.append(tuple(spread(size, made.which) for size in pair))
     return pairs
-
-
-def on_host(job: Job, layout: Layout, of_kinds: list | None = None):
-    """Bytes of a GPU's activations that wait in the host's memory; there is no pipeline. Takes arrays."""
-    of_kinds = of_kinds or saved(lists(job, layout), layout.recompute)
-    kinds = kinds_on_rank(job.model, layout, 0)
-    share = layout.share_recomputed(job.model.layers) * (layout.recompute == "host")
-    return share * sum(n * whole for (_, n), (_, whole) in zip(kinds, of_kinds))
 
 
 def in_flight(layout: Layout, m: float, stage: int) -> float:
@@ -149,7 +141,7 @@ def stage_memory(
     sb, head_rank = layout.tokens(job.seq_len), layout.pipeline.head_rank(layout.pp)
     first, last = stage == 0, stage == head_rank
     kinds = kinds_on_rank(model, layout, stage)
-    again = layout.share_recomputed(sum(many for _, many in kinds)) if layout.recompute in OF_SOME else 1.0
+    again = layout.share_recomputed(sum(many for _, many in kinds)) if layout.recompute == "full" else 1.0
     held = sum(n * (again * stays + (1 - again) * whole) for (_, n), (stays, whole) in zip(kinds, of_kinds))
     if not model.bare:  # a byte a number for the dropout mask behind the embedding
         held = held + first * sb * model.hidden / np.where(layout.sequence_parallel, t, 1)
@@ -159,8 +151,8 @@ def stage_memory(
     scores: Any = framework.score_bytes or SCORE_BYTES + eager * (not framework.fused_loss)
     scores = scores * model.vocab * (1 + model.mtp) / framework.loss_chunks
     logits = parts["logits"] = last * sb * (4.0 * model.hidden + scores) / t
-    # One layer is whole again in its backward, when the scores are gone; one more comes from the host.
-    whole = of_kinds[-1][1] * (1 + (layout.recompute == "host")) if layout.recompute in AGAIN else 0.0
+    # One layer is whole again in its backward, when the scores are gone.
+    whole = of_kinds[-1][1] if layout.recompute in AGAIN else 0.0
     parts["activations"] = parts["activations"] + np.maximum(0, whole - logits)
     in_loss, in_layer = _gathered(job, layout, stage)
     parts["gathered weights"] = np.maximum(logits + in_loss, whole + in_layer) - np.maximum(logits, whole)

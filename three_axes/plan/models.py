@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..paper.checks import is_file, unknown
-from .shape import Experts, Latent, ModelShape, Recurrent, of_parts, with_experts_each, with_recurrence
+from .shape import Experts, Latent, ModelShape
 
 
 def gpt(
@@ -30,31 +30,13 @@ def _gpt_oss(name: str, layers: int, experts: int) -> ModelShape:
 
 def _llama_4(name: str, experts: int, every: int) -> ModelShape:
     """Of each `every` layers the last has experts."""
-    routed = Experts(experts, 1, 8192, shared=8192)
+    routed = Experts(experts, 1, 8192, shared=8192, every=every)
     more = dict(head_dim=128, window=8192, windowed=36, chunked=True, experts=routed)
-    return with_experts_each(llama(name, 48, 5120, 40, 16384, 202048, 8, **more), every)
-
-
-def _nemotron_h(
-    name: str, many: dict[str, int], hidden: int, heads: int, ffn: int, mamba: int, state=128, **more
-) -> ModelShape:
-    """many: of each kind of layer. mamba, state: heads of a Mamba-2, and numbers of a state."""
-    more = dict(head_dim=128, rms=True, kv_heads=8) | more
-    whole = ModelShape(name, sum(many.values()), hidden, heads, 131072, ffn=ffn, **more)
-    return of_parts(whole, many, Recurrent(mamba, 64, state, 8))
-
-
-def _qwen3_next(name: str) -> ModelShape:
-    routed = Experts(512, 10, 512, shared=512, shared_gate=True)
-    more = dict(head_dim=256, qk_norm=True, output_gate=True, experts=routed)
-    attends = llama(name, 48, 2048, 16, 5632, 151936, 2, **more)
-    return with_recurrence(attends, 36, Recurrent(32, 128, 128, 16, gates=2, chunk=64))
+    return llama(name, 48, 5120, 40, 16384, 202048, 8, **more)
 
 
 _QWEN3 = dict(head_dim=128, qk_norm=True)
 _V2_EXPERTS = Experts(64, 6, 1408, shared=2 * 1408, dense_layers=1)
-_NANO = Experts(128, 6, 1856, shared=3712, router_bias=True)
-_SUPER = Experts(512, 22, 2688, shared=5376, router_bias=True, latent=1024)
 _V3_EXPERTS = Experts(256, 8, 2048, shared=2048, dense_layers=3, router_bias=True)
 
 MODELS: dict[str, ModelShape] = {
@@ -83,15 +65,6 @@ MODELS: dict[str, ModelShape] = {
         llama("deepseek-v3", 61, 7168, 128, 18432, 129280, latent=Latent(512, 1536), experts=_V3_EXPERTS),
         _llama_4("llama-4-scout", 16, 1),
         _llama_4("llama-4-maverick", 128, 2),
-        _nemotron_h("nemotron-h-8b", {"M": 24, "*": 4, "-": 24}, 4096, 32, 21504, 128),
-        _nemotron_h("nemotron-h-56b", {"M": 54, "*": 10, "-": 54}, 8192, 64, 32768, 256, 256),
-        _nemotron_h(
-            "nemotron-3-nano", {"M": 23, "*": 6, "E": 23}, 2688, 32, 1856, 64, kv_heads=2, experts=_NANO
-        ),
-        _nemotron_h(
-            "nemotron-3-super", {"M": 40, "*": 8, "E": 40}, 4096, 32, 2688, 128, kv_heads=2, experts=_SUPER
-        ),
-        _qwen3_next("qwen3-next-80b-a3b"),
         _gpt_oss("gpt-oss-20b", 24, 32),
         _gpt_oss("gpt-oss-120b", 36, 128),
     )

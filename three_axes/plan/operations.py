@@ -19,7 +19,6 @@ from .feed_forward import feed_forward
 from .job import Job
 from .layout import Layout
 from .op import LayerOnRank, Op, partial_sums, product, sending, stream, summed
-from .recurrence import recurrence
 from .shape import ModelShape
 from .stages import layer_matrices
 
@@ -56,25 +55,14 @@ def layer(job: Job, layout: Layout, kind: ModelShape | None = None) -> list[Op]:
     add, add_kernels = (3.0, 1) if eager else (2.0 if model.bare else 3.5, 1)
     norm, add = norm * x / parts * (model.norms / 2), add * x / parts
     last = ("full",) if framework.whole_recompute else ()
-    mixer = (
-        []
-        if model.part == "feed-forward"
-        else [
-            *stream("norm 1", norm, norm_kernels, saved=x / parts, saved_per_op=x / parts),
-            *(recurrence(at, model.recurrent) if model.recurrent else attention(at, eager)),
-            *stream("residual 1", add, add_kernels, saved=masks),
-        ]
-    )
-    forward = (
-        []
-        if model.part == "mixer"
-        else [
-            *stream("norm 2", norm, norm_kernels, saved=x / parts),
-            *feed_forward(at, eager, last),
-            *stream("residual 2", add, add_kernels, saved=masks),
-        ]
-    )
-    ops = [*mixer, *forward]
+    ops = [
+        *stream("norm 1", norm, norm_kernels, saved=x / parts, saved_per_op=x / parts),
+        *attention(at, eager),
+        *stream("residual 1", add, add_kernels, saved=masks),
+        *stream("norm 2", norm, norm_kernels, saved=x / parts),
+        *feed_forward(at, eager, last),
+        *stream("residual 2", add, add_kernels, saved=masks),
+    ]
     trained = sum(op.adapters for op in ops) if job.lora else layer_matrices(model, layout)
     return [*ops, summed(job, layout, trained)]
 

@@ -7,7 +7,7 @@ import math
 from ..paper.axes import ALWAYS, FOLDED
 from ..paper.checks import divisors, whole
 from ..paper.pipelines import SCHEDULES
-from .layout import OF_SOME, ORDER, RECOMPUTE, Axes, Layout
+from .layout import ORDER, RECOMPUTE, Axes, Layout
 from .shape import ModelShape
 from .stages import can_be_spread
 
@@ -31,16 +31,8 @@ def check(
     if layout.recompute not in RECOMPUTE:
         raise ValueError(f"unknown recompute {layout.recompute!r}; known are {', '.join(RECOMPUTE)}")
     whole("recomputed", layout.recomputed, 0, 10**7)
-    if layout.recomputed and layout.recompute not in OF_SOME:
-        raise ValueError(
-            f"recomputed {layout.recomputed} belongs to recompute {' or '.join(OF_SOME)}, not"
-            f" {layout.recompute}"
-        )
-    if layout.recompute == "host" and p > 1:
-        raise ValueError(
-            f"activations wait on the host where there is no pipeline, and pp is {p}; take pp 1, or another"
-            " recompute"
-        )
+    if layout.recomputed and layout.recompute != "full":
+        raise ValueError(f"recomputed {layout.recomputed} belongs to recompute full, not {layout.recompute}")
     if layout.zero not in (0, 1, 2, 3):
         raise ValueError(f"zero is 0, 1, 2 or 3, not {layout.zero!r}")
     if sorted(layout.order) != sorted(ORDER):
@@ -69,13 +61,6 @@ def check(
             f" divide by that; take a sequence of {max(1, seq_len // (2 * layout.cp)) * 2 * layout.cp}, or"
             " another cp"
         )
-    for kind, _ in model.kinds:
-        if r := kind.recurrent:
-            if layout.cp > 1:
-                raise ValueError(
-                    f"cp {layout.cp}: a recurrence over parts of a sequence is not priced here; take 1"
-                )
-            _must_divide(t, r.groups, f"tp {t} does not divide {r.groups} groups of a recurrence", gpus)
     _must_divide(t, model.heads, f"tp {t} does not divide {model.heads} attention heads", gpus)
     if model.kv_heads % t and t % model.kv_heads:
         raise ValueError(
@@ -93,7 +78,7 @@ def check(
         raise ValueError(
             f"{model.layers} layers do not give each of {p} stages one; take pp {model.layers}, or less"
         )
-    if model.others and not can_be_spread(model, p * v):
+    if model.mixed and not can_be_spread(model, p * v):
         of_each = " and ".join(str(count) for _, count in model.kinds)
         raise ValueError(
             f"{model.name} has {of_each} layers of its kinds, and {p * v} stages (pp·interleave) do not all"

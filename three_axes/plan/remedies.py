@@ -35,8 +35,6 @@ def _same(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
     other = lambda **changed: replace(job, framework=replace(f, **changed))
     if "full" not in f.recomputes:
         yield "with recompute full", other(recomputes=(*f.recomputes, "full")), gpus, only
-    if f.recomputes_some:
-        yield "with activations on the host (--recompute host)", other(recomputes=("host",)), gpus, only
     if f.loss_chunks == 1:
         yield "with the loss in 8 chunks (--loss-chunks 8)", other(loss_chunks=8), gpus, only
     for axis, size in passed_over(job, gpus, only):

@@ -19,9 +19,8 @@ class Experts:
     count: how many are routed to (E). per_token: how many each token goes through (k). ffn: the width of
     each. shared: the width of those that every token goes through, together. shared_gate: a number a token
     scales what these give (Qwen2). dense_layers: the first so many layers of the model have a plain
-    feed-forward part. router_bias: a number an expert. latent: routed experts see so many numbers of a token,
-    which one matrix makes and another takes back (Nemotron 3 Super). Raises ValueError for sizes that cannot
-    be.
+    feed-forward part. every: of each so many layers the last one alone has experts (Llama 4). router_bias: a
+    number an expert. Raises ValueError for sizes that cannot be.
     """
 
     count: int
@@ -30,15 +29,17 @@ class Experts:
     shared: int = 0
     shared_gate: bool = False
     dense_layers: int = 0
+    every: int = 1
     router_bias: bool = False
-    latent: int = 0
 
     def __post_init__(self):
-        for field in ("count", "per_token", "ffn", "shared", "dense_layers", "latent"):
-            least = 0 if field in ("shared", "dense_layers", "latent") else 1
+        for field in ("count", "per_token", "ffn", "shared", "dense_layers", "every"):
+            least = 0 if field in ("shared", "dense_layers") else 1
             whole(f"experts: {field}", getattr(self, field), least, 10**7)
         if self.per_token > self.count:
             raise ValueError(f"experts: {self.per_token} for each token, but there are only {self.count}")
+        if self.every > 1 and self.dense_layers:
+            raise ValueError(f"experts in each {self.every}. layer, and {self.dense_layers} dense ones first")
 
 
 @dataclass(frozen=True)
@@ -62,52 +63,6 @@ class Latent:
 
 
 @dataclass(frozen=True)
-class Recurrent:
-    """In place of attention: Mamba-2 (Dao and Gu 2024, section 7) or a gated delta network (Yang and others
-    2024).
-
-    heads of head_dim numbers each, and `groups` of pairs of `state` numbers (B and C; queries and keys).
-    conv: tokens that the convolution over all of these sees. gates: numbers a head and token; Mamba-2 has 1,
-    a gated delta network 2. chunk: tokens that are worked out together. Raises ValueError for sizes below 1.
-    """
-
-    heads: int
-    head_dim: int
-    state: int
-    groups: int
-    conv: int = 4
-    gates: int = 1
-    chunk: int = 128
-
-    def __post_init__(self):
-        for field in fields(self):
-            whole(f"recurrence: {field.name}", getattr(self, field.name), 1, 10**7)
-
-    @property
-    def inner(self) -> int:
-        """What all heads give for a token."""
-        return self.heads * self.head_dim
-
-    @property
-    def mixed(self) -> int:
-        """What the convolution goes over."""
-        return self.inner + 2 * self.groups * self.state
-
-    @property
-    def width(self) -> int:
-        """Columns of the matrix that everything comes from; as many more as heads give scale the result."""
-        return self.inner + self.mixed + self.gates * self.heads
-
-    @property
-    def flops(self) -> float:
-        """Of a token's forward, without its matrices: within a chunk as an attention, and to and from the
-        state of each head.
-        """
-        within = self.chunk * (self.state * self.groups + self.head_dim * self.heads) * self.gates
-        return 2.0 * within + 4.0 * self.state * self.inner * (1 + (self.gates > 1) / 2)
-
-
-@dataclass(frozen=True)
 class ModelShape:
     """A decoder-only transformer. Sizes are counts, not bytes.
 
@@ -119,11 +74,8 @@ class ModelShape:
     last `window` tokens; chunked: or those of its part of the sequence, of as many (Llama 4). mtp: modules
     behind the last layer that predict further tokens (DeepSeek-V3, section 2.2), each a layer, the projection
     of two vectors before it, and the head and its loss once more; they are no part of `params`. experts,
-    latent: see there; `ffn` is then the width of the dense layers. rms: norms without biases and no dropout,
-    as gated models have. output_gate: as many numbers as queries have scale the attention's result
-    (Qwen3-Next). recurrent: in place of attention. part: what a layer has, "both" parts or one, "mixer" or
-    "feed-forward". others: kinds of layers beside this one, each with how many of the `layers` it takes; they
-    lie mixed evenly. Raises ValueError for sizes that make no model.
+    latent: see there; `ffn` is then the width of the dense layers. Raises ValueError for sizes that make no
+    model.
     """
 
     name: str
@@ -148,11 +100,6 @@ class ModelShape:
     mtp: int = 0
     experts: Experts | None = None
     latent: Latent | None = None
-    rms: bool = False
-    output_gate: bool = False
-    recurrent: Recurrent | None = None
-    part: str = "both"
-    others: tuple[tuple[ModelShape, int], ...] = ()
 
     def __post_init__(self):
         for field in ("layers", "hidden", "heads", "vocab", "norms"):
@@ -185,28 +132,18 @@ class ModelShape:
             )
         if self.experts and self.experts.dense_layers >= self.layers:
             raise ValueError(f"{self.name}: {self.experts.dense_layers} dense layers of {self.layers}")
-        if self.part not in ("both", "mixer", "feed-forward"):
-            raise ValueError(
-                f"{self.name}: a layer has both parts, a mixer or a feed-forward, not {self.part!r}"
-            )
-        if sum(count for _, count in self.others) >= self.layers:
-            raise ValueError(f"{self.name}: other kinds take all {self.layers} layers")
+        if self.experts and self.experts.every > self.layers:
+            raise ValueError(f"{self.name}: experts in each {self.experts.every}. layer of {self.layers}")
 
     @property
     def bare(self) -> bool:
         """Whether norms have no bias, and nothing is dropped."""
-        return self.gated or self.rms
-
-    @property
-    def attends(self) -> bool:
-        """Whether a layer of this kind has an attention."""
-        return self.part != "feed-forward" and not self.recurrent
+        return self.gated
 
     @property
     def norm_params(self) -> int:
         """Of a layer's norms of the hidden width."""
-        of_parts = self.norms if self.part == "both" else self.norms // 2
-        return of_parts * self.hidden * (1 if self.bare else 2)
+        return self.norms * self.hidden * (1 if self.bare else 2)
 
     @property
     def q_width(self) -> int:
@@ -235,35 +172,29 @@ class ModelShape:
 
     @property
     def attention_params(self) -> int:
-        """In the matrices of one layer's attention, or of what stands in its place."""
-        h, out, r = self.hidden, self.out_width, self.recurrent
-        if self.part == "feed-forward":
-            return 0
-        if r:
-            return h * (r.width + r.inner)
+        """In the matrices of one layer's attention."""
+        h, out = self.hidden, self.out_width
         if not (at := self.latent):
-            return h * (self.q_width * (1 + self.output_gate) + 2 * self.kv_width + out)
+            return h * (self.q_width + 2 * self.kv_width + out)
         queries = (h + self.q_width) * at.q_rank if at.q_rank else h * self.q_width
         up = at.kv_rank * self.heads * (at.nope + at.values)
         return queries + h * (at.kv_rank + at.rope) + up + out * h
 
-    def matrices(self, width: int, seen: int = 0) -> int:
-        """Parameters in the matrices of a feed-forward part. seen: numbers of a token, 0 for all."""
-        return (3 if self.gated else 2) * (seen or self.hidden) * width
+    def matrices(self, width: int) -> int:
+        """Parameters in the matrices of a feed-forward part of such a width."""
+        return (3 if self.gated else 2) * self.hidden * width
 
     @property
     def shared_params(self) -> int:
         """What each token goes through in a layer's feed-forward part, whatever the router says."""
-        if self.part == "mixer":
-            return 0
         if not (e := self.experts):
             return self.matrices(self.ffn)
-        return self.matrices(e.shared) + self.hidden * (e.count + e.shared_gate + 2 * e.latent)
+        return self.matrices(e.shared) + self.hidden * (e.count + e.shared_gate)
 
     @property
     def expert_matrices(self) -> int:
         """Parameters in the matrices of one routed expert."""
-        return self.matrices(self.experts.ffn, self.experts.latent) if self.experts else 0
+        return self.matrices(self.experts.ffn) if self.experts else 0
 
     @property
     def expert_params(self) -> int:
@@ -281,28 +212,23 @@ class ModelShape:
     @property
     def vector_params(self) -> int:
         """Of one layer, what is no matrix and no routed expert's: norms and biases."""
-        made = self.norm_params
-        if self.attends:
-            made += self.sinks * self.heads + 2 * self.head_dim * self.qk_norm + self.biases * self.hidden
-            made += (self.biases or self.qkv_biases) * (self.q_width + 2 * self.kv_width)
-            made += self.latent.q_rank + self.latent.kv_rank if self.latent else 0
-        if r := self.recurrent:  # Mamba-2's convolution has a bias, and its norm all heads' width
-            mamba = r.gates == 1
-            made += r.mixed * (r.conv + mamba) + (2 + mamba) * r.heads + (r.inner if mamba else r.head_dim)
-        if self.part == "mixer":
-            return made
+        made = self.norm_params + self.sinks * self.heads + 2 * self.head_dim * self.qk_norm
+        made += self.biases * self.hidden + (self.biases or self.qkv_biases) * (
+            self.q_width + 2 * self.kv_width
+        )
+        made += self.latent.q_rank + self.latent.kv_rank if self.latent else 0
         e, inside = self.experts, self.ffn * (1 + self.gated) + self.hidden
         return made + (e.count * e.router_bias if e else self.biases * inside)
 
     @property
     def whole_params(self) -> int:
         """Of one layer, what every tensor-parallel rank holds whole: norms, biases behind a split by rows,
-        the router, the ways to and from experts' latent numbers, and those down of latent attention.
+        the router, and the ways down of latent attention.
         """
-        norms = self.norm_params + 2 * self.head_dim * self.qk_norm * self.attends
+        norms = self.norm_params + 2 * self.head_dim * self.qk_norm
         biases = self.biases * self.hidden * (1 if self.experts else 2)
         e, at = self.experts, self.latent
-        router = (e.count + e.shared_gate + 2 * e.latent) * self.hidden + e.count * e.router_bias if e else 0
+        router = (e.count + e.shared_gate) * self.hidden + e.count * e.router_bias if e else 0
         down = (at.q_rank + at.kv_rank) * (self.hidden + 1) + at.rope * self.hidden if at else 0
         return norms + biases + router + down
 
@@ -314,13 +240,15 @@ class ModelShape:
 
     @cached_property
     def kinds(self) -> list[tuple[ModelShape, int]]:
-        """(shape, how many): its kinds of layers, the last of them the usual one. Dense layers before those
-        with experts lie at its start.
-        """
-        first = self.experts.dense_layers if self.experts else 0
-        dense = [(replace(self, experts=None), first)] if first else []
-        usual = replace(self, others=()) if self.others else self
-        return [*dense, *self.others, (usual, self.layers - first - sum(n for _, n in self.others))]
+        """(shape, how many): its dense layers, where it has some, and those with experts, or all layers."""
+        e = self.experts
+        dense = (e.dense_layers or self.layers - self.layers // e.every) if e else 0
+        return [(replace(self, experts=None), dense)] * bool(dense) + [(self, self.layers - dense)]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether dense layers lie between those with experts, and not before them."""
+        return self.experts is not None and self.experts.every > 1
 
     @property
     def embedding_params(self) -> int:
@@ -353,35 +281,7 @@ class ModelShape:
         untied head this is 72·L·h²·(1 + s/6h + V/12Lh), Narayanan et al. 2021, without their recompute.
         """
         width = (self.q_width + self.out_width) / 2
-        layers = sum(count * shape.attends for shape, count in self.kinds) + self.mtp
-        scores = 12 * layers * self.attended(seq_len) * width * (0.5 if causal else 1)
-        scores += 3 * sum(count * shape.recurrent.flops for shape, count in self.kinds if shape.recurrent)
+        scores = 12 * (self.layers + self.mtp) * self.attended(seq_len) * width * (0.5 if causal else 1)
         matrices = sum(count * shape.matrix_params for shape, count in self.kinds)
         matrices += self.mtp * (self.matrix_params + 2 * self.hidden**2)
         return per_element * (matrices + (1 + self.mtp) * self.vocab * self.hidden) + scores
-
-
-def with_experts_each(model: ModelShape, every: int) -> ModelShape:
-    """Experts in the last of each `every` layers alone."""
-    others = ((replace(model, experts=None), model.layers - model.layers // every),)
-    return replace(model, others=others) if every > 1 else model
-
-
-def with_recurrence(model: ModelShape, count: int, recurrent: Recurrent) -> ModelShape:
-    """So many of the layers have a recurrence in place of attention."""
-    return replace(model, others=((replace(model, recurrent=recurrent), count),)) if count else model
-
-
-def of_parts(model: ModelShape, many: dict[str, int], recurrent: Recurrent) -> ModelShape:
-    """A layer is one part, as in Nemotron-H: M a recurrence, * attention, - a feed-forward part, E experts.
-    many: of each.
-    """
-    plain = replace(model, experts=None)
-    parts = {
-        "M": replace(plain, recurrent=recurrent, part="mixer"),
-        "*": replace(plain, part="mixer"),
-        "-": replace(plain, part="feed-forward"),
-        "E": replace(model, part="feed-forward"),
-    }
-    *others, usual = (kind for kind in parts if many.get(kind))
-    return replace(parts[usual], others=tuple((parts[kind], many[kind]) for kind in others))

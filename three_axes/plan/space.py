@@ -14,8 +14,8 @@ from .candidates import SIZES, all_rows, runs
 from .cost import all_work, constants, step_terms
 from .data_parallel import synchronisation
 from .job import Job
-from .layout import OF_SOME, Layout
-from .memory import on_host, peak_memory, saved
+from .layout import Layout
+from .memory import peak_memory, saved
 from .op import Op
 from .operations import lists
 from .stages import layers_on_rank
@@ -27,12 +27,6 @@ class Group(NamedTuple):
     layouts: Layout
     which: np.ndarray
     once: list[Op]
-
-
-def _peak(job: Job, layouts: Layout, of_kinds: list):
-    """Bytes on the fullest GPU; without end where the host has no room for what is to wait there."""
-    full = on_host(job, layouts, of_kinds) > job.cluster.host_memory
-    return np.where(full, np.inf, peak_memory(job, layouts, of_kinds=of_kinds))
 
 
 class Space:
@@ -67,7 +61,7 @@ class Space:
             layouts = self._layouts(chosen, schedule=schedule, recompute=recompute)
             of_kinds = saved(self._lists._replace(which=which[can]), recompute)
             chosen["names"] = len(self.names)
-            chosen["memory"] = _peak(job, layouts, of_kinds)
+            chosen["memory"] = peak_memory(job, layouts, of_kinds=of_kinds)
             self.names.append((schedule, recompute))
             self._groups.append(Group(layouts, which[can], synchronisation(job, layouts)))
             looked_at.append(chosen)
@@ -79,20 +73,18 @@ class Space:
 
     def partly(self, job: Job, every: np.ndarray, most: float) -> np.ndarray:
         """More rows, where nothing recomputed takes more than so many bytes and all layers do not: as few of
-        each stage as fit, under each policy that is looked at. every: what `timed` gave.
+        each stage as fit. every: what `timed` gave.
         """
         if not job.framework.recomputes_some:
             return every[:0]
         c, model = constants(), job.model
-        made, works = [every[:0]], all_work(self._lists, job, c, OF_SOME)
+        made, works = [every[:0]], all_work(self._lists, job, c, ["full"])["full"]
         for name, (schedule, recompute) in enumerate(self.names):
-            if recompute not in OF_SOME:
+            if recompute != "full":
                 continue
             whole, group = every[every["names"] == name], self._groups[name]
             of_none = saved(self._lists._replace(which=group.which), "none")
             none = peak_memory(job, replace(group.layouts, recompute="none"), of_kinds=of_none)
-            if recompute == "host":  # whatever the host has
-                whole["memory"] = peak_memory(job, group.layouts)
             can = np.flatnonzero((none > most) & (whole["memory"] <= most))
             rows, none = whole[can], none[can]
             layouts = self._layouts(rows, schedule=schedule, recompute=recompute)
@@ -101,8 +93,8 @@ class Space:
             rows["recomputed"] = chunks * np.ceil(over * layers / chunks)  # of each chunk as many
             layouts = self._layouts(rows, schedule=schedule, recompute=recompute)
             of_kinds = saved(self._lists._replace(which=group.which[can]), recompute)
-            rows["memory"] = _peak(job, layouts, of_kinds)
-            own = [work.spread(group.which[can]) for work in works[recompute]]
+            rows["memory"] = peak_memory(job, layouts, of_kinds=of_kinds)
+            own = [work.spread(group.which[can]) for work in works]
             rows["seconds"] = sum(step_terms(job, layouts, c, own, synchronisation(job, layouts)).values())
             made.append(rows[(rows["memory"] <= most) & (rows["recomputed"] < layers)])
         return np.concatenate(made)

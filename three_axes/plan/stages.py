@@ -17,10 +17,10 @@ def can_be_spread(model: ModelShape, stages: int) -> bool:
     Evenly, or with one less on the first and last stage, where the embedding and the head
     stand for a layer (as Llama 3 405B: 126 layers on 16 stages). An odd number of layers divides over no
     even number of stages: there each stage takes its share, rounded up, and the last has what is left (so
-    Megatron-Bridge lays out DeepSeek-V3: 61 layers on 16 stages are 15 times 4, and 1). Kinds that lie mixed:
-    as many of each on each stage.
+    Megatron-Bridge lays out DeepSeek-V3: 61 layers on 16 stages are 15 times 4, and 1). Dense layers
+    that lie between those with experts: as many of each on each stage.
     """
-    if model.others:
+    if model.mixed:
         return all(count % stages == 0 for _, count in model.kinds)
     layers = model.layers
     evenly = layers % stages == 0 or stages > 1 and (layers + 2) % stages == 0
@@ -62,7 +62,7 @@ def kinds_among(model: ModelShape, layout: Layout, rank, many) -> list[tuple[Mod
     kinds = model.kinds
     if len(kinds) == 1:
         return [(model, many)]
-    if model.others:
+    if model.mixed:
         return [(kind, many * count / model.layers) for kind, count in kinds]
     (first, count), (usual, _) = kinds
     chunk = np.where(np.asarray(layout.pp) > 1, -(-model.layers // (layout.pp * layout.chunks)), model.layers)

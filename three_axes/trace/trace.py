@@ -107,10 +107,6 @@ def trace(
             f" {version('torch')}"
         )
     check(model, layout)
-    if any(kind.recurrent or kind.part != "both" for kind, _ in model.kinds):
-        raise ValueError(f"{model.name} has recurrent layers, which a trace does not build")
-    if model.experts and model.experts.latent:
-        raise ValueError(f"{model.name} has experts that see latent numbers, which a trace does not build")
     if model.experts and (layout.ranks > layout.dp or layout.etp > 1 or layout.edp < 2):
         raise ValueError(
             "a trace with experts is of FSDP and ep: tp, pp, cp and etp 1, and ep below dp, so that experts"
