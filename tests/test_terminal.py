@@ -12,7 +12,7 @@ from three_axes.commands import COMMANDS
 from three_axes.table import Table
 from three_axes.terminal import fitted, fold
 
-LONG = "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --explain --why 4,8,2".split()
+LONG = "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --why 4,8,2".split()
 
 
 class Screen(io.StringIO):
@@ -32,9 +32,9 @@ class Screen(io.StringIO):
     [
         LONG,
         "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --framework megatron-lm".split(),
-        "memory llama-3-70b --tp 8 --pp 2 --dp 4 --batch 128 --explain".split(),
-        "bytes llama-3-70b --tp 8 --pp 4 --dp 2 --batch 128".split(),
-        "bubble --pp 16 --microbatches 64".split(),
+        "estimate llama-3-70b --tp 8 --pp 2 --dp 4 --batch 128 --explain".split(),
+        "estimate llama-3-70b --tp 8 --pp 4 --dp 2 --batch 128".split(),
+        "estimate --pp 16 --microbatches 64".split(),
     ],
     ids=lambda command: " ".join(command[:1] + command[-1:]),
 )
@@ -88,7 +88,7 @@ def test_help_cuts_no_command(name):
         ("pl", "plan"),
         ("plan lla", "llama-3-70b"),
         ("plan x --framework mega", "megatron-lm"),
-        ("memory x --recompute f", "full"),
+        ("estimate x --recompute f", "full"),
         ("class co", "collect"),
         ("train --sched", "--schedule-steps"),
         ("count --wa", "--watch"),

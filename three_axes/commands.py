@@ -54,20 +54,6 @@ def _explain(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _trace(parser: Parser) -> None:
-    parser.add_argument("model", help="a name, or a JSON file, as for three-axes plan")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--dp", type=int, default=8)
-    parser.add_argument("--tp", type=int, default=8)
-    parser.add_argument("--pp", type=int, default=1, help="stages; the first one is traced")
-    parser.add_argument("--ep", type=int, default=1, help="ranks that experts are spread over; with --tp 1")
-    parser.add_argument("--microbatch", type=int, default=1)
-    parser.add_argument("--seq", type=int, default=4096)
-    parser.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
-    parser.add_argument("--usual", action="store_true", help="the tutorials' plan instead of Megatron's")
-    parser.add_argument("--recompute", choices=("none", "full"), default="none")
-
-
 def _doctor(parser: Parser) -> None:
     numbers = "which of the fourteen; all if none is given"
     parser.add_argument("checks", nargs="*", type=int, metavar="NUMBER", help=numbers)
@@ -90,9 +76,6 @@ COMMANDS = {
     "lab": Command("the course in JupyterLab, on your own copy", "tools.lab:run", _lab),
     "explain": Command(
         "say where the time of torch.profiler's traces went", "three_axes.explain.command:run", _explain
-    ),
-    "trace": Command(
-        "count the collectives of a real model, on fake ranks", "three_axes.trace.trace:run", _trace
     ),
     "doctor": Command("check this machine, its GPUs and its launchers", "tools.doctor:run", _doctor),
     "class": Command(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from typing import Any
 
 from .paper.axes import ALWAYS, AXES
 from .paper.hardware import CLUSTERS
 from .paper.pipelines import SCHEDULES
-from .plan.estimate import HEADROOM
 from .plan.frameworks import FRAMEWORKS
-from .plan.job import FLOPS, MATRICES, PRECISIONS
+from .plan.job import PRECISIONS
 from .plan.layout import RECOMPUTE, Axes
 from .plan.models import MODELS
-from .sizing import run_bubble, run_bytes, run_memory, run_normal, run_plan
+from .sizing import SWITCHES, run_estimate, run_normal, run_plan
 
 
 def _schedule(name: str) -> str:
@@ -24,6 +24,16 @@ def _schedule(name: str) -> str:
 def _names(option: argparse.Action, names: Iterable[str]) -> None:
     """What a shell may complete it to, where other words, such as a file, are allowed too."""
     setattr(option, "completer", lambda **_: list(names))
+
+
+def _recompute(text: str) -> str:
+    """A policy; full:5 is of five layers of a stage."""
+    name, colon, layers = text.partition(":")
+    if name not in RECOMPUTE or colon and not (name == "full" and layers.isdecimal() and len(layers) < 6):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is none of {', '.join(RECOMPUTE)}, nor full with a number of layers, full:5"
+        )
+    return text
 
 
 MUST, MAY = (",".join(axes).upper() for axes in (Axes._fields[: len(ALWAYS)], Axes._fields[len(ALWAYS) :]))
@@ -43,9 +53,7 @@ def _axes(text: str) -> Axes:
 
 PLANNING = {
     "plan": (run_plan, "rank all layouts"),
-    "memory": (run_memory, "time and memory of one layout"),
-    "bytes": (run_bytes, "what each GPU sends in a step"),
-    "bubble": (run_bubble, "a pipeline schedule"),
+    "estimate": (run_estimate, "seconds, memory, bytes, bubble of one layout"),
     "normal": (run_normal, "is the speed that you measured normal"),
 }
 
@@ -54,86 +62,66 @@ def add_command(commands, name: str) -> None:
     """One of these, to those of a command line."""
     run, help = PLANNING[name]
     sub = commands.add_parser(name, help=help)
-    sub.set_defaults(run=run)
-    sub.add_argument("--json", action="store_true", help="print JSON")
-    if name == "bubble":
-        sub.add_argument("--microbatches", type=int, required=True)
-    else:
-        _names(sub.add_argument("model", help=f"{', '.join(MODELS)}, or a JSON file"), MODELS)
-        where = f"{', '.join(CLUSTERS)}, or a JSON file"
-        _names(sub.add_argument("--cluster", default="dgx-h100", help=where), CLUSTERS)
-        sub.add_argument("--batch", type=int, help="sequences in a step, over all GPUs (128)")
-        sub.add_argument("--batch-tokens", metavar="4M", help="tokens in a step, in place of --batch")
-        sub.add_argument("--seq", type=int, default=4096, help="tokens in a sequence")
-        what = f"{', '.join(FRAMEWORKS)}: what it holds, sends, hides"
-        _names(sub.add_argument("--framework", default="textbook", help=what), FRAMEWORKS)
-        sub.add_argument("--gradients", type=int, choices=(2, 4), help="bytes of a gradient")
-        sub.add_argument(
-            "--precision", choices=PRECISIONS, default="bf16", help="of matrix products (%(default)s)"
-        )
-        sub.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank only")
-        sub.add_argument("--lora-on", nargs="+", choices=MATRICES, help="these parts only")
-        sub.add_argument("--four-bit", action="store_true", help="frozen weights in 4 bits (QLoRA)")
-        sub.add_argument("--eight-bit", action="store_true", help="Adam's states in 8 bits")
-        sub.add_argument("--offload", action="store_true", help="the optimizer on the host")
-        sub.add_argument("--loss-chunks", type=int, help="parts that the head and the loss are cut into")
-        sub.add_argument("--explain", action="store_true", help="formulas, and the numbers that went in")
+    _job(sub, "?" if name == "estimate" else None)
     if name == "plan":
-        sub.add_argument("--gpus", type=int, required=True)
-        sub.add_argument("--rows", type=int, default=10, help="layouts to print")
-        for axis in AXES:
-            sub.add_argument(f"--{axis.name}", type=int, help=f"{axis.help}: this size only")
-        sub.add_argument("--shard", type=int, help="ranks that share out what ZeRO does, of all replicas")
-        sub.add_argument("--train-tokens", metavar="15T", help="in all: says GPU-hours and days")
-        help = "GPU-hours from one interruption of a GPU to the next (50,677: Llama 3's, 2024)"
-        sub.add_argument("--mtbf", type=float, metavar="HOURS", help=help)
-        sub.add_argument("--price", type=float, help="of a GPU-hour: says what the training costs")
-        sub.add_argument("--report", metavar="FILE.html", help="write the page for the meeting")
-        sub.add_argument("--flags", metavar="FRAMEWORK", help="print the best in its words")
-        sub.add_argument(
-            "--headroom",
-            type=float,
-            default=HEADROOM,
-            help="share of a GPU's memory to keep free (%(default)s)",
-        )
-        sub.add_argument("--chunks", type=int, help="at most so many on a pipeline rank, interleaved")
-        sub.add_argument(
-            "--why", type=_axes, metavar=f"{MUST}[,{MAY}]", help="why these sizes are not the best"
-        )
-        for option, kind, known, what in (
-            ("--schedules", _schedule, SCHEDULES, "pipeline schedules"),
-            ("--recompute", str, RECOMPUTE, "recompute policies"),
-            ("--zero", int, (0, 1, 2, 3), "ZeRO stages"),
-        ):
-            help = f"{what} to look at, of {', '.join(map(str, known))}; else the framework's"
-            sub.add_argument(option, nargs="+", type=kind, choices=known, metavar="ONE", help=help)
-        return
-    bubble = name == "bubble"
+        _plan(sub)
+    else:
+        _layout(sub, name)
+    sub.set_defaults(run=run, usual={action.dest: action.default for action in sub._actions})
+
+
+def _job(sub: argparse.ArgumentParser, many: str | None) -> None:
+    """What is trained, and on what. many: how many models argparse is to read."""
+    sub.add_argument("--json", action="store_true", help="print JSON")
+    _names(sub.add_argument("model", nargs=many, help=f"{', '.join(MODELS)}, or a JSON file"), MODELS)
+    where = f"{', '.join(CLUSTERS)}, or a JSON file"
+    _names(sub.add_argument("--cluster", default="dgx-h100", help=where), CLUSTERS)
+    help = "in a step, over all GPUs: sequences, or tokens with a letter, 4M (%(default)s)"
+    sub.add_argument("--batch", default="128", metavar="128", help=help)
+    sub.add_argument("--seq", type=int, default=4096, help="tokens in a sequence")
+    what = f"{', '.join(FRAMEWORKS)}: what it holds, sends, hides"
+    _names(sub.add_argument("--framework", default="textbook", help=what), FRAMEWORKS)
+    help = "of matrix products (%(default)s)"
+    sub.add_argument("--precision", choices=PRECISIONS, default="bf16", help=help)
+    sub.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank only")
+    help = f"what no framework does by itself, of {', '.join(SWITCHES)}"
+    several: dict[str, Any] = dict(nargs="+", choices=SWITCHES, metavar="ONE")
+    sub.add_argument("--with", dest="switches", default=[], help=help, **several)
+
+
+def _plan(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--gpus", type=int, required=True)
+    for axis in AXES:
+        sub.add_argument(f"--{axis.name}", type=int, help=f"{axis.help}: this size only")
+    sub.add_argument("--train-tokens", metavar="15T", help="in all: says GPU-hours and days")
+    sub.add_argument("--report", metavar="FILE.html", help="write the page for the meeting")
+    sub.add_argument("--flags", metavar="FRAMEWORK", help="print the best in its words")
+    sub.add_argument("--why", type=_axes, metavar=f"{MUST}[,{MAY}]", help="why these sizes are not the best")
+    for option, kind, known, what in (
+        ("--schedule", _schedule, SCHEDULES, "pipeline schedules"),
+        ("--recompute", str, RECOMPUTE, "recompute policies"),
+        ("--zero", int, (0, 1, 2, 3), "ZeRO stages"),
+    ):
+        help = f"{what} to look at, of {', '.join(map(str, known))}; else the framework's"
+        sub.add_argument(option, nargs="+", type=kind, choices=known, metavar="ONE", help=help)
+
+
+def _layout(sub: argparse.ArgumentParser, name: str) -> None:
     if name == "normal":
         sub.add_argument("--gpus", type=int, required=True, help="of the run; --dp follows from them")
-        measured = sub.add_mutually_exclusive_group(required=True)
-        measured.add_argument("--step", type=float, metavar="4.1", help="seconds of a step")
-        measured.add_argument("--tokens", type=float, metavar="1100", help="a second, of one GPU")
-        measured.add_argument("--tflops", type=float, metavar="450", help="TFLOP/s of one GPU; see --flops")
-        measured.add_argument(
-            "--log", metavar="LINE", help="of Megatron-LM's, torchtitan's or nanotron's log"
-        )
-        help = (
-            "what --tflops counts: attention whole, its causal half, or recomputed layers twice (%(default)s)"
-        )
-        sub.add_argument("--flops", choices=FLOPS, default=FLOPS[0], help=help)
+        help = "4.1 s, 1,100 tokens/s or 450 [causal, hardware] TFLOP/s of one GPU, or a line of a log"
+        sub.add_argument("--measured", required=True, metavar="'4.1 s'", help=help)
+    else:
+        sub.add_argument("--microbatches", type=int, help="of a step, where no model is given")
+        sub.add_argument("--explain", action="store_true", help="formulas, and the numbers that went in")
     for axis in AXES:
-        if axis.name == "pp" or not bubble and (axis.name, name) != ("dp", "normal"):
-            sub.add_argument(f"--{axis.name}", type=int, default=1, required=bubble, help=axis.help)
-    sub.add_argument(
-        "--interleave", type=int, default=None if bubble else 1, help="chunks on each pipeline rank"
-    )
+        if (axis.name, name) != ("dp", "normal"):
+            sub.add_argument(f"--{axis.name}", type=int, default=1, help=axis.help)
+    sub.add_argument("--interleave", type=int, default=1, help="chunks on each pipeline rank")
     sub.add_argument("--schedule", type=_schedule, choices=SCHEDULES, default="1F1B")
-    if not bubble:
-        sub.add_argument("--microbatch", type=int, default=1)
-        sub.add_argument("--zero", type=int, default=0)
-        sub.add_argument("--shard", type=int, default=0)
-        sub.add_argument("--recompute", choices=RECOMPUTE, default="none")
-        help = "so many layers of a stage only, with --recompute full or host"
-        sub.add_argument("--recomputed", type=int, default=0, help=help)
-        sub.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
+    sub.add_argument("--microbatch", type=int, default=1, help="sequences in a microbatch")
+    sub.add_argument("--zero", type=int, default=0)
+    sub.add_argument("--shard", type=int, default=0, help="ranks that share out what ZeRO does, 0 for all")
+    help = f"{', '.join(RECOMPUTE)}; full:5 is five layers of each stage"
+    _names(sub.add_argument("--recompute", type=_recompute, default="none", help=help), RECOMPUTE)
+    sub.add_argument("--no-sp", action="store_true", help="no sequence parallelism")

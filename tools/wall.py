@@ -105,7 +105,7 @@ def page() -> Figure:
         _pipeline(figure, ax)
         _states(ax)
         _tree(ax)
-        source = "Every figure is computed by three_axes.plan: three-axes plan, memory, bytes, bubble."
+        source = "Every figure is computed by three_axes.plan: three-axes plan, estimate."
         _text(ax, 8, 206.3, source, 6, color="#444444")
     return figure
 

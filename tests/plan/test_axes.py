@@ -44,10 +44,9 @@ of = plan(Job(find_model("llama-3-8b"), global_batch=8), gpus=8, zp=2)
 sizes = ("llama-3-8b", "--dp", "2", "--tp", "2", "--zp", "2")
 planned = ("plan", "llama-3-8b", "--gpus", "8")
 json.dump({
-    "help": said("bytes", "--help"),
-    "bytes": said("bytes", *sizes),
-    "memory": said("memory", *sizes, "--explain"),
-    "json": json.loads(said("memory", *sizes, "--json")),
+    "help": said("estimate", "--help"),
+    "estimate": said("estimate", *sizes, "--explain"),
+    "json": json.loads(said("estimate", *sizes, "--json")),
     "plan": said(*planned, "--zp", "2", "--why", "2,2,1,1,1,1,2"),
     "usual": json.loads(said(*planned, "--json")),
     "flags": said(*planned, "--zp", "2", "--flags", "megatron"),
@@ -80,9 +79,10 @@ def test_the_command_line_has_it(said):
 
 
 def test_tables_have_it(said):
-    assert "DP 2 · TP 2 · PP 1 · ZP 2" in said["bytes"]
-    assert re.search(r"^zebra parallel +2\.05 GB$", said["bytes"], re.M)
-    assert re.search(r"^zebra parallel .* m · all$", said["memory"], re.M) and "zp = 2" in said["memory"]
+    estimate = said["estimate"]
+    assert "DP 2 · TP 2 · PP 1 · ZP 2" in estimate
+    assert re.search(r"^zebra parallel +2\.05 GB$", estimate, re.M)
+    assert re.search(r"^zebra parallel .* m · all$", estimate, re.M) and "zp = 2" in estimate
     assert re.search(r"^DP \d · TP \d · PP \d · ZP 2 ", said["plan"], re.M)
 
 

@@ -139,16 +139,13 @@ def course(wheel, tmp_path_factory) -> Path:
 
 SIZING = {
     "plan": ("llama-3-8b --gpus 8 --batch 32", "best: "),
-    "memory": ("llama-3-8b --dp 8 --batch 32 --explain", "cost_constants.json"),
-    "bytes": ("llama-3-8b --dp 8 --batch 32", "Sent by each GPU"),
-    "bubble": ("--pp 4 --microbatches 8", "1F1B"),
-    "normal": ("llama-3-8b --gpus 8 --batch 32 --tokens 9000", "the nearest published runs"),
+    "estimate": ("llama-3-8b --dp 8 --batch 32 --explain", "cost_constants.json"),
+    "normal": ("llama-3-8b --gpus 8 --batch 32 --measured 9000tokens/s", "the nearest published runs"),
     "explain": ("TRACE", "compute"),
     "count": ("--help", "predicted beside counted"),  # the rest of these two needs PyTorch
     "verify": ("--help", "of the optimizer, then the job ends"),
 }
 COURSE = {
-    "trace": ("llama-3.2-1b --dp 2 --tp 2 --seq 128", "1,235,814,400 parameters"),
     "doctor": ("1", "1 ok"),
     "class": (f"collect {ROOT / 'data' / 'incidents'}", "0 students"),
 }

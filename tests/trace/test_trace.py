@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from three_axes.__main__ import main
 from three_axes.plan import MODELS, Layout
 from three_axes.plan.data_parallel import synchronisation
 from three_axes.plan.memory import stage_memory
@@ -173,15 +172,6 @@ def test_an_older_pytorch_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr("three_axes.trace.trace.version", lambda name: "2.10.0+cpu")
     with pytest.raises(ValueError, match="a trace needs PyTorch 2.11 or newer, .*; this is 2.10.0"):
         trace(SHORT, Layout(dp=4, zero=3), seq_len=1024)
-
-
-@pytest.mark.slow
-def test_from_the_command_line(capsys):
-    """In this process. tests/tools/test_install.py runs it as a command."""
-    main(["trace", "llama-3.2-1b", "--dp", "4", "--tp", "2", "--seq", "1024"])
-    printed = capsys.readouterr().out
-    assert "all_gather" in printed and "1,235,814,400 parameters" in printed
-    assert main(["trace", "lama-3-8b"]) == 2 and "the nearest is 'llama-3" in capsys.readouterr().err
 
 
 def test_experts_of_every_second_layer_are_built_there():

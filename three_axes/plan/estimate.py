@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from .certainty import Sure, sure
 from .cost import FORMULAS, constants, step_terms
 from .job import Job
 from .layout import Layout
-from .memory import largest_stage
+from .memory import largest_stage, stages_memory
 from .shape import ModelShape
 
 WIDE = 28  # letters of a bar
@@ -98,13 +100,14 @@ class Estimate:
     def __repr__(self) -> str:
         return self.text(explain=True)
 
-    def text(self, explain: bool = False) -> str:
-        """Tables and a summary; explain: with the formulas and the numbers that went in."""
+    def text(self, explain: bool = False, more: Sequence[str] = ()) -> str:
+        """Tables, `more` of them, and a summary; explain: with the formulas and the numbers that went in."""
         return "\n\n".join(
             [
                 self.title,
                 repr(self.time_table(explain)),
                 repr(self.memory_table(explain)),
+                *more,
                 *([self.went_in()] if explain else []),
                 *self.warnings(),
                 self.summary(),
@@ -170,6 +173,18 @@ class Estimate:
         cells = {name: [human(size)] for name, size in self.memory.items()}
         columns, last = [f"memory, stage {self.stage}", "a GPU"], ["total", human(self.memory_bytes)]
         return _drawn(columns, self.memory, cells, last, HELD if explain else {})
+
+    @cached_property
+    def stages(self) -> list[dict[str, float]]:
+        """Bytes on a GPU of each pipeline stage, by what for."""
+        return stages_memory(self.job, self.layout)
+
+    def by_stage(self) -> Table:
+        """These, a row for a stage."""
+        names = [name for name in self.stages[0] if any(stage[name] for stage in self.stages)]
+        sizes = lambda stage: [*(stage[name] for name in names), sum(stage.values())]
+        rows = [[str(k), *map(human, sizes(stage))] for k, stage in enumerate(self.stages)]
+        return Table(["stage", *names, "together"], rows)
 
     def went_in(self) -> str:
         """The numbers behind the formulas."""

@@ -87,9 +87,9 @@ def gpu_hours(e: Estimate, tokens: float) -> float:
     return tokens / e.tokens_per_second_per_gpu / 3600
 
 
-def cost(mine: Estimate, of: Plan, tokens: float | None = None, price: float | None = None) -> str:
-    """GPU-hours and days for so many tokens, with what interruptions take, and what they cost: a layout may
-    fit and never finish.
+def cost(mine: Estimate, of: Plan, tokens: float | None = None) -> str:
+    """GPU-hours and days for so many tokens, with what interruptions take: a layout may fit and never
+    finish.
     """
     count, goodput = tokens or TOKENS_PER_PARAMETER * mine.model.params, interruptions(mine).goodput
     hours = lambda e: gpu_hours(e, count)
@@ -104,10 +104,7 @@ def cost(mine: Estimate, of: Plan, tokens: float | None = None, price: float | N
     if of.ranked and of.best.layout != mine.layout:
         best = of.estimate(of.best)
         text += f", and in the fastest that fits {hours(best) / goodput:,.0f}"
-    text += f": {goodput:.1%} of the time trains."
-    if price is not None:
-        text += f" At {price:g} a GPU-hour that is {price * hours(mine) / goodput:,.0f}."
-    return text
+    return f"{text}: {goodput:.1%} of the time trains."
 
 
 def alternatives(mine: Estimate, of: Plan, pure: Estimate | None) -> Table:

@@ -8,30 +8,20 @@ data/published_runs.csv has the runs that may be carried, papers' figures and ML
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
 from ..files import rows_of
-from ..paper.checks import positive
 from ..paper.hardware import generation
 from ..table import Table
 from .estimate import Estimate, estimate
 from .job import Job
 from .layout import Layout
-from .stages import layers_on_rank
 
 NEAREST = 4  # published runs that are shown
 WORTH = 0.01  # of a step: what takes less explains nothing
-# What a line of a log has -> unit of the number. Megatron-LM prints milliseconds of a step, torchtitan and
-# nanotron tokens a second of one GPU, nanotron with a k or M behind.
-LINES = {
-    r"elapsed time per iteration \(ms\): *([\d.,]+[kKM]?)": "milliseconds",
-    r"\btps: *([\d.,]+[kKM]?)": "tokens",
-    r"tokens_per_sec_per_gpu: *([\d.,]+[kKM]?)": "tokens",
-}
 
 
 class PublishedRun(NamedTuple):
@@ -56,37 +46,6 @@ def published_runs() -> list[PublishedRun]:
     kinds = (str, str, float, int, int, str, str, int, int, float, float)
     read = lambda row: PublishedRun(*(kind(x) for kind, x in zip(kinds, row.values())))
     return [read(row) for row in rows_of("published_runs.csv")]
-
-
-def step_seconds(job: Job, layout: Layout, value: float, unit: str, flops: str = "whole") -> float:
-    """Seconds of a step. unit: of `value`: seconds, milliseconds, tokens (a second and GPU) or TFLOP/s (of a
-    GPU). flops: what these count: attention whole (Megatron-LM, nanotron, torchtitan), its causal half
-    (Llama 3), or all that the hardware computes, layers twice where they are recomputed (Narayanan 2021).
-    """
-    positive(unit, value, most=1e9, unit="as measured")
-    if unit in ("seconds", "milliseconds"):
-        return value / (1000 if unit == "milliseconds" else 1)
-    tokens = job.global_batch * job.seq_len / layout.ranks
-    if unit == "tokens":
-        return tokens / value
-    again = 0.0
-    if flops == "hardware" and layout.recompute == "full":
-        layers = layers_on_rank(job.model, layout, min(1, layout.pp - 1))
-        again = float(layout.share_recomputed(layers)) / 3  # a forward is a third of all
-    return tokens * job.model_flops(flops == "causal") * (1 + again) / (value * 1e12)
-
-
-def read_line(line: str) -> tuple[float, str]:
-    """(value, unit) of a line that a framework logged. Raises ValueError where none is known in it."""
-    for pattern, unit in LINES.items():
-        if found := re.search(pattern, line):
-            number = found[1].replace(",", "")
-            powers = {"k": 1e3, "K": 1e3, "M": 1e6}
-            return float(number.rstrip("kKM")) * powers.get(number[-1], 1), unit
-    raise ValueError(
-        f"no step time in {line[:60]!r}: what is read is Megatron-LM's 'elapsed time per iteration (ms):"
-        " 4123.4', torchtitan's 'tps: 1,234' and nanotron's 'tokens_per_sec_per_gpu: 1.2K'. Or give --step"
-    )
 
 
 def nearest(job: Job, gpus: int) -> list[PublishedRun]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
-from ..table import Table, human
+from ..table import Table
 from . import meeting
 from .estimate import Estimate
 from .interruptions import what_it_stops
-from .memory import stages_memory
 from .planner import Plan
 
 STYLE = """@page { size: A4; margin: 12mm }
@@ -42,10 +41,10 @@ on {of.gpus} × {escape(job.cluster.device.name)} ({escape(job.cluster.name)}),
 {body}</html>"""
 
 
-def recommendation(mine: Estimate, of: Plan, tokens: float | None, price: float | None = None) -> str:
-    """What to do, and for how much."""
+def recommendation(mine: Estimate, of: Plan, tokens: float | None) -> str:
+    """What to do, and for how many GPU-hours."""
     verdict = f"<p><b>{escape(meeting.verdict(mine, of))}</b></p>"
-    return verdict + f"<p>{escape(meeting.cost(mine, of, tokens, price))}</p>"
+    return verdict + f"<p>{escape(meeting.cost(mine, of, tokens))}</p>"
 
 
 def taken_for_granted(mine: Estimate) -> str:
@@ -68,16 +67,7 @@ def waterfall(e: Estimate) -> str:
     return f'<table class="bars">{"".join(rows)}</table>'
 
 
-def by_stage(e: Estimate) -> Table:
-    """Bytes on a GPU of each pipeline stage, by what for."""
-    held = stages_memory(e.job, e.layout)
-    names = [name for name in held[0] if any(stage[name] for stage in held)]
-    sizes = lambda stage: [*(stage[name] for name in names), sum(stage.values())]
-    rows = [[str(k), *map(human, sizes(stage))] for k, stage in enumerate(held)]
-    return Table(["stage", *names, "together"], rows)
-
-
-def page(of: Plan, tokens: float | None = None, price: float | None = None) -> str:
+def page(of: Plan, tokens: float | None = None) -> str:
     """The page of a plan's best layout. Raises ValueError, in a sentence, where nothing fits."""
     best = of.estimate()
     close = meeting.close_calls(of)
@@ -88,10 +78,10 @@ def page(of: Plan, tokens: float | None = None, price: float | None = None) -> s
     moved = flips._repr_html_() if flips.rows else "<p>Nothing up to eight times more or less.</p>"
     close = f"<p>{escape(close)}</p>" * bool(close)
     sections = {
-        "Recommendation": recommendation(best, of, tokens, price) + close,
+        "Recommendation": recommendation(best, of, tokens) + close,
         "The fastest of each sizes": of.table(6)._repr_html_(),
         "Where a step's seconds go": waterfall(best),
-        "Memory by stage": by_stage(best)._repr_html_(),
+        "Memory by stage": best.by_stage()._repr_html_(),
         "What would change this choice": moved,
         "When a GPU is lost": f"<p>{escape(what_it_stops(best))}</p>",
         "How far to trust it": taken_for_granted(best),

@@ -36,14 +36,14 @@ def _same(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
     if "full" not in f.recomputes:
         yield "with recompute full", other(recomputes=(*f.recomputes, "full")), gpus, only
     if f.loss_chunks == 1:
-        yield "with the loss in 8 chunks (--loss-chunks 8)", other(loss_chunks=8), gpus, only
+        yield "with the loss in 8 chunks (--with chunked-loss)", other(loss_chunks=8), gpus, only
     for axis, size in passed_over(job, gpus, only):
         yield f"with {axis} {size}", job, gpus, {**only, axis: size}
     for axis in (axis for axis in Axes._fields if axis in only):
         free = {name: size for name, size in only.items() if name != axis}
         yield f"with another {axis} than {only[axis]}", job, gpus, free
     if not f.offload:
-        yield "with the optimizer on the host (--offload)", other(offload=True), gpus, only
+        yield "with the optimizer on the host (--with offload)", other(offload=True), gpus, only
 
 
 def _more(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
@@ -56,9 +56,9 @@ def _less(job: Job, gpus: int, only: dict) -> Iterator[tuple]:
     """Changes to what is trained, or to how."""
     if not job.framework.eight_bit and not job.lora:
         eight = replace(job.framework, eight_bit=True)
-        yield "with 8-bit Adam (--eight-bit)", replace(job, framework=eight), gpus, only
+        yield "with 8-bit Adam (--with 8-bit-adam)", replace(job, framework=eight), gpus, only
     if not job.lora:
         yield "with LoRA (--lora 16)", replace(job, lora=Lora(16)), gpus, only
     if not (job.lora and job.lora.four_bit):
         lora = replace(job.lora or Lora(16), four_bit=True)
-        yield "with QLoRA (--lora 16 --four-bit)", replace(job, lora=lora), gpus, only
+        yield "with QLoRA (--lora 16 --with 4-bit)", replace(job, lora=lora), gpus, only

@@ -7,36 +7,31 @@ Tensors are fake: they have a shape and a type, and no numbers. The process grou
 all 64 ranks are there, and every collective ends at once. What is real is PyTorch's code, so that what it
 asks for can be counted: each collective, and each tensor that comes and goes.
 
-    three-axes trace llama-3-70b --dp 8 --tp 8 --seq 8192
-
 It runs in a process of its own, since a process can have one default group only, and no more than one rank is
 needed: under FSDP and tensor parallelism all ranks do the same.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import resource
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from ..paper.collectives import algorithmic_bytes
 from ..paper.schedules import one_f_one_b
 from ..plan.layout import Layout
-from ..plan.models import ModelShape, find_model
+from ..plan.models import ModelShape
 from ..plan.possible import check
 from ..plan.stages import layers_on_rank
 from ..plan.traced import PLANS, microbatches
 from ..plan.traffic import Call
 from ..table import Table, human
-from ..terminal import put
 
 
 @dataclass
@@ -74,11 +69,6 @@ class Trace:
                 f" {self.seq_len} tokens"
             ),
         )
-
-    def json(self) -> dict:
-        """The same for other programs; docs/planner.md says what the keys hold."""
-        calls = [asdict(c) | {"sent": self._sent(c)} for c in self.calls]
-        return {"parameters": self.params, "calls": calls, "peak_bytes": self.peak, "memory": self.memory}
 
     def __repr__(self) -> str:
         return repr(self.table())
@@ -251,19 +241,3 @@ def _most_resident() -> int:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def run(args: Namespace) -> int:
-    """Print what one rank of the split model sends and holds."""
-    sizes = {name: getattr(args, name) for name in ("dp", "tp", "pp", "ep", "microbatch", "recompute")}
-    layout = Layout(**sizes, zero=3, sequence_parallel=not (args.no_sp or args.usual))
-    plan = "usual" if args.usual else "Megatron's"
-    if sys.stderr.isatty():
-        print("Running the model on fake ranks. This takes some ten seconds.", file=sys.stderr)
-    traced = trace(find_model(args.model), layout, seq_len=args.seq, plan=plan)
-    if args.json:
-        return put(json.dumps(traced.json(), default=float))
-    kinds = ", ".join(f"{kind} {human(size)}" for kind, size in traced.memory.items())
-    took = f"traced in {traced.seconds:.0f} s and {human(traced.resident)}"
-    held = f"{human(traced.peak)} on this rank at the peak"
-    return put(f"{traced} \n{traced.params:,} parameters; {held}: {kinds}; {took}")

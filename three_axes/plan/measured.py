@@ -1,0 +1,119 @@
+"""What was measured of a run: a time or a speed, as a person or a log says it, and which layout it was of.
+
+`dp 8 tp 4 pp 2 = 16.2 s`, `DP 8 · TP 4 · PP 2 · b 1 · ZeRO-1 = 1,100 tokens/s`, `450 TFLOP/s`, or a line of
+a log in place of the number. What is said of a layout may be as the planner prints it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..paper.axes import AXES
+from ..paper.checks import positive
+from ..paper.pipelines import SCHEDULES
+from .job import FLOPS, Job
+from .layout import RECOMPUTE, Layout
+from .stages import layers_on_rank
+
+# What a line of a log has -> unit of the number. Megatron-LM prints milliseconds of a step, torchtitan and
+# nanotron tokens a second of one GPU, nanotron with a k or M behind.
+LINES = {
+    r"elapsed time per iteration \(ms\): *([\d.,]+[kKM]?)": "ms",
+    r"\btps: *([\d.,]+[kKM]?)": "tokens/s",
+    r"tokens_per_sec_per_gpu: *([\d.,]+[kKM]?)": "tokens/s",
+}
+_AMOUNT = rf"([\d.,]+[kKM]?) *(s|ms|tokens/s|(?:(?:{'|'.join(FLOPS)}) )?TFLOP/s)(?:/GPU)?"
+SIZES = tuple(axis.name for axis in AXES)
+# A word, or several, of a layout -> the fields that they say.
+_WORDS: dict[str, tuple[str, ...]] = {
+    rf"({'|'.join(SIZES)})[ -]?(\d+)": (),
+    r"b[ -]?(\d+)": ("microbatch",),
+    r"v[ -]?(\d+)": ("interleave",),
+    r"zero[ -]?([0-3])(?: over (\d+))?": ("zero", "shard"),
+    rf"({'|'.join(RECOMPUTE)}) recompute(?: of (\d+) layers)?": ("recompute", "recomputed"),
+    rf"({'|'.join(SCHEDULES)})": ("schedule",),
+    r"(no )?sp": ("sequence_parallel",),
+}
+
+
+def read(text: str) -> tuple[dict[str, Any], float, str]:
+    """(fields of the layout that are said, value, unit) of what was measured. The unit is s, ms, tokens/s (of
+    one GPU) or TFLOP/s (of one GPU, with what they count before it). Raises ValueError, in a sentence, where
+    no time or speed is found, or words of the layout are not known.
+    """
+    layout, equals, amount = text.partition("=")
+    a_log = any(re.search(line, text) for line in LINES)  # which may have an equals sign of its own
+    if not equals or a_log and not re.match(rf"\s*({'|'.join(SIZES)})[ -]?\d", layout, re.IGNORECASE):
+        layout, amount = "", text
+    return _layout(layout), *_amount(amount)
+
+
+def _amount(text: str) -> tuple[float, str]:
+    found, unit = re.fullmatch(_AMOUNT, text.strip()), ""
+    if found:
+        unit = found[2]
+    for pattern, of_line in LINES.items():
+        if not found and (found := re.search(pattern, text)):
+            unit = of_line
+    if not found:
+        raise ValueError(
+            f"no time or speed in {text.strip()[:60]!r}: give 4.1 s, 1,100 tokens/s or 450 TFLOP/s of one"
+            " GPU, or a log's line: Megatron-LM's 'elapsed time per iteration (ms): 4123.4', torchtitan's"
+            " 'tps: 1,234', nanotron's 'tokens_per_sec_per_gpu: 1.2K'"
+        )
+    number = found[1].replace(",", "")
+    try:
+        value = float(number.rstrip("kKM")) * {"k": 1e3, "K": 1e3, "M": 1e6}.get(number[-1], 1)
+    except ValueError:
+        value = 0.0
+    positive(f"what was measured, {found[0]!r},", value, most=1e9, unit=unit)
+    return value, unit
+
+
+def _layout(text: str) -> dict[str, Any]:
+    """The fields of a layout that are said. Raises ValueError for a word that is none of these."""
+    said: dict[str, Any] = {}
+    rest = " ".join(text.replace("·", " ").split())
+    while rest:
+        for pattern, names in _WORDS.items():
+            if found := re.match(rf"{pattern}(?: |$)", rest, re.IGNORECASE):
+                break
+        else:
+            raise ValueError(
+                f"{rest[:40]!r} is nothing of a layout: it is said as in 'dp 8 tp 4 pp 2 b 1 v 4 zero 1 ="
+                " 16.2 s'"
+            )
+        groups = found.groups()
+        if not names:
+            said[groups[0].lower()] = int(groups[1])
+        elif names == ("sequence_parallel",):
+            said["sequence_parallel"] = not groups[0]
+        else:
+            said |= {name: _value(word) for name, word in zip(names, groups) if word}
+        rest = rest[found.end() :]
+    if said.get("interleave", 1) > 1:
+        said.setdefault("schedule", "interleaved")
+    return said
+
+
+def _value(word: str) -> int | str:
+    known = {name.lower(): name for name in SCHEDULES}
+    return int(word) if word.isdecimal() else known.get(word.lower(), word.lower())
+
+
+def step_seconds(job: Job, layout: Layout, value: float, unit: str) -> float:
+    """Seconds of a step. unit: as `read` gives it. TFLOP/s may count attention whole (Megatron-LM, nanotron,
+    torchtitan, and where nothing is said), its causal half (Llama 3), or all that the hardware computes,
+    layers twice where they are recomputed (Narayanan 2021).
+    """
+    if unit in ("s", "ms"):
+        return value / (1000 if unit == "ms" else 1)
+    tokens = job.global_batch * job.seq_len / layout.ranks
+    if unit == "tokens/s":
+        return tokens / value
+    counted, again = unit.removesuffix("TFLOP/s").strip(), 0.0
+    if counted == "hardware" and layout.recompute == "full":
+        layers = layers_on_rank(job.model, layout, min(1, layout.pp - 1))
+        again = float(layout.share_recomputed(layers)) / 3  # a forward is a third of all
+    return tokens * job.model_flops(counted == "causal") * (1 + again) / (value * 1e12)
