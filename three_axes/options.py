@@ -74,6 +74,8 @@ def _job(sub: argparse.ArgumentParser, many: str | None) -> None:
     """What is trained, and on what. many: how many models argparse is to read."""
     sub.add_argument("--json", action="store_true", help="print JSON")
     _names(sub.add_argument("model", nargs=many, help=f"{', '.join(MODELS)}, or a JSON file"), MODELS)
+    help = "of the model card, 8.03B: the count is held against them"
+    sub.add_argument("--parameters", metavar="N", help=help)
     where = f"{', '.join(CLUSTERS)}, or a JSON file"
     _names(sub.add_argument("--cluster", default="dgx-h100", help=where), CLUSTERS)
     help = "in a step, over all GPUs: sequences, or tokens with a letter, 4M (%(default)s)"

@@ -149,10 +149,19 @@ GEMMA_2B = fields("""
             '{"layers": -2, "hidden": 12, "heads": 3, "vocab": 5}',
             "layers must be a whole number of at least 1",
         ),
+        ({"num_local_experts": 8}, "num_local_experts is not read"),
+        ({"ffn_config": {"moe_num_experts": 16}}, "ffn_config is not read"),
+        ({"q_norm": True, "k_norm": True}, "q_norm, k_norm are not read"),
+        ({f"linear_{i}": 1 for i in range(5)}, "linear_0, linear_1, linear_2 and 2 more keys are not read"),
         (
-            {"num_local_experts": 8},
-            "has experts .num_local_experts is 8., which is not priced here for model_type 'llama'",
+            {"model_type": "starcoder2", "gated": False, "tied": True},
+            "give --parameters N, from the model card: the count is held against it",
         ),
+        (
+            {"parameters": 7e9},
+            "has 6,738,415,616 parameters as it is read here, and its card says 7,000,000,000",
+        ),
+        ({"parameters": -1}, "parameters must be a positive number"),
         (
             {"model_type": "starcoder2"},
             "the layers of model_type 'starcoder2' are not known here; known are bloom",
@@ -179,8 +188,8 @@ GEMMA_2B = fields("""
             "does not say kv_rank",
         ),
         (
-            {"model_type": "llama5", "text_config": {"model_type": "llama5_text"}},
-            "'llama5_text' are not known",
+            {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}, "vision_config": {"a": 1}},
+            "text_config, vision_config are not read. Of a model that also sees, give text_config as a file",
         ),
         ({"sliding_window": "wide"}, "sliding_window must be a whole number"),
         (
@@ -199,8 +208,17 @@ def test_a_file_may_begin_with_a_mark_and_say_what_its_layers_are(read, tmp_path
     path = tmp_path / "C.JSON"
     path.write_text(json.dumps(LLAMA), encoding="utf-8-sig")
     assert find_model(str(path)).params == MODELS["llama-2-7b"].params
-    own = read(LLAMA | {"model_type": "mine", "gated": True, "tied": True})
-    assert own.params == MODELS["llama-2-7b"].params - 32000 * 4096
+    fewer = MODELS["llama-2-7b"].params - 32000 * 4096
+    own = read(LLAMA | {"model_type": "mine", "gated": True, "tied": True, "parameters": fewer})
+    assert own.params == fewer
+    (tmp_path / "mine.json").write_text(
+        json.dumps(LLAMA | {"model_type": "mine", "gated": True, "tied": True})
+    )
+    assert find_model(str(tmp_path / "mine.json"), 6.61e9).params == fewer
+    with pytest.raises(ValueError, match="its card says 6,738,415,616: its layers are others"):
+        find_model(str(tmp_path / "mine.json"), 6_738_415_616)
+    with pytest.raises(ValueError, match="llama-3-8b has 8,030,261,248"):
+        find_model("llama-3-8b", 8e9)
     # Gemma-2b's published weights: its head is its embedding.
     assert read(GEMMA_2B).params == 2_506_172_416
 
@@ -254,8 +272,48 @@ CONFIGS = {  # the published fields
 def test_their_configurations_are_the_models_by_name(name, read):
     config = CONFIGS[name] | {"tie_word_embeddings": False}
     assert read(config, f"{name}.json") == MODELS[name]
-    seeing = dict(model_type="seeing", vision_config={"hidden_size": 9}, text_config=config)
-    assert read(seeing, f"{name}.json") == MODELS[name]
+
+
+def shape_of(
+    model_type: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int
+) -> dict:
+    sizes = dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, vocab_size=vocab)
+    return sizes | dict(model_type=model_type, num_key_value_heads=kv_heads, intermediate_size=ffn)
+
+
+USUAL = fields("""
+    attention_bias=false mlp_bias=false attention_dropout=0.0 hidden_act="silu" rms_norm_eps=1e-05
+    rope_theta=1e7 rope_scaling=null use_cache=true torch_dtype="bfloat16" bos_token_id=0 eos_token_id=0
+    initializer_range=0.02 max_position_embeddings=131072 transformers_version="4.49.0"
+""")
+KIMI = CONFIGS["deepseek-v3"] | fields("""
+    model_type="kimi_k2" num_attention_heads=64 num_key_value_heads=64 n_routed_experts=384 vocab_size=163840
+    first_k_dense_replace=1 num_nextn_predict_layers=0 n_group=1 topk_group=1 topk_method="noaux_tc"
+    scoring_func="sigmoid" norm_topk_prob=true routed_scaling_factor=2.827 aux_loss_alpha=0.001 seq_aux=true
+""")
+
+
+@pytest.mark.parametrize(
+    "config, printed",
+    [
+        (
+            shape_of("smollm3", 36, 2048, 16, 4, 11008, 128256)
+            | dict(no_rope_layers=[1, 1, 1, 0] * 9, no_rope_layer_interval=4, max_window_layers=28),
+            3_075_098_624,
+        ),
+        (
+            shape_of("granite", 40, 4096, 32, 8, 12800, 49159)
+            | dict(attention_multiplier=0.0078125, embedding_multiplier=12.0, logits_scaling=16.0),
+            8_170_864_640,
+        ),
+        (KIMI | dict(tie_word_embeddings=False), 1_026.4e9),
+    ],
+    ids=lambda given: given["model_type"] if isinstance(given, dict) else "",
+)
+def test_decoders_that_are_usual_ones(read, config, printed):
+    """SmolLM3 3B's and Granite 3.3 8B's weights; Kimi K2's "1T" is 1,026 billion."""
+    read_so = read(USUAL | dict(tie_word_embeddings=True) | config)
+    assert read_so.params == pytest.approx(printed, rel=1e-3)
 
 
 AIR = fields("""
@@ -268,7 +326,7 @@ SMALL = dict(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, sl
 
 @pytest.mark.parametrize(
     "config, params",
-    [(AIR, 106.852e9), ({"text_config": SMALL | {"model_type": "gemma3_text"}}, 3.8803e9)],
+    [(AIR, 106.852e9), (SMALL | {"model_type": "gemma3_text"}, 3.8803e9)],
     ids=["GLM-4.5-Air", "Gemma 3 4B's text part"],
 )
 def test_what_a_file_leaves_out_is_as_transformers_has_it(config, params, read):

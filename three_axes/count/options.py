@@ -36,7 +36,7 @@ def _count(sub: argparse.ArgumentParser) -> None:
     job.add_argument("--recompute", choices=RECOMPUTE, default="none")
     job.add_argument("--no-sp", action="store_true", help="no sequence parallelism")
     job.add_argument("--shard", type=int, default=0, help="ranks that share out the weights (HSDP); 0: all")
-    job.set_defaults(cluster=next(iter(CLUSTERS)), precision="bf16", lora=None, switches=[])
+    job.set_defaults(cluster=next(iter(CLUSTERS)), precision="bf16", lora=None, switches=[], parameters=None)
     _script(sub)
 
 

@@ -1,6 +1,6 @@
 """Model shapes from JSON: our own files, and the config.json of a decoder on Hugging Face.
 
-What a file says and is not understood here is refused by name, and not read as something else.
+A key that is neither read here nor known to change nothing is refused by name: the model may be another.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..paper.checks import check_fields, named, read_object, whole
+from ..foreign import plain
+from ..paper.checks import check_fields, named, positive, read_object, whole
 from .shape import Experts, Latent, ModelShape
 
 # our name -> what it is called in Hugging Face's configurations, and in our own files
@@ -19,7 +20,7 @@ _NAMES = {
     "heads": ("num_attention_heads", "n_head", "n_heads", "heads"),
     "vocab": ("vocab_size", "vocab"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "kv_heads"),
-    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "ffn"),
     "head_dim": ("head_dim",),
 }
 _EXPERTS = {
@@ -44,6 +45,8 @@ _KINDS: dict[str, dict] = {
     "phi3": {},
     "qwen2": dict(qkv_biases=True),
     "qwen3": dict(qk_norm=True),
+    "smollm3": {},
+    "granite": {},
     "gemma": dict(tied=True),
     "gemma2": dict(tied=True, norms=4),
     "gemma3_text": dict(tied=True, norms=4, qk_norm=True),
@@ -52,13 +55,13 @@ _KINDS: dict[str, dict] = {
     "qwen3_moe": dict(qk_norm=True),
     "deepseek_v2": {},
     "deepseek_v3": {},
+    "kimi_k2": {},
     "glm4_moe": {},
     "llama4_text": dict(chunked=True),
     "gpt_oss": dict(biases=True, sinks=True),
     "gpt2": dict(tied=True, **_PLAIN),
     "opt": dict(tied=True, **_PLAIN),
     "gpt_neox": _PLAIN,
-    "gpt_neo": dict(tied=True, **_PLAIN),
     "bloom": dict(tied=True, **_PLAIN),
     "gptj": _PLAIN,
     "falcon": dict(tied=True, **_PLAIN),
@@ -69,6 +72,7 @@ _WITH_EXPERTS = (
     "qwen3_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "kimi_k2",
     "gpt_oss",
     "glm4_moe",
     "llama4_text",
@@ -87,34 +91,94 @@ _DEFAULTS = {
     ),
     "glm4_moe": dict(first_k_dense_replace=1, n_shared_experts=1, head_dim=128),
 }
-_ROUTER_BIAS = ("deepseek_v3", "gpt_oss", "glm4_moe")
-_OTHER = {
-    **dict.fromkeys(("jamba", "mamba"), "recurrent layers (Mamba)"),
-    **dict.fromkeys(("mamba2", "nemotron_h", "falcon_h1", "bamba"), "recurrent layers (Mamba-2)"),
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear"), "recurrent layers (gated delta networks)"),
+_ROUTER_BIAS = ("deepseek_v3", "kimi_k2", "gpt_oss", "glm4_moe")
+_WITH_LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+_RECURRENT = {
+    **dict.fromkeys(("jamba", "mamba"), "Mamba"),
+    **dict.fromkeys(("mamba2", "nemotron_h", "falcon_h1", "bamba", "granitemoehybrid"), "Mamba-2"),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear"), "gated delta networks"),
 }
 # Every so many layers one sees all, where the file does not say.
 _PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "llama4_text": 4}
-# What is known of experts and changes no size, or is 1 in every model that is priced here
-_HARMLESS = ("n_group", "topk_group", "experts_per_token", "num_experts_per_tok")
-_ONE = ("moe_layer_freq", *_EVERY)
 _SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
+# Keys that are read besides: of all models, of those with experts, of one kind. `READ` has them.
+_READ = """
+    model_type name _name_or_path parameters tie_word_embeddings attention_bias mlp_bias use_bias bias
+    sliding_window use_sliding_window layer_types max_window_layers sliding_window_pattern
+    _sliding_window_pattern word_embed_proj_dim
+""".split()
+_READ_OF_EXPERTS = """
+    n_shared_experts moe_layer_freq mlp_only_layers n_group topk_group topk_method scoring_func norm_topk_prob
+    routed_scaling_factor router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux output_router_logits
+    ep_size num_nextn_predict_layers
+""".split()
+_READ_OF = {
+    "falcon": ("multi_query", "new_decoder_architecture", "parallel_attn", "alibi"),
+    "glm4_moe": ("use_qk_norm",),
+    "gpt2": ("n_positions", "max_position_embeddings"),
+    "llama4_text": (
+        "intermediate_size_mlp",
+        "no_rope_layers",
+        "attention_chunk_size",
+        "use_qk_norm",
+        "moe_layers",
+    ),
+}
+# What changes neither a size nor a speed that is counted here: names, and beginnings and ends of names.
+_HARMLESS = set(
+    """
+    architectures auto_map torch_dtype dtype use_cache quantization_config quantization pretraining_tp
+    hidden_act hidden_activation activation_function initializer_range initializer_factor init_std
+    max_position_embeddings n_positions n_ctx seq_length model_max_length partial_rotary_factor
+    original_max_position_embeddings initial_context_length no_rope_layers no_rope_layer_interval
+    query_pre_attn_scalar attention_multiplier embedding_multiplier residual_multiplier logits_scaling
+    cache_implementation swiglu_limit qk_head_dim sliding_window_size attention_softmax_in_fp32
+    masked_softmax_fusion bias_dropout_fusion offset_alibi skip_bias_add skip_bias_add_qkv slow_but_exact
+    apply_residual_connection_post_layernorm do_layer_norm_before enable_bias use_parallel_residual
+    layer_norm_elementwise_affine reorder_and_upcast_attn scale_attn_weights use_mrope for_llm_compressor
+    scale_attn_by_inverse_layer_idx attn_temperature_tuning floor_scale attn_scale gradient_checkpointing
+    torchscript is_decoder is_encoder_decoder id2label label2id num_labels problem_type tokenizer_class prefix
+    task_specific_params unsloth_fixed unsloth_version pad_token tf_legacy_loss return_dict max_length
+    min_length temperature top_k top_p typical_p num_beams num_beam_groups num_return_sequences length_penalty
+    repetition_penalty diversity_penalty chunk_size_feed_forward
+    """.split()
+)
+_BEGINS = (
+    "rope_",
+    "rotary",
+    "summary_",
+    "output_",
+    "attn_implementation",
+    "_attn_",
+    "transformers_",
+    "use_flash",
+)
+_ENDS = ("_token_id", "_eps", "_epsilon", "dropout", "_pdrop", "_dropout_prob", "_token_index", "softcapping")
 _WINDOWED = ("sliding_attention", "chunked_attention")  # of `layer_types`
 
 
-def from_config(path: Path) -> ModelShape:
-    """Read a shape from a JSON file. Raises ValueError, in a sentence, for what cannot be read or is not
-    priced here. Of a model that sees as well as reads, the text part alone; of DeepSeek-V3, without the
-    module that predicts a second token, which its printed size leaves out too.
+def from_config(path: Path, parameters: float | None = None) -> ModelShape:
+    """Read a shape from a JSON file. parameters: how many its model card says, which the file may say too.
+
+    DeepSeek-V3 is read without the module that predicts a second token, which its printed size leaves out
+    too. Raises ValueError, in a sentence, for what cannot be read or is not priced here, for a key that is
+    neither read nor known to change nothing, and for a model_type that is not known, unless the file says
+    whether it is gated and tied and how many parameters there are to hold the count against.
     """
     config = read_object(path, "model")
-    if isinstance(config.get("text_config"), dict):
-        tied = {k: v for k, v in config.items() if k == "tie_word_embeddings"}
-        config = tied | config["text_config"]
     kind = config.get("model_type", "")
     if not isinstance(kind, str):
         raise ValueError(f'{path.name}: model_type is {kind!r}; it is a name, as "llama"')
+    _refuse_unread(path, config, kind)
     _refuse_other_layers(path, config, kind)
+    said = config.get("parameters", parameters)
+    if kind and kind not in _KINDS and (said is None or not {"gated", "tied"} <= set(config)):
+        raise ValueError(
+            f"{path}: the layers of model_type {kind!r} are not known here; known are"
+            f' {", ".join(sorted(_KINDS))}. If all are a usual decoder\'s, add "gated" (three matrices in the'
+            ' feed-forward, or two) and "tied" (head and embedding one), each true or false, and give'
+            " --parameters N, from the model card: the count is held against it"
+        )
     config = _DEFAULTS.get(kind, {}) | config
     if kind == "llama4_text":
         config = _usual_names(config)
@@ -135,7 +199,10 @@ def from_config(path: Path) -> ModelShape:
         parts: dict[str, Any] = dict(experts=_experts(path, config, kind), latent=_latent(path, config, kind))
         parts["window"], parts["windowed"] = _window(config, kind, sizes["layers"])
         name = named("name", config.get("name") or config.get("_name_or_path") or path.stem)
-        return ModelShape(name, **sizes | parts | usual | known | _own(given))
+        model = ModelShape(name, **sizes | parts | usual | known | _own(given))
+        if "parameters" in config:
+            check_parameters(model, config["parameters"])
+        return model
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from None
 
@@ -191,7 +258,7 @@ def _experts(path: Path, config: dict, kind: str) -> Experts | None:
 
 
 def _latent(path: Path, config: dict, kind: str) -> Latent | None:
-    if kind not in ("deepseek_v2", "deepseek_v3"):
+    if kind not in _WITH_LATENT:
         return None
     return Latent(**_sizes(path, config, _LATENT, ("kv_rank", "nope", "rope", "values")))
 
@@ -216,34 +283,62 @@ def _window(config: dict, kind: str, layers: int) -> tuple[int, int]:
     return (size, many) if many else (0, 0)
 
 
-def _refuse_other_layers(path: Path, config: dict, kind) -> None:
-    if kind in _OTHER:
-        raise ValueError(f"{path}: {kind} has {_OTHER[kind]}, which is not priced here")
-    if kind and (not isinstance(kind, str) or kind not in _KINDS) and not {"gated", "tied"} <= set(config):
+def check_parameters(model: ModelShape, said: float) -> None:
+    """Raises ValueError where a model has not the number of parameters that its card says, within 0.1 %."""
+    positive("parameters", said, most=1e18, unit="as the model card says")
+    if abs(model.params / said - 1) > 0.001:
         raise ValueError(
-            f"{path}: the layers of model_type {kind!r} are not known here; known are"
-            f' {", ".join(sorted(_KINDS))}. If they are a decoder\'s, say so: add "gated" (three'
-            ' matrices in the feed-forward, or two) and "tied" (head and embedding one), each true or'
-            " false"
+            f"{model.name} has {model.params:,} parameters as it is read here, and its card says {said:,.0f}:"
+            " its layers are others than those that are counted"
         )
-    known = {alias for aliases in _EXPERTS.values() for alias in aliases} if kind in _WITH_EXPERTS else set()
-    known |= {*_HARMLESS, "n_shared_experts", *_SHARED, *_EVERY} if known else {"experts"}
-    for name, value in config.items():
-        experts = ("expert" in name or "moe" in name or name in _ONE) and name not in known
-        if experts and isinstance(value, int) and value > 1:
-            raise ValueError(
-                f"{path} has experts ({name} is {value}), which is not priced here for model_type {kind!r}"
-            )
-        other = (
-            name in ("attention_bias", "mlp_bias", "use_bias")
-            and value is True
-            and kind not in ("gpt_oss", "glm4_moe")
+
+
+def _refuse_unread(path: Path, config: dict, kind: str) -> None:
+    """Raises ValueError that names the keys which are not read, and are not known to change nothing."""
+    read = {alias for aliases in _NAMES.values() for alias in aliases} | {*_READ, *_READ_OF.get(kind, ())}
+    read |= {field.name for field in fields(ModelShape)}
+    if kind in _WITH_EXPERTS:
+        read |= {alias for aliases in _EXPERTS.values() for alias in aliases}
+        read |= {*_READ_OF_EXPERTS, *_SHARED, *_EVERY}
+    if kind in _WITH_LATENT:
+        read |= {alias for aliases in _LATENT.values() for alias in aliases}
+    harmless = lambda key: key in _HARMLESS or key.startswith(_BEGINS) or key.endswith(_ENDS)
+    empty = lambda value: value is None or value is False or value in ([], {})
+    unread = [plain(k, 40) for k, v in config.items() if k not in read and not harmless(k) and not empty(v)]
+    if not unread:
+        return
+    what = ", ".join(unread[:3])
+    if len(unread) > 1:
+        what += f" and {len(unread) - 3} more keys are" * (len(unread) > 3) or " are"
+    else:
+        what += " is"
+    if kind in _RECURRENT:
+        what = f"{kind} has recurrent layers ({_RECURRENT[kind]}), which are not priced here: {what}"
+    raise ValueError(
+        f"{path}: {what} not read. Of a model that also sees, give text_config as a file of its own; take out"
+        " what changes no layer, and hold the count against the model card with --parameters N"
+    )
+
+
+def _refuse_other_layers(path: Path, config: dict, kind: str) -> None:
+    """Raises ValueError for a value of what is read that makes other layers."""
+    if kind in _RECURRENT:
+        raise ValueError(
+            f"{path}: {kind} has recurrent layers ({_RECURRENT[kind]}), which are not priced here"
         )
-        if other or name == "mlp_only_layers" and value:
-            raise ValueError(f"{path}: {name} is {value!r}, which is not priced here")
-        if name == "layer_types" and isinstance(value, list):
-            if strange := [k for k in value if k not in ("full_attention", "sliding_attention")]:
-                raise ValueError(f"{path}: layers of type {strange[0]!r} are not priced here")
+    own = ("attention_bias",) if kind in ("gpt_oss", "glm4_moe") else ()
+    for name in ("attention_bias", "mlp_bias", "use_bias", "mlp_only_layers"):
+        if config.get(name) and name not in own:
+            raise ValueError(f"{path}: {name} is {config[name]!r}, which is not priced here")
+    if config.get("moe_layer_freq", 1) not in (1, None):
+        raise ValueError(f"{path}: moe_layer_freq is {config['moe_layer_freq']!r}, which is not priced here")
+    kinds = config.get("layer_types")
+    if (
+        strange := [k for k in kinds if k not in ("full_attention", *_WINDOWED)]
+        if isinstance(kinds, list)
+        else []
+    ):
+        raise ValueError(f"{path}: layers of type {strange[0]!r} are not priced here")
     if config.get("word_embed_proj_dim") not in (None, config.get("hidden_size")):
         raise ValueError(
             f"{path}: an embedding of {config['word_embed_proj_dim']!r} beside a hidden size of"

@@ -71,16 +71,21 @@ MODELS: dict[str, ModelShape] = {
 }
 
 
-def find_model(name: str) -> ModelShape:
+def find_model(name: str, parameters: float | None = None) -> ModelShape:
     """A shape by name, or from a JSON file: ours, or a Hugging Face config.json of a decoder (see `configs`).
 
-    Raises ValueError in one sentence for an unknown name (with the nearest), an unreadable file, a file
-    without the numbers that are needed, and a model whose layers are others than those priced here.
+    parameters: how many its card says; the count is held against them, within 0.1 %. Raises ValueError in one
+    sentence for an unknown name (with the nearest), an unreadable file, a file without the numbers that are
+    needed, and a model whose layers are others than those priced here.
     """
-    if name.lower() in MODELS:
-        return MODELS[name.lower()]
-    if is_file(name):
-        from .configs import from_config
+    model = MODELS.get(name.lower())
+    if not model or parameters is not None:
+        from .configs import check_parameters, from_config
 
-        return from_config(Path(name))
+        if not model and is_file(name):
+            model = from_config(Path(name), parameters)
+        if model and parameters is not None:
+            check_parameters(model, parameters)
+    if model:
+        return model
     raise ValueError(f"unknown model {unknown(name, MODELS)}, or give a config.json")
