@@ -96,6 +96,8 @@ def _plan(sub: argparse.ArgumentParser) -> None:
     for axis in AXES:
         sub.add_argument(f"--{axis.name}", type=int, help=f"{axis.help}: this size only")
     sub.add_argument("--train-tokens", metavar="15T", help="in all: says GPU-hours and days")
+    help = "what you measured of some layouts of this job: takes your source's bias out of all figures"
+    sub.add_argument("--measured", nargs="+", metavar="'dp 8 tp 4 pp 2 = 16.2 s'", help=help)
     sub.add_argument("--report", metavar="FILE.html", help="write the page for the meeting")
     sub.add_argument("--flags", metavar="FRAMEWORK", help="print the best in its words")
     sub.add_argument("--why", type=_axes, metavar=f"{MUST}[,{MAY}]", help="why these sizes are not the best")
@@ -112,7 +114,8 @@ def _layout(sub: argparse.ArgumentParser, name: str) -> None:
     if name == "normal":
         sub.add_argument("--gpus", type=int, required=True, help="of the run; --dp follows from them")
         help = "4.1 s, 1,100 tokens/s or 450 [causal, hardware] TFLOP/s of one GPU, or a line of a log"
-        sub.add_argument("--measured", required=True, metavar="'4.1 s'", help=help)
+        help += "; behind it what was measured of other layouts of yours, as for plan"
+        sub.add_argument("--measured", nargs="+", required=True, metavar="'4.1 s'", help=help)
     else:
         sub.add_argument("--microbatches", type=int, help="of a step, where no model is given")
         sub.add_argument("--explain", action="store_true", help="formulas, and the numbers that went in")

@@ -128,7 +128,14 @@ def _estimated(made: Estimate) -> dict:
 def run_plan(args) -> tuple[str, dict]:
     """All layouts of a job, ranked. Raises ValueError where none fits."""
     tokens = None if args.train_tokens is None else _number(args.train_tokens)
-    made = plan(job_of(args), gpus=args.gpus, **{axis: getattr(args, axis) for axis in Axes._fields})
+    job = job_of(args)
+    measured: dict[Layout, float] = {}
+    if args.measured:
+        from .plan.measured import of_your_source
+
+        job, measured = of_your_source(job, args.measured)
+    only = {axis: getattr(args, axis) for axis in Axes._fields}
+    made = plan(job, gpus=args.gpus, measured=measured, **only)
     best, flips = made.estimate(), made.flips()
     priced: dict[str, Any] = {}
     out = [repr(made.table()), "", f"best: {best.layout}", best.summary(), best.interval()]
@@ -211,8 +218,8 @@ def run_estimate(args) -> tuple[str, dict]:
 
 def run_normal(args) -> tuple[str, dict]:
     """A measured step beside its estimate. dp is what --gpus leaves after tp, pp and cp."""
-    from .plan.measured import read, step_seconds
-    from .plan.normal import Normal
+    from .plan.measured import of_your_source, read, step_seconds
+    from .plan.normal import Normal, that_fits
 
     for name in ("gpus", "tp", "pp", "cp"):
         whole(f"--{name}", getattr(args, name))
@@ -221,10 +228,13 @@ def run_normal(args) -> tuple[str, dict]:
         raise ValueError(f"--gpus {args.gpus} is no multiple of tp · pp · cp = {split}")
     args.dp = args.gpus // split
     layout = layout_of(args, job)
-    said, value, unit = read(args.measured)
+    said, value, unit = read(args.measured[0])
     if said:
-        raise ValueError("--tp, --pp and the rest say the layout of the run: give --measured '4.1 s'")
-    made = Normal(estimate(job, layout), step_seconds(job, layout, value, unit))
+        raise ValueError("--tp, --pp and the rest say the layout of the run: give --measured '4.1 s' first")
+    job, _ = of_your_source(job, args.measured[1:])
+    fits = that_fits(job, layout)
+    seconds = step_seconds(job, layout, value, unit)
+    made = Normal(fits, seconds, fits.layout != layout)
     return made.text(), {"inputs": _inputs(job), **made.data(), "predicted": _estimated(made.estimate)}
 
 

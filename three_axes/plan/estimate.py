@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +19,8 @@ from .memory import largest_stage, stages_memory
 from .shape import ModelShape
 
 WIDE = 28  # letters of a bar
+NODES = 8  # whose network is taken as it is printed
+WORTH_SAYING = 0.05  # of a step
 # What a prediction of memory misses by (published runs, docs/planner.md); kept free if nothing is asked.
 HEADROOM = 0.1
 HELD = {
@@ -54,10 +56,26 @@ class Estimate:
         """Seconds of a step: the terms of `time` do not overlap."""
         return sum(self.time.values())
 
-    @property
+    @cached_property
     def sure(self) -> Sure:
-        """How sure these figures are."""
-        return sure(self.job)
+        """How sure these figures are. On more than `NODES` nodes whose network nobody measured, the step may
+        take as much longer as it does with half of that network.
+        """
+        given = sure(self.job)
+        if not self.network_is_assumed:
+            return given
+        half = replace(self.job.cluster, inter_node_bandwidth=self.job.cluster.inter_node_bandwidth / 2)
+        slow = sum(map(float, step_terms(replace(self.job, cluster=half), self.layout).values()))
+        return given._replace(high=given.high * slow * given.factor / self.step_seconds)
+
+    @property
+    def network_is_assumed(self) -> bool:
+        """Whether the layout takes more nodes than `NODES`, and neither the cluster's `busbw` nor runs of the
+        same source say how fast their network is.
+        """
+        cluster = self.job.cluster
+        many = self.layout.ranks > NODES * cluster.gpus_per_node
+        return many and not cluster.busbw and not self.job.measured
 
     @property
     def memory_bytes(self) -> float:
@@ -124,12 +142,12 @@ class Estimate:
         )
 
     def interval(self) -> str:
-        """Where 8 of 10 of published runs of its kind lay."""
+        """Where 8 of 10 runs of a source lie that the planner has not seen, or of the reader's own."""
         seconds, size, sure = self.step_seconds, self.memory_bytes, self.sure
+        own = f", and {sure.measured} of your own" * bool(sure.measured)
         return (
             f"80% interval: {sure.low * seconds:.2f} to {sure.high * seconds:.2f} s,"
-            f" {human(size / sure.held)} to {human(size * sure.held)}, from {sure.runs} published runs of"
-            f" {sure.of}"
+            f" {human(size / sure.held)} to {human(size * sure.held)}, from published runs of {sure.of}{own}"
         )
 
     def warnings(self) -> list[str]:
@@ -144,6 +162,22 @@ class Estimate:
             sentences.append(
                 f"assumed: products reach {device.achievable / device.flops:.0%} of the FLOP/s printed for"
                 f" {device.name}; measure yours, and give it as `achievable`"
+            )
+        if self.network_is_assumed:
+            nodes = -(-self.layout.ranks // self.job.cluster.gpus_per_node)
+            sentences.append(
+                f"assumed: the network between {nodes:,} nodes keeps its speed; the interval reaches to half"
+                " of it. Measure an all-reduce over all of them: `busbw` of a cluster's file"
+            )
+        if (waits := self.time.get("waiting for the host", 0.0) / self.step_seconds) > WORTH_SAYING:
+            launch = 1e6 * self.job.framework.launch_seconds
+            sentences.append(
+                f"{waits:.0%} of the step waits for the host, taken to launch a kernel in {launch:.0f} µs; a"
+                " CUDA graph or a compiler would save most of it"
+            )
+        if self.model.sinks:
+            sentences.append(
+                "gpt-oss: published runs took 1.37 times as long in the mean as is predicted here"
             )
         if device.name in WITHOUT_BF16 and self.job.precision == "bf16":
             sentences.append(f"no bf16: {device.name} trains in fp16, counted here, with a scaled loss")
@@ -233,6 +267,7 @@ def _waterfall(parts: dict[str, float]) -> list[str]:
 def estimate(job: Job, layout: Layout) -> Estimate:
     """Time and memory of a step. Raises ValueError, in a sentence, where `possible.check` refuses it."""
     job.check(layout)
-    time = {name: float(s) for name, s in step_terms(job, layout).items()}
+    factor = sure(job).factor
+    time = {name: factor * float(s) for name, s in step_terms(job, layout).items()}
     stage, memory = largest_stage(job, layout)
     return Estimate(job, layout, time, memory, stage)

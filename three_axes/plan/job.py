@@ -95,7 +95,8 @@ def find_precision(name: str) -> Precision:
 @dataclass(frozen=True)
 class Job:
     """global_batch: sequences of seq_len tokens in one step, over all ranks. precision: of matrix products,
-    one of `precision.PRECISIONS`. lora: all weights are frozen, and adapters are trained beside them. Raises
+    one of `PRECISIONS`. lora: all weights are frozen, and adapters are trained beside them. measured: natural
+    logarithms of measured over predicted seconds, of runs of the same source: see `certainty.sure`. Raises
     ValueError for numbers that make no sense, and for a precision that the device does not have.
     """
 
@@ -106,6 +107,7 @@ class Job:
     framework: Framework = TEXTBOOK
     precision: str = "bf16"
     lora: Lora | None = None
+    measured: tuple[float, ...] = ()
 
     def __post_init__(self):
         whole("global_batch", self.global_batch)

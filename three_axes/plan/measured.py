@@ -7,13 +7,18 @@ a log in place of the number. What is said of a layout may be as the planner pri
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log
 from typing import Any
 
 from ..paper.axes import AXES
 from ..paper.checks import positive
 from ..paper.pipelines import SCHEDULES
+from .estimate import estimate
 from .job import FLOPS, Job
-from .layout import RECOMPUTE, Layout
+from .layout import RECOMPUTE, Axes, Layout
+from .planner import plan
 from .stages import layers_on_rank
 
 # What a line of a log has -> unit of the number. Megatron-LM prints milliseconds of a step, torchtitan and
@@ -100,6 +105,32 @@ def _layout(text: str) -> dict[str, Any]:
 def _value(word: str) -> int | str:
     known = {name.lower(): name for name in SCHEDULES}
     return int(word) if word.isdecimal() else known.get(word.lower(), word.lower())
+
+
+def of_your_source(job: Job, texts: Sequence[str]) -> tuple[Job, dict[Layout, float]]:
+    """(the job with their bias taken out of its predictions, layout -> seconds of a step) of runs of the same
+    job, each as `read` takes it. What is not said of a layout is as the planner would have it. Raises
+    ValueError, in a sentence, for a text without sizes and for a layout that cannot be.
+    """
+    measured = {}
+    for text in texts:
+        said, value, unit = read(text)
+        if not set(said) & set(SIZES):
+            raise ValueError(f"{text[:60]!r} does not say its layout: 'dp 8 tp 4 pp 2 = 16.2 s'")
+        layout = _filled(job, said)
+        measured[layout] = step_seconds(job, layout, value, unit)
+    errors = (log(s / estimate(job, layout).step_seconds) for layout, s in measured.items())
+    return replace(job, measured=tuple(errors)), measured
+
+
+def _filled(job: Job, said: dict[str, Any]) -> Layout:
+    """A layout of which some fields are said, and the others are those of the fastest with its sizes."""
+    axes = Axes(**{axis: said.get(axis, 1) for axis in SIZES})
+    of = plan(job, gpus=axes.ranks, **axes._asdict())
+    found = next((rows[0].layout for rows in (of.ranked, of.tight, of.too_large) if rows), None)
+    layout = replace(found or job.framework.layout(**axes._asdict()), **said)
+    job.check(layout)
+    return layout
 
 
 def step_seconds(job: Job, layout: Layout, value: float, unit: str) -> float:

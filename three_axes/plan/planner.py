@@ -5,7 +5,8 @@ The same formulas as `cost` and `memory`, evaluated for all layouts of a kind at
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +17,7 @@ from .candidates import Candidate, Candidates
 from .certainty import Sure, sure
 from .estimate import HEADROOM, Estimate, estimate
 from .job import Job
-from .layout import Axes
+from .layout import Axes, Layout
 from .space import Space
 
 # What may turn out otherwise -> the job then, times a factor. Raises ValueError where no job can have that.
@@ -43,7 +44,8 @@ def _times(record, field: str, factor: float):
 class Plan:
     """All layouts of a job on so many GPUs. `ranked`: those that fit with some headroom, fastest first.
     `tight`: those that fill a GPU further than the prediction can tell, fastest first. `too_large`: the rest,
-    with the least first. `space`: all that was looked at."""
+    with the least first. `space`: all that was looked at. `measured`: layouts whose seconds are not
+    predicted."""
 
     job: Job
     space: Space
@@ -51,6 +53,7 @@ class Plan:
     tight: Candidates
     too_large: Candidates
     headroom: float
+    measured: dict[Layout, float] = field(default_factory=dict)
 
     @property
     def gpus(self) -> int:
@@ -119,8 +122,14 @@ class Plan:
         return self.ranked.first_of_each() if self.ranked else []
 
     def estimate(self, row: Candidate | None = None) -> Estimate:
-        """The best layout, or another row, with its time and memory by what for."""
-        return estimate(self.job, (row or self.best).layout)
+        """The best layout, or another row, with its time and memory by what for; that of a measured one has
+        the measured seconds.
+        """
+        made = estimate(self.job, (row or self.best).layout)
+        if made.layout not in self.measured:
+            return made
+        times = self.measured[made.layout] / made.step_seconds
+        return replace(made, time={name: times * seconds for name, seconds in made.time.items()})
 
     def why(self, **sizes: int) -> str:
         """Why these sizes, dp=4, tp=8 say, are where they are: what they lose to the best, or why not."""
@@ -186,7 +195,7 @@ class Plan:
         except ValueError:
             return None
         space = self.space if self.space.serves(job) else Space(job, self.gpus, self.space.only)
-        return _ranked(job, space, self.headroom)
+        return _ranked(job, space, self.headroom, {})
 
     def table(self, rows: int = 10) -> Table:
         """The best of each sizes; no rows where nothing fits."""
@@ -197,7 +206,7 @@ class Plan:
         for row in self.by_axes[:rows]:
             behind, speed = row.seconds / best - 1, tokens / row.seconds
             said = f"{'tie, ' * (behind > 0 and self.ties(row))}{behind:.1%}"
-            step = f"{row.seconds:.2f} s"
+            step = f"{row.seconds:.2f} s" + ", measured" * (row.layout in self.measured)
             made.append([str(row.layout), step, said, f"{speed:,.0f}", human(row.memory)])
         title = (
             f"{job.model.name} on {self.gpus} × {job.cluster.device.name} ({job.cluster.name}), batch"
@@ -210,11 +219,14 @@ class Plan:
         return repr(self.table())
 
 
-def plan(job: Job, *, gpus: int, headroom: float = HEADROOM, **only) -> Plan:
+def plan(
+    job: Job, *, gpus: int, headroom: float = HEADROOM, measured: Mapping[Layout, float] | None = None, **only
+) -> Plan:
     """Every layout of a job on `gpus` GPUs that its framework offers: all dp·tp·pp, microbatches, schedules,
     interleavings, ZeRO stages, recompute, SP.
 
-    headroom: the share of a GPU's memory to keep free. only: sizes of axes that are given, tp=8 say. With a
+    headroom: the share of a GPU's memory to keep free. measured: layouts whose seconds are known, as
+    `measured.of_your_source` has them with the job. only: sizes of axes that are given, tp=8 say. With a
     fused attention 'selective' recompute is as 'none', and is looked at where it alone is asked for.
     Raises ValueError for numbers that make no sense. A plan without a layout that fits has an empty `ranked`.
     """
@@ -224,15 +236,25 @@ def plan(job: Job, *, gpus: int, headroom: float = HEADROOM, **only) -> Plan:
     only = {axis: size for axis, size in only.items() if size is not None}
     for axis, size in only.items():
         whole(axis, size)
-    return _ranked(job, Space(job, gpus, only), headroom)
+    return _ranked(job, Space(job, gpus, only), headroom, dict(measured or {}))
 
 
-def _ranked(job: Job, space: Space, headroom: float) -> Plan:
+def _ranked(job: Job, space: Space, headroom: float, measured: dict[Layout, float]) -> Plan:
     room = job.cluster.device.memory
     every = space.timed(job)
+    factor = sure(job).factor
     every = np.concatenate([every, space.partly(job, every, (1 - headroom) * room)])
+    every["seconds"] *= factor
+    for layout, seconds in measured.items():
+        every["seconds"][space.rows_of(every, layout)] = seconds
     fits, over = every["memory"] <= (1 - headroom) * room, every["memory"] > room
     pick = lambda by, keep: Candidates(every, space.names, job.framework, by, keep)
     return Plan(
-        job, space, pick("seconds", fits), pick("seconds", ~fits & ~over), pick("memory", over), headroom
+        job,
+        space,
+        pick("seconds", fits),
+        pick("seconds", ~fits & ~over),
+        pick("memory", over),
+        headroom,
+        measured,
     )

@@ -99,6 +99,14 @@ class Space:
             made.append(rows[(rows["memory"] <= most) & (rows["recomputed"] < layers)])
         return np.concatenate(made)
 
+    def rows_of(self, every: np.ndarray, layout: Layout) -> np.ndarray:
+        """Which rows, of what `timed` gave, are this layout."""
+        same = every["sp"] == layout.sequence_parallel
+        for name in SIZES:
+            same &= every[name] == getattr(layout, name)
+        kinds = [names == (layout.schedule, layout.recompute) for names in self.names]
+        return same & np.isin(every["names"], np.flatnonzero(kinds))
+
     def serves(self, job: Job) -> bool:
         """Whether a job has the same layouts: it may differ in the speeds of its cluster, and in the memory
         of a GPU where there are no experts, whose layouts are looked at only if their states fit.
@@ -108,7 +116,8 @@ class Space:
             device = replace(device, memory=job.cluster.device.memory)
         given = self.job.cluster
         speeds = {one: getattr(job.cluster, one) for one in ("intra_node_bandwidth", "inter_node_bandwidth")}
-        return job == replace(self.job, cluster=replace(given, device=device, **speeds))
+        there = replace(self.job, cluster=replace(given, device=device, **speeds), measured=job.measured)
+        return job == there
 
     def timed(self, job: Job) -> np.ndarray:
         """The numbers with seconds on a job's cluster."""
