@@ -138,16 +138,23 @@ def run_plan(args) -> tuple[str, dict]:
     made = plan(job, gpus=args.gpus, measured=measured, **only)
     best, flips = made.estimate(), made.flips()
     priced: dict[str, Any] = {}
+    from .plan.meeting import alone, switches
+
     out = [repr(made.table()), "", f"best: {best.layout}", best.summary(), best.interval()]
     out += [f"layouts less than {made.sure.apart:.0%} apart are a tie", *best.warnings()]
+    out += filter(None, (alone(made), switches(best)))
     if tokens:
         from .plan.interruptions import interruptions, what_it_stops
-        from .plan.meeting import cost, gpu_hours
+        from .plan.meeting import cheapest, cost, gpu_hours
 
         stopped = interruptions(best)
         derived = {"every": stopped.every, "goodput": stopped.goodput}
         priced = {"gpu_hours": gpu_hours(best, tokens), "interruptions": asdict(stopped) | derived}
-        out += [cost(best, made, tokens), f"what a lost GPU stops: {what_it_stops(best)}"]
+        out += [
+            cost(best, made, tokens),
+            cheapest(made, tokens),
+            f"what a lost GPU stops: {what_it_stops(best)}",
+        ]
     if args.why:
         out += ["", f"{args.why}: {made.why(**args.why._asdict())}"]
     if flips:

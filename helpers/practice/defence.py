@@ -72,8 +72,9 @@ class Defence:
         e, device = self.estimate, self.job.cluster.device
         most = sorted(e.memory.items(), key=lambda kind: -kind[1])[:2]
         stage = f" of stage {e.stage}" if self.layout.pp > 1 else ""
-        left = f"{human(e.free)} are left" if e.fits else f"{human(-e.free)} too much, so it does not run"
-        close = ", which is within the error of this prediction" if e.fits and e.tight else ""
+        left = f"{human(e.free)} are left" if e.fits else f"{human(-e.free)} too much"
+        close = ", which is within the error of this prediction" if e.tight else ""
+        close += ", so it does not run" * (not e.fits and not e.tight)
         return (
             f"{human(e.memory_bytes)} on a GPU{stage}, most of it {most[0][0]} ({human(most[0][1])}) and"
             f" {most[1][0]} ({human(most[1][1])}). The GPU ({device.name})"
@@ -154,7 +155,7 @@ class Defence:
         best, ahead = then.best, mine.step_seconds / then.best.seconds - 1
         if best.layout == mine.layout:
             return "It is then still the fastest."
-        if not mine.fits:
+        if not mine.fits and not mine.tight:
             return (
                 f"It does not fit; the fastest that does is {best.layout}, with {best.seconds:.2f} s a step."
             )

@@ -16,7 +16,7 @@ from three_axes.paper.hardware import find_cluster
 from three_axes.paper.pipelines import SCHEDULES
 from three_axes.paper.placement import crosses, groups, reach
 from three_axes.paper.simulation import Times, simulate
-from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Cluster, Job, Layout, estimate, plan
+from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Cluster, Job, Layout, ModelShape, estimate, plan
 from three_axes.plan.cost import constants, step_terms, work
 from three_axes.plan.flags import flags
 from three_axes.plan.frameworks import TEXTBOOK, find_framework
@@ -162,6 +162,22 @@ def test_the_nearest_choice_is_one_that_the_gpus_allow():
         check(LLAMA3, Layout(tp=8, pp=6), gpus=48)
 
 
+@pytest.mark.parametrize("t", [3, 7, 8, 14, 56])
+def test_what_a_hint_of_heads_offers_passes_both_tests(t):
+    """Qwen2.5-7B: 28 heads, 4 of keys and values, and a feed-forward part whose width has no 7 in it."""
+    qwen = ModelShape("qwen2.5-7b", 28, 3584, 28, 152064, 4, 18944, gated=True, qkv_biases=True)
+    with pytest.raises(ValueError) as refused:
+        check(qwen, Layout(tp=t))
+    said = str(refused.value)
+    offered, _, but = said.partition("; take ")[2].partition(", but ")
+    for k in map(int, offered.split(" or ")):
+        if but.startswith(f"{k} does not divide the feed-forward width"):
+            assert 28 % k == 0 and (4 % k == 0 or k % 4 == 0)
+        else:
+            check(qwen, Layout(tp=k))
+    assert t == 3 or offered in ("4 or 28", "28")
+
+
 def test_what_cannot_be_laid_out_says_why():
     seven = plan(Job(MODELS["llama-3-8b"], DGX, 128), gpus=7)
     assert "0 fit" in repr(seven)
@@ -174,14 +190,17 @@ def test_what_fills_a_gpu_within_the_error_is_no_winner():
     """A tenth of the memory stays free unless the reader says otherwise; what is closer is called tight."""
     made = plan(JOB, gpus=64)
     room = DGX.device.memory
-    assert made.tight and all(0.9 * room < row.memory <= room for row in made.tight)
+    assert made.tight and all(0.9 * room < row.memory <= 1.15 * room for row in made.tight)
     assert all(row.memory <= 0.9 * room for row in made.ranked)
-    assert len(plan(JOB, gpus=64, headroom=0).ranked) == len(made.ranked) + len(made.tight)
-    tight = estimate(JOB, made.tight[0].layout)
-    assert tight.warnings()[0].startswith("tight: ") and tight.fits
+    less = sum(row.memory <= room for row in made.tight)
+    assert len(plan(JOB, gpus=64, headroom=0).ranked) == len(made.ranked) + less
+    for row in made.tight[:20]:
+        tight = estimate(JOB, row.layout)
+        assert tight.tight and tight.warnings()[0].startswith("tight: ")
+        assert tight.fits == (row.memory <= room)
     only = plan(replace(JOB, cluster=replace(DGX, device=replace(DGX.device, memory=40e9))), gpus=64)
     if not only.ranked and only.tight:
-        with pytest.raises(ValueError, match="Take a smaller headroom"):
+        with pytest.raises(ValueError, match="is tight on 64 .*Try it"):
             only.best
 
 

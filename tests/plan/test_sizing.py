@@ -222,7 +222,7 @@ def test_the_json_is_as_the_manual_says(output_of):
 
 
 @pytest.mark.parametrize(
-    "command", ["estimate llama-3-8b --dp 8", "normal llama-3-8b --gpus 8 --measured 9s"]
+    "command", ["estimate llama-3-8b --dp 8", "normal llama-3-8b --gpus 8 --zero 3 --measured 9s"]
 )
 def test_the_json_of_each_command_is_as_the_manual_says(command, output_of):
     name, printed = command.split()[0], json.loads(output_of(f"{command} --json"))

@@ -93,8 +93,9 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
         possible.append((axes, shard, zeros, most))
     if job.model.experts:
         possible = _that_fit(job, possible)
+    spread = {p: _chunks(job.model, framework, p) for p in {axes.pp for axes, *_ in possible}}
     for axes, shard, zeros, most in possible:
-        share = job.global_batch // axes.dp
+        share, chunks = job.global_batch // axes.dp, spread[axes.pp]
         # What would make no difference is looked at once.
         different = zeros if axes.dp * axes.cp > 1 else zeros[:1]
         splits = (True, False) if axes.tp > 1 and not job.model.experts else (True,)
@@ -102,7 +103,7 @@ def all_rows(job: Job, gpus: int, only: dict[str, int]) -> tuple[np.ndarray, dic
             (*axes, b, v, zero, shard, 0, 0, sp, 0.0, 0.0)
             for b in divisors(share)
             if b <= most
-            for v in _chunks(job.model, framework, axes.pp, share // b)
+            for v in (chunks if share // b % axes.pp == 0 else chunks[:1])
             for zero in different
             for sp in splits
         ]
@@ -162,11 +163,12 @@ def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
     return admitted
 
 
-def _chunks(model: ModelShape, framework: Framework, p: int, m: int) -> list[int]:
+def _chunks(model: ModelShape, framework: Framework, p: int) -> list[int]:
+    """How many chunks a pipeline rank may have. More than one need a multiple of p microbatches."""
     if p == 1 or framework.balanced:
         return [1]
     most = min(framework.most_chunks, model.layers // p + 1)
-    return [v for v in range(1, most + 1) if can_be_spread(model, p * v) and (v == 1 or m % p == 0)]
+    return [v for v in range(1, most + 1) if can_be_spread(model, p * v)]
 
 
 def runs(job: Job, schedule: str, recompute: str, rows: np.ndarray) -> np.ndarray:

@@ -77,11 +77,16 @@ def sure(job: Job) -> Sure:
     mean error is taken out, shrunk towards none: of n runs n/(n + 1), since a source's bias is as large as
     the spread within it. What is left is √(1 + 1/n) times that spread, and never more than without them.
     """
-    given = interval(job.cluster.device.generation, bool(job.model.experts), program(job), published())
+    given = _of_kind(job.cluster.device.generation, bool(job.model.experts), program(job))
     if job.model.sinks:
         widest = SLOWER_WITH_SINKS * math.exp(NORMAL * WITHIN)
         given = given._replace(high=max(given.high, widest), of=f"{given.of}, and gpt-oss's")
     return narrowed(given, job.measured)
+
+
+@cache
+def _of_kind(generation: str, experts: bool, program: str) -> Sure:
+    return interval(generation, experts, program, published())
 
 
 def narrowed(given: Sure, measured: tuple[float, ...]) -> Sure:
@@ -178,10 +183,18 @@ def _all(sets: list[dict], what: str = "seconds") -> list[float]:
 
 def _percentiles(sets: list[dict]) -> tuple[float, float]:
     """The 10th and 90th percentile of measured over predicted."""
-    low, high = np.exp(np.quantile(_all(sets), ((1 - INSIDE) / 2, (1 + INSIDE) / 2)))
-    return float(low), float(high)
+    low, high = (_quantile(_all(sets), share) for share in ((1 - INSIDE) / 2, (1 + INSIDE) / 2))
+    return math.exp(low), math.exp(high)
+
+
+def _quantile(numbers: list[float], share: float) -> float:
+    """As NumPy's, which loads its masked arrays for it."""
+    ordered = sorted(numbers)
+    below, part = divmod(share * (len(ordered) - 1), 1)
+    after = ordered[min(int(below) + 1, len(ordered) - 1)]
+    return ordered[int(below)] + part * (after - ordered[int(below)])
 
 
 def _spread(errors: list[float]) -> float:
     """The size that `INSIDE` of the errors do not exceed, to either side."""
-    return float(np.quantile(np.abs(errors), INSIDE))
+    return _quantile([abs(error) for error in errors], INSIDE)

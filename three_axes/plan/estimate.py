@@ -23,6 +23,7 @@ NODES = 8  # whose network is taken as it is printed
 WORTH_SAYING = 0.05  # of a step
 # What a prediction of memory misses by (published runs, docs/planner.md); kept free if nothing is asked.
 HEADROOM = 0.1
+OVER = 0.15  # what is predicted to be larger than a GPU by less than that may fit it
 HELD = {
     "weights": "2 bytes a parameter of the stage, /t (/d with ZeRO-3; 4 where it is the float32 one)",
     "gradients": "2 or 4 bytes a parameter (2 more where buckets hold copies), /t (/d from ZeRO-2 on)",
@@ -30,6 +31,9 @@ HELD = {
     "activations": "layers of the stage · what a layer keeps · microbatches in flight",
     "logits": "4·s·b·(h + V)/t, 10 more for each score where operations run one by one",
     "gathered weights": "2 bytes a parameter of two layers, /t; in a pipeline all, and their gradients",
+    "buckets": "2 bytes of 4.5 flat buckets of gradients and of weights each; with ZeRO-3 of two",
+    "live weights": "2 bytes of as many parameters as ZeRO-3 keeps gathered",
+    "float32 gradients": "4 or 6 bytes a parameter /t /d in the step, where activations were",
     "narrow weights": "two copies of each matrix of a layer, a byte a number and its scales, /t",
     "widened weights": "2 bytes a number of the widest frozen matrix, /t",
     "overhead": "context, communicators, the allocator's slack: assumed",
@@ -94,8 +98,9 @@ class Estimate:
 
     @property
     def tight(self) -> bool:
-        """It fits, and what is left is within the error of the prediction."""
-        return self.fits and self.memory_bytes > (1 - HEADROOM) * self.job.cluster.device.memory
+        """Whether the prediction does not tell if it fits: it is within its error of the limit."""
+        limit = self.job.cluster.device.memory
+        return (1 - HEADROOM) * limit < self.memory_bytes <= (1 + OVER) * limit
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
@@ -156,7 +161,7 @@ class Estimate:
         if self.tight:
             sentences.append(
                 f"tight: {human(self.memory_bytes)} of {human(device.memory)} is within the error of this"
-                f" prediction, some {HEADROOM:.0%}"
+                " prediction; try it before you count on it"
             )
         if device.assumed:
             sentences.append(

@@ -76,14 +76,19 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
     # One kernel narrows all experts' inputs only where the scales are known before.
     casts = 1 if at.job.precision == "fp8" else kernels
     alone = not (e.shared and framework.regathers)  # else the shared ones keep the same input
-    send = lambda name, axis, phase, collective, payload: sending(name, axis, phase, collective, 1, payload)
+
+    def send(name: str, axis: str, phase: str, collective: str, payload, **where) -> Op:
+        return sending(name, axis, phase, collective, 1, payload, **where)
+
     first = 2 if at.model.gated and framework.fused else 1  # gate and up are one product
     matrix = dict(groups=local, kernels=kernels, bytes_=at.precision.bytes, rate=at.precision.rate)
-    inputs = dict(saved=at.narrow(n * rows * h), saved_per_op=n * rows * h)
+    # torchtitan's per-op recompute saves no grouped product, nor what travels to it.
+    again: dict = dict(recomputed=("per-op", "full"))
+    inputs = dict(saved=at.narrow(n * rows * h), **again)
     up = grouped("experts, up", rows, h, first * e.ffn / etp, **matrix, **inputs)
     if at.model.gated and first == 1:
-        up = [*grouped("experts, gate", rows, h, e.ffn / etp, **matrix, saved_per_op=inside), *up]
-    results = dict(saved=at.narrow(inside), saved_per_op=inside, saved_modules=0.0)
+        up = [*grouped("experts, gate", rows, h, e.ffn / etp, **matrix, **again), *up]
+    results = dict(saved=at.narrow(inside), saved_modules=0.0, **again)
     down = grouped("experts, down", rows, e.ffn / etp, h, **matrix, **results)
     clamped, biased = _one_by_one(2 * inside, n * rows * h, local) if at.model.biases else ([], [])
     activation = _activation(inside, inside, at.model.gated, eager, recomputed=("per-op", "full", "modules"))
@@ -99,9 +104,9 @@ def experts(at: LayerOnRank, e: Experts, eager: bool) -> list[Op]:
         *at.trained("router", router, h * e.count),
         *stream(ROUTER, 4.0 * 6 * mine * e.count, 8, saved=4.0 * mine * e.count),
         *stream("permutation", n * h * (mine + copies), 1, 1),
-        send("dispatch", "ep", "F", "all_to_all", routed),
+        send("dispatch", "ep", "F", "all_to_all", routed, **again),
         send("gradient of the dispatch", "ep", "I", "all_to_all", routed),
-        send("gather for experts", "etp", "F", "all_gather", etp * routed),
+        send("gather for experts", "etp", "F", "all_gather", etp * routed, **again),
         send("gradient of experts", "etp", "I", "reduce_scatter", etp * routed),
         *stream("order by expert", 2.0 * n * h * rows * (local > 1), (local > 1) * 1, 1),
         *at.trained("experts", up, local * (1 + at.model.gated) * h * e.ffn / etp),

@@ -75,6 +75,12 @@ class Framework:
     score_bytes: int = 0
     # Gradients are copied into half-precision buckets, which stay (DistributedDataParallel's).
     buckets: bool = False
+    # DeepSpeed's: numbers of a flat bucket, of which overlapping takes 4.5 of gradients and of weights each
+    # (HF Transformers' docs/source/en/deepspeed.md), and numbers that ZeRO-3 keeps gathered; the step copies
+    # the gradients of a rank's part, or of so many numbers of it, to float32 (runtime/zero/stage_1_and_2.py
+    # and stage3.py, sub_group_size).
+    flat_bucket: float = 0.0
+    live: float = 0.0
     # Where each head has keys and values of its own, the attention keeps queries as a view of all three, and
     # a copy of keys and values beside them.
     keeps_views: bool = False
@@ -241,6 +247,8 @@ FRAMEWORKS: dict[str, Framework] = {
             " engine.py (gradients in the model's type), zero/stage_1_and_2.py (ZeRO-2 reduces in every"
             " microbatch; all-reduce for a bucket; weights gathered after the step); with overlap_comm",
             reduces_whole=True,
+            flat_bucket=5e8,
+            live=1e9,
             context="heads",
             schedules=("1F1B",),
         ),

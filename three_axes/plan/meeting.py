@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..table import Table, human
 from .estimate import HEADROOM, Estimate, estimate
 from .interruptions import RESTART, in_words, interruptions
 from .layout import Layout
-from .planner import CHANGES, Plan
+from .planner import CHANGES, Plan, plan
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, Table 3, where the reader does not say how many tokens
 
@@ -34,13 +36,13 @@ def verdict(mine: Estimate, of: Plan) -> str:
         return "No layout fits with room to spare: take more GPUs, a smaller model or shorter sequences."
     best, apart = of.estimate(of.best), of.sure.apart
     behind = mine.step_seconds / best.step_seconds - 1
-    if not mine.fits:
+    if not (mine.fits or mine.tight):
         return (
             f"Do not take it: it needs {human(-mine.free)} too much. The fastest that fits is {best.layout}."
         )
     if mine.tight:
         head = (
-            f"Try it first: what it leaves free is within the error of the prediction. Of those that keep"
+            f"Try it first: whether it fits is within the error of the prediction. Of those that keep"
             f" {HEADROOM:.0%} free, {best.layout} is the fastest, with {best.step_seconds:.2f} s a step"
             f" and not {mine.step_seconds:.2f}."
         )
@@ -60,9 +62,10 @@ def verdict(mine: Estimate, of: Plan) -> str:
         return head
     good: list[str] = []
     bad: list[str] = []
-    (good if mine.free > best.free else bad).append(
-        f"{human(mine.free)} of memory free and not {human(best.free)}"
+    free = (
+        f"{human(mine.free)} of memory free" if mine.fits else f"{human(-mine.free)} too much by prediction"
     )
+    (good if mine.free > best.free else bad).append(f"{free} and not {human(best.free)}")
     here, there = lost_with_half_the_network(mine), lost_with_half_the_network(best)
     if abs(here - there) >= 0.001:
         (good if here < there else bad).append(f"half the network costs {here:.1%} and not {there:.1%}")
@@ -105,6 +108,48 @@ def cost(mine: Estimate, of: Plan, tokens: float | None = None) -> str:
         best = of.estimate(of.best)
         text += f", and in the fastest that fits {hours(best) / goodput:,.0f}"
     return f"{text}: {goodput:.1%} of the time trains."
+
+
+def cheapest(of: Plan, tokens: float) -> str:
+    """Which half, quarter and so on of the GPUs still fit, and which number costs the fewest GPU-hours."""
+    hours, gpus = {of.gpus: gpu_hours(of.estimate(), tokens)}, of.gpus // 2
+    while gpus and (fewer := plan(of.job, gpus=gpus, **of.options)).ranked:
+        hours[gpus] = gpu_hours(fewer.estimate(), tokens)
+        gpus //= 2
+    fewest, least = min(hours), min(hours, key=lambda n: hours[n])
+    if len(hours) == 1:
+        return f"With half of the {of.gpus:,} GPUs it does not fit."
+    days = f"{hours[least] / least / 24:,.0f} days"
+    return (
+        f"The fewest that fit, by halves, are {fewest:,} GPUs. Cheapest are {least:,}: {hours[least]:,.0f}"
+        f" GPU-hours, in {days}."
+    )
+
+
+def alone(of: Plan) -> str:
+    """Whether one GPU would be as fast, in a sentence; "" where it would not, or cannot hold the model."""
+    states = of.job.model.params * of.job.framework.weight_bytes
+    if of.gpus == 1 or states > of.job.cluster.device.memory or not of.ranked:
+        return ""
+    one = plan(of.job, gpus=1, headroom=of.headroom)
+    if not one.ranked or one.best.seconds > of.best.seconds:
+        return ""
+    return f"One GPU would be as fast: {one.best.seconds:.3f} s with {one.best.layout}."
+
+
+def switches(e: Estimate) -> str:
+    """What two of Megatron-LM's defaults cost a layout, which NVIDIA's recipes change; "" for others."""
+    f = e.job.framework
+    if f.name != "megatron-lm":
+        return ""
+    narrow = estimate(replace(e.job, framework=replace(f, gradient_bytes=2)), e.layout)
+    hidden = estimate(replace(e.job, framework=replace(f, hides=(*f.hides, "tensor parallel"))), e.layout)
+    return (
+        "Megatron-LM's defaults, which NVIDIA's recipes change: gradients summed in half precision"
+        f" (--grad-reduce-in-bf16) would save {human(max(0.0, e.memory_bytes - narrow.memory_bytes))} and"
+        f" {e.step_seconds - narrow.step_seconds:.2f} s, TP that hides in pieces (--tp-comm-overlap)"
+        f" {e.step_seconds - hidden.step_seconds:.2f} s."
+    )
 
 
 def alternatives(mine: Estimate, of: Plan, pure: Estimate | None) -> Table:

@@ -156,6 +156,8 @@ def stage_memory(
     parts["activations"] = parts["activations"] + np.maximum(0, whole - logits)
     in_loss, in_layer = _gathered(job, layout, stage)
     parts["gathered weights"] = np.maximum(logits + in_loss, whole + in_layer) - np.maximum(logits, whole)
+    if framework.flat_bucket:
+        parts |= _flat(job, layout, stage, parts["activations"] + logits, parts["gathered weights"])
     if job.precision in framework.narrow_copies:
         numbers = sum(many * layer_matrices(kind, layout) for kind, many in kinds)
         copies = 2 * (np.asarray(layout.zero) < 3)
@@ -165,6 +167,25 @@ def stage_memory(
         parts["widened weights"] = 2.0 * model.hidden * widest / t
     parts["overhead"] = overhead
     return parts
+
+
+def _flat(job: Job, layout: Layout, stage, passing, gathered) -> dict[str, Any]:
+    """What DeepSpeed's ZeRO holds beside: see `Framework.flat_bucket`. passing: bytes that are gone when the
+    optimizer steps, in whose place the copies of the gradients are: in float32, and in ZeRO-1 and 2 a flat
+    one in half precision. gathered: bytes of weights that are counted already.
+    """
+    framework, zero = job.framework, np.asarray(layout.zero)
+    params = stage_params(job.model, layout, stage, framework.split_vocabulary)
+    trained = adapter_share(job, layout, stage) if job.lora else params
+    buckets = np.where(zero == 3, 2.0, 2 * 4.5) * 2.0 * framework.flat_bucket
+    live = (zero == 3) * 2.0 * np.minimum(framework.live, params)
+    copied = np.minimum(trained / layout.shards, np.where(zero == 3, framework.live, np.inf))
+    many = np.asarray(layout.shards) > 1
+    return {
+        "buckets": many * (zero > 0) * buckets,
+        "live weights": many * np.maximum(0.0, live - gathered),
+        "float32 gradients": (zero > 0) * np.maximum(0.0, np.where(zero == 3, 4.0, 6.0) * copied - passing),
+    }
 
 
 def _gathered(job: Job, layout: Layout, stage):

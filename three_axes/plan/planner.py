@@ -15,7 +15,7 @@ from ..paper.checks import whole
 from ..table import Table, human
 from .candidates import Candidate, Candidates
 from .certainty import Sure, sure
-from .estimate import HEADROOM, Estimate, estimate
+from .estimate import HEADROOM, OVER, Estimate, estimate
 from .job import Job
 from .layout import Axes, Layout
 from .space import Space
@@ -43,9 +43,9 @@ def _times(record, field: str, factor: float):
 @dataclass(eq=False, repr=False)
 class Plan:
     """All layouts of a job on so many GPUs. `ranked`: those that fit with some headroom, fastest first.
-    `tight`: those that fill a GPU further than the prediction can tell, fastest first. `too_large`: the rest,
-    with the least first. `space`: all that was looked at. `measured`: layouts whose seconds are not
-    predicted."""
+    `tight`: those of which the prediction cannot tell whether they fit, fastest first. `too_large`: the rest,
+    with the least first. `space`: all that was looked at. `measured`: layouts whose seconds of a step are
+    known."""
 
     job: Job
     space: Space
@@ -90,9 +90,9 @@ class Plan:
         tried = "".join(f"; it fits {remedy}" for remedy in self.remedies)
         if self.tight:
             raise ValueError(
-                f"{model} fits {self.gpus} × {device.name} with less than {self.headroom:.0%} to"
-                f" spare, which is within the error: the fastest needs {human(self.tight[0].memory)} of"
-                f" {human(device.memory)}. Take a smaller headroom, if you have measured{tried}"
+                f"{model} is tight on {self.gpus} × {device.name}: {self.tight[0].layout}, the fastest, needs"
+                f" {human(self.tight[0].memory)} of {human(device.memory)}, which is within the error of the"
+                f" prediction. Try it{tried}"
             )
         raise ValueError(
             f"{model} does not fit {self.gpus} × {device.name} of {human(device.memory)}; the smallest needs"
@@ -122,13 +122,11 @@ class Plan:
         return self.ranked.first_of_each() if self.ranked else []
 
     def estimate(self, row: Candidate | None = None) -> Estimate:
-        """The best layout, or another row, with its time and memory by what for; that of a measured one has
-        the measured seconds.
+        """The best layout, or another row, with its time and memory by what for; of the sizes of a measured
+        one it is as far off as that.
         """
         made = estimate(self.job, (row or self.best).layout)
-        if made.layout not in self.measured:
-            return made
-        times = self.measured[made.layout] / made.step_seconds
+        times = _off(self.job, self.measured).get(made.layout.axes, 1.0)
         return replace(made, time={name: times * seconds for name, seconds in made.time.items()})
 
     def why(self, **sizes: int) -> str:
@@ -239,15 +237,21 @@ def plan(
     return _ranked(job, Space(job, gpus, only), headroom, dict(measured or {}))
 
 
+def _off(job: Job, measured: Mapping[Layout, float]) -> dict[Axes, float]:
+    """Sizes of a measured layout -> measured over predicted seconds, when its source's bias is taken out."""
+    return {at.axes: seconds / estimate(job, at).step_seconds for at, seconds in measured.items()}
+
+
 def _ranked(job: Job, space: Space, headroom: float, measured: dict[Layout, float]) -> Plan:
     room = job.cluster.device.memory
     every = space.timed(job)
     factor = sure(job).factor
     every = np.concatenate([every, space.partly(job, every, (1 - headroom) * room)])
     every["seconds"] *= factor
-    for layout, seconds in measured.items():
-        every["seconds"][space.rows_of(every, layout)] = seconds
-    fits, over = every["memory"] <= (1 - headroom) * room, every["memory"] > room
+    for axes, times in _off(job, measured).items():
+        same = [every[axis] == size for axis, size in axes._asdict().items()]
+        every["seconds"][np.all(same, axis=0)] *= times
+    fits, over = every["memory"] <= (1 - headroom) * room, every["memory"] > (1 + OVER) * room
     pick = lambda by, keep: Candidates(every, space.names, job.framework, by, keep)
     return Plan(
         job,

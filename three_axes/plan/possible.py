@@ -61,12 +61,7 @@ def check(
             f" divide by that; take a sequence of {max(1, seq_len // (2 * layout.cp)) * 2 * layout.cp}, or"
             " another cp"
         )
-    _must_divide(t, model.heads, f"tp {t} does not divide {model.heads} attention heads", gpus)
-    if model.kv_heads % t and t % model.kv_heads:
-        raise ValueError(
-            f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads;"
-            f" {_divisors(model.heads, t, gpus)}"
-        )
+    _check_heads(model, t, gpus)
     if len(model.kinds) > 1 or not model.experts:
         _must_divide(t, model.ffn, f"tp {t} does not divide the feed-forward width {model.ffn}", gpus)
     if layout.balanced and layout.chunks > 1:
@@ -127,6 +122,22 @@ def check(
             )
 
 
+def _check_heads(model: ModelShape, t: int, gpus: int | None) -> None:
+    """Refuse a tp that does not divide the heads, or does not share out those of keys and values evenly."""
+    shares = lambda k: model.kv_heads % k == 0 or k % model.kv_heads == 0
+    if model.heads % t == 0 and shares(t):
+        return
+    said = f"tp {t} does not divide {model.heads} attention heads"
+    if model.heads % t == 0:
+        said = f"tp {t} neither divides nor is a multiple of {model.kv_heads} key/value heads"
+    can = [k for k in divisors(model.heads) if shares(k) and (gpus is None or gpus % k == 0)]
+    nearest = _nearest(can, t)
+    wide = [k for k in (max(k for k in can if k <= t), *(k for k in can if k > t)) if model.ffn % k]
+    wide = [k for k in wide if str(k) in nearest.split()] if not model.experts else []
+    but = f", but {wide[0]} does not divide the feed-forward width {model.ffn}" if wide else ""
+    raise ValueError(f"{said}; {nearest}{but}")
+
+
 def _check_experts(model: ModelShape, layout: Layout) -> None:
     """Refuse foldings that cannot be."""
     t, ep, etp, e = layout.tp, layout.ep, layout.etp, model.experts
@@ -162,6 +173,10 @@ def _must_divide(k: int, n: int, said: str, gpus: int | None = None) -> None:
 
 def _divisors(n: int, near: int, gpus: int | None = None) -> str:
     """The nearest divisors of n, of those that the number of GPUs allows."""
-    fits = [k for k in divisors(n) if gpus is None or gpus % k == 0]
+    return _nearest([k for k in divisors(n) if gpus is None or gpus % k == 0], near)
+
+
+def _nearest(fits: list[int], near: int) -> str:
+    """The nearest of these, below and above."""
     below, above = max(k for k in fits if k <= near), min((k for k in fits if k >= near), default=0)
     return f"take {below}" + (f" or {above}" if above not in (0, below) else "")

@@ -99,14 +99,6 @@ class Space:
             made.append(rows[(rows["memory"] <= most) & (rows["recomputed"] < layers)])
         return np.concatenate(made)
 
-    def rows_of(self, every: np.ndarray, layout: Layout) -> np.ndarray:
-        """Which rows, of what `timed` gave, are this layout."""
-        same = every["sp"] == layout.sequence_parallel
-        for name in SIZES:
-            same &= every[name] == getattr(layout, name)
-        kinds = [names == (layout.schedule, layout.recompute) for names in self.names]
-        return same & np.isin(every["names"], np.flatnonzero(kinds))
-
     def serves(self, job: Job) -> bool:
         """Whether a job has the same layouts: it may differ in the speeds of its cluster, and in the memory
         of a GPU where there are no experts, whose layouts are looked at only if their states fit.
