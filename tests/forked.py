@@ -20,9 +20,11 @@ def context():
     return get_context("spawn" if server.spawns() else "forkserver")
 
 
-def command(*argv: str, cwd, ranks: int = 1, timeout: float = 120) -> subprocess.CompletedProcess:
+def command(
+    *argv: str, cwd, ranks: int = 1, timeout: float = 120, environ: dict[str, str] | None = None
+) -> subprocess.CompletedProcess:
     """What `python -m` does with these words; on several ranks what torchrun does, their output one after the
-    other.
+    other. environ: what is added to the environment.
     """
     import torch.distributed as dist
 
@@ -34,12 +36,13 @@ def command(*argv: str, cwd, ranks: int = 1, timeout: float = 120) -> subprocess
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "WORLD_SIZE": ranks}
         common |= {"LOCAL_WORLD_SIZE": ranks, "TORCHELASTIC_USE_AGENT_STORE": "True"}
         surroundings = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)]
+    surroundings = [(environ or {}) | mine for mine in surroundings]
     deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(rank)) for rank in range(ranks)]
         processes = [
-            context().Process(target=_run, args=(argv, str(cwd), environ, file))
-            for environ, file in zip(surroundings, files)
+            context().Process(target=_run, args=(argv, str(cwd), mine, file))
+            for mine, file in zip(surroundings, files)
         ]
         try:
             with server.main_hidden():

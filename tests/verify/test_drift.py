@@ -9,8 +9,9 @@ import torch
 
 from drops import b5
 from three_axes.__main__ import main
-from three_axes.verify.drift import Copies, distance, mark
-from three_axes.verify.script import axis_of
+from three_axes.verify.drift import Copies
+from three_axes.verify.marks import distance, mark
+from three_axes.verify.said import axis_of
 from tools import silent
 
 SCRIPT = """
@@ -54,18 +55,27 @@ def test_which_copies_are_watched():
         return {name: mark(name, torch.tensor(values)) for name, values in tensors.items()}
 
     same, ones = [1.0, 2.0], [1.0, 1.0]
-    rank0 = marks(**{"norm.weight": ones, "up.weight": [3.0, 4.0], "up.bias": ones, "words": same})
-    rank1 = marks(**{"norm.weight": ones, "up.weight": [5.0, 6.0], "up.bias": ones, "words": same})
+    rank0 = marks(
+        **{"norm.weight": ones, "up.weight": [[3.0, 4.0], [0.0, 1.0]], "up.bias": ones, "words": same}
+    )
+    rank1 = marks(
+        **{"norm.weight": ones, "up.weight": [[5.0, 6.0], [0.0, 1.0]], "up.bias": ones, "words": same}
+    )
     copies = Copies([rank0, rank1])
     # A bias of ones beside a matrix that is cut may be cut as well; a norm's weight is nobody's shard.
     assert copies.groups == {"norm.weight": [[0, 1]], "words": [[0, 1]]}
     later = rank1 | marks(**{"norm.weight": [1.0, 1.5], "up.bias": [2.0, 1.0]})
     (drift,) = copies.look(3, [rank0, later])
     assert (drift.step, drift.name) == (3, "norm.weight") and set(drift.groups[0]) == {0, 1}
-    assert not copies.look(4, [rank0, later]) and copies.groups == {"words": [[0, 1]]}
-    with_state = {name: marks(**{"words": same, "exp_avg of words": [name, 1.0]}) for name in (0.0, 1.0)}
-    (drift,) = copies.look(5, list(with_state.values()))  # a rate of 0 lets what is wrong not show yet
-    assert drift.name == "exp_avg of words" and not copies.groups  # the parameter parts next: told once
+    assert not copies.look(4, [rank0, later]) and copies.wrong == [drift]  # told once
+    assert not copies.look(5, [rank0, rank1]) and not copies.wrong and copies.met == {"norm.weight": (3, 5)}
+    with_state = [marks(**{"words": same, "exp_avg of words": [chance, 1.0]}) for chance in (0.0, 1.0)]
+    assert not copies.look(6, with_state)
+    (drift,) = copies.wrong  # a rate of 0 lets what is wrong not show yet
+    assert drift.name == "exp_avg of words"
+    moved = [one | marks(words=[1.0, 3.0]) for one in with_state]
+    assert not copies.look(7, moved) and not copies.wrong  # a state that parts and harms no weight is sharded
+    assert copies.watched()[1]["exp_avg of words"] == "sharded"
 
 
 def test_the_axis_of_a_parting():
@@ -86,7 +96,7 @@ def test_a_script_whose_copies_stay_equal(tmp_path):
     done = verified(tmp_path, "zero", draws, "train.py", "dp 4", "2")
     assert "9 tensors have copies on several ranks, equal after 2 steps" in done.stdout, done.stdout
     assert done.returncode == 0 and done.stdout.count("to its end") == 4
-    note = "after step 2: the CPU's random state differs along the world (ranks 0 | 1 | 2 | 3): a note"
+    note = "after step 1: the CPU's random state differs along the world (ranks 0 | 1 | 2 | 3): a note"
     assert note in done.stdout
 
 
@@ -96,13 +106,14 @@ def test_a_script_whose_copies_part(tmp_path):
     edit = edits["tied weights not summed over pp"]
     done = verified(tmp_path, "pipeline", edit, "train.py", "pp 2 dp 2", "9")
     assert "after step 1: words.weight differs along pp (ranks 0, 1 | 2, 3), by" in done.stdout, done.stdout
-    assert done.returncode and "of 25 tensors with copies 1 have parted, in 5 steps" in done.stdout
+    assert done.returncode and "of 25 tensors with copies 1 have parted, in 9 steps" in done.stdout
     edit = "        dist.all_reduce(p.grad, group=dp)⏎ => ⏎"
     done = verified(tmp_path, "pipeline", edit, "--steps", "1", "train.py", "pp 2 dp 2", "9")
     assert (
         "after step 1: layers.3.norm.bias differs along dp (ranks 2 | 3), by 2 of its length" in done.stdout
     )
-    assert "and 17 more\ntrain.py: of 25 tensors with copies 25 have parted, in 1 step\n" in done.stdout
+    assert "after step 1: and 17 more\n" in done.stdout
+    assert "train.py: of 25 tensors with copies 25 have parted, in 2 steps\n" in done.stdout
     warms_up = f"{edit} & lr=0.1 => lr=0.0"  # a first step that changes no parameter
     done = verified(tmp_path, "pipeline", warms_up, "--steps", "1", "train.py", "pp 2 dp 2", "9")
     assert "after step 1: momentum_buffer of layers.3.norm.bias differs along dp (ranks 2 | 3)" in done.stdout

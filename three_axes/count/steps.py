@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -38,44 +39,64 @@ class BySteps:
         return [row.part(self.further) for row in self.sums]
 
 
-class Steps:
-    """Watches every optimizer of this process. Of several, the one that steps first ends the step; one that
-    steps inside another's step (ZeroRedundancyOptimizer's) ends nothing.
+class Stepping:
+    """Hooks on every optimizer of this process, until `stop`. A step ends with the optimizer that stepped
+    first; one that steps inside another's step (ZeroRedundancyOptimizer's) ends nothing.
+
+    begins(ends), ended(ends): called around a step that is not inside another. ends: True for the optimizer
+    whose step ends the step.
     """
+
+    def __init__(self, begins: Callable[[bool], None], ended: Callable[[bool], None]):
+        self._begins, self._ended = begins, ended
+        self._inside: list[object] = []  # optimizers that are stepping, the outer one first
+        self._first: object = None
+        self._hooks = (
+            register_optimizer_step_pre_hook(lambda optimizer, *_: self._starts(optimizer)),
+            register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer)),
+        )
+
+    def stop(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _starts(self, optimizer) -> None:
+        if optimizer in self._inside:  # its last step raised
+            del self._inside[self._inside.index(optimizer) :]
+        self._inside.append(optimizer)
+        if len(self._inside) == 1:
+            self._first = self._first or optimizer
+            self._begins(optimizer is self._first)
+
+    def _stepped(self, optimizer) -> None:
+        del self._inside[self._inside.index(optimizer) :]
+        if not self._inside:
+            self._ended(optimizer is self._first)
+
+
+class Steps:
+    """What a recorder counted, cut where a step of the optimizer ends."""
 
     def __init__(self, recorder: Recorder):
         self.recorder, self.counted = recorder, BySteps()
-        self._inside: list[int] = []  # optimizers that are stepping, the outer one first
-        self._ends: int | None = None  # the optimizer whose step ends the step
         self._began = self._stepping = time.monotonic()
         self._before: list[CollectiveCount] = []
-        self._hooks = (
-            register_optimizer_step_pre_hook(self._starts),
-            register_optimizer_step_post_hook(self._stepped),
-        )
+        self._optimizers = Stepping(self._starts, self._stepped)
 
     def stop(self) -> BySteps:
         """Watch the optimizers no more. What was counted since the last step goes to `after`."""
-        for hook in self._hooks:
-            hook.remove()
+        self._optimizers.stop()
         self.counted.after = self._since()
         return self.counted
 
-    def _starts(self, optimizer, args, kwargs) -> None:
-        if id(optimizer) in self._inside:  # its last step raised
-            del self._inside[self._inside.index(id(optimizer)) :]
-        if not self._inside:
-            self._stepping = time.monotonic()
-        self._inside.append(id(optimizer))
+    def _starts(self, ends: bool) -> None:
+        self._stepping = time.monotonic()
 
-    def _stepped(self, optimizer, args, kwargs) -> None:
-        del self._inside[self._inside.index(id(optimizer)) :]
-        if self._inside:
-            return
+    def _stepped(self, ends: bool) -> None:
         now = time.monotonic()
         self.recorder.keep(Span("step", "", self._stepping, now))
-        self._ends = self._ends or id(optimizer)
-        if self._ends == id(optimizer):
+        if ends:
             self.recorder.keep(Span("busy", str(self.counted.number + 1), self._began, now))
             self._end(now - self._began)
             self._began = now

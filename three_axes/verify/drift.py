@@ -2,109 +2,231 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import torch
+from .between import Between, classes
+from .marks import (
+    ALONE,
+    AVERAGE,
+    EITHER,
+    OF,
+    OTHER,
+    PARAMETER,
+    RANDOM,
+    SEEDED,
+    SHARDED,
+    STATE,
+    Mark,
+    Marks,
+    distance,
+    mark,
+)  # fmt: skip
 
-from .record import digest
-
-WIDE = 1024
-TRIED = 8  # random sums of a tensor, from which its distance to another is judged
-OF = " of "  # in the name of what an optimizer keeps: "exp_avg of norm.weight"
-
-
-class Mark(NamedTuple):
-    """What stands for a tensor: a digest, some random sums, its length, and whether all its numbers are one.
-    copies: what tells ranks with a shard of the same place, for DTensors.
-    """
-
-    digest: str
-    sums: list[float]
-    length: float
-    constant: bool
-    copies: str
-
-
-Marks = Mapping[str, Mark]
-
-
-def mark(name: str, tensor: torch.Tensor, copies: str = "") -> Mark:
-    """The same random signs are taken for a name on all ranks: a row's times a column's, which are enough for
-    the mean square of a sum to be the square of a length.
-    """
-    flat = tensor.detach().flatten().cpu()
-    numbers = flat.float() if flat.is_floating_point() else flat.double()
-    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")
-    signs = torch.Generator().manual_seed(seed)
-    box = torch.nn.functional.pad(numbers, (0, -len(numbers) % WIDE)).view(-1, WIDE)
-    draw = lambda n: (torch.randint(0, 2, (n, TRIED), generator=signs) * 2 - 1).to(numbers.dtype)
-    across = draw(WIDE)
-    sums = (draw(len(box)) * (box @ across)).sum(0).tolist()
-    constant = len(flat) < 2 or bool((flat == flat[0]).all())
-    return Mark(digest(flat).hex(), sums, float(numbers.norm()), constant, copies)
-
-
-def distance(a: Mark, b: Mark) -> float:
-    """About |a − b| / |b|: the mean square of random sums is the square of a length."""
-    square = sum((x - y) ** 2 for x, y in zip(a.sums, b.sums)) / TRIED
-    return math.sqrt(square) / max(b.length, 1e-30)
+__all__ = ["Copies", "Drift", "mark"]
 
 
 class Drift(NamedTuple):
-    """A tensor whose copies were equal and are not. groups: of ranks that had equal ones, each as rank -> its
-    copy now. far: the largest distance, relative.
+    """A tensor whose copies differ. groups: of ranks that should hold equal ones, each as rank -> its copy's
+    digest. far: the largest distance, relative. states: what the optimizer keeps of it that differed before.
     """
 
     step: int
     name: str
     groups: list[dict[int, str]]
     far: float
+    states: tuple[str, ...] = ()
 
 
 class Copies:
-    """Which ranks hold equal copies, from a first look at all ranks' marks on. What an optimizer keeps of a
-    parameter is equal where the parameter is.
+    """Which ranks hold equal copies, from a first look at all ranks' marks on.
+
+    groups: name -> the groups of ranks that hold equal ones. left: name -> why it is not watched. parted:
+    what differs as of the last look. met: what differed and was equal again, with the step of each.
+    doubtful: tensors of equal numbers that may be shards, and have parted. kept: averages that some ranks
+    never changed.
+    strangers: parameters that differed before the first step although their gradients are summed.
+
+    heard: of each rank, what `Heard.of_groups` returns.
     """
 
-    def __init__(self, first: Sequence[Marks]):
+    def __init__(self, first: Sequence[Marks], heard: Sequence[Mapping] = ()):
+        self._between = Between(first, heard)
+        self._first, self._last, self._step = first, first, 0
+        self._unsettled: dict[str, int] = {}  # a state that differs -> since which step
         self.groups: dict[str, list[list[int]]] = {}
+        self._either: dict[str, list[list[int]]] = {}
+        self.left: dict[str, str] = {}
+        self.parted: dict[str, Drift] = {}
+        self.met: dict[str, tuple[int, int]] = {}
+        self.doubtful: dict[str, Drift] = {}
+        self.kept: dict[str, Drift] = {}
         for name in dict.fromkeys(name for marks in first for name in marks if OF not in name):
-            alike: dict[object, list[int]] = {}
-            for rank, marks in enumerate(first):
-                if name in marks:
-                    alike.setdefault(_kind(name, marks), []).append(rank)
-            if groups := [ranks for ranks in alike.values() if len(ranks) > 1]:
-                self.groups[name] = groups
+            self._group(name)
+        for name in dict.fromkeys(name for marks in first for name in marks if OF in name):
+            if self._differing(0, name, first, self.groups.get(name.rpartition(OF)[2], [])):
+                self._unsettled[name] = 0
+        self.strangers = list(filter(None, map(self._stranger, dict.fromkeys(self._between.summed))))
 
-    def look(self, step: int, now: Sequence[Marks]) -> list[Drift]:
-        """Those that have parted. They are not watched any more: of what belongs to a parameter, the
-        parameter itself is told where it is among them.
+    def look(
+        self, step: int, now: Sequence[Marks], just_stepped: Sequence[Mapping[str, str]] = ()
+    ) -> list[Drift]:
+        """The tensors that have parted since the last look. just_stepped: of each rank, digests right
+        behind the step; what was equal there and differs now was changed by what followed, and is no
+        difference.
+        """
+        found = []
+        changed = lambda name, rank: now[rank][name].digest != self._last[rank][name].digest
+        kept = dict.fromkeys(name for marks in now for name in marks if OF in name)
+        differing = {name: self._differing(step, name, now, self.groups[name]) for name in self.groups}
+        for name, drift in differing.items():
+            if drift and just_stepped and self._equal_there(drift, just_stepped):
+                continue
+            if drift and name not in self.parted:
+                states = [
+                    s for s, since in self._unsettled.items() if s.rpartition(OF)[2] == name and since < step
+                ]
+                drift = drift._replace(states=tuple(states))
+                if self._some_never_changed(name, drift, now):
+                    self.kept.setdefault(name, drift)
+                elif name not in self.met:
+                    self.parted[name] = drift
+                    found.append(drift)
+            elif not drift and name in self.parted:
+                self.met[name] = self.parted.pop(name).step, step
+        for name, groups in self._either.items():
+            if name not in self.doubtful and (drift := self._differing(step, name, now, groups)):
+                self.doubtful[name] = drift
+        for name in kept:
+            owner = name.rpartition(OF)[2]
+            if not self._differing(step, name, now, self.groups.get(owner, [])):
+                self._unsettled.pop(name, None)
+            elif step > self._unsettled.setdefault(name, step) and not differing[owner]:
+                if all(changed(owner, rank) for group in self.groups[owner] for rank in group):
+                    self.left.setdefault(name, SHARDED)
+        self._last, self._step = now, step
+        return found
+
+    @property
+    def wrong(self) -> list[Drift]:
+        """What differs as of the last look and should not."""
+        is_random = lambda drift: self._first[min(drift.groups[0])][drift.name].part == RANDOM
+        return [
+            *self.strangers,
+            *(drift for drift in self.parted.values() if not is_random(drift)),
+            *self.unsettled(),
+        ]
+
+    def unsettled(self) -> list[Drift]:
+        """States of a weight's shape that differ while the weight has not changed since: a rate of 0 lets
+        what is wrong not show yet.
         """
         drifts = []
-        kept = dict.fromkeys(name for marks in now for name in marks if OF in name)
-        for name in [*self.groups, *kept]:
-            watched = name.rpartition(OF)[2]
-            parted, far = [], 0.0
-            for ranks in self.groups.get(watched, ()):
-                marks = {rank: now[rank][name] for rank in ranks if name in now[rank]}
-                if len({one.digest for one in marks.values()}) > 1:
-                    parted.append({rank: one.digest for rank, one in marks.items()})
-                    far = max(far, *(distance(one, marks[min(marks)]) for one in marks.values()))
-            if parted:
-                drifts.append(Drift(step, name, parted, far))
-                del self.groups[watched]
+        for name, since in self._unsettled.items():
+            owner = name.rpartition(OF)[2]
+            groups = self.groups[owner]
+            ranks = [rank for group in groups for rank in group]
+            shaped = all(
+                list(self._last[r][name].shape) == list(self._last[r][owner].shape)
+                for r in ranks
+                if name in self._last[r]
+            )
+            still = all(self._last[r][owner].digest == self._first[r][owner].digest for r in ranks)
+            drift = self._differing(since, name, self._last, groups)
+            if drift and shaped and still and name not in self.left and owner not in self.parted:
+                drifts.append(drift)
         return drifts
 
+    def watched(self) -> tuple[dict[str, str], dict[str, str]]:
+        """(what is watched: name -> what it is; what is not: name -> why), as of the last look."""
+        every: dict[str, Mark] = {}
+        for marks in self._last:
+            every |= marks
+        left, watched = dict(self.left), {}
+        for name, one in every.items():
+            owner = name.rpartition(OF)[2]
+            if OF in name and len(one.shape) and owner in self.groups and name not in left:
+                watched[name] = STATE
+                if name in self._unsettled and owner not in self.parted:
+                    left[name] = SHARDED
+                    del watched[name]
+            elif name in self.groups:
+                watched[name] = one.part
+        return watched, left
 
-def _kind(name: str, marks: Marks) -> tuple:
-    """Equal on ranks that hold copies. Ones and zeros are equal everywhere, and may be shards of a tensor
-    that is cut with the others of its module (a bias beside its matrix): these must be equal too.
-    """
-    module = name.rpartition(".")[0]
-    beside = (
-        one.digest for other, one in marks.items() if other.rpartition(".")[0] == module and not one.constant
-    )
-    return marks[name].digest, marks[name].copies, tuple(beside) if marks[name].constant else ()
+    def equal_pairs(self, of: Sequence[Sequence[object]]) -> list[list[int]]:
+        """Groups of ranks that should see other data, whose sequences are equal and not empty."""
+        same = lambda a, b: bool(of[a]) and of[a] == of[b] and self._between.data_parallel(a, b)
+        return [group for group in classes(range(len(of)), same) if len(group) > 1]
+
+    def data_parallel(self, a: int, b: int) -> bool:
+        """True for two ranks that hold the same model and should see other data."""
+        return self._between.data_parallel(a, b)
+
+    def _group(self, name: str) -> None:
+        holders = [rank for rank, marks in enumerate(self._first) if name in marks]
+        one = self._first[holders[0]][name]
+        key = lambda rank: self._between.kind(name, rank)
+        alike = [ranks for ranks in _by(holders, key) if len(ranks) > 1]
+        together = lambda a, b: not self._between.stages_apart(name, a, b)
+        groups = [part for ranks in alike for part in classes(ranks, together) if len(part) > 1]
+        if alike and not groups:
+            self.left[name] = SEEDED
+        if one.constant and one.part in (PARAMETER, AVERAGE):
+            sure = lambda a, b: self._between.constants_are_copies(name, a, b)
+            either = lambda a, b: sure(a, b) or self._between.activations_pass(a, b)
+            parts = lambda alike: [p for ranks in groups for p in classes(ranks, alike) if len(p) > 1]
+            maybe, groups = parts(either), parts(sure)
+            if doubtful := [ranks for ranks in maybe if ranks not in groups]:
+                self._either[name] = doubtful
+        if groups:
+            self.groups[name] = groups
+        elif one.part != RANDOM:
+            why = EITHER if name in self._either else OTHER
+            self.left.setdefault(name, ALONE if len(holders) == 1 else why)
+
+    def _stranger(self, name: str) -> Drift | None:
+        groups = []
+        for members in self._between.summed[name]:
+            marks = {r: self._first[r][name] for r in members if name in self._first[r]}
+            shapes = {tuple(one.shape) for one in marks.values()}
+            if len({one.digest for one in marks.values()}) > 1 and len(shapes) == 1:
+                if not any(one.copies for one in marks.values()):
+                    groups.append({rank: one.digest for rank, one in marks.items()})
+        far = [
+            distance(self._first[rank][name], self._first[min(group)][name])
+            for group in groups
+            for rank in group
+        ]
+        return Drift(0, name, groups, max(far)) if groups else None
+
+    def _differing(self, step: int, name: str, now: Sequence[Marks], groups) -> Drift | None:
+        parted, far = [], 0.0
+        for ranks in groups:
+            marks = {rank: now[rank][name] for rank in ranks if name in now[rank]}
+            if len({one.digest for one in marks.values()}) > 1:
+                parted.append({rank: one.digest for rank, one in marks.items()})
+                far = max(far, *(distance(one, marks[min(marks)]) for one in marks.values()))
+        return Drift(step, name, parted, far) if parted else None
+
+    def _equal_there(self, drift: Drift, digests: Sequence[Mapping[str, str]]) -> bool:
+        return all(
+            len({digests[rank].get(drift.name) for rank in group}) == 1 and drift.name in digests[min(group)]
+            for group in drift.groups
+        )
+
+    def _some_never_changed(self, name: str, drift: Drift, now: Sequence[Marks]) -> bool:
+        """True for an average that some ranks alone keep up."""
+        changed = {
+            now[rank][name].digest != self._first[rank][name].digest
+            for group in drift.groups
+            for rank in group
+        }
+        return self._first[min(drift.groups[0])][name].part == AVERAGE and changed == {True, False}
+
+
+def _by(ranks: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
+    groups: dict[Hashable, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(key(rank), []).append(rank)
+    return list(groups.values())

@@ -1,35 +1,39 @@
 """`torchrun … -m three_axes verify train.py`: what was equal on some ranks before the first step stays so:
-parameters, what the optimizer keeps of them, and buffers. A random state may part; it is told, since it is a
-cause of much.
+parameters, what the optimizer keeps of them, buffers, and averages of the weights.
 
-After each step of the optimizer every rank tells the store where the ranks met what stands for its tensors.
-Rank 0 looks. Nothing is sent along the script's own groups.
+Before each step of the optimizer, and when the script ends, every rank tells the store where the ranks met
+what stands for its tensors: a step ends there, when whoever gathers weights has gathered them. Rank 0 looks
+when all have told, and no rank waits before the last step. Nothing is sent along the script's own groups.
 """
 
 from __future__ import annotations
 
-import gc
+import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .. import pytorch_private
 from ..count.script import run_script, say
-from .causes import classes_text
-from .drift import OF, Copies, Drift, Mark, Marks, mark
-from .record import plain_name
+from ..count.steps import Stepping
+from .drift import Copies
+from .heard import Heard
+from .marks import RANDOM, STATE, Mark, mark
+from .record import digest
+from .said import Said
+from .tensors import Tensors
 
-PATIENCE = timedelta(seconds=120)  # for a rank that has not come to the end of its step
-SHOWN = 8  # lines of a step
+PATIENCE = 120.0  # seconds for a rank that has not come to the end of the last step
+BRIEF = 20.0  # the same where copies have parted by then: it may have left out a step, and never come
+_numbers = itertools.count()
 DRAWS = "the CPU's random state", "the GPU's random state"
 
 
@@ -45,98 +49,165 @@ def prepare(args) -> Callable[[], int]:
 
 
 class Watch:
-    """Of this rank's first optimizer. over: called when `steps` of its steps are done."""
+    """Of this rank's tensors, from its first step of an optimizer on. over: called behind the last step.
+
+    number: steps of this rank that have ended. Where copies have parted after `steps` steps, as many more are
+    watched: copies that are averaged now and then meet again.
+    """
 
     _store: dist.Store  # from the first step on
-    _copies: Copies  # on rank 0
+    _tensors: Tensors
 
     def __init__(self, steps: int, over: Callable[[], None]):
-        self.number, self._steps, self._over, self._first = 0, steps, over, None
-        self.found: list[Drift] = []
-        self._named: dict[str, torch.Tensor] = {}
+        self.number, self._last, self._over = 0, steps, over
+        self._more = 2 * steps
         self._rank, self._size = 0, 1
-        self._hooks = [
-            register_optimizer_step_pre_hook(lambda optimizer, *_: self._begins(optimizer)),
-            register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer)),
-        ]
+        self._met = False
+        self._just_stepped: dict[str, str] = {}
+        self._heard = Heard()
+        self._stepping = Stepping(self._begins, self._stepped)
+        self.seen = Seen()  # on rank 0
 
     def stop(self) -> None:
         """Watch the optimizers no more."""
-        for hook in self._hooks:
-            hook.remove()
+        self._stepping.stop()
+        with suppress(ValueError):  # twice
+            self._heard.stop()
 
-    @property
-    def copies(self) -> int:
-        """Tensors that several ranks held alike before the first step."""
-        return sum(name not in DRAWS for name in self._copies.groups) + len(self.found)
-
-    def _begins(self, optimizer) -> None:
-        if self._first is None and dist.is_initialized() and dist.get_world_size() > 1:
-            self._first, self._named = optimizer, _tensors(optimizer)
-            self._rank, self._size = dist.get_rank(), dist.get_world_size()
-            self._store = dist.PrefixStore("three-axes/verify", pytorch_private.default_store())
-            if all_marks := self._told():
-                self._copies = Copies(all_marks)
-
-    def _stepped(self, optimizer) -> None:
-        if optimizer is not self._first:
+    def end(self) -> None:
+        """The script has ended, or its last step: tell, and let rank 0 look at all that was told."""
+        if not self._met:
             return
-        self.number += 1
-        if all_marks := self._told():
-            self._tell(self._copies.look(self.number, all_marks))
-        if self.number == self._steps:
-            self.stop()
-            self._over()
-
-    def _told(self) -> list[Marks] | None:
-        """On rank 0, what all ranks have. All wait for rank 0, so that none leaves before it has looked."""
-        named = self._named | _kept(self._first, self._named)
-        mine = {name: mark(name, *_here(tensor)) for name, tensor in named.items()}
-        mine |= {name: mark(name, state) for name, state in _random_states().items()}
-        self._store.set(f"{self.number}/{self._rank}", json.dumps({"marks": mine, "groups": _groups()}))
-        if self._rank:
-            self._store.wait([f"{self.number}/seen"], PATIENCE)
-            return None
-        keys = [f"{self.number}/{other}" for other in range(self._size)]
-        self._store.wait(keys, PATIENCE)
-        told = [json.loads(value) for value in self._store.multi_get(keys)]
-        self._store.set(f"{self.number}/seen", "")
-        self._axes = {tuple(ranks): name for one in told for name, ranks in one["groups"]}
-        return [{name: Mark(*one) for name, one in rank["marks"].items()} for rank in told]
+        self._tell(ends=True)
+        if self._rank == 0:
+            self._wait_for([f"end/{rank}" for rank in range(self._size)])
+            self._look()
 
     def part(self) -> None:
         """Rank 0 leaves last: it may hold the store."""
-        self._store.set(f"left/{self._rank}", "")
+        if self._met:
+            self._store.set(f"left/{self._rank}", "")
+            if self._rank == 0:
+                self._wait_for([f"left/{other}" for other in range(self._size)])
+
+    def _begins(self, ends: bool) -> None:
+        if not ends or not dist.is_initialized() or dist.get_world_size() < 2:
+            return
+        if not self._met:
+            self._met = True
+            self._rank, self._size = dist.get_rank(), dist.get_world_size()
+            prefix = f"three-axes/verify/{next(_numbers)}"
+            self._store = dist.PrefixStore(prefix, pytorch_private.default_store())
+            self._tensors = Tensors()
+        self._tell()
         if self._rank == 0:
-            with suppress(RuntimeError):  # somebody's own end was quicker
-                self._store.wait([f"left/{other}" for other in range(self._size)], PATIENCE)
+            self._look()
+        if self.number == self._last and not self._goes_on():
+            self.stop()
+            self._over()
 
-    def _tell(self, drifts: list[Drift]) -> None:
-        drawn = [drift for drift in drifts if drift.name in DRAWS]
-        tensors = sorted((d for d in drifts if d.name not in DRAWS), key=lambda drift: -drift.far)
-        self.found += tensors
-        for drift in tensors[:SHOWN]:
-            say(f"{self._where(drift)}, by {drift.far:.1g} of its length")
-        if len(tensors) > SHOWN:
-            say(f"after step {tensors[0].step}: and {len(tensors) - SHOWN} more")
-        for drift in drawn:
-            say(f"{self._where(drift)}: a note, for ranks may draw for themselves")
+    def _stepped(self, ends: bool) -> None:
+        if ends and self._met:
+            self.number += 1
+            self._just_stepped = {
+                name: digest(_here(t)[0]).hex() for name, (t, _) in self._tensors.of.items()
+            }
 
-    def _where(self, drift: Drift) -> str:
-        ranks = "; ".join(map(classes_text, drift.groups))
-        axis = " and ".join(sorted({axis_of(classes, self._axes) for classes in drift.groups}))
-        return f"after step {drift.step}: {drift.name} differs along {axis} ({ranks})"
+    def _tell(self, ends: bool = False) -> None:
+        of = self._tensors.of | {name: (state, STATE) for name, state in self._tensors.states()}
+        of |= {name: (state, RANDOM) for name, state in _random_states().items()}
+        told: dict[str, object] = {
+            "marks": {name: mark(name, *_here(t), part) for name, (t, part) in of.items()}
+        }
+        told |= {"rates": self._tensors.rates(), **self._heard.of_step()}
+        if self.number == 0:
+            told |= {"groups": _groups(), "left": self._tensors.left, "samplers": self._tensors.samplers}
+            told |= self._heard.of_groups(self._tensors.parameters, self._tensors.roots)
+        if ends:
+            told["stepped"] = self._just_stepped
+        self._store.set(f"{self.number}/{self._rank}", json.dumps(told))
+        if ends:
+            self._store.set(f"end/{self._rank}", str(self.number))
+
+    def _look(self) -> None:
+        """At each step that all ranks have told of, and rank 0 has not looked at."""
+        while self.seen.number <= self.number:
+            keys = [f"{self.seen.number}/{rank}" for rank in range(self._size)]
+            if not self._store.check(keys):
+                return
+            self.seen.add([json.loads(value) for value in self._store.multi_get(keys)])
+
+    def _goes_on(self) -> bool:
+        """Whether more steps are watched, as rank 0 decides when all have told of the last one."""
+        key = f"{self.number}/on"
+        if self._rank == 0:
+            self._wait_for([f"{self.number}/{rank}" for rank in range(self._size)])
+            self._look()
+            on = self.number < self._more and self.seen.parted
+            self._store.set(key, "on" if on else "")
+        else:
+            self._store.wait([key], timedelta(seconds=2 * PATIENCE))
+        if self._store.get(key) != b"on":
+            return False
+        self._last = self._more
+        return True
+
+    def _wait_for(self, keys: list[str]) -> None:
+        """Until all are there; for a rank that does not come, as long as it may take for a step."""
+        began = time.monotonic()
+        while not self._store.check(keys):
+            self._look()
+            if time.monotonic() - began > (BRIEF if self.seen.parted else PATIENCE):
+                return
+            time.sleep(0.01)
 
 
-def axis_of(classes: dict[int, str], axes: dict[tuple[int, ...], str]) -> str:
-    """The smallest groups whose members have parted, by name."""
-    parted = {
-        ranks: name for ranks, name in axes.items() if len({classes[r] for r in ranks if r in classes}) > 1
-    }
-    if not parted:
-        return "no group"
-    least = min(map(len, parted))
-    return " and ".join(sorted({name for ranks, name in parted.items() if len(ranks) == least}))
+class Seen:
+    """What rank 0 has seen: of each step, what all ranks told. It says what it finds as soon as it does."""
+
+    def __init__(self) -> None:
+        self.number = 0  # of the next step to look at
+        self.copies: Copies | None = None
+        self._axes: dict[tuple[int, ...], str] = {}
+        self._inputs: list[list] = []
+        self._draws: list[list] = []
+        self._rates: list[list[str]] = []
+
+    @property
+    def parted(self) -> bool:
+        """True where something differs that should be equal."""
+        return self.copies is not None and bool(self.copies.wrong)
+
+    def add(self, told: Sequence[dict]) -> None:
+        """Look at a step: `told` is what each rank told."""
+        marks = [{name: Mark(*one) for name, one in rank["marks"].items()} for rank in told]
+        if self.copies is None:
+            self._axes = {tuple(ranks): name for one in told for name, ranks in one["groups"]}
+            self.copies = Copies(marks, told)
+            for one in told:
+                self.copies.left |= one["left"]
+            self._inputs, self._draws = ([[] for _ in told] for _ in range(2))
+            self.said = Said(self.copies, self._axes)
+            self.said.begun(told)
+        else:
+            stepped = [one["stepped"] for one in told if "stepped" in one]
+            drifts = self.copies.look(self.number, marks, stepped if len(stepped) == len(told) else ())
+            if self.number == 1:
+                self.said.watched()
+            self.said.found(drifts)
+        for rank, one in enumerate(told):
+            self._inputs[rank].append(one["inputs"])
+            self._draws[rank].append(one["draws"])
+        self._rates = [one["rates"] for one in told]
+        self.number += 1
+
+    def conclude(self, script: str) -> None:
+        """Say what was found in all."""
+        steps = max(1, self.number - 1)  # behind them lies a forward of the next, or an evaluation
+        self.said.ended(self.number - 1)
+        self.said.notes([one[:steps] for one in self._inputs], [one[:steps] for one in self._draws])
+        self.said.rates(self._rates)
+        self.said.conclusion(script, self.number - 1)
 
 
 def _groups() -> list[tuple[str, list[int]]]:
@@ -144,32 +215,6 @@ def _groups() -> list[tuple[str, list[int]]]:
     described = ((group.group_desc.removeprefix("mesh_"), group) for group in pytorch_private.groups())
     plain = {"default_pg": "the world", "undefined": "a group", "": "a group"}
     return [(plain.get(name, name), dist.get_process_group_ranks(group)) for name, group in described]
-
-
-def _tensors(optimizer) -> dict[str, torch.Tensor]:
-    """The parameters and buffers of the models that an optimizer changes, by their names there."""
-    mine = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-    inside = {id(child) for module in modules for child in module.children()}
-    roots = [module for module in modules if id(module) not in inside]
-    owners = [root for root in roots if any(id(p) in mine for p in root.parameters())]
-    named: dict[str, torch.Tensor] = {}
-    for root in owners or roots:  # some optimizers change a flat copy
-        named |= {plain_name(name): p for name, p in root.named_parameters(remove_duplicate=False)}
-        named |= {plain_name(name): buffer for name, buffer in root.named_buffers()}
-    known = {id(tensor) for tensor in named.values()}
-    rest = (p for p in mine.values() if id(p) not in known)
-    return named | {f"the optimizer's parameter {i}": p for i, p in enumerate(rest)}
-
-
-def _kept(optimizer, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What an optimizer has beside its parameters: "exp_avg of norm.weight"."""
-    return {
-        f"{key}{OF}{name}": value
-        for name, parameter in named.items()
-        for key, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, torch.Tensor)
-    }
 
 
 def _random_states() -> dict[str, torch.Tensor]:
@@ -193,12 +238,13 @@ def _verified(args) -> int:
         """Ranks that have met end here, at once: gloo's groups that a script still holds abort a Python that
         ends in its own time, and its status would be taken for a finding.
         """
+        watch.end()
         if rank == 0:
             _conclude(watch, args)
         if watch.number:
             sys.stdout.flush()
             watch.part()
-            leave(1 if rank == 0 and watch.found else 0)
+            leave(1 if rank == 0 and watch.seen.parted else 0)
 
     watch = Watch(args.steps, over)
     try:
@@ -210,17 +256,10 @@ def _verified(args) -> int:
 
 
 def _conclude(watch: Watch, args) -> None:
-    steps = f"{watch.number} step{'s' * (watch.number > 1)}"
-    if not watch.number:
+    if watch.seen.copies is None:
         say(
             f"{args.script}: no optimizer has stepped on several ranks: there is nothing to compare."
             f" Start it so: torchrun --nproc-per-node 4 -m three_axes verify {args.script}"
         )
-    elif not watch.copies:
-        say(f"{args.script}: no two ranks held the same before the first step: there are no copies")
-    elif watch.found:
-        say(
-            f"{args.script}: of {watch.copies} tensors with copies {len(watch.found)} have parted, in {steps}"
-        )
     else:
-        say(f"{args.script}: {watch.copies} tensors have copies on several ranks, equal after {steps}")
+        watch.seen.conclude(args.script)

@@ -1,0 +1,123 @@
+"""What two ranks are to each other: replicas, stages of a pipeline, parts of a layer."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+from .marks import FLAT, PARAMETER, Mark, Marks
+
+
+class Between:
+    """What two ranks are to each other, from their first marks and from what each heard of its groups."""
+
+    def __init__(self, first: Sequence[Marks], heard: Sequence[Mapping]):
+        self._first, self._heard = first, heard
+        self.summed: dict[str, set[tuple[int, ...]]] = {}
+        groups = lambda key: {tuple(ranks) for one in heard for ranks in one[key]}
+        self._sums, self._inside, self._wrapped = groups("sums"), groups("inside"), groups("wrapped")
+        self._messages = {frozenset(pair) for one in heard for pair in one["messages"]}
+        self._swaps = {tuple(ranks) for one in heard for ranks, _ in one["swaps"]}
+        for one in heard:
+            for name, ranks in one["summed"]:
+                self.summed.setdefault(name, set()).add(tuple(ranks))
+        self._fixed = [
+            {
+                name: one
+                for name, one in marks.items()
+                if one.part == PARAMETER and not one.constant and not name.startswith(FLAT)
+            }
+            for marks in first
+        ]
+        self._width = [_width(marks.values()) for marks in self._fixed]
+        passes_on = lambda a, b: frozenset((a, b)) in self._messages
+        pipelines = classes(range(len(first)), passes_on)
+        self._stage = {rank: i for ranks in pipelines for i, rank in enumerate(ranks)}
+
+    def kind(self, name: str, rank: int) -> Hashable:
+        """A key that is equal on ranks that hold copies, as far as a tensor and its module say. Ones and
+        zeros are equal everywhere, and may be shards of a tensor that is cut with the others of its module
+        (a bias beside its matrix): these must be equal too. An expert is another
+        one at each place of its all-to-all.
+        """
+        marks = self._first[rank]
+        module, mine = name.rpartition(".")[0], marks[name]
+        beside = (
+            one.digest for other, one in self._fixed[rank].items() if other.rpartition(".")[0] == module
+        )
+        place = tuple(at for _, at in self._heard[rank]["swaps"]) if self._heard and "expert" in name else ()
+        return mine.digest, mine.copies, tuple(beside) if mine.constant else (), place
+
+    def replicas(self, a: int, b: int) -> bool:
+        """True where all parameters that both ranks have are equal, but for those of equal numbers."""
+        both = self._fixed[a].keys() & self._fixed[b].keys()
+        what = lambda rank, name: (self._fixed[rank][name].digest, self._fixed[rank][name].copies)
+        return bool(both) and all(what(a, name) == what(b, name) for name in both)
+
+    def stages_apart(self, name: str, a: int, b: int) -> bool:
+        """True for stages of a pipeline that were seeded alike, so that their names and numbers are equal and
+        their layers are not the same; or where others of the tensor's module differ.
+        """
+        if self._stage[a] == self._stage[b] or any({a, b} <= set(g) for g in self.summed.get(name, ())):
+            return False
+        module = name.rpartition(".")[0]
+        for other in self._fixed[a].keys() & self._fixed[b].keys() if module else ():
+            if other.rpartition(".")[0] == module:
+                if self._fixed[a][other].digest != self._fixed[b][other].digest:
+                    return True
+        both = self._fixed[a].keys() & self._fixed[b].keys()
+        return 2 * len(both) > len(self._fixed[a]) and len(both) > 1 and self.replicas(a, b)
+
+    def constants_are_copies(self, name: str, a: int, b: int) -> bool:
+        """True where a parameter of equal numbers is a copy: on replicas; beside another parameter of its
+        module that is a copy; or where it has the length of the model's width, which is not cut, and
+        activations pass between the two ranks by collectives.
+        """
+        if self._first[a][name].copies:  # a DTensor says so itself
+            return True
+        module = name.rpartition(".")[0]
+        beside = any(other.rpartition(".")[0] == module for other in self._fixed[a])
+        if name.startswith(FLAT):  # a piece of all weights, it may be
+            return False
+        if beside or self.replicas(a, b):
+            return True
+        wide = list(self._first[a][name].shape) == [self._width[a]]
+        return wide and (not self._heard or self.activations_pass(a, b))
+
+    def activations_pass(self, a: int, b: int) -> bool:
+        """True where both ranks take part in collectives that a module's forward calls."""
+        return any(a in g and b in g for g in self._inside)
+
+    def data_parallel(self, a: int, b: int) -> bool:
+        """True where gradients are summed over two ranks that hold one model, and nothing else passes."""
+        with_both = lambda groups: any(a in g and b in g for g in groups)
+        if with_both(self._inside) or with_both(self._swaps):
+            return False
+        return self._stage[a] == self._stage[b] and (
+            with_both(self._wrapped) or with_both(self._sums) and self.replicas(a, b)
+        )
+
+
+def _width(marks: Iterable[Mark]) -> int:
+    """The size that most matrices have as one of theirs; 0 where there are none."""
+    sizes: Counter[int] = Counter()
+    number = 0
+    for one in marks:
+        if len(one.shape) > 1:
+            number += 1
+            sizes.update(set(one.shape))
+    size, times = sizes.most_common(1)[0] if sizes else (0, 0)
+    return size if 2 * times > number else 0
+
+
+def classes(ranks: Iterable[int], alike: Callable[[int, int], bool]) -> list[list[int]]:
+    """The ranks in groups, two together where they are alike or something is alike to both."""
+    ranks = list(ranks)
+    of = {rank: [rank] for rank in ranks}
+    for a, b in itertools.combinations(ranks, 2):
+        if of[a] is not of[b] and alike(a, b):
+            of[a] += of[b]
+            for rank in of[b]:
+                of[rank] = of[a]
+    return sorted({id(group): sorted(group) for group in of.values()}.values())

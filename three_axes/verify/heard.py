@@ -1,0 +1,154 @@
+"""What a rank hears of itself beside its tensors: over which groups its gradients are summed, what goes into
+its models, and which random numbers these draw. Of copies, this tells which ranks must hold them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import FrameType
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from .. import pytorch_private
+from ..count.interposer import Call, Listener, interposer
+from .record import digest, plain_name
+
+FRAMES = 30  # so many callers are looked at
+# PyTorch's folders of those who send parameters and statistics, which are no activations, in a forward.
+WRAPPERS = "distributed/fsdp", "distributed/_composable", "nn/parallel/", "nn/modules/_functions"
+REDUCING = "all_reduce", "reduce_scatter", "all_gather"
+SUMS = "sum", "avg"
+PADDED = 1024  # numbers for each rank, that a flat copy of all gradients may have more
+
+
+class Heard(Listener):
+    """Of this process, from the start of the script on. It listens to the interposer, and to every module's
+    forward.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0  # of forwards within each other
+        self._waits = False  # for the first module with parameters of its own in the forward under way
+        self._before = b""  # the random state as the forward began
+        self._first_step = True
+        self._calls: list[tuple[tuple[int, ...], torch.Tensor, bool, bool, bool]] = []
+        self._sums: set[tuple[int, ...]] = set()
+        self._wrapped: set[tuple[int, ...]] = set()
+        self._inside: set[tuple[int, ...]] = set()
+        self._swaps: dict[tuple[int, ...], int] = {}
+        self._messages: set[tuple[int, ...]] = set()
+        self._inputs: list[str] = []
+        self._draws: list[str] = []
+        self._hooks = [
+            register_module_forward_pre_hook(self._goes_in),
+            register_module_forward_hook(self._comes_out, always_call=True),
+        ]
+        interposer.add(self)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        for hook in self._hooks:
+            hook.remove()
+        interposer.remove(self)
+
+    def begins(self, call: Call) -> None:
+        """Note what kind of numbers travels over this call's group."""
+        tensor, members = call.first, tuple(call.members)
+        if tensor is None or len(members) < 2 or not tensor.is_floating_point():
+            return
+        if call.op in ("send", "recv"):
+            within = self._inside if self._depth or self._in_backward else self._messages  # as a ring's are
+            within.add(tuple(sorted((members[call.me], members[call.root or 0]))))
+        elif call.op == "all_to_all":
+            self._swaps[members] = call.me
+        elif call.op in REDUCING and call.payload > tensor.element_size():
+            wrapped = call.by_ddp or _by_wrapper()
+            if wrapped:
+                self._wrapped.add(members)
+            elif self._depth:
+                self._inside.add(members)
+            else:
+                self._sums.add(members)
+            if call.reduces in SUMS and not self._depth and self._first_step:
+                self._calls.append((members, tensor, call.by_ddp, self._in_backward, call.alone))
+
+    def of_groups(self, parameters: Mapping[str, torch.Tensor], roots) -> dict:
+        """What was heard of groups so far, and the parameters whose gradients were summed."""
+        trained = {name: p for name, p in parameters.items() if p.requires_grad}
+        memory: dict[int, str] = {}
+        for name, p in trained.items():
+            if p.grad is not None and not hasattr(p.grad, "placements"):
+                memory[p.grad.untyped_storage().data_ptr()] = name
+        total, summed = sum(p.numel() for p in trained.values()), []
+        for members, tensor, by_ddp, in_backward, alone in self._calls:
+            if by_ddp:
+                summed += [(name, members) for name in _of_ddp(roots) if name in trained]
+            elif (one := memory.get(tensor.untyped_storage().data_ptr())) and alone:
+                summed.append((one, members))
+            elif not in_backward and total <= tensor.numel() <= total + PADDED * len(members):
+                summed += [(name, members) for name in trained]
+        self._first_step, self._calls = False, []
+        return {
+            "summed": list(dict.fromkeys(summed)),
+            "sums": sorted(self._sums),
+            "wrapped": sorted(self._wrapped),
+            "inside": sorted(self._inside),
+            "swaps": sorted(self._swaps.items()),
+            "messages": sorted(self._messages),
+        }
+
+    def of_step(self) -> dict:
+        """What went into the models since this was asked last, and the random states from which they drew."""
+        said = {"inputs": self._inputs, "draws": self._draws}
+        self._inputs, self._draws = [], []
+        return said
+
+    @property
+    def _in_backward(self) -> bool:
+        return pytorch_private.backward_under_way() != -1
+
+    def _goes_in(self, module: nn.Module, args) -> None:
+        self._depth += 1
+        if not torch.is_grad_enabled() or not module.training or self._in_backward:
+            return
+        if self._depth == 1:
+            self._waits, self._before = True, digest(torch.get_rng_state())
+        if self._waits and any(p is not None for p in module._parameters.values()):
+            tensors = [one for one in pytorch_private.tree_flatten(args)[0] if type(one) is torch.Tensor]
+            if tensors:
+                self._waits = False
+                self._inputs.append("".join(digest(one).hex() for one in tensors))
+
+    def _comes_out(self, module: nn.Module, args, result) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._before:
+            if digest(torch.get_rng_state()) != self._before:
+                self._draws.append(self._before.hex())
+            self._before = b""
+
+
+def _of_ddp(roots) -> list[str]:
+    """Names of the parameters that DDP sums the gradients of."""
+    return [
+        prefix + plain_name(name)
+        for prefix, root in roots
+        if isinstance(root, DistributedDataParallel)
+        for name, _ in root.named_parameters()
+        if name.removeprefix("module.") not in root.parameters_to_ignore
+    ]
+
+
+def _by_wrapper() -> bool:
+    """True where FSDP, DDP or SyncBatchNorm issues the collective."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(FRAMES):
+        if frame is None:
+            return False
+        if any(part in frame.f_code.co_filename for part in WRAPPERS):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,165 @@
+"""The sentences that `verify` prints of a script."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ..count.script import say
+from ..table import ranks as ranks_named
+from .causes import classes_text
+from .drift import Copies, Drift
+from .marks import RANDOM
+
+SHOWN = 8  # lines of a step
+PATTERNS = 3  # of names, with one reason
+
+
+class Said:
+    """Prints what is found in copies. axes: ranks of a group -> its name."""
+
+    def __init__(self, copies: Copies, axes: dict[tuple[int, ...], str]):
+        self._copies, self._axes = copies, axes
+        self._told: set[str] = set()
+
+    def begun(self, told: Sequence[dict]) -> None:
+        """What differed before the first step, and samplers that shuffle in another order."""
+        if strangers := self._copies.strangers:
+            first = max(strangers, key=lambda drift: drift.far)
+            more = f" and {len(strangers) - 1} more" * (len(strangers) > 1)
+            where = self._where(first._replace(name=first.name + more))
+            plural = "differ" if more else "differs"
+            say(
+                f"{where.replace('differs', plural, 1)}, and gradients are summed over these ranks: seeded"
+                " apart?"
+            )
+        samplers = [one["samplers"] for one in told]
+        for others in zip(*samplers) if len({len(one) for one in samplers}) == 1 else ():
+            apart = [
+                r for r in range(1, len(told)) if others[r] != others[0] and others[r][2:] == others[0][2:]
+            ]
+            if apart and all(self._copies.data_parallel(0, r) for r in apart):
+                said = "; ".join(f"seed {one[0]}, epoch {one[1]} on rank {r}" for r, one in enumerate(others))
+                say(f"DistributedSampler: {said}: a note, for the ranks' parts of the data overlap")
+
+    def watched(self) -> None:
+        """How many tensors are watched, and which are not."""
+        watched, left = self._copies.watched()
+        kinds = Counter(part for part in watched.values() if part != RANDOM)
+        plural = lambda part, n: f"{n} {part}" if n == 1 else f"{n} {part}s"
+        kinds_said = [plural(part, n) for part, n in kinds.items() if not part.startswith("average")]
+        kinds_said += [
+            f"{n} in averages of the weights" for part, n in kinds.items() if part[:7] == "average"
+        ]
+        said = ", ".join(kinds_said) or "nothing"
+        reasons: dict[str, list[str]] = {}
+        for name, why in left.items():
+            reasons.setdefault(why, []).append(name)
+        not_said = "; ".join(f"{folded(names)} ({len(names)}: {why})" for why, names in reasons.items())
+        say(f"watched: {said}" + f"; not watched: {not_said}" * bool(left))
+
+    def found(self, drifts: Iterable[Drift]) -> None:
+        """A line for each that has parted in a step, the farthest first."""
+        drifts = [drift for drift in drifts if drift.name not in self._told]
+        self._told |= {drift.name for drift in drifts}
+        drawn = [drift for drift in drifts if self._is_random(drift)]
+        tensors = sorted((d for d in drifts if not self._is_random(d)), key=lambda drift: -drift.far)
+        for drift in tensors[:SHOWN]:
+            states = f"; its {', '.join(s.split(' of ')[0] for s in drift.states)} differed before"
+            say(f"{self._where(drift)}, by {drift.far:.1g} of its length" + states * bool(drift.states))
+        if len(tensors) > SHOWN:
+            say(f"after step {tensors[0].step}: and {len(tensors) - SHOWN} more")
+        for drift in drawn:
+            say(f"{self._where(drift)}: a note, for ranks may draw for themselves")
+
+    def ended(self, steps: int) -> None:
+        """What is known at the end only."""
+        if steps < 1:
+            self.watched()
+        self.found(self._copies.unsettled())
+        if self._copies.met:
+            when = {
+                f"parted by step {parted} and equal again after step {met}"
+                for parted, met in self._copies.met.values()
+            }
+            names = folded(self._copies.met)
+            say(f"{names}: {', '.join(sorted(when))}: a note, for copies may be averaged now and then")
+        for drifts, why in (
+            (self._copies.kept, "a note, for an average may be kept by some ranks"),
+            (
+                self._copies.doubtful,
+                "a note: its numbers were equal at first, so it may be a shard or a copy",
+            ),
+        ):
+            if drifts:
+                first = max(drifts.values(), key=lambda drift: drift.far)
+                say(f"{self._where(first._replace(name=folded(drifts)))}: {why}")
+
+    def notes(self, inputs: Sequence[list], draws: Sequence[list]) -> None:
+        """Ranks that should see other data, or draw other numbers, and do not."""
+        when = f"in each of {len(inputs[0])} steps" if len(inputs[0]) > 1 else "in step 1"
+        same = self._copies.equal_pairs([_if_all(steps) for steps in inputs])
+        for ranks in same:
+            say(f"{ranks_named(ranks)} saw equal inputs {when}: a note, for their gradients are summed")
+        for ranks in self._copies.equal_pairs([_if_all(steps) for steps in draws]):
+            if ranks not in same:
+                say(
+                    f"{ranks_named(ranks)} drew the same random numbers in forward {when}, for other inputs:"
+                    " a note, for dropout drops the same places on these ranks"
+                )
+
+    def rates(self, rates: Sequence[list[str]]) -> None:
+        """Numbers of the optimizers that are not the same on ranks whose copies have parted."""
+        if not self._copies.wrong or len({len(one) for one in rates}) > 1:
+            return
+        for others in dict.fromkeys(zip(*rates)):
+            if len(set(others)) > 1:
+                said = ", ".join(f"{one} on rank {rank}" for rank, one in enumerate(others))
+                say(f"the optimizers differ: {said}")
+
+    def conclusion(self, script: str, steps: int) -> None:
+        """One line: how many tensors have copies, and how many have parted."""
+        watched, left = self._copies.watched()
+        copies = sum(name in self._copies.groups and part != RANDOM for name, part in watched.items())
+        in_steps, wrong = f"{steps} step{'s' * (steps != 1)}", self._copies.wrong
+        rest = f"; {len(left)} tensors are not watched" * bool(left)
+        if wrong:
+            copies += len(self._copies.strangers)
+            say(f"{script}: of {copies} tensors with copies {len(wrong)} have parted, in {in_steps}")
+        elif not copies:
+            say(f"{script}: no two ranks held the same before the first step: there are no copies")
+        else:
+            say(f"{script}: {copies} tensors have copies on several ranks, equal after {in_steps}{rest}")
+
+    def _is_random(self, drift: Drift) -> bool:
+        return drift.name.endswith("random state")
+
+    def _where(self, drift: Drift) -> str:
+        ranks = "; ".join(map(classes_text, drift.groups))
+        axis = " and ".join(sorted({axis_of(classes, self._axes) for classes in drift.groups}))
+        when = f"after step {drift.step}" if drift.step else "before step 1"
+        return f"{when}: {drift.name} differs along {axis} ({ranks})"
+
+
+def axis_of(classes: dict[int, str], axes: dict[tuple[int, ...], str]) -> str:
+    """The smallest groups whose members have parted, by name."""
+    parted = {
+        ranks: name for ranks, name in axes.items() if len({classes[r] for r in ranks if r in classes}) > 1
+    }
+    if not parted:
+        return "no group"
+    least = min(map(len, parted))
+    return " and ".join(sorted({name for ranks, name in parted.items() if len(ranks) == least}))
+
+
+def folded(names: Iterable[str]) -> str:
+    """Names with a star for each number, so that layers are named once; the first few."""
+    patterns = list(dict.fromkeys(re.sub(r"\d+", "*", name) for name in names))
+    more = f" and {len(patterns) - PATTERNS} more" if len(patterns) > PATTERNS else ""
+    return ", ".join(patterns[:PATTERNS]) + more
+
+
+def _if_all(steps: list) -> list:
+    """Nothing where a step has nothing."""
+    return steps if all(steps) else []

@@ -1,0 +1,166 @@
+"""The tensors of a script that `verify` watches: found by looking at what Python holds, with names that are
+the same on every rank.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.utils.data import DistributedSampler
+
+from .marks import AVERAGE, BUFFER, FLAT, OF, PARAMETER
+from .record import plain_name
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+LEAST = 2  # tensors that an average has; one alone may be anything of that shape
+# Reasons not to watch a tensor.
+STATISTICS = "statistics of BatchNorm: each rank's own, unless it is SyncBatchNorm"
+PASSING = "buffers that no checkpoint keeps"
+CUT = "ones and zeros that FSDP cut"
+
+
+class Tensors:
+    """Of this process: name -> tensor, by what they are.
+
+    of: name -> (tensor, what it is). left: name -> why it is not watched. parameters: name -> parameter of a
+    model that an optimizer changes. samplers: (seed, epoch, ranks, numbers) of each DistributedSampler that
+    shuffles.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, tuple[torch.Tensor, str]] = {}
+        self.left: dict[str, str] = {}
+        self.parameters: dict[str, torch.Tensor] = {}
+        living = _living()
+        self.optimizers = [one for one in living if isinstance(one, torch.optim.Optimizer)]
+        self.samplers = [
+            [one.seed, one.epoch, one.num_replicas, one.total_size]
+            for one in living
+            if isinstance(one, DistributedSampler) and one.shuffle
+        ]
+        stepped = [p for one in self.optimizers for group in one.param_groups for p in group["params"]]
+        self.roots = _roots([one for one in living if isinstance(one, nn.Module)], stepped)
+        for prefix, root in self.roots:
+            self._module(prefix, root)
+        known = {id(tensor) for tensor, _ in self.of.values()}
+        rest = (p for p in {id(p): p for p in stepped}.values() if id(p) not in known)
+        self.of |= {f"{FLAT}{i}": (p, PARAMETER) for i, p in enumerate(rest)}
+        self.parameters = {name: tensor for name, (tensor, part) in self.of.items() if part == PARAMETER}
+        self._averages(living)
+
+    def states(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What optimizers have beside their parameters, by "exp_avg of norm.weight"."""
+        for optimizer in self.optimizers:
+            for name, parameter in self.parameters.items():
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, torch.Tensor):
+                        yield f"{key}{OF}{name}", value
+
+    def rates(self) -> list[str]:
+        """The numbers of each optimizer's groups of parameters: "lr 0.001"."""
+        return [
+            f"{key} {value}"
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for key, value in group.items()
+            if key != "params" and isinstance(value, (bool, int, float, tuple))
+        ]
+
+    def _module(self, prefix: str, root: nn.Module) -> None:
+        flat = {
+            id(p)
+            for module in root.modules()
+            if isinstance(module, FullyShardedDataParallel)
+            for p in module.parameters()
+        }
+        for name, p in root.named_parameters(remove_duplicate=False):
+            name = prefix + plain_name(name)
+            if id(p) in flat and not (len(p) > 1 and bool((p != p.flatten()[0]).any())):
+                self.left[name] = CUT
+            else:
+                self.of[name] = p, PARAMETER
+        for path, module in root.named_modules():
+            for key, buffer in module._buffers.items():
+                name = prefix + plain_name(f"{path}.{key}".lstrip("."))
+                if buffer is None:
+                    continue
+                if isinstance(module, BATCH_NORM) and not isinstance(module, nn.SyncBatchNorm):
+                    self.left[name] = STATISTICS
+                elif key in module._non_persistent_buffers_set:
+                    self.left[name] = PASSING
+                else:
+                    self.of[name] = buffer, BUFFER
+
+    def _averages(self, living: list) -> None:
+        """Modules, dicts and lists that hold a tensor for each trained parameter of a model."""
+        models = [
+            {plain_name(name): p.shape for name, p in root.named_parameters() if p.requires_grad}
+            for _, root in self.roots
+        ]
+        in_order = [list(model.values()) for model in models]
+        held = [*(t for t, _ in self.of.values()), *(state for _, state in self.states())]
+        held += [p.grad for p in self.parameters.values() if p.grad is not None]
+        mine, found = {_memory(t) for t in held}, 0
+        for one in living:
+            if isinstance(one, nn.Module):
+                named = dict(one.named_parameters())
+            elif isinstance(one, dict):
+                named = {key: value for key, value in one.items() if type(key) is str}
+            elif isinstance(one, list) and len(one) in map(len, in_order):
+                named = {str(i): tensor for i, tensor in enumerate(one)}
+            else:
+                continue
+            of = {plain_name(n): t for n, t in named.items() if type(t) in (torch.Tensor, nn.Parameter)}
+            shapes = {name: t.shape for name, t in of.items()}
+            alike = any(model.items() <= shapes.items() for model in models if len(model) >= LEAST)
+            alike |= isinstance(one, list) and len(of) >= LEAST and list(shapes.values()) in in_order
+            if alike and not any(_memory(t) in mine or t.grad_fn is not None for t in of.values()):
+                mine |= {_memory(t) for t in of.values()}
+                found += 1
+                before = "an average's " if found == 1 else f"average {found}'s "
+                self.of |= {before + name: (t, AVERAGE) for name, t in of.items()}
+
+
+def _living() -> list:
+    """This process's modules, optimizers and samplers, and the dicts and lists that begin with a tensor."""
+    kinds: dict[type, bool] = {}  # by type, since many objects have few
+
+    def is_one(one) -> bool:
+        of = type(one)
+        if of is list or of is dict:
+            first = one[0] if of is list and one else next(iter(one.values()), None) if one else None
+            return type(first) is torch.Tensor or type(first) is nn.Parameter
+        if of not in kinds:
+            kinds[of] = issubclass(of, (nn.Module, torch.optim.Optimizer, OrderedDict, DistributedSampler))
+        return kinds[of]
+
+    gc.collect()  # so that what lives is listed in the order in which it was made, on every rank
+    return [one for one in gc.get_objects() if is_one(one)]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Where the tensor lies; views of one memory have the same."""
+    try:
+        return tensor.untyped_storage().data_ptr() or id(tensor)
+    except (RuntimeError, NotImplementedError):  # tensors without a storage of their own
+        return id(tensor)
+
+
+def _roots(modules: list[nn.Module], stepped: list[torch.Tensor]) -> list[tuple[str, nn.Module]]:
+    """(prefix of its names, module): the outermost modules that an optimizer changes, in the optimizers'
+    order. All outermost modules where there is none, for some optimizers change a flat copy.
+    """
+    place = {id(p): i for i, p in reversed(list(enumerate(stepped)))}
+    inside = {id(child) for module in modules for child in module.children()}
+    roots = [module for module in modules if id(module) not in inside]
+    first = lambda root: min((place[id(p)] for p in root.parameters() if id(p) in place), default=len(place))
+    owners = sorted((root for root in roots if first(root) < len(place)), key=first)
+    owners = owners or [root for root in roots if any(True for _ in root.parameters())]
+    names = [plain_name(name) for root in owners for name, _ in root.named_parameters()]
+    several = len(set(names)) < len(names)
+    return [(f"{type(root).__name__} {i}: " * several, root) for i, root in enumerate(owners, 1)]
