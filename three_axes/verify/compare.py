@@ -17,12 +17,15 @@ from .causes import (
     along,
     apart,
     differing,
+    factor,
     of_norms,
     of_output,
     of_rows,
     ranks_text,
     size_text,
+    times,
 )
+from .fed import of_inputs
 from .pieces import Mesh, Places
 from .record import Seen, Tensors
 
@@ -107,6 +110,7 @@ class Comparison:
             _usual([apart(other.gradients[name], g) for name, g in one.gradients.items()] or [0.0])
             for one, other in zip(twin.steps, twin.again)
         ]
+        self._shares: tuple[str, ...] = ()  # the axes over which losses are summed, not averaged
         self.verdict = Verdict(layout, exact=self._eps == DOUBLE, least=self._allowed(0))
 
     def made(self) -> Verdict:
@@ -139,6 +143,8 @@ class Comparison:
         if loss and len(gradients) > len(self._twin.gradients) / 2:
             follow = {name: wrong for name, wrong in gradients.items() if wrong[1] is UNEXPLAINED}
         add("loss", loss)
+        if not loss and self._shares:
+            self.verdict.cells["loss"] = f"equal, a sum over {along(self._shares)}"
         add("gradients", {name: wrong for name, wrong in gradients.items() if name not in follow})
         if follow:
             self.verdict.cells["gradients"] = "-"  # nothing is said of what a wrong loss brings with it
@@ -194,18 +200,35 @@ class Comparison:
         allowed, mean = self._allowed(self._number, off(self._again.loss)), sum(losses) / len(losses)
         if off(mean) <= allowed or all(off(loss) <= allowed for loss in losses):
             return {}
+        self._shares = self._summed_over(off, allowed)
+        if self._shares:
+            return {}
         far = math.inf if math.isnan(mean) else off(mean)
         before = self.twin.steps[self._number - 1].loss if self._number else math.inf
         if before is not None and abs(mean - before) <= allowed * abs(mean):
             text = f"it is step {self._number}'s: that step changed nothing here"
             return {"": (far, Cause("stale", text=text))}
+        if self._number == 0 and (cause := of_inputs(self._seen, self._twin)):
+            return {"": (far, cause)}
         if first := self._first_output():
             return {first[0]: (far, first[1])}
         ratio = mean / twins
-        text = f"{ratio:.4g} times the twin's{size_text(ratio, self.mesh)[1]}"
+        text = f"{times(ratio)}{size_text(ratio, self.mesh)[1]}"
         if self._number == 0:
             text += ". No module's output parts: look at targets, mask and mean"
         return {"": (far, Cause("loss", text=text))}
+
+    def _summed_over(self, off: Callable[[float], float], allowed: float) -> tuple[str, ...]:
+        """The axes over which the ranks' losses, which are not equal, sum to the twin's; none where they do
+        not.
+        """
+        losses = {rank: one.loss for rank, one in self._seen.items() if one.loss is not None}
+        for axes in self.mesh.sets_of_axes():
+            groups = self.mesh.groups(axes, sorted(losses))
+            differ = any(len({losses[rank] for rank in group}) > 1 for group in groups)
+            if differ and all(off(sum(losses[rank] for rank in group)) <= allowed for group in groups):
+                return axes
+        return ()
 
     def _first_output(self) -> tuple[str, Cause] | None:
         """The module behind which no module is right again."""
@@ -223,22 +246,58 @@ class Comparison:
         return SMALL * max(lengths, default=0.0)
 
     def _gradients(self) -> Wrong:
-        least, wrong = self._least(), {}
+        wrong, common = self._wrong_gradients({})
+        if len(wrong) > len(self._twin.gradients) / 2 and (scale := _common(common)):
+            but_for, _ = self._wrong_gradients(scale)
+            if 0 < len(but_for) < len(wrong):  # clipping by hand makes all wrong by one factor
+                wrong = but_for
+        open_ = [name for name, (_, cause) in wrong.items() if cause.kind in ("unexplained", "some ranks")]
+        of_all = (self._not_zeroed(open_) or self._of_went_in() or self._of_rows(open_)) if open_ else None
+        for name in open_:
+            cause = of_all or self._of_strangers(name) or wrong[name][1]
+            wrong[name] = wrong[name][0], cause
+        return wrong
+
+    def _wrong_gradients(self, scale: Mapping[int, float]) -> tuple[Wrong, dict[str, dict[int, float]]]:
+        """(name -> how far off and why; name -> the factor of each rank, where it has one). scale: a
+        factor of all gradients of a rank, which is taken out first.
+        """
+        least, factors = self._least(), {}
+        wrong: Wrong = {}
         for name, whole in self._twin.gradients.items():
             allowed = self._allowed(self._number, apart(self._again.gradients[name], whole, least))
             parts = self._parts(whole, name, lambda seen: seen.gradients, max(allowed, 1e-7))
+            parts.got = {rank: one / scale.get(rank, 1.0) for rank, one in parts.got.items()}
+            if whole.norm() > least:
+                fits = {rank: factor(one, parts.wanted[rank]) for rank, one in parts.got.items()}
+                factors[name] = {rank: c for rank, (c, rest) in fits.items() if rest <= parts.tolerance}
             missing = {rank: rank not in parts.got for rank in self.places.of[name]}
             if any(missing.values()) and whole.norm() > least:
                 said = "no gradient on some ranks: differs"
                 wrong[name] = 1.0, differing("no gradient", said, missing, self.mesh)
             elif parts.off(least) > allowed:
                 wrong[name] = parts.off(least), self._beside_calls(name, parts.cause())
-        open_ = [name for name, (_, cause) in wrong.items() if cause.kind in ("unexplained", "some ranks")]
-        of_all = self._of_rows(open_) if open_ else None
-        for name in open_:
-            cause = of_all or self._of_strangers(name) or wrong[name][1]
-            wrong[name] = wrong[name][0], cause
-        return wrong
+        return wrong, factors
+
+    def _of_went_in(self) -> Cause | None:
+        return of_inputs(self._seen, self._twin) if self._number == 0 else None
+
+    def _not_zeroed(self, names: Sequence[str]) -> Cause | None:
+        """A cause where a gradient has a multiple of the last step's in it."""
+        if not self._number:
+            return None
+        for name in names:
+            whole = self._twin.gradients[name]
+            for rank, seen in self._seen.items():
+                before = self.ranks[rank][self._number - 1].gradients.get(name)
+                if before is not None and name in seen.gradients:
+                    wanted = whole.flatten()[self.places.of[name][rank]]
+                    c, rest = factor(seen.gradients[name].flatten() - wanted, before)
+                    if rest > 1e-4 or abs(c) < 1e-3:
+                        return None
+        share = "" if abs(c - 1) < 1e-3 else f" {c:.3g} times: on some ranks"
+        text = f"step {self._number}'s gradients are still in them{share}: never set to zero"
+        return Cause("not zeroed", text=text)
 
     def _beside_calls(self, name: str, cause: Cause) -> Cause:
         """With the collectives over its axes that were given the gradient itself, in the first step."""
@@ -284,7 +343,23 @@ class Comparison:
     def _clip(self, norms: Mapping[int, float], twins: float) -> Wrong:
         off = max(abs(norm / twins - 1) for norm in norms.values())
         allowed = self._allowed(self._number, abs((self._again.norm or 0.0) / twins - 1))
-        return {"": (off, of_norms(norms, twins, self.mesh, allowed))} if off > allowed else {}
+        if off <= allowed:
+            return {}
+        return {"": (off, of_norms(norms, twins, self.mesh, allowed, self._squares_in_parts()))}
+
+    def _squares_in_parts(self) -> dict[tuple, float]:
+        """Axes -> the sum of squares of the twin's gradients that ranks along these axes hold in parts."""
+        squares: dict[tuple, float] = {}
+        for axes in self.mesh.sets_of_axes():
+            held = 0.0
+            for name, whole in self._twin.gradients.items():
+                places = self.places.of[name]
+                groups = self.mesh.groups(axes, sorted(places))
+                whole_group = all(len(group) == self.mesh.size(axes) for group in groups)
+                if not whole_group or len({places[r].numpy().tobytes() for r in groups[0]}) > 1:
+                    held += float(whole.double().square().sum())
+            squares[axes] = held
+        return squares
 
     def _update(self) -> Wrong:
         wrong, least = {}, self._least()
@@ -343,6 +418,19 @@ class Comparison:
                 cause = Cause("drops alike" if alike else "drops apart", axes, text)
                 found.append(Found(None, "dropout", tuple(sorted(names)), 1.0, cause))
         return found
+
+
+def _common(factors: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
+    """Rank -> the one factor that most of its gradients have; nothing where they have none or it is 1."""
+    scale = {}
+    for rank in {rank for one in factors.values() for rank in one}:
+        found = sorted(one[rank] for one in factors.values() if rank in one)
+        middle = median(found)
+        near = sum(math.isclose(c, middle, rel_tol=1e-6) for c in found)
+        if 2 * near < len(factors) or not middle:
+            return {}
+        scale[rank] = middle
+    return scale if any(abs(c - 1) > 1e-6 for c in scale.values()) else {}
 
 
 def _usual(spreads: list[float]) -> float:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .. import pytorch_private
 from ..count.interposer import Listener
+from .fed import Scored
 
 WRAPPERS = re.compile(r"(^|(?<=\.))(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")
 DROPOUTS = nn.modules.dropout._DropoutNd
@@ -32,7 +33,8 @@ class Seen:
     clipped by. gradients: before they were clipped. before, after: the weights, around the optimizer's step.
     outputs: of each module, in the order in which they were there. places: the elements of the whole that a
     parameter's shard has, for DTensors. drops: digests of (what went into a dropout, which of it was kept).
-    eps: of the coarsest type of weights, outputs and loss. sent: (axis, collective) that got a gradient.
+    eps: of the coarsest type of weights, outputs and loss. sent: (axis, collective) that got a gradient. fed:
+    the first tensor of each call of the model from outside. targets: of PyTorch's losses (`fed.Scored`).
     """
 
     loss: float | None = None
@@ -46,6 +48,8 @@ class Seen:
     drops: dict[str, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     eps: float = 0.0
     sent: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    fed: list[torch.Tensor] = field(default_factory=list)
+    targets: list[tuple[torch.Tensor, int]] = field(default_factory=list)
 
 
 def plain_name(name: str) -> str:
@@ -67,7 +71,9 @@ class Sent(Listener):
             self._calls.append((call.axis, call.op, call.first))
 
     def of(self, gradients: Tensors) -> dict[str, list[tuple[str, str]]]:
-        """Which were given these tensors themselves. A copy, in a bucket say, is not seen."""
+        """Name -> the collectives that were given a gradient itself, as (axis, collective). A collective that
+        was given a copy, in a bucket say, is not seen.
+        """
         by_memory: dict[int, list[tuple[str, str]]] = {}
         for axis, op, tensor in self._calls:
             by_memory.setdefault(tensor.untyped_storage().data_ptr(), []).append((axis, op))
@@ -76,9 +82,12 @@ class Sent(Listener):
 
 
 class Watched:
-    """A model and its optimizer, one step after another. names: what the whole model calls a local name."""
+    """A model and its optimizer, one step after another. names: what the whole model calls a local name.
+    zeroes: whether gradients are set to zero behind each step; False where the reader's own step does it.
+    """
 
-    def __init__(self, built, names: Callable[[str], str] = lambda name: name):
+    def __init__(self, built, names: Callable[[str], str] = lambda name: name, zeroes: bool = True):
+        self.zeroes = zeroes
         self.model, self.optimizer = built if isinstance(built, tuple) else (built, None)
         self._named = lambda name: names(plain_name(name))
         self._after: Tensors = {}
@@ -111,7 +120,7 @@ class Watched:
         """
         seen = Seen(before=self._after or self._weights())
         with self._dropping(seen.drops) if drops else self._without_dropout():
-            with self._listening(seen.outputs, outputs), self._clipping(seen):
+            with self._listening(seen.outputs, outputs), self._clipping(seen), self._feeding(seen, outputs):
                 loss = step(self.model)
         seen.loss = None if loss is None else float(_whole(torch.as_tensor(loss).detach()))
         met = [*seen.before.values(), *(t for ts in seen.outputs.values() for t in ts), loss]
@@ -122,9 +131,8 @@ class Watched:
             seen.sent = sent.of({name: _local(p.grad) for name, p in named if p.grad is not None})
         if self.optimizer is not None:
             self.optimizer.step()
-            self.optimizer.zero_grad()
-        else:
-            self.model.zero_grad()
+        if self.zeroes:
+            (self.optimizer or self.model).zero_grad()
         seen.after = self._after = self._weights()
         floats = ((name, b) for name, b in self.model.named_buffers() if b.is_floating_point())
         seen.buffers = {self._named(name): _held(b) for name, b in floats}
@@ -162,6 +170,34 @@ class Watched:
         hooks = [module.register_forward_hook(hook(self._named(name))) for name, module in modules]
         try:
             yield
+        finally:
+            for one in hooks:
+                one.remove()
+
+    @contextmanager
+    def _feeding(self, seen: Seen, on: bool) -> Iterator[None]:
+        """Keep what goes into the model, and into PyTorch's losses."""
+        if not on:
+            yield
+            return
+        depth = [0]
+
+        def goes_in(_, args, kwargs) -> None:
+            depth[0] += 1
+            tensors = [one for one in (*args, *kwargs.values()) if type(one) is torch.Tensor]
+            if depth[0] == 1 and tensors and pytorch_private.backward_under_way() == -1:
+                seen.fed.append(_held(tensors[0]))
+
+        def comes_out(*_) -> None:
+            depth[0] -= 1
+
+        modules = list(self.model.modules())
+        hooks = [one.register_forward_pre_hook(goes_in, with_kwargs=True) for one in modules]
+        hooks += [one.register_forward_hook(comes_out, always_call=True) for one in modules]
+        try:
+            with Scored() as scored:
+                yield
+            seen.targets = scored.targets
         finally:
             for one in hooks:
                 one.remove()

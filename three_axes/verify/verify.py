@@ -69,9 +69,10 @@ def verify(
     with _default(dtype):
         batch = pytorch_private.tree_map(lambda leaf: _placed(leaf, device, dtype), batch)
         twins = _Twins(build, step, batch, steps) if rank == 0 else None
+        zeroes = _said_by_rank_0(twins and not twins.step_zeroes(), dist.group.WORLD)
         verdicts = []
         for layout, box in boxes.items():
-            mine, group = _on_this_rank(build, step, batch, box, steps, names, device)
+            mine, group = _on_this_rank(build, step, batch, box, steps, names, device, zeroes)
             if group is None:
                 continue
             outputs, mine[0].outputs = mine[0].outputs, {}  # they are large, and seldom looked at
@@ -86,7 +87,9 @@ def verify(
     return _said_by_rank_0(Report(verdicts), dist.group.WORLD)
 
 
-def _on_this_rank(build, step, batch, box: Mesh, steps: int, names, device) -> tuple[list[Seen], object]:
+def _on_this_rank(
+    build, step, batch, box: Mesh, steps: int, names, device, zeroes: bool
+) -> tuple[list[Seen], object]:
     """What this rank saw, and the group of the mesh; None for other ranks, who only help to make it."""
     sizes = tuple(box.sizes.values())
     with interposer.aside():
@@ -96,7 +99,7 @@ def _on_this_rank(build, step, batch, box: Mesh, steps: int, names, device) -> t
     if (rank := dist.get_rank()) not in box.ranks:
         return [], None
     named = (lambda name: names(name, box.at(rank))) if names else lambda name: name
-    watched = Watched(build(mesh), named)
+    watched = Watched(build(mesh), named, zeroes)
     places = watched.places()
     share = lambda model: step(model, batch, mesh)
     with interposer.axes.declared(of_meshes([mesh])):
@@ -156,6 +159,7 @@ class _Twins:
     def __init__(self, build, step, batch, steps: int):
         self._build, self._step, self._batch, self._steps = build, step, batch, steps
         self._known: list[tuple[Tensors, float, Twin]] = []
+        self._zeroes = True
         watched = self._made()
         self._own = {name: p.detach().to("cpu", copy=True) for name, p in watched.parameters().items()}
         self.shapes = {name: p.shape for name, p in self._own.items()}
@@ -163,6 +167,22 @@ class _Twins:
         for name, p in watched.parameters().items():
             same.setdefault(id(p), set()).add(name)
         self._aliases = {name: names - {name} for names in same.values() if len(names) > 1 for name in names}
+
+    def step_zeroes(self) -> bool:
+        """True where the reader's step sets gradients to zero itself, before its backward: no number that is
+        put there beforehand is left. Then `verify` leaves that to the step, on ranks and in the twin.
+        """
+        watched = self._made()
+        for p in watched.parameters().values():
+            p.grad = torch.full_like(p, math.nan) if p.requires_grad and is_real(p) else None
+        try:
+            with torch.random.fork_rng():
+                self._step(watched.model, self._batch, None)
+        except Exception:  # what fails here fails again, where it is told
+            return False
+        gradients = [p.grad for p in watched.parameters().values() if p.grad is not None]
+        self._zeroes = any(bool(g.isnan().any()) for g in gradients)
+        return not self._zeroes
 
     def of(self, weights: Tensors, eps: float) -> Twin:
         """From these weights. eps: of the coarsest type that the ranks computed in."""
@@ -194,7 +214,7 @@ class _Twins:
         if not isinstance(model, nn.Module):
             given = type(model).__name__
             raise ValueError(f"build(None) gave a {given}; give a module, or (module, optimizer)")
-        return Watched(built)
+        return Watched(built, zeroes=self._zeroes)
 
     def _run(self, watched: Watched, weights: Tensors, batch, steps: int, others: bool = False) -> list[Seen]:
         """others: what draws random numbers draws others."""
