@@ -1,6 +1,8 @@
 """Scripts that name CUDA, in the manner of public ones, run unchanged on processors and are counted."""
 
 import json
+import subprocess
+import sys
 
 import forked
 import pytest
@@ -112,6 +114,21 @@ for x, y in data:
     optimizer.zero_grad()
 accelerator.end_training()
 """
+FUTURES = """
+dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+model = nn.Linear(64, 64, bias=False).to(f"cuda:{local}")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    gradient = model.weight.grad
+    mine, average = torch.empty_like(gradient[:32]), dist.ReduceOp.AVG
+    future = dist.reduce_scatter_tensor(mine, gradient, op=average, async_op=True).get_future()
+    future.wait()
+    future = dist.all_gather_into_tensor(gradient, mine, async_op=True).get_future()
+    future.then(lambda done: None).wait()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 GRADIENTS = 4 * (32 * 64 + 64 + 64 + 1)
 
 
@@ -122,9 +139,10 @@ GRADIENTS = 4 * (32 * 64 + 64 + 64 + 1)
         (FSDP2, ("dp", "reduce_scatter"), 2 * 33 * 32),
         (FSDP1, ("dp", "reduce_scatter"), 4 * 65 * 64),
         (PIPELINE, ("pp", "send"), 4 * 4 * 8),
+        (FUTURES, ("world", "reduce_scatter"), 4 * 64 * 64),
         (ACCELERATE, ("world", "all_reduce"), 4 * 17 * 4),
     ],
-    ids=["ddp", "fsdp2", "fsdp1", "pipeline", "accelerate"],
+    ids=["ddp", "fsdp2", "fsdp1", "pipeline", "futures", "accelerate"],
 )
 def test_a_script_that_names_cuda_is_counted_on_processors(tmp_path, script, row, payload):
     (tmp_path / "train.py").write_text(BEGIN + script)
@@ -137,6 +155,16 @@ def test_a_script_that_names_cuda_is_counted_on_processors(tmp_path, script, row
     each = {(r["axis"], r["collective"]): r["payload"] for r in told["ranks"][0]["each"]}
     assert each[row] == payload and not any("calls" in said for said in told["between_ranks"])
     assert ("rank 1, a step" in done.stdout) == (script is PIPELINE), "a stage is a kind of rank"
+
+
+def test_a_traceback_begins_with_the_scripts_own_line(tmp_path):
+    (tmp_path / "train.py").write_text("def fails():\n    raise KeyError('theirs')\nfails()")
+    for command in ("count", "verify"):
+        words = [sys.executable, "-m", "three_axes", command, "train.py"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        lines = [line for line in done.stderr.splitlines() if line.lstrip().startswith("File")]
+        assert done.returncode == 1 and len(lines) == 2, done.stderr
+        assert "train.py" in lines[0] and "in fails" in lines[1]
 
 
 def test_what_it_cannot_play_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Causes that the twin finds, and steps of other conventions that are right: each a small program on two ranks."""
+"""Causes that the twin finds, and right steps of other conventions: small programs on two ranks."""
 
 import math
 

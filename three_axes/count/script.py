@@ -98,6 +98,7 @@ def run_script(args) -> dict:
         if os.environ.get("RANK", "0") == "0":
             say(on_cpu.CHANGES)
     sys.argv = [args.script, *args.arguments]
+    sys.excepthook = partial(_from_the_script_on, sys.excepthook)
     try:
         if args.module:
             sys.path.insert(0, os.getcwd())
@@ -108,6 +109,15 @@ def run_script(args) -> dict:
         if end.code not in (None, 0):
             raise
     return {}
+
+
+def _from_the_script_on(show: Callable, kind, error, trace) -> None:
+    """Show an exception that nobody caught without the frames above the script's first: those are ours."""
+    ours, first = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), trace
+    while first and first.tb_frame.f_code.co_filename.startswith((ours, "<frozen runpy>")):
+        first = first.tb_next
+    trace = first or trace
+    show(kind, error.with_traceback(trace), trace)
 
 
 def _report(counted: Counted, args, compared) -> None:
