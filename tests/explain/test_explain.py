@@ -265,3 +265,51 @@ def test_an_injected_delay_is_recovered(world, tmp_path):
     for rank in (0, 1, 3):
         late = sum(at - mine for at, mine in zip(came[2], came[rank]))
         assert late > 0.7 and skew.waited[rank] - skew.waited[2] == pytest.approx(late, rel=0.1)
+
+
+def test_what_a_kernels_name_does_not_say_is_unknown(tmp_path):
+    events = [
+        x("kernel", "gemm", 0, 100),
+        x("kernel", "ncclDevKernel_Generic_4(ncclDevArgs<1ul>)", 100, 300, 20),
+    ]
+    made = explain([write(tmp_path / "t.json", events)])
+    shown = " ".join(repr(made).split())
+    assert "not known: which collective ncclDevKernel_Generic_4 is; its kernel's name does not say" in shown
+    assert "ncclDevKernel_Generic_4 that no computation hides: its kernel's name is of no collective" in shown
+    assert made.splits[0].collectives[0].sent is None
+
+
+@pytest.mark.parametrize(
+    "name, part, advice",
+    [
+        ("Memcpy HtoD (Pageable -> Device)", "copies", "pinned memory with non_blocking=True"),
+        ("Memcpy DtoH (Device -> Pinned)", "copies", "though pinned: fewer of them"),
+        (
+            "Memcpy DtoD (Device -> Device)",
+            "copies on the device",
+            "copies within the GPU that nothing hides",
+        ),
+        ("Memset (Device)", "copies on the device", "copies within the GPU that nothing hides"),
+    ],
+)
+def test_copies_within_the_device_are_told_from_those_to_the_host(tmp_path, name, part, advice):
+    kind = "gpu_memset" if name.startswith("Memset") else "gpu_memcpy"
+    events = [x("kernel", "gemm", 0, 100), x(kind, name, 100, 300)]
+    made = explain([write(tmp_path / "t.json", events)])
+    (one,) = made.splits
+    assert one.parts[part] == pytest.approx(300e-6) and sum(one.parts.values()) == pytest.approx(one.seconds)
+    assert advice in made.advice[0].text
+
+
+def test_without_a_backward_nobody_is_told_of_microbatches(tmp_path):
+    def advised(*operators: str) -> str:
+        cpu = [x("cpu_op", name, 10 * i, 5, 1) for i, name in enumerate(operators)]
+        sent = [nccl("send", "pp", 500, 1000 * i, took) for i, took in ((1, 20), (2, 300))]
+        waits = [x("cuda_runtime", "cudaLaunchKernel", 2900, 5, 1, correlation=1)]
+        kernels = [x("kernel", "gemm", 0, 100), x("kernel", "gemm", 3000, 100, correlation=1)]
+        made = explain([write(tmp_path / "t.json", [*cpu, *waits, *kernels, *sent])])
+        return " ".join(advice.text for advice in made.advice)
+
+    assert advised("aten::mm", "MmBackward0").count("microbatches") == 2
+    served = advised("aten::mm", "aten::softmax")
+    assert "microbatches" not in served and "larger batches" in served and "batches under way" in served

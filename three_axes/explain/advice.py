@@ -32,11 +32,19 @@ PARTS = {
         5,
     ),
     "copies": (
-        "copies between host and GPU, or within it, that nothing hides: pinned memory with non_blocking=True,"
-        " and fewer of them",
+        "copies between host and GPU that nothing hides: pinned memory with non_blocking=True, and fewer of"
+        " them",
+        11,
+    ),
+    "copies on the device": (
+        "copies within the GPU that nothing hides: look for .contiguous(), cat, clone and padding that the"
+        " next kernel could do without",
         11,
     ),
 }
+# The same where the copies' memory is pinned, or where nothing is trained.
+PINNED = "copies between host and GPU that nothing hides, though pinned: fewer of them, or beside computation"
+STAGE = "it waits for the neighbouring pipeline stage: keep more batches under way at once"
 
 
 class Advice(NamedTuple):
@@ -55,7 +63,12 @@ def advice(splits: Sequence[Split], skews: Sequence[Skew] = ()) -> list[Advice]:
         for part, seconds in one.parts.items()
         if part.startswith("exposed ")
     ]
-    costs += [Advice(one.parts[part], *said) for part, said in PARTS.items() if part in one.parts]
+    told = dict(PARTS)
+    if not one.pageable:
+        told["copies"] = PINNED, 11
+    if not one.trains:
+        told["bubble"] = STAGE, 12
+    costs += [Advice(one.parts[part], *said) for part, said in told.items() if part in one.parts]
     costs.append(_waiting_for_python(one, [s for s in splits if s is not one]))
     if one.parts["optimizer"] > 0.1 * one.seconds:
         text = "the optimizer: fused=True, or ZeRO, by which each rank updates its part only"
@@ -72,6 +85,7 @@ def advice(splits: Sequence[Split], skews: Sequence[Skew] = ()) -> list[Advice]:
 
 def _waiting_for_python(one: Split, others: list[Split]) -> Advice:
     seconds = one.parts["waiting for Python"]
+    larger = f"larger {'micro' * one.trains}batches"
     if others and seconds > 3 * statistics.median(s.parts["waiting for Python"] for s in others):
         text = (
             f"rank {one.rank} waits for its own Python, the other ranks do not: look for what it alone does"
@@ -79,11 +93,11 @@ def _waiting_for_python(one: Split, others: list[Split]) -> Advice:
         )
     elif one.on_gpu:
         text = (
-            "the GPU waits for Python to launch the next kernel: larger microbatches, torch.compile or CUDA"
-            " graphs, and no .item() or print of a tensor in the step"
+            f"the GPU waits for Python to launch the next kernel: {larger}, torch.compile or CUDA graphs, and"
+            " no .item() or print of a tensor in the step"
         )
     else:
-        text = "Python runs between the operators: larger microbatches"
+        text = f"Python runs between the operators: {larger}"
     return Advice(seconds, text, 11)
 
 
@@ -110,6 +124,8 @@ def _exposed(one: Split, axis: str, seconds: float, skews: Sequence[Skew]) -> Ad
         share = waits.waited[one.rank] / (waits.waited[one.rank] + waits.transfer)
         do = f"{share:.0%} of that it waits, mostly for rank {waits.latest}: look what makes that late"
         drop = 11
+    elif not its[0].is_known and its[0].op != "send or all_to_all":
+        do, drop = "its kernel's name is of no collective that is known here: look what calls it", 11
     elif calls > MANY and (median < SMALL if sizes else took < SHORT):
         each = human(median) if sizes else f"{took:.0f} µs"
         do, drop = f"{calls:.0f} a step of {each} in the median; join them into fewer, larger ones", 9
@@ -127,7 +143,7 @@ def _exposed(one: Split, axis: str, seconds: float, skews: Sequence[Skew]) -> Ad
         do, drop = "keep its group in a node, or run it beside something else", 9
     elif op == "all_gather":
         do, drop = "prefetch the next layer's weights, or keep them after forward", 9
-    elif op not in ("all_reduce", "reduce_scatter"):
+    elif op not in ("all_reduce", "reduce_scatter") or not one.trains:
         do, drop = "look whether every step needs it, or run it beside something else", 11
     else:
         do, drop = (

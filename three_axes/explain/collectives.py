@@ -13,7 +13,6 @@ from .reading import Event, Trace
 KNOWN = {"sendrecv": "send or all_to_all"}
 KNOWN |= {op.replace("_", ""): op for op in sorted(COLLECTIVES, key=len, reverse=True)}
 PIPELINE = ("send", "recv")
-AMBIGUOUS = ("send or all_to_all", "other")
 BYTES = {
     **dict.fromkeys(("byte", "char", "bool", "float8e4m3fn", "float8e5m2"), 1),
     **dict.fromkeys(("half", "bfloat16", "short"), 2),
@@ -25,8 +24,9 @@ UNKNOWN = "group not said"
 
 @dataclass(slots=True)
 class Collective:
-    """One, as a kernel or as gloo's thread ran it. payload: bytes of the whole tensor; None: not known.
-    group: its name in PyTorch, '' where the trace does not say.
+    """A collective, as a kernel or as gloo's thread ran it. op: of `COLLECTIVES`, 'send or all_to_all', or a
+    kernel's own name where that says nothing. payload: bytes of the whole tensor; None: not known. group: its
+    name in PyTorch, '' where the trace does not say.
     """
 
     op: str
@@ -43,22 +43,30 @@ class Collective:
         return self.op, self.axis, self.payload
 
     @property
+    def is_known(self) -> bool:
+        """True where its name says which collective it is."""
+        return self.op in COLLECTIVES
+
+    @property
     def sent(self) -> float | None:
         """Bytes that a rank must send for it."""
-        if self.payload is None or self.size is None or self.op in AMBIGUOUS:
+        if self.payload is None or self.size is None or not self.is_known:
             return None
         return algorithmic_bytes(self.op, self.payload, self.size)
 
 
 def is_communication(name: str) -> bool:
-    """Whether a kernel is of NCCL, or of RCCL, which is AMD's."""
+    """True for a kernel of NCCL, or of RCCL, which is AMD's."""
     return "nccl" in name.lower() or "rccl" in name.lower()
 
 
 def operation(name: str) -> str:
-    """'ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL', '_reduce_scatter_base' -> 'reduce_scatter'."""
+    """'ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL', '_reduce_scatter_base' -> 'reduce_scatter'. A name that
+    says nothing of the kind stays, without its arguments.
+    """
     squeezed = name.lower().replace("_", "").replace("nccl", "").replace("gloo:", "")
-    return next((op for word, op in KNOWN.items() if word in squeezed), "other")
+    own = plain(name.partition("(")[0].partition("<")[0], 40)
+    return next((op for word, op in KNOWN.items() if word in squeezed), own)
 
 
 class Announced:
@@ -72,7 +80,7 @@ class Announced:
         self.launches = trace.launches
 
     def around(self, kernel: Event) -> str | None:
-        """What was announced as this kernel was launched."""
+        """The name of the note that was open as this kernel was launched; None where none was."""
         _, thread, at = self.launches.get(kernel.args.get("correlation"), (0, None, 0))
         notes = self.by_thread.get(thread, [])
         i = bisect.bisect_right(notes, at, key=lambda note: note.start)
@@ -80,7 +88,9 @@ class Announced:
 
 
 def of_kernel(kernel: Event, announced: Announced) -> Collective:
-    """From the kernel's arguments; where they do not name the operation, from a note or its own name."""
+    """The collective that a kernel runs, from its arguments; where these do not name the operation, from a
+    note or from the kernel's name.
+    """
     args = kernel.args
     op = operation(str(args.get("Collective name") or announced.around(kernel) or kernel.name))
     axis = _axis(args.get("Process Group Description") or args.get("Process Group Name") or UNKNOWN)
@@ -98,7 +108,7 @@ def of_kernel(kernel: Event, announced: Announced) -> Collective:
 
 
 def of_gloo(note: Event, groups: list[dict]) -> Collective:
-    """gloo's annotation says the operation alone; the axis is known where there is one group."""
+    """The collective that gloo's annotation names. Its axis is known where there is one group only."""
     only = groups[0] if len(groups) == 1 else {}
     axis, group = _axis(only.get("pg_desc", UNKNOWN)), str(only.get("pg_name", ""))
     return Collective(operation(note.name), axis, note.start, note.end, group=group)

@@ -26,6 +26,7 @@ _RANK = re.compile(r"rank[-_ ]?(\d{1,9})", re.I)
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 STRANGE = ("mtia", "hpu", "privateuse1", "xpu", "glow")
 OPERATORS = ("cpu_op", "operator")
+BACKWARD = ("ackward", "bwd", "_grad", "autograd::engine", "Optimizer.step")  # in names of training alone
 NOTES = ("user_annotation", "gpu_user_annotation")
 
 
@@ -45,7 +46,8 @@ class Trace:
     """What one rank's trace has. gpu: kernels and copies. launches: correlation -> when the host's call that
     launched it ended, and its thread and start. notes: annotations. cpu: operators of a run without GPU.
     groups: the process groups, as PyTorch describes them. size: of the world, None where it is not said.
-    strange: devices whose kernels are not read here.
+    strange: devices whose kernels are not read here. trains: False where operators were recorded and none of
+    them is of a backward.
     """
 
     file: str
@@ -57,6 +59,7 @@ class Trace:
     cpu: list[Event]
     size: int | None
     strange: set[str]
+    trains: bool = True
 
 
 def files_of(path: str) -> list[str]:
@@ -76,12 +79,15 @@ def read(path: str) -> Trace:
     gpu: list[tuple[str, Event]] = []
     names: dict[str, str] = {}  # a trace repeats few names
     strange: set[str] = set()
+    operators = backward = False
     try:
         for found in _events(path, beside):
             if not isinstance(found, dict) or found.get("ph") != "X":
                 continue
             kind, name = str(found.get("cat")).lower(), str(found.get("name"))
             strange.update(device for device in STRANGE if kind.startswith(device))
+            operators |= kind in OPERATORS
+            backward |= any(word in name for word in BACKWARD)
             launches_something = kind.endswith(("_runtime", "_driver"))
             is_note = kind in NOTES or name.startswith(("enumerate(DataLoader)", "ProfilerStep"))
             if not (launches_something or is_note or kind in GPU or kind in OPERATORS and not gpu):
@@ -114,7 +120,9 @@ def read(path: str) -> Trace:
         rank = int(in_name[1]) if (in_name := _RANK.search(file)) else None
     groups = [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
     size = size if type(size) is int and 0 < size <= 100_000 else None
-    return Trace(file, rank, groups, gpu, launches, notes, [] if gpu else cpu, size, strange)
+    return Trace(
+        file, rank, groups, gpu, launches, notes, [] if gpu else cpu, size, strange, backward or not operators
+    )
 
 
 NEEDED = (

@@ -172,6 +172,10 @@ def _unknown(splits: list[Split]) -> list[str]:
         unknown.append("not known: bytes and bandwidth where a collective's size is not in the trace")
     if any(c.op.startswith("send or") for c in sent):
         unknown.append("not known: whether a SendRecv kernel is a pipeline's send or an all_to_all")
+    if strangers := sorted({c.op for c in sent if not c.is_known and not c.op.startswith("send or")}):
+        unknown.append(
+            f"not known: which collective {', '.join(strangers)} is; its kernel's name does not say"
+        )
     if not all(s.steps for s in splits):
         unknown.append(
             "not known: where a step ends; call profiler.step() after each. Times are of all that was"

@@ -54,16 +54,19 @@ def length(a: np.ndarray) -> float:
 
 OPTIMIZER = "Optimizer.step#"
 WITHIN = 0.99  # of what a GPU ran must be in the host's steps, so that these are its own
+INSIDE = "Memcpy DtoD", "Memcpy PtoP", "Memset"
 STEP, LOADER = "ProfilerStep#", "enumerate(DataLoader)"
 WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "gloo:", "DistributedData")
 
 
 @dataclass
 class Split:
-    """Seconds. parts: compute, optimizer, copies, 'exposed AXIS' for each axis, bubble, waiting for data,
-    waiting for Python, idle. communication: with what is hidden. hidden: the share under computation. alone:
-    (operation, axis, bytes) -> how long collectives of that kind ran and nothing computed. size: of the
-    world. strange: devices that are not read.
+    """A rank's time, in seconds. parts: compute, optimizer, copies (between host and device), copies on the
+    device where there are any, 'exposed AXIS' for each axis, bubble, waiting for data, waiting for Python,
+    idle. communication: with what is hidden. hidden: the share under computation. alone: (operation, axis,
+    bytes) -> how long collectives of that kind ran and nothing computed. size: of the world. strange: devices
+    that are not read. pageable: True where some copies come from or go to memory that is not pinned,
+    or do not say. trains: False where no backward was recorded.
     """
 
     rank: int
@@ -78,6 +81,8 @@ class Split:
     alone: dict[tuple, float] = field(default_factory=dict)
     size: int | None = None
     strange: set[str] = field(default_factory=set)
+    pageable: bool = True
+    trains: bool = True
 
     @property
     def _exposed(self) -> float:
@@ -104,7 +109,8 @@ def _noted(trace: Trace, name: str) -> np.ndarray:
 def _of_gpu(trace: Trace, rank: int) -> Split:
     announced = Announced(trace)
     sent = [of_kernel(e, announced) for kind, e in trace.gpu if kind == "kernel" and is_communication(e.name)]
-    copies = [(e.start, e.end) for kind, e in trace.gpu if kind != "kernel"]
+    copies = [e for kind, e in trace.gpu if kind != "kernel"]
+    inside, host = ([(e.start, e.end) for e in copies if _is_inside(e.name) == it] for it in (True, False))
     kernels = [e for kind, e in trace.gpu if kind == "kernel" and not is_communication(e.name)]
     stepping = _noted(trace, OPTIMIZER)
     launched = np.array(
@@ -115,13 +121,20 @@ def _of_gpu(trace: Trace, rank: int) -> Split:
         (at >= 0) & (launched <= stepping[at, 1]) if len(stepping) else np.zeros(len(kernels), bool)
     )
     spans = np.array([(e.start, e.end) for e in kernels]).reshape(-1, 2)
-    parts = union(spans[~by_optimizer]), union(spans[by_optimizer]), union(copies)
+    parts = union(spans[~by_optimizer]), union(spans[by_optimizer]), union(host), union(inside)
     ran, steps = union([(e.start, e.end) for _, e in trace.gpu]), _noted(trace, STEP)
     # A host that runs ahead ends its steps before the GPU has: then what was recorded is all there is.
     marks = steps if length(both(ran, steps)) > WITHIN * length(ran) else union([])
     made, idle = _parts(trace, rank, True, sent, *parts, marks)
     made.parts |= _idle(trace, idle)
+    of_host = [e.name for e in copies if not _is_inside(e.name)]
+    made.pageable = not of_host or not all("Pinned" in name for name in of_host)
     return made
+
+
+def _is_inside(name: str) -> bool:
+    """True for a copy within devices, which no host's memory takes part in."""
+    return name.startswith(INSIDE)
 
 
 def _of_cpu(trace: Trace, rank: int) -> Split:
@@ -136,32 +149,36 @@ def _of_cpu(trace: Trace, rank: int) -> Split:
         cpu = [e for e in cpu if first <= e.start < last]
     ops = [e for e in cpu if not e.name.startswith(WRAPPERS) and not e.name.endswith("Backward0")]
     computing, stepping = union([(e.start, e.end) for e in ops]), _noted(trace, OPTIMIZER)
-    parts = without(computing, stepping), both(computing, stepping), union([])
+    parts = without(computing, stepping), both(computing, stepping), union([]), union([])
     made, idle = _parts(trace, rank, False, sent, *parts, steps)
     made.parts |= _waiting(trace, idle)
     return made
 
 
-def _parts(trace: Trace, rank: int, on_gpu: bool, sent: list[Collective], computing, optimizer, copies, also):
-    """(everything but what idle time was for, the intervals of that). also: what belongs to the whole."""
+def _parts(trace: Trace, rank: int, on_gpu: bool, sent, computing, optimizer, copies, inside, also):
+    """(a split without what idle time was for, the intervals of that). inside: copies within the device.
+    also: spans that belong to the whole.
+    """
     communicating = union([(c.start, c.end) for c in sent])
-    spans = np.concatenate([computing, optimizer, copies, communicating, also])
+    spans = np.concatenate([computing, optimizer, copies, inside, communicating, also])
     if not length(spans):
         raise Unreadable(f"{trace.file} has nothing that took time: was anything run while it was recorded?")
     whole = np.array([[spans[:, 0].min(), spans[:, 1].max()]])
     optimizer, busy = without(optimizer, computing), union(np.concatenate([computing, optimizer]))
     parts = {"compute": length(computing), "optimizer": length(optimizer)}
     parts["copies"] = length(without(copies, busy))
+    if len(inside):
+        parts["copies on the device"] = length(without(inside, union(np.concatenate([busy, copies]))))
     steps = len({note.name for note in trace.notes if note.name.startswith(STEP)})
     made = Split(rank, trace.file, on_gpu, length(whole) / 1e6, steps, collectives=sent)
     made.communication = length(communicating) / 1e6
     made.hidden = length(both(communicating, busy)) / max(1e-9, length(communicating))
-    busy = union(np.concatenate([busy, copies]))
+    busy = union(np.concatenate([busy, copies, inside]))
     kinds: dict[tuple, list[tuple[float, float]]] = {}
     for c in sent:
         kinds.setdefault(c.kind, []).append((c.start, c.end))
     made.alone = {kind: length(without(union(spans), busy)) / 1e6 for kind, spans in kinds.items()}
-    made.size, made.strange = trace.size, trace.strange
+    made.size, made.strange, made.trains = trace.size, trace.strange, trace.trains
     bubble = 0.0
     for axis in sorted({c.axis for c in sent}):
         mine = [c for c in sent if c.axis == axis]
