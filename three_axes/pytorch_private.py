@@ -7,6 +7,7 @@ looks for such names elsewhere.
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -75,13 +76,43 @@ def groups() -> list[dist.ProcessGroup]:
     return list(dist.distributed_c10d._world.pg_map)
 
 
-def timeout(group: dist.ProcessGroup) -> timedelta:
-    """After how long a collective of the group fails by itself. Without it a group's own short timeout would
-    be taken for a hang.
+USUAL_LIMIT = 1800  # seconds, of every backend but NCCL
+BACKEND = _c10d.Backend  # what a group sends with; called by itself, it passes no operator
+
+
+def limit(group: dist.ProcessGroup) -> float:
+    """After how many seconds a collective of the group fails by itself; infinity where nobody has set less
+    than PyTorch's own. Without it a group's own short timeout would be taken for a hang.
     """
     backend = group._get_backend(group._device_types[0])
     options = getattr(backend, "options", None)  # a backend of other makers may have none
-    return getattr(options, "_timeout", timedelta.max)
+    seconds = getattr(options, "_timeout", timedelta.max).total_seconds()
+    usual = 600 if getattr(options, "backend", "") == "nccl" else USUAL_LIMIT
+    return seconds if seconds < usual else math.inf
+
+
+def replace_making_of_groups(helper: Callable[[Callable], Callable], barrier: Callable) -> Callable[[], None]:
+    """Wrap what makes a process group (its name is the seventh argument), and where all ranks meet in the
+    store afterwards. Returns what undoes it. Without it a group that comes again under one name, or that some
+    ranks only make, is not understood.
+    """
+    c10d = dist.distributed_c10d
+    before = c10d._new_process_group_helper, c10d._store_based_barrier
+    c10d._new_process_group_helper, c10d._store_based_barrier = helper(before[0]), barrier(before[1])
+
+    def undo() -> None:
+        c10d._new_process_group_helper, c10d._store_based_barrier = before
+
+    return undo
+
+
+# Functions of PyTorch's that begin collectives in C++, and wait for them there: (where, name). Without it a
+# rank that stands in DDP's broadcast of buffers, or in its constructor, is taken for one that computes.
+WAIT_THEMSELVES = (
+    (dist, "_broadcast_coalesced"),
+    (dist, "_verify_params_across_processes"),
+    (_c10d.Reducer, "_rebuild_buckets"),
+)
 
 
 def number_groups_from(count: int) -> None:

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from three_axes import pytorch_private
-from three_axes.count.moves import OWN_THREAD
+from three_axes.count.threads import OWN_THREAD
 from three_axes.paper.collectives import hop_by_hop
 from three_axes.paper.hardware import Network
 from three_axes.paper.placement import crosses

@@ -182,7 +182,8 @@ def timed_out(seen: list[RankStatus], seconds: float, state: str) -> str:
     parts += _others(seen, [], heading="When it was stopped:")
     stuck = {r: s.where["in"] for r, s in enumerate(seen) if s.where and s.where["in"]}
     never = sorted({other for inside in stuck.values() for other in inside["needs"]} - set(stuck))
-    ops = {_collective(inside, peer=False) for inside in stuck.values()}
+    whats = {_collective(inside, peer=False) for inside in stuck.values()}
+    ops = {inside["op"] for inside in stuck.values()}
     if "new_group" in ops and never:
         parts.append(
             "Every rank must call new_group and init_device_mesh, also one that will not be a member."
@@ -197,23 +198,25 @@ def timed_out(seen: list[RankStatus], seconds: float, state: str) -> str:
             parts[-1] += (
                 f" But {ranks(running)} had not ended: it may only need longer, with timeout=… in seconds."
             )
-    elif len(ops) > 1:
+    elif len(whats) > 1:
         parts.append(
             "The ranks are in different collectives: each waits for the others to enter its own. "
             "All ranks of a group must call the same collectives in the same order."
         )
-    elif stuck:
+    elif stuck and not ops & {"send", "recv"}:
         parts.append(
             "All are in the same collective: its data may only need longer, with timeout=… in seconds."
         )
-    else:
+    elif not stuck:
         parts.append("No rank is in a collective: it may only need longer, with timeout=… in seconds.")
+    helped = {r: s.where["help"] for r, s in enumerate(seen) if s.where and s.where["help"]}
+    parts += [f"That is no proof of a hang: on rank {r} {what}." for r, what in list(helped.items())[:3]]
     return "\n".join(parts + [state])
 
 
 def deadlocked(seen: list[RankStatus], deadlock: Deadlock, state: str) -> str:
     """The call can never end, which is known before its time is over."""
-    what = "the ranks do not agree" if deadlock.kind == "disagree" else "no rank can ever go on"
+    what = "the ranks do not agree" if deadlock.kind == "disagree" else deadlock.of(len(seen))
     others = _others(seen, [], heading="When it was stopped:")
     deadlock.lines = {r: s.where["line"].number for r, s in enumerate(seen) if s.where and s.where["line"]}
     return "\n".join([f"{what}, so the call was stopped", *others, str(deadlock), state])

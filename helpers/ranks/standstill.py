@@ -14,7 +14,9 @@ ANSWER = 0.5  # for all to answer; who does not is busy, or stopped
 
 
 class Standstill:
-    """Looks at a call's ranks from time to time. found: why none of them can go on, where that is proven."""
+    """Looks at a call's ranks from time to time. found: why some of them can never go on, where that is
+    proven.
+    """
 
     def __init__(self, ranks: Processes, number: int):
         self._ranks, self._number, self._next = ranks, number, time.monotonic() + FIRST
@@ -24,23 +26,23 @@ class Standstill:
         """Look again, if it is time. done: the answers of ranks that have ended the call; more may come."""
         if time.monotonic() < self._next:
             return False
-        seen, ended = self._look(done, captured), set(done)
-        found = prove(seen, [r for r in ended if not done[r][2].has_help])
-        # Where those that stood stand still at a second look, all that was seen held at one moment between.
-        if found and all(
-            look is None or look.stands is None or (again is not None and again.moves == look.moves)
-            for look, again in zip(seen, self._look(done, captured))
-        ):
+        seen = self._look(done, captured)
+        found = prove(seen, [r for r in done if (look := seen[r]) and look.stands == []], course=True)
+        # Where the ranks that it tells of are still at a second look, all of it held at one moment between.
+        if found and self._is_still(found, seen, self._look(done, captured)):
             self.found = found
         self._next = time.monotonic() + EVERY
         return self.found is not None
 
+    @staticmethod
+    def _is_still(found: Deadlock, seen: list[Look | None], again: list[Look | None]) -> bool:
+        ranks = {*found.stuck, *(wait.other for wait in found.every)}
+        return all((look := seen[r]) is not None and look.is_still_in(again[r]) for r in ranks)
+
     def _look(self, done: dict[int, tuple], captured) -> list[Look | None]:
         question = next(self._ranks.calls)
-        busy = [r for r in range(len(self._ranks.processes)) if r not in done]
-        self._ranks.tell("moves", question, self._number, to=busy)
+        everybody = range(len(self._ranks.processes))
+        self._ranks.tell("moves", question, self._number)
         late = (self._number, done)
-        answers = self._ranks.collect("moves", question, busy, ANSWER, captured, late=late)
-        looks = {r: look for r, (look,) in answers.items()}
-        looks |= {r: Look(0, report.begun, None) for r, (_, _, report, _) in done.items()}
-        return [looks.get(r) for r in range(len(self._ranks.processes))]
+        answers = self._ranks.collect("moves", question, everybody, ANSWER, captured, late=late)
+        return [answers[r][0] if r in answers else None for r in everybody]

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from three_axes import devices, pytorch_private
 from three_axes.count import lines, meter, wire
 from three_axes.count.interposer import interposer
-from three_axes.count.moves import OWN_THREAD
+from three_axes.count.threads import OWN_THREAD, beside
 from three_axes.count.report import Report
 
 from ..emulate.budget import Budget
@@ -92,6 +92,7 @@ class Rank:
         self.sending = threading.Lock()
         self.jobs: queue.SimpleQueue = queue.SimpleQueue()
         self.running: int | None = None  # number of the call the main thread is in
+        self.ended: int | None = None  # and of the one that it has ended last
         self.aborting: int | None = None
         self.freeing: threading.Thread | None = None  # the thread that frees the main one
         self.began = 0.0  # when it began
@@ -122,6 +123,7 @@ class Rank:
                 answer = self._call(number, kind, *details)
                 if current.rank is None:
                     os._exit(0)  # the reader's code has forked, and this is the fork
+                self.ended = number  # from here on it runs nothing of the reader's
                 self._send("done", number, *answer)
 
     def _join(self, generation: int) -> None:
@@ -240,7 +242,8 @@ class Rank:
             elif kind == "moves":
                 question, number = details
                 # Before this call is begun its moves are those of the call before.
-                self._send("moves", question, self.recorder.moves.look() if self.running == number else None)
+                is_its = number in (self.running, self.ended)
+                self._send("moves", question, self.recorder.moves.look(self.ended == number) if is_its else None)
             elif kind == "abort":
                 self.freeing = threading.Thread(target=self._abort, args=details, daemon=True)
                 self.freeing.start()
@@ -258,6 +261,7 @@ class Rank:
             "line": line,
             "stack": lines.stack(frame),
             "in": self.recorder.pending() or self._forming(frame, line),
+            "help": beside({threading.main_thread().ident}).help,
         }
 
     def _forming(self, frame, line) -> dict | None:

@@ -1,12 +1,17 @@
 """The proof that ranks wait for each other for ever, from what they have begun; and on real ranks."""
 
+import itertools
+import os
 import random
 import threading
 import time
 
+import programs
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from helpers import draw
 from helpers.ranks import current
@@ -14,8 +19,8 @@ from helpers.ranks.failure import RankError
 from three_axes.count.deadlock import prove
 from three_axes.count.moves import KEPT_FIRST, KEPT_LAST, Channel, Moves, Operation
 from three_axes.paper.collectives import needs
-from tools import deadlocks
 
+PROGRAMS = int(os.environ.get("THREE_AXES_PROGRAMS", 300))  # random ones, of which every state is looked at
 ALL = Channel("collective", "world", (0, 1, 2))
 PAIR = Channel("collective", "of two", (0, 1))
 
@@ -120,7 +125,8 @@ def test_what_does_not_fit_is_told_though_others_compute():
         rank(message("send", 0, 1), stands=[0], needs=(1,), brought="8 float32"),
         rank(message("recv", 0, 1), stands=[0], needs=(0,), brought="16 float32"),
     ]
-    assert "do not agree on message number 1 of theirs: rank 0 brought 8" in str(prove(told, set()))
+    assert "do not agree on message number 1 of theirs: rank 0 brought 8" in str(prove(told, set(), course=True))
+    assert prove(told, set()) is None, "PyTorch lets it pass, or raises"
 
 
 def test_a_receive_from_anybody_may_have_taken_the_message_that_seems_not_to_fit():
@@ -153,16 +159,16 @@ def test_what_may_still_end_is_not_proven(looks):
     assert prove(looks, set()) is None
 
 
-def test_the_proof_is_right_in_every_state_of_random_programs():
-    draw = random.Random(0)
-    found = [deadlocks.check(deadlocks.random_program(draw)) for _ in range(300)]
-    assert 150 < found.count(True) < 250 and None not in found
+@settings(max_examples=PROGRAMS)
+@given(st.integers(0, 2**32))
+def test_the_proof_is_right_in_every_state_of_random_programs(seed):
+    programs.check(programs.random_program(random.Random(seed)))
 
 
 def test_random_programs_on_ranks():
     draw = random.Random(1)
-    programs = (deadlocks.random_program(draw) for _ in iter(int, 1))
-    assert 5 < len(deadlocks.on_ranks(programs, 40)) < 20
+    made = filter(programs.can_run, (programs.random_program(draw) for _ in iter(int, 1)))
+    assert 5 < len(programs.on_ranks(itertools.islice(made, 25)))
 
 
 def without(op: str, root: int, missing: int) -> None:

@@ -14,9 +14,9 @@ import math
 import re
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from types import FrameType
 from typing import NamedTuple
 
@@ -25,22 +25,21 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..paper import placement
-from ..pytorch_private import RESOLVE, functional, timeout
+from ..pytorch_private import RESOLVE, functional
 
 FSDP, PIPELINING = "_fully_shard", "distributed/pipelining"  # PyTorch's folders of them
 FRAMES = 30  # so many callers are looked at
-PATIENT = timedelta(minutes=1)
 
 
 class Members(NamedTuple):
     """A group: its own description, its ranks as the world numbers them, this rank's place among them, and
-    whether its timeout is so short that a program may count on it.
+    how many groups of its name there have been, it included.
     """
 
     described: str
     ranks: list[int]
     me: int
-    gives_up: bool
+    made: int
 
 
 class Axes:
@@ -48,6 +47,7 @@ class Axes:
 
     def __init__(self):
         self._members: weakref.WeakKeyDictionary[dist.ProcessGroup, Members] = weakref.WeakKeyDictionary()
+        self.made: Counter[str] = Counter()  # name of a group -> how often one was made
         self._asked: dict[str, set[str]] = {}  # name of a group -> the dimensions it was asked for as
         self._declared: dict[tuple[int, ...], set[str]] = {}  # ranks of a group -> what it is said to be
         self._resolved: tuple[str, str] | None = None  # group and dimension of the collective that comes next
@@ -103,8 +103,8 @@ class Axes:
                 described = "world"
             elif described in ("undefined", ""):
                 described = "ranks " + ",".join(map(str, ranks))
-            gives_up = timeout(group) < PATIENT
-            known = self._members[group] = Members(described, ranks, group.rank(), gives_up)
+            made = self.made.get(group.group_name, 0)
+            known = self._members[group] = Members(described, ranks, group.rank(), made)
         return known
 
     def name(self, group: dist.ProcessGroup, op: str, peer: int | None = None) -> str:

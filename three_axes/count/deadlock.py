@@ -4,33 +4,39 @@ A rank leaves a collective when those whose data it needs, and those who need it
 the same number (`paper.collectives.needs`). A receive ends when the message has begun, and a send when
 its receive has: gloo holds the sender until then, whatever the size. A rank that does not stand in such an
 operation may still begin one. So these can go on: who does not stand, and who stands in what has begun on all
-sides that it needs, or may begin there because that rank can go on. The others never can. Where that is all
-who have not finished, the call is over, though nobody has failed.
+sides that it needs, or may begin there because that rank can go on. The others never can: they wait for each
+other, or for ranks that have ended the call. The call is over, whatever the rest of the ranks still does.
 
-What is not seen is taken for movement: a computation, a lock, a store's wait, another program, an operation
-that ends after a time of its own, a message from anybody. So nothing is proven that may still end.
+A rank stands where each of its threads does, or is asleep until another of them wakes it (`threads`). What is
+not seen is taken for movement: a computation, a timer, a store's wait, another program, an operation with a
+limit of its own, a message from anybody. So nothing is proven that may still end.
 
 So T. Hilbrich et al. prove it for MPI: "MPI Runtime Error Detection with MUST: Advances in Deadlock
-Detection" (2012). `tools/deadlocks.py` holds this against all that can happen, and against real ranks.
+Detection" (2012). `tests/count/test_deadlock.py` holds this against all that can happen, and against real
+ranks.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..table import ranks
-from .moves import Begun, Look, Operation, brought_to, from_anybody, sides_of
+from .moves import Begun, Channel, Look, Operation, from_anybody, sides_of
 
 
 class Wait(NamedTuple):
-    """A rank waits in an operation for another rank, which has not begun its own side of it."""
+    """A rank waits in an operation for another rank, which has not begun its own side of it. instead: what
+    the other has begun in its place, in words, so that it never comes.
+    """
 
     rank: int
     other: int
     operation: Operation
     brought: str  # in words
+    instead: str = ""
 
     def told(self, lines: Mapping[int, int]) -> str:
         """'rank 0 waits to send to rank 1 (line 4)'"""
@@ -54,20 +60,28 @@ class Deadlock:
 
     kind: 'disagree', two ranks brought to one operation what does not fit; 'absent', they wait for ranks that
     have finished; 'cycle', each waits for another of them. waits: who waits for whom, of the smallest such
-    set; every: of all ranks. lines: rank -> the number of the line where it stands, where it is known.
+    set; every: of all that can never go on, the ranks `stuck`. lines: rank -> the number of the line where it
+    stands, where it is known.
     """
 
     kind: str
     waits: list[Wait]
     every: list[Wait]
     finished: list[int]
+    stuck: list[int]
     lines: dict[int, int] = field(default_factory=dict)
 
     @property
     def ranks(self) -> list[int]:
-        """Those that are stuck."""
+        """Those of the smallest set."""
         stuck = {wait.rank for wait in self.waits} | {wait.other for wait in self.waits}
         return sorted(stuck - set(self.finished))
+
+    def of(self, n: int) -> str:
+        """'no rank can ever go on', or which of n ranks cannot."""
+        if len({*self.stuck, *self.finished}) == n:
+            return "no rank can ever go on"
+        return f"{ranks(self.stuck)} can never go on"
 
     def __str__(self) -> str:
         if self.kind == "cycle":
@@ -99,64 +113,102 @@ class Deadlock:
         )
 
 
-def prove(looks: Sequence[Look | None], finished: Collection[int]) -> Deadlock | None:
-    """Why no rank can go on, None where that is not proven.
+def prove(
+    looks: Sequence[Look | None], finished: Collection[int], course: bool = False
+) -> Deadlock | None:
+    """Why some ranks can never go on, None where that is not proven.
 
     looks[r]: rank r as it was seen, all at one moment; None where it was not. finished: ranks that have ended
-    the call; their looks say what they had begun.
+    the call, and have no thread that may do more; their looks say what they had begun. course: what does not
+    fit is an error, also where PyTorch would exchange the bytes and go on.
     """
-    begun = [look.begun if look else {} for look in looks]
-    standing = {r: look for r, look in enumerate(looks) if look and look.stands and r not in finished}
-    if found := _disagreement(standing, {*standing, *finished}, begun):
-        return Deadlock("disagree", found, found, sorted(finished))
-    if not standing or any(r not in standing and r not in finished for r in range(len(looks))):
-        return None
-    waits = {r: [list(_missing(r, o, begun)) for o in look.stands or ()] for r, look in standing.items()}
-    free: set[int] = set()
-    while more := {r for r in waits if r not in free and _may_go_on(waits[r], standing[r].every, free)}:
+    seen = _Seen(looks, finished)
+    if course and (pair := seen.disagreement()):
+        return Deadlock("disagree", pair, pair, sorted(finished), [wait.rank for wait in pair])
+    waits = {
+        r: [([list(seen.missing(r, o)) for o in thread.operations], thread.every) for thread in look.stands]
+        for r, look in seen.standing.items()
+    }
+    free = set(range(len(looks))) - set(waits) - set(finished)
+    while more := {r for r in waits if r not in free and any(_may_go_on(*wait, free) for wait in waits[r])}:
         free |= more
-    if free:
+    stuck = sorted(set(waits) - free)
+    if not stuck:
         return None
-    edges = [wait for of_rank in waits.values() for missing in of_rank for wait in missing]
+    missing = [wait for r in stuck for operations, _ in waits[r] for waits_of in operations for wait in waits_of]
+    edges = [wait for wait in missing if wait.instead or wait.other not in free]
+    if found := next((wait for wait in edges if wait.instead), None):
+        other = found._replace(rank=found.other, other=found.rank, brought=found.instead)
+        return Deadlock("disagree", [found, other], edges, sorted(finished), stuck)
     if absent := [wait for wait in edges if wait.other in finished]:
-        return Deadlock("absent", absent, edges, sorted(finished))
-    return Deadlock("cycle", _shortest_cycle(edges), edges, sorted(finished))
+        return Deadlock("absent", absent, edges, sorted(finished), stuck)
+    return Deadlock("cycle", _shortest_cycle(edges), edges, sorted(finished), stuck)
 
 
-def _may_go_on(waits: list[list[Wait]], every: bool, free: set[int]) -> bool:
-    each = [all(wait.other in free for wait in missing) for missing in waits]
+def _may_go_on(operations: list[list[Wait]], every: bool, free: set[int]) -> bool:
+    """Whether a thread may: whom it waits for in each of its operations, and whether all of these must end."""
+    each = [all(wait.other in free and not wait.instead for wait in missing) for missing in operations]
     return all(each) if every else any(each)
 
 
-def _missing(rank: int, operation: Operation, begun: Sequence[Mapping]) -> Iterator[Wait]:
-    """For each rank that has not begun its side of the operation: that this one waits for it."""
-    channel, number = operation.channel, operation.number
-    if channel.kind == "send" and from_anybody(channel, begun):
-        return  # it may be taken by that
-    brought = begun[rank][channel].brought(number) or "a collective"
-    for other in operation.needs:
-        if begun[other].get(sides_of(channel)[other], Begun()).count < number:
-            yield Wait(rank, other, operation, brought)
+class _Seen:
+    """All ranks at one moment."""
+
+    def __init__(self, looks: Sequence[Look | None], finished: Collection[int]):
+        self.begun = [look.begun if look else {} for look in looks]
+        self.made = [look.made if look else {} for look in looks]
+        self.standing = {r: look for r, look in enumerate(looks) if look and look.stands and r not in finished}
+        # Ranks whose last operation has begun for good: PyTorch may refuse another's.
+        self.still = {*self.standing, *finished}
+
+    def missing(self, rank: int, operation: Operation) -> Iterator[Wait]:
+        """For each rank that has not begun its side of the operation: that this one waits for it."""
+        channel, number = operation.channel, operation.number
+        if channel.kind == "send" and from_anybody(channel, self.begun):
+            return  # it may be taken by that
+        brought = self.begun[rank][channel].brought(number)
+        is_pair = len(channel.members) == 2
+        for other in operation.needs:
+            if self.made[other].get(channel.group, channel.made) != channel.made:
+                continue  # it has made the group more often, or less: whether it will come is not known
+            if self._count(channel, other) < number:
+                yield Wait(rank, other, operation, brought or "a collective")
+            elif channel.kind == "collective" and operation.marked and brought and (its := self._for_good(operation, other)):
+                if _never_meet(brought, its, is_pair):
+                    yield Wait(rank, other, operation, brought, its)
+
+    def disagreement(self) -> list[Wait]:
+        """Two ranks that brought to an operation what does not fit, of which one stands in it."""
+        for rank, look in self.standing.items():
+            for operation in (o for thread in look.stands or () for o in thread.operations):
+                mine = self.begun[rank][operation.channel].brought(operation.number)
+                if mine is None or from_anybody(operation.channel, self.begun):
+                    continue
+                for other in sides_of(operation.channel):
+                    its = self._for_good(operation, other)
+                    if its is not None and its != mine:
+                        return [Wait(rank, other, operation, mine), Wait(other, rank, operation, its)]
+        return []
+
+    def _count(self, channel: Channel, rank: int) -> int:
+        return self.begun[rank].get(sides_of(channel)[rank], Begun()).count
+
+    def _for_good(self, operation: Operation, rank: int) -> str | None:
+        """What a rank brought to its side, in words, where that is known and PyTorch has not refused it."""
+        channel, number = operation.channel, operation.number
+        if rank not in self.still and self._count(channel, rank) <= number:
+            return None
+        return self.begun[rank].get(sides_of(channel)[rank], Begun()).brought(number)
 
 
-def _disagreement(
-    standing: Mapping[int, Look], still: Collection[int], begun: Sequence[Mapping]
-) -> list[Wait]:
-    """Two ranks that brought to an operation what does not fit, of which one stands in it. still: ranks whose
-    last operation has begun for good; PyTorch may refuse another's.
+def _never_meet(one: str, other: str, is_pair: bool) -> bool:
+    """Whether gloo exchanges nothing between two collectives of one number, whose words these are. It sends
+    each kind's messages under a mark of its own, but a reduce-scatter's, which it makes of an all-reduce. Of
+    two ranks with two roots, each does what the other must have done to it.
     """
-    for rank, look in standing.items():
-        for operation in look.stands or ():
-            channel, number = operation.channel, operation.number
-            if from_anybody(channel, begun):
-                continue
-            sides, brought = sides_of(channel), brought_to(channel, number, begun)
-            mine = brought[rank]
-            for other, told in brought.items():
-                for_good = other in still or begun[other].get(sides[other], Begun()).count > number
-                if for_good and told is not None and mine is not None and told != mine:
-                    return [Wait(rank, other, operation, mine), Wait(other, rank, operation, told)]
-    return []
+    marks = [re.split(r" (?:of|\()", words)[0].replace("reduce_scatter", "all_reduce") for words in (one, other)]
+    roots = [words.partition(" with root ")[2] for words in (one, other)]
+    return marks[0] != marks[1] or (is_pair and roots[0] != roots[1])
 
 
 def _shortest_cycle(waits: list[Wait]) -> list[Wait]:

@@ -8,13 +8,15 @@ there.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +25,7 @@ import torch.distributed as dist
 from .. import devices, pytorch_private
 from ..paper.collectives import ROOTED, needs
 from .axes import Axes
+from .beside import Beside
 from .moves import Channel
 from .operators import (
     OPERATORS,
@@ -39,6 +42,7 @@ from .operators import (
 
 # At this key the dispatcher passes also when a DTensor's own operator calls a collective, below autograd.
 _KEY = "BackendSelect"
+HEARD = ("stands_in", "goes_on", "meets", "met", "passed_by")  # what `Beside` tells listeners
 
 
 @dataclass
@@ -60,7 +64,8 @@ class Call:
     alone: bool  # `first` is the whole
     reduces: str
     tag: int
-    gives_up: bool = False  # after so short a timeout of its group that a program may count on it
+    made: int = 0  # how many groups of its name there have been, its own included
+    limit: float = math.inf  # seconds after which it fails by itself
     by_ddp: bool = False  # a bucket, for which DDP waits at the end of backward
     gives: torch.Tensor | None = None  # known when it is issued
 
@@ -68,13 +73,14 @@ class Call:
     def channel(self) -> Channel:
         """Where it is matched with its other sides."""
         members = tuple(self.members)
+        name, made = self.group.group_name, self.made
         if self.op not in ("send", "recv"):
-            return Channel("collective", self.group.group_name, members)
+            return Channel("collective", name, members, made=made)
         if self.root is None:
-            return Channel("recv_any", self.group.group_name, members, None, members[self.me], self.tag)
+            return Channel("recv_any", name, members, None, members[self.me], self.tag, made)
         ends = (self.me, self.root) if self.op == "send" else (self.root, self.me)
         source, target = (members[r] for r in ends)
-        return Channel(self.op, self.group.group_name, members, source, target, self.tag)
+        return Channel(self.op, name, members, source, target, self.tag, made)
 
     @property
     def needs(self) -> tuple[int, ...]:
@@ -128,6 +134,14 @@ class Listener:
     def future_taken(self, work: dist.Work) -> None:
         """Whoever took the future of this Work waits for that, not for the Work."""
 
+    # What `beside.Heard` says of these holds here.
+
+    def stands_in(self, works: Callable[[], list[dist.Work]], every: bool) -> None: ...
+    def goes_on(self) -> None: ...
+    def meets(self, channel: Channel, limit: float) -> None: ...
+    def met(self, channel: Channel, is_made: bool) -> None: ...
+    def passed_by(self, what: str) -> None: ...
+
     def waited_for_tensor(self, start: float) -> None:
         """A wait for the tensor of a functional collective is over."""
 
@@ -164,6 +178,20 @@ class Interposer:
         self._backward = -1  # the backward whose end is being watched
         self.wait_for, self._future_of = dist.Work.wait, dist.Work.get_future
         self._thread = threading.local()
+        self.beside: Beside | None = None
+
+    def _tell(self, name: str) -> Callable[..., None]:
+        """Tell every listener so."""
+
+        def tell(*told) -> None:
+            for listener in self._listeners:
+                getattr(listener, name)(*told)
+
+        return tell
+
+    def pending_calls(self) -> list[dist.Work | None]:
+        """The Work whose end a function waits for, of each that will be called; None where it is not known."""
+        return self.beside.futures.pending() if self.beside else []
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -212,6 +240,8 @@ class Interposer:
         issued = lambda group, *device: self._batch_issued(group, *device)
         self._end_batch = pytorch_private.replace_end_of_batch(issued)
         self.axes.listen()
+        heard = SimpleNamespace(**{name: self._tell(name) for name in HEARD})
+        self.beside = Beside(heard, self.axes.made)
 
     def _uninstall(self) -> None:
         for library in self._libraries:
@@ -219,16 +249,25 @@ class Interposer:
         dist.Work.wait, dist.Work.get_future = self.wait_for, self._future_of
         pytorch_private.replace_end_of_batch(self._end_batch)
         self.axes.leave()
+        if self.beside:
+            self.beside.leave()
+            self.beside = None
 
     def _in_front_of(self, operator: str):
         call = getattr(torch.ops.c10d, operator).default
         name, at_group, at_whole, at_root = OPERATORS[operator]
+        arguments = [argument.name for argument in call._schema.arguments]
+        at_limit = arguments.index("timeout") if "timeout" in arguments else len(arguments)
 
         def counted(keys, *args, **kwargs):
             if self._is_aside:
                 return call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             group = dist.ProcessGroup.unbox(args[at_group])
-            _, members, me, gives_up = self.axes.members(group)
+            _, members, me, made = self.axes.members(group)
+            limit = pytorch_private.limit(group)
+            milliseconds = args[at_limit] if at_limit < len(args) else kwargs.get("timeout", -1)
+            if milliseconds >= 0:  # of this call alone
+                limit = min(limit, milliseconds / 1000)
             whole: Any = args[at_whole] if at_whole is not None else None
             held = 0 if whole is None else nbytes(whole)
             root = None if at_root is None else args[at_root]
@@ -241,7 +280,7 @@ class Interposer:
             alone, reduces = whole is first or len(whole) == 1, reduction(operator, args)
             tag = args[TAGS[operator]] if operator in TAGS else 0
             sizes = payload, held, algorithmic
-            issued = Call(name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, gives_up)
+            issued = Call(name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, made, limit)
             issued.by_ddp = name == "all_reduce" and _by_autograd(sys._getframe(1))
             for listener in self._listeners:
                 listener.begins(issued)
@@ -267,6 +306,8 @@ class Interposer:
             if work is not None:
                 for listener in self._listeners:
                     listener.begun(issued, work)
+                if self.beside:
+                    self.beside.begun(work)
             return result
 
         return counted
@@ -301,7 +342,10 @@ class Interposer:
     def _giving_future(self, work: dist.Work) -> torch.futures.Future:
         for listener in self._listeners:
             listener.future_taken(work)
-        return self._future_of(work)
+        future = self._future_of(work)
+        if self.beside and not self._is_aside:
+            self.beside.futures.of[future] = work
+        return future
 
     def _wait_tensor(self, keys, tensor):
         start = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import linecache
 import os
 import sys
@@ -47,7 +48,8 @@ def are_readers(frames: list[Line]) -> bool:
     return any(not f.file.startswith(LIBRARIES) for f in frames)
 
 
-def _outwards(frame: FrameType | None) -> Iterator[Line]:
+def outwards(frame: FrameType | None) -> Iterator[Line]:
+    """The lines of this frame and of all that called it."""
     while frame is not None:
         yield Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
@@ -55,12 +57,26 @@ def _outwards(frame: FrameType | None) -> Iterator[Line]:
 
 def innermost(frame: FrameType | None) -> Line | None:
     """The reader's line nearest to this frame, looking outwards; None where there is none."""
-    return next((line for line in _outwards(frame) if not line.file.startswith(LIBRARIES)), None)
+    return next((line for line in outwards(frame) if not line.file.startswith(LIBRARIES)), None)
+
+
+def is_guarded(frame: FrameType | None) -> bool:
+    """Whether more of the reader's code may run after an exception in this frame: where a line of theirs
+    stands in a `try` or a `with`.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(LIBRARIES):
+            parse = getattr(dis, "_parse_exception_table", None)  # since Python 3.11
+            if parse is None or any(entry.start <= frame.f_lasti < entry.end for entry in parse(code)):
+                return True
+        frame = frame.f_back
+    return False
 
 
 def stack(frame: FrameType | None) -> list[Line]:
     """All lines from this frame outwards to the reader's outermost; none where no line is the reader's."""
-    lines = list(_outwards(frame))
+    lines = list(outwards(frame))
     while lines and lines[-1].file.startswith(LIBRARIES):
         lines.pop()
     return lines

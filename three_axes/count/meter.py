@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -23,14 +25,14 @@ from .. import pytorch_private
 from . import lines, wire
 from .clock import Span
 from .interposer import Call, Listener, interposer
-from .moves import Moves, Operation
+from .moves import Channel, Moves, Operation
 from .operators import InBatch, OnStream, type_of
 from .report import CollectiveCount, Report
 
 BOX_BYTES = 1024
 
 
-@dataclass
+@dataclass(eq=False)
 class Issued:
     """A collective that was begun, and for which nobody in Python has waited."""
 
@@ -60,6 +62,8 @@ class Recorder(Listener):
     def __init__(self, box: int | None = None, on: bool = True, spans: int = 1_000_000):
         self.box, self.on, self.most_spans = box, on, spans
         self.counter, self.moves = wire.Counter(), Moves()
+        self.moves.made = interposer.axes.made
+        self._thread = threading.local()  # begins: the operation that is being issued
         self.last: dict | None = None  # the collective issued last, as written to the box
         self._looked: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # whose connections are known
         # Called with the name, root or peer, and first tensor of each collective of a call before it begins.
@@ -84,6 +88,8 @@ class Recorder(Listener):
         self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._by_future: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._ended_tensors: set[int] = set()  # the same of functional collectives: pieces of their results
+        self._operations: weakref.WeakKeyDictionary[dist.Work, list[Operation]] = weakref.WeakKeyDictionary()
+        self.moves.callbacks = self._called_later
         self.last = self.watch = None
         self._awaited: CollectiveCount | None = None
         self._awaited_for: list[Issued] = []  # what gave the tensor that is waited for
@@ -115,6 +121,7 @@ class Recorder(Listener):
             if not issued.has_ended():
                 self.moves.stand([issued.operation])
                 interposer.wait_for(issued.work) if isinstance(issued.work, dist.Work) else issued.work.wait()
+                self.moves.go_on()
 
     def stop(self) -> Report:
         """What was counted since `start()`; with `on` false only spans and levels. It waits for nothing."""
@@ -134,7 +141,6 @@ class Recorder(Listener):
             not_waited,
             under_way,
             self.moves.begun,
-            self.moves.has_help(),
             self.spans,
             self.streams,
             self.levels,
@@ -182,20 +188,24 @@ class Recorder(Listener):
         elif row not in self._since_quiet:
             self._since_quiet.append(row)
         number = self.moves.begin(call.channel, call.brought)
-        self._begins = Operation(call.channel, number, call.needs, call.gives_up)
+        by_gloo = call.first is None or call.first.device.type == "cpu"
+        self._thread.begins = Operation(call.channel, number, call.needs, call.limit, by_gloo)
         if self.box is not None:
             self._note(call, self.box)
         if self.watch:
             self.watch(call.op, call.root, call.first)
-        self._issued_at = time.monotonic()  # before PyTorch has it: from then on other ranks may go on
+        self._thread.issued_at = time.monotonic()  # before PyTorch has it: from then on other ranks may go on
 
     def begun(self, call: Call, work: dist.Work | OnStream | InBatch) -> None:
         """Keep it among the open, until somebody has waited or it is seen to have ended."""
         self._peak = max(self._peak, self._in_flight + call.size)
         row, piece = self.rows[call.op, call.axis], _piece(call.gives)
         self._ended_tensors.discard(piece)  # memory is used again: what was there is gone
-        issued = Issued(work, row, call.size, self._issued_at, self._begins, piece, call.by_ddp)
+        operation: Operation = self._thread.begins
+        issued = Issued(work, row, call.size, self._thread.issued_at, operation, piece, call.by_ddp)
         self._open.append(issued)
+        if isinstance(work, dist.Work):
+            self._operations[work] = [operation]
         self._in_flight += call.size
 
     def refused(self, call: Call) -> None:
@@ -207,6 +217,7 @@ class Recorder(Listener):
         for issued in self._open:
             if isinstance(issued.work, InBatch):
                 issued.work = work
+                self._operations.setdefault(work, []).append(issued.operation)
 
     def waits(self, on: dist.Work | torch.Tensor | None) -> None:
         """Note what this rank stands in; for a tensor of unknown origin, one of all that is under way."""
@@ -261,6 +272,41 @@ class Recorder(Listener):
             issued.ended = True
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
+    def stands_in(self, works: Callable[[], list[dist.Work]], every: bool) -> None:
+        """Note what this thread stands in; nothing where a Work is not known."""
+        known = lambda: tuple(o for work in works() for o in self._operations.get(work, ()))
+        if all(work in self._operations for work in works()):
+            self.moves.stand_in(known, every)
+
+    def goes_on(self) -> None:
+        """Note that this thread stands no longer."""
+        self.moves.go_on()
+
+    def meets(self, channel: Channel, limit: float) -> None:
+        """Note that this thread waits for all others of the channel."""
+        mine = dist.get_rank() if dist.is_initialized() else None
+        if mine is None:
+            return
+        number = self.moves.begin(channel, channel.group.rpartition(" ")[0])
+        others = tuple(r for r in channel.members if r != mine)
+        self.moves.stand([Operation(channel, number, others, limit)])
+
+    def met(self, channel: Channel, is_made: bool) -> None:
+        """Note that they have met, or that this rank did not come."""
+        self.moves.go_on()
+        if not is_made and channel in self.moves.begun:
+            self.moves.take_back(channel)
+
+    def passed_by(self, what: str) -> None:
+        """From here on, nothing is proven of this rank in this call."""
+        self.moves.blind = what
+
+    def _called_later(self) -> list[Operation | None]:
+        """What must end before each function is called that the program has left with a future."""
+        works = interposer.pending_calls()
+        known = [None if work is None or work.is_completed() else self._operations.get(work) for work in works]
+        return [operation for one in known for operation in (one or [None])]
+
     def _remembered(self, work: dist.Work) -> None:
         """Somebody waits late."""
         if work in self._ended:
@@ -281,8 +327,9 @@ class Recorder(Listener):
                 self.streams.append(Span("comm", f"{issued.row.op} {issued.row.axis}", issued.start, now))
             issued.start = 0.0
         if not keep:
-            gone = set(map(id, ended))
-            self._open = [issued for issued in self._open if id(issued) not in gone]
+            for issued in list(ended):  # one by one: another thread may add to them meanwhile
+                with suppress(ValueError):
+                    self._open.remove(issued)
 
     def _note(self, call: Call, box: int) -> None:
         self._number += 1

@@ -7,29 +7,27 @@ in channels. `deadlock` reads what is noted here.
 
 from __future__ import annotations
 
-import os
+import itertools
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
 from typing import NamedTuple
 
-import torch.distributed as dist
-
-from . import lines
+from . import lines, threads
 
 KEPT_FIRST = 200  # of each channel, for a comparison when the call has ended
 KEPT_LAST = 8  # for one while it stands still
-OWN_THREAD = "three-axes"  # the name of the course's own: they free nobody
-COMMUNICATES = os.path.dirname(dist.__file__)
+PATIENT = 60.0  # seconds: a program may count on a limit that is shorter, whoever catches what is raised then
+NEVER = float("inf")
 
 
 class Channel(NamedTuple):
     """Operations that are matched by their number. kind: collective, send or recv; 'recv_any' of messages
-    that may come from anybody. Ranks are numbered as the world does.
+    that may come from anybody. Ranks are numbered as the world does. made: how many groups of this name the
+    process had made when this one was there: a group that is destroyed and made again counts anew.
     """
 
     kind: str
@@ -38,6 +36,7 @@ class Channel(NamedTuple):
     source: int | None = None
     target: int | None = None
     tag: int = 0
+    made: int = 0
 
 
 def sides_of(channel: Channel) -> dict[int, Channel]:
@@ -86,36 +85,72 @@ class Operation(NamedTuple):
     channel: Channel
     number: int  # in its channel, from 1
     needs: tuple[int, ...]  # ranks that must have begun their side before this one can leave
-    ends_itself: bool = False  # after a time of its own, so that nothing is proven of who stands in it
+    limit: float = NEVER  # seconds after which it fails by itself, where somebody has set a limit
+    marked: bool = True  # as gloo does, that a message of one kind of collective never meets another kind's
+
+
+class Waiting(NamedTuple):
+    """What one thread of a rank waits for. every: all the operations must end before the thread goes on,
+    else one of them, and it is not known which. caught: what an operation raises would be caught by the
+    reader's code, or run some of it, so that the program may go on from there.
+    """
+
+    operations: tuple[Operation, ...]
+    every: bool = True
+    caught: bool = False
+
+    @property
+    def ends_itself(self) -> bool:
+        """Whether the program may count on the operations' own limits."""
+        patience = NEVER if self.caught else PATIENT
+        return any(operation.limit < patience for operation in self.operations)
 
 
 class Look(NamedTuple):
-    """One rank at one moment. moves: how often it has moved by then; two looks with the same number saw it
-    still. stands: the operations that it waits for, None where it does not. every: it waits for all of them,
-    else for one that is not known.
+    """One rank at one moment.
+
+    moves, slept: two looks with the same saw the rank still, all the time between them. stands: what its
+    threads wait for, where no thread can do anything else; None where one may. Of a rank that has ended the
+    call it is empty. why: why `stands` is None, in words, where that is known. made: group -> how many of
+    this name the rank has made.
     """
 
     moves: int
     begun: dict[Channel, Begun]
-    stands: list[Operation] | None
-    every: bool = True
+    stands: list[Waiting] | None
+    slept: tuple[int, ...] = ()
+    why: str = ""
+    made: dict[str, int] = {}
+
+    def is_still_in(self, later: Look | None) -> bool:
+        """Whether the rank did nothing from this look to the later one."""
+        return later is not None and (self.moves, self.slept) == (later.moves, later.slept)
 
 
 class Moves:
     """This rank's, in one call."""
 
     def __init__(self):
+        self._count = itertools.count(1)
+        self._moves = 0  # one number is never taken twice, whichever threads move at once
+        self.made: dict[str, int] = {}
         self.start()
 
     def start(self) -> None:
         """Forget all that was begun: a new call starts."""
         self.begun: dict[Channel, Begun] = {}
-        self._moves, self._every, self._thread = 0, True, 0
-        self._stands: list[Operation] | None = None
+        self._stands: dict[int, Callable[[], Waiting]] = {}  # thread -> what it waits for, when asked
+        # What will be called when an operation has ended, by whom nobody knows; None: it may be called now.
+        self.callbacks: Callable[[], list[Operation | None]] = list
+        self.blind = ""  # what the program did past our sight, in words
+        self._moved()
+
+    def _moved(self) -> None:
+        self._moves = next(self._count)
 
     def begin(self, channel: Channel, brought: str) -> int:
         """Note an operation before it begins, so that nobody can see its end first. Returns its number."""
-        self._moves += 1
+        self._moved()
         begun = self.begun.setdefault(channel, Begun())
         begun.count += 1
         begun.last.append(brought)
@@ -125,7 +160,7 @@ class Moves:
 
     def take_back(self, channel: Channel) -> None:
         """The last operation did not begin, since PyTorch refused it."""
-        self._moves += 1
+        self._moved()
         begun = self.begun[channel]
         begun.last.pop()
         if begun.count == len(begun.first):
@@ -134,35 +169,40 @@ class Moves:
 
     def stand(self, operations: Iterable[Operation], every: bool = True) -> None:
         """This thread waits from here on."""
-        self._moves += 1
-        self._stands, self._every, self._thread = list(operations), every, threading.get_ident()
+        waits = tuple(operations)
+        self.stand_in(lambda: waits, every)
+
+    def stand_in(self, operations: Callable[[], tuple[Operation, ...]], every: bool) -> None:
+        """The same, where what it waits for changes: it waits for what this gives when asked."""
+        limited = any(operation.limit < NEVER for operation in operations())
+        # A thread that ends of an exception may free another, which waits for that.
+        is_main = threading.current_thread() is threading.main_thread()
+        caught = limited and (not is_main or lines.is_guarded(sys._getframe(1)))
+        self._moved()
+        self._stands[threading.get_ident()] = lambda: Waiting(operations(), every, caught)
 
     def go_on(self) -> None:
         """This thread waits no longer."""
-        self._moves += 1
-        self._stands = None
+        self._moved()
+        self._stands.pop(threading.get_ident(), None)
 
-    def look(self) -> Look | None:
-        """This rank now; None where it moved meanwhile. One that something else may free does not stand."""
-        before, stands = self._moves, self._stands
-        if stands is not None and (any(o.ends_itself for o in stands) or self.has_help()):
-            stands = None
-        seen = Look(before, dict(self.begun), stands, self._every)
-        return seen if self._moves == before else None
-
-    def has_help(self) -> bool:
-        """Whether another thread runs the reader's code, or is in PyTorch's communication. Threads of other
-        libraries wait for work, which nobody gives them now.
+    def look(self, ended: bool = False) -> Look | None:
+        """This rank now; None where it moved meanwhile. ended: its main thread has ended the call, and runs
+        no more of the reader's code.
         """
-        known = self._thread, threading.get_ident()
-        others = {t.ident for t in threading.enumerate() if t.ident not in known and t.name != OWN_THREAD}
-        if not others:  # a look at frames may keep their tensors longer, as a memory budget would see
-            return False
-        frames = [frame for thread, frame in sys._current_frames().items() if thread in others]
-        return any(lines.innermost(frame) or _communicates(frame) for frame in frames)
-
-
-def _communicates(frame: FrameType | None) -> bool:
-    while frame is not None and not frame.f_code.co_filename.startswith(COMMUNICATES):
-        frame = frame.f_back
-    return frame is not None
+        before, waits = self._moves, {thread: waits() for thread, waits in list(self._stands.items())}
+        if not (waits or ended):
+            return Look(before, dict(self.begun), None)
+        callbacks = self.callbacks()
+        main = {threading.main_thread().ident or 0} if ended else set()
+        others = threads.beside({*waits, *main})
+        why = self.blind or others.help
+        if any(wait.ends_itself for wait in waits.values()):
+            why = "an operation has a limit of its own, and the program may go on when that is over"
+        if not all(wait.operations for wait in waits.values()):
+            why = "all that it waited for has ended"
+        if None in callbacks:
+            why = "what is to be called when an operation has ended may not have been called yet"
+        stands = [*waits.values(), *(Waiting((operation,)) for operation in callbacks if operation)]
+        seen = Look(before, dict(self.begun), None if why else stands, others.slept, why, dict(self.made))
+        return seen if self._moves == before else None

@@ -54,7 +54,6 @@ class Report:
     not_waited: int = 0  # collectives begun whose end nobody in Python waited for
     under_way: int = 0  # of those, what had not ended when counting did
     begun: dict[Channel, Begun] = field(default_factory=dict)
-    has_help: bool = False  # a thread of the reader's goes on, and may begin more
     spans: list[Span] = field(default_factory=list)  # what it did when
     streams: list[Span] = field(default_factory=list)  # its collectives, from issue to when the end was seen
     # (when, bytes of activations held since then)

@@ -79,10 +79,12 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
     return 0
 
 
-def _hangs(code: int | None, leave: Callable, deadlock: Deadlock, places: dict[int, Line]) -> None:
+def _hangs(
+    code: int | None, leave: Callable, deadlock: Deadlock, places: dict[int, Line], size: int
+) -> None:
     """Print what is proven, with each rank's line, and leave with the code, if there is one."""
     stand = [f"    rank {rank}: {show(line)}" for rank, line in places.items()]
-    say("\n".join(["\nno rank of this job can ever go on:", *stand, str(deadlock)]))
+    say("\n".join([f"\nin this job {deadlock.of(size)}:", *stand, str(deadlock)]))
     if code is not None:
         leave(code)
 

@@ -1,0 +1,338 @@
+"""Random programs of ranks, all that can happen in them, and the same on real ranks.
+
+A program gives 2 to 4 ranks collectives in several groups, sends, receives, and waits for what was begun. A
+rank may leave some of it to a thread, which may sleep first, and which the rank may join; an operation may
+have a limit, after which its wait is over; a group may be destroyed and made again under its name. Every
+interleaving is followed. What is proven to be stuck must never move again, and where nobody can take a step,
+and somebody has not finished, the proof must say so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections import ChainMap
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
+
+from three_axes.count.deadlock import Deadlock, prove
+from three_axes.count.moves import NEVER, Begun, Channel, Look, Moves, Operation, Waiting, sides_of
+from three_axes.paper.collectives import needs
+
+NUMBERS = 100  # in each tensor
+COLLECTIVES = ("all_reduce", "barrier", "broadcast", "reduce")
+SHORT = 0.7  # seconds that a limit takes, or a sleep
+
+
+class Begin(NamedTuple):
+    channel: Channel
+    op: str
+    root: int  # or peer
+    waits: bool  # for its end, at once
+    limit: float = NEVER
+
+
+class Wait(NamedTuple):
+    begun: int  # which of this thread's operations, from 0
+
+
+class Make(NamedTuple):
+    """All members destroy a group and make it again."""
+
+    channel: Channel  # that of the meeting
+
+
+class Sleep(NamedTuple): ...
+
+
+class Start(NamedTuple): ...
+
+
+class Join(NamedTuple): ...
+
+
+Step = Begin | Wait | Make | Sleep | Start | Join
+Program = list[list[list[Step]]]  # for each rank those of its main thread, and of another, which may be empty
+
+
+def random_program(draw: random.Random) -> Program:
+    """Mostly what fits together, with some steps moved or lost: of others hardly one would end."""
+    n = draw.choice([2, 2, 3, 3, 4])
+    world = tuple(range(n))
+    of_group = {}  # each has one operation: else most programs would disagree before they stand
+    ranks: list[list[list[Step]]] = [[[], []] for _ in world]
+    threaded = draw.random() < 0.5
+    for _ in range(draw.randint(1, 5 if n < 4 else 3)):
+        aside = threaded and draw.random() < 0.4  # the one side, or both, in the other thread
+        where = {r: aside and draw.random() < 0.7 for r in world}
+        name = " aside" if aside else ""
+        if draw.random() < 0.5:
+            members = draw.choice([world, *itertools.combinations(world, 2)])
+            if not aside and draw.random() < 0.15:
+                meeting = Channel("collective", f"new_group {members}", members)
+                for rank in members:
+                    ranks[rank][0].append(Make(meeting))
+            channel = Channel("collective", f"{members}{name}", members)
+            op, root = of_group.setdefault(members, (draw.choice(COLLECTIVES), draw.choice(members)))
+        else:
+            source, target = draw.sample(world, 2)
+            tag = draw.choice([0, 0, 1]) + 2 * aside
+            channel, op = Channel("send", "world", world, source, target, tag), None
+        for rank, its in sides_of(channel).items():
+            peer = root if op else target if its.kind == "send" else source
+            limit = SHORT if draw.random() < 0.04 else NEVER
+            begin = Begin(its, op or its.kind, peer, draw.random() < 0.6, limit)
+            # All of one channel in one thread, so that its operations have one order.
+            other = any(isinstance(s, Begin) and s.channel == its for s in ranks[rank][1])
+            main = any(isinstance(s, Begin) and s.channel == its for s in ranks[rank][0])
+            ranks[rank][other or (where[rank] and not main)].append(begin)
+    for threads in ranks:
+        for steps in threads:
+            if steps and draw.random() < 0.3:
+                steps.insert(draw.randrange(len(steps)), steps.pop())
+            if steps and draw.random() < 0.1 and not isinstance(steps[-1], Make):
+                steps.pop()
+    return [_with_threads(*(_with_waits(steps, draw) for steps in threads), draw) for threads in ranks]
+
+
+def _with_waits(steps: list[Step], draw: random.Random) -> list[Step]:
+    """What is not waited for at once is waited for later: at the latest at the end, as a call does."""
+    out: list[Step] = []
+    begun: list[int] = []
+    number = -1
+    for step in steps:
+        out.append(step)
+        if isinstance(step, Begin):
+            number += 1
+            begun += [] if step.waits else [number]
+        if begun and draw.random() < 0.3:
+            out.append(Wait(begun.pop(draw.randrange(len(begun)))))
+    return out + list(map(Wait, begun))
+
+
+def _with_threads(main: list[Step], other: list[Step], draw: random.Random) -> list[list[Step]]:
+    if not other:
+        return [main, other]
+    if draw.random() < 0.4:
+        other = [Sleep(), *other]
+    at = draw.randint(0, len(main))
+    main = [*main[:at], Start(), *main[at:]]
+    if draw.random() < 0.6:
+        main.insert(draw.randint(at + 1, len(main)), Join())
+    return [main, other]
+
+
+# -- the model ------------------------------------------------------------------------------------
+
+
+class Moment(NamedTuple):
+    """What a thread has begun by then, and what it is in: nothing, or not seen, where `waiting` is None."""
+
+    begun: dict[Channel, Begun]
+    made: dict[str, int]
+    waiting: Waiting | None = None
+    joins: bool = False
+
+
+def moments(me: int, steps: list[Step]) -> list[Moment]:
+    """One thread's program as a row of moments."""
+    moves, begun, out, made = Moves(), [], [], {}
+
+    def note(waiting: Waiting | None = None, joins: bool = False) -> None:
+        copy = {channel: Begun(its.count, its.first[:]) for channel, its in moves.begun.items()}
+        out.append(Moment(copy, dict(made), waiting, joins))
+
+    note()
+    for step in steps:
+        if isinstance(step, (Begin, Make)):
+            name = step.channel.group.removeprefix("new_group ")
+            if isinstance(step, Make):
+                made[name] = made.get(name, 0) + 1
+            channel = step.channel._replace(made=made.get(name, 0))
+            if isinstance(step, Make):
+                others, limit = tuple(r for r in channel.members if r != me), NEVER
+            else:
+                place, limit = channel.members.index, step.limit
+                places = needs(step.op, len(channel.members), place(me), place(step.root), NUMBERS, held=True)
+                others = tuple(channel.members[r] for r in places)
+            collective = channel.kind == "collective" and isinstance(step, Begin)
+            number = moves.begin(channel, step.op if collective else "a message")
+            operation = Operation(channel, number, others, limit)
+            begun += [operation] if isinstance(step, Begin) else []
+            note()
+            if isinstance(step, Make) or step.waits:
+                note(Waiting((operation,)))
+                note()
+        elif isinstance(step, Wait):
+            note(Waiting((begun[step.begun],)))
+            note()
+        else:
+            note(joins=isinstance(step, Join))
+            note()
+    return out
+
+
+class Model:
+    """All interleavings of a program. A state says how many moments each thread has passed."""
+
+    def __init__(self, program: Program):
+        self.n = len(program)
+        self.threads = [moments(r, steps) for r, threads in enumerate(program) for steps in threads]
+        self.end = tuple(len(thread) - 1 for thread in self.threads)
+        # The moment from which a rank's other thread runs.
+        self.starts = [self._at(r, steps) for r, (steps, _) in enumerate(program)]
+        self.start = (0,) * len(self.threads)
+
+    @staticmethod
+    def _at(me: int, steps: list[Step]) -> int:
+        before = next((i for i, step in enumerate(steps) if isinstance(step, Start)), len(steps))
+        return len(moments(me, steps[:before]))
+
+    def _runs(self, thread: int, state: tuple[int, ...]) -> bool:
+        """Whether it has been started, and has not ended."""
+        is_started = not thread % 2 or state[thread - 1] >= self.starts[thread // 2]
+        return is_started and state[thread] < self.end[thread]
+
+    def steps(self, state: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """What may come next."""
+        return [
+            (*state[:t], at + 1, *state[t + 1 :])
+            for t, at in enumerate(state)
+            if self._runs(t, state) and self._may_leave(t, state)
+        ]
+
+    def _may_leave(self, thread: int, state: tuple[int, ...]) -> bool:
+        moment = self.threads[thread][state[thread]]
+        if moment.joins:
+            return state[thread + 1] == self.end[thread + 1]
+        if moment.waiting is None:
+            return True
+        (operation,) = moment.waiting.operations
+        sides = sides_of(operation.channel)
+        counts = [self._begun(r, state).get(sides[r], Begun()).count for r in operation.needs]
+        return operation.limit < NEVER or all(count >= operation.number for count in counts)
+
+    def _begun(self, rank: int, state: tuple[int, ...]) -> ChainMap:
+        return ChainMap(*(self.threads[t][state[t]].begun for t in (2 * rank, 2 * rank + 1)))
+
+    def look(self, rank: int, state: tuple[int, ...]) -> Look:
+        """As a rank would be seen."""
+        stands, free = [], False
+        for t in (2 * rank, 2 * rank + 1):
+            moment = self.threads[t][state[t]]
+            if not self._runs(t, state) or (moment.joins and not self._may_leave(t, state)):
+                continue
+            free |= moment.waiting is None or moment.waiting.ends_itself
+            stands += [moment.waiting] if moment.waiting else []
+        return Look(0, dict(self._begun(rank, state)), None if free else stands, made=self.made(rank, state))
+
+    def made(self, rank: int, state: tuple[int, ...]) -> dict[str, int]:
+        """How often a rank has made each group by then."""
+        return self.threads[2 * rank][state[2 * rank]].made
+
+    def proven(self, state: tuple[int, ...]) -> Deadlock | None:
+        looks = [self.look(r, state) for r in range(self.n)]
+        return prove(looks, {r for r, look in enumerate(looks) if look.stands == []})
+
+    def reached(self) -> set[tuple[int, ...]]:
+        """Every state that some interleaving comes to."""
+        seen, open_ = {self.start}, [self.start]
+        while open_:
+            new = set(self.steps(open_.pop())) - seen
+            seen |= new
+            open_ += new
+        return seen
+
+
+def check(program: Program) -> bool:
+    """Whether the program always ends. Raises AssertionError where the proof is wrong."""
+    model = Model(program)
+    proven, always = cache(model.proven), True
+    for state in model.reached():
+        proof, nexts = proven(state), model.steps(state)
+        ends = not any(model._runs(t, state) for t in range(len(state)))
+        if not (proof or nexts or ends):
+            # Ranks that have made a group unequally often, or wait in one that is no more, are not judged.
+            counts = [model.made(r, state) for r in range(model.n)]
+            waits = [wait for r in range(model.n) for wait in model.look(r, state).stands or ()]
+            channels = [operation.channel for wait in waits for operation in wait.operations]
+            unlike = any(made.get(c.group, c.made) != c.made for made in counts for c in channels)
+            assert unlike, ("not proven", program, state)
+        assert not (ends and proof), ("has ended", program, state)
+        always &= ends or bool(nexts)
+        for later in nexts if proof else ():
+            moved = next(t for t in range(len(state)) if state[t] != later[t])
+            assert moved // 2 not in proof.stuck, ("it moved", program, state, str(proof))
+            after = proven(later)
+            assert after and set(proof.stuck) <= set(after.stuck), ("no longer", program, state, str(proof))
+    return always
+
+
+# -- on real ranks --------------------------------------------------------------------------------
+
+
+def can_run(program: Program) -> bool:
+    """Whether `run` has all of it. (A group's limit breaks its connections; both have tests of their own.)"""
+    steps = [step for threads in program for steps in threads for step in steps]
+    return not any(isinstance(s, Make) or (isinstance(s, Begin) and s.limit < NEVER) for s in steps)
+
+
+def run(program: Program) -> None:
+    """On a rank: its part of the program."""
+    import torch
+    import torch.distributed as dist
+
+    groups = {"world": dist.group.WORLD}
+    of_all = [s for threads in program for steps in threads for s in steps if isinstance(s, Begin)]
+    for name, members in sorted({(s.channel.group, s.channel.members) for s in of_all}):
+        if name not in groups:
+            groups[name] = dist.new_group(members)
+    main, other = program[dist.get_rank()]
+
+    def execute(steps: list[Step]) -> None:
+        works = []
+        for step in steps:
+            if isinstance(step, Begin):
+                x, group, peer = torch.ones(NUMBERS), groups[step.channel.group], step.root
+                if step.op in ("send", "recv"):
+                    begin = dist.isend if step.op == "send" else dist.irecv
+                    works.append(begin(x, peer, tag=step.channel.tag))
+                else:
+                    given = {"barrier": (), "all_reduce": (x,)}.get(step.op, (x, peer))
+                    works.append(getattr(dist, step.op)(*given, group=group, async_op=True))
+            elif isinstance(step, Sleep):
+                time.sleep(SHORT)
+            elif isinstance(step, Start):
+                thread.start()
+            elif isinstance(step, Join):
+                thread.join()
+            if isinstance(step, Wait) or (isinstance(step, Begin) and step.waits):
+                works[step.begun if isinstance(step, Wait) else -1].wait()
+
+    thread = threading.Thread(target=execute, args=(other,), daemon=True)
+    execute(main)
+    if thread.ident is not None:
+        thread.join()
+
+
+def on_ranks(programs: Iterable[Program]) -> list[float]:
+    """Run them on real ranks. Seconds from the last movement to the message, of each that cannot end."""
+    from helpers.ranks.failure import RankError
+    from helpers.ranks.world import World
+
+    worlds, seconds = {n: World(n, timeout=60) for n in (2, 3, 4)}, []
+    for program in programs:
+        ends = check(program)
+        try:
+            worlds[len(program)].run(run, program)
+            assert ends, program
+        except RankError as e:
+            assert not ends and e.kind == "deadlock", (program, str(e))
+            last = [s.where["in"]["at"] for s in e.seen if s.where and s.where["in"]]
+            seconds += [time.monotonic() - max(last)] if last else []
+    for world in worlds.values():
+        world.close()
+    return seconds

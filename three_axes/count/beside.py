@@ -1,0 +1,189 @@
+"""What a program waits for, or sends, where no operator of PyTorch's passes: futures and what is called when
+they end, functions that wait in C++, the making of groups, and backends that are called by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from .. import pytorch_private
+from .moves import Channel
+
+SENDS = (
+    *("allreduce", "allreduce_coalesced", "allgather", "allgather_coalesced", "_allgather_base", "alltoall"),
+    *("alltoall_base", "barrier", "broadcast", "gather", "recv", "recv_anysource", "reduce", "scatter", "send"),
+    *("reduce_scatter", "_reduce_scatter_base"),
+)
+
+
+class Heard(Protocol):
+    """Who is told."""
+
+    def stands_in(self, works: Callable[[], list[dist.Work]], every: bool) -> None:
+        """This thread waits for these, or, unless for every one, for one of them that is not known."""
+
+    def goes_on(self) -> None:
+        """This thread waits no longer."""
+
+    def meets(self, channel: Channel, limit: float) -> None:
+        """This thread waits to meet all ranks of a channel, for so many seconds at most."""
+
+    def met(self, channel: Channel, is_made: bool) -> None:
+        """It has; or, where the group was not made, it has not."""
+
+    def passed_by(self, what: str) -> None:
+        """This process has sent or received something that no listener hears of."""
+
+
+class Futures:
+    """Which Work a future is of, and what will be called when it ends. `of` and `pending` know of those that
+    were asked for while they were listened to.
+    """
+
+    def __init__(self, heard: Heard):
+        self._heard = heard
+        self.of: weakref.WeakKeyDictionary[torch._C.Future, dist.Work] = weakref.WeakKeyDictionary()
+        self._calls: weakref.WeakKeyDictionary[_Call, bool] = weakref.WeakKeyDictionary()
+        kind = torch._C.Future
+        self._before = kind.then, kind.add_done_callback, kind.wait
+        then, add, wait = self._before
+        kind.then = lambda future, call: self._chained(future, then(future, self._noted(future, call)))
+        kind.add_done_callback = lambda future, call: add(future, self._noted(future, call))
+        kind.wait = lambda future: self._waited(future, wait)
+
+    def leave(self) -> None:
+        """Put PyTorch's own methods in their places again."""
+        kind = torch._C.Future
+        kind.then, kind.add_done_callback, kind.wait = self._before
+
+    def pending(self) -> list[dist.Work | None]:
+        """The Work of each call that has not returned yet; None where that is not known."""
+        return [call.work for ref in self._calls.keyrefs() if (call := ref()) is not None]
+
+    def _noted(self, future, function):
+        call = _Call(self.of.get(future), function)
+        self._calls[call] = True
+        call.ended = lambda: self._calls.pop(call_of(), None)
+        call_of = weakref.ref(call)
+        return call
+
+    def _chained(self, future, then):
+        if (work := self.of.get(future)) is not None:
+            self.of[then] = work
+        return then
+
+    def _waited(self, future, wait):
+        if (work := self.of.get(future)) is None:
+            return wait(future)
+        self._heard.stands_in(lambda: [work], True)
+        try:
+            return wait(future)
+        finally:
+            self._heard.goes_on()
+
+
+class _Call:
+    """A function that is called when a future has ended. As long as it may be, somebody keeps this."""
+
+    def __init__(self, work: dist.Work | None, function):
+        self.work, self.function = work, function
+        self.ended: Callable = lambda: None
+
+    def __call__(self, *args):
+        try:
+            return self.function(*args)
+        finally:
+            self.ended()
+
+
+class Beside:
+    """Listens to all this from `__init__` to `leave`. made: name of a group -> how often one was made."""
+
+    def __init__(self, heard: Heard, made: dict[str, int]):
+        self._heard, self._made, self._thread = heard, made, threading.local()
+        self.futures = Futures(heard)
+        self._own = [(where, name, getattr(where, name)) for where, name in pytorch_private.WAIT_THEMSELVES]
+        for where, name, function in self._own:
+            setattr(where, name, self._waiting_itself(function))
+        kind = pytorch_private.BACKEND
+        self._own += [(kind, name, getattr(kind, name)) for name in SENDS if hasattr(kind, name)]
+        for where, name, function in self._own[len(pytorch_private.WAIT_THEMSELVES) :]:
+            setattr(where, name, self._passing_by(name, function))
+        self._undo = pytorch_private.replace_making_of_groups(self._making, self._meeting)
+
+    def leave(self) -> None:
+        """Put PyTorch's own functions in their places again."""
+        self._undo()
+        self.futures.leave()
+        for where, name, function in self._own:
+            setattr(where, name, function)
+
+    def begun(self, work: dist.Work | None) -> None:
+        """Where this thread is in a function that waits itself, it may wait for this from now on."""
+        inside = getattr(self._thread, "inside", None)
+        if inside is not None and isinstance(work, dist.Work):
+            inside.append(work)
+            self._heard.stands_in(lambda: [one for one in inside if not one.is_completed()], False)
+
+    def _waiting_itself(self, function):
+        @wraps(function)
+        def waits(*args, **kwargs):
+            self._thread.inside = []
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._thread.inside = None
+                self._heard.goes_on()
+
+        return waits
+
+    def _passing_by(self, name: str, function):
+        @wraps(function)
+        def passes(*args, **kwargs):
+            self._heard.passed_by(f"the backend's own {name} was called, which nobody counts")
+            return function(*args, **kwargs)
+
+        return passes
+
+    def _making(self, make):
+        @wraps(make)
+        def makes(size, rank, ranks, backend, store, name, *args, **kwargs):
+            self._made[name] = self._made.get(name, 0) + 1
+            meets = ranks and dist.get_rank() in ranks and "gloo" in str(backend).lower()
+            with self._meets("new_group", name, tuple(ranks) if meets else (), kwargs.get("timeout")):
+                return make(size, rank, ranks, backend, store, name, *args, **kwargs)
+
+        return makes
+
+    def _meeting(self, meet):
+        @wraps(meet)
+        def meets(rank, store, name, count, timeout, *args, **kwargs):
+            everybody = count == dist.get_world_size()
+            with self._meets("new_group's end", name, tuple(range(count)) if everybody else (), timeout):
+                return meet(rank, store, name, count, timeout, *args, **kwargs)
+
+        return meets
+
+    @contextmanager
+    def _meets(self, what: str, name: str, members: tuple[int, ...], timeout) -> Iterator[None]:
+        if len(members) < 2:
+            yield
+            return
+        seconds = timeout.total_seconds() if timeout is not None else math.inf
+        channel = Channel("collective", f"{what} {name}", members, made=self._made.get(name, 0))
+        self._heard.meets(channel, seconds if seconds < pytorch_private.USUAL_LIMIT else math.inf)
+        is_made = False
+        try:
+            yield
+            is_made = True
+        finally:
+            self._heard.met(channel, is_made)

@@ -1,0 +1,152 @@
+"""The other threads of a rank: whether one of them may still do something for whoever waits.
+
+A thread is asleep where it waits for a lock of Python's and has set no limit: only another thread of the same
+process can wake it. The operating system says so exactly, of each thread: what system call it is in, and how
+often it has gone to sleep. Some threads do nothing for anybody, whatever they are in; `IDLE` lists them. All
+other threads may help, and of a rank that has such a one nothing is proven.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Collection
+from types import FrameType
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from . import lines
+
+OWN_THREAD = "three-axes"  # the name of the course's own: they free nobody
+
+# Functions of Python's library that wait for a lock, in their innermost frame: (end of the file, name).
+SLEEPS = {
+    ("threading.py", "wait"),  # Condition: and with it Event, Barrier, Queue, Future
+    ("threading.py", "_wait_for_tstate_lock"),  # join, up to Python 3.12
+    ("threading.py", "join"),
+    ("concurrent/futures/thread.py", "_worker"),
+    ("multiprocessing/pool.py", "worker"),
+    ("multiprocessing/pool.py", "_handle_tasks"),
+    ("multiprocessing/pool.py", "_handle_results"),
+}
+# Threads that free nobody. (end of the file, name of an outer function): what the innermost frame must be in,
+# where that matters, and whether it holds, by the outer function's names.
+IDLE: dict[tuple[str, str], tuple[tuple[str, str] | None, Callable[[dict], bool]]] = {
+    ("tqdm/_monitor.py", "run"): (None, lambda names: True),  # draws bars anew, every ten seconds
+    ("IPython/core/history.py", "run"): (None, lambda names: True),  # writes the history to a file
+    # It replaces processes, or threads, that have ended.
+    ("multiprocessing/pool.py", "_handle_workers"): (None, lambda names: True),
+    # These take results of other processes, and may then call the reader's code.
+    ("multiprocessing/pool.py", "_handle_results"): (
+        ("multiprocessing/connection.py", "_recv"),
+        lambda names: not names["cache"],
+    ),
+    ("concurrent/futures/process.py", "run"): (
+        ("selectors.py", "select"),
+        lambda names: not names["self"].pending_work_items,
+    ),
+    ("asyncio/base_events.py", "run_forever"): (
+        ("selectors.py", "select"),
+        lambda names: _nothing_is_planned(names["self"]),
+    ),
+}
+COMMUNICATES = os.path.dirname(dist.__file__) + os.sep
+
+FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())  # Linux's system call to wait for a lock
+WAIT, BITSET, PRIVATE = 0, 9, 128  # its operations, and that only threads of this process can wake
+SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+
+
+class Others(NamedTuple):
+    """help: the first thread that may still do something, in words; '' where there is none. slept: of each
+    that is asleep, how often it has gone to sleep.
+    """
+
+    help: str
+    slept: tuple[int, ...]
+
+
+def beside(known: Collection[int]) -> Others:
+    """All threads that run Python now, but for the known ones, the one that asks and the course's own."""
+    named = {thread.ident: thread for thread in threading.enumerate()}
+    own = {ident for ident, thread in named.items() if thread.name == OWN_THREAD}
+    # To list them makes no frames, which would keep their tensors longer, as a memory budget would see.
+    others = sys._current_exceptions().keys() - own - {*known, threading.get_ident()}
+    if not others:
+        return Others(_remote_calls(), ())
+    slept, frames = [], sys._current_frames()
+    for ident in sorted(others & frames.keys()):
+        thread, frame = named.get(ident), frames[ident]
+        if getattr(thread, "is_pydev_daemon_thread", False) or _idle(frame):
+            continue
+        if thread is None or (since := _asleep(thread, frame)) is None:
+            name = "a thread without a name" if thread is None else f"thread {thread.name!r}"
+            at = lines.innermost(frame) or next(lines.outwards(frame))
+            return Others(f"{name} may still do something, at {lines.place(at)}", ())
+        slept.append(since)
+    return Others(_remote_calls(), tuple(slept))
+
+
+def _matches(frame: FrameType, place: tuple[str, str]) -> bool:
+    code, (file, name) = frame.f_code, place
+    return code.co_name == name and code.co_filename.replace("\\", "/").endswith("/" + file)
+
+
+def _idle(innermost: FrameType) -> bool:
+    """Whether a listed function has come to this frame, calls none of the reader's and frees nobody."""
+    frame: FrameType | None = innermost
+    while frame is not None:
+        for place, (waits, holds) in IDLE.items():
+            if _matches(frame, place):
+                return (waits is None or _matches(innermost, waits)) and holds(frame.f_locals)
+        file = frame.f_code.co_filename
+        if file.startswith(COMMUNICATES) or not file.startswith(lines.LIBRARIES):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _nothing_is_planned(loop) -> bool:
+    """Whether an event loop waits for nothing but another thread's call: no time, no socket, no signal."""
+    watched = len(loop._selector.get_map()) if hasattr(loop, "_selector") else 2
+    return not (loop._ready or loop._scheduled or watched > 1 or getattr(loop, "_signal_handlers", None))
+
+
+def _asleep(thread: threading.Thread, frame: FrameType) -> int | None:
+    """How often this thread has gone to sleep, where it is asleep until another thread of this process wakes
+    it; None where it is not, or that cannot be known.
+    """
+    if FUTEX is None or not any(_matches(frame, place) for place in SLEEPS):
+        return None
+    if thread is threading.main_thread() and _is_signalled():
+        return None
+    try:
+        task = f"/proc/self/task/{thread.native_id}"
+        with open(f"{task}/status") as status, open(f"{task}/syscall") as syscall:
+            switches, call = SWITCHES.search(status.read()), syscall.read().split()
+    except OSError:  # no Linux, or not all of it
+        return None
+    if switches is None or len(call) < 5 or call[0] != str(FUTEX):
+        return None
+    operation, limit = int(call[2], 16), int(call[4], 16)
+    is_private = operation & PRIVATE and operation & 127 in (WAIT, BITSET)
+    return int(switches[1]) if is_private and not limit else None
+
+
+def _is_signalled() -> bool:
+    """Whether a signal may run the reader's code in the main thread, which a lock of Python's lets it do."""
+    if hasattr(signal, "getitimer") and signal.getitimer(signal.ITIMER_REAL)[0]:
+        return True
+    return any(callable(signal.getsignal(s)) for s in signal.valid_signals() - {signal.SIGINT})
+
+
+def _remote_calls() -> str:
+    """Why another process may have this one run something, in words; '' where none can."""
+    rpc = sys.modules.get("torch.distributed.rpc.api")
+    is_on = rpc is not None and rpc._is_current_rpc_agent_set()
+    return "torch.distributed.rpc may still call something" if is_on else ""
