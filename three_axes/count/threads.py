@@ -39,6 +39,7 @@ SLEEPS = {
 IDLE: dict[tuple[str, str], tuple[tuple[str, str] | None, Callable[[dict], bool]]] = {
     ("tqdm/_monitor.py", "run"): (None, lambda names: True),  # draws bars anew, every ten seconds
     ("IPython/core/history.py", "run"): (None, lambda names: True),  # writes the history to a file
+    ("_pydevd_bundle/pydevd_daemon_thread.py", "run"): (None, lambda names: True),  # a debugger's, debugpy's too
     # It replaces processes, or threads, that have ended.
     ("multiprocessing/pool.py", "_handle_workers"): (None, lambda names: True),
     # These take results of other processes, and may then call the reader's code.
@@ -82,7 +83,7 @@ def beside(known: Collection[int]) -> Others:
     slept, frames = [], sys._current_frames()
     for ident in sorted(others & frames.keys()):
         thread, frame = named.get(ident), frames[ident]
-        if getattr(thread, "is_pydev_daemon_thread", False) or _idle(frame):
+        if _idle(frame):
             continue
         if thread is None or (since := _asleep(thread, frame)) is None:
             name = "a thread without a name" if thread is None else f"thread {thread.name!r}"
