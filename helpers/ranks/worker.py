@@ -31,8 +31,8 @@ import torch.distributed as dist
 from three_axes import devices, pytorch_private
 from three_axes.count import lines, meter, wire
 from three_axes.count.interposer import interposer
-from three_axes.count.threads import OWN_THREAD, beside
 from three_axes.count.report import Report
+from three_axes.count.threads import OWN_THREAD, beside
 
 from ..emulate.budget import Budget
 from ..emulate.fabric import Fabric
@@ -243,7 +243,9 @@ class Rank:
                 question, number = details
                 # Before this call is begun its moves are those of the call before.
                 is_its = number in (self.running, self.ended)
-                self._send("moves", question, self.recorder.moves.look(self.ended == number) if is_its else None)
+                self._send(
+                    "moves", question, self.recorder.moves.look(self.ended == number) if is_its else None
+                )
             elif kind == "abort":
                 self.freeing = threading.Thread(target=self._abort, args=details, daemon=True)
                 self.freeing.start()

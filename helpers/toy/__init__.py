@@ -39,12 +39,12 @@ from .model import (
 from .pace import StandIn, pace
 from .pipeline import pipeline_step, run_schedule, split_depth, stage_of
 from .tensor import (
-    Enter,
-    Leave,
     conjugate,
+    copy_to_tp,
     gather_sequence,
     gather_tokens,
     my_tokens,
+    reduce_from_tp,
     scatter_sequence,
     share_sequence,
     split_width,

@@ -4,8 +4,8 @@ what lies between.
 The functions come in pairs: what one does forward, the other does backward.
 
                       forward                          backward
-    Enter             nothing                          all-reduce            f of Megatron-LM
-    Leave             all-reduce                       nothing               g
+    copy_to_tp        nothing                          all-reduce            f of Megatron-LM
+    reduce_from_tp    all-reduce                       nothing               g
     gather_sequence   all-gather                       reduce-scatter        g of Korthikanti et al. 2022
     scatter_sequence  reduce-scatter                   all-gather            ḡ
     share_sequence    take my part                     all-gather            where sequence parallelism begins
@@ -23,39 +23,44 @@ from .model import Block, ToyTransformer, twin_step
 from .names import reduce_scatter
 
 
-class Enter(torch.autograd.Function):
-    """f of Megatron-LM (Shoeybi et al. 2019, figure 3): forward the same x everywhere, backward the sum of
-    dx.
-    """
-
+class _CopyToTP(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
-        """x as it is, of any shape."""
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, dx):
-        """The sum of dx over the group, of the same shape; None for the group."""
         dx = dx.clone()
         dist.all_reduce(dx, group=ctx.group)
         return dx, None
 
 
-class Leave(torch.autograd.Function):
-    """g of Megatron-LM: forward the sum of the ranks' partial y, backward the same dy everywhere."""
-
+class _ReduceFromTP(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, group):
-        """The sum of y over the group, of the same shape."""
         y = y.clone()
         dist.all_reduce(y, group=group)
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        """dy as it is; None for the group."""
         return dy, None
+
+
+def copy_to_tp(x, group=None):
+    """Before a column cut: forward x as it is, of any shape; backward the sum of dx over the ranks of the
+    group. It is f of Megatron-LM (Shoeybi et al. 2019, figure 3), where the code has
+    copy_to_tensor_model_parallel_region.
+    """
+    return _CopyToTP.apply(x, group)
+
+
+def reduce_from_tp(y, group=None):
+    """After a row cut: forward the sum of the partial y over the ranks of the group, of the same shape;
+    backward dy as it is. It is g of Megatron-LM, reduce_from_tensor_model_parallel_region there.
+    """
+    return _ReduceFromTP.apply(y, group)
 
 
 # -- sequence parallelism: b·s·h numbers between the pairs become b·(s/t)·h -------------------
@@ -126,7 +131,7 @@ def split_width(model: ToyTransformer, group=None, sequence: bool = False) -> To
             f"{model.heads} heads do not divide by {size} ranks; "
             f"use a number of ranks that divides {model.heads}, or more heads"
         )
-    before, after = (gather_sequence, scatter_sequence) if sequence else (Enter.apply, Leave.apply)
+    before, after = (gather_sequence, scatter_sequence) if sequence else (copy_to_tp, reduce_from_tp)
     for block in model.blocks:
         for part, columns, rows in (
             (block.attention, ("q", "k", "v"), ("out",)),

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .model import ToyTransformer
-from .tensor import Enter, Leave
+from .tensor import copy_to_tp, reduce_from_tp
 
 
 class OwnWords(nn.Module):
@@ -24,7 +24,7 @@ class OwnWords(nn.Module):
         """Token ids (b, s) -> (b, s, h), the same on every rank."""
         place = tokens - self.first
         mine = (place >= 0) & (place < len(self.weight))
-        return Leave.apply(self.weight[place * mine] * mine.unsqueeze(-1), self.group)
+        return reduce_from_tp(self.weight[place * mine] * mine.unsqueeze(-1), self.group)
 
 
 def split_vocabulary(model: ToyTransformer, group=None) -> ToyTransformer:
@@ -41,7 +41,7 @@ def split_vocabulary(model: ToyTransformer, group=None) -> ToyTransformer:
     cut = lambda weight: nn.Parameter(weight.data.chunk(size)[rank].clone(), weight.requires_grad)
     embedding.token = OwnWords(cut(embedding.token.weight), rank * words // size, group)
     head.score.weight = embedding.token.weight if model.tied else cut(head.score.weight)
-    head.score.register_forward_pre_hook(lambda _, args: (Enter.apply(args[0], group),))
+    head.score.register_forward_pre_hook(lambda _, args: (copy_to_tp(args[0], group),))
     return model
 
 
@@ -49,11 +49,11 @@ def split_loss(scores, targets, group=None):
     """`loss_of`, where each rank has the scores of its words only. scores (b, s, V/t), targets (b, s)."""
     largest = scores.detach().amax(-1)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    exponentials = Leave.apply((scores - largest.unsqueeze(-1)).exp().sum(-1), group)
+    exponentials = reduce_from_tp((scores - largest.unsqueeze(-1)).exp().sum(-1), group)
     place = targets - dist.get_rank(group) * scores.shape[-1]
     mine = (place >= 0) & (place < scores.shape[-1])
     of_target = scores.gather(-1, (place * mine).unsqueeze(-1)).squeeze(-1) * mine
-    return (exponentials.log() + largest - Leave.apply(of_target, group)).mean()
+    return (exponentials.log() + largest - reduce_from_tp(of_target, group)).mean()
 
 
 def vocabulary_parallel_step(model: ToyTransformer, tokens, targets, group=None) -> float:

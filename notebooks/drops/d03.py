@@ -19,11 +19,11 @@ def split_mlp(x, up, down, rank, world_size):
     x: (tokens, h), the same on every rank. up: (h, 4h), down: (4h, h), whole: take your part of them.
     Return the whole output on every rank. Its backward must give every rank the whole gradient of x.
     """
-    # x is whole everywhere, but each rank finds a part of its gradient only: Enter adds these in backward.
-    x = toy.Enter.apply(x, None)
+    # x is whole everywhere, but each rank finds a part of its gradient only: this adds them in backward.
+    x = toy.copy_to_tp(x)
     inside = F.gelu(x @ up.chunk(world_size, dim=1)[rank])
-    # My columns of up are what my rows of down need. Leave adds the ranks' partial sums.
-    return toy.Leave.apply(inside @ down.chunk(world_size, dim=0)[rank], None)
+    # My columns of up are what my rows of down need. The sum over the ranks is the output.
+    return toy.reduce_from_tp(inside @ down.chunk(world_size, dim=0)[rank])
 
 
 TOKENS, HIDDEN = 30, 64  # four ranks cannot cut the tokens instead
@@ -48,8 +48,8 @@ mlp = OnRanks(
         " dim=1)[rank] is a rank's columns.",
         "A rank then has some columns of the inside. Which rows of `down` do they meet?"
         " down.chunk(world_size, dim=0)[rank].",
-        "What comes out is a partial sum: y = toy.Leave.apply(y, None) adds the ranks' partial sums.",
-        "Backward, each rank has only a partial sum of the gradient of x: x = toy.Enter.apply(x, None),"
+        "What comes out is a partial sum: y = toy.reduce_from_tp(y) adds the ranks' partial sums.",
+        "Backward, each rank has only a partial sum of the gradient of x: x = toy.copy_to_tp(x),"
         " before anything else.",
     ],
     tries=((2,), (4,)),
@@ -64,37 +64,38 @@ mlp = OnRanks(
     ],
     mistakes=r"""
         partial outputs never summed
-            Each rank returns a partial sum. A row split ends with one all-reduce: return what toy.Leave
-            returns, which leaves its argument alone.
-            - return toy.Leave => return toy.Enter
+            Each rank returns a partial sum. A row split ends with one all-reduce: return what
+            toy.reduce_from_tp returns, which leaves its argument alone.
+            - return toy.reduce_from_tp => return toy.copy_to_tp
         the non-linearity of partial sums
             You sum gelu of the parts, where gelu of the sum was meant. Split `up` by columns: then each
             rank has whole numbers to bend, only fewer of them.
             - x @ up.chunk(world_size, dim=1)[rank] => x.chunk(world_size, dim=1)[rank] @
-              up.chunk(world_size, dim=0)[rank] & inside @ down.chunk(world_size, dim=0)[rank], None) =>
-              inside, None) @ down
+              up.chunk(world_size, dim=0)[rank] & inside @ down.chunk(world_size, dim=0)[rank]) =>
+              inside) @ down
         the mean where the sum was meant
             The ranks hold partial sums: nothing is to be divided.
-            - [rank], None) => [rank], None) / world_size
+            - dim=0)[rank]) => dim=0)[rank]) / world_size
         x summed before the cut
-            x is whole on every rank already, and you sum it over them before it is used. toy.Enter stands
-            before the column cut, toy.Leave after the row cut.
-            - toy.Enter => toy.Leave
-            - toy.Enter => toy.X & toy.Leave => toy.Enter & toy.X => toy.Leave
+            x is whole on every rank already, and you sum it over them before it is used. toy.copy_to_tp
+            stands before the column cut, toy.reduce_from_tp after the row cut.
+            - toy.copy_to_tp => toy.reduce_from_tp
+            - toy.copy_to_tp => toy.X & toy.reduce_from_tp => toy.copy_to_tp & toy.X => toy.reduce_from_tp
         an all-reduce after the column split
             After a column split the ranks hold different columns. To add them up mixes columns that do not
             belong together. They need no exchange at all if a row split follows.
-            - inside @ down => toy.Leave.apply(inside, None) @ down
-            - inside @ down => toy.Leave.apply(inside, None) @ down & return toy.Leave => return toy.Enter
-            - F.gelu(x => F.gelu(toy.Leave.apply(x & dim=1)[rank]) => dim=1)[rank], None))
+            - inside @ down => toy.reduce_from_tp(inside) @ down
+            - inside @ down => toy.reduce_from_tp(inside) @ down & return toy.reduce_from_tp => return
+              toy.copy_to_tp
+            - F.gelu(x => F.gelu(toy.reduce_from_tp(x & dim=1)[rank]) => dim=1)[rank]))
         no gelu between the products
             F.gelu, as it is, stands between the two products, and nowhere else.
             - F.gelu( => (
             - F.gelu => F.relu
             - F.gelu( => F.gelu(approximate="tanh", input=
             - F.gelu( => ( & inside @ => F.gelu(inside @ & dim=0)[rank] => dim=0)[rank])
-            - F.gelu( => ( & return toy.Leave.apply( => return F.gelu(toy.Leave.apply( & [rank], None) =>
-              [rank], None))
+            - F.gelu( => ( & return toy.reduce_from_tp( => return F.gelu(toy.reduce_from_tp( &
+              dim=0)[rank]) => dim=0)[rank]))
         one rank's part on all
             Every rank takes part 0 of both matrices. Take number `rank`.
             - [rank] => [0]
@@ -109,28 +110,25 @@ mlp = OnRanks(
             $ flops
         the backward all-reduce is missing
             The output is right, the gradient of x is not: each rank has only what came back through its own
-            columns. toy.Enter adds the ranks' gradients, if you go on with the tensor that it returns.
-            - x = toy.Enter.apply(x, None) => pass
+            columns. toy.copy_to_tp adds the ranks' gradients, if you go on with the tensor that it returns.
+            - x = toy.copy_to_tp(x) => pass
         a gradient summed once too often
-            The gradient of x is added over the ranks where it is whole already. Each of toy.Enter and
-            toy.Leave belongs in one place.
-            - (x, None) => (toy.Enter.apply(x, None), None)
-        toy.Enter inside the pair
+            The gradient of x is added over the ranks where it is whole already. Each of toy.copy_to_tp and
+            toy.reduce_from_tp belongs in one place.
+            - copy_to_tp(x) => copy_to_tp(toy.copy_to_tp(x))
+        toy.copy_to_tp inside the pair
             The output is right. But between `up` and `down` each rank has gradients of its own columns,
-            which must not be added. toy.Enter stands before `up`, once.
-            - inside @ down => toy.Enter.apply(inside, None) @ down
-            - inside @ down => toy.Enter.apply(inside, None) @ down & x = toy.Enter.apply(x, None) => pass
+            which must not be added. toy.copy_to_tp stands before `up`, once.
+            - inside @ down => toy.copy_to_tp(inside) @ down
+            - inside @ down => toy.copy_to_tp(inside) @ down & x = toy.copy_to_tp(x) => pass
         a number where the group is
-            The second argument of toy.Enter and toy.Leave is the group of ranks: None for all.
+            The second argument of toy.copy_to_tp and toy.reduce_from_tp is a group of ranks. Without one it
+            is all of them.
             ! Process group \d+ is not
         matrices that do not meet
             As many columns are needed on the left as rows on the right. x has all h columns, so it meets
             columns of `up`, each whole; a rank's columns of `up` meet as many rows of `down`.
             ! shapes cannot be multiplied
-        Enter or Leave called in another way
-            Write `toy.Enter.apply(x, None)`, and so with toy.Leave: `.apply`, the tensor, and the group.
-            None means all ranks.
-            ! '(Enter|Leave)'|positional argument: 'group'
         another shape than the output's
             The output is (tokens, h) on every rank.
             ~ form

@@ -170,11 +170,11 @@ sequence = OnRanks(
             After the pair each rank holds a partial sum, for all tokens. Add these first, as toy.sum_tokens
             does, and then keep your tokens.
             - return scatter( => return toy.my_tokens(
-        gradients of x that toy.Enter sums
-            Beside the gather, whose backward adds, toy.Enter adds once too often. Before it, it adds
+        gradients of x that toy.copy_to_tp sums
+            Beside the gather, whose backward adds, toy.copy_to_tp adds once too often. Before it, it adds
             gradients of different tokens.
-            - gather(x) => toy.Enter.apply(gather(x), None)
-            - gather(x) => gather(toy.Enter.apply(x, None))
+            - gather(x) => toy.copy_to_tp(gather(x))
+            - gather(x) => gather(toy.copy_to_tp(x))
         half of the backward is missing
             Where forward gathers, backward must sum: every rank used every token, so each has a partial sum
             of every token's gradient. Where forward sums, it must gather: a rank gets the gradient of its

@@ -156,7 +156,7 @@ def test_a_rank_is_asked_and_a_crash_has_the_name_of_its_pattern():
 
 
 def doubled(x):
-    y = 2 * toy.Enter.apply(x, None)
+    y = 2 * toy.copy_to_tp(x)
     return y
 
 
@@ -176,7 +176,7 @@ summed = on_two(
             - 2 * => 3 *
         not summed
             Sum it.
-            - toy.Enter.apply(x, None) => x
+            - toy.copy_to_tp(x) => x
         no tensor
             A tensor is wanted.
             ~ form
@@ -222,7 +222,7 @@ def not_waited(x):
     "attempt, name, text",
     [
         (
-            lambda x: 3 * toy.Enter.apply(x, None) - x.detach(),
+            lambda x: 3 * toy.copy_to_tp(x) - x.detach(),
             UNNAMED["gradients"],
             "the output is right, the",
         ),
@@ -245,7 +245,7 @@ def not_waited(x):
         (not_waited, "a message nobody waits for", "nobody waited for it"),
         (lambda x: (i for i in x), None, "your function returned 'generator'"),
         (doubled, None, "Right."),
-        (lambda x: toy.Enter.apply(2 * x, None), None, "Right."),
+        (lambda x: toy.copy_to_tp(2 * x), None, "Right."),
     ],
 )
 def test_on_ranks(attempt, name, text):
@@ -257,7 +257,7 @@ def test_on_ranks(attempt, name, text):
 def test_every_edit_is_told_its_name_and_runs_of_edits_are_kept():
     assert summed.told_apart() == [
         ("thrice", "2 * => 3 *", "thrice"),
-        ("not summed", "toy.Enter.apply(x, None) => x", "not summed"),
+        ("not summed", "toy.copy_to_tp(x) => x", "not summed"),
     ]
     assert {key for key in summed._known if key[1]} == {((2,), edit) for edit in summed.edits}
 
