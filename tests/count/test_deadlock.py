@@ -125,7 +125,9 @@ def test_what_does_not_fit_is_told_though_others_compute():
         rank(message("send", 0, 1), stands=[0], needs=(1,), brought="8 float32"),
         rank(message("recv", 0, 1), stands=[0], needs=(0,), brought="16 float32"),
     ]
-    assert "do not agree on message number 1 of theirs: rank 0 brought 8" in str(prove(told, set(), course=True))
+    assert "do not agree on message number 1 of theirs: rank 0 brought 8" in str(
+        prove(told, set(), course=True)
+    )
     assert prove(told, set()) is None, "PyTorch lets it pass, or raises"
 
 

@@ -221,11 +221,7 @@ def not_waited(x):
 @pytest.mark.parametrize(
     "attempt, name, text",
     [
-        (
-            lambda x: 3 * toy.copy_to_tp(x) - x.detach(),
-            UNNAMED["gradients"],
-            "the output is right, the",
-        ),
+        (lambda x: 3 * toy.copy_to_tp(x) - x.detach(), UNNAMED["gradients"], "the output is right, the"),
         (lambda x: 3 * x, "thrice", "On 2 ranks: Twice was asked."),
         (lambda x: x + x, "not summed", "On 2 ranks: Sum it."),
         (lambda x: (2 * x).detach(), "cut off", "autograd cannot get from it back"),

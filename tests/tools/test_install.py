@@ -26,7 +26,7 @@ from traces import by_hand
 from helpers.ranks.ports import free_port
 from three_axes.__main__ import parser
 from three_axes.commands import COMMANDS
-from tools import lab
+from tools import colab, lab
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = Path(numpy.__file__).parents[1]  # which has all of [test]
@@ -109,14 +109,19 @@ def wheel(tmp_path_factory) -> Path:
 
 def environment(folder: Path, wheel: Path, packages: Path) -> Path:
     """A fresh environment with the wheel and with what lies in `packages`. Returns its folder of commands."""
-    venv.create(folder, with_pip=False)
-    python = folder / "bin" / "python"
+    python = bare(folder, packages) / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
     installed = run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
     assert installed.returncode == 0, installed.stderr
+    return python.parent
+
+
+def bare(folder: Path, packages: Path) -> Path:
+    """A fresh environment that has what lies in `packages`, and nothing of the course."""
+    venv.create(folder, with_pip=False)
     (own,) = folder.glob("lib/python*/site-packages")
     (own / "others.pth").write_text(f"{packages}\n")
-    return python.parent
+    return folder / "bin"
 
 
 @pytest.fixture(scope="module")
@@ -145,10 +150,7 @@ SIZING = {
     "count": ("--help", "predicted beside counted"),  # the rest of these two needs PyTorch
     "verify": ("--help", "of the optimizer, then the job ends"),
 }
-COURSE = {
-    "doctor": ("1", "1 ok"),
-    "class": (f"collect {ROOT / 'data' / 'incidents'}", "0 students"),
-}
+COURSE = {"doctor": ("1", "1 ok"), "class": (f"collect {ROOT / 'data' / 'incidents'}", "0 students")}
 # What makers run by its module, `python -m three_axes.run …`.
 MODULES = {
     "helpers.train --steps 2 --hidden 32 --seq-len 16 --batch 8": "2 steps under",
@@ -264,6 +266,40 @@ def test_the_lab_of_a_wheel_has_the_readers_copies_and_a_kernel_that_knows_the_c
     ran = run(course / "python", *execute, book.name, cwd=book.parent, PYTHONPATH=path)
     assert ran.returncode == 0, ran.stderr
     assert any(c.get("outputs") for c in nbformat.read(book, as_version=4).cells)
+
+
+@pytest.mark.slow
+def test_a_wheel_beside_a_notebook_is_found_by_its_first_cell(wheel, tmp_path):
+    """Where nothing of the course is installed, and no network is asked."""
+    commands = bare(tmp_path / "venv", PACKAGES)
+    shutil.copy(wheel, tmp_path)
+    cell = colab.setup_of(colab.UNNAMED, "..").replace("%pip", "raise SystemExit('installed') #")
+    code = f"{cell}\nimport helpers, drops\nprint(helpers.__file__)"
+    done = run(commands / "python", "-c", code, cwd=tmp_path)
+    assert done.returncode == 0 and "three-axes-wheel" in done.stdout, done.stderr
+
+
+DOCUMENTED = re.findall(r"^\| (pip|uv alone) \| `(.+?)`", (ROOT / "docs" / "install.md").read_text(), re.M)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, command", DOCUMENTED)
+def test_what_the_documents_say_installs_the_course(name, command, tmp_path):
+    """With three-axes lab's place taken by the doctor's first check."""
+    venv.create(tmp_path / "venv", with_pip=name == "pip")
+    bins = [tmp_path / "venv" / "bin", Path(sys.executable).parent]
+    environ = {"PATH": os.pathsep.join([*map(str, bins), os.environ["PATH"]])}
+    environ |= {
+        "UV_CACHE_DIR": str(tmp_path / "cache"),
+        "UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", ""),
+    }
+    words = [word.strip("'") for word in command.replace("three-axes lab my", "three-axes doctor 1").split()]
+    how = dict(capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(words, cwd=ROOT, env=CLEAN | environ, **how)
+    if name == "pip":
+        assert done.returncode == 0, done.stderr
+        done = run(bins[0] / "three-axes", "doctor", "1", cwd=tmp_path)
+    assert done.returncode == 0 and "1 ok" in done.stdout, done.stderr
 
 
 # -- where make takes torch from -----------------------------------------------------------------------
