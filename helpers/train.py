@@ -1,7 +1,8 @@
 """Train the 4-layer model for real, split by (dp, tp, pp): one file, to be read from top to bottom.
 
     python -m helpers.train
-    torchrun --nproc-per-node 8 -m helpers.train --dp 2 --tp 2 --pp 2 --out run
+    torchrun --nproc-per-node 8 \\
+        -m helpers.train --dp 2 --tp 2 --pp 2 --out run
     python -m helpers.train --out run --sample "The "
 
 The first is one process, the twin; the second eight on one machine; the third lets the trained model write.
@@ -23,7 +24,7 @@ the last complete one, also on other ranks under another layout.
         __0_0.distcp, .metadata    PyTorch's distributed checkpoint (DCP)
         about.json                 step, layout, model
         SHA256SUMS                 `sha256sum -c` reads it; so does a start
-    run/step-000060.unfinished/    a save that was cut short; .damaged: was complete
+    run/step-000060.unfinished/    a save cut short; .damaged: was whole
     run/owner, run/owner.lock      who trains here; a second run is refused
 
 All ranks train on GPUs over NCCL where there are GPUs, else on the CPU over gloo. What cannot be is a
@@ -40,8 +41,10 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
+import warnings
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable
@@ -76,6 +79,9 @@ from three_axes.trace.tensor_plan import merged_plan
 
 from . import toy
 from .ranks.launched import join, owning, together
+
+tqdm.set_lock(threading.RLock())  # its own is for several processes, and outlives a rank that is killed
+warnings.filterwarnings("ignore", "torch.distributed is disabled")  # by `sample`, in one process
 
 # -- what a run is ---------------------------------------------------------------------------------
 
@@ -431,15 +437,15 @@ class Trainer:
         """Go on from the last whole checkpoint in `config.out`, of whatever layout, if there is one. Raises
         ValueError, on every rank, where there are some and none is whole, or where it is of another model.
         """
-        run, rank = Path(self.config.out), dist.get_rank()
-        found = [together(lambda: last_whole(run, say) if rank == 0 else None)]
+        found = [together(lambda: None if dist.get_rank() else last_whole(Path(self.config.out), say))]
         dist.broadcast_object_list(found)
         if (folder := found[0]) is None:
             return
         about = json.loads((folder / ABOUT).read_text())
         if about["model"] != self.config.sizes:
-            sizes = f"{about['model']}, and this run wants {self.config.sizes}"
-            raise ValueError(f"{folder} holds a model of {sizes}; take another --out")
+            raise ValueError(
+                f"{folder} holds a model of {about['model']}, not {self.config.sizes}; change --out"
+            )
         state = dict(zip(PARTS, get_state_dict(self.model, self.optimizer, options=BY_NAME)))
         dcp.load(state, checkpoint_id=folder)
         states = dict(model_state_dict=state["model"], optim_state_dict=state["optimizer"])
@@ -496,8 +502,7 @@ def train(config: Config, device: torch.device = devices.CPU, say: Say = lambda 
             trainer.resume(say)
             together(lambda: tidy(run, trainer.number) if chief else None)
         first, begun, said = trainer.number, time.monotonic(), time.monotonic()
-        hidden = None if chief else True  # a bar on a terminal; in a log a line now and then
-        bar = stack.enter_context(tqdm(total=c.steps, initial=first, unit="step", disable=hidden))
+        bar = stack.enter_context(tqdm(total=c.steps, initial=first, disable=None if chief else True))
         for step in range(first + 1, c.steps + 1):
             start = time.perf_counter()
             line = trainer.step()
@@ -536,8 +541,7 @@ def sample(run: Path, prompt: str = "The ", length: int = 200, say: Say = lambda
         raise ValueError(f"{run} has no complete checkpoint")
     model = toy.ToyTransformer(**json.loads((folder / ABOUT).read_text())["model"])
     state = {"model": model.state_dict()}
-    dcp.load(state, checkpoint_id=folder, no_dist=True)
-    model.load_state_dict(state["model"])
+    dcp.load(state, checkpoint_id=folder, no_dist=True)  # into the model's own tensors
     return write(model, prompt, length)
 
 
@@ -566,8 +570,7 @@ def add_options(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     """Train, or let the trained model write. Returns the exit status."""
-    rank = os.environ.get("RANK", "0")
-    say = lambda line: print(line, file=sys.stderr, flush=True) if rank == "0" else None
+    say = lambda line: None if int(os.environ.get("RANK", 0)) else print(line, file=sys.stderr, flush=True)
     try:
         config = Config(**{f.name: getattr(args, f.name) for f in fields(Config)})
         if args.sample is not None:
