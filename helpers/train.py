@@ -443,9 +443,7 @@ class Trainer:
             return
         about = json.loads((folder / ABOUT).read_text())
         if about["model"] != self.config.sizes:
-            raise ValueError(
-                f"{folder} holds a model of {about['model']}, not {self.config.sizes}; change --out"
-            )
+            raise ValueError(f"{folder} holds model {about['model']}, not {self.config.sizes}; change --out")
         state = dict(zip(PARTS, get_state_dict(self.model, self.optimizer, options=BY_NAME)))
         dcp.load(state, checkpoint_id=folder)
         states = dict(model_state_dict=state["model"], optim_state_dict=state["optimizer"])

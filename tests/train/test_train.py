@@ -244,7 +244,7 @@ def test_a_refusal_is_rank_0s_and_the_status_of_all(tmp_path):
 
 def test_a_checkpoint_of_another_model_or_none(trained, aside, tmp_path):
     code, _, err = aside(main_of, trained, "--steps", "6", "--layers", "8")
-    assert code == 2 and "holds a model of" in err and "'layers': 4" in err and "change --out" in err
+    assert code == 2 and "holds model {" in err and "'layers': 4" in err and "change --out" in err
     code, _, err = aside(main_of, tmp_path, "--sample", "The")
     assert code == 2 and "has no complete checkpoint" in err
 
