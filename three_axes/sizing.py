@@ -138,11 +138,9 @@ def run_plan(args) -> tuple[str, dict]:
     made = plan(job, gpus=args.gpus, measured=measured, **only)
     best, flips = made.estimate(), made.flips()
     priced: dict[str, Any] = {}
-    from .plan.meeting import alone, switches
-
     out = [repr(made.table()), "", f"best: {best.layout}", best.summary(), best.interval()]
     out += [f"layouts less than {made.sure.apart:.0%} apart are a tie", *best.warnings()]
-    out += filter(None, (alone(made), switches(best)))
+    out += filter(None, (made.alone(), best.switches()))
     if tokens:
         from .plan.interruptions import interruptions, what_it_stops
         from .plan.meeting import cheapest, cost, gpu_hours

@@ -226,7 +226,8 @@ def what_drop_14_says_of_the_common_answer():
     assert (sixth.axes[:3], sixth.layout.zero) == ((16, 4, 1), 3)
     assert TUNED.layout.interleave == 8
     # The last word: NVIDIA's ties with ours, and its speed is within the interval.
-    _, plain, narrow, ours, _, nvidia = d14.last_word(LAYOUT.layout).rows
+    _, plain, narrow, ours, _, nvidia, known = d14.last_word(LAYOUT.layout).rows
+    assert narrow[3] > known[3]  # "which takes the planner's optimism out"
     assert narrow[1] == "DP 4 · TP 4 · PP 4" and plain[1] == "DP 8 · TP 8 · PP 1"  # "less TP wins"
     bf16, fp8, measured = (float(cell.replace(",", "")) for cell in nvidia[2:])
     sure = d14.the_plan().sure

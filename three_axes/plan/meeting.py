@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..table import Table, human
 from .estimate import HEADROOM, Estimate, estimate
 from .interruptions import RESTART, in_words, interruptions
@@ -123,32 +121,6 @@ def cheapest(of: Plan, tokens: float) -> str:
     return (
         f"The fewest that fit, by halves, are {fewest:,} GPUs. Cheapest are {least:,}: {hours[least]:,.0f}"
         f" GPU-hours, in {days}."
-    )
-
-
-def alone(of: Plan) -> str:
-    """Whether one GPU would be as fast, in a sentence; "" where it would not, or cannot hold the model."""
-    states = of.job.model.params * of.job.framework.weight_bytes
-    if of.gpus == 1 or states > of.job.cluster.device.memory or not of.ranked:
-        return ""
-    one = plan(of.job, gpus=1, headroom=of.headroom)
-    if not one.ranked or one.best.seconds > of.best.seconds:
-        return ""
-    return f"One GPU would be as fast: {one.best.seconds:.3f} s with {one.best.layout}."
-
-
-def switches(e: Estimate) -> str:
-    """What two of Megatron-LM's defaults cost a layout, which NVIDIA's recipes change; "" for others."""
-    f = e.job.framework
-    if f.name != "megatron-lm":
-        return ""
-    narrow = estimate(replace(e.job, framework=replace(f, gradient_bytes=2)), e.layout)
-    hidden = estimate(replace(e.job, framework=replace(f, hides=(*f.hides, "tensor parallel"))), e.layout)
-    return (
-        "Megatron-LM's defaults, which NVIDIA's recipes change: gradients summed in half precision"
-        f" (--grad-reduce-in-bf16) would save {human(max(0.0, e.memory_bytes - narrow.memory_bytes))} and"
-        f" {e.step_seconds - narrow.step_seconds:.2f} s, TP that hides in pieces (--tp-comm-overlap)"
-        f" {e.step_seconds - hidden.step_seconds:.2f} s."
     )
 
 

@@ -175,6 +175,16 @@ class Plan:
             f" {named}" + (f", and wins back {gains:.2f} s elsewhere" if gains >= 0.005 else "")
         )
 
+    def alone(self) -> str:
+        """That one GPU would be as fast, in words; "" where it would not, or cannot hold the model."""
+        weights = self.job.model.params * self.job.framework.weight_bytes
+        if self.gpus == 1 or weights > self.job.cluster.device.memory or self.space.only:
+            return ""
+        one = plan(self.job, gpus=1, headroom=self.headroom)
+        if not one.ranked or one.best.seconds > self.best.seconds:
+            return ""
+        return f"one GPU would be as fast: {one.best.seconds:.3f} s with {one.best.layout}"
+
     def flips(self) -> list[tuple[str, float, Candidate]]:
         """(what, times how much, the winner then): the smallest change of each that makes others win."""
         flipped = []
