@@ -63,7 +63,20 @@ def test_a_layout_may_be_said_as_it_is_printed():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "=", "dp 8 = ", "4.1", "4.1 parsecs", "dp eight = 4 s", "-1 s", "0 s", "4..1 s"]
+    "text",
+    [
+        "",
+        "=",
+        "dp 8 = ",
+        "4.1",
+        "4.1 parsecs",
+        "dp eight = 4 s",
+        "-1 s",
+        "0 s",
+        "4..1 s",
+        "dp 8 dp 4 = 3 s",
+        "b 1 b 1 = 3 s",
+    ],
 )
 def test_what_is_no_measurement_is_refused(text):
     with pytest.raises(ValueError):

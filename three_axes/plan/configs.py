@@ -11,32 +11,21 @@ from typing import Any
 
 from ..foreign import plain
 from ..paper.checks import check_fields, named, positive, read_object, whole
+from .config_keys import (
+    BEGINS,
+    ENDS,
+    EVERY,
+    EXPERTS,
+    HARMLESS,
+    LATENT,
+    NAMES,
+    READ,
+    READ_OF,
+    READ_OF_EXPERTS,
+    SHARED,
+)
 from .shape import Experts, Latent, ModelShape
 
-# our name -> what it is called in Hugging Face's configurations, and in our own files
-_NAMES = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "layers"),
-    "hidden": ("hidden_size", "n_embd", "d_model", "hidden"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "heads"),
-    "vocab": ("vocab_size", "vocab"),
-    "kv_heads": ("num_key_value_heads", "num_kv_heads", "kv_heads"),
-    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "ffn"),
-    "head_dim": ("head_dim",),
-}
-_EXPERTS = {
-    "count": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "per_token": ("num_experts_per_tok", "experts_per_token"),
-    "ffn": ("moe_intermediate_size", "intermediate_size"),
-    "dense_layers": ("first_k_dense_replace",),
-}
-_EVERY = ("interleave_moe_layer_step", "decoder_sparse_step")
-_LATENT = {
-    "kv_rank": ("kv_lora_rank",),
-    "q_rank": ("q_lora_rank",),
-    "nope": ("qk_nope_head_dim",),
-    "rope": ("qk_rope_head_dim",),
-    "values": ("v_head_dim",),
-}
 _PLAIN = dict(gated=False, biases=True)
 # Hugging Face's model_type -> what the file does not say of it; tied: where it does not say
 _KINDS: dict[str, dict] = {
@@ -100,60 +89,6 @@ _RECURRENT = {
 }
 # Every so many layers one sees all, where the file does not say.
 _PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "llama4_text": 4}
-_SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
-# Keys that are read besides: of all models, of those with experts, of one kind. `READ` has them.
-_READ = """
-    model_type name _name_or_path parameters tie_word_embeddings attention_bias mlp_bias use_bias bias
-    sliding_window use_sliding_window layer_types max_window_layers sliding_window_pattern
-    _sliding_window_pattern word_embed_proj_dim
-""".split()
-_READ_OF_EXPERTS = """
-    n_shared_experts moe_layer_freq mlp_only_layers n_group topk_group topk_method scoring_func norm_topk_prob
-    routed_scaling_factor router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux output_router_logits
-    ep_size num_nextn_predict_layers
-""".split()
-_READ_OF = {
-    "falcon": ("multi_query", "new_decoder_architecture", "parallel_attn", "alibi"),
-    "glm4_moe": ("use_qk_norm",),
-    "gpt2": ("n_positions", "max_position_embeddings"),
-    "llama4_text": (
-        "intermediate_size_mlp",
-        "no_rope_layers",
-        "attention_chunk_size",
-        "use_qk_norm",
-        "moe_layers",
-    ),
-}
-# What changes neither a size nor a speed that is counted here: names, and beginnings and ends of names.
-_HARMLESS = set(
-    """
-    architectures auto_map torch_dtype dtype use_cache quantization_config quantization pretraining_tp
-    hidden_act hidden_activation activation_function initializer_range initializer_factor init_std
-    max_position_embeddings n_positions n_ctx seq_length model_max_length partial_rotary_factor
-    original_max_position_embeddings initial_context_length no_rope_layers no_rope_layer_interval
-    query_pre_attn_scalar attention_multiplier embedding_multiplier residual_multiplier logits_scaling
-    cache_implementation swiglu_limit qk_head_dim sliding_window_size attention_softmax_in_fp32
-    masked_softmax_fusion bias_dropout_fusion offset_alibi skip_bias_add skip_bias_add_qkv slow_but_exact
-    apply_residual_connection_post_layernorm do_layer_norm_before enable_bias use_parallel_residual
-    layer_norm_elementwise_affine reorder_and_upcast_attn scale_attn_weights use_mrope for_llm_compressor
-    scale_attn_by_inverse_layer_idx attn_temperature_tuning floor_scale attn_scale gradient_checkpointing
-    torchscript is_decoder is_encoder_decoder id2label label2id num_labels problem_type tokenizer_class prefix
-    task_specific_params unsloth_fixed unsloth_version pad_token tf_legacy_loss return_dict max_length
-    min_length temperature top_k top_p typical_p num_beams num_beam_groups num_return_sequences length_penalty
-    repetition_penalty diversity_penalty chunk_size_feed_forward
-    """.split()
-)
-_BEGINS = (
-    "rope_",
-    "rotary",
-    "summary_",
-    "output_",
-    "attn_implementation",
-    "_attn_",
-    "transformers_",
-    "use_flash",
-)
-_ENDS = ("_token_id", "_eps", "_epsilon", "dropout", "_pdrop", "_dropout_prob", "_token_index", "softcapping")
 _WINDOWED = ("sliding_attention", "chunked_attention")  # of `layer_types`
 
 
@@ -185,10 +120,10 @@ def from_config(path: Path, parameters: float | None = None) -> ModelShape:
     known = dict(_KINDS.get(kind, {}))
     if kind == "glm4_moe":  # its attention_bias is that of queries, keys and values alone
         known |= dict(qkv_biases=bool(config.get("attention_bias")), qk_norm=bool(config.get("use_qk_norm")))
-    sizes = _sizes(path, config, _NAMES, ("layers", "hidden", "heads", "vocab"))
+    sizes = _sizes(path, config, NAMES, ("layers", "hidden", "heads", "vocab"))
     if config.get("multi_query") is True and not config.get("new_decoder_architecture"):  # falcon-7b
         sizes["kv_heads"] = 1
-    given = {f.name: config[f.name] for f in fields(ModelShape) if f.name in config and f.name not in _NAMES}
+    given = {f.name: config[f.name] for f in fields(ModelShape) if f.name in config and f.name not in NAMES}
     given.pop("name", None)
     if kind == "falcon":
         given["biases"] = config.get("bias", False)
@@ -249,10 +184,10 @@ def _sizes(path: Path, config: dict, names: dict, needed: tuple[str, ...]) -> di
 def _experts(path: Path, config: dict, kind: str) -> Experts | None:
     if kind not in _WITH_EXPERTS:
         return None
-    sizes = _sizes(path, config, _EXPERTS, ("count", "per_token", "ffn"))
-    shared = next((config[a] for a in _SHARED if config.get(a)), 0)
+    sizes = _sizes(path, config, EXPERTS, ("count", "per_token", "ffn"))
+    shared = next((config[a] for a in SHARED if config.get(a)), 0)
     shared = shared or (config.get("n_shared_experts") or 0) * sizes["ffn"]
-    sizes["every"] = next((config[a] for a in _EVERY if config.get(a)), 1)
+    sizes["every"] = next((config[a] for a in EVERY if config.get(a)), 1)
     gate, bias = kind == "qwen2_moe", kind in _ROUTER_BIAS
     return Experts(**sizes, shared=shared, shared_gate=gate, router_bias=bias)
 
@@ -260,7 +195,7 @@ def _experts(path: Path, config: dict, kind: str) -> Experts | None:
 def _latent(path: Path, config: dict, kind: str) -> Latent | None:
     if kind not in _WITH_LATENT:
         return None
-    return Latent(**_sizes(path, config, _LATENT, ("kv_rank", "nope", "rope", "values")))
+    return Latent(**_sizes(path, config, LATENT, ("kv_rank", "nope", "rope", "values")))
 
 
 def _window(config: dict, kind: str, layers: int) -> tuple[int, int]:
@@ -295,14 +230,14 @@ def check_parameters(model: ModelShape, said: float) -> None:
 
 def _refuse_unread(path: Path, config: dict, kind: str) -> None:
     """Raises ValueError that names the keys which are not read, and are not known to change nothing."""
-    read = {alias for aliases in _NAMES.values() for alias in aliases} | {*_READ, *_READ_OF.get(kind, ())}
+    read = {alias for aliases in NAMES.values() for alias in aliases} | {*READ, *READ_OF.get(kind, ())}
     read |= {field.name for field in fields(ModelShape)}
     if kind in _WITH_EXPERTS:
-        read |= {alias for aliases in _EXPERTS.values() for alias in aliases}
-        read |= {*_READ_OF_EXPERTS, *_SHARED, *_EVERY}
+        read |= {alias for aliases in EXPERTS.values() for alias in aliases}
+        read |= {*READ_OF_EXPERTS, *SHARED, *EVERY}
     if kind in _WITH_LATENT:
-        read |= {alias for aliases in _LATENT.values() for alias in aliases}
-    harmless = lambda key: key in _HARMLESS or key.startswith(_BEGINS) or key.endswith(_ENDS)
+        read |= {alias for aliases in LATENT.values() for alias in aliases}
+    harmless = lambda key: key in HARMLESS or key.startswith(BEGINS) or key.endswith(ENDS)
     empty = lambda value: value is None or value is False or value in ([], {})
     unread = [plain(k, 40) for k, v in config.items() if k not in read and not harmless(k) and not empty(v)]
     if not unread:

@@ -16,7 +16,7 @@ from ..paper.axes import AXES
 from ..paper.checks import positive
 from ..paper.pipelines import SCHEDULES
 from .estimate import estimate
-from .job import FLOPS, Job
+from .job import FLOPS, Job, find_precision
 from .layout import RECOMPUTE, Axes, Layout
 from .planner import plan
 from .stages import layers_on_rank
@@ -90,6 +90,8 @@ def _layout(text: str) -> dict[str, Any]:
                 " 16.2 s'"
             )
         groups = found.groups()
+        if said.keys() & ({groups[0].lower()} if not names else set(names)):
+            raise ValueError(f"{found[0].strip()!r} is said twice of a layout, in {text.strip()[:60]!r}")
         if not names:
             said[groups[0].lower()] = int(groups[1])
         elif names == ("sequence_parallel",):
@@ -118,9 +120,22 @@ def of_your_source(job: Job, texts: Sequence[str]) -> tuple[Job, dict[Layout, fl
         if not set(said) & set(SIZES):
             raise ValueError(f"{text[:60]!r} does not say its layout: 'dp 8 tp 4 pp 2 = 16.2 s'")
         layout = _filled(job, said)
-        measured[layout] = step_seconds(job, layout, value, unit)
+        measured[layout] = seconds = step_seconds(job, layout, value, unit)
+        if (share := mfu(job, layout, seconds)) > 1:
+            raise ValueError(
+                f"{text[:60]!r} cannot be: it is {share:.3g} times what GPUs can do. Is the number that of"
+                " one GPU, and are model, batch and sequence length the run's?"
+            )
     errors = (log(s / estimate(job, layout).step_seconds) for layout, s in measured.items())
     return replace(job, measured=tuple(errors)), measured
+
+
+def mfu(job: Job, layout: Layout, seconds: float) -> float:
+    """Model FLOPs, attention's causal half, over the printed dense FLOP/s of the job's precision."""
+    device, rate = job.cluster.device, find_precision(job.precision).rate
+    peak = device.flops if rate == "bf16" else getattr(device, rate)
+    tokens = job.global_batch * job.seq_len / seconds / layout.ranks
+    return tokens * job.model_flops(causal=True) / peak
 
 
 def _filled(job: Job, said: dict[str, Any]) -> Layout:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ..table import Table, human
 from .estimate import HEADROOM, Estimate, estimate
 from .interruptions import RESTART, in_words, interruptions
@@ -111,9 +113,10 @@ def cost(mine: Estimate, of: Plan, tokens: float | None = None) -> str:
 def cheapest(of: Plan, tokens: float) -> str:
     """Which half, quarter and so on of the GPUs still fit, and which number costs the fewest GPU-hours."""
     hours, gpus = {of.gpus: gpu_hours(of.estimate(), tokens)}, of.gpus // 2
-    while gpus and (fewer := plan(of.job, gpus=gpus, **of.options)).ranked:
-        hours[gpus] = gpu_hours(fewer.estimate(), tokens)
-        gpus //= 2
+    with suppress(ValueError):  # sizes that are asked for may take more GPUs
+        while gpus and (fewer := plan(of.job, gpus=gpus, **of.options)).ranked:
+            hours[gpus] = gpu_hours(fewer.estimate(), tokens)
+            gpus //= 2
     fewest, least = min(hours), min(hours, key=lambda n: hours[n])
     if len(hours) == 1:
         return f"With half of the {of.gpus:,} GPUs it does not fit."

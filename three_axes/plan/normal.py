@@ -17,8 +17,9 @@ from ..files import rows_of
 from ..paper.hardware import Cluster, generation
 from ..table import Table, human
 from .estimate import Estimate, estimate
-from .job import Job, find_precision
+from .job import Job
 from .layout import Layout
+from .measured import mfu
 from .stages import layers_on_rank
 
 NEAREST = 4  # published runs that are shown
@@ -179,12 +180,8 @@ class Normal:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs, attention's causal half, over the printed dense FLOP/s of the precision."""
-        job, device = self.estimate.job, self.estimate.job.cluster.device
-        rate = find_precision(job.precision).rate
-        peak = device.flops if rate == "bf16" else getattr(device, rate)
-        tokens = job.global_batch * job.seq_len / self.seconds / self.estimate.layout.ranks
-        return tokens * job.model_flops(causal=True) / peak
+        """See `measured.mfu`."""
+        return mfu(self.estimate.job, self.estimate.layout, self.seconds)
 
     @property
     def verdict(self) -> str:
@@ -282,7 +279,7 @@ class Normal:
             ]
             if left := self.unexplained():
                 lines += [f"None of these: all that may be leave {left:.2f} s. As long would take:"]
-                lines += [f"  {words}" for words in self.needed()]
+                lines += [f"  {words}" for words in self.needed() or ["nothing that is known here"]]
             lines += [
                 "A rank that is slow or waits is none of these: three-axes explain finds it in a trace."
             ]

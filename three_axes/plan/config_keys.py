@@ -1,0 +1,85 @@
+"""Names in config.json files of Hugging Face: those that are read, and those that change nothing here.
+
+A key of neither kind is refused by `configs`, since the model may be another one.
+"""
+
+from __future__ import annotations
+
+# our name -> what it is called in Hugging Face's configurations, and in our own files
+NAMES = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "hidden"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "heads"),
+    "vocab": ("vocab_size", "vocab"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "kv_heads"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "ffn"),
+    "head_dim": ("head_dim",),
+}
+EXPERTS = {
+    "count": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "per_token": ("num_experts_per_tok", "experts_per_token"),
+    "ffn": ("moe_intermediate_size", "intermediate_size"),
+    "dense_layers": ("first_k_dense_replace",),
+}
+EVERY = ("interleave_moe_layer_step", "decoder_sparse_step")
+LATENT = {
+    "kv_rank": ("kv_lora_rank",),
+    "q_rank": ("q_lora_rank",),
+    "nope": ("qk_nope_head_dim",),
+    "rope": ("qk_rope_head_dim",),
+    "values": ("v_head_dim",),
+}
+SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
+# Keys that are read besides: of all models, of those with experts, of one kind.
+READ = """
+    model_type name _name_or_path parameters tie_word_embeddings attention_bias mlp_bias use_bias bias
+    sliding_window use_sliding_window layer_types max_window_layers sliding_window_pattern
+    _sliding_window_pattern word_embed_proj_dim
+""".split()
+READ_OF_EXPERTS = """
+    n_shared_experts moe_layer_freq mlp_only_layers n_group topk_group topk_method scoring_func norm_topk_prob
+    routed_scaling_factor router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux output_router_logits
+    ep_size num_nextn_predict_layers
+""".split()
+READ_OF = {
+    "falcon": ("multi_query", "new_decoder_architecture", "parallel_attn", "alibi"),
+    "glm4_moe": ("use_qk_norm",),
+    "gpt2": ("n_positions", "max_position_embeddings"),
+    "llama4_text": (
+        "intermediate_size_mlp",
+        "no_rope_layers",
+        "attention_chunk_size",
+        "use_qk_norm",
+        "moe_layers",
+    ),
+}
+# What changes neither a size nor a speed that is counted here: names, and beginnings and ends of names.
+HARMLESS = set(
+    """
+    architectures auto_map torch_dtype dtype use_cache quantization_config quantization pretraining_tp
+    hidden_act hidden_activation activation_function initializer_range initializer_factor init_std
+    max_position_embeddings n_positions n_ctx seq_length model_max_length partial_rotary_factor
+    original_max_position_embeddings initial_context_length no_rope_layers no_rope_layer_interval
+    query_pre_attn_scalar attention_multiplier embedding_multiplier residual_multiplier logits_scaling
+    cache_implementation swiglu_limit qk_head_dim sliding_window_size attention_softmax_in_fp32
+    masked_softmax_fusion bias_dropout_fusion offset_alibi skip_bias_add skip_bias_add_qkv slow_but_exact
+    apply_residual_connection_post_layernorm do_layer_norm_before enable_bias use_parallel_residual
+    layer_norm_elementwise_affine reorder_and_upcast_attn scale_attn_weights use_mrope for_llm_compressor
+    scale_attn_by_inverse_layer_idx attn_temperature_tuning floor_scale attn_scale gradient_checkpointing
+    torchscript is_decoder is_encoder_decoder id2label label2id num_labels problem_type tokenizer_class prefix
+    task_specific_params unsloth_fixed unsloth_version pad_token tf_legacy_loss return_dict max_length
+    min_length temperature top_k top_p typical_p num_beams num_beam_groups num_return_sequences length_penalty
+    repetition_penalty diversity_penalty chunk_size_feed_forward
+    """.split()
+)
+BEGINS = (
+    "rope_",
+    "rotary",
+    "summary_",
+    "output_",
+    "attn_implementation",
+    "_attn_",
+    "transformers_",
+    "use_flash",
+)
+ENDS = ("_token_id", "_eps", "_epsilon", "dropout", "_pdrop", "_dropout_prob", "_token_index", "softcapping")
