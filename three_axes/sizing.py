@@ -115,7 +115,7 @@ def _fields(layout: Layout) -> dict:
 
 
 def _estimated(made: Estimate) -> dict:
-    names = ("time", "step_seconds", "memory", "memory_bytes", "stage", "fits", "mfu")
+    names = ("time", "step_seconds", "memory", "memory_bytes", "stage", "fits", "tight", "mfu")
     figures = {name: getattr(made, name) for name in names}
     return {
         "layout": _fields(made.layout),

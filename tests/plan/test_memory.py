@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from three_axes.files import rows_of
 from three_axes.paper.schedules import gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
 from three_axes.paper.simulation import simulate
-from three_axes.plan import FRAMEWORKS, Job, estimate
+from three_axes.plan import CLUSTERS, DEVICES, FRAMEWORKS, Cluster, Job, estimate
+from three_axes.plan.feed_forward import ROUTER
 from three_axes.plan.frameworks import TEXTBOOK
 from three_axes.plan.layout import RECOMPUTE, Layout
 from three_axes.plan.memory import (
@@ -286,3 +288,39 @@ def test_refusals_name_the_nearest(layout, sentence):
     gpus = 64 if "GPUs" in sentence or "interleav" in sentence else None
     with pytest.raises(ValueError, match=sentence):
         check(LLAMA, layout, 128, gpus)
+
+
+THIRTY_NINETY = replace(DEVICES["a10g"], name="rtx3090", flops=71e12, achievable=60e12, memory=25.4e9)
+
+
+@pytest.mark.parametrize(
+    "model, device, layout, seq_len, holds",
+    [
+        # LlamaFactory's issues 5977 and 4133: both ran out of memory.
+        ("llama-3-8b", THIRTY_NINETY, Layout(dp=8, zero=3, recompute="full"), 1024, (1.0, 1.15)),
+        ("llama-2-7b", DEVICES["a100-40gb"], Layout(dp=8, zero=2), 512, (0.95, 1.15)),
+    ],
+)
+def test_deepspeeds_buckets_and_copies_are_counted(model, device, layout, seq_len, holds):
+    """Beside its states lie flat buckets, weights that stay gathered, and the step's copies of gradients."""
+    cluster = Cluster(name="eight", device=device, gpus_per_node=8)
+    job = Job(MODELS[model], cluster, 8, seq_len, FRAMEWORKS["deepspeed"])
+    made = estimate(job, layout)
+    low, high = holds
+    assert low * device.memory < made.memory_bytes < high * device.memory and made.tight
+    plain = replace(job, framework=replace(job.framework, flat_bucket=0.0))
+    more = made.memory_bytes - estimate(plain, layout).memory_bytes
+    assert made.memory["buckets"] == (2e9 if layout.zero == 3 else 9e9) and more > made.memory["buckets"]
+    assert "buckets" not in estimate(job, Layout(dp=8)).memory  # without ZeRO there are none
+
+
+def test_per_op_recompute_saves_no_grouped_product():
+    """torchtitan's list of what is saved has none: of the experts only what a router needs stays."""
+    job = Job(MODELS["qwen3-30b-a3b"], CLUSTERS["dgx-h100"], 8, 4096, FRAMEWORKS["torchtitan"])
+    layout = Layout(dp=8, ep=8, zero=3, recompute="per-op")
+    kept_ops = kept(layer(job, layout), "per-op")
+    assert not any("expert" in name for name, size in kept_ops.items() if np.any(size) and name != ROUTER)
+    none = estimate(job, replace(layout, recompute="none"))
+    assert estimate(job, layout).memory["activations"] < 0.35 * none.memory["activations"]
+    again = {op.name for op in layer(job, layout) if op.phase == "F" and "per-op" in op.recomputed}
+    assert {"experts, gate", "experts, up", "experts, down", "dispatch"} <= again

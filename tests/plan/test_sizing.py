@@ -230,6 +230,22 @@ def test_the_json_of_each_command_is_as_the_manual_says(command, output_of):
     assert set(re.findall(r"`(\w+)`(?!\))", row)) == set(printed)
 
 
+def test_what_is_said_aloud(output_of):
+    """The cheapest number of GPUs, defaults that recipes change, and where one GPU would do."""
+    out = output_of(f"{PLAN} --batch 64 --train-tokens 1T".replace("--gpus 8", "--gpus 64"))
+    fewest, least, hours = re.search(
+        r"fewest that fit, by halves, are (\d+) GPUs. Cheapest are (\d+): ([\d,]+) GPU-hours", out
+    ).groups()
+    assert int(fewest) <= int(least) < 64 and "--grad-reduce-in-bf16" in out and "--tp-comm-overlap" in out
+    fewer = output_of(f"{PLAN} --batch 64 --train-tokens 1T".replace("--gpus 8", f"--gpus {least}"))
+    assert f"take {hours} GPU-hours" in fewer and "does not fit" not in out
+    assert "one GPU would be as fast" in output_of("plan toy --gpus 8 --batch 8 --seq 64")
+    assert "one GPU" not in out and "--grad-reduce-in-bf16" not in output_of(LARGE)
+    assert "With half of the 16 GPUs it does not fit." in output_of(
+        "plan llama-3-70b --gpus 16 --batch 64 --train-tokens 1T --framework torchtitan"
+    )
+
+
 def test_why_and_flips_take_all_axes(output_of):
     out = output_of(
         "plan deepseek-v2-lite --gpus 16 --batch 64 --seq 4096 --framework megatron-lm --why 8,1,2,1,8"
