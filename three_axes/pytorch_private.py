@@ -47,8 +47,11 @@ def replace_end_of_batch(new: Callable) -> Callable:
 
 
 def replace_start_of_cuda(new: Callable) -> None:
-    """Put `new` where CUDA is first used. Without it `--cpu` refuses in PyTorch's words."""
+    """Put `new` where CUDA is first used; what waits for that is done at once. Without it `--cpu` refuses in
+    PyTorch's words, and what a script keeps for CUDA's start (Megatron-LM's random states) is never done.
+    """
     torch.cuda._lazy_init = new
+    torch.cuda._lazy_call = lambda call, **_: call()
 
 
 def backward_under_way() -> int:

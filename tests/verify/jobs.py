@@ -144,6 +144,27 @@ def train_pipeline(stage, optimizer, pp, *, data=rows, reduce=None) -> None:
         optimizer.zero_grad()
 
 
+class Slices(torch.optim.Optimizer):
+    """As nanochat's: gradients reduce-scattered, a slice of the state on each rank, weights gathered."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, dict(lr=0.01))
+
+    @torch.no_grad()
+    def step(self):
+        size, rank = dist.get_world_size(), dist.get_rank()
+        for p in self.param_groups[0]["params"]:
+            if len(p) % size:
+                dist.all_reduce(p.grad)
+                p.sub_(p.grad, alpha=0.01 / size)
+                continue
+            mine = torch.empty_like(p[: len(p) // size])
+            dist.reduce_scatter_tensor(mine, p.grad)
+            state = self.state[p].setdefault("momentum_buffer", torch.zeros_like(mine))
+            part = p.chunk(size)[rank] - 0.01 * state.mul_(0.9).add_(mine / size)
+            dist.all_gather_into_tensor(p.data, part.contiguous())
+
+
 class Experts(nn.Module):
     """One expert a rank over ep; rows go to the next rank's expert and come back."""
 

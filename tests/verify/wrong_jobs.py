@@ -8,6 +8,7 @@ from jobs import (
     STEPS,
     WIDE,
     Experts,
+    Slices,
     Split,
     Stage,
     adam,
@@ -65,6 +66,12 @@ def seeded_apart_and_summed_flat():
             p.grad, flat = flat[: p.numel()].view_as(p).clone(), flat[p.numel() :]
 
     train(model := net(dist.get_rank()), adam(model), reduce=reduce)
+
+
+@wrong("and 3 more differ", "and gradients are summed over these ranks")
+def seeded_apart_and_summed_by_the_optimizer():
+    model = net(dist.get_rank())
+    train(model, Slices(model.parameters()))
 
 
 @wrong("and gradients are summed over these ranks")

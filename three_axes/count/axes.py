@@ -95,7 +95,9 @@ class Axes:
         return resolved
 
     def members(self, group: dist.ProcessGroup) -> Members:
-        """Asked of PyTorch once. Without a name of its own a group is 'ranks 0,2', or 'world' if default."""
+        """What PyTorch says of a group, asked once. Without a name of its own a group is 'ranks 0,2', or
+        'world' if default.
+        """
         if (known := self._members.get(group)) is None:
             described, ranks = group.group_desc.removeprefix("mesh_"), dist.get_process_group_ranks(group)
             # A mesh over all ranks makes the latter where it finds gloo and a GPU.

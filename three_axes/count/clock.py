@@ -76,11 +76,11 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
-        """From the first start to the last end."""
+        """Seconds from the first start to the last end."""
         return max((s.end for rank in self.rows for s in rank), default=0.0)
 
     def seconds(self, rank: int, *kinds: str) -> float:
-        """How long `rank` spent in spans of these kinds. What lies inside another is counted once."""
+        """The seconds that `rank` spent in spans of these kinds. Time inside another span is counted once."""
         total = until = 0.0
         for s in self.rows[rank]:
             if s.kind in kinds and s.end > until:
@@ -114,8 +114,8 @@ class Timeline:
         return max((size for _, size in self.levels[rank]), default=0)
 
     def save(self, file: str) -> None:
-        """Write it as a Chrome trace: ui.perfetto.dev and chrome://tracing open it. A row for each rank, one
-        for each axis that it communicates along, and memory as a counter.
+        """Write the timeline as a Chrome trace: ui.perfetto.dev and chrome://tracing open it. A row for each
+        rank, one for each axis that it communicates along, and memory as a counter.
         """
         with open(file, "w", encoding="utf-8") as f:
             json.dump(chrome(self.rows, self.streams, self.levels), f)

@@ -126,7 +126,7 @@ class Counted(Traffic):
         return None
 
     def json(self) -> dict:
-        """The same for other programs."""
+        """The report as a dict for other programs. Times are in seconds, sizes in bytes."""
         return {
             "ranks": [
                 {
@@ -194,7 +194,7 @@ def _table(title: str, rows: Iterable[CollectiveCount]) -> Table:
 
 
 def _merged(parts: list[tuple[str, list[CollectiveCount]]]) -> list[tuple[str, list[CollectiveCount]]]:
-    """Without the second step where it is as the further ones are: those it only joins in the title."""
+    """The parts without the second step, where that is as the further ones are: their title names it then."""
     names = [title for title, _ in parts]
     if len(parts) > 2 and names[2].startswith("each of steps 3") and alike(parts[1][1], parts[2][1]):
         return [parts[0], (names[2] + " (step 2 is alike)", parts[2][1]), *parts[3:]]
@@ -202,7 +202,7 @@ def _merged(parts: list[tuple[str, list[CollectiveCount]]]) -> list[tuple[str, l
 
 
 def _by_value(values: dict[int, str]) -> str:
-    """'ranks 0 and 1 4 calls, rank 2 0 calls'"""
+    """The ranks of each value in words: 'ranks 0 and 1 4 calls, rank 2 0 calls'."""
     groups: dict[str, list[int]] = {}
     for rank, value in values.items():
         groups.setdefault(value, []).append(rank)

@@ -38,7 +38,9 @@ class RankReport:
 
 
 class Counter(Recorder):
-    """Finds out by itself, at the first collective, which rank this is. trace: whether to keep times."""
+    """A recorder that finds out by itself, at the first collective, which rank this is. trace: whether to
+    keep times.
+    """
 
     def __init__(self, trace: bool = False):
         self.rank, self.size, self.backend, self._trace = 0, 1, "", trace
@@ -58,8 +60,8 @@ class Counter(Recorder):
         super().begins(call)
 
     def _meet(self) -> None:
-        """The store where the ranks met: our reports go through it, past what is counted. Whoever holds it
-        keeps it open when the script destroys its group.
+        """Find the store where the ranks met: reports go through it, past what is counted. It stays open for
+        whoever holds it when the script destroys its group.
         """
         if self.store is not None or not dist.is_initialized():
             return
@@ -94,7 +96,9 @@ class Counter(Recorder):
 
 
 def is_of_reports(module: str, name: str) -> bool:
-    """torchrun's store takes what anybody in its network sends: of that, what reports are made of is read."""
+    """True for the classes that reports are made of. No other is unpickled, for torchrun's store takes what
+    anybody in its network sends.
+    """
     return (module, name) == ("collections", "deque") or (
         module.startswith("three_axes.count.") and name in OF_REPORTS
     )

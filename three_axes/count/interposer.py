@@ -71,7 +71,7 @@ class Call:
 
     @property
     def channel(self) -> Channel:
-        """Where it is matched with its other sides."""
+        """The channel in which this call is matched with its other sides."""
         members = tuple(self.members)
         name, made = self.group.group_name, self.made
         if self.op not in ("send", "recv"):
@@ -109,15 +109,19 @@ class Call:
 
 
 class Listener:
-    """What hears of every collective. Of what it does not ask for it hears nothing. start: when a wait began,
-    by `time.monotonic()`.
+    """A base of those that hear of collectives: each method is called at its moment. start: when a wait
+    began, by `time.monotonic()`.
     """
 
     def begins(self, call: Call) -> None:
-        """Right before PyTorch gets the call. Where this raises, the program does, and nothing is sent."""
+        """Called right before PyTorch gets the call. What this raises, the program raises, and nothing is
+        sent.
+        """
 
     def begun(self, call: Call, work) -> None:
-        """It is under way. work: PyTorch's or a stand-in for it. Not called for what has ended by then."""
+        """The collective is under way. work: PyTorch's or a stand-in for it. Not called for what has ended by
+        then.
+        """
 
     def refused(self, call: Call) -> None:
         """PyTorch raised instead of beginning it."""
@@ -150,7 +154,7 @@ class Listener:
 
 
 class Network(Protocol):
-    """What can hold a collective back, so that it takes as long as on another network."""
+    """An emulated network: it holds a collective back, so that it takes as long as on that network."""
 
     late: int  # operations that it would have ended sooner than this machine did
     failed: dict[dist.Work, Exception]  # of what was held back
@@ -167,8 +171,8 @@ class Network(Protocol):
 
 
 class Interposer:
-    """This process's. `fabric`: the emulated network, if there is one; `inside`: whether a collective is
-    being issued, since some backends hold the caller until it has ended.
+    """The one interposer of this process. `fabric`: the emulated network, if there is one; `inside`: whether
+    a collective is being issued, since some backends hold the caller until it has ended.
     """
 
     def __init__(self):
@@ -195,9 +199,7 @@ class Interposer:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What this thread sends in this block passes unseen: it is beside what is counted, and at any time
-        between.
-        """
+        """In this block, what this thread sends passes unseen, as if it were not sent."""
         self._thread.aside = True
         try:
             yield
@@ -209,13 +211,13 @@ class Interposer:
         return getattr(self._thread, "aside", False)
 
     def add(self, listener: Listener) -> None:
-        """Tell it of every collective from now on. With the first listener the interposer is installed."""
+        """Tell the listener of every collective from now on. With the first the interposer is installed."""
         if not self._listeners:
             self._install()
         self._listeners.append(listener)
 
     def remove(self, listener: Listener) -> None:
-        """Tell it no more. Without listeners PyTorch is as it was."""
+        """Tell the listener no more. Without listeners PyTorch is as it was."""
         self._listeners.remove(listener)
         if not self._listeners:
             self._uninstall()
@@ -313,7 +315,7 @@ class Interposer:
         return counted
 
     def _batch_issued(self, group: dist.ProcessGroup, *device):
-        """Where the sends of a batch begin together, with one Work."""
+        """Begin the sends of a batch together, with one Work, as PyTorch does, and tell the listeners."""
         work = self._end_batch(group, *device)
         if work is not None:
             for listener in self._listeners:
@@ -388,12 +390,12 @@ def _held_back(fabric: Network, ticket, group: dist.ProcessGroup, work, result):
 
 
 def _by_autograd(caller) -> bool:
-    """Whether C++ called, in a backward: no Python stands between the engine and the collective."""
+    """True where C++ called in a backward: no Python stands between the engine and the collective."""
     return caller is None or caller.f_code.co_name == "_engine_run_backward"
 
 
 def _stand_in(name: str, tensor: torch.Tensor | None) -> OnStream | InBatch | None:
-    """What tells when a collective has ended that came back without a Work. None: it has."""
+    """A stand-in for the Work of a collective that came back without one; None where it has ended."""
     if name in ("send", "recv"):
         return InBatch()  # alone, a send has a Work in every backend
     on = tensor.device if tensor is not None else devices.CPU

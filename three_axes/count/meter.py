@@ -46,7 +46,9 @@ class Issued:
     ended: bool = False
 
     def has_ended(self) -> bool:
-        """PyTorch is not asked again: a call may begin hundreds, and each looks at those before it."""
+        """True where the collective has ended. Once it has, PyTorch is not asked again: a call may begin
+        hundreds, and each looks at those before it.
+        """
         self.ended = self.ended or self.work.is_completed()
         return self.ended
 
@@ -106,7 +108,9 @@ class Recorder(Listener):
             os.pwrite(self.box, bytes(BOX_BYTES), 0)
 
     def look(self, group: dist.ProcessGroup | None) -> None:
-        """A group may have brought connections, and bytes to greet its ranks: they are no collective's."""
+        """Look at the sockets anew. A new group opens connections and sends bytes to greet its ranks, which
+        belong to no collective.
+        """
         if self.on and group is not None and group not in self._looked:
             self._looked.add(group)
             before = self.counter.total()
@@ -159,7 +163,7 @@ class Recorder(Listener):
         return [replace(row, wire=None) if id(row) in waiting else copy(row) for row in self.rows.values()]
 
     def calm(self) -> bool:
-        """Whether nothing is under way."""
+        """True where no collective is under way."""
         return all(issued.has_ended() for issued in self._open)
 
     def pending(self) -> dict | None:
@@ -167,7 +171,7 @@ class Recorder(Listener):
         return self.last if interposer.inside or not self.calm() else None
 
     def not_waited(self) -> int:
-        """How many were begun whose end nobody in Python has waited for."""
+        """The number of collectives begun whose end nobody in Python has waited for."""
         return len(self._alone()) + self._forgotten
 
     # -- what the interposer tells ----------------------------------------------------------
@@ -197,7 +201,7 @@ class Recorder(Listener):
         self._thread.issued_at = time.monotonic()  # before PyTorch has it: from then on other ranks may go on
 
     def begun(self, call: Call, work: dist.Work | OnStream | InBatch) -> None:
-        """Keep it among the open, until somebody has waited or it is seen to have ended."""
+        """Keep the collective among the open ones, until somebody has waited or it is seen to have ended."""
         self._peak = max(self._peak, self._in_flight + call.size)
         row, piece = self.rows[call.op, call.axis], _piece(call.gives)
         self._ended_tensors.discard(piece)  # memory is used again: what was there is gone
@@ -209,7 +213,7 @@ class Recorder(Listener):
         self._in_flight += call.size
 
     def refused(self, call: Call) -> None:
-        """Take its number back. Its row has counted the call all the same."""
+        """Take the call's number back. Its row has counted the call all the same."""
         self.moves.take_back(call.channel)
 
     def batch_begun(self, work: dist.Work) -> None:
@@ -314,13 +318,13 @@ class Recorder(Listener):
             self._forgotten -= 1
 
     def _alone(self) -> list[Issued]:
-        """The open ones for which nobody waits, by a future neither."""
+        """The open collectives for which nobody waits, nor for a future of theirs."""
         return [issued for issued in self._open if issued.work not in self._by_future]
 
     # -- its books ---------------------------------------------------------------------
 
     def _close(self, ended: list[Issued], keep: bool = False) -> None:
-        """These are seen to have ended now. keep: they stay among the open, since nobody has waited."""
+        """Note that these collectives have ended. keep: they stay among the open, since nobody has waited."""
         now = time.monotonic()
         for issued in ended:
             if issued.start and len(self.streams) < self.most_spans:

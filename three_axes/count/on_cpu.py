@@ -39,11 +39,14 @@ class Devices(TorchFunctionMode):
 
 
 def play() -> None:
-    """From now on, for this whole process. `CHANGES` tells what is other than on GPUs."""
+    """Play CUDA on processors from now on, for this whole process. `CHANGES` tells what is other than on
+    GPUs.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for place, answers in (
         (torch.cuda, _CUDA_ANSWERS),
         (torch.cuda.memory, _MEMORY),
+        (torch.cuda.random, {name: _CUDA_ANSWERS[name] for name in _RANDOM}),
         (torch.accelerator, _ACCELERATOR),
         (torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "mark"), _nothing)),
         (torch.cuda.nccl, {"version": lambda: (0, 0, 0)}),
@@ -72,6 +75,7 @@ def play() -> None:
         edited = _edited(getattr(dist, name), edit)
         setattr(dist, name, edited)
         setattr(dist.distributed_c10d, name, edited)
+    setattr(torch.cuda, "default_generators", (torch.default_generator,) * _ranks_here())
     dist.Work.get_future = _giving_future(dist.Work.get_future)
     pytorch_private.replace_start_of_cuda(_refused)
     Devices().__enter__()
@@ -101,7 +105,9 @@ def _to_gpu(tensor: torch.Tensor, *_, **__) -> torch.Tensor:
 
 
 def _translate(args, kwargs) -> tuple[list, dict]:
-    """A number is a device where it is the first argument, or a method's first."""
+    """The arguments with the processor for CUDA devices. A number is a device where it is the first argument,
+    or a method's first.
+    """
     named = {name: _here(value, name == "device") for name, value in kwargs.items()}
     return [_here(value, i < 2) for i, value in enumerate(args)], named
 
@@ -126,7 +132,7 @@ def _moving(to):
 
 
 def _edited(call, edit):
-    """Called with its arguments as `edit` leaves them, by name."""
+    """The function, called with its arguments as `edit` leaves them, by name."""
     signature = inspect.signature(call)
 
     @wraps(call)
@@ -146,7 +152,7 @@ def _no_gpu(given: dict) -> None:
 
 
 def _average(given: dict) -> None:
-    """gloo cannot average: each rank's part is divided before they are summed."""
+    """Divide each rank's part and ask for a sum, since gloo cannot average."""
     if given.get("op") == dist.ReduceOp.AVG:
         given["op"], size = dist.ReduceOp.SUM, dist.get_world_size(given.get("group"))
         if "tensor" in given:
@@ -157,8 +163,8 @@ def _average(given: dict) -> None:
 
 
 def _giving_future(get_future):
-    """gloo's reduce-scatter has no future, as NCCL's has: it is waited for, and a future that has ended is
-    given in its place.
+    """`Work.get_future` that also answers for gloo's reduce-scatter, which has no future: its end is waited
+    for, and a future that has ended is returned.
     """
 
     @wraps(get_future)
@@ -206,7 +212,7 @@ class Generator(torch.Generator):
 
 
 class Stream:
-    """Everything of a processor is in order already."""
+    """torch.cuda.Stream that does nothing: everything of a processor is in order already."""
 
     cuda_stream, device = 0, torch.device("cpu")
 
@@ -233,7 +239,7 @@ class Stream:
 
 
 class Event:
-    """By this process's clock, since nothing runs behind its back."""
+    """torch.cuda.Event, by this process's clock, since nothing runs behind its back."""
 
     def __init__(self, *_, **__):
         self.at = 0.0
@@ -274,7 +280,7 @@ def _part_of_memory(*_) -> int:
 
 
 def _seed(seed: int) -> None:
-    """Not `torch.manual_seed`, which calls this."""
+    """Seed the processor's generator, not by `torch.manual_seed`, which calls this."""
     torch.default_generator.manual_seed(seed)
 
 
@@ -318,7 +324,8 @@ _CUDA_ANSWERS = {
     "manual_seed": _seed,
     "manual_seed_all": _seed,
     "memory_summary": lambda *_, **__: NAME,
-    "get_rng_state": lambda *_: torch.get_rng_state(),
-    "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+    "get_rng_state": lambda *_, **__: torch.get_rng_state(),
+    "set_rng_state": lambda new_state, *_, **__: torch.set_rng_state(new_state),
     "ipc_collect": _nothing,
 }
+_RANDOM = "manual_seed", "manual_seed_all", "get_rng_state", "set_rng_state"

@@ -44,7 +44,7 @@ REDUCES = {
 
 
 def reduction(operator: str, args) -> str:
-    """'sum', 'max' and so on; '' for what reduces nothing."""
+    """The reduction of a call: 'sum', 'max' and so on; '' where nothing is reduced."""
     if operator not in REDUCES:
         return ""
     return dist.ReduceOp.RedOpType(args[REDUCES[operator]].op()).name.lower()
@@ -68,11 +68,11 @@ class OnStream:
         self._event.record(torch.cuda.current_stream(device))
 
     def is_completed(self) -> bool:
-        """Whether the GPU has come to that place. Does not wait."""
+        """True where the GPU has come to that place. Does not wait."""
         return self._event.query()
 
     def wait(self) -> None:
-        """Block this thread until it has."""
+        """Block this thread until the GPU has come there."""
         self._event.synchronize()
 
 
@@ -90,7 +90,7 @@ class InBatch:
 
 
 def type_of(tensor: torch.Tensor) -> str:
-    """'float32'"""
+    """The name of a tensor's type: 'float32'."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

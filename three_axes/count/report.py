@@ -25,7 +25,7 @@ class CollectiveCount:
     types: set[str] = field(default_factory=set)  # of the numbers in the tensors
 
     def plus(self, other: CollectiveCount, sign: int = 1) -> CollectiveCount:
-        """Both together; or with a sign of -1 what this one has more."""
+        """The sum of both counts; with a sign of -1, their difference."""
         sums = {name: getattr(self, name) + sign * getattr(other, name) for name in SUMMED}
         mine, its = self.wire, other.wire
         sums["wire"] = None if mine is None or its is None else mine + sign * its
@@ -33,13 +33,13 @@ class CollectiveCount:
         return replace(self, **sums, members=members, types=types)
 
     def part(self, n: int) -> CollectiveCount:
-        """One of n equal parts."""
+        """The count, divided by n."""
         parts = {name: getattr(self, name) / n for name in SUMMED}
         return replace(self, **parts, wire=None if self.wire is None else self.wire / n)
 
 
 def alike(rows: list[CollectiveCount], others: list[CollectiveCount]) -> bool:
-    """Whether both are the same calls with the same bytes."""
+    """True where both lists have the same calls with the same bytes."""
     one, other = ({(r.op, r.axis): (r.calls, r.payload) for r in part} for part in (rows, others))
     return one == other
 

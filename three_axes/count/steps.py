@@ -31,11 +31,11 @@ class BySteps:
 
     @property
     def number(self) -> int:
-        """How many steps have ended."""
+        """The number of steps that have ended."""
         return len(self.first) + self.further
 
     def mean(self) -> list[CollectiveCount]:
-        """A step among the further ones."""
+        """The rows of the mean of the further steps."""
         return [row.part(self.further) for row in self.sums]
 
 

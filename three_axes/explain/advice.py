@@ -56,7 +56,7 @@ class Advice(NamedTuple):
 
 
 def advice(splits: Sequence[Split], skews: Sequence[Skew] = ()) -> list[Advice]:
-    """What is largest on the rank that works longest: the others wait for it. The most costly first."""
+    """The largest costs of the rank that works longest, for which the others wait; the most costly first."""
     one = slowest(splits)
     costs = [
         _exposed(one, part.removeprefix("exposed "), seconds, skews)

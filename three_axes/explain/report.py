@@ -21,7 +21,9 @@ TOLD = ("rank", "file", "seconds", "steps", "parts", "communication", "hidden", 
 
 @dataclass
 class Explained:
-    """splits: of each rank. unknown: what these traces do not say. skews: who waited for whom."""
+    """What was read of one recording. splits: of each rank. unknown: what these traces do not say. skews: who
+    waited for whom.
+    """
 
     splits: list[Split]
     advice: list[Advice]
@@ -121,7 +123,7 @@ class Explained:
         return "\n\n".join(filter(None, parts))
 
     def json(self) -> dict:
-        """The same for other programs. Seconds are those of the whole recording."""
+        """The report as a dict for other programs. Seconds are those of the whole recording."""
         return {
             "ranks": [{name: getattr(s, name) for name in TOLD} for s in self.splits],
             "slowest": slowest(self.splits).rank,

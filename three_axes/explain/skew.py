@@ -20,8 +20,8 @@ TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier
 
 @dataclass
 class Skew:
-    """Of one group. Seconds of the whole recording, of a rank each: `waited` for who came later, and
-    `transfer`. last: how often each came last.
+    """One group's collectives, waiting told apart from transfer. waited: rank -> seconds of the whole
+    recording in which it waited for later ranks. transfer: seconds of a rank. last: how often each came last.
     """
 
     axis: str

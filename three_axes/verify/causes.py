@@ -63,13 +63,13 @@ def along(axes: Iterable[str]) -> str:
 
 
 def differing(kind: str, text: str, classes: Mapping[int, object], mesh: Mesh) -> Cause:
-    """What is not the same on all ranks."""
+    """A cause for what is not the same on all ranks. classes: rank -> what is equal where it is the same."""
     axes = tuple(mesh.differing(classes))
     return Cause(kind, axes, f"{text} along {along(axes)} ({classes_text(classes)})")
 
 
 def scaled(factors: Mapping[int, float], mesh: Mesh) -> Cause:
-    """What is a multiple of the twin's on each rank."""
+    """A cause for tensors that are a multiple of the twin's. factors: of each rank."""
     values = list(factors.values())
     if max(values) - min(values) > 1e-4 * max(map(abs, values)):
         classes = {rank: times(c) for rank, c in factors.items()}
@@ -89,7 +89,7 @@ def times(c: float) -> str:
 
 
 def size_text(c: float, mesh: Mesh) -> tuple[tuple[str, ...], str]:
-    """The axes whose size a factor may be, or one over it, or a root of it; in words."""
+    """(the axes whose size the factor c may be, or one over it, or a root of it; the same in words)."""
     root = "the root of the size of"
     for power, words in (
         (1, "the size of"),
@@ -106,7 +106,7 @@ def size_text(c: float, mesh: Mesh) -> tuple[tuple[str, ...], str]:
 
 @dataclass
 class Parts:
-    """Of one tensor: what each rank has of it, what it should have, and where that lies in the whole.
+    """One tensor: what each rank has of it, what the rank should have, and where that lies in the whole.
 
     tolerance: relative, of what counts as equal. usual: the root of the mean square of the whole's numbers; a
     part that is smaller than that is measured by it.
@@ -146,7 +146,7 @@ class Parts:
         return UNEXPLAINED
 
     def _not_reduced(self, axes: tuple[str, ...]) -> Cause | None:
-        """Whether the sum over these axes, or a multiple of it, is what each rank should have."""
+        """A cause where the sum over these axes, or a multiple of it, is what each rank should have."""
         factors = []
         for group in self.mesh.groups(axes, sorted(self.got)):
             if any(not torch.equal(self.where[rank], self.where[group[0]]) for rank in group):
@@ -167,7 +167,7 @@ class Parts:
         return Cause("not summed", axes, f"never summed over {over}, and {sum_is}")
 
     def cause_of_update(self, weights: Mapping[int, torch.Tensor]) -> Cause:
-        """Of a change of these weights."""
+        """The cause of a wrong update. weights: rank -> its weights before the step."""
         still = {rank: not self.got[rank].any() and bool(self.wanted[rank].any()) for rank in self.got}
         if any(still.values()):
             ranks = ranks_text(rank for rank in still if still[rank])
@@ -198,7 +198,7 @@ class Parts:
 def of_rows(
     got: torch.Tensor, wanted: torch.Tensor, rows: Sequence[torch.Tensor], tolerance: float
 ) -> Cause | None:
-    """Whether a gradient is made of the same gradients of rows as the twin's, with other weights."""
+    """A cause where a gradient is made of the same gradients of rows as the twin's, with other weights."""
     basis = torch.stack([row.double().flatten() for row in rows], 1)
     mine, twins = (_weights(basis, t.double().flatten(), tolerance) for t in (got, wanted))
     if mine is None or twins is None:
@@ -239,8 +239,8 @@ def _weights(basis: torch.Tensor, vector: torch.Tensor, tolerance: float) -> tor
 def of_norms(
     got: Mapping[int, float], wanted: float, mesh: Mesh, tolerance: float, parts: Mapping[tuple, float] = {}
 ) -> Cause:
-    """Of the norm that gradients are clipped by. parts: axes -> the sum of squares of the twin's gradients
-    that ranks along these axes hold in parts.
+    """The cause of a wrong norm that gradients are clipped by. parts: axes -> the sum of squares of the
+    twin's gradients that ranks along these axes hold in parts.
     """
     near = lambda a, b: math.isclose(a, b, rel_tol=max(tolerance, 1e-7))
     for axes in mesh.sets_of_axes():

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 import torch
@@ -21,16 +20,15 @@ from .causes import (
     of_norms,
     of_output,
     of_rows,
-    ranks_text,
     size_text,
     times,
 )
 from .fed import of_inputs
 from .pieces import Mesh, Places
 from .record import Seen, Tensors
+from .verdict import EXACT, Twin, Verdict, Wrong, by_cause, of_dropouts
 
 DOUBLE = torch.finfo(torch.float64).eps
-EXACT = 1e-9  # of float64's differences; those that come of another order of sums are below 1e-12
 ROUNDINGS = 4  # so many units in the last place are nothing, in other types
 SPREAD = 8  # what two orders of sums may be apart, in measured spreads
 FAR = 16  # medians: behind a first step some parameters spread so far, and which ones differs from run to run
@@ -38,68 +36,8 @@ SMALL = 1e-6  # of the largest gradient: what is below may be nothing but roundi
 VISIBLE = 1e-4  # of a tensor's largest gradient: Adam makes a full step of less as well, and of its rounding
 
 
-@dataclass(frozen=True)
-class Found:
-    """A difference. step: 1, 2, …; 0 before the first; None of no step. what: 'loss', 'gradients' and so on.
-    names: of parameters, buffers or modules. off: relative.
-    """
-
-    step: int | None
-    what: str
-    names: tuple[str, ...]
-    off: float
-    cause: Cause
-
-
-@dataclass
-class Verdict:
-    """On one layout. cells: what stands in its row of the table. found: in the order of a step. exact:
-    whether all was in float64. least: a relative difference that is not told from rounding.
-    """
-
-    layout: str
-    cells: dict[str, str] = field(default_factory=dict)
-    found: list[Found] = field(default_factory=list)
-    exact: bool = True
-    least: float = EXACT
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing was found."""
-        return not self.found
-
-    def add(self, found: Iterable[Found], column: str) -> bool:
-        """Whether there was something."""
-        found = list(found)
-        self.found += found
-        off = max((one.off for one in found), default=0.0)
-        far = f"{off:.0%} off" if 0.005 <= off < 10 else f"{off:.2g} off"
-        self.cells[column] = far if found else "equal"
-        return bool(found)
-
-
-@dataclass
-class Twin:
-    """The whole model on one device.
-
-    steps: what it saw. again: the same steps once more, in float64, or from weights that are rounded as the
-    ranks round theirs. The difference of the two is the spread.
-    own: the weights that `build` gave it. aliases: other names of one and the same tensor.
-    rows(): the gradients of runs of the batch's rows; None where the step cannot be done on them.
-    """
-
-    steps: Sequence[Seen]
-    again: Sequence[Seen]
-    own: Tensors
-    rows: Callable[[], list[Tensors] | None] = lambda: None
-    aliases: Mapping[str, set[str]] = field(default_factory=dict)
-
-
-Wrong = dict[str, tuple[float, Cause]]  # name -> how far off, and why
-
-
 class Comparison:
-    """Of all ranks' steps with their twin's. places: of the parameters."""
+    """A comparison of all ranks' steps with their twin's. places: where the parameters' parts lie."""
 
     def __init__(
         self, layout: str, mesh: Mesh, twin: Twin, ranks: Mapping[int, Sequence[Seen]], places: Places
@@ -114,19 +52,23 @@ class Comparison:
         self.verdict = Verdict(layout, exact=self._eps == DOUBLE, least=self._allowed(0))
 
     def made(self) -> Verdict:
-        """Stops behind the first part of a step that is not the twin's."""
-        if not self.verdict.add(_by_cause(0, "weights", self._weights()), "weights"):
+        """The verdict. The comparison stops behind the first part of a step that is not the twin's."""
+        if not self.verdict.add(by_cause(0, "weights", self._weights()), "weights"):
             any(self._step(number) for number in range(len(self.twin.steps)))
-        self.verdict.add(self._dropouts(), "dropout")
+        self.verdict.add(
+            of_dropouts({rank: steps[-1].drops for rank, steps in self.ranks.items()}, self.mesh), "dropout"
+        )
         return self.verdict
 
     def _allowed(self, number: int, spread: float = 0.0) -> float:
-        """How far something may be apart in a step, whose own measured spread this is."""
+        """The relative difference that is allowed in step `number` (from 0). spread: of the quantity itself,
+        as the twin's two runs show it.
+        """
         rounding = EXACT if self._eps == DOUBLE else ROUNDINGS * self._eps
         return max(rounding, SPREAD * spread, SPREAD * self._usual[number])
 
     def wants_outputs(self) -> bool:
-        """Whether what modules gave in the first step is needed."""
+        """True where the modules' outputs of the first step are needed to find the cause."""
         self._at(0)
         return bool(self._loss())
 
@@ -135,9 +77,9 @@ class Comparison:
         self._seen = {rank: steps[number] for rank, steps in self.ranks.items()}
 
     def _step(self, number: int) -> bool:
-        """Whether it parts."""
+        """Compare a step with the twin's. True where the two differ by more than the tolerance."""
         self._at(number)
-        add = lambda what, off, column="": self.verdict.add(_by_cause(number + 1, what, off), column or what)
+        add = lambda what, off, column="": self.verdict.add(by_cause(number + 1, what, off), column or what)
         loss, gradients = self._loss(), self._gradients()
         follow = {}
         if loss and len(gradients) > len(self._twin.gradients) / 2:
@@ -157,7 +99,7 @@ class Comparison:
         return stepped and add("update", self._update()) or add("buffers", self._buffers())
 
     def _parts(self, whole: torch.Tensor, name: str, of: Callable[[Seen], Tensors], allowed: float) -> Parts:
-        """What ranks have of a tensor, under this name or another of it."""
+        """The ranks' parts of a tensor, under this name or another name of the same tensor."""
         usual = float(whole.double().norm()) / math.sqrt(max(1, whole.numel()))
         parts = Parts(self.mesh, allowed, usual)
         for rank, seen in self._seen.items():
@@ -194,6 +136,7 @@ class Comparison:
 
     def _loss(self) -> Wrong:
         losses = [one.loss for one in self._seen.values() if one.loss is not None]
+        self._shares = ()
         if (twins := self._twin.loss) is None or not losses:
             return {}
         off = lambda value: abs(value - twins) / max(abs(twins), SMALL)
@@ -300,7 +243,9 @@ class Comparison:
         return Cause("not zeroed", text=text)
 
     def _beside_calls(self, name: str, cause: Cause) -> Cause:
-        """With the collectives over its axes that were given the gradient itself, in the first step."""
+        """The cause, with the collectives over its axes that were given the gradient itself in the first
+        step.
+        """
         if self._number or cause.kind not in ("not summed", "not averaged"):
             return cause
         calls = {call for seen in self._seen.values() for call in seen.sent.get(name, [])}
@@ -321,7 +266,9 @@ class Comparison:
         return of_rows(got, part(self._twin.gradients), list(map(part, rows)), self._allowed(self._number))
 
     def _of_strangers(self, name: str) -> Cause | None:
-        """Whether it is the gradient of other parameters as well: what no axis holds twice was reduced."""
+        """A cause where a gradient equals one of another parameter on another rank: it was reduced over ranks
+        that hold other parameters.
+        """
         family = {name, *self.twin.aliases.get(name, ())}
         for rank, mine in self._seen.items():
             for there, theirs in self._seen.items():
@@ -331,14 +278,10 @@ class Comparison:
                     places = self.places.of[name][rank], self.places.of[other][there]
                     copies = other in family and torch.equal(*places)
                     if not copies and torch.equal(gradient.flatten(), mine.gradients[name].flatten()):
-                        axes = self._between(rank, there)
+                        axes = self.mesh.between(rank, there)
                         text = f"reduced over {along(axes)}, whose ranks hold other parameters"
                         return Cause("strangers", axes, text)
         return None
-
-    def _between(self, a: int, b: int) -> tuple[str, ...]:
-        """The axes along which two ranks are at other places."""
-        return tuple(axis for axis in self.mesh.real_axes if self.mesh.at(a)[axis] != self.mesh.at(b)[axis])
 
     def _clip(self, norms: Mapping[int, float], twins: float) -> Wrong:
         off = max(abs(norm / twins - 1) for norm in norms.values())
@@ -398,27 +341,6 @@ class Comparison:
                 wrong[name] = parts.off(), parts.cause()
         return wrong
 
-    def _dropouts(self) -> list[Found]:
-        """They must keep the same of what is the same on two ranks, and not of what is not."""
-        seen = {rank: steps[-1].drops for rank, steps in self.ranks.items()}
-        pairs: dict[bool, dict[str, set]] = {True: {}, False: {}}  # by whether they drop alike
-        for a, b in itertools.combinations(seen, 2):
-            for name in seen[a].keys() & seen[b].keys():
-                for (given, kept), (other, kept_there) in zip(seen[a][name], seen[b][name]):
-                    if (given == other) != (kept == kept_there):
-                        pairs[kept == kept_there].setdefault(name, set()).add((a, b))
-        found = []
-        for alike, names in pairs.items():
-            if names:
-                met = set().union(*names.values())
-                axes = tuple(a for a in self.mesh.real_axes if any(self._between(*p) == (a,) for p in met))
-                ranks = ranks_text({rank for pair in met for rank in pair})
-                same = ("not ", "they drop at the same places") if alike else ("", "each keeps other numbers")
-                text = f"what goes in is {same[0]}the same on {ranks}, and {same[1]}: along {along(axes)}"
-                cause = Cause("drops alike" if alike else "drops apart", axes, text)
-                found.append(Found(None, "dropout", tuple(sorted(names)), 1.0, cause))
-        return found
-
 
 def _common(factors: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
     """Rank -> the one factor that most of its gradients have; nothing where they have none or it is 1."""
@@ -434,16 +356,5 @@ def _common(factors: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
 
 
 def _usual(spreads: list[float]) -> float:
-    """The largest, but for those of gradients that are nothing but rounding."""
+    """The largest spread, without those of gradients that are nothing but rounding."""
     return max(spread for spread in spreads if spread <= FAR * median(spreads))
-
-
-def _by_cause(step: int, what: str, wrong: Wrong) -> list[Found]:
-    """Those with one cause together."""
-    groups: dict[Cause, list[str]] = {}
-    for name, (_, cause) in wrong.items():
-        groups.setdefault(cause, []).append(name)
-    return [
-        Found(step, what, tuple(filter(None, names)), max(wrong[name][0] for name in names), cause)
-        for cause, names in groups.items()
-    ]

@@ -66,7 +66,14 @@ class Copies:
         for name in dict.fromkeys(name for marks in first for name in marks if OF in name):
             if self._differing(0, name, first, self.groups.get(name.rpartition(OF)[2], [])):
                 self._unsettled[name] = 0
-        self.strangers = list(filter(None, map(self._stranger, dict.fromkeys(self._between.summed))))
+        self.strangers: list[Drift] = []
+        self.also_summed([])
+
+    def also_summed(self, pairs: Iterable[tuple[str, Sequence[int]]]) -> None:
+        """Learn of more parameters whose gradients are summed, with the ranks; find the strangers."""
+        for name, ranks in pairs:
+            self._between.summed.setdefault(name, set()).add(tuple(ranks))
+        self.strangers = list(filter(None, map(self._stranger, self._between.summed)))
 
     def look(
         self, step: int, now: Sequence[Marks], just_stepped: Sequence[Mapping[str, str]] = ()
@@ -109,7 +116,7 @@ class Copies:
 
     @property
     def wrong(self) -> list[Drift]:
-        """What differs as of the last look and should not."""
+        """The tensors whose copies differ as of the last look and should not."""
         is_random = lambda drift: self._first[min(drift.groups[0])][drift.name].part == RANDOM
         return [
             *self.strangers,

@@ -26,7 +26,7 @@ PADDED = 1024  # numbers for each rank, that a flat copy of all gradients may ha
 
 
 class Heard(Listener):
-    """Of this process, from the start of the script on. It listens to the interposer, and to every module's
+    """A listener of this process, from the start of the script on: to the interposer, and to every module's
     forward.
     """
 
@@ -34,7 +34,9 @@ class Heard(Listener):
         self._depth = 0  # of forwards within each other
         self._waits = False  # for the first module with parameters of its own in the forward under way
         self._before = b""  # the random state as the forward began
-        self._first_step = True
+        self._first_step = True  # until the optimizer has stepped
+        self._gradients: dict[int, str] = {}  # a gradient's memory -> its parameter, from the first look on
+        self._late: list[tuple[str, tuple[int, ...]]] = []  # what was summed in the optimizer's first step
         self._calls: list[tuple[tuple[int, ...], torch.Tensor, bool, bool, bool]] = []
         self._sums: set[tuple[int, ...]] = set()
         self._wrapped: set[tuple[int, ...]] = set()
@@ -74,7 +76,10 @@ class Heard(Listener):
             else:
                 self._sums.add(members)
             if call.reduces in SUMS and not self._depth and self._first_step:
-                self._calls.append((members, tensor, call.by_ddp, self._in_backward, call.alone))
+                if name := self._gradients.get(tensor.untyped_storage().data_ptr()):
+                    self._late.append((name, members))
+                elif not self._gradients:
+                    self._calls.append((members, tensor, call.by_ddp, self._in_backward, call.alone))
 
     def of_groups(self, parameters: Mapping[str, torch.Tensor], roots) -> dict:
         """What was heard of groups so far, and the parameters whose gradients were summed."""
@@ -91,7 +96,7 @@ class Heard(Listener):
                 summed.append((one, members))
             elif not in_backward and total <= tensor.numel() <= total + PADDED * len(members):
                 summed += [(name, members) for name in trained]
-        self._first_step, self._calls = False, []
+        self._gradients, self._calls = memory or {0: ""}, []
         return {
             "summed": list(dict.fromkeys(summed)),
             "sums": sorted(self._sums),
@@ -100,6 +105,13 @@ class Heard(Listener):
             "swaps": sorted(self._swaps.items()),
             "messages": sorted(self._messages),
         }
+
+    def of_first_step(self) -> list:
+        """The parameters whose gradients were summed by the optimizer itself, with the ranks: asked right
+        behind its first step, before another tensor comes to lie where a gradient lay.
+        """
+        self._first_step = False
+        return list(dict.fromkeys(self._late))
 
     def of_step(self) -> dict:
         """What went into the models since this was asked last, and the random states from which they drew."""

@@ -22,7 +22,7 @@ class Mesh:
 
     @property
     def ranks(self) -> range:
-        """Their numbers, from 0."""
+        """The numbers of all ranks, from 0."""
         return range(math.prod(self.sizes.values()))
 
     def at(self, rank: int) -> dict[str, int]:
@@ -38,12 +38,12 @@ class Mesh:
         return [axis for axis, size in self.sizes.items() if size > 1]
 
     def sets_of_axes(self) -> Iterator[tuple[str, ...]]:
-        """All that are not empty, the small ones first."""
+        """All sets of axes that are not empty, the small ones first."""
         axes = self.real_axes
         return itertools.chain.from_iterable(itertools.combinations(axes, n) for n in range(1, len(axes) + 1))
 
     def groups(self, axes: Iterable[str], among: Iterable[int] | None = None) -> list[list[int]]:
-        """The ranks that differ along these axes alone."""
+        """The groups of ranks whose coordinates differ along these axes alone."""
         groups: dict[tuple, list[int]] = {}
         for rank in self.ranks if among is None else among:
             rest = tuple(i for axis, i in self.at(rank).items() if axis not in axes)
@@ -51,8 +51,12 @@ class Mesh:
         return list(groups.values())
 
     def size(self, axes: Iterable[str]) -> int:
-        """Ranks of a group along these axes together."""
+        """The number of ranks in a group along these axes together."""
         return math.prod(self.sizes[axis] for axis in axes)
+
+    def between(self, a: int, b: int) -> tuple[str, ...]:
+        """The axes along which two ranks are at other places."""
+        return tuple(axis for axis in self.real_axes if self.at(a)[axis] != self.at(b)[axis])
 
     def differing(self, classes: Mapping[int, object]) -> list[str]:
         """The axes along which ranks of different classes are neighbours."""
@@ -92,7 +96,9 @@ class Places:
             self.of[name] = self._indices(name, parts, self._as_others(name, parts, usual))
 
     def whole(self, name: str, parts: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
-        """Put together; None where an element is missing. Of several copies the lowest rank's is taken."""
+        """The whole tensor, put together from its parts; None where an element is missing. Of several copies
+        the lowest rank's is taken.
+        """
         shape = self._shapes[name]
         whole = torch.zeros(shape.numel(), dtype=next(iter(parts.values())).dtype)
         there = torch.zeros(shape.numel(), dtype=torch.bool)
@@ -102,7 +108,7 @@ class Places:
         return whole.view(shape) if there.all() else None
 
     def _axes(self, name: str, parts) -> dict[int, tuple[str, ...]] | None:
-        """Dimension -> the axes it is cut along; None where several would fit."""
+        """Dimension -> the axes that a tensor is cut along there; None where several would fit."""
         whole = self._shapes[name]
         for pattern, (axis, dim) in self._splits.items():
             if fnmatch(name, pattern):
@@ -128,7 +134,7 @@ class Places:
         return {dim: m // n for dim, (m, n) in enumerate(zip(whole, part)) if m != n}
 
     def _told_by_values(self, axes: tuple[str, ...], parts) -> bool:
-        """Whether ranks that differ along these axes hold other values, and all others the same."""
+        """True where ranks that differ along these axes hold other values, and all others the same."""
         others = tuple(set(self._mesh.sizes) - set(axes))
         same = all(
             torch.equal(parts[group[0]], parts[rank])

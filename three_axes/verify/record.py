@@ -17,7 +17,9 @@ from .. import pytorch_private
 from ..count.interposer import Listener
 from .fed import Scored
 
-WRAPPERS = re.compile(r"(^|(?<=\.))(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")
+WRAPPERS = re.compile(
+    r"(^|(?<=\.))(module|_orig_mod|_forward_module|_original_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)"
+)
 DROPOUTS = nn.modules.dropout._DropoutNd
 FEW = 64  # numbers; fewer may be dropped alike by chance
 
@@ -53,13 +55,13 @@ class Seen:
 
 
 def plain_name(name: str) -> str:
-    """Without what DDP, FSDP and torch.compile put in front."""
+    """A parameter's name without what DDP, FSDP and torch.compile put in front."""
     return WRAPPERS.sub("", name).rstrip(".")
 
 
 class Sent(Listener):
-    """What was given to collectives in a step: it listens to the interposer. It keeps the tensors, so that no
-    other comes to lie where they lie.
+    """A listener that keeps the tensors that collectives were given in a step. It keeps the tensors
+    themselves, so that no other comes to lie at their place in memory.
     """
 
     def __init__(self):
@@ -154,7 +156,7 @@ class Watched:
 
     @contextmanager
     def _clipping(self, seen: Seen) -> Iterator[None]:
-        """Keep what is there before gradients are clipped."""
+        """In this block, keep the gradients and their norm before they are clipped."""
 
         def clips(total_norm) -> None:
             if not seen.gradients:
@@ -165,7 +167,7 @@ class Watched:
 
     @contextmanager
     def _hooked(self, modules: Iterable[tuple[str, nn.Module]], keep: Callable) -> Iterator[None]:
-        """keep(name, what goes in, what comes out), of each module's forward."""
+        """In this block, call keep(name, what goes in, what comes out) behind each module's forward."""
         hook = lambda name: lambda module, args, result: keep(name, args[0] if args else None, result)
         hooks = [module.register_forward_hook(hook(self._named(name))) for name, module in modules]
         try:
@@ -233,13 +235,13 @@ class Watched:
 
 
 def digest(tensor: torch.Tensor) -> bytes:
-    """Equal for tensors that are equal, bit for bit."""
+    """A digest: equal for tensors that are equal, bit for bit."""
     raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     return hashlib.blake2b(raw.data, digest_size=16).digest()
 
 
 def is_real(value) -> TypeGuard[torch.Tensor]:
-    """Whether it is a tensor of floating-point numbers."""
+    """True for a tensor of floating-point numbers."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
@@ -249,7 +251,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _held(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of what this rank holds of it."""
+    """A copy of what this rank holds of a tensor, on the CPU."""
     return _local(tensor).to("cpu", copy=True)
 
 

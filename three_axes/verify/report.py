@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..table import Table
 from ..terminal import fold
-from .compare import Found, Verdict
+from .verdict import Found, Verdict
 
 COLUMNS = ("loss", "gradients", "clip", "update")
 NAMES = 2  # of parameters, that a line has
@@ -15,13 +15,13 @@ WIDE = 100  # characters, where no terminal is narrower: a notebook breaks lines
 
 @dataclass
 class Report:
-    """Of each layout, in order."""
+    """The verdicts of all layouts, in order. Printed, it is a table with a line for each difference."""
 
     verdicts: list[Verdict]
 
     @property
     def ok(self) -> bool:
-        """Whether no layout differs from the twin."""
+        """True where no layout differs from the twin."""
         return all(verdict.ok for verdict in self.verdicts)
 
     @property

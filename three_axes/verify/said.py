@@ -23,9 +23,10 @@ class Said:
         self._copies, self._axes = copies, axes
         self._told: set[str] = set()
 
-    def begun(self, told: Sequence[dict]) -> None:
-        """What differed before the first step, and samplers that shuffle in another order."""
-        if strangers := self._copies.strangers:
+    def strangers(self) -> None:
+        """Name parameters that differed before the first step although their gradients are summed."""
+        if strangers := [one for one in self._copies.strangers if one.name not in self._told]:
+            self._told |= {one.name for one in strangers}
             first = max(strangers, key=lambda drift: drift.far)
             more = f" and {len(strangers) - 1} more" * (len(strangers) > 1)
             where = self._where(first._replace(name=first.name + more))
@@ -34,6 +35,10 @@ class Said:
                 f"{where.replace('differs', plural, 1)}, and gradients are summed over these ranks: seeded"
                 " apart?"
             )
+
+    def begun(self, told: Sequence[dict]) -> None:
+        """Name what differed before the first step, and samplers that shuffle in another order."""
+        self.strangers()
         samplers = [one["samplers"] for one in told]
         for others in zip(*samplers) if len({len(one) for one in samplers}) == 1 else ():
             apart = [
@@ -44,7 +49,7 @@ class Said:
                 say(f"DistributedSampler: {said}: a note, for the ranks' parts of the data overlap")
 
     def watched(self) -> None:
-        """How many tensors are watched, and which are not."""
+        """Say how many tensors are watched, and which are not."""
         watched, left = self._copies.watched()
         kinds = Counter(part for part in watched.values() if part != RANDOM)
         plural = lambda part, n: f"{n} {part}" if n == 1 else f"{n} {part}s"
@@ -60,7 +65,7 @@ class Said:
         say(f"watched: {said}" + f"; not watched: {not_said}" * bool(left))
 
     def found(self, drifts: Iterable[Drift]) -> None:
-        """A line for each that has parted in a step, the farthest first."""
+        """Print a line for each tensor that has parted in a step, the farthest first."""
         drifts = [drift for drift in drifts if drift.name not in self._told]
         self._told |= {drift.name for drift in drifts}
         drawn = [drift for drift in drifts if self._is_random(drift)]
@@ -74,7 +79,7 @@ class Said:
             say(f"{self._where(drift)}: a note, for ranks may draw for themselves")
 
     def ended(self, steps: int) -> None:
-        """What is known at the end only."""
+        """Say what is known at the end only."""
         if steps < 1:
             self.watched()
         self.found(self._copies.unsettled())
@@ -97,7 +102,7 @@ class Said:
                 say(f"{self._where(first._replace(name=folded(drifts)))}: {why}")
 
     def notes(self, inputs: Sequence[list], draws: Sequence[list]) -> None:
-        """Ranks that should see other data, or draw other numbers, and do not."""
+        """Name ranks that should see other data, or draw other numbers, and do not."""
         when = f"in each of {len(inputs[0])} steps" if len(inputs[0]) > 1 else "in step 1"
         same = self._copies.equal_pairs([_if_all(steps) for steps in inputs])
         for ranks in same:
@@ -110,7 +115,7 @@ class Said:
                 )
 
     def rates(self, rates: Sequence[list[str]]) -> None:
-        """Numbers of the optimizers that are not the same on ranks whose copies have parted."""
+        """Name numbers of the optimizers that are not the same on all ranks, where copies have parted."""
         if not self._copies.wrong or len({len(one) for one in rates}) > 1:
             return
         for others in dict.fromkeys(zip(*rates)):
@@ -119,7 +124,7 @@ class Said:
                 say(f"the optimizers differ: {said}")
 
     def conclusion(self, script: str, steps: int) -> None:
-        """One line: how many tensors have copies, and how many have parted."""
+        """Say in one line how many tensors have copies, and how many have parted."""
         watched, left = self._copies.watched()
         copies = sum(name in self._copies.groups and part != RANDOM for name, part in watched.items())
         in_steps, wrong = f"{steps} step{'s' * (steps != 1)}", self._copies.wrong
@@ -154,12 +159,12 @@ def axis_of(classes: dict[int, str], axes: dict[tuple[int, ...], str]) -> str:
 
 
 def folded(names: Iterable[str]) -> str:
-    """Names with a star for each number, so that layers are named once; the first few."""
+    """The first few names, with a star for each number, so that layers are named once."""
     patterns = list(dict.fromkeys(re.sub(r"\d+", "*", name) for name in names))
     more = f" and {len(patterns) - PATTERNS} more" if len(patterns) > PATTERNS else ""
     return ", ".join(patterns[:PATTERNS]) + more
 
 
 def _if_all(steps: list) -> list:
-    """Nothing where a step has nothing."""
+    """The steps; none of them where one is empty."""
     return steps if all(steps) else []

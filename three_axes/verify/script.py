@@ -49,7 +49,8 @@ def prepare(args) -> Callable[[], int]:
 
 
 class Watch:
-    """Of this rank's tensors, from its first step of an optimizer on. over: called behind the last step.
+    """A watch over this rank's tensors, from its first step of an optimizer on. over: called behind the last
+    step.
 
     number: steps of this rank that have ended. Where copies have parted after `steps` steps, as many more are
     watched: copies that are averaged now and then meet again.
@@ -57,6 +58,7 @@ class Watch:
 
     _store: dist.Store  # from the first step on
     _tensors: Tensors
+    _late: list  # what `Heard.of_first_step` says
 
     def __init__(self, steps: int, over: Callable[[], None]):
         self.number, self._last, self._over = 0, steps, over
@@ -75,7 +77,7 @@ class Watch:
             self._heard.stop()
 
     def end(self) -> None:
-        """The script has ended, or its last step: tell, and let rank 0 look at all that was told."""
+        """Tell of the last step, where the script or the watch ends; rank 0 looks at all that was told."""
         if not self._met:
             return
         self._tell(ends=True)
@@ -108,6 +110,8 @@ class Watch:
 
     def _stepped(self, ends: bool) -> None:
         if ends and self._met:
+            if self.number == 0:
+                self._late = self._heard.of_first_step()
             self.number += 1
             self._just_stepped = {
                 name: digest(_here(t)[0]).hex() for name, (t, _) in self._tensors.of.items()
@@ -123,6 +127,8 @@ class Watch:
         if self.number == 0:
             told |= {"groups": _groups(), "left": self._tensors.left, "samplers": self._tensors.samplers}
             told |= self._heard.of_groups(self._tensors.parameters, self._tensors.roots)
+        if self.number == 1:
+            told["late"] = self._late
         if ends:
             told["stepped"] = self._just_stepped
         self._store.set(f"{self.number}/{self._rank}", json.dumps(told))
@@ -130,7 +136,7 @@ class Watch:
             self._store.set(f"end/{self._rank}", str(self.number))
 
     def _look(self) -> None:
-        """At each step that all ranks have told of, and rank 0 has not looked at."""
+        """Look at each step that all ranks have told of and rank 0 has not looked at yet."""
         while self.seen.number <= self.number:
             keys = [f"{self.seen.number}/{rank}" for rank in range(self._size)]
             if not self._store.check(keys):
@@ -138,7 +144,7 @@ class Watch:
             self.seen.add([json.loads(value) for value in self._store.multi_get(keys)])
 
     def _goes_on(self) -> bool:
-        """Whether more steps are watched, as rank 0 decides when all have told of the last one."""
+        """True where more steps are watched. Rank 0 decides when all ranks have told of the last one."""
         key = f"{self.number}/on"
         if self._rank == 0:
             self._wait_for([f"{self.number}/{rank}" for rank in range(self._size)])
@@ -153,7 +159,7 @@ class Watch:
         return True
 
     def _wait_for(self, keys: list[str]) -> None:
-        """Until all are there; for a rank that does not come, as long as it may take for a step."""
+        """Wait until all keys are in the store, or until a rank has taken too long for a step."""
         began = time.monotonic()
         while not self._store.check(keys):
             self._look()
@@ -193,6 +199,8 @@ class Seen:
             stepped = [one["stepped"] for one in told if "stepped" in one]
             drifts = self.copies.look(self.number, marks, stepped if len(stepped) == len(told) else ())
             if self.number == 1:
+                self.copies.also_summed(pair for one in told for pair in one["late"])
+                self.said.strangers()
                 self.said.watched()
             self.said.found(drifts)
         for rank, one in enumerate(told):
@@ -218,7 +226,7 @@ def _groups() -> list[tuple[str, list[int]]]:
 
 
 def _random_states() -> dict[str, torch.Tensor]:
-    """Equal on ranks that were seeded alike, as long as they draw alike."""
+    """The states of the random generators by name, equal on ranks that were seeded and drew alike."""
     gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
     return dict(zip(DRAWS, [torch.get_rng_state(), *gpu]))
 

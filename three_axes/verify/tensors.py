@@ -25,7 +25,7 @@ CUT = "ones and zeros that FSDP cut"
 
 
 class Tensors:
-    """Of this process: name -> tensor, by what they are.
+    """The tensors of this process that are watched, by name.
 
     of: name -> (tensor, what it is). left: name -> why it is not watched. parameters: name -> parameter of a
     model that an optimizer changes. samplers: (seed, epoch, ranks, numbers) of each DistributedSampler that
@@ -132,11 +132,11 @@ def _living() -> list:
 
     def is_one(one) -> bool:
         of = type(one)
-        if of is list or of is dict:
+        if of in (list, dict, OrderedDict):  # a subclass of a stranger's may do anything when it is read
             first = one[0] if of is list and one else next(iter(one.values()), None) if one else None
             return type(first) is torch.Tensor or type(first) is nn.Parameter
         if of not in kinds:
-            kinds[of] = issubclass(of, (nn.Module, torch.optim.Optimizer, OrderedDict, DistributedSampler))
+            kinds[of] = issubclass(of, (nn.Module, torch.optim.Optimizer, DistributedSampler))
         return kinds[of]
 
     gc.collect()  # so that what lives is listed in the order in which it was made, on every rank

@@ -15,10 +15,11 @@ from .. import devices, pytorch_private
 from ..count.axes import of_meshes
 from ..count.interposer import interposer
 from .causes import apart
-from .compare import Comparison, Twin
+from .compare import Comparison
 from .pieces import Mesh, Places, Split
 from .record import Seen, Sent, Tensors, Watched, is_real
 from .report import Report
+from .verdict import Twin
 
 TYPES = torch.float32, torch.bfloat16, torch.float16
 OTHER_SEED = 271828
@@ -116,7 +117,9 @@ def _on_this_rank(
 
 
 def _group_of(mesh: DeviceMesh, box: Mesh):
-    """Of all its ranks: one that is there, if there is one, for groups cost threads and cannot be ended."""
+    """A group of all ranks of the box: an existing one where there is one, for groups cost threads and cannot
+    be ended.
+    """
     if len(box.ranks) == dist.get_world_size():
         return dist.group.WORLD
     if mesh.ndim > 1:
@@ -125,7 +128,7 @@ def _group_of(mesh: DeviceMesh, box: Mesh):
 
 
 def _gathered(mine, group) -> list | None:
-    """On rank 0 what every rank of a group has."""
+    """What every rank of a group has, in a list on rank 0; None elsewhere."""
     gathered = [None] * dist.get_world_size(group) if dist.get_rank() == 0 else None
     with interposer.aside():
         dist.gather_object(mine, gathered, dst=0, group=group)
@@ -154,7 +157,7 @@ def _comparison(layout: str, box: Mesh, twins: _Twins, seen: list[list[Seen]], s
 
 
 class _Twins:
-    """The model on one device, from whatever weights; from the same weights only once."""
+    """The steps of the model on one device, from given weights; from the same weights they are taken once."""
 
     def __init__(self, build, step, batch, steps: int):
         self._build, self._step, self._batch, self._steps = build, step, batch, steps
@@ -185,7 +188,7 @@ class _Twins:
         return not self._zeroes
 
     def of(self, weights: Tensors, eps: float) -> Twin:
-        """From these weights. eps: of the coarsest type that the ranks computed in."""
+        """The twin that starts from these weights. eps: of the coarsest type that the ranks computed in."""
         for known, coarsest, twin in self._known:
             if eps == coarsest and all(torch.equal(known[name], weights[name]) for name in weights):
                 return twin
@@ -217,7 +220,7 @@ class _Twins:
         return Watched(built, zeroes=self._zeroes)
 
     def _run(self, watched: Watched, weights: Tensors, batch, steps: int, others: bool = False) -> list[Seen]:
-        """others: what draws random numbers draws others."""
+        """The twin's steps. others: whether it draws other random numbers than in its first run."""
         watched.load(weights)
         step = lambda model: self._step(model, batch, None)
         with torch.random.fork_rng():
@@ -226,7 +229,7 @@ class _Twins:
             return [watched.step(step, outputs=number == 0) for number in range(steps)]
 
     def _finer(self, weights: Tensors, rounds: torch.dtype | None) -> list[Seen]:
-        """The same in float64. rounds: a type that weights are rounded to before."""
+        """The twin's steps in float64. rounds: a type that weights are rounded to before."""
         double = lambda leaf: leaf.double() if is_real(leaf) else leaf
         with _default(torch.float64):
             watched = self._made()
@@ -285,7 +288,7 @@ def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _nudged(weight: torch.Tensor) -> torch.Tensor:
-    """By one unit in the last place."""
+    """The weight, moved by one unit in the last place."""
     return weight.nextafter(torch.full_like(weight, math.inf)) if weight.is_floating_point() else weight
 
 

@@ -1,0 +1,126 @@
+"""For pytest, on the ranks that torchrun starts: a model must be its twin, and a step send what it may.
+
+    torchrun --nproc-per-node 4 -m pytest -p three_axes.pytest tests/
+
+    @pytest.mark.parametrize("layout", ["dp 4", "dp 2 tp 2"])
+    def test_split(three_axes_verify, layout):
+        three_axes_verify(build, step, batch, layout)  # as three_axes.verify.verify
+
+    def test_bytes(three_axes_bytes):
+        sizes = dict(layers=2, batch=4, seq=128, hidden=64)
+        with three_axes_bytes(tp="4 * layers * batch * seq * hidden * 4", tolerance=0.01, where=sizes):
+            train_step()
+
+Every rank runs every test. Nothing of PyTorch is imported until a test asks for one of the two.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+
+from .table import Table, human
+
+NAMES = {name: getattr(math, name) for name in ("ceil", "floor", "log2", "prod", "sqrt")} | {
+    "max": max, "min": min,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def three_axes_ranks():
+    """This job's default process group: gloo's, or NCCL's where each rank has a GPU. Skips the test on a
+    process that no launcher started.
+    """
+    if "WORLD_SIZE" not in os.environ:
+        pytest.skip("no ranks: torchrun --nproc-per-node 4 -m pytest -p three_axes.pytest")
+    import torch
+    import torch.distributed as dist
+
+    made = not dist.is_initialized()
+    if made:
+        local, ranks_here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        on_gpus = torch.cuda.device_count() >= ranks_here
+        if on_gpus:
+            torch.cuda.set_device(local)
+        dist.init_process_group("nccl" if on_gpus else "gloo")
+    yield dist.group.WORLD
+    if made:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def three_axes_verify(three_axes_ranks):
+    """`three_axes.verify.verify`, which fails the test on every rank, with the report, where a layout is not
+    the twin.
+    """
+    from .verify import verify
+
+    def check(*args, **kwargs):
+        report = verify(*args, **kwargs)
+        if not report.ok:
+            pytest.fail(f"the split model is not the whole one\n{report}", pytrace=False)
+        return report
+
+    return check
+
+
+@pytest.fixture
+def three_axes_bytes(three_axes_ranks):
+    """A block's budget of bytes by axis: `bytes_by_axis` below. Names of groups that an earlier test asked
+    for are forgotten; a mesh of its own is given as `mesh`.
+    """
+    from .count.interposer import interposer
+
+    interposer.axes.forget()
+    return bytes_by_axis
+
+
+@contextmanager
+def bytes_by_axis(
+    *, tolerance: float = 0.0, where: Mapping[str, float] | None = None, mesh=(), **budget: str | float
+) -> Iterator[None]:
+    """Count the payload of this rank's collectives in a block, in bytes by axis, and fail with a table where
+    an axis has not what its budget says, or one without a budget sends anything.
+
+    budget: axis -> bytes, a number or an expression in the names of `where`. A receive is not counted, for
+    its send is. tolerance: relative, of what a budget may be missed by. mesh: whose dimensions name the axes.
+    Raises ValueError for an expression that cannot be computed.
+    """
+    from .count.counting import counting
+
+    allowed = {axis: _value(axis, said, where or {}) for axis, said in budget.items()}
+    with counting(mesh) as traffic:
+        yield
+    rows = traffic.ranks[traffic._counter.rank]
+    sent: dict[str, float] = dict.fromkeys(allowed, 0.0)
+    for row in rows:
+        if row.op != "recv":
+            sent[row.axis] = sent.get(row.axis, 0.0) + row.payload
+    missed = {
+        axis for axis, n in sent.items() if abs(n - allowed.get(axis, 0.0)) > tolerance * allowed.get(axis, 0)
+    }
+    if missed:
+        lines = [
+            [
+                axis,
+                human(n),
+                human(allowed.get(axis, 0.0)),
+                str(budget.get(axis, "-")),
+                "no" if axis in missed else "yes",
+            ]
+            for axis, n in sent.items()
+        ]
+        calls = "; ".join(f"{row.axis}: {row.calls:g} {row.op} of {human(row.payload)}" for row in rows)
+        table = Table(["axis", "sent", "budget", "of", "kept"], lines, title="bytes by axis, of one rank")
+        pytest.fail(f"{table!r}\n{calls}", pytrace=False)
+
+
+def _value(axis: str, said: str | float, where: Mapping[str, float]) -> float:
+    try:
+        return float(eval(said, {"__builtins__": {}}, {**NAMES, **where}) if isinstance(said, str) else said)
+    except Exception as e:
+        raise ValueError(f"{axis}={said!r} cannot be computed: {e}; name what is in it with where=") from None

@@ -1,0 +1,107 @@
+"""What a comparison finds: differences with their causes, a verdict on a layout."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .causes import Cause, along, ranks_text
+from .pieces import Mesh
+from .record import Seen, Tensors
+
+EXACT = 1e-9  # of float64's differences; those that come of another order of sums are below 1e-12
+
+
+@dataclass(frozen=True)
+class Found:
+    """A difference. step: 1, 2, …; 0 before the first; None of no step. what: 'loss', 'gradients' and so on.
+    names: of parameters, buffers or modules. off: relative.
+    """
+
+    step: int | None
+    what: str
+    names: tuple[str, ...]
+    off: float
+    cause: Cause
+
+
+@dataclass
+class Verdict:
+    """What was found on one layout. cells: what stands in its row of the table. found: in the order of a
+    step. exact: whether all was in float64. least: a relative difference that is not told from rounding.
+    """
+
+    layout: str
+    cells: dict[str, str] = field(default_factory=dict)
+    found: list[Found] = field(default_factory=list)
+    exact: bool = True
+    least: float = EXACT
+
+    @property
+    def ok(self) -> bool:
+        """True where nothing was found."""
+        return not self.found
+
+    def add(self, found: Iterable[Found], column: str) -> bool:
+        """Add what was found under a column of the table. True where there was something."""
+        found = list(found)
+        self.found += found
+        off = max((one.off for one in found), default=0.0)
+        far = f"{off:.0%} off" if 0.005 <= off < 10 else f"{off:.2g} off"
+        self.cells[column] = far if found else "equal"
+        return bool(found)
+
+
+@dataclass
+class Twin:
+    """The whole model on one device.
+
+    steps: what it saw. again: the same steps once more, in float64, or from weights that are rounded as the
+    ranks round theirs. The difference of the two is the spread.
+    own: the weights that `build` gave it. aliases: other names of one and the same tensor.
+    rows(): the gradients of runs of the batch's rows; None where the step cannot be done on them.
+    """
+
+    steps: Sequence[Seen]
+    again: Sequence[Seen]
+    own: Tensors
+    rows: Callable[[], list[Tensors] | None] = lambda: None
+    aliases: Mapping[str, set[str]] = field(default_factory=dict)
+
+
+Wrong = dict[str, tuple[float, Cause]]  # name -> how far off, and why
+
+
+def of_dropouts(seen: Mapping[int, Mapping[str, list]], mesh: Mesh) -> list[Found]:
+    """The dropouts that drop the same places of two ranks' different inputs, or other places of equal inputs.
+    seen: rank -> name -> digests of (what went in, what was kept).
+    """
+    pairs: dict[bool, dict[str, set]] = {True: {}, False: {}}  # by whether they drop alike
+    for a, b in itertools.combinations(seen, 2):
+        for name in seen[a].keys() & seen[b].keys():
+            for (given, kept), (other, kept_there) in zip(seen[a][name], seen[b][name]):
+                if (given == other) != (kept == kept_there):
+                    pairs[kept == kept_there].setdefault(name, set()).add((a, b))
+    found = []
+    for alike, names in pairs.items():
+        if names:
+            met = set().union(*names.values())
+            axes = tuple(a for a in mesh.real_axes if any(mesh.between(*p) == (a,) for p in met))
+            ranks = ranks_text({rank for pair in met for rank in pair})
+            same = ("not ", "they drop at the same places") if alike else ("", "each keeps other numbers")
+            text = f"what goes in is {same[0]}the same on {ranks}, and {same[1]}: along {along(axes)}"
+            cause = Cause("drops alike" if alike else "drops apart", axes, text)
+            found.append(Found(None, "dropout", tuple(sorted(names)), 1.0, cause))
+    return found
+
+
+def by_cause(step: int, what: str, wrong: Wrong) -> list[Found]:
+    """The differences, one for each cause, with the names that share it."""
+    groups: dict[Cause, list[str]] = {}
+    for name, (_, cause) in wrong.items():
+        groups.setdefault(cause, []).append(name)
+    return [
+        Found(step, what, tuple(filter(None, names)), max(wrong[name][0] for name in names), cause)
+        for cause, names in groups.items()
+    ]
