@@ -510,6 +510,13 @@ def ranks_that_draw_for_themselves():
     train(model := net(drop=0.2), adam(model), reduce=average, after=lambda step: torch.rand(dist.get_rank()))
 
 
+@right("numbers that cannot be read")
+def a_buffer_that_is_sparse():
+    model = net()
+    model.register_buffer("sparse", torch.eye(3).to_sparse())
+    train(model, adam(model), reduce=average)
+
+
 @right()
 def weights_in_two_parts():
     model = net()

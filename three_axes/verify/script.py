@@ -34,6 +34,7 @@ from .tensors import Tensors
 PATIENCE = 120.0  # seconds for a rank that has not come to the end of the last step
 BRIEF = 20.0  # the same where copies have parted by then: it may have left out a step, and never come
 _numbers = itertools.count()
+UNREAD = "numbers that cannot be read"
 DRAWS = "the CPU's random state", "the GPU's random state"
 
 
@@ -120,9 +121,7 @@ class Watch:
     def _tell(self, ends: bool = False) -> None:
         of = self._tensors.of | {name: (state, STATE) for name, state in self._tensors.states()}
         of |= {name: (state, RANDOM) for name, state in _random_states().items()}
-        told: dict[str, object] = {
-            "marks": {name: mark(name, *_here(t), part) for name, (t, part) in of.items()}
-        }
+        told: dict[str, object] = {"marks": self._marks(of)}
         told |= {"rates": self._tensors.rates(), **self._heard.of_step()}
         if self.number == 0:
             told |= {"groups": _groups(), "left": self._tensors.left, "samplers": self._tensors.samplers}
@@ -134,6 +133,17 @@ class Watch:
         self._store.set(f"{self.number}/{self._rank}", json.dumps(told))
         if ends:
             self._store.set(f"end/{self._rank}", str(self.number))
+
+    def _marks(self, of: dict[str, tuple[torch.Tensor, str]]) -> dict[str, Mark]:
+        """The marks of these tensors; those that cannot be read as numbers are left out, and named so."""
+        marks = {}
+        for name, (tensor, part) in of.items():
+            try:
+                marks[name] = mark(name, *_here(tensor), part)
+            except (RuntimeError, TypeError, NotImplementedError):  # sparse, quantised, of another maker
+                self._tensors.left[name] = UNREAD
+                self._tensors.of.pop(name, None)
+        return marks
 
     def _look(self) -> None:
         """Look at each step that all ranks have told of and rank 0 has not looked at yet."""
