@@ -263,6 +263,13 @@ def _refused(*_, **__) -> NoReturn:
     )
 
 
+class Graph:
+    """torch.cuda.CUDAGraph, which scripts may name and none can make."""
+
+    def __init__(self, *_, **__):
+        _refused()
+
+
 def _ranks_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
@@ -313,7 +320,7 @@ _CUDA_ANSWERS = {
     "Stream": Stream,
     "default_stream": Stream,
     "Event": Event,
-    "CUDAGraph": _refused,
+    "CUDAGraph": Graph,
     "is_current_stream_capturing": lambda: False,
     "is_bf16_supported": lambda *_, **__: True,
     "get_device_name": lambda *_: NAME,

@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from .marks import FLAT, PARAMETER, Mark, Marks
 
+MOST = 0.75  # of two ranks' parameters are equal where these are replicas
+
 
 class Between:
     """What two ranks are to each other, from their first marks and from what each heard of its groups."""
@@ -50,10 +52,15 @@ class Between:
         return mine.digest, mine.copies, tuple(beside) if mine.constant else (), place
 
     def replicas(self, a: int, b: int) -> bool:
-        """True where all parameters that both ranks have are equal, but for those of equal numbers."""
+        """True where two ranks hold one model: three quarters of the parameters that both have are equal, not
+        counting those of equal numbers. One that differs may be a mistake.
+        """
+        return self._equal_share(a, b) >= MOST
+
+    def _equal_share(self, a: int, b: int) -> float:
         both = self._fixed[a].keys() & self._fixed[b].keys()
         what = lambda rank, name: (self._fixed[rank][name].digest, self._fixed[rank][name].copies)
-        return bool(both) and all(what(a, name) == what(b, name) for name in both)
+        return sum(what(a, name) == what(b, name) for name in both) / max(1, len(both))
 
     def stages_apart(self, name: str, a: int, b: int) -> bool:
         """True for stages of a pipeline that were seeded alike, so that their names and numbers are equal and
@@ -67,7 +74,7 @@ class Between:
                 if self._fixed[a][other].digest != self._fixed[b][other].digest:
                     return True
         both = self._fixed[a].keys() & self._fixed[b].keys()
-        return 2 * len(both) > len(self._fixed[a]) and len(both) > 1 and self.replicas(a, b)
+        return 2 * len(both) > len(self._fixed[a]) and len(both) > 1 and self._equal_share(a, b) == 1
 
     def constants_are_copies(self, name: str, a: int, b: int) -> bool:
         """True where a parameter of equal numbers is a copy: on replicas; beside another parameter of its

@@ -189,7 +189,7 @@ class Copies:
         if groups:
             self.groups[name] = groups
         elif one.part != RANDOM:
-            why = EITHER if name in self._either else OTHER
+            why = EITHER if one.constant and one.part in (PARAMETER, AVERAGE) else OTHER
             self.left.setdefault(name, ALONE if len(holders) == 1 else why)
 
     def _stranger(self, name: str) -> Drift | None:
