@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -80,7 +81,8 @@ def groups() -> list[dist.ProcessGroup]:
 
 
 USUAL_LIMIT = 1800  # seconds, of every backend but NCCL
-BACKEND = _c10d.Backend  # what a group sends with; called by itself, it passes no operator
+Backend = _c10d.Backend  # what a group sends with; called by itself, it passes no operator
+Future = torch._C.Future  # of a Work. Without it what is called when a collective ends is not known.
 
 
 def limit(group: dist.ProcessGroup) -> float:
@@ -107,6 +109,12 @@ def replace_making_of_groups(helper: Callable[[Callable], Callable], barrier: Ca
         c10d._new_process_group_helper, c10d._store_based_barrier = before
 
     return undo
+
+
+def takes_remote_calls() -> bool:
+    """Whether other processes may have this one run something. Without it nothing else differs."""
+    rpc = sys.modules.get("torch.distributed.rpc.api")
+    return rpc is not None and rpc._is_current_rpc_agent_set()
 
 
 # Functions of PyTorch's that begin collectives in C++, and wait for them there: (where, name). Without it a

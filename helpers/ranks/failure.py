@@ -24,6 +24,8 @@ from .messages import Error
 KILLED = "If you did not do that, the machine ran out of memory: use a smaller model, batch or world"
 RETURN = "Return numbers, strings, tensors, or lists and dicts of them.\n"
 
+EVERYBODY = "Every rank must call new_group and init_device_mesh, also one that will not be a member."
+
 
 ALIVE = "The ranks are alive and keep their variables."
 KEPT = (
@@ -34,8 +36,8 @@ FRESH = "All ranks were started afresh: the variables of earlier cells are gone,
 
 class RankError(RuntimeError):
     """A call on the ranks failed. `ranks` are those at fault, `kind` is one of
-    'raised', 'died', 'timeout', 'deadlock', 'result'; `seen` is what was known of each rank; `deadlock` is
-    the proof that none could go on. The message is written for the reader."""
+    'raised', 'died', 'timeout', 'deadlock', 'disagree', 'result'; `seen` is what was known of each rank; `deadlock` is
+    the proof that some could not go on. After 'disagree' the call has come to its end. The message is written for the reader."""
 
     def __init__(
         self,
@@ -185,9 +187,7 @@ def timed_out(seen: list[RankStatus], seconds: float, state: str) -> str:
     whats = {_collective(inside, peer=False) for inside in stuck.values()}
     ops = {inside["op"] for inside in stuck.values()}
     if "new_group" in ops and never:
-        parts.append(
-            "Every rank must call new_group and init_device_mesh, also one that will not be a member."
-        )
+        parts.append(EVERYBODY)
     if never:
         waiting = [r for r, inside in stuck.items() if set(never) & set(inside["needs"])]
         parts.append(
@@ -219,7 +219,8 @@ def deadlocked(seen: list[RankStatus], deadlock: Deadlock, state: str) -> str:
     what = "the ranks do not agree" if deadlock.kind == "disagree" else deadlock.of(len(seen))
     others = _others(seen, [], heading="When it was stopped:")
     deadlock.lines = {r: s.where["line"].number for r, s in enumerate(seen) if s.where and s.where["line"]}
-    return "\n".join([f"{what}, so the call was stopped", *others, str(deadlock), state])
+    forms = any(wait.brought == "new_group" for wait in deadlock.every)
+    return "\n".join([f"{what}, so the call was stopped", *others, str(deadlock), *[EVERYBODY] * forms, state])
 
 
 def interrupted(seen: list[RankStatus], state: str) -> str:

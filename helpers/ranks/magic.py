@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
 import weakref
@@ -15,6 +16,8 @@ from .failure import RankError
 from .world import World, open_worlds
 
 _spoken_to = lambda: None  # the world of the last %%ranks cell
+_ran_on: list[int] = []  # processes of the ranks that ran the last %%ranks cell to its end
+_defined: dict[str, list[int]] = {}  # name that such a cell has defined -> processes of those ranks
 
 
 @magic_arguments()
@@ -56,6 +59,8 @@ def ranks(line: str, cell: str) -> None:
         values = world.cell(source, file, **timeout)
     except RankError as e:
         raise _for_a_cell(e, shell.user_ns, world) from None
+    _ran_on[:] = world.pids
+    _defined.update(dict.fromkeys(_names_of(source), world.pids))
     if args.traffic:
         shell.user_ns[args.traffic] = world.traffic
     if text := output.fold([v or "" for v in values]):
@@ -73,19 +78,38 @@ def _say_which(world: World, worlds: list[World], named: bool) -> None:
         )
 
 
+def _names_of(source: str) -> set[str]:
+    """The names that a cell defines."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return names
+
+
 def _for_a_cell(error: RankError, names: dict, world: World) -> RankError:
-    """The error with the advice that a cell can follow."""
+    """The error with the advice that a cell can follow. names: the notebook's."""
     text = str(error).replace("with timeout=… in seconds", "with %%ranks --timeout 60")
     missing = {
         name[1]
         for seen in error.seen
         if seen.error and seen.error.type == "NameError"
-        if (name := re.match(r"name '(\w+)' is not defined", seen.error.message)) and name[1] in names
+        if (name := re.match(r"name '(\w+)' is not defined", seen.error.message))
     }
     called = next((name for name, value in names.items() if value is world and name[0] != "_"), "world")
-    for name in sorted(missing):
+    are_new = _ran_on != world.pids
+    earlier = {name for name in missing if _defined.get(name, world.pids) != world.pids}
+    if earlier or (missing and are_new):
+        text += "\nThe ranks are new: run the %%ranks cells above this one again, from the first."
+    for name in sorted(missing & names.keys() - earlier):
         text += (
-            f"\nThe notebook has `{name}`, the ranks do not: {called}.push({name}={name}) gives it to them."
+            f"\nIf no such cell makes `{name}`: {called}.push({name}={name}) gives them the notebook's."
+            if are_new
+            else f"\nThe notebook has `{name}`, the ranks do not: {called}.push({name}={name}) gives it to them."
         )
     return RankError(text, error.kind, error.ranks, error.state_kept, error.seen)
 

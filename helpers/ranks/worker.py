@@ -95,6 +95,7 @@ class Rank:
         self.ended: int | None = None  # and of the one that it has ended last
         self.aborting: int | None = None
         self.freeing: threading.Thread | None = None  # the thread that frees the main one
+        self.cuts_first = False  # before the group is formed anew: an operation of it has not ended
         self.began = 0.0  # when it began
         self.since = 0  # the same by the clock of the flight recorder, in nanoseconds
         box = os.open(os.path.join(setup.folder, f"box-{setup.rank}"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -130,6 +131,9 @@ class Rank:
         """Form the group, again if there was one: same processes, same variables, new connections."""
         if self.freeing:
             self.freeing.join()  # it cuts connections, and must not find the new ones
+        if self.cuts_first:  # else the group would wait for what is under way in it
+            wire.cut()
+        self.cuts_first = False
         if dist.is_initialized():
             dist.destroy_process_group()
         interposer.use(None)
@@ -176,13 +180,16 @@ class Rank:
             except Exception:  # the reader's code has closed or replaced it
                 pass
         ctypes.CDLL(None).fflush(None)  # what C++ printed waits in a buffer of its own
+        self.cuts_first = report.under_way > 0
+        # Where an operation failed, and the reader's code went on, a connection may be lost.
+        is_joined = dist.is_initialized() and not self.recorder.has_failed
         if error is None:
             try:
-                return True, dumps_result(value), report, dist.is_initialized()
+                return True, dumps_result(value), report, is_joined
             except BaseException as e:  # noqa: BLE001  the reader's __reduce__ may raise anything too
                 message = f"{type(value).__name__}: {shown(e)}"
                 error = self._describe(e)._replace(cause="result", message=message)
-        return False, cloudpickle.dumps(error), report, dist.is_initialized()
+        return False, cloudpickle.dumps(error), report, is_joined
 
     def _function(self, fn: bytes):
         function, args, kwargs = pickle.loads(fn)

@@ -255,8 +255,6 @@ class World:
         if trouble is not None:
             raise trouble
         traffic = Traffic([done[r][2] for r in range(self.n)])
-        if warning := traffic.disagreement():
-            print(f"warning: {warning}")
         if keep_traffic:
             self.traffic = traffic
             self.timeline = Timeline(
@@ -265,9 +263,16 @@ class World:
                     for what in ("spans", "levels", "streams")
                 )
             )
-        # The reader has destroyed the group: mend it.
-        if not all(joined for *_, joined in done.values()) and self._mend([]) == FRESH:
-            print("note: the group that this call destroyed could not be formed again. " + FRESH)
+        # The reader has destroyed the group, or gone on where an operation of it had failed: mend it.
+        state = ALIVE if all(joined for *_, joined in done.values()) else self._mend([])
+        if state != ALIVE:
+            print("note: this call has destroyed its group, or a collective of it had failed. " + state)
+        if wrong := traffic.disagreement(both=True):
+            pair, text = wrong
+            seen = [RankStatus(finished=True) for _ in range(self.n)]
+            raise RankError(f"{text}\n{state}", "disagree", pair, state != FRESH, seen)
+        if wrong := traffic.disagreement():
+            print(f"warning: {wrong[1]}")
         results = []
         for r in range(self.n):
             try:

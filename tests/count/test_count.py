@@ -277,15 +277,41 @@ def test_what_has_moved_between_two_looks_is_no_hang():
         return mine._prove(store)
 
     assert not proven(mine) and not proven(theirs), "once"
-    assert not proven(mine), "the other has not told again"
-    its = looks[1].look().stands
+    assert not proven(mine, mine), "the other has not told again"
+    (its,) = looks[1].look().stands
     looks[1].go_on()
-    looks[1].stand(its)
+    looks[1].stand(its.operations)
     assert not proven(mine, theirs), "it has moved"
-    assert not proven(mine)
+    assert not proven(mine, theirs), "it may have looked before the others were read"
     assert proven(mine, theirs) and len(found) == 1
     for one in (mine, theirs):
         one.end()
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_who_waits_for_a_process_that_ends_may_catch_that(guarded):
+    """Rank 0 of two waits for rank 1, whose script is over: its connection will close."""
+    values, found = {}, []
+    store = SimpleNamespace(
+        set=values.__setitem__,
+        check=lambda keys: values.keys() >= set(keys),
+        multi_get=lambda keys: [values[key] for key in keys],
+    )
+    looks = [Moves(), Moves()]
+    tells = [SimpleNamespace(rank=r, size=2, store=None, moves=moves) for r, moves in enumerate(looks)]
+    mine, theirs = (watch.Watch(counter, lambda *proof: found.append(proof)) for counter in tells)
+    channel = Channel("recv", "world", (0, 1), 1, 0)
+    looks[0].stand([Operation(channel, looks[0].begin(channel, "3 float32"), (1,))])
+    theirs.end()
+    for _ in range(5):
+        if guarded:
+            with suppress(ValueError):
+                mine._tell(store)
+        else:
+            mine._tell(store)
+        theirs._tell(store)
+        proven = mine._prove(store)
+    assert proven is not guarded and (guarded or found[0][0].kind == "absent")
 
 
 def test_a_report_from_the_store_is_data():

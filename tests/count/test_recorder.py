@@ -3,6 +3,7 @@
 import json
 import tempfile
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from three_axes.count import meter, moves, wire
 from three_axes.count.interposer import Call
 from three_axes.count.meter import Recorder
-from three_axes.count.moves import Channel
+from three_axes.count.moves import Channel, Operation, Waiting
 from three_axes.count.operators import InBatch, must_send
 
 # A recorder remembers weakly whose connections it has seen.
@@ -56,6 +57,7 @@ def told(monkeypatch):
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     nothing = lambda one: None
     interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, inside=False, wait_for=Work.wait)
+    interposer.axes, interposer.pending_calls = SimpleNamespace(made={}), list
     monkeypatch.setattr(meter, "time", clock)
     monkeypatch.setattr(meter, "interposer", interposer)
     monkeypatch.setattr(wire, "Counter", Wire)
@@ -226,7 +228,7 @@ def test_it_stands_in_what_it_waits_for(told):
     works = [issue(recorder, one) for one in (call("all_gather"), call(), call(gives=given))]
     recorder.waits(works[1])
     first = recorder.moves.look()
-    assert (first.stands, first.every) == ([(of_all, 2, (5,), False)], True)
+    assert first.stands == [Waiting((Operation(of_all, 2, (5,)),))]
     recorder.waited(works[1], 0.0)
     assert recorder.moves.look().stands is None and recorder.moves.look().moves == first.moves + 1
     for awaited, numbers, every in (
@@ -236,12 +238,12 @@ def test_it_stands_in_what_it_waits_for(told):
         (None, [1], False),  # who waited for what it gives waited for it, whatever its Work says
     ):
         recorder.waits(awaited)
-        seen = recorder.moves.look()
-        assert ([operation.number for operation in seen.stands], seen.every) == (numbers, every)
+        (seen,) = recorder.moves.look().stands
+        assert ([operation.number for operation in seen.operations], seen.every) == (numbers, every)
         recorder.waited_for_tensor(0.0)
     works[0].done = True
     assert recorder.calm()
-    recorder.waits(issue(recorder, call(gives_up=True)))
+    recorder.waits(issue(recorder, call(limit=5.0)))
     assert recorder.moves.look().stands is None, "it ends by itself"
 
 
@@ -260,10 +262,13 @@ def test_what_pytorch_refused_has_not_begun(told):
 def test_who_has_a_thread_of_the_readers_may_be_freed_by_it(told, helps):
     recorder = Recorder()
     over = threading.Event()
-    thread = threading.Thread(target=(lambda: over.wait()) if helps else over.wait)
+    thread = threading.Thread(target=over.wait, args=(60,) if helps else ())
     thread.start()
     recorder.waits(issue(recorder, call()))
-    assert (recorder.moves.look().stands is None) == helps
+    until = time.monotonic() + 20
+    while (is_free := recorder.moves.look().stands is None) and not helps and time.monotonic() < until:
+        time.sleep(0.01)  # it has not come to its wait yet
+    assert is_free == helps
     over.set()
     thread.join()
 

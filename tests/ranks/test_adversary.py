@@ -98,10 +98,26 @@ def test_bytes_of_groups_that_are_gone_still_count(pair):
     assert pair.traffic.wire == pytest.approx([400_000] * 2, rel=0.02)
 
 
+def two_sums():
+    dist.all_reduce(torch.ones(4), [dist.ReduceOp.SUM, dist.ReduceOp.MAX][dist.get_rank()])
+
+
+def receives_more():
+    dist.recv(torch.ones(8), 0) if dist.get_rank() else dist.send(torch.ones(4), 1)
+
+
+@pytest.mark.parametrize("fn", [two_sums, receives_more])
+def test_what_does_not_fit_and_yet_ends_is_an_error(pair, fn):
+    with pytest.raises(RankError, match="agree") as e:
+        pair.run(fn)
+    assert e.value.kind in ("disagree", "deadlock") and e.value.ranks == [0, 1] and e.value.state_kept
+
+
 @pytest.mark.parametrize("meet", [lambda x: dist.all_reduce(x), lambda x: dist.broadcast(x, 0)])
-def test_a_silent_mismatch_is_told(pair, capfd, meet):
-    pair.run(lambda: meet(torch.ones(4, dtype=[torch.float32, torch.int32][dist.get_rank()])))
-    assert "warning: collective number 1 of the call does not agree" in capfd.readouterr().out
+def test_a_silent_mismatch_is_an_error(pair, meet):
+    with pytest.raises(RankError, match="collective number 1 of the call does not agree|do not agree on") as e:
+        pair.run(lambda: meet(torch.ones(4, dtype=[torch.float32, torch.int32][dist.get_rank()])))
+    assert e.value.ranks == [0, 1] and e.value.state_kept
 
 
 def test_an_old_mesh_finds_no_other_group(pair):

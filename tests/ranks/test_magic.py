@@ -30,6 +30,8 @@ def in_a_shell() -> tuple[str, ...]:
             run("%%ranks --timeout 1\nimport time; time.sleep(9)"),
             of_two_worlds(shell, world),
             *(run(cell) for cell in ("%%ranks --timeout nan\nrank", "%%ranks\n", "%ranks four")),
+            *(run(cell) for cell in ("%%ranks\ny = 1", "%%ranks\nlr", "%%ranks\nassert y; import os; os._exit(3)")),
+            *(run(cell) for cell in ("%%ranks\ny", "%%ranks\nlr")),
         )
 
 
@@ -56,6 +58,14 @@ def test_a_name_of_the_notebook_is_pushed(messages):
     assert "four.push(lr=lr)" in messages[1] and "push" not in messages[0]
 
 
+def test_ranks_that_are_new_need_the_cells_above(messages):
+    good, of_the_notebook, gone, of_a_cell, of_either = messages[7:]
+    new = "The ranks are new: run the %%ranks cells above this one again"
+    assert good == "None" and new not in of_the_notebook and "The notebook has `lr`" in of_the_notebook
+    assert "is gone" in gone and new in of_a_cell and "push" not in of_a_cell
+    assert new in of_either and "If no such cell makes `lr`: four.push(lr=lr)" in of_either
+
+
 def test_more_time_is_asked_for_as_a_cell_does(messages):
     assert "%%ranks --timeout 60" in messages[2]
 
@@ -67,7 +77,7 @@ def test_a_new_world_that_takes_over_says_so_once(messages):
 
 
 def test_what_is_no_cell_for_ranks_is_refused_in_a_sentence(messages):
-    timeout, empty, line = messages[4:]
+    timeout, empty, line = messages[4:7]
     assert timeout == "timeout=nan: give a positive number of seconds, or None for no limit"
     assert "the cell body is empty" in empty
     assert line == "%%ranks stands alone on the first line of a cell, and the ranks' Python below it"

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Protocol
 
-import torch
 import torch.distributed as dist
 
 from .. import pytorch_private
@@ -51,9 +50,9 @@ class Futures:
 
     def __init__(self, heard: Heard):
         self._heard = heard
-        self.of: weakref.WeakKeyDictionary[torch._C.Future, dist.Work] = weakref.WeakKeyDictionary()
+        self.of: weakref.WeakKeyDictionary[pytorch_private.Future, dist.Work] = weakref.WeakKeyDictionary()
         self._calls: weakref.WeakKeyDictionary[_Call, bool] = weakref.WeakKeyDictionary()
-        kind = torch._C.Future
+        kind = pytorch_private.Future
         self._before = kind.then, kind.add_done_callback, kind.wait
         then, add, wait = self._before
         kind.then = lambda future, call: self._chained(future, then(future, self._noted(future, call)))
@@ -62,7 +61,7 @@ class Futures:
 
     def leave(self) -> None:
         """Put PyTorch's own methods in their places again."""
-        kind = torch._C.Future
+        kind = pytorch_private.Future
         kind.then, kind.add_done_callback, kind.wait = self._before
 
     def pending(self) -> list[dist.Work | None]:
@@ -114,7 +113,7 @@ class Beside:
         self._own = [(where, name, getattr(where, name)) for where, name in pytorch_private.WAIT_THEMSELVES]
         for where, name, function in self._own:
             setattr(where, name, self._waiting_itself(function))
-        kind = pytorch_private.BACKEND
+        kind = pytorch_private.Backend
         self._own += [(kind, name, getattr(kind, name)) for name in SENDS if hasattr(kind, name)]
         for where, name, function in self._own[len(pytorch_private.WAIT_THEMSELVES) :]:
             setattr(where, name, self._passing_by(name, function))

@@ -103,7 +103,7 @@ class Counted(Traffic):
                 f" {_by_value({r: str(n) for r, n in under_way.items()})}. Their bytes on the wire are n/a"
             )
         if wrong := self.disagreement():
-            sentences.append(wrong)
+            sentences.append(wrong[1])
         if self.missing:
             sentences.append(f"{ranks(self.missing)} sent no report")
         return sentences

@@ -135,6 +135,9 @@ class Listener:
     def waited(self, work: dist.Work, start: float) -> None:
         """A wait for a Work is over; it may have failed."""
 
+    def failed(self, work: dist.Work) -> None:
+        """A wait for a Work raised; `waited` comes next."""
+
     def future_taken(self, work: dist.Work) -> None:
         """Whoever took the future of this Work waits for that, not for the Work."""
 
@@ -337,6 +340,10 @@ class Interposer:
             if self.fabric and (failure := self.fabric.failed.pop(work, None)):
                 raise failure
             return ended
+        except RuntimeError:
+            for listener in self._listeners:
+                listener.failed(work)
+            raise
         finally:
             for listener in self._listeners:
                 listener.waited(work, start)

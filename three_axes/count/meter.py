@@ -43,6 +43,7 @@ class Issued:
     operation: Operation
     piece: int  # of memory, in which the result is
     by_ddp: bool
+    note: dict | None  # as written to the box
     ended: bool = False
 
     def has_ended(self) -> bool:
@@ -92,6 +93,9 @@ class Recorder(Listener):
         self._ended_tensors: set[int] = set()  # the same of functional collectives: pieces of their results
         self._operations: weakref.WeakKeyDictionary[dist.Work, list[Operation]] = weakref.WeakKeyDictionary()
         self.moves.callbacks = self._called_later
+        # What somebody has waited for in vain, perhaps until a limit: its connection may be lost.
+        self._given_up: weakref.WeakSet[dist.Work] = weakref.WeakSet()
+        self.has_failed = False
         self.last = self.watch = None
         self._awaited: CollectiveCount | None = None
         self._awaited_for: list[Issued] = []  # what gave the tensor that is waited for
@@ -121,8 +125,8 @@ class Recorder(Listener):
         """Wait for what was begun and never waited for: left alone, it would meet the next call's
         collectives.
         """
-        for issued in self._open:
-            if not issued.has_ended():
+        for issued in list(self._open):
+            if issued.work not in self._given_up and not issued.has_ended():
                 self.moves.stand([issued.operation])
                 interposer.wait_for(issued.work) if isinstance(issued.work, dist.Work) else issued.work.wait()
                 self.moves.go_on()
@@ -167,8 +171,12 @@ class Recorder(Listener):
         return all(issued.has_ended() for issued in self._open)
 
     def pending(self) -> dict | None:
-        """The last collective, if this rank is still in it."""
-        return self.last if interposer.inside or not self.calm() else None
+        """The collective that this rank waits for; if it waits for none, the last one that has not ended."""
+        if interposer.inside:
+            return self.last
+        notes = {issued.operation: issued.note for issued in self._open if not issued.has_ended()}
+        awaited = [notes[operation] for operation in self.moves.awaited() if operation in notes]
+        return (awaited or list(notes.values())[-1:] or [None])[0]
 
     def not_waited(self) -> int:
         """The number of collectives begun whose end nobody in Python has waited for."""
@@ -206,7 +214,8 @@ class Recorder(Listener):
         row, piece = self.rows[call.op, call.axis], _piece(call.gives)
         self._ended_tensors.discard(piece)  # memory is used again: what was there is gone
         operation: Operation = self._thread.begins
-        issued = Issued(work, row, call.size, self._thread.issued_at, operation, piece, call.by_ddp)
+        since = self._thread.issued_at
+        issued = Issued(work, row, call.size, since, operation, piece, call.by_ddp, self.last)
         self._open.append(issued)
         if isinstance(work, dist.Work):
             self._operations[work] = [operation]
@@ -248,6 +257,11 @@ class Recorder(Listener):
             self._close(awaited)
         else:
             self._remembered(work)
+
+    def failed(self, work: dist.Work) -> None:
+        """Note that a wait for it raised."""
+        self.has_failed = True
+        self._given_up.add(work)
 
     def future_taken(self, work: dist.Work) -> None:
         """No longer count this Work among those that nobody waits for."""

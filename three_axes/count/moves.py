@@ -186,6 +186,12 @@ class Moves:
         self._moved()
         self._stands.pop(threading.get_ident(), None)
 
+    def awaited(self) -> list[Operation]:
+        """What this rank's threads wait for, the main thread's first."""
+        main = threading.main_thread().ident
+        stands = sorted(self._stands.items(), key=lambda stand: stand[0] != main)
+        return [operation for _, waits in stands for operation in waits().operations]
+
     def look(self, ended: bool = False) -> Look | None:
         """This rank now; None where it moved meanwhile. ended: its main thread has ended the call, and runs
         no more of the reader's code.

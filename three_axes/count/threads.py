@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from .. import pytorch_private
 from . import lines
 
 OWN_THREAD = "three-axes"  # the name of the course's own: they free nobody
@@ -148,6 +149,4 @@ def _is_signalled() -> bool:
 
 def _remote_calls() -> str:
     """Why another process may have this one run something, in words; '' where none can."""
-    rpc = sys.modules.get("torch.distributed.rpc.api")
-    is_on = rpc is not None and rpc._is_current_rpc_agent_set()
-    return "torch.distributed.rpc may still call something" if is_on else ""
+    return "torch.distributed.rpc may still call something" if pytorch_private.takes_remote_calls() else ""

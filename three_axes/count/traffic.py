@@ -65,9 +65,10 @@ class Traffic:
                     sent[rank][end[there, here]] += size
         return sent
 
-    def disagreement(self) -> str | None:
-        """Where ranks brought what does not fit to a collective of their group, or to the two sides of a
-        message: bytes were exchanged, but mean nothing.
+    def disagreement(self, both: bool = False) -> tuple[list[int], str] | None:
+        """Two ranks that brought what does not fit to a collective of their group, or to the two sides of a
+        message, and a sentence on it: bytes were exchanged, but mean nothing. both: leave out where one of
+        them has brought nothing, since the other has gone on without.
 
         Some such meetings end without an error, since PyTorch does not compare.
         """
@@ -79,10 +80,12 @@ class Traffic:
             for number in range(1, 1 + (min(kept) if is_message else max(kept))):
                 brought = brought_to(channel, number, self._begun)
                 one, *others = brought
+                if both:
+                    one, *others = [r for r in brought if brought[r] is not None] or [one]
                 if differ := [r for r in others if brought[r] != brought[one]]:
                     other = differ[0]
                     where = f"rank {one} to rank {other}" if is_message else "the call"
-                    return (
+                    return [one, other], (
                         f"{'message' if is_message else 'collective'} number {number} of {where} does not"
                         f" agree: rank {one} brought {brought[one] or 'nothing'}, rank {other}"
                         f" {brought[other] or 'nothing'}. What it left in the tensors means nothing."
