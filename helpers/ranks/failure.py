@@ -35,9 +35,10 @@ FRESH = "All ranks were started afresh: the variables of earlier cells are gone,
 
 
 class RankError(RuntimeError):
-    """A call on the ranks failed. `ranks` are those at fault, `kind` is one of
-    'raised', 'died', 'timeout', 'deadlock', 'disagree', 'result'; `seen` is what was known of each rank; `deadlock` is
-    the proof that some could not go on. After 'disagree' the call has come to its end. The message is written for the reader."""
+    """A call on the ranks failed. `ranks` are those at fault, `kind` is one of 'raised', 'died', 'timeout',
+    'deadlock', 'disagree' (the call came to its end, though ranks brought what does not fit), 'result';
+    `seen` is what was known of each rank; `deadlock` is the proof that some could not go on. The message is
+    written for the reader."""
 
     def __init__(
         self,
@@ -220,7 +221,9 @@ def deadlocked(seen: list[RankStatus], deadlock: Deadlock, state: str) -> str:
     others = _others(seen, [], heading="When it was stopped:")
     deadlock.lines = {r: s.where["line"].number for r, s in enumerate(seen) if s.where and s.where["line"]}
     forms = any(wait.brought == "new_group" for wait in deadlock.every)
-    return "\n".join([f"{what}, so the call was stopped", *others, str(deadlock), *[EVERYBODY] * forms, state])
+    return "\n".join(
+        [f"{what}, so the call was stopped", *others, str(deadlock), *[EVERYBODY] * forms, state]
+    )
 
 
 def interrupted(seen: list[RankStatus], state: str) -> str:

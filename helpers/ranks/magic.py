@@ -109,7 +109,8 @@ def _for_a_cell(error: RankError, names: dict, world: World) -> RankError:
         text += (
             f"\nIf no such cell makes `{name}`: {called}.push({name}={name}) gives them the notebook's."
             if are_new
-            else f"\nThe notebook has `{name}`, the ranks do not: {called}.push({name}={name}) gives it to them."
+            else f"\nThe notebook has `{name}`, the ranks do not: {called}.push({name}={name}) gives it to"
+            " them."
         )
     return RankError(text, error.kind, error.ranks, error.state_kept, error.seen)
 

@@ -32,7 +32,7 @@ from three_axes import devices, pytorch_private
 from three_axes.count import lines, meter, wire
 from three_axes.count.interposer import interposer
 from three_axes.count.report import Report
-from three_axes.count.threads import OWN_THREAD, beside
+from three_axes.count.threads import OWN_THREAD
 
 from ..emulate.budget import Budget
 from ..emulate.fabric import Fabric
@@ -270,7 +270,7 @@ class Rank:
             "line": line,
             "stack": lines.stack(frame),
             "in": self.recorder.pending() or self._forming(frame, line),
-            "help": beside({threading.main_thread().ident}).help,
+            "help": self.recorder.moves.help(),
         }
 
     def _forming(self, frame, line) -> dict | None:

@@ -17,10 +17,10 @@ from helpers import draw
 from helpers.ranks import current
 from helpers.ranks.failure import RankError
 from three_axes.count.deadlock import prove
-from three_axes.count.moves import KEPT_FIRST, KEPT_LAST, Channel, Moves, Operation
+from three_axes.count.moves import KEPT_FIRST, KEPT_LAST, Channel, Moves, Operation, Waiting
 from three_axes.paper.collectives import needs
 
-PROGRAMS = int(os.environ.get("THREE_AXES_PROGRAMS", 300))  # random ones, of which every state is looked at
+PROGRAMS = int(os.environ.get("THREE_AXES_PROGRAMS", 100))  # random ones, of which every state is looked at
 ALL = Channel("collective", "world", (0, 1, 2))
 PAIR = Channel("collective", "of two", (0, 1))
 
@@ -33,9 +33,8 @@ def rank(*begun, stands=None, needs=(), every=True, brought="all_reduce of float
     """A rank that has begun these, and stands in some of them."""
     moves = Moves()
     operations = [Operation(channel, moves.begin(channel, brought), needs) for channel in begun]
-    if stands is not None:
-        moves.stand([operations[i] for i in stands], every)
-    return moves.look()
+    waits = None if stands is None else [Waiting(tuple(operations[i] for i in stands), every)]
+    return moves.look()._replace(stands=waits)
 
 
 def test_who_waits_for_whom_is_told_in_words():

@@ -1,6 +1,7 @@
 """The recorder without ranks: it is told by hand what the interposer tells, so every number is known."""
 
 import json
+import sys
 import tempfile
 import threading
 import time
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from three_axes.count import meter, moves, wire
+from three_axes.count import meter, moves, threads, wire
 from three_axes.count.interposer import Call
 from three_axes.count.meter import Recorder
 from three_axes.count.moves import Channel, Operation, Waiting
@@ -58,6 +59,8 @@ def told(monkeypatch):
     nothing = lambda one: None
     interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, inside=False, wait_for=Work.wait)
     interposer.axes, interposer.pending_calls = SimpleNamespace(made={}), list
+    before, beside = sys._current_frames().keys(), threads.beside  # those of who runs the tests
+    monkeypatch.setattr(threads, "beside", lambda known: beside({*known, *before}))
     monkeypatch.setattr(meter, "time", clock)
     monkeypatch.setattr(meter, "interposer", interposer)
     monkeypatch.setattr(wire, "Counter", Wire)

@@ -115,7 +115,9 @@ def test_what_does_not_fit_and_yet_ends_is_an_error(pair, fn):
 
 @pytest.mark.parametrize("meet", [lambda x: dist.all_reduce(x), lambda x: dist.broadcast(x, 0)])
 def test_a_silent_mismatch_is_an_error(pair, meet):
-    with pytest.raises(RankError, match="collective number 1 of the call does not agree|do not agree on") as e:
+    with pytest.raises(
+        RankError, match="collective number 1 of the call does not agree|do not agree on"
+    ) as e:
         pair.run(lambda: meet(torch.ones(4, dtype=[torch.float32, torch.int32][dist.get_rank()])))
     assert e.value.ranks == [0, 1] and e.value.state_kept
 

@@ -30,7 +30,10 @@ def in_a_shell() -> tuple[str, ...]:
             run("%%ranks --timeout 1\nimport time; time.sleep(9)"),
             of_two_worlds(shell, world),
             *(run(cell) for cell in ("%%ranks --timeout nan\nrank", "%%ranks\n", "%ranks four")),
-            *(run(cell) for cell in ("%%ranks\ny = 1", "%%ranks\nlr", "%%ranks\nassert y; import os; os._exit(3)")),
+            *(
+                run(cell)
+                for cell in ("%%ranks\ny = 1", "%%ranks\nlr", "%%ranks\nassert y; import os; os._exit(3)")
+            ),
             *(run(cell) for cell in ("%%ranks\ny", "%%ranks\nlr")),
         )
 

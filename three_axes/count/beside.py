@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Protocol
+from typing import Any
 
 import torch.distributed as dist
 
@@ -19,13 +19,23 @@ from .moves import Channel
 
 SENDS = (
     *("allreduce", "allreduce_coalesced", "allgather", "allgather_coalesced", "_allgather_base", "alltoall"),
-    *("alltoall_base", "barrier", "broadcast", "gather", "recv", "recv_anysource", "reduce", "scatter", "send"),
+    *(
+        "alltoall_base",
+        "barrier",
+        "broadcast",
+        "gather",
+        "recv",
+        "recv_anysource",
+        "reduce",
+        "scatter",
+        "send",
+    ),
     *("reduce_scatter", "_reduce_scatter_base"),
 )
 
 
-class Heard(Protocol):
-    """Who is told."""
+class Heard:
+    """Who is told of all this. What it does not ask for it hears nothing of."""
 
     def stands_in(self, works: Callable[[], list[dist.Work]], every: bool) -> None:
         """This thread waits for these, or, unless for every one, for one of them that is not known."""
@@ -52,7 +62,7 @@ class Futures:
         self._heard = heard
         self.of: weakref.WeakKeyDictionary[pytorch_private.Future, dist.Work] = weakref.WeakKeyDictionary()
         self._calls: weakref.WeakKeyDictionary[_Call, bool] = weakref.WeakKeyDictionary()
-        kind = pytorch_private.Future
+        kind: Any = pytorch_private.Future
         self._before = kind.then, kind.add_done_callback, kind.wait
         then, add, wait = self._before
         kind.then = lambda future, call: self._chained(future, then(future, self._noted(future, call)))
@@ -61,7 +71,7 @@ class Futures:
 
     def leave(self) -> None:
         """Put PyTorch's own methods in their places again."""
-        kind = pytorch_private.Future
+        kind: Any = pytorch_private.Future
         kind.then, kind.add_done_callback, kind.wait = self._before
 
     def pending(self) -> list[dist.Work | None]:
@@ -71,8 +81,7 @@ class Futures:
     def _noted(self, future, function):
         call = _Call(self.of.get(future), function)
         self._calls[call] = True
-        call.ended = lambda: self._calls.pop(call_of(), None)
-        call_of = weakref.ref(call)
+        call.among = weakref.ref(self._calls)
         return call
 
     def _chained(self, future, then):
@@ -95,13 +104,14 @@ class _Call:
 
     def __init__(self, work: dist.Work | None, function):
         self.work, self.function = work, function
-        self.ended: Callable = lambda: None
+        self.among: Callable[[], Any] = lambda: None  # the calls that have not returned
 
     def __call__(self, *args):
         try:
             return self.function(*args)
         finally:
-            self.ended()
+            if (calls := self.among()) is not None:
+                calls.pop(self, None)
 
 
 class Beside:
@@ -110,7 +120,9 @@ class Beside:
     def __init__(self, heard: Heard, made: dict[str, int]):
         self._heard, self._made, self._thread = heard, made, threading.local()
         self.futures = Futures(heard)
-        self._own = [(where, name, getattr(where, name)) for where, name in pytorch_private.WAIT_THEMSELVES]
+        self._own: list[tuple[Any, str, Any]] = [
+            (where, name, getattr(where, name)) for where, name in pytorch_private.WAIT_THEMSELVES
+        ]
         for where, name, function in self._own:
             setattr(where, name, self._waiting_itself(function))
         kind = pytorch_private.Backend

@@ -22,7 +22,9 @@ from .steps import BySteps, Steps
 
 PATIENCE = 60.0  # seconds until a rank that has not sent its report is left out
 SPANS = 50_000  # of each kind, that a trace keeps of a rank
-OF_REPORTS = "RankReport Report BySteps CollectiveCount Channel Begun Span Told Look Waiting Operation Line".split()
+OF_REPORTS = (
+    "RankReport Report BySteps CollectiveCount Channel Begun Span Told Look Waiting Operation Line".split()
+)
 _numbers = itertools.count()
 
 

@@ -113,9 +113,7 @@ class Deadlock:
         )
 
 
-def prove(
-    looks: Sequence[Look | None], finished: Collection[int], course: bool = False
-) -> Deadlock | None:
+def prove(looks: Sequence[Look | None], finished: Collection[int], course: bool = False) -> Deadlock | None:
     """Why some ranks can never go on, None where that is not proven.
 
     looks[r]: rank r as it was seen, all at one moment; None where it was not. finished: ranks that have ended
@@ -126,7 +124,10 @@ def prove(
     if course and (pair := seen.disagreement()):
         return Deadlock("disagree", pair, pair, sorted(finished), [wait.rank for wait in pair])
     waits = {
-        r: [([list(seen.missing(r, o)) for o in thread.operations], thread.every) for thread in look.stands]
+        r: [
+            ([list(seen.missing(r, o)) for o in thread.operations], thread.every)
+            for thread in look.stands or ()
+        ]
         for r, look in seen.standing.items()
     }
     free = set(range(len(looks))) - set(waits) - set(finished)
@@ -135,7 +136,9 @@ def prove(
     stuck = sorted(set(waits) - free)
     if not stuck:
         return None
-    missing = [wait for r in stuck for operations, _ in waits[r] for waits_of in operations for wait in waits_of]
+    missing = [
+        wait for r in stuck for operations, _ in waits[r] for waits_of in operations for wait in waits_of
+    ]
     edges = [wait for wait in missing if wait.instead or wait.other not in free]
     if found := next((wait for wait in edges if wait.instead), None):
         other = found._replace(rank=found.other, other=found.rank, brought=found.instead)
@@ -146,7 +149,7 @@ def prove(
 
 
 def _may_go_on(operations: list[list[Wait]], every: bool, free: set[int]) -> bool:
-    """Whether a thread may: whom it waits for in each of its operations, and whether all of these must end."""
+    """Whether a thread may. operations: whom it waits for in each. every: all of these must end."""
     each = [all(wait.other in free and not wait.instead for wait in missing) for missing in operations]
     return all(each) if every else any(each)
 
@@ -157,7 +160,9 @@ class _Seen:
     def __init__(self, looks: Sequence[Look | None], finished: Collection[int]):
         self.begun = [look.begun if look else {} for look in looks]
         self.made = [look.made if look else {} for look in looks]
-        self.standing = {r: look for r, look in enumerate(looks) if look and look.stands and r not in finished}
+        self.standing = {
+            r: look for r, look in enumerate(looks) if look and look.stands and r not in finished
+        }
         # Ranks whose last operation has begun for good: PyTorch may refuse another's.
         self.still = {*self.standing, *finished}
 
@@ -173,7 +178,12 @@ class _Seen:
                 continue  # it has made the group more often, or less: whether it will come is not known
             if self._count(channel, other) < number:
                 yield Wait(rank, other, operation, brought or "a collective")
-            elif channel.kind == "collective" and operation.marked and brought and (its := self._for_good(operation, other)):
+            elif (
+                channel.kind == "collective"
+                and operation.marked
+                and brought
+                and (its := self._for_good(operation, other))
+            ):
                 if _never_meet(brought, its, is_pair):
                     yield Wait(rank, other, operation, brought, its)
 
@@ -206,7 +216,9 @@ def _never_meet(one: str, other: str, is_pair: bool) -> bool:
     each kind's messages under a mark of its own, but a reduce-scatter's, which it makes of an all-reduce. Of
     two ranks with two roots, each does what the other must have done to it.
     """
-    marks = [re.split(r" (?:of|\()", words)[0].replace("reduce_scatter", "all_reduce") for words in (one, other)]
+    marks = [
+        re.split(r" (?:of|\()", words)[0].replace("reduce_scatter", "all_reduce") for words in (one, other)
+    ]
     roots = [words.partition(" with root ")[2] for words in (one, other)]
     return marks[0] != marks[1] or (is_pair and roots[0] != roots[1])
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from .. import devices, pytorch_private
 from ..paper.collectives import ROOTED, needs
 from .axes import Axes
-from .beside import Beside
+from .beside import Beside, Heard
 from .moves import Channel
 from .operators import (
     OPERATORS,
@@ -108,7 +108,7 @@ class Call:
         return what
 
 
-class Listener:
+class Listener(Heard):
     """A base of those that hear of collectives: each method is called at its moment. start: when a wait
     began, by `time.monotonic()`.
     """
@@ -140,14 +140,6 @@ class Listener:
 
     def future_taken(self, work: dist.Work) -> None:
         """Whoever took the future of this Work waits for that, not for the Work."""
-
-    # What `beside.Heard` says of these holds here.
-
-    def stands_in(self, works: Callable[[], list[dist.Work]], every: bool) -> None: ...
-    def goes_on(self) -> None: ...
-    def meets(self, channel: Channel, limit: float) -> None: ...
-    def met(self, channel: Channel, is_made: bool) -> None: ...
-    def passed_by(self, what: str) -> None: ...
 
     def waited_for_tensor(self, start: float) -> None:
         """A wait for the tensor of a functional collective is over."""
@@ -197,7 +189,7 @@ class Interposer:
         return tell
 
     def pending_calls(self) -> list[dist.Work | None]:
-        """The Work whose end a function waits for, of each that will be called; None where it is not known."""
+        """For each function that will be called when a Work has ended: which; None where unknown."""
         return self.beside.futures.pending() if self.beside else []
 
     @contextmanager
@@ -245,7 +237,7 @@ class Interposer:
         issued = lambda group, *device: self._batch_issued(group, *device)
         self._end_batch = pytorch_private.replace_end_of_batch(issued)
         self.axes.listen()
-        heard = SimpleNamespace(**{name: self._tell(name) for name in HEARD})
+        heard: Any = SimpleNamespace(**{name: self._tell(name) for name in HEARD})
         self.beside = Beside(heard, self.axes.made)
 
     def _uninstall(self) -> None:
@@ -285,7 +277,9 @@ class Interposer:
             alone, reduces = whole is first or len(whole) == 1, reduction(operator, args)
             tag = args[TAGS[operator]] if operator in TAGS else 0
             sizes = payload, held, algorithmic
-            issued = Call(name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, made, limit)
+            issued = Call(
+                name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, made, limit
+            )
             issued.by_ddp = name == "all_reduce" and _by_autograd(sys._getframe(1))
             for listener in self._listeners:
                 listener.begins(issued)

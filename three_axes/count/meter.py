@@ -321,9 +321,11 @@ class Recorder(Listener):
 
     def _called_later(self) -> list[Operation | None]:
         """What must end before each function is called that the program has left with a future."""
-        works = interposer.pending_calls()
-        known = [None if work is None or work.is_completed() else self._operations.get(work) for work in works]
-        return [operation for one in known for operation in (one or [None])]
+        must_end: list[Operation | None] = []
+        for work in interposer.pending_calls():
+            known = None if work is None or work.is_completed() else self._operations.get(work)
+            must_end += known or [None]
+        return must_end
 
     def _remembered(self, work: dist.Work) -> None:
         """Somebody waits late."""

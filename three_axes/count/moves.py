@@ -192,6 +192,10 @@ class Moves:
         stands = sorted(self._stands.items(), key=lambda stand: stand[0] != main)
         return [operation for _, waits in stands for operation in waits().operations]
 
+    def help(self) -> str:
+        """The first thread that may do something beside the main one and those that stand, in words; or ''."""
+        return self.blind or threads.beside({*self._stands, threading.main_thread().ident or 0}).help
+
     def look(self, ended: bool = False) -> Look | None:
         """This rank now; None where it moved meanwhile. ended: its main thread has ended the call, and runs
         no more of the reader's code.

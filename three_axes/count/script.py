@@ -79,9 +79,7 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
     return 0
 
 
-def _hangs(
-    code: int | None, leave: Callable, deadlock: Deadlock, places: dict[int, Line], size: int
-) -> None:
+def _hangs(code: int | None, leave: Callable, deadlock: Deadlock, places: dict[int, Line], size: int) -> None:
     """Print what is proven, with each rank's line, and leave with the code, if there is one."""
     stand = [f"    rank {rank}: {show(line)}" for rank, line in places.items()]
     say("\n".join([f"\nin this job {deadlock.of(size)}:", *stand, str(deadlock)]))

@@ -40,7 +40,10 @@ SLEEPS = {
 IDLE: dict[tuple[str, str], tuple[tuple[str, str] | None, Callable[[dict], bool]]] = {
     ("tqdm/_monitor.py", "run"): (None, lambda names: True),  # draws bars anew, every ten seconds
     ("IPython/core/history.py", "run"): (None, lambda names: True),  # writes the history to a file
-    ("_pydevd_bundle/pydevd_daemon_thread.py", "run"): (None, lambda names: True),  # a debugger's, debugpy's too
+    ("_pydevd_bundle/pydevd_daemon_thread.py", "run"): (
+        None,
+        lambda names: True,
+    ),  # a debugger's, debugpy's too
     # It replaces processes, or threads, that have ended.
     ("multiprocessing/pool.py", "_handle_workers"): (None, lambda names: True),
     # These take results of other processes, and may then call the reader's code.

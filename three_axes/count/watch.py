@@ -106,9 +106,7 @@ class Watch:
         keys = [f"look/{rank}" for rank in range(self._counter.size)]
         there = keys if store.check(keys) else [key for key in keys if store.check([key])]
         values = dict(zip(there, store.multi_get(there))) if there else {}
-        return [
-            DataUnpickler(values[key], is_of_reports).load() if key in values else None for key in keys
-        ]
+        return [DataUnpickler(values[key], is_of_reports).load() if key in values else None for key in keys]
 
     def _prove(self, store) -> bool:
         told = self._read(store)
