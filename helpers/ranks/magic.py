@@ -64,7 +64,7 @@ def ranks(line: str, cell: str) -> None:
     if args.traffic:
         shell.user_ns[args.traffic] = world.traffic
     if text := output.fold([v or "" for v in values]):
-        print(text)
+        output.say(text)
 
 
 def _say_which(world: World, worlds: list[World], named: bool) -> None:

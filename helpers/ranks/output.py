@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 
 from three_axes.table import human, ranks
@@ -12,6 +13,15 @@ KEEP = 32_000  # bytes kept of the beginning, and as many of the end, of one ran
 LEFT_OUT = re.compile(r"… .* in ([\d,]+) lines? left out …")
 LINES = 100  # shown of the beginning, and as many of the end, of what one rank prints at once
 PATIENCE = 10  # seconds after which a silent call says how long it will wait
+
+
+def say(text: str) -> None:
+    """Print, also where the output cannot take every character."""
+    try:
+        print(text, flush=True)
+    except UnicodeEncodeError:
+        encoding = sys.stdout.encoding or "ascii"
+        print(text.replace("│", "|").encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 class Captured:
@@ -125,12 +135,12 @@ class View:
             return
         self.shown = now
         if text := self.stream.new():
-            print(text, flush=True)
+            say(text)
             self.told = True
         if not self.told and not progress and now - self.started > max(self.after, PATIENCE):
             self.told = True
             until = "without end" if self.timeout is None else f"for {self.timeout:g} s at most"
-            print(f"The ranks are still running. This waits {until}; the stop button ends it.", flush=True)
+            say(f"The ranks are still running. This waits {until}; the stop button ends it.")
         if len(progress) == n:  # the slowest rank is how far the call is
             from tqdm.auto import tqdm
 
@@ -143,4 +153,4 @@ class View:
         if self.bar is not None:
             self.bar.close()
         if text := self.stream.rest():
-            print(text, flush=True)
+            say(text)

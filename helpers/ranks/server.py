@@ -90,7 +90,8 @@ def _start() -> Unnamed:
     leashed, leash = context.Pipe(duplex=False)
     process = context.Process(target=_be_a_rank, args=(its, printing, leashed), daemon=True)
     try:
-        with _in_sessions(), main_hidden(), _stop_blocked():
+        # multiprocessing asks where it works, which nobody knows of a folder that is gone.
+        with _in_sessions(), main_hidden(), _stop_blocked(), _inside(None if folder() else ROOT):
             process.start()
     finally:
         for end in (its, printing, leashed):
@@ -213,11 +214,14 @@ def folder() -> str | None:
 
 
 @contextmanager
-def _inside(folder: Path):
-    """Work in a folder, where a new Python finds this package before any other of its name.
+def _inside(folder: Path | None):
+    """Work in a folder, where a new Python finds this package before any other of its name; None: stay here.
 
     Ranks start in the notebook's.
     """
+    if folder is None:
+        yield
+        return
     before = os.open(".", os.O_PATH)  # by its number, for it may have been deleted
     os.chdir(folder)
     try:

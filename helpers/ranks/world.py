@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import multiprocessing
 import os
 import pickle
 import sys
@@ -82,6 +83,11 @@ class World:
             raise RuntimeError(
                 f"this is rank {current.rank.setup.rank} already: "
                 "a world is made in the notebook, not inside a rank"
+            )
+        if multiprocessing.current_process().daemon:
+            raise RuntimeError(
+                "a daemonic process of multiprocessing may start no ranks: make the World in its parent, or"
+                " start this process with daemon=False"
             )
         arguments.check(n, gpus, counted, fabric, memory)
         self.n, self.number, self._counted = n, next(_numbers), counted
@@ -266,13 +272,13 @@ class World:
         # The reader has destroyed the group, or gone on where an operation of it had failed: mend it.
         state = ALIVE if all(joined for *_, joined in done.values()) else self._mend([])
         if state != ALIVE:
-            print("note: this call has destroyed its group, or a collective of it had failed. " + state)
+            output.say("note: this call has destroyed its group, or a collective of it had failed. " + state)
         if wrong := traffic.disagreement(both=True):
             pair, text = wrong
             seen = [RankStatus(finished=True) for _ in range(self.n)]
             raise RankError(f"{text}\n{state}", "disagree", pair, state != FRESH, seen)
         if wrong := traffic.disagreement():
-            print(f"warning: {wrong[1]}")
+            output.say(f"warning: {wrong[1]}")
         results = []
         for r in range(self.n):
             try:

@@ -193,7 +193,7 @@ class Moves:
         return [operation for _, waits in stands for operation in waits().operations]
 
     def help(self) -> str:
-        """The first thread that may still do something, but for the main one and those that stand, in words."""
+        """The first thread that may still do something, in words: not the main one, nor one that stands."""
         return self.blind or threads.beside({*self._stands, threading.main_thread().ident or 0}).help
 
     def look(self, ended: bool = False) -> Look | None:
