@@ -25,7 +25,7 @@ from .lab import blank
 
 UNNAMED = "OWNER/three-axes"  # until `make colab` has been told where the course lives
 
-FIRST = """#@title Run this cell and the next one first, and again after the kernel was restarted
+FIRST = """#@title Run this cell and the next one first; after a restart of the kernel, the %%ranks cells too
 # It takes some seconds: PyTorch is imported. Where the course is not installed, it is found or fetched.
 """
 SETUP = r"""import base64, glob, importlib, io, os, sys, zipfile
