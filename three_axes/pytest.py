@@ -25,9 +25,7 @@ import pytest
 
 from .table import Table, human
 
-NAMES = {name: getattr(math, name) for name in ("ceil", "floor", "log2", "prod", "sqrt")} | {
-    "max": max, "min": min,
-}  # fmt: skip
+NAMES = {"max": max, "min": min, **{name: getattr(math, name) for name in ("ceil", "floor", "log2", "sqrt")}}
 
 
 @pytest.fixture(scope="session")
@@ -100,20 +98,12 @@ def bytes_by_axis(
     for row in rows:
         if row.op != "recv":
             sent[row.axis] = sent.get(row.axis, 0.0) + row.payload
-    missed = {
-        axis for axis, n in sent.items() if abs(n - allowed.get(axis, 0.0)) > tolerance * allowed.get(axis, 0)
-    }
+    budgets = {axis: allowed.get(axis, 0.0) for axis in sent}
+    missed = {axis for axis, n in sent.items() if abs(n - budgets[axis]) > tolerance * budgets[axis]}
     if missed:
-        lines = [
-            [
-                axis,
-                human(n),
-                human(allowed.get(axis, 0.0)),
-                str(budget.get(axis, "-")),
-                "no" if axis in missed else "yes",
-            ]
-            for axis, n in sent.items()
-        ]
+        kept = {axis: "no" if axis in missed else "yes" for axis in sent}
+        said = {axis: str(budget.get(axis, "-")) for axis in sent}
+        lines = [[axis, human(n), human(budgets[axis]), said[axis], kept[axis]] for axis, n in sent.items()]
         calls = "; ".join(f"{row.axis}: {row.calls:g} {row.op} of {human(row.payload)}" for row in rows)
         table = Table(["axis", "sent", "budget", "of", "kept"], lines, title="bytes by axis, of one rank")
         pytest.fail(f"{table!r}\n{calls}", pytrace=False)

@@ -190,6 +190,7 @@ class Copies:
             self.groups[name] = groups
         elif one.part != RANDOM:
             why = EITHER if one.constant and one.part in (PARAMETER, AVERAGE) else OTHER
+            why = SHARDED if one.copies.strip("[]") else why
             self.left.setdefault(name, ALONE if len(holders) == 1 else why)
 
     def _stranger(self, name: str) -> Drift | None:
