@@ -1,7 +1,7 @@
 """Programs that end by themselves are never called hung, whatever helps them; those that hang are proven to,
 whatever is idle beside them.
 
-Each of ENDS ended 20 of 20 times in plain PyTorch. In each, a rank stands for `LONG` seconds in what
+Each of ENDS ends in plain PyTorch too. In each, a rank stands for `LONG` seconds in what
 something else than its main thread brings to its end.
 """
 
