@@ -87,9 +87,9 @@ def leave(drop: str) -> cards.Deck:
 
 def _say(drop: str) -> None:
     done, names = passed.mine().passed, [x.name for x in _of(drop).values()]
+    known = {name for of_one in exercises().values() for name in of_one}  # a file may name what is gone
     marks = ", ".join(f"{'✓' if name in done else '○'} {name}" for name in names)
     print(f"drop {drop}: {sum(n in done for n in names)} of {len(names)} exercises passed: {marks}")
-    known = {name for names in exercises().values() for name in names}  # a file may name what is gone
     print(f"all drops: {len(done & known)} passed (progress.show() lists them)")
 
 

@@ -47,7 +47,7 @@ def test_in_flight_is_exact_and_a_step_no_shorter_than_on_paper(world, make, m):
     assert [t.in_flight(r) for r in range(4)] == [paper.in_flight(r) for r in range(4)]
     one = 1 * 1 * 256 * 4  # bytes of one microbatch's activation; an inner stage keeps nothing else
     assert [t.peak(r) / one for r in (0, 1, 2)] == [paper.in_flight(r) for r in (0, 1, 2)]
-    assert t.makespan > 0.999 * unit * paper.makespan  # tools/bench/schedules.py measures how near
+    assert t.makespan > 0.999 * unit * paper.makespan
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_every_cure_is_run_on_real_ranks_in_the_order_on_paper():
     for name, (on_paper, measured) in timelines.items():
         ran = [[(s.kind, s.label) for s in row if s.kind != "wait"] for row in measured.rows]
         assert ran == [[(op.kind, str(op.microbatch)) for op in ops] for ops in on_paper.schedule.ops], name
-        assert measured.bubble > on_paper.bubble - 0.02, name  # tools/bench/schedules.py measures how near
+        assert measured.bubble > on_paper.bubble - 0.02, name
 
 
 def test_the_tree_is_held_against_the_planner():

@@ -1,5 +1,5 @@
 """The cost model against published runs: a change that makes it worse is noticed.
-tools/bench/cost_model.py prints the table.
+`validation.table` makes the table.
 """
 
 import math

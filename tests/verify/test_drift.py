@@ -5,6 +5,7 @@ import subprocess
 
 import forked
 import pytest
+import silent
 import torch
 
 from drops import b5
@@ -12,7 +13,6 @@ from three_axes.__main__ import main
 from three_axes.verify.drift import Copies
 from three_axes.verify.marks import distance, mark
 from three_axes.verify.said import axis_of
-from tools import silent
 
 SCRIPT = """
 import sys, torch, torch.distributed as dist

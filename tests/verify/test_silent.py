@@ -1,11 +1,11 @@
 """`verify` on right programs and on edits: none of the first is accused, all of the second are found."""
 
 import pytest
+import silent
 import torch
 import worlds
 
 from three_axes.files import find
-from tools import silent
 
 EDITS = silent.mutants()
 

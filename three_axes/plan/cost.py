@@ -11,7 +11,7 @@ embedding and the head, the sends between stages, the bubble, data parallelism a
 
 Five constants, each with a meaning, were fitted to two published tables of A100 runs and to nothing else,
 with an earlier form of this model; a sixth, `exposed`, was set by judgement (data/cost_constants.json).
-tools/bench/cost_model.py holds them against runs that they were not fitted to.
+`validation.table` holds them against runs that they were not fitted to.
 """
 
 from __future__ import annotations

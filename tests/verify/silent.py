@@ -1,0 +1,58 @@
+"""Right parallel code, and edits of it that train without a word and wrongly: data/silent has both."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from typing import NamedTuple
+
+from drops import b5
+from three_axes.verify import verify
+
+
+class Mutant(NamedTuple):
+    """program: a file of data/silent. edit: 'old => new', several with ' & '; ⏎ ends a line. layout: one on
+    which it is wrong. kinds, axes, parameter: a right answer has one of these causes, along these axes, and
+    a name like this ('' where no parameter is at fault). No kind: the cause is not found.
+    """
+
+    name: str
+    program: str
+    layout: str
+    kinds: str
+    axes: str
+    parameter: str
+    edit: str
+
+    def found_by(self, report) -> bool:
+        """Whether the parameter and the axis are right."""
+        return any(self._names(found) and self._axes(found) for found in report.found)
+
+    def explained_by(self, report) -> bool:
+        kinds = self.kinds.split("|")
+        return any(self._names(f) and self._axes(f) and f.cause.kind in kinds for f in report.found)
+
+    def _names(self, found) -> bool:
+        return not self.parameter or any(fnmatch(name, self.parameter) for name in found.names)
+
+    def _axes(self, found) -> bool:
+        """The layout has one axis of several ranks, so a cause without axes means that one."""
+        return not found.cause.axes or set(found.cause.axes) == set(self.axes.split())
+
+
+PROGRAMS = {
+    "dense": ["dp 2", "cp 2", "tp 2", "dp 2 tp 2", "dp 2 cp 2", "cp 2 tp 2"],
+    "pipeline": ["pp 2 dp 1", "pp 1 dp 2", "pp 2 dp 2", "pp 4 dp 1"],
+    "experts": ["edp 1 ep 2", "edp 2 ep 1", "edp 2 ep 2", "edp 1 ep 4"],
+    "zero": ["dp 2", "dp 4"],
+}
+
+
+def mutants() -> list[Mutant]:
+    return [Mutant(**row) for row in b5.edits().values()]
+
+
+def verified(name: str, edit: str, layouts: list[str], steps: int = 2, dtype=None):
+    """On ranks: what verify says of a program."""
+    names = b5.program(name, edit)
+    types = {} if dtype is None else {"dtype": dtype}
+    return verify(names["build"], names["step"], names["batch"](), layouts, steps=steps, **types)
