@@ -192,12 +192,13 @@ def make_colab(repo: str) -> None:
         copy = find("notebooks").parent / "colab" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(blank(notebook), copy)
-    readme, project = find("README.md"), find("pyproject.toml")
+    readme = find("README.md")
     readme.write_text(linked(readme.read_text(encoding="utf-8"), repo), encoding="utf-8")
-    urls = re.sub(r"github\.com/[\w.-]+/[\w.-]+", f"github.com/{repo}", project.read_text(encoding="utf-8"))
-    project.write_text(urls, encoding="utf-8")
+    for file in (find("pyproject.toml"), find("CITATION.cff")):
+        text = re.sub(r"github\.com/[\w.-]+/[\w.-]+", f"github.com/{repo}", file.read_text(encoding="utf-8"))
+        file.write_text(text, encoding="utf-8")
     opened = f"{len(notebooks())} notebooks open in Colab from github.com/{repo}"
-    print(f"{opened}: commit notebooks, colab, README.md and pyproject.toml")
+    print(f"{opened}: commit notebooks, colab, README.md, CITATION.cff and pyproject.toml")
 
 
 if __name__ == "__main__":

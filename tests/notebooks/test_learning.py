@@ -397,7 +397,7 @@ def test_what_colab_opens_has_no_outputs(tmp_path, monkeypatch):
     for path in NOTEBOOKS[:2]:
         (tmp_path / "notebooks").mkdir(exist_ok=True)
         shutil.copy(path, tmp_path / "notebooks")
-    for name in ("README.md", "pyproject.toml"):
+    for name in ("README.md", "pyproject.toml", "CITATION.cff"):
         shutil.copy(ROOT / name, tmp_path)
     monkeypatch.setattr(colab, "find", lambda name: tmp_path / name)
     monkeypatch.setattr(colab, "notebooks", lambda: sorted((tmp_path / "notebooks").glob("*.ipynb")))
@@ -412,6 +412,7 @@ def test_what_colab_opens_has_no_outputs(tmp_path, monkeypatch):
     readme = (tmp_path / "README.md").read_text()
     assert readme.count("**Colab.**") == readme.count("owner/name/blob/main/colab/01_") == 1
     assert 'Source = "https://github.com/owner/name"' in (tmp_path / "pyproject.toml").read_text()
+    assert "repository-code: https://github.com/owner/name\n" in (tmp_path / "CITATION.cff").read_text()
 
 
 @pytest.mark.parametrize("clone", ["..", "../..", "three-axes"])
