@@ -90,7 +90,6 @@ def test_help_cuts_no_command(name):
         ("plan x --framework mega", "megatron-lm"),
         ("estimate x --recompute f", "full"),
         ("class co", "collect"),
-        ("train --sched", "--schedule-steps"),
         ("count --wa", "--watch"),
     ],
 )

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers import World, count_from_here, counted_so_far, peak_memory, rank_state
 from helpers.ranks.current import span
 from three_axes import counting
-from three_axes.count import counter, watch
+from three_axes.count import counter, threads, watch
 from three_axes.count.against import against
 from three_axes.count.moves import Channel, Moves, Operation
 from three_axes.count.report import CollectiveCount, Report
@@ -256,7 +256,13 @@ def test_a_hang_of_a_script_is_proven_and_ends_the_job(tmp_path):
     assert "rank 1 waits to receive from rank 0 (line 5): everybody receives before anybody" in done.stdout
 
 
-def test_what_has_moved_between_two_looks_is_no_hang():
+@pytest.fixture
+def alone(monkeypatch):
+    """No thread of who runs the tests may be what frees a rank that these tests play."""
+    monkeypatch.setattr(threads, "beside", lambda known: threads.Others("", ()))
+
+
+def test_what_has_moved_between_two_looks_is_no_hang(alone):
     """Rank 0 of two, whose other rank tells by hand."""
     values, found = {}, []
     store = SimpleNamespace(
@@ -289,7 +295,7 @@ def test_what_has_moved_between_two_looks_is_no_hang():
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_who_waits_for_a_process_that_ends_may_catch_that(guarded):
+def test_who_waits_for_a_process_that_ends_may_catch_that(alone, guarded):
     """Rank 0 of two waits for rank 1, whose script is over: its connection will close."""
     values, found = {}, []
     store = SimpleNamespace(
