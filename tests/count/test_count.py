@@ -257,13 +257,10 @@ def test_a_hang_of_a_script_is_proven_and_ends_the_job(tmp_path):
 
 
 @pytest.fixture
-def alone(monkeypatch):
-    """No thread of who runs the tests may be what frees a rank that these tests play."""
+def two_by_hand(monkeypatch):
+    """Two ranks that tests play: their watches, their moves, their store, and the proofs of both."""
+    # No thread of who runs the tests may be what frees them.
     monkeypatch.setattr(threads, "beside", lambda known: threads.Others("", ()))
-
-
-def test_what_has_moved_between_two_looks_is_no_hang(alone):
-    """Rank 0 of two, whose other rank tells by hand."""
     values, found = {}, []
     store = SimpleNamespace(
         set=values.__setitem__,
@@ -272,7 +269,13 @@ def test_what_has_moved_between_two_looks_is_no_hang(alone):
     )
     looks = [Moves(), Moves()]
     tells = [SimpleNamespace(rank=r, size=2, store=None, moves=moves) for r, moves in enumerate(looks)]
-    mine, theirs = (watch.Watch(counter, lambda *proof: found.append(proof)) for counter in tells)
+    watches = [watch.Watch(counter, lambda *proof: found.append(proof)) for counter in tells]
+    return watches, looks, store, found
+
+
+def test_what_has_moved_between_two_looks_is_no_hang(two_by_hand):
+    """Rank 0 of two, whose other rank tells by hand."""
+    (mine, theirs), looks, store, found = two_by_hand
     for me, moves in enumerate(looks):
         channel = Channel("recv", "world", (0, 1), 1 - me, me)
         moves.stand([Operation(channel, moves.begin(channel, "3 float32"), (1 - me,))])
@@ -295,17 +298,9 @@ def test_what_has_moved_between_two_looks_is_no_hang(alone):
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_who_waits_for_a_process_that_ends_may_catch_that(alone, guarded):
+def test_who_waits_for_a_process_that_ends_may_catch_that(two_by_hand, guarded):
     """Rank 0 of two waits for rank 1, whose script is over: its connection will close."""
-    values, found = {}, []
-    store = SimpleNamespace(
-        set=values.__setitem__,
-        check=lambda keys: values.keys() >= set(keys),
-        multi_get=lambda keys: [values[key] for key in keys],
-    )
-    looks = [Moves(), Moves()]
-    tells = [SimpleNamespace(rank=r, size=2, store=None, moves=moves) for r, moves in enumerate(looks)]
-    mine, theirs = (watch.Watch(counter, lambda *proof: found.append(proof)) for counter in tells)
+    (mine, theirs), looks, store, found = two_by_hand
     channel = Channel("recv", "world", (0, 1), 1, 0)
     looks[0].stand([Operation(channel, looks[0].begin(channel, "3 float32"), (1,))])
     theirs.end()

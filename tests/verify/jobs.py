@@ -5,7 +5,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from helpers.toy.tensor import copy_to_tp, reduce_from_tp
+
 STEPS, WIDE = 6, 8
+
+
+def kept_in(jobs: dict):
+    """A decorator for jobs: `jobs` gets name -> (function, words that must be said)."""
+
+    def of(*words: str):
+        def keep(job):
+            jobs[job.__name__] = job, words
+            return job
+
+        return keep
+
+    return of
 
 
 def net(seed: int = 0, *, norm: type[nn.Module] = nn.LayerNorm, drop: float = 0.0) -> nn.Sequential:
@@ -55,35 +70,6 @@ def mesh_of(**sizes: int):
     return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-class Sum(torch.autograd.Function):
-    """Sums activations over a group; their gradient passes as it is."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        x = x.clone()
-        dist.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx, dx):
-        return dx, None
-
-
-class SumBack(torch.autograd.Function):
-    """Passes activations as they are; sums their gradient."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, dx):
-        dx = dx.clone()
-        dist.all_reduce(dx, group=ctx.group)
-        return dx, None
-
-
 class Split(nn.Module):
     """A block of Megatron's: x + rows(gelu(columns(norm(x)))), columns and rows over tp."""
 
@@ -100,9 +86,9 @@ class Split(nn.Module):
         self.scale = nn.ParameterDict({"heads": torch.ones(16 // size)}) if scale else None
 
     def forward(self, x):
-        y = self.up(SumBack.apply(self.norm(x), self.group))
+        y = self.up(copy_to_tp(self.norm(x), self.group))
         y = nn.functional.gelu(y * self.scale["heads"] if self.scale is not None else y)
-        return x + Sum.apply(self.down(y), self.group)
+        return x + reduce_from_tp(self.down(y), self.group)
 
 
 class Stage(nn.Module):

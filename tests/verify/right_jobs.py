@@ -11,6 +11,7 @@ from jobs import (
     Stage,
     adam,
     average,
+    kept_in,
     loss,
     mesh_of,
     net,
@@ -35,14 +36,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 JOBS = {}
-
-
-def right(*words: str):
-    def keep(job):
-        JOBS[job.__name__] = job, words
-        return job
-
-    return keep
+right = kept_in(JOBS)
 
 
 def ddp(**how):
@@ -317,22 +311,23 @@ def a_scale_for_each_head_cut_by_tp():
     train(model, adam(model), data=lambda step: rows(step, 0))
 
 
-@right()
-def a_pipeline_whose_layers_have_the_models_numbers():
+def pipelined(own_numbers: bool, seeded_alike: bool):
     mesh = mesh_of(pp=2, dp=2)
-    torch.manual_seed(mesh.get_local_rank("pp"))
-    stage = Stage(mesh.get_local_rank("pp"), 2, own_numbers=False)
+    number = mesh.get_local_rank("pp")
+    torch.manual_seed(0 if seeded_alike else number)
+    stage = Stage(number, 2, own_numbers=own_numbers)
     reduce = lambda model: average(model, mesh.get_group("dp"))
     train_pipeline(stage, adam(stage), mesh.get_group("pp"), reduce=reduce)
+
+
+@right()
+def a_pipeline_whose_layers_have_the_models_numbers():
+    pipelined(own_numbers=False, seeded_alike=False)
 
 
 @right()
 def a_pipeline_whose_stages_are_seeded_alike():
-    mesh = mesh_of(pp=2, dp=2)
-    torch.manual_seed(0)
-    stage = Stage(mesh.get_local_rank("pp"), 2, own_numbers=True)
-    reduce = lambda model: average(model, mesh.get_group("dp"))
-    train_pipeline(stage, adam(stage), mesh.get_group("pp"), reduce=reduce)
+    pipelined(own_numbers=True, seeded_alike=True)
 
 
 @right()

@@ -13,6 +13,7 @@ from jobs import (
     Stage,
     adam,
     average,
+    kept_in,
     loss,
     mesh_of,
     net,
@@ -26,15 +27,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 JOBS = {}
+wrong = kept_in(JOBS)
 ALL = "of 8 tensors with copies 8 have parted"
-
-
-def wrong(*words: str):
-    def keep(job):
-        JOBS[job.__name__] = job, words
-        return job
-
-    return keep
 
 
 @wrong(ALL, "(ranks 0 | 1 | 2 | 3)")
