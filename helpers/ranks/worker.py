@@ -275,11 +275,10 @@ class Rank:
 
     def _forming(self, frame, line) -> dict | None:
         """Making a group is a meeting too, though no collective."""
-        while frame is not None:
-            if frame.f_code.co_name == "new_group" and "distributed" in frame.f_code.co_filename:
+        for caller in lines.callers(frame):
+            if caller.f_code.co_name == "new_group" and "distributed" in caller.f_code.co_filename:
                 needs, unknown = list(range(self.setup.size)), dict.fromkeys(("shape", "dtype", "peer"))
                 return dict(op="new_group", axis="world", line=line, at=self.began, needs=needs, **unknown)
-            frame = frame.f_back
         return None
 
     def _abort(self, number: int) -> None:

@@ -15,7 +15,8 @@ from helpers.practice.runs import Run, told
 from three_axes.files import find, rows_of
 from three_axes.table import Table
 from three_axes.verify import verify
-from three_axes.verify.drift import Copies, mark
+from three_axes.verify.drift import Copies
+from three_axes.verify.marks import mark
 
 # -- practice: name the bug -----------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -26,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..paper import placement
 from ..pytorch_private import RESOLVE, functional
+from . import lines
 
 FSDP, PIPELINING = "_fully_shard", "distributed/pipelining"  # PyTorch's folders of them
 FRAMES = 30  # so many callers are looked at
@@ -166,10 +166,7 @@ def _dimension(mesh: DeviceMesh, dim: int | str) -> str | None:
 
 def _of_caller(op: str) -> str | None:
     """The dimension that FSDP2 or a pipeline of PyTorch's issues a collective for, None if neither."""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(FRAMES):
-        if frame is None:
-            return None
+    for frame in lines.callers(sys._getframe(2), most=FRAMES):
         if PIPELINING in frame.f_code.co_filename:
             return "pp"
         if FSDP in frame.f_code.co_filename:
@@ -177,5 +174,4 @@ def _of_caller(op: str) -> str | None:
             if info is not None:
                 replicated = op == "all_reduce" or not hasattr(info, "shard_mesh_dim")
                 return _dimension(info.mesh, info.replicate_mesh_dim if replicated else info.shard_mesh_dim)
-        frame = frame.f_back
     return None

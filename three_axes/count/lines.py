@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import linecache
+import math
 import os
 import sys
 import sysconfig
@@ -48,11 +49,16 @@ def are_readers(frames: list[Line]) -> bool:
     return any(not f.file.startswith(LIBRARIES) for f in frames)
 
 
+def callers(frame: FrameType | None, most: float = math.inf) -> Iterator[FrameType]:
+    """This frame and what called it, outwards; `most` frames at most."""
+    while frame is not None and most > 0:
+        yield frame
+        frame, most = frame.f_back, most - 1
+
+
 def outwards(frame: FrameType | None) -> Iterator[Line]:
     """The lines of this frame and of all that called it."""
-    while frame is not None:
-        yield Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        frame = frame.f_back
+    return (Line(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in callers(frame))
 
 
 def innermost(frame: FrameType | None) -> Line | None:
@@ -64,13 +70,12 @@ def is_guarded(frame: FrameType | None) -> bool:
     """Whether more of the reader's code may run after an exception in this frame: where a line of theirs
     stands in a `try` or a `with`.
     """
-    while frame is not None:
-        code = frame.f_code
+    for caller in callers(frame):
+        code = caller.f_code
         if not code.co_filename.startswith(LIBRARIES):
             parse = getattr(dis, "_parse_exception_table", None)  # since Python 3.11
-            if parse is None or any(entry.start <= frame.f_lasti < entry.end for entry in parse(code)):
+            if parse is None or any(entry.start <= caller.f_lasti < entry.end for entry in parse(code)):
                 return True
-        frame = frame.f_back
     return False
 
 

@@ -35,17 +35,15 @@ SLEEPS = {
     ("multiprocessing/pool.py", "_handle_tasks"),
     ("multiprocessing/pool.py", "_handle_results"),
 }
+_always = lambda names: True
 # Threads that free nobody. (end of the file, name of an outer function): what the innermost frame must be in,
 # where that matters, and whether it holds, by the outer function's names.
 IDLE: dict[tuple[str, str], tuple[tuple[str, str] | None, Callable[[dict], bool]]] = {
-    ("tqdm/_monitor.py", "run"): (None, lambda names: True),  # draws bars anew, every ten seconds
-    ("IPython/core/history.py", "run"): (None, lambda names: True),  # writes the history to a file
-    ("_pydevd_bundle/pydevd_daemon_thread.py", "run"): (
-        None,
-        lambda names: True,
-    ),  # a debugger's, debugpy's too
+    ("tqdm/_monitor.py", "run"): (None, _always),  # draws bars anew, every ten seconds
+    ("IPython/core/history.py", "run"): (None, _always),  # writes the history to a file
+    ("_pydevd_bundle/pydevd_daemon_thread.py", "run"): (None, _always),  # a debugger's, debugpy's too
     # It replaces processes, or threads, that have ended.
-    ("multiprocessing/pool.py", "_handle_workers"): (None, lambda names: True),
+    ("multiprocessing/pool.py", "_handle_workers"): (None, _always),
     # These take results of other processes, and may then call the reader's code.
     ("multiprocessing/pool.py", "_handle_results"): (
         ("multiprocessing/connection.py", "_recv"),
@@ -104,15 +102,13 @@ def _matches(frame: FrameType, place: tuple[str, str]) -> bool:
 
 def _idle(innermost: FrameType) -> bool:
     """Whether a listed function has come to this frame, calls none of the reader's and frees nobody."""
-    frame: FrameType | None = innermost
-    while frame is not None:
+    for frame in lines.callers(innermost):
         for place, (waits, holds) in IDLE.items():
             if _matches(frame, place):
                 return (waits is None or _matches(innermost, waits)) and holds(frame.f_locals)
         file = frame.f_code.co_filename
         if file.startswith(COMMUNICATES) or not file.startswith(lines.LIBRARIES):
             return False
-        frame = frame.f_back
     return False
 
 

@@ -20,10 +20,7 @@ from .marks import (
     Mark,
     Marks,
     distance,
-    mark,
 )  # fmt: skip
-
-__all__ = ["Copies", "Drift", "mark"]
 
 
 class Drift(NamedTuple):
@@ -117,10 +114,9 @@ class Copies:
     @property
     def wrong(self) -> list[Drift]:
         """The tensors whose copies differ as of the last look and should not."""
-        is_random = lambda drift: self._first[min(drift.groups[0])][drift.name].part == RANDOM
         return [
             *self.strangers,
-            *(drift for drift in self.parted.values() if not is_random(drift)),
+            *(drift for drift in self.parted.values() if not self.is_random(drift)),
             *self.unsettled(),
         ]
 
@@ -165,6 +161,11 @@ class Copies:
         """Groups of ranks that should see other data, whose sequences are equal and not empty."""
         same = lambda a, b: bool(of[a]) and of[a] == of[b] and self._between.data_parallel(a, b)
         return [group for group in classes(range(len(of)), same) if len(group) > 1]
+
+    def is_random(self, drift: Drift) -> bool:
+        """True for the state of a random generator."""
+        one = self._first[min(drift.groups[0])].get(drift.name)  # what an optimizer keeps comes later
+        return one is not None and one.part == RANDOM
 
     def data_parallel(self, a: int, b: int) -> bool:
         """True for two ranks that hold the same model and should see other data."""

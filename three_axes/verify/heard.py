@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from types import FrameType
 
 import torch
 from torch import nn
@@ -14,10 +13,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import pytorch_private
+from ..count.axes import FRAMES
 from ..count.interposer import Call, Listener, interposer
+from ..count.lines import callers
 from .record import digest, plain_name
 
-FRAMES = 30  # so many callers are looked at
 # PyTorch's folders of those who send parameters and statistics, which are no activations, in a forward.
 WRAPPERS = "distributed/fsdp", "distributed/_composable", "nn/parallel/", "nn/modules/_functions"
 REDUCING = "all_reduce", "reduce_scatter", "all_gather"
@@ -156,11 +156,5 @@ def _of_ddp(roots) -> list[str]:
 
 def _by_wrapper() -> bool:
     """True where FSDP, DDP or SyncBatchNorm issues the collective."""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(FRAMES):
-        if frame is None:
-            return False
-        if any(part in frame.f_code.co_filename for part in WRAPPERS):
-            return True
-        frame = frame.f_back
-    return False
+    files = (frame.f_code.co_filename for frame in callers(sys._getframe(2), most=FRAMES))
+    return any(part in file for file in files for part in WRAPPERS)

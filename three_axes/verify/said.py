@@ -10,7 +10,7 @@ from ..count.script import say
 from ..table import ranks as ranks_named
 from .causes import classes_text
 from .drift import Copies, Drift
-from .marks import RANDOM
+from .marks import AVERAGE, RANDOM
 
 SHOWN = 8  # lines of a step
 PATTERNS = 3  # of names, with one reason
@@ -53,10 +53,9 @@ class Said:
         watched, left = self._copies.watched()
         kinds = Counter(part for part in watched.values() if part != RANDOM)
         plural = lambda part, n: f"{n} {part}" if n == 1 else f"{n} {part}s"
-        kinds_said = [plural(part, n) for part, n in kinds.items() if not part.startswith("average")]
-        kinds_said += [
-            f"{n} in averages of the weights" for part, n in kinds.items() if part[:7] == "average"
-        ]
+        kinds_said = [plural(part, n) for part, n in kinds.items() if part != AVERAGE]
+        if AVERAGE in kinds:
+            kinds_said.append(f"{kinds[AVERAGE]} in averages of the weights")
         said = ", ".join(kinds_said) or "nothing"
         reasons: dict[str, list[str]] = {}
         for name, why in left.items():
@@ -68,8 +67,8 @@ class Said:
         """Print a line for each tensor that has parted in a step, the farthest first."""
         drifts = [drift for drift in drifts if drift.name not in self._told]
         self._told |= {drift.name for drift in drifts}
-        drawn = [drift for drift in drifts if self._is_random(drift)]
-        tensors = sorted((d for d in drifts if not self._is_random(d)), key=lambda drift: -drift.far)
+        drawn = [drift for drift in drifts if self._copies.is_random(drift)]
+        tensors = sorted((d for d in drifts if not self._copies.is_random(d)), key=lambda drift: -drift.far)
         for drift in tensors[:SHOWN]:
             states = f"; its {', '.join(s.split(' of ')[0] for s in drift.states)} differed before"
             say(f"{self._where(drift)}, by {drift.far:.1g} of its length" + states * bool(drift.states))
@@ -136,9 +135,6 @@ class Said:
             say(f"{script}: no two ranks held the same before the first step: there are no copies")
         else:
             say(f"{script}: {copies} tensors have copies on several ranks, equal after {in_steps}{rest}")
-
-    def _is_random(self, drift: Drift) -> bool:
-        return drift.name.endswith("random state")
 
     def _where(self, drift: Drift) -> str:
         ranks = "; ".join(map(classes_text, drift.groups))
