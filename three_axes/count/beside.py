@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch.distributed as dist
@@ -17,40 +17,11 @@ import torch.distributed as dist
 from .. import pytorch_private
 from .moves import Channel
 
-SENDS = (
-    *("allreduce", "allreduce_coalesced", "allgather", "allgather_coalesced", "_allgather_base", "alltoall"),
-    *(
-        "alltoall_base",
-        "barrier",
-        "broadcast",
-        "gather",
-        "recv",
-        "recv_anysource",
-        "reduce",
-        "scatter",
-        "send",
-    ),
-    *("reduce_scatter", "_reduce_scatter_base"),
-)
-
-
-class Heard:
-    """Who is told of all this. What it does not ask for it hears nothing of."""
-
-    def stands_in(self, works: Callable[[], list[dist.Work]], every: bool) -> None:
-        """This thread waits for these, or, unless for every one, for one of them that is not known."""
-
-    def goes_on(self) -> None:
-        """This thread waits no longer."""
-
-    def meets(self, channel: Channel, limit: float) -> None:
-        """This thread waits to meet all ranks of a channel, for so many seconds at most."""
-
-    def met(self, channel: Channel, is_made: bool) -> None:
-        """It has; or, where the group was not made, it has not."""
-
-    def passed_by(self, what: str) -> None:
-        """This process has sent or received something that no listener hears of."""
+Tell = Callable[..., None]  # calls the method of this name of every `interposer.Listener`
+SENDS = """
+    allreduce allreduce_coalesced allgather allgather_coalesced _allgather_base alltoall alltoall_base barrier
+    broadcast gather recv recv_anysource reduce scatter send reduce_scatter _reduce_scatter_base
+""".split()
 
 
 class Futures:
@@ -58,8 +29,8 @@ class Futures:
     were asked for while they were listened to.
     """
 
-    def __init__(self, heard: Heard):
-        self._heard = heard
+    def __init__(self, tell: Tell):
+        self._tell = tell
         self.of: weakref.WeakKeyDictionary[pytorch_private.Future, dist.Work] = weakref.WeakKeyDictionary()
         self._calls: weakref.WeakKeyDictionary[_Call, bool] = weakref.WeakKeyDictionary()
         kind: Any = pytorch_private.Future
@@ -92,11 +63,11 @@ class Futures:
     def _waited(self, future, wait):
         if (work := self.of.get(future)) is None:
             return wait(future)
-        self._heard.stands_in(lambda: [work], True)
+        self._tell("stands_in", lambda: [work], True)
         try:
             return wait(future)
         finally:
-            self._heard.goes_on()
+            self._tell("goes_on")
 
 
 class _Call:
@@ -117,18 +88,14 @@ class _Call:
 class Beside:
     """Listens to all this from `__init__` to `leave`. made: name of a group -> how often one was made."""
 
-    def __init__(self, heard: Heard, made: dict[str, int]):
-        self._heard, self._made, self._thread = heard, made, threading.local()
-        self.futures = Futures(heard)
-        self._own: list[tuple[Any, str, Any]] = [
-            (where, name, getattr(where, name)) for where, name in pytorch_private.WAIT_THEMSELVES
-        ]
-        for where, name, function in self._own:
-            setattr(where, name, self._waiting_itself(function))
-        kind = pytorch_private.Backend
-        self._own += [(kind, name, getattr(kind, name)) for name in SENDS if hasattr(kind, name)]
-        for where, name, function in self._own[len(pytorch_private.WAIT_THEMSELVES) :]:
-            setattr(where, name, self._passing_by(name, function))
+    def __init__(self, tell: Tell, made: dict[str, int]):
+        self._tell, self._made, self._thread = tell, made, threading.local()
+        self.futures = Futures(tell)
+        self._own: list[tuple[Any, str, Any]] = []
+        for where, name in pytorch_private.WAIT_THEMSELVES:
+            self._replace(where, name, self._waiting_itself)
+        for name in filter(partial(hasattr, pytorch_private.Backend), SENDS):
+            self._replace(pytorch_private.Backend, name, self._passing_by)
         self._undo = pytorch_private.replace_making_of_groups(self._making, self._meeting)
 
     def leave(self) -> None:
@@ -138,12 +105,17 @@ class Beside:
         for where, name, function in self._own:
             setattr(where, name, function)
 
+    def _replace(self, where, name: str, by: Callable) -> None:
+        function = getattr(where, name)
+        self._own.append((where, name, function))
+        setattr(where, name, by(function))
+
     def begun(self, work: dist.Work | None) -> None:
         """Where this thread is in a function that waits itself, it may wait for this from now on."""
         inside = getattr(self._thread, "inside", None)
         if inside is not None and isinstance(work, dist.Work):
             inside.append(work)
-            self._heard.stands_in(lambda: [one for one in inside if not one.is_completed()], False)
+            self._tell("stands_in", lambda: [one for one in inside if not one.is_completed()], False)
 
     def _waiting_itself(self, function):
         @wraps(function)
@@ -153,14 +125,14 @@ class Beside:
                 return function(*args, **kwargs)
             finally:
                 self._thread.inside = None
-                self._heard.goes_on()
+                self._tell("goes_on")
 
         return waits
 
-    def _passing_by(self, name: str, function):
+    def _passing_by(self, function):
         @wraps(function)
         def passes(*args, **kwargs):
-            self._heard.passed_by(f"the backend's own {name} was called, which nobody counts")
+            self._tell("passed_by", f"the backend's own {function.__name__} was called, which nobody counts")
             return function(*args, **kwargs)
 
         return passes
@@ -191,10 +163,10 @@ class Beside:
             return
         seconds = timeout.total_seconds() if timeout is not None else math.inf
         channel = Channel("collective", f"{what} {name}", members, made=self._made.get(name, 0))
-        self._heard.meets(channel, seconds if seconds < pytorch_private.USUAL_LIMIT else math.inf)
+        self._tell("meets", channel, seconds if seconds < pytorch_private.USUAL_LIMIT else math.inf)
         is_made = False
         try:
             yield
             is_made = True
         finally:
-            self._heard.met(channel, is_made)
+            self._tell("met", channel, is_made)

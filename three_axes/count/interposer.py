@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +24,7 @@ import torch.distributed as dist
 from .. import devices, pytorch_private
 from ..paper.collectives import ROOTED, needs
 from .axes import Axes
-from .beside import Beside, Heard
+from .beside import Beside
 from .moves import Channel
 from .operators import (
     OPERATORS,
@@ -42,7 +41,6 @@ from .operators import (
 
 # At this key the dispatcher passes also when a DTensor's own operator calls a collective, below autograd.
 _KEY = "BackendSelect"
-HEARD = ("stands_in", "goes_on", "meets", "met", "passed_by")  # what `Beside` tells listeners
 
 
 @dataclass
@@ -108,7 +106,7 @@ class Call:
         return what
 
 
-class Listener(Heard):
+class Listener:
     """A base of those that hear of collectives: each method is called at its moment. start: when a wait
     began, by `time.monotonic()`.
     """
@@ -147,6 +145,21 @@ class Listener(Heard):
     def waited_for_ddp(self, start: float) -> None:
         """DDP's wait at the end of backward is over: all its buckets have ended."""
 
+    def stands_in(self, works: Callable[[], list[dist.Work]], every: bool) -> None:
+        """This thread waits for these, or, unless for every one, for one of them that is not known."""
+
+    def goes_on(self) -> None:
+        """This thread waits no longer."""
+
+    def meets(self, channel: Channel, limit: float) -> None:
+        """This thread waits to meet all ranks of a channel, for so many seconds at most."""
+
+    def met(self, channel: Channel, is_made: bool) -> None:
+        """It has; or, where the group was not made, it has not."""
+
+    def passed_by(self, what: str) -> None:
+        """This process has sent or received something that no listener hears of."""
+
 
 class Network(Protocol):
     """An emulated network: it holds a collective back, so that it takes as long as on that network."""
@@ -179,14 +192,10 @@ class Interposer:
         self._thread = threading.local()
         self.beside: Beside | None = None
 
-    def _tell(self, name: str) -> Callable[..., None]:
-        """Tell every listener so."""
-
-        def tell(*told) -> None:
-            for listener in self._listeners:
-                getattr(listener, name)(*told)
-
-        return tell
+    def _tell(self, name: str, *told) -> None:
+        """Call this method of every listener."""
+        for listener in self._listeners:
+            getattr(listener, name)(*told)
 
     def pending_calls(self) -> list[dist.Work | None]:
         """For each function that will be called when a Work has ended: which; None where unknown."""
@@ -237,8 +246,7 @@ class Interposer:
         issued = lambda group, *device: self._batch_issued(group, *device)
         self._end_batch = pytorch_private.replace_end_of_batch(issued)
         self.axes.listen()
-        heard: Any = SimpleNamespace(**{name: self._tell(name) for name in HEARD})
-        self.beside = Beside(heard, self.axes.made)
+        self.beside = Beside(self._tell, self.axes.made)
 
     def _uninstall(self) -> None:
         for library in self._libraries:
@@ -281,8 +289,7 @@ class Interposer:
                 name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, made, limit
             )
             issued.by_ddp = name == "all_reduce" and _by_autograd(sys._getframe(1))
-            for listener in self._listeners:
-                listener.begins(issued)
+            self._tell("begins", issued)
             if issued.by_ddp:
                 self._watch_backward()
             ticket, fabric = None, self.fabric
@@ -292,8 +299,7 @@ class Interposer:
             try:
                 result = call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             except BaseException:
-                for listener in self._listeners:
-                    listener.refused(issued)
+                self._tell("refused", issued)
                 raise
             finally:
                 self.inside = False
@@ -303,8 +309,7 @@ class Interposer:
                 work, result = _held_back(fabric, ticket, group, work, result)
             work = work if work is not None else _stand_in(name, first)
             if work is not None:
-                for listener in self._listeners:
-                    listener.begun(issued, work)
+                self._tell("begun", issued, work)
                 if self.beside:
                     self.beside.begun(work)
             return result
@@ -315,8 +320,7 @@ class Interposer:
         """Begin the sends of a batch together, with one Work, as PyTorch does, and tell the listeners."""
         work = self._end_batch(group, *device)
         if work is not None:
-            for listener in self._listeners:
-                listener.batch_begun(work)
+            self._tell("batch_begun", work)
         return work
 
     def _waiting(self, work: dist.Work, args, kwargs):
@@ -324,8 +328,7 @@ class Interposer:
             return self.wait_for(work, *args, **kwargs)
         start = time.monotonic()
         if not args and not kwargs:  # else it may give up, and go on
-            for listener in self._listeners:
-                listener.waits(work)
+            self._tell("waits", work)
         if self.fabric:
             self.fabric.awaited_in_python.add(work)
             args, kwargs = (), {}  # a work that is held back knows no timeout of its own
@@ -335,16 +338,13 @@ class Interposer:
                 raise failure
             return ended
         except RuntimeError:
-            for listener in self._listeners:
-                listener.failed(work)
+            self._tell("failed", work)
             raise
         finally:
-            for listener in self._listeners:
-                listener.waited(work, start)
+            self._tell("waited", work, start)
 
     def _giving_future(self, work: dist.Work) -> torch.futures.Future:
-        for listener in self._listeners:
-            listener.future_taken(work)
+        self._tell("future_taken", work)
         future = self._future_of(work)
         if self.beside and not self._is_aside:
             self.beside.futures.of[future] = work
@@ -352,11 +352,9 @@ class Interposer:
 
     def _wait_tensor(self, keys, tensor):
         start = time.monotonic()
-        for listener in self._listeners:
-            listener.waits(tensor)
+        self._tell("waits", tensor)
         result = pytorch_private.wait_tensor(keys, tensor)
-        for listener in self._listeners:
-            listener.waited_for_tensor(start)
+        self._tell("waited_for_tensor", start)
         return result
 
     def _watch_backward(self) -> None:
@@ -371,12 +369,10 @@ class Interposer:
 
         def begins() -> None:
             start = time.monotonic()
-            for listener in self._listeners:
-                listener.waits(None)
+            self._tell("waits", None)
 
             def ends() -> None:
-                for listener in self._listeners:
-                    listener.waited_for_ddp(start)
+                self._tell("waited_for_ddp", start)
 
             later(ends)
 
