@@ -50,7 +50,7 @@ def test_nonsense(three_axes_bytes):
 
 def test_it_runs_under_torchrun(tmp_path):
     (tmp_path / "test_split.py").write_text(TESTS)
-    words = "pytest", "-q", "-p", "three_axes.pytest", "-p", "no:cacheprovider", "test_split.py"
+    words = "pytest", "-q", "-rN", "-p", "three_axes.pytest", "-p", "no:cacheprovider", "test_split.py"
     done = forked.command(*words, cwd=tmp_path, ranks=2)
     assert done.stdout.count("2 failed, 3 passed") == 2, done.stdout + done.stderr
     assert done.stdout.count("gradients of weight, bias: never averaged over dp") == 2
