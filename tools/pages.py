@@ -17,12 +17,14 @@ from helpers.practice.books import module_of, notebooks, number
 from helpers.practice.exercise import Exercise
 from three_axes.files import find
 
-# Words read in a minute, and minutes to run a cell and look at what it shows: at home in English, and not.
-PACES = (200, 0.25), (130, 0.5)
+CORE = 6  # minutes that every core promises; what a core may hold is in tests/notebooks/test_notebooks.py
+BOX, LATER = "## When it hurts\n", "## For another day"  # they end the core, and the lesson
 PHASES = {"Split": range(1, 5), "Trace": range(5, 10), "Mend": range(10, 14), "Defend": range(14, 15)}
 PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*$", re.M)
-MINUTES = re.compile(r"^\*\d+–\d+ minutes.*?\. Afterwards you can ", re.M)
-PRACTICE = re.compile(r"^(## Practice(?: \d)?: .*?)(?: · \w+, \d+ minutes)?$", re.M)
+MINUTES = re.compile(r"^\*\d+ minutes, practice \d+\. Afterwards you can ", re.M)
+PRACTICE = re.compile(r"^(##+ Practice: .*?)(?: · \w+, \d+ minutes)?$", re.M)
+SECTION = re.compile(r"^### .* (\d+) minutes$", re.M)
+LATER_TITLE = re.compile(rf"^{LATER}.*$", re.M)
 LISTING = re.compile(r"<details><summary>The fourteen drops and their minutes</summary>.*?</details>", re.S)
 LINK = re.compile(r'\[([^\]]*)\]\(([^)]*)\)|<a href="([^"]*)">([^<]*)</a>')  # in folded answers it is HTML
 DROP = re.compile(r"\b[Dd]rop (\d\d)\b")
@@ -44,33 +46,41 @@ def prose(cells: list[nbformat.NotebookNode]) -> str:
     return unlinked(LISTING.sub("", PLACE.sub("", text)))
 
 
+def at(notebook: nbformat.NotebookNode, heading: str) -> int:
+    """The number of the cell that begins with this heading. Raises StopIteration where none does."""
+    return next(i for i, cell in enumerate(notebook.cells) if cell.source.startswith(heading))
+
+
+def core(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """The cells that the promised minutes are for: from the title up to the box."""
+    return notebook.cells[: at(notebook, BOX)]
+
+
 def lesson(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    """The cells that the promised minutes are for: all but a section "For another day"."""
-    kept, later = [], False
-    for cell in notebook.cells:
-        if cell.source.startswith("## "):
-            later = cell.source.startswith("## For another day\n")
-        kept += [] if later else [cell]
-    return kept
+    """All but what is for another day, and the cell that ends the notebook."""
+    return notebook.cells[: at(notebook, LATER)]
 
 
-def words(notebook: nbformat.NotebookNode) -> int:
-    """How many a lesson has."""
-    return len(re.sub(r"<[^>]+>", " ", prose(lesson(notebook))).split())
+def words(cells: list[nbformat.NotebookNode]) -> int:
+    """How many their prose has."""
+    return len(re.sub(r"<[^>]+>", " ", prose(cells)).split())
 
 
-def exercises(notebook: nbformat.NotebookNode) -> list[Exercise]:
-    """Those that the notebook checks."""
+def exercises(
+    notebook: nbformat.NotebookNode, cells: list[nbformat.NotebookNode] | None = None
+) -> list[Exercise]:
+    """Those that the notebook checks, in order; of `cells` alone where they are given."""
     drop = importlib.import_module(module_of(notebook.cells[0].source.split()[1]))  # "# 07 · Microbatches …"
-    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    code = "\n".join(cell.source for cell in cells or notebook.cells if cell.cell_type == "code")
     return [getattr(drop, name) for name in re.findall(r"(\w+)\.check\(", code)]
 
 
-def minutes(notebook: nbformat.NotebookNode) -> tuple[str, int]:
-    """('6–11' to read and run, by words and cells at two PACES; to practise, as its exercises say)."""
-    cells = sum(cell.cell_type == "code" for cell in lesson(notebook))
-    times = (round(words(notebook) / pace + cells * look) for pace, look in PACES)
-    return "–".join(map(str, times)), sum(exercise.minutes for exercise in exercises(notebook))
+def minutes(notebook: nbformat.NotebookNode) -> tuple[int, int]:
+    """(to practise, as the core's exercise says; of what is for another day, as its sections say)."""
+    later = "\n".join(cell.source for cell in notebook.cells[at(notebook, LATER) :])
+    return sum(e.minutes for e in exercises(notebook, lesson(notebook))), sum(
+        map(int, SECTION.findall(later))
+    )
 
 
 class Course:
@@ -102,12 +112,12 @@ class Course:
     def listing(self, path: Path) -> str:
         def entry(n: int) -> str:
             there = self.paths[f"{n:02d}"]
-            read, practise = minutes(self.books[there])
-            return f"{self.link(path, there, number(there))} {read} + {practise}"
+            return f"{self.link(path, there, number(there))} {minutes(self.books[there])[0]}"
 
         rows = [f"- {phase}: {', '.join(map(entry, drops))}" for phase, drops in PHASES.items()]
         head = "<details><summary>The fourteen drops and their minutes</summary>"
-        return "\n".join([head, "", "To read and run + to practise.", "", *rows, "", "</details>"])
+        told = f"{CORE} minutes each to read and run; behind each its minutes of practice."
+        return "\n".join([head, "", told, "", *rows, "", "</details>"])
 
     def _linked(self, path: Path, text: str) -> str:
         """Every 'drop 07' is a link, but for this drop's own number, and not in headings."""
@@ -130,16 +140,18 @@ class Course:
     def frame(self, path: Path, notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         """Write minutes, place, links and closing cell into a notebook. Doing it twice changes nothing."""
         told = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
-        first, last = told[0], told[-1]
-        read, practise = minutes(notebook)
-        promised = f"*{read} minutes to read and run, {practise} to practise. Afterwards you can "
+        first, last = told[0], next(cell for cell in told if "**Next.**" in cell.source)
+        practise, later = minutes(notebook)
+        promised = f"*{CORE} minutes, practice {practise}. Afterwards you can "
         first.source = MINUTES.sub(promised, first.source, count=1)
         for cell in told:
             cell.source = self._linked(path, re.sub(r"\n\n\Z", "", PLACE.sub("", cell.source)))
         place = self.place(path)
         below = lambda promise: f"{promise[1]}\n\n{place}\n\n"
-        first.source = re.sub(r"(?m)^(\*\d+–\d+ minutes .*)\n+", below, first.source)
+        first.source = re.sub(rf"(?m)^(\*{CORE} minutes, .*)\n+", below, first.source)
         last.source = f"{last.source.rstrip()}\n\n{place}"
+        heading = notebook.cells[at(notebook, LATER)]
+        heading.source = LATER_TITLE.sub(f"{LATER} · {later} minutes", heading.source, count=1)
         asked, above = iter(exercises(notebook)), None
         for cell in notebook.cells:
             if cell.cell_type == "markdown":

@@ -1,8 +1,8 @@
 """Explorers: move a slider, and see what the theory says. Without a kernel the picture of the first setting
 stays.
 
-`schedules()` for pipelines, `memory()` for what fits, `plans()` for what is fastest. Every explorer is an
-`Explorer`: named controls, and a function from their values to a picture.
+`orders()` and `schedules()` for pipelines, `memory()` for what fits, `plans()` for what is fastest. Every
+explorer is an `Explorer`: named controls, and a function from their values to a picture.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ class Explorer:
     shown.
 
     controls: name -> (label, possible values, first value). `set(**values)` moves them; `picture` is what
-    they show, and `refusal` why the last setting could not be drawn.
+    they show, and `refusal` why the last setting could not be drawn. plays: the control that has a button
+    which moves it on by itself.
     """
 
-    def __init__(self, draw: Callable[..., Picture], controls: dict[str, tuple[str, list, object]]):
-        self.draw, self.controls = draw, controls
+    def __init__(
+        self, draw: Callable[..., Picture], controls: dict[str, tuple[str, list, object]], plays: str = ""
+    ):
+        self.draw, self.controls, self.plays = draw, controls, plays
         self.values = {name: first for name, (_, _, first) in controls.items()}
         self.refusal = ""
         self.picture = draw(**self.values)
@@ -78,9 +81,51 @@ class Explorer:
             self._widgets[name] = control
         beside = widgets.Layout(flex_flow="row wrap", grid_gap="0 2em")
         rows = widgets.HBox(list(self._widgets.values()), layout=beside)
+        if self.plays:
+            slider = self._widgets[self.plays]
+            button = widgets.Play(max=len(slider.options) - 1, interval=500)
+            widgets.jslink((button, "value"), (slider, "index"))
+            rows.children = (*rows.children, button)
         box = widgets.VBox([rows, words, image])
         bundle, metadata = self.picture._repr_mimebundle_()
         return {**bundle, "text/plain": repr(self), **live(box)}, metadata
+
+
+class _Until:
+    """The beginning of a simulated timeline, on the axis of the whole."""
+
+    def __init__(self, whole: simulation.Timeline, end: float):
+        self.unit, self.level_unit, self.makespan = whole.unit, whole.level_unit, whole.makespan
+        self.schedule = whole.schedule
+        self.rows = [
+            [(*what, start, min(stop, end)) for *what, start, stop in row if start < end]
+            for row in whole.rows
+        ]
+        self.levels = [[level for level in row if level[0] < end] for row in whole.levels]
+
+    def peak(self, rank: int) -> int:
+        """The most that the rank has held so far."""
+        return max((held for _, held in self.levels[rank]), default=0)
+
+
+def draw_orders(p: int, m: int, until: int) -> Picture:
+    """GPipe over 1F1B on one axis, as far as that unit. Forward takes 1 unit, backward 2."""
+    made = (simulation.paper(SCHEDULES[name].make(p, m, 1)) for name in ("GPipe", "1F1B"))
+    panels = {f"{line.schedule.name}: {line.makespan:.0f} units": _Until(line, until) for line in made}
+    return gantt.timeline(panels, memory=True)
+
+
+def orders(p: int = 4, m: int = 8) -> Explorer:
+    """GPipe and 1F1B, one above the other, unit by unit."""
+    return Explorer(
+        draw_orders,
+        {
+            "p": ("stages p", [2, 4], p),
+            "m": ("microbatches m", [1, 2, 4, 8, 16], m),
+            "until": ("until unit", list(range(1, 58)), 57),
+        },
+        plays="until",
+    )
 
 
 def draw_schedule(schedule: str, p: int, m: int, v: int) -> Picture:

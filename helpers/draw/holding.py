@@ -35,26 +35,6 @@ def _stack(ax, columns: list[dict[str, float]], looks: dict[str, tuple[str, str]
 
 
 @styled
-def memory_by_ranks(held: dict[int, dict[str, int]], title: str) -> Picture:
-    """Stacked bars: what one rank holds (bytes by kind) for each number of ranks."""
-    figure, ((ax,),) = row_of_panels(1, 7.2, 2.9)
-    kinds = [k for k in next(iter(held.values())) if k != "resident"]
-    columns = [{kind: memory[kind] / 1e6 for kind in kinds} for memory in held.values()]
-    heights = _stack(ax, columns, dict(zip(kinds, PARTS.values())), 0.55)
-    for x, top in enumerate(heights):
-        ax.text(x, top, f"{top:.3g}", ha="center", va="bottom")
-    names = [f"{n} rank{'s' * (n > 1)}" for n in held]
-    ax.set(title=title, xticks=range(len(held)), xticklabels=names)
-    ax.set(ylabel="MB on each rank", ylim=(0, heights.max() * 1.15))
-    ax.legend(reverse=True, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    words = (
-        f"{name}: " + ", ".join(f"{kind} {human(memory[kind])}" for kind in kinds)
-        for name, memory in zip(names, held.values())
-    )
-    return Picture(figure, f"{title}. " + "; ".join(words))
-
-
-@styled
 def memory_by_stage(stages: Sequence[dict[str, float]], capacity: float, title: str) -> Picture:
     """Stacked bars: what one GPU of each pipeline stage holds, bytes by kind, and the device's capacity as a
     line.

@@ -103,84 +103,197 @@ named = Asked(
 )
 
 
-# -- practice: the sum that is missing ------------------------------------------------------------
+# -- practice: clip the norm ----------------------------------------------------------------------
 
 
-def reduce_gradients(gradients, tp, dp):
-    """Make every gradient the whole model's, in place.
+def clip_norm(gradients, cut, largest, tp, pp):
+    """Scale all gradients, in place, so that the whole model's norm is at most `largest`.
 
-    gradients: {name: tensor}. Under sequence parallelism a tp rank's norms have seen its tokens only; dp
-    ranks have seen other rows, and the loss is their mean. tp, dp: process groups.
+    gradients: {name: tensor} of this rank. cut: the names that tp cuts; the others tp's ranks hold whole. tp,
+    pp: process groups.
     """
+    squares = torch.zeros(1)
     for name, gradient in gradients.items():
-        # A norm's copies on tp have seen other tokens each: parts of a sum. Then the mean over dp, for all.
-        if "norm" in name:
-            dist.all_reduce(gradient, group=tp)
-        dist.all_reduce(gradient, group=dp)
-        gradient /= dist.get_world_size(dp)
+        square = gradient.square().sum()
+        # A copy counts once, so each of tp's ranks brings its part of it.
+        squares += square if name in cut else square / dist.get_world_size(tp)
+    dist.all_reduce(squares, group=tp)
+    dist.all_reduce(squares, group=pp)
+    scale = min(1.0, largest / squares.sqrt().item())
+    for gradient in gradients.values():
+        gradient *= scale
 
 
-PARAMETERS = ("0.norm1.weight", "0.norm1.bias", "0.attention.q.weight", "0.norm2.weight", "0.mlp.up.weight")
+CUT = ("attention.q.weight", "mlp.up.weight")
+WHOLE = ("norm1.weight", "norm2.weight", "norm2.bias")
 
 
-def _to_reduce(rank: int, n: int, t: int) -> list[tuple]:
-    mesh = init_device_mesh("cpu", (n // t, t), mesh_dim_names=("dp", "tp"))
-    chance = torch.Generator().manual_seed(100 * t + rank)
-    gradients = {name: torch.randn(8, generator=chance) for name in PARAMETERS}
-    told().update(gradients=gradients, given=torch.stack(list(gradients.values())))
-    return [(gradients, mesh.get_group("tp"), mesh.get_group("dp"))]
+def _to_clip(rank: int, n: int, p: int, t: int) -> list[tuple]:
+    """One case that is clipped, and one whose norm is small enough."""
+    mesh = init_device_mesh("cpu", (p, n // p // t, t), mesh_dim_names=("pp", "dp", "tp"))
+    at = mesh.get_coordinate()
+    draw = lambda seed, size: torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    # dp's ranks hold the same, tp's the same of what is whole.
+    gradients = {name: draw(10 * at[0] + i, 8) for i, name in enumerate(WHOLE)}
+    gradients |= {name: draw(1000 + 100 * at[0] + 10 * at[2] + i, 12) for i, name in enumerate(CUT)}
+    told().update(given=torch.cat(list(gradients.values())))
+    groups = mesh.get_group("tp"), mesh.get_group("pp")
+    return [
+        ({name: one.clone() for name, one in gradients.items()}, set(CUT), largest, *groups)
+        for largest in (1.0, 1e3)
+    ]
 
 
 def _as_given(run: Run, _) -> bool:
     return not run.error and all(torch.equal(rank["values"][0], rank["given"]) for rank in run.ranks)
 
 
-reduced = OnRanks(
-    "the sum that is missing",
-    reduce_gradients,
-    minutes=5,
+clipped = OnRanks(
+    "clip the norm",
+    clip_norm,
+    minutes=7,
     hints=[
-        "Which parameters has a tp rank seen with a part of the tokens? Those that no axis cuts.",
-        "Over tp the parts add up: sum. Over dp the loss is a mean: sum, then divide by the size of dp.",
-        'if "norm" in name: dist.all_reduce(gradient, group=tp)',
+        "A norm is the root of a sum of squares. First the sum of this rank's squares. What do tp's ranks"
+        " hold twice?",
+        "A copy must count once: let each of tp's ranks bring square / dist.get_world_size(tp) of it. Then"
+        " all_reduce the sum over tp, and over pp. dp's ranks hold the same.",
+        "scale = min(1.0, largest / squares.sqrt().item()), and gradient *= scale for every gradient.",
     ],
-    tries=((4, 2), (4, 4), (4, 1)),
-    inputs=_to_reduce,
-    sees=lambda arguments, answer: torch.stack(list(arguments[0].values())),
-    praise="Every gradient is the whole model's, on dp 2 · tp 2, on tp 4 and on dp 4.",
+    tries=((8, 2, 2), (4, 1, 4), (4, 2, 2)),
+    inputs=_to_clip,
+    sees=lambda arguments, answer: torch.cat(list(arguments[0].values())),
+    praise="The whole model's norm, on pp 2 · dp 2 · tp 2, on tp 4 and on pp 2 · tp 2; what is small stays.",
     shows={"gradients as they were": _as_given},
     mistakes="""
         gradients as they were
-            The tensors in `gradients` are unchanged. Write into them: all_reduce does, and `g /= …`; a new
-            tensor, or a new dictionary, nobody sees.
-        norms never summed over tp
-            A tp rank has seen its own tokens only. What its norms have found is a part of the sum.
-            - dist.all_reduce(gradient, group=tp) => pass
-        norms averaged over tp
-            The tokens' gradients add up, on whatever rank they were found: sum over tp, and do not divide.
-            - dist.all_reduce(gradient, group=tp) => dist.all_reduce(gradient, group=tp); gradient /=
+            The tensors in `gradients` are unchanged. `g *= scale` writes into a tensor; `g = g * scale`
+            makes a new one, which nobody sees.
+        the norm of this rank's part
+            Each rank clips by the norm of what it holds, so each by another factor. Sum the squares over tp,
+            and over pp.
+            - dist.all_reduce(squares, group=tp) => pass & dist.all_reduce(squares, group=pp) => pass
+            - square if name in cut else square / dist.get_world_size(tp) => square &
+              dist.all_reduce(squares, group=tp) => pass & dist.all_reduce(squares, group=pp) => pass
+        never summed over tp
+            tp's ranks hold other columns of what is cut. Their squares belong to the same norm.
+            - dist.all_reduce(squares, group=tp) => pass
+        never summed over pp
+            pp's ranks hold other layers. Their squares belong to the same norm.
+            - dist.all_reduce(squares, group=pp) => pass
+        copies counted t times
+            What tp does not cut is whole on each of its ranks. Summed over tp it counts t times: bring
+            square / dist.get_world_size(tp).
+            - square if name in cut else square / dist.get_world_size(tp) => square
+        parts counted 1/t times
+            What tp cuts is another part on each of its ranks: it is to be summed as it is.
+            - square if name in cut else square / dist.get_world_size(tp) => square /
               dist.get_world_size(tp)
-        everything summed over tp
-            The other matrices are cut: each tp rank holds other columns, and their gradients are no parts of
-            one sum.
-            - if "norm" in name: => if True:
-        one of the norms
-            A block has two norms, each with a weight and a bias. All four have seen this rank's tokens only.
-            - "norm" in name => "norm1" in name
-            - "norm" in name => "norm" in name and "weight" in name
-        never summed over dp
-            dp ranks have seen other rows. Their gradients differ, and the optimizers would drift apart.
-            - dist.all_reduce(gradient, group=dp) => pass
-            - dist.all_reduce(gradient, group=dp) => "norm" in name or dist.all_reduce(gradient, group=dp) &
-              gradient /= => gradient /= 1 if "norm" in name else
-        summed over dp, not averaged
-            The loss is the mean over dp, so the gradient is too. Divide by the size of dp, in place:
-            `g = g / n` makes a new tensor.
-            - gradient /= dist.get_world_size(dp) => pass
-        divided by all ranks
-            Divide by the size of dp alone: over tp nothing is averaged.
-            - dist.get_world_size(dp) => dist.get_world_size()
-            - dist.get_world_size(dp) => dist.get_world_size(tp)
+        what is whole left out
+            The names that are not in `cut` belong to the norm too.
+            - squares += square if name in cut else square / dist.get_world_size(tp) => squares += square if
+              name in cut else 0
+        summed over dp too
+            dp's ranks hold the same gradients already. Sum over tp and over pp alone.
+            - dist.all_reduce(squares, group=tp) => dist.all_reduce(squares) & dist.all_reduce(squares,
+              group=pp) => pass
+        scaled up
+            A norm that is small enough stays: scale by at most 1.
+            - min(1.0, largest / squares.sqrt().item()) => largest / squares.sqrt().item()
+        norms added, not squares
+            The norm of the whole is the root of the sum of squares, not the sum of the parts' norms.
+            - gradient.square().sum() => gradient.norm() & squares.sqrt().item() => squares.item()
+        the root forgotten
+            The norm is the root of the sum of squares.
+            - squares.sqrt().item() => squares.item()
+    """,
+)
+
+
+# -- practice: unequal tokens ---------------------------------------------------------------------
+
+TOKENS = ((7, 21), (30, 2), (12,), (5, 5, 50))  # of each rank's microbatches
+
+
+def accumulate(parts):
+    """The gradient of the mean loss over all tokens of all ranks' microbatches.
+
+    parts: of this rank's microbatches (the gradient of the SUM of its tokens' losses, how many tokens).
+    """
+    gradient = sum(part for part, _ in parts)
+    tokens = torch.tensor([float(sum(n for _, n in parts))])
+    dist.all_reduce(gradient)
+    dist.all_reduce(tokens)
+    return gradient / tokens
+
+
+def _to_accumulate(rank: int, n: int) -> list[tuple]:
+    cases = []
+    for shift in range(2):
+        numbers = TOKENS[(rank + shift) % len(TOKENS)]
+        chance = torch.Generator().manual_seed(10 * shift + rank)
+        # Of each token its own direction: a mean of means is another vector, not a multiple.
+        cases.append(([(torch.randn(k, 64, generator=chance).sum(0), k) for k in numbers],))
+    return cases
+
+
+def three_means() -> Table:
+    """Three ways that are wrong, by how much a token counts in each, of what it should; on four ranks."""
+    every, ranks = sum(map(sum, TOKENS)), len(TOKENS)
+    ways = {
+        "the mean of each microbatch, then of all of them": lambda r, n: 1 / n / sum(map(len, TOKENS)),
+        "the mean of each microbatch, then of a rank's, then of ranks": lambda r, n: (
+            1 / n / len(TOKENS[r]) / ranks
+        ),
+        "the mean of each rank's tokens, then of ranks (DDP's)": lambda r, n: 1 / sum(TOKENS[r]) / ranks,
+    }
+    rows = []
+    for name, weight in ways.items():
+        counts = [every * weight(rank, n) for rank, numbers in enumerate(TOKENS) for n in numbers]
+        rows.append([name, f"{min(counts):.2f}", f"{max(counts):.2f}"])
+    return Table(["divided by", "a token counts at least", "at most"], rows)
+
+
+accumulated = OnRanks(
+    "unequal tokens",
+    accumulate,
+    minutes=6,
+    hints=[
+        "A mean over all tokens is a sum over all tokens, divided by their number on all ranks.",
+        "Add up the sums of your microbatches, and their tokens. Both need an all_reduce. Divide once, at the"
+        " end.",
+    ],
+    tries=((4,), (2,)),
+    inputs=_to_accumulate,
+    praise="Every token counts alike, on whatever rank and in whatever microbatch it stands.",
+    mistakes="""
+        never summed over the ranks
+            Each rank has other tokens. Add up the gradients, and the numbers, with dist.all_reduce.
+            - dist.all_reduce(gradient) => pass
+            - dist.all_reduce(gradient) => pass & dist.all_reduce(tokens) => pass
+        the mean of the ranks' means
+            Each rank divides by its own tokens, and then the ranks take a mean: what DDP does by itself. A
+            token of a rank with few tokens counts more. Sum first, on all ranks, and divide once.
+            - dist.all_reduce(tokens) => tokens *= dist.get_world_size()
+            - dist.all_reduce(gradient) => gradient /= tokens * dist.get_world_size();
+              dist.all_reduce(gradient) & return gradient / tokens => return gradient
+        the mean of the microbatches' means
+            A microbatch with few tokens counts as much as one with many. Add up sums, not means.
+            - part for part, _ in parts => part / n for part, n in parts & return gradient / tokens => return
+              gradient / dist.get_world_size() / len(parts)
+            - part for part, _ in parts => part / n / len(parts) for part, n in parts & return gradient /
+              tokens => return gradient / dist.get_world_size()
+        divided by this rank's own tokens
+            The sum is of all ranks' tokens, so divide by the number of all: all_reduce that too.
+            - dist.all_reduce(tokens) => pass
+        a sum where the mean was meant
+            The loss is a mean over tokens. Divide the sum of the gradients by their number.
+            - return gradient / tokens => return gradient
+        divided by microbatches, not tokens
+            Microbatches have unequal numbers of tokens: count tokens.
+            - sum(n for _, n in parts) => len(parts)
+        divided by the ranks as well
+            The sum over all ranks is divided by all tokens, once.
+            - return gradient / tokens => return gradient / tokens / dist.get_world_size()
     """,
 )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
+from drops import measured
 from helpers import toy
+from helpers.draw import Split
 from helpers.practice.engine import Asked
 from helpers.practice.runs import Run
 from helpers.ranks.world import World
@@ -15,9 +17,15 @@ SCHEMES = {
     "data": (lambda model: model, toy.data_parallel_step),
     "pipeline": (toy.split_depth, toy.pipeline_step),
 }
+AXES = {"data": "dp", "tensor": "tp", "pipeline": "pp"}
 # Sizes chosen so that the amount alone gives nothing away: data parallelism sends most in one, least in the
 # other.
 SIZES = ({"hidden": 32, "b": 32, "s": 64}, {"hidden": 256, "b": 4, "s": 16})
+
+
+def three_cuts(world: World) -> dict[str, Split]:
+    """A step of each scheme: what it moved, and what each rank keeps."""
+    return {name: measured.one_step(world, {AXES[name]: world.n}, *SCHEMES[name]) for name in AXES}
 
 
 def step(scheme: str, hidden: int, b: int, s: int) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 
-from drops import rings
+from drops import measured, rings
 from helpers import toy
+from helpers.draw import Split
 from helpers.practice.engine import OnRanks
-from helpers.ranks import memory
 from helpers.ranks.world import World
 
 # -- practice: the mean of unequal shares ---------------------------------------------------------
@@ -359,18 +357,27 @@ def losses(world: World, optimizer: str, combine: str, steps: int = 12) -> list[
     return [sum(step) / len(step) for step in zip(*world.run(train))]
 
 
-def memory_on(
-    n: int, split: Callable = lambda model: model, step: Callable = toy.data_parallel_step
-) -> dict[str, int]:
-    """Bytes by kind that rank 0 of n really holds in one step of the toy with Adam, split this way."""
+def twin_after(steps: int) -> tuple[torch.nn.Module, torch.Tensor]:
+    """The toy in one process after as many steps of plain SGD on the whole batch, and the last step's loss."""
+    twin = toy.ToyTransformer(hidden=256, seed=0)
+    for _ in range(steps):
+        twin.zero_grad()
+        loss = toy.twin_step(twin, *toy.make_batch(b=8, s=32))
+        for p in twin.parameters():
+            p.data -= 0.1 * p.grad
+    return twin, loss
+
+
+def sent_in_all_reduce(world: World, megabytes: float) -> float:
+    """Megabytes that a rank sends in an all-reduce of so many, on the wire where the system counts it."""
 
     def run():
-        model = split(toy.ToyTransformer())
-        optimizer = torch.optim.AdamW(model.parameters())
-        with memory.saved_activations(model) as held:
-            step(model, *toy.make_batch())
-        optimizer.step()
-        return memory.by_kind(model, optimizer, held.peak)
+        dist.all_reduce(torch.ones(round(megabytes * 250_000)))
 
-    with World(n) as world:
-        return world.run(run)[0]
+    world.run(run)
+    return (world.traffic.wire[0] or world.traffic.counted[0]) / 1e6
+
+
+def one_and_four() -> dict[str, Split]:
+    """A step of data parallelism on one rank and on four."""
+    return measured.one_and_four("dp", lambda model: model, toy.data_parallel_step)

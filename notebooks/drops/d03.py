@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
-from drops import d02
+from drops import measured
 from helpers import toy
+from helpers.draw import Split
 from helpers.practice.engine import OnRanks
 from helpers.ranks.world import World
 
@@ -146,12 +148,110 @@ mlp = OnRanks(
 )
 
 
+# -- practice: a loss over split words ------------------------------------------------------------
+
+
+def split_loss(logits, targets, first):
+    """The mean cross-entropy of tokens whose scores lie on several ranks.
+
+    logits: (T, V/t), the scores of this rank's words. targets: (T,), the right words, the same on all ranks.
+    first: the number of this rank's first word.
+    """
+    words = logits.shape[1]
+    largest = logits.max(1).values
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    total = (logits - largest[:, None]).exp().sum(1)
+    dist.all_reduce(total)
+    mine = (first <= targets) & (targets < first + words)
+    place = (targets - first).clamp(0, words - 1)
+    score = torch.where(mine, logits.gather(1, place[:, None])[:, 0], 0)  # 0 where another rank has the word
+    dist.all_reduce(score)
+    return (total.log() + largest - score).mean()
+
+
+WORDS = 48
+
+
+def _scored(rank: int, n: int) -> list[tuple]:
+    """Scores of usual size, and some too large for exp."""
+    cases = []
+    for scale in (1.0, 300.0):
+        chance = torch.Generator().manual_seed(11)
+        logits = scale * torch.randn(TOKENS, WORDS, generator=chance)
+        targets = torch.randint(WORDS, (TOKENS,), generator=chance)
+        cases.append((logits.chunk(n, 1)[rank].clone(), targets, rank * WORDS // n))
+    return cases
+
+
+cross_entropy = OnRanks(
+    "a loss over split words",
+    split_loss,
+    minutes=10,
+    hints=[
+        "The loss of a token is log(sum of exp(scores)) − the right word's score. Both need all ranks: three"
+        " numbers for each token travel, not its scores.",
+        "Subtract the largest score before exp: the largest of all ranks, by dist.all_reduce(largest,"
+        " op=dist.ReduceOp.MAX). Add it again after log.",
+        "The right word is on one rank. There take its score, at place targets − first; on the others 0. The"
+        " sum over the ranks is the score.",
+    ],
+    tries=((4,), (2,)),
+    inputs=_scored,
+    praise="The loss of the whole vocabulary, from three numbers a token, and no score left its rank.",
+    figures=lambda run, truth: [
+        (
+            "bytes that all-reduces sum, a token",
+            *(f"{one.most('bytes') / TOKENS / (2 * (one.n - 1) / one.n):.0f}" for one in (run, truth)),
+        )
+    ],
+    mistakes="""
+        the largest of this rank's words
+            Each rank subtracts another number, so their sums do not add up. All need the largest of all
+            ranks: dist.all_reduce with op=dist.ReduceOp.MAX.
+            - dist.all_reduce(largest, op=dist.ReduceOp.MAX) => pass
+        largest scores added, not compared
+            dist.all_reduce sums unless you say otherwise: op=dist.ReduceOp.MAX.
+            - (largest, op=dist.ReduceOp.MAX) => (largest)
+        exp of scores too large
+            exp(300) is infinite in float32. Subtract the largest score first, and add it again after log.
+            - dist.all_reduce(largest, op=dist.ReduceOp.MAX) => largest = largest * 0
+            - largest = logits.max(1).values => largest = torch.zeros(len(logits)) &
+              dist.all_reduce(largest, op=dist.ReduceOp.MAX) => pass
+        the largest score not added again
+            log(sum of exp(score − largest)) is too small by largest.
+            - total.log() + largest - score => total.log() - score
+        a sum over this rank's words
+            The sum of exp goes over all words: all_reduce it.
+            - dist.all_reduce(total) => pass
+        the right word of one rank
+            Only one rank has the right word's score. The others bring 0, and an all_reduce gives it to all.
+            - dist.all_reduce(score) => pass
+        a score of a wrong word
+            A rank that does not have the right word must bring 0, not the score of another word.
+            - torch.where(mine, logits.gather(1, place[:, None])[:, 0], 0) => logits.gather(1, place[:,
+              None])[:, 0]
+        places not counted from the rank's first word
+            targets are numbers in the whole vocabulary. On this rank word `first` is at place 0.
+            - (targets - first) => targets
+        the sum where the mean is meant
+            Return the mean over the tokens.
+            - score).mean() => score).sum()
+        the probability's sign
+            A loss is −log of the probability: log(sum) − score.
+            - total.log() + largest - score => score - largest - total.log()
+        more bytes than three numbers a token
+            Three numbers for each token are enough: the largest, the sum, the right word's score.
+            $ bytes
+    """,
+)
+
+
 # -- what the cells show --------------------------------------------------------------------------
 
 
-def memory_on(t: int) -> dict[str, int]:
-    """Bytes by kind that rank 0 of t really holds in one tensor-parallel step with Adam."""
-    return d02.memory_on(t, toy.split_width, toy.tensor_parallel_step)
+def one_and_four() -> dict[str, Split]:
+    """A step of tensor parallelism on one rank and on four."""
+    return measured.one_and_four("tp", toy.split_width, toy.tensor_parallel_step)
 
 
 def gradients_match(world: World) -> list[bool]:

@@ -1,4 +1,4 @@
-"""Drop 04: the loop of a pipeline stage, and how little of the time each stage works."""
+"""Drop 04: a pipeline stage by hand, and how little of the time each stage works."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 
+from drops import measured
 from helpers import toy
+from helpers.draw import Split
 from helpers.practice.engine import OnRanks
 from helpers.practice.exercise import names_in
 from helpers.practice.runs import Run, alike
@@ -18,7 +20,7 @@ from three_axes.count import clock
 from three_axes.count.clock import Timeline
 from three_axes.paper.schedules import Schedule, gpipe
 
-# -- practice: the loop of a stage ----------------------------------------------------------------
+# -- practice: a middle stage, and the loop of any stage ------------------------------------------
 
 
 def pipeline(stage, tokens, targets, empty, rank, world_size):
@@ -46,6 +48,17 @@ def pipeline(stage, tokens, targets, empty, rank, world_size):
     if rank > 0:
         dist.send(x.grad, rank - 1)
     return loss.item() if rank == last else None
+
+
+def _middle_only(attempt: Callable) -> Callable:
+    """A whole step, with the attempt on the stages between the first and the last."""
+
+    def step(stage, tokens, targets, empty, rank, world_size):
+        if 0 < rank < world_size - 1:
+            return attempt(stage, empty, rank)
+        return pipeline(stage, tokens, targets, empty, rank, world_size)
+
+    return step
 
 
 def _step(attempt: Callable, facts: dict) -> None:
@@ -119,61 +132,28 @@ def _left(run: Run) -> list[dict]:
     return [run.ranks[r] for r, at in run.standing.items() if at["needs"][0] in done]
 
 
-loop = OnRanks(
-    "the loop of a stage",
-    pipeline,
-    minutes=12,
-    hints=[
-        "There are three kinds of rank: the first has no previous stage, the last has no next stage. Write"
-        " the loop for a middle one. Then leave out what the first and the last do not do.",
-        "Forward: recv x from rank − 1, y = stage(x), send y to rank + 1. The last rank computes the loss"
-        " instead of sending.",
-        "Backward: recv dy from rank + 1, y.backward(dy), send x.grad to rank − 1. The last rank begins with"
-        " loss.backward().",
-        "x must require a gradient before the forward: x.requires_grad_().",
-    ],
-    tries=((2,), (4,)),
-    watch=_step,
-    tolerance=2e-5,
-    praise="The loss, and every stage's gradients, are the twin's, and no stage sent more than an activation"
-    " on and a gradient back.",
-    figures=lambda run, truth: [
-        (
-            "bytes sent by the busiest stage, in activations",
-            *(f"{one.most('bytes') / (4 * 4 * 16 * 256):.0f}" for one in (run, truth)),
-        )
-    ],
-    shows={
-        "dy in the shape of the tokens": lambda run, _: "called recv of int64" in str(run.error),
-        "a gradient sent by the first rank": lambda run, _: run.ranks[0].get("none"),
-        "something returned by every stage": lambda run, _: (
-            not run.error and any(f["values"] != [None] for f in run.ranks[:-1])
-        ),
-        "the input sent on": _where(lambda f: ("x", 1) in f["sent"]),
-        "a received activation that does not require grad": _where(lambda f: not f["asked"]),
-        "not x.grad sent back": _where(lambda f: f["sent"] & {("dy", -1), ("x", -1), ("y", -1)}),
-        "a gradient sent downstream": _where(
-            lambda f: any(name in ("x.grad", "dy") and to != -1 for name, to in f["sent"])
-        ),
-        "a gradient that is divided, or multiplied": _where(lambda f: f.get("times")),
-        "backward run twice": _where(lambda f: f["backwards"] > 1),
-        "a backward that misses the stage": lambda run, truth: (
-            "detach" in names_in(run.attempt) and NO_BACKWARD(run, truth)
-        ),
-        "a stage without backward": NO_BACKWARD,
-        "forward run twice": lambda run, _: not run.error and any(f["forwards"] > 1 for f in run.ranks),
-        "a gradient that is not there": _where(lambda f: f["none"]),
-        "a gradient that nobody receives": lambda run, _: any(
-            ("x.grad", -1) in f["sent"] for f in _left(run)
-        ),
-        "a message with one end": lambda run, _: _left(run),
-        "neighbours that wait for each other": lambda run, _: run.standing,
-        "other gradients than the twin's": _where(lambda f: not f.get("same", True)),
-    },
-    mistakes="""
-        a loss asked of every rank
-            Only the last rank has a loss. The others return None.
-            ! 'NoneType' object has no attribute 'item'
+SHOWS = {
+    "the input sent on": _where(lambda f: ("x", 1) in f["sent"]),
+    "a received activation that does not require grad": _where(lambda f: not f["asked"]),
+    "not x.grad sent back": _where(lambda f: f["sent"] & {("dy", -1), ("x", -1), ("y", -1)}),
+    "a gradient sent downstream": _where(
+        lambda f: any(name in ("x.grad", "dy") and to != -1 for name, to in f["sent"])
+    ),
+    "a gradient that is divided, or multiplied": _where(lambda f: f.get("times")),
+    "backward run twice": _where(lambda f: f["backwards"] > 1),
+    "a backward that misses the stage": lambda run, truth: (
+        "detach" in names_in(run.attempt) and NO_BACKWARD(run, truth)
+    ),
+    "a stage without backward": NO_BACKWARD,
+    "forward run twice": lambda run, _: not run.error and any(f["forwards"] > 1 for f in run.ranks),
+    "a gradient that is not there": _where(lambda f: f["none"]),
+    "a gradient that nobody receives": lambda run, _: any(("x.grad", -1) in f["sent"] for f in _left(run)),
+    "a message with one end": lambda run, _: _left(run),
+    "neighbours that wait for each other": lambda run, _: run.standing,
+    "other gradients than the twin's": _where(lambda f: not f.get("same", True)),
+}
+
+MISTAKES = """
         the value of recv
             dist.recv returns the sender's rank, a number. The message is in the tensor that you give it.
             ! 'int' object has no attribute 'requires_grad
@@ -181,21 +161,12 @@ loop = OnRanks(
             Only a loss knows where its backward begins. A stage's y is a tensor: write y.backward(dy), with
             the gradient that the next stage sent.
             ! grad can be implicitly created only for scalar
-        a gradient asked of tokens
-            Rank 0's tokens are whole numbers, which have no gradient. Ask for it where rank > 0.
-            ! only Tensors of floating point
         a message to itself
             Every rank runs your function, and `rank` says which stage it is: no loop over ranks is needed.
             ! should not be the same as the rank of the current process
-        dy in the shape of the tokens
-            On rank 0 x is the tokens, whole numbers. Receive dy into torch.empty_like(y).
-        a gradient sent by the first rank
-            Rank 0's tokens get no gradient, and no rank comes before it. Send x.grad only where rank > 0.
         a neighbour that does not exist
             No rank comes before the first, and none after the last.
             ! which does not exist
-        something returned by every stage
-            Only the last stage knows the loss. Let the others return None.
         the input sent on
             It sends its x to the next stage. What goes on is y = stage(x).
         a received activation that does not require grad
@@ -227,12 +198,6 @@ loop = OnRanks(
         neighbours that wait for each other
             For each recv some rank must send, and in the same order: forward from the first to the last,
             backward from the last to the first.
-        a loss that is divided
-            The stages share one batch. Nothing is averaged over them.
-            - toy.loss_of(y, targets) => toy.loss_of(y, targets) / world_size
-        not a loss
-            The loss is toy.loss_of(y, targets), on the last rank.
-            ~ form
         a gradient that is divided, or multiplied
             All its gradients are the same multiple of the twin's. The stages share one batch: nothing is
             averaged over them.
@@ -245,7 +210,99 @@ loop = OnRanks(
         more bytes than needed
             An activation on and a gradient back are enough.
             $ bytes
-    """,
+    """
+
+
+def middle(stage, empty, rank):
+    """One step of a stage that is neither the first nor the last.
+
+    stage: this rank's layers. empty: a tensor of an activation's shape to receive into; it becomes x. Leave
+    the gradients in the stage's parameters.
+    """
+    x = empty
+    dist.recv(x, rank - 1)
+    x.requires_grad_()  # so that backward leaves a gradient to send
+    y = stage(x)
+    dist.send(y, rank + 1)
+    dy = torch.empty_like(y)
+    dist.recv(dy, rank + 1)
+    y.backward(dy)
+    dist.send(x.grad, rank - 1)
+
+
+middle_stage = OnRanks(
+    "the middle stage",
+    middle,
+    minutes=7,
+    hints=[
+        "Six lines: receive x from rank − 1, y = stage(x), send y to rank + 1; receive dy from rank + 1, go"
+        " backward, send a gradient to rank − 1.",
+        "y.backward(dy) goes backward from the gradient that came. What goes on to rank − 1 is x.grad.",
+        "x must require a gradient before the forward: x.requires_grad_(). Receive dy into a tensor of its"
+        " own: torch.empty_like(y).",
+    ],
+    tries=((4,),),
+    watch=lambda attempt, facts: _step(_middle_only(attempt), facts),
+    tolerance=2e-5,
+    praise="Every gradient is the twin's, on stages 1 and 2 of four, and no stage sent more than it must.",
+    shows=SHOWS,
+    mistakes=MISTAKES,
+)
+
+
+loop = OnRanks(
+    "the loop of a stage",
+    pipeline,
+    minutes=12,
+    hints=[
+        "There are three kinds of rank: the first has no previous stage, the last has no next stage. Write"
+        " the loop for a middle one. Then leave out what the first and the last do not do.",
+        "Forward: recv x from rank − 1, y = stage(x), send y to rank + 1. The last rank computes the loss"
+        " instead of sending.",
+        "Backward: recv dy from rank + 1, y.backward(dy), send x.grad to rank − 1. The last rank begins with"
+        " loss.backward().",
+        "x must require a gradient before the forward: x.requires_grad_().",
+    ],
+    tries=((2,), (4,)),
+    watch=_step,
+    tolerance=2e-5,
+    praise="The loss, and every stage's gradients, are the twin's, and no stage sent more than an activation"
+    " on and a gradient back.",
+    figures=lambda run, truth: [
+        (
+            "bytes sent by the busiest stage, in activations",
+            *(f"{one.most('bytes') / (4 * 4 * 16 * 256):.0f}" for one in (run, truth)),
+        )
+    ],
+    shows={
+        "dy in the shape of the tokens": lambda run, _: "called recv of int64" in str(run.error),
+        "a gradient sent by the first rank": lambda run, _: run.ranks[0].get("none"),
+        "something returned by every stage": lambda run, _: (
+            not run.error and any(f["values"] != [None] for f in run.ranks[:-1])
+        ),
+    }
+    | SHOWS,
+    mistakes="""
+        a loss asked of every rank
+            Only the last rank has a loss. The others return None.
+            ! 'NoneType' object has no attribute 'item'
+        a gradient asked of tokens
+            Rank 0's tokens are whole numbers, which have no gradient. Ask for it where rank > 0.
+            ! only Tensors of floating point
+        dy in the shape of the tokens
+            On rank 0 x is the tokens, whole numbers. Receive dy into torch.empty_like(y).
+        a gradient sent by the first rank
+            Rank 0's tokens get no gradient, and no rank comes before it. Send x.grad only where rank > 0.
+        something returned by every stage
+            Only the last stage knows the loss. Let the others return None.
+        a loss that is divided
+            The stages share one batch. Nothing is averaged over them.
+            - toy.loss_of(y, targets) => toy.loss_of(y, targets) / world_size
+        not a loss
+            The loss is toy.loss_of(y, targets), on the last rank.
+            ~ form
+    """
+    + MISTAKES,
 )
 
 
@@ -276,6 +333,11 @@ def timed_step(
 
     world.run(run)
     return world.timeline
+
+
+def one_step(world: World) -> Split:
+    """What a step moved on four stages, and what each of them keeps."""
+    return measured.one_step(world, {"pp": 4}, toy.split_depth, toy.pipeline_step)
 
 
 def together(timeline: Timeline) -> float:

@@ -19,7 +19,7 @@ from helpers.ranks import current
 from helpers.ranks.current import span
 from helpers.ranks.memory import saved_activations
 from helpers.ranks.world import World
-from three_axes.count.clock import Timeline, shortest
+from three_axes.count.clock import Span, Timeline, shortest
 from three_axes.count.traffic import Traffic
 from three_axes.table import Table, human
 
@@ -299,9 +299,22 @@ def trace(world: World, how: str) -> tuple[Timeline, Traffic]:
 
     def once():
         world.run(steps)
+        world.timeline.streams = [[_as_lane(s) for s in row] for row in world.timeline.streams]
         return world.timeline, world.traffic
 
     return shortest(once, lambda pair: pair[0].makespan)
+
+
+def _as_lane(sent: Span) -> Span:
+    """An all-reduce as what a timeline draws in the network's lane, under what the rank computes."""
+    return sent._replace(kind="reduce") if sent.label.startswith("all_reduce") else sent
+
+
+def ready_last() -> float:
+    """The share of the gradients that are there only when backward ends: block 0's and the embedding's."""
+    model = paced_model()
+    size = lambda part: sum(p.numel() for p in part.parameters())
+    return (size(model) - sum(map(size, model.blocks[1:])) - size(model[-1])) / size(model)
 
 
 def exposed(timeline: Timeline, alone: Timeline) -> float:

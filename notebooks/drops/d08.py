@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
+from helpers.draw import Split
 from helpers.emulate import networks
 from helpers.practice.engine import Asked
 from helpers.practice.exercise import Answer, right
 from helpers.practice.runs import Run
+from helpers.ranks import current, memory
 from helpers.ranks.world import World
 from three_axes.count.clock import shortest
 from three_axes.count.traffic import Traffic
@@ -322,6 +324,24 @@ def by_axis(traffic: Traffic, sizes: Sizes, predicted: dict[str, float], rank: i
         rows.append([axis, *map(human, (predicted[axis], counted, wire)), ratio])
     columns = ["axis", "predicted", "counted", "on the wire", "wire ÷ predicted"]
     return Table(columns, rows, title=f"bytes sent by rank {rank}, along each axis")
+
+
+def one_step(world: World, sizes: Sizes) -> Split:
+    """A step of the toy on the grid, in two microbatches: what it moved, and what each rank keeps."""
+
+    def run():
+        grid = toy.grid_groups(sizes["dp"], sizes["pp"], sizes["tp"], tuple(sizes))
+        stage = toy.on_grid(toy.ToyTransformer(hidden=256), grid)
+        optimizer = torch.optim.AdamW(stage.parameters())
+        ops = one_f_one_b(sizes["pp"], 2).ops[grid["pp"].get_local_rank()]
+        current.count_from_here()  # making the groups is not counted
+        with memory.saved_activations(stage) as held:
+            toy.grid_step(stage, *toy.make_batch(b=8, s=32), ops, 2, grid)
+        optimizer.step()
+        return memory.by_kind(stage, optimizer, held.peak)
+
+    kept = world.run(run)
+    return Split(sizes, world.traffic, kept)
 
 
 def compare_with_twin(world: World, d: int, p: int, t: int) -> str:

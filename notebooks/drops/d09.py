@@ -11,8 +11,8 @@ from torch.nn.utils import parameters_to_vector
 
 from drops.d09_measured import *  # noqa: F403  what the cells show
 from helpers import toy
-from helpers.practice.engine import Asked
-from helpers.practice.runs import Run, alike, number
+from helpers.practice.engine import Asked, OnRanks
+from helpers.practice.runs import Run, alike, number, told
 from helpers.ranks import memory
 from helpers.ranks.world import World
 
@@ -190,5 +190,89 @@ states = Asked(
             - return ( => return (lambda w, g, o: (o, w, g))(
             - return ( => return (lambda w, g, o: (w, o, g))(
             - return ( => return (lambda w, g, o: (o, g, w))(
+    """,
+)
+
+
+# -- practice: ZeRO-1 written ---------------------------------------------------------------------
+
+
+def zero_one(weights, gradient, update, rank, world_size):
+    """One step of ZeRO-1. weights: (n,), whole on every rank, changed in place; d divides n.
+
+    gradient: (n,), of the mean loss over this rank's examples. update(w, g): Adam's step on a part of the
+    weights, in place; it keeps two numbers for each that it is given.
+    """
+    mine = weights.chunk(world_size)[rank]  # a view
+    part = torch.empty_like(mine)
+    dist.reduce_scatter_tensor(part, gradient)
+    update(mine, part / world_size)
+    dist.all_gather_into_tensor(weights, mine.clone())
+
+
+def _to_step(rank: int, n: int) -> list[tuple]:
+    """Weights that all ranks hold, each rank's own gradient, and an Adam that says how much it was given."""
+    draw = lambda seed: torch.randn(60 * n, generator=torch.Generator().manual_seed(seed))
+    facts = told()
+    facts["updated"] = []
+
+    def update(w, g):
+        facts["updated"].append(w.numel())
+        w -= 0.1 * g / (g.square().sqrt() + 0.5)  # the first step, with an epsilon that shows a factor
+
+    return [(draw(1), draw(10 + rank), update, rank, n)]
+
+
+def _given(run: Run) -> int:
+    """The most numbers that a rank's optimizer was given."""
+    return max((max(facts.get("updated") or [0]) for facts in run.ranks if facts), default=0)
+
+
+written = OnRanks(
+    "ZeRO-1, written",
+    zero_one,
+    minutes=10,
+    hints=[
+        "Three lines: a reduce-scatter gives you the sum of your part of the gradients; update your part of"
+        " the weights with it; an all-gather gives everybody all parts.",
+        "part = torch.empty(n/d); dist.reduce_scatter_tensor(part, gradient). A mean is the sum over d.",
+        "mine = weights.chunk(world_size)[rank] is a view of your part; update(mine, part / world_size), and"
+        " dist.all_gather_into_tensor(weights, mine.clone()).",
+    ],
+    tries=((4,), (2,)),
+    inputs=_to_step,
+    sees=lambda arguments, answer: arguments[0],
+    praise="The twin's weights on every rank, DP's bytes, and an optimizer that holds 1/d.",
+    figures=lambda run, truth: [
+        ("numbers in a rank's optimizer", *(str(2 * _given(one)) for one in (run, truth)))
+    ],
+    shows={"an optimizer for all weights": lambda run, truth: _given(run) > _given(truth)},
+    mistakes="""
+        an optimizer for all weights
+            Your optimizer was given more than this rank's part, so it holds more than 1/d of the states:
+            that is no ZeRO. Update `weights.chunk(world_size)[rank]` alone.
+        weights never gathered
+            Each rank has updated its own part, and the others' parts are old. An all-gather gives everybody
+            all parts.
+            - dist.all_gather_into_tensor(weights, mine.clone()) => pass
+        this rank's own gradient
+            The part must be summed over the ranks: dist.reduce_scatter_tensor.
+            - dist.reduce_scatter_tensor(part, gradient) => part = gradient.chunk(world_size)[rank] *
+              world_size
+            - dist.reduce_scatter_tensor(part, gradient) => part = gradient.chunk(world_size)[rank]
+        a sum where the mean was meant
+            A reduce-scatter sums. The loss is a mean over the ranks: divide by world_size.
+            - part / world_size => part
+        another rank's part
+            A reduce-scatter leaves rank r part r. Update that one.
+            - weights.chunk(world_size)[rank] => weights.chunk(world_size)[rank - 1]
+        a copy updated
+            clone() makes another tensor. Update the view, weights.chunk(world_size)[rank], or gather what you
+            have updated.
+            - update(mine, part / world_size) => update(mine.clone(), part / world_size)
+        more bytes than DP's
+            A reduce-scatter and an all-gather together send what an all-reduce sends. An all-reduce before
+            the gather sends half as much again.
+            $ bytes
     """,
 )

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from helpers import toy
+from helpers.draw import Split
 from helpers.ranks import current, memory
 from helpers.ranks.world import World
 from three_axes.count.traffic import Traffic
@@ -92,8 +93,8 @@ class _Training:
         }
 
 
-def measured_states(world: World, kind: str) -> tuple[dict[str, int], Traffic]:
-    """What rank 0 holds just before the optimizer's step, in float32 with Adam, and the bytes of one step.
+def measured_states(world: World, kind: str) -> tuple[list[dict[str, int]], Traffic]:
+    """What each rank holds just before the optimizer's step, in float32 with Adam, and the bytes of one step.
     kind: one of KINDS.
     """
 
@@ -110,14 +111,20 @@ def measured_states(world: World, kind: str) -> tuple[dict[str, int], Traffic]:
         training.step()
         return held
 
-    return world.run(run)[0], world.traffic
+    held = world.run(run)
+    return held, world.traffic
 
 
-def states_table(world: World, by_kind: dict[str, dict[str, int]]) -> Table:
+def drawn(held: dict[str, list[dict[str, int]]], moved: dict[str, Traffic], *kinds: str) -> dict[str, Split]:
+    """Some of the measured kinds, for `draw.splits`."""
+    return {kind: Split({"dp": len(held[kind])}, moved[kind], held[kind]) for kind in kinds}
+
+
+def states_table(world: World, by_kind: dict[str, list[dict[str, int]]]) -> Table:
     """Measured states beside the formulas for float32: 4 + 4 + 8 bytes a parameter."""
     n, d = sum(p.numel() for p in toy.ToyTransformer().parameters()), len(world)
     rows = []
-    for kind, held in by_kind.items():
+    for kind, (held, *_) in by_kind.items():
         predicted = sum(theory.states(n, d, KINDS[kind], weights=4, gradients=4, optimizer=8).values())
         total = sum(held.values())
         sizes = [human(size) for size in (*(held[part] for part in PARTS), total, predicted)]

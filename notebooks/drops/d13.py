@@ -169,7 +169,7 @@ class Cut(NamedTuple):
     b: int
     v: int
     zero: int
-    again: int
+    again: float
 
 
 def step_seconds(job, cut):
@@ -236,6 +236,16 @@ def layout_of(cut: Cut) -> Layout:
         sequence_parallel=cut.t > 1,
         recompute="full" if cut.again else "none",
     )
+
+
+def as_written(job: Job, layout: Layout) -> tuple[Given, Cut]:
+    """A planner's job and layout in the words of the practice; `again` is a share where some layers are."""
+    cluster = next(name for name, one in CLUSTERS.items() if one == job.cluster)
+    again = 0.0
+    if layout.recompute == "full":
+        again = layout.recomputed * layout.pp / job.model.layers if layout.recomputed else 1.0
+    cut = layout.dp, layout.tp, layout.pp, layout.microbatch, layout.interleave, layout.zero, again
+    return _given(job.model.name, cluster, job.global_batch, job.seq_len), Cut(*cut)
 
 
 @cache

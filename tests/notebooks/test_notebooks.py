@@ -6,7 +6,6 @@ import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from types import CodeType
 
 import nbformat
@@ -68,8 +67,7 @@ def test_they_are_numbered_without_a_gap():
 def title_minutes_and_outcome_come_first(path, notebook):
     first = notebook.cells[0].source.splitlines()
     assert first[0].startswith(f"# {path.name[:2]} · ")
-    read, practise = minutes(notebook)
-    promised = f"*{read} minutes to read and run, {practise} to practise. Afterwards you can "
+    promised = f"*6 minutes, practice {minutes(notebook)[0]}. Afterwards you can "
     assert first[2].startswith(promised) and first[2].endswith("*")
 
 
@@ -96,14 +94,51 @@ def every_link_goes_to_what_it_names(path, notebook):
     assert len(titles) == 2 * ((order > 0) + (order + 1 < len(NOTEBOOKS))), "at the top and at the bottom"
 
 
+def shown(cell) -> str:
+    """What a code cell's outputs say, but for a picture's words."""
+    said = (
+        o.get("text") or o.data.get("text/plain", "")
+        for o in cell.outputs
+        if "image/png" not in o.get("data", {})
+    )
+    return "\n".join(said)
+
+
 @form
-def it_can_be_read_in_its_minutes(path, notebook):
-    assert 550 <= (count := pages.words(notebook)) <= 900, f"{count} words"
-    assert int(minutes(notebook)[0].split("–")[1]) <= 15
-    lengths = [len(c.source.splitlines()) for c in code(notebook)[1:-1]]  # without setup and closing cell
-    # The ways out of the notebook, the course's final and the cards.
-    ends = 3 if path.name.startswith("14") else 0
-    assert 6 <= len(lengths) <= 14 + ends and median(lengths) <= 8 and max(lengths) <= 20, lengths
+def its_core_is_read_in_six_minutes(path, notebook):
+    core = pages.core(notebook)
+    cells = code(notebook)[2 : len([c for c in core if c.cell_type == "code"])]  # behind the set-up's two
+    prose = pages.prose(core)
+    assert (count := pages.words(core)) <= 450, f"{count} words in the core"
+    outputs = [shown(cell) for cell in cells]
+    assert (seen := count + len(re.sub(r"[─││]", " ", " ".join(outputs)).split())) <= 650, (
+        f"{seen} words visible"
+    )
+    lengths = [len(cell.source.splitlines()) for cell in cells]
+    assert len(cells) <= 7 and max(lengths) <= 20 and sum(lengths) <= 60, lengths
+    source = "\n".join(cell.source for cell in core)
+    assert source.count(" predict(") == 1 == source.count(".reveal("), "one prediction"
+    pictures = sum("image/png" in o.get("data", {}) for cell in cells for o in cell.outputs)
+    assert pictures == 1, f"{pictures} pictures"
+    tables = [rows for said in outputs for rows in re.findall(r"─\n((?:.+\n?)+)", said)]
+    tables += re.findall(r"\|-.*\n((?:\|.*\n?)+)", prose)
+    assert all(len(rows.strip().splitlines()) <= 8 for rows in tables), "a table of more than 8 rows"
+    numbers = re.findall(r"(?<![\w.·])\d[\d.,]*(?!\w)", re.sub(r"[Dd]rops? \d\d|^#.*", "", prose, flags=re.M))
+    assert len(numbers) <= 25, f"{len(numbers)} numbers in the prose: {numbers}"
+    assert "<details>" not in pages.LISTING.sub("", source), "words are not saved by folding them"
+
+
+@form
+def the_parts_stand_in_their_order(path, notebook):
+    text_ = text(notebook)
+    parts = pages.BOX, "## Practice: ", "## Check yourself", "## Cheat sheet", "**Next.**", pages.LATER
+    places = [text_.find(part) for part in parts]
+    assert -1 not in places and places == sorted(places), dict(zip(parts, places))
+    box = text_[places[0] : places[1]]
+    assert re.search(r"^> \*\*.+\*\*", box, re.M) and "*Your cost model gains* " in box, box
+    assert len(pages.exercises(notebook, pages.lesson(notebook))) == 1, "one exercise in the lesson"
+    later = text_[places[-1] :].split("\n### ")[1:]
+    assert later and all(re.match(r".* \d+ minutes(\n|$)", section) for section in later), "sections with minutes"
 
 
 def _names_used(function: CodeType) -> set[str]:
@@ -128,10 +163,8 @@ def a_practice_cell_runs_alone_and_its_solution_where_it_is_pasted(path, noteboo
 
 
 @form
-def it_asks_before_it_shows_and_has_all_its_parts(path, notebook):
+def it_has_three_questions(path, notebook):
     source = "\n".join(c.source for c in notebook.cells)
-    for part in ("predict(", ".reveal(", ".check(", "## Check yourself", "## Cheat sheet", "**Next.**"):
-        assert part in source, f"no {part}"
     assert len(re.findall(r"<details><summary>\d\. ", source)) == 3 <= source.count("</details>")
 
 
@@ -186,5 +219,5 @@ def every_picture_has_words(path, notebook):
 def test_the_readme_promises_the_same_minutes():
     readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
     for path, notebook in Course().books.items():
-        reading, practice = minutes(notebook)
-        assert re.search(rf"^\| {number(path)} \|.*{path.name}.*\| {reading} \+ {practice} \|$", readme, re.M)
+        practice, later = minutes(notebook)
+        assert re.search(rf"^\| {number(path)} \|.*{path.name}.*\| {practice} \| {later} \|$", readme, re.M)

@@ -1,0 +1,155 @@
+"""The picture that returns: what each rank sees, holds, sends and keeps, from a step that really ran."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from matplotlib.patches import FancyArrowPatch, Patch
+from matplotlib.path import Path
+
+from three_axes.count.traffic import Traffic
+from three_axes.paper.placement import coordinates
+from three_axes.table import human
+
+from .holding import PARTS
+from .picture import FAINT, INK, PAPER, Picture, box, rank_colour, row_of_panels, styled, write_rank
+
+EXAMPLES, BLOCKS = 8, 4  # of the toy's batch, and of the toy
+KINDS = {"parameters": "weights"}  # as `memory.by_kind` names it -> as the strip does
+COLUMN, STEP = 1.2, 1.55  # a rank's width on paper, and the distance to the next
+SEES, SENDS, HOLDS, KEEPS = 8.9, 6.55, 2.3, 1.0  # the heights of the four rows
+ARC = 0.75  # of an arrow to the next rank
+
+
+class Split(NamedTuple):
+    """One step of the toy on real ranks.
+
+    sizes: axis -> ranks, of "dp", "tp" and "pp", the outermost first. traffic: what the step moved.
+    kept: for each rank its bytes by kind, as `helpers.ranks.memory.by_kind` gives them.
+    """
+
+    sizes: dict[str, int]
+    traffic: Traffic
+    kept: list[dict[str, int]]
+
+    def part(self, rank: int, axis: str, of: int) -> tuple[float, float]:
+        """(first, number): the rank's share of `of` things that the axis cuts; all of them without it."""
+        n = self.sizes.get(axis, 1)
+        return coordinates(rank, self.sizes).get(axis, 0) * of / n, of / n
+
+    def sent(self) -> dict[tuple[int, int], float]:
+        """(from, to) -> measured bytes, of the pairs of ranks between which more than headers went."""
+        matrix = self.traffic.matrix or []
+        most = max((size for row in matrix for size in row), default=0)
+        return {
+            (a, b): size for a, row in enumerate(matrix) for b, size in enumerate(row) if size > 0.01 * most
+        }
+
+
+@styled
+def splits(runs: dict[str, Split]) -> Picture:
+    """A panel for each run, a column for each rank.
+
+    Its four rows: the examples of the batch that the rank sees; what it sent in the step, measured; the part
+    of the model's four blocks that it holds, by width and depth; the bytes that it keeps, all on one scale.
+    """
+    n = max(len(run.kept) for run in runs.values())
+    figure, axes = row_of_panels(len(runs), max(3.3, 0.82 * n + 0.4) * len(runs), 4.2)
+    most_kept = max(sum(_kinds(kept).values()) for run in runs.values() for kept in run.kept)
+    most_sent = max((size for run in runs.values() for size in run.sent().values()), default=1.0)
+    words = []
+    for ax, (name, run) in zip(axes[0], runs.items()):
+        for rank in range(len(run.kept)):
+            _column(ax, run, rank, most_kept)
+        _arrows(ax, run, most_sent)
+        ax.set_title(name)
+        ax.set(xlim=(-0.15, STEP * (n - 1) + COLUMN + 0.15), ylim=(0.3, 9.9))
+        ax.axis("off")
+        words.append(f"{name}: {_in_words(run)}")
+    _name_the_rows(axes[0][0])
+    shown = {kind for run in runs.values() for kept in run.kept for kind in _kinds(kept)}
+    names = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor=INK, label=kind)
+        for kind, (colour, hatch) in PARTS.items()
+        if kind in shown
+    ]
+    figure.legend(handles=names, loc="outside lower left", ncols=len(names), fontsize=10)
+    return Picture(figure, "What each rank sees, sends, holds and keeps. " + " ".join(words))
+
+
+def _kinds(kept: dict[str, int]) -> dict[str, int]:
+    """The bytes of one rank under the strip's names, without what is nothing."""
+    named = {KINDS.get(kind, kind): size for kind, size in kept.items() if kind != "resident"}
+    return {kind: size for kind, size in named.items() if size}
+
+
+def _column(ax, run: Split, rank: int, most_kept: float) -> None:
+    """What one rank sees, holds and keeps."""
+    left, colour = rank * STEP, rank_colour(rank)
+    write_rank(ax, left + COLUMN / 2, SEES + 0.75, rank, 11, outline=2.5)
+    first, number = run.part(rank, "dp", EXAMPLES)
+    for i in range(EXAMPLES):
+        mine = first <= i < first + number
+        look = dict(facecolor=colour if mine else PAPER, edgecolor=INK if mine else FAINT, linewidth=0.8)
+        box(ax, left + i * COLUMN / EXAMPLES, SEES, 0.8 * COLUMN / EXAMPLES, 0.4, **look)
+    lowest, height = run.part(rank, "pp", BLOCKS)
+    start, width = run.part(rank, "tp", 1)
+    for i in range(BLOCKS):
+        y = HOLDS + i
+        box(ax, left, y, COLUMN, 0.85, facecolor=PAPER, edgecolor=FAINT, linewidth=0.8)
+        if lowest <= i < lowest + height:
+            box(ax, left + start * COLUMN, y, width * COLUMN, 0.85, facecolor=colour, edgecolor=INK, lw=0.8)
+    kept, at = _kinds(run.kept[rank]), left
+    for kind, size in kept.items():
+        part = COLUMN * size / most_kept
+        box(ax, at, KEEPS, part, 0.5, facecolor=PARTS[kind][0], hatch=PARTS[kind][1], edgecolor=INK, lw=0.6)
+        at += part
+    ax.text(left + COLUMN / 2, KEEPS - 0.2, human(sum(kept.values())), ha="center", va="top", fontsize=9)
+
+
+def _arrows(ax, run: Split, most_sent: float) -> None:
+    """Who sent how much to whom: an arc for each pair, the higher the farther; each size is written once."""
+    sent = run.sent()
+    widest = {f"{size:.2g}": (a, b) for (a, b), size in sorted(sent.items(), key=_span)}
+    for (a, b), size in sent.items():
+        both = (b, a) in sent
+        if both and a > b:
+            continue
+        x, y = (rank * STEP + COLUMN / 2 for rank in (a, b))
+        top = ARC * math.sqrt(abs(a - b))
+        bow = Path([(x, SENDS), ((x + y) / 2, SENDS + 2 * top), (y, SENDS)], [1, 3, 3])
+        heads = "<|-|>" if both else "-|>"
+        look = dict(mutation_scale=9, linewidth=0.8 + 2 * size / most_sent, color=INK, zorder=3)
+        ax.add_patch(FancyArrowPatch(path=bow, arrowstyle=heads, **look))
+        if widest[f"{size:.2g}"] in ((a, b), (b, a)):
+            text = ax.text((x + y) / 2, SENDS + top, human(size), ha="center", va="center", fontsize=9)
+            text.set_bbox(dict(boxstyle="round,pad=0.1", facecolor=PAPER, edgecolor="none"))
+            text.set_zorder(4)
+    if not run.traffic.matrix:
+        ax.text(0, SENDS, "not measured on this system", fontsize=9)
+
+
+def _span(arrow: tuple[tuple[int, int], float]) -> tuple[int, int]:
+    """The key that puts the widest of the arrows last, and of those the leftmost."""
+    (a, b), _ = arrow
+    return abs(a - b), -min(a, b)
+
+
+def _name_the_rows(ax) -> None:
+    rows = {"sees": SEES + 0.2, "sends": SENDS + 0.7, "holds": HOLDS + BLOCKS / 2, "keeps": KEEPS + 0.25}
+    for name, y in rows.items():
+        ax.text(-0.25, y, name, ha="right", va="center", fontsize=10, rotation=90)
+
+
+def _in_words(run: Split) -> str:
+    """For those who cannot see the picture."""
+    ranks = range(len(run.kept))
+    arrows = ", ".join(f"rank {a} sent {human(size)} to rank {b}" for (a, b), size in run.sent().items())
+    holds = ", ".join(human(sum(_kinds(run.kept[rank]).values())) for rank in ranks)
+    sees = run.part(0, "dp", EXAMPLES)[1], run.part(0, "pp", BLOCKS)[1], run.part(0, "tp", 1)[1]
+    return (
+        f"a rank sees {sees[0]:.0f} of {EXAMPLES} examples and holds {sees[2]:.0%} of the width of"
+        f" {sees[1]:.0f} of {BLOCKS} blocks; {arrows or 'what was sent is not measured here'}; kept by rank:"
+        f" {holds}."
+    )
