@@ -24,7 +24,9 @@ from helpers.ranks.world import World
 from three_axes.count.clock import Timeline, shortest
 from three_axes.count.traffic import Traffic
 from three_axes.paper.collectives import algorithmic_bytes
-from three_axes.plan import MODELS
+from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate
+from three_axes.plan.models import find_model
+from three_axes.table import Table
 from three_axes.trace import tensor_plan
 from three_axes.trace.traced_model import FeedForward
 
@@ -282,3 +284,16 @@ def paced_step(world: World) -> Timeline:
         return world.timeline
 
     return shortest(once, lambda t: t.makespan)
+
+
+def price() -> Table:
+    """TP's seconds as a share of the matrices', by the box's formula and by the planner, inside a node."""
+    model, cluster = find_model("llama-3-70b"), CLUSTERS["dgx-h100"]
+    reached, link = 0.56 * cluster.device.flops, 0.76 * cluster.intra_node_bandwidth
+    rows = []
+    for t in (2, 4, 8):
+        job = Job(model, cluster, global_batch=64, seq_len=8192)
+        time = estimate(job, Layout(dp=8 // t, tp=t, microbatch=1, zero=3, recompute="none")).time
+        by_hand = (t - 1) * reached / (3.6 * model.hidden * link)
+        rows.append([f"TP {t}", f"{by_hand:.0%}", f"{time['tensor parallel'] / time['matrices']:.0%}"])
+    return Table(["TP ÷ matrices", "the box", "the planner"], rows)

@@ -7,13 +7,14 @@ import re
 from pathlib import Path
 
 import torch
+from torch.nn.functional import gelu
 
 from drops import b1, b2, b3, b5, d05, d06, d07, d10, d11, d12, d13, d14
 from helpers import toy
 from helpers.practice.defence import Defence
 from three_axes.files import rows_of
 from three_axes.paper.collectives import algorithmic_bytes as must_send
-from three_axes.plan import CLUSTERS, Job, Layout, memory, validation
+from three_axes.plan import CLUSTERS, Job, Layout, estimate, memory, validation
 from three_axes.plan.memory import stage_memory, states
 from three_axes.plan.models import find_model
 from three_axes.plan.traced import beyond, traced_job
@@ -41,7 +42,7 @@ LINK, FAR = d06.ONE_NODE.intra_node_bandwidth, d06.ONE_NODE.inter_node_bandwidth
 
 LAYOUT = Defence(d14.the_plan(), Layout(dp=4, tp=8, pp=2, zero=1))
 FIRST = d14.the_plan().by_axes[:8]
-TUNED = next(row for row in d14.the_plan().by_axes if row.axes[:3] == (4, 8, 2))
+SUMMED = estimate(d14.the_plan().job, Layout(dp=8, tp=8, zero=1))  # "with them in float32"
 LLAMA = find_model("llama-3-70b")
 REACHED = d13._given(*list(d13._JOBS)[1])  # of an H100
 SIXTY_FOUR = Job(LLAMA, global_batch=64, seq_len=8192)
@@ -68,6 +69,8 @@ FLIGHT = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Flig
 KEPT_ENTRIES = int(re.search(r'"TORCH_NCCL_TRACE_BUFFER_SIZE"\}, (\d+)\)', FLIGHT.read_text())[1])
 WATCHDOG = rows_of("nccl_watchdog_logs.csv")
 B_RANKS = {log["rank"]: int(log["seq"]) for log in WATCHDOG if log["log"] == "B"}
+GATHER = next(log for log in WATCHDOG if log["op"] == "_ALLGATHER_BASE")
+assert int(GATHER["numel_out"]) == 4 * int(GATHER["numel_in"])  # "a fourth rank"
 assert B_RANKS["0"] == B_RANKS["1"] + 2 == B_RANKS["2"] + 2  # "two numbers further", says b4
 DENSE = b5.program("dense")
 SCORED = [int((rows != DENSE["NOTHING"]).sum()) for rows in DENSE["batch"]()[1].chunk(2)]  # on each dp rank
@@ -79,42 +82,36 @@ FLIPPED = [float(cell.rstrip("%")) for row in d13.flips().rows for cell in row[3
 EIGHT = d12.paper(d12.REMEDIES["1F1B, 8 stages"][0])
 COMPUTED = {
     "01": [
-        f"On four ranks each sends {must_send('all_reduce', 1, 4)} times its tensor",
-        f"4·*L* = {4 * 4} in all",
-        "takes a rank's 2 of the 8 examples from it",
+        f"On four ranks each rank sends {must_send('all_reduce', 1, 4)} times its tensor",
+        f"4·*L* = {4 * 4}.",
+        "takes a rank's 2 of the 8 examples",
     ],
     "02": [
-        (
-            f"In drop 01 each rank sent {human(must_send('all_reduce', 4 * N, 4))} under data parallelism. "
-            f"There are only {human(4 * N)} of gradients"
-        ),
-        f"On four ranks it was {must_send('all_reduce', 1, 4)} times",
-        f"Six steps, and each sends a quarter of the tensor: 6/4 = {6 / 4}.",
-        f"{human(4 * N)} of parameters, as much of gradients, and twice as much for Adam",
+        f"On four ranks that is 6 steps of *S*/4, so {must_send('all_reduce', 1, 4)}·*S*",
         f"From {must_send('all_reduce', 1, 8)}·S to {must_send('all_reduce', 1, 64):.2f}·S: one eighth more",
     ],
-    "03": [f"one all-reduce forward and one backward: 4·2·2 = {4 * 2 * 2}, of 4·*bsh* bytes each"],
+    "03": [
+        f"one all-reduce forward and one backward: 4·2·2 = {4 * 2 * 2}, of 4·*bsh* bytes.",
+        f"gelu(1 − 1) is 0, but gelu(1) + gelu(−1) is {float(gelu(torch.tensor([1.0, -1.0])).sum()):.2f}",
+    ],
     "04": [
         f"each rank sends {human(4 * 8 * 32 * 256)}, stage 0 the activation",
-        f"sent {human(16 * must_send('all_reduce', 4 * 8 * 32 * 256, 4))} from every rank (drop 03), "
+        f"sent {human(16 * must_send('all_reduce', 4 * 8 * 32 * 256, 4))} from every rank, "
         f"{ {12: 'twelve'}[16 * must_send('all_reduce', 1, 4) / 2] } times as much as a middle stage",
     ],
     "05": [
-        f"{1e3 * d05.FORWARD:.0f} ms forward, {1e3 * d05.BACKWARD:.0f} ms backward",
-        f"held back until it would have ended over {8 * PORT / 1e6:.0f} Mb/s Ethernet",
+        f"{1e3 * d05.FORWARD:.0f} ms forward and {1e3 * d05.BACKWARD:.0f} ms backward",
+        f"held back until it would have ended over {PORT / 1e6} MB a second",
         (
-            f"The toy has {human(SMALL)} of gradients here, and on four ranks each sends"
-            f" {must_send('all_reduce', 1, 4)} times that: {human(must_send('all_reduce', SMALL, 4))} over"
-            f" {human(PORT)}/s, {1e3 * must_send('all_reduce', SMALL, 4) / PORT:.0f} ms."
-            f" A step that computes for {4e3 * (d05.FORWARD + d05.BACKWARD):.0f} ms takes one and a half"
-            " times as long."
+            f"its gradients, {human(must_send('all_reduce', SMALL, 4))} from each rank:"
+            f" {1e3 * must_send('all_reduce', SMALL, 4) / PORT:.0f} ms on this network. Forward and backward"
+            f" take about {4e3 * (d05.FORWARD + d05.BACKWARD):.0f} ms"
         ),
-        (
-            f"(25 MiB each, the first 1 MiB, unless you say otherwise; here we say {human(d05.BUCKET)}, since"
-            " the toy is small)"
-        ),
+        f"25 MiB each, the first 1 MiB, unless you say otherwise; here we say {human(d05.BUCKET)}, since the"
+        " toy is small",
         f"at 400·10¹² a second: {4e3 * 7e9 * 8192 / 400e12:.0f} ms",
         f"2·7/8·14 GB at 450 GB a second: {1e3 * must_send('all_reduce', 14e9, 8) / 450e9:.0f} ms",
+        "at 450 GB/s inside a node, 7,000 at 50 GB/s between nodes",
     ],
     "06": [
         (
@@ -122,12 +119,24 @@ COMPUTED = {
             f" {8 * DGX.inter_node_bandwidth / 1e9:.0f} Gb/s port against NVLink:"
             f" a {({9: 'ninth'})[DGX.intra_node_bandwidth / DGX.inter_node_bandwidth]})"
         ),
-        f"about {({5: 'five'})[round(LINK / (2 * FAR))]} times as long",
+        f"together a {({5: 'fifth'})[round(LINK / (2 * FAR))]} of a link",
+        f"at {REACHED.C / 1e12:.0f}·10¹² operations and {REACHED.W / 1e9:.0f} GB a second",
+        f"GB a second: {7 * REACHED.C / (3.6 * REACHED.h * REACHED.W):.0%}.".replace("%", " %"),
+        f"Over one port at {REACHED.R / 1e9:.0f} GB/s: ten times that",
     ],
-    "07": ["a timed wait, 30 ms a unit", f"One microbatch is {human(4 * 256)} here"],
-    "08": [],
+    "07": [
+        "a timed wait, 30 ms a unit",
+        f"One microbatch is {human(4 * 256)} here",
+        f"here 3/11, {3 / 11:.2%}".replace("%", " %"),
+    ],
+    "08": [f"an activation is {human(2 * 8192 * LLAMA.hidden)}", "1.51 TB", "537 MB", "13.2 GB"],
     "09": [
         f"So 7·10⁹ parameters take {human(sum(states(7e9).values()))} before the first token.",
+        (
+            f"The 7B on eight GPUs: {human(sum(states(7e9).values()))} without ZeRO,"
+            f" {sum(states(7e9, 8, 1).values()) / 1e9} with ZeRO-1, {sum(states(7e9, 8, 3).values()) / 1e9:.0f}"
+            " with ZeRO-3"
+        ),
         f"{human(4 * 175e9)}: nearly nine devices of 80 GB",
         "The 2 GB of overhead stand for",
         "Your plan fits on the average stage with 1 GB to spare.",
@@ -135,7 +144,7 @@ COMPUTED = {
             f"16: TP 8 · PP 2 with full recompute, {LEAST / 1e9:.1f} GB each. The states alone,"
             f" {sum(states(LLAMA.params).values()) / 1e9:,.0f} GB, are too much for eight."
         ),
-        f"(Llama 3 70B: {8 * KEPT['activations'] / (8192 * LLAMA.hidden * LLAMA.layers):.1f}. No masks",
+        f"Llama 3 70B keeps {8 * KEPT['activations'] / (8192 * LLAMA.hidden * LLAMA.layers):.1f} in place",
         f"{6 + 4 * LLAMA.kv_heads / LLAMA.heads:.1f} + {2 + 3 * 2 * LLAMA.ffn / LLAMA.hidden:.0f} + 4",
         f"20·4·33.5·*s·b·h*/8 = {FIRST_OF_FOUR['activations'] / 1e9:.1f} GB of activations",
         f"16·3/2 = {16 * 3 / 2:.0f} times DP's bytes",
@@ -149,27 +158,24 @@ COMPUTED = {
         f"has {ALL / 1e9:.0f}·10⁹ parameters, and a token uses {USED / 1e9:.0f}·10⁹ of them",
         "With a pipeline, TP 2 is enough where TP 4 was needed",
     ],
-    "b2": [f"rank 3: {b2.work('in order')[3]:.2f} times the mean"],
+    "b2": ["2,941 tokens on a rank"],
     "b4": [
         f"keeps the last {KEPT_ENTRIES:,} of them",
         f"`TORCH_FR_BUFFER_SIZE={KEPT_ENTRIES}`",
-        f"all stand at {WATCHDOG[0]['seq']}, with {WATCHDOG[0]['last_completed']} the last completed",
+        f"stand at number {WATCHDOG[0]['seq']}, and {WATCHDOG[0]['last_completed']} was the last",
+        f"called as number {B_RANKS['1']:,}.",
+        f"makes {int(GATHER['numel_out']):,} numbers of {GATHER['numel_in']}",
     ],
     "b5": [
-        f"Their rank has {SCORED[1]} tokens to score, the other has {SCORED[0]}",
-        (
-            f"counts {({2: 'twice'})[SCORED[0] // SCORED[1]]} as much:"
-            f" {sum(SCORED) / 2 / SCORED[1]:g} times what it should, against {sum(SCORED) / 2 / SCORED[0]:g}"
-        ),
+        f"the mean of its own tokens, {SCORED[1]} or {SCORED[0]}, and",
+        f"{sum(SCORED) / 2 / SCORED[1]:g} times what they should count, against {sum(SCORED) / 2 / SCORED[0]:g}",
     ],
     "14": [
-        f"The first eight are within {100 * (FIRST[7].seconds / FIRST[0].seconds - 1) + 0.1:.0f} %,",
         "within 1 %",
+        f"Under {100 * d14.the_plan().sure.apart:.0f} % is a **tie**",
         f"3 · (4 · 40 + 1) = {3 * (4 * 40 + 1)}",
-        (
-            f"{LAYOUT.estimate.step_seconds - TUNED.seconds:.2f} s slower,"
-            f" {(TUNED.memory - LAYOUT.estimate.memory_bytes) / 1e9:.0f} GB smaller"
-        ),
+        f"it takes {SUMMED.memory_bytes / 1e9:.1f} of {DGX.device.memory / 1e9:.1f} GB",
+        f"{d14.MEASURED['25.09']:,} tokens/s/GPU (release 25.09) and {d14.MEASURED['25.11']:,} (25.11)",
     ],
     "13": [
         f"at 400·10¹² a second, {6 * 175e9 * 300e9 / 400e12 / 31.5e6:.0f} years",
@@ -194,22 +200,17 @@ COMPUTED = {
             f" {NODES.inter_node_bandwidth / 1e6}. A node has four ports, and a ring over two nodes uses them"
             f" all: {4 * NODES.inter_node_bandwidth / 1e6:.0f} MB/s"
         ),
-        (
-            f"A message takes {1e3 * NODES.inter_node_latency:.0f} ms to start between nodes, and"
-            f" {1e3 * NODES.intra_node_latency:g} ms inside."
-        ),
+        "14 pieces of 16.4 kB over 10 MB/s, and 1 ms: 23.9 ms, where it was 10.4",
         f"It loses {loss_of('PTD-P'):.0%}. ZeRO-3".replace("%", " %"),
         f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %"),
     ],
     "10": [
-        f"16 bytes for each of {d10.MODEL.params / 1e9:.1f}·10⁹ parameters",
-        human(16 * d10.MODEL.params),
-        f"12 over TP 2 and DP 4: {human((4 / 2 + 12 / 8) * d10.MODEL.params)}",
-        f"A usual batch adds {human(d10.held(d10.PADDED).memory['activations'])} of activations",
-        f"That fits {human(d10.CLUSTER.device.memory)}",
+        f"for 13·10⁹ parameters {human((4 / 2 + 12 / 8) * d10.MODEL.params)}",
+        f"A usual batch adds {human(d10.held(d10.PADDED).memory['activations'])}",
+        f"which fits {human(d10.CLUSTER.device.memory)}",
         f"five times as long: {human(d10.held(d10.LONGEST).memory['activations'])}",
-        f"under a budget of {d10.BUDGET / 1e6:.1f} MB",
         f"a **budget** of {d10.LADDER_BUDGET / 1e6:.0f} MB",
+        f"needs {d10.predicted('nothing') / 1e6:.1f} MB",
         f"*N* = {TOY:,} parameters",
         f"{UNIT / 1e6:.3f} MB.",
         f"the head {2 + 3 * toy.VOCABULARY / d10.HIDDEN:.0f}",
@@ -220,26 +221,62 @@ COMPUTED = {
         f"12·*N* + 25 units = {d10.predicted('recompute') / 1e6:.1f} MB",
     ],
 }
-SLOW = LAYOUT.changed("speed between nodes", 0.5)
+
+
+def share(idle: float, m: int = 13) -> str:
+    """The idle share by drop 12's box."""
+    return f"{idle / (3 * m + idle):.1%}"
+
+
+# For each drop, numbers by its box's formula, as a cell prints them.
+BSH = 8 * 32 * 256  # of the toy: b·s·h
+RULE = lambda d, C, W: f"{(d - 1) / d * C / W:,.0f} tokens"
+PARTS = dict(L=40, b=4, h=5120, t=2, k=32.2)  # of drop 10's 13B
+OWN = d13.step_seconds(*d13.as_written(d13.the_plan().job, d13.the_plan().best.layout))
+BOXES = {
+    "01": [human(1.5 * 4 * N), human(1.5 * 4 * 4 * 4 * BSH), human(2 * 4 * BSH)],
+    "02": [f"{2 * 7 / 8 * 1:.2f} MB of 1 MB"],
+    "03": [human(4 * 4 * 2 * 3 / 4 * BSH * 4)],
+    "04": [human(2 * BSH * 4)],
+    "05": [RULE(8, 400e12, 450e9), RULE(8, 400e12, 50e9)],
+    "06": [f"{(t - 1) * REACHED.C / (3.6 * REACHED.h * REACHED.W):.0%}" for t in (2, 4, 8)],
+    "07": [f"{3 / (8 + 3):.2%}"],
+    "08": ["pp: groups of 16, neighbours 8 ranks apart, " + ("between nodes" if 16 * 8 > 8 else "")],
+    "09": [human(N * (4 + 4 + 8 / 4)), human(N * 16), human(N * 16 / 4)],
+    "10": [
+        f"{PARTS['k'] * PARTS['L'] * PARTS['b'] * s * PARTS['h'] / PARTS['t'] / 1e9:.1f} GB"
+        for s in (1024, 5120)
+    ],
+    "11": [f"{1e3 * (2 * 7 * (131072 / 8) / 10e6 + 1e-3):.1f} ms"],
+    "12": [share(3 * 7), share(7)],
+    "13": [],  # `test_the_box_of_drop_13` asks how near it is
+    "14": [f"{1 / 33:.1%}"],
+    "b1": [f"{554e12 / (34e9 * ports):,.0f} tokens" for ports in (1, 8)],
+    "b2": [f"{2 * 8 / 64 * 400e12 / 34e9:,.0f} tokens"],
+    "b3": [human(4 * 4 * 256 * 2 * 64 * 3 / 4)],
+    "b4": ["rank 1 at 4, the others at 5"],
+    "b5": [f"{sum(SCORED) / 2 / SCORED[1]:g} times what they should count"],
+}
 
 
 def what_drop_14_says_of_the_common_answer():
-    first, second, third, _, _, sixth, _, eighth = FIRST
-    assert first.axes.pp == 1 and min(second.axes[:3]) > 1 and d14.the_plan().ties(eighth)
-    assert third.layout.recomputed * 4 * third.axes.pp == d14.MODEL.layers
-    assert (sixth.axes[:3], sixth.layout.zero) == ((16, 4, 1), 3)
-    assert TUNED.layout.interleave == 8
-    # The last word: NVIDIA's ties with ours, and its speed is within the interval.
-    _, plain, narrow, ours, _, nvidia, known = d14.last_word(LAYOUT.layout).rows
-    assert narrow[3] > known[3]  # "which takes the planner's optimism out"
-    assert narrow[1] == "DP 4 · TP 4 · PP 4" and plain[1] == "DP 8 · TP 8 · PP 1"  # "less TP wins"
-    bf16, fp8, measured = (float(cell.replace(",", "")) for cell in nvidia[2:])
-    sure = d14.the_plan().sure
-    assert float(ours[2].replace(",", "")) / bf16 < 1 + sure.apart
-    assert sure.low < fp8 / measured < sure.high
-    room = 1 - LAYOUT.estimate.memory_bytes / DGX.device.memory
-    assert 0.31 < room < 0.37 and SLOW.step_seconds / LAYOUT.estimate.step_seconds < 1.03
-    assert LAYOUT.traffic()["tp"][0] > 1e12
+    first = FIRST[0]
+    assert first.axes[:3] == LAYOUT.layout.axes[:3] and not SUMMED.fits
+    assert SUMMED.step_seconds < 1.01 * first.seconds  # "and be as fast"
+    # "With PP 8 it fits, and the bubble takes back what TP 4 won."
+    yours, twice, stages, eight = (
+        estimate(d14.the_plan().job, Layout(dp=dp, tp=tp, pp=pp, zero=1))
+        for dp, tp, pp in ((4, 8, 2), (8, 4, 2), (4, 4, 4), (2, 4, 8))
+    )
+    assert eight.fits and not twice.fits and not stages.fits and eight.step_seconds > yours.step_seconds
+    won = yours.time["tensor parallel"] - eight.time["tensor parallel"]
+    assert 0 < won < eight.time["bubble"] - yours.time["bubble"]
+    # NVIDIA's sizes are the planner's best for FP8, and its speed is within the interval.
+    rows = {row[0]: row for row in d14.last_word(LAYOUT.layout).rows}
+    assert rows["ours for FP8"][1] == rows["NVIDIA's"][1] == "DP 2 · TP 4 · PP 8"
+    assert max(rows.values(), key=lambda row: row[3])[0] == "ours, with CP"
+    fp8, sure = float(rows["NVIDIA's"][3].replace(",", "")), d14.the_plan().sure
+    assert all(sure.low < fp8 / measured < sure.high for measured in d14.MEASURED.values())
     # "does not fit", and "a quarter of the GPU"
     staged = Layout(dp=4, tp=8, pp=2, zero=3)
     assert sum(stage_memory(traced_job(LLAMA, 8192, staged), staged, 0).values()) > DGX.device.memory

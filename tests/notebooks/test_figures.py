@@ -37,8 +37,14 @@ def test_figures_in_the_prose_are_true(path, prose):
         if c.cell_type == "code"
         for o in c.outputs
     )
+    for number in prose.BOXES[path.name[:2]]:
+        assert number in printed, f"no cell prints {number}, which the box's formula gives"
     for figure in re.findall(FIGURE, text):
         assert figure in printed or any(figure in one for one in computed), f"{figure} comes from nowhere"
+
+
+def test_the_box_of_drop_13_is_near_the_planner(prose):
+    assert 0.9 < prose.OWN / prose.d13.the_plan().best.seconds < 1.1
 
 
 @pytest.mark.parametrize("file", ["data/flashcards.csv", "docs/teaching.md"])

@@ -138,7 +138,9 @@ def the_parts_stand_in_their_order(path, notebook):
     assert re.search(r"^> \*\*.+\*\*", box, re.M) and "*Your cost model gains* " in box, box
     assert len(pages.exercises(notebook, pages.lesson(notebook))) == 1, "one exercise in the lesson"
     later = text_[places[-1] :].split("\n### ")[1:]
-    assert later and all(re.match(r".* \d+ minutes(\n|$)", section) for section in later), "sections with minutes"
+    assert later and all(re.match(r".* \d+ minutes(\n|$)", section) for section in later), (
+        "sections with minutes"
+    )
 
 
 def _names_used(function: CodeType) -> set[str]:
