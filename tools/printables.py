@@ -72,16 +72,18 @@ def _face(card: Card, text: str, behind: str = "") -> str:
 
 
 def rows() -> tuple[list[str], list[list[str]]]:
-    """(columns, rows) of all drops' cheat-sheet tables, the drop's number before each row."""
-    columns, listed = [], []
+    """(columns, rows) of all drops' cheat-sheet tables, the drop's number before each row. A column that a
+    drop does not fill is empty there.
+    """
+    listed: list[dict[str, str]] = []
     for path in notebooks():
         for cell in nbformat.read(path, as_version=4).cells:
             if cell.cell_type == "markdown" and "## Cheat sheet" in cell.source:
                 lines = re.findall(r"(?m)^\|(.*)\|\s*$", cell.source.split("## Cheat sheet")[1])
                 head, _, *rest = [[_plain(part) for part in line.split("|")] for line in lines]
-                columns = ["drop", *head]
-                listed += [[path.name[:2], *row] for row in rest]
-    return columns, listed
+                listed += [{"drop": path.name[:2]} | dict(zip(head, row)) for row in rest]
+    columns = list(dict.fromkeys(name for row in listed for name in row))
+    return columns, [[row.get(name, "") for name in columns] for row in listed]
 
 
 def _plain(markdown: str) -> str:

@@ -1,8 +1,8 @@
 """Any drop as a deck for the back of the room: one page of HTML that needs no network. Arrow keys, space and
 a clicker turn it. Each slide has its number, and an address: 07.html#5.
 
-A slide begins at each heading and at each code cell that shows something; the reader's checks, folded answers
-and the setup are left out. The figures are the stored ones.
+A slide begins at each heading and at each code cell that shows something. The reader's checks, folded
+answers, the setup and what is for another day are left out. The figures are the stored ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from helpers.practice.books import BUILD, notebooks
 
-from .pages import PLACE, unlinked
+from .pages import PLACE, lesson, unlinked
 from .printables import rendered
 
 SHORT = 200  # characters of text that do not deserve a slide to themselves
@@ -27,7 +27,7 @@ LINES = 24  # that fit a slide in readable letters
 def slides_of(notebook: nbformat.NotebookNode) -> list[list[nbformat.NotebookNode]]:
     """The cells of each slide."""
     slides: list[list[nbformat.NotebookNode]] = [[]]
-    for cell in notebook.cells:
+    for cell in lesson(notebook):
         if cell.cell_type == "markdown":
             for part in _parts(cell.source):
                 if part.startswith("#") and slides[-1] and not _short(slides[-1]):

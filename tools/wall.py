@@ -253,7 +253,7 @@ def _tree(ax) -> None:
     asked = (
         (f"16·N fit one GPU?\nH100: N ≤ {one:.1f}·10⁹", "DP", "or ZeRO-1, for nothing more"),
         (f"16·N fit one node?\n{node.gpus_per_node} H100s: N ≤ {one * node.gpus_per_node:.0f}·10⁹",
-         "FSDP", "if the batch feeds all GPUs"),
+         "FSDP", "or TP within the node + DP"),
     )  # fmt: skip
     for k, (question, answer, note) in enumerate(asked):
         y = 133.5 + 14 * k
@@ -272,7 +272,7 @@ def _tree(ax) -> None:
         ("activations do not fit", "smaller b · TP with SP · recompute"),
         ("one sequence does not fit", "CP"),
         ("the bubble is large", "larger m · interleaved · zero bubble"),
-        ("DP's sends show", "more microbatches · larger b"),
+        ("DP's sends show", "more tokens a GPU · FSDP: fewer m"),
         ("TP's sends show", "keep t in the node · smaller t"),
         ("it has experts", "EP, over the ranks of DP"),
     )

@@ -89,7 +89,7 @@ def boundary(b: int, s: int, h: int) -> Question:
         f"{b} sequences of {s:,} tokens, hidden size {h:,}, 2 bytes a number. How many bytes cross one"
         " boundary of a pipeline in forward?",
         _sorted(2 * b * s * h, wrong, human),
-        ("04", "What crosses a boundary"),
+        ("04", "One step, by hand"),
     )
 
 
@@ -104,7 +104,7 @@ def bubble(p: int, m: int) -> Question:
     return Question(
         f"{p} equal stages, {m} microbatches, 1F1B. What share of wall time is a stage idle?",
         _sorted(share, wrong, lambda x: f"{x:.0%}"),
-        ("07", "GPipe: all forwards, then all backwards"),
+        ("07", "Two orders"),
     )
 
 
@@ -119,7 +119,7 @@ def in_flight(p: int, m: int, rank: int) -> Question:
         f"{p} stages, {m} microbatches, 1F1B. How many microbatches does rank {rank} hold for backward, at"
         " most?",
         _sorted(simulation.simulate(schedules.one_f_one_b(p, m)).in_flight(rank), wrong, str),
-        ("07", "1F1B: one forward, one backward"),
+        ("07", "Two orders"),
     )
 
 
@@ -176,7 +176,7 @@ def half_the_microbatch(held: int, activations: int) -> Question:
         f"A GPU holds {held} GB of states and {activations} GB of activations. You halve its microbatch, and"
         " run twice as many, one after another. What does it hold?",
         _sorted(held + activations / 2, wrong, "{:g} GB".format),
-        ("10", "A ladder of remedies"),
+        ("10", "The same crash, and four ways out"),
     )
 
 
@@ -189,7 +189,7 @@ def tie(first: float, second: float) -> Question:
     return Question(
         f"The planner says {first:g} s a step for one layout and {second:g} s for another. What do you do?",
         {option: "" if option == right else why for option in options},
-        ("13", "What would change the answer"),
+        ("13", "What is left"),
     )
 
 

@@ -140,7 +140,7 @@ def _to_clip(rank: int, n: int, p: int, t: int) -> list[tuple]:
     groups = mesh.get_group("tp"), mesh.get_group("pp")
     return [
         ({name: one.clone() for name, one in gradients.items()}, set(CUT), largest, *groups)
-        for largest in (1.0, 1e3)
+        for largest in (2.0, 1e3)
     ]
 
 
@@ -159,10 +159,10 @@ clipped = OnRanks(
         " all_reduce the sum over tp, and over pp. dp's ranks hold the same.",
         "scale = min(1.0, largest / squares.sqrt().item()), and gradient *= scale for every gradient.",
     ],
-    tries=((8, 2, 2), (4, 1, 4), (4, 2, 2)),
+    tries=((4, 2, 2), (6, 1, 2), (4, 1, 4)),
     inputs=_to_clip,
     sees=lambda arguments, answer: torch.cat(list(arguments[0].values())),
-    praise="The whole model's norm, on pp 2 · dp 2 · tp 2, on tp 4 and on pp 2 · tp 2; what is small stays.",
+    praise="The whole model's norm, on pp 2 · tp 2, on dp 3 · tp 2 and on tp 4; what is small stays.",
     shows={"gradients as they were": _as_given},
     mistakes="""
         gradients as they were

@@ -358,7 +358,7 @@ def losses(world: World, optimizer: str, combine: str, steps: int = 12) -> list[
 
 
 def twin_after(steps: int) -> tuple[torch.nn.Module, torch.Tensor]:
-    """The toy in one process after as many steps of plain SGD on the whole batch, and the last step's loss."""
+    """The toy in one process after so many steps of plain SGD on the whole batch, and the last loss."""
     twin = toy.ToyTransformer(hidden=256, seed=0)
     for _ in range(steps):
         twin.zero_grad()

@@ -177,8 +177,8 @@ def _scored(rank: int, n: int) -> list[tuple]:
     cases = []
     for scale in (1.0, 300.0):
         chance = torch.Generator().manual_seed(11)
-        logits = scale * torch.randn(TOKENS, WORDS, generator=chance)
-        targets = torch.randint(WORDS, (TOKENS,), generator=chance)
+        logits = scale * torch.randn(WORDS, WORDS, generator=chance)
+        targets = torch.randperm(WORDS, generator=chance)  # every word, also the first and last of a rank
         cases.append((logits.chunk(n, 1)[rank].clone(), targets, rank * WORDS // n))
     return cases
 
@@ -201,7 +201,7 @@ cross_entropy = OnRanks(
     figures=lambda run, truth: [
         (
             "bytes that all-reduces sum, a token",
-            *(f"{one.most('bytes') / TOKENS / (2 * (one.n - 1) / one.n):.0f}" for one in (run, truth)),
+            *(f"{one.most('bytes') / (2 * WORDS) / (2 * (one.n - 1) / one.n):.0f}" for one in (run, truth)),
         )
     ],
     mistakes="""

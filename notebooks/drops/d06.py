@@ -130,7 +130,7 @@ def _parts(rank: int, t: int) -> list[tuple]:
 sequence = OnRanks(
     "TP + SP",
     sequence_mlp,
-    minutes=12,
+    minutes=10,
     hints=[
         "Before `up` a rank needs all tokens: gather. After `down` it has a partial sum for all tokens, and"
         " must keep its own tokens of the sum: toy.sum_tokens.",

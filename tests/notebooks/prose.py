@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import gelu
 
-from drops import b1, b2, b3, b5, d05, d06, d07, d10, d11, d12, d13, d14
+from drops import b1, b3, b5, d05, d06, d07, d10, d11, d12, d13, d14
 from helpers import toy
 from helpers.practice.defence import Defence
 from three_axes.files import rows_of
@@ -134,8 +134,8 @@ COMPUTED = {
         f"So 7·10⁹ parameters take {human(sum(states(7e9).values()))} before the first token.",
         (
             f"The 7B on eight GPUs: {human(sum(states(7e9).values()))} without ZeRO,"
-            f" {sum(states(7e9, 8, 1).values()) / 1e9} with ZeRO-1, {sum(states(7e9, 8, 3).values()) / 1e9:.0f}"
-            " with ZeRO-3"
+            f" {sum(states(7e9, 8, 1).values()) / 1e9} with ZeRO-1,"
+            f" {sum(states(7e9, 8, 3).values()) / 1e9:.0f} with ZeRO-3"
         ),
         f"{human(4 * 175e9)}: nearly nine devices of 80 GB",
         "The 2 GB of overhead stand for",
@@ -168,7 +168,8 @@ COMPUTED = {
     ],
     "b5": [
         f"the mean of its own tokens, {SCORED[1]} or {SCORED[0]}, and",
-        f"{sum(SCORED) / 2 / SCORED[1]:g} times what they should count, against {sum(SCORED) / 2 / SCORED[0]:g}",
+        f"{sum(SCORED) / 2 / SCORED[1]:g} times what they should count,"
+        f" against {sum(SCORED) / 2 / SCORED[0]:g}",
     ],
     "14": [
         "within 1 %",

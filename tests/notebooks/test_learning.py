@@ -24,6 +24,7 @@ from helpers.practice import cards, passed, progress, quiz
 from helpers.practice.books import module_of
 from three_axes.__main__ import main
 from tools import classroom, colab, printables, slides, wall
+from tools.pages import minutes
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOKS = {path.name[:2]: nbformat.read(path, as_version=4) for path in NOTEBOOKS}
@@ -79,7 +80,7 @@ def test_cards_are_printed_and_imported(tmp_path):
 
 def test_the_cheat_sheet_is_one_page_that_every_drop_fills(tmp_path):
     columns, rows = printables.rows()
-    assert {row[0] for row in rows} == set(BOOKS) and all(len(row) == len(columns) == 6 for row in rows)
+    assert {row[0] for row in rows} == set(BOOKS) and all(len(row) == len(columns) == 7 for row in rows)
     printables.write_cheatsheet(tmp_path)
     assert len(re.findall(rb"/Type /Page\b", (tmp_path / "cheatsheet.pdf").read_bytes())) == 1
     by_name = {row[0]: row for row in wall.figures().rows}
@@ -132,12 +133,26 @@ def test_ten_questions_in_two_stories_and_wrong_answers_point_to_a_heading_that_
         quiz.Quiz("between")
 
 
+def teaching() -> str:
+    return (ROOT / "docs" / "teaching.md").read_text()
+
+
 def test_teachers_have_a_note_for_every_drop():
-    notes = (ROOT / "docs" / "teaching.md").read_text()
+    notes = teaching()
     for title in TITLES.values():
         part = notes.split(f"## {title}\n")[1].split("\n## ")[0]
         assert all(word in part for word in ("Timing:", "Ask:", "Expect:", "Five minutes:")), title
         assert 40 <= len(part.split()) <= 160, title
+
+
+def test_a_lesson_of_90_minutes_takes_what_it_says():
+    practice = {number: minutes(book)[0] for number, book in BOOKS.items()}
+    plans = re.findall(r"^\| 90 minutes: .*\((\d+)\) \| ([\w, ]+) \| (.*?) \|", teaching(), re.M)
+    assert len(plans) == 3
+    for told, drops, how in plans:
+        listed = drops.split(", ")
+        extra = sum(map(int, re.findall(r"\((\d+)\)", how)))
+        assert int(told) == 20 + sum(6 + 4 + practice[n] for n in listed) + extra <= 90
 
 
 def test_solutions_can_be_hidden(monkeypatch):

@@ -23,6 +23,7 @@ from three_axes.files import find
 
 from .. import slides
 from ..colab import published
+from ..pages import LATER
 from ..printables import cheatsheet_body, rendered, write_cheatsheet
 from . import drop, frames
 from .first import first
@@ -65,6 +66,7 @@ def build(folder: Path) -> int:
     for name, body in bodies.items():
         _headings(body)
         _tables(body)
+        _later(body)
         if name == GLOSSARY:
             _words(body)
         if not name.endswith((".py", "LICENSE", LOST)):
@@ -127,13 +129,18 @@ def _linked(body: BeautifulSoup, name: str, folder: Path) -> list[str]:
     return pages
 
 
+def _hidden(tag: Tag) -> bool:
+    """Answers, hints, solutions, and what is asked; not a section for another day."""
+    return tag.name == "form" or tag.name == "details" and "later" not in tag.get("class", [])
+
+
 def _sections(body: BeautifulSoup, address: str, title: str) -> list[list[str]]:
     """What the search looks through: [address, page, heading, text] of each section. Nothing that is folded,
     answers and solutions, is part of it.
     """
     found = [[address, title, "", ""]]
     for tag in body.find_all(["h2", "h3", "p", "li", "td", "pre"]):
-        if tag.find_parent(["details", "form"]) or tag.find_parent(["p", "li", "td"]):
+        if tag.find_parent(_hidden) or tag.find_parent(["p", "li", "td"]):
             continue
         if tag.name in ("h2", "h3"):
             found.append([f"{address}#{tag['id']}", title, _words_of(tag), ""])
@@ -169,6 +176,24 @@ def _headings(body: BeautifulSoup) -> None:
         if link := heading.select_one("a.anchor-link"):
             link["href"] = f"#{heading['id']}"
             link["aria-label"] = "link to this section"
+
+
+def _later(body: BeautifulSoup) -> None:
+    """Fold each section of a drop that is for another day; a link to it opens it."""
+    start = next((h for h in body.select("h2") if _words_of(h).startswith(LATER.lstrip("# "))), None)
+    fold = None
+    for tag in list(start.next_siblings) if start else ():
+        if tag.name == "h2":
+            break
+        if tag.name == "h3":
+            fold = body.new_tag("details", attrs={"class": "later"})
+            tag.insert_before(fold)
+            fold.append(summary := body.new_tag("summary"))
+            if link := tag.select_one("a.anchor-link"):
+                link.decompose()  # a fold is a button, and holds no link
+            summary.append(tag)
+        elif fold:
+            fold.append(tag)
 
 
 def _tables(body: BeautifulSoup) -> None:
