@@ -110,8 +110,7 @@ def _column(ax, run: Split, rank: int, most_kept: float) -> None:
 
 def _arrows(ax, run: Split, most_sent: float) -> None:
     """Who sent how much to whom: an arc for each pair, the higher the farther; each size is written once."""
-    sent = run.sent()
-    widest = {f"{size:.2g}": (a, b) for (a, b), size in sorted(sent.items(), key=_span)}
+    sent, named = run.sent(), _named(run.sent())
     for (a, b), size in sent.items():
         both = (b, a) in sent
         if both and a > b:
@@ -122,7 +121,7 @@ def _arrows(ax, run: Split, most_sent: float) -> None:
         heads = "<|-|>" if both else "-|>"
         look = dict(mutation_scale=9, linewidth=0.8 + 2 * size / most_sent, color=INK, zorder=3)
         ax.add_patch(FancyArrowPatch(path=bow, arrowstyle=heads, **look))
-        if widest[f"{size:.2g}"] in ((a, b), (b, a)):
+        if (a, b) in named or (b, a) in named:
             text = ax.text((x + y) / 2, SENDS + top, human(size), ha="center", va="center", fontsize=9)
             text.set_bbox(dict(boxstyle="round,pad=0.1", facecolor=PAPER, edgecolor="none"))
             text.set_zorder(4)
@@ -130,10 +129,18 @@ def _arrows(ax, run: Split, most_sent: float) -> None:
         ax.text(0, SENDS, "not measured on this system", fontsize=9)
 
 
-def _span(arrow: tuple[tuple[int, int], float]) -> tuple[int, int]:
-    """The key that puts the widest of the arrows last, and of those the leftmost."""
-    (a, b), _ = arrow
-    return abs(a - b), -min(a, b)
+def _named(sent: dict[tuple[int, int], float]) -> list[tuple[int, int]]:
+    """The arrows that get their size written: one for all of about one size, the widest; of neighbours the
+    last, of others the first, where they do not hide each other.
+    """
+    chosen: list[tuple[int, int]] = []
+    sizes: list[float] = []
+    place = lambda pair: (-abs(pair[0] - pair[1]), min(pair) * (-1 if abs(pair[0] - pair[1]) == 1 else 1))
+    for pair in sorted(sent, key=place):
+        if all(abs(sent[pair] / size - 1) > 0.05 for size in sizes):
+            chosen.append(pair)
+            sizes.append(sent[pair])
+    return chosen
 
 
 def _name_the_rows(ax) -> None:

@@ -203,13 +203,33 @@ INSIDE = (
     "PyTorch raised this in its own code, when it worked with what your function returned, or in backward."
     " Hold the shape and the type of each tensor that you return against what is asked for."
 )
-# What an error of a rank says, how the mistake is called, what to do.
+# What an error of a rank says ("type: message"), how the mistake is called, what to do.
 CRASHES = (
     (
         r"name '(rank|world_size)' is not defined",
         "a name that only cells have",
         "`rank` and `world_size` are there in `%%ranks` cells. A function asks: `dist.get_rank()`,"
         " `dist.get_world_size()`.",
+    ),
+    (
+        r"name 'world' is not defined",
+        "the notebook's world",
+        "`world` is the notebook's. Your function runs on a rank already: there `dist` sends and receives.",
+    ),
+    (
+        r"^EOFError",
+        "input on a rank",
+        "`input()` reads the keyboard, and a rank has none. What your function needs comes as its arguments.",
+    ),
+    (
+        r"^BdbQuit",
+        "a breakpoint on a rank",
+        "`breakpoint()` reads the keyboard, and a rank has none. `print()` shows a value in the notebook.",
+    ),
+    (
+        r"^SystemExit",
+        "an exit on a rank",
+        "`exit()` ends a rank in the middle, and the others wait for it. A function ends with `return`.",
     ),
     (
         r"Expected parameter .tensor. of type torch.Tensor",
@@ -284,7 +304,7 @@ def crashed(error: RankError) -> Answer:
         return said
     raised = [seen.error for seen in error.seen if seen.error and not seen.error.aborted]
     for pattern, name, advice in CRASHES:
-        if any(re.search(pattern, one.message) for one in raised):
+        if any(re.search(pattern, f"{one.type}: {one.message}") for one in raised):
             return Answer("crashed", f"{advice}\n\n{error.report}", name)
     waits = [s.where["in"] for s in error.seen if s.where and s.where["in"]]
     if error.kind == "deadlock" and any(s.finished for s in error.seen):

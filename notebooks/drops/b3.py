@@ -381,6 +381,9 @@ parameters = Asked(
             - attention / tp => attention / tp / ep
             - / tp => / ep
             - / tp => / tp / ep & experts * expert / ep => experts * expert / ep / tp
+        tp and ep exchanged
+            tp cuts attention, ep shares the experts out. You divide each by the other's size.
+            - attention / tp + experts * expert / ep => attention / ep + experts * expert / tp
         every expert on every rank
             That is data parallelism. With ep ranks, each holds experts / ep of them.
             - experts * expert / ep => experts * expert

@@ -81,6 +81,19 @@ def _mistaken(run: Run, truth: Run) -> tuple[str, str] | None:
     return None
 
 
+ALONE = """
+rank 0 alone
+    Rank 0 may have the twin's gradient by chance. Compare all ranks with it before you say "right".
+    - near(held[0], twin) and all(near(one, twin) for one in held) => near(held[0], twin)
+bit for bit
+    Sums in another order differ in the last bits, so == and torch.equal find differences that are none:
+    torch.allclose.
+    - near = torch.allclose => near = torch.equal
+a fixed number of ranks
+    The gradient is held by as many ranks as `held` has, 2 or 4: n = len(held).
+    - n = len(held) => n = 4
+    - n = len(held) => n = 2
+"""
 named = Asked(
     "name the bug",
     name_the_bug,
@@ -97,6 +110,7 @@ named = Asked(
     mistakes="\n".join(
         (
             "no name of the five\n    Return one of b5.NAMES, as it is written.\n    ~ form",
+            ALONE,
             *(f"{said} where it was {was}" for said, was in permutations(NAMES, 2)),
         )
     ),
@@ -385,6 +399,7 @@ parted = Asked(
         what has changed
             Every step changes every tensor. Compare ranks with each other, not before with after.
             - after[a][name] != after[b][name] => after[a][name] != before[a][name]
+            - after[a][name] != after[b][name] => before[a][name] != after[b][name]
             - parted = set() => return sorted({n for b, a in zip(before, after) for n in b if a[n] != b[n]})
         nothing parts
             In three of the cases copies have parted.

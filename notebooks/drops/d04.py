@@ -133,6 +133,9 @@ def _left(run: Run) -> list[dict]:
 
 
 SHOWS = {
+    "gradients thrown away": lambda run, truth: (
+        "zero_grad" in names_in(run.attempt) and _where(lambda f: not f.get("same", True))(run, truth)
+    ),
     "the input sent on": _where(lambda f: ("x", 1) in f["sent"]),
     "a received activation that does not require grad": _where(lambda f: not f["asked"]),
     "not x.grad sent back": _where(lambda f: f["sent"] & {("dy", -1), ("x", -1), ("y", -1)}),
@@ -154,6 +157,8 @@ SHOWS = {
 }
 
 MISTAKES = """
+        gradients thrown away
+            zero_grad() empties what backward has just left. Call it before the step, or leave it out.
         the value of recv
             dist.recv returns the sender's rank, a number. The message is in the tensor that you give it.
             ! 'int' object has no attribute 'requires_grad

@@ -267,6 +267,7 @@ share = Asked(
         percent instead of a share
             The number is right, as percent. Return a share of 1.
             - (p - 1) / => 100 * (p - 1) /
+            - (p - 1) / (m + p - 1) => round(100 * (p - 1) / (m + p - 1))
         the busy share
             That is the share in which a rank works. The bubble is the rest.
             - (p - 1) / => m /

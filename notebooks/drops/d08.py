@@ -86,7 +86,12 @@ def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
                 return "groups that do not partition the ranks", says(rank, axis)
     rank = off[0] - first
     axis = next(axis for axis in sizes if mine[rank][axis] != wanted[rank][axis])
-    return "other groups", f"{says(rank, axis)} It is {wanted[rank][axis]}."
+    stranger = next((r for r in mine[rank][axis] if r not in wanted[rank][axis]), None)
+    if stranger is None:
+        return "other groups", f"{says(rank, axis)} A rank is missing."
+    both = (placement.coordinates(r, sizes) for r in (rank, stranger))
+    at = " and ".join(", ".join(f"{name} {place}" for name, place in one.items()) for one in both)
+    return "other groups", f"{says(rank, axis)} Ranks {rank} and {stranger} stand at {at}."
 
 
 def met(groups_of: list[dict[str, list[int]]]) -> list[int]:
@@ -158,6 +163,17 @@ members = Asked(
         sizes added to a distance
             The distance along an axis is the product of all sizes further in.
             - stride *= size => stride = size if stride == 1 else stride + size
+        the rank itself left out
+            A group holds all of its ranks, the one that asks among them.
+            - [first + i * stride for i in range(size)] => [first + i * stride for i in range(size) if first
+              + i * stride != rank]
+        coordinates, not ranks
+            You return places along the axis, 0 to its size − 1. Asked are the numbers of the ranks that
+            stand there.
+            - [first + i * stride for i in range(size)] => list(range(size))
+        blocks of neighbours along every axis
+            Only the innermost axis has neighbours 1 apart. Along the others they are `stride` apart.
+            - rank // stride % size * stride => rank % size & first + i * stride => first + i
         a group that begins at the rank
             All members name the same group, which begins at the rank whose coordinate along this axis is 0.
             - [first + i * stride for i in range(size)] => sorted((rank + i * stride) %

@@ -219,7 +219,8 @@ choice = Asked(
             It cuts the idle time by v, but its warm-up is longer: a rank holds 1 + (p−1)/(p·v) times the
             {P} that 1F1B holds. Its messages grow by v as well.
         more memory than there is
-            A rank can hold {LIMIT} microbatches.
+            A rank can hold {LIMIT} microbatches. All forwards first, or a longer warm-up, hold more. Take a
+            schedule that warms up as 1F1B does: list(d12.SCHEDULES) has them, d12.on_paper computes them.
         the bubble is still there
             It fits. What else can a rank do while it waits for the others to warm up?
         messages are free

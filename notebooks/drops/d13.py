@@ -8,7 +8,7 @@ from functools import cache
 from itertools import combinations
 from typing import NamedTuple
 
-from helpers.practice.engine import Asked
+from helpers.practice.engine import Asked, Form
 from helpers.practice.exercise import Answer, right
 from helpers.practice.runs import Run, number
 from three_axes.plan import CLUSTERS, Estimate, Job, Layout, Plan, estimate, plan
@@ -409,6 +409,8 @@ def quick(case):
 
 def _indices(reply) -> tuple[int, int]:
     answer, reason = reply[:]  # a set has no order, and no slices
+    if answer in REASONS and reason in ANSWERS:
+        raise Form("The answer comes first, and then its reason; you return them the other way round")
     return ANSWERS.index(answer.strip()), REASONS.index(reason.strip())
 
 

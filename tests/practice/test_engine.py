@@ -250,6 +250,21 @@ def test_on_ranks(attempt, name, text):
     assert (said.kind, said.misconception) == (kind, name) and text in said.text, said
 
 
+@pytest.mark.parametrize(
+    "attempt, name",
+    [
+        (lambda x: input(), "input on a rank"),
+        (lambda x: breakpoint(), "a breakpoint on a rank"),
+        (lambda x: exit(), "an exit on a rank"),
+        (lambda x: world.run(doubled), "the notebook's world"),  # noqa: F821
+        (lambda x: x * rank, "a name that only cells have"),  # noqa: F821
+    ],
+)
+def test_what_belongs_to_a_notebook_crashes_with_a_sentence(attempt, name):
+    said = summed.check(attempt)
+    assert (said.kind, said.misconception) == ("crashed", name) and said.text.startswith("`"), said
+
+
 def test_every_edit_is_told_its_name_and_runs_of_edits_are_kept():
     assert summed.told_apart() == [
         ("thrice", "2 * => 3 *", "thrice"),

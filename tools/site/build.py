@@ -181,18 +181,23 @@ def _headings(body: BeautifulSoup) -> None:
 def _later(body: BeautifulSoup) -> None:
     """Fold each section of a drop that is for another day; a link to it opens it."""
     start = next((h for h in body.select("h2") if _words_of(h).startswith(LATER.lstrip("# "))), None)
-    fold = None
-    for tag in list(start.next_siblings) if start else ():
-        if tag.name == "h2":
-            break
+    if not start:
+        return
+    cell = next(parent for parent in start.parents if "text_cell" in parent.get("class", []))
+    blocks = list(start.next_siblings)
+    for later in cell.find_next_siblings():
+        text = later.select_one(".text_cell_render")
+        blocks += list(text.children) if text else [later]
+    fold = cell
+    for tag in blocks:
         if tag.name == "h3":
-            fold = body.new_tag("details", attrs={"class": "later"})
-            tag.insert_before(fold)
+            fold.insert_after(made := body.new_tag("details", attrs={"class": "later"}))
+            fold = made
             fold.append(summary := body.new_tag("summary"))
             if link := tag.select_one("a.anchor-link"):
                 link.decompose()  # a fold is a button, and holds no link
             summary.append(tag)
-        elif fold:
+        elif fold is not cell:
             fold.append(tag)
 
 
