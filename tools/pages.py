@@ -24,7 +24,8 @@ PLACE = re.compile(r"^\*\*\w\w of 14\*\*.*$|^\*\*\w\w, beyond the fourteen\*\*.*
 MINUTES = re.compile(r"^\*\d+ minutes, practice \d+\. Afterwards you can ", re.M)
 PRACTICE = re.compile(r"^(##+ Practice: .*?)(?: · \w+, \d+ minutes)?$", re.M)
 SECTION = re.compile(r"^### .* (\d+) minutes$", re.M)
-LATER_TITLE = re.compile(rf"^{LATER}.*$", re.M)
+ENOUGH = "Enough for today? The last cell of this notebook ends the ranks, and asks three cards."
+LATER_TITLE = re.compile(rf"^{LATER}.*$(?:\n\n{re.escape(ENOUGH)})?", re.M)
 LISTING = re.compile(r"<details><summary>The fourteen drops and their minutes</summary>.*?</details>", re.S)
 LINK = re.compile(r'\[([^\]]*)\]\(([^)]*)\)|<a href="([^"]*)">([^<]*)</a>')  # in folded answers it is HTML
 DROP = re.compile(r"\b[Dd]rop (\d\d)\b")
@@ -151,7 +152,8 @@ class Course:
         first.source = re.sub(rf"(?m)^(\*{CORE} minutes, .*)\n+", below, first.source)
         last.source = f"{last.source.rstrip()}\n\n{place}"
         heading = notebook.cells[at(notebook, LATER)]
-        heading.source = LATER_TITLE.sub(f"{LATER} · {later} minutes", heading.source, count=1)
+        enough = f"{LATER} · {later} minutes\n\n{ENOUGH}"
+        heading.source = LATER_TITLE.sub(lambda _: enough, heading.source, count=1)
         asked, above = iter(exercises(notebook)), None
         for cell in notebook.cells:
             if cell.cell_type == "markdown":

@@ -22,12 +22,8 @@ SEES, SENDS, HOLDS, KEEPS = 8.9, 6.55, 2.3, 1.0  # the heights of the four rows
 ARC = 0.75  # of an arrow to the next rank
 
 
-class Split(NamedTuple):
-    """One step of the toy on real ranks.
-
-    sizes: axis -> ranks, of "dp", "tp" and "pp", the outermost first. traffic: what the step moved.
-    kept: for each rank its bytes by kind, as `helpers.ranks.memory.by_kind` gives them.
-    """
+class _Split(NamedTuple):
+    """One step of the toy on real ranks, as `splits` is given it."""
 
     sizes: dict[str, int]
     traffic: Traffic
@@ -48,18 +44,22 @@ class Split(NamedTuple):
 
 
 @styled
-def splits(runs: dict[str, Split]) -> Picture:
+def splits(runs: dict[str, tuple[dict[str, int], Traffic, list[dict[str, int]]]]) -> Picture:
     """A panel for each run, a column for each rank.
 
-    Its four rows: the examples of the batch that the rank sees; what it sent in the step, measured; the part
+    runs: name -> one step of the toy on real ranks: its sizes (axis -> ranks, of "dp", "tp" and "pp", the
+    outermost first), what the step moved, and each rank's bytes by kind, as `memory.by_kind` gives them.
+
+    Four rows: the examples of the batch that the rank sees; what it sent in the step, measured; the part
     of the model's four blocks that it holds, by width and depth; the bytes that it keeps, all on one scale.
     """
-    n = max(len(run.kept) for run in runs.values())
-    figure, axes = row_of_panels(len(runs), max(3.3, 0.82 * n + 0.4) * len(runs), 4.2)
-    most_kept = max(sum(_kinds(kept).values()) for run in runs.values() for kept in run.kept)
-    most_sent = max((size for run in runs.values() for size in run.sent().values()), default=1.0)
+    made = {name: _Split(*run) for name, run in runs.items()}
+    n = max(len(run.kept) for run in made.values())
+    figure, axes = row_of_panels(len(made), max(3.3, 0.82 * n + 0.4) * len(made), 4.2)
+    most_kept = max(sum(_kinds(kept).values()) for run in made.values() for kept in run.kept)
+    most_sent = max((size for run in made.values() for size in run.sent().values()), default=1.0)
     words = []
-    for ax, (name, run) in zip(axes[0], runs.items()):
+    for ax, (name, run) in zip(axes[0], made.items()):
         for rank in range(len(run.kept)):
             _column(ax, run, rank, most_kept)
         _arrows(ax, run, most_sent)
@@ -68,13 +68,15 @@ def splits(runs: dict[str, Split]) -> Picture:
         ax.axis("off")
         words.append(f"{name}: {_in_words(run)}")
     _name_the_rows(axes[0][0])
-    shown = {kind for run in runs.values() for kept in run.kept for kind in _kinds(kept)}
+    shown = {kind for run in made.values() for kept in run.kept for kind in _kinds(kept)}
     names = [
         Patch(facecolor=colour, hatch=hatch, edgecolor=INK, label=kind)
         for kind, (colour, hatch) in PARTS.items()
         if kind in shown
     ]
-    figure.legend(handles=names, loc="outside lower left", ncols=len(names), fontsize=10)
+    # A single panel of four ranks is not as wide as all names in a row.
+    columns = len(names) if figure.get_figwidth() > 5 else 2
+    figure.legend(handles=names, loc="outside lower left", ncols=columns, fontsize=10)
     return Picture(figure, "What each rank sees, sends, holds and keeps. " + " ".join(words))
 
 
@@ -84,7 +86,7 @@ def _kinds(kept: dict[str, int]) -> dict[str, int]:
     return {kind: size for kind, size in named.items() if size}
 
 
-def _column(ax, run: Split, rank: int, most_kept: float) -> None:
+def _column(ax, run: _Split, rank: int, most_kept: float) -> None:
     """What one rank sees, holds and keeps."""
     left, colour = rank * STEP, rank_colour(rank)
     write_rank(ax, left + COLUMN / 2, SEES + 0.75, rank, 11, outline=2.5)
@@ -108,7 +110,7 @@ def _column(ax, run: Split, rank: int, most_kept: float) -> None:
     ax.text(left + COLUMN / 2, KEEPS - 0.2, human(sum(kept.values())), ha="center", va="top", fontsize=9)
 
 
-def _arrows(ax, run: Split, most_sent: float) -> None:
+def _arrows(ax, run: _Split, most_sent: float) -> None:
     """Who sent how much to whom: an arc for each pair, the higher the farther; each size is written once."""
     sent, named = run.sent(), _named(run.sent())
     for (a, b), size in sent.items():
@@ -122,7 +124,8 @@ def _arrows(ax, run: Split, most_sent: float) -> None:
         look = dict(mutation_scale=9, linewidth=0.8 + 2 * size / most_sent, color=INK, zorder=3)
         ax.add_patch(FancyArrowPatch(path=bow, arrowstyle=heads, **look))
         if (a, b) in named or (b, a) in named:
-            text = ax.text((x + y) / 2, SENDS + top, human(size), ha="center", va="center", fontsize=9)
+            said = human(size) + (" each way" if both and abs(sent[b, a] / size - 1) < 0.05 else "")
+            text = ax.text((x + y) / 2, SENDS + top, said, ha="center", va="center", fontsize=9)
             text.set_bbox(dict(boxstyle="round,pad=0.1", facecolor=PAPER, edgecolor="none"))
             text.set_zorder(4)
     if not run.traffic.matrix:
@@ -149,7 +152,7 @@ def _name_the_rows(ax) -> None:
         ax.text(-0.25, y, name, ha="right", va="center", fontsize=10, rotation=90)
 
 
-def _in_words(run: Split) -> str:
+def _in_words(run: _Split) -> str:
     """For those who cannot see the picture."""
     ranks = range(len(run.kept))
     arrows = ", ".join(f"rank {a} sent {human(size)} to rank {b}" for (a, b), size in run.sent().items())

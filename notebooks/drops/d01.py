@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from drops import measured
+from drops.measured import Step
 from helpers import toy
-from helpers.draw import Split
 from helpers.practice.engine import Asked
 from helpers.practice.runs import Run
 from helpers.ranks.world import World
@@ -23,7 +23,7 @@ AXES = {"data": "dp", "tensor": "tp", "pipeline": "pp"}
 SIZES = ({"hidden": 32, "b": 32, "s": 64}, {"hidden": 256, "b": 4, "s": 16})
 
 
-def three_cuts(world: World) -> dict[str, Split]:
+def three_cuts(world: World) -> dict[str, Step]:
     """A step of each scheme: what it moved, and what each rank keeps."""
     return {name: measured.one_step(world, {AXES[name]: world.n}, *SCHEMES[name]) for name in AXES}
 
@@ -104,7 +104,7 @@ fingerprints = Asked(
     fingerprint,
     minutes=6,
     hints=[
-        "Look at the pictures of who sends to whom: under which scheme do the ranks send different amounts?",
+        "Look at the picture of the three cuts: under which do the ranks send different amounts?",
         "One scheme sends gradients, one number for each weight. What happens to their number when the batch"
         " doubles?",
         "First test whether max(small) is well above min(small). Then test whether large is well above"

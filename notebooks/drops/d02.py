@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 
 from drops import measured, rings
+from drops.measured import Step
 from helpers import toy
-from helpers.draw import Split
 from helpers.practice.engine import OnRanks
 from helpers.ranks.world import World
 
@@ -378,6 +378,6 @@ def sent_in_all_reduce(world: World, megabytes: float) -> float:
     return (world.traffic.wire[0] or world.traffic.counted[0]) / 1e6
 
 
-def one_and_four() -> dict[str, Split]:
+def one_and_four() -> dict[str, Step]:
     """A step of data parallelism on one rank and on four."""
     return measured.one_and_four("dp", lambda model: model, toy.data_parallel_step)

@@ -7,8 +7,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from drops import measured
+from drops.measured import Step
 from helpers import toy
-from helpers.draw import Split
 from helpers.practice.engine import OnRanks
 from helpers.ranks.world import World
 
@@ -249,7 +249,7 @@ cross_entropy = OnRanks(
 # -- what the cells show --------------------------------------------------------------------------
 
 
-def one_and_four() -> dict[str, Split]:
+def one_and_four() -> dict[str, Step]:
     """A step of tensor parallelism on one rank and on four."""
     return measured.one_and_four("tp", toy.split_width, toy.tensor_parallel_step)
 

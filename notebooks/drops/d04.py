@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from drops import measured
+from drops.measured import Step
 from helpers import toy
-from helpers.draw import Split
 from helpers.practice.engine import OnRanks
 from helpers.practice.exercise import names_in
 from helpers.practice.runs import Run, alike
@@ -340,7 +340,7 @@ def timed_step(
     return world.timeline
 
 
-def one_step(world: World) -> Split:
+def one_step(world: World) -> Step:
     """What a step moved on four stages, and what each of them keeps."""
     return measured.one_step(world, {"pp": 4}, toy.split_depth, toy.pipeline_step)
 

@@ -299,8 +299,11 @@ def trace(world: World, how: str) -> tuple[Timeline, Traffic]:
 
     def once():
         world.run(steps)
-        world.timeline.streams = [[_as_lane(s) for s in row] for row in world.timeline.streams]
-        return world.timeline, world.traffic
+        line = world.timeline
+        line.streams = [[_as_lane(s) for s in row] for row in line.streams]
+        # The barrier before the step is none of it.
+        line.rows = [[s for s in row if not s.label.startswith("barrier")] for row in line.rows]
+        return line, world.traffic
 
     return shortest(once, lambda pair: pair[0].makespan)
 

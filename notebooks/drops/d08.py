@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from drops.measured import Step
 from helpers import toy
-from helpers.draw import Split
 from helpers.emulate import networks
 from helpers.practice.engine import Asked
 from helpers.practice.exercise import Answer, right
@@ -342,7 +342,7 @@ def by_axis(traffic: Traffic, sizes: Sizes, predicted: dict[str, float], rank: i
     return Table(columns, rows, title=f"bytes sent by rank {rank}, along each axis")
 
 
-def one_step(world: World, sizes: Sizes) -> Split:
+def one_step(world: World, sizes: Sizes) -> Step:
     """A step of the toy on the grid, in two microbatches: what it moved, and what each rank keeps."""
 
     def run():
@@ -357,7 +357,7 @@ def one_step(world: World, sizes: Sizes) -> Split:
         return memory.by_kind(stage, optimizer, held.peak)
 
     kept = world.run(run)
-    return Split(sizes, world.traffic, kept)
+    return Step(sizes, world.traffic, kept)
 
 
 def compare_with_twin(world: World, d: int, p: int, t: int) -> str:

@@ -12,8 +12,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from drops.measured import Step
 from helpers import toy
-from helpers.draw import Split
 from helpers.ranks import current, memory
 from helpers.ranks.world import World
 from three_axes.count.traffic import Traffic
@@ -115,9 +115,9 @@ def measured_states(world: World, kind: str) -> tuple[list[dict[str, int]], Traf
     return held, world.traffic
 
 
-def drawn(held: dict[str, list[dict[str, int]]], moved: dict[str, Traffic], *kinds: str) -> dict[str, Split]:
+def drawn(held: dict[str, list[dict[str, int]]], moved: dict[str, Traffic], *kinds: str) -> dict[str, Step]:
     """Some of the measured kinds, for `draw.splits`."""
-    return {kind: Split({"dp": len(held[kind])}, moved[kind], held[kind]) for kind in kinds}
+    return {kind: Step({"dp": len(held[kind])}, moved[kind], held[kind]) for kind in kinds}
 
 
 def states_table(world: World, by_kind: dict[str, list[dict[str, int]]]) -> Table:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from helpers import toy
-from helpers.draw import Split
 from helpers.ranks import memory
 from helpers.ranks.world import World
+from three_axes.count.traffic import Traffic
 
 
-def one_step(world: World, sizes: dict[str, int], split: Callable, step: Callable) -> Split:
-    """The split that `draw.splits` draws.
+class Step(NamedTuple):
+    """What `draw.splits` draws: axis -> ranks, the outermost first; what moved; each rank's bytes by kind."""
+
+    sizes: dict[str, int]
+    traffic: Traffic
+    kept: list[dict[str, int]]
+
+
+def one_step(world: World, sizes: dict[str, int], split: Callable, step: Callable) -> Step:
+    """One step, for `draw.splits`.
 
     sizes: axis -> ranks, the outermost first; their product is the world's ranks. split: a whole model -> a
     rank's part of it. step: (the part, tokens, targets) -> anything; it leaves gradients. The batch has 8
@@ -29,10 +38,10 @@ def one_step(world: World, sizes: dict[str, int], split: Callable, step: Callabl
         return memory.by_kind(part, optimizer, held.peak)
 
     kept = world.run(run)
-    return Split(sizes, world.traffic, kept)
+    return Step(sizes, world.traffic, kept)
 
 
-def one_and_four(axis: str, split: Callable, step: Callable) -> dict[str, Split]:
+def one_and_four(axis: str, split: Callable, step: Callable) -> dict[str, Step]:
     """The same step on one rank and on four."""
     made = {}
     for n, name in ((1, "one rank"), (4, "four ranks")):

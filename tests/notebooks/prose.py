@@ -87,7 +87,7 @@ COMPUTED = {
         "takes a rank's 2 of the 8 examples",
     ],
     "02": [
-        f"On four ranks that is 6 steps of *S*/4, so {must_send('all_reduce', 1, 4)}·*S*",
+        f"On four ranks that is 6 rounds of *S*/4, so {must_send('all_reduce', 1, 4)}·*S*",
         f"From {must_send('all_reduce', 1, 8)}·S to {must_send('all_reduce', 1, 64):.2f}·S: one eighth more",
     ],
     "03": [
@@ -100,42 +100,56 @@ COMPUTED = {
         f"{ {12: 'twelve'}[16 * must_send('all_reduce', 1, 4) / 2] } times as much as a middle stage",
     ],
     "05": [
-        f"{1e3 * d05.FORWARD:.0f} ms forward and {1e3 * d05.BACKWARD:.0f} ms backward",
-        f"held back until it would have ended over {PORT / 1e6} MB a second",
+        (
+            f"a block takes {1e3 * d05.FORWARD:.0f} ms forward and {1e3 * d05.BACKWARD:.0f} ms backward,"
+            f" so four take {4e3 * (d05.FORWARD + d05.BACKWARD):.0f} ms"
+        ),
+        f"held back until a network of {PORT / 1e6} MB a second would have finished it",
         (
             f"its gradients, {human(must_send('all_reduce', SMALL, 4))} from each rank:"
-            f" {1e3 * must_send('all_reduce', SMALL, 4) / PORT:.0f} ms on this network. Forward and backward"
-            f" take about {4e3 * (d05.FORWARD + d05.BACKWARD):.0f} ms"
+            f" {1e3 * must_send('all_reduce', SMALL, 4) / PORT:.0f} ms on this network."
         ),
         f"25 MiB each, the first 1 MiB, unless you say otherwise; here we say {human(d05.BUCKET)}, since the"
         " toy is small",
-        f"at 400·10¹² a second: {4e3 * 7e9 * 8192 / 400e12:.0f} ms",
-        f"2·7/8·14 GB at 450 GB a second: {1e3 * must_send('all_reduce', 14e9, 8) / 450e9:.0f} ms",
-        "at 450 GB/s inside a node, 7,000 at 50 GB/s between nodes",
+        f"at 554·10¹² a second: {4e3 * 7e9 * 8192 / 554e12:.0f} ms",
+        f"2·7/8·14 GB at 342 GB a second: {1e3 * must_send('all_reduce', 14e9, 8) / 342e9:.0f} ms",
+        (
+            f"reaches {REACHED.C / 1e12:.0f}·10¹² operations a second of the"
+            f" {DGX.device.flops / 1e12:.0f} that are printed, its link {REACHED.W / 1e9:.0f} GB/s of"
+            f" {DGX.intra_node_bandwidth / 1e9:.0f}, its port between nodes {REACHED.R / 1e9:.0f} of"
+            f" {DGX.inter_node_bandwidth / 1e9:.0f}"
+        ),
+        "here 30 % of the gradients come last",
     ],
     "06": [
         (
-            f"Here a port has a {({10: 'tenth'})[LINK / FAR]} of a link's bandwidth (a"
-            f" {8 * DGX.inter_node_bandwidth / 1e9:.0f} Gb/s port against NVLink:"
+            f"a port has a {({10: 'tenth'})[LINK / FAR]} of a link's bandwidth (an H100:"
+            f" {DGX.inter_node_bandwidth / 1e9:.0f} against {DGX.intra_node_bandwidth / 1e9:.0f} GB/s,"
             f" a {({9: 'ninth'})[DGX.intra_node_bandwidth / DGX.inter_node_bandwidth]})"
         ),
-        f"together a {({5: 'fifth'})[round(LINK / (2 * FAR))]} of a link",
         f"at {REACHED.C / 1e12:.0f}·10¹² operations and {REACHED.W / 1e9:.0f} GB a second",
         f"GB a second: {7 * REACHED.C / (3.6 * REACHED.h * REACHED.W):.0%}.".replace("%", " %"),
-        f"Over one port at {REACHED.R / 1e9:.0f} GB/s: ten times that",
+        f"which share 8 ports of {REACHED.R / 1e9:.0f} GB/s:"
+        f" {15 * REACHED.C / (3.6 * REACHED.h * 8 * REACHED.R):.0%}.".replace("%", " %"),
     ],
     "07": [
         "a timed wait, 30 ms a unit",
         f"One microbatch is {human(4 * 256)} here",
         f"here 3/11, {3 / 11:.2%}".replace("%", " %"),
     ],
-    "08": [f"an activation is {human(2 * 8192 * LLAMA.hidden)}", "1.51 TB", "537 MB", "13.2 GB"],
+    "08": [
+        f"an activation is {human(2 * 8192 * LLAMA.hidden)}",
+        "1.51 TB",
+        "537 MB",
+        "13.2 GB",
+        f"4 bytes down, {human((2 + 4) * LLAMA.params / 16 * 3 / 4)}",
+    ],
     "09": [
-        f"So 7·10⁹ parameters take {human(sum(states(7e9).values()))} before the first token.",
+        f"So your 13·10⁹ parameters take {human(sum(states(13e9).values()))} before the first token.",
         (
-            f"The 7B on eight GPUs: {human(sum(states(7e9).values()))} without ZeRO,"
-            f" {sum(states(7e9, 8, 1).values()) / 1e9} with ZeRO-1,"
-            f" {sum(states(7e9, 8, 3).values()) / 1e9:.0f} with ZeRO-3"
+            f"Your 13B on eight GPUs: {human(sum(states(13e9).values()))} without ZeRO,"
+            f" {sum(states(13e9, 8, 1).values()) / 1e9} with ZeRO-1,"
+            f" {sum(states(13e9, 8, 3).values()) / 1e9:.0f} with ZeRO-3"
         ),
         f"{human(4 * 175e9)}: nearly nine devices of 80 GB",
         "The 2 GB of overhead stand for",
@@ -158,7 +172,7 @@ COMPUTED = {
         f"has {ALL / 1e9:.0f}·10⁹ parameters, and a token uses {USED / 1e9:.0f}·10⁹ of them",
         "With a pipeline, TP 2 is enough where TP 4 was needed",
     ],
-    "b2": ["2,941 tokens on a rank"],
+    "b2": ["3,259 tokens on a rank"],
     "b4": [
         f"keeps the last {KEPT_ENTRIES:,} of them",
         f"`TORCH_FR_BUFFER_SIZE={KEPT_ENTRIES}`",
@@ -173,7 +187,8 @@ COMPUTED = {
     ],
     "14": [
         "within 1 %",
-        f"Under {100 * d14.the_plan().sure.apart:.0f} % is a **tie**",
+        f"are within {100 * d14.the_plan().sure.apart:.0f} % of each other",
+        f"4.41·10⁹ parameters, {human((2 + 4 + 12 / 4) * LLAMA.params / 16)} of states in place of 30.9",
         f"3 · (4 · 40 + 1) = {3 * (4 * 40 + 1)}",
         f"it takes {SUMMED.memory_bytes / 1e9:.1f} of {DGX.device.memory / 1e9:.1f} GB",
         f"{d14.MEASURED['25.09']:,} tokens/s/GPU (release 25.09) and {d14.MEASURED['25.11']:,} (25.11)",
@@ -182,7 +197,7 @@ COMPUTED = {
         f"at 400·10¹² a second, {6 * 175e9 * 300e9 / 400e12 / 31.5e6:.0f} years",
         "It keeps 40 % of the memory for activations",
         f"is ever more than {math.ceil(max(FLIPPED))} % behind",
-        f"less than {100 * d13.the_plan().sure.apart:.0f} % is a **tie**",
+        f"when they are less than {100 * d13.the_plan().sure.apart:.0f} % apart: that is a **tie**",
         f"{min(behind)} to {max(behind)} % slower than need be for larger ones",
         "is not exact to 2 %",
         "Two layouts are 2 % apart",
@@ -198,17 +213,22 @@ COMPUTED = {
         f"Through all eight, the planner says, it would lose {EIGHT_PORTS:.0%}".replace("%", " %"),
         (
             f"A link inside a node has {NODES.intra_node_bandwidth / 1e6:.0f} MB/s, a port out of it"
-            f" {NODES.inter_node_bandwidth / 1e6}. A node has four ports, and a ring over two nodes uses them"
-            f" all: {4 * NODES.inter_node_bandwidth / 1e6:.0f} MB/s"
+            f" {NODES.inter_node_bandwidth / 1e6}. A node has four ports, and a ring runs through each:"
+            f" together {4 * NODES.inter_node_bandwidth / 1e6:.0f} MB/s"
         ),
-        "14 pieces of 16.4 kB over 10 MB/s, and 1 ms: 23.9 ms, where it was 10.4",
+        "14 pieces of 16.4 kB over 10 MB/s, and 1 ms of latency: 23.9 ms, where it was 10.4",
+        f"inside a node is {1e3 * NODES.intra_node_latency} ms, and six show",
+        f"4·8·64·64 bytes, {human(4 * 8 * 64 * 64)}",
         f"It loses {loss_of('PTD-P'):.0%}. ZeRO-3".replace("%", " %"),
         f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %"),
     ],
     "10": [
-        f"for 13·10⁹ parameters {human((4 / 2 + 12 / 8) * d10.MODEL.params)}",
-        f"A usual batch adds {human(d10.held(d10.PADDED).memory['activations'])}",
-        f"which fits {human(d10.CLUSTER.device.memory)}",
+        f"has {d10.MODEL.params / 1e9:.2f}·10⁹ parameters",
+        f"12 over TP 2 and DP 4: {human((4 / 2 + 12 / 8) * d10.MODEL.params)}",
+        f"a usual one adds {human(d10.held(d10.PADDED).memory['activations'])}",
+        f"that fits an A100's {human(d10.CLUSTER.device.memory)}",
+        f"4·1,024·5,120 / 2 = {40 * 32.2 * 4 * 1024 * 5120 / 2 / 1e9:.1f} GB",
+        f"80·2³⁰ bytes, {80 * 2**30 / 1e9:.1f} GB",
         f"five times as long: {human(d10.held(d10.LONGEST).memory['activations'])}",
         f"a **budget** of {d10.LADDER_BUDGET / 1e6:.0f} MB",
         f"needs {d10.predicted('nothing') / 1e6:.1f} MB",
@@ -239,7 +259,7 @@ BOXES = {
     "02": [f"{2 * 7 / 8 * 1:.2f} MB of 1 MB"],
     "03": [human(4 * 4 * 2 * 3 / 4 * BSH * 4)],
     "04": [human(2 * BSH * 4)],
-    "05": [RULE(8, 400e12, 450e9), RULE(8, 400e12, 50e9)],
+    "05": [RULE(8, 554e12, 342e9), RULE(8, 554e12, 34e9)],
     "06": [f"{(t - 1) * REACHED.C / (3.6 * REACHED.h * REACHED.W):.0%}" for t in (2, 4, 8)],
     "07": [f"{3 / (8 + 3):.2%}"],
     "08": ["pp: groups of 16, neighbours 8 ranks apart, " + ("between nodes" if 16 * 8 > 8 else "")],
@@ -253,7 +273,7 @@ BOXES = {
     "13": [],  # `test_the_box_of_drop_13` asks how near it is
     "14": [f"{1 / 33:.1%}"],
     "b1": [f"{554e12 / (34e9 * ports):,.0f} tokens" for ports in (1, 8)],
-    "b2": [f"{2 * 8 / 64 * 400e12 / 34e9:,.0f} tokens"],
+    "b2": [f"{2 * 8 / 64 * 0.8 * 554e12 / 34e9:,.0f} tokens"],
     "b3": [human(4 * 4 * 256 * 2 * 64 * 3 / 4)],
     "b4": ["rank 1 at 4, the others at 5"],
     "b5": [f"{sum(SCORED) / 2 / SCORED[1]:g} times what they should count"],
