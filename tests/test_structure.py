@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -26,7 +27,13 @@ FILES = [file for top, folder in PLACES.items() for file in (folder / top).rglob
 TABLES = {"three_axes.table", "three_axes.terminal", "three_axes.files", "three_axes.foreign"}
 PAPER = {"three_axes.paper", "three_axes.plan"}
 COUNTED = TABLES | PAPER | {"three_axes.count", "three_axes.devices", "three_axes.pytorch_private"}
-COURSE = COUNTED | {"three_axes.trace", "three_axes.explain", "three_axes.verify", "helpers"}
+COURSE = COUNTED | {
+    "three_axes.trace",
+    "three_axes.ledger",
+    "three_axes.explain",
+    "three_axes.verify",
+    "helpers",
+}
 MAY = {
     "three_axes.terminal": {"three_axes.foreign"},
     "three_axes.table": {"three_axes.terminal"},
@@ -34,20 +41,21 @@ MAY = {
     "three_axes.foreign": set(),
     "three_axes.devices": set(),
     "three_axes.pytorch_private": set(),
+    "three_axes.ledger": {"three_axes.pytorch_private"},
     "three_axes.paper": {"three_axes.table", "three_axes.foreign"},
     "three_axes.plan": TABLES | PAPER,
     "three_axes.explain": TABLES | {"three_axes.paper"},
     "three_axes.count": COUNTED,
     "three_axes.verify": COUNTED,
-    "three_axes.trace": TABLES | PAPER | {"three_axes.pytorch_private"},
+    "three_axes.trace": TABLES | PAPER | {"three_axes.pytorch_private", "three_axes.ledger"},
     "three_axes.commands": {"three_axes.files", "three_axes.terminal"},
     "three_axes.sizing": TABLES | PAPER,
     "three_axes.options": PAPER | {"three_axes.sizing"},
     "three_axes.__main__": COUNTED
     | {"three_axes.verify", "three_axes.commands", "three_axes.options", "three_axes.sizing"},
     "helpers.toy": set(),
-    "helpers.emulate": COUNTED | {"three_axes.trace"},
-    "helpers.ranks": COUNTED | {"three_axes.trace", "helpers.emulate"},
+    "helpers.emulate": COUNTED | {"three_axes.ledger"},
+    "helpers.ranks": COUNTED | {"three_axes.ledger", "helpers.emulate"},
     "helpers.live": set(),
     "helpers.draw": COUNTED | {"helpers.live"},
     "helpers.train": COUNTED | {"three_axes.trace", "helpers.toy", "helpers.ranks"},
@@ -110,18 +118,27 @@ def loads(file: Path) -> set[Path]:
     return {other for other in loaded - {file} if other.name != "__init__.py"}
 
 
-def test_no_module_needs_itself():
+def names(file: Path) -> set[Path]:
+    """Files of the helpers that a file names anywhere: in functions, and for types, too."""
+    named = imports(file, ast.walk(parsed(file))) & MODULES.keys()
+    return {MODULES[n] for n in named if n.startswith("helpers.") and MODULES[n].name != "__init__.py"} - {
+        file
+    }
+
+
+@pytest.mark.parametrize("towards, files", [(loads, FILES), (names, FILES)])
+def test_no_module_needs_itself(towards, files):
     open_, done = [], set()
 
     def visit(file):
         assert file not in open_, " -> ".join(str(f.relative_to(ROOT)) for f in [*open_, file])
         if file not in done:
             open_.append(file)
-            for other in loads(file):
+            for other in towards(file):
                 visit(other)
             done.add(open_.pop())
 
-    for file in FILES:
+    for file in files:
         visit(file)
 
 
@@ -137,6 +154,14 @@ def test_private_names_of_pytorch_stand_in_one_file():
             lines = [line for line in file.read_text().splitlines() if PRIVATE.search(line.split("  #")[0])]
             lines = [line for line in lines if "`" not in line and "is_in_bad_fork" not in line]
             assert not [line for line in lines if "FakeTensorMode" not in line], file
+
+
+def test_the_first_drop_loads_neither_the_planner_nor_the_trace():
+    rooms = ("three_axes.plan", "three_axes.trace")
+    code = f"import sys, drops.d01; print([m for m in sys.modules if m.startswith({rooms})])"
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'notebooks'}"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "[]", done
 
 
 def test_paper_plan_and_explain_need_no_torch():

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import nbformat
 
 from helpers.live import LIVE
-from helpers.practice import passed, progress
+from helpers.practice import onward, passed
 from helpers.practice.books import notebooks, number
 from three_axes.files import course_on_path, find
 
@@ -123,7 +123,7 @@ def run(args: Namespace) -> None:
         opened = next(p for p in notebooks() if number(p) == args.fresh[0])
     else:
         done = passed.mine(folder)
-        opened = progress.next_drop(done)
+        opened = onward.next_drop(done)
         if done.exercises:
             print(
                 f"{len(done.passed)} exercises passed. Drop {number(opened)} opens: it is next.", flush=True

@@ -11,8 +11,8 @@ import time
 
 import torch
 
+from three_axes.ledger import Ledger, storages
 from three_axes.table import human
-from three_axes.trace.ledger import Ledger, storages
 
 from .allocator import CachingAllocator
 

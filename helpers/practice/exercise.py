@@ -28,7 +28,7 @@ from three_axes.count import lines
 from ..live import live, question
 from ..ranks import output
 from ..ranks.failure import RankError
-from . import passed
+from . import onward, passed
 from .runs import Endless
 
 if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
@@ -155,9 +155,7 @@ class Exercise:
             return answer
         passed.note(self.name, None if answer.kind == "right" else answer.misconception or answer.kind)
         if answer.kind == "right":
-            from . import progress  # which knows all exercises
-
-            answer.next = progress.after(self)
+            answer.next = onward.after(self.name, self.reference.__module__)
         return answer
 
     def advice(self, mistake: str) -> str:

@@ -1,11 +1,9 @@
-"""Where the reader is: what is passed, what went wrong last time, what comes next."""
+"""Where the reader is: what is passed, and what went wrong last time."""
 
 from __future__ import annotations
 
 import importlib
-import os
 import textwrap
-from pathlib import Path
 
 import nbformat
 
@@ -23,43 +21,6 @@ def _of(drop: str) -> dict[str, Exercise]:
     return dict(
         sorted(((name, x) for name, x in known if isinstance(x, Exercise)), key=lambda it: it[1].made)
     )
-
-
-def unsolved(drop: str, done: passed.Done) -> list[str]:
-    """Names of the drop's exercises that are not passed, in their order."""
-    return [x.name for x in _of(drop).values() if x.name not in done.passed]
-
-
-def next_drop(done: passed.Done) -> Path:
-    """The notebook to open: the drop left or tried last while it has an exercise to solve, else the next that
-    has; the first of all that have, behind the last; the first notebook where none has.
-    """
-    books = notebooks()
-    touched = [i for i, p in enumerate(books) if number(p) in done.left or _tried(number(p), done)]
-    at = max(touched, default=0)
-    return next((p for p in books[at:] + books[:at] if unsolved(number(p), done)), books[0])
-
-
-def _tried(drop: str, done: passed.Done) -> bool:
-    return any(x.name in done.exercises for x in _of(drop).values())
-
-
-def link(to: Path, here: Path) -> str:
-    """From one notebook's folder to another notebook, as a page or JupyterLab follows it."""
-    return os.path.relpath(to, here.parent).replace(os.sep, "/")
-
-
-def after(exercise: Exercise) -> tuple[str, str]:
-    """(what comes next, a link to it or ''), once this exercise is passed."""
-    at = next((p for p in notebooks() if module_of(number(p)) == exercise.reference.__module__), None)
-    if at is None:
-        return "", ""
-    done = passed.mine()
-    done.exercises[exercise.name] = passed.Attempts(1, True)  # where nothing is kept, too
-    if left := unsolved(number(at), done):
-        return f"Next in this drop: {left[0]}.", ""
-    there = next_drop(done)
-    return f"Next: drop {number(there)}.", link(there, at)
 
 
 def here(drop: str) -> None:

@@ -6,15 +6,24 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from three_axes import devices
 from three_axes.count.clock import Span
+from three_axes.count.report import CollectiveCount
 
-if TYPE_CHECKING:
-    from three_axes.count.report import CollectiveCount
 
-    from .worker import Rank
+class Rank(Protocol):
+    """What functions that run on a rank use of it; `worker.Rank` is one."""
+
+    device: Any
+    recorder: Any
+    budget: Any
+    names: dict
+
+    def tell(self, done: int, total: int | None) -> None:
+        """Say to the notebook how far the rank has come."""
+
 
 rank: Rank | None = None  # None in the kernel, and in what a rank forks
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from three_axes.trace.ledger import storages
+from three_axes.ledger import storages
 
 from . import current
 

@@ -1,5 +1,7 @@
 """Pictures and explorers: what is drawn is seen, what cannot be drawn is refused in words."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from helpers import draw
@@ -31,3 +33,21 @@ def test_a_ranking_draws_all_seconds_of_models_with_experts():
     drawn = [text.get_text() for text in figure.axes[0].texts]
     for said, row in zip(drawn, made.by_axes):
         assert said.startswith(f" {row.seconds:.2f} s")
+
+
+def test_a_split_says_in_words_what_it_draws():
+    kept = [{"parameters": 4_000_000, "gradients": 4_000_000, "optimizer": 0, "resident": 10**9}] * 2
+    picture = lambda matrix: draw.splits({"tensor": ({"tp": 2}, SimpleNamespace(matrix=matrix), kept)})
+    measured = picture([[0, 5_000_000], [5_000_000, 0]]).alt
+    assert "sees 8 of 8 examples and holds 50% of the width of 4 of 4 blocks" in measured
+    assert "rank 0 sent 5.00 MB to rank 1" in measured and "kept by rank: 8.00 MB, 8.00 MB" in measured
+    assert "what was sent is not measured here" in picture(None).alt
+
+
+def test_two_orders_grow_unit_by_unit():
+    orders = explore.orders(p=4, m=8)
+    whole = orders.picture.alt
+    orders.set(until=2)
+    assert "rank 0 F0 F1, rank 1 F0" in orders.picture.alt and "B0" not in orders.picture.alt
+    orders.set(until=57)
+    assert orders.picture.alt == whole and whole.count("33 units") == 2

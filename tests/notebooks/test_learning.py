@@ -20,7 +20,7 @@ import pytest
 from test_notebooks import FOLDER, NOTEBOOKS, text
 
 from drops import b1, d01, d07
-from helpers.practice import cards, passed, progress, quiz
+from helpers.practice import cards, onward, passed, progress, quiz
 from helpers.practice.books import module_of
 from three_axes.__main__ import main
 from tools import classroom, colab, printables, slides, wall
@@ -208,7 +208,7 @@ def test_there_is_one_progress_file_for_the_fourteen_and_those_beyond(monkeypatc
 
 def test_the_course_knows_what_comes_next_and_what_went_wrong_last_time(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
-    opens = lambda: progress.next_drop(passed.mine()).name[:2]
+    opens = lambda: onward.next_drop(passed.mine()).name[:2]
     assert opens() == "01"
     wrong = d01.fingerprints.check(lambda small, large: "data")
     assert opens() == "01"
@@ -225,14 +225,14 @@ def test_the_course_knows_what_comes_next_and_what_went_wrong_last_time(monkeypa
     for name in progress.exercises()["07"][:1]:
         passed.note(name, None)
     assert opens() == "07"
-    assert progress.after(d07.one_f_one_b) == (f"Next in this drop: {d07.share.name}.", "")
+    assert onward.after(d07.one_f_one_b.name, d07.__name__) == (f"Next in this drop: {d07.share.name}.", "")
     passed.note(d07.share.name, None)
-    assert progress.after(d07.share)[1].startswith("08_")
+    assert onward.after(d07.share.name, d07.__name__)[1].startswith("08_")
     for names in progress.exercises().values():
         for name in names:
             passed.note(name, None)
     assert opens() == "01"
-    assert progress.after(b1.mesh)[1].startswith("../01_")
+    assert onward.after(b1.mesh.name, b1.__name__)[1].startswith("../01_")
 
 
 def test_a_drop_can_be_tested_out(monkeypatch, tmp_path, capsys):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from .. import pytorch_private
+from ..ledger import Ledger, storages
 from ..plan.traffic import Call
-from .ledger import Ledger, storages
 
 OPERATORS = {  # operator -> (collective, argument with the whole tensor, or None: the result is)
     "c10d::allreduce_": ("all_reduce", 0),

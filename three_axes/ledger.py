@@ -7,8 +7,8 @@ import weakref
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import pytorch_private
-from ..pytorch_private import TorchDispatchMode, piece_of, tree_iter
+from . import pytorch_private
+from .pytorch_private import TorchDispatchMode, piece_of, tree_iter
 
 
 def storages(tensors) -> dict[int, int]:
@@ -53,11 +53,11 @@ class Ledger(TorchDispatchMode):
             return storage
 
         self._propagate = pytorch_private.replace_shape_propagation(propagate)
-        torch.UntypedStorage.resize_ = resize_
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
         return super().__enter__()
 
     def __exit__(self, *error):
-        torch.UntypedStorage.resize_ = self._resize
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         pytorch_private.replace_shape_propagation(self._propagate)
         return super().__exit__(*error)
 
