@@ -1,5 +1,5 @@
 import torch, torch.distributed as dist
-from drops.b4_runs import batches
+from drops.b4.runs import batches
 
 weight, labels = torch.zeros(8), torch.zeros(4, 1)
 for x, y in batches(seed, rank):

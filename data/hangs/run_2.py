@@ -1,5 +1,5 @@
 import torch, torch.distributed as dist
-from drops.b4_runs import batches, settings
+from drops.b4.runs import batches, settings
 
 writer, save_at = settings(seed)
 weight, copies = torch.zeros(8), torch.zeros(4, 8)

@@ -1,5 +1,5 @@
 import torch, torch.distributed as dist
-from drops.b4_runs import batches, read
+from drops.b4.runs import batches, read
 
 weight = torch.zeros(8)
 for step, (x, y) in enumerate(batches(seed, rank)):

@@ -1,5 +1,5 @@
 import torch, torch.distributed as dist
-from drops.b4_runs import shard
+from drops.b4.runs import shard
 
 weight = torch.zeros(8)
 for x, y in shard(seed, rank):

@@ -1,5 +1,5 @@
 import torch, torch.distributed as dist
-from drops.b4_runs import batches, ready
+from drops.b4.runs import batches, ready
 
 pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
 group = {"dense": dist.group.WORLD, "expert": pairs[rank // 2]}

@@ -120,8 +120,8 @@ def orders(p: int = 4, m: int = 8) -> Explorer:
     return Explorer(
         draw_orders,
         {
-            "p": ("stages p", [2, 4], p),
             "m": ("microbatches m", [1, 2, 4, 8, 16], m),
+            "p": ("stages p", [2, 4], p),
             "until": ("until unit", list(range(1, 58)), 57),
         },
         plays="until",

@@ -38,7 +38,7 @@ def exercises() -> dict[str, list[str]]:
     named = {}
     for drop in map(number, notebooks()):
         tree = ast.parse(
-            find(f"notebooks/{module_of(drop).replace('.', '/')}.py").read_text(encoding="utf-8")
+            find(f"notebooks/{module_of(drop).replace('.', '/')}/exercises.py").read_text(encoding="utf-8")
         )
         made = [line.value for line in tree.body if isinstance(line, ast.Assign)]
         calls = [value for value in made if isinstance(value, ast.Call)]

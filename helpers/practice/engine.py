@@ -6,17 +6,24 @@ that does the same as the reader's function. Where none does, the attempt is wro
 told where it parts from the solution. So nobody is accused of what was not proven, and nothing is praised
 that parts from the solution.
 
-Mistakes are rows of a text. A row has a name, advice, and proofs, of which one is enough:
+A drop's mistakes stand in `mistakes.md` beside its exercises: Markdown that a teacher edits. `# name` begins
+the rows of an exercise, or of several (`# one · two`). A row has a name, advice, and proofs, of which one is
+enough:
 
-    a sum where the mean was meant
-        Every rank holds the sum of four gradients. The twin's loss is a mean over examples.
-        - gradient * examples / total => gradient
+    ## a sum where the mean was meant
 
-    - OLD => NEW & OLD => NEW   the solution, edited so in all places, does the same (⏎ ends a line of it)
-    ! PATTERN                   an error of a rank, 'IndexError: list…', has this regular expression
-    $ WHAT                      the values are right, and a rank needed more than the solution: flops, calls
-                                or bytes
-    ~ WHAT                      the answer has another form; or it is cut: no gradient came back
+    Every rank holds the sum of four gradients. The twin's loss is a mean over examples.
+
+    ```diff
+    -    gradient = gradient * examples / total
+    +    gradient = gradient
+    ```
+
+    a diff             the solution with these lines changed does the same: each run of '-' lines, whole and
+                       in order, becomes the run of '+' lines behind it
+    - error: `PATTERN` an error of a rank, 'IndexError: list…', has this regular expression
+    - costs: `WHAT`    the values are right, and a rank needed more than the solution: flops, calls or bytes
+    - parts: `WHAT`    the answer has another form; or it is cut: no gradient came back
 
 A row without a proof has a function of its name in `shows`; one with errors may have one. It is given two
 Runs: what was seen of the attempt, and of the solution. It returns whether that is the mistake, or, as
@@ -36,6 +43,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,7 +72,10 @@ UNNAMED = {
     "cut": "an output cut off from x",
     "gradients": "another gradient of x",
 }
-PROOFS = {"-": "edits", "!": "errors", "$": "costs", "~": "parts"}
+PROOFS = {"error": "errors", "costs": "costs", "parts": "parts"}
+DIFF = re.compile(r"^```diff\n(.*?)^```$", re.M | re.S)
+PROOF = re.compile(rf"^- ({'|'.join(PROOFS)}): `(.+)`$", re.M)
+HUNK = re.compile(r"((?:^-.*\n)*)((?:^\+.*\n)*)", re.M)
 
 
 @dataclass
@@ -79,46 +90,45 @@ class Mistake:
     parts: list[str] = field(default_factory=list)
 
 
-def mistakes_of(text: str) -> list[Mistake]:
-    """The rows of a text, as the head of this file describes them."""
-    rows: list[Mistake] = []
-    proofs = None
-    for line in textwrap.dedent(text).splitlines():
-        words, indent = line.strip(), len(line) - len(line.lstrip())
-        if not words:
-            continue
-        if indent == 0:
-            rows.append(Mistake(words))
-            proofs = None
-        elif words[:2] in {f"{mark} " for mark in PROOFS}:
-            proofs, depth = getattr(rows[-1], PROOFS[words[0]]), indent
-            proofs.append(line[indent + 2 :])
-        elif proofs is not None and indent > depth:  # the proof goes on
-            proofs[-1] += f" {words}"
-        else:
-            rows[-1].advice += f" {words}" if rows[-1].advice else words
+def mistakes_of(text: str, exercise: str) -> list[Mistake]:
+    """The rows of an exercise in a text, as the head of this file describes them."""
+    rows = []
+    for names, part in re.findall(r"^# ([^\n]+)\n(.*?)(?=^# |\Z)", text, re.M | re.S):
+        if exercise in names.split(" · "):
+            for name, body in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", part, re.M | re.S):
+                advice = PROOF.sub("", DIFF.sub("", body))
+                row = Mistake(name, " ".join(advice.split()), DIFF.findall(body))
+                for kind, proof in PROOF.findall(body):
+                    getattr(row, PROOFS[kind]).append(proof)
+                rows.append(row)
     return rows
 
 
 _numbers = itertools.count()
 
 
-def changed(text: str, edit: str, name: str) -> str:
-    """A text with each 'old => new' of `edit` changed, in all places where it stands.
+def patched(source: str, diff: str, name: str) -> str:
+    """A source with a diff's lines changed in it.
 
-    Raises ValueError where the text, that of `name`, has no such place.
+    Raises ValueError where the source, that of `name`, has not the lines that the diff takes away.
     """
-    for part in edit.replace("⏎", "\n").split(" & "):
-        old, arrow, new = part.partition(" =>")
-        if not arrow or old not in text:
-            raise ValueError(f"{name} has no {old!r} to be edited, as {part!r} asks")
-        text = text.replace(old, new.removeprefix(" "))
-    return text
+    lines, at = source.splitlines(), 0
+    for old, new in ([part.splitlines() for part in hunk] for hunk in HUNK.findall(diff) if any(hunk)):
+        gone, come = [line[1:] for line in old], [line[1:] for line in new]
+        spots = [i for i in range(at, len(lines)) if gone and lines[i : i + len(gone)] == gone]
+        if not spots:
+            raise ValueError(
+                f"{name} has no lines {gone!r} to be edited; a diff has them whole, as they stand"
+            )
+        lines[spots[0] : spots[0] + len(gone)] = come
+        at = spots[0] + len(come)
+    return "\n".join(lines) + "\n"
 
 
-def edited(solution: Callable, edit: str) -> Callable:
-    """The solution, `changed` by an edit."""
-    return compiled(changed(textwrap.dedent(inspect.getsource(solution)), edit, solution.__name__), solution)
+def edited(solution: Callable, diff: str) -> Callable:
+    """The solution, `patched` by a diff."""
+    source = textwrap.dedent(inspect.getsource(solution))
+    return compiled(patched(source, diff, solution.__name__), solution)
 
 
 def compiled(source: str, solution: Callable) -> Callable:
@@ -136,18 +146,19 @@ def compiled(source: str, solution: Callable) -> Callable:
 class Compared(Exercise):
     """An exercise whose attempts are compared with its solution, and with the solution's edits.
 
-    mistakes: rows of text. shows: name -> a function (run, truth), for rows without a proof. finds(run,
-    truth): one function in place of those, told of attempts that ended: a row's name, or that and what shows
-    it, or None; or of each name whether or by what it is shown, of which the first counts. praise: what is
-    said of a right answer, or a function (Run) -> Answer. figures(run, truth): (what, reached, target) for
-    the answer. picture(run, truth): what a wrong one shows, or None. reads(value): one case's value in the
-    form in which it is compared; it raises for what has no such form. compares: whether values and gradients
-    must be the solution's; without, a row decides. proves(values): what of a rank's values an edit must do
-    the same. must_wait: whether it is wrong to wait for less of what was begun than the solution does.
+    mistakes: rows, as Markdown; None: those of `mistakes.md` in the solution's folder. shows: name -> a
+    function (run, truth), for rows without a proof. finds(run, truth): one function in place of those,
+    told of attempts that ended: a row's name, or that and what shows it, or None; or of each name whether
+    or by what it is shown, of which the first counts. praise: what is said of a right answer, or a
+    function (Run) -> Answer. figures(run, truth): (what, reached, target) for the answer. picture(run,
+    truth): what a wrong one shows, or None. reads(value): one case's value in the form in which it is
+    compared; it raises for what has no such form. compares: whether values and gradients must be the
+    solution's; without, a row decides. proves(values): what of a rank's values an edit must do the same.
+    must_wait: whether it is wrong to wait for less of what was begun than the solution does.
     """
 
-    mistakes: str
     praise: str | Callable[[Run], Answer]
+    mistakes: str | None = None
     shows: dict[str, Callable[[Run, Run], bool | str]] = field(default_factory=dict)
     finds: Callable[[Run, Run], str | tuple[str, str] | dict[str, bool | str] | None] | None = None
     figures: Callable[[Run, Run], list[tuple[str, str, str]]] = lambda run, truth: []
@@ -159,7 +170,9 @@ class Compared(Exercise):
     tolerance: float | None = None
 
     def __post_init__(self):
-        self.rows = mistakes_of(self.mistakes)
+        beside = Path(inspect.getfile(self.reference)).with_name("mistakes.md")
+        text = beside.read_text(encoding="utf-8") if self.mistakes is None else self.mistakes
+        self.rows = mistakes_of(text, self.name)
         if self.finds:
             bare = [row.name for row in self.rows if not (row.edits + row.errors + row.costs + row.parts)]
             self.shows = {name: partial(self._found, name) for name in bare} | self.shows

@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from helpers import World
 from helpers.ranks.failure import RankError
 
 pytestmark = pytest.mark.waits
@@ -417,16 +418,23 @@ def is_proven(world, function, *args) -> RankError:
     return caught.value
 
 
+@pytest.fixture(scope="module")
+def alone():
+    """A world in which no program of ENDS has run: a thread that one left would forbid a proof, rightly."""
+    with World(4) as made:
+        yield made
+
+
 @pytest.mark.parametrize("name", HANGS)
-def test_what_can_never_go_on_is_proven(world, name):
-    error = is_proven(world, HANGS[name])
+def test_what_can_never_go_on_is_proven(alone, name):
+    error = is_proven(alone, HANGS[name])
     if name.startswith("two"):
         assert error.ranks == [0, 1] and "ranks 0 and 1 can never go on" in str(error)
 
 
 @pytest.mark.parametrize("what", BESIDE)
-def test_it_is_proven_beside_what_is_idle(world, what):
-    is_proven(world, beside, what)
+def test_it_is_proven_beside_what_is_idle(alone, what):
+    is_proven(alone, beside, what)
 
 
 def test_the_timeout_says_which_thread_forbade_a_proof(world):

@@ -44,7 +44,7 @@ LAYOUT = Defence(d14.the_plan(), Layout(dp=4, tp=8, pp=2, zero=1))
 FIRST = d14.the_plan().by_axes[:8]
 SUMMED = estimate(d14.the_plan().job, Layout(dp=8, tp=8, zero=1))  # "with them in float32"
 LLAMA = find_model("llama-3-70b")
-REACHED = d13._given(*list(d13._JOBS)[1])  # of an H100
+REACHED = d13.exercises._given(*list(d13.exercises._JOBS)[1])  # of an H100
 SIXTY_FOUR = Job(LLAMA, global_batch=64, seq_len=8192)
 LEAST = max(sum(stage_memory(SIXTY_FOUR, Layout(tp=8, pp=2, recompute="full"), k).values()) for k in range(2))
 TOY = sum(p.numel() for p in toy.ToyTransformer(hidden=d10.HIDDEN, seq_len=d10.LONG).parameters())

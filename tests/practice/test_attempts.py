@@ -11,10 +11,11 @@ import csv
 from pathlib import Path
 
 import pytest
+from edits import edited
 from test_exercises import EXERCISES
 
 from drops import b4
-from helpers.practice.engine import Asked, edited
+from helpers.practice.engine import Asked
 
 pytestmark = [pytest.mark.waits, pytest.mark.usefixtures("judges_share_worlds")]
 
@@ -55,7 +56,7 @@ def cases():
 
 @pytest.mark.parametrize("name, change, expected", list(cases()))
 def test_an_attempt_is_told_what_the_table_says(name, change, expected, monkeypatch):
-    monkeypatch.setattr(b4, "_deals", [0])  # a wrong diagnosis deals the ranks anew
+    monkeypatch.setattr(b4.cells, "_deals", [0])  # a wrong diagnosis deals the ranks anew
     answer = EXERCISES[name].check(edited(EXERCISES[name].reference, change))
     assert (answer.kind == "right") == (expected == "(right)") and is_told(answer, expected), answer
 

@@ -33,7 +33,7 @@ def is_the_same(exercise: Compared, attempt) -> bool:
     "most", [pytest.param(QUICK, marks=pytest.mark.slow), pytest.param(ALL, marks=pytest.mark.exhaustive)]
 )
 def test_no_check_praises_what_does_something_else(name, most, monkeypatch):
-    monkeypatch.setattr(b4, "_deals", [0])  # a wrong diagnosis deals the ranks anew
+    monkeypatch.setattr(b4.cells, "_deals", [0])  # a wrong diagnosis deals the ranks anew
     exercise, told, praised = JUDGED[name], Counter(), []
     for what, attempt in changes.changed(exercise.reference, most, seed=1):
         answer = exercise.check(attempt)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from drops.b5.cells import changed
 from helpers import toy
 from helpers.practice.engine import UNNAMED, Asked, OnRanks, edited, mistakes_of, wasteful
 from helpers.practice.exercise import Answer
@@ -27,25 +28,38 @@ def double(x):
     return twice
 
 
-def test_an_edit_changes_the_text_wherever_it_stands():
-    assert edited(double, "x + x => 3 * x")(2) == 6
-    assert edited(double, "twice => y & x + x => x - x")(2) == 0
-    assert edited(double, "twice = x + x⏎    return twice => return 7")(2) == 7
-    assert edited(double, " + x =>")(2) == 2
-    for unknown in ("thrice => y", "twice"):
-        with pytest.raises(ValueError, match="to be edited"):
+def test_a_diff_changes_whole_lines_in_their_order():
+    assert edited(double, "-    twice = x + x\n+    twice = 3 * x\n")(2) == 6
+    assert edited(double, "-    twice = x + x\n-    return twice\n+    return 7\n")(2) == 7
+    both = "-    twice = x + x\n+    twice = x + x\n+    twice += 1\n-    return twice\n+    return -twice\n"
+    assert edited(double, both)(2) == -5
+    for unknown in (
+        "-    twice = 3 * x\n",
+        "-    return twice\n+    pass\n-    twice = x + x\n",
+        "+    pass\n",
+    ):
+        with pytest.raises(ValueError, match="double has no lines .* whole, as they stand"):
             edited(double, unknown)
+
+
+def test_a_change_in_one_line_stands_for_many():
+    assert (
+        changed("x + x", "x => y & y + => 2 *", "it") == "2 * y" and changed("a", "a => b⏎c", "it") == "b\nc"
+    )
+    for unknown in ("thrice => y", "x"):
+        with pytest.raises(ValueError, match="to be edited"):
+            changed("x", unknown, "it")
 
 
 def test_rows_without_a_proof_need_a_function_and_functions_a_row():
     for mistakes, shows in (
-        ("alone\n  Advice.", {}),
-        ("a\n  B.\n  ~ form", {"b": bool}),
-        ("a\n  B.\n  ~ values", {}),
-        ("a\n  ~ form", {"a": bool}),
+        ("## alone\n\nAdvice.\n", {}),
+        ("## a\n\nB.\n\n- parts: `form`\n", {"b": bool}),
+        ("## a\n\nB.\n\n- parts: `values`\n", {}),
+        ("## a\n\n- parts: `form`\n", {"a": bool}),
     ):
         with pytest.raises(ValueError, match="needs proofs|no such rows|form and cut"):
-            Asked("e", double, hints=[], minutes=1, mistakes=mistakes, shows=shows, praise="")
+            Asked("e", double, hints=[], minutes=1, mistakes=f"# e\n\n{mistakes}", shows=shows, praise="")
 
 
 @pytest.mark.parametrize(
@@ -111,15 +125,24 @@ area = Asked(
         "too large": lambda run, truth: not run.error and run.values[0] > 99 and f"You say {run.values[0]:g}."
     },
     mistakes="""
-        too large
-            Look again.
-        a division
-            Divide nothing.
-            ! ZeroDivision
-        no number
-            Give a number.
-            ~ form
-    """,
+# area
+
+## too large
+
+Look again.
+
+## a division
+
+Divide nothing.
+
+- error: `ZeroDivision`
+
+## no number
+
+Give a number.
+
+- parts: `form`
+""",
 )
 
 
@@ -171,25 +194,50 @@ summed = on_two(
     inputs=ones,
     gradient=lambda arguments: torch.ones(4),
     mistakes="""
-        thrice
-            Twice was asked.
-            - 2 * => 3 *
-        not summed
-            Sum it.
-            - toy.copy_to_tp(x) => x
-        no tensor
-            A tensor is wanted.
-            ~ form
-        cut off
-            Autograd must come back.
-            ~ cut
-        too many calls
-            One is enough.
-            $ calls
-        too many bytes
-            Fewer will do.
-            $ bytes
-    """,
+# the gradient summed
+
+## thrice
+
+Twice was asked.
+
+```diff
+-    y = 2 * toy.copy_to_tp(x)
++    y = 3 * toy.copy_to_tp(x)
+```
+
+## not summed
+
+Sum it.
+
+```diff
+-    y = 2 * toy.copy_to_tp(x)
++    y = 2 * x
+```
+
+## no tensor
+
+A tensor is wanted.
+
+- parts: `form`
+
+## cut off
+
+Autograd must come back.
+
+- parts: `cut`
+
+## too many calls
+
+One is enough.
+
+- costs: `calls`
+
+## too many bytes
+
+Fewer will do.
+
+- costs: `bytes`
+""",
 )
 
 
@@ -266,10 +314,8 @@ def test_what_belongs_to_a_notebook_crashes_with_a_sentence(attempt, name):
 
 
 def test_every_edit_is_told_its_name_and_runs_of_edits_are_kept():
-    assert summed.told_apart() == [
-        ("thrice", "2 * => 3 *", "thrice"),
-        ("not summed", "toy.copy_to_tp(x) => x", "not summed"),
-    ]
+    (thrice, edit), (not_summed, other) = ((row.name, *row.edits) for row in summed.rows[:2])
+    assert summed.told_apart() == [(thrice, edit, "thrice"), (not_summed, other, "not summed")]
     assert {key for key in summed._known if key[1]} == {((2,), edit) for edit in summed.edits}
 
 
@@ -283,10 +329,14 @@ product = on_two(
     inputs=lambda rank, n: [(torch.full((8, 8), 1.0 + rank),), (torch.eye(8),)],
     figures=lambda run, truth: [("work", f"{run.most('flops'):g}", f"{truth.most('flops'):g}")],
     mistakes="""
-        too much work
-            One product is enough.
-            $ flops
-    """,
+# a product
+
+## too much work
+
+One product is enough.
+
+- costs: `flops`
+""",
 )
 
 
@@ -323,14 +373,22 @@ side = Asked(
     praise=lambda run: Answer("right", f"{run.values[0]} is as good."),
     finds=found,
     mistakes="""
-        one
-            Not one.
-        two
-            Not two.
-        an error
-            No error.
-            ! Error
-    """,
+# side
+
+## one
+
+Not one.
+
+## two
+
+Not two.
+
+## an error
+
+No error.
+
+- error: `Error`
+""",
 )
 
 
@@ -386,26 +444,42 @@ def test_what_moves_more_than_it_must(run, name):
         assert "rank 0 sends or receives 3.00 kB" in said[1]
 
 
+MISTAKES = """
+# one
+
+## a row
+
+One.
+Two.
+
+```diff
+-    a
++    b
+```
+
+```diff
+-    c
+```
+
+- costs: `calls`
+- error: `an? error`
+
+# one · two
+
+## another
+
+Or that.
+
+- parts: `form`
+"""
+
+
 def test_rows_in_text():
-    row, other = mistakes_of("""
-        a row
-            One.
-            Two.
-            - a => b & c =>
-            - d =>
-              e
-            $ calls
-            ! an? error
-            ~ crash
-        another
-            Or that.
-            ~ form
-    """)
-    assert (row.name, row.advice, row.edits) == ("a row", "One. Two.", ["a => b & c =>", "d => e"])
-    assert (row.costs, row.errors, row.parts) == (["calls"], ["an? error"], ["crash"])
+    row, other = mistakes_of(MISTAKES, "one")
+    assert (row.name, row.advice, row.edits) == ("a row", "One. Two.", ["-    a\n+    b\n", "-    c\n"])
+    assert (row.costs, row.errors, row.parts) == (["calls"], ["an? error"], [])
     assert (other.advice, other.parts) == ("Or that.", ["form"])
-    (row,) = mistakes_of("a row\n    - a => b\n    Advice may follow.")
-    assert (row.advice, row.edits) == ("Advice may follow.", ["a => b"])
+    assert mistakes_of(MISTAKES, "two") == [other] and mistakes_of(MISTAKES, "three") == []
 
 
 def test_the_busiest_rank_counts_and_errors_are_those_of_who_raised():

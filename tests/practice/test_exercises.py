@@ -6,10 +6,11 @@ import importlib
 import inspect
 
 import pytest
+from edits import edited
 
 from drops import d02, d05
 from helpers.practice.books import exercises, module_of, notebooks, number
-from helpers.practice.engine import Compared, edited
+from helpers.practice.engine import Compared
 from helpers.practice.exercise import Exercise
 
 pytestmark = pytest.mark.usefixtures("judges_share_worlds")

@@ -6,11 +6,12 @@ import sys
 
 import pytest
 import torch
+from edits import edited
 from test_exercises import EXERCISES
 
 from drops import d02
 from helpers.practice import runs
-from helpers.practice.engine import Asked, OnRanks, edited
+from helpers.practice.engine import Asked, OnRanks
 from helpers.practice.exercise import INSIDE, stopped
 from helpers.ranks.failure import RankError, RankStatus
 from helpers.ranks.messages import Error

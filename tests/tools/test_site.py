@@ -372,6 +372,8 @@ def test_the_search_finds_a_section_from_any_page(visit):
 def test_explorers_move_without_a_kernel(visit):
     told = lambda m: explore.schedule_title(paper(SCHEDULES["1F1B"].make(4, m, 1)))
     page = visit(page_of("07"))
+    unfold = "document.querySelectorAll('details.later').forEach(section => section.open = true)"
+    page.evaluate(unfold)
     explorer = page.locator("[data-explorer=schedules]")
     explorer.scroll_into_view_if_needed()
     explorer.locator("h4").wait_for()
@@ -388,6 +390,7 @@ def test_explorers_move_without_a_kernel(visit):
     assert explorer.locator("h4").inner_text() == str(refused.value) and not explorer.locator("svg").count()
 
     page = visit(page_of("09"))
+    page.evaluate(unfold)
     explorer = page.locator("[data-explorer=memory]")
     explorer.scroll_into_view_if_needed()
     explorer.locator("h4").wait_for()

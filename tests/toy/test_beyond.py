@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from drops import b1, b4, b4_runs
-from drops.b4_runs import seed_of
+from drops import b1, b4
+from drops.b4 import runs as b4_runs
+from drops.b4.runs import seed_of
 from helpers import World, toy
 from helpers.draw import gantt
 from helpers.ranks.failure import RankError

@@ -1,0 +1,233 @@
+"""Beyond, b3: experts shared out over ranks; what an uneven router costs; two meshes over the same ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from drops.d08 import met
+from helpers import toy
+from helpers.practice.engine import Asked, OnRanks
+from helpers.practice.exercise import Answer, right
+from helpers.practice.runs import Run, number, told
+from helpers.toy import experts
+
+from .cells import tokens
+
+# -- practice: dispatch and combine ---------------------------------------------------------------
+
+
+def expert_layer(x, choice, weight, expert, rank, world_size):
+    """y (T, h) of this rank's tokens x (T, h). Expert number r is on rank r.
+
+    choice, weight: (T, k), the numbers of each token's experts, and what their answers count. expert: this
+    rank's, a function of rows (n, h) -> (n, h). toy.swap(rows, give, take) sends the first give[0] rows to
+    rank 0, the next give[1] to rank 1, and so on; take[r] rows come from rank r. Its backward is there.
+    """
+    order = choice.flatten().argsort(stable=True)  # copies of tokens, by expert
+    give = choice.flatten().bincount(minlength=world_size)
+    take = torch.empty_like(give)
+    dist.all_to_all_single(take, give)
+    give, take = give.tolist(), take.tolist()
+    rows = toy.swap(x[order // choice.shape[1]], give, take)
+    back = toy.swap(expert(rows), take, give)
+    copies = torch.zeros_like(back).index_copy(0, order, back)
+    return (copies.view(*choice.shape, -1) * weight.unsqueeze(-1)).sum(1)
+
+
+T, H = 12, 8
+
+
+def _to_dispatch(rank: int, n: int, k: int) -> list[tuple]:
+    """Tokens whose splits are uneven, and tokens of which none chooses the last expert."""
+    twin = experts.Experts(H, n, k)
+
+    def expert(rows):
+        told()["rows"] = told().get("rows", 0) + len(rows)
+        return twin.experts[rank](rows)
+
+    cases = []
+    for which, bias in ((0, 0.15), (-1, -9)):
+        twin.bias.zero_()
+        twin.bias[which] = bias
+        x = tokens(T, H).requires_grad_()
+        cases.append((x, *twin.route(x), expert, rank, n))
+    return cases
+
+
+def _computed(run: Run) -> list[int]:
+    return [facts.get("rows", 0) for facts in run.ranks]
+
+
+def _unfit(run: Run, at_once: bool) -> bool:
+    """Whether an all-to-all of rows ended in a crash or a hang: its sizes do not fit. at_once: nothing was
+    exchanged before, so that no rank can know how many rows come.
+    """
+    if not (error := run.error):
+        return False
+    # Where one died, the others may not have come so far.
+    ranks = [s for s in error.seen if (s.exit is not None if error.kind == "died" else not s.finished)]
+    last = [(s.where and s.where["in"]) or s.box for s in ranks]
+    rows = [at for at in last if at and at["op"] == "all_to_all" and len(at["shape"] or []) == 2]
+    stopped = error.kind in ("timeout", "deadlock", "died") and last and len(rows) == len(last)
+    said_so = any("alltoall" in text or "Split sizes" in text for text in run.errors)
+    return bool(said_so or stopped) and any(at["number"] == 1 for at in rows) == at_once
+
+
+def _too_few_counts(run: Run, _) -> bool:
+    """Whether a rank died when it had exchanged less than a number for each rank."""
+    last = [s.box for s in run.error.seen if s.box] if run.error else []
+    return any(at["op"] == "all_to_all" and at["shape"][1:] == [] and at["shape"][0] < run.n for at in last)
+
+
+def _left_early(run: Run, *_) -> bool:
+    """Whether a rank has ended while others stand in an all-to-all."""
+    return (
+        bool(run.error)
+        and run.error.kind in ("deadlock", "timeout")
+        and any(s.finished for s in run.error.seen)
+    )
+
+
+layer = OnRanks(
+    "dispatch and combine",
+    expert_layer,
+    minutes=12,
+    hints=[
+        "Make k copies of every token, T·k in all, and sort them by expert:"
+        " choice.flatten().argsort(stable=True). Copy i belongs to token i // k.",
+        "give is how many copies each expert gets: bincount. take is what the others have for you: an"
+        " all-to-all of give, dist.all_to_all_single(take, give).",
+        "rows = toy.swap(copies, give, take); the answers go back by toy.swap(…, take, give).",
+        "What comes back is in the order of `order`: torch.zeros_like(back).index_copy(0, order, back) undoes"
+        " it. Then weigh, and sum over k.",
+    ],
+    tries=((4, 2), (2, 1)),  # ranks, k
+    inputs=_to_dispatch,
+    gradient=lambda arguments: torch.ones(T, H),
+    praise="y and the gradient of x are the twin's on 4 ranks with k = 2 and on 2 with k = 1, splits uneven.",
+    figures=lambda run, truth: [
+        (
+            "rows that the expert of each rank computed",
+            *(", ".join(map(str, _computed(one))) for one in (run, truth)),
+        )
+    ],
+    shows={
+        "split sizes not exchanged": lambda run, _: _unfit(run, at_once=True),
+        "splits that do not fit": lambda run, _: _unfit(run, at_once=False) and not _left_early(run),
+        "a rank that leaves before the answers go back": _left_early,
+        "counts that leave out an expert": _too_few_counts,
+        "tokens that do not travel": lambda run, _: (
+            not run.error and not any("all_to_all" in facts["forward"] for facts in run.ranks)
+        ),
+        "no expert was asked": lambda run, _: not run.error and not any(_computed(run)),
+    },
+)
+
+
+# -- practice: two meshes over the same ranks -----------------------------------------------------
+
+
+def groups_of(rank, ranks, tp, ep):
+    """Whom `rank` of `ranks` meets: {"tp": [...], "dp": [...], "ep": [...], "edp": [...]}, rising lists.
+
+    Attention: tp is innermost, dp the rest. Experts: ep is innermost, over the same ranks, edp the rest.
+    tp: the ranks that share attention's matrices. dp: those whose gradients of attention are averaged with
+    this rank's. ep: those that this rank exchanges tokens with. edp: those that hold the same experts, whose
+    gradients are summed.
+    """
+    # Two meshes over the same ranks. Innermost ranks are neighbours; outer ones are a group apart.
+    inner = lambda size: list(range(rank // size * size, rank // size * size + size))
+    outer = lambda size: list(range(rank % size, ranks, size))
+    return {"tp": inner(tp), "dp": outer(tp), "ep": inner(ep), "edp": outer(ep)}
+
+
+LAYOUTS = [(8, 2, 4), (8, 4, 2), (8, 2, 8), (8, 1, 4), (16, 4, 8), (16, 8, 4), (8, 2, 2)]
+ASKED = [(rank, *layout) for layout in LAYOUTS for rank in range(layout[0])]
+MESHES = ("tp", "dp", "ep", "edp")
+
+
+def _parts(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+    """The first group that is another one than the solution's."""
+    for (rank, ranks, tp, ep), mine, meant in zip(ASKED, run.values, truth.values):
+        for axis in MESHES:
+            if mine[axis] != meant[axis]:
+                what = f"rank {rank} of {ranks}, tp {tp}, ep {ep}: its {axis}"
+                return [(what, str(mine[axis]), str(meant[axis]))]
+    return []
+
+
+def _praised(run: Run) -> Answer:
+    return right(
+        "Two meshes over the same ranks, and on eight real ranks every group met.",
+        (f"ranks that met along {', '.join(MESHES)}", str(met(run.values[:8])), "[2, 4, 4, 2]"),
+    )
+
+
+def _impossible(run: Run, _) -> bool:
+    """Whether a group has ranks that do not exist, lacks the rank itself, or has another size."""
+    return not run.error and any(
+        not {*mine[axis]} <= {*range(ranks)} or rank not in mine[axis] or len(mine[axis]) != size
+        for (rank, ranks, tp, ep), mine in zip(ASKED, run.values)
+        for axis, size in zip(MESHES, (tp, ranks // tp, ep, ranks // ep))
+    )
+
+
+fold = Asked(
+    "the groups of a folded layout",
+    groups_of,
+    minutes=8,
+    hints=[
+        "Take the two meshes one by one. In attention's, the ranks of tp are neighbours, those of dp are tp"
+        " apart.",
+        "The experts' mesh is over the same ranks and asks nothing of tp: ep are neighbours, edp are ep"
+        " apart.",
+        "A group of neighbours begins at rank // size · size; one of ranks `size` apart at rank % size.",
+    ],
+    cases=ASKED,
+    reads=lambda groups: {axis: sorted(int(rank) for rank in groups[axis]) for axis in MESHES},
+    praise=_praised,
+    figures=_parts,
+    shows={"a group that cannot be": _impossible},
+)
+
+
+# -- practice: parameters on a rank ---------------------------------------------------------------
+
+
+def parameters_on_rank(layers, attention, expert, experts, k, tp, ep):
+    """Parameters that a rank holds. attention, expert: those of one layer's attention, and of one expert.
+
+    experts: in each layer; k: of them for each token. tp cuts attention, ep shares the experts out.
+    """
+    # All experts are held, not only a token's k; dp and edp hold copies.
+    return layers * (attention / tp + experts * expert / ep)
+
+
+# Mixtral 8x22B (hidden 6144, 48 heads and 8 of K and V, experts of 16384, 56 layers), without its embeddings
+HIDDEN, INNER, LAYERS = 6144, 16384, 56
+MIXTRAL = (LAYERS, 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 6, 3 * HIDDEN * INNER, 8, 2)
+
+parameters = Asked(
+    "parameters on a rank",
+    parameters_on_rank,
+    minutes=6,
+    hints=[
+        "Take one layer: attention, cut by tp, and the experts that this rank owns.",
+        "How many experts does a rank own? experts / ep. Does k matter for that?",
+    ],
+    cases=[
+        (*MIXTRAL, 2, 8),
+        (*MIXTRAL, 2, 4),
+        (*MIXTRAL, 1, 1),
+        (1, 100, 1000, 64, 8, 4, 16),
+        (2, 70, 30, 4, 1, 2, 2),
+    ],
+    reads=number,
+    tolerance=1e-6,
+    praise="All experts that a rank owns are in its memory, whoever uses them.",
+    figures=lambda run, truth: [
+        (f"Mixtral 8x22B, TP 2, EP {ep}, in 10⁹", f"{mine / 1e9:.1f}", f"{meant / 1e9:.1f}")
+        for ep, mine, meant in zip((8, 4), run.values, truth.values)
+    ],
+)

@@ -1,0 +1,392 @@
+"""Beyond, b4: jobs that stand still. Who never came, on which line, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from drops.b4.runs import RANKS, RUNS, SHOWN, SLOW, Stopped, odd_one, seed_of, source, stop
+from drops.b4.runs import verdict as verdict
+from helpers.practice.engine import Asked, OnRanks
+from helpers.practice.exercise import Answer, Exercise, right, wrong
+from helpers.practice.runs import Run, told
+
+from .cells import _deals, deal
+
+# -- practice: who never came ---------------------------------------------------------------------
+
+
+def who_never_came(entries, members):
+    """{group: ranks} of the groups in which ranks have not called what others have called. Ranks rise.
+
+    entries: a dict, rank -> its flight record, a list of dicts, oldest first: entry["process_group"][0] is
+    the group, entry["collective_seq_id"] the sequence number, entry["state"] "completed" if it has ended. Old
+    entries may have been overwritten. members[group]: its ranks.
+    """
+    missing = {}
+    for group, ranks in members.items():
+        numbers = {
+            rank: [e["collective_seq_id"] for e in entries[rank] if e["process_group"][0] == group]
+            for rank in ranks
+        }
+        # The latest number, whatever its state: who waits in a collective has called it.
+        last = {rank: max(mine, default=0) for rank, mine in numbers.items()}
+        behind = [rank for rank in ranks if last[rank] < max(last.values())]
+        if behind:
+            missing[group] = behind
+    return missing
+
+
+HIDDEN = 51  # a seed that no cell shows
+
+
+def _case(stopped: Stopped, kept: int | None = None) -> tuple[dict, dict]:
+    """(entries, members) of a run; kept: the entries that a small buffer still has."""
+    entries = {r: record["entries"] for r, record in stopped.dumps.items()}
+    return {r: mine[-(kept or len(mine)) :] for r, mine in entries.items()}, stopped.groups
+
+
+def _made_up(groups: dict[str, list[int]], called: list[str]) -> tuple[dict, dict]:
+    """(entries, members) from a line for each rank: 'a1 a2 b1…' called numbers 1 and 2 of group a, then 1 of
+    b, which has not ended.
+    """
+
+    def entry(place: int, word: str) -> dict:
+        state = "scheduled" if word.endswith("…") else "completed"
+        names = {"process_group": (word[0], "made up"), "collective_seq_id": int(word[1])}
+        return names | {"record_id": place, "state": state}
+
+    return {r: [entry(*one) for one in enumerate(line.split())] for r, line in enumerate(called)}, groups
+
+
+# Rare in runs, and each parts two ways of counting that are alike elsewhere: ranks behind in several groups,
+# records that begin later, a dump taken a moment before another, a member that has called nothing, ranks that
+# are not equally far behind.
+MADE_UP = [
+    _made_up(
+        {"a": [0, 1, 2, 3], "b": [0, 1], "c": [2, 3]},
+        ["a1 b1 a2 b2…", "a1 b1 a2 a3…", "c1 c2 c3 c4 a2 a3…", "a1 a2… c4 c5…"],
+    ),
+    _made_up({"a": [0, 1, 2, 3], "b": [0, 1]}, ["a1 a2 b1…", "a1 a2", "a1 a2", "a2"]),
+    _made_up({"a": [0, 1, 2], "b": [0, 1]}, ["a1 b1 b2 a2…", "b1 b2 b3… ", "a1 a2…"]),
+    _made_up({"a": [0, 1, 2]}, ["a1 a2 a3…", "a1 a2…", "a1 a2 a3 a4…"]),
+]
+CASES = [
+    *(f"run {number} with other ranks" for number in (4, 5, 3)),
+    "run 4 in a small buffer",
+    *(f"made-up record {i}" for i in range(1, len(MADE_UP) + 1)),
+]
+
+
+def _records() -> list[tuple[dict, dict]]:
+    runs = [stop(number, HIDDEN) for number in (4, 5, 3)]
+    return [*map(_case, runs), _case(runs[0], kept=2), *MADE_UP]
+
+
+def _by_group(answer) -> dict[str, list[int]]:
+    if not all(isinstance(ranks, (list, tuple, set)) for ranks in answer.values()):
+        raise TypeError("no ranks by group")
+    return {group: sorted(ranks) for group, ranks in answer.items() if ranks}
+
+
+def _ranks_told(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+    """Three of the records, those first that are answered otherwise."""
+    rows = [(name, str(a), str(b)) for name, a, b in zip(CASES, run.values, truth.values)]
+    return ([row for row in rows if row[1] != row[2]] or rows)[:3]
+
+
+never = Asked(
+    "who never came",
+    who_never_came,
+    minutes=8,
+    hints=[
+        "Go group by group. What is the last collective_seq_id of each member in this group?",
+        "The highest of these is where the others wait. Who is below it?",
+        "max((e['collective_seq_id'] for e in entries[rank] if e['process_group'][0] == group), default=0)",
+    ],
+    cases=_records,
+    reads=_by_group,
+    praise="Right on runs that you have not seen, also where a small buffer has lost the beginning. (Where"
+    " all came and the numbers are the same, as in run 3, compare the names.)",
+    figures=_ranks_told,
+)
+
+
+# -- practice: the hang clinic --------------------------------------------------------------------
+
+CAUSES = (
+    "a branch on one rank's data",
+    "a save on one rank only",
+    "an exception swallowed",
+    "batches of unequal number",
+    "two orders on two groups",
+    "a wrong split",
+    "only slow",
+    "the timeout is too short",
+    "the network",
+)
+TOO_SHORT, NETWORK = CAUSES[-2:]
+# run -> what stands in the lines that part the rank from the others.
+LINES = {
+    1: ("if (y > 0).any()",),
+    2: ("if step == save_at", "all_gather"),
+    3: ("except OSError", "pass", "read(seed"),
+    4: ("in shard(",),
+    5: ("in ready(",),
+    6: ("route(seed", "all_to_all"),
+    7: ("fetch(seed",),
+}
+ENOUGH = 3
+
+
+def ward() -> dict[int, Stopped]:
+    """Number -> what is left of each of the seven runs, as they are dealt now."""
+    return {number: stop(number, deal()) for number in RUNS}
+
+
+def truth(number: int, seed: int | None = None) -> tuple[int, int, str]:
+    """(rank, line, cause) of a run as it is dealt now, or was with another seed."""
+    rank, _ = odd_one(seed_of(number, deal() if seed is None else seed))
+    return rank, lines_of(number)[0], CAUSES[number - 1]
+
+
+def lines_of(number: int) -> list[int]:
+    """The numbers of the lines that may be named, the best first."""
+    text = source(number).splitlines()
+    return [
+        i for part in LINES[number] for i, line in enumerate(text, 1) if part in line and "import" not in line
+    ]
+
+
+def diagnoses():
+    """{run: (rank, line, cause)} of at least three of the runs, without the one that was shown.
+
+    rank: whose doing it is. line: of the script, where this rank parts from the others. cause: of b4.CAUSES.
+    """
+    from drops import b4
+
+    # What the clinic itself noted when it dealt the ranks.
+    return {run: b4.truth(run) for run in (1, 2, 3)}
+
+
+def _diagnosed(attempt) -> Answer:
+    try:
+        known = attempt()
+    except Exception as e:  # noqa: BLE001  the reader's code
+        return Answer("crashed", f"{type(e).__name__}: {e}")
+    if malformed := _malformed(known):
+        return wrong("no diagnoses", malformed)
+    as_dealt = lambda seed: all(truth(number, seed)[0] == rank for number, (rank, *_) in known.items())
+    if len(_deals) > 1 and not as_dealt(deal()) and as_dealt(_deals[-2]):
+        return wrong(
+            "an answer of the last deal",
+            "The ranks were dealt anew. Run ward = b4.ward() again, and look at the runs again.",
+        )
+    for number, answer in known.items():
+        if mistaken := _mistaken(stop(number, deal()), *answer):
+            _deals.append(deal() + 1)
+            name, text = mistaken
+            again = "The ranks are now dealt anew: run ward = b4.ward() and look again."
+            return wrong(name, f"Run {number}: {text} {again}")
+    all_ = len(RUNS) - 1
+    return right(
+        f"{len(known)} of {all_} runs named. "
+        + ("The others wait for you." if len(known) < all_ else "The ward is empty."),
+        *((f"run {n}", f"rank {rank}, line {line}: {cause}", "") for n, (rank, line, cause) in known.items()),
+    )
+
+
+def _malformed(answered) -> str:
+    """What is wrong with the form of an answer; '' if nothing is."""
+    if not isinstance(answered, dict):
+        return f"You return {answered!r}; return {{run: (rank, line, cause)}}."
+    for number, answer in answered.items():
+        if number not in RUNS or number == SHOWN:
+            return f"There is no run {number!r} to name: they are 1 to 7, without {SHOWN}, which was shown."
+        if not (isinstance(answer, (tuple, list)) and len(answer) == 3 and answer[0] in range(RANKS)):
+            return f"Run {number}: {answer!r} is not (rank, line, cause), with a rank from 0 to 3."
+        if answer[2] not in CAUSES:
+            return f"Run {number}: {answer[2]!r} is none of b4.CAUSES: {', '.join(CAUSES)}."
+    return f"You name {len(answered)} of the runs. Name {ENOUGH} at least." if len(answered) < ENOUGH else ""
+
+
+def _mistaken(stopped: Stopped, rank, line, cause) -> tuple[str, str] | None:
+    """(name, text) of what is wrong with a diagnosis; None if nothing is."""
+    number, (guilty, _, why) = stopped.number, truth(stopped.number)
+    see = f"b4.look_twice({number}) shows how far the ranks come in three times as long."
+    waits_in = {s.where["line"].number for s in stopped.seen if s.where and s.where["in"]}
+    if cause == TOO_SHORT and stopped.dead:
+        return "raising the timeout", f"rank {stopped.dead[0]} died. No timeout was reached."
+    if cause == TOO_SHORT and number == SLOW:
+        text = "given longer it ends, and will be late again. Which rank is slow, where?"
+        return "raising the timeout", text
+    if cause == TOO_SHORT:
+        return "raising the timeout", f"nobody is on the way, so no timeout is long enough. {see}"
+    if cause == NETWORK:
+        return (
+            "blaming the network",
+            "over this network the ranks met in every number before. Now one of them calls something else, or"
+            " nothing. Look at the names and numbers first.",
+        )
+    if rank != guilty and rank in stopped.dead:
+        return (
+            "blaming the rank that died",
+            f"rank {rank} died because more rows came than it had room for. Who sent too many? Look at the"
+            " sizes in the records.",
+        )
+    if rank != guilty and rank in stopped.dumps and stopped.waits(rank):
+        return (
+            "blaming the rank that timed out",
+            f"rank {rank} waits in {stopped.doing(rank)}, where its script had to bring it. Ask who is not"
+            " there: a number that is missing, or another name than most have.",
+        )
+    if rank != guilty:
+        return "another rank", f"rank {rank!r} did what the others did. Compare the last numbers and names."
+    if line not in lines_of(number) and line in waits_in:
+        return (
+            "the line where ranks wait",
+            f"line {line} is where ranks wait. Where did rank {rank} part from the others before that?",
+        )
+    if line not in lines_of(number):
+        return "another line", f"rank {rank} it is. But line {line!r} does not send this rank another way."
+    if cause == why:
+        return None
+    if number == SLOW:
+        return "slow taken for stopped", f"rank {rank} is on its way: given longer, it comes. {see}"
+    if cause == CAUSES[SLOW - 1]:
+        return "stopped taken for slow", f"rank {rank} will never come, however long you wait. {see}"
+    return "another cause", f"rank and line are right. Why does line {line} part the ranks? Not by {cause!r}."
+
+
+clinic = Exercise(
+    "the hang clinic",
+    diagnoses,
+    _diagnosed,
+    minutes=10,
+    hints=[
+        "Show a run with ward[3]. First the table: is a number missing, or does a name differ?",
+        "The rank that differs is the one to look at. In the script, which line can send this rank another"
+        " way than the others?",
+        "The cause is what that line depends on: data, a rank's number, an exception, a length, an order, a"
+        " count. b4.CAUSES lists them.",
+    ],
+)
+
+
+# -- practice: a loop that all leave together -----------------------------------------------------
+
+
+def train(batches, step):
+    """Call step(batch), which sums gradients over all ranks, until any rank has no batch left.
+
+    batches: an iterator, of more than fit in memory together. How many each rank has is not known.
+    """
+    while True:
+        batch = next(batches, None)
+        # Nobody may begin a step that not all can end: one number says whether all have a batch.
+        left = torch.tensor(float(batch is not None))
+        dist.all_reduce(left, op=dist.ReduceOp.MIN)
+        if not left:
+            return
+        step(batch)
+
+
+BATCHES = [(6, 6, 4, 6), (3, 3, 3, 3), (2, 5, 5, 4), (3, 0, 1, 3)]  # on each rank
+MANY = 10 * max(map(max, BATCHES))  # collectives: more than any way needs that ends
+
+
+def _to_train(rank: int, n: int, *numbers: int) -> list[tuple]:
+    told().update(done=(done := []), ahead=0)
+
+    def batches():
+        for batch in range(numbers[rank]):
+            told()["ahead"] = max(told()["ahead"], batch - len(done))
+            yield batch
+
+    def step(batch):
+        if batch is None:
+            raise ValueError("step() was called with None, which is no batch")
+        done.append(batch)
+        dist.all_reduce(torch.ones(8))
+
+    return [(batches(), step)]
+
+
+def _done(run: Run) -> list[list[int]]:
+    """The batches that each rank has trained on, in order."""
+    return [facts["values"][0] for facts in run.ranks]
+
+
+def _left_out(run: Run, truth: Run) -> bool:
+    """Whether a rank did not do the steps that all can do together, each with its next batch. To do all, the
+    others answering for who has none, as DDP's join() does, is right too.
+    """
+    if run.error:
+        return False
+    return _done(run) != _done(truth) and _done(run) != [list(range(number)) for number in run.tried[1:]]
+
+
+def _still(proof: Callable[[Run, list[dict]], bool]) -> Callable[[Run, Run], str]:
+    """With what the ranks stand still, where proof(run, the collectives that they stand in) holds."""
+
+    def shown(run: Run, _) -> str:
+        if not (run.error and run.error.kind in ("timeout", "deadlock")):
+            return ""
+        inside = [s.where["in"] for s in run.error.seen if s.where and s.where["in"]]
+        numbers = ", ".join(map(str, run.tried[1:]))
+        return f"with {numbers} batches they stand still." if proof(run, inside) else ""
+
+    return shown
+
+
+def _says_timeout(function) -> bool:
+    """Whether a name or a text in the function's code has the word."""
+    code = getattr(function, "__code__", None)
+    return bool(code) and "timeout" in str((code.co_names, code.co_consts))
+
+
+_two_collectives = _still(lambda run, inside: len({(at["op"], str(at["shape"])) for at in inside}) > 1)
+
+mended = OnRanks(
+    "a loop that all leave together",
+    train,
+    minutes=6,
+    hints=[
+        "A rank that has no batch left must say so, in a collective that all ranks call, before each step.",
+        "next(batches, None) is None at the end. Send 1.0 or 0.0 around: what is the least of them?",
+        "dist.all_reduce(left, op=dist.ReduceOp.MIN), and return where it is 0.",
+    ],
+    tries=tuple((4, *numbers) for numbers in BATCHES),
+    inputs=_to_train,
+    sees=lambda arguments, answer: told()["done"],
+    compares=False,
+    praise="Every rank learns before each step whether all have a batch, and all leave together.",
+    figures=lambda run, truth: [
+        (
+            f"steps on {', '.join(map(str, run.tried[1:]))} batches",
+            str([len(mine) for mine in _done(run)]),
+            str(min(run.tried[1:])),
+        )
+    ],
+    shows={
+        "a batch trained on twice": lambda run, _: (
+            not run.error and any(len({*mine}) < len(mine) for mine in _done(run))
+        ),
+        "batches left out": _left_out,
+        "all batches read before the first step": lambda run, _: (
+            not run.error and any(facts["ahead"] > 2 for facts in run.ranks)
+        ),
+        "raising the timeout": _still(lambda run, inside: _says_timeout(run.attempt)),
+        "a barrier more": _still(lambda run, inside: any(at["op"] == "barrier" for at in inside)),
+        "a rank that stops alone": _still(lambda run, inside: any(s.finished for s in run.error.seen)),
+        "two collectives that meet": lambda run, truth: (
+            "tensors that do not match" in str(run.error) or _two_collectives(run, truth)
+        ),
+        "a loop without an end": _still(
+            lambda run, inside: all(s.box and s.box["number"] > MANY for s in run.error.seen)
+        ),
+        "another end": _still(lambda run, inside: True),
+    },
+)

@@ -1,0 +1,21 @@
+"""What the cells of this drop show, and what they share with its practice."""
+
+from __future__ import annotations
+
+from drops import measured
+from drops.measured import Step
+from helpers import toy
+from helpers.ranks.world import World
+
+# Name -> (how the toy is split, its step)
+SCHEMES = {
+    "tensor": (toy.split_width, toy.tensor_parallel_step),
+    "data": (lambda model: model, toy.data_parallel_step),
+    "pipeline": (toy.split_depth, toy.pipeline_step),
+}
+AXES = {"data": "dp", "tensor": "tp", "pipeline": "pp"}
+
+
+def three_cuts(world: World) -> dict[str, Step]:
+    """A step of each scheme: what it moved, and what each rank keeps."""
+    return {name: measured.one_step(world, {AXES[name]: world.n}, *SCHEMES[name]) for name in AXES}

@@ -1,0 +1,61 @@
+"""What the cells of this drop show, and what they share with its practice."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from drops import measured
+from drops.measured import Step
+from helpers import toy
+from helpers.ranks.world import World
+
+OPTIMIZERS = {"SGD": (torch.optim.SGD, 0.1), "AdamW": (torch.optim.AdamW, 0.001)}  # name -> (class, rate)
+
+
+def losses(world: World, optimizer: str, combine: str, steps: int = 12) -> list[float]:
+    """The mean loss of all ranks, step by step, of data-parallel training on one batch.
+
+    optimizer: "SGD" or "AdamW". combine: "mean" of the ranks' gradients, or their "sum".
+    """
+
+    def train():
+        model, (make, rate) = toy.ToyTransformer(hidden=64), OPTIMIZERS[optimizer]
+        update = make(model.parameters(), rate)
+        curve = []
+        for _ in range(steps):
+            model.zero_grad()
+            curve.append(toy.data_parallel_step(model, *toy.make_batch()))
+            if combine == "sum":
+                for p in model.parameters():
+                    p.grad *= dist.get_world_size()
+            update.step()
+        return curve
+
+    return [sum(step) / len(step) for step in zip(*world.run(train))]
+
+
+def twin_after(steps: int) -> tuple[torch.nn.Module, torch.Tensor]:
+    """The toy in one process after so many steps of plain SGD on the whole batch, and the last loss."""
+    twin = toy.ToyTransformer(hidden=256, seed=0)
+    for _ in range(steps):
+        twin.zero_grad()
+        loss = toy.twin_step(twin, *toy.make_batch(b=8, s=32))
+        for p in twin.parameters():
+            p.data -= 0.1 * p.grad
+    return twin, loss
+
+
+def sent_in_all_reduce(world: World, megabytes: float) -> float:
+    """Megabytes that a rank sends in an all-reduce of so many, on the wire where the system counts it."""
+
+    def run():
+        dist.all_reduce(torch.ones(round(megabytes * 250_000)))
+
+    world.run(run)
+    return (world.traffic.wire[0] or world.traffic.counted[0]) / 1e6
+
+
+def one_and_four() -> dict[str, Step]:
+    """A step of data parallelism on one rank and on four."""
+    return measured.one_and_four("dp", lambda model: model, toy.data_parallel_step)

@@ -1,0 +1,33 @@
+"""What the cells of this drop show, and what they share with its practice."""
+
+from __future__ import annotations
+
+import torch
+
+from drops import measured
+from drops.measured import Step
+from helpers import toy
+from helpers.ranks.world import World
+
+
+def one_and_four() -> dict[str, Step]:
+    """A step of tensor parallelism on one rank and on four."""
+    return measured.one_and_four("tp", toy.split_width, toy.tensor_parallel_step)
+
+
+def gradients_match(world: World) -> list[bool]:
+    """Whether each rank's gradients of a tensor-parallel step are its slices of the twin's, to float64's
+    digits.
+    """
+
+    def compare():
+        twin, model = (toy.ToyTransformer(hidden=64).double() for _ in range(2))
+        batch = toy.make_batch(8, 16)
+        toy.twin_step(twin, *batch)
+        toy.tensor_parallel_step(toy.split_width(model), *batch)
+        for p in twin.parameters():
+            p.data = p.grad  # they are cut as the weights are
+        pairs = zip(toy.split_width(twin).parameters(), model.parameters())
+        return all(torch.allclose(whole, mine.grad, rtol=1e-9, atol=1e-12) for whole, mine in pairs)
+
+    return world.run(compare)

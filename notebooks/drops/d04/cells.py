@@ -1,0 +1,61 @@
+"""What the cells of this drop show, and what they share with its practice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+
+from drops import measured
+from drops.measured import Step
+from helpers import toy
+from helpers.ranks import current
+from helpers.ranks.world import World
+from three_axes.count import clock
+from three_axes.count.clock import Timeline
+from three_axes.paper.schedules import Schedule, gpipe
+
+
+def step_by(schedule: Schedule, chunks: dict[int, torch.nn.Module], batch: tuple, **options) -> float | None:
+    """On a rank: its part of a step by a schedule, with `toy.run_schedule` and its options."""
+    tokens, targets = (whole.chunk(schedule.m) for whole in batch)
+    ops = schedule.ops[dist.get_rank()]
+    return toy.run_schedule(chunks, ops, schedule.rank_of, tokens, targets, **options)
+
+
+def timed_step(
+    world: World, schedule: Schedule = gpipe(4, 1), watch: Callable = lambda stage: nullcontext()
+) -> Timeline:
+    """One step of the toy by a schedule, by default with one batch, on the clock. watch(stage): what it runs
+    in.
+    """
+
+    def run():
+        stage = toy.split_depth(toy.ToyTransformer())
+        for _ in range(2):  # once to warm up
+            current.count_from_here()
+            dist.barrier()
+            with watch(stage):
+                step_by(schedule, {dist.get_rank(): stage}, toy.make_batch(16, 64), around=current.around)
+
+    world.run(run)
+    return world.timeline
+
+
+def one_step(world: World) -> Step:
+    """What a step moved on four stages, and what each of them keeps."""
+    return measured.one_step(world, {"pp": 4}, toy.split_depth, toy.pipeline_step)
+
+
+def together(timeline: Timeline) -> float:
+    """How long ranks worked while others did, as a share of the time in which any worked."""
+    ranks = range(len(timeline.rows))
+    any_rank = Timeline([sum(timeline.rows, [])], [[]]).seconds(0, *clock.COMPUTE)
+    return sum(timeline.seconds(r, *clock.COMPUTE) for r in ranks) / any_rank - 1
+
+
+def working(timeline: Timeline) -> float:
+    """Share of the step in which a rank computed, the mean of the ranks."""
+    return 1 - timeline.bubble

@@ -1,0 +1,221 @@
+"""Drop 04: a pipeline stage by hand, and how little of the time each stage works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from helpers import toy
+from helpers.practice.engine import OnRanks
+from helpers.practice.exercise import names_in
+from helpers.practice.runs import Run, alike
+from helpers.ranks import current
+
+# -- practice: a middle stage, and the loop of any stage ------------------------------------------
+
+
+def pipeline(stage, tokens, targets, empty, rank, world_size):
+    """One training step of a pipeline, as each rank runs it. Return the loss on the last rank, None on the
+    others.
+
+    stage: this rank's layers. tokens and targets: the batch. empty: a tensor of an activation's shape to
+    receive into; it becomes x. Leave the gradients in the stage's parameters.
+    """
+    last = world_size - 1
+    x = tokens
+    if rank > 0:
+        x = empty
+        dist.recv(x, rank - 1)
+        x.requires_grad_()  # so that backward leaves a gradient to send
+    y = stage(x)
+    if rank == last:
+        loss = toy.loss_of(y, targets)
+        loss.backward()
+    else:
+        dist.send(y, rank + 1)  # the numbers: a message carries no graph
+        dy = torch.empty_like(y)
+        dist.recv(dy, rank + 1)
+        y.backward(dy)
+    if rank > 0:
+        dist.send(x.grad, rank - 1)
+    return loss.item() if rank == last else None
+
+
+def _middle_only(attempt: Callable) -> Callable:
+    """A whole step, with the attempt on the stages between the first and the last."""
+
+    def step(stage, tokens, targets, empty, rank, world_size):
+        if 0 < rank < world_size - 1:
+            return attempt(stage, empty, rank)
+        return pipeline(stage, tokens, targets, empty, rank, world_size)
+
+    return step
+
+
+def _step(attempt: Callable, facts: dict) -> None:
+    """Run one step. Note what goes through the stage, and which of its tensors are sent how many ranks on."""
+    sizes, batch = dict(hidden=256, seq_len=16), toy.make_batch(4, 16)
+    rank, p = dist.get_rank(), dist.get_world_size()
+    twin, stage = toy.ToyTransformer(**sizes), toy.split_depth(toy.ToyTransformer(**sizes))
+    toy.twin_step(twin, *batch)
+    facts |= {"forwards": 0, "backwards": 0, "asked": True, "sent": set(), "none": False}
+    known: dict[str, torch.Tensor] = {}
+
+    def backward(dy):
+        facts["backwards"] += 1
+        known["dy"] = dy.detach().clone()
+
+    def forward(_, args, y):
+        facts["forwards"] += 1
+        facts["asked"] = args[0].requires_grad or not args[0].is_floating_point()
+        known.update(x=args[0], y=y.detach().clone())
+        y.requires_grad and y.register_hook(backward)
+
+    def message(op, peer, tensor):
+        x = known.get("x")
+        tensors = known | {"x.grad": x.grad if x is not None and x.is_leaf else None}
+        if op == "send":
+            facts["sent"] |= {(name, peer - rank) for name, t in tensors.items() if alike(tensor, t, 1e-12)}
+
+    stage.register_forward_hook(forward)
+    current.rank.recorder.watch = message
+    try:
+        answer = attempt(stage, *batch, torch.empty(4, 16, 256), rank, p)
+    except TypeError as e:  # None is sent
+        facts["none"] = "Expected parameter `tensor`" in str(e) and "NoneType" in str(e)
+        raise
+    whole = isinstance(answer, torch.Tensor)
+    facts["values"] = [
+        answer.item() if whole and answer.numel() == 1 else answer.detach() if whole else answer
+    ]
+    pairs = [(p.grad, q.grad) for p, q in zip(stage.parameters(), toy.split_depth(twin).parameters())]
+    scale = float(pairs[-1][0].norm() / pairs[-1][1].norm()) if pairs[-1][0] is not None else 1.0
+    multiple = abs(scale - 1) > 1e-3 and all(
+        mine is not None and torch.allclose(mine, scale * theirs, atol=1e-5) for mine, theirs in pairs
+    )
+    facts["times"] = f"{scale:.2f}" * multiple
+    facts["same"] = all(
+        mine.grad is not None and torch.allclose(mine.grad, theirs.grad, atol=1e-5)
+        for mine, theirs in zip(stage.parameters(), toy.split_depth(twin).parameters())
+    )
+
+
+def _where(holds: Callable[[dict], bool]) -> Callable[[Run, Run], str]:
+    """Shows the last rank of which holds(its facts), in a step that is not the twin's."""
+
+    def shown(run: Run, truth: Run) -> str:
+        same = not run.error and all(facts["same"] for facts in run.ranks)
+        if same and loop.alike(run.ranks[-1]["values"], truth.ranks[-1]["values"]):
+            return ""
+        # A wrong gradient goes down the ranks: the last one is its source.
+        guilty = [r for r, facts in enumerate(run.ranks) if facts and holds(facts)]
+        return f"See rank {guilty[-1]}." if guilty else ""
+
+    return shown
+
+
+NO_BACKWARD = _where(lambda f: f["forwards"] > f["backwards"] == 0 and ("values" in f or f["none"]))
+
+
+def _left(run: Run) -> list[dict]:
+    """The facts of ranks that stand in a message with a rank that has finished."""
+    done = {r for r, seen in enumerate(run.error.seen if run.error else []) if seen.finished}
+    return [run.ranks[r] for r, at in run.standing.items() if at["needs"][0] in done]
+
+
+SHOWS = {
+    "gradients thrown away": lambda run, truth: (
+        "zero_grad" in names_in(run.attempt) and _where(lambda f: not f.get("same", True))(run, truth)
+    ),
+    "the input sent on": _where(lambda f: ("x", 1) in f["sent"]),
+    "a received activation that does not require grad": _where(lambda f: not f["asked"]),
+    "not x.grad sent back": _where(lambda f: f["sent"] & {("dy", -1), ("x", -1), ("y", -1)}),
+    "a gradient sent downstream": _where(
+        lambda f: any(name in ("x.grad", "dy") and to != -1 for name, to in f["sent"])
+    ),
+    "a gradient that is divided, or multiplied": _where(lambda f: f.get("times")),
+    "backward run twice": _where(lambda f: f["backwards"] > 1),
+    "a backward that misses the stage": lambda run, truth: (
+        "detach" in names_in(run.attempt) and NO_BACKWARD(run, truth)
+    ),
+    "a stage without backward": NO_BACKWARD,
+    "forward run twice": lambda run, _: not run.error and any(f["forwards"] > 1 for f in run.ranks),
+    "a gradient that is not there": _where(lambda f: f["none"]),
+    "a gradient that nobody receives": lambda run, _: any(("x.grad", -1) in f["sent"] for f in _left(run)),
+    "a message with one end": lambda run, _: _left(run),
+    "neighbours that wait for each other": lambda run, _: run.standing,
+    "other gradients than the twin's": _where(lambda f: not f.get("same", True)),
+}
+
+
+def middle(stage, empty, rank):
+    """One step of a stage that is neither the first nor the last.
+
+    stage: this rank's layers. empty: a tensor of an activation's shape to receive into; it becomes x. Leave
+    the gradients in the stage's parameters.
+    """
+    x = empty
+    dist.recv(x, rank - 1)
+    x.requires_grad_()  # so that backward leaves a gradient to send
+    y = stage(x)
+    dist.send(y, rank + 1)
+    dy = torch.empty_like(y)
+    dist.recv(dy, rank + 1)
+    y.backward(dy)
+    dist.send(x.grad, rank - 1)
+
+
+middle_stage = OnRanks(
+    "the middle stage",
+    middle,
+    minutes=7,
+    hints=[
+        "Six lines: receive x from rank − 1, y = stage(x), send y to rank + 1; receive dy from rank + 1, go"
+        " backward, send a gradient to rank − 1.",
+        "y.backward(dy) goes backward from the gradient that came. What goes on to rank − 1 is x.grad.",
+        "x must require a gradient before the forward: x.requires_grad_(). Receive dy into a tensor of its"
+        " own: torch.empty_like(y).",
+    ],
+    tries=((4,),),
+    watch=lambda attempt, facts: _step(_middle_only(attempt), facts),
+    tolerance=2e-5,
+    praise="Every gradient is the twin's, on stages 1 and 2 of four, and no stage sent more than it must.",
+    shows=SHOWS,
+)
+
+
+loop = OnRanks(
+    "the loop of a stage",
+    pipeline,
+    minutes=12,
+    hints=[
+        "There are three kinds of rank: the first has no previous stage, the last has no next stage. Write"
+        " the loop for a middle one. Then leave out what the first and the last do not do.",
+        "Forward: recv x from rank − 1, y = stage(x), send y to rank + 1. The last rank computes the loss"
+        " instead of sending.",
+        "Backward: recv dy from rank + 1, y.backward(dy), send x.grad to rank − 1. The last rank begins with"
+        " loss.backward().",
+        "x must require a gradient before the forward: x.requires_grad_().",
+    ],
+    tries=((2,), (4,)),
+    watch=_step,
+    tolerance=2e-5,
+    praise="The loss, and every stage's gradients, are the twin's, and no stage sent more than an activation"
+    " on and a gradient back.",
+    figures=lambda run, truth: [
+        (
+            "bytes sent by the busiest stage, in activations",
+            *(f"{one.most('bytes') / (4 * 4 * 16 * 256):.0f}" for one in (run, truth)),
+        )
+    ],
+    shows={
+        "dy in the shape of the tokens": lambda run, _: "called recv of int64" in str(run.error),
+        "a gradient sent by the first rank": lambda run, _: run.ranks[0].get("none"),
+        "something returned by every stage": lambda run, _: (
+            not run.error and any(f["values"] != [None] for f in run.ranks[:-1])
+        ),
+    }
+    | SHOWS,
+)

@@ -1,0 +1,137 @@
+"""What the cells of this drop show, and what they share with its practice."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from helpers import toy
+from helpers.emulate import networks
+from helpers.ranks import current
+from helpers.ranks.current import span
+from helpers.ranks.memory import saved_activations
+from helpers.ranks.world import World
+from three_axes.count.clock import Span, Timeline, shortest
+from three_axes.count.traffic import Traffic
+from three_axes.table import Table, human
+
+# Emulated: four machines with one rank each, on 100 Mb/s Ethernet. Compute is emulated too, 20 and 40 ms a
+# block.
+NETWORK = networks.ETHERNET
+FORWARD, BACKWARD = 0.020, 0.040
+BUCKET = 100_000
+
+
+def forward(world: World) -> Table:
+    """What each layer of one forward pass gives, how much is kept for backward by then, and what was sent.
+
+    Every rank takes its share of 16 sequences of 16 tokens. The loss is shown for each.
+    """
+
+    def follow():
+        model = toy.ToyTransformer(hidden=64)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        x, targets = (toy.my_share(t, rank, size) for t in toy.make_batch(16, 16))
+        lines = []
+
+        def note(name: str, has: str) -> None:
+            sent = sum(row.payload for row in current.counted_so_far())
+            lines.append([name, has, human(held.now), human(sent)])
+
+        with saved_activations(model) as held:
+            note("tokens", " × ".join(map(str, x.shape)))
+            for name, layer in zip(("embedding", *(f"block {k}" for k in range(4)), "head"), model):
+                x = layer(x)
+                note(name, " × ".join(map(str, x.shape)))
+            loss = toy.loss_of(x, targets)
+            note("loss", f"{loss.item():.2f}")
+        return lines
+
+    ranks = world.run(follow)
+    *rows, (loss, _, *more) = ranks[0]
+    losses = " | ".join(lines[-1][1] for lines in ranks)
+    columns = ["after", "a rank has", "kept for backward", "sent so far"]
+    title = f"one forward on {len(ranks)} ranks, {16 // len(ranks)} sequences each"
+    return Table(columns, [*rows, [loss, losses, *more]], title=title)
+
+
+def paced_model() -> toy.ToyTransformer:
+    """The toy with hidden 64, whose blocks take as long as if each rank had a device of its own."""
+    model = toy.ToyTransformer(hidden=64)
+    for block in model.blocks:
+        toy.pace(block, FORWARD, BACKWARD)
+    return model
+
+
+def trace(world: World, how: str) -> tuple[Timeline, Traffic]:
+    """A data-parallel step on the clock, and its bytes: the shortest of a few.
+
+    how: 'alone' (nothing is sent), 'after' backward, in 'buckets' under it, or PyTorch's 'DDP'.
+    """
+
+    def steps():
+        model, average = paced_model(), lambda: None
+        if how == "after":
+            average = partial(toy.average_gradients, model)
+        elif how == "buckets":
+            average = toy.overlap_gradients(model, BUCKET)
+        elif how == "DDP":
+            model = DistributedDataParallel(model, bucket_cap_mb=BUCKET / 2**20)
+        optimizer = torch.optim.AdamW(model.parameters())
+        rank, size = dist.get_rank(), dist.get_world_size()
+        for i in range(3):  # DDP makes its buckets after the first step
+            tokens, targets = (toy.my_share(t, rank, size) for t in toy.make_batch(16, 16, seed=i))
+            current.count_from_here()  # the last step only
+            dist.barrier()
+            with span("F"):
+                loss = toy.loss_of(model(tokens), targets)
+            with span("B"):
+                loss.backward()
+            average()
+            with span("step"):
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def once():
+        world.run(steps)
+        line = world.timeline
+        line.streams = [[_as_lane(s) for s in row] for row in line.streams]
+        # The barrier before the step is none of it.
+        line.rows = [[s for s in row if not s.label.startswith("barrier")] for row in line.rows]
+        return line, world.traffic
+
+    return shortest(once, lambda pair: pair[0].makespan)
+
+
+def _as_lane(sent: Span) -> Span:
+    """An all-reduce as what a timeline draws in the network's lane, under what the rank computes."""
+    return sent._replace(kind="reduce") if sent.label.startswith("all_reduce") else sent
+
+
+def ready_last() -> float:
+    """The share of the gradients that are there only when backward ends: block 0's and the embedding's."""
+    model = paced_model()
+    size = lambda part: sum(p.numel() for p in part.parameters())
+    return (size(model) - sum(map(size, model.blocks[1:])) - size(model[-1])) / size(model)
+
+
+def exposed(timeline: Timeline, alone: Timeline) -> float:
+    """Seconds by which communication makes a step longer than the same step without."""
+    return timeline.makespan - alone.makespan
+
+
+def begun_in_backward(timeline: Timeline) -> str:
+    """How many of a rank's all-reduces began before its backward had ended, of all of them: "7 of 7".
+
+    It is an order of events on one rank, so a busy machine does not change it. Of the ranks, the fewest.
+    """
+    counts = []
+    for row, stream in zip(timeline.rows, timeline.streams):
+        ends = max(s.end for s in row if s.kind == "B")
+        begins = [s.start for s in stream if s.label.startswith("all_reduce")]
+        counts.append((sum(at < ends for at in begins), len(begins)))
+    early, of = min(counts)
+    return f"{early} of {of}"

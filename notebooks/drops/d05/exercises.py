@@ -1,0 +1,163 @@
+"""Drop 05: when data parallelism sends, and how to hide it under backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+
+import torch
+import torch.distributed as dist
+
+from helpers import toy
+from helpers.practice.engine import OnRanks
+from helpers.practice.exercise import names_in
+from helpers.practice.runs import Run
+from helpers.ranks import current
+
+from .cells import NETWORK
+
+# -- practice: hide the all-reduce under backward -------------------------------------------------
+
+
+def overlap(model, world_size):
+    """Send gradients while backward runs.
+
+    Register a hook on every parameter that starts the all-reduce of its gradient as soon as it is there.
+    Return a function finish(), called after backward and before the optimizer's step: then every p.grad is
+    the ranks' mean.
+    """
+    under_way = []
+
+    def start(p):
+        # No wait in here: it would stop backward until the sum is there.
+        under_way.append((dist.all_reduce(p.grad, async_op=True), p))
+
+    def finish():
+        for work, p in under_way:
+            work.wait()
+            p.grad /= world_size
+        # The list is of one step.
+        under_way.clear()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(start)
+    return finish
+
+
+STEPS, LAYERS, WIDTH, PAUSE = 3, 6, 192, 0.030  # few parameters: each can have an all-reduce of its own
+FUNCTION = "a function"
+
+
+def _train(attempt: Callable, facts: dict) -> None:
+    """Run a few steps. Note what the gradients were after each, and what was under way when.
+
+    When means before which layer's backward: an order of events, which no busy machine changes.
+    """
+    rank, n, recorder = dist.get_rank(), dist.get_world_size(), current.rank.recorder
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    model = deepcopy(plain)
+    sent = lambda: sum(row.payload for row in recorder.rows.values())
+    loss_of = lambda net, rows: 100 * net(rows).square().mean()
+    gradients = lambda rows: torch.autograd.grad(loss_of(plain, rows), list(plain.parameters()))
+    # beside: whether an all-reduce was under way when a layer's backward began
+    facts |= {"off": "", "left": False, "unwaited": 0, "beside": False}
+
+    def begins(dy):
+        # The layer whose backward begins last is the first one: `early` keeps what it was then.
+        facts.update(early=sent(), beside=facts["beside"] or not recorder.calm())
+
+    finish = attempt(model, n)
+    facts["values"] = [FUNCTION if callable(finish) else f"{finish!r:.60}"]
+    if not callable(finish):
+        return
+    for layer in model:
+        toy.pace(layer, 0.0, PAUSE)
+        layer.register_forward_hook(lambda _, args, y: y.register_hook(begins) and None)
+    for step in range(STEPS):
+        batch = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(step))
+        share = toy.my_share(batch, rank, n)
+        model.zero_grad()
+        loss = loss_of(model, share)
+        before, forgotten = sent(), recorder.not_waited()
+        loss.backward()
+        finish()
+        facts["unwaited"] = max(facts["unwaited"], recorder.not_waited() - forgotten)
+        facts["left"] |= not recorder.calm()
+        facts["share"] = (facts["early"] - before) / max(1, sent() - before)
+        facts["late"] = facts.get("late", False) or bool(step and not before and sent())
+        recorder.finish()
+        mine = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        facts["off"] = facts["off"] or _off(step, mine, gradients(batch), gradients(share), n)
+
+
+def _off(step: int, mine: Sequence, whole: Sequence, own: Sequence, n: int) -> str | tuple[str, str]:
+    """The mistake in the gradients after a step; "" where they are the twin's, `whole`. own: of this rank."""
+    near = lambda scale, others: [
+        torch.allclose(a, scale * b, atol=1e-6, rtol=1e-3) for a, b in zip(mine, others)
+    ]
+    if all(near(1, whole)):
+        return ""
+    if all(near(n, whole)):
+        return "the sum, not the mean"
+    if any(near(1, own)) or any(near(1 / n, own)):
+        return "gradients never exchanged"
+    if step > 0:
+        return "work of earlier steps still in the list"
+    if all(near(1 / n, whole)):
+        return "averaging twice"
+    times = float(mine[0].norm() / whole[0].norm())
+    said = f"The gradients are {times:.2f} times as long as the twin's." * (abs(times - 1) > 0.005)
+    return "other gradients than the twin's", said
+
+
+def _share(run: Run) -> float:
+    """Share of the gradients on their way before the first layer's backward, on the rank with the least."""
+    return min(facts["share"] for facts in run.ranks)
+
+
+def _found(run: Run, _) -> str | tuple[str, str] | None:
+    """What is wrong on any rank with the gradients, or with when they were sent."""
+    if any(facts["left"] for facts in run.ranks):
+        return "an all-reduce that nobody waits for", "After finish() an all-reduce was still under way."
+    if any(facts["late"] for facts in run.ranks):
+        return "hooks that come after backward"
+    if off := next((facts["off"] for facts in run.ranks if facts["off"]), None):
+        return off
+    if _share(run) < 0.5:
+        return "most of it after backward"
+    if not any(facts["beside"] for facts in run.ranks):
+        return "waiting inside the hook", "Each all-reduce had ended before the next layer's backward began."
+    unwaited = max(facts["unwaited"] for facts in run.ranks)
+    if unwaited and "is_completed" not in names_in(run.attempt):
+        said = f"Nobody called wait() for {unwaited} of {2 * LAYERS} all-reduces. This time they had ended."
+        return "an all-reduce that nobody waits for", said
+    return None
+
+
+def _figures(run: Run, _) -> list[tuple[str, str, str]]:
+    what = "share of the gradients on their way before the first layer's backward"
+    return [(what, f"{_share(run):.2f}", "at least 0.50")]
+
+
+overlapped = OnRanks(
+    "overlap the gradients",
+    overlap,
+    minutes=8,
+    hints=[
+        "p.register_post_accumulate_grad_hook(f) calls f(p) as soon as backward has put the gradient into"
+        " p.grad.",
+        "dist.all_reduce(p.grad, async_op=True) returns at once. What it returns has wait(); keep it, with p,"
+        " in a list.",
+        "finish() goes through the list: wait, then p.grad /= world_size. Empty the list for the next step.",
+    ],
+    tries=((4,),),
+    watch=_train,
+    reads=(FUNCTION,).index,
+    compares=False,
+    must_wait=False,
+    world={"fabric": NETWORK},
+    praise="Every gradient is the twin's, and most of the all-reduce ran under backward.",
+    figures=_figures,
+    finds=_found,
+)

@@ -1,0 +1,79 @@
+"""What the cells of this drop show, and what they share with its practice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from drops.d04 import step_by, timed_step
+from helpers import toy
+from helpers.ranks import current, memory
+from helpers.ranks.world import World
+from three_axes.count import clock
+from three_axes.count.clock import Timeline
+from three_axes.count.traffic import Traffic
+from three_axes.paper import schedules, simulation
+from three_axes.paper.schedules import Schedule
+from three_axes.paper.simulation import simulate
+
+UNIT = 0.030  # seconds of a stand-in's forward; its backward takes two of them
+
+
+def on_ranks(
+    world: World, schedule: Schedule, tries: int = clock.TRIES, unit: float = UNIT, work: Sequence[float] = ()
+) -> Timeline:
+    """A schedule run on real ranks with timed stand-ins for compute; a stage in v chunks takes 1/v of `unit`
+    for each.
+
+    work: how many times `unit` each stage takes, if they differ. tries: see `clock.shortest`.
+    """
+
+    def run():
+        chunks = {
+            k: toy.StandIn(*[unit / schedule.v * (work[k] if work else 1)] * 3)
+            for k, at in enumerate(schedule.rank_of)
+            if at == dist.get_rank()
+        }
+        with memory.saved_activations(torch.nn.ModuleList(chunks.values())):
+            dist.barrier()
+            step_by(schedule, chunks, toy.make_batch(schedule.m, 1), around=current.around)
+
+    def once():
+        world.run(run)
+        return world.timeline
+
+    return clock.shortest(once, lambda t: t.makespan, tries)
+
+
+def on_paper(schedule: Schedule, unit: float = UNIT) -> simulation.Timeline:
+    """The same on paper, in seconds, so that both have one scale."""
+    line = simulate(schedule)  # in whole units, which add up without rounding: ties stay ties
+    return replace(line, start=unit * line.start, end=unit * line.end, unit="s")
+
+
+def with_real_compute(world: World, schedule: Schedule) -> Timeline:
+    """The toy itself, hidden 256, on this machine's cores."""
+    return timed_step(world, schedule, memory.saved_activations)
+
+
+def bytes_of(world: World, m: int, by: str) -> Traffic:
+    """The bytes of one 1F1B step of the toy in m microbatches, by this course's loop ('ours') or by PyTorch's
+    ('torch').
+    """
+
+    def run():
+        rank, p = dist.get_rank(), dist.get_world_size()
+        stage, batch = toy.split_depth(toy.ToyTransformer()), toy.make_batch()
+        if by == "ours":
+            step_by(schedules.one_f_one_b(p, m), {rank: stage}, batch)
+            return
+        pipe = Schedule1F1B(PipelineStage(stage, rank, p, torch.device("cpu")), m, loss_fn=toy.loss_of)
+        last = {"target": batch[1], "losses": []} if rank == p - 1 else {}
+        pipe.step(*[batch[0]] * (rank == 0), **last)
+
+    world.run(run)
+    return world.traffic

@@ -1,0 +1,221 @@
+"""Drop 07: schedules on paper and on real ranks, and an order of the reader's own."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from helpers.practice import diagnose
+from helpers.practice.engine import Asked
+from helpers.practice.exercise import Answer, right
+from helpers.practice.runs import Run, number
+from helpers.ranks.world import World
+from three_axes.paper import schedules, simulation
+from three_axes.paper.simulation import Times, simulate
+
+from .cells import on_ranks
+
+# -- practice: the order of 1F1B ------------------------------------------------------------------
+
+
+def order(rank, p, m):
+    """What pipeline rank `rank` of p runs for m microbatches under 1F1B: a list such as ["F0", "F1", "B0",
+    ...].
+    """
+    # The first gradient comes when a microbatch has been at the last stage: p − 1 − rank forwards fit
+    # before it, and one more begins the pairs.
+    warmup = min(m, p - 1 - rank)
+    ops = [f"F{i}" for i in range(warmup)]
+    for i in range(m - warmup):
+        ops += [f"F{warmup + i}", f"B{i}"]
+    return ops + [f"B{i}" for i in range(m - warmup, m)]
+
+
+P, M = 4, 8
+SIZES = ((P, M), (P, 2), (8, 32))
+
+
+def _orders(run: Run) -> list[list[list[str]]]:
+    """What all ranks run, for each of SIZES."""
+    rest = iter(run.values)
+    return [[next(rest) for _ in range(p)] for p, _ in SIZES]
+
+
+def _first(run: Run) -> tuple[str, str, simulation.Timeline | None]:
+    """Of the first order that is illegal, or longer or fuller than 1F1B: the mistake, what shows it, and the
+    run on paper of a legal one. ('', '', None) where there is none.
+    """
+    each = (_judged(orders, m) for orders, (_, m) in zip(_orders(run), SIZES))
+    return next((one for one in each if one[0]), ("", "", None))
+
+
+def _judged(orders: list[list[str]], m: int) -> tuple[str, str, simulation.Timeline | None]:
+    p = len(orders)
+    listed = [ops if isinstance(ops, (list, tuple)) else () for ops in orders]
+    leading = [len(list(takewhile(lambda op: str(op).startswith("F"), ops))) for ops in listed]
+    try:
+        line = diagnose.run(diagnose.read(orders, m))
+    except diagnose.Illegal as e:
+        text = f"With p = {p}, m = {m}: {str(e).rstrip('.')}."
+        if leading == sorted(leading) and leading[0] < leading[-1]:
+            return "the warm-up the wrong way round", f"Your later ranks warm up longer. {text}", None
+        return e.misconception, text, None
+    best, name = simulate(schedules.one_f_one_b(p, m)), line.schedule.name
+    if any(op[0] in "IW" for ops in orders for op in ops):
+        return "a backward in two parts", f"This is {name}.", line
+    if name.startswith("GPipe"):
+        return "GPipe instead of 1F1B", f"This is {name}.", line
+    for r in range(p):
+        if (held := line.in_flight(r)) > best.in_flight(r):
+            does = f"Rank {r} runs {leading[r]} forwards before its first backward, and holds {held}"
+            enough = f"A warm-up of {min(m, p - 1 - r)}, and one more forward, is enough."
+            return "a warm-up that is too long", f"{does} microbatches at once. {enough}", line
+    if line.makespan <= best.makespan:
+        return "", "", line
+    backwards = [[int(op[1:]) for op in ops if op.startswith("B")] for ops in orders]
+    for rank, done in enumerate(backwards):
+        if done != sorted(done):
+            order = ", ".join(f"B{i}" for i in done)
+            return "backwards out of order", f"Rank {rank} of {p} goes backward by {order}.", line
+    short = any(leading[r] < min(m, p - r) for r in range(p))
+    text = f"A legal order, but it takes {line.makespan:.0f} units where {best.makespan:.0f} are enough."
+    theirs = diagnose.idle(best)
+    for rank, a, b, why in diagnose.idle(line):
+        if not any(rank == r and since <= a and b <= until for r, since, until, _ in theirs):
+            text += f" An idle time that 1F1B does not have: rank {rank}, from {a:.0f} to {b:.0f}: {why}."
+            break
+    return "a warm-up that is too short" if short else "longer than need be", text, line
+
+
+def _on_paper(line: simulation.Timeline | None) -> list[tuple[str, str, str]]:
+    """Time and microbatches in flight of an order, beside 1F1B's."""
+    if not line:
+        return []
+    p, m = line.schedule.p, line.schedule.m
+    both = line, simulate(schedules.one_f_one_b(p, m))
+    return [
+        (f"time for p = {p}, m = {m}, backward = 2 × forward", *(f"{x.makespan:.0f} units" for x in both)),
+        ("microbatches in flight, by rank", *(str([x.in_flight(r) for r in range(p)]) for x in both)),
+    ]
+
+
+def _drawn(run: Run, _):
+    from helpers.draw import gantt  # ranks import this module, and need no matplotlib
+
+    line = _first(run)[2]
+    small = line and line.schedule.p * line.schedule.m <= 64
+    return gantt.timeline(line, "yours, on paper, with its critical path", critical=True) if small else None
+
+
+def _praised(run: Run) -> Answer:
+    from helpers.draw import gantt
+
+    small, _, large = _orders(run)
+    mine, best = diagnose.read(small, M), schedules.one_f_one_b(P, M)
+    with World(P, timeout=5) as world:
+        yours, theirs = (on_ranks(world, schedule, 1, 0.008) for schedule in (mine, best))
+    paper, equal = simulate(mine), Times(1, 0.5, 0.5)
+    name = "This is 1F1B." if mine.name == "1F1B" else "This is not 1F1B to the letter, and as good."
+    time, (held, _, fewest) = _on_paper(paper)
+    large = diagnose.read(large, 32), schedules.one_f_one_b(8, 32)
+    answer = right(
+        f"{name} The bubble is GPipe's, {paper.bubble:.2%} of wall time; what shrank is the number of"
+        " microbatches in flight. Below: on paper, with the critical path; and on four real ranks.",
+        time,
+        (held, str([yours.in_flight(r) for r in range(P)]), fewest),
+        ("slots for p = 8, m = 32, equal times", *(f"{simulate(x, equal).makespan:.0f}" for x in large)),
+    )
+    answer.picture = gantt.timeline(
+        {"yours, on paper": paper, "yours, on real ranks": yours, "1F1B, on real ranks": theirs},
+        critical=True,
+    )
+    return answer
+
+
+one_f_one_b = Asked(
+    "the order of one stage",
+    order,
+    minutes=9,
+    hints=[
+        "Three parts: a warm-up of forwards; then one forward and one backward in turn; then the backwards"
+        " that are left.",
+        "How long is the warm-up? The last rank can go backward at once: 0. The one before it must wait for"
+        " one more: 1. So p - 1 - rank.",
+        "After the warm-up, forwards run out first. As many backwards are left as there were warm-up"
+        " forwards: the drain.",
+    ],
+    without=("schedules",),
+    cases=[(rank, p, m) for p, m in SIZES for rank in range(p)],
+    compares=False,
+    praise=_praised,
+    figures=lambda run, _: _on_paper(_first(run)[2]),
+    picture=_drawn,
+    finds=lambda run, _: _first(run)[:2],
+)
+
+# -- practice: the share of the bubble ------------------------------------------------------------
+
+
+def bubble(schedule, p, m):
+    """The share of wall time in which a rank idles, for "GPipe" or "1F1B", on p equal stages with m
+    microbatches.
+    """
+    # A stage works m forwards and backwards, and waits as long as p − 1 of them take, in both schedules.
+    return (p - 1) / (m + p - 1)
+
+
+MAKE = {"GPipe": schedules.gpipe, "1F1B": schedules.one_f_one_b}
+BUBBLES = [(name, p, m) for name in MAKE for p, m in ((4, 8), (8, 32), (2, 1), (1, 4), (3, 5))]
+
+
+def _off(run: Run, truth: Run) -> list[int]:
+    """The cases in which the answer is not the bubble."""
+    return [i for i, (mine, right_) in enumerate(zip(run.values, truth.values)) if abs(mine - right_) >= 5e-4]
+
+
+def _smaller(run: Run, truth: Run) -> str:
+    """Shows that 1F1B alone is given another bubble, and a smaller one."""
+    if run.error or not (off := _off(run, truth)):
+        return ""
+    smaller = all(BUBBLES[i][0] == "1F1B" and run.values[i] < truth.values[i] for i in off)
+    return f"Measured just now: {_measured()[1]}." if smaller else ""
+
+
+def _shares(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+    return [
+        (f"{name}, p = {p}, m = {m}", f"{run.values[i]:.4f}", f"{truth.values[i]:.4f}")
+        for i in _off(run, truth)[:1] or (0, 1)
+        for name, p, m in [BUBBLES[i]]
+    ]
+
+
+def _measured() -> tuple[str, str, str]:
+    """The bubbles of both schedules on four ranks."""
+    with World(P, timeout=10) as world:
+        bubbles = [on_ranks(world, make(P, M), 1).bubble for make in MAKE.values()]
+    return (
+        "measured just now on four ranks",
+        " and ".join(f"{x:.2f} with {name}" for x, name in zip(bubbles, MAKE)),
+        f"both a little over {bubble('GPipe', P, M):.2f}",
+    )
+
+
+share = Asked(
+    "the share of the bubble",
+    bubble,
+    minutes=6,
+    hints=[
+        "Count one rank's time: m forwards and m backwards. And the whole: the last stage starts p-1 forwards"
+        " late. After its last backward p-1 more follow, one on each stage before it.",
+        "Count a forward and its backward together as one. Then a stage's work is m, and the whole time"
+        " is m + p - 1.",
+    ],
+    without=("schedules", "simulation", "simulate"),
+    cases=BUBBLES,
+    reads=number,
+    tolerance=5e-4,
+    praise=lambda run: right(
+        "Both have the same bubble, by formula and on real ranks.", *_shares(run, run), _measured()
+    ),
+    figures=_shares,
+    shows={"1F1B shrinks the bubble": _smaller},
+)

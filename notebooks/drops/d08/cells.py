@@ -1,0 +1,135 @@
+"""What the cells of this drop show, and what they share with its practice."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from drops.measured import Step
+from helpers import toy
+from helpers.emulate import networks
+from helpers.ranks import current, memory
+from helpers.ranks.world import World
+from three_axes.count.clock import shortest
+from three_axes.count.traffic import Traffic
+from three_axes.paper import placement
+from three_axes.paper.placement import Sizes
+from three_axes.paper.schedules import one_f_one_b
+from three_axes.plan import MODELS, Job, Layout
+from three_axes.plan.frameworks import TOY
+from three_axes.plan.models import find_model
+from three_axes.plan.traffic import sent
+from three_axes.table import Table, human
+
+AXES = ("pp", "dp", "tp")
+
+
+def _layouts(texts: str) -> list[Sizes]:
+    """'pp2 tp4, …' -> [{"pp": 2, "tp": 4}, …]"""
+    return [{part[:2]: int(part[2:]) for part in text.split()} for text in texts.split(", ")]
+
+
+def _named(sizes: Sizes) -> str:
+    return ", ".join(f"{axis} {size}" for axis, size in sizes.items()) + ", outermost first,"
+
+
+# Emulated: two nodes of four, with ports out of a node that are 20 times slower than links inside.
+NODES = networks.nodes("two nodes of four", 4, 20e6, 1e6)
+
+
+def expected_bytes(
+    hidden: int, b: int, s: int, d: int, p: int, t: int, rank: int = 0, layers: int = 4
+) -> dict[str, float]:
+    """Bytes that a rank sends along each axis in one step of the toy, in float32: the theory's list of
+    operations, read for what is sent.
+    """
+    layout = Layout(dp=d, tp=t, pp=p, sequence_parallel=False)
+    model = replace(MODELS["toy"], hidden=hidden, layers=layers, ffn=4 * hidden, head_dim=hidden // 4)
+    stage = placement.coordinates(rank, layout.sizes)["pp"]
+    return sent(Job(model, global_batch=b, seq_len=s, framework=TOY), layout, stage)
+
+
+def by_axis(traffic: Traffic, sizes: Sizes, predicted: dict[str, float], rank: int = 0) -> Table:
+    """Bytes that `rank` sent along each axis, three ways.
+
+    Two ranks share one axis at most, so who sent to whom tells the axis.
+    """
+    rows = []
+    for axis in reversed(sizes):
+        counted = sum(row.algorithmic for row in traffic.ranks[rank] if row.axis == axis)
+        along = [r for r in range(len(traffic.ranks)) if placement.axis_between(rank, r, sizes) == axis]
+        wire = sum(traffic.matrix[rank][r] for r in along) if traffic.matrix else None
+        ratio = "n/a" if wire is None or not predicted[axis] else f"{wire / predicted[axis]:.2f}"
+        rows.append([axis, *map(human, (predicted[axis], counted, wire)), ratio])
+    columns = ["axis", "predicted", "counted", "on the wire", "wire ÷ predicted"]
+    return Table(columns, rows, title=f"bytes sent by rank {rank}, along each axis")
+
+
+def one_step(world: World, sizes: Sizes) -> Step:
+    """A step of the toy on the grid, in two microbatches: what it moved, and what each rank keeps."""
+
+    def run():
+        grid = toy.grid_groups(sizes["dp"], sizes["pp"], sizes["tp"], tuple(sizes))
+        stage = toy.on_grid(toy.ToyTransformer(hidden=256), grid)
+        optimizer = torch.optim.AdamW(stage.parameters())
+        ops = one_f_one_b(sizes["pp"], 2).ops[grid["pp"].get_local_rank()]
+        current.count_from_here()  # making the groups is not counted
+        with memory.saved_activations(stage) as held:
+            toy.grid_step(stage, *toy.make_batch(b=8, s=32), ops, 2, grid)
+        optimizer.step()
+        return memory.by_kind(stage, optimizer, held.peak)
+
+    kept = world.run(run)
+    return Step(sizes, world.traffic, kept)
+
+
+def compare_with_twin(world: World, d: int, p: int, t: int) -> str:
+    """Three steps of SGD on the grid and in one process, in float64: whether the weights are the same."""
+
+    def run():
+        grid = toy.grid_groups(d, p, t)
+        twin, model = (toy.ToyTransformer(hidden=32).double() for _ in range(2))
+        stage = toy.on_grid(model, grid)
+        ops = one_f_one_b(p, 2).ops[grid["pp"].get_local_rank()]
+        for i in range(3):
+            batch = toy.make_batch(8, 16, seed=i)
+            stage.zero_grad(), twin.zero_grad()
+            toy.grid_step(stage, *batch, ops, 2, grid)
+            toy.twin_step(twin, *batch)
+            with torch.no_grad():
+                for q in [*stage.parameters(), *twin.parameters()]:
+                    q -= 0.1 * q.grad
+        mine = toy.split_depth(toy.split_width(twin, grid["tp"].get_group()), grid["pp"].get_group())
+        pairs = zip(stage.parameters(), mine.parameters())
+        return all((a - b).norm() < 1e-12 * b.norm() for a, b in pairs)
+
+    return f"after 3 steps every weight of every rank is the twin's: {all(world.run(run))}"
+
+
+def of_the_70b() -> str:
+    """What a GPU of the 70B's layout of drop 14 sends in a step, along each axis."""
+    job = Job(find_model("llama-3-70b"), global_batch=128, seq_len=8192)
+    moved = sent(job, Layout(dp=4, tp=8, pp=2, zero=1))
+    return ", ".join(f"{axis} {human(moved[axis])}" for axis in sorted(moved, key=moved.get, reverse=True))
+
+
+def step_seconds(world: World, order: tuple[str, ...]) -> float:
+    """One step of 2 × 2 × 2 on the world's fabric with the axes placed in this order, outermost first.
+
+    The shortest of a few.
+    """
+
+    def run():
+        grid = toy.grid_groups(2, 2, 2, order)
+        stage = toy.on_grid(toy.ToyTransformer(hidden=64, seq_len=128), grid)
+        ops = one_f_one_b(2, 2).ops[grid["pp"].get_local_rank()]
+        batch = toy.make_batch(8, 128)
+        dist.barrier()
+        start = time.monotonic()
+        toy.grid_step(stage, *batch, ops, 2, grid)
+        return time.monotonic() - start
+
+    return shortest(lambda: max(world.run(run)), float)

@@ -1,0 +1,187 @@
+"""Drop 08: three axes on eight ranks; who shares a group, which groups leave a node, and bytes by axis."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.distributed as dist
+
+from helpers.practice.engine import Asked
+from helpers.practice.exercise import Answer, right
+from helpers.practice.runs import Run
+from helpers.ranks.world import World
+from three_axes.paper import placement
+from three_axes.paper.placement import Sizes
+
+from .cells import AXES, _layouts, _named
+
+# -- practice: the groups of a rank ---------------------------------------------------------------
+
+
+def groups(rank, sizes):
+    """The ranks that `rank` shares a group with along each axis, itself among them, in rising order.
+
+    sizes: axis -> size from the outermost axis to the innermost, such as {"pp": 2, "dp": 2, "tp": 2}. Return
+    a list of ranks for each axis, {"pp": [...], "dp": [...], "tp": [...]}.
+    """
+    # From the innermost axis outwards: neighbours along an axis are as far apart as all inner sizes' product.
+    ranks, stride = {}, 1
+    for axis, size in reversed(sizes.items()):
+        first = rank - rank // stride % size * stride
+        ranks[axis] = [first + i * stride for i in range(size)]
+        stride *= size
+    return ranks
+
+
+# Megatron-LM's order, Llama 3's, and sizes that are not alike.
+GRIDS = _layouts("pp2 dp2 tp2, dp2 pp2 tp2, pp2 dp1 tp4, pp1 dp4 tp2, dp2 pp4 tp1, pp1 dp1 tp8, pp4 dp2 tp1")
+
+
+def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
+    """What is wrong in the first grid where something is, and what shows it."""
+    off = [i for i, answer in enumerate(run.values) if answer != truth.values[i]]
+    if not off:
+        return None
+    sizes, first = GRIDS[off[0] // 8], off[0] // 8 * 8
+    mine, wanted = run.values[first : first + 8], truth.values[first : first + 8]
+    says = lambda rank, axis: (
+        f"With {_named(sizes)} you put rank {rank} into the {axis} group {mine[rank][axis]}."
+    )
+    for axis, size in sizes.items():
+        for rank, g in enumerate(mine):
+            if len(g[axis]) != size:
+                return "groups of another size", f"{says(rank, axis)} It holds {size}."
+    for rank, g in enumerate(mine):
+        if any(b - a != 1 for a, b in itertools.pairwise(g["tp"])):
+            return "TP's ranks are no neighbours", says(rank, "tp")
+    for axis in sizes:
+        for rank, ranks in enumerate(g[axis] for g in mine):
+            alone = [r for r in range(8) if mine[r][axis] == ranks] != ranks
+            if alone and ranks != wanted[rank][axis]:
+                return "groups that do not partition the ranks", says(rank, axis)
+    rank = off[0] - first
+    axis = next(axis for axis in sizes if mine[rank][axis] != wanted[rank][axis])
+    stranger = next((r for r in mine[rank][axis] if r not in wanted[rank][axis]), None)
+    if stranger is None:
+        return "other groups", f"{says(rank, axis)} A rank is missing."
+    both = (placement.coordinates(r, sizes) for r in (rank, stranger))
+    at = " and ".join(", ".join(f"{name} {place}" for name, place in one.items()) for one in both)
+    return "other groups", f"{says(rank, axis)} Ranks {rank} and {stranger} stand at {at}."
+
+
+def met(groups_of: list[dict[str, list[int]]]) -> list[int]:
+    """Make the groups of each rank on real ranks, sum a one in each: the ranks that rank 0 met, by axis."""
+
+    def meet():
+        sums = []
+        for axis in groups_of[0]:
+            groups = sorted({tuple(mine[axis]) for mine in groups_of})
+            mine, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])
+            ones = torch.ones(1)
+            dist.all_reduce(ones, group=mine)
+            sums.append(int(ones))
+        return sums
+
+    with World(len(groups_of), timeout=8) as world:
+        return world.run(meet)[0]
+
+
+def _praised(run: Run) -> Answer:
+    return right(
+        "Every rank is in one group along each axis, whatever the order, and on eight real ranks every"
+        " group of 2 × 2 × 2 met.",
+        ("grids of eight ranks", str(len(GRIDS)), str(len(GRIDS))),
+        (f"ranks that met along {', '.join(GRIDS[0])}", str(met(run.values[:8])), "[2, 2, 2]"),
+    )
+
+
+members = Asked(
+    "the groups of a rank",
+    groups,
+    minutes=9,
+    hints=[
+        "Begin with the innermost axis, the last in `sizes`: its neighbours are 1 rank apart. How far apart"
+        " are the next one's?",
+        "Neighbours along an axis are `stride` apart, the product of the sizes further in. The coordinate is"
+        " rank // stride % size.",
+        "The group's first rank is rank − coordinate · stride; the others follow, one stride apart.",
+    ],
+    without=("placement",),
+    cases=[(rank, dict(grid)) for grid in GRIDS for rank in range(8)],
+    reads=lambda answer: {axis: sorted(int(r) for r in answer[axis]) for axis in AXES},
+    praise=_praised,
+    finds=_first_wrong,
+)
+
+
+# -- practice: which axes leave the node ----------------------------------------------------------
+
+
+def crossing(sizes, node):
+    """Which axes have groups that leave a node of `node` ranks: a list of names out of `sizes`.
+
+    sizes: the outermost axis first, the innermost last. The sizes divide the node, or the node them.
+    """
+    # A group spans its own size times all sizes inside it.
+    axes, span = [], 1
+    for axis, size in reversed(sizes.items()):
+        span *= size
+        if size > 1 and span > node:
+            axes.append(axis)
+    return axes
+
+
+CASES: list[tuple[Sizes, int]] = [
+    (sizes, node)
+    for node, texts in (
+        (4, "pp2 dp2 tp2, pp2 dp1 tp4, pp1 dp4 tp2, dp2 pp4 tp1, pp1 dp1 tp8"),
+        (8, "pp1 dp2 tp4, dp16 pp4 tp8, pp2 dp4 tp8, pp4 dp2 tp2, dp4 pp2 tp2, pp8 dp1 tp8, pp1 dp8 tp1"),
+    )
+    for sizes in _layouts(texts)
+]
+
+
+def _axes(answer) -> list[str]:
+    if not isinstance(answer, (list, tuple, set)) or not set(answer) <= set(AXES):
+        raise TypeError
+    return sorted(answer)
+
+
+def _first_off(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+    """The first layout that is answered otherwise; of none, how many there were."""
+    for (sizes, node), mine, wanted in zip(CASES, run.values, truth.values):
+        if mine != wanted:
+            return [(f"{_named(sizes)} nodes of {node}", str(mine), str(wanted))]
+    return [("layouts", str(len(CASES)), str(len(CASES)))]
+
+
+def _same(run: Run, _) -> bool:
+    """Whether some axes are named wherever they have more than one rank, and the others nowhere: by their
+    names, or by their places.
+    """
+    if run.error or not any(run.values):
+        return False
+    answers = [(list(sizes), sizes, mine) for (sizes, _), mine in zip(CASES, run.values)]
+    by_name = [{axis in mine for _, sizes, mine in answers if sizes[axis] > 1} for axis in AXES]
+    by_place = [{a[i] in mine for a, sizes, mine in answers if sizes[a[i]] > 1} for i in range(len(AXES))]
+    return any(all(len(said) == 1 for said in by) for by in (by_name, by_place))
+
+
+across = Asked(
+    "which axes leave the node",
+    crossing,
+    minutes=6,
+    hints=[
+        "How far apart are neighbours along an axis? The product of the sizes that come after it in `sizes`.",
+        "A group reaches over its size times that distance. It leaves the node if that is more than the node"
+        " holds.",
+        "A group of one rank sends nothing.",
+    ],
+    without=("placement",),
+    cases=CASES,
+    reads=_axes,
+    praise="Also for 512 GPUs: TP 8 stays in its node, PP 4 and DP 16 leave it.",
+    figures=_first_off,
+    shows={"the same axes for every layout": _same},
+)

@@ -1,0 +1,228 @@
+"""Drop 09: what its cells show: states, messages and activations, by formula and measured on ranks."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from drops.measured import Step
+from helpers import toy
+from helpers.ranks import current, memory
+from helpers.ranks.world import World
+from three_axes.count.traffic import Traffic
+from three_axes.plan import Job, Layout
+from three_axes.plan import memory as theory
+from three_axes.plan.frameworks import FRAMEWORKS
+from three_axes.plan.models import find_model
+from three_axes.plan.traffic import sent
+from three_axes.table import Table, human
+
+PARTS = ("weights", "gradients", "optimizer")
+
+
+def bytes_per_parameter() -> Table:
+    """The ways people count, side by side."""
+    kinds = theory.BYTES_PER_PARAMETER.items()
+    rows = [[name, *map(str, (*parts.values(), sum(parts.values())))] for name, parts in kinds]
+    return Table(["bytes for one parameter", *PARTS, "in all"], rows)
+
+
+def zero_stages(params: float, d: int) -> Table:
+    """States of `params` parameters on each of d ranks, by ZeRO stage, in mixed precision."""
+    rows = []
+    for zero, formula in enumerate(("16·N", "4·N + 12·N/d", "2·N + 14·N/d", "16·N/d")):
+        parts = theory.states(params, d, zero).values()
+        rows.append([f"ZeRO-{zero}" if zero else "no ZeRO", formula, *map(human, parts), human(sum(parts))])
+    return Table(["", "formula", *PARTS, "in all"], rows, title=f"N = {params:.3g} parameters, d = {d}")
+
+
+KINDS = {"DP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3, "FSDP": 3}  # how it is called here -> ZeRO stage
+
+
+class _Training:
+    """The toy on this rank as one of KINDS trains it, over the ranks of `mesh`: weights, optimizer, a step.
+
+    half: in mixed precision. options: of the hand-written ZeRO.
+    """
+
+    def __init__(self, kind: str, mesh: DeviceMesh, half: bool = False, **options):
+        self.model = self.wrapped = toy.ToyTransformer(seed=0)
+        self.shards, precision = [], torch.bfloat16 if half else None
+        if kind == "FSDP":
+            policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32 if half else None)
+            for part in (*self.model.blocks, self.model):
+                fully_shard(part, mesh=mesh, mp_policy=policy)
+        elif kind == "DP":
+            # Else its buckets are a second copy of the gradients.
+            self.wrapped = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        else:
+            self.model.to(precision)
+            split = (toy.Zero1, toy.Zero2, toy.Zero3)[KINDS[kind] - 1]
+            zero = split(self.model, group=mesh.get_group(), **options)
+            self.optimizer, self.step = zero.optimizer, zero.step
+            self.shards = [unit.shard for unit in zero.units if unit]
+            return
+        self.optimizer = torch.optim.AdamW(self.wrapped.parameters())
+        self.step = self.optimizer.step
+
+    def backward(self, tokens: torch.Tensor, targets: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        toy.loss_of(self.wrapped(tokens).float(), targets).backward()
+
+    def held(self) -> dict[str, int]:
+        """Bytes of weights, of gradients, and of the optimizer: Adam's m and v, and the master copy.
+
+        The shard of the hand-written ZeRO is the master copy of half-precision weights. Of float32 weights it
+        is a copy: counted where weights are not whole.
+        """
+        size = lambda tensors: sum(memory.storages(tensors).values())
+        parameters, held = list(self.model.parameters()), memory.by_kind(self.model, self.optimizer)
+        master = self.shards if self.shards and self.shards[0].dtype != parameters[0].dtype else []
+        gradients = (g for p in (*parameters, *self.shards) for g in (p.grad, getattr(p, "main_grad", None)))
+        return {
+            "weights": held["parameters"] or size(self.shards),
+            "gradients": size(gradients),
+            "optimizer": size(master) + held["optimizer"],
+        }
+
+
+def measured_states(world: World, kind: str) -> tuple[list[dict[str, int]], Traffic]:
+    """What each rank holds just before the optimizer's step, in float32 with Adam, and the bytes of one step.
+    kind: one of KINDS.
+    """
+
+    def run():
+        rank, d = dist.get_rank(), dist.get_world_size()
+        training = _Training(kind, init_device_mesh("cpu", (d,), mesh_dim_names=("dp",)))
+        tokens, targets = (toy.my_share(t, rank, d) for t in toy.make_batch(8, 32))
+        training.backward(tokens, targets)
+        training.step()  # the first step makes Adam's state, and DDP's buckets
+        dist.barrier()
+        current.count_from_here()  # the second step's bytes
+        training.backward(tokens, targets)
+        held = training.held()
+        training.step()
+        return held
+
+    held = world.run(run)
+    return held, world.traffic
+
+
+def drawn(held: dict[str, list[dict[str, int]]], moved: dict[str, Traffic], *kinds: str) -> dict[str, Step]:
+    """Some of the measured kinds, for `draw.splits`."""
+    return {kind: Step({"dp": len(held[kind])}, moved[kind], held[kind]) for kind in kinds}
+
+
+def states_table(world: World, by_kind: dict[str, list[dict[str, int]]]) -> Table:
+    """Measured states beside the formulas for float32: 4 + 4 + 8 bytes a parameter."""
+    n, d = sum(p.numel() for p in toy.ToyTransformer().parameters()), len(world)
+    rows = []
+    for kind, (held, *_) in by_kind.items():
+        predicted = sum(theory.states(n, d, KINDS[kind], weights=4, gradients=4, optimizer=8).values())
+        total = sum(held.values())
+        sizes = [human(size) for size in (*(held[part] for part in PARTS), total, predicted)]
+        rows.append([kind, *sizes, f"{total / predicted:.2f}"])
+    columns = ["", *PARTS, "measured", "predicted", "measured ÷ predicted"]
+    return Table(columns, rows, title=f"one of {d} ranks, {n:,} parameters, float32")
+
+
+# -> as which kind it trains here, with which options; whose record says its bytes; and those as a formula
+BY_FRAMEWORK = {
+    "textbook": ("ZeRO-1", {}, "textbook", "4 + 12/d"),
+    "DeepSpeed": ("ZeRO-1", {}, "deepspeed", "4 + 12/d"),
+    "Megatron-LM": ("ZeRO-1", {"precise_sums": True}, "megatron-lm", "6 + 12/d"),
+    "torchtitan": ("FSDP", {}, "torchtitan", "16/d"),
+}
+
+
+def by_framework(world: World) -> Table:
+    """Bytes for a parameter in mixed precision, as three frameworks keep it: on a rank alone and on one of
+    all d, by formula and measured just before the optimizer's step. And those that a rank sends in a step, by
+    the planner, of a 7B.
+    """
+
+    def run(kind: str, options: dict, d: int) -> int:
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // d, d), mesh_dim_names=("apart", "dp"))["dp"]
+        training, batch = _Training(kind, mesh, half=True, **options), toy.make_batch(2, 32)
+        training.backward(*batch)
+        training.step()  # makes Adam's state
+        training.backward(*batch)
+        return sum(training.held().values())
+
+    seven, d = find_model("llama-2-7b"), len(world)
+    n, rows = sum(p.numel() for p in toy.ToyTransformer().parameters()), []
+    for name, (kind, options, whose, formula) in BY_FRAMEWORK.items():
+        record = FRAMEWORKS[whose]
+        parts = (record.weight_bytes, record.gradient_bytes, record.optimizer_bytes)
+        rows.append([name, kind, formula])
+        for ranks in (1, d):
+            predicted = sum(theory.states(1, ranks, KINDS[kind], *parts).values())
+            rows[-1] += [f"{predicted:.0f}", f"{world.run(run, kind, options, ranks)[0] / n:.2f}"]
+        moved = sent(Job(seven, global_batch=d, framework=record), Layout(dp=d, zero=KINDS[kind]))["dp"]
+        rows[-1].append(f"{moved / seven.params * d / (d - 1):.1f}")
+    return Table(
+        ["mixed precision", "", "formula", "d = 1", "measured", f"d = {d}", "measured", "sent, · (d−1)/d"],
+        rows,
+        title="bytes for a parameter on one rank, and sent by it in a step",
+    )
+
+
+def step_bytes(world: World, moved: dict[str, Traffic]) -> Table:
+    """Bytes of one step in units of P·(d-1)/d, P the bytes of the gradients: by the book, and on the wire."""
+    d, p = len(world), 4 * sum(q.numel() for q in toy.ToyTransformer().parameters())
+    unit = p * (d - 1) / d
+    in_units = lambda size: "n/a" if size is None else f"{size / unit:.2f}"
+    rows = [
+        [kind, "3" if KINDS[kind] == 3 else "2", in_units(sent.counted[0]), in_units(sent.wire[0])]
+        for kind, sent in moved.items()
+    ]
+    columns = ["", "predicted", "counted", "on the wire"]
+    return Table(columns, rows, title="sent by one rank in a step, in units of S·(d−1)/d")
+
+
+# -- activations -------------------------------------------------------------------------------
+
+_drop = lambda x: torch.native_dropout(x, 0.1, True)[0]  # keeps a mask of one byte a number, as a GPU's does
+
+
+def _attend(q, k, v):
+    """Attention whose scores are kept, with dropout. Each is (b, a, s, h/a)."""
+    return _drop((q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)) @ v
+
+
+def activations_table(b: int = 2, s: int = 128, h: int = 256, a: int = 4) -> Table:
+    """Bytes that a layer keeps for backward, in half precision, as Korthikanti et al. 2022 count them: by
+    formula, and measured by saved-tensor hooks.
+    """
+
+    def kept(fused: bool, recompute: str) -> float:
+        block = toy.Block(h, a).bfloat16()
+        for part in (block.attention, block.mlp):
+            part.register_forward_hook(lambda _, args, y: _drop(y))
+        if not fused:
+            block.attention.attend = _attend
+        if recompute == "selective":
+            block.attention.attend = partial(checkpoint, _attend, use_reentrant=False)
+        x = torch.randn(b, s, h, dtype=torch.bfloat16, requires_grad=True)
+        with memory.saved_activations(block) as held:
+            y = checkpoint(block, x, use_reentrant=False) if recompute == "full" else block(x)
+            return held.now / (s * b * h) if y.requires_grad else 0.0
+
+    rows = [
+        [name, formula, f"{predicted:.1f}", f"{kept(*how):.1f}"]
+        for name, formula, predicted, how in (
+            ("all of it", "34 + 5·a·s/h", 34 + 5 * a * s / h, (False, "none")),
+            ("fused attention", "34", 34, (True, "none")),
+            ("selective recompute", "34", 34, (False, "selective")),
+            ("full recompute", "2", 2, (False, "full")),
+        )
+    ]
+    columns = ["kept for backward", "formula", "predicted", "measured"]
+    return Table(columns, rows, title="one layer, in units of s·b·h bytes")

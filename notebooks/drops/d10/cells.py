@@ -1,0 +1,262 @@
+"""What the cells of this drop show, and what they share with its practice."""
+
+from __future__ import annotations
+
+import collections
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import saved_tensors_hooks as offloaded
+from torch.utils.checkpoint import checkpoint
+
+from drops.d10.runs import HIDDEN, LONG, RANKS, USUAL, out_of_memory
+from helpers import toy
+from helpers.ranks import current
+from helpers.ranks.failure import RankError
+from helpers.ranks.memory import saved_activations
+from helpers.ranks.world import World
+from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate
+from three_axes.plan.models import find_model
+from three_axes.table import Table, human
+
+REMEDIES = (
+    "nothing",
+    "DP on 8 ranks",
+    "ZeRO-1",
+    "ZeRO-3",
+    "4 microbatches",
+    "recompute 2 blocks",
+    "recompute",
+    "TP + SP",
+    "offload",
+)
+LADDER_BUDGET = 8e6
+
+
+class _Outside:
+    """Saved activations as plain bytes, outside of what the budget counts: as if in the host's memory."""
+
+    def __init__(self):
+        self.moved = 0  # bytes, out and back
+
+    def pack(self, t: torch.Tensor):
+        if t.numel() <= 1000 or isinstance(t._base if t._is_view() else t, torch.nn.Parameter):
+            return t
+        self.moved += 2 * t.nbytes
+        return t.detach().numpy().copy()
+
+    def unpack(self, kept):
+        return kept if isinstance(kept, torch.Tensor) else torch.from_numpy(kept)
+
+
+def _try(remedy: str, tokens: int, b: int) -> dict:
+    """One rank's part: three steps with Adam on b sequences a rank.
+
+    Returns the peak of bytes after the first, and what a step cost. On a busy machine gloo's thread frees a
+    buffer late, which raises a step's peak: the lower of the two counts.
+    """
+    rank, d = dist.get_rank(), dist.get_world_size()
+    model = toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG, seed=0)
+    average, microbatches = toy.average_gradients, 4 if remedy in ("4 microbatches", "TP + SP") else 1
+    if remedy == "TP + SP":
+        toy.split_width(model, sequence=True)
+        average = toy.sum_norm_gradients
+    if remedy.startswith("recompute"):
+        for block in model.blocks[: 2 if "2" in remedy else 4]:
+            block.forward = lambda x, plain=block.forward: checkpoint(plain, x, use_reentrant=False)
+    # Sequences that go through the blocks' MLPs, which run again where a block does.
+    forwards = collections.Counter()
+    for block in model.blocks:
+        block.mlp.register_forward_pre_hook(lambda _, args: forwards.update(sequences=len(args[0])))
+    if remedy.startswith("ZeRO"):
+        zero = (toy.Zero1 if remedy == "ZeRO-1" else toy.Zero3)(model)
+        apply, average = zero.step, lambda model: None
+    else:
+        optimizer = torch.optim.AdamW(model.parameters())
+        apply = lambda: (optimizer.step(), optimizer.zero_grad())
+    batch = toy.make_batch(b * d, tokens)
+    mine = batch if remedy == "TP + SP" else [toy.my_share(t, rank, d) for t in batch]
+    peaks = []
+    for _ in range(3):
+        dist.barrier()
+        current.count_from_here()
+        current.peak_memory(reset=True)
+        forwards.clear()
+        outside = _Outside()
+        for x, y in zip(*(t.chunk(microbatches) for t in mine)):
+            with offloaded(outside.pack, outside.unpack) if remedy == "offload" else nullcontext():
+                loss = toy.loss_of(model(x), y) / microbatches
+            loss.backward()
+            del loss
+        average(model)
+        apply()
+        peaks.append(current.peak_memory())
+    return {
+        "peak": min(peaks[1:]),
+        "forwards": forwards["sequences"] / len(model.blocks) / (b * (d if remedy == "TP + SP" else 1)),
+        "host": outside.moved,
+    }
+
+
+def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: int = 4) -> dict:
+    """Try a remedy on the long batch, on real ranks under a budget: did it fit, its peak without a limit, and
+    what a step cost.
+
+    forwards: how often a sequence goes through a block. sent: bytes by the busiest rank. host: bytes to the
+    host's memory and back.
+    """
+    ranks = 8 if remedy == "DP on 8 ranks" else RANKS
+    outcome = {"fits": True, "error": ""}
+    for limit in (budget, 1e12):  # what fits is the same run without a limit
+        with World(ranks, memory=limit, timeout=60) as world:
+            try:
+                results = world.run(_try, remedy, tokens, b)
+                break
+            except RankError as e:
+                if limit > budget:
+                    raise
+                outcome = {"fits": False, "error": out_of_memory(e) or e.report}
+    outcome["sent"] = max(world.traffic.counted)
+    return outcome | {what: max(r[what] for r in results) for what in results[0]}
+
+
+def predicted(remedy: str, tokens: int = LONG, b: int = 4) -> float:
+    """Bytes at the start of backward, by hand, in float32. One unit is b·s·h numbers.
+
+    A block keeps 16 units (drop 06 counted 7 of them for t = 4, and 5.5 with SP), the head 2, and scores,
+    their softmax and its gradient 256/h each.
+    """
+    n = sum(p.numel() for p in toy.ToyTransformer(hidden=HIDDEN, seq_len=LONG).parameters())
+    unit = 4 * b * tokens * HIDDEN
+    head = 2 + 3 * toy.VOCABULARY / HIDDEN
+    states, blocks = 12 * n, 4 * 16 * unit
+    if remedy == "ZeRO-1":
+        # Gradients are not there yet; the shard of the weights is kept twice.
+        states = (4 + 4 + 8 / RANKS) * n - 4 * n + 4 * n / RANKS
+    elif remedy == "ZeRO-3":
+        states = 12 * n / RANKS
+    elif remedy == "4 microbatches":
+        return 16 * n + (4 * 16 + head) * unit / 4
+    elif remedy == "recompute 2 blocks":
+        return states + (2 + 2 * 16 + head) * unit
+    elif remedy == "recompute":
+        # Four inputs; then the head, or a whole block again and its first gradients.
+        return states + max(4 + head, 4 + 16 + 5) * unit
+    elif remedy == "TP + SP":
+        ends = (2 * toy.VOCABULARY + LONG) * HIDDEN
+        return 16 * ((n - ends) / RANKS + ends) + (4 * 5.5 + head) * unit
+    elif remedy == "offload":
+        return states + head * unit
+    return states + blocks + head * unit
+
+
+def ladder(tried: dict[str, dict]) -> Table:
+    """The remedies side by side.
+
+    Peaks differ a little from run to run, as gloo lets go of its buffers; seconds are left out altogether.
+    """
+    rows = []
+    for name, r in tried.items():
+        paper, end = predicted(name), "fits" if r["fits"] else "out of memory"
+        rows.append([name, human(paper), f"{r['peak'] / paper:.1f}", end])
+    columns = ["remedy", "predicted peak", "measured ÷ predicted", f"under {human(LADDER_BUDGET)}"]
+    return Table(columns, rows, title="one rank, the batch with long sequences")
+
+
+def prices(tried: dict[str, dict]) -> Table:
+    """What a step costs with each remedy that fits, and with none."""
+    rows = [
+        [name, f"{r['forwards']:g}", human(r["sent"]), human(r["host"]) if r["host"] else ""]
+        for name, r in tried.items()
+        if r["fits"] or name == "nothing"
+    ]
+    columns = ["remedy", "forwards of a block", "sent by a rank", "to the host and back"]
+    return Table(columns, rows, title="one step, counted on the ranks")
+
+
+def by_microbatch(sequences: int = 16) -> dict[int, tuple[int, float]]:
+    """The same batch in microbatches of each size b, in this process: b -> (bytes kept for backward, seconds
+    of the processor that the step takes, the least of five).
+    """
+    model = toy.ToyTransformer(hidden=HIDDEN, seq_len=USUAL)
+    x, y = toy.make_batch(sequences, USUAL)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of which `thread_time` is the clock
+
+    def step(b: int) -> float:
+        start = time.thread_time()
+        for ids, targets in zip(x.split(b), y.split(b)):
+            (toy.loss_of(model(ids), targets) * b / sequences).backward()
+        return time.thread_time() - start
+
+    def kept(b: int) -> int:
+        with saved_activations(model) as held:
+            step(b)
+        return held.peak
+
+    try:
+        return {
+            b: (kept(b), min(step(b) for _ in range(5)))
+            for b in (sequences // 2**k for k in range(sequences.bit_length()))
+        }
+    finally:
+        torch.set_num_threads(threads)
+
+
+def microbatches_table(measured: dict[int, tuple[int, float]]) -> Table:
+    """What a smaller microbatch saves, and what it costs."""
+    whole = measured[max(measured)][1]
+    rows = [[str(b), human(kept), f"× {seconds / whole:.1f}"] for b, (kept, seconds) in measured.items()]
+    columns = ["sequences at a time", "kept for backward", "time of the step"]
+    return Table(columns, rows, title=f"one device, {max(measured)} sequences of {USUAL} tokens in a step")
+
+
+MODEL, CLUSTER, BATCH = find_model("llama-2-13b"), CLUSTERS["dgx-a100"], 64
+LAYOUT = Layout(dp=4, tp=2, zero=1, microbatch=4)  # eight A100s in one node
+PADDED, LONGEST = 1024, 5120  # tokens of the longest sequence of a batch, to which all are padded
+
+
+def held(tokens: int, **changed) -> Estimate:
+    """The run with batches padded to `tokens`; changed: fields of its layout."""
+    return estimate(Job(MODEL, CLUSTER, BATCH, tokens), replace(LAYOUT, **changed))
+
+
+def the_13b() -> Table:
+    """One GPU's bytes in the usual batch, in the long one, and in the long one with each remedy."""
+    cases = {
+        "usual": held(PADDED),
+        "long": held(LONGEST),
+        "long, DP 8 on 16 GPUs": held(LONGEST, dp=8),
+        "long, ZeRO-3": held(LONGEST, zero=3),
+        "long, microbatches of 1": held(LONGEST, microbatch=1),
+        "long, recompute 24 of 40": held(LONGEST, recompute="full", recomputed=24),
+        "long, recompute": held(LONGEST, recompute="full"),
+    }
+    rows = []
+    for name, e in cases.items():
+        states = sum(e.memory[kind] for kind in ("weights", "gradients", "optimizer"))
+        activations = e.memory["activations"]
+        parts = states, activations, e.memory_bytes - states - activations, e.memory_bytes
+        rows.append([name, *map(human, parts), "fits" if e.fits else "too much"])
+    return Table(
+        ["batch", "states", "activations", "rest", "a GPU", f"of {human(CLUSTER.device.memory)}"],
+        rows,
+        title=(
+            f"{MODEL.name} on eight A100s: DP 4 · TP 2 with ZeRO-1, 4 sequences a rank, padded to"
+            f" {PADDED:,} or {LONGEST:,} tokens"
+        ),
+    )
+
+
+def last_lines() -> str:
+    """The end of such a run's log, with the memory that theory gives for each batch."""
+    lines = [
+        f"step {step}  longest sequence {tokens:>5,}  peak {held(tokens).memory_bytes / 1e9:.1f} GB"
+        for step, tokens in ((3997, 960), (3998, 1024), (3999, 896))
+    ]
+    needs, room = human(held(LONGEST).memory_bytes), human(CLUSTER.device.memory)
+    lines.append(f"step 4000  longest sequence {LONGEST:,}  OutOfMemoryError: needs {needs} of {room}")
+    return "\n".join(lines)

@@ -1,0 +1,152 @@
+"""What the cells of this drop show, and what they share with its practice."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from drops.d11.cluster import BATCH, NODES, SIZES, TOKENS
+from helpers import toy
+from three_axes.explain import Explained
+from three_axes.files import rows_of
+from three_axes.paper import collectives
+from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate
+from three_axes.plan.models import find_model
+from three_axes.table import Table
+
+MODEL, SEQ, GLOBAL = find_model("llama-3-8b"), 8192, 64
+CASES = {
+    "8 GPUs: TP 8": Layout(dp=1, tp=8, zero=1),
+    "64: TP 16 · DP 4": Layout(dp=4, tp=16, zero=1),
+    "64: TP 8 · PP 8": Layout(dp=1, tp=8, pp=8, zero=1),
+    "64: TP 8 · DP 8": Layout(dp=8, tp=8, zero=1),
+    "8 GPUs: DP 8, ZeRO-2": Layout(dp=8, zero=2),
+    "64: DP 64, ZeRO-3": Layout(dp=64, zero=3),
+}
+GROWN = {  # a 70B with 256 sequences of 4,096 tokens in a step
+    "64 GPUs: TP 8 · PP 4 · DP 2": Layout(dp=2, tp=8, pp=4, zero=1),
+    "128: TP 16 · PP 4 · DP 2": Layout(dp=2, tp=16, pp=4, zero=1),
+    "128: TP 8 · PP 8 · DP 2": Layout(dp=2, tp=8, pp=8, zero=1),
+    "128: TP 8 · PP 4 · DP 4": Layout(dp=4, tp=8, pp=4, zero=1),
+}
+
+
+def grown() -> Table:
+    """Llama-3-70B on 64 A100s, and in three ways on 128, on paper. Of the planner's terms two are shown."""
+    rows = []
+    for name, layout in GROWN.items():
+        e = estimate(Job(find_model("llama-3-70b"), CLUSTERS["dgx-a100"], 256, 4096), layout)
+        shares = [
+            f"{float(e.time.get(term, 0)) / e.step_seconds:.0%}" for term in ("tensor parallel", "bubble")
+        ]
+        rows.append([name, f"{e.tokens_per_second_per_gpu:,.0f}", f"{e.mfu:.0%}", *shares])
+    return Table(["Llama-3-70B on A100s", "tokens/s/GPU", "MFU", "waits for TP", "bubble"], rows)
+
+
+def _on_paper(layout: Layout, batch: int = GLOBAL) -> Estimate:
+    return estimate(Job(MODEL, CLUSTERS["dgx-a100"], batch, SEQ), layout)
+
+
+def estimates() -> dict[str, Estimate]:
+    """Llama-3-8B with a batch of 64 sequences of 8192 tokens on 8 GPUs and on 64."""
+    return {name: _on_paper(layout) for name, layout in CASES.items()}
+
+
+def beyond_ideal(on_paper: dict) -> dict[str, dict[str, float]]:
+    """For each layout of 64 GPUs: the step of 8 GPUs divided by 8, and what each term has beyond its share of
+    that. They sum to the step.
+    """
+    first = on_paper["8 GPUs: TP 8"]
+    smaller = ("matrices", "attention", "elementwise", "waiting for the host", "optimizer")
+    names = dict.fromkeys(smaller, "smaller matrices") | {"head": "waiting for the head's stage"}
+    panels = {}
+    for name, e in on_paper.items():
+        if not name.startswith("8 GPUs"):
+            parts = panels[name] = {"ideal": first.step_seconds / 8}
+            for term, seconds in e.time.items():
+                part = names.get(term, term)
+                parts[part] = parts.get(part, 0.0) + seconds - first.time[term] / 8
+    return panels
+
+
+def by_hand() -> Table:
+    """The toy's tensor parallel all-reduce of b·s·h float32 numbers on 4 and on 8 ranks, hop by hop: on equal
+    links each hop waits for the one before; where one hop is slow it never rests, and the rest waits for it.
+    """
+    payload, rows = 4 * BATCH * TOKENS * SIZES["hidden"], []
+    for t, bandwidth, latency in (
+        (4, NODES.intra_node_bandwidth, 6 * NODES.intra_node_latency),
+        (8, NODES.gpus_per_node * NODES.inter_node_bandwidth, NODES.inter_node_latency),
+    ):
+        hops, piece = 2 * (t - 1), payload / t
+        whole = collectives.seconds("all_reduce", payload, range(t), NODES)
+        assert abs(hops * piece / bandwidth + latency - whole) < 1e-9
+        slowest = f"{piece / 1e3:.1f} kB over {bandwidth / 1e6:.0f} MB/s: {1e3 * piece / bandwidth:.1f} ms"
+        times = f"{1e3 * latency:.1f} ms", f"{1e3 * whole:.1f} ms", f"{16e3 * whole:.0f} ms"
+        rows.append([f"TP {t}", str(hops), slowest, *times])
+    return Table(
+        ["all-reduce", "hops", "a piece over the slowest", "latencies that show", "together", "16 of them"],
+        rows,
+    )
+
+
+def strong_and_weak(gpus=(8, 16, 32, 64)) -> dict[str, list[tuple[int, float]]]:
+    """(GPUs, tokens/s of one) by theory for TP 8 and more data parallelism: the batch fixed (strong), and
+    growing with the GPUs (weak).
+    """
+    run = lambda n, batch: _on_paper(Layout(dp=n // 8, tp=8, zero=1), batch).tokens_per_second_per_gpu
+    return {
+        "weak: batch grows": [(n, run(n, n)) for n in gpus],
+        "strong: batch of 8": [(n, run(n, 8)) for n in gpus],
+    }
+
+
+def published() -> dict[str, list[tuple[int, float]]]:
+    """TFLOP/s of one GPU, 174.6·10⁹ parameters, the batch fixed at 1536: Narayanan et al. 2021, Table 2."""
+    rows = [r for r in rows_of("narayanan_2021_table2.csv") if r["params_b"] == "174.6"]
+    return {
+        scheme: [(int(r["gpus"]), float(r["hw_tflops_per_gpu"])) for r in rows if r["scheme"] == scheme]
+        for scheme in ("PTD-P", "ZeRO-3")
+    }
+
+
+STEPS, SLOW_READER = 3, 2
+
+
+def record(folder: str) -> str:
+    """On a rank: write a trace of three steps of DDP to the folder, and return its file. One rank is slow to
+    prepare its examples.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler prints a line at each start and stop
+    rank = dist.get_rank()
+    model = DistributedDataParallel(toy.ToyTransformer(seed=0, hidden=64, heads=8, seq_len=TOKENS))
+    optimizer = torch.optim.AdamW(model.parameters())
+    file = os.path.join(folder, f"rank{rank}.json.gz")
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
+        on_trace_ready=lambda recorded: recorded.export_chrome_trace(file),
+    ) as recorded:
+        for step in range(1 + STEPS):
+            if rank == SLOW_READER:
+                time.sleep(0.2)
+            ids, targets = toy.make_batch(BATCH, TOKENS, seed=step)
+            toy.loss_of(model(ids), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            recorded.step()
+    return file
+
+
+def own_waterfall(explained: Explained, *ranks: int) -> dict[str, dict[str, float]]:
+    """A step of each of these ranks, part by part, from its trace."""
+    return {
+        f"rank {split.rank}": {part: seconds / split.steps for part, seconds in split.parts.items()}
+        for split in explained.splits
+        if split.rank in ranks
+    }

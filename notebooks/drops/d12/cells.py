@@ -1,0 +1,113 @@
+"""What the cells of this drop show, and what they share with its practice."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from drops.d07 import on_ranks
+from helpers.ranks.world import World
+from three_axes.count.clock import Timeline
+from three_axes.paper import schedules, simulation
+from three_axes.paper.simulation import Times, held, paper, simulate
+from three_axes.plan.validation import bubble_rates
+from three_axes.table import Table
+
+P, M = 8, 13  # stages, microbatches
+ASKED, LIMIT = 16, 10  # in the practice: microbatches, and how many of them a rank can hold
+
+# Name -> (schedule, units of a stage's forward, messages for each boundary and microbatch, who pays)
+REMEDIES = {
+    "1F1B, 8 stages": (schedules.one_f_one_b(P, M), 1.0, 1, ""),
+    "half the microbatch, m = 26": (schedules.one_f_one_b(P, 2 * M), 0.5, 2, "smaller matrices; needs b > 1"),
+    "4 stages, TP 2": (schedules.one_f_one_b(P // 2, M), 1.0, 1, "TP's all-reduces in every layer"),
+    "interleaved, v = 2": (schedules.interleaved(P, M, 2), 1.0, 2, f"memory × {M / P:.1f}; messages × 2"),
+    "interleaved, v = 4": (schedules.interleaved(P, M, 4), 1.0, 4, f"memory × {M / P:.1f}; messages × 4"),
+    "ZB-H1": (schedules.zb_h1(P, M), 1.0, 1, "every rank holds 8, not only the first"),
+    "ZB-V": (schedules.zb_v(P, M), 1.0, 2, "messages × 2, a more complex order"),
+}
+
+
+def remedies() -> Table:
+    """What each remedy makes of the step, on paper. Times are in units of a forward of one stage of eight."""
+    rows = []
+    for name, (schedule, work, messages, price) in REMEDIES.items():
+        line = paper(schedule, work)
+        whole = f"{held(line) * (0.5 if '26' in name else 1):.1f}"
+        rows.append([name, f"{line.makespan:.1f}", f"{line.bubble:.1%}", whole, str(messages), price])
+    columns = ["remedy", "units", "bubble", "microbatches held", "messages", "the price"]
+    return Table(columns, rows, title=f"p = {P}, m = {M}: (p−1)/(m+p−1) = 7/20")
+
+
+# Schedule -> (who ships it, what it asks for or forbids). Read in PyTorch 2.13's pipelining/schedules.py,
+# whose classes torchtitan takes, Megatron-LM's pipeline_parallel/schedules.py and DualPipe's dualpipe.py.
+SHIPPED = {
+    "1F1B": ("all", "m at least p (PyTorch)"),
+    "interleaved": (
+        "Megatron-LM, PyTorch",
+        "m a multiple of p (Megatron-LM's default) or of ⌊m/p⌋ (PyTorch)",
+    ),
+    "ZB-H1, interleaved": ("PyTorch", "no torch.compile; m a multiple of ⌊m/p⌋"),
+    "ZB-V": ("PyTorch", "no torch.compile; exactly 2 chunks a rank"),
+    "DualPipe-V": ("PyTorch, DeepSeek", "as ZB-V; m at least 2·p"),
+    "DualPipe": ("DeepSeek", "two stages' weights a rank; p and m even, m at least 2·p"),
+}
+
+
+def shipped() -> Table:
+    """Who has which schedule, and what keeps it from a job."""
+    return Table(
+        ["schedule", "shipped by", "asks for, forbids"], [[name, *how] for name, how in SHIPPED.items()]
+    )
+
+
+def with_a_head(layers: list[int], head: float) -> simulation.Timeline:
+    """1F1B where stage k has layers[k] layers, and the last one also the head, which costs as much as `head`
+    layers. A layer's forward is 1.
+    """
+    work = _work(layers, head)
+    return simulate(schedules.one_f_one_b(len(layers), M), Times(work, work, work))
+
+
+def _work(layers: list[int], head: float) -> list[float]:
+    """What each stage does, in forwards of a layer."""
+    return [*map(float, layers[:-1]), layers[-1] + float(head)]
+
+
+def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Timeline, Timeline]]:
+    """Every remedy and two ways to balance, on real ranks with timed stand-ins: name -> (on paper, measured).
+
+    The four stages run on four ranks of their own. unit: seconds of a forward of one stage of eight, four of
+    its layers.
+    """
+    timelines = {}
+    for name, (schedule, work, *_) in REMEDIES.items():
+        four = "4 stages" in name  # each with the work of two, on two GPUs: in a unit's time again
+        with World(P // 2) if four else nullcontext(world) as ranks:
+            timelines[name] = paper(schedule, work), on_ranks(ranks, schedule, tries=1, unit=unit * work)
+    plain = schedules.one_f_one_b(P, M)
+    for name, layers in (("equal stages", [4] * P), ("balanced", [4, 4, 4, 4, 5, 5, 5, 1])):
+        real = on_ranks(world, plain, tries=1, unit=unit / 4, work=_work(layers, 3))
+        timelines[f"a head of 3, {name}"] = with_a_head(layers, 3), real
+    return timelines
+
+
+def side_by_side(timelines: dict) -> Table:
+    """Bubbles on paper and on the ranks, and how long a step took beside 1F1B's."""
+    plain = timelines["1F1B, 8 stages"][1].makespan
+    rows = [
+        [name, f"{simulated.bubble:.1%}", f"{real.bubble:.1%}", f"{real.makespan / plain:.2f}"]
+        for name, (simulated, real) in timelines.items()
+    ]
+    return Table(["order", "bubble, predicted", "measured", "step, 1F1B being 1"], rows)
+
+
+def published() -> Table:
+    """Bubble rates of Qi et al. 2023, Table 5, beside those simulated from the times of their Table 9, for p
+    = 8, m = 24.
+    """
+    rows = [
+        [f"{r['model']}, m = 24", r["schedule"], f"{float(r['computed_bubble_rate']):.4f}", f"{rate:.4f}"]
+        for r, rate in bubble_rates()
+        if (r["pp_gpus"], r["num_microbatches"]) == ("8", "24")
+    ]
+    return Table(["model", "schedule", "published", "simulated"], rows, title="share of bubble, p = 8")

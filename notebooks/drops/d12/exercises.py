@@ -1,0 +1,108 @@
+"""Drop 12: a bubble of 35 % with the number of microbatches fixed: what is left to do, what each costs, and
+an order that fits.
+"""
+
+from __future__ import annotations
+
+from drops.d07 import on_ranks
+from helpers.practice.engine import Asked
+from helpers.practice.exercise import Answer, right
+from helpers.practice.runs import Run
+from helpers.ranks.world import World
+from three_axes.paper import schedules
+from three_axes.paper.pipelines import SCHEDULES
+from three_axes.paper.simulation import held, paper
+from three_axes.table import Table
+
+from .cells import ASKED, LIMIT, P
+
+# -- practice: below 15 % under a memory limit ----------------------------------------------------
+
+
+def on_paper(name: str, m: int, v: int = 1) -> Table:
+    """Bubble, microbatches held and messages of one of SCHEDULES on eight stages, v chunks on each rank.
+
+    Raises ValueError for a schedule that does not exist, or not with these m and v.
+    """
+    if name not in SCHEDULES:
+        raise ValueError(f"{name!r} is no schedule; there are {', '.join(map(repr, SCHEDULES))}")
+    line = paper(_made(name, m, v))
+    rows = [[f"{name}, {v} chunk{'s' * (v > 1)} a rank", f"{line.bubble:.1%}", f"{held(line):.1f}", str(v)]]
+    return Table(["schedule", "bubble", "microbatches held", "messages"], rows, title=f"p = {P}, m = {m}")
+
+
+def _made(name: str, m: int, v: int) -> schedules.Schedule:
+    """The order on eight stages. Raises ValueError where it has another number of chunks."""
+    schedule = SCHEDULES[name].make(P, m, v)
+    if v != schedule.v or name == "interleaved" and v == 1:
+        has = "interleaving begins with 2" if name == "interleaved" else f"it has {schedule.v}"
+        raise ValueError(f"{name} with {v} chunk{'s' * (v != 1)} a rank: {has}.")
+    return schedule
+
+
+def choose():
+    """(schedule, m, v) for eight stages: a bubble below 15 %, at most 10 microbatches held, no more messages
+    than 1F1B. m is 16.
+    """
+    # It fills the gaps with W: no second chunk, so no more messages than 1F1B.
+    return "ZB-H1", 16, 1
+
+
+def _chosen(answer) -> tuple[str, int, int]:
+    name, m, v = answer
+    return SCHEDULES[name] and name, int(m), int(v)
+
+
+def _choice(run: Run, _) -> str | tuple[str, str] | None:
+    name, m, v = run.values[0]
+    if m != ASKED:
+        return "m is given"
+    try:
+        line = paper(_made(name, m, v))
+    except ValueError as e:
+        return "no such schedule", str(e)
+    if held(line) > LIMIT:
+        return "interleaving is free" if name == "interleaved" else "more memory than there is"
+    if line.bubble >= 0.15:
+        return "the bubble is still there"
+    return "messages are free" if v > 1 else None
+
+
+def _on_paper(run: Run, truth: Run) -> list[tuple[str, str, str]]:
+    if _choice(run, truth) == "m is given" or isinstance(_choice(run, truth), tuple):
+        return []
+    ((_, *got),) = on_paper(*run.values[0]).rows
+    whats = f"bubble, p = {P}, m = {ASKED}", "microbatches held", "messages for each boundary and microbatch"
+    return list(zip(whats, got, ("below 15 %", f"at most {LIMIT}", "1")))
+
+
+def _on_eight_ranks(run: Run) -> Answer:
+    orders = _made(*run.values[0]), schedules.one_f_one_b(P, ASKED)
+    with World(P, timeout=30) as world:
+        real, of_1f1b = (on_ranks(world, order, tries=1).makespan for order in orders)
+    steps = real / of_1f1b, paper(orders[0]).makespan / paper(orders[1]).makespan
+    return right(
+        "Of 21 idle units W fills 14, since nobody waits for it. No message is added. The 7 that are left are"
+        " the first microbatch's way down.",
+        *_on_paper(run, run),
+        ("a step on eight real ranks, 1F1B's being 1", f"{steps[0]:.2f}", f"{steps[1]:.2f} on paper"),
+    )
+
+
+choice = Asked(
+    "below 15 % under a memory limit",
+    choose,
+    minutes=8,
+    hints=[
+        "With m = 13 the table shows who is close. What becomes of (p−1)/(m+p−1), and of its relatives,"
+        " with m = 16? m stays 16.",
+        "d12.on_paper(name, 16, v) computes any of list(d12.SCHEDULES). More chunks a rank are more"
+        " messages.",
+        "One chunk a rank, backward in two parts, no longer warm-up than 1F1B's: ZB-H1.",
+    ],
+    reads=_chosen,
+    compares=False,
+    praise=_on_eight_ranks,
+    figures=_on_paper,
+    finds=_choice,
+)

@@ -1,0 +1,131 @@
+"""What the cells of this drop show, and what they share with its practice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+from three_axes.plan import CLUSTERS, Job, Plan, plan
+from three_axes.plan.frameworks import FRAMEWORKS
+from three_axes.plan.meeting import TOKENS_PER_PARAMETER, gpu_hours
+from three_axes.plan.memory import states
+from three_axes.plan.models import ModelShape, find_model
+from three_axes.table import Table
+
+MODEL, CLUSTER, GPUS, BATCH, SEQ = "opt-30b", "dgx-a100", 32, 256, 2048
+
+
+@cache
+def the_plan() -> Plan:
+    """OPT-30B on 32 A100s in four nodes, 256 sequences of 2048 tokens in a step."""
+    return plan(Job(find_model(MODEL), CLUSTERS[CLUSTER], BATCH, SEQ), gpus=GPUS)
+
+
+def refused() -> Table:
+    """One (dp, tp, pp) of each kind that is out, and why."""
+    p = the_plan()
+    bare = replace(p.job.framework, zeros=(0,), zeros_in_pipeline=(0,), recomputes=("none",))
+    alone = plan(replace(p.job, framework=bare), gpus=GPUS).why(dp=32)
+    rows = [[str(axes), why.split(";")[0]] for axes, why in list(p.impossible.items())[:2]]
+    too_much = alone.split(")")[-1].strip().removeprefix("it does not fit: ")
+    return Table(["layout", "why not"], [*rows, ["DP 32 without ZeRO or recompute", too_much]])
+
+
+def flips() -> Table:
+    """The smallest changes that make another (dp, tp, pp) win, and how far the first three of now are behind
+    it then.
+    """
+    first = [row.axes for row in the_plan().by_axes[:3]]
+    rows = []
+    for what, factor, winner in the_plan().flips():
+        then = {row.axes: row.seconds for row in the_plan().changed(what, factor).by_axes}
+        behind = [f"{then[axes] / winner.seconds - 1:.1%}" for axes in first]
+        rows.append([what, f"× {factor:g}", str(winner.axes), *behind])
+    title = "the first three of today, and how much slower than the new winner they would be"
+    return Table(["change", "by", "then wins", *map(str, first)], rows, title=title)
+
+
+def by_framework() -> Table:
+    """The winner of the same job under frameworks that count bytes in their own ways."""
+    rows = []
+    for name in ("deepspeed", "megatron-lm", "torchtitan"):
+        framework = FRAMEWORKS[name]
+        best = plan(replace(the_plan().job, framework=framework), gpus=GPUS).best
+        sizes = (framework.weight_bytes, framework.gradient_bytes, framework.optimizer_bytes)
+        shown = name if framework.fused else f"{name}, uncompiled"
+        rows.append([shown, " + ".join(map(str, sizes)), str(best.layout), f"{best.seconds:.1f} s"])
+    return Table(["framework", "bytes a parameter", "its fastest layout", "a step"], rows)
+
+
+def finishes() -> str:
+    """How long the training takes on these GPUs: by hand, at half of their peak, and by the plan."""
+    p, device = the_plan(), CLUSTERS[CLUSTER].device
+    params = p.job.model.params
+    tokens = TOKENS_PER_PARAMETER * params
+    operations = 6 * params * tokens
+    by_hand = operations / (GPUS * device.flops / 2) / 86400
+    by_plan = gpu_hours(p.estimate(p.best), tokens) / GPUS / 24
+    return (
+        f"{TOKENS_PER_PARAMETER} tokens for each parameter: {tokens / 1e9:.0f}·10⁹ tokens."
+        f" 6 · {params / 1e9:.1f}·10⁹ · {tokens / 1e9:.0f}·10⁹ = {operations / 1e21:.0f}·10²¹ operations.\n"
+        f"{GPUS} GPUs at half of {device.flops / 1e12:.0f}·10¹² a second: {by_hand:.0f} days."
+        f" By the plan they reach {by_hand / 2 / by_plan:.0%} of it: {by_plan:.0f} days."
+    )
+
+
+def tree(model: ModelShape, gpus: int) -> tuple[str, tuple[int, int, int]]:
+    """The decision tree of this drop: what it says, and as (d, t, p).
+
+    It keeps 40 % of the memory for activations.
+    """
+    cluster = CLUSTERS[CLUSTER]
+    node, room = cluster.gpus_per_node, 0.6 * cluster.device.memory
+    need = sum(states(model.params).values())
+    if need <= room:
+        return "fits one GPU: DP", (gpus, 1, 1)
+    if need <= room * node:
+        return "fits one node: FSDP", (gpus, 1, 1)
+    if gpus <= node:
+        return "only one node: FSDP", (gpus, 1, 1)
+    t = math.gcd(node, model.heads)
+    rest = gpus // t
+    divides = [p for p in range(1, rest + 1) if rest % p == 0 and model.layers % p == 0]
+    p = next((p for p in divides if need / (t * p) <= room), rest)
+    return "else: TP in the node, PP across, DP on top", (rest // p, t, p)
+
+
+TREE_CASES = (
+    ("llama-3.2-1b", 8, 64, 4096),
+    ("llama-2-13b", 16, 128, 4096),
+    ("opt-30b", 8, 64, 2048),
+    ("opt-30b", 32, 256, 2048),
+    ("llama-2-70b", 64, 256, 4096),
+    ("gpt3-175b", 64, 512, 2048),
+    ("gpt3-175b", 256, 1024, 2048),
+)
+
+
+@cache
+def tree_against_planner() -> Table:
+    """Where the tree says what the planner would, and what it costs where not."""
+    rows = []
+    for name, gpus, batch, seq in TREE_CASES:
+        model = find_model(name)
+        planned = plan(Job(model, CLUSTERS[CLUSTER], batch, seq), gpus=gpus)
+        advice, axes = tree(model, gpus)
+        hiding = plan(replace(planned.job, framework=FRAMEWORKS["megatron-bridge"]), gpus=gpus)
+        behind = [_behind(one, axes) for one in (planned, hiding)]
+        show = lambda a: f"{a[0]}·{a[1]}·{a[2]}"
+        rows.append([f"{name} on {gpus}", advice, show(axes), show(planned.best.axes), *behind])
+    return Table(["model", "the tree says", "d·t·p", "planner", "behind", "where TP hides"], rows)
+
+
+def _row(planned: Plan, axes: tuple[int, int, int]):
+    """The planner's row of sizes (d, t, p); None where they cannot be."""
+    return next((row for row in planned.by_axes if row.axes[:3] == axes), None)
+
+
+def _behind(planned: Plan, axes: tuple[int, int, int]) -> str:
+    row = _row(planned, axes)
+    return "does not fit" if row is None else f"{row.seconds / planned.best.seconds - 1:.0%}"
