@@ -35,7 +35,7 @@ def link(to: Path, here: Path) -> str:
 
 def after(exercise: str, module: str) -> tuple[str, str]:
     """(what comes next, a link to it or ''), once the exercise of this name is passed; module: its drop's."""
-    at = next((p for p in notebooks() if module.startswith(f"{module_of(number(p))}.")), None)
+    at = next((p for p in notebooks() if f"{module}.".startswith(f"{module_of(number(p))}.")), None)
     if at is None:
         return "", ""
     done = passed.mine()

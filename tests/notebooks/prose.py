@@ -116,7 +116,7 @@ COMPUTED = {
         (
             f"reaches {REACHED.C / 1e12:.0f}·10¹² operations a second of the"
             f" {DGX.device.flops / 1e12:.0f} that are printed, its link {REACHED.W / 1e9:.0f} GB/s of"
-            f" {DGX.intra_node_bandwidth / 1e9:.0f}, its port between nodes {REACHED.R / 1e9:.0f} of"
+            f" {DGX.intra_node_bandwidth / 1e9:.0f}, its port to other machines {REACHED.R / 1e9:.0f} of"
             f" {DGX.inter_node_bandwidth / 1e9:.0f}"
         ),
         "here 30 % of the gradients come last",
@@ -219,6 +219,7 @@ COMPUTED = {
         "14 pieces of 16.4 kB over 10 MB/s, and 1 ms of latency: 23.9 ms, where it was 10.4",
         f"inside a node is {1e3 * NODES.intra_node_latency} ms, and six show",
         f"4·8·64·64 bytes, {human(4 * 8 * 64 * 64)}",
+        f"383 − 167/2 = {383 - 167 / 2:.0f} ms",
         f"It loses {loss_of('PTD-P'):.0%}. ZeRO-3".replace("%", " %"),
         f"It loses {loss_of('ZeRO-3'):.0%}.".replace("%", " %"),
     ],

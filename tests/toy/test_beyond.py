@@ -206,13 +206,13 @@ def test_another_seed_is_another_rank_and_another_step():
 
 
 def test_after_a_wrong_answer_the_ranks_are_dealt_anew():
-    b4._deals[:] = [0]
+    b4.cells._deals[:] = [0]
     first = {n: b4.truth(n) for n in (2, 1, 3)}
     answer = b4.clinic.check(lambda: first | {2: (*first[2][:2], "the network")})
     assert "dealt anew" in answer.text and b4.deal() == 1 and first != {n: b4.truth(n) for n in first}
     answer = b4.clinic.check(lambda: first)
     assert answer.misconception == "an answer of the last deal" and b4.deal() == 1
-    b4._deals[:] = [0]
+    b4.cells._deals[:] = [0]
 
 
 def test_a_world_writes_flight_records_of_the_call_that_failed(tmp_path, monkeypatch):

@@ -13,7 +13,8 @@ from helpers.practice.engine import Asked, OnRanks
 from helpers.practice.exercise import Answer, Exercise, right, wrong
 from helpers.practice.runs import Run, told
 
-from .cells import _deals, deal
+from . import cells
+from .cells import deal
 
 # -- practice: who never came ---------------------------------------------------------------------
 
@@ -179,14 +180,14 @@ def _diagnosed(attempt) -> Answer:
     if malformed := _malformed(known):
         return wrong("no diagnoses", malformed)
     as_dealt = lambda seed: all(truth(number, seed)[0] == rank for number, (rank, *_) in known.items())
-    if len(_deals) > 1 and not as_dealt(deal()) and as_dealt(_deals[-2]):
+    if len(cells._deals) > 1 and not as_dealt(deal()) and as_dealt(cells._deals[-2]):
         return wrong(
             "an answer of the last deal",
             "The ranks were dealt anew. Run ward = b4.ward() again, and look at the runs again.",
         )
     for number, answer in known.items():
         if mistaken := _mistaken(stop(number, deal()), *answer):
-            _deals.append(deal() + 1)
+            cells._deals.append(deal() + 1)
             name, text = mistaken
             again = "The ranks are now dealt anew: run ward = b4.ward() and look again."
             return wrong(name, f"Run {number}: {text} {again}")
