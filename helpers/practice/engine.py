@@ -110,10 +110,14 @@ _numbers = itertools.count()
 def patched(source: str, diff: str, name: str) -> str:
     """A source with a diff's lines changed in it.
 
-    Raises ValueError where the source, that of `name`, has not the lines that the diff takes away.
+    Raises ValueError where the source, that of `name`, has not the lines that the diff takes away, and for a
+    diff that takes none away.
     """
     lines, at = source.splitlines(), 0
-    for old, new in ([part.splitlines() for part in hunk] for hunk in HUNK.findall(diff) if any(hunk)):
+    hunks = [[part.splitlines() for part in hunk] for hunk in HUNK.findall(diff) if any(hunk)]
+    if not hunks:
+        raise ValueError(f"{name}: {diff!r} is no diff; its lines begin with '-' and '+'")
+    for old, new in hunks:
         gone, come = [line[1:] for line in old], [line[1:] for line in new]
         spots = [i for i in range(at, len(lines)) if gone and lines[i : i + len(gone)] == gone]
         if not spots:

@@ -33,7 +33,8 @@ def test_spans_waits_and_one_clock(world):
     t = world.timeline
     assert [[s.kind for s in row][0] for row in t.rows] == ["F"] * 4
     assert t.seconds(0, "wait") > 0.09 and t.seconds(0, "wait") > t.seconds(3, "wait")
-    came, left = [row[-1].start for row in t.streams], [row[-1].end for row in t.rows]
+    # Who comes last may wait too short a time for a span in its row; its stream has the sum all the same.
+    came, left = [row[-1].start for row in t.streams], [row[-1].end for row in t.streams]
     assert max(came) < min(left)  # one clock: nobody left the sum before the last had come
     assert "rank 0: F0" in repr(t)
 

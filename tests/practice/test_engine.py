@@ -40,6 +40,8 @@ def test_a_diff_changes_whole_lines_in_their_order():
     ):
         with pytest.raises(ValueError, match="double has no lines .* whole, as they stand"):
             edited(double, unknown)
+    with pytest.raises(ValueError, match="double: 'x => y' is no diff"):
+        edited(double, "x => y")
 
 
 def test_a_change_in_one_line_stands_for_many():

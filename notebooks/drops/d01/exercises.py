@@ -53,22 +53,26 @@ RUNS = len(SIZES) * len(SCHEMES)
 
 @cache
 def _cases() -> list[tuple]:
-    """(small, large) of each run: on the wire, a thousand times that, and by the book. Measured once."""
+    """(small, large) of each run: on the wire, a thousand times that, by the book, and on the wire with some
+    headers more in the larger batch. Measured once.
+    """
     with World(4, timeout=20) as world:
         runs = [bytes_sent(world, scheme, **sizes) for sizes in SIZES for scheme in SCHEMES]
     wire, book = ([tuple(map(list, counted)) for counted in of_all] for of_all in zip(*runs))
-    return [*wire, *(tuple([1000 * x for x in sent] for sent in case) for case in wire), *book]
+    thousandfold = [tuple([1000 * x for x in sent] for sent in case) for case in wire]
+    headers = [(small, [x + 40 * (r + 1) for r, x in enumerate(large)]) for small, large in wire]
+    return [*wire, *thousandfold, *book, *headers]
 
 
 def _found(mine: Run, truth: Run) -> str | tuple[str, str] | None:
     """The mistake in the first run that has another name, and what shows it."""
-    wire, thousandfold, book = (mine.values[i * RUNS : (i + 1) * RUNS] for i in range(3))
+    wire, thousandfold, book, headers = (mine.values[i * RUNS : (i + 1) * RUNS] for i in range(4))
     if wire != thousandfold:
         return "judged by the amount"
     off = [i for i, said in enumerate(wire) if said != truth.values[i]]
     if not off:
-        return None
-    if book == truth.values[2 * RUNS :]:
+        return "a few bytes are no difference" if headers != wire else None
+    if book == truth.values[2 * RUNS : 3 * RUNS]:
         return "the wire is never exactly double"
     was, said = truth.values[off[0]], wire[off[0]]
     small, large = (", ".join(f"{x / 1e3:,.0f}" for x in sent) for sent in _cases()[off[0]])

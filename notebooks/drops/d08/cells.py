@@ -27,12 +27,12 @@ from three_axes.table import Table, human
 AXES = ("pp", "dp", "tp")
 
 
-def _layouts(texts: str) -> list[Sizes]:
+def layouts(texts: str) -> list[Sizes]:
     """'pp2 tp4, …' -> [{"pp": 2, "tp": 4}, …]"""
     return [{part[:2]: int(part[2:]) for part in text.split()} for text in texts.split(", ")]
 
 
-def _named(sizes: Sizes) -> str:
+def in_words(sizes: Sizes) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in sizes.items()) + ", outermost first,"
 
 

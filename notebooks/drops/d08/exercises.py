@@ -14,7 +14,7 @@ from helpers.ranks.world import World
 from three_axes.paper import placement
 from three_axes.paper.placement import Sizes
 
-from .cells import AXES, _layouts, _named
+from .cells import AXES, in_words, layouts
 
 # -- practice: the groups of a rank ---------------------------------------------------------------
 
@@ -35,7 +35,7 @@ def groups(rank, sizes):
 
 
 # Megatron-LM's order, Llama 3's, and sizes that are not alike.
-GRIDS = _layouts("pp2 dp2 tp2, dp2 pp2 tp2, pp2 dp1 tp4, pp1 dp4 tp2, dp2 pp4 tp1, pp1 dp1 tp8, pp4 dp2 tp1")
+GRIDS = layouts("pp2 dp2 tp2, dp2 pp2 tp2, pp2 dp1 tp4, pp1 dp4 tp2, dp2 pp4 tp1, pp1 dp1 tp8, pp4 dp2 tp1")
 
 
 def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
@@ -46,7 +46,7 @@ def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
     sizes, first = GRIDS[off[0] // 8], off[0] // 8 * 8
     mine, wanted = run.values[first : first + 8], truth.values[first : first + 8]
     says = lambda rank, axis: (
-        f"With {_named(sizes)} you put rank {rank} into the {axis} group {mine[rank][axis]}."
+        f"With {in_words(sizes)} you put rank {rank} into the {axis} group {mine[rank][axis]}."
     )
     for axis, size in sizes.items():
         for rank, g in enumerate(mine):
@@ -138,7 +138,7 @@ CASES: list[tuple[Sizes, int]] = [
         (4, "pp2 dp2 tp2, pp2 dp1 tp4, pp1 dp4 tp2, dp2 pp4 tp1, pp1 dp1 tp8"),
         (8, "pp1 dp2 tp4, dp16 pp4 tp8, pp2 dp4 tp8, pp4 dp2 tp2, dp4 pp2 tp2, pp8 dp1 tp8, pp1 dp8 tp1"),
     )
-    for sizes in _layouts(texts)
+    for sizes in layouts(texts)
 ]
 
 
@@ -152,7 +152,7 @@ def _first_off(run: Run, truth: Run) -> list[tuple[str, str, str]]:
     """The first layout that is answered otherwise; of none, how many there were."""
     for (sizes, node), mine, wanted in zip(CASES, run.values, truth.values):
         if mine != wanted:
-            return [(f"{_named(sizes)} nodes of {node}", str(mine), str(wanted))]
+            return [(f"{in_words(sizes)} nodes of {node}", str(mine), str(wanted))]
     return [("layouts", str(len(CASES)), str(len(CASES)))]
 
 
