@@ -20,6 +20,16 @@ HOW_FAR = (
 )
 
 
+def sent_between(traffic: Traffic) -> dict[tuple[int, int], int]:
+    """(from, to) -> measured bytes. Pairs between which headers and acknowledgements alone went are left
+    out; it is empty where the system does not count.
+    """
+    matrix = traffic.matrix or []
+    least = 0.01 * max((size for row in matrix for size in row), default=0)
+    sizes = {(a, b): size for a, row in enumerate(matrix) for b, size in enumerate(row)}
+    return {pair: size for pair, size in sizes.items() if size > least}
+
+
 @styled
 def who_to_whom(named: dict[str, Traffic]) -> Picture:
     """A panel for each run: the bytes that each rank (row) sent to each other rank (column)."""
@@ -28,16 +38,15 @@ def who_to_whom(named: dict[str, Traffic]) -> Picture:
     figure, axes = row_of_panels(len(named), width * len(named), width + 0.1)
     parts = []
     for ax, (name, traffic) in zip(axes[0], named.items()):
-        sent = np.array(traffic.matrix if traffic.matrix else np.zeros((n, n))) / 1e6
+        sent = {pair: size / 1e6 for pair, size in sent_between(traffic).items()}
         for a in range(n):
             for b in range(n):
-                much = sent[a, b] > 0.01 * sent.max()  # headers and acknowledgements are left out
-                colour = mpl.colors.to_rgba(rank_colour(a), 0.35) if much else "none"
+                mb = sent.get((a, b))
+                colour = mpl.colors.to_rgba(rank_colour(a), 0.35) if mb else "none"
                 box(ax, b - 0.47, a - 0.47, 0.94, 0.94, edgecolor=FAINT, facecolor=colour)
-                if much:
-                    size = f"{sent[a, b]:.3g}" if sent[a, b] >= 1 else f"{sent[a, b]:.2f}"
-                    ax.text(b, a, size, ha="center", va="center")
-                    parts.append(f"{name}: rank {a} sent {sent[a, b]:.3g} MB to rank {b}")
+                if mb:
+                    ax.text(b, a, f"{mb:.3g}" if mb >= 1 else f"{mb:.2f}", ha="center", va="center")
+                    parts.append(f"{name}: rank {a} sent {mb:.3g} MB to rank {b}")
         ax.set(xticks=range(n), xlim=(-0.6, n - 0.4), xlabel="to rank", title=name, aspect="equal")
         ax.set(yticks=range(n), ylim=(n - 0.4, -0.6), ylabel="from rank" if ax is axes[0][0] else "")
         ax.tick_params(length=0)

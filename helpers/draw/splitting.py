@@ -14,6 +14,7 @@ from three_axes.table import human
 
 from .holding import PARTS
 from .picture import FAINT, INK, PAPER, Picture, box, rank_colour, row_of_panels, styled, write_rank
+from .sending import sent_between
 
 EXAMPLES, BLOCKS = 8, 4  # of the toy's batch, and of the toy
 KINDS = {"parameters": "weights"}  # as `memory.by_kind` names it -> as the strip does
@@ -34,14 +35,6 @@ class _Split(NamedTuple):
         n = self.sizes.get(axis, 1)
         return coordinates(rank, self.sizes).get(axis, 0) * of / n, of / n
 
-    def sent(self) -> dict[tuple[int, int], float]:
-        """(from, to) -> measured bytes, of the pairs of ranks between which more than headers went."""
-        matrix = self.traffic.matrix or []
-        most = max((size for row in matrix for size in row), default=0)
-        return {
-            (a, b): size for a, row in enumerate(matrix) for b, size in enumerate(row) if size > 0.01 * most
-        }
-
 
 @styled
 def splits(runs: dict[str, tuple[dict[str, int], Traffic, list[dict[str, int]]]]) -> Picture:
@@ -57,7 +50,9 @@ def splits(runs: dict[str, tuple[dict[str, int], Traffic, list[dict[str, int]]]]
     n = max(len(run.kept) for run in made.values())
     figure, axes = row_of_panels(len(made), max(3.3, 0.82 * n + 0.4) * len(made), 4.2)
     most_kept = max(sum(_kinds(kept).values()) for run in made.values() for kept in run.kept)
-    most_sent = max((size for run in made.values() for size in run.sent().values()), default=1.0)
+    most_sent = max(
+        (size for run in made.values() for size in sent_between(run.traffic).values()), default=1.0
+    )
     words = []
     for ax, (name, run) in zip(axes[0], made.items()):
         for rank in range(len(run.kept)):
@@ -112,11 +107,13 @@ def _column(ax, run: _Split, rank: int, most_kept: float) -> None:
 
 def _arrows(ax, run: _Split, most_sent: float) -> None:
     """Who sent how much to whom: an arc for each pair, the higher the farther; each size is written once."""
-    sent, named = run.sent(), _named(run.sent())
+    sent = sent_between(run.traffic)
+    named = _named(sent)
     for (a, b), size in sent.items():
         both = (b, a) in sent
         if both and a > b:
             continue
+        size, back = max(size, sent.get((b, a), 0)), min(size, sent.get((b, a), 0))
         x, y = (rank * STEP + COLUMN / 2 for rank in (a, b))
         top = ARC * math.sqrt(abs(a - b))
         bow = Path([(x, SENDS), ((x + y) / 2, SENDS + 2 * top), (y, SENDS)], [1, 3, 3])
@@ -124,11 +121,11 @@ def _arrows(ax, run: _Split, most_sent: float) -> None:
         look = dict(mutation_scale=9, linewidth=0.8 + 2 * size / most_sent, color=INK, zorder=3)
         ax.add_patch(FancyArrowPatch(path=bow, arrowstyle=heads, **look))
         if (a, b) in named or (b, a) in named:
-            said = human(size) + (" each way" if both and abs(sent[b, a] / size - 1) < 0.05 else "")
+            said = human(size) + " each way" * (back > 0.95 * size)
             text = ax.text((x + y) / 2, SENDS + top, said, ha="center", va="center", fontsize=9)
             text.set_bbox(dict(boxstyle="round,pad=0.1", facecolor=PAPER, edgecolor="none"))
             text.set_zorder(4)
-    if not run.traffic.matrix:
+    if not sent:
         ax.text(0, SENDS, "not measured on this system", fontsize=9)
 
 
@@ -155,7 +152,9 @@ def _name_the_rows(ax) -> None:
 def _in_words(run: _Split) -> str:
     """For those who cannot see the picture."""
     ranks = range(len(run.kept))
-    arrows = ", ".join(f"rank {a} sent {human(size)} to rank {b}" for (a, b), size in run.sent().items())
+    arrows = ", ".join(
+        f"rank {a} sent {human(size)} to rank {b}" for (a, b), size in sent_between(run.traffic).items()
+    )
     holds = ", ".join(human(sum(_kinds(run.kept[rank]).values())) for rank in ranks)
     sees = run.part(0, "dp", EXAMPLES)[1], run.part(0, "pp", BLOCKS)[1], run.part(0, "tp", 1)[1]
     return (

@@ -30,15 +30,19 @@ def one_step(world: World, sizes: dict[str, int], split: Callable, step: Callabl
     """
 
     def run():
-        part = split(toy.ToyTransformer(hidden=256))
-        optimizer = torch.optim.AdamW(part.parameters())
-        with memory.saved_activations(part) as held:
-            step(part, *toy.make_batch(b=8, s=32))
-        optimizer.step()
-        return memory.by_kind(part, optimizer, held.peak)
+        return kept_by(split(toy.ToyTransformer(hidden=256)), step)
 
     kept = world.run(run)
     return Step(sizes, world.traffic, kept)
+
+
+def kept_by(part: torch.nn.Module, step: Callable) -> dict[str, int]:
+    """On a rank: its bytes by kind in one step, `one_step`'s, of a part that it holds."""
+    optimizer = torch.optim.AdamW(part.parameters())
+    with memory.saved_activations(part) as held:
+        step(part, *toy.make_batch(b=8, s=32))
+    optimizer.step()
+    return memory.by_kind(part, optimizer, held.peak)
 
 
 def one_and_four(axis: str, split: Callable, step: Callable) -> dict[str, Step]:

@@ -13,7 +13,6 @@ from drops.measured import Step
 from helpers import toy
 from helpers.ranks import current
 from helpers.ranks.world import World
-from three_axes.count import clock
 from three_axes.count.clock import Timeline
 from three_axes.paper.schedules import Schedule, gpipe
 
@@ -47,13 +46,6 @@ def timed_step(
 def one_step(world: World) -> Step:
     """What a step moved on four stages, and what each of them keeps."""
     return measured.one_step(world, {"pp": 4}, toy.split_depth, toy.pipeline_step)
-
-
-def together(timeline: Timeline) -> float:
-    """How long ranks worked while others did, as a share of the time in which any worked."""
-    ranks = range(len(timeline.rows))
-    any_rank = Timeline([sum(timeline.rows, [])], [[]]).seconds(0, *clock.COMPUTE)
-    return sum(timeline.seconds(r, *clock.COMPUTE) for r in ranks) / any_rank - 1
 
 
 def working(timeline: Timeline) -> float:

@@ -8,10 +8,11 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from drops import measured
 from drops.measured import Step
 from helpers import toy
 from helpers.emulate import networks
-from helpers.ranks import current, memory
+from helpers.ranks import current
 from helpers.ranks.world import World
 from three_axes.count.clock import shortest
 from three_axes.count.traffic import Traffic
@@ -74,13 +75,9 @@ def one_step(world: World, sizes: Sizes) -> Step:
     def run():
         grid = toy.grid_groups(sizes["dp"], sizes["pp"], sizes["tp"], tuple(sizes))
         stage = toy.on_grid(toy.ToyTransformer(hidden=256), grid)
-        optimizer = torch.optim.AdamW(stage.parameters())
         ops = one_f_one_b(sizes["pp"], 2).ops[grid["pp"].get_local_rank()]
         current.count_from_here()  # making the groups is not counted
-        with memory.saved_activations(stage) as held:
-            toy.grid_step(stage, *toy.make_batch(b=8, s=32), ops, 2, grid)
-        optimizer.step()
-        return memory.by_kind(stage, optimizer, held.peak)
+        return measured.kept_by(stage, lambda *given: toy.grid_step(*given, ops, 2, grid))
 
     kept = world.run(run)
     return Step(sizes, world.traffic, kept)
