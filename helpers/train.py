@@ -45,7 +45,6 @@ import threading
 import time
 import traceback
 import warnings
-from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -302,9 +301,10 @@ def complete(write_files: Callable, unfinished: Path, about: dict, keep: int, ne
     that is killed leaves its last complete checkpoint. needed: bytes, for the message. Raises OSError.
     """
     try:
-        index = write_files()
+        write_files()
         if dist.get_rank() == 0:
             (unfinished / ABOUT).write_text(json.dumps(about, indent=1))
+            index = dcp.FileSystemReader(unfinished).read_metadata()  # that of 2.11's `save` names no files
             names = sorted({stored.relative_path for stored in index.storage_data.values()})
             sums = [f"{digest(unfinished / name)}  {name}\n" for name in [*names, ".metadata", ABOUT]]
             (unfinished / SUMS).write_text("".join(sums))
@@ -566,8 +566,13 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--sample", metavar="TEXT", help="let the model of --out go on with this text")
 
 
-def run(args: Namespace) -> int:
-    """Train, or let the trained model write. Returns the exit status."""
+def main(argv: list[str] | None = None) -> int:
+    """`python -m helpers.train`: train, or let the trained model write. argv None: sys.argv's. Returns the
+    exit status.
+    """
+    parser = Parser(prog="python -m helpers.train", description=__doc__)
+    add_options(parser)
+    args = parser.parse_args(argv)
     say = lambda line: None if int(os.environ.get("RANK", 0)) else print(line, file=sys.stderr, flush=True)
     try:
         config = Config(**{f.name: getattr(args, f.name) for f in fields(Config)})
@@ -583,13 +588,6 @@ def run(args: Namespace) -> int:
         return 2
     say(f"{trainer.number} steps under {trainer.config.layout}")
     return 0
-
-
-def main(argv: list[str] | None = None) -> int:
-    """`python -m helpers.train`. argv None: sys.argv's. Returns the exit status."""
-    parser = Parser(prog="python -m helpers.train", description=__doc__)
-    add_options(parser)
-    return run(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

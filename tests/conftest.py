@@ -29,6 +29,7 @@ pytest.register_assert_rewrite("prose")
 
 
 nbval.kernel.KernelManager = kernels.WithoutPorts
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # more ranks than GPUs; `three-axes doctor` tries those
 os.environ.setdefault("THREE_AXES_PROGRESS", "")  # what was solved on this machine is in no stored output
 # Tests run side by side, one for each core or more: threads of one would spin where another computes, and the
 # toys are too small to need them. Nothing above has imported NumPy or PyTorch, which read this once.

@@ -2,7 +2,10 @@
 
 import sys
 import time
+from contextlib import nullcontext
 
+import cloudpickle
+import engine
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,6 +25,7 @@ from three_axes.paper import collectives
 from three_axes.table import human
 
 pytestmark = pytest.mark.waits
+cloudpickle.register_pickle_by_value(engine)
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO is Linux's")
 S = 1_200_000  # elements of float32; 2, 3, 4 and 8 divide it
@@ -98,10 +102,12 @@ def test_the_list_forms_count_alike(world):
     assert rows == dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), 16_000)
 
 
-def test_it_sees_ddp_functional_collectives_and_meshes(world):
+@pytest.mark.parametrize("backward_of", [nullcontext, engine.as_on_a_gpu])
+def test_it_sees_ddp_functional_collectives_and_meshes(world, backward_of):
     def everything():
         model = DistributedDataParallel(torch.nn.Linear(100, 10))
-        model(torch.ones(2, 100)).sum().backward()
+        with backward_of():
+            model(torch.ones(2, 100)).sum().backward()
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         (functional.all_reduce(torch.ones(50), "sum", mesh["tp"]) + 1).sum()
         dist.all_reduce(torch.ones(25), group=mesh.get_group("dp"))

@@ -158,7 +158,8 @@ def standin():
                 f"the GPUs' stand-in cannot be compiled here: {getattr(e, 'stderr', None) or e}"[:300]
             )
     path = os.pathsep.join([str(STANDIN), str(folder)])
-    return lambda n: dict(os.environ, STANDIN_GPUS=str(n), PYTHONPATH=path, OMP_NUM_THREADS="1")
+    environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return lambda n: dict(environ, STANDIN_GPUS=str(n), PYTHONPATH=path, OMP_NUM_THREADS="1")
 
 
 def python(*arguments: str, environ: dict) -> tuple[str, str]:

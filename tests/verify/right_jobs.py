@@ -1,5 +1,6 @@
 """Right jobs, of which `verify` must not accuse one. JOBS: name -> (function, words that must be said)."""
 
+import engine
 import torch
 import torch.distributed as dist
 from jobs import (
@@ -49,6 +50,13 @@ def ddp(**how):
 @right("watched: 8 parameters, 16 optimizer states\n")
 def plain_ddp():
     train(model := ddp(), adam(model))
+
+
+@right("watched: 8 parameters, 16 optimizer states\n")
+def ddp_whose_backward_runs_as_on_a_gpu():
+    model = ddp()
+    with engine.as_on_a_gpu():
+        train(model, adam(model))
 
 
 @right("3: statistics of BatchNorm")

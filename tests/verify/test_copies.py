@@ -6,6 +6,7 @@ import io
 from contextlib import redirect_stdout
 
 import cloudpickle
+import engine
 import jobs
 import pytest
 import right_jobs
@@ -15,7 +16,7 @@ import wrong_jobs
 from three_axes.verify.script import Watch
 
 shared = worlds.shared(4, many=40, timeout=120)
-for module in (jobs, right_jobs, wrong_jobs):
+for module in (engine, jobs, right_jobs, wrong_jobs):
     cloudpickle.register_pickle_by_value(module)
 
 

@@ -288,7 +288,7 @@ class Interposer:
             issued = Call(
                 name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, made, limit
             )
-            issued.by_ddp = name == "all_reduce" and _by_autograd(sys._getframe(1))
+            issued.by_ddp = name == "all_reduce" and _by_autograd(sys._getframe().f_back)
             self._tell("begins", issued)
             if issued.by_ddp:
                 self._watch_backward()
@@ -387,7 +387,9 @@ def _held_back(fabric: Network, ticket, group: dist.ProcessGroup, work, result):
 
 
 def _by_autograd(caller) -> bool:
-    """True where C++ called in a backward: no Python stands between the engine and the collective."""
+    """True where C++ called in a backward: no Python stands between the engine and the collective. A GPU's
+    backward runs on a thread of the engine's, where there is none at all.
+    """
     return caller is None or caller.f_code.co_name == "_engine_run_backward"
 
 
