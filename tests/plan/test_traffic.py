@@ -69,8 +69,8 @@ SIZES = dict(dp=8), dict(pp=4), dict(tp=4), dict(tp=4, pp=2), dict(pp=2, schedul
 
 @pytest.mark.parametrize("sizes", [dict(tp=2, pp=2), *slow(*SIZES)], ids=str)
 def test_the_real_training_sends_what_the_list_says(eight, sizes):
-    config = Config(**sizes, hidden=64, seq_len=32, batch=16, microbatch=2, steps=2)
-    config, held = eight.run(d14.second_step, config)[0]
+    config = Config(**sizes, hidden=64, seq_len=32, batch=16, microbatch=2, steps=2).checked(8)
+    kept = eight.run(d14.second_step, config)[0]
     counted = dict.fromkeys(("tp", "dp", "pp"), 0.0)
     axis = {"all_reduce": "tp", "all_gather": "dp", "reduce_scatter": "dp", "send": "pp"}
     for row in eight.traffic.ranks[0]:
@@ -80,7 +80,9 @@ def test_the_real_training_sends_what_the_list_says(eight, sizes):
     assert counted["dp"] == pytest.approx(predicted["dp"]) and counted["pp"] == predicted["pp"]
     # The loss and the gradients' norm, two numbers that all ranks share.
     assert counted["tp"] - predicted["tp"] == pytest.approx(28, abs=30)
-    assert held == pytest.approx(d14.states_of_first(config), rel=0.02)
+    states = kept["parameters"] + kept["optimizer"]
+    assert states == pytest.approx(d14.states_of_first(config), rel=0.02)
+    assert kept["gradients"] == kept["parameters"] and kept["activations"] > 0
 
 
 def test_a_step_is_the_sum_of_its_stages():

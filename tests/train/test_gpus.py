@@ -233,7 +233,7 @@ with d14.world_here() as world, tempfile.TemporaryDirectory() as folder:
     sizes = dict(batch=16, microbatch=4, steps=8, hidden=32, seq_len=16)
     config = Config(**d14.layout_here(world.n, Layout(dp=4, tp=8, pp=2)), **sizes, out=folder)
     print(world, d14.train_on(world, config))
-    print(d14.three_ways(world, config), d14.speeds(world, config), sep="\\n")
+    print(d14.three_ways(d14.one_step(world, config), config), d14.speeds(world, config), sep="\\n")
 """
     output, _ = python("-c", code, environ=standin(6))
     assert "4 ranks over NCCL, a GPU each" in output and "8 steps are done." in output

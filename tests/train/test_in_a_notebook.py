@@ -15,8 +15,9 @@ from three_axes.plan import Layout
 def test_every_byte_of_a_training_step_is_predicted():
     """Under other layouts: tests/plan/test_traffic.py."""
     sizes = dict(dp=2, tp=2, pp=2)
+    config = Config(hidden=64, seq_len=32, batch=32, microbatch=4, steps=2, **sizes)
     with World(8, timeout=120) as world:
-        table = d14.three_ways(world, Config(hidden=64, seq_len=32, batch=32, microbatch=4, steps=2, **sizes))
+        table = d14.three_ways(d14.one_step(world, config), config)
     assert len(table.rows) == len(sizes) + 1
     assert all(predicted == counted for _, predicted, counted in table.rows), table
 

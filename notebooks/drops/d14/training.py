@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from drops.measured import Step
 from helpers import toy, train
 from helpers.ranks import current, memory
 from helpers.ranks.world import World
@@ -124,18 +125,24 @@ def train_on(world: World, config: Config) -> str:
         return world.run(run, config)[0]
 
 
-def three_ways(world: World, config: Config) -> Table:
+def one_step(world: World, config: Config) -> Step:
+    """The second of two steps of training, for `draw.splits`. `config` has its axes filled in."""
+    kept = world.run(second_step, config)
+    return Step({axis: getattr(config, axis) for axis in ("pp", "dp", "tp")}, world.traffic, kept)
+
+
+def three_ways(step: Step, config: Config) -> Table:
     """One step: bytes that rank 0 sends for each axis, predicted, counted and, as a sum, on the wire; and the
     states it holds.
     """
-    config, held = world.run(second_step, config)[0]
-    traffic = world.traffic
+    traffic, ranks = step.traffic, len(step.kept)
+    held = step.kept[0]["parameters"] + step.kept[0]["optimizer"]
     counted = Counter()
     for row in traffic.ranks[0]:
         counted[row.axis] += row.algorithmic
-        if row.op == "all_reduce" and len(row.members) == world.n:
+        if row.op == "all_reduce" and len(row.members) == ranks:
             # The loss and the gradients' norm: two numbers that all ranks share.
-            counted[row.axis] -= algorithmic_bytes("all_reduce", 16, world.n)
+            counted[row.axis] -= algorithmic_bytes("all_reduce", 16, ranks)
     rows = [
         ["dp (FSDP)" if axis == "dp" else axis, human(size), human(counted[axis])]
         for axis, size in sent_by_first(config).items()
@@ -184,18 +191,21 @@ def _product_speed() -> float:
     return 2 * n**3 / seconds if seconds else 0.0
 
 
-def second_step(config: Config) -> tuple[Config, int]:
-    """On a rank: two steps, of which the second is counted.
-
-    The configuration with its zeros filled in, and bytes of weights and Adam's state.
-    """
+def second_step(config: Config) -> dict[str, int]:
+    """On a rank: two steps, of which the second is counted. Its bytes by kind."""
     trainer = train.Trainer(config, current.rank.device)
     trainer.step()
+    kinds: dict[str, int] = {}
+
+    def look(*_) -> None:  # before the optimizer's step, while gradients are there
+        kinds.update(memory.by_kind(trainer.model, trainer.optimizer))
+
+    trainer.optimizer.register_step_pre_hook(look)
     dist.barrier()
     current.count_from_here()
-    trainer.step()
-    held = memory.by_kind(trainer.model, trainer.optimizer)
-    return trainer.config, held["parameters"] + held["optimizer"]
+    with memory.saved_activations(trainer.model) as held:
+        trainer.step()
+    return kinds | {"activations": held.peak}
 
 
 def sent_by_first(config: Config) -> dict[str, float]:
