@@ -125,6 +125,13 @@ def _left(run: Run) -> list[dict]:
     return [run.ranks[r] for r, at in run.standing.items() if at["needs"][0] in done]
 
 
+def _second_did_as_the_last(run: Run, truth: Run) -> bool:
+    """Ranks 0 and 1 of four have finished with each other, and the others wait for what was never sent on."""
+    done = [seen.finished for seen in run.error.seen] if run.error else []
+    waits = {r for r, at in run.standing.items() if at["op"] == "recv"}
+    return done == [True, True, False, False] and waits == {2, 3}
+
+
 SHOWS = {
     "gradients thrown away": lambda run, truth: (
         "zero_grad" in names_in(run.attempt) and _where(lambda f: not f.get("same", True))(run, truth)
@@ -211,6 +218,7 @@ loop = OnRanks(
         )
     ],
     shows={
+        "two stages written in": _second_did_as_the_last,
         "dy in the shape of the tokens": lambda run, _: "called recv of int64" in str(run.error),
         "a gradient sent by the first rank": lambda run, _: run.ranks[0].get("none"),
         "something returned by every stage": lambda run, _: (
