@@ -226,6 +226,17 @@ def deadlocked(seen: list[RankStatus], deadlock: Deadlock, state: str) -> str:
     )
 
 
+def left_behind(seen: list[RankStatus], members: list[int], state: str) -> str:
+    """All ranks' code has ended, and `members` had begun what nobody waits for and cannot end."""
+    began: dict[str, list[int]] = {}
+    for r in members:
+        if (where := seen[r].where) and (inside := where["in"]):
+            at = f"   {lines.show(lines.Line(*inside['line']))}" if inside["line"] else ""
+            began.setdefault(_collective(inside) + at, []).append(r)
+    told = [f"    {ranks(who)} began {what}" for what, who in began.items()]
+    return "\n".join(["note: nobody waits for this, and it cannot end, so it was given up:", *told, state])
+
+
 def interrupted(seen: list[RankStatus], state: str) -> str:
     """The reader has pressed stop. Says what each rank was doing."""
     return "\n".join(["stopped, as you asked."] + _others(seen, [], heading="When it was stopped:") + [state])

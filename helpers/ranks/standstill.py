@@ -26,10 +26,12 @@ class Standstill:
         """Look again, if it is time. done: the answers of ranks that have ended the call; more may come."""
         if time.monotonic() < self._next:
             return False
-        seen = self._look(done, captured)
+        seen, returned = self._look(done, captured)
         found = prove(seen, [r for r in done if (look := seen[r]) and look.stands == []], course=True)
+        # Ranks whose code has ended stop nobody: what they began and wait for nowhere is left to the last.
+        alone = found and returned.issuperset(found.stuck) and len(returned | done.keys()) < len(seen)
         # Where the ranks that it tells of are still at a second look, all of it held at one moment between.
-        if found and self._is_still(found, seen, self._look(done, captured)):
+        if found and not alone and self._is_still(found, seen, self._look(done, captured)[0]):
             self.found = found
         self._next = time.monotonic() + EVERY
         return self.found is not None
@@ -39,10 +41,12 @@ class Standstill:
         ranks = {*found.stuck, *(wait.other for wait in found.every)}
         return all((look := seen[r]) is not None and look.is_still_in(again[r]) for r in ranks)
 
-    def _look(self, done: dict[int, tuple], captured) -> list[Look | None]:
+    def _look(self, done: dict[int, tuple], captured) -> tuple[list[Look | None], set[int]]:
+        """Each rank as it is now; and those whose code of the reader's has ended."""
         question = next(self._ranks.calls)
         everybody = range(len(self._ranks.processes))
         self._ranks.tell("moves", question, self._number)
         late = (self._number, done)
         answers = self._ranks.collect("moves", question, everybody, ANSWER, captured, late=late)
-        return [answers[r][0] if r in answers else None for r in everybody]
+        looks = [answers[r][0] if r in answers else None for r in everybody]
+        return looks, {r for r, (_, returned) in answers.items() if returned}

@@ -93,6 +93,7 @@ class Rank:
         self.jobs: queue.SimpleQueue = queue.SimpleQueue()
         self.running: int | None = None  # number of the call the main thread is in
         self.ended: int | None = None  # and of the one that it has ended last
+        self.returned: int | None = None  # the last call whose code of the reader's has ended
         self.aborting: int | None = None
         self.freeing: threading.Thread | None = None  # the thread that frees the main one
         self.cuts_first = False  # before the group is formed anew: an operation of it has not ended
@@ -161,13 +162,16 @@ class Rank:
                 self.running, self.began, self.since = number, time.monotonic(), time.time_ns()
                 with self.budget or nullcontext():
                     value = getattr(self, "_" + kind)(*pickle.loads(payload))
+                self.returned = number
                 self.recorder.finish()
                 # A collective that hangs there is this call's, not the next one's.
                 devices.synchronize(self.device)
             finally:
                 self.running = None  # from here on an interrupt is ignored
         except BaseException as e:  # noqa: BLE001  the reader's code may raise anything, SystemExit included
-            error = self._describe(e, aborted=self.aborting == number)
+            # Freed after its return, it stood in what the reader's code began and waits for nowhere.
+            if not self.aborting == self.returned == number:
+                error = self._describe(e, aborted=self.aborting == number)
         try:
             report = self.recorder.stop()
         except OSError as e:  # without descriptors nothing can be counted: a fault of the call, told as such
@@ -182,7 +186,7 @@ class Rank:
         ctypes.CDLL(None).fflush(None)  # what C++ printed waits in a buffer of its own
         self.cuts_first = report.under_way > 0
         # Where an operation failed, and the reader's code went on, a connection may be lost.
-        is_joined = dist.is_initialized() and not self.recorder.has_failed
+        is_joined = dist.is_initialized() and not self.recorder.has_failed and self.aborting != number
         if error is None:
             try:
                 return True, dumps_result(value), report, is_joined
@@ -250,9 +254,8 @@ class Rank:
                 question, number = details
                 # Before this call is begun its moves are those of the call before.
                 is_its = number in (self.running, self.ended)
-                self._send(
-                    "moves", question, self.recorder.moves.look(self.ended == number) if is_its else None
-                )
+                look = self.recorder.moves.look(self.ended == number) if is_its else None
+                self._send("moves", question, look, self.returned == number)
             elif kind == "abort":
                 self.freeing = threading.Thread(target=self._abort, args=details, daemon=True)
                 self.freeing.start()
@@ -267,6 +270,7 @@ class Rank:
         line = lines.innermost(frame)
         return {
             "running": self.running,
+            "returned": self.running == self.returned,
             "line": line,
             "stack": lines.stack(frame),
             "in": self.recorder.pending() or self._forming(frame, line),

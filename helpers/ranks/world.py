@@ -250,6 +250,7 @@ class World:
                 raise RankError(why, "timeout", slow, False, [RankStatus() for _ in range(self.n)])
             standstill = Standstill(self._ranks, number)
             done = self._ranks.collect("done", number, range(self.n), timeout, captured, view, standstill)
+            left = self._let_go(number, done, captured) if standstill.found else None
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
             trouble = self._fail(number, done, captured, timeout, standstill.found) if failed else None
             self._broken = False
@@ -271,7 +272,9 @@ class World:
             )
         # The reader has destroyed the group, or gone on where an operation of it had failed: mend it.
         state = ALIVE if all(joined for *_, joined in done.values()) else self._mend([])
-        if state != ALIVE:
+        if left:
+            output.say(failure.left_behind(*left, state))
+        elif state != ALIVE:
             output.say("note: this call has destroyed its group, or a collective of it had failed. " + state)
         if wrong := traffic.disagreement(both=True):
             pair, text = wrong
@@ -312,6 +315,19 @@ class World:
         seen = self._ranks.look(number, done, captured)
         missing = [r for r in range(self.n) if r not in done]
         return failure.explain(seen, timeout, deadlock, lambda: self._mend(missing, number, captured, seen))
+
+    def _let_go(self, number: int, done: dict, captured) -> tuple[list[RankStatus], list[int]] | None:
+        """Where the reader's code has ended on all ranks, free those that stand in what it began and waits
+        for nowhere: `done` gets their answers. Returns what was known of all ranks, and which were freed;
+        None where it is otherwise.
+        """
+        seen = self._ranks.look(number, done, captured)
+        freed = [r for r in range(self.n) if r not in done]
+        if any(s.error or not (s.finished or s.where and s.where["returned"]) for s in seen):
+            return None
+        self._ranks.tell("abort", number, to=freed)
+        done |= self._ranks.collect_rest(number, done, ABORT_SECONDS[self._device], captured)
+        return seen, freed
 
     def _interrupted(self, number: int, captured) -> RanksInterrupted:
         if self._ranks.midway:  # half a message is in a pipe: nothing after it could be understood

@@ -242,18 +242,61 @@ def gathers_by_functions():
         print(all_gather_tensor(torch.ones(2), 0, dist.group.WORLD).sum())
 
 
-def never_waited_for():
-    if dist.get_rank() == 0:
-        dist.isend(torch.ones(3), 1)
-
-
-@pytest.mark.parametrize("fn", [two_halves, waits_in_backward, gathers_by_functions, never_waited_for])
+@pytest.mark.parametrize("fn", [two_halves, waits_in_backward, gathers_by_functions])
 def test_on_ranks_it_is_proven_wherever_they_wait(world, fn):
     start = time.monotonic()
     with pytest.raises(RankError) as caught:
         world.run(fn)
     assert caught.value.kind == "deadlock" and caught.value.state_kept, caught.value
     assert time.monotonic() - start < 10
+
+
+def received_by_nobody():
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(3), 1)
+
+
+def sent_by_nobody():
+    if dist.get_rank() == 0:
+        dist.irecv(torch.ones(3), 1)
+        dist.barrier()
+    else:
+        time.sleep(1)  # longer than a proof takes
+        dist.barrier()
+
+
+def called_by_one():
+    if dist.get_rank() == 3:
+        dist.all_reduce(torch.ones(3), async_op=True)
+
+
+@pytest.mark.parametrize("fn", [received_by_nobody, sent_by_nobody, called_by_one])
+def test_what_nobody_waits_for_stops_nobody(world, fn, capsys):
+    """In PyTorch alone such a program ends."""
+
+    def run():
+        fn()
+        return 7
+
+    assert world.run(run) == [7] * 4
+    said = capsys.readouterr().out
+    assert f"rank {3 * (fn is called_by_one)} began" in said and "cannot end, so it was given up" in said
+    assert world.run(lambda: dist.get_world_size()) == [4] * 4
+    world.run(lambda: dist.all_reduce(torch.ones(3)))
+    assert "given up" not in capsys.readouterr().out
+
+
+def waited_for_beside_it():
+    if dist.get_rank() == 0:
+        dist.irecv(torch.ones(3), 1)
+    elif dist.get_rank() == 1:
+        dist.recv(torch.ones(3), 0)
+
+
+def test_it_hides_no_hang(world):
+    with pytest.raises(RankError) as caught:
+        world.run(waited_for_beside_it)
+    assert caught.value.kind == "deadlock" and 1 in caught.value.ranks
 
 
 def begins_late():
