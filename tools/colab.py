@@ -151,7 +151,13 @@ def parcel() -> str:
             folder = find(name)
             for path in sorted(p for p in folder.rglob("*") if p.is_file()):
                 inside = path.relative_to(folder).as_posix()
-                if "__pycache__" in inside or inside.startswith("course/") or path.suffix == ".png":
+                # JupyterLab's checkpoints have a reader's answers.
+                left_out = "__pycache__", ".ipynb_checkpoints"
+                if (
+                    path.suffix == ".png"
+                    or inside.startswith("course/")
+                    or any(part in inside for part in left_out)
+                ):
                     continue
                 content = path.read_bytes()
                 if path.suffix == ".ipynb":
