@@ -104,18 +104,19 @@ def test_the_interval_of_a_kind():
 
 @pytest.mark.parametrize("n, least", [(1, math.sqrt(2)), (3, math.sqrt(4 / 3))])
 def test_measured_steps_of_a_source_take_its_bias_out(n, least):
-    """Each set's runs in turn measured: the others' error falls in the median, in no set does it rise by more
-    than a few points, and at least eight of ten lie inside what is left.
+    """Each set's runs in turn measured: the others' error falls in the median, in all but one of six
+    runs it rises by 1.2 points at most, and at least eight of ten lie inside what is left.
     """
     sets = [one for one in published() if not one["program"] and len(one["seconds"]) > n + 1]
     before, after, covered = np.array([with_measured(one, n) for one in sets]).T
-    assert np.median(after) < np.median(before) and max(after - before) < 0.045
+    worse, most = sorted(after - before)[-2:]
+    assert np.median(after) < np.median(before) and worse < 0.012 and most < 0.032
     assert covered.mean() >= 0.8
     for kind in ELSEWHERE:
         given = interval(*kind, "", published())
         own = narrowed(given, (0.1,) * n)
         width = lambda sure: math.log(sure.high / sure.low)
-        assert own.measured == n and own.factor == pytest.approx(math.exp(0.1 * n / (n + 1)))
+        assert own.measured == n and own.factor == pytest.approx(math.exp(0.1 * n / (n + 1.5)))
         floor = 2 * NORMAL * WITHIN * least
         assert min(floor, width(given)) - 1e-9 <= width(own) <= width(given) + 1e-9
 
@@ -129,7 +130,7 @@ def test_figures_and_ranking_follow_what_was_measured():
     assert list(measured) == [first.layout] and mine.measured == pytest.approx((math.log(1.3),), abs=1e-4)
     made = plan(mine, gpus=64, measured=measured)
     assert made.best.layout == second.layout  # the measured one is behind it now
-    assert made.best.seconds == pytest.approx(math.sqrt(1.3) * second.seconds, rel=1e-4)
+    assert made.best.seconds == pytest.approx(1.3 ** (1 / 2.5) * second.seconds, rel=1e-4)
     there = next(row for row in made.by_axes if row.axes == first.axes)
     assert there.layout == first.layout and there.seconds == pytest.approx(slow, rel=1e-3)
     assert made.estimate(there).step_seconds == pytest.approx(slow, rel=1e-3)

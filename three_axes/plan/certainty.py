@@ -39,6 +39,9 @@ ELSEWHERE = {
 }
 # Standard deviation of the logarithm within a source, in the same runs; between sources it is as large.
 WITHIN = 0.125
+# A source's own runs count as so many against the planner's word: that keeps a source that is as the planner
+# says from being made worse by one odd run. Where they scatter by more than `WITHIN`, they count for less.
+AGAINST = 1.5
 NORMAL = 1.2816  # standard deviations to either side have `INSIDE` of a normal distribution
 # gpt-oss: measured over predicted in the mean there. Its kernels are others than those that are counted.
 SLOWER_WITH_SINKS = 1.37
@@ -94,11 +97,13 @@ def narrowed(given: Sure, measured: tuple[float, ...]) -> Sure:
     if not (n := len(measured)):
         return given
     low, high = math.log(given.low), math.log(given.high)
-    middle, half, taken = (low + high) / 2, (high - low) / 2, n / (n + 1)
+    middle, half, mean = (low + high) / 2, (high - low) / 2, sum(measured) / n
+    scatter = sum((one - mean) ** 2 for one in measured) / max(1, n - 1)
+    taken = n / (n + AGAINST * max(1.0, scatter / WITHIN**2))
     within = max(WITHIN, half / NORMAL / math.sqrt(2))
     half = min(half, NORMAL * within * math.sqrt(1 + 1 / n))
     middle *= 1 - taken
-    factor = math.exp(taken * sum(measured) / n)
+    factor = math.exp(taken * mean)
     low, high = math.exp(middle - half), math.exp(middle + half)
     return given._replace(low=low, high=high, measured=n, factor=factor)
 
