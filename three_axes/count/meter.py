@@ -123,7 +123,7 @@ class Recorder(Listener):
 
     def finish(self) -> None:
         """Wait for what was begun and never waited for: left alone, it would meet the next call's
-        collectives.
+        collectives. Raises what PyTorch raises where the wait is cut short, for it may never end.
         """
         for issued in list(self._open):
             if issued.work not in self._given_up and not issued.has_ended():

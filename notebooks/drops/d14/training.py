@@ -119,7 +119,7 @@ def train_on(world: World, config: Config) -> str:
     def run(config):
         lines: list[str] = []
         done = train.train(config, current.rank.device, lines.append).number
-        return " ".join([*lines, f"{done} steps are done."])
+        return "\n".join([*lines, f"{done} steps are done."])
 
     with losses_live(Path(config.out)):
         return world.run(run, config)[0]
