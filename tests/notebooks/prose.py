@@ -83,7 +83,7 @@ EIGHT = d12.paper(d12.REMEDIES["1F1B, 8 stages"][0])
 COMPUTED = {
     "01": [
         f"On four ranks each rank sends {must_send('all_reduce', 1, 4)} times its tensor",
-        f"4·*L* = {4 * 4}.",
+        f"4·*L* = {4 * 4} all-reduces.",
         "takes a rank's 2 of the 8 examples",
     ],
     "02": [
