@@ -126,7 +126,7 @@ class Config:
     timeout: float = _option(60.0, "seconds without an answer after which another rank counts as lost")
 
     def checked(self, ranks: int) -> Config:
-        """The same run with its zeros filled in. Raises ValueError where so many ranks cannot have it."""
+        """This run with its zeros filled in. Raises ValueError where so many ranks cannot have it."""
         for f in (f for f in fields(self) if f.type in ("int", "float")):
             if not ((value := getattr(self, f.name)) > 0 or value == 0 and f.name in MAY_BE_ZERO):
                 raise ValueError(f"{f.name} cannot be {value}")

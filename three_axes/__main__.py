@@ -32,7 +32,7 @@ ALL = ["count", "verify", *PLANNING, *COMMANDS]
 
 
 def parser(only: str = "") -> Parser:
-    """Of all commands; only: of that one, which is soon made."""
+    """The parser of all commands. only: of one command, which is made sooner."""
     prog = "three-axes" if Path(sys.argv[0]).stem == "three-axes" else "python -m three_axes"
     top = Parser(prog=prog, description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", prog=top.prog)

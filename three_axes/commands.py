@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
     @property
     def manual(self) -> str:
-        """That docstring, read without importing the module; `help` where there is none."""
+        """The docstring of the command's module, read without importing it; `help` where there is none."""
         path = self.function.partition(":")[0].replace(".", "/")
         try:
             file = find(f"{path}.py")

@@ -76,7 +76,7 @@ def default_store() -> dist.Store:
 
 
 def groups() -> list[dist.ProcessGroup]:
-    """Those that this rank is a member of."""
+    """The groups that this rank is a member of."""
     return list(dist.distributed_c10d._world.pg_map)
 
 

@@ -70,7 +70,7 @@ def words(cells: list[nbformat.NotebookNode]) -> int:
 def exercises(
     notebook: nbformat.NotebookNode, cells: list[nbformat.NotebookNode] | None = None
 ) -> list[Exercise]:
-    """Those that the notebook checks, in order; of `cells` alone where they are given."""
+    """The exercises that the notebook checks, in order; of `cells` alone where they are given."""
     drop = importlib.import_module(module_of(notebook.cells[0].source.split()[1]))  # "# 07 · Microbatches …"
     code = "\n".join(cell.source for cell in cells or notebook.cells if cell.cell_type == "code")
     return [getattr(drop, name) for name in re.findall(r"(\w+)\.check\(", code)]

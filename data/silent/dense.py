@@ -143,7 +143,7 @@ def split(full, model):
 
 
 def seed_of(model):
-    """Of dropout: another for every share of the tokens."""
+    """The seed of dropout: another one for every share of the tokens."""
     return 100 * model.dp.rank + 10 * model.cp.rank + model.tp.rank
 
 

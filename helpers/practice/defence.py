@@ -62,7 +62,7 @@ class Defence:
         return estimate(self.job, self.layout)
 
     def changed(self, what: str, factor: float) -> Estimate:
-        """The same step with one thing (of CHANGES) times `factor`."""
+        """The layout's step with one thing (of CHANGES) times `factor`."""
         return estimate(CHANGES[what](self.job, factor), self.layout)
 
     # -- the answers

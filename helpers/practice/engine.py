@@ -208,7 +208,7 @@ class Compared(Exercise):
 
     @property
     def edits(self) -> list[str]:
-        """Of all rows, in their order."""
+        """The edits of all rows, in the rows' order."""
         return [edit for row in self.rows for edit in row.edits]
 
     def alike(self, a, b) -> bool:

@@ -49,7 +49,7 @@ class Done:
 
 
 def file(folder: Path) -> Path | None:
-    """That of a reader who works in this folder, or in beyond/ under it."""
+    """The progress file of a reader who works in this folder, or in beyond/ under it."""
     named = os.environ.get("THREE_AXES_PROGRESS")
     folder = folder.parent if folder.name == "beyond" else folder
     return Path(named or folder / "progress.json") if is_kept() else None

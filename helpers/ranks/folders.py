@@ -37,7 +37,9 @@ def home() -> str:
 
 
 def _prefix() -> str:
-    """The same for all processes under one system: a lock is seen by these, and perhaps by no others."""
+    """A name's beginning that all processes under one system share: these see each other's locks, and perhaps
+    no others do.
+    """
     try:
         system = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:  # not Linux

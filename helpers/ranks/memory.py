@@ -29,7 +29,7 @@ class Held:
             self._change(size)
 
     def remove(self, piece: int, size: int) -> None:
-        """It lets one go. The bytes fall when no saved tensor is left in the piece."""
+        """Autograd lets one saved tensor go. The bytes fall when none is left in the piece."""
         self._users[piece] -= 1
         if not self._users[piece]:
             del self._users[piece]

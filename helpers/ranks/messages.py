@@ -76,7 +76,7 @@ class Error(NamedTuple):
 
     @property
     def follows(self) -> bool:
-        """It tells of a connection lost, so the fault lies with another rank."""
+        """Whether this error tells of a lost connection, so that the fault lies with another rank."""
         return (
             re.search(
                 r"Connection (closed|reset)|Broken pipe|Socket closed|Application timeout|"

@@ -46,7 +46,7 @@ _open: weakref.WeakSet[World] = weakref.WeakSet()
 
 
 def open_worlds() -> list[World]:
-    """Those that are open, the one made last at the end: the one that %%ranks means."""
+    """The open worlds, in the order of their making: %%ranks means the last."""
     return sorted((w for w in _open if w.is_open), key=lambda w: w.number)
 
 

@@ -28,7 +28,9 @@ def contiguous(s: int, c: int) -> list[torch.Tensor]:
 
 
 def zigzag(s: int, c: int) -> list[torch.Tensor]:
-    """Of 2c chunks, rank r has chunk r from the front and chunk r from the end."""
+    """The places of each rank's tokens: of 2c chunks rank r has chunk r from the front and chunk r from the
+    end.
+    """
     chunks = torch.arange(s).chunk(2 * c)
     return [torch.cat([chunks[r], chunks[2 * c - 1 - r]]) for r in range(c)]
 

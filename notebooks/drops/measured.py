@@ -46,7 +46,7 @@ def kept_by(part: torch.nn.Module, step: Callable) -> dict[str, int]:
 
 
 def one_and_four(axis: str, split: Callable, step: Callable) -> dict[str, Step]:
-    """The same step on one rank and on four."""
+    """One step, on one rank and on four."""
     made = {}
     for n, name in ((1, "one rank"), (4, "four ranks")):
         with World(n) as world:

@@ -53,7 +53,9 @@ def against(
 
 
 def _hybrid(layout: Layout, groups: dict[str, list[int]], rank: int) -> dict[str, list[int]]:
-    """Of the ranks with the same weights, dp · cp, those of a rank's shard, and those with the same part."""
+    """Two groups of the ranks with the same weights, dp · cp: those of a rank's shard, and those with the
+    same part.
+    """
     alike = [rank]
     for axis in REPLICATING:
         alike = sorted(r + other - rank for r in alike for other in groups.get(axis, [rank]))

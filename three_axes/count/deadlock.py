@@ -73,7 +73,7 @@ class Deadlock:
 
     @property
     def ranks(self) -> list[int]:
-        """Those of the smallest set."""
+        """The ranks of the smallest set."""
         stuck = {wait.rank for wait in self.waits} | {wait.other for wait in self.waits}
         return sorted(stuck - set(self.finished))
 

@@ -155,7 +155,7 @@ class Listener:
         """This thread waits to meet all ranks of a channel, for so many seconds at most."""
 
     def met(self, channel: Channel, is_made: bool) -> None:
-        """It has; or, where the group was not made, it has not."""
+        """This thread has met all ranks of the channel; or, where the group was not made, it has not."""
 
     def passed_by(self, what: str) -> None:
         """This process has sent or received something that no listener hears of."""

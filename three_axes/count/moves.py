@@ -173,7 +173,7 @@ class Moves:
         self.stand_in(lambda: waits, every)
 
     def stand_in(self, operations: Callable[[], tuple[Operation, ...]], every: bool) -> None:
-        """The same, where what it waits for changes: it waits for what this gives when asked."""
+        """This thread waits from here on, for what `operations` gives when asked: that changes."""
         limited = any(operation.limit < NEVER for operation in operations())
         # A thread that ends of an exception may free another, which waits for that.
         is_main = threading.current_thread() is threading.main_thread()

@@ -45,7 +45,7 @@ class Explained:
         return Table(columns, rows, total, title=f"where the time of {what} went")
 
     def _extremes(self) -> list[Split]:
-        """Of many ranks: the slowest, one in the middle, the fastest."""
+        """The slowest rank, one in the middle and the fastest, where there are many."""
         ranked = sorted(self.splits, key=lambda s: -s.working)
         return [ranked[0], ranked[len(ranked) // 2], ranked[-1]]
 

@@ -34,7 +34,7 @@ class Axis(NamedTuple):
 
     @property
     def help(self) -> str:
-        """Of its flag."""
+        """What --help says of the axis's flag."""
         return f"ranks that share {self.splits}"
 
 

@@ -140,8 +140,8 @@ def ring_seconds(op: str, payload, inside, nodes, network: Network, intra=1.0, i
 
 
 def hierarchical_seconds(op: str, payload, inside, nodes, network: Network, intra=1.0, inter=1.0):
-    """The same in two levels: in each node, then between nodes by each GPU for its share. For all_reduce (by
-    reduce-scatter and all-gather), all_gather and reduce_scatter. Takes arrays.
+    """Seconds of a collective in two levels: in each node, then between nodes by each GPU for its share. For
+    all_reduce (by reduce-scatter and all-gather), all_gather and reduce_scatter. Takes arrays.
     """
     ways, part = 2 if op == "all_reduce" else 1, payload / inside
     port = network.inter_node_bandwidth * inter * np.minimum(inside, network.rails) / inside
@@ -232,7 +232,7 @@ def seconds(
 
 @lru_cache(maxsize=4096)
 def hop_by_hop(op: str, payload: float, ranks: tuple[int, ...], network: Network) -> float:
-    """The same for a ring, from its events: each rank passes a piece on when it has come and the hop to the
+    """Seconds of a ring, from its events: each rank passes a piece on when it has come and the hop to the
     next rank is free. What an emulated network takes its delays from, so that the formula can be wrong.
     """
     n, reduced = len(ranks), "all_reduce" if op == "barrier" else op

@@ -16,7 +16,7 @@ GENERATIONS = {"A100": ("a100",), "Hopper": ("h100", "h200", "h20"), "Blackwell"
 
 
 def generation(name: str) -> str:
-    """Of a device; "" for one of which no published runs are known here."""
+    """The generation of a device; "" for one of which no published runs are known here."""
     return next((one for one, begins in GENERATIONS.items() if name.startswith(begins)), "")
 
 

@@ -37,7 +37,7 @@ class Pipeline(NamedTuple):
     folded: bool = False
 
     def make(self, p: int, m: int, v: int = 1) -> Schedule:
-        """Its order. v: of chunks, where a reader chooses them."""
+        """The schedule's order. v: number of chunks, where a reader chooses it."""
         from . import schedules  # long, and of no use to who asks for seconds and bytes alone
 
         order = getattr(schedules, self.order)

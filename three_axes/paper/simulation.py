@@ -29,7 +29,7 @@ class Times:
     send: float = 0.0
 
     def of(self, kind: str, stage: int) -> float:
-        """Of one operation on a stage. kind: F, B, I or W; B takes I and W together."""
+        """Time of one operation on a stage. kind: F, B, I or W; B takes I and W together."""
         at = lambda t: t[stage] if isinstance(t, Sequence) else t
         if kind == "F":
             return at(self.forward)

@@ -145,8 +145,8 @@ def passed_over(job: Job, gpus: int, only: dict[str, int]) -> Iterator[tuple[str
 
 
 def _that_fit(job: Job, possible: list[tuple]) -> list[tuple]:
-    """The same with only those ZeRO stages whose states alone leave room on a middle stage. Where none does,
-    the last, in microbatches of one sequence: how far from fitting it is at the least.
+    """The possible layouts with only those ZeRO stages whose states alone leave room on a middle stage. Where
+    none does, the last, in microbatches of one sequence: how far from fitting it is at the least.
     """
     if not possible:
         return []

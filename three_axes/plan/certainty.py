@@ -109,7 +109,7 @@ def narrowed(given: Sure, measured: tuple[float, ...]) -> Sure:
 
 
 def interval(generation: str, experts: bool, program: str, sets: list[dict]) -> Sure:
-    """Of a kind of run: as wide as these sets need, and as `ELSEWHERE` says."""
+    """The interval of a kind of run: as wide as these sets need, and as `ELSEWHERE` says."""
     kind = lambda **is_: [one for one in sets if all(one[name] == value for name, value in is_.items())]
     called = "models with experts" if experts else "dense models"
     if own := kind(program=program, experts=experts) if program else []:

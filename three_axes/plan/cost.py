@@ -183,8 +183,8 @@ def _routed(forward: list[tuple]):
 def all_work(
     made: OperationLists, job: Job, c: Constants, recomputes: Iterable[str]
 ) -> dict[str, list[Work]]:
-    """Of the embedding, the head and each kind of layer, for each policy of recompute: as `made.alike`. Only
-    layers are computed twice.
+    """The work of the embedding, the head and each kind of layer, for each policy of recompute: as
+    `made.alike`. Only layers are computed twice.
     """
     timed = lambda ops: (ops, durations(ops, job, made.alike, c))
     once = replace(made.alike, recompute="none")

@@ -70,7 +70,7 @@ def synchronisation(job: Job, layout: Layout, stage=0) -> list[Op]:
 
 
 def _shared_out(job: Job, layout: Layout, axis: str, layers, rest, count, adapters) -> list[Op]:
-    """The same for parameters that the members of one axis hold: in `count` layers, and beside them.
+    """What is sent for the parameters that the members of one axis hold: in `count` layers, and beside them.
     adapters: those of them that are trained where the rest is frozen.
 
     With a shard smaller than dp, what ZeRO shares out it shares out over so many ranks (axis shard; eshard of

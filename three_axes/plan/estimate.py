@@ -233,7 +233,7 @@ class Estimate:
         return stages_memory(self.job, self.layout)
 
     def by_stage(self) -> Table:
-        """These, a row for a stage."""
+        """The memory of all stages, a row for each."""
         names = [name for name in self.stages[0] if any(stage[name] for stage in self.stages)]
         sizes = lambda stage: [*(stage[name] for name in names), sum(stage.values())]
         rows = [[str(k), *map(human, sizes(stage))] for k, stage in enumerate(self.stages)]

@@ -25,7 +25,8 @@ CONTEXT = ("ring", "gather", "heads")
 
 
 class Reached(NamedTuple):
-    """Of the achievable FLOP/s, by a fused attention with causal mask, forward and backward, by itself.
+    """The share of the achievable FLOP/s that a fused attention with causal mask reaches, forward and
+    backward, by itself.
 
     share: in long sequences, with heads of 128 numbers. half: tokens of a sequence that reaches half of that.
     One of n tokens reaches n / (n + half), within a tenth of what the tables print from 4,096 on.
@@ -157,8 +158,8 @@ class Framework:
 
     @property
     def state_bytes(self) -> float:
-        """Of a parameter's optimizer state, the master copy with it. 8-bit states have a float32 scale for
-        256 numbers each (Dettmers et al. 2022, section 2, with bitsandbytes' block).
+        """Bytes of a parameter's optimizer state, the master copy with it. 8-bit states have a float32 scale
+        for 256 numbers each (Dettmers et al. 2022, section 2, with bitsandbytes' block).
         """
         return self.optimizer_bytes - self.eight_bit * (8 - 2 * (1 + 4 / 256))
 

@@ -17,7 +17,7 @@ UNITS = {"days": 86400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
 
 
 def checkpoint_bytes(job: Job) -> float:
-    """Of one checkpoint: what of a parameter outlives a step, its weights and the optimizer's state. Frozen
+    """Bytes of one checkpoint: what of a parameter outlives a step, weights and optimizer's state. Frozen
     weights are on disk already.
     """
     params = adapter_share(job, Layout()) if job.lora else job.model.params
@@ -51,7 +51,7 @@ class Interruptions:
 
 
 def interruptions(e: Estimate) -> Interruptions:
-    """Of this job on all of its GPUs."""
+    """The interruptions of this job on all of its GPUs."""
     cluster, ranks, size = e.job.cluster, e.layout.ranks, checkpoint_bytes(e.job)
     between = 3600 * cluster.gpu_hours_between_interruptions / ranks
     return Interruptions(between, size, size / (cluster.storage_bandwidth * ranks))

@@ -43,7 +43,7 @@ class Lora:
 
     @property
     def weight_bytes(self) -> float:
-        """Of a frozen weight of a layer: 2, or half a byte, one for 64 and a float32 for 64 times 256."""
+        """Bytes of a frozen weight of a layer: 2, or half a byte, one for 64, a float32 for 64·256."""
         return 0.5 + 1 / 64 + 4 / (64 * 256) if self.four_bit else 2.0
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class Job:
         return self.model_flops()
 
     def model_flops(self, causal: bool = False) -> float:
-        """Of a token; causal: with half of the attention. A frozen matrix needs no gradient: 4 for 6."""
+        """FLOPs of a token; causal: with half of the attention. A frozen matrix has no gradient: 4 for 6."""
         return self.model.flops_per_token(self.seq_len, causal=causal, per_element=4 if self.lora else 6)
 
     @property

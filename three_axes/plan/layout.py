@@ -117,7 +117,7 @@ class Layout(_Sizes):
 
     @property
     def expert_sizes(self) -> dict[str, int]:
-        """The same ranks as experts see them."""
+        """The sizes of the axes along which experts are split."""
         inner = {"dp": ("edp",), "tp": FOLDED, "pp": ("pp",)}
         return {name: getattr(self, name) for axis in self.order for name in inner[axis]}
 
@@ -137,7 +137,7 @@ class Layout(_Sizes):
 
     @property
     def expert_shards(self):
-        """The same of experts: their replicas inside one shard."""
+        """The replicas of an expert inside one shard."""
         return self.edp // (self.replicas // self.shards) if self.hybrid else self.edp
 
     @cached_property
@@ -225,13 +225,13 @@ class Layout(_Sizes):
         return self.microbatch * self.positions(seq_len)
 
     def share_recomputed(self, layers):
-        """Of so many layers of a stage: which share is computed twice. Takes arrays."""
+        """The share of a stage's `layers` that is computed twice. Takes arrays."""
         some = np.asarray(self.recomputed)
         return np.where(some > 0, np.minimum(some, layers) / np.maximum(layers, 1), 1.0)
 
     @property
     def axes(self) -> Axes:
-        """Its sizes alone."""
+        """The layout's sizes alone."""
         return Axes(*(getattr(self, axis) for axis in Axes._fields))
 
     def __str__(self) -> str:

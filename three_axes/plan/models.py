@@ -29,7 +29,7 @@ def _gpt_oss(name: str, layers: int, experts: int) -> ModelShape:
 
 
 def _llama_4(name: str, experts: int, every: int) -> ModelShape:
-    """Of each `every` layers the last has experts."""
+    """A Llama 4: of each `every` layers the last has experts."""
     routed = Experts(experts, 1, 8192, shared=8192, every=every)
     more = dict(head_dim=128, window=8192, windowed=36, chunked=True, experts=routed)
     return llama(name, 48, 5120, 40, 16384, 202048, 8, **more)

@@ -121,7 +121,7 @@ class Cause(NamedTuple):
 
 
 def causes(e: Estimate) -> list[Cause]:
-    """Those that this step does not have yet."""
+    """The causes that this step does not have yet."""
     at, f, cluster = e.layout, e.job.framework, e.job.cluster
     found = []
 
@@ -291,7 +291,7 @@ class Normal:
         return [(run, math.exp(run.error) * e.step_seconds) for run in nearest(e.job, e.layout.ranks)]
 
     def runs(self) -> Table | str:
-        """These as a table; a sentence where there are none."""
+        """The nearest published runs as a table; a sentence where there are none."""
         rows = []
         for run, here in self.nearest():
             size = f"{run.model}, {run.params:.3g}B, {run.batch} × {run.seq_len:,}"
@@ -302,7 +302,7 @@ class Normal:
         return Table(["the nearest published runs", "model and batch", "on", "took", "as here"], rows)
 
     def data(self) -> dict:
-        """The same for other programs."""
+        """The verdict for other programs."""
         named = [dict(run._asdict(), here=here) for run, here in self.nearest()]
         causes = [{"cause": words, "seconds": seconds} for words, seconds in self.longer()]
         verdict = dict(verdict=self.verdict, step_seconds=self.seconds, factor=self._factor, mfu=self.mfu)

@@ -66,7 +66,7 @@ class LayerOnRank(NamedTuple):
 
     @property
     def tokens(self):
-        """Of a microbatch, that a rank's split matrices see."""
+        """The tokens of a microbatch that a rank's split matrices see."""
         return self.layout.tokens(self.job.seq_len)
 
     @property
@@ -137,7 +137,7 @@ class LayerOnRank(NamedTuple):
         return [*mark(down, k * r), *mark(up, r * n), *sums]
 
     def casts(self, name: str, inputs, outputs, kernels=1) -> list[Op]:
-        """Of so many numbers of an input forward, and of the output's gradient backward."""
+        """The narrowing of so many numbers of an input forward, and of the output's gradient backward."""
         moved, called = self.precision.cast, f"cast for {name}"
         cast = lambda phase, n: Op(called, "casts", phase, streamed=moved * n, kernels=kernels)
         return [cast("F", inputs), cast("I", outputs)]
@@ -154,8 +154,8 @@ def product(
 
 
 def grouped(name: str, rows, k, n, groups, kernels, bytes_=2.0, rate="bf16", **saved) -> list[Op]:
-    """The same for rows that are shared out to so many matrices, an expert's each. It is worked out in tiles
-    of 128 rows, and each group's last tile is half empty in the mean.
+    """One product with rows that are shared out to so many matrices, an expert's each. It is worked out in
+    tiles of 128 rows, and each group's last tile is half empty in the mean.
     """
     flops = 2.0 * (rows + 64 * groups) * k * n
     moved = _moved(rows * k, groups * k * n, rows * n, bytes_, RESULT)

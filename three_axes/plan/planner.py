@@ -176,7 +176,7 @@ class Plan:
         )
 
     def alone(self) -> str:
-        """That one GPU would be as fast, in words; "" where it would not, or cannot hold the model."""
+        """A sentence that one GPU would be as fast; "" where it would not, or cannot hold the model."""
         weights = self.job.model.params * self.job.framework.weight_bytes
         if self.gpus == 1 or weights > self.job.cluster.device.memory or self.space.only:
             return ""

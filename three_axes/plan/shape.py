@@ -142,7 +142,7 @@ class ModelShape:
 
     @property
     def norm_params(self) -> int:
-        """Of a layer's norms of the hidden width."""
+        """Parameters of a layer's norms of the hidden width."""
         return self.norms * self.hidden * (1 if self.bare else 2)
 
     @property
@@ -157,7 +157,7 @@ class ModelShape:
 
     @property
     def v_width(self) -> int:
-        """Its values."""
+        """Width of a head's values."""
         return self.out_width if self.latent else self.kv_width
 
     @property
@@ -211,7 +211,7 @@ class ModelShape:
 
     @property
     def vector_params(self) -> int:
-        """Of one layer, what is no matrix and no routed expert's: norms and biases."""
+        """Parameters of one layer that are no matrix's and no routed expert's: norms and biases."""
         made = self.norm_params + self.sinks * self.heads + 2 * self.head_dim * self.qk_norm
         made += self.biases * self.hidden + (self.biases or self.qkv_biases) * (
             self.q_width + 2 * self.kv_width
@@ -222,8 +222,8 @@ class ModelShape:
 
     @property
     def whole_params(self) -> int:
-        """Of one layer, what every tensor-parallel rank holds whole: norms, biases behind a split by rows,
-        the router, and the ways down of latent attention.
+        """Parameters of one layer that every tensor-parallel rank holds whole: norms, biases behind a split
+        by rows, the router, and the ways down of latent attention.
         """
         norms = self.norm_params + 2 * self.head_dim * self.qk_norm
         biases = self.biases * self.hidden * (1 if self.experts else 2)

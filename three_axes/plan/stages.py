@@ -58,7 +58,9 @@ def kinds_on_rank(model: ModelShape, layout: Layout, rank) -> list[tuple[ModelSh
 
 
 def kinds_among(model: ModelShape, layout: Layout, rank, many) -> list[tuple[ModelShape, int]]:
-    """The same of so many layers there: kinds are mixed evenly, or the first lies on the first chunks."""
+    """Each kind of layer, and how many of `many` layers of a rank are of it: kinds are mixed evenly, or the
+    first lies on the first chunks.
+    """
     kinds = model.kinds
     if len(kinds) == 1:
         return [(model, many)]
@@ -87,13 +89,13 @@ def expert_share(model: ModelShape, layout: Layout):
 
 
 def layer_matrices(model: ModelShape, layout: Layout):
-    """Of these, in matrices: what a microbatch makes gradients of."""
+    """Parameters of a layer's matrices on one rank: what a microbatch makes gradients of."""
     own, e = (model.attention_params + model.shared_params) / layout.tp, model.experts
     return own + (e.count / layout.ep * model.expert_matrices / layout.etp if e else 0)
 
 
 def ends_share(model: ModelShape, layout: Layout, stage, split: bool):
-    """The same for what a pipeline rank holds beside its layers: embedding, last norm and head. A tied head
+    """Parameters that a pipeline rank holds beside its layers: embedding, last norm and head. A tied head
     on a stage of its own is a copy of the embedding.
     """
     t = layout.tp if split else 1

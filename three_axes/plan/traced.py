@@ -20,7 +20,9 @@ PLANS: dict[str, Framework] = {
 
 
 def microbatches(pp: int) -> int:
-    """Of a traced step; in a pipeline one more than are in flight, so that sums of gradients are there."""
+    """Microbatches of a traced step; in a pipeline one more than are in flight, so that sums of gradients are
+    there.
+    """
     return 1 if pp == 1 else pp + 1
 
 

@@ -51,7 +51,7 @@ def gpt(layers, hidden, heads, vocab=51200, positions=2048):
 
 
 def chunked(v: int) -> dict:
-    """So many chunks on each pipeline rank, and the schedule that has them."""
+    """The fields of a layout with `v` chunks on each pipeline rank: their number, and the schedule."""
     return dict(interleave=v, schedule="interleaved" if v > 1 else "1F1B")
 
 
@@ -217,7 +217,7 @@ def errors(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def errors_of(runs) -> tuple[np.ndarray, np.ndarray]:
-    """The same of (seconds here, seconds printed, job, GPUs)."""
+    """Errors of runs, each (seconds here, seconds printed, job, GPUs)."""
     runs = list(runs)
     ours = np.array([guess / real - 1 for guess, real, *_ in runs])
     needed = lambda job: job.global_batch * job.seq_len * job.flops_per_token

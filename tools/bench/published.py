@@ -123,7 +123,7 @@ class Run(NamedTuple):
 
 
 def _first(text: str) -> str:
-    """Of '8 (note)' the 8."""
+    """The number that a cell begins with: of '8 (note)' the 8."""
     return text.split(" ")[0]
 
 
@@ -362,7 +362,7 @@ def kinds(name: str, runs: list[Run]) -> Iterator[dict]:
 
 
 def published_runs(name: str, runs: list[Run]) -> Iterator[normal.PublishedRun]:
-    """Those that may be carried: papers' figures, and MLPerf's logs (Apache-2.0)."""
+    """The runs that may be carried: papers' figures, and MLPerf's logs (Apache-2.0)."""
     for run in runs:
         job, model = run.job, run.job.model
         params, off = f"{model.params / 1e9:.4g}", f"{math.log(run.printed / run.seconds):.3f}"

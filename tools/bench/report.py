@@ -25,7 +25,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def median_seconds(action: Callable[[], object], times: int) -> float:
-    """The same, median of so many calls."""
+    """Seconds of an action, the median of so many calls."""
     return statistics.median(timed(action) for _ in range(times))
 
 

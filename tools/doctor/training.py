@@ -128,14 +128,16 @@ SMALL_RUN = "-m helpers.train --hidden 32 --seq-len 16 --batch 8".split()
 
 
 def _expect_end(ran: subprocess.CompletedProcess, launcher: str, *told: str) -> None:
-    """Of a command: it ended well, and has said all that it must."""
+    """A command must have ended well, and have said all that it must. Raises Wrong."""
     well = ran.returncode == 0 and all(words in ran.stderr for words in told)
     last = " | ".join(ran.stderr.strip().splitlines()[-4:])
     expect(well, f"{launcher} ended with {ran.returncode}: {last}")
 
 
 def expect_twins_losses(folder: Path, steps: int) -> None:
-    """Of a run of SMALL_RUN: every step is in its metrics, once, with the loss that one process has."""
+    """A run of SMALL_RUN must have every step in its metrics, once, with the loss that one process has.
+    Raises Wrong.
+    """
     from drops.d14 import twin
 
     metrics = read_metrics(folder)

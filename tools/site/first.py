@@ -24,7 +24,7 @@ OF = {"dp": "the batch", "tp": "the matrices", "pp": "the layers"}
 
 
 def gigabytes(axis: str) -> float:
-    """That a GPU sends in a step of Llama 3 8B, of a middle stage where there are stages."""
+    """GB that a GPU sends in a step of Llama 3 8B, of a middle stage where there are stages."""
     return sent(JOB, Layout(**{axis: GPUS}))[axis] / 1e9
 
 

@@ -59,7 +59,7 @@ def step_traffic(world: World, mesh: tuple[int, ...] | None = None, m: int = 1, 
 
 
 def step_by_pytorch(world: World, m: int = 1, reshard: bool = True, hold: bool = False) -> Traffic:
-    """The same step with `fully_shard`."""
+    """One step of the layers with PyTorch's `fully_shard`."""
 
     def run():
         wrapped = model()

@@ -89,7 +89,7 @@ def marks(run: str) -> list[dict]:
 
 
 def copies(world, runs: Sequence[str] = tuple(RUNS)) -> Table:
-    """Of each run, whether what the ranks held alike before the first step is alike after it."""
+    """A row for each run: whether what the ranks held alike before the first step is alike after it."""
     rows = []
     for run in runs:
         before, after = zip(*world.run(marks, run))

@@ -103,7 +103,7 @@ def one_step(world: World, sequence: bool) -> Traffic:
 
 
 def one_step_by_pytorch(world: World) -> Traffic:
-    """The same step with `parallelize_module`, each pair's input made a DTensor once: PyTorch's tensor
+    """One step of the toy with `parallelize_module`, each pair's input made a DTensor once: PyTorch's tensor
     parallelism with Megatron's four.
     """
 

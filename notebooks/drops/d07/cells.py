@@ -50,7 +50,7 @@ def on_ranks(
 
 
 def on_paper(schedule: Schedule, unit: float = UNIT) -> simulation.Timeline:
-    """The same on paper, in seconds, so that both have one scale."""
+    """The schedule on paper, in seconds, on the scale of a measured one."""
     line = simulate(schedule)  # in whole units, which add up without rounding: ties stay ties
     return replace(line, start=unit * line.start, end=unit * line.end, unit="s")
 

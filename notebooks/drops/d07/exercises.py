@@ -41,8 +41,8 @@ def _orders(run: Run) -> list[list[list[str]]]:
 
 
 def _first(run: Run) -> tuple[str, str, simulation.Timeline | None]:
-    """Of the first order that is illegal, or longer or fuller than 1F1B: the mistake, what shows it, and the
-    run on paper of a legal one. ('', '', None) where there is none.
+    """What is wrong with the first order that is illegal, or longer or fuller than 1F1B: the mistake, what
+    shows it, and the run on paper of a legal one. ('', '', None) where there is none.
     """
     each = (_judged(orders, m) for orders, (_, m) in zip(_orders(run), SIZES))
     return next((one for one in each if one[0]), ("", "", None))

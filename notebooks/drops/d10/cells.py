@@ -178,7 +178,7 @@ def prices(tried: dict[str, dict]) -> Table:
 
 
 def by_microbatch(sequences: int = 16) -> dict[int, tuple[int, float]]:
-    """The same batch in microbatches of each size b, in this process: b -> (bytes kept for backward, seconds
+    """One batch in microbatches of each size b, in this process: b -> (bytes kept for backward, seconds
     of the processor that the step takes, the least of five).
     """
     model = toy.ToyTransformer(hidden=HIDDEN, seq_len=USUAL)

@@ -71,7 +71,7 @@ def _ended() -> list[tuple[str, str, Run]]:
 
 
 def _uneven(run: Run, more: int) -> Run:
-    """The same run: each rank holds more bytes than the one before, and a long one has a level step."""
+    """The run made uneven: each rank holds more bytes than the one before, a long run has a level step."""
     peaks = [[held + more * rank for rank, held in enumerate(step)] for step in run.peaks]
     level = 1 if len(peaks) > 3 else len(peaks)
     again = lambda steps: steps[: level + 1] + steps[level:]

@@ -179,7 +179,7 @@ def fragment(lengths: tuple[int, ...], device: float = DEVICE) -> Fragmented:
 
 
 def two_ways(varied: Fragmented, same: Fragmented) -> Table:
-    """The same device, and batches of many lengths or of one."""
+    """Two runs on one device: batches of many lengths, and of one."""
     rows = []
     for name, run in (("of many lengths", varied), (f"all padded to {max(same.tokens)}", same)):
         steps = len(run.tokens)

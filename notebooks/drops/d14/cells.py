@@ -134,7 +134,7 @@ def traced(layout: Layout) -> Trace:
 
 @cache
 def usual_plan() -> Trace:
-    """Its first `FEW` layers by the tutorials' plan, without sequence parallelism."""
+    """The trace of the model's first `FEW` layers by the tutorials' plan, without sequence parallelism."""
     return trace(replace(MODEL, layers=FEW), USUAL, seq_len=SEQ, plan="usual")
 
 

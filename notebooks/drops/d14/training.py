@@ -252,7 +252,7 @@ def _accelerator():
 
 
 class ByAccelerate:
-    """The same training by accelerate's own API, on the ranks of a group that has been started."""
+    """The training by accelerate's own API, on the ranks of a group that has been started."""
 
     def __init__(self, config: Config):
         as_launched()
