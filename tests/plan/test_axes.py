@@ -1,5 +1,5 @@
-"""An axis is one record of `paper/axes.py`: a copy of the project that has one more shows it wherever axes
-are shown.
+"""An axis is a record of `paper/axes.py`, and a field of `Axes` and of a layout's sizes: a copy of the
+project that has one more shows it wherever axes are shown.
 """
 
 import json
@@ -8,12 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from three_axes.paper.axes import AXES, NAMED, TALKS
-from three_axes.plan import Layout
+from three_axes.plan import Axes, Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = """
@@ -67,6 +68,9 @@ def said(tmp_path_factory) -> dict:
     file = there / "three_axes" / "paper" / "axes.py"
     before, behind = re.split(r"(?<=\nAXES = \(\n)", file.read_text(encoding="utf-8"))
     file.write_text(before + behind.replace("\n)\n", f"{RECORD}\n)\n", 1), encoding="utf-8")
+    fields = there / "three_axes" / "plan" / "layout.py"
+    more = re.sub(r"( +)etp: (\w+) = 1\n", r"\g<0>\1zp: \2 = 1\n", fields.read_text(encoding="utf-8"))
+    fields.write_text(more, encoding="utf-8")
     how = dict(cwd=there, env=os.environ | {"PYTHONPATH": str(there)}, capture_output=True, text=True)
     run = subprocess.run([sys.executable, "-c", CODE], timeout=120, **how)
     assert run.returncode == 0, run.stderr
@@ -98,6 +102,10 @@ def test_a_defence_speaks_of_it(said):
 def test_it_takes_ranks_and_is_left_out_nowhere(said):
     assert said["too many"] == "DP 8 · TP 1 · PP 1 · ZP 2 takes 16 GPUs, but there are 8"
     assert "megatron-lm has no flag for zp 2" in said["flags"]
+
+
+def test_every_axis_is_a_field():
+    assert Axes._fields == tuple(axis.name for axis in AXES) == tuple(asdict(Layout()))[: len(AXES)]
 
 
 def test_every_axis_is_explained():

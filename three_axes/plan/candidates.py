@@ -65,7 +65,7 @@ class Candidates(Sequence[Candidate]):
         return Candidate(layout, float(row["seconds"]), float(row["memory"]))
 
     def first_of_each(self) -> list[Candidate]:
-        """The first with each sizes of the axes, in order."""
+        """The first candidate with each choice of the axes' sizes, in the rows' order."""
         axes = np.stack([self.numbers[axis] for axis in Axes._fields], axis=1)
         _, first = np.unique(axes, axis=0, return_index=True)
         return [self[int(k)] for k in sorted(first)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import namedtuple
-from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,32 +29,15 @@ PARTS = {
 Count = int | Any  # a number of one layout, or a NumPy array of many layouts' numbers
 
 
-if TYPE_CHECKING:  # type checkers read these; Python makes the same of the records
-
-    class _Axes(NamedTuple):
-        dp: int = 1
-        tp: int = 1
-        pp: int = 1
-        cp: int = 1
-        ep: int = 1
-        etp: int = 1
-
-    @dataclass(frozen=True, kw_only=True)
-    class _Sizes:
-        dp: Count = 1
-        tp: Count = 1
-        pp: Count = 1
-        cp: Count = 1
-        ep: Count = 1
-        etp: Count = 1
-
-else:
-    _Axes = namedtuple("Axes", [axis.name for axis in AXES], defaults=[1] * len(AXES))
-    _Sizes = make_dataclass("Sizes", [(a.name, "Count", 1) for a in AXES], frozen=True, kw_only=True)
-
-
-class Axes(_Axes):
+class Axes(NamedTuple):
     """The sizes of the axes alone, one for each record of `AXES`: what a person chooses, and defends."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
 
     @property
     def ranks(self):
@@ -65,6 +47,18 @@ class Axes(_Axes):
     def __str__(self) -> str:
         sizes = self._asdict().items()
         return " · ".join(f"{axis.upper()} {size}" for axis, size in sizes if axis in ALWAYS or size != 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """The same sizes as fields of a layout: of one, or arrays of many."""
+
+    dp: Count = 1
+    tp: Count = 1
+    pp: Count = 1
+    cp: Count = 1
+    ep: Count = 1
+    etp: Count = 1
 
 
 def spread(x, which: np.ndarray | None):

@@ -151,7 +151,7 @@ def stage_memory(
     scores: Any = framework.score_bytes or SCORE_BYTES + eager * (not framework.fused_loss)
     scores = scores * model.vocab * (1 + model.mtp) / framework.loss_chunks
     logits = parts["logits"] = last * sb * (4.0 * model.hidden + scores) / t
-    # One layer is whole again in its backward, when the scores are gone.
+    # In a layer's backward all of its activations are there again; the scores are gone by then.
     whole = of_kinds[-1][1] if layout.recompute in AGAIN else 0.0
     parts["activations"] = parts["activations"] + np.maximum(0, whole - logits)
     in_loss, in_layer = _gathered(job, layout, stage)

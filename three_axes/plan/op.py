@@ -28,7 +28,7 @@ class Op(NamedTuple):
     many the host launches. saved, saved_per_op, saved_modules: bytes that stay for backward, without
     recompute, with 'per-op' and with 'modules' (None: as without). recomputed: the recompute policies under
     which it runs once more. collective, axis, calls, payload: what is sent, payload being the whole tensor of
-    one call. block, under: it may run while the phase `under` of the products of the same block does, where a
+    one call. block, under: what is sent may run beside the products of this block in phase `under`, where a
     framework hides `hides`. rate: of the device, that its FLOPs run at; share: of it, that one by itself
     reaches. memory: that the bytes stream through, the GPU's, the host's, or the link between them. adapters:
     parameters that it makes gradients of, where the rest is frozen.
@@ -89,12 +89,13 @@ class LayerOnRank(NamedTuple):
         return x if self.job.precision == "bf16" else x * self.precision.bytes / 2
 
     def gathered(self, x):
-        """What is saved of it: whole, or in parts that are gathered again."""
+        """Bytes that are saved of x: of the whole, or of parts that are gathered again."""
         return self.narrow(x) / (self.parts if self.job.framework.regathers else 1)
 
     def product(self, name: str, rows, k, n, block: str = "", first=True, stays=0.0, **saved) -> list[Op]:
-        """One that may be narrow, and whose matrix may be frozen. first: of those with this input, which is
-        narrowed once for all. stays: of what is kept, what the matrix's gradient does not ask for.
+        """A product that may be narrow, and whose matrix may be frozen. first: whether it is the first one
+        with this input, which is narrowed once for all. stays: bytes among the saved ones that the gradient
+        of the matrix does not need.
         """
         of = self.precision
         lines = product(name, rows, k, n, block, bytes_=of.bytes, rate=of.rate, **saved)
