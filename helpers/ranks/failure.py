@@ -231,8 +231,7 @@ def left_behind(seen: list[RankStatus], members: list[int], state: str) -> str:
     began: dict[str, list[int]] = {}
     for r in members:
         if (where := seen[r].where) and (inside := where["in"]):
-            at = f"   {lines.show(lines.Line(*inside['line']))}" if inside["line"] else ""
-            began.setdefault(_collective(inside) + at, []).append(r)
+            began.setdefault(_collective(inside) + _at(inside), []).append(r)
     told = [f"    {ranks(who)} began {what}" for what, who in began.items()]
     return "\n".join(["note: nobody waits for this, and it cannot end, so it was given up:", *told, state])
 
@@ -271,11 +270,7 @@ def _doing(s: RankStatus) -> tuple[str, float | None, str]:
     if s.where is None:
         return "was stopped, by SIGSTOP or a debugger" if s.stopped else "did not answer", None, ""
     if inside := s.where["in"]:
-        return (
-            f"waited in {_collective(inside)}",
-            inside["at"],
-            f"   {lines.show(lines.Line(*inside['line']))}" if inside["line"] else "",
-        )
+        return f"waited in {_collective(inside)}", inside["at"], _at(inside)
     if s.where["line"]:
         return "was at", None, f" {lines.show(s.where['line'])}"
     if s.where["running"] is not None:
@@ -295,6 +290,11 @@ def _collective(box: dict, peer: bool = True) -> str:
     return text + ("" if box["axis"] == "world" else f" in group {box['axis']}")
 
 
+def _at(box: dict) -> str:
+    """Where a collective was begun in the reader's code, to be put behind its name; "" where nobody knows."""
+    return f"   {lines.show(lines.Line(*box['line']))}" if box["line"] else ""
+
+
 def _mismatch(seen: list[RankStatus], aborted: list[int]) -> str | None:
     """The commonest reason for gloo to abort a process: two ranks brought tensors of different size."""
     printed = "\n".join(seen[r].said for r in aborted)
@@ -308,10 +308,7 @@ def _mismatch(seen: list[RankStatus], aborted: list[int]) -> str | None:
         return None
     parts = ["the ranks met in one collective with tensors that do not match:"]
     for what, members in brought.items():
-        line = seen[members[0]].box["line"]
-        parts.append(
-            f"    {ranks(members)} called {what}" + (f"   {lines.show(lines.Line(*line))}" if line else "")
-        )
+        parts.append(f"    {ranks(members)} called {what}{_at(seen[members[0]].box)}")
     parts.append(
         "Every rank must bring the same shape and dtype. PyTorch does not check this; "
         f"gloo ended the process of {ranks(aborted)} when the bytes did not fit."

@@ -15,12 +15,13 @@ ANSWER = 0.5  # for all to answer; who does not is busy, or stopped
 
 class Standstill:
     """Looks at a call's ranks from time to time. found: why some of them can never go on, where that is
-    proven.
+    proven. nobody_waits: whether they only stand in what their code, which has ended, began.
     """
 
     def __init__(self, ranks: Processes, number: int):
         self._ranks, self._number, self._next = ranks, number, time.monotonic() + FIRST
         self.found: Deadlock | None = None
+        self.nobody_waits = False
 
     def is_proven(self, done: dict[int, tuple], captured) -> bool:
         """Look again, if it is time. done: the answers of ranks that have ended the call; more may come."""
@@ -29,10 +30,11 @@ class Standstill:
         seen, returned = self._look(done, captured)
         found = prove(seen, [r for r in done if (look := seen[r]) and look.stands == []], course=True)
         # Ranks whose code has ended stop nobody: what they began and wait for nowhere is left to the last.
-        alone = found and returned.issuperset(found.stuck) and len(returned | done.keys()) < len(seen)
+        nobody_waits = found is not None and returned.issuperset(found.stuck)
+        is_early = nobody_waits and len(returned | done.keys()) < len(seen)
         # Where the ranks that it tells of are still at a second look, all of it held at one moment between.
-        if found and not alone and self._is_still(found, seen, self._look(done, captured)[0]):
-            self.found = found
+        if found and not is_early and self._is_still(found, seen, self._look(done, captured)[0]):
+            self.found, self.nobody_waits = found, nobody_waits
         self._next = time.monotonic() + EVERY
         return self.found is not None
 

@@ -250,7 +250,7 @@ class World:
                 raise RankError(why, "timeout", slow, False, [RankStatus() for _ in range(self.n)])
             standstill = Standstill(self._ranks, number)
             done = self._ranks.collect("done", number, range(self.n), timeout, captured, view, standstill)
-            left = self._let_go(number, done, captured) if standstill.found else None
+            left = self._let_go(number, done, captured) if standstill.nobody_waits else None
             failed = len(done) < self.n or not all(ok for ok, *_ in done.values())
             trouble = self._fail(number, done, captured, timeout, standstill.found) if failed else None
             self._broken = False
