@@ -40,6 +40,9 @@ def command(
     deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(rank)) for rank in range(ranks)]
+        for file, mine in zip(files, surroundings):
+            file.mkdir()
+            mine["TORCHELASTIC_ERROR_FILE"] = file / "error.json"
         processes = [
             context().Process(target=_run, args=(argv, str(cwd), mine, file))
             for mine, file in zip(surroundings, files)

@@ -22,9 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers import World, count_from_here, counted_so_far, peak_memory, rank_state
 from helpers.ranks.current import span
 from three_axes import counting
-from three_axes.count import counter, threads, watch
+from three_axes.count import counter, last, threads, watch
 from three_axes.count.against import against
-from three_axes.count.moves import Channel, Moves, Operation
+from three_axes.count.moves import Begun, Channel, Moves, Operation
 from three_axes.count.report import CollectiveCount, Report
 from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import MODELS, Job, Layout
@@ -254,6 +254,79 @@ def test_a_hang_of_a_script_is_proven_and_ends_the_job(tmp_path):
     assert done.returncode and re.search(r"exitcode *: 75", done.stderr), done.stderr
     assert "rank 2: hangs.py, line 5:  dist.recv(" in done.stdout
     assert "rank 1 waits to receive from rank 0 (line 5): everybody receives before anybody" in done.stdout
+
+
+def test_who_skips_a_collective_is_named_before_the_tracebacks(tmp_path):
+    """gloo aborts the process of the rank that brought less: nobody can ask it then."""
+    (tmp_path / "skips.py").write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "def tower(): dist.all_reduce(torch.ones(2000))\n"
+        "def text(): dist.all_reduce(torch.ones(100))\n"
+        "if dist.get_rank() < 2: tower()\n"
+        "text()\n"
+    )
+    done = counted(tmp_path, "--watch", "skips.py", ranks=3)
+    told = done.stdout
+    assert done.returncode and told.count("in this job") == 1, done.stderr
+    assert "rank 2 did not come to the collective that ranks 0 and 1 began, but to another:\n" in told
+    assert "    rank 2: skips.py, line 4:  def text()" in told
+    assert "    ranks 0 and 1: skips.py, line 3:  def tower()" in told
+    assert "rank 2 brought all_reduce of float32[100]" in told
+    assert "number 1 of their group ranks 0 and 1 brought all_reduce of float32[2000]" in told
+
+
+def note(rank, nth=3, brought="all_reduce of float32[2]", line=7, group="dp", members=(0, 1, 2)):
+    """A rank's box, as it is read."""
+    at = ["train.py", line, "step"] if line else None
+    channel = ["collective", group, list(members), None, None, 0, 1]
+    return dict(rank=rank, nth=nth, brought=brought, line=at, channel=channel)
+
+
+def begun(*brought, group="dp", members=(0, 1, 2)):
+    """What this rank has begun in one group."""
+    return {Channel("collective", group, members, made=1): Begun(len(brought), list(brought))}
+
+
+SAME, LESS = "all_reduce of float32[2]", "all_reduce of float32[1]"
+
+
+@pytest.mark.parametrize(
+    "mine, notes, told",
+    [
+        (begun(SAME, SAME, SAME), [note(0), note(1), note(2)], None),
+        (begun(SAME, SAME, SAME), [note(0), note(1), note(2, nth=4, brought=LESS)], None),  # it is ahead
+        (begun(SAME, SAME, SAME), [note(0), note(2, brought=LESS, group="tp")], None),
+        (begun(SAME, SAME, SAME), [note(0), note(1), note(2, brought=LESS, line=9)], "rank 2 did not come"),
+        # All on one line: uneven tensors, and nobody skipped anything.
+        (begun(SAME, SAME, SAME), [note(0), note(1), note(2, brought=LESS)], "ranks 0–2 do not agree"),
+        (begun(SAME, SAME, SAME), [note(0), note(2, brought=LESS, line=9)], "ranks 0 and 2 do not agree"),
+        (begun(SAME, SAME, SAME), [note(0), note(1), note(2, brought=LESS, line=None)], "ranks 0–2 do not"),
+        # This rank has gone on to the next, and keeps no line of the one before.
+        (begun(SAME, SAME, SAME, SAME), [note(0, nth=4), note(2, brought=LESS, line=9)], "ranks 0 and 2 do"),
+    ],
+)
+def test_what_is_said_of_boxes(mine, notes, told):
+    words = last.disagreement(mine, 0, notes)
+    assert words.startswith(f"\nin this job {told}") if told else words == ""
+
+
+def test_boxes_are_read_by_one_rank_and_gone_when_all_went_well(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    assert last.box() is None  # not under torchrun
+    last.forget(), last.tell({}, 0, print)
+    for rank in (0, 2):
+        (tmp_path / str(rank)).mkdir()
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / str(rank) / "error.json"))
+        box = last.box()
+        os.write(box, json.dumps(note(rank, brought=LESS if rank else SAME)).encode())
+        os.close(box)
+    (tmp_path / "2" / last.NAME).open("ab").write(bytes(100))  # a box is filled up with zeros
+    said = []
+    for _ in range(2):
+        last.tell(begun(SAME, SAME, SAME), 0, said.append)
+    assert len(said) == 1 and "rank 2 brought all_reduce of float32[1]" in said[0]
+    last.forget()
+    assert [file.parent.name for file in tmp_path.glob(f"*/{last.NAME}")] == ["0"]
 
 
 @pytest.fixture

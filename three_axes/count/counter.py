@@ -41,14 +41,14 @@ class RankReport:
 
 class Counter(Recorder):
     """A recorder that finds out by itself, at the first collective, which rank this is. trace: whether to
-    keep times.
+    keep times. box: as the recorder's.
     """
 
-    def __init__(self, trace: bool = False):
+    def __init__(self, trace: bool = False, box: int | None = None):
         self.rank, self.size, self.backend, self._trace = 0, 1, "", trace
         self.store: dist.Store | None = None
         self._key = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_numbers)}"
-        super().__init__(spans=SPANS if trace else 0)
+        super().__init__(box, spans=SPANS if trace else 0)
         self._meet()
         self.counter.refresh()  # what earlier groups have sent is not counted
         self.start()

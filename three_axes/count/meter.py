@@ -29,7 +29,7 @@ from .moves import Channel, Moves, Operation
 from .operators import InBatch, OnStream, type_of
 from .report import CollectiveCount, Report
 
-BOX_BYTES = 1024
+BOX_BYTES = 4096
 
 
 @dataclass(eq=False)
@@ -203,7 +203,7 @@ class Recorder(Listener):
         by_gloo = call.first is None or call.first.device.type == "cpu"
         self._thread.begins = Operation(call.channel, number, call.needs, call.limit, by_gloo)
         if self.box is not None:
-            self._note(call, self.box)
+            self._note(call, number, self.box)
         if self.watch:
             self.watch(call.op, call.root, call.first)
         self._thread.issued_at = time.monotonic()  # before PyTorch has it: from then on other ranks may go on
@@ -351,14 +351,18 @@ class Recorder(Listener):
                 with suppress(ValueError):
                     self._open.remove(issued)
 
-    def _note(self, call: Call, box: int) -> None:
+    def _note(self, call: Call, nth: int, box: int) -> None:
         self._number += 1
         tensor = call.first if call.op != "barrier" else None
         peer = call.root if call.op in ("send", "recv") else None
         self.last = {
             "op": call.op,
             "axis": call.axis,
+            "rank": call.members[call.me],
             "number": self._number,
+            "channel": call.channel,
+            "nth": nth,  # in its channel
+            "brought": call.brought,
             "at": time.monotonic(),
             "peer": call.root,
             # whom this rank cannot go on without

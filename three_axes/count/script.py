@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from ..plan.job import Job
 from ..plan.layout import Layout
-from . import on_cpu
+from . import last, on_cpu
 from .against import against
 from .axes import said
 from .counted import Counted
@@ -50,15 +50,17 @@ def prepare(args, job: Callable[[], tuple[Job, Layout]]) -> Callable[[], int]:
 
 
 def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, list[int]]]) -> int:
-    counted, leave, me = Counted(Counter(trace=args.trace is not None)), os._exit, os.getpid()
-    watch = Watch(counted._counter, partial(_hangs, args.exit, leave)) if args.watch else None
+    counter = Counter(trace=args.trace is not None, box=last.box() if args.watch else None)
+    counted, leave, me = Counted(counter), os._exit, os.getpid()
+    watch = Watch(counter, partial(_hangs, args.exit, leave)) if args.watch else None
 
     def tell() -> None:
         os._exit = leave
         if watch:
             watch.end()
+            last.forget()
         counted.finish()
-        if counted._counter.rank == 0:
+        if counter.rank == 0:
             _report(counted, args, compared)
 
     def leave_at_once(status: int) -> NoReturn:
@@ -73,6 +75,10 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
     try:
         with interposer.axes.declared(named):
             names = run_script(args)  # noqa: F841 (kept until all is told)
+    except Exception:
+        if watch:
+            last.tell(counter.moves.begun, counter.rank, say)
+        raise
     finally:
         os._exit = leave
     tell()
