@@ -143,13 +143,13 @@ def run_plan(args) -> tuple[str, dict]:
     out += filter(None, (made.alone(), best.switches()))
     if tokens:
         from .plan.interruptions import interruptions, what_it_stops
-        from .plan.meeting import cheapest, cost, gpu_hours
+        from .plan.meeting import Proposal, cheapest
 
         stopped = interruptions(best)
         derived = {"every": stopped.every, "goodput": stopped.goodput}
-        priced = {"gpu_hours": gpu_hours(best, tokens), "interruptions": asdict(stopped) | derived}
+        priced = {"gpu_hours": best.gpu_hours(tokens), "interruptions": asdict(stopped) | derived}
         out += [
-            cost(best, made, tokens),
+            Proposal(best, made).cost(tokens),
             cheapest(made, tokens),
             f"what a lost GPU stops: {what_it_stops(best)}",
         ]

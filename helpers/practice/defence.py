@@ -15,10 +15,9 @@ from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.plan import Estimate, Job, Plan, estimate, plan
 from three_axes.plan.interruptions import what_it_stops
 from three_axes.plan.layout import Axes, Layout
-from three_axes.plan.meeting import alternatives, changes, cost, verdict
+from three_axes.plan.meeting import Proposal, changed
 from three_axes.plan.memory import stages_memory
-from three_axes.plan.page import document, recommendation, taken_for_granted
-from three_axes.plan.planner import CHANGES
+from three_axes.plan.page import document
 from three_axes.plan.traffic import sent
 from three_axes.table import human
 
@@ -61,9 +60,10 @@ class Defence:
         """The step of `layout`, in seconds and bytes. Raises ValueError for a layout that cannot be."""
         return estimate(self.job, self.layout)
 
-    def changed(self, what: str, factor: float) -> Estimate:
-        """The layout's step with one thing (of CHANGES) times `factor`."""
-        return estimate(CHANGES[what](self.job, factor), self.layout)
+    @property
+    def proposal(self) -> Proposal:
+        """The layout, as somebody in the meeting judges it."""
+        return Proposal(self.estimate, self.of)
 
     # -- the answers
 
@@ -144,7 +144,7 @@ class Defence:
         """Tokens/s a GPU with half the bandwidth between nodes, and which layout is then the fastest."""
         if not any(far for _, far in self.traffic().values()):
             return "Nothing changes: no group of this layout leaves its node."
-        mine = self.changed("speed between nodes", 0.5)
+        mine = changed(self.estimate, "speed between nodes", 0.5)
         return f"{self._tokens(mine)}. {self._best(mine)}"
 
     def _best(self, mine: Estimate) -> str:
@@ -221,19 +221,17 @@ class Defence:
 
     def _page(self, tokens: float | None) -> str:
         """The planner's page, with this layout, its pictures and the seven answers."""
-        e, of = self.estimate, self.of
+        proposal = self.proposal
         answers = "".join(f"<dt>{escape(q)}</dt><dd>{escape(a)}</dd>" for q, a in self.answers.items())
         both = self.time_picture(), self.memory_picture()
         pictures = "".join(f"<figure>{picture.html()}</figure>" for picture in both)
         sections = {
-            "Recommendation": recommendation(e, of, tokens),
-            "Alternatives": alternatives(e, of, self.pure)._repr_html_(),
-            "What would change this choice": changes(e, of)._repr_html_(),
+            "Alternatives": proposal.alternatives(self.pure)._repr_html_(),
+            "What would change this choice": proposal.changes()._repr_html_(),
             "Where the time goes, and the memory": pictures,
             "Seven questions": f"<dl>{answers}</dl>",
-            "Assumptions": taken_for_granted(e),
         }
-        return document(e, of, sections)
+        return document(proposal, sections, tokens)
 
     def report(self, file: str | Path = "defence.html", tokens: float | None = None) -> None:
         """Write the page for the meeting, and print its recommendation, its price, and where it was written.
@@ -248,7 +246,7 @@ class Defence:
                 " to PDF"
             )
         path.write_text(self._page(tokens), encoding="utf-8")
-        for text in (verdict(self.estimate, self.of), cost(self.estimate, self.of, tokens)):
+        for text in (self.proposal.verdict(), self.proposal.cost(tokens)):
             print(textwrap.fill(text, 110, break_on_hyphens=False))  # a notebook would break words
         print(f"The page for the meeting is {path}. A browser shows it, and prints it to PDF.")
 

@@ -6,7 +6,7 @@ import pytest
 
 from drops import d14
 from helpers.practice.defence import QUESTIONS, Defence
-from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, Layout, meeting, plan
+from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, Layout, plan
 from three_axes.plan.models import find_model
 
 
@@ -72,15 +72,15 @@ def test_no_sentence_is_false_of_any_job(name, gpus, batch, seq_len, framework):
         assert ("over all nodes" in answers[QUESTIONS[5]]) <= several
         if row.layout.dp == gpus > 1 and row.layout.zero == 3:
             assert answers[QUESTIONS[5]] == "This is pure FSDP."
-        judged = meeting.verdict(mine.estimate, of)
+        judged = mine.proposal.verdict()
         assert judged.endswith(".") and " -" not in judged
         assert judged.count("Take it") <= (row is of.by_axes[0])
         assert judged.startswith("Do not take it") == (not (mine.estimate.fits or mine.estimate.tight))
-        price = meeting.cost(mine.estimate, of, 1e9)
+        price = mine.proposal.cost(1e9)
         hours = float(re.search(r"take ([\d,]+) GPU-hours", price)[1].replace(",", ""))
         assert hours == pytest.approx(1e9 / mine.estimate.tokens_per_second_per_gpu / 3600, abs=1)
-        assert len(meeting.alternatives(mine.estimate, of, mine.pure).rows) >= (2 if gpus > 1 else 1)
-        assert meeting.changes(mine.estimate, of).rows and meeting.assumptions(mine.estimate)
+        assert len(mine.proposal.alternatives(mine.pure).rows) >= (2 if gpus > 1 else 1)
+        assert mine.proposal.changes().rows and mine.proposal.assumptions()
         if not mine.estimate.fits:  # with half the batch it may
             assert "ahead of this one" not in answers[QUESTIONS[4]]
 

@@ -107,6 +107,10 @@ class Estimate:
         """Tokens of a global batch over a step's seconds and all ranks."""
         return self.job.global_batch * self.job.seq_len / self.step_seconds / self.layout.ranks
 
+    def gpu_hours(self, tokens: float) -> float:
+        """GPU-hours to train on so many tokens, without interruptions, evaluations and checkpoints."""
+        return tokens / self.tokens_per_second_per_gpu / 3600
+
     @property
     def mfu(self) -> float:
         """Model FLOPs utilisation: what the model needs, attention whole, over the GPUs' printed FLOP/s."""

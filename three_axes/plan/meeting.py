@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 
 from ..table import Table, human
 from .estimate import HEADROOM, Estimate, estimate
@@ -24,55 +25,14 @@ def needs(layout: Layout) -> list[str]:
     return [name for name, true in words.items() if true]
 
 
+def changed(e: Estimate, what: str, factor: float) -> Estimate:
+    """The same layout's step with one thing (of CHANGES) times `factor`."""
+    return estimate(CHANGES[what](e.job, factor), e.layout)
+
+
 def lost_with_half_the_network(e: Estimate) -> float:
     """Share of its speed that a layout loses when the bandwidth between nodes halves."""
-    slow = CHANGES["speed between nodes"](e.job, 0.5)
-    return 1 - e.step_seconds / estimate(slow, e.layout).step_seconds
-
-
-def verdict(mine: Estimate, of: Plan) -> str:
-    """The recommendation; then what speaks for this layout and against it, beside the fastest that fits."""
-    if not of.ranked:
-        return "No layout fits with room to spare: take more GPUs, a smaller model or shorter sequences."
-    best, apart = of.estimate(of.best), of.sure.apart
-    behind = mine.step_seconds / best.step_seconds - 1
-    if not (mine.fits or mine.tight):
-        return (
-            f"Do not take it: it needs {human(-mine.free)} too much. The fastest that fits is {best.layout}."
-        )
-    if mine.tight:
-        head = (
-            f"Try it first: whether it fits is within the error of the prediction. Of those that keep"
-            f" {HEADROOM:.0%} free, {best.layout} is the fastest, with {best.step_seconds:.2f} s a step"
-            f" and not {mine.step_seconds:.2f}."
-        )
-    elif mine.layout.axes == best.layout.axes and behind <= apart:
-        head = "Take it: of those that fit with room to spare, no other sizes are faster."
-    elif behind <= apart:
-        head = (
-            f"It may be taken: the fastest, {best.layout}, is {max(0.0, behind):.1%} ahead. Under {apart:.0%}"
-            " that is a tie."
-        )
-    else:
-        head = (
-            f"The fastest, {best.layout}, is {behind:.1%} ahead, and up to {apart:.0%} would be a tie. Take"
-            " that one, unless what speaks for this one is worth more."
-        )
-    if mine.layout.axes == best.layout.axes:
-        return head
-    good: list[str] = []
-    bad: list[str] = []
-    free = (
-        f"{human(mine.free)} of memory free" if mine.fits else f"{human(-mine.free)} too much by prediction"
-    )
-    (good if mine.free > best.free else bad).append(f"{free} and not {human(best.free)}")
-    here, there = lost_with_half_the_network(mine), lost_with_half_the_network(best)
-    if abs(here - there) >= 0.001:
-        (good if here < there else bad).append(f"half the network costs {here:.1%} and not {there:.1%}")
-    good += [f"without {what}" for what in needs(best.layout) if what not in needs(mine.layout)]
-    bad += [f"with {what}" for what in needs(mine.layout) if what not in needs(best.layout)]
-    points = {"For it": good, "Against it": bad}
-    return " ".join([head, *(f"{name}: {'; '.join(said)}." for name, said in points.items() if said)])
+    return 1 - e.step_seconds / changed(e, "speed between nodes", 0.5).step_seconds
 
 
 def close_calls(of: Plan) -> str:
@@ -85,37 +45,12 @@ def close_calls(of: Plan) -> str:
     return f"Less than {of.sure.apart:.0%} behind, which is a tie, so measure them too: {named}."
 
 
-def gpu_hours(e: Estimate, tokens: float) -> float:
-    """For so many tokens, without interruptions, evaluations and checkpoints."""
-    return tokens / e.tokens_per_second_per_gpu / 3600
-
-
-def cost(mine: Estimate, of: Plan, tokens: float | None = None) -> str:
-    """GPU-hours and days for so many tokens, with what interruptions take: a layout may fit and never
-    finish.
-    """
-    count, goodput = tokens or TOKENS_PER_PARAMETER * mine.model.params, interruptions(mine).goodput
-    hours = lambda e: gpu_hours(e, count)
-    trained = f"{count:.3g} tokens" + ("" if tokens else f" ({TOKENS_PER_PARAMETER} for each parameter)")
-    text = (
-        f"{trained} take {hours(mine):,.0f} GPU-hours, {hours(mine) / mine.layout.ranks / 24:,.0f} days on"
-        f" {mine.layout.ranks} GPUs, without evaluations. With interruptions and checkpoints"
-    )
-    if not goodput:
-        return f"{text} they never end: interruptions come far sooner than it can start again."
-    text += f" they take {hours(mine) / goodput:,.0f}"
-    if of.ranked and of.best.layout != mine.layout:
-        best = of.estimate(of.best)
-        text += f", and in the fastest that fits {hours(best) / goodput:,.0f}"
-    return f"{text}: {goodput:.1%} of the time trains."
-
-
 def cheapest(of: Plan, tokens: float) -> str:
     """Which half, quarter and so on of the GPUs still fit, and which number costs the fewest GPU-hours."""
-    hours, gpus = {of.gpus: gpu_hours(of.estimate(), tokens)}, of.gpus // 2
+    hours, gpus = {of.gpus: of.estimate().gpu_hours(tokens)}, of.gpus // 2
     with suppress(ValueError):  # sizes that are asked for may take more GPUs
         while gpus and (fewer := plan(of.job, gpus=gpus, **of.options)).ranked:
-            hours[gpus] = gpu_hours(fewer.estimate(), tokens)
+            hours[gpus] = fewer.estimate().gpu_hours(tokens)
             gpus //= 2
     fewest, least = min(hours), min(hours, key=lambda n: hours[n])
     if len(hours) == 1:
@@ -127,56 +62,130 @@ def cheapest(of: Plan, tokens: float) -> str:
     )
 
 
-def alternatives(mine: Estimate, of: Plan, pure: Estimate | None) -> Table:
-    """This layout, the fastest two of other sizes, and pure FSDP."""
-    rows = {"this one": mine}
-    fastest = zip(("the fastest", "the second"), map(of.estimate, of.by_axes[:2]))
-    for name, other in [*fastest, *([("pure FSDP", pure)] if pure else [])]:
-        if all(other.layout.axes != taken.layout.axes for taken in rows.values()):
-            rows[name] = other
-    listed = []
-    for name, e in rows.items():
-        free, lost = human(e.free) if e.fits else "does not fit", f"{lost_with_half_the_network(e):.1%}"
-        took, needed = f"{e.step_seconds:.2f} s", ", ".join(needs(e.layout)) or "nothing"
-        listed.append([name, str(e.layout.axes), took, free, lost, needed])
-    return Table(["", "sizes", "step", "free on a GPU", "half the network costs", "needs"], listed)
+@dataclass(frozen=True)
+class Proposal:
+    """One layout, `mine`, for what `of` planned."""
 
+    mine: Estimate
+    of: Plan
 
-def changes(mine: Estimate, of: Plan) -> Table:
-    """Half and twice of all that may turn out otherwise: who wins then, how far behind this layout is."""
-    rows = []
-    for what in CHANGES:
-        for factor in (0.5, 2):
-            then = of.changed(what, factor)
-            if then is None:
-                continue
-            try:
-                here = estimate(then.job, mine.layout)
-            except ValueError as e:
-                rows.append([what, f"× {factor:g}", "", f"cannot be: {e}"])
-                continue
-            best = then.best if then.ranked else None
-            stands = "does not fit" if not here.fits else "fits"
-            if best and here.fits:
-                stands = f"{max(0.0, here.step_seconds / best.seconds - 1):.1%} behind"
-            rows.append([what, f"× {factor:g}", str(best.layout) if best else "none fits", stands])
-    return Table(["change", "by", "then the fastest is", "this one"], rows)
+    def verdict(self) -> str:
+        """The recommendation; then what speaks for and against this layout beside the fastest that fits."""
+        mine, of = self.mine, self.of
+        if not of.ranked:
+            return "No layout fits with room to spare: take more GPUs, a smaller model or shorter sequences."
+        best, apart = of.estimate(of.best), of.sure.apart
+        behind = mine.step_seconds / best.step_seconds - 1
+        if not (mine.fits or mine.tight):
+            return (
+                f"Do not take it: it needs {human(-mine.free)} too much."
+                f" The fastest that fits is {best.layout}."
+            )
+        if mine.tight:
+            head = (
+                f"Try it first: whether it fits is within the error of the prediction. Of those that keep"
+                f" {HEADROOM:.0%} free, {best.layout} is the fastest, with {best.step_seconds:.2f} s a step"
+                f" and not {mine.step_seconds:.2f}."
+            )
+        elif mine.layout.axes == best.layout.axes and behind <= apart:
+            head = "Take it: of those that fit with room to spare, no other sizes are faster."
+        elif behind <= apart:
+            head = (
+                f"It may be taken: the fastest, {best.layout}, is {max(0.0, behind):.1%} ahead."
+                f" Under {apart:.0%} that is a tie."
+            )
+        else:
+            head = (
+                f"The fastest, {best.layout}, is {behind:.1%} ahead, and up to {apart:.0%} would be a tie."
+                " Take that one, unless what speaks for this one is worth more."
+            )
+        if mine.layout.axes == best.layout.axes:
+            return head
+        good: list[str] = []
+        bad: list[str] = []
+        free = (
+            f"{human(mine.free)} of memory free"
+            if mine.fits
+            else f"{human(-mine.free)} too much by prediction"
+        )
+        (good if mine.free > best.free else bad).append(f"{free} and not {human(best.free)}")
+        here, there = lost_with_half_the_network(mine), lost_with_half_the_network(best)
+        if abs(here - there) >= 0.001:
+            (good if here < there else bad).append(f"half the network costs {here:.1%} and not {there:.1%}")
+        good += [f"without {what}" for what in needs(best.layout) if what not in needs(mine.layout)]
+        bad += [f"with {what}" for what in needs(mine.layout) if what not in needs(best.layout)]
+        points = {"For it": good, "Against it": bad}
+        return " ".join([head, *(f"{name}: {'; '.join(said)}." for name, said in points.items() if said)])
 
+    def cost(self, tokens: float | None = None) -> str:
+        """GPU-hours and days for so many tokens, 20 for each parameter where none are given, with what
+        interruptions take: a layout may fit and never finish.
+        """
+        mine, of = self.mine, self.of
+        count, goodput = tokens or TOKENS_PER_PARAMETER * mine.model.params, interruptions(mine).goodput
+        hours = lambda e: e.gpu_hours(count)
+        trained = f"{count:.3g} tokens" + ("" if tokens else f" ({TOKENS_PER_PARAMETER} for each parameter)")
+        text = (
+            f"{trained} take {hours(mine):,.0f} GPU-hours, {hours(mine) / mine.layout.ranks / 24:,.0f} days"
+            f" on {mine.layout.ranks} GPUs, without evaluations. With interruptions and checkpoints"
+        )
+        if not goodput:
+            return f"{text} they never end: interruptions come far sooner than it can start again."
+        text += f" they take {hours(mine) / goodput:,.0f}"
+        if of.ranked and of.best.layout != mine.layout:
+            best = of.estimate(of.best)
+            text += f", and in the fastest that fits {hours(best) / goodput:,.0f}"
+        return f"{text}: {goodput:.1%} of the time trains."
 
-def assumptions(mine: Estimate) -> list[str]:
-    """What the figures take for granted."""
-    job, framework, device = mine.job, mine.job.framework, mine.job.cluster.device
-    per_parameter = framework.weight_bytes + framework.gradient_bytes + framework.state_bytes
-    lines = [
-        f"Framework {framework.name}: {per_parameter:g} bytes of weights, gradients and optimizer a parameter"
-        " before ZeRO.",
-        f"{device.name} reaches {device.achievable / device.flops:.0%} of its printed FLOP/s in large"
-        f" products{', which is assumed and not published' if device.assumed else ''}.",
-        f"{job.global_batch} sequences of {job.seq_len:,} tokens in every step, none of them padding.",
-        f"An interruption in {job.cluster.gpu_hours_between_interruptions:,.0f} GPU-hours,"
-        f" {in_words(RESTART)} to start again, and {human(job.cluster.storage_bandwidth)}/s a GPU to write"
-        " a checkpoint.",
-        f"{mine.interval()}. Layouts less than {mine.sure.apart:.0%} apart are a tie: measure the"
-        " first three before you buy.",
-    ]
-    return lines + [f"{warning[0].upper()}{warning[1:]}." for warning in mine.warnings()]
+    def alternatives(self, pure: Estimate | None) -> Table:
+        """This layout, the fastest two of other sizes, and pure FSDP."""
+        rows = {"this one": self.mine}
+        fastest = zip(("the fastest", "the second"), map(self.of.estimate, self.of.by_axes[:2]))
+        for name, other in [*fastest, *([("pure FSDP", pure)] if pure else [])]:
+            if all(other.layout.axes != taken.layout.axes for taken in rows.values()):
+                rows[name] = other
+        listed = []
+        for name, e in rows.items():
+            free, lost = human(e.free) if e.fits else "does not fit", f"{lost_with_half_the_network(e):.1%}"
+            took, needed = f"{e.step_seconds:.2f} s", ", ".join(needs(e.layout)) or "nothing"
+            listed.append([name, str(e.layout.axes), took, free, lost, needed])
+        return Table(["", "sizes", "step", "free on a GPU", "half the network costs", "needs"], listed)
+
+    def changes(self) -> Table:
+        """Half and twice of all that may turn out otherwise: who wins then, how far behind this layout is."""
+        rows = []
+        for what in CHANGES:
+            for factor in (0.5, 2):
+                then = self.of.changed(what, factor)
+                if then is None:
+                    continue
+                try:
+                    here = estimate(then.job, self.mine.layout)
+                except ValueError as e:
+                    rows.append([what, f"× {factor:g}", "", f"cannot be: {e}"])
+                    continue
+                best = then.best if then.ranked else None
+                stands = "does not fit" if not here.fits else "fits"
+                if best and here.fits:
+                    stands = f"{max(0.0, here.step_seconds / best.seconds - 1):.1%} behind"
+                rows.append([what, f"× {factor:g}", str(best.layout) if best else "none fits", stands])
+        return Table(["change", "by", "then the fastest is", "this one"], rows)
+
+    def assumptions(self) -> list[str]:
+        """What the figures take for granted."""
+        mine = self.mine
+        job, framework, device = mine.job, mine.job.framework, mine.job.cluster.device
+        per_parameter = framework.weight_bytes + framework.gradient_bytes + framework.state_bytes
+        lines = [
+            f"Framework {framework.name}: {per_parameter:g} bytes of weights, gradients and optimizer a"
+            " parameter before ZeRO.",
+            f"{device.name} reaches {device.achievable / device.flops:.0%} of its printed FLOP/s in large"
+            f" products{', which is assumed and not published' if device.assumed else ''}.",
+            f"{job.global_batch} sequences of {job.seq_len:,} tokens in every step, none of them padding.",
+            f"An interruption in {job.cluster.gpu_hours_between_interruptions:,.0f} GPU-hours,"
+            f" {in_words(RESTART)} to start again, and {human(job.cluster.storage_bandwidth)}/s a GPU to"
+            " write a checkpoint.",
+            f"{mine.interval()}. Layouts less than {mine.sure.apart:.0%} apart are a tie: measure the"
+            " first three before you buy.",
+        ]
+        return lines + [f"{warning[0].upper()}{warning[1:]}." for warning in mine.warnings()]

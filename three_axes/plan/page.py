@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from ..table import Table
-from . import meeting
 from .estimate import Estimate
 from .interruptions import what_it_stops
+from .meeting import Proposal, close_calls
 from .planner import Plan
 
 STYLE = """@page { size: A4; margin: 12mm }
@@ -23,10 +23,15 @@ height: 2.6mm; background: var(--bar); print-color-adjust: exact; -webkit-print-
 """
 
 
-def document(mine: Estimate, of: Plan, sections: dict[str, str]) -> str:
-    """The page: what the job is, then sections, title -> HTML."""
-    job = of.job
+def document(proposal: Proposal, sections: dict[str, str], tokens: float | None = None) -> str:
+    """The page: what the job is, what to do, for how many GPU-hours, the sections, title -> HTML, and what
+    all of it takes for granted. tokens: to train on, as `Proposal.cost` takes them.
+    """
+    mine, job = proposal.mine, proposal.of.job
     switches = "".join(f", {escape(switch)}" for switch in job.switches)
+    words = f"<p><b>{escape(proposal.verdict())}</b></p><p>{escape(proposal.cost(tokens))}</p>"
+    assumed = "".join(f"<li>{escape(line)}</li>" for line in proposal.assumptions())
+    sections = {"Recommendation": words, **sections, "Assumptions": f"<ul>{assumed}</ul>"}
     body = "".join(f"<h2>{escape(title)}</h2>{html}\n" for title, html in sections.items())
     return f"""<!doctype html><html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
@@ -34,22 +39,11 @@ def document(mine: Estimate, of: Plan, sections: dict[str, str]) -> str:
 <style>{STYLE}</style>
 <h1>{escape(str(mine.layout))}</h1>
 <p>{escape(job.model.name)}, {job.model.params:,} parameters{switches},
-on {of.gpus} × {escape(job.cluster.device.name)} ({escape(job.cluster.name)}),
+on {proposal.of.gpus} × {escape(job.cluster.device.name)} ({escape(job.cluster.name)}),
 {job.global_batch} sequences of {job.seq_len:,} tokens in a step, {escape(job.framework.name)}.<br>
 {escape(mine.summary())}.<br>
 {escape(mine.interval())}.</p>
 {body}</html>"""
-
-
-def recommendation(mine: Estimate, of: Plan, tokens: float | None) -> str:
-    """What to do, and for how many GPU-hours."""
-    verdict = f"<p><b>{escape(meeting.verdict(mine, of))}</b></p>"
-    return verdict + f"<p>{escape(meeting.cost(mine, of, tokens))}</p>"
-
-
-def taken_for_granted(mine: Estimate) -> str:
-    """The assumptions, as a list."""
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in meeting.assumptions(mine)) + "</ul>"
 
 
 def waterfall(e: Estimate) -> str:
@@ -69,21 +63,17 @@ def waterfall(e: Estimate) -> str:
 
 def page(of: Plan, tokens: float | None = None) -> str:
     """The page of a plan's best layout. Raises ValueError, in a sentence, where nothing fits."""
-    best = of.estimate()
-    close = meeting.close_calls(of)
+    best, close = of.estimate(), close_calls(of)
     flips = Table(
         ["change", "by", "then the fastest is"],
         [[what, f"× {factor:g}", str(row.layout)] for what, factor, row in of.flips()],
     )
     moved = flips._repr_html_() if flips.rows else "<p>Nothing up to eight times more or less.</p>"
-    close = f"<p>{escape(close)}</p>" * bool(close)
     sections = {
-        "Recommendation": recommendation(best, of, tokens) + close,
-        "The fastest of each sizes": of.table(6)._repr_html_(),
+        "The fastest of each sizes": f"<p>{escape(close)}</p>" * bool(close) + of.table(6)._repr_html_(),
         "Where a step's seconds go": waterfall(best),
         "Memory by stage": best.by_stage()._repr_html_(),
         "What would change this choice": moved,
         "When a GPU is lost": f"<p>{escape(what_it_stops(best))}</p>",
-        "How far to trust it": taken_for_granted(best),
     }
-    return document(best, of, sections)
+    return document(Proposal(best, of), sections, tokens)

@@ -8,7 +8,7 @@ from functools import cache
 
 from three_axes.plan import CLUSTERS, Job, Plan, plan
 from three_axes.plan.frameworks import FRAMEWORKS
-from three_axes.plan.meeting import TOKENS_PER_PARAMETER, gpu_hours
+from three_axes.plan.meeting import TOKENS_PER_PARAMETER
 from three_axes.plan.memory import states
 from three_axes.plan.models import ModelShape, find_model
 from three_axes.table import Table
@@ -65,7 +65,7 @@ def finishes() -> str:
     tokens = TOKENS_PER_PARAMETER * params
     operations = 6 * params * tokens
     by_hand = operations / (GPUS * device.flops / 2) / 86400
-    by_plan = gpu_hours(p.estimate(p.best), tokens) / GPUS / 24
+    by_plan = p.estimate(p.best).gpu_hours(tokens) / GPUS / 24
     return (
         f"{TOKENS_PER_PARAMETER} tokens for each parameter: {tokens / 1e9:.0f}·10⁹ tokens."
         f" 6 · {params / 1e9:.1f}·10⁹ · {tokens / 1e9:.0f}·10⁹ = {operations / 1e21:.0f}·10²¹ operations.\n"
