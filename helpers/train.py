@@ -74,7 +74,7 @@ from three_axes import devices, pytorch_private
 from three_axes.files import find
 from three_axes.table import human
 from three_axes.terminal import Parser
-from three_axes.trace.tensor_plan import merged_plan
+from three_axes.trace import merged_plan
 
 from . import toy
 from .ranks.launched import join, owning, together

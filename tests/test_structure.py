@@ -24,7 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PLACES = {"three_axes": ROOT, "helpers": ROOT, "tools": ROOT, "drops": ROOT / "notebooks"}
 FILES = [file for top, folder in PLACES.items() for file in (folder / top).rglob("*.py")]
 # What each part may import of the others. `toy` is read by learners: it stands alone.
-TABLES = {"three_axes.table", "three_axes.terminal", "three_axes.files", "three_axes.foreign"}
+TABLES = {
+    "three_axes.table",
+    "three_axes.terminal",
+    "three_axes.files",
+    "three_axes.foreign",
+    "three_axes.doors",
+}
 PAPER = {"three_axes.paper", "three_axes.plan"}
 COUNTED = TABLES | PAPER | {"three_axes.count", "three_axes.devices", "three_axes.pytorch_private"}
 COURSE = COUNTED | {
@@ -39,10 +45,11 @@ MAY = {
     "three_axes.table": {"three_axes.terminal"},
     "three_axes.files": set(),
     "three_axes.foreign": set(),
+    "three_axes.doors": set(),
     "three_axes.devices": set(),
     "three_axes.pytorch_private": set(),
     "three_axes.ledger": {"three_axes.pytorch_private"},
-    "three_axes.paper": {"three_axes.table", "three_axes.foreign"},
+    "three_axes.paper": {"three_axes.table", "three_axes.foreign", "three_axes.doors"},
     "three_axes.plan": TABLES | PAPER,
     "three_axes.explain": TABLES | {"three_axes.paper"},
     "three_axes.count": COUNTED,
@@ -140,6 +147,55 @@ def test_no_module_needs_itself(towards, files):
 
     for file in files:
         visit(file)
+
+
+ROOMS = [f"three_axes.{room}" for room in ("paper", "plan", "count", "verify", "explain", "trace")]
+MOST = 98  # public names of all rooms: one comes only where another goes
+
+
+def public(room: str) -> dict[str, str]:
+    """Name -> its module, of all that a room's door shows."""
+    shown = {}
+    for node in ast.walk(parsed(MODULES[room])):
+        if isinstance(node, ast.ImportFrom) and node.module != "doors":
+            shown |= {alias.name: node.module for alias in node.names}
+        elif isinstance(node, ast.Call):
+            shown |= {name.value: word.arg for word in node.keywords for name in word.value.elts}
+    return shown
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_door_has_what_it_shows(room):
+    for name in public(room):
+        shown = getattr(importlib.import_module(room), name)
+        assert getattr(shown, "__name__", name) == name, f"{name} is the module, and not what it has"
+
+
+def test_rooms_show_few_names():
+    assert sum(len(public(room)) for room in ROOMS) == MOST
+
+
+@pytest.mark.parametrize("part", ["helpers", "drops", "tools"])
+def test_who_is_outside_comes_in_by_the_door(part):
+    """Benches look inside the planner, as its tests do."""
+    files = [file for file in FILES if name_of(file).split(".")[0] == part and "bench" not in file.parts]
+    for file in files:
+        modules = {}
+        for node in ast.walk(parsed(file)):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(tuple(ROOMS)):
+                continue
+            where = f"{file.relative_to(ROOT)}, line {node.lineno}"
+            assert node.module in ROOMS, f"{where}: import it from the door, three_axes.{part}"
+            for alias in node.names:
+                if alias.name not in public(node.module):
+                    assert f"{node.module}.{alias.name}" in MODULES, f"{where}: {alias.name} is not public"
+                    modules[alias.asname or alias.name] = node.module, alias.name
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) in modules:
+                room, module = modules[node.value.id]
+                assert public(room).get(node.attr) == module, (
+                    f"{file.name}: {module}.{node.attr} is not public"
+                )
 
 
 PRIVATE = re.compile(

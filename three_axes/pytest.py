@@ -71,7 +71,7 @@ def three_axes_bytes(three_axes_ranks):
     """A block's budget of bytes by axis: `bytes_by_axis` below. Names of groups that an earlier test asked
     for are forgotten; a mesh of its own is given as `mesh`.
     """
-    from .count.interposer import interposer
+    from .count.interpose import interposer
 
     interposer.axes.forget()
     return bytes_by_axis

@@ -17,11 +17,8 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from helpers.draw.cutting import cube
 from helpers.draw.gantt import panel
 from helpers.draw.picture import INK, PAPER, STYLE, box, rank_colour
-from three_axes.paper.pipelines import SCHEDULES
-from three_axes.paper.simulation import held, paper
-from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate
-from three_axes.plan.memory import states
-from three_axes.plan.traffic import sent
+from three_axes.paper import SCHEDULES, held, paper
+from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate, sent, states
 from three_axes.table import Table, human
 
 WIDE, HIGH = 297, 210  # millimetres

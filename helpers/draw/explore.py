@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from html import escape
 
-from three_axes.paper import simulation
-from three_axes.paper.pipelines import SCHEDULES
-from three_axes.plan import CLUSTERS, Job, Layout, plan
-from three_axes.plan.memory import stages_memory
-from three_axes.plan.models import MODELS, find_model
+from three_axes.paper import SCHEDULES, simulation
+from three_axes.plan import CLUSTERS, MODELS, Job, Layout, find_model, plan, stages_memory
 
 from ..live import live
 from . import gantt, memory_by_stage, ranking

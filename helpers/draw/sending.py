@@ -9,8 +9,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patheffects import withStroke
 
-from three_axes.count.traffic import Traffic
-from three_axes.paper.placement import crosses, groups
+from three_axes.count import Traffic
+from three_axes.paper import crosses, groups
 
 from .picture import FAINT, HATCH, INK, PAPER, Picture, box, rank_colour, row_of_panels, styled, write_rank
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from matplotlib.patches import FancyArrowPatch, Patch
 from matplotlib.path import Path
 
-from three_axes.count.traffic import Traffic
-from three_axes.paper.placement import coordinates
+from three_axes.count import Traffic
+from three_axes.paper import coordinates
 from three_axes.table import human
 
 from .holding import PARTS

@@ -28,10 +28,8 @@ import torch
 import torch.distributed as dist
 
 from three_axes import pytorch_private
-from three_axes.count.threads import OWN_THREAD
-from three_axes.paper.collectives import hop_by_hop
-from three_axes.paper.hardware import Network
-from three_axes.paper.placement import crosses
+from three_axes.count import OWN_THREAD
+from three_axes.paper import Network, crosses, hop_by_hop
 
 from .uplink import Oversubscribed, Uplink, leaving, shared
 

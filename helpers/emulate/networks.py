@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from three_axes.paper.hardware import Network
+from three_axes.paper import Network
 
 ETHERNET = Network(
     name="100 Mb/s Ethernet", gpus_per_node=1, inter_node_bandwidth=12.5e6, inter_node_latency=0.2e-3

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from three_axes.paper.checks import positive
-from three_axes.paper.collectives import algorithmic_bytes
-from three_axes.paper.hardware import Network
+from three_axes.paper import Network, algorithmic_bytes, positive
 
 SLOTS = 1 << 12  # operations that are remembered
 RECENT = 64  # of them, those that may still be on their way

@@ -10,15 +10,22 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 
-from three_axes.paper.axes import BUSIEST
-from three_axes.paper.collectives import algorithmic_bytes
-from three_axes.plan import Estimate, Job, Plan, estimate, plan
-from three_axes.plan.interruptions import what_it_stops
-from three_axes.plan.layout import Axes, Layout
-from three_axes.plan.meeting import Proposal, changed
-from three_axes.plan.memory import stages_memory
-from three_axes.plan.page import document
-from three_axes.plan.traffic import sent
+from three_axes.paper import BUSIEST, algorithmic_bytes
+from three_axes.plan import (
+    Axes,
+    Estimate,
+    Job,
+    Layout,
+    Plan,
+    Proposal,
+    changed,
+    document,
+    estimate,
+    plan,
+    sent,
+    stages_memory,
+    what_it_stops,
+)
 from three_axes.table import human
 
 from ..draw import memory_by_stage, waterfall

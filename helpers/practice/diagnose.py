@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from three_axes.paper import schedules
-from three_axes.paper.schedules import Op, Schedule
-from three_axes.paper.simulation import Stuck, Timeline, simulate
+from three_axes.paper import Op, Schedule, Stuck, Timeline, schedules, simulate
 
 
 class Illegal(ValueError):

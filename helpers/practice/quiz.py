@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
-from three_axes.paper import placement, schedules, simulation
-from three_axes.paper.collectives import algorithmic_bytes
-from three_axes.plan.memory import states
+from three_axes.paper import algorithmic_bytes, placement, schedules, simulation
+from three_axes.plan import states
 from three_axes.table import human
 
 from ..live import live, question

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from three_axes.count import lines
-from three_axes.count.traffic import Traffic
+from three_axes.count import Traffic, lines
 
 from ..ranks import current
 from ..ranks.failure import RankError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from three_axes import devices
-from three_axes.paper.hardware import Network
+from three_axes.paper import Network
 
 
 def check(n: int, gpus: bool, counted: bool, fabric: Network | None, memory: float | None) -> None:

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from three_axes import devices
-from three_axes.count.clock import Span
-from three_axes.count.report import CollectiveCount
+from three_axes.count import CollectiveCount, Span
 
 
 class Rank(Protocol):

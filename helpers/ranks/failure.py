@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from three_axes.count import lines
-from three_axes.count.deadlock import Deadlock
-from three_axes.paper.collectives import ROOTED
+from three_axes.count import Deadlock, lines
+from three_axes.paper import ROOTED
 from three_axes.table import human, ranks
 
 from .messages import Error

@@ -14,7 +14,7 @@ import cloudpickle
 import torch
 
 from three_axes.count import lines
-from three_axes.paper.hardware import Network
+from three_axes.paper import Network
 
 MESSAGE = 2000  # characters of an error's message that are shown
 

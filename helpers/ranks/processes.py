@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 
 import psutil
 
-from three_axes.count.meter import BOX_BYTES
+from three_axes.count import BOX_BYTES
 
 from . import output, server
 from .failure import RankStatus

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from three_axes.count.deadlock import Deadlock, prove
-from three_axes.count.moves import Look
+from three_axes.count import Deadlock, Look, prove
 
 from .processes import Processes
 

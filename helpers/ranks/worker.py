@@ -29,10 +29,7 @@ import torch
 import torch.distributed as dist
 
 from three_axes import devices, pytorch_private
-from three_axes.count import lines, meter, wire
-from three_axes.count.interposer import interposer
-from three_axes.count.report import Report
-from three_axes.count.threads import OWN_THREAD
+from three_axes.count import OWN_THREAD, Report, interposer, lines, meter, wire
 
 from ..emulate.budget import Budget
 from ..emulate.fabric import Fabric

@@ -24,10 +24,8 @@ import weakref
 from multiprocessing.connection import wait
 
 from three_axes import devices
-from three_axes.count.clock import Timeline
-from three_axes.count.deadlock import Deadlock
-from three_axes.count.traffic import Traffic
-from three_axes.paper.hardware import Network
+from three_axes.count import Deadlock, Timeline, Traffic
+from three_axes.paper import Network
 
 from . import arguments, current, failure, folders, output, server
 from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, RankStatus

@@ -10,7 +10,7 @@ import torch
 from helpers import toy
 from helpers.ranks import memory
 from helpers.ranks.world import World
-from three_axes.count.traffic import Traffic
+from three_axes.count import Traffic
 
 
 class Step(NamedTuple):

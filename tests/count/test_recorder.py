@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from three_axes.count import meter, moves, threads, wire
-from three_axes.count.interposer import Call
+from three_axes.count.interpose import Call
 from three_axes.count.meter import Recorder
 from three_axes.count.moves import Channel, Operation, Waiting
 from three_axes.count.operators import InBatch, must_send
@@ -334,7 +334,9 @@ def test_the_box_has_the_last_collective_after_the_process(told):
         file_, _, function = last.pop("line")
         assert file_.endswith("test_recorder.py") and function == "issue"
         expected = dict(op="recv", axis="pp", number=2, at=3.0, peer=1, needs=[5], shape=[2, 50])
-        assert last == expected | {"dtype": "float32"}
+        channel = ["recv", "of two", [4, 5], 5, 4, 0, 0]
+        beside = dict(rank=4, channel=channel, nth=1, brought="100 float32")
+        assert last == expected | {"dtype": "float32"} | beside
         issue(recorder, call("broadcast", root=1))
         assert recorder.last["needs"] == [4, 5]
         issue(recorder, call("recv"))  # from anyone

@@ -12,7 +12,7 @@ from three_axes.plan.data_parallel import synchronisation
 from three_axes.plan.memory import stage_memory
 from three_axes.plan.traced import traced_job
 from three_axes.plan.traffic import calls
-from three_axes.trace.trace import trace, trace_here
+from three_axes.trace.run import trace, trace_here
 
 SHORT = replace(MODELS["llama-3-8b"], layers=4)
 GPT = replace(MODELS["opt-30b"], layers=3, positions=2048)  # 2,050 would be padded to divide by dp
@@ -169,7 +169,7 @@ def test_what_cannot_be_traced_is_refused(layout, how, sentence):
 
 
 def test_an_older_pytorch_is_refused_in_a_sentence(monkeypatch):
-    monkeypatch.setattr("three_axes.trace.trace.version", lambda name: "2.10.0+cpu")
+    monkeypatch.setattr("three_axes.trace.run.version", lambda name: "2.10.0+cpu")
     with pytest.raises(ValueError, match="a trace needs PyTorch 2.11 or newer, .*; this is 2.10.0"):
         trace(SHORT, Layout(dp=4, zero=3), seq_len=1024)
 

@@ -4,3 +4,19 @@
 
 `from three_axes import counting` does the same for a block of code.
 """
+
+from ..doors import door
+
+__getattr__ = door(
+    __name__,
+    clock=["Span", "TRIES", "Timeline", "shortest"],
+    deadlock=["Deadlock", "prove"],
+    interpose=["interposer"],
+    lines=["Line", "are_readers", "callers", "innermost", "readers", "show", "stack"],
+    meter=["BOX_BYTES", "Recorder"],
+    moves=["Look"],
+    report=["CollectiveCount", "Report"],
+    threads=["OWN_THREAD"],
+    traffic=["Traffic", "side_by_side"],
+    wire=["cut"],
+)

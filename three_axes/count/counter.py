@@ -15,7 +15,7 @@ import torch.distributed as dist
 from .. import pytorch_private
 from ..foreign import DataUnpickler
 from . import wire
-from .interposer import Call
+from .interpose import Call
 from .meter import Recorder
 from .report import Report
 from .steps import BySteps, Steps

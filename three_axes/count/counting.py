@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .axes import of_meshes
 from .counted import Counted
 from .counter import Counter
-from .interposer import interposer
+from .interpose import interposer
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from .. import pytorch_private
 from . import lines, wire
 from .clock import Span
-from .interposer import Call, Listener, interposer
+from .interpose import Call, Listener, interposer
 from .moves import Channel, Moves, Operation
 from .operators import InBatch, OnStream, type_of
 from .report import CollectiveCount, Report

@@ -20,7 +20,7 @@ from .axes import said
 from .counted import Counted
 from .counter import Counter
 from .deadlock import Deadlock
-from .interposer import interposer
+from .interpose import interposer
 from .lines import Line, show
 from .watch import Watch
 

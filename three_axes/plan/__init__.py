@@ -5,10 +5,23 @@ estimate(job, layout)                                               time and mem
 plan(job, gpus=…)                                                   all layouts, ranked, and why
 """
 
-from ..paper.hardware import CLUSTERS, DEVICES, Cluster, Device, Network
+from ..doors import door
+from ..paper.hardware import CLUSTERS, DEVICES, Cluster, Device
 from .estimate import Estimate, estimate
-from .frameworks import FRAMEWORKS, Framework
-from .job import Job
+from .frameworks import FRAMEWORKS, TOY, Framework
+from .job import Job, Lora
 from .layout import Axes, Layout
-from .models import MODELS, ModelShape
+from .memory import BYTES_PER_PARAMETER, stage_memory, stage_params, stages_memory, states
+from .models import MODELS, ModelShape, find_model
 from .planner import Plan, plan
+
+__getattr__ = door(  # what `plan` itself does without
+    __name__,
+    interruptions=["what_it_stops"],
+    measured=["of_your_source"],
+    meeting=["TOKENS_PER_PARAMETER", "Proposal", "changed"],
+    page=["document"],
+    traced=["beyond", "microbatches", "traced_job"],
+    traffic=["calls", "sent"],
+    validation=["bubble_rates", "table"],
+)

@@ -152,7 +152,7 @@ class Transformer(nn.Module):
 
 
 def parallelize(net: Transformer, mesh: DeviceMesh, sp: bool, plan: str) -> None:
-    """Split a transformer over the ranks of `mesh`, in place. plan: see `trace.trace`."""
+    """Split a transformer over the ranks of `mesh`, in place. plan: see `run.trace`."""
     for layer in net.layers:
         parallelize_module(layer, mesh, usual_plan(layer) if plan == "usual" else merged_plan(layer, sp))
     if plan == "usual":

@@ -5,6 +5,7 @@
 `from three_axes.verify import verify` compares a model of one's own with its twin.
 """
 
+from ..doors import door
 from .verify import verify
 
-__all__ = ["verify"]
+__getattr__ = door(__name__, drift=["Copies"], marks=["mark"])

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import pytorch_private
 from ..count.axes import FRAMES
-from ..count.interposer import Call, Listener, interposer
+from ..count.interpose import Call, Listener, interposer
 from ..count.lines import callers
 from .record import digest, plain_name
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .. import pytorch_private
-from ..count.interposer import Listener
+from ..count.interpose import Listener
 from .fed import Scored
 
 WRAPPERS = re.compile(

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .. import devices, pytorch_private
 from ..count.axes import of_meshes
-from ..count.interposer import interposer
+from ..count.interpose import interposer
 from .causes import apart
 from .compare import Comparison
 from .pieces import Mesh, Places, Split

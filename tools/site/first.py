@@ -5,10 +5,7 @@ data/site/first.js moves it; the figures come from here.
 
 from __future__ import annotations
 
-from three_axes.paper.hardware import CLUSTERS
-from three_axes.plan import Job, Layout
-from three_axes.plan.models import find_model
-from three_axes.plan.traffic import sent
+from three_axes.plan import CLUSTERS, Job, Layout, find_model, sent
 
 from ..printables import rendered
 

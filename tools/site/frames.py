@@ -17,8 +17,7 @@ from itertools import product
 from helpers.draw import explore
 from helpers.draw.explore import Explorer
 from helpers.draw.holding import PARTS
-from three_axes.paper.pipelines import SCHEDULES
-from three_axes.paper.simulation import Timeline, paper
+from three_axes.paper import SCHEDULES, Timeline, paper
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 

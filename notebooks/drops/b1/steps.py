@@ -15,13 +15,8 @@ from helpers import toy
 from helpers.emulate import networks
 from helpers.ranks import current
 from helpers.ranks.world import World
-from three_axes.count import clock
-from three_axes.count.clock import Span, Timeline
-from three_axes.count.traffic import Traffic
-from three_axes.paper.hardware import Cluster
-from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate
-from three_axes.plan.models import find_model
-from three_axes.plan.traffic import sent
+from three_axes.count import Span, Timeline, Traffic, clock
+from three_axes.plan import CLUSTERS, Cluster, Estimate, Job, Layout, estimate, find_model, sent
 from three_axes.table import Table, human
 
 S = 16

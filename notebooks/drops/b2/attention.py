@@ -11,9 +11,7 @@ from helpers.emulate import networks
 from helpers.ranks import current
 from helpers.ranks.world import World
 from helpers.toy import context
-from three_axes.count import clock
-from three_axes.count.clock import Timeline
-from three_axes.count.traffic import Traffic
+from three_axes.count import Timeline, Traffic, clock
 
 WAYS = {
     "gather": context.gather_attention,

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from helpers.ranks import current, memory
 from helpers.ranks.world import World
 from helpers.toy import experts
-from three_axes.count.clock import Timeline
-from three_axes.count.traffic import Traffic
+from three_axes.count import Timeline, Traffic
 from three_axes.files import rows_of
 from three_axes.table import Table
 

@@ -10,9 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from three_axes.files import find, rows_of
 from three_axes.table import Table
-from three_axes.verify import verify
-from three_axes.verify.drift import Copies
-from three_axes.verify.marks import mark
+from three_axes.verify import Copies, mark, verify
 
 STEPS = 12
 LAYOUT = "dp 2 tp 2"

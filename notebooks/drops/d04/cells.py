@@ -13,8 +13,8 @@ from drops.measured import Step
 from helpers import toy
 from helpers.ranks import current
 from helpers.ranks.world import World
-from three_axes.count.clock import Timeline
-from three_axes.paper.schedules import Schedule, gpipe
+from three_axes.count import Timeline
+from three_axes.paper import Schedule, gpipe
 
 
 def step_by(schedule: Schedule, chunks: dict[int, torch.nn.Module], batch: tuple, **options) -> float | None:

@@ -14,8 +14,7 @@ from helpers.ranks import current
 from helpers.ranks.current import span
 from helpers.ranks.memory import saved_activations
 from helpers.ranks.world import World
-from three_axes.count.clock import Span, Timeline, shortest
-from three_axes.count.traffic import Traffic
+from three_axes.count import Span, Timeline, Traffic, shortest
 from three_axes.table import Table, human
 
 # Emulated: four machines with one rank each, on 100 Mb/s Ethernet. Compute is emulated too, 20 and 40 ms a

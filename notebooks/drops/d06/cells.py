@@ -16,13 +16,10 @@ from helpers.emulate import networks
 from helpers.ranks import current, memory
 from helpers.ranks.current import span
 from helpers.ranks.world import World
-from three_axes.count.clock import Timeline, shortest
-from three_axes.count.traffic import Traffic
-from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate
-from three_axes.plan.models import find_model
+from three_axes.count import Timeline, Traffic, shortest
+from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate, find_model
 from three_axes.table import Table
-from three_axes.trace import tensor_plan
-from three_axes.trace.traced_model import FeedForward
+from three_axes.trace import FeedForward, tensor_plan
 
 MATRICES = (*(f"attention.{name}" for name in ("q", "k", "v", "out")), "mlp.gate", "mlp.up", "mlp.down")
 

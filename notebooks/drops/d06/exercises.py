@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from helpers import toy
 from helpers.practice.engine import OnRanks
-from three_axes.paper.collectives import algorithmic_bytes
+from three_axes.paper import algorithmic_bytes
 
 # -- practice: an MLP under sequence parallelism --------------------------------------------------
 

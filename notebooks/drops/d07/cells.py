@@ -13,12 +13,8 @@ from drops.d04 import step_by, timed_step
 from helpers import toy
 from helpers.ranks import current, memory
 from helpers.ranks.world import World
-from three_axes.count import clock
-from three_axes.count.clock import Timeline
-from three_axes.count.traffic import Traffic
-from three_axes.paper import schedules, simulation
-from three_axes.paper.schedules import Schedule
-from three_axes.paper.simulation import simulate
+from three_axes.count import Timeline, Traffic, clock
+from three_axes.paper import Schedule, schedules, simulate, simulation
 
 UNIT = 0.030  # seconds of a stand-in's forward; its backward takes two of them
 

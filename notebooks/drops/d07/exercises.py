@@ -9,8 +9,7 @@ from helpers.practice.engine import Asked
 from helpers.practice.exercise import Answer, right
 from helpers.practice.runs import Run, number
 from helpers.ranks.world import World
-from three_axes.paper import schedules, simulation
-from three_axes.paper.simulation import Times, simulate
+from three_axes.paper import Times, schedules, simulate, simulation
 
 from .cells import on_ranks
 

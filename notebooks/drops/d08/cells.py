@@ -14,26 +14,20 @@ from helpers import toy
 from helpers.emulate import networks
 from helpers.ranks import current
 from helpers.ranks.world import World
-from three_axes.count.clock import shortest
-from three_axes.count.traffic import Traffic
-from three_axes.paper import placement
-from three_axes.paper.placement import Sizes
-from three_axes.paper.schedules import one_f_one_b
-from three_axes.plan import MODELS, Job, Layout
-from three_axes.plan.frameworks import TOY
-from three_axes.plan.models import find_model
-from three_axes.plan.traffic import sent
+from three_axes.count import Traffic, shortest
+from three_axes.paper import one_f_one_b, placement
+from three_axes.plan import MODELS, TOY, Job, Layout, find_model, sent
 from three_axes.table import Table, human
 
 AXES = ("pp", "dp", "tp")
 
 
-def layouts(texts: str) -> list[Sizes]:
+def layouts(texts: str) -> list[dict[str, int]]:
     """'pp2 tp4, …' -> [{"pp": 2, "tp": 4}, …]"""
     return [{part[:2]: int(part[2:]) for part in text.split()} for text in texts.split(", ")]
 
 
-def in_words(sizes: Sizes) -> str:
+def in_words(sizes: dict[str, int]) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in sizes.items()) + ", outermost first,"
 
 
@@ -53,7 +47,7 @@ def expected_bytes(
     return sent(Job(model, global_batch=b, seq_len=s, framework=TOY), layout, stage)
 
 
-def by_axis(traffic: Traffic, sizes: Sizes, predicted: dict[str, float], rank: int = 0) -> Table:
+def by_axis(traffic: Traffic, sizes: dict[str, int], predicted: dict[str, float], rank: int = 0) -> Table:
     """Bytes that `rank` sent along each axis, three ways.
 
     Two ranks share one axis at most, so who sent to whom tells the axis.
@@ -69,7 +63,7 @@ def by_axis(traffic: Traffic, sizes: Sizes, predicted: dict[str, float], rank: i
     return Table(columns, rows, title=f"bytes sent by rank {rank}, along each axis")
 
 
-def one_step(world: World, sizes: Sizes) -> Step:
+def one_step(world: World, sizes: dict[str, int]) -> Step:
     """A step of the toy on the grid, in two microbatches: what it moved, and what each rank keeps."""
 
     def run():

@@ -12,7 +12,6 @@ from helpers.practice.exercise import Answer, right
 from helpers.practice.runs import Run
 from helpers.ranks.world import World
 from three_axes.paper import placement
-from three_axes.paper.placement import Sizes
 
 from .cells import AXES, in_words, layouts
 
@@ -132,7 +131,7 @@ def crossing(sizes, node):
     return axes
 
 
-CASES: list[tuple[Sizes, int]] = [
+CASES: list[tuple[dict[str, int], int]] = [
     (sizes, node)
     for node, texts in (
         (4, "pp2 dp2 tp2, pp2 dp1 tp4, pp1 dp4 tp2, dp2 pp4 tp1, pp1 dp1 tp8"),

@@ -16,12 +16,9 @@ from drops.measured import Step
 from helpers import toy
 from helpers.ranks import current, memory
 from helpers.ranks.world import World
-from three_axes.count.traffic import Traffic
-from three_axes.plan import Job, Layout
+from three_axes.count import Traffic
+from three_axes.plan import FRAMEWORKS, Job, Layout, find_model, sent
 from three_axes.plan import memory as theory
-from three_axes.plan.frameworks import FRAMEWORKS
-from three_axes.plan.models import find_model
-from three_axes.plan.traffic import sent
 from three_axes.table import Table, human
 
 PARTS = ("weights", "gradients", "optimizer")

@@ -18,8 +18,7 @@ from helpers.ranks import current
 from helpers.ranks.failure import RankError
 from helpers.ranks.memory import saved_activations
 from helpers.ranks.world import World
-from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate
-from three_axes.plan.models import find_model
+from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate, find_model
 from three_axes.table import Table, human
 
 REMEDIES = (

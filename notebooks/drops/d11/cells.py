@@ -15,8 +15,7 @@ from helpers import toy
 from three_axes.explain import Explained
 from three_axes.files import rows_of
 from three_axes.paper import collectives
-from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate
-from three_axes.plan.models import find_model
+from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate, find_model
 from three_axes.table import Table
 
 MODEL, SEQ, GLOBAL = find_model("llama-3-8b"), 8192, 64

@@ -16,8 +16,8 @@ from helpers.emulate.uplink import Oversubscribed
 from helpers.ranks import current
 from helpers.ranks.current import span
 from helpers.ranks.world import World
-from three_axes.count.clock import Timeline, shortest
-from three_axes.paper.schedules import one_f_one_b
+from three_axes.count import Timeline, shortest
+from three_axes.paper import one_f_one_b
 from three_axes.table import Table
 
 AXES = ("tp", "pp", "dp")

@@ -6,10 +6,9 @@ from contextlib import nullcontext
 
 from drops.d07 import on_ranks
 from helpers.ranks.world import World
-from three_axes.count.clock import Timeline
-from three_axes.paper import schedules, simulation
-from three_axes.paper.simulation import Times, held, paper, simulate
-from three_axes.plan.validation import bubble_rates
+from three_axes.count import Timeline
+from three_axes.paper import Times, held, paper, schedules, simulate, simulation
+from three_axes.plan import bubble_rates
 from three_axes.table import Table
 
 P, M = 8, 13  # stages, microbatches

@@ -9,9 +9,7 @@ from helpers.practice.engine import Asked
 from helpers.practice.exercise import Answer, right
 from helpers.practice.runs import Run
 from helpers.ranks.world import World
-from three_axes.paper import schedules
-from three_axes.paper.pipelines import SCHEDULES
-from three_axes.paper.simulation import held, paper
+from three_axes.paper import SCHEDULES, held, paper, schedules
 from three_axes.table import Table
 
 from .cells import ASKED, LIMIT, P

@@ -6,11 +6,17 @@ import math
 from dataclasses import replace
 from functools import cache
 
-from three_axes.plan import CLUSTERS, Job, Plan, plan
-from three_axes.plan.frameworks import FRAMEWORKS
-from three_axes.plan.meeting import TOKENS_PER_PARAMETER
-from three_axes.plan.memory import states
-from three_axes.plan.models import ModelShape, find_model
+from three_axes.plan import (
+    CLUSTERS,
+    FRAMEWORKS,
+    TOKENS_PER_PARAMETER,
+    Job,
+    ModelShape,
+    Plan,
+    find_model,
+    plan,
+    states,
+)
 from three_axes.table import Table
 
 MODEL, CLUSTER, GPUS, BATCH, SEQ = "opt-30b", "dgx-a100", 32, 256, 2048

@@ -10,9 +10,7 @@ from typing import NamedTuple
 from helpers.practice.engine import Asked, Form
 from helpers.practice.exercise import Answer, right
 from helpers.practice.runs import Run, number
-from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate
-from three_axes.plan.memory import states
-from three_axes.plan.models import find_model
+from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate, find_model, states
 from three_axes.table import human
 
 # -- practice: a cost model of one's own ----------------------------------------------------------

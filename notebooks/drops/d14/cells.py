@@ -7,14 +7,25 @@ from dataclasses import replace
 from functools import cache
 
 from drops import d13
-from three_axes.plan import CLUSTERS, FRAMEWORKS, Job, Layout, Plan, estimate, plan
-from three_axes.plan.measured import of_your_source
-from three_axes.plan.memory import stage_memory, states
-from three_axes.plan.models import find_model
-from three_axes.plan.traced import beyond, microbatches, traced_job
-from three_axes.plan.traffic import calls
+from three_axes.plan import (
+    CLUSTERS,
+    FRAMEWORKS,
+    Job,
+    Layout,
+    Plan,
+    beyond,
+    calls,
+    estimate,
+    find_model,
+    microbatches,
+    of_your_source,
+    plan,
+    stage_memory,
+    states,
+    traced_job,
+)
 from three_axes.table import Table, human
-from three_axes.trace.trace import Trace, trace
+from three_axes.trace import Trace, trace
 
 MODEL, CLUSTER, GPUS, BATCH, SEQ = find_model("llama-3-70b"), CLUSTERS["dgx-h100"], 64, 128, 8192
 

@@ -21,11 +21,8 @@ from helpers.ranks import current, memory
 from helpers.ranks.world import World
 from helpers.train import Config
 from three_axes import devices
-from three_axes.paper.collectives import algorithmic_bytes
-from three_axes.plan import Job, Layout, ModelShape
-from three_axes.plan.frameworks import TOY
-from three_axes.plan.memory import stage_params, states
-from three_axes.plan.traffic import sent
+from three_axes.paper import algorithmic_bytes
+from three_axes.plan import TOY, Job, Layout, ModelShape, sent, stage_params, states
 from three_axes.table import Table, human
 
 

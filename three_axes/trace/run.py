@@ -125,7 +125,7 @@ def trace(
             f"with sequence parallelism tp {layout.tp} must divide the sequence of {seq_len} tokens"
         )
     done = subprocess.run(
-        [sys.executable, "-c", "from three_axes.trace.trace import answer; answer()"],
+        [sys.executable, "-c", "from three_axes.trace.run import answer; answer()"],
         input=pickle.dumps((model, layout, seq_len, plan, gradient_bytes)),
         capture_output=True,
         timeout=300,
