@@ -31,7 +31,7 @@ def _look_at(torch: str) -> None:
 
 def __getattr__(name: str):
     if name == "predict":
-        from .practice.exercise import predict
+        from .practice import predict
 
         return predict
     if name not in ("World", *ON_RANKS):
@@ -46,8 +46,7 @@ def __getattr__(name: str):
         server.warm()  # first of all: it imports torch for the ranks while the notebook does for itself
     with server.undisturbed(), course_needed(f"helpers.{name}"):
         _look_at(version("torch"))
-        from .ranks import current
-        from .ranks.world import World
+        from .ranks import World, current
     _know_ranks()
     return World if name == "World" else getattr(current, name)
 

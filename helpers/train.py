@@ -77,7 +77,7 @@ from three_axes.terminal import Parser
 from three_axes.trace import merged_plan
 
 from . import toy
-from .ranks.launched import join, owning, together
+from .ranks import join, owning, together
 
 tqdm.set_lock(threading.RLock())  # its own is for several processes, and outlives a rank that is killed
 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # by `sample`, in one process

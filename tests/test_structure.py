@@ -2,13 +2,16 @@
 
 import ast
 import importlib
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -150,52 +153,67 @@ def test_no_module_needs_itself(towards, files):
 
 
 ROOMS = [f"three_axes.{room}" for room in ("paper", "plan", "count", "verify", "explain", "trace")]
-MOST = 98  # public names of all rooms: one comes only where another goes
+MOST = 98  # public names of these: one comes only where another goes
+DOORS = ROOMS + [f"helpers.{room}" for room in ("ranks", "draw", "practice", "emulate", "toy")]
+BOOKS = [path for path in (ROOT / "notebooks").rglob("[0-9b]*_*.ipynb") if "checkpoints" not in str(path)]
 
 
-def public(room: str) -> dict[str, str]:
-    """Name -> its module, of all that a room's door shows."""
-    shown = {}
+@cache
+def public(room: str) -> set[tuple[str, str]]:
+    """(module, name) of all that a room's door shows."""
+    shown = set()
     for node in ast.walk(parsed(MODULES[room])):
-        if isinstance(node, ast.ImportFrom) and node.module != "doors":
-            shown |= {alias.name: node.module for alias in node.names}
-        elif isinstance(node, ast.Call):
-            shown |= {name.value: word.arg for word in node.keywords for name in word.value.elts}
+        if isinstance(node, ast.ImportFrom) and not (node.module or "").endswith("doors"):
+            shown |= {(node.module, alias.name) for alias in node.names}
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "door":
+            shown |= {(word.arg, name.value) for word in node.keywords for name in word.value.elts}
     return shown
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", DOORS)
 def test_a_door_has_what_it_shows(room):
-    for name in public(room):
+    for _, name in public(room):
         shown = getattr(importlib.import_module(room), name)
-        assert getattr(shown, "__name__", name) == name, f"{name} is the module, and not what it has"
+        assert not isinstance(shown, ModuleType), f"{name} is the module, and not what it has"
 
 
 def test_rooms_show_few_names():
     assert sum(len(public(room)) for room in ROOMS) == MOST
 
 
-@pytest.mark.parametrize("part", ["helpers", "drops", "tools"])
+def sources(part: str) -> Iterable[tuple[str, ast.Module]]:
+    """(name, source) of the files of a part; of notebooks each cell that is Python alone."""
+    for file in FILES if part != "notebooks" else ():
+        if name_of(file).split(".")[0] == part and "bench" not in file.parts:
+            yield name_of(file), parsed(file)
+    for book in BOOKS if part == "notebooks" else ():
+        for cell in json.loads(book.read_text())["cells"]:
+            lines = [line for line in "".join(cell["source"]).split("\n") if not line.startswith("%")]
+            with suppress(SyntaxError):  # prose, a magic or an unfinished exercise
+                yield book.stem, ast.parse("\n".join(lines) if cell["cell_type"] == "code" else "")
+
+
+@pytest.mark.parametrize("part", ["helpers", "drops", "tools", "notebooks"])
 def test_who_is_outside_comes_in_by_the_door(part):
     """Benches look inside the planner, as its tests do."""
-    files = [file for file in FILES if name_of(file).split(".")[0] == part and "bench" not in file.parts]
-    for file in files:
-        modules = {}
-        for node in ast.walk(parsed(file)):
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(tuple(ROOMS)):
+    for name, source in sources(part):
+        room, modules = part_of(name), {}
+        for node in ast.walk(source):
+            if not isinstance(node, ast.ImportFrom):
                 continue
-            where = f"{file.relative_to(ROOT)}, line {node.lineno}"
-            assert node.module in ROOMS, f"{where}: import it from the door, three_axes.{part}"
+            above = name.split(".")[: -node.level] if node.level else []
+            asked = ".".join(filter(None, [*above, node.module]))
+            if part_of(asked) not in DOORS or part_of(asked) == room or name in DOORS:
+                continue
+            assert asked in DOORS, f"{name}, line {node.lineno}: from the door, {part_of(asked)}"
             for alias in node.names:
-                if alias.name not in public(node.module):
-                    assert f"{node.module}.{alias.name}" in MODULES, f"{where}: {alias.name} is not public"
-                    modules[alias.asname or alias.name] = node.module, alias.name
-        for node in ast.walk(parsed(file)):
+                if alias.name not in {shown for _, shown in public(asked)}:
+                    assert f"{asked}.{alias.name}" in MODULES, f"{name}: {asked} does not show {alias.name}"
+                    modules[alias.asname or alias.name] = asked, alias.name
+        for node in ast.walk(source):
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) in modules:
-                room, module = modules[node.value.id]
-                assert public(room).get(node.attr) == module, (
-                    f"{file.name}: {module}.{node.attr} is not public"
-                )
+                asked, module = modules[node.value.id]
+                assert (module, node.attr) in public(asked), f"{name}: {asked} does not show {node.attr}"
 
 
 PRIVATE = re.compile(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import nbformat
 
-from helpers.practice.books import BUILD, notebooks, number
+from helpers.practice import BUILD, drop_number, notebooks
 from three_axes.files import find
 
 from .lab import blank
@@ -118,7 +118,7 @@ def stamp(notebook: nbformat.NotebookNode, name: str, repo: str = UNNAMED) -> nb
     badge = "" if repo == UNNAMED else f"\n{BADGE.format(repo=repo, name=name)}\n"
     title.source = f"{head}\n{badge}{rest_of_it}"
     up = "/".join([".."] * len(Path(name).parts))  # from the notebook's folder to the course's
-    source = FIRST + setup_of(repo, up) + HERE.format(number=number(Path(name)))
+    source = FIRST + setup_of(repo, up) + HERE.format(number=drop_number(Path(name)))
     setup = nbformat.v4.new_code_cell(source, metadata=FOLDED)
     if rest and "setup" in rest[0].metadata.get("tags", []):
         old = rest.pop(0)
@@ -180,7 +180,7 @@ def make_parcels() -> None:
     for path in notebooks():
         name = path.relative_to(find("notebooks")).as_posix()
         stamped = stamp(nbformat.read(path, as_version=4), name)
-        nbformat.write(carrying(stamped, course), folder / f"{number(path)}.ipynb")
+        nbformat.write(carrying(stamped, course), folder / f"{drop_number(path)}.ipynb")
     size = f"{len(course) / 1e6:.1f} MB"
     print(f"{len(notebooks())} notebooks in {folder}, each with the course ({size}): upload one to Colab")
 

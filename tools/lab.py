@@ -19,8 +19,7 @@ from urllib.parse import quote
 import nbformat
 
 from helpers.live import LIVE
-from helpers.practice import onward, passed
-from helpers.practice.books import notebooks, number
+from helpers.practice import drop_number, notebooks, onward, passed
 from three_axes.files import course_on_path, find
 
 MADE_FROM = "three_axes_made_from"  # in a copy's metadata: the version of its drop
@@ -64,7 +63,7 @@ def prepare(folder: Path, fresh: Collection[str] = ()) -> list[str]:
     A copy that is renewed is kept in old/. Raises ValueError for a drop that does not exist, and for the
     folder of the stored notebooks.
     """
-    stored = {number(path): path for path in notebooks()}
+    stored = {drop_number(path): path for path in notebooks()}
     if unknown := [n for n in fresh if n not in stored]:
         raise ValueError(f"there is no drop {unknown[0]!r}; they are {', '.join(stored)}")
     if folder.resolve() == find("notebooks").resolve():
@@ -120,13 +119,14 @@ def run(args: Namespace) -> None:
     folder = args.folder.resolve()
     course_on_path()
     if args.fresh:
-        opened = next(p for p in notebooks() if number(p) == args.fresh[0])
+        opened = next(p for p in notebooks() if drop_number(p) == args.fresh[0])
     else:
         done = passed.mine(folder)
         opened = onward.next_drop(done)
         if done.exercises:
             print(
-                f"{len(done.passed)} exercises passed. Drop {number(opened)} opens: it is next.", flush=True
+                f"{len(done.passed)} exercises passed. Drop {drop_number(opened)} opens: it is next.",
+                flush=True,
             )
     place = Path(folder.name) / opened.relative_to(find("notebooks"))
     # Kernels inherit it. A reader who has such a file keeps theirs.

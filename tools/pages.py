@@ -13,8 +13,7 @@ from pathlib import Path
 
 import nbformat
 
-from helpers.practice.books import module_of, notebooks, number
-from helpers.practice.exercise import Exercise
+from helpers.practice import Exercise, drop_number, module_of, notebooks
 from three_axes.files import find
 
 CORE = 6  # minutes that every core promises; what a core may hold is in tests/notebooks/test_notebooks.py
@@ -89,7 +88,7 @@ class Course:
 
     def __init__(self) -> None:
         self.books = {path: nbformat.read(path, as_version=4) for path in notebooks()}
-        self.paths = {number(path): path for path in self.books}
+        self.paths = {drop_number(path): path for path in self.books}
 
     def title(self, path: Path) -> str:
         """'07 · Microbatches filling the pipeline'"""
@@ -101,7 +100,7 @@ class Course:
     def place(self, path: Path) -> str:
         """Where this notebook stands, with links to the previous and the next one."""
         order = list(self.books)
-        at, name = order.index(path), number(path)
+        at, name = order.index(path), drop_number(path)
         parts = [f"**{name} of 14**" if name.isdigit() else f"**{name}, beyond the fourteen**"]
         if at:
             parts.append(self.link(path, order[at - 1], f"← {self.title(order[at - 1])}"))
@@ -113,7 +112,7 @@ class Course:
     def listing(self, path: Path) -> str:
         def entry(n: int) -> str:
             there = self.paths[f"{n:02d}"]
-            return f"{self.link(path, there, number(there))} {minutes(self.books[there])[0]}"
+            return f"{self.link(path, there, drop_number(there))} {minutes(self.books[there])[0]}"
 
         rows = [f"- {phase}: {', '.join(map(entry, drops))}" for phase, drops in PHASES.items()]
         head = "<details><summary>The fourteen drops and their minutes</summary>"
@@ -166,7 +165,7 @@ class Course:
         first.source = LISTING.sub(lambda _: self.listing(path), first.source)
         if "closing" not in notebook.cells[-1].metadata.get("tags", []):
             notebook.cells.append(nbformat.v4.new_code_cell("", metadata={"tags": ["closing"]}))
-        notebook.cells[-1].source = CLOSING.format(number=number(path))
+        notebook.cells[-1].source = CLOSING.format(number=drop_number(path))
         return notebook
 
 

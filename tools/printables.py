@@ -12,8 +12,7 @@ import matplotlib as mpl
 import nbformat
 from jinja2 import Environment, FileSystemLoader
 
-from helpers.practice.books import BUILD, notebooks
-from helpers.practice.cards import Card, load
+from helpers.practice import BUILD, Card, load, notebooks
 from three_axes.files import find
 
 from . import wall

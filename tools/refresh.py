@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-from helpers.practice.books import notebooks
+from helpers.practice import notebooks
 from tools.lab import static
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,7 +15,7 @@ import nbformat
 from nbconvert import HTMLExporter
 from tqdm import tqdm
 
-from helpers.practice.books import BUILD, notebooks
+from helpers.practice import BUILD, notebooks
 
 from .pages import PLACE, lesson, unlinked
 from .printables import rendered

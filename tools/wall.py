@@ -14,9 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from helpers.draw.cutting import cube
-from helpers.draw.gantt import panel
-from helpers.draw.picture import INK, PAPER, STYLE, box, rank_colour
+from helpers.draw import INK, PAPER, STYLE, box, cube, panel, rank_colour
 from three_axes.paper import SCHEDULES, held, paper
 from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate, sent, states
 from three_axes.table import Table, human

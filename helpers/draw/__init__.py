@@ -1,7 +1,15 @@
-"""The pictures of the drops, but for timelines (gantt.py)."""
+"""The pictures of the drops. Timelines are in `gantt`, what a reader moves in `explore`."""
 
-from .comparing import decision_tree, loss_curves, ranking, scaling, waterfall
-from .cutting import cuts, matrix_cuts
-from .holding import memory_by_stage, memory_traces, segments
-from .sending import placement, reached, ring, waiting, who_to_whom
-from .splitting import splits
+from three_axes.doors import door
+
+__getattr__ = door(
+    __name__,
+    comparing=["decision_tree", "loss_curves", "ranking", "scaling", "waterfall"],
+    cutting=["cube", "cuts", "matrix_cuts"],
+    explore=["Explorer", "memory", "schedule_title", "schedules", "stages_of"],
+    gantt=["panel", "timeline"],
+    holding=["PARTS", "memory_by_stage", "memory_traces", "segments"],
+    picture=["INK", "PAPER", "Picture", "STYLE", "box", "rank_colour"],
+    sending=["placement", "reached", "ring", "waiting", "who_to_whom"],
+    splitting=["splits"],
+)

@@ -1,1 +1,12 @@
 """What a laptop does not have: a slow network, a full memory."""
+
+from three_axes.doors import door
+
+__getattr__ = door(
+    __name__,
+    allocator=["CachingAllocator"],
+    budget=["Budget"],
+    fabric=["Fabric"],
+    networks=["ETHERNET", "Network", "four_ranks", "nodes"],
+    uplink=["Oversubscribed"],
+)

@@ -1,1 +1,18 @@
 """Predictions and exercises: the reader commits, writes a few lines, and is told what they do."""
+
+from three_axes.doors import door
+
+__getattr__ = door(
+    __name__,
+    books=["BUILD", "answering", "drop_number", "exercises", "module_of", "notebooks"],
+    cards=["Card", "load"],
+    defence=["Defence"],
+    diagnose=["Illegal", "idle", "read", "run"],
+    engine=["Asked", "Form", "OnRanks", "Run"],
+    exercise=["Answer", "Exercise", "names_in", "predict", "right", "wrong"],
+    onward=["next_drop"],
+    passed=["Done", "mine", "read"],
+    progress=["leave"],
+    quiz=["NAMES", "Quiz", "STORIES"],
+    runs=["Run", "alike", "number", "told"],
+)

@@ -22,7 +22,7 @@ def notebooks() -> list[Path]:
     return sorted(folder.glob("[01]*.ipynb")) + sorted((folder / "beyond").glob("b*.ipynb"))
 
 
-def number(path: Path) -> str:
+def drop_number(path: Path) -> str:
     """'07' of 07_pipeline.ipynb"""
     return path.name.split("_")[0]
 
@@ -36,7 +36,7 @@ def module_of(number: str) -> str:
 def exercises() -> dict[str, list[str]]:
     """Drop -> the names of its exercises, in order: read from its file, which need not be imported."""
     named = {}
-    for drop in map(number, notebooks()):
+    for drop in map(drop_number, notebooks()):
         tree = ast.parse(
             find(f"notebooks/{module_of(drop).replace('.', '/')}/exercises.py").read_text(encoding="utf-8")
         )

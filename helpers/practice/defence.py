@@ -28,8 +28,7 @@ from three_axes.plan import (
 )
 from three_axes.table import human
 
-from ..draw import memory_by_stage, waterfall
-from ..draw.picture import Picture
+from ..draw import Picture, memory_by_stage, waterfall
 
 QUESTIONS = (
     "What does the fullest GPU hold?",

@@ -51,13 +51,12 @@ from tqdm.auto import tqdm
 
 from three_axes.table import human
 
-from ..ranks.failure import RankError
-from ..ranks.world import World
+from ..ranks import RankError, World
 from .exercise import Answer, Exercise, NotCounted, crashed, right, stopped, wrong
 from .runs import Run, Watch, alike, differs, ends_by_itself, observed, told
 
 if TYPE_CHECKING:  # ranks import the engine, and need no matplotlib
-    from ..draw.picture import Picture
+    from ..draw import Picture
 
 # -- rows -----------------------------------------------------------------------------------------
 

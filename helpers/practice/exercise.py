@@ -26,13 +26,12 @@ from typing import TYPE_CHECKING
 from three_axes.count import lines
 
 from ..live import live, question
-from ..ranks import output
-from ..ranks.failure import RankError
+from ..ranks import RankError, output
 from . import onward, passed
 from .runs import Endless
 
 if TYPE_CHECKING:  # ranks import the drops, and need no matplotlib
-    from ..draw.picture import Picture
+    from ..draw import Picture
 
 KINDS = {"not started": "○", "right": "✓", "wrong": "✗", "crashed": "!", "not counted": "○"}
 LEVELS = {"easy": 5, "medium": 9, "hard": 60}  # name -> minutes, at most

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from . import passed
-from .books import exercises, module_of, notebooks, number
+from .books import drop_number, exercises, module_of, notebooks
 
 
 def unsolved(drop: str, done: passed.Done) -> list[str]:
@@ -19,9 +19,9 @@ def next_drop(done: passed.Done) -> Path:
     has; the first of all that have, behind the last; the first notebook where none has.
     """
     books = notebooks()
-    touched = [i for i, p in enumerate(books) if number(p) in done.left or _tried(number(p), done)]
+    touched = [i for i, p in enumerate(books) if drop_number(p) in done.left or _tried(drop_number(p), done)]
     at = max(touched, default=0)
-    return next((p for p in books[at:] + books[:at] if unsolved(number(p), done)), books[0])
+    return next((p for p in books[at:] + books[:at] if unsolved(drop_number(p), done)), books[0])
 
 
 def _tried(drop: str, done: passed.Done) -> bool:
@@ -35,12 +35,12 @@ def link(to: Path, here: Path) -> str:
 
 def after(exercise: str, module: str) -> tuple[str, str]:
     """(what comes next, a link to it or ''), once the exercise of this name is passed; module: its drop's."""
-    at = next((p for p in notebooks() if f"{module}.".startswith(f"{module_of(number(p))}.")), None)
+    at = next((p for p in notebooks() if f"{module}.".startswith(f"{module_of(drop_number(p))}.")), None)
     if at is None:
         return "", ""
     done = passed.mine()
     done.exercises[exercise] = passed.Attempts(1, True)  # where nothing is kept, too
-    if left := unsolved(number(at), done):
+    if left := unsolved(drop_number(at), done):
         return f"Next in this drop: {left[0]}.", ""
     there = next_drop(done)
-    return f"Next: drop {number(there)}.", link(there, at)
+    return f"Next: drop {drop_number(there)}.", link(there, at)

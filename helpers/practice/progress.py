@@ -9,9 +9,9 @@ import nbformat
 
 from three_axes.table import Table
 
-from ..ranks.world import open_worlds
+from ..ranks import open_worlds
 from . import cards, passed
-from .books import exercises, module_of, notebooks, number
+from .books import drop_number, exercises, module_of, notebooks
 from .exercise import Exercise
 
 
@@ -27,7 +27,7 @@ def here(drop: str) -> None:
     """At the beginning of a drop: print what is passed, and the mistakes made in the drop left last."""
     _say(drop)
     print(f'You know this drop already? progress.skip("{drop}") asks its exercise now.')
-    done, known = passed.mine(), [number(path) for path in notebooks() if number(path) != drop]
+    done, known = passed.mine(), [drop_number(path) for path in notebooks() if drop_number(path) != drop]
     before = next((other for other in reversed(done.left) if other in known), None)
     for exercise in _of(before).values() if before else ():
         for name in [*getattr(done.exercises.get(exercise.name), "mistakes", {})][-1:]:
@@ -62,7 +62,7 @@ def skip(drop: str) -> None:
     if not left:
         print(f"drop {drop} is passed")
         return
-    path = next(p for p in notebooks() if number(p) == drop)
+    path = next(p for p in notebooks() if drop_number(p) == drop)
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     get_ipython().set_next_input(next(source for source in cells if f"{left[0]}.check(" in source))
 

@@ -17,8 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from three_axes.count import Traffic, lines
 
-from ..ranks import current
-from ..ranks.failure import RankError
+from ..ranks import RankError, current
 
 
 @dataclass

@@ -31,8 +31,7 @@ import torch.distributed as dist
 from three_axes import devices, pytorch_private
 from three_axes.count import OWN_THREAD, Report, interposer, lines, meter, wire
 
-from ..emulate.budget import Budget
-from ..emulate.fabric import Fabric
+from ..emulate import Budget, Fabric
 from . import current, flight
 from .lifetime import end_with_kernel, name_process
 from .messages import Error, Setup, dumps_result, shown

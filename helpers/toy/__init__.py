@@ -19,9 +19,26 @@ parallelism; m microbatches.
 """
 
 from .backward import split_backward
-from .context import context_block, contiguous, exchange_attention, gather_attention, ring_attention, zigzag
+from .context import (
+    attend,
+    context_block,
+    contiguous,
+    exchange_attention,
+    gather_attention,
+    ring_attention,
+    sees,
+    zigzag,
+)
 from .data import average_gradients, data_parallel_step, my_share, overlap_gradients, share_weights
-from .experts import Experts, average_expert_gradients, even_out, expert_parallel, split_experts, swap
+from .experts import (
+    Experts,
+    average_expert_gradients,
+    even_out,
+    expert_parallel,
+    run_experts,
+    split_experts,
+    swap,
+)
 from .fsdp import Layer, fsdp_order, run_order, shard_layers
 from .grid import grid_groups, grid_step, on_grid
 from .model import (
@@ -36,6 +53,7 @@ from .model import (
     make_batch,
     twin_step,
 )
+from .names import all_gather, reduce_scatter
 from .pace import StandIn, pace
 from .pipeline import pipeline_step, run_schedule, split_depth, stage_of
 from .tensor import (

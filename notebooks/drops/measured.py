@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 
 from helpers import toy
-from helpers.ranks import memory
-from helpers.ranks.world import World
+from helpers.ranks import World, memory
 from three_axes.count import Traffic
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from helpers.practice.runs import Run
+from helpers.practice import Run
 
 BASE = 16  # a digit for each rank or chunk, from the second on; float32 is exact for five of them
 MARKS = ("rank", "chunk")

@@ -11,7 +11,7 @@ from types import CodeType
 import nbformat
 import pytest
 
-from helpers.practice.books import module_of, number
+from helpers.practice.books import drop_number, module_of
 from helpers.practice.exercise import Exercise
 from tools import pages
 from tools.colab import FOLDED, UNNAMED, stamp
@@ -152,7 +152,7 @@ def _names_used(function: CodeType) -> set[str]:
 
 @form
 def a_practice_cell_runs_alone_and_its_solution_where_it_is_pasted(path, notebook):
-    drop = importlib.import_module(module_of(number(path)))
+    drop = importlib.import_module(module_of(drop_number(path)))
     cells = {
         name: cell.source for cell in code(notebook) for name in re.findall(r"(\w+)\.check\(", cell.source)
     }
@@ -222,4 +222,6 @@ def test_the_readme_promises_the_same_minutes():
     readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
     for path, notebook in Course().books.items():
         practice, later = minutes(notebook)
-        assert re.search(rf"^\| {number(path)} \|.*{path.name}.*\| {practice} \| {later} \|$", readme, re.M)
+        assert re.search(
+            rf"^\| {drop_number(path)} \|.*{path.name}.*\| {practice} \| {later} \|$", readme, re.M
+        )

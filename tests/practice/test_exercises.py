@@ -9,7 +9,7 @@ import pytest
 from edits import edited
 
 from drops import d02, d05
-from helpers.practice.books import exercises, module_of, notebooks, number
+from helpers.practice.books import drop_number, exercises, module_of, notebooks
 from helpers.practice.engine import Compared
 from helpers.practice.exercise import Exercise
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("judges_share_worlds")
 
 def _exercises() -> dict[str, Exercise]:
     """'d02.ring' -> the exercise, of all drops."""
-    modules = [importlib.import_module(module_of(number(path))) for path in notebooks()]
+    modules = [importlib.import_module(module_of(drop_number(path))) for path in notebooks()]
     return {
         f"{module.__name__.rpartition('.')[2]}.{name}": thing
         for module in modules

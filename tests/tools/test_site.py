@@ -17,7 +17,7 @@ from bs4 import BeautifulSoup
 from helpers.draw import explore
 from helpers.draw.holding import PARTS
 from helpers.practice import cards
-from helpers.practice.books import answering, notebooks, number
+from helpers.practice.books import answering, drop_number, notebooks
 from three_axes.paper.pipelines import SCHEDULES
 from three_axes.paper.simulation import paper
 from tools import printables
@@ -25,7 +25,7 @@ from tools.site import first, frames
 from tools.site.build import build
 
 ROOT = Path(__file__).resolve().parents[2]
-BOOKS = {number(path): path for path in notebooks()}
+BOOKS = {drop_number(path): path for path in notebooks()}
 WIDTHS = {
     name: {"width": width, "height": height}
     for name, width, height in (("phone", 390, 844), ("laptop", 1366, 768), ("projector", 1920, 1080))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from helpers.ranks.world import World
-from helpers.toy.names import all_gather, reduce_scatter
+from helpers.ranks import World
+from helpers.toy import all_gather, reduce_scatter
 
 from .check import both, check, expect, ours, worlds
 

@@ -13,8 +13,7 @@ import time
 import psutil
 import torch.distributed as dist
 
-from helpers.ranks.failure import RankError, RanksInterrupted
-from helpers.ranks.world import World
+from helpers.ranks import RankError, RanksInterrupted, World
 
 from .check import ROOT, Wrong, add_ones, check, expect, worlds
 

@@ -10,9 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 import torch.distributed as dist
 
-from helpers.ranks import current
-from helpers.ranks.current import span
-from helpers.ranks.world import World
+from helpers.ranks import World, current, span
 from three_axes import devices
 
 from .check import Wrong, add_ones, both, check, expect, ours, worlds

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from helpers.ranks.world import World
+from helpers.ranks import World
 from helpers.train import Config, Trainer, read_metrics
 from three_axes import devices
 from three_axes.files import find

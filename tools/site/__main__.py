@@ -2,7 +2,7 @@
 
 import sys
 
-from helpers.practice.books import BUILD
+from helpers.practice import BUILD
 from three_axes.files import PACKAGE, ROOT
 
 from .build import build

@@ -17,8 +17,7 @@ from pathlib import Path, PurePosixPath
 from bs4 import BeautifulSoup, Tag
 from tqdm import tqdm
 
-from helpers.practice import cards
-from helpers.practice.books import notebooks, number
+from helpers.practice import cards, drop_number, notebooks
 from three_axes.files import find
 
 from .. import slides
@@ -86,13 +85,13 @@ def build(folder: Path) -> int:
             source=f"https://github.com/{repo}/blob/main/{name}" if repo else "",
             previous=books[place - 1] if place else None,
             next=books[place + 1] if place is not None and place + 1 < len(books) else None,
-            drop=number(Path(name)) if place is not None else None,
+            drop=drop_number(Path(name)) if place is not None else None,
             here=name,
             books=books,
             documents=documents,
             titles=titles,
             address=address,
-            number=lambda book: number(Path(book)),
+            number=lambda book: drop_number(Path(book)),
         )
         (folder / address(name)).parent.mkdir(parents=True, exist_ok=True)
         (folder / address(name)).write_text(page, encoding="utf-8")

@@ -19,8 +19,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from helpers.draw import explore
-from helpers.practice.books import answering, module_of, number
-from helpers.practice.exercise import Exercise
+from helpers.practice import Exercise, answering, drop_number, module_of
 from three_axes.files import find
 
 LIVE = ("schedules", "memory")  # explorers that have frames
@@ -40,7 +39,7 @@ def page(path: Path) -> str:
     notebook.cells = [cell for cell in notebook.cells if not machinery & set(cell.metadata.get("tags", []))]
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.metadata["role"] = _role(cell, number(path)) | {"answers": answers.get(cell.id, [])}
+            cell.metadata["role"] = _role(cell, drop_number(path)) | {"answers": answers.get(cell.id, [])}
         else:  # the badge is a picture from elsewhere; previous and next are the page's own
             cell.source = re.sub(r"\[!\[Open in Colab\]\([^)]*\)\]", "[Open in Colab]", cell.source)
             cell.source = re.sub(r"(?m)^\*\*.*(\[← | →\]).*$", "", cell.source)

@@ -14,9 +14,7 @@ import string
 from functools import cache
 from itertools import product
 
-from helpers.draw import explore
-from helpers.draw.explore import Explorer
-from helpers.draw.holding import PARTS
+from helpers.draw import PARTS, Explorer, explore
 from three_axes.paper import SCHEDULES, Timeline, paper
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"

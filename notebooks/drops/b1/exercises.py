@@ -13,11 +13,8 @@ from torch.nn.utils import parameters_to_vector
 
 from drops.b1.steps import LAYERS, ONE_NODE, mine, model, order_timeline
 from helpers import toy
-from helpers.practice.engine import Asked, OnRanks
-from helpers.practice.exercise import Answer, right
-from helpers.practice.runs import Run, alike, told
-from helpers.ranks import current
-from helpers.ranks.world import World
+from helpers.practice import Answer, Asked, OnRanks, Run, alike, right, told
+from helpers.ranks import World, current
 
 # -- practice: gather, compute, free --------------------------------------------------------------
 

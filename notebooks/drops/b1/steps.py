@@ -13,8 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from helpers import toy
 from helpers.emulate import networks
-from helpers.ranks import current
-from helpers.ranks.world import World
+from helpers.ranks import World, current
 from three_axes.count import Span, Timeline, Traffic, clock
 from three_axes.plan import CLUSTERS, Cluster, Estimate, Job, Layout, estimate, find_model, sent
 from three_axes.table import Table, human

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from helpers.emulate import networks
-from helpers.ranks import current
-from helpers.ranks.world import World
+from helpers.ranks import World, current
 from helpers.toy import context
 from three_axes.count import Timeline, Traffic, clock
 

@@ -13,10 +13,8 @@ from torch.nn.utils import parameters_to_vector
 
 from drops.b2.attention import inputs
 from helpers import toy
-from helpers.practice.engine import Asked, Form, OnRanks
-from helpers.practice.exercise import Answer, right
-from helpers.practice.runs import Run, alike
-from helpers.ranks.world import World
+from helpers.practice import Answer, Asked, Form, OnRanks, Run, alike, right
+from helpers.ranks import World
 from helpers.toy import context
 
 # -- practice: merge two partial softmaxes --------------------------------------------------------

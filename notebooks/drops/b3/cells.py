@@ -7,8 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from helpers.ranks import current, memory
-from helpers.ranks.world import World
+from helpers.ranks import World, current, memory
 from helpers.toy import experts
 from three_axes.count import Timeline, Traffic
 from three_axes.files import rows_of

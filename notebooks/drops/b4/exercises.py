@@ -9,9 +9,7 @@ import torch.distributed as dist
 
 from drops.b4.runs import RANKS, RUNS, SHOWN, SLOW, Stopped, odd_one, seed_of, source, stop
 from drops.b4.runs import verdict as verdict
-from helpers.practice.engine import Asked, OnRanks
-from helpers.practice.exercise import Answer, Exercise, right, wrong
-from helpers.practice.runs import Run, told
+from helpers.practice import Answer, Asked, Exercise, OnRanks, Run, right, told, wrong
 
 from . import cells
 from .cells import deal

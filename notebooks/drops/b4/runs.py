@@ -26,9 +26,7 @@ from unittest.mock import patch
 
 import torch
 
-from helpers.ranks.failure import RankError, RankStatus
-from helpers.ranks.flight import PREFIX
-from helpers.ranks.world import World
+from helpers.ranks import PREFIX, RankError, RankStatus, World
 from three_axes.files import find
 from three_axes.table import Table
 

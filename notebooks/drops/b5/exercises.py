@@ -6,8 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from helpers.practice.engine import Asked, Form, OnRanks
-from helpers.practice.runs import Run, told
+from helpers.practice import Asked, Form, OnRanks, Run, told
 from three_axes.table import Table
 
 # -- practice: name the bug -----------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from drops import measured
 from drops.measured import Step
 from helpers import toy
-from helpers.ranks.world import World
+from helpers.ranks import World
 
 # Name -> (how the toy is split, its step)
 SCHEMES = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from helpers import toy
-from helpers.practice.engine import Asked
-from helpers.practice.runs import Run
-from helpers.ranks.world import World
+from helpers.practice import Asked, Run
+from helpers.ranks import World
 
 from .cells import SCHEMES
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from drops import measured
 from drops.measured import Step
 from helpers import toy
-from helpers.ranks.world import World
+from helpers.ranks import World
 
 OPTIMIZERS = {"SGD": (torch.optim.SGD, 0.1), "AdamW": (torch.optim.AdamW, 0.001)}  # name -> (class, rate)
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from drops import rings
-from helpers.practice.engine import OnRanks
+from helpers.practice import OnRanks
 
 # -- practice: the mean of unequal shares ---------------------------------------------------------
 

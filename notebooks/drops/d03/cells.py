@@ -7,7 +7,7 @@ import torch
 from drops import measured
 from drops.measured import Step
 from helpers import toy
-from helpers.ranks.world import World
+from helpers.ranks import World
 
 
 def one_and_four() -> dict[str, Step]:

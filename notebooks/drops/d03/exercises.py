@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from helpers import toy
-from helpers.practice.engine import OnRanks
+from helpers.practice import OnRanks
 
 # -- practice: split the MLP ----------------------------------------------------------------------
 

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from drops import measured
 from drops.measured import Step
 from helpers import toy
-from helpers.ranks import current
-from helpers.ranks.world import World
+from helpers.ranks import World, current
 from three_axes.count import Timeline
 from three_axes.paper import Schedule, gpipe
 

@@ -8,9 +8,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
-from helpers.practice.engine import OnRanks
-from helpers.practice.exercise import names_in
-from helpers.practice.runs import Run, alike
+from helpers.practice import OnRanks, Run, alike, names_in
 from helpers.ranks import current
 
 # -- practice: a middle stage, and the loop of any stage ------------------------------------------

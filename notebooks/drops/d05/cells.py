@@ -10,10 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers import toy
 from helpers.emulate import networks
-from helpers.ranks import current
-from helpers.ranks.current import span
-from helpers.ranks.memory import saved_activations
-from helpers.ranks.world import World
+from helpers.ranks import World, current, saved_activations, span
 from three_axes.count import Span, Timeline, Traffic, shortest
 from three_axes.table import Table, human
 

@@ -9,9 +9,7 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
-from helpers.practice.engine import OnRanks
-from helpers.practice.exercise import names_in
-from helpers.practice.runs import Run
+from helpers.practice import OnRanks, Run, names_in
 from helpers.ranks import current
 
 from .cells import NETWORK

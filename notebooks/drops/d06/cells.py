@@ -13,9 +13,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, PrepareModuleInput,
 
 from helpers import toy
 from helpers.emulate import networks
-from helpers.ranks import current, memory
-from helpers.ranks.current import span
-from helpers.ranks.world import World
+from helpers.ranks import World, current, memory, span
 from three_axes.count import Timeline, Traffic, shortest
 from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate, find_model
 from three_axes.table import Table

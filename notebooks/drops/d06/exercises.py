@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers import toy
-from helpers.practice.engine import OnRanks
+from helpers.practice import OnRanks
 from three_axes.paper import algorithmic_bytes
 
 # -- practice: an MLP under sequence parallelism --------------------------------------------------

@@ -11,8 +11,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from drops.d04 import step_by, timed_step
 from helpers import toy
-from helpers.ranks import current, memory
-from helpers.ranks.world import World
+from helpers.ranks import World, current, memory
 from three_axes.count import Timeline, Traffic, clock
 from three_axes.paper import Schedule, schedules, simulate, simulation
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from helpers.practice import diagnose
-from helpers.practice.engine import Asked
-from helpers.practice.exercise import Answer, right
-from helpers.practice.runs import Run, number
-from helpers.ranks.world import World
+from helpers.practice import Answer, Asked, Run, diagnose, number, right
+from helpers.ranks import World
 from three_axes.paper import Times, schedules, simulate, simulation
 
 from .cells import on_ranks

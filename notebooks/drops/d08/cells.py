@@ -12,8 +12,7 @@ from drops import measured
 from drops.measured import Step
 from helpers import toy
 from helpers.emulate import networks
-from helpers.ranks import current
-from helpers.ranks.world import World
+from helpers.ranks import World, current
 from three_axes.count import Traffic, shortest
 from three_axes.paper import one_f_one_b, placement
 from three_axes.plan import MODELS, TOY, Job, Layout, find_model, sent

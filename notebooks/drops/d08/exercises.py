@@ -7,10 +7,8 @@ import itertools
 import torch
 import torch.distributed as dist
 
-from helpers.practice.engine import Asked
-from helpers.practice.exercise import Answer, right
-from helpers.practice.runs import Run
-from helpers.ranks.world import World
+from helpers.practice import Answer, Asked, Run, right
+from helpers.ranks import World
 from three_axes.paper import placement
 
 from .cells import AXES, in_words, layouts

@@ -10,10 +10,8 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from helpers import toy
-from helpers.practice.engine import Asked, OnRanks
-from helpers.practice.runs import Run, alike, number, told
-from helpers.ranks import memory
-from helpers.ranks.world import World
+from helpers.practice import Asked, OnRanks, Run, alike, number, told
+from helpers.ranks import World, memory
 
 # -- practice: bytes of states on the fullest GPU -------------------------------------------------
 

@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from drops.measured import Step
 from helpers import toy
-from helpers.ranks import current, memory
-from helpers.ranks.world import World
+from helpers.ranks import World, current, memory
 from three_axes.count import Traffic
 from three_axes.plan import FRAMEWORKS, Job, Layout, find_model, sent
 from three_axes.plan import memory as theory

@@ -14,10 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from drops.d10.runs import HIDDEN, LONG, RANKS, USUAL, out_of_memory
 from helpers import toy
-from helpers.ranks import current
-from helpers.ranks.failure import RankError
-from helpers.ranks.memory import saved_activations
-from helpers.ranks.world import World
+from helpers.ranks import RankError, World, current, saved_activations
 from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate, find_model
 from three_axes.table import Table, human
 

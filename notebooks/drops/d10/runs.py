@@ -13,10 +13,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 from helpers import toy, train
-from helpers.emulate.allocator import CachingAllocator
-from helpers.ranks import current
-from helpers.ranks.failure import RankError
-from helpers.ranks.world import World
+from helpers.emulate import CachingAllocator
+from helpers.ranks import RankError, World, current
 from three_axes.files import find
 from three_axes.table import Table, human
 

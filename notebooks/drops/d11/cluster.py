@@ -11,11 +11,8 @@ import torch
 import torch.distributed as dist
 
 from helpers import toy
-from helpers.emulate import networks
-from helpers.emulate.uplink import Oversubscribed
-from helpers.ranks import current
-from helpers.ranks.current import span
-from helpers.ranks.world import World
+from helpers.emulate import Oversubscribed, networks
+from helpers.ranks import World, current, span
 from three_axes.count import Timeline, shortest
 from three_axes.paper import one_f_one_b
 from three_axes.table import Table

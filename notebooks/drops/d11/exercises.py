@@ -7,8 +7,7 @@ from __future__ import annotations
 from functools import cache
 
 from drops.d11.cluster import AXES, Measured, measure, undivided
-from helpers.practice.engine import Asked
-from helpers.practice.runs import Run, alike, number
+from helpers.practice import Asked, Run, alike, number
 
 # -- practice: split a loss into its causes -------------------------------------------------------
 

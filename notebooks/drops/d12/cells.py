@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from drops.d07 import on_ranks
-from helpers.ranks.world import World
+from helpers.ranks import World
 from three_axes.count import Timeline
 from three_axes.paper import Times, held, paper, schedules, simulate, simulation
 from three_axes.plan import bubble_rates

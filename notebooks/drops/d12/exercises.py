@@ -5,10 +5,8 @@ an order that fits.
 from __future__ import annotations
 
 from drops.d07 import on_ranks
-from helpers.practice.engine import Asked
-from helpers.practice.exercise import Answer, right
-from helpers.practice.runs import Run
-from helpers.ranks.world import World
+from helpers.practice import Answer, Asked, Run, right
+from helpers.ranks import World
 from three_axes.paper import SCHEDULES, held, paper, schedules
 from three_axes.table import Table
 

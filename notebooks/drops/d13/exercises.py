@@ -7,9 +7,7 @@ from functools import cache
 from itertools import combinations
 from typing import NamedTuple
 
-from helpers.practice.engine import Asked, Form
-from helpers.practice.exercise import Answer, right
-from helpers.practice.runs import Run, number
+from helpers.practice import Answer, Asked, Form, Run, number, right
 from three_axes.plan import CLUSTERS, Estimate, Job, Layout, estimate, find_model, states
 from three_axes.table import human
 

@@ -4,8 +4,7 @@ whatever is there.
 
 from __future__ import annotations
 
-from helpers.practice.engine import Asked
-from helpers.practice.runs import Run, number
+from helpers.practice import Asked, Run, number
 from three_axes.table import human
 
 # -- practice: three of the reviewer's questions --------------------------------------------------

@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from drops.measured import Step
 from helpers import toy, train
-from helpers.ranks import current, memory
-from helpers.ranks.world import World
+from helpers.ranks import World, current, memory
 from helpers.train import Config
 from three_axes import devices
 from three_axes.paper import algorithmic_bytes
