@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from helpers.draw import INK, PAPER, STYLE, box, cube, panel, rank_colour
-from three_axes.paper import SCHEDULES, held, paper
+from three_axes.paper import SCHEDULES, paper
 from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate, sent, states
 from three_axes.table import Table, human
 
@@ -70,7 +70,7 @@ def schedules(p: int = 8, m: int = 16) -> Table:
     for name, record in SCHEDULES.items():
         timeline = paper(record.make(p, m, 2))
         chunks = f", v = {timeline.schedule.v}" * (timeline.schedule.v > 1)
-        rows.append([name + chunks, f"{timeline.bubble:.1%}", f"{held(timeline):.3g}"])
+        rows.append([name + chunks, f"{timeline.bubble:.1%}", f"{timeline.held:.3g}"])
     return Table(["schedule", "bubble", "holds"], rows, title=f"p = {p}, m = {m}")
 
 

@@ -141,7 +141,7 @@ def schedule_title(timeline: simulation.Timeline) -> str:
         f"{made.name}, p = {made.p}, m = {made.m}"
         + (f", v = {made.v}" if made.v > 1 else "")
         + f": {timeline.makespan:.4g} units, bubble {timeline.bubble:.1%}, at most"
-        f" {simulation.held(timeline):.3g} microbatches in flight"
+        f" {timeline.held:.3g} microbatches in flight"
     )
 
 

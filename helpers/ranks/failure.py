@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from three_axes.count import Deadlock, lines
-from three_axes.paper import ROOTED
 from three_axes.table import human, ranks
 
 from .messages import Error
@@ -284,7 +283,7 @@ def _collective(box: dict, peer: bool = True) -> str:
         text += f" of {box['dtype']}{box['shape']}"
     if peer and box["op"] in ("send", "recv") and len(box["needs"]) == 1:
         text += f" {'to' if box['op'] == 'send' else 'from'} rank {box['needs'][0]}"
-    if box["op"] in ROOTED:
+    if box["peer"] is not None and box["op"] not in ("send", "recv"):
         text += f", root {box['peer']}"
     return text + ("" if box["axis"] == "world" else f" in group {box['axis']}")
 

@@ -14,8 +14,6 @@ from multiprocessing.connection import Connection, wait
 
 import psutil
 
-from three_axes.count import BOX_BYTES
-
 from . import output, server
 from .failure import RankStatus
 from .messages import Setup
@@ -102,7 +100,7 @@ class Processes:
         """The last collective that a rank entered in this call, also when its process is gone."""
         try:
             with open(os.path.join(self.folder, f"box-{rank}"), "rb") as f:
-                return json.loads(f.read(BOX_BYTES).rstrip(b"\0"))
+                return json.loads(f.read().rstrip(b"\0"))
         except (OSError, ValueError):
             return None
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from three_axes.paper import by_hand, placement
+from three_axes.paper import Network, by_hand, placement
 from three_axes.paper.collectives import algorithmic_bytes, seconds
 from three_axes.paper.schedules import gpipe, interleaved, one_f_one_b
 from three_axes.paper.simulation import Times, simulate
-from three_axes.plan import FRAMEWORKS, MODELS, Job, Layout, Network
+from three_axes.plan import FRAMEWORKS, MODELS, Job, Layout
 from three_axes.plan.memory import in_flight, kept, states
 from three_axes.plan.operations import layer
 from three_axes.plan.traffic import sent

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from three_axes.paper import Network
 from three_axes.paper.collectives import algorithmic_bytes, gloo, seconds
 from three_axes.paper.pipelines import SCHEDULES
 from three_axes.paper.simulation import Times, simulate
-from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, Network, estimate
+from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate
 from three_axes.plan.cost import constants, seconds_of, step_terms, work
 from three_axes.plan.data_parallel import synchronisation
 from three_axes.plan.frameworks import TEXTBOOK

@@ -6,10 +6,10 @@ __getattr__ = door(
     __name__,
     axes=["BUSIEST"],
     checks=["positive"],
-    collectives=["ROOTED", "algorithmic_bytes", "hop_by_hop", "seconds"],
+    collectives=["algorithmic_bytes", "hop_by_hop", "seconds"],
     hardware=["Network"],
     pipelines=["SCHEDULES"],
     placement=["axis_between", "coordinates", "crosses", "group", "groups", "stride"],
     schedules=["Op", "Schedule", "gpipe", "interleaved", "one_f_one_b", "zb_h1", "zb_h2", "zb_v"],
-    simulation=["Stuck", "Timeline", "Times", "held", "paper", "simulate"],
+    simulation=["Stuck", "Timeline", "Times", "paper", "simulate"],
 )

@@ -115,6 +115,11 @@ class Timeline:
         return max(_held(self.schedule.ops[rank]))
 
     @property
+    def held(self) -> float:
+        """The most microbatches in flight on any rank, a chunk counting as 1/v."""
+        return max(self.in_flight(rank) for rank in range(self.schedule.p)) / self.schedule.v
+
+    @property
     def critical_path(self) -> list[Run]:
         """Operations, first to last, none of which could start sooner: shorten one, and all ends sooner."""
         by_op = {run.op: (rank, i) for rank, runs in enumerate(self.runs) for i, run in enumerate(runs)}
@@ -212,8 +217,3 @@ def paper(schedule: Schedule, work: float = 1.0) -> Timeline:
     """`simulate` where F, I and W of a stage take `work` each, and 1/v of that for each of its v chunks."""
     each = work / schedule.v
     return simulate(schedule, Times(each, each, each))
-
-
-def held(timeline: Timeline) -> float:
-    """The most microbatches in flight on any rank, a chunk counting as 1/v."""
-    return max(timeline.in_flight(r) for r in range(timeline.schedule.p)) / timeline.schedule.v

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from drops.d07 import on_ranks
 from helpers.ranks import World
 from three_axes.count import Timeline
-from three_axes.paper import Times, held, paper, schedules, simulate, simulation
+from three_axes.paper import Times, paper, schedules, simulate, simulation
 from three_axes.plan import bubble_rates
 from three_axes.table import Table
 
@@ -31,7 +31,7 @@ def remedies() -> Table:
     rows = []
     for name, (schedule, work, messages, price) in REMEDIES.items():
         line = paper(schedule, work)
-        whole = f"{held(line) * (0.5 if '26' in name else 1):.1f}"
+        whole = f"{line.held * (0.5 if '26' in name else 1):.1f}"
         rows.append([name, f"{line.makespan:.1f}", f"{line.bubble:.1%}", whole, str(messages), price])
     columns = ["remedy", "units", "bubble", "microbatches held", "messages", "the price"]
     return Table(columns, rows, title=f"p = {P}, m = {M}: (p−1)/(m+p−1) = 7/20")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from drops.d07 import on_ranks
 from helpers.practice import Answer, Asked, Run, right
 from helpers.ranks import World
-from three_axes.paper import SCHEDULES, held, paper, schedules
+from three_axes.paper import SCHEDULES, paper, schedules
 from three_axes.table import Table
 
 from .cells import ASKED, LIMIT, P
@@ -23,7 +23,7 @@ def on_paper(name: str, m: int, v: int = 1) -> Table:
     if name not in SCHEDULES:
         raise ValueError(f"{name!r} is no schedule; there are {', '.join(map(repr, SCHEDULES))}")
     line = paper(_made(name, m, v))
-    rows = [[f"{name}, {v} chunk{'s' * (v > 1)} a rank", f"{line.bubble:.1%}", f"{held(line):.1f}", str(v)]]
+    rows = [[f"{name}, {v} chunk{'s' * (v > 1)} a rank", f"{line.bubble:.1%}", f"{line.held:.1f}", str(v)]]
     return Table(["schedule", "bubble", "microbatches held", "messages"], rows, title=f"p = {P}, m = {m}")
 
 
@@ -57,7 +57,7 @@ def _choice(run: Run, _) -> str | tuple[str, str] | None:
         line = paper(_made(name, m, v))
     except ValueError as e:
         return "no such schedule", str(e)
-    if held(line) > LIMIT:
+    if line.held > LIMIT:
         return "interleaving is free" if name == "interleaved" else "more memory than there is"
     if line.bubble >= 0.15:
         return "the bubble is still there"
