@@ -175,6 +175,7 @@ def test_a_door_has_what_it_shows(room):
     for _, name in public(room):
         shown = getattr(importlib.import_module(room), name)
         assert not isinstance(shown, ModuleType), f"{name} is the module, and not what it has"
+        assert name in dir(importlib.import_module(room)), "completion by Tab does not know it"
 
 
 def test_rooms_show_few_names():

@@ -2,7 +2,7 @@
 
 from three_axes.doors import door
 
-__getattr__ = door(
+__getattr__, __dir__ = door(
     __name__,
     comparing=["decision_tree", "loss_curves", "ranking", "scaling", "waterfall"],
     cutting=["cube", "cuts", "matrix_cuts"],

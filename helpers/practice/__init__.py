@@ -2,7 +2,7 @@
 
 from three_axes.doors import door
 
-__getattr__ = door(
+__getattr__, __dir__ = door(
     __name__,
     books=["BUILD", "answering", "drop_number", "exercises", "module_of", "notebooks"],
     cards=["Card", "load"],

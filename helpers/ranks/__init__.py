@@ -2,7 +2,7 @@
 
 from three_axes.doors import door
 
-__getattr__ = door(
+__getattr__, __dir__ = door(
     __name__,
     current=["around", "count_from_here", "counted_so_far", "peak_memory", "rank", "rank_state", "span"],
     failure=["RankError", "RankStatus", "RanksInterrupted"],

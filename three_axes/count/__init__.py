@@ -7,7 +7,7 @@
 
 from ..doors import door
 
-__getattr__ = door(
+__getattr__, __dir__ = door(
     __name__,
     clock=["Span", "TRIES", "Timeline", "shortest"],
     deadlock=["Deadlock", "prove"],

@@ -2,7 +2,7 @@
 
 from ..doors import door
 
-__getattr__ = door(
+__getattr__, __dir__ = door(
     __name__,
     axes=["BUSIEST"],
     checks=["positive"],

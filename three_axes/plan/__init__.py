@@ -15,7 +15,7 @@ from .memory import BYTES_PER_PARAMETER, stage_memory, stage_params, stages_memo
 from .models import MODELS, ModelShape, find_model
 from .planner import Plan, plan
 
-__getattr__ = door(  # what `plan` itself does without
+__getattr__, __dir__ = door(  # what `plan` itself does without
     __name__,
     interruptions=["what_it_stops"],
     measured=["of_your_source"],

@@ -8,4 +8,4 @@
 from ..doors import door
 from .verify import verify
 
-__getattr__ = door(__name__, drift=["Copies"], marks=["mark"])
+__getattr__, __dir__ = door(__name__, drift=["Copies"], marks=["mark"])
