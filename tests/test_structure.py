@@ -33,6 +33,8 @@ TABLES = {
     "three_axes.files",
     "three_axes.foreign",
     "three_axes.doors",
+    "three_axes.checks",
+    "three_axes.lines",
 }
 PAPER = {"three_axes.paper", "three_axes.plan"}
 COUNTED = TABLES | PAPER | {"three_axes.count", "three_axes.devices", "three_axes.pytorch_private"}
@@ -49,10 +51,12 @@ MAY = {
     "three_axes.files": set(),
     "three_axes.foreign": set(),
     "three_axes.doors": set(),
+    "three_axes.checks": {"three_axes.foreign"},
+    "three_axes.lines": {"three_axes.files"},
     "three_axes.devices": set(),
     "three_axes.pytorch_private": set(),
     "three_axes.ledger": {"three_axes.pytorch_private"},
-    "three_axes.paper": {"three_axes.table", "three_axes.foreign", "three_axes.doors"},
+    "three_axes.paper": {"three_axes.table", "three_axes.foreign", "three_axes.doors", "three_axes.checks"},
     "three_axes.plan": TABLES | PAPER,
     "three_axes.explain": TABLES | {"three_axes.paper"},
     "three_axes.count": COUNTED,
@@ -153,7 +157,7 @@ def test_no_module_needs_itself(towards, files):
 
 
 ROOMS = [f"three_axes.{room}" for room in ("paper", "plan", "count", "verify", "explain", "trace")]
-MOST = 95  # public names of these: one comes only where another goes
+MOST = 87  # public names of these: one comes only where another goes
 DOORS = ROOMS + [f"helpers.{room}" for room in ("ranks", "draw", "practice", "emulate", "toy")]
 BOOKS = [path for path in (ROOT / "notebooks").rglob("[0-9b]*_*.ipynb") if "checkpoints" not in str(path)]
 

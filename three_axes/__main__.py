@@ -21,10 +21,10 @@ import json
 import sys
 from pathlib import Path
 
+from .checks import unknown
 from .commands import COMMANDS, call, course_needed
 from .foreign import plain
 from .options import PLANNING, add_command
-from .paper.checks import unknown
 from .sizing import job_of, layout_of
 from .terminal import Parser, fitted, fold, put
 

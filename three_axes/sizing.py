@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .checks import whole
 from .foreign import plain
 from .paper.axes import NAMED
-from .paper.checks import whole
 from .paper.hardware import find_cluster
 from .paper.pipelines import SCHEDULES
 from .plan.estimate import Estimate, estimate

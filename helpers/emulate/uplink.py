@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from three_axes.paper import Network, algorithmic_bytes, positive
+from three_axes.checks import positive
+from three_axes.paper import Network, algorithmic_bytes
 
 SLOTS = 1 << 12  # operations that are remembered
 RECENT = 64  # of them, those that may still be on their way

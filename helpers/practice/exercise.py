@@ -23,7 +23,7 @@ from html import escape
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from three_axes.count import lines
+from three_axes import lines
 
 from ..live import live, question
 from ..ranks import RankError, output

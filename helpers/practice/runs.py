@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from three_axes.count import Traffic, lines
+from three_axes import lines
+from three_axes.count import Traffic
 
 from ..ranks import RankError, current
 

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from three_axes.count import Deadlock, lines
+from three_axes import lines
+from three_axes.count import Deadlock
 from three_axes.table import human, ranks
 
 from .messages import Error

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import cloudpickle
 import torch
 
-from three_axes.count import lines
+from three_axes import lines
 from three_axes.paper import Network
 
 MESSAGE = 2000  # characters of an error's message that are shown

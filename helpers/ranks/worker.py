@@ -28,8 +28,8 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from three_axes import devices, pytorch_private
-from three_axes.count import OWN_THREAD, Report, interposer, lines, meter, wire
+from three_axes import devices, lines, pytorch_private
+from three_axes.count import OWN_THREAD, Report, interposer, meter, wire
 
 from ..emulate import Budget, Fabric
 from . import current, flight

@@ -12,7 +12,6 @@ __getattr__, __dir__ = door(
     clock=["Span", "TRIES", "Timeline", "shortest"],
     deadlock=["Deadlock", "prove"],
     interpose=["interposer"],
-    lines=["Line", "are_readers", "callers", "innermost", "readers", "show", "stack"],
     meter=["Recorder"],
     moves=["Look"],
     report=["CollectiveCount", "Report"],

@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from .. import lines
 from ..paper import placement
 from ..pytorch_private import RESOLVE, functional
-from . import lines
 
 FSDP, PIPELINING = "_fully_shard", "distributed/pipelining"  # PyTorch's folders of them
 FRAMES = 30  # so many callers are looked at

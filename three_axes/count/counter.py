@@ -101,9 +101,8 @@ def is_of_reports(module: str, name: str) -> bool:
     """True for the classes that reports are made of. No other is unpickled, for torchrun's store takes what
     anybody in its network sends.
     """
-    return (module, name) == ("collections", "deque") or (
-        module.startswith("three_axes.count.") and name in OF_REPORTS
-    )
+    ours = module.startswith("three_axes.count.") or module == "three_axes.lines"
+    return (module, name) == ("collections", "deque") or (ours and name in OF_REPORTS)
 
 
 def _held() -> int:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ..lines import Line, show
 from ..table import ranks
-from .lines import Line, show
 from .moves import Begun, Channel
 
 NAME = "last-collective"

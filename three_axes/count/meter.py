@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from .. import pytorch_private
-from . import lines, wire
+from .. import lines, pytorch_private
+from . import wire
 from .clock import Span
 from .interpose import Call, Listener, interposer
 from .moves import Channel, Moves, Operation

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from . import lines, threads
+from .. import lines
+from . import threads
 
 KEPT_FIRST = 200  # of each channel, for a comparison when the call has ended
 KEPT_LAST = 8  # for one while it stands still

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
+from ..lines import Line, show
 from ..plan.job import Job
 from ..plan.layout import Layout
 from . import last, on_cpu
@@ -21,7 +22,6 @@ from .counted import Counted
 from .counter import Counter
 from .deadlock import Deadlock
 from .interpose import interposer
-from .lines import Line, show
 from .watch import Watch
 
 

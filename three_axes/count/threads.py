@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from .. import pytorch_private
-from . import lines
+from .. import lines, pytorch_private
 
 OWN_THREAD = "three-axes"  # the name of the course's own: they free nobody
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
+from .. import lines
 from ..foreign import DataUnpickler
-from . import lines
 from .counter import Counter, is_of_reports
 from .deadlock import Deadlock, prove
 from .moves import Look

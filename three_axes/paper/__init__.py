@@ -5,7 +5,6 @@ from ..doors import door
 __getattr__, __dir__ = door(
     __name__,
     axes=["BUSIEST"],
-    checks=["positive"],
     collectives=["algorithmic_bytes", "hop_by_hop", "seconds"],
     hardware=["Network"],
     pipelines=["SCHEDULES"],

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .checks import check_fields, is_file, named, positive, read_object, unknown, whole
+from ..checks import check_fields, is_file, named, positive, read_object, unknown, whole
 
 GENERATIONS = {"A100": ("a100",), "Hopper": ("h100", "h200", "h20"), "Blackwell": ("b", "gb")}
 

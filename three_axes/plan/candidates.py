@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..checks import divisors
 from ..paper.axes import AXES
-from ..paper.checks import divisors
 from .frameworks import Framework
 from .job import Job
 from .layout import Axes, Layout

@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ..checks import check_fields, named, positive, read_object, whole
 from ..foreign import plain
-from ..paper.checks import check_fields, named, positive, read_object, whole
 from .config_keys import (
     BEGINS,
     ENDS,

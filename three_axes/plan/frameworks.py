@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from ..paper.checks import positive, unknown, whole
+from ..checks import positive, unknown, whole
 from ..paper.pipelines import SCHEDULES
 from .layout import RECOMPUTE, Layout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..paper.checks import whole
+from ..checks import whole
 from ..paper.hardware import CLUSTERS, Cluster
 from .frameworks import TEXTBOOK, Framework
 from .layout import Layout

@@ -12,8 +12,8 @@ from dataclasses import replace
 from math import log
 from typing import Any
 
+from ..checks import positive
 from ..paper.axes import AXES
-from ..paper.checks import positive
 from ..paper.pipelines import SCHEDULES
 from .estimate import estimate
 from .job import FLOPS, Job, find_precision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..paper.checks import is_file, unknown
+from ..checks import is_file, unknown
 from .shape import Experts, Latent, ModelShape
 
 

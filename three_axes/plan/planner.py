@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..paper.checks import whole
+from ..checks import whole
 from ..table import Table, human
 from .candidates import Candidate, Candidates
 from .certainty import Sure, sure

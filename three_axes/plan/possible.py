@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from ..checks import divisors, whole
 from ..paper.axes import ALWAYS, FOLDED
-from ..paper.checks import divisors, whole
 from ..paper.pipelines import SCHEDULES
 from .layout import ORDER, RECOMPUTE, Axes, Layout
 from .shape import ModelShape

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from ..paper.checks import whole
+from ..checks import whole
 
 
 @dataclass(frozen=True)

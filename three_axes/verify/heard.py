@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import pytorch_private
 from ..count.axes import FRAMES
 from ..count.interpose import Call, Listener, interposer
-from ..count.lines import callers
+from ..lines import callers
 from .record import digest, plain_name
 
 # PyTorch's folders of those who send parameters and statistics, which are no activations, in a forward.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..foreign import plain, read_json
+from .foreign import plain, read_json
 
 
 def whole(name: str, value, least: int = 1, most: int = 10**9) -> None:

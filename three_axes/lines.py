@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NamedTuple
 
-from ..files import PACKAGE, ROOT
+from .files import PACKAGE, ROOT
 
 
 class Line(NamedTuple):
