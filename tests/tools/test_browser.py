@@ -257,7 +257,7 @@ def test_a_slider_by_keyboard_and_by_mouse(notebook):
 @pytest.mark.parametrize("notebook", ["14"], indirect=True)
 def test_training_as_it_goes_a_card_and_the_final(notebook):
     page = notebook.page
-    notebook.run("from helpers.practice.defence", "plan = d14.the_plan", "mine = Defence(")
+    notebook.run("from helpers.practice import Defence", "plan = d14.the_plan", "mine = Defence(")
     source = next(source for source in notebook.sources() if "d14.train_on" in source)
     notebook.write(
         notebook.cell("d14.train_on"),
