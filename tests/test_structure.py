@@ -21,6 +21,7 @@ except ModuleNotFoundError:  # before Python 3.11
     import tomli as tomllib
 
 from helpers import World
+from helpers.practice import notebooks
 from tools import colab
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,6 +103,12 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(), feature_version=(3, 11))
 
 
+def absolute(node: ast.ImportFrom, package: list[str]) -> str:
+    """The name of the module that this node of a package's file imports from."""
+    above = package[: len(package) - node.level + 1] if node.level else []
+    return ".".join(filter(None, [*above, node.module]))
+
+
 def imports(file: Path, nodes: Iterable[ast.AST]) -> set[str]:
     """Absolute names of all modules that these nodes of a file import."""
     package = name_of(file).split(".")[: None if file.name == "__init__.py" else -1]
@@ -110,8 +117,7 @@ def imports(file: Path, nodes: Iterable[ast.AST]) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-            base = ".".join(filter(None, [base, node.module]))
+            base = absolute(node, package)
             names |= {base} | {f"{base}.{alias.name}" for alias in node.names}
     return names
 
@@ -159,7 +165,6 @@ def test_no_module_needs_itself(towards, files):
 ROOMS = [f"three_axes.{room}" for room in ("paper", "plan", "count", "verify", "explain", "trace")]
 MOST = 87  # public names of these: one comes only where another goes
 DOORS = ROOMS + [f"helpers.{room}" for room in ("ranks", "draw", "practice", "emulate", "toy")]
-BOOKS = [path for path in (ROOT / "notebooks").rglob("[0-9b]*_*.ipynb") if "checkpoints" not in str(path)]
 
 
 @cache
@@ -176,8 +181,11 @@ def public(room: str) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("room", DOORS)
 def test_a_door_has_what_it_shows(room):
-    for _, name in public(room):
+    for module, name in public(room):
         shown = getattr(importlib.import_module(room), name)
+        if f"{room}.{module}" in MODULES:  # of two with one name the door would show one alone
+            its = getattr(importlib.import_module(f"{room}.{module}"), name)
+            assert its is shown, f"{room} shows another {name} too"
         assert not isinstance(shown, ModuleType), f"{name} is the module, and not what it has"
         assert name in dir(importlib.import_module(room)), "completion by Tab does not know it"
 
@@ -188,10 +196,11 @@ def test_rooms_show_few_names():
 
 def sources(part: str) -> Iterable[tuple[str, ast.Module]]:
     """(name, source) of the files of a part; of notebooks each cell that is Python alone."""
-    for file in FILES if part != "notebooks" else ():
-        if name_of(file).split(".")[0] == part and "bench" not in file.parts:
-            yield name_of(file), parsed(file)
-    for book in BOOKS if part == "notebooks" else ():
+    if part != "notebooks":
+        files = [file for file in FILES if name_of(file).split(".")[0] == part]
+        yield from ((name_of(file), parsed(file)) for file in files if "bench" not in file.parts)
+        return
+    for book in notebooks():
         for cell in json.loads(book.read_text())["cells"]:
             lines = [line for line in "".join(cell["source"]).split("\n") if not line.startswith("%")]
             with suppress(SyntaxError):  # prose, a magic or an unfinished exercise
@@ -202,13 +211,12 @@ def sources(part: str) -> Iterable[tuple[str, ast.Module]]:
 def test_who_is_outside_comes_in_by_the_door(part):
     """Benches look inside the planner, as its tests do."""
     for name, source in sources(part):
-        room, modules = part_of(name), {}
+        modules = {}
         for node in ast.walk(source):
-            if not isinstance(node, ast.ImportFrom):
+            if not isinstance(node, ast.ImportFrom) or name in DOORS:
                 continue
-            above = name.split(".")[: -node.level] if node.level else []
-            asked = ".".join(filter(None, [*above, node.module]))
-            if part_of(asked) not in DOORS or part_of(asked) == room or name in DOORS:
+            asked = absolute(node, name.split(".")[:-1])
+            if part_of(asked) not in DOORS or part_of(asked) == part_of(name):
                 continue
             assert asked in DOORS, f"{name}, line {node.lineno}: from the door, {part_of(asked)}"
             for alias in node.names:

@@ -15,12 +15,12 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
-from helpers.practice import NAMES, STORIES, Quiz, exercises, passed
+from helpers.practice import NAMES, STORIES, Done, Quiz, exercises, read_progress
 from three_axes.foreign import plain
 from three_axes.table import Table
 from three_axes.terminal import fitted, put
 
-Class = list[tuple[str, passed.Done]]  # a student's name, and what they have done
+Class = list[tuple[str, Done]]  # a student's name, and what they have done
 
 
 def collect(folder: Path) -> tuple[Class, list[str]]:
@@ -36,7 +36,7 @@ def collect(folder: Path) -> tuple[Class, list[str]]:
         of_folder = path.name == "progress.json" and path.parent != folder
         who = path.parent if of_folder else path.with_suffix("")
         try:
-            students.append((plain(who.relative_to(folder)), passed.read(path)))
+            students.append((plain(who.relative_to(folder)), read_progress(path)))
         except (OSError, ValueError) as e:
             unread.append(plain(e, 2000))
     return students, unread

@@ -60,7 +60,7 @@ def is_kept() -> bool:
     return os.environ.get("THREE_AXES_PROGRESS") != ""
 
 
-def read(path: Path) -> Done:
+def read_progress(path: Path) -> Done:
     """A progress file; its names are fit for a terminal. Raises OSError, and ValueError for another file."""
     given = read_json(path)
     try:
@@ -78,7 +78,7 @@ def read(path: Path) -> Done:
 def mine(folder: Path | None = None) -> Done:
     """The reader's own, who works in this folder, or here. A file that cannot be read counts as none."""
     try:
-        return read(path) if (path := file(folder or Path.cwd())) else Done()
+        return read_progress(path) if (path := file(folder or Path.cwd())) else Done()
     except (OSError, ValueError):
         return Done()
 

@@ -300,6 +300,12 @@ SAME, LESS = "all_reduce of float32[2]", "all_reduce of float32[1]"
         # All on one line: uneven tensors, and nobody skipped anything.
         (begun(SAME, SAME, SAME), [note(0), note(1), note(2, brought=LESS)], "ranks 0–2 do not agree"),
         (begun(SAME, SAME, SAME), [note(0), note(2, brought=LESS, line=9)], "ranks 0 and 2 do not agree"),
+        # Three sides: nobody knows which is the right one.
+        (
+            begun(SAME, SAME, SAME),
+            [note(0), note(1, brought="barrier", line=8), note(2, brought=LESS, line=9)],
+            "ranks 0–2 do not agree",
+        ),
         (begun(SAME, SAME, SAME), [note(0), note(1), note(2, brought=LESS, line=None)], "ranks 0–2 do not"),
         # This rank has gone on to the next, and keeps no line of the one before.
         (begun(SAME, SAME, SAME, SAME), [note(0, nth=4), note(2, brought=LESS, line=9)], "ranks 0 and 2 do"),

@@ -185,7 +185,7 @@ def test_progress_is_a_small_file_that_may_be_deleted(monkeypatch, tmp_path):
         file.write_text(broken)
         assert passed.mine() == passed.Done()
         with pytest.raises(ValueError, match="is no progress file of this course"):
-            passed.read(file)
+            passed.read_progress(file)
     file.unlink()
     assert passed.mine() == passed.Done()
     monkeypatch.setenv("THREE_AXES_PROGRESS", "/nowhere/at/all.json")

@@ -23,38 +23,43 @@ NAME = "last-collective"
 
 def box() -> int | None:
     """A descriptor of this rank's new box, which its recorder takes; None without torchrun."""
-    try:
-        return os.open(_folder() / NAME, os.O_RDWR | os.O_CREAT, 0o600)
-    except (KeyError, OSError):
-        return None
+    with suppress(OSError):
+        return os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o600) if (folder := _folder()) else None
+    return None
 
 
 def forget() -> None:
     """Remove this rank's box: all went well."""
-    with suppress(KeyError, OSError):
-        os.remove(_folder() / NAME)
+    with suppress(OSError):
+        if folder := _folder():
+            os.remove(folder / NAME)
 
 
 def tell(begun: Mapping[Channel, Begun], me: int, say: Callable[[str], None]) -> None:
     """Say where ranks of this host began what does not meet, unless another rank has said so. The others wait
     here until it is said, so that it stands above their tracebacks. begun: what this rank, `me`, has begun.
     """
-    with suppress(KeyError, OSError), open(_folder().parent / NAME, "a+") as said:
+    if not (folder := _folder()):
+        return
+    with suppress(OSError), open(folder.parent / NAME, "a+") as said:
         fcntl.flock(said, fcntl.LOCK_EX)
         said.seek(0)
-        if not said.read() and (words := disagreement(begun, me, list(_notes()))):
+        if not said.read() and (words := disagreement(begun, me, list(_notes(folder.parent)))):
             said.write(words)
             say(words)
 
 
-def _folder() -> Path:
-    """Of this rank, in this start of the job; those of the host's other ranks lie beside it."""
-    return Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent
+def _folder() -> Path | None:
+    """The folder of this rank in this start of the job, where torchrun made one. Those of the host's other
+    ranks lie beside it.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(file).parent if file else None
 
 
-def _notes() -> Iterator[dict]:
-    for file in _folder().parent.glob(f"*/{NAME}"):
-        with suppress(ValueError):  # it has begun nothing, or its line is in a file of a very long name
+def _notes(folders: Path) -> Iterator[dict]:
+    for file in folders.glob(f"*/{NAME}"):
+        with suppress(ValueError):  # it has begun nothing, or what it has begun did not fit into the box
             yield json.loads(file.read_bytes().rstrip(b"\0"))
 
 
@@ -77,22 +82,22 @@ def disagreement(begun: Mapping[Channel, Begun], me: int, notes: list[dict]) -> 
 
 
 def _in_words(nth: int, sides: dict[str, dict[int, Line | None]]) -> str:
-    few, *rest = sorted(sides.values(), key=lambda side: (len(side), min(side)))
-    others = {rank: line for side in rest for rank, line in side.items()}
-    head = f"{ranks(sorted({*few, *others}))} do not agree on a collective:"
-    begun_at, elsewhere = {*few.values()}, {*others.values()}
-    if len(few) < len(others) and None not in begun_at | elsewhere and not begun_at & elsewhere:
-        head = (
-            f"{ranks(sorted(few))} did not come to the collective that {ranks(sorted(others))} began, but to"
-            " another:"
-        )
+    """sides: what was brought -> the ranks that brought it, each with its line, None where it is unknown."""
+    by_size = sorted(sides.values(), key=lambda side: (len(side), min(side)))
+    head = f"{ranks([rank for side in by_size for rank in side])} do not agree on a collective:"
+    few, many = by_size[0], by_size[-1]
+    here, there = {*few.values()}, {*many.values()}
+    is_known = len(by_size) == 2 and len(few) < len(many) and None not in here | there
+    if is_known and not here & there:
+        others = ranks(list(many))
+        head = f"{ranks(list(few))} did not come to the collective that {others} began, but to another:"
     places = [
-        f"    {ranks(sorted(rank for rank, at in side.items() if at == line))}: {show(line)}"
-        for side in (few, *rest)
+        f"    {ranks([rank for rank, at in side.items() if at == line])}: {show(line)}"
+        for side in by_size
         for line in dict.fromkeys(side.values())
         if line
     ]
-    brought = "; ".join(f"{ranks(sorted(side))} brought {what}" for what, side in sides.items())
+    brought = "; ".join(f"{ranks(list(side))} brought {what}" for what, side in sides.items())
     return "\n".join(
         [
             f"\nin this job {head}",

@@ -29,7 +29,7 @@ from .moves import Channel, Moves, Operation
 from .operators import InBatch, OnStream, type_of
 from .report import CollectiveCount, Report
 
-BOX_BYTES = 4096
+BOX_BYTES = 4096  # the members of a group stand in it twice: some hundred fit
 
 
 @dataclass(eq=False)
@@ -199,11 +199,13 @@ class Recorder(Listener):
             row.wire, self._unseen = None, True  # NCCL moves these, past the operating system's counters
         elif row not in self._since_quiet:
             self._since_quiet.append(row)
-        number = self.moves.begin(call.channel, call.brought)
+        channel, brought = call.channel, call.brought
+        number = self.moves.begin(channel, brought)
         by_gloo = call.first is None or call.first.device.type == "cpu"
-        self._thread.begins = Operation(call.channel, number, call.needs, call.limit, by_gloo)
+        operation = Operation(channel, number, call.needs, call.limit, by_gloo)
+        self._thread.begins = operation
         if self.box is not None:
-            self._note(call, number, self.box)
+            self._note(call, operation, brought, self.box)
         if self.watch:
             self.watch(call.op, call.root, call.first)
         self._thread.issued_at = time.monotonic()  # before PyTorch has it: from then on other ranks may go on
@@ -351,7 +353,7 @@ class Recorder(Listener):
                 with suppress(ValueError):
                     self._open.remove(issued)
 
-    def _note(self, call: Call, nth: int, box: int) -> None:
+    def _note(self, call: Call, operation: Operation, brought: str, box: int) -> None:
         self._number += 1
         tensor = call.first if call.op != "barrier" else None
         peer = call.root if call.op in ("send", "recv") else None
@@ -360,9 +362,9 @@ class Recorder(Listener):
             "axis": call.axis,
             "rank": call.members[call.me],
             "number": self._number,
-            "channel": call.channel,
-            "nth": nth,  # in its channel
-            "brought": call.brought,
+            "channel": operation.channel,
+            "nth": operation.number,  # in its channel
+            "brought": brought,
             "at": time.monotonic(),
             "peer": call.root,
             # whom this rank cannot go on without
