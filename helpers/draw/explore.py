@@ -11,7 +11,7 @@ from collections.abc import Callable
 from html import escape
 
 from three_axes.paper import SCHEDULES, simulation
-from three_axes.plan import CLUSTERS, MODELS, Job, Layout, find_model, plan, stages_memory
+from three_axes.plan import CLUSTERS, MODELS, Job, Layout, estimate, find_model, plan
 
 from ..live import live
 from . import gantt, memory_by_stage, ranking
@@ -172,8 +172,7 @@ def stages_of(
     """
     job = Job(find_model(model), global_batch=64 * d, seq_len=8192 if "llama-3" in model else 4096)
     layout = Layout(dp=d, tp=t, pp=p, microbatch=b, zero=zero, recompute=recompute)
-    job.check(layout)
-    return layout, stages_memory(job, layout), job.cluster.device.memory
+    return layout, estimate(job, layout).stages, job.cluster.device.memory
 
 
 def memory(model: str = "llama-3-70b") -> Explorer:

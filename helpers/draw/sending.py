@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.patheffects import withStroke
 
 from three_axes.count import Traffic
-from three_axes.paper import crosses, groups
+from three_axes.paper import Placement, crosses
 
 from .picture import FAINT, HATCH, INK, PAPER, Picture, box, rank_colour, row_of_panels, styled, write_rank
 
@@ -122,7 +122,7 @@ def placement(sizes: dict[str, int], gpus_per_node: int) -> Picture:
             at = x - 0.45, -(node // wide) + 0.52
             box(ax, *at, wide - 0.1, node // wide - 0.08, facecolor="#F2F2F2", edgecolor=FAINT)
             ax.text(x + wide / 2 - 0.5, 0.62, f"node {k}", ha="center", va="bottom", fontsize=9)
-        of_axis = groups(axis, sizes)
+        of_axis = Placement(sizes).groups(axis)
         for members in of_axis:
             far = crosses(members, node)
             line = dict(arrowstyle="-", color=rank_colour(members[0]), connectionstyle="arc3,rad=0.16")

@@ -9,7 +9,7 @@ from matplotlib.patches import FancyArrowPatch, Patch
 from matplotlib.path import Path
 
 from three_axes.count import Traffic
-from three_axes.paper import coordinates
+from three_axes.paper import Placement
 from three_axes.table import human
 
 from .holding import PARTS
@@ -33,7 +33,7 @@ class _Split(NamedTuple):
     def part(self, rank: int, axis: str, of: int) -> tuple[float, float]:
         """(first, number): the rank's share of `of` things that the axis cuts; all of them without it."""
         n = self.sizes.get(axis, 1)
-        return coordinates(rank, self.sizes).get(axis, 0) * of / n, of / n
+        return Placement(self.sizes).coordinates(rank).get(axis, 0) * of / n, of / n
 
 
 @styled

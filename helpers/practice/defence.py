@@ -10,7 +10,7 @@ from functools import cached_property
 from html import escape
 from pathlib import Path
 
-from three_axes.paper import BUSIEST, algorithmic_bytes
+from three_axes.paper import algorithmic_bytes
 from three_axes.plan import (
     Axes,
     Estimate,
@@ -18,12 +18,10 @@ from three_axes.plan import (
     Layout,
     Plan,
     Proposal,
-    changed,
     document,
     estimate,
     plan,
     sent,
-    stages_memory,
     what_it_stops,
 )
 from three_axes.table import human
@@ -106,8 +104,7 @@ class Defence:
         parts = [
             f"{axis.upper()} sends {human(traffic[axis][0])} a GPU and step"
             f" {'between nodes' if traffic[axis][1] else 'inside the node'}{more.get(axis, '')}"
-            for axis in BUSIEST
-            if axis in traffic
+            for axis in sorted(traffic, key=traffic.get, reverse=True)
         ]
         sentence = "; ".join(parts) + "."
         if not any(far for _, far in traffic.values()):
@@ -150,7 +147,7 @@ class Defence:
         """Tokens/s a GPU with half the bandwidth between nodes, and which layout is then the fastest."""
         if not any(far for _, far in self.traffic().values()):
             return "Nothing changes: no group of this layout leaves its node."
-        mine = changed(self.estimate, "speed between nodes", 0.5)
+        mine = estimate(self.job.changed("speed between nodes", 0.5), self.layout)
         return f"{self._tokens(mine)}. {self._best(mine)}"
 
     def _best(self, mine: Estimate) -> str:
@@ -216,8 +213,10 @@ class Defence:
 
     def memory_picture(self) -> Picture:
         """Bars: bytes by kind on a GPU of each stage, and how much the GPU has."""
-        stages, capacity = stages_memory(self.job, self.layout), self.job.cluster.device.memory
-        return memory_by_stage(stages, capacity, f"What a GPU of each stage holds: {self.layout}")
+        capacity = self.job.cluster.device.memory
+        return memory_by_stage(
+            self.estimate.stages, capacity, f"What a GPU of each stage holds: {self.layout}"
+        )
 
     def time_picture(self) -> Picture:
         """Bars that add up to the step, in seconds: computing, then all other parts."""

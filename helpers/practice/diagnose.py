@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from three_axes.paper import Op, Schedule, Stuck, Timeline, schedules, simulate
+from three_axes.paper import SCHEDULES, Op, Schedule, Stuck, Timeline, simulate
 
 
 class Illegal(ValueError):
@@ -99,10 +99,11 @@ def _some(numbers: list[int]) -> str:
 
 def recognise(ops: list[list[Op]], m: int) -> str:
     """The name of a known schedule with these operations, or 'your own'."""
-    for known in (schedules.gpipe, schedules.one_f_one_b, schedules.zb_h1, schedules.zb_h2):
-        if known(len(ops), m).ops == ops:
-            return known(len(ops), m).name
-    if [mine[:m] + mine[m:][::-1] for mine in schedules.gpipe(len(ops), m).ops] == ops:
+    known = {name: SCHEDULES[name].make(len(ops), m).ops for name in ("GPipe", "1F1B", "ZB-H1", "ZB-H2")}
+    for name, its in known.items():
+        if its == ops:
+            return name
+    if [mine[:m] + mine[m:][::-1] for mine in known["GPipe"]] == ops:
         return "GPipe, backwards in reverse order"
     return "your own"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
-from three_axes.paper import algorithmic_bytes, placement, schedules, simulation
+from three_axes.paper import SCHEDULES, Placement, algorithmic_bytes, crosses, simulate
 from three_axes.plan import states
 from three_axes.table import human
 
@@ -99,7 +99,7 @@ def bubble(p: int, m: int) -> Question:
         p / (m + p): "the last stage starts p − 1 forwards late, not p.",
         (p - 1) / p: "that is one batch, not cut.",
     }
-    share = simulation.simulate(schedules.one_f_one_b(p, m)).bubble
+    share = simulate(SCHEDULES["1F1B"].make(p, m)).bubble
     return Question(
         f"{p} equal stages, {m} microbatches, 1F1B. What share of wall time is a stage idle?",
         _sorted(share, wrong, lambda x: f"{x:.0%}"),
@@ -117,7 +117,7 @@ def in_flight(p: int, m: int, rank: int) -> Question:
     return Question(
         f"{p} stages, {m} microbatches, 1F1B. How many microbatches does rank {rank} hold for backward, at"
         " most?",
-        _sorted(simulation.simulate(schedules.one_f_one_b(p, m)).in_flight(rank), wrong, str),
+        _sorted(simulate(SCHEDULES["1F1B"].make(p, m)).in_flight(rank), wrong, str),
         ("07", "Two orders"),
     )
 
@@ -125,7 +125,7 @@ def in_flight(p: int, m: int, rank: int) -> Question:
 def leaving(pp: int, dp: int, tp: int) -> Question:
     """Answer: the axes for which rank 0's group crosses nodes of 8."""
     sizes = {"pp": pp, "dp": dp, "tp": tp}
-    far = {axis for axis in sizes if placement.crosses(placement.group(0, axis, sizes), 8)}
+    far = {axis for axis in sizes if crosses(Placement(sizes).group(0, axis), 8)}
     why = f"a tp group spans {tp} ranks, a dp group {dp * tp}, a pp group {pp * dp * tp}; a node has 8."
     sets = {"none": set(), "pp": {"pp"}, "dp and pp": {"dp", "pp"}, "all three": {"pp", "dp", "tp"}}
     return Question(

@@ -43,7 +43,7 @@ def test_spans_waits_and_one_clock(world):
 @pytest.mark.parametrize("m", [4, 8, 16])
 def test_in_flight_is_exact_and_a_step_no_shorter_than_on_paper(world, make, m):
     schedule, unit = make(4, m), 0.01
-    t = d07.on_ranks(world, schedule, tries=1, unit=unit)
+    t = d07.on_ranks(world, schedule, unit, again=False)
     paper = simulate(schedule)
     assert [t.in_flight(r) for r in range(4)] == [paper.in_flight(r) for r in range(4)]
     one = 1 * 1 * 256 * 4  # bytes of one microbatch's activation; an inner stage keeps nothing else
@@ -103,7 +103,7 @@ def test_weights_are_not_activations_even_when_fsdp_swaps_them(world):
 
 def test_a_picture_of_measured_and_predicted(world):
     schedule = schedules.one_f_one_b(4, 4)
-    measured = d07.on_ranks(world, schedule, tries=1, unit=0.002)
+    measured = d07.on_ranks(world, schedule, 0.002, again=False)
     both = {"predicted": d07.on_paper(schedule), "measured": measured}
     picture = gantt.timeline(both, "1F1B", critical=True)
     assert picture.png()[:4] == b"\x89PNG"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from three_axes.paper import Network, by_hand, placement
+from three_axes.paper import Network, Placement, by_hand, crosses
 from three_axes.paper.collectives import algorithmic_bytes, seconds
 from three_axes.paper.schedules import gpipe, interleaved, one_f_one_b
 from three_axes.paper.simulation import Times, simulate
@@ -97,7 +97,7 @@ def test_bytes_of_a_step():
 @pytest.mark.parametrize("sizes", [dict(pp=2, dp=2, tp=2), dict(dp=2, pp=4, tp=1), dict(pp=1, dp=16, tp=8)])
 def test_groups(sizes):
     for axis in sizes:
-        assert by_hand.neighbours_apart(axis, sizes) == placement.stride(axis, sizes)
+        assert by_hand.neighbours_apart(axis, sizes) == Placement(sizes).stride(axis)
         for node in (4, 8):
-            crossing = any(placement.crosses(group, node) for group in placement.groups(axis, sizes))
+            crossing = any(crosses(group, node) for group in Placement(sizes).groups(axis))
             assert by_hand.leaves_the_node(axis, sizes, node) == crossing

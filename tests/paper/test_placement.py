@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from three_axes.paper import placement
+from three_axes.paper import Placement, crosses
 from three_axes.plan import Layout
 
 GRIDS = st.permutations(["dp", "pp", "tp"]).flatmap(
@@ -18,17 +18,17 @@ GRIDS = st.permutations(["dp", "pp", "tp"]).flatmap(
 def test_groups_partition_the_ranks_and_hold_one_coordinate_free(sizes):
     n = math.prod(sizes.values())
     for axis in sizes:
-        groups = placement.groups(axis, sizes)
+        groups = Placement(sizes).groups(axis)
         assert sorted(r for g in groups for r in g) == list(range(n))
         assert {len(g) for g in groups} == {sizes[axis]}
         for members in groups:
             others = {
-                tuple(v for a, v in placement.coordinates(r, sizes).items() if a != axis) for r in members
+                tuple(v for a, v in Placement(sizes).coordinates(r).items() if a != axis) for r in members
             }
-            assert len(others) == 1 and members == placement.group(members[-1], axis, sizes)
-            assert all(b - a == placement.stride(axis, sizes) for a, b in zip(members, members[1:]))
+            assert len(others) == 1 and members == Placement(sizes).group(members[-1], axis)
+            assert all(b - a == Placement(sizes).stride(axis) for a, b in zip(members, members[1:]))
     a, b = 0, n - 1
-    assert placement.axis_between(a, b, sizes) == (
+    assert Placement(sizes).axis_between(a, b) == (
         next((x for x in sizes if sizes[x] > 1), None) if sum(s > 1 for s in sizes.values()) == 1 else None
     )
 
@@ -43,17 +43,17 @@ def test_it_is_the_grid_that_pytorch_makes(world):
         return {axis: dist.get_process_group_ranks(grid[axis].get_group()) for axis in ("pp", "dp", "tp")}
 
     sizes = {"pp": 1, "dp": 2, "tp": 2}
-    assert world.run(mesh) == [{axis: placement.group(r, axis, sizes) for axis in sizes} for r in range(4)]
+    assert world.run(mesh) == [{axis: Placement(sizes).group(r, axis) for axis in sizes} for r in range(4)]
 
 
 def test_what_crosses_a_node():
     llama = {"dp": 128, "pp": 16, "tp": 8}
-    assert [axis for axis in llama if placement.crosses(placement.group(0, axis, llama), 8)] == ["dp", "pp"]
+    assert [axis for axis in llama if crosses(Placement(llama).group(0, axis), 8)] == ["dp", "pp"]
 
 
 def test_a_rank_off_the_grid_is_refused():
     with pytest.raises(ValueError, match=r"rank 8 is not on a grid of 2 × 2 × 2 = 8, whose ranks are 0 to 7"):
-        placement.coordinates(8, {"dp": 2, "pp": 2, "tp": 2})
+        Placement({"dp": 2, "pp": 2, "tp": 2}).coordinates(8)
 
 
 def test_with_cp_those_of_the_same_weights_are_counted_over_both_axes():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_memory import activations_per_layer
 
 from three_axes.files import rows_of
-from three_axes.paper import placement
+from three_axes.paper import Placement
 from three_axes.paper.collectives import all_to_all_seconds
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Job, Layout, estimate, plan
 from three_axes.plan.cost import constants, seconds_of, step_terms, work
@@ -39,10 +39,10 @@ def test_both_foldings_partition_the_ranks(d, c, t, p, ep, etp):
         return
     for sizes in (layout.sizes, layout.expert_sizes):
         for axis in sizes:
-            ranks = [r for group in placement.groups(axis, sizes) for r in group]
+            ranks = [r for group in Placement(sizes).groups(axis) for r in group]
             assert sorted(ranks) == list(range(layout.ranks))
     # A stage is the same ranks either way.
-    assert placement.groups("pp", layout.sizes) == placement.groups("pp", layout.expert_sizes)
+    assert Placement(layout.sizes).groups("pp") == Placement(layout.expert_sizes).groups("pp")
 
 
 def test_bytes_of_dispatch_and_combine():

@@ -14,16 +14,16 @@ from test_memory import activations_per_layer
 from three_axes.paper.collectives import group_seconds, ring_seconds
 from three_axes.paper.hardware import find_cluster
 from three_axes.paper.pipelines import SCHEDULES
-from three_axes.paper.placement import crosses, groups, reach
+from three_axes.paper.placement import Placement, crosses
 from three_axes.paper.simulation import Times, simulate
 from three_axes.plan import CLUSTERS, FRAMEWORKS, MODELS, Cluster, Job, Layout, ModelShape, estimate, plan
 from three_axes.plan.cost import constants, step_terms, work
 from three_axes.plan.flags import flags
 from three_axes.plan.frameworks import TEXTBOOK, find_framework
+from three_axes.plan.job import CHANGES
 from three_axes.plan.layout import ORDER
 from three_axes.plan.memory import in_flight, largest_stage, stage_memory
 from three_axes.plan.operations import layer
-from three_axes.plan.planner import CHANGES
 from three_axes.plan.possible import check
 from three_axes.plan.traffic import sent
 
@@ -34,7 +34,7 @@ EVERY = replace(TEXTBOOK, schedules=tuple(SCHEDULES))
 
 def bandwidth(cluster, members, stride):
     """Bytes/s of each rank in a large ring of neighbours that are `stride` apart."""
-    inside, nodes = reach("dp", {"dp": members, "tp": stride}, cluster.gpus_per_node)
+    inside, nodes = Placement({"dp": members, "tp": stride}).reach("dp", cluster.gpus_per_node)
     seconds = float(ring_seconds("all_reduce", 1e15, inside, nodes, cluster))
     return 2 * (members - 1) / members * 1e15 / seconds
 
@@ -62,13 +62,15 @@ def test_measured_rings_set_the_pace_where_they_are_slower():
 def test_two_axes_never_get_a_nodes_links_at_once(order, d, t, p, node):
     """What `reach` says of an axis is what its groups do, and together they find room in a node."""
     layout = Layout(dp=d, tp=t, pp=p, order=tuple(order))
-    inside = {axis: int(reach(axis, layout.sizes, node)[0]) for axis in order}
+    inside = {axis: int(Placement(layout.sizes).reach(axis, node)[0]) for axis in order}
     assert inside["dp"] * inside["tp"] * inside["pp"] <= max(node, 1)
     if layout.ranks <= 256 and all(node % k == 0 or k % node == 0 for k in _spans(layout)):
         for axis in order:
-            far = any(crosses(g, node) for g in groups(axis, layout.sizes))
-            assert far == (int(reach(axis, layout.sizes, node)[1]) > 1)
-            assert sorted(r for g in groups(axis, layout.sizes) for r in g) == list(range(layout.ranks))
+            far = any(crosses(g, node) for g in Placement(layout.sizes).groups(axis))
+            assert far == (int(Placement(layout.sizes).reach(axis, node)[1]) > 1)
+            assert sorted(r for g in Placement(layout.sizes).groups(axis) for r in g) == list(
+                range(layout.ranks)
+            )
 
 
 def _spans(layout):

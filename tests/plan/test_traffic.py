@@ -14,7 +14,7 @@ from helpers.ranks import current
 from helpers.toy import experts
 from helpers.train import Config
 from three_axes.count.traffic import Traffic
-from three_axes.paper import placement
+from three_axes.paper import Placement
 from three_axes.paper.collectives import algorithmic_bytes
 from three_axes.paper.schedules import one_f_one_b
 from three_axes.plan import MODELS, Job, Layout, operations
@@ -110,7 +110,7 @@ def test_who_sends_to_whom_is_the_layouts_order(eight):
     sizes = Layout(dp=2, tp=2, pp=2).sizes
     if eight.traffic.matrix:
         talked = {other for other, size in enumerate(eight.traffic.matrix[0]) if size > 10_000}
-        assert talked == {1, 2, 4} == {placement.group(0, axis, sizes)[1] for axis in sizes}
+        assert talked == {1, 2, 4} == {Placement(sizes).group(0, axis)[1] for axis in sizes}
 
 
 @pytest.fixture(scope="module")

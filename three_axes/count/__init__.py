@@ -9,7 +9,7 @@ from ..doors import door
 
 __getattr__, __dir__ = door(
     __name__,
-    clock=["Span", "TRIES", "Timeline", "shortest"],
+    clock=["Span", "Timeline", "shortest"],
     deadlock=["Deadlock", "prove"],
     interpose=["interposer"],
     meter=["Recorder"],

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..paper import placement
 from ..paper.axes import REPLICATING
 from ..paper.collectives import algorithmic_bytes
+from ..paper.placement import Placement
 from ..plan.job import Job
 from ..plan.layout import Layout
 from ..plan.traffic import Call, calls
@@ -24,13 +24,13 @@ def against(
 ) -> tuple[Table, list[str]]:
     """One step of a rank, as counted and as the list has it: a table, and what the differences mean."""
     sizes = layout.sizes
-    stage = placement.group(rank, "pp", sizes).index(rank)
-    groups = {axis: placement.group(rank, axis, sizes) for axis, n in sizes.items() if n > 1}
+    stage = Placement(sizes).group(rank, "pp").index(rank)
+    groups = {axis: Placement(sizes).group(rank, axis) for axis, n in sizes.items() if n > 1}
     if layout.shard:
         groups |= _hybrid(layout, groups, rank)
     if job.model.experts:
         folded = layout.expert_sizes
-        groups |= {axis: placement.group(rank, axis, folded) for axis, n in folded.items() if n > 1}
+        groups |= {axis: Placement(folded).group(rank, axis) for axis, n in folded.items() if n > 1}
     predicted = {(c.op, c.axis): c for c in calls(job, layout, stage)}
     counted: dict[tuple[str, str], CollectiveCount] = {}
     for row in rows:

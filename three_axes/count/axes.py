@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import lines
-from ..paper import placement
+from ..paper.placement import Placement
 from ..pytorch_private import RESOLVE, functional
 
 FSDP, PIPELINING = "_fully_shard", "distributed/pipelining"  # PyTorch's folders of them
@@ -144,7 +144,7 @@ def said(text: str, size: int) -> list[tuple[str, list[int]]]:
         sizes = {axis: int(n) for axis, n in (part.split("=") for part in text.split(","))}
         if (n := math.prod(sizes.values())) != size:
             raise ValueError(f"--axes {text} is of {n} ranks, and this job has {size}")
-        return [(axis, group) for axis in sizes for group in placement.groups(axis, sizes)]
+        return [(axis, group) for axis in sizes for group in Placement(sizes).groups(axis)]
     try:
         groups = json.loads(given)
         ranks = [rank for group in groups for rank in group]

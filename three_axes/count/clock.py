@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeVar
 
 COMPUTE = ("F", "B", "I", "W", "step", "busy")
 T = TypeVar("T")
-TRIES = 6  # of a timed step, at most
 
 
 class Span(NamedTuple):
@@ -31,14 +30,14 @@ class Span(NamedTuple):
     end: float
 
 
-def shortest(measure: Callable[[], T], seconds: Callable[[T], float], tries: int = TRIES) -> T:
+def shortest(measure: Callable[[], T], seconds: Callable[[T], float]) -> T:
     """What `measure()` returned when it took fewest seconds: other programs can only lengthen a run.
 
-    It is called until the two shortest runs differ by less than 5 %, and at most `tries` times. So a busy
-    machine gets more tries than a quiet one.
+    It is called until the two shortest runs differ by less than 5 %, and at most six times. So a busy machine
+    gets more tries than a quiet one.
     """
     runs: list[T] = []
-    while len(runs) < tries and (len(runs) < 2 or seconds(runs[1]) > 1.05 * seconds(runs[0])):
+    while len(runs) < 6 and (len(runs) < 2 or seconds(runs[1]) > 1.05 * seconds(runs[0])):
         runs = sorted([*runs, measure()], key=seconds)
     return runs[0]
 

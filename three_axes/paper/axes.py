@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-TALKS = ("layer", "microbatch", "step")
-
 
 class Axis(NamedTuple):
     """name: of its size and its flag. called: in words. splits: what its ranks share. talks: how often they
@@ -100,4 +98,3 @@ NAMED = {axis.name: axis for axis in (*AXES, *GROUPS)}
 ALWAYS = tuple(axis.name for axis in AXES if not axis.beside and not axis.folds)  # said where they are 1 too
 FOLDED = tuple(axis.name for axis in AXES if axis.folds)
 REPLICATING = tuple(axis.name for axis in AXES if axis.replicates)
-BUSIEST = tuple(sorted(NAMED, key=lambda name: TALKS.index(NAMED[name].talks)))  # these first

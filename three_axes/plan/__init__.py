@@ -11,7 +11,7 @@ from .estimate import Estimate, estimate
 from .frameworks import FRAMEWORKS, TOY, Framework
 from .job import Job, Lora
 from .layout import Axes, Layout
-from .memory import BYTES_PER_PARAMETER, stage_memory, stage_params, stages_memory, states
+from .memory import BYTES_PER_PARAMETER, states
 from .models import MODELS, ModelShape, find_model
 from .planner import Plan, plan
 
@@ -19,9 +19,9 @@ __getattr__, __dir__ = door(  # what `plan` itself does without
     __name__,
     interruptions=["what_it_stops"],
     measured=["of_your_source"],
-    meeting=["TOKENS_PER_PARAMETER", "Proposal", "changed"],
+    meeting=["TOKENS_PER_PARAMETER", "Proposal"],
     page=["document"],
-    traced=["beyond", "microbatches", "traced_job"],
+    traced=["beyond", "traced_job"],
     traffic=["calls", "sent"],
     validation=["bubble_rates", "table"],
 )

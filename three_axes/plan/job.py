@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..checks import whole
@@ -92,6 +92,26 @@ def find_precision(name: str) -> Precision:
     return PRECISIONS[name]
 
 
+# What may turn out otherwise -> the job then, times a factor.
+CHANGES = {
+    "speed between nodes": lambda j, f: replace(j, cluster=_times(j.cluster, "inter_node_bandwidth", f)),
+    "speed inside a node": lambda j, f: replace(j, cluster=_times(j.cluster, "intra_node_bandwidth", f)),
+    "memory of a GPU": lambda j, f: replace(
+        j, cluster=replace(j.cluster, device=_times(j.cluster.device, "memory", f))
+    ),
+    "global batch": lambda j, f: replace(j, global_batch=_whole_if_it_is(j.global_batch * f)),
+    "sequence length": lambda j, f: replace(j, seq_len=max(1, int(j.seq_len * f))),
+}
+
+
+def _whole_if_it_is(x: float) -> float:
+    return int(x) if x == int(x) else x
+
+
+def _times(record, field: str, factor: float):
+    return replace(record, **{field: getattr(record, field) * factor})
+
+
 @dataclass(frozen=True)
 class Job:
     """global_batch: sequences of seq_len tokens in one step, over all ranks. precision: of matrix products,
@@ -114,6 +134,10 @@ class Job:
         whole("seq_len", self.seq_len)
         if not self.cluster.device.rate(find_precision(self.precision).rate):
             raise ValueError(f"{self.cluster.device.name} has no rate for {self.precision} here; take bf16")
+
+    def changed(self, what: str, factor: float) -> Job:
+        """This job with one thing (of CHANGES) times `factor`. Raises ValueError where no job can have it."""
+        return CHANGES[what](self, factor)
 
     def microbatches(self, layout: Layout):
         """m: how many microbatches go through each replica in a step. Takes arrays."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..paper.axes import ALWAYS, AXES, FOLDED, REPLICATING
 from ..paper.pipelines import SCHEDULES, Pipeline
-from ..paper.placement import reach
+from ..paper.placement import Placement
 
 RECOMPUTE = ("none", "selective", "modules", "per-op", "full")
 # Of Megatron-LM, torchtitan and DeepSpeed. Llama 3's paper puts dp outermost, and pp before it. cp lies next
@@ -97,7 +97,7 @@ class Layout(_Sizes):
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Axis -> how many ranks, the outermost axis first: what `placement` asks for."""
+        """Axis -> how many ranks, the outermost axis first: what a `Placement` is of."""
         order = list(self.order)
         for axis in AXES:
             if axis.beside and np.any(np.asarray(getattr(self, axis.name)) != 1):
@@ -161,20 +161,20 @@ class Layout(_Sizes):
 
     def _reach(self, axis: str, gpus_per_node: int) -> tuple:
         if axis in ("edp", *FOLDED):
-            return reach(axis, self.expert_sizes, gpus_per_node)
+            return Placement(self.expert_sizes).reach(axis, gpus_per_node)
         if axis in PARTS:
             whole, part = PARTS[axis]
             near, parts = self.reach(whole, gpus_per_node)[0], self.members(part)
             inside = np.minimum(parts, near) if axis == part else np.maximum(1, near // parts)
             inside = np.minimum(inside, self.members(axis))
             return inside, -(-self.members(axis) // inside)
-        sizes = self.sizes
+        sizes, placed = self.sizes, Placement(self.sizes)
         if axis not in sizes:
             return 1, 1
         if axis == "dp":
-            inside = math.prod(reach(one, sizes, gpus_per_node)[0] for one in REPLICATING if one in sizes)
+            inside = math.prod(placed.reach(one, gpus_per_node)[0] for one in REPLICATING if one in sizes)
             return inside, -(-self.replicas // inside)
-        return reach(axis, sizes, gpus_per_node)
+        return placed.reach(axis, gpus_per_node)
 
     def alike(self) -> tuple[Layout, np.ndarray | None]:
         """(layouts, which): the different layouts that a layer sees, and each layout's place among them.

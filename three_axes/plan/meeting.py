@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from ..table import Table, human
 from .estimate import HEADROOM, Estimate, estimate
 from .interruptions import RESTART, in_words, interruptions
+from .job import CHANGES
 from .layout import Layout
-from .planner import CHANGES, Plan, plan
+from .planner import Plan, plan
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, Table 3, where the reader does not say how many tokens
 
@@ -25,14 +26,9 @@ def needs(layout: Layout) -> list[str]:
     return [name for name, true in words.items() if true]
 
 
-def changed(e: Estimate, what: str, factor: float) -> Estimate:
-    """The same layout's step with one thing (of CHANGES) times `factor`."""
-    return estimate(CHANGES[what](e.job, factor), e.layout)
-
-
 def lost_with_half_the_network(e: Estimate) -> float:
     """Share of its speed that a layout loses when the bandwidth between nodes halves."""
-    return 1 - e.step_seconds / changed(e, "speed between nodes", 0.5).step_seconds
+    return 1 - e.step_seconds / estimate(e.job.changed("speed between nodes", 0.5), e.layout).step_seconds
 
 
 def close_calls(of: Plan) -> str:

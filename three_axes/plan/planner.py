@@ -16,28 +16,9 @@ from ..table import Table, human
 from .candidates import Candidate, Candidates
 from .certainty import Sure, sure
 from .estimate import HEADROOM, OVER, Estimate, estimate
-from .job import Job
+from .job import CHANGES, Job
 from .layout import Axes, Layout
 from .space import Space
-
-# What may turn out otherwise -> the job then, times a factor. Raises ValueError where no job can have that.
-CHANGES = {
-    "speed between nodes": lambda j, f: replace(j, cluster=_times(j.cluster, "inter_node_bandwidth", f)),
-    "speed inside a node": lambda j, f: replace(j, cluster=_times(j.cluster, "intra_node_bandwidth", f)),
-    "memory of a GPU": lambda j, f: replace(
-        j, cluster=replace(j.cluster, device=_times(j.cluster.device, "memory", f))
-    ),
-    "global batch": lambda j, f: replace(j, global_batch=_whole_if_it_is(j.global_batch * f)),
-    "sequence length": lambda j, f: replace(j, seq_len=max(1, int(j.seq_len * f))),
-}
-
-
-def _whole_if_it_is(x: float) -> float:
-    return int(x) if x == int(x) else x
-
-
-def _times(record, field: str, factor: float):
-    return replace(record, **{field: getattr(record, field) * factor})
 
 
 @dataclass(eq=False, repr=False)
@@ -199,7 +180,7 @@ class Plan:
     def changed(self, what: str, factor: float) -> Plan | None:
         """The plan with one thing (of CHANGES) times `factor`; None where no job can have that."""
         try:
-            job = CHANGES[what](self.job, factor)
+            job = self.job.changed(what, factor)
         except ValueError:
             return None
         space = self.space if self.space.serves(job) else Space(job, self.gpus, self.space.only)

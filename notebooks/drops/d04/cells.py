@@ -13,7 +13,7 @@ from drops.measured import Step
 from helpers import toy
 from helpers.ranks import World, current
 from three_axes.count import Timeline
-from three_axes.paper import Schedule, gpipe
+from three_axes.paper import SCHEDULES, Schedule
 
 
 def step_by(schedule: Schedule, chunks: dict[int, torch.nn.Module], batch: tuple, **options) -> float | None:
@@ -24,7 +24,9 @@ def step_by(schedule: Schedule, chunks: dict[int, torch.nn.Module], batch: tuple
 
 
 def timed_step(
-    world: World, schedule: Schedule = gpipe(4, 1), watch: Callable = lambda stage: nullcontext()
+    world: World,
+    schedule: Schedule = SCHEDULES["GPipe"].make(4, 1),
+    watch: Callable = lambda stage: nullcontext(),
 ) -> Timeline:
     """One step of the toy by a schedule, by default with one batch, on the clock. watch(stage): what it runs
     in.

@@ -13,18 +13,18 @@ from drops.d04 import step_by, timed_step
 from helpers import toy
 from helpers.ranks import World, current, memory
 from three_axes.count import Timeline, Traffic, clock
-from three_axes.paper import Schedule, schedules, simulate, simulation
+from three_axes.paper import SCHEDULES, Schedule, simulate, simulation
 
 UNIT = 0.030  # seconds of a stand-in's forward; its backward takes two of them
 
 
 def on_ranks(
-    world: World, schedule: Schedule, tries: int = clock.TRIES, unit: float = UNIT, work: Sequence[float] = ()
+    world: World, schedule: Schedule, unit: float = UNIT, work: Sequence[float] = (), again: bool = True
 ) -> Timeline:
     """A schedule run on real ranks with timed stand-ins for compute; a stage in v chunks takes 1/v of `unit`
     for each.
 
-    work: how many times `unit` each stage takes, if they differ. tries: see `clock.shortest`.
+    work: how many times `unit` each stage takes, if they differ. again: the shortest of a few runs.
     """
 
     def run():
@@ -41,7 +41,7 @@ def on_ranks(
         world.run(run)
         return world.timeline
 
-    return clock.shortest(once, lambda t: t.makespan, tries)
+    return clock.shortest(once, lambda t: t.makespan) if again else once()
 
 
 def on_paper(schedule: Schedule, unit: float = UNIT) -> simulation.Timeline:
@@ -64,7 +64,7 @@ def bytes_of(world: World, m: int, by: str) -> Traffic:
         rank, p = dist.get_rank(), dist.get_world_size()
         stage, batch = toy.split_depth(toy.ToyTransformer()), toy.make_batch()
         if by == "ours":
-            step_by(schedules.one_f_one_b(p, m), {rank: stage}, batch)
+            step_by(SCHEDULES["1F1B"].make(p, m), {rank: stage}, batch)
             return
         pipe = Schedule1F1B(PipelineStage(stage, rank, p, torch.device("cpu")), m, loss_fn=toy.loss_of)
         last = {"target": batch[1], "losses": []} if rank == p - 1 else {}

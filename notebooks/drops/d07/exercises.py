@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from helpers.practice import Answer, Asked, Run, diagnose, number, right
 from helpers.ranks import World
-from three_axes.paper import Times, schedules, simulate, simulation
+from three_axes.paper import SCHEDULES, Times, simulate, simulation
 
 from .cells import on_ranks
 
@@ -55,7 +55,7 @@ def _judged(orders: list[list[str]], m: int) -> tuple[str, str, simulation.Timel
         if leading == sorted(leading) and leading[0] < leading[-1]:
             return "the warm-up the wrong way round", f"Your later ranks warm up longer. {text}", None
         return e.misconception, text, None
-    best, name = simulate(schedules.one_f_one_b(p, m)), line.schedule.name
+    best, name = simulate(SCHEDULES["1F1B"].make(p, m)), line.schedule.name
     if any(op[0] in "IW" for ops in orders for op in ops):
         return "a backward in two parts", f"This is {name}.", line
     if name.startswith("GPipe"):
@@ -87,7 +87,7 @@ def _on_paper(line: simulation.Timeline | None) -> list[tuple[str, str, str]]:
     if not line:
         return []
     p, m = line.schedule.p, line.schedule.m
-    both = line, simulate(schedules.one_f_one_b(p, m))
+    both = line, simulate(SCHEDULES["1F1B"].make(p, m))
     return [
         (f"time for p = {p}, m = {m}, backward = 2 × forward", *(f"{x.makespan:.0f} units" for x in both)),
         ("microbatches in flight, by rank", *(str([x.in_flight(r) for r in range(p)]) for x in both)),
@@ -106,13 +106,13 @@ def _praised(run: Run) -> Answer:
     from helpers.draw import gantt
 
     small, _, large = _orders(run)
-    mine, best = diagnose.read(small, M), schedules.one_f_one_b(P, M)
+    mine, best = diagnose.read(small, M), SCHEDULES["1F1B"].make(P, M)
     with World(P, timeout=5) as world:
-        yours, theirs = (on_ranks(world, schedule, 1, 0.008) for schedule in (mine, best))
+        yours, theirs = (on_ranks(world, schedule, 0.008, again=False) for schedule in (mine, best))
     paper, equal = simulate(mine), Times(1, 0.5, 0.5)
     name = "This is 1F1B." if mine.name == "1F1B" else "This is not 1F1B to the letter, and as good."
     time, (held, _, fewest) = _on_paper(paper)
-    large = diagnose.read(large, 32), schedules.one_f_one_b(8, 32)
+    large = diagnose.read(large, 32), SCHEDULES["1F1B"].make(8, 32)
     answer = right(
         f"{name} The bubble is GPipe's, {paper.bubble:.2%} of wall time; what shrank is the number of"
         " microbatches in flight. Below: on paper, with the critical path; and on four real ranks.",
@@ -139,7 +139,7 @@ one_f_one_b = Asked(
         "After the warm-up, forwards run out first. As many backwards are left as there were warm-up"
         " forwards: the drain.",
     ],
-    without=("schedules",),
+    without=("SCHEDULES",),
     cases=[(rank, p, m) for p, m in SIZES for rank in range(p)],
     compares=False,
     praise=_praised,
@@ -159,7 +159,7 @@ def bubble(schedule, p, m):
     return (p - 1) / (m + p - 1)
 
 
-MAKE = {"GPipe": schedules.gpipe, "1F1B": schedules.one_f_one_b}
+MAKE = {name: SCHEDULES[name].make for name in ("GPipe", "1F1B")}
 BUBBLES = [(name, p, m) for name in MAKE for p, m in ((4, 8), (8, 32), (2, 1), (1, 4), (3, 5))]
 
 
@@ -187,7 +187,7 @@ def _shares(run: Run, truth: Run) -> list[tuple[str, str, str]]:
 def _measured() -> tuple[str, str, str]:
     """The bubbles of both schedules on four ranks."""
     with World(P, timeout=10) as world:
-        bubbles = [on_ranks(world, make(P, M), 1).bubble for make in MAKE.values()]
+        bubbles = [on_ranks(world, make(P, M), again=False).bubble for make in MAKE.values()]
     return (
         "measured just now on four ranks",
         " and ".join(f"{x:.2f} with {name}" for x, name in zip(bubbles, MAKE)),
@@ -205,7 +205,7 @@ share = Asked(
         "Count a forward and its backward together as one. Then a stage's work is m, and the whole time"
         " is m + p - 1.",
     ],
-    without=("schedules", "simulation", "simulate"),
+    without=("SCHEDULES", "simulation", "simulate"),
     cases=BUBBLES,
     reads=number,
     tolerance=5e-4,

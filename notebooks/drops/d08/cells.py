@@ -14,7 +14,7 @@ from helpers import toy
 from helpers.emulate import networks
 from helpers.ranks import World, current
 from three_axes.count import Traffic, shortest
-from three_axes.paper import one_f_one_b, placement
+from three_axes.paper import SCHEDULES, Placement
 from three_axes.plan import MODELS, TOY, Job, Layout, find_model, sent
 from three_axes.table import Table, human
 
@@ -42,7 +42,7 @@ def expected_bytes(
     """
     layout = Layout(dp=d, tp=t, pp=p, sequence_parallel=False)
     model = replace(MODELS["toy"], hidden=hidden, layers=layers, ffn=4 * hidden, head_dim=hidden // 4)
-    stage = placement.coordinates(rank, layout.sizes)["pp"]
+    stage = Placement(layout.sizes).coordinates(rank)["pp"]
     return sent(Job(model, global_batch=b, seq_len=s, framework=TOY), layout, stage)
 
 
@@ -51,10 +51,10 @@ def by_axis(traffic: Traffic, sizes: dict[str, int], predicted: dict[str, float]
 
     Two ranks share one axis at most, so who sent to whom tells the axis.
     """
-    rows = []
+    rows, place = [], Placement(sizes)
     for axis in reversed(sizes):
         counted = sum(row.algorithmic for row in traffic.ranks[rank] if row.axis == axis)
-        along = [r for r in range(len(traffic.ranks)) if placement.axis_between(rank, r, sizes) == axis]
+        along = [r for r in range(len(traffic.ranks)) if place.axis_between(rank, r) == axis]
         wire = sum(traffic.matrix[rank][r] for r in along) if traffic.matrix else None
         ratio = "n/a" if wire is None or not predicted[axis] else f"{wire / predicted[axis]:.2f}"
         rows.append([axis, *map(human, (predicted[axis], counted, wire)), ratio])
@@ -68,7 +68,7 @@ def one_step(world: World, sizes: dict[str, int]) -> Step:
     def run():
         grid = toy.grid_groups(sizes["dp"], sizes["pp"], sizes["tp"], tuple(sizes))
         stage = toy.on_grid(toy.ToyTransformer(hidden=256), grid)
-        ops = one_f_one_b(sizes["pp"], 2).ops[grid["pp"].get_local_rank()]
+        ops = SCHEDULES["1F1B"].make(sizes["pp"], 2).ops[grid["pp"].get_local_rank()]
         current.count_from_here()  # making the groups is not counted
         return measured.kept_by(stage, lambda *given: toy.grid_step(*given, ops, 2, grid))
 
@@ -83,7 +83,7 @@ def compare_with_twin(world: World, d: int, p: int, t: int) -> str:
         grid = toy.grid_groups(d, p, t)
         twin, model = (toy.ToyTransformer(hidden=32).double() for _ in range(2))
         stage = toy.on_grid(model, grid)
-        ops = one_f_one_b(p, 2).ops[grid["pp"].get_local_rank()]
+        ops = SCHEDULES["1F1B"].make(p, 2).ops[grid["pp"].get_local_rank()]
         for i in range(3):
             batch = toy.make_batch(8, 16, seed=i)
             stage.zero_grad(), twin.zero_grad()
@@ -115,7 +115,7 @@ def step_seconds(world: World, order: tuple[str, ...]) -> float:
     def run():
         grid = toy.grid_groups(2, 2, 2, order)
         stage = toy.on_grid(toy.ToyTransformer(hidden=64, seq_len=128), grid)
-        ops = one_f_one_b(2, 2).ops[grid["pp"].get_local_rank()]
+        ops = SCHEDULES["1F1B"].make(2, 2).ops[grid["pp"].get_local_rank()]
         batch = toy.make_batch(8, 128)
         dist.barrier()
         start = time.monotonic()

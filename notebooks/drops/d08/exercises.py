@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from helpers.practice import Answer, Asked, Run, right
 from helpers.ranks import World
-from three_axes.paper import placement
+from three_axes.paper import Placement
 
 from .cells import AXES, in_words, layouts
 
@@ -62,7 +62,7 @@ def _first_wrong(run: Run, truth: Run) -> tuple[str, str] | None:
     stranger = next((r for r in mine[rank][axis] if r not in wanted[rank][axis]), None)
     if stranger is None:
         return "other groups", f"{says(rank, axis)} A rank is missing."
-    both = (placement.coordinates(r, sizes) for r in (rank, stranger))
+    both = (Placement(sizes).coordinates(r) for r in (rank, stranger))
     at = " and ".join(", ".join(f"{name} {place}" for name, place in one.items()) for one in both)
     return "other groups", f"{says(rank, axis)} Ranks {rank} and {stranger} stand at {at}."
 
@@ -104,7 +104,7 @@ members = Asked(
         " rank // stride % size.",
         "The group's first rank is rank − coordinate · stride; the others follow, one stride apart.",
     ],
-    without=("placement",),
+    without=("Placement",),
     cases=[(rank, dict(grid)) for grid in GRIDS for rank in range(8)],
     reads=lambda answer: {axis: sorted(int(r) for r in answer[axis]) for axis in AXES},
     praise=_praised,
@@ -175,7 +175,7 @@ across = Asked(
         " holds.",
         "A group of one rank sends nothing.",
     ],
-    without=("placement",),
+    without=("Placement",),
     cases=CASES,
     reads=_axes,
     praise="Also for 512 GPUs: TP 8 stays in its node, PP 4 and DP 16 leave it.",

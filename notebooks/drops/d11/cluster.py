@@ -14,7 +14,7 @@ from helpers import toy
 from helpers.emulate import Oversubscribed, networks
 from helpers.ranks import World, current, span
 from three_axes.count import Timeline, shortest
-from three_axes.paper import one_f_one_b
+from three_axes.paper import SCHEDULES
 from three_axes.table import Table
 
 AXES = ("tp", "pp", "dp")
@@ -75,7 +75,7 @@ def measure(
         for block in stage:
             if isinstance(block, toy.Block):
                 toy.pace(block, forward, 2 * forward)
-        ops = one_f_one_b(p, m).ops[grid["pp"].get_local_rank()]
+        ops = SCHEDULES["1F1B"].make(p, m).ops[grid["pp"].get_local_rank()]
         batch = toy.make_batch(BATCH, TOKENS)
         for group in ("dp", "pp", "tp"):
             dist.barrier(grid[group].get_group())  # connections are made before the clock runs

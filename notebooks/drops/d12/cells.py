@@ -7,22 +7,23 @@ from contextlib import nullcontext
 from drops.d07 import on_ranks
 from helpers.ranks import World
 from three_axes.count import Timeline
-from three_axes.paper import Times, paper, schedules, simulate, simulation
+from three_axes.paper import SCHEDULES, Times, paper, simulate, simulation
 from three_axes.plan import bubble_rates
 from three_axes.table import Table
 
 P, M = 8, 13  # stages, microbatches
 ASKED, LIMIT = 16, 10  # in the practice: microbatches, and how many of them a rank can hold
 
+F1B1, INTERLEAVED = SCHEDULES["1F1B"].make, SCHEDULES["interleaved"].make
 # Name -> (schedule, units of a stage's forward, messages for each boundary and microbatch, who pays)
 REMEDIES = {
-    "1F1B, 8 stages": (schedules.one_f_one_b(P, M), 1.0, 1, ""),
-    "half the microbatch, m = 26": (schedules.one_f_one_b(P, 2 * M), 0.5, 2, "smaller matrices; needs b > 1"),
-    "4 stages, TP 2": (schedules.one_f_one_b(P // 2, M), 1.0, 1, "TP's all-reduces in every layer"),
-    "interleaved, v = 2": (schedules.interleaved(P, M, 2), 1.0, 2, f"memory × {M / P:.1f}; messages × 2"),
-    "interleaved, v = 4": (schedules.interleaved(P, M, 4), 1.0, 4, f"memory × {M / P:.1f}; messages × 4"),
-    "ZB-H1": (schedules.zb_h1(P, M), 1.0, 1, "every rank holds 8, not only the first"),
-    "ZB-V": (schedules.zb_v(P, M), 1.0, 2, "messages × 2, a more complex order"),
+    "1F1B, 8 stages": (F1B1(P, M), 1.0, 1, ""),
+    "half the microbatch, m = 26": (F1B1(P, 2 * M), 0.5, 2, "smaller matrices; needs b > 1"),
+    "4 stages, TP 2": (F1B1(P // 2, M), 1.0, 1, "TP's all-reduces in every layer"),
+    "interleaved, v = 2": (INTERLEAVED(P, M, 2), 1.0, 2, f"memory × {M / P:.1f}; messages × 2"),
+    "interleaved, v = 4": (INTERLEAVED(P, M, 4), 1.0, 4, f"memory × {M / P:.1f}; messages × 4"),
+    "ZB-H1": (SCHEDULES["ZB-H1"].make(P, M), 1.0, 1, "every rank holds 8, not only the first"),
+    "ZB-V": (SCHEDULES["ZB-V"].make(P, M), 1.0, 2, "messages × 2, a more complex order"),
 }
 
 
@@ -64,7 +65,7 @@ def with_a_head(layers: list[int], head: float) -> simulation.Timeline:
     layers. A layer's forward is 1.
     """
     work = _work(layers, head)
-    return simulate(schedules.one_f_one_b(len(layers), M), Times(work, work, work))
+    return simulate(F1B1(len(layers), M), Times(work, work, work))
 
 
 def _work(layers: list[int], head: float) -> list[float]:
@@ -82,10 +83,10 @@ def run_all(world: World, unit: float = 0.024) -> dict[str, tuple[simulation.Tim
     for name, (schedule, work, *_) in REMEDIES.items():
         four = "4 stages" in name  # each with the work of two, on two GPUs: in a unit's time again
         with World(P // 2) if four else nullcontext(world) as ranks:
-            timelines[name] = paper(schedule, work), on_ranks(ranks, schedule, tries=1, unit=unit * work)
-    plain = schedules.one_f_one_b(P, M)
+            timelines[name] = paper(schedule, work), on_ranks(ranks, schedule, unit=unit * work, again=False)
+    plain = F1B1(P, M)
     for name, layers in (("equal stages", [4] * P), ("balanced", [4, 4, 4, 4, 5, 5, 5, 1])):
-        real = on_ranks(world, plain, tries=1, unit=unit / 4, work=_work(layers, 3))
+        real = on_ranks(world, plain, unit=unit / 4, work=_work(layers, 3), again=False)
         timelines[f"a head of 3, {name}"] = with_a_head(layers, 3), real
     return timelines
 

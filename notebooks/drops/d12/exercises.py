@@ -7,7 +7,7 @@ from __future__ import annotations
 from drops.d07 import on_ranks
 from helpers.practice import Answer, Asked, Run, right
 from helpers.ranks import World
-from three_axes.paper import SCHEDULES, paper, schedules
+from three_axes.paper import SCHEDULES, Schedule, paper
 from three_axes.table import Table
 
 from .cells import ASKED, LIMIT, P
@@ -27,7 +27,7 @@ def on_paper(name: str, m: int, v: int = 1) -> Table:
     return Table(["schedule", "bubble", "microbatches held", "messages"], rows, title=f"p = {P}, m = {m}")
 
 
-def _made(name: str, m: int, v: int) -> schedules.Schedule:
+def _made(name: str, m: int, v: int) -> Schedule:
     """The order on eight stages. Raises ValueError where it has another number of chunks."""
     schedule = SCHEDULES[name].make(P, m, v)
     if v != schedule.v or name == "interleaved" and v == 1:
@@ -73,9 +73,9 @@ def _on_paper(run: Run, truth: Run) -> list[tuple[str, str, str]]:
 
 
 def _on_eight_ranks(run: Run) -> Answer:
-    orders = _made(*run.values[0]), schedules.one_f_one_b(P, ASKED)
+    orders = _made(*run.values[0]), SCHEDULES["1F1B"].make(P, ASKED)
     with World(P, timeout=30) as world:
-        real, of_1f1b = (on_ranks(world, order, tries=1).makespan for order in orders)
+        real, of_1f1b = (on_ranks(world, order, again=False).makespan for order in orders)
     steps = real / of_1f1b, paper(orders[0]).makespan / paper(orders[1]).makespan
     return right(
         "Of 21 idle units W fills 14, since nobody waits for it. No message is added. The 7 that are left are"

@@ -17,10 +17,8 @@ from three_axes.plan import (
     calls,
     estimate,
     find_model,
-    microbatches,
     of_your_source,
     plan,
-    stage_memory,
     states,
     traced_job,
 )
@@ -151,8 +149,8 @@ def usual_plan() -> Trace:
 
 def against_formula(run: Trace) -> Table:
     """Collectives of the traced step: counted from PyTorch, and by hand."""
-    by_hand = calls(traced_job(run.model, run.seq_len, run.layout), run.layout)
-    many = microbatches(run.layout.pp)
+    job = traced_job(run.model, run.seq_len, run.layout)
+    by_hand, many = calls(job, run.layout), job.microbatches(run.layout)
     return Table(
         ["collective", "axis", "counted", "by hand", "bytes counted", "by hand"],
         [
@@ -169,7 +167,7 @@ def against_formula(run: Trace) -> Table:
 def memory_against_theory(run: Trace) -> Table:
     """The peak on a rank, on paper and traced; and what of it fused kernels would not hold."""
     job = traced_job(run.model, run.seq_len, run.layout)
-    paper = {k: float(v) for k, v in stage_memory(job, run.layout, 0, 0).items()}
+    paper = dict(estimate(job, run.layout).stages[0], overhead=0.0)  # which a trace does not hold
     states = ("weights", "gradients", "optimizer")
     rest = sum(paper.values()) - sum(paper[kind] for kind in states)
     rows = [[kind, human(paper[kind]), human(run.memory[kind])] for kind in states]

@@ -21,7 +21,7 @@ from helpers.ranks import World, current, memory
 from helpers.train import Config
 from three_axes import devices
 from three_axes.paper import algorithmic_bytes
-from three_axes.plan import TOY, Job, Layout, ModelShape, sent, stage_params, states
+from three_axes.plan import TOY, Job, Layout, ModelShape, estimate, sent
 from three_axes.table import Table, human
 
 
@@ -212,9 +212,8 @@ def sent_by_first(config: Config) -> dict[str, float]:
 
 def states_of_first(config: Config) -> float:
     """Bytes of float32 weights and Adam's two on rank 0 between steps."""
-    job, layout = on_paper(config)
-    held = states(stage_params(job.model, layout, 0, split_vocabulary=False), layout.shards, 3, 4, 4, 8)
-    return float(held["weights"] + held["optimizer"])
+    held = estimate(*on_paper(config)).stages[0]
+    return held["weights"] + held["optimizer"]
 
 
 def as_launched() -> None:
