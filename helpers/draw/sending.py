@@ -168,11 +168,12 @@ def waiting(error) -> Picture:
         ax.add_patch(plt.Circle(spot(r), 0.2, **look))
         write_rank(ax, *spot(r), r, 12, outline=2.5, zorder=4)
         does = {wait.operation.channel.kind: wait.brought for wait in proof.every if wait.rank == r}
-        names = {"send": "sends", "recv": "receives"}
+        names = {"send": "sends", "recv": "receives", "recv_any": "receives"}
         words = ", ".join(names.get(kind, brought.split(" ")[0]) for kind, brought in does.items())
         x, y = (1.32 * part for part in spot(r))
         side = "center" if abs(x) < 0.1 else "left" if x > 0 else "right"
-        ax.text(x, y, "has finished" if done else words, ha=side, va="center", fontsize=9.5)
+        words = "has finished" if done else "sleeps" if r in proof.asleep else words
+        ax.text(x, y, words, ha=side, va="center", fontsize=9.5)
     ax.set(xlim=(-2.1, 2.1), ylim=(-1.6, 1.6), aspect="equal", title="Who waits for whom")
     ax.axis("off")
     return Picture(figure, f"Who waits for whom. {proof}")

@@ -1,4 +1,4 @@
-"""How long a rank lives: as long as its kernel, and what it forks as long as itself."""
+"""How long a rank lives: as long as its kernel. What it starts lives as long as its world."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ def end_with_kernel(leash) -> None:
     """Leave the kernel's session, where Jupyter sends its signals, but die when the kernel does, however it
     dies.
 
-    Nothing is ever written to `leash`, whose other end only the kernel holds. When the kernel goes, the
-    operating system signals that: no thread need be free to notice. On Linux the signal is SIGKILL, which
-    ends also a rank that is stopped or ignores signals; elsewhere it is SIGIO.
+    Nothing is ever written to `leash`, whose other end only the kernel holds. When that is closed, the
+    operating system signals it: no thread need be free to notice. On Linux the signal is SIGKILL, which ends
+    also a rank that is stopped or ignores signals, and goes to all that it has started: a pool's processes
+    wait for ever when theirs is gone. Elsewhere it is SIGIO.
     """
     if os.getsid(0) != os.getpid():  # a rank that was spawned has its own already
         os.setsid()
     fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
     if sys.platform == "linux":
+        fcntl.fcntl(leash, fcntl.F_SETOWN, -os.getpid())  # the whole group
         f_setsig = 10  # a name of the module's from Python 3.12 on
         fcntl.fcntl(leash, f_setsig, signal.SIGKILL)
     os.register_at_fork(after_in_child=_end_with_rank)

@@ -120,13 +120,15 @@ class Stream:
 
 class View:
     """What the reader sees of a call: its output at the end, and on the way if it takes longer than `after`
-    seconds. A call that says nothing says at least how long it will wait: until `timeout`, in seconds.
+    seconds. For a call that prints nothing there is a line while it runs: for how long by now, and for how
+    long at most, which is `timeout`, in seconds.
     """
 
     def __init__(self, captured: list[Captured], after: float, timeout: float | None):
         self.stream, self.after, self.timeout = Stream(captured), after, timeout
         self.started = self.shown = time.monotonic()
-        self.bar, self.told = None, False
+        self.bar = self.line = None
+        self.told = False
 
     def tick(self, progress: dict[int, tuple[int, int | None]], n: int) -> None:
         """The call goes on: print what is new, every 0.2 s at most. progress: rank -> (done, total)."""
@@ -134,13 +136,14 @@ class View:
         if now - self.started < self.after or now - self.shown < 0.2:
             return
         self.shown = now
-        if text := self.stream.new():
+        text, seconds = self.stream.new(), now - self.started
+        self.told = self.told or bool(text or progress)
+        if self.told:
+            self._take_line_away()
+        elif seconds > max(self.after, PATIENCE):
+            self._show_line(seconds)
+        if text:
             say(text)
-            self.told = True
-        if not self.told and not progress and now - self.started > max(self.after, PATIENCE):
-            self.told = True
-            until = "without end" if self.timeout is None else f"for {self.timeout:g} s at most"
-            say(f"The ranks are still running. This waits {until}; the stop button ends it.")
         if len(progress) == n:  # the slowest rank is how far the call is
             from tqdm.auto import tqdm
 
@@ -150,7 +153,23 @@ class View:
 
     def end(self) -> None:
         """The call is over: print what has not been shown."""
+        self._take_line_away()
         if self.bar is not None:
             self.bar.close()
         if text := self.stream.rest():
             say(text)
+
+    def _show_line(self, seconds: float) -> None:
+        from tqdm.auto import tqdm
+
+        if self.line is None:
+            self.line = tqdm(bar_format="{desc}", leave=False)
+        until = "" if self.timeout is None else f" of {self.timeout:g} s at most"
+        said = f"The ranks are still running: {seconds:.0f} s{until}. The stop button ends this."
+        if self.line.desc != said:
+            self.line.set_description_str(said)
+
+    def _take_line_away(self) -> None:
+        if self.line is not None:
+            self.line.close()
+            self.line = None

@@ -260,6 +260,8 @@ class Processes:
         """Kill the processes and close the pipes. Killing is safe: ranks own nothing that outlives them."""
         if os.getpid() != self.owner:
             return  # a fork of the kernel that ends: the ranks are not its own
+        for leash in self.leashes:  # first: with a rank goes what it has started (`lifetime`)
+            leash.close()
         for p in self.processes:
             if p.pid is not None:
                 p.kill()
@@ -267,7 +269,7 @@ class Processes:
             if p.pid is not None:
                 p.join()
                 p.close()
-        for pipe in (*self.controls, *self.outputs, *self.leashes):
+        for pipe in (*self.controls, *self.outputs):
             pipe.close()
         self._clear()
         if folder:

@@ -2,7 +2,8 @@
 
 A program gives 2 to 4 ranks collectives in several groups, sends, receives, and waits for what was begun. A
 rank may leave some of it to a thread, which may sleep first, and which the rank may join; an operation may
-have a limit, after which its wait is over; a group may be destroyed and made again under its name. Every
+have a limit, after which its wait is over; a group may be destroyed and made again under its name; a main
+thread may sleep where nobody wakes it. Every
 interleaving is followed. What is proven to be stuck must never move again, and where nobody can take a step,
 and somebody has not finished, the proof must say so.
 """
@@ -19,7 +20,7 @@ from functools import cache
 from typing import NamedTuple
 
 from three_axes.count.deadlock import Deadlock, prove
-from three_axes.count.moves import NEVER, Begun, Channel, Look, Moves, Operation, Waiting, sides_of
+from three_axes.count.moves import ASLEEP, NEVER, Begun, Channel, Look, Moves, Operation, Waiting, sides_of
 from three_axes.paper.collectives import needs
 
 NUMBERS = 100  # in each tensor
@@ -54,7 +55,11 @@ class Start(NamedTuple): ...
 class Join(NamedTuple): ...
 
 
-Step = Begin | Wait | Make | Sleep | Start | Join
+class Rest(NamedTuple):
+    """The main thread waits for a lock that nobody lets go."""
+
+
+Step = Begin | Wait | Make | Sleep | Start | Join | Rest
 Program = list[list[list[Step]]]  # for each rank those of its main thread, and of another, which may be empty
 
 
@@ -95,7 +100,11 @@ def random_program(draw: random.Random) -> Program:
                 steps.insert(draw.randrange(len(steps)), steps.pop())
             if steps and draw.random() < 0.1 and not isinstance(steps[-1], Make):
                 steps.pop()
-    return [_with_threads(*(_with_waits(steps, draw) for steps in threads), draw) for threads in ranks]
+    made = [_with_threads(*(_with_waits(steps, draw) for steps in threads), draw) for threads in ranks]
+    for main, _ in made:
+        if draw.random() < 0.04:
+            main.insert(draw.randint(0, len(main)), Rest())
+    return made
 
 
 def _with_waits(steps: list[Step], draw: random.Random) -> list[Step]:
@@ -170,7 +179,7 @@ def moments(me: int, steps: list[Step]) -> list[Moment]:
             note(Waiting((begun[step.begun],)))
             note()
         else:
-            note(joins=isinstance(step, Join))
+            note(ASLEEP if isinstance(step, Rest) else None, isinstance(step, Join))
             note()
     return out
 
@@ -210,6 +219,8 @@ class Model:
             return state[thread + 1] == self.end[thread + 1]
         if moment.waiting is None:
             return True
+        if moment.waiting == ASLEEP:
+            return False
         (operation,) = moment.waiting.operations
         sides = sides_of(operation.channel)
         counts = [self._begun(r, state).get(sides[r], Begun()).count for r in operation.needs]
@@ -227,6 +238,7 @@ class Model:
                 continue
             free |= moment.waiting is None or moment.waiting.ends_itself
             stands += [moment.waiting] if moment.waiting else []
+        stands = [waiting for waiting in stands if waiting != ASLEEP] or stands  # the others may wake it
         return Look(0, dict(self._begun(rank, state)), None if free else stands, made=self.made(rank, state))
 
     def made(self, rank: int, state: tuple[int, ...]) -> dict[str, int]:
@@ -309,6 +321,8 @@ def run(program: Program) -> None:
                 thread.start()
             elif isinstance(step, Join):
                 thread.join()
+            elif isinstance(step, Rest):
+                threading.Event().wait()
             if isinstance(step, Wait) or (isinstance(step, Begin) and step.waits):
                 works[step.begun if isinstance(step, Wait) else -1].wait()
 

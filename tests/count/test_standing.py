@@ -10,6 +10,7 @@ import ctypes
 import logging
 import queue
 import sched
+import signal
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -208,6 +209,68 @@ def thread_that_wakes_the_main_one():
 
 
 @kept(ENDS)
+def callback_that_wakes_the_main_thread():
+    event, work = threading.Event(), dist.all_reduce(torch.ones(4), async_op=True)
+    if dist.get_rank() == 0:
+        future = work.get_future().then(lambda _: (time.sleep(LONG), event.set()))
+        event.wait()
+        future.wait()
+        sends()
+    else:
+        work.wait()
+    if dist.get_rank() == 1:
+        dist.recv(torch.ones(4), 0)
+
+
+@kept(ENDS)
+def signal_that_wakes_the_main_thread():
+    if dist.get_rank() == 0:
+        event = threading.Event()
+        before = signal.signal(signal.SIGALRM, lambda *_: event.set())
+        signal.setitimer(signal.ITIMER_REAL, LONG)
+        event.wait()
+        signal.signal(signal.SIGALRM, before)
+    dist.barrier()
+
+
+@kept(ENDS)
+def messages_from_anybody():
+    """The second one is on its way while all stand, and the third is sent by a timer."""
+    x = torch.ones(4)
+    if dist.get_rank() == 0:
+        works = [dist.irecv(x.clone()) for _ in range(2)]
+        time.sleep(LONG)
+        for work in works:
+            work.wait()
+        dist.recv(x)
+    elif dist.get_rank() == 1:
+        for _ in range(2):
+            dist.isend(x, 0).wait()
+        threading.Timer(LONG, dist.send, (x, 0)).start()
+    dist.barrier()
+
+
+@kept(ENDS)
+def message_to_anybody_and_one_to_be_told_from_it():
+    x = torch.ones(4)
+    if dist.get_rank() == 0:
+        early = dist.irecv(x.clone(), 1)
+        time.sleep(LONG)
+        dist.recv(x)
+        early.wait()
+    elif dist.get_rank() == 1:
+        dist.send(x, 0)
+        dist.send(x, 0)
+
+
+@kept(ENDS)
+def limit_of_a_wait():
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError):
+            dist.irecv(torch.ones(4), 1).wait(timedelta(seconds=LONG))
+
+
+@kept(ENDS)
 def limit_of_one_call():
     x, group, other = torch.ones(4), dist.new_group([0, 1]), dist.new_group([0, 1])
     if dist.get_rank() == 0:
@@ -312,6 +375,36 @@ def two_of_four_beside_waits_that_are_not_seen():
         dist.distributed_c10d._get_default_store().wait(["never"], timedelta(seconds=10))
     else:
         dist.monitored_barrier(timeout=timedelta(seconds=10))
+
+
+@kept(HANGS)
+def barrier_that_is_monitored():
+    if dist.get_rank():
+        dist.monitored_barrier()
+
+
+@kept(HANGS)
+def main_thread_that_nobody_wakes():
+    if dist.get_rank() == 0:
+        queue.Queue().get()
+    dist.barrier()
+
+
+@kept(HANGS)
+def message_too_few_for_who_takes_them_from_anybody():
+    rank, x = dist.get_rank(), torch.ones(4)
+    if rank:
+        for _ in range(rank):
+            dist.send(x, 0)
+        dist.barrier()
+    for _ in range(7 if rank == 0 else 0):
+        dist.recv(x)
+
+
+@kept(HANGS)
+def wait_with_a_long_limit():
+    if dist.get_rank():
+        dist.all_reduce(torch.ones(2), async_op=True).wait(timedelta(minutes=10))
 
 
 @kept(HANGS)

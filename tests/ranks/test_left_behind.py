@@ -3,6 +3,7 @@ else of the kernel is harmed.
 """
 
 import gc
+import itertools
 import multiprocessing.util
 import os
 import signal
@@ -12,7 +13,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -70,6 +71,21 @@ def test_no_rank_outlives_the_kernel(manner):
         assert set(its) > set(pids) and kernel.pid not in map(os.getpgid, its)
         os.killpg(kernel.pid, signal.SIGKILL) if manner == "group" else kernel.kill()
     kernel.wait(10)
+    assert all_end(pids, within=2 * SLACK)
+
+
+def starts_a_pool():
+    """Its process is forked by a server that the rank starts too."""
+    pool = ProcessPoolExecutor(1)
+    multiprocessing.kept = pool
+    return [pool.submit(os.getpid).result(), pool.submit(os.getppid).result()]
+
+
+@linux
+def test_what_a_rank_has_started_ends_with_its_world():
+    with World(2) as world:
+        pids = [*itertools.chain(*world.run(starts_a_pool))]
+        assert alive(pids)
     assert all_end(pids, within=2 * SLACK)
 
 

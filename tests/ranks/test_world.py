@@ -233,14 +233,16 @@ def test_of_many_lines_the_first_and_the_last_are_shown(world, capfd):
     assert "… 19,800 lines left out …" in lines
 
 
-def test_a_silent_call_says_how_long_it_will_wait(monkeypatch, capsys):
+def test_a_silent_call_says_in_one_line_how_long_it_runs_and_will_wait(monkeypatch, capsys):
     monkeypatch.setattr(output, "PATIENCE", 0)
-    for timeout, until in ((30.0, "for 30 s at most"), (None, "without end")):
+    for timeout, until in ((30.0, "2 s of 30 s at most"), (None, "2 s. The stop")):
         view = output.View([output.Captured()], 0, timeout)
-        for _ in range(2):
-            view.shown -= 1
+        for seconds in (1, 2, 2):
+            view.started, view.shown = time.monotonic() - seconds, 0
             view.tick({}, 1)
-        assert capsys.readouterr().out.count(until) == 1
+        view.end()
+        said, err = capsys.readouterr()
+        assert not said and err.count(until) == 1 and not err.rpartition("\r")[2], err
 
 
 def test_a_result_of_60_megabytes(world):

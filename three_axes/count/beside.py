@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial, wraps
 from typing import Any
 
@@ -96,6 +97,7 @@ class Beside:
             self._replace(where, name, self._waiting_itself)
         for name in filter(partial(hasattr, pytorch_private.Backend), SENDS):
             self._replace(pytorch_private.Backend, name, self._passing_by)
+        self._replace(dist.ProcessGroup, "monitored_barrier", self._monitored)
         self._undo = pytorch_private.replace_making_of_groups(self._making, self._meeting)
 
     def leave(self) -> None:
@@ -153,6 +155,17 @@ class Beside:
             everybody = count == dist.get_world_size()
             with self._meets("new_group's end", name, tuple(range(count)) if everybody else (), timeout):
                 return meet(rank, store, name, count, timeout, *args, **kwargs)
+
+        return meets
+
+    def _monitored(self, barrier):
+        @wraps(barrier)
+        def meets(group, timeout=None, *args, **kwargs):
+            members = tuple(dist.get_process_group_ranks(group))
+            with self._meets("monitored_barrier", group.group_name, members, timeout):
+                return barrier(
+                    group, timeout or timedelta(seconds=pytorch_private.USUAL_LIMIT), *args, **kwargs
+                )
 
         return meets
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..table import ranks
-from .moves import Begun, Channel, Look, Operation, from_anybody, sides_of
+from .moves import ASLEEP, Begun, Channel, Look, Operation, Waiting, from_anybody, sides_of
 
 
 class Wait(NamedTuple):
@@ -41,7 +41,11 @@ class Wait(NamedTuple):
     def told(self, lines: Mapping[int, int]) -> str:
         """'rank 0 waits to send to rank 1 (line 4)'"""
         kind = self.operation.channel.kind
-        does = {"send": "send to", "recv": "receive from"}.get(kind, f"meet in {self.brought} with")
+        does = {
+            "send": "send to",
+            "recv": "receive from",
+            "recv_any": "receive from anybody, and so from",
+        }.get(kind, f"meet in {self.brought} with")
         at = f" (line {lines[self.rank]})" if self.rank in lines else ""
         return f"rank {self.rank} waits to {does} rank {self.other}{at}"
 
@@ -59,9 +63,9 @@ class Deadlock:
     """Ranks that can never go on. `str` says why, for the reader.
 
     kind: 'disagree', two ranks brought to one operation what does not fit; 'absent', they wait for ranks that
-    have finished; 'cycle', each waits for another of them. waits: who waits for whom, of the smallest such
-    set; every: of all that can never go on, the ranks `stuck`. lines: rank -> the number of the line where it
-    stands, where it is known.
+    have finished; 'asleep', for those in `asleep`, which nothing wakes; 'cycle', each waits for another of
+    them. waits: who waits for whom, of the smallest such set; every: of all that can never go on, the ranks
+    `stuck`. lines: rank -> the number of the line where it stands, where it is known.
     """
 
     kind: str
@@ -69,13 +73,14 @@ class Deadlock:
     every: list[Wait]
     finished: list[int]
     stuck: list[int]
+    asleep: list[int] = field(default_factory=list)
     lines: dict[int, int] = field(default_factory=dict)
 
     @property
     def ranks(self) -> list[int]:
         """The ranks of the smallest set."""
         stuck = {wait.rank for wait in self.waits} | {wait.other for wait in self.waits}
-        return sorted(stuck - set(self.finished))
+        return sorted((stuck | {*self.asleep}) - set(self.finished))
 
     def of(self, n: int) -> str:
         """'no rank can ever go on', or which of n ranks cannot."""
@@ -88,7 +93,8 @@ class Deadlock:
             kinds = frozenset(wait.operation.channel.kind for wait in self.waits)
             why = CYCLES.get(kinds, "each waits for what the next would do later")
             return "; ".join(wait.told(self.lines) for wait in self.waits) + f": {why}."
-        return self._absent() if self.kind == "absent" else self._disagree()
+        of_kind = {"absent": self._absent, "asleep": self._asleep, "disagree": self._disagree}
+        return of_kind[self.kind]()
 
     def _absent(self) -> str:
         waiting = sorted({wait.rank for wait in self.waits})
@@ -97,6 +103,18 @@ class Deadlock:
             f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(absent)}, which never"
             f" came: {'it has' if len(absent) == 1 else 'they have'} finished."
         )
+
+    def _asleep(self) -> str:
+        said = [
+            f"rank {r}{f' (line {self.lines[r]})' if r in self.lines else ''} waits for another thread of its"
+            " own, and none is there that will wake it."
+            for r in self.asleep
+        ]
+        if waiting := sorted({wait.rank for wait in self.waits}):
+            said.append(
+                f"{ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {ranks(self.asleep)}."
+            )
+        return " ".join(said)
 
     def _disagree(self) -> str:
         one, other = self.waits
@@ -123,13 +141,7 @@ def prove(looks: Sequence[Look | None], finished: Collection[int], course: bool 
     seen = _Seen(looks, finished)
     if course and (pair := seen.disagreement()):
         return Deadlock("disagree", pair, pair, sorted(finished), [wait.rank for wait in pair])
-    waits = {
-        r: [
-            ([list(seen.missing(r, o)) for o in thread.operations], thread.every)
-            for thread in look.stands or ()
-        ]
-        for r, look in seen.standing.items()
-    }
+    waits = {r: [seen.waits(r, thread) for thread in look.stands or ()] for r, look in seen.standing.items()}
     free = set(range(len(looks))) - set(waits) - set(finished)
     while more := {r for r in waits if r not in free and any(_may_go_on(*wait, free) for wait in waits[r])}:
         free |= more
@@ -145,6 +157,10 @@ def prove(looks: Sequence[Look | None], finished: Collection[int], course: bool 
         return Deadlock("disagree", [found, other], edges, sorted(finished), stuck)
     if absent := [wait for wait in edges if wait.other in finished]:
         return Deadlock("absent", absent, edges, sorted(finished), stuck)
+    asleep = [r for r in stuck if seen.is_asleep(r)]
+    if asleep:
+        waiting = [wait for wait in edges if wait.other in asleep]
+        return Deadlock("asleep", waiting, edges, sorted(finished), stuck, asleep)
     return Deadlock("cycle", _shortest_cycle(edges), edges, sorted(finished), stuck)
 
 
@@ -165,6 +181,27 @@ class _Seen:
         }
         # Ranks whose last operation has begun for good: PyTorch may refuse another's.
         self.still = {*self.standing, *finished}
+
+    def is_asleep(self, rank: int) -> bool:
+        """Whether nothing but a thread of its own could wake the rank, and none will."""
+        return self.standing[rank].stands == [ASLEEP]
+
+    def waits(self, rank: int, thread: Waiting) -> tuple[list[list[Wait]], bool]:
+        """(whom the thread waits for in each of its operations, whether all of these must end)."""
+        if len(thread.operations) == 1 and thread.operations[0].channel.kind == "recv_any":
+            return self._from_any(rank, thread.operations[0]), False
+        return [list(self.missing(rank, o)) for o in thread.operations], thread.every
+
+    def _from_any(self, rank: int, operation: Operation) -> list[list[Wait]]:
+        """Any one of these must send, unless a message may be on its way."""
+        channel = operation.channel
+        others = [other for other in channel.members if other != rank]
+        made = [self.made[other].get(channel.group, channel.made) == channel.made for other in others]
+        sends = [channel._replace(kind="send", source=other) for other in others]
+        sent = sum(self.begun[s.source].get(s, Begun()).count for s in sends if s.source is not None)
+        if operation.received is None or sent > operation.received or not all(made):
+            return [[]]
+        return [[Wait(rank, other, operation, "a message")] for other in others]
 
     def missing(self, rank: int, operation: Operation) -> Iterator[Wait]:
         """For each rank that has not begun its side of the operation: that this one waits for it."""

@@ -127,8 +127,10 @@ class Listener:
     def batch_begun(self, work: dist.Work) -> None:
         """The sends and receives begun since the batch opened (`InBatch`) run now, all under this Work."""
 
-    def waits(self, on: dist.Work | torch.Tensor | None) -> None:
-        """A wait without a timeout begins: for a Work or a tensor, or, with None, DDP's for its buckets."""
+    def waits(self, on: dist.Work | torch.Tensor | None, limit: float = math.inf) -> None:
+        """A wait begins, of `limit` seconds at most: for a Work or a tensor, or, with None, DDP's for its
+        buckets.
+        """
 
     def waited(self, work: dist.Work, start: float) -> None:
         """A wait for a Work is over; it may have failed."""
@@ -327,8 +329,8 @@ class Interposer:
         if self._is_aside:
             return self.wait_for(work, *args, **kwargs)
         start = time.monotonic()
-        if not args and not kwargs:  # else it may give up, and go on
-            self._tell("waits", work)
+        limit = next(iter((*args, *kwargs.values())), None)
+        self._tell("waits", work, math.inf if limit is None else limit.total_seconds())
         if self.fabric:
             self.fabric.awaited_in_python.add(work)
             args, kwargs = (), {}  # a work that is held back knows no timeout of its own

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
@@ -25,7 +26,7 @@ from .. import lines, pytorch_private
 from . import wire
 from .clock import Span
 from .interpose import Call, Listener, interposer
-from .moves import Channel, Moves, Operation
+from .moves import NEVER, Channel, Moves, Operation, anybodys
 from .operators import InBatch, OnStream, type_of
 from .report import CollectiveCount, Report
 
@@ -91,6 +92,7 @@ class Recorder(Listener):
         self._ended: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._by_future: weakref.WeakSet[dist.Work] = weakref.WeakSet()
         self._ended_tensors: set[int] = set()  # the same of functional collectives: pieces of their results
+        self._receives: Counter[Channel] = Counter()  # begun, in the channel of those from anybody
         self._operations: weakref.WeakKeyDictionary[dist.Work, list[Operation]] = weakref.WeakKeyDictionary()
         self.moves.callbacks = self._called_later
         # What somebody has waited for in vain, perhaps until a limit: its connection may be lost.
@@ -219,6 +221,8 @@ class Recorder(Listener):
         since = self._thread.issued_at
         issued = Issued(work, row, call.size, since, operation, piece, call.by_ddp, self.last)
         self._open.append(issued)
+        if _is_receive(operation.channel):
+            self._receives[anybodys(operation.channel)] += 1
         if isinstance(work, dist.Work):
             self._operations[work] = [operation]
         self._in_flight += call.size
@@ -234,7 +238,7 @@ class Recorder(Listener):
                 issued.work = work
                 self._operations.setdefault(work, []).append(issued.operation)
 
-    def waits(self, on: dist.Work | torch.Tensor | None) -> None:
+    def waits(self, on: dist.Work | torch.Tensor | None, limit: float = NEVER) -> None:
         """Note what this rank stands in; for a tensor of unknown origin, one of all that is under way."""
         if on is None or isinstance(on, torch.Tensor):
             begun = [issued for issued in self._open if not issued.has_ended()]
@@ -248,7 +252,17 @@ class Recorder(Listener):
         else:
             begun = known = [issued for issued in self._open if issued.work is on]
         if begun:
-            self.moves.stand((issued.operation for issued in known or begun), every=bool(known))
+            operations = [self._awaited_now(issued, limit) for issued in known or begun]
+            self.moves.stand(operations, every=bool(known))
+
+    def _awaited_now(self, issued: Issued, limit: float) -> Operation:
+        operation = issued.operation._replace(limit=min(issued.operation.limit, limit))
+        if operation.channel.kind != "recv_any" or self.has_failed:
+            return operation
+        begun = self._receives[operation.channel]  # read before the open ones: each is among them first
+        others = (one for one in self._open if one is not issued and _is_receive(one.operation.channel))
+        is_known = all(one.has_ended() for one in others)
+        return operation._replace(received=begun - 1) if is_known else operation
 
     def waited(self, work: dist.Work, start: float) -> None:
         """Add the seconds to the row, and close what the Work was of. An unknown Work was closed before."""
@@ -405,6 +419,10 @@ class Recorder(Listener):
         row.waited += end - start
         if end - start > 1e-4:  # less would not be seen
             self.keep(Span("wait", f"{row.op} {row.axis}", start, end))
+
+
+def _is_receive(channel: Channel) -> bool:
+    return channel.kind in ("recv", "recv_any")
 
 
 def _piece(tensor: torch.Tensor | None) -> int:

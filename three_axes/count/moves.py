@@ -49,12 +49,16 @@ def sides_of(channel: Channel) -> dict[int, Channel]:
     return {rank: channel._replace(kind=kind) for rank, kind in sides if rank is not None}
 
 
+def anybodys(channel: Channel) -> Channel:
+    """The channel in which the target of this one's messages receives such from anybody."""
+    return channel._replace(kind="recv_any", source=None)
+
+
 def from_anybody(channel: Channel, begun: Sequence[Mapping[Channel, Begun]]) -> bool:
     """Whether the target of a message also takes some from anybody: then it is not known which of its
     messages are this channel's. begun[r]: what rank r has begun.
     """
-    anybodys = channel._replace(kind="recv_any", source=None)
-    return channel.target is not None and anybodys in begun[channel.target]
+    return channel.target is not None and anybodys(channel) in begun[channel.target]
 
 
 def brought_to(
@@ -88,12 +92,16 @@ class Operation(NamedTuple):
     needs: tuple[int, ...]  # ranks that must have begun their side before this one can leave
     limit: float = NEVER  # seconds after which it fails by itself, where somebody has set a limit
     marked: bool = True  # as gloo does, that a message of one kind of collective never meets another kind's
+    # Of a receive from anybody: the messages that the rank had received before it, where that is known.
+    received: int | None = None
 
 
 class Waiting(NamedTuple):
     """What one thread of a rank waits for. every: all the operations must end before the thread goes on,
     else one of them, and it is not known which. caught: what an operation raises would be caught by the
     reader's code, or run some of it, so that the program may go on from there.
+
+    `ASLEEP` waits for no operation, but for another thread of its own, and none is there that may wake it.
     """
 
     operations: tuple[Operation, ...]
@@ -105,6 +113,9 @@ class Waiting(NamedTuple):
         """Whether the program may count on the operations' own limits."""
         patience = NEVER if self.caught else PATIENT
         return any(operation.limit < patience for operation in self.operations)
+
+
+ASLEEP = Waiting((), every=False)
 
 
 class Look(NamedTuple):
@@ -202,7 +213,7 @@ class Moves:
         no more of the reader's code.
         """
         before, waits = self._moves, {thread: waits() for thread, waits in list(self._stands.items())}
-        if not (waits or ended):
+        if not (waits or ended or threads.main_is_asleep()):
             return Look(before, dict(self.begun), None)
         callbacks = self.callbacks()
         main = {threading.main_thread().ident or 0} if ended else set()
@@ -215,5 +226,6 @@ class Moves:
         if None in callbacks:
             why = "what is to be called when an operation has ended may not have been called yet"
         stands = [*waits.values(), *(Waiting((operation,)) for operation in callbacks if operation)]
+        stands = stands or ([] if ended else [ASLEEP])
         seen = Look(before, dict(self.begun), None if why else stands, others.slept, why, dict(self.made))
         return seen if self._moves == before else None

@@ -121,9 +121,23 @@ def _asleep(thread: threading.Thread, frame: FrameType) -> int | None:
     """How often this thread has gone to sleep, where it is asleep until another thread of this process wakes
     it; None where it is not, or that cannot be known.
     """
-    if FUTEX is None or not any(_matches(frame, place) for place in SLEEPS):
+    if not any(_matches(frame, place) for place in SLEEPS):
         return None
     if thread is threading.main_thread() and _is_signalled():
+        return None
+    return _in_a_lock(thread)
+
+
+def main_is_asleep() -> bool:
+    """Whether the main thread seems to wait for a lock without a limit: `beside` then looks at its frame,
+    which makes a copy, and so keeps its tensors for that moment.
+    """
+    return _in_a_lock(threading.main_thread()) is not None
+
+
+def _in_a_lock(thread: threading.Thread) -> int | None:
+    """How often a thread has gone to sleep that waits in the system for a lock, and has set no limit."""
+    if FUTEX is None:
         return None
     try:
         task = f"/proc/self/task/{thread.native_id}"
