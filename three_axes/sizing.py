@@ -14,12 +14,12 @@ from .foreign import plain
 from .paper.axes import NAMED
 from .paper.hardware import find_cluster
 from .paper.pipelines import SCHEDULES
-from .plan.estimate import Estimate, estimate
 from .plan.frameworks import find_framework
 from .plan.job import Job, Lora
 from .plan.layout import Axes, Layout
 from .plan.models import find_model
 from .plan.planner import plan
+from .plan.step import Estimate, estimate
 from .table import Table, human
 
 # Of a layout, beside its axes.

@@ -7,20 +7,21 @@ plan(job, gpus=…)                                                   all layout
 
 from ..doors import door
 from ..paper.hardware import CLUSTERS, DEVICES, Cluster, Device
-from .estimate import Estimate, estimate
-from .frameworks import FRAMEWORKS, TOY, Framework
-from .job import Job, Lora
-from .layout import Axes, Layout
-from .memory import BYTES_PER_PARAMETER, states
-from .models import MODELS, ModelShape, find_model
-from .planner import Plan, plan
 
-__getattr__, __dir__ = door(  # what `plan` itself does without
+__getattr__, __dir__ = door(
     __name__,
+    frameworks=["FRAMEWORKS", "TOY", "Framework"],
     interruptions=["what_it_stops"],
+    job=["Job", "Lora"],
+    layout=["Axes", "Layout"],
     measured=["of_your_source"],
     meeting=["TOKENS_PER_PARAMETER", "Proposal"],
+    memory=["BYTES_PER_PARAMETER", "states"],
+    models=["MODELS", "find_model"],
     page=["document"],
+    planner=["Plan", "plan"],
+    shape=["ModelShape"],
+    step=["Estimate", "estimate"],
     traced=["beyond", "traced_job"],
     traffic=["calls", "sent"],
     validation=["bubble_rates", "table"],

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from ..table import human
 from .data_parallel import adapter_share
-from .estimate import Estimate, estimate
 from .job import Job
 from .layout import Layout
+from .step import Estimate, estimate
 
 # Seconds to find the fault and start again: less than 10 minutes in MegaScale (Jiang et al. 2024, 6.3).
 RESTART = 600.0

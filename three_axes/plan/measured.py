@@ -15,11 +15,11 @@ from typing import Any
 from ..checks import positive
 from ..paper.axes import AXES
 from ..paper.pipelines import SCHEDULES
-from .estimate import estimate
 from .job import FLOPS, Job, find_precision
 from .layout import RECOMPUTE, Axes, Layout
 from .planner import plan
 from .stages import layers_on_rank
+from .step import estimate
 
 # What a line of a log has -> unit of the number. Megatron-LM prints milliseconds of a step, torchtitan and
 # nanotron tokens a second of one GPU, nanotron with a k or M behind.

@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ..table import Table, human
-from .estimate import HEADROOM, Estimate, estimate
 from .interruptions import RESTART, in_words, interruptions
 from .job import CHANGES
 from .layout import Layout
 from .planner import Plan, plan
+from .step import HEADROOM, Estimate, estimate
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, Table 3, where the reader does not say how many tokens
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from ..files import rows_of
 from ..paper.hardware import Cluster, generation
 from ..table import Table, human
-from .estimate import Estimate, estimate
 from .job import Job
 from .layout import Layout
 from .measured import mfu
 from .stages import layers_on_rank
+from .step import Estimate, estimate
 
 NEAREST = 4  # published runs that are shown
 MUCH = 1.5  # times the gap: what alone adds more is not its cause

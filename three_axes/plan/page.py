@@ -5,10 +5,10 @@ from __future__ import annotations
 from html import escape
 
 from ..table import Table
-from .estimate import Estimate
 from .interruptions import what_it_stops
 from .meeting import Proposal, close_calls
 from .planner import Plan
+from .step import Estimate
 
 STYLE = """@page { size: A4; margin: 12mm }
 :root { color-scheme: light dark; --ink: #222; --paper: #fff; --bar: #2a6f97 }

@@ -15,10 +15,10 @@ from ..checks import whole
 from ..table import Table, human
 from .candidates import Candidate, Candidates
 from .certainty import Sure, sure
-from .estimate import HEADROOM, OVER, Estimate, estimate
 from .job import CHANGES, Job
 from .layout import Axes, Layout
 from .space import Space
+from .step import HEADROOM, OVER, Estimate, estimate
 
 
 @dataclass(eq=False, repr=False)
