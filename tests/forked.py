@@ -9,7 +9,10 @@ import sys
 import tempfile
 import time
 from multiprocessing import get_context
+from multiprocessing.connection import wait
 from pathlib import Path
+
+GRACE = 5.0  # seconds for the other ranks, when one has failed
 
 
 def context():
@@ -51,8 +54,12 @@ def command(
             with server.main_hidden():
                 for process in processes:
                     process.start()
-            for process in processes:
-                process.join(max(0.0, deadline - time.monotonic()))
+            while alive := [process for process in processes if process.exitcode is None]:
+                if any(process.exitcode for process in processes):  # torchrun ends the others then
+                    deadline = min(deadline, time.monotonic() + GRACE)
+                left = deadline - time.monotonic()
+                if left <= 0 or not wait([process.sentinel for process in alive], left):
+                    break
         finally:
             for process in processes:
                 process.kill()

@@ -256,6 +256,20 @@ def test_a_hang_of_a_script_is_proven_and_ends_the_job(tmp_path):
     assert "rank 1 waits to receive from rank 0 (line 5): everybody receives before anybody" in done.stdout
 
 
+def test_a_rank_whose_loader_has_ended_is_told_of_though_it_called_no_collective(tmp_path):
+    (tmp_path / "loads.py").write_text(
+        "import queue, threading, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "batches = queue.Queue()\n"
+        "def load(): raise OSError('the disk')\n"
+        "if dist.get_rank() == 1: threading.Thread(target=load).start(); batches.get()\n"
+        "dist.all_reduce(torch.ones(3))\n"
+    )
+    done = counted(tmp_path, "--watch", "--exit", "75", "loads.py", ranks=3)
+    assert done.returncode == 75, done.stderr
+    assert "in this job no rank can ever go on" in done.stdout and "rank 1: loads.py, line 5:" in done.stdout
+    assert "none is there that will wake it. ranks 0 and 2 wait for rank 1." in done.stdout
+
+
 def test_who_skips_a_collective_is_named_before_the_tracebacks(tmp_path):
     """gloo aborts the process of the rank that brought less: nobody can ask it then."""
     (tmp_path / "skips.py").write_text(
@@ -347,7 +361,8 @@ def two_by_hand(monkeypatch):
         multi_get=lambda keys: [values[key] for key in keys],
     )
     looks = [Moves(), Moves()]
-    tells = [SimpleNamespace(rank=r, size=2, store=None, moves=moves) for r, moves in enumerate(looks)]
+    how = dict(size=2, store=None, meet=lambda: None)
+    tells = [SimpleNamespace(rank=r, moves=moves, **how) for r, moves in enumerate(looks)]
     watches = [watch.Watch(counter, lambda *proof: found.append(proof)) for counter in tells]
     return watches, looks, store, found
 

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial, wraps
 from typing import Any
 
@@ -160,12 +159,12 @@ class Beside:
 
     def _monitored(self, barrier):
         @wraps(barrier)
-        def meets(group, timeout=None, *args, **kwargs):
-            members = tuple(dist.get_process_group_ranks(group))
+        def meets(group, *args, **kwargs):
+            known = group in pytorch_private.groups()
+            members = tuple(dist.get_process_group_ranks(group)) if known else ()
+            timeout = next(iter(args), kwargs.get("timeout"))
             with self._meets("monitored_barrier", group.group_name, members, timeout):
-                return barrier(
-                    group, timeout or timedelta(seconds=pytorch_private.USUAL_LIMIT), *args, **kwargs
-                )
+                return barrier(group, *args, **kwargs)
 
         return meets
 

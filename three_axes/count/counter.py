@@ -49,19 +49,19 @@ class Counter(Recorder):
         self.store: dist.Store | None = None
         self._key = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_numbers)}"
         super().__init__(box, spans=SPANS if trace else 0)
-        self._meet()
+        self.meet()
         self.counter.refresh()  # what earlier groups have sent is not counted
         self.start()
         self.steps = Steps(self)
 
     def begins(self, call: Call) -> None:
         """Find the store, where there is one by now; with `trace`, note the memory held. Then count."""
-        self._meet()
+        self.meet()
         if self._trace and len(self.levels) < self.most_spans:
             self.levels.append((time.monotonic(), _held()))
         super().begins(call)
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
         """Find the store where the ranks met: reports go through it, past what is counted. It stays open for
         whoever holds it when the script destroys its group.
         """
@@ -76,7 +76,7 @@ class Counter(Recorder):
 
     def tell(self) -> RankReport:
         """Stop counting, and send this rank's report on its way."""
-        self._meet()
+        self.meet()
         steps = self.steps.stop()
         told = RankReport(self.stop(), steps, self.rank, self.backend, time.time() - time.monotonic())
         self.close()

@@ -129,10 +129,10 @@ def _asleep(thread: threading.Thread, frame: FrameType) -> int | None:
 
 
 def main_is_asleep() -> bool:
-    """Whether the main thread seems to wait for a lock without a limit: `beside` then looks at its frame,
-    which makes a copy, and so keeps its tensors for that moment.
+    """Whether the main thread seems to wait for a lock without a limit, and no debugger may hold it there.
+    `beside` then looks at its frame, which makes a copy, and so keeps its tensors for that moment.
     """
-    return _in_a_lock(threading.main_thread()) is not None
+    return "pydevd" not in sys.modules and _in_a_lock(threading.main_thread()) is not None
 
 
 def _in_a_lock(thread: threading.Thread) -> int | None:

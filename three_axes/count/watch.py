@@ -83,6 +83,7 @@ class Watch:
         proven = False
         with suppress(RuntimeError):  # the store went with the process that had it
             while not proven and not self._over.wait(max(EVERY, self._counter.size / MANY)):
+                self._counter.meet()  # a rank that calls no collective at all is waited for too
                 if self._store is None and self._counter.store is not None:
                     # The script may wait for the other one.
                     self._store = self._counter.store.clone()  # type: ignore[attr-defined]
