@@ -39,9 +39,15 @@ DURATIONS = "three_axes/durations"  # in pytest's cache: each test's seconds, as
 measured = Counter()
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """Put files that wait first, longest first; behind them those that compute, longest last."""
+    """The drops beyond the fourteen are run with what is slow. Put files that wait first, longest first;
+    behind them those that compute, longest last.
+    """
+    for item in items:
+        if item.path.parent.name == "beyond":
+            item.add_marker(pytest.mark.slow)
+    yield
     for module in {item.module for item in items if hasattr(item, "module")}:
         cloudpickle.register_pickle_by_value(module)  # ranks need not import the tests
     before = config.cache.get(DURATIONS, {})

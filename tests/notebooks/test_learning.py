@@ -430,7 +430,10 @@ def test_what_colab_opens_has_no_outputs(tmp_path, monkeypatch):
     assert "repository-code: https://github.com/owner/name\n" in (tmp_path / "CITATION.cff").read_text()
 
 
-@pytest.mark.parametrize("clone", ["..", "../..", "three-axes"])
+SLOW = [pytest.param(clone, marks=pytest.mark.slow) for clone in ("../..", "three-axes")]
+
+
+@pytest.mark.parametrize("clone", ["..", *SLOW])
 def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone):
     """A folder with a notebook, and a clone over it or beside it; an interpreter that does not know the
     course.

@@ -61,6 +61,7 @@ def test_an_attempt_is_told_what_the_table_says(name, change, expected, monkeypa
     assert (answer.kind == "right") == (expected == "(right)") and is_told(answer, expected), answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_PAPER)
 def test_attempts_at_what_needs_no_ranks_are_told_the_same_without_them(name):
     exercise = EXERCISES[name]

@@ -25,7 +25,10 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("where", PROGRAMS)
+FIRST, *OTHERS = PROGRAMS
+
+
+@pytest.mark.parametrize("where", [FIRST, *(pytest.param(where, marks=pytest.mark.slow) for where in OTHERS)])
 def test_a_world_says_what_it_can_do_where_it_is_made(where, tmp_path):
     program, told = PROGRAMS[where]
     environ = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}

@@ -42,6 +42,7 @@ def frozen_while_it_sends():
     return torch.zeros(300_000_000, dtype=torch.uint8)
 
 
+@pytest.mark.slow
 @linux
 def test_a_folder_that_was_removed_is_made_again():
     with World(2) as before:
@@ -51,6 +52,7 @@ def test_a_folder_that_was_removed_is_made_again():
             assert after.run(lambda: 2) == [2, 2] and before.run(lambda: 3) == [3, 3]
 
 
+@pytest.mark.slow
 @linux
 def test_a_long_temporary_folder_is_left_for_a_short_one(tmp_path):
     long = tmp_path / ("x" * 90)
