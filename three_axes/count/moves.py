@@ -146,6 +146,7 @@ class Moves:
         self._count = itertools.count(1)
         self._moves = 0  # one number is never taken twice, whichever threads move at once
         self.made: dict[str, int] = {}
+        self._since: int | None = None  # how often the main thread had gone to sleep at the last look
         self.start()
 
     def start(self) -> None:
@@ -213,7 +214,10 @@ class Moves:
         no more of the reader's code.
         """
         before, waits = self._moves, {thread: waits() for thread, waits in list(self._stands.items())}
-        if not (waits or ended or threads.main_is_asleep()):
+        # Its frames are looked at only where it slept at the last look too: they keep its tensors meanwhile.
+        since = threads.main_asleep_since()
+        sleeps, self._since = since is not None and since == self._since, since
+        if not (waits or ended or sleeps):
             return Look(before, dict(self.begun), None)
         callbacks = self.callbacks()
         main = {threading.main_thread().ident or 0} if ended else set()

@@ -128,11 +128,11 @@ def _asleep(thread: threading.Thread, frame: FrameType) -> int | None:
     return _in_a_lock(thread)
 
 
-def main_is_asleep() -> bool:
-    """Whether the main thread seems to wait for a lock without a limit, and no debugger may hold it there.
-    `beside` then looks at its frame, which makes a copy, and so keeps its tensors for that moment.
+def main_asleep_since() -> int | None:
+    """How often the main thread has gone to sleep, where it seems to wait for a lock without a limit, and no
+    debugger may hold it there.
     """
-    return "pydevd" not in sys.modules and _in_a_lock(threading.main_thread()) is not None
+    return None if "pydevd" in sys.modules else _in_a_lock(threading.main_thread())
 
 
 def _in_a_lock(thread: threading.Thread) -> int | None:
