@@ -22,9 +22,9 @@ def end_with_kernel(leash) -> None:
     """
     if os.getsid(0) != os.getpid():  # a rank that was spawned has its own already
         os.setsid()
-    fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
-    if sys.platform == "linux":
-        fcntl.fcntl(leash, fcntl.F_SETOWN, -os.getpid())  # the whole group
+    on_linux = sys.platform == "linux"
+    fcntl.fcntl(leash, fcntl.F_SETOWN, -os.getpid() if on_linux else os.getpid())  # below 0 the whole group
+    if on_linux:
         f_setsig = 10  # a name of the module's from Python 3.12 on
         fcntl.fcntl(leash, f_setsig, signal.SIGKILL)
     os.register_at_fork(after_in_child=_end_with_rank)

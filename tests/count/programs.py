@@ -3,9 +3,8 @@
 A program gives 2 to 4 ranks collectives in several groups, sends, receives, and waits for what was begun. A
 rank may leave some of it to a thread, which may sleep first, and which the rank may join; an operation may
 have a limit, after which its wait is over; a group may be destroyed and made again under its name; a main
-thread may sleep where nobody wakes it. Every
-interleaving is followed. What is proven to be stuck must never move again, and where nobody can take a step,
-and somebody has not finished, the proof must say so.
+thread may sleep where nobody wakes it. Every interleaving is followed. What is proven to be stuck must never
+move again, and where nobody can take a step, and somebody has not finished, the proof must say so.
 """
 
 from __future__ import annotations

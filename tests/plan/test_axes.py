@@ -96,7 +96,8 @@ def test_other_programs_get_it(said):
 
 
 def test_a_defence_speaks_of_it(said):
-    assert re.search(r"TP sends .* inside the node.*; ZP sends .* inside the node", said["defence"])
+    inside = r"sends .* inside the node"
+    assert re.search(rf"TP {inside}.*; DP {inside}; ZP {inside}\.", said["defence"]), "the most bytes first"
 
 
 def test_it_takes_ranks_and_is_left_out_nowhere(said):

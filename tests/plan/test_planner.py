@@ -62,15 +62,14 @@ def test_measured_rings_set_the_pace_where_they_are_slower():
 def test_two_axes_never_get_a_nodes_links_at_once(order, d, t, p, node):
     """What `reach` says of an axis is what its groups do, and together they find room in a node."""
     layout = Layout(dp=d, tp=t, pp=p, order=tuple(order))
-    inside = {axis: int(Placement(layout.sizes).reach(axis, node)[0]) for axis in order}
+    place = Placement(layout.sizes)
+    inside = {axis: int(place.reach(axis, node)[0]) for axis in order}
     assert inside["dp"] * inside["tp"] * inside["pp"] <= max(node, 1)
     if layout.ranks <= 256 and all(node % k == 0 or k % node == 0 for k in _spans(layout)):
         for axis in order:
-            far = any(crosses(g, node) for g in Placement(layout.sizes).groups(axis))
-            assert far == (int(Placement(layout.sizes).reach(axis, node)[1]) > 1)
-            assert sorted(r for g in Placement(layout.sizes).groups(axis) for r in g) == list(
-                range(layout.ranks)
-            )
+            groups = place.groups(axis)
+            assert any(crosses(g, node) for g in groups) == (int(place.reach(axis, node)[1]) > 1)
+            assert sorted(r for g in groups for r in g) == list(range(layout.ranks))
 
 
 def _spans(layout):

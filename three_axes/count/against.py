@@ -23,14 +23,14 @@ def against(
     rows: Iterable[CollectiveCount], job: Job, layout: Layout, rank: int = 0
 ) -> tuple[Table, list[str]]:
     """One step of a rank, as counted and as the list has it: a table, and what the differences mean."""
-    sizes = layout.sizes
-    stage = Placement(sizes).group(rank, "pp").index(rank)
-    groups = {axis: Placement(sizes).group(rank, axis) for axis, n in sizes.items() if n > 1}
+    place = Placement(layout.sizes)
+    stage = place.group(rank, "pp").index(rank)
+    groups = {axis: place.group(rank, axis) for axis, n in place.sizes.items() if n > 1}
     if layout.shard:
         groups |= _hybrid(layout, groups, rank)
     if job.model.experts:
-        folded = layout.expert_sizes
-        groups |= {axis: Placement(folded).group(rank, axis) for axis, n in folded.items() if n > 1}
+        folded = Placement(layout.expert_sizes)
+        groups |= {axis: folded.group(rank, axis) for axis, n in folded.sizes.items() if n > 1}
     predicted = {(c.op, c.axis): c for c in calls(job, layout, stage)}
     counted: dict[tuple[str, str], CollectiveCount] = {}
     for row in rows:

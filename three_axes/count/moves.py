@@ -209,15 +209,17 @@ class Moves:
         """The first thread that may still do something, in words: not the main one, nor one that stands."""
         return self.blind or threads.beside({*self._stands, threading.main_thread().ident or 0}).help
 
+    def _main_sleeps_on(self) -> bool:
+        """Whether the main thread slept at the last look too. To look at its frames keeps its tensors."""
+        before, self._since = self._since, threads.main_asleep_since()
+        return before is not None and before == self._since
+
     def look(self, ended: bool = False) -> Look | None:
         """This rank now; None where it moved meanwhile. ended: its main thread has ended the call, and runs
         no more of the reader's code.
         """
         before, waits = self._moves, {thread: waits() for thread, waits in list(self._stands.items())}
-        # Its frames are looked at only where it slept at the last look too: they keep its tensors meanwhile.
-        since = threads.main_asleep_since()
-        sleeps, self._since = since is not None and since == self._since, since
-        if not (waits or ended or sleeps):
+        if not (waits or ended or self._main_sleeps_on()):
             return Look(before, dict(self.begun), None)
         callbacks = self.callbacks()
         main = {threading.main_thread().ident or 0} if ended else set()

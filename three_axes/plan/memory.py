@@ -218,11 +218,16 @@ def stages_memory(job: Job, layout: Layout, overhead: float = OVERHEAD) -> list[
     return [{name: float(size) for name, size in stage.items()} for stage in stages]
 
 
+def fullest(stages: list[dict[str, float]]) -> int:
+    """The number of the pipeline rank that holds most: the one that must fit."""
+    return max(range(len(stages)), key=lambda k: sum(stages[k].values()))
+
+
 def largest_stage(job: Job, layout: Layout, overhead: float = OVERHEAD) -> tuple[int, dict[str, float]]:
-    """(stage, its bytes by what for) of the pipeline rank that holds most: the one that must fit."""
+    """(stage, its bytes by what for) of the pipeline rank that holds most."""
     stages = stages_memory(job, layout, overhead)
-    fullest = max(range(layout.pp), key=lambda k: sum(stages[k].values()))
-    return fullest, {name: size for name, size in stages[fullest].items() if size}
+    stage = fullest(stages)
+    return stage, {name: size for name, size in stages[stage].items() if size}
 
 
 def peak_memory(job: Job, layout: Layout, of_kinds: list | None = None):

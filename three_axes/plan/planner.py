@@ -107,8 +107,7 @@ class Plan:
         one it is as far off as that.
         """
         made = estimate(self.job, (row or self.best).layout)
-        times = _off(self.job, self.measured).get(made.layout.axes, 1.0)
-        return replace(made, time={name: times * seconds for name, seconds in made.time.items()})
+        return replace(made, off=_off(self.job, self.measured).get(made.layout.axes, 1.0))
 
     def why(self, **sizes: int) -> str:
         """Why these sizes, dp=4, tp=8 say, are where they are: what they lose to the best, or why not."""

@@ -15,7 +15,7 @@ from .certainty import Sure, sure
 from .cost import FORMULAS, constants, step_terms
 from .job import Job
 from .layout import Layout
-from .memory import largest_stage, stages_memory
+from .memory import fullest, stages_memory
 from .shape import ModelShape
 
 WIDE = 28  # letters of a bar
@@ -42,13 +42,34 @@ HELD = {
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """A step: `time` in seconds and `memory` in bytes, each by what for. `stage` is the fullest one."""
+    """A step of one layout. Seconds and bytes are each computed when they are asked for first. off: how many
+    times as long it takes as predicted, where layouts of the same sizes were measured.
+    """
 
     job: Job
     layout: Layout
-    time: dict[str, float]
-    memory: dict[str, float]
-    stage: int
+    off: float = 1.0
+
+    @cached_property
+    def time(self) -> dict[str, float]:
+        """Seconds of a step, by what for."""
+        factor = sure(self.job).factor
+        return {name: self.off * factor * float(s) for name, s in step_terms(self.job, self.layout).items()}
+
+    @cached_property
+    def stages(self) -> list[dict[str, float]]:
+        """Bytes on a GPU of each pipeline stage, by what for."""
+        return stages_memory(self.job, self.layout)
+
+    @cached_property
+    def stage(self) -> int:
+        """The fullest stage."""
+        return fullest(self.stages)
+
+    @property
+    def memory(self) -> dict[str, float]:
+        """Bytes on a GPU of the fullest stage, by what for."""
+        return {name: size for name, size in self.stages[self.stage].items() if size}
 
     @property
     def model(self) -> ModelShape:
@@ -231,11 +252,6 @@ class Estimate:
         columns, last = [f"memory, stage {self.stage}", "a GPU"], ["total", human(self.memory_bytes)]
         return _drawn(columns, self.memory, cells, last, HELD if explain else {})
 
-    @cached_property
-    def stages(self) -> list[dict[str, float]]:
-        """Bytes on a GPU of each pipeline stage, by what for."""
-        return stages_memory(self.job, self.layout)
-
     def by_stage(self) -> Table:
         """The memory of all stages, a row for each."""
         names = [name for name in self.stages[0] if any(stage[name] for stage in self.stages)]
@@ -290,7 +306,4 @@ def _waterfall(parts: dict[str, float]) -> list[str]:
 def estimate(job: Job, layout: Layout) -> Estimate:
     """Time and memory of a step. Raises ValueError, in a sentence, where `possible.check` refuses it."""
     job.check(layout)
-    factor = sure(job).factor
-    time = {name: factor * float(s) for name, s in step_terms(job, layout).items()}
-    stage, memory = largest_stage(job, layout)
-    return Estimate(job, layout, time, memory, stage)
+    return Estimate(job, layout)
