@@ -139,7 +139,7 @@ one_f_one_b = Asked(
         "After the warm-up, forwards run out first. As many backwards are left as there were warm-up"
         " forwards: the drain.",
     ],
-    without=("SCHEDULES",),
+    without=("SCHEDULES", "schedules"),
     cases=[(rank, p, m) for p, m in SIZES for rank in range(p)],
     compares=False,
     praise=_praised,
@@ -205,7 +205,7 @@ share = Asked(
         "Count a forward and its backward together as one. Then a stage's work is m, and the whole time"
         " is m + p - 1.",
     ],
-    without=("SCHEDULES", "simulation", "simulate"),
+    without=("SCHEDULES", "schedules", "simulation", "simulate"),
     cases=BUBBLES,
     reads=number,
     tolerance=5e-4,
