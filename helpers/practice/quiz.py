@@ -180,11 +180,11 @@ def half_the_microbatch(held: int, activations: int) -> Question:
 
 
 def tie(first: float, second: float) -> Question:
-    """first, second: seconds. Answer: measure both if they are less than 9 % apart, else take the first."""
+    """first, second: seconds. Answer: measure both if they are less than 10 % apart, else take the first."""
     apart = second / first - 1
-    why = f"they are {apart:.0%} apart, and a tie is up to 9 %."
+    why = f"they are {apart:.0%} apart, and a tie is up to 10 %."
     options = ("take the faster", "measure both, or take the simpler", "buy a faster network first")
-    right = options[apart < 0.09]
+    right = options[apart < 0.1]
     return Question(
         f"The planner says {first:g} s a step for one layout and {second:g} s for another. What do you do?",
         {option: "" if option == right else why for option in options},
