@@ -1,10 +1,11 @@
 """Random programs of ranks, all that can happen in them, and the same on real ranks.
 
-A program gives 2 to 4 ranks collectives in several groups, sends, receives, and waits for what was begun. A
-rank may leave some of it to a thread, which may sleep first, and which the rank may join; an operation may
-have a limit, after which its wait is over; a group may be destroyed and made again under its name; a main
-thread may sleep where nobody wakes it. Every interleaving is followed. What is proven to be stuck must never
-move again, and where nobody can take a step, and somebody has not finished, the proof must say so.
+A program gives 2 to 4 ranks collectives in several groups, sends, receives, some of them from anybody, and
+waits for what was begun. A rank may leave some of it to a thread, which may sleep first, and which the rank
+may join; an operation may have a limit, after which its wait is over; a group may be destroyed and made again
+under its name; a main thread may sleep where nobody wakes it. Every interleaving is followed. What is proven
+to be stuck must never move again, and where nobody can take a step, and somebody has not finished, the proof
+must say so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ from functools import cache
 from typing import NamedTuple
 
 from three_axes.count.deadlock import Deadlock, prove
-from three_axes.count.moves import ASLEEP, NEVER, Begun, Channel, Look, Moves, Operation, Waiting, sides_of
+from three_axes.count.moves import (
+    ASLEEP,
+    NEVER,
+    Begun,
+    Channel,
+    Look,
+    Moves,
+    Operation,
+    Waiting,
+    anybodys,
+    sides_of,
+)
 from three_axes.paper.collectives import needs
 
 NUMBERS = 100  # in each tensor
@@ -67,6 +79,7 @@ def random_program(draw: random.Random) -> Program:
     n = draw.choice([2, 2, 3, 3, 4])
     world = tuple(range(n))
     of_group = {}  # each has one operation: else most programs would disagree before they stand
+    from_anybody = {}  # (target, tag) -> whether it takes such messages from anybody
     ranks: list[list[list[Step]]] = [[[], []] for _ in world]
     threaded = draw.random() < 0.5
     for _ in range(draw.randint(1, 5 if n < 4 else 3)):
@@ -85,7 +98,10 @@ def random_program(draw: random.Random) -> Program:
             source, target = draw.sample(world, 2)
             tag = draw.choice([0, 0, 1]) + 2 * aside
             channel, op = Channel("send", "world", world, source, target, tag), None
-        for rank, its in sides_of(channel).items():
+        sides = sides_of(channel)
+        if not op and from_anybody.setdefault((target, tag), draw.random() < 0.25):
+            sides[target] = anybodys(channel)
+        for rank, its in sides.items():
             peer = root if op else target if its.kind == "send" else source
             limit = SHORT if draw.random() < 0.04 else NEVER
             begin = Begin(its, op or its.kind, peer, draw.random() < 0.6, limit)
@@ -164,7 +180,14 @@ def moments(me: int, steps: list[Step]) -> list[Moment]:
                 others, limit = tuple(r for r in channel.members if r != me), NEVER
             else:
                 place, limit = channel.members.index, step.limit
-                places = needs(step.op, len(channel.members), place(me), place(step.root), NUMBERS, held=True)
+                places = needs(
+                    step.op.removesuffix("_any"),
+                    len(channel.members),
+                    place(me),
+                    place(step.root),
+                    NUMBERS,
+                    held=True,
+                )
                 others = tuple(channel.members[r] for r in places)
             collective = channel.kind == "collective" and isinstance(step, Begin)
             number = moves.begin(channel, step.op if collective else "a message")
@@ -184,7 +207,9 @@ def moments(me: int, steps: list[Step]) -> list[Moment]:
 
 
 class Model:
-    """All interleavings of a program. A state says how many moments each thread has passed."""
+    """All interleavings of a program. A state says how many moments each thread has passed; then how many
+    messages each receive from anybody has taken of whom, by `takes`.
+    """
 
     def __init__(self, program: Program):
         self.n = len(program)
@@ -192,7 +217,10 @@ class Model:
         self.end = tuple(len(thread) - 1 for thread in self.threads)
         # The moment from which a rank's other thread runs.
         self.starts = [self._at(r, steps) for r, (steps, _) in enumerate(program)]
-        self.start = (0,) * len(self.threads)
+        received = {c: None for thread in self.threads for c in thread[-1].begun if c.kind == "recv_any"}
+        pairs = [(c, source) for c in received for source in c.members if source != c.target]
+        self.takes = {pair: len(self.threads) + i for i, pair in enumerate(pairs)}
+        self.start = (0,) * (len(self.threads) + len(pairs))
 
     @staticmethod
     def _at(me: int, steps: list[Step]) -> int:
@@ -206,11 +234,24 @@ class Model:
 
     def steps(self, state: tuple[int, ...]) -> list[tuple[int, ...]]:
         """What may come next."""
-        return [
-            (*state[:t], at + 1, *state[t + 1 :])
-            for t, at in enumerate(state)
-            if self._runs(t, state) and self._may_leave(t, state)
-        ]
+        threads = [t for t in self.all if self._runs(t, state) and self._may_leave(t, state)]
+        taken = [i for (channel, source), i in self.takes.items() if self._may_take(channel, source, state)]
+        return [(*state[:i], state[i] + 1, *state[i + 1 :]) for i in threads + taken]
+
+    @property
+    def all(self) -> range:
+        """The places of the threads in a state."""
+        return range(len(self.threads))
+
+    def _taken(self, channel: Channel, state: tuple[int, ...]) -> int:
+        """How many messages a channel of receives from anybody has taken."""
+        return sum(state[i] for (its, _), i in self.takes.items() if its == channel)
+
+    def _may_take(self, channel: Channel, source: int, state: tuple[int, ...]) -> bool:
+        sends = channel._replace(kind="send", source=source)
+        sent = self._begun(source, state).get(sends, Begun()).count
+        posted = self._begun(channel.target, state).get(channel, Begun()).count
+        return sent > state[self.takes[channel, source]] and posted > self._taken(channel, state)
 
     def _may_leave(self, thread: int, state: tuple[int, ...]) -> bool:
         moment = self.threads[thread][state[thread]]
@@ -221,7 +262,12 @@ class Model:
         if moment.waiting == ASLEEP:
             return False
         (operation,) = moment.waiting.operations
-        sides = sides_of(operation.channel)
+        channel = operation.channel
+        if channel.kind == "recv_any":
+            return operation.limit < NEVER or self._taken(channel, state) >= operation.number
+        if (place := self.takes.get((anybodys(channel), channel.source))) is not None:
+            return operation.limit < NEVER or state[place] >= operation.number
+        sides = sides_of(channel)
         counts = [self._begun(r, state).get(sides[r], Begun()).count for r in operation.needs]
         return operation.limit < NEVER or all(count >= operation.number for count in counts)
 
@@ -236,9 +282,20 @@ class Model:
             if not self._runs(t, state) or (moment.joins and not self._may_leave(t, state)):
                 continue
             free |= moment.waiting is None or moment.waiting.ends_itself
-            stands += [moment.waiting] if moment.waiting else []
+            stands += [self._as_seen(rank, moment.waiting, state)] if moment.waiting else []
         stands = [waiting for waiting in stands if waiting != ASLEEP] or stands  # the others may wake it
         return Look(0, dict(self._begun(rank, state)), None if free else stands, made=self.made(rank, state))
+
+    def _as_seen(self, rank: int, waiting: Waiting, state: tuple[int, ...]) -> Waiting:
+        """With what is known of a receive from anybody: nothing where others were begun and may be open."""
+        operations = []
+        for operation in waiting.operations:
+            if operation.channel.kind == "recv_any":
+                before = self._begun(rank, state)[operation.channel].count - 1
+                if self._taken(operation.channel, state) >= before:
+                    operation = operation._replace(received=before)
+            operations.append(operation)
+        return waiting._replace(operations=tuple(operations))
 
     def made(self, rank: int, state: tuple[int, ...]) -> dict[str, int]:
         """How often a rank has made each group by then."""
@@ -264,18 +321,20 @@ def check(program: Program) -> bool:
     proven, always = cache(model.proven), True
     for state in model.reached():
         proof, nexts = proven(state), model.steps(state)
-        ends = not any(model._runs(t, state) for t in range(len(state)))
+        ends = not any(model._runs(t, state) for t in model.all)
         if not (proof or nexts or ends):
             # Ranks that have made a group unequally often, or wait in one that is no more, are not judged.
             counts = [model.made(r, state) for r in range(model.n)]
             waits = [wait for r in range(model.n) for wait in model.look(r, state).stands or ()]
             channels = [operation.channel for wait in waits for operation in wait.operations]
             unlike = any(made.get(c.group, c.made) != c.made for made in counts for c in channels)
+            # A send may be taken by who receives from anybody, as far as is seen.
+            unlike |= any(c.kind == "recv_any" or (anybodys(c), c.source) in model.takes for c in channels)
             assert unlike, ("not proven", program, state)
         assert not (ends and proof), ("has ended", program, state)
         always &= ends or bool(nexts)
         for later in nexts if proof else ():
-            moved = next(t for t in range(len(state)) if state[t] != later[t])
+            moved = next(i for i in range(len(state)) if state[i] != later[i])
             assert moved // 2 not in proof.stuck, ("it moved", program, state, str(proof))
             after = proven(later)
             assert after and set(proof.stuck) <= set(after.stuck), ("no longer", program, state, str(proof))
@@ -286,9 +345,14 @@ def check(program: Program) -> bool:
 
 
 def can_run(program: Program) -> bool:
-    """Whether `run` has all of it. (A group's limit breaks its connections; both have tests of their own.)"""
+    """Whether `run` has all of it, and says so when it cannot end. (A group's limit breaks its connections;
+    both have tests of their own. Of a receive from anybody not each hang is proven.)
+    """
     steps = [step for threads in program for steps in threads for step in steps]
-    return not any(isinstance(s, Make) or (isinstance(s, Begin) and s.limit < NEVER) for s in steps)
+    begun = [step for step in steps if isinstance(step, Begin)]
+    if any(isinstance(step, Make) for step in steps) or any(step.limit < NEVER for step in begun):
+        return False
+    return not any(step.op == "recv_any" for step in begun) or check(program)
 
 
 def run(program: Program) -> None:
@@ -308,9 +372,9 @@ def run(program: Program) -> None:
         for step in steps:
             if isinstance(step, Begin):
                 x, group, peer = torch.ones(NUMBERS), groups[step.channel.group], step.root
-                if step.op in ("send", "recv"):
+                if step.op in ("send", "recv", "recv_any"):
                     begin = dist.isend if step.op == "send" else dist.irecv
-                    works.append(begin(x, peer, tag=step.channel.tag))
+                    works.append(begin(x, None if step.op == "recv_any" else peer, tag=step.channel.tag))
                 else:
                     given = {"barrier": (), "all_reduce": (x,)}.get(step.op, (x, peer))
                     works.append(getattr(dist, step.op)(*given, group=group, async_op=True))
