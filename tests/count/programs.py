@@ -291,9 +291,9 @@ class Model:
         operations = []
         for operation in waiting.operations:
             if operation.channel.kind == "recv_any":
-                before = self._begun(rank, state)[operation.channel].count - 1
-                if self._taken(operation.channel, state) >= before:
-                    operation = operation._replace(received=before)
+                begun = self._begun(rank, state)[operation.channel].count
+                if self._taken(operation.channel, state) >= begun - (operation.number == begun):
+                    operation = operation._replace(received=begun - 1)
             operations.append(operation)
         return waiting._replace(operations=tuple(operations))
 
