@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dis
+import gc
 import linecache
 import math
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from .files import PACKAGE, ROOT
+
+T = TypeVar("T")
 
 
 class Line(NamedTuple):
@@ -36,6 +40,24 @@ def _libraries() -> tuple[str, ...]:
 LIBRARIES = _libraries()
 # What runs a reader's function on a rank, and looks at what it returned.
 OURS = tuple(str(folder) + os.sep for folder in (PACKAGE, ROOT / "helpers/ranks", ROOT / "helpers/practice"))
+
+
+_asking = threading.Lock()
+
+
+def of_threads(ask: Callable[[], dict[int, T]]) -> dict[int, T]:
+    """What `sys._current_frames` or `sys._current_exceptions` gives, asked while nothing is collected. Up to
+    Python 3.11 the collector may run in there, and where it frees a `threading.local`, the process waits for
+    itself (CPython's issue 106883).
+    """
+    with _asking:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return ask()
+        finally:
+            if collects:
+                gc.enable()
 
 
 def readers(frames: list[Line]) -> list[Line]:

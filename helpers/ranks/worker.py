@@ -180,7 +180,7 @@ class Rank:
             except Exception:  # the reader's code has closed or replaced it
                 pass
         ctypes.CDLL(None).fflush(None)  # what C++ printed waits in a buffer of its own
-        self.cuts_first = report.under_way > 0
+        self.cuts_first = report.under_way > 0 or self.recorder.has_failed
         # Where an operation failed, and the reader's code went on, a connection may be lost.
         is_joined = dist.is_initialized() and not self.recorder.has_failed and self.aborting != number
         if error is None:
@@ -262,7 +262,7 @@ class Rank:
         """What the main thread is doing now, for the kernel to tell the reader."""
         if self.device.type == "cpu":  # on GPUs NCCL's watchdog does
             flight.write(self.setup.rank, self.since)
-        frame = sys._current_frames().get(threading.main_thread().ident)
+        frame = lines.of_threads(sys._current_frames).get(threading.main_thread().ident)
         line = lines.innermost(frame)
         return {
             "running": self.running,

@@ -1,11 +1,19 @@
-"""Where a World is made: without a folder, without Unicode, in a process that may start none."""
+"""Where a World is made: without a folder, without Unicode, in a process that may start none. And what an
+operation leaves that has failed.
+"""
 
 import os
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from helpers import rank_state
 from three_axes.files import ROOT
 
 BEGIN = "import os, multiprocessing, sys\nfrom helpers import World\n"
@@ -35,3 +43,26 @@ def test_a_world_says_what_it_can_do_where_it_is_made(where, tmp_path):
     how = dict(cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
     done = subprocess.run([sys.executable, "-c", BEGIN + program], **how)
     assert told in done.stdout and done.returncode == 0, done
+
+
+def no_longer_waits():
+    """All ranks but one give up a collective, which stays under way."""
+    if dist.get_rank():
+        with suppress(RuntimeError):
+            dist.all_reduce(torch.ones(3), async_op=True).wait(timedelta(seconds=0.3))
+
+
+def fails_to_meet():
+    if dist.get_rank() != 2:
+        with suppress(RuntimeError):
+            dist.monitored_barrier(timeout=timedelta(seconds=0.3))
+
+
+@pytest.mark.parametrize("fails", [no_longer_waits, fails_to_meet])
+def test_what_has_failed_and_was_caught_fails_no_later_call(world, fails, capsys):
+    world.timeout = 20
+    world.run(lambda: rank_state().update(kept=7))
+    start = time.monotonic()
+    world.run(fails)
+    assert time.monotonic() - start < 20
+    assert world.run(lambda: dist.all_reduce(torch.ones(3)) or rank_state()["kept"]) == [7] * 4

@@ -330,6 +330,7 @@ class Recorder(Listener):
         self.moves.go_on()
         if not is_made and channel in self.moves.begun:
             self.moves.take_back(channel)
+            self.has_failed = True
 
     def passed_by(self, what: str) -> None:
         """From here on, nothing is proven of this rank in this call."""

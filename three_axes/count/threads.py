@@ -78,10 +78,10 @@ def beside(known: Collection[int]) -> Others:
     named = {thread.ident: thread for thread in threading.enumerate()}
     own = {ident for ident, thread in named.items() if thread.name == OWN_THREAD}
     # To list them makes no frames, which would keep their tensors longer, as a memory budget would see.
-    others = sys._current_exceptions().keys() - own - {*known, threading.get_ident()}
+    others = lines.of_threads(sys._current_exceptions).keys() - own - {*known, threading.get_ident()}
     if not others:
         return Others(_remote_calls(), ())
-    slept, frames = [], sys._current_frames()
+    slept, frames = [], lines.of_threads(sys._current_frames)
     for ident in sorted(others & frames.keys()):
         thread, frame = named.get(ident), frames[ident]
         if _idle(frame):

@@ -97,7 +97,7 @@ class Watch:
         if look is None or (look.stands is None and not ended):
             return
         if mine is None or not mine.look.is_still_in(look):
-            frame = sys._current_frames().get(self._script)
+            frame = lines.of_threads(sys._current_frames).get(self._script)
             mine = Told(0, ended, gone, look, lines.innermost(frame), lines.is_guarded(frame))
         self._mine = mine._replace(beat=mine.beat + 1, ended=ended, gone=gone, look=look)
         store.set(f"look/{self._counter.rank}", pickle.dumps(self._mine))

@@ -1,0 +1,32 @@
+"""Frames of all threads are read while nothing is collected."""
+
+import subprocess
+import sys
+
+import pytest
+
+from three_axes.files import ROOT
+
+# Each round leaves something to be collected that holds a `threading.local`, and lets the collector come to
+# it a little later. The new frame of `look` is made inside of what is asked.
+PROGRAM = """
+import gc, sys, threading
+from three_axes import lines
+class Node: pass
+def leave():
+    node = Node()
+    node.itself, node.local = node, threading.local()
+    node.local.value = 1
+def look(): return lines.of_threads(sys.ASK)
+for many in range(1, 40):
+    gc.collect(), gc.set_threshold(many), leave()
+    kept = [(look(), []) for _ in range(30)]
+print(gc.isenabled(), gc.disable(), look() and gc.isenabled())
+"""
+
+
+@pytest.mark.parametrize("ask", ["_current_frames", "_current_exceptions"])
+def test_who_looks_at_threads_is_never_caught_by_the_collector(ask):
+    program = [sys.executable, "-c", PROGRAM.replace("ASK", ask)]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True None False\n", done.stderr
