@@ -35,17 +35,18 @@ os.environ.setdefault("THREE_AXES_PROGRESS", "")  # what was solved on this mach
 # toys are too small to need them. Nothing above has imported NumPy or PyTorch, which read this once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+BEYOND = re.compile(r"\[b\d\.")  # an exercise there
 DURATIONS = "three_axes/durations"  # in pytest's cache: each test's seconds, as last measured
 measured = Counter()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """The drops beyond the fourteen are run with what is slow. Put files that wait first, longest first;
-    behind them those that compute, longest last.
+    """What belongs to the drops beyond the fourteen is run with what is slow. Put files that wait first,
+    longest first; behind them those that compute, longest last.
     """
     for item in items:
-        if item.path.parent.name == "beyond":
+        if item.path.parent.name == "beyond" or item.path.stem == "test_beyond" or BEYOND.search(item.name):
             item.add_marker(pytest.mark.slow)
     yield
     for module in {item.module for item in items if hasattr(item, "module")}:

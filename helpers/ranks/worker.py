@@ -36,6 +36,8 @@ from . import current, flight
 from .lifetime import end_with_kernel, name_process
 from .messages import Error, Setup, dumps_result, shown
 
+HEARS = 1.0  # seconds after which all ranks that the kernel frees have heard so
+
 
 class Aborted(BaseException):
     """Raised in the reader's code when the kernel ends the call.
@@ -165,7 +167,11 @@ class Rank:
             finally:
                 self.running = None  # from here on an interrupt is ignored
         except BaseException as e:  # noqa: BLE001  the reader's code may raise anything, SystemExit included
-            # Freed after its return, it stood in what the reader's code began and waits for nowhere.
+            # Freed after its return, it stood in what the reader's code began and waits for nowhere. Another
+            # that is freed at that moment may cut the connection before this one hears of it.
+            until = time.monotonic() + HEARS
+            while self.returned == number != self.aborting and time.monotonic() < until:
+                time.sleep(0.01)
             if not self.aborting == self.returned == number:
                 error = self._describe(e, aborted=self.aborting == number)
         try:

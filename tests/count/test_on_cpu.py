@@ -157,6 +157,7 @@ def test_a_script_that_names_cuda_is_counted_on_processors(tmp_path, script, row
     assert ("rank 1, a step" in done.stdout) == (script is PIPELINE), "a stage is a kind of rank"
 
 
+@pytest.mark.slow
 def test_a_traceback_begins_with_the_scripts_own_line(tmp_path):
     (tmp_path / "train.py").write_text("def fails():\n    raise KeyError('theirs')\nfails()")
     for command in ("count", "verify"):

@@ -83,6 +83,7 @@ def test_what_drop_10_says_of_fragmentation():
     assert sum(free) > asked > max(free)
 
 
+@pytest.mark.slow
 def test_a_sharded_checkpoint_spares_rank_0():
     gathered, sharded, background = d10.saves().values()
     assert gathered["files"] == 1 and sharded["files"] == background["files"] == 4

@@ -456,6 +456,7 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
     assert str(tmp_path.resolve()) in done.stdout
 
 
+@pytest.mark.slow
 def test_the_setup_cell_is_silent_where_the_course_is_installed():
     cell = colab.setup_of("owner/name", "..").replace("!git", "raise SystemExit('cloned') #")
     cell = cell.replace("%pip", "raise SystemExit('installed') #")

@@ -226,6 +226,7 @@ def test_modules_found_later_are_found(pair, tmp_path, monkeypatch):
     assert pair.run(lambda: __import__("found_later").value) == [5, 5]
 
 
+@pytest.mark.slow
 def test_odd_attempts_at_exercises():
     solution = d01.fingerprints.reference
     assert d01.fingerprints.check(lambda small, large, extra=1: solution(small, large)).kind == "right"

@@ -33,10 +33,8 @@ PROGRAMS = {
 }
 
 
-FIRST, *OTHERS = PROGRAMS
-
-
-@pytest.mark.parametrize("where", [FIRST, *(pytest.param(where, marks=pytest.mark.slow) for where in OTHERS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", PROGRAMS)
 def test_a_world_says_what_it_can_do_where_it_is_made(where, tmp_path):
     program, told = PROGRAMS[where]
     environ = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}

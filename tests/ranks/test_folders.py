@@ -77,6 +77,7 @@ def test_what_a_killed_kernel_leaves_is_cleared_and_its_stopped_rank_ends():
 
 
 @linux
+@pytest.mark.slow
 def test_a_rank_that_stops_while_it_sends_does_not_hold_the_call(world):
     start = time.monotonic()
     with pytest.raises(RankError, match="no end after 3 s"):
@@ -97,6 +98,7 @@ def test_a_stopped_rank_is_silent_and_not_stuck(world):
 
 
 @linux
+@pytest.mark.slow
 def test_the_fork_server_that_is_killed_is_named():
     """In a kernel of its own: the ranks of all its worlds are lost."""
     said = kernel(

@@ -185,6 +185,7 @@ stuck = World(2, timeout=None)
 stuck.run(lambda: dist.recv(torch.zeros(1), src=0) if dist.get_rank() else time.sleep(600))"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", ["01"], indirect=True)
 def test_predict_fail_read_why_pass_and_stop(notebook):
     page = notebook.page

@@ -71,6 +71,7 @@ def memory():
     return frames.memory_frames()
 
 
+@pytest.mark.slow
 def test_frames_of_memory_are_the_simulators(memory):
     options = [values for _, values, _ in explore.memory().controls.values()]
     settings = list(itertools.product(*options))

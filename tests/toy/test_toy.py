@@ -138,7 +138,7 @@ def test_a_split_vocabulary_is_the_twins_and_sends_what_the_list_says(world, tie
 
 
 @pytest.mark.parametrize("ranks", [slow(2), 4])
-@pytest.mark.parametrize("kinds", [{}, {"tied": True}, {"frozen": True}], ids=str)
+@pytest.mark.parametrize("kinds", [ODD, slow(PLAIN), slow({"tied": True}), slow({"frozen": True})], ids=str)
 @pytest.mark.parametrize("scheme", ["data", "data, overlapped", "tensor", "tensor, sequence", "pipeline"])
 def test_a_split_equals_its_twin(world, scheme, kinds, ranks):
     model = prepare(0, **kinds)
@@ -216,7 +216,7 @@ def on_a_grid(sizes, sequence, kinds):
 
 
 @pytest.mark.parametrize(
-    "sequence, kinds", [(True, ODD), (False, PLAIN), slow(True, PLAIN), slow(False, ODD)], ids=str
+    "sequence, kinds", [(True, ODD), slow(False, PLAIN), slow(True, PLAIN), slow(False, ODD)], ids=str
 )
 def test_all_three_axes_on_eight_ranks_equal_the_twin(sequence, kinds):
     model = prepare(0, **kinds)
@@ -256,7 +256,7 @@ def on_zero(stage, ranks, frozen):
     return losses, [p.detach().clone() for p in model.parameters()], held
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("frozen", [slow(False), True])
 @pytest.mark.parametrize("ranks", [slow(2), 4])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_zero_equals_adam_on_the_twin(world, stage, ranks, frozen):

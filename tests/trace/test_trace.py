@@ -174,6 +174,7 @@ def test_an_older_pytorch_is_refused_in_a_sentence(monkeypatch):
         trace(SHORT, Layout(dp=4, zero=3), seq_len=1024)
 
 
+@pytest.mark.slow
 def test_experts_of_every_second_layer_are_built_there():
     """As Llama 4 Maverick has them: half as many all-to-alls."""
     model, layout = replace(MIXTRAL, layers=4), Layout(dp=8, ep=4, zero=3)

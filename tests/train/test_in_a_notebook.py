@@ -12,6 +12,7 @@ from helpers.train import Config
 from three_axes.plan import Layout
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_training_step_is_predicted():
     """Under other layouts: tests/plan/test_traffic.py."""
     sizes = dict(dp=2, tp=2, pp=2)
@@ -29,6 +30,7 @@ def test_accelerate_trains_the_same_model_to_the_same_loss():
     assert losses[0] == losses[3] == pytest.approx(d14.twin(config, 5), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_accelerate_shards_over_gpus():
     """Its state is told that these CPU ranks are GPUs, so that what it would do there runs here."""
 

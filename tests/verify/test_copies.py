@@ -12,6 +12,7 @@ import pytest
 import right_jobs
 import worlds
 import wrong_jobs
+from sampled import sampled
 
 from three_axes.verify.script import Watch
 
@@ -51,7 +52,7 @@ def notes(said: str) -> int:
     return sum("a note" in line and "random state differs" not in line for line in said.splitlines())
 
 
-@pytest.mark.parametrize("name", right_jobs.JOBS)
+@pytest.mark.parametrize("name", sampled(right_jobs.JOBS))
 def test_right_jobs_are_not_accused(name, shared):
     job, words = right_jobs.JOBS[name]
     with shared.lent() as world:
@@ -60,7 +61,7 @@ def test_right_jobs_are_not_accused(name, shared):
     assert notes(said) == sum("a note" in some for some in words), said
 
 
-@pytest.mark.parametrize("name", wrong_jobs.JOBS)
+@pytest.mark.parametrize("name", sampled(wrong_jobs.JOBS))
 def test_wrong_jobs_are_found(name, shared):
     job, words = wrong_jobs.JOBS[name]
     with shared.lent() as world:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import forked
+import pytest
 
 TESTS = """
 import pytest, torch, torch.distributed as dist
@@ -48,6 +49,7 @@ def test_nonsense(three_axes_bytes):
 """
 
 
+@pytest.mark.slow
 def test_it_runs_under_torchrun(tmp_path):
     (tmp_path / "test_split.py").write_text(TESTS)
     words = "pytest", "-q", "-rN", "-p", "three_axes.pytest", "-p", "no:cacheprovider", "test_split.py"

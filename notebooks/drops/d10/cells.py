@@ -6,6 +6,7 @@ import collections
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -97,9 +98,11 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
     }
 
 
+@cache
+@cache
 def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: int = 4) -> dict:
     """Try a remedy on the long batch, on real ranks under a budget: did it fit, its peak without a limit, and
-    what a step cost.
+    what a step cost. A kernel tries each once.
 
     forwards: how often a sequence goes through a block. sent: bytes by the busiest rank. host: bytes to the
     host's memory and back.

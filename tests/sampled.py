@@ -1,0 +1,13 @@
+"""Cases of one kind: some always, the others with what is slow."""
+
+from collections.abc import Iterable
+
+import pytest
+
+
+def sampled(cases: Iterable, every: int = 3) -> list:
+    """The first case, and every third after it, as they are; the others marked slow. A tuple is a case of
+    several arguments.
+    """
+    made = [case if type(case) is tuple else (case,) for case in cases]
+    return [pytest.param(*case, marks=[pytest.mark.slow] * bool(i % every)) for i, case in enumerate(made)]
