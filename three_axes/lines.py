@@ -11,7 +11,8 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
+from functools import lru_cache
+from types import CodeType, FrameType
 from typing import NamedTuple, TypeVar
 
 from .files import PACKAGE, ROOT
@@ -95,10 +96,17 @@ def is_guarded(frame: FrameType | None) -> bool:
     for caller in callers(frame):
         code = caller.f_code
         if not code.co_filename.startswith(LIBRARIES):
-            parse = getattr(dis, "_parse_exception_table", None)  # since Python 3.11
-            if parse is None or any(entry.start <= caller.f_lasti < entry.end for entry in parse(code)):
+            guarded = _guarded(code)
+            if guarded is None or any(start <= caller.f_lasti < end for start, end in guarded):
                 return True
     return False
+
+
+@lru_cache(1000)
+def _guarded(code: CodeType) -> list[tuple[int, int]] | None:
+    """From where to where its `try` and `with` reach; None where that cannot be read."""
+    parse = getattr(dis, "_parse_exception_table", None)  # since Python 3.11
+    return parse and [(entry.start, entry.end) for entry in parse(code)]
 
 
 def stack(frame: FrameType | None) -> list[Line]:

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from three_axes import pytorch_private
-from three_axes.count import OWN_THREAD
+from three_axes.count import OwnThread
 from three_axes.paper import Network, crosses, hop_by_hop
 
 from .uplink import Oversubscribed, Uplink, leaving, shared
@@ -150,7 +150,7 @@ class Fabric:
                 future.set_result(result)
 
         if ticket.op in ("send", "recv"):  # must not wait behind another whose partner comes later
-            threading.Thread(target=end, name=OWN_THREAD, daemon=True).start()
+            OwnThread(end).start()
         else:
             self._stream(group).put(end)
         return held
@@ -176,7 +176,7 @@ class Fabric:
                     end()
                     del end  # and with it the work, whose group may have been destroyed
 
-            threading.Thread(target=serve, name=OWN_THREAD, daemon=True).start()
+            OwnThread(serve).start()
         return self._streams[group]
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from three_axes import devices, lines, pytorch_private
-from three_axes.count import OWN_THREAD, Report, interposer, meter, wire
+from three_axes.count import OwnThread, Report, interposer, meter, wire
 
 from ..emulate import Budget, Fabric
 from . import current, flight
@@ -108,7 +108,7 @@ class Rank:
         """Do what the kernel asks, one job after another. Does not return."""
         signal.signal(signal.SIGINT, self._interrupted)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocks it
-        threading.Thread(target=self._listen, name=OWN_THREAD, daemon=True).start()
+        OwnThread(self._listen).start()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.names.update(__name__="__main__", torch=torch, dist=dist, device=self.device)

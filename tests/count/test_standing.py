@@ -19,6 +19,8 @@ from logging.handlers import QueueListener
 from multiprocessing import get_context
 from multiprocessing.pool import ThreadPool
 
+import cloudpickle
+import outside
 import pytest
 import torch
 import torch.distributed as dist
@@ -328,6 +330,10 @@ def backend_called_by_itself():
         time.sleep(LONG)
         dist.recv(x, 0, tag=7)
         dist.send(x, 0)
+
+
+cloudpickle.register_pickle_by_value(outside)
+ENDS |= outside.ENDS
 
 
 @pytest.mark.parametrize("name", ENDS)

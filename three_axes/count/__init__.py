@@ -15,7 +15,7 @@ __getattr__, __dir__ = door(
     meter=["Recorder"],
     moves=["Look"],
     report=["CollectiveCount", "Report"],
-    threads=["OWN_THREAD"],
+    threads=["OwnThread"],
     traffic=["Traffic", "side_by_side"],
     wire=["cut"],
 )

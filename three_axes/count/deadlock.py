@@ -9,7 +9,8 @@ other, or for ranks that have ended the call. The call is over, whatever the res
 
 A rank stands where each of its threads does, or is asleep until another of them wakes it (`threads`). What is
 not seen is taken for movement: a computation, a timer, a store's wait, another program, an operation with a
-limit of its own, a message from anybody. So nothing is proven that may still end.
+limit of its own, a thread of C's that is not asleep. An operation whose error would be caught may end by one
+as long as a rank of its group can still leave it. So nothing is proven that may still end.
 
 So T. Hilbrich et al. prove it for MPI: "MPI Runtime Error Detection with MUST: Advances in Deadlock
 Detection" (2012). `tests/count/test_deadlock.py` holds this against all that can happen, and against real
@@ -143,7 +144,11 @@ def prove(looks: Sequence[Look | None], finished: Collection[int], course: bool 
         return Deadlock("disagree", pair, pair, sorted(finished), [wait.rank for wait in pair])
     waits = {r: [seen.waits(r, thread) for thread in look.stands or ()] for r, look in seen.standing.items()}
     free = set(range(len(looks))) - set(waits) - set(finished)
-    while more := {r for r in waits if r not in free and any(_may_go_on(*wait, free) for wait in waits[r])}:
+
+    def may_go_on(rank: int) -> bool:
+        return any(_may_go_on(*wait, free) for wait in waits[rank]) or seen.may_lose(rank, free)
+
+    while more := {r for r in waits if r not in free and may_go_on(r)}:
         free |= more
     stuck = sorted(set(waits) - free)
     if not stuck:
@@ -185,6 +190,15 @@ class _Seen:
     def is_asleep(self, rank: int) -> bool:
         """Whether nothing but a thread of its own could wake the rank, and none will."""
         return self.standing[rank].stands == [ASLEEP]
+
+    def may_lose(self, rank: int, free: set[int]) -> bool:
+        """Whether one of the free ranks may end a group, or its process, so that an operation of this rank's
+        raises, and its code goes on from there.
+        """
+        stands = self.standing[rank].stands or ()
+        channels = [o.channel for thread in stands if thread.caught for o in thread.operations]
+        with_one = ("send", "recv")  # where a connection to another than the peer matters not
+        return any(free.intersection(sides_of(c) if c.kind in with_one else c.members) for c in channels)
 
     def waits(self, rank: int, thread: Waiting) -> tuple[list[list[Wait]], bool]:
         """(whom the thread waits for in each of its operations, whether all of these must end)."""

@@ -99,7 +99,8 @@ class Operation(NamedTuple):
 class Waiting(NamedTuple):
     """What one thread of a rank waits for. every: all the operations must end before the thread goes on,
     else one of them, and it is not known which. caught: what an operation raises would be caught by the
-    reader's code, or run some of it, so that the program may go on from there.
+    reader's code, or run some of it, so that the program may go on from there: it raises where a limit is
+    over, or where another rank ends its group, or its process.
 
     `ASLEEP` waits for no operation, but for another thread of its own, and none is there that may wake it.
     """
@@ -147,14 +148,14 @@ class Moves:
         self._moves = 0  # one number is never taken twice, whichever threads move at once
         self.made: dict[str, int] = {}
         self._since: int | None = None  # how often the main thread had gone to sleep at the last look
+        # What will be called when an operation has ended, by whom nobody knows; None: it may be called now.
+        self.callbacks: Callable[[], list[Operation | None]] = list
         self.start()
 
     def start(self) -> None:
         """Forget all that was begun: a new call starts."""
         self.begun: dict[Channel, Begun] = {}
         self._stands: dict[int, Callable[[], Waiting]] = {}  # thread -> what it waits for, when asked
-        # What will be called when an operation has ended, by whom nobody knows; None: it may be called now.
-        self.callbacks: Callable[[], list[Operation | None]] = list
         self.blind = ""  # what the program did past our sight, in words
         self._moved()
 
@@ -187,10 +188,9 @@ class Moves:
 
     def stand_in(self, operations: Callable[[], tuple[Operation, ...]], every: bool) -> None:
         """This thread waits from here on, for what `operations` gives when asked: that changes."""
-        limited = any(operation.limit < NEVER for operation in operations())
         # A thread that ends of an exception may free another, which waits for that.
         is_main = threading.current_thread() is threading.main_thread()
-        caught = limited and (not is_main or lines.is_guarded(sys._getframe(1)))
+        caught = not is_main or lines.is_guarded(sys._getframe(1))
         self._moved()
         self._stands[threading.get_ident()] = lambda: Waiting(operations(), every, caught)
 

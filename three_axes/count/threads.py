@@ -3,26 +3,28 @@
 A thread is asleep where it waits for a lock of Python's and has set no limit: only another thread of the same
 process can wake it. The operating system says so exactly, of each thread: what system call it is in, and how
 often it has gone to sleep. Some threads do nothing for anybody, whatever they are in; `IDLE` lists them. All
-other threads may help, and of a rank that has such a one nothing is proven.
+other threads may help, and of a rank that has such a one nothing is proven. Threads of C's run no Python now,
+and may call some later: they free nobody where they are asleep as well, or where `NATIVE` lists their names.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import platform
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from multiprocessing import resource_tracker
+from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from .. import lines, pytorch_private
-
-OWN_THREAD = "three-axes"  # the name of the course's own: they free nobody
 
 # Functions of Python's library that wait for a lock, in their innermost frame: (end of the file, name).
 SLEEPS = {
@@ -35,10 +37,12 @@ SLEEPS = {
     ("multiprocessing/pool.py", "_handle_results"),
 }
 _always = lambda names: True
+_STREAMS = ("_io", "ipykernel.iostream")  # modules of files that run no code of the reader's
 # Threads that free nobody. (end of the file, name of an outer function): what the innermost frame must be in,
 # where that matters, and whether it holds, by the outer function's names.
 IDLE: dict[tuple[str, str], tuple[tuple[str, str] | None, Callable[[dict], bool]]] = {
-    ("tqdm/_monitor.py", "run"): (None, _always),  # draws bars anew, every ten seconds
+    # Every ten seconds it draws bars anew.
+    ("tqdm/_monitor.py", "run"): (None, lambda names: _are_plain(names["self"].get_instances())),
     ("IPython/core/history.py", "run"): (None, _always),  # writes the history to a file
     ("_pydevd_bundle/pydevd_daemon_thread.py", "run"): (None, _always),  # a debugger's, debugpy's too
     # It replaces processes, or threads, that have ended.
@@ -57,11 +61,21 @@ IDLE: dict[tuple[str, str], tuple[tuple[str, str] | None, Callable[[dict], bool]
         lambda names: _nothing_is_planned(names["self"]),
     ),
 }
+# Beginnings of names of threads in C: of gloo and NCCL, which end what is noted elsewhere, of CUDA, of ZeroMQ
+# and of an allocator.
+NATIVE = ("pt_gloo", "gloo", "pt_nccl", "nccl", "NCCL", "cuda", "ZMQbg", "jemalloc")
 COMMUNICATES = os.path.dirname(dist.__file__) + os.sep
 
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())  # Linux's system call to wait for a lock
 WAIT, BITSET, PRIVATE = 0, 9, 128  # its operations, and that only threads of this process can wake
 SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+
+
+class OwnThread(threading.Thread):
+    """One of the course's own, which frees nobody. It ends with the process."""
+
+    def __init__(self, target: Callable[..., None], args: tuple = ()):
+        super().__init__(target=target, args=args, name="three-axes", daemon=True)
 
 
 class Others(NamedTuple):
@@ -76,11 +90,11 @@ class Others(NamedTuple):
 def beside(known: Collection[int]) -> Others:
     """All threads that run Python now, but for the known ones, the one that asks and the course's own."""
     named = {thread.ident: thread for thread in threading.enumerate()}
-    own = {ident for ident, thread in named.items() if thread.name == OWN_THREAD}
+    own = {ident for ident, thread in named.items() if isinstance(thread, OwnThread)}
     # To list them makes no frames, which would keep their tensors longer, as a memory budget would see.
     others = lines.of_threads(sys._current_exceptions).keys() - own - {*known, threading.get_ident()}
     if not others:
-        return Others(_remote_calls(), ())
+        return Others(_calls_from_outside(named.values(), 0), ())
     slept, frames = [], lines.of_threads(sys._current_frames)
     for ident in sorted(others & frames.keys()):
         thread, frame = named.get(ident), frames[ident]
@@ -91,7 +105,8 @@ def beside(known: Collection[int]) -> Others:
             at = lines.innermost(frame) or next(lines.outwards(frame))
             return Others(f"{name} may still do something, at {lines.place(at)}", ())
         slept.append(since)
-    return Others(_remote_calls(), tuple(slept))
+    hidden = len(others & frames.keys() - named.keys())  # a debugger's, for one
+    return Others(_calls_from_outside(named.values(), hidden), tuple(slept))
 
 
 def _matches(frame: FrameType, place: tuple[str, str]) -> bool:
@@ -101,14 +116,27 @@ def _matches(frame: FrameType, place: tuple[str, str]) -> bool:
 
 def _idle(innermost: FrameType) -> bool:
     """Whether a listed function has come to this frame, calls none of the reader's and frees nobody."""
+    between: set[str] = set()
     for frame in lines.callers(innermost):
+        file = frame.f_code.co_filename.replace("\\", "/")
         for place, (waits, holds) in IDLE.items():
             if _matches(frame, place):
-                return (waits is None or _matches(innermost, waits)) and holds(frame.f_locals)
-        file = frame.f_code.co_filename
-        if file.startswith(COMMUNICATES) or not file.startswith(lines.LIBRARIES):
+                ways = (place[0], "multiprocessing/connection.py", *(waits or ())[:1])
+                is_it = waits is None or (
+                    _matches(innermost, waits) and all(f.endswith(ways) for f in between)
+                )
+                return is_it and holds(frame.f_locals)
+        if file.startswith((COMMUNICATES, "<string>")) or not file.startswith(lines.LIBRARIES):
             return False
+        between.add(file)
     return False
+
+
+def _are_plain(bars: Collection) -> bool:
+    """Whether all bars are tqdm's own, on files of Python's own."""
+    files = [getattr(bar.fp, "_wrapped", bar.fp) for bar in bars]
+    ours = all(type(bar).__module__.startswith("tqdm.") for bar in bars)
+    return ours and all(type(file).__module__ in _STREAMS for file in files)
 
 
 def _nothing_is_planned(loop) -> bool:
@@ -125,22 +153,24 @@ def _asleep(thread: threading.Thread, frame: FrameType) -> int | None:
         return None
     if thread is threading.main_thread() and _is_signalled():
         return None
-    return _in_a_lock(thread)
+    return _in_a_lock(thread.native_id)
 
 
 def main_asleep_since() -> int | None:
     """How often the main thread has gone to sleep, where it seems to wait for a lock without a limit, and no
-    debugger may hold it there.
+    debugger may hold it there, nor a signal wake it.
     """
-    return None if "pydevd" in sys.modules else _in_a_lock(threading.main_thread())
+    if "pydevd" in sys.modules or _is_signalled() or _has_children():
+        return None
+    return _in_a_lock(threading.main_thread().native_id)
 
 
-def _in_a_lock(thread: threading.Thread) -> int | None:
+def _in_a_lock(native_id: int | str | None) -> int | None:
     """How often a thread has gone to sleep that waits in the system for a lock, and has set no limit."""
     if FUTEX is None:
         return None
     try:
-        task = f"/proc/self/task/{thread.native_id}"
+        task = f"/proc/self/task/{native_id}"
         with open(f"{task}/status") as status, open(f"{task}/syscall") as syscall:
             switches, call = SWITCHES.search(status.read()), syscall.read().split()
     except OSError:  # no Linux, or not all of it
@@ -154,11 +184,47 @@ def _in_a_lock(thread: threading.Thread) -> int | None:
 
 def _is_signalled() -> bool:
     """Whether a signal may run the reader's code in the main thread, which a lock of Python's lets it do."""
-    if hasattr(signal, "getitimer") and signal.getitimer(signal.ITIMER_REAL)[0]:
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    stop: Any = handlers.pop(signal.SIGINT)  # Python's own raises; a rank's does so in a call that is ended
+    ours = getattr(stop, "__module__", "").startswith("helpers.ranks.")
+    known = ours or stop is signal.default_int_handler or not callable(stop)
+    return _is_timed() or not known or any(map(callable, handlers.values()))
+
+
+def _is_timed() -> bool:
+    """Whether the system will send this process a signal, which may end it."""
+    return hasattr(signal, "getitimer") and signal.getitimer(signal.ITIMER_REAL)[0] > 0
+
+
+def _has_children() -> bool:
+    """Whether processes that are not multiprocessing's have come from this one: they may send it signals."""
+    own = {process.pid for process in multiprocessing.active_children()}
+    own |= {getattr(resource_tracker._resource_tracker, "_pid", None)}
+    try:
+        for file in Path("/proc/self/task").glob("*/children"):
+            if set(map(int, file.read_text().split())) - own:
+                return True
+    except OSError:  # a thread has ended
         return True
-    return any(callable(signal.getsignal(s)) for s in signal.valid_signals() - {signal.SIGINT})
+    return False
 
 
-def _remote_calls() -> str:
-    """Why another process may have this one run something, in words; '' where none can."""
-    return "torch.distributed.rpc may still call something" if pytorch_private.takes_remote_calls() else ""
+def _calls_from_outside(named: Iterable[threading.Thread], hidden: int) -> str:
+    """What may have this process run something though no thread of Python's does, in words; '' where nothing
+    can: another process, a signal, a thread of C's. hidden: how many that run Python are not among the named.
+    """
+    if pytorch_private.takes_remote_calls():
+        return "torch.distributed.rpc may still call something"
+    if _is_timed():
+        return "a timer may still send a signal"
+    known = {str(thread.native_id) for thread in named}
+    tasks, awake = Path("/proc/self/task"), []
+    for task in tasks.iterdir() if tasks.exists() else ():
+        if task.name not in known:
+            try:
+                name = (task / "comm").read_text().strip()
+            except OSError:
+                return "a thread of C's has ended just now"
+            if not name.startswith(NATIVE) and _in_a_lock(task.name) is None:
+                awake.append(name)
+    return f"a thread of C's, {awake[0]!r}, may still do something" if len(awake) > hidden else ""

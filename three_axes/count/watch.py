@@ -21,16 +21,16 @@ from ..foreign import DataUnpickler
 from .counter import Counter, is_of_reports
 from .deadlock import Deadlock, prove
 from .moves import Look
-from .threads import OWN_THREAD
+from .threads import OwnThread
 
 EVERY = 0.15  # seconds
 MANY = 300  # ranks to a second of waiting more, since rank 0 reads what all have told
 
 
 class Told(NamedTuple):
-    """What a rank has told of itself. beat: how often the same. ended: its script is over. gone: so is its
-    process, and no thread of it does any more. line: its line. guarded:
-    an exception there would be caught, or run more of its code.
+    """What a rank has told of itself. beat: how often the same. ended: its script is over. gone: so are its
+    other threads, and what it has registered for its end: nothing will come from it any more. line: its
+    line. guarded: an exception there would be caught, or run more of its code.
     """
 
     beat: int
@@ -39,11 +39,6 @@ class Told(NamedTuple):
     look: Look
     line: lines.Line | None
     guarded: bool
-
-    @property
-    def has_finished(self) -> bool:
-        """Whether nothing will come from this rank any more."""
-        return self.gone or (self.ended and self.look.stands == [])
 
 
 class Watch:
@@ -57,7 +52,7 @@ class Watch:
         self._mine: Told | None = None
         self._before: dict[int, Told] = {}
         self._store, self._over = None, threading.Event()
-        self._thread = threading.Thread(target=self._run, name=OWN_THREAD, daemon=True)
+        self._thread = OwnThread(self._run)
         self._thread.start()
         atexit.register(self._leave)  # before the script's own, so that it comes after them
 
@@ -111,7 +106,7 @@ class Watch:
 
     def _prove(self, store) -> bool:
         told = self._read(store)
-        finished = {r for r, one in enumerate(told) if one and one.has_finished}
+        finished = {r for r, one in enumerate(told) if one and one.gone}
         deadlock = prove([one.look if one else None for one in told], finished)
         if deadlock is None or any(
             # The other's process will be gone, and the connection with it: then this one goes on.

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from drops.d04 import step_by, timed_step
 from helpers import toy
@@ -61,6 +60,9 @@ def bytes_of(world: World, m: int, by: str) -> Traffic:
     """
 
     def run():
+        # A rank has it already, and the notebook need not wait for it.
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
         rank, p = dist.get_rank(), dist.get_world_size()
         stage, batch = toy.split_depth(toy.ToyTransformer()), toy.make_batch()
         if by == "ours":

@@ -7,16 +7,19 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
-from helpers import toy, train
+from helpers import toy
 from helpers.emulate import CachingAllocator
 from helpers.ranks import RankError, World, current
 from three_axes.files import find
 from three_axes.table import Table, human
+
+if TYPE_CHECKING:
+    from helpers.train import Trainer
 
 CAUSES = ("optimizer state", "leak", "long batch", "gather on rank 0")
 HIDDEN, RANKS, USUAL, LONG = 64, 4, 32, 160  # of the incidents: sequences of 32 tokens, and one of 160
@@ -196,13 +199,15 @@ def two_ways(varied: Fragmented, same: Fragmented) -> Table:
 GATHERED, SHARDED, BACKGROUND = "gathered on rank 0", "each rank its part", "the same, in the background"
 
 
-def _save(trainer: train.Trainer, how: str) -> None:
+def _save(trainer: Trainer, how: str) -> None:
     """The course's own (`helpers.train`), in which each rank writes what it holds; or the whole model and
     optimizer, collected by rank 0, which writes one file.
     """
     if how != GATHERED:
         trainer.save()
         return
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     whole = get_state_dict(trainer.model, trainer.optimizer, options=options)
     if dist.get_rank() == 0:
@@ -216,6 +221,8 @@ def saves() -> dict[str, dict]:
     """
 
     def run(how: str, folder: str) -> tuple[int, float]:
+        from helpers import train  # FSDP comes with it: a rank has it already, and no notebook waits for it
+
         background = how == BACKGROUND
         config = train.Config(hidden=HIDDEN, seq_len=32, batch=8, steps=1, out=folder, async_save=background)
         trainer = train.Trainer(config, current.rank.device)

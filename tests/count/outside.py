@@ -1,0 +1,159 @@
+"""Programs that end by themselves though no thread of Python's helps them: by a future's callback, a thread
+of C's, a signal, a connection that another rank ends, or code that a library's idle thread runs. In plain
+PyTorch each ends in each of five runs.
+"""
+
+import asyncio
+import collections
+import functools
+import operator
+import os
+import signal
+import subprocess
+import threading
+import time
+from _thread import start_new_thread
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from multiprocessing import get_context
+
+import torch
+import torch.distributed as dist
+
+LONG = 0.8  # seconds
+# As a module of a library would have it: no frame is in a file of the reader's.
+LIBRARY = """
+import subprocess
+def calls(event):
+    subprocess.run("sleep 0.8; echo", shell=True, capture_output=True)
+    event.set()
+async def awaited(event): calls(event)
+"""
+
+
+def _from_library(name: str):
+    names: dict = {}
+    exec(LIBRARY, names)
+    return names[name]
+
+
+def _wakes(helps) -> None:
+    """Rank 0 sleeps until what `helps` prepares wakes it. The others wait for it."""
+    if dist.get_rank() == 0:
+        event = threading.Event()
+        kept = helps(event)
+        event.wait()
+        if callable(kept):
+            kept()
+    dist.barrier()
+
+
+def callback_of_a_future_that_wakes_the_main_thread():
+    if dist.get_rank() == 1:
+        time.sleep(LONG)
+    woken = threading.Event()
+    dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda _: woken.set())
+    woken.wait()
+
+
+def thread_of_c_that_has_no_frame():
+    def helps(event):
+        steps = functools.partial(time.sleep, LONG), event.set
+        start_new_thread(functools.partial(collections.deque, map(operator.call, steps)), ())
+
+    _wakes(helps)
+
+
+def handler_of_the_stop_signal():
+    def helps(event):
+        before = signal.signal(signal.SIGINT, lambda *_: event.set())
+        child = subprocess.Popen(["sh", "-c", f"sleep {LONG}; kill -INT {os.getpid()}"])
+        return lambda: (child.wait(), signal.signal(signal.SIGINT, before))
+
+    _wakes(helps)
+
+
+def stop_signal_that_is_caught():
+    if dist.get_rank() == 0:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        child = subprocess.Popen(["sh", "-c", f"sleep {LONG}; kill -INT {os.getpid()}"])
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+        child.wait(), signal.signal(signal.SIGINT, before)
+    dist.barrier()
+
+
+def connection_that_another_rank_ends():
+    """Rank 0's operation raises when others end the group that it is in, and it goes on to free rank 1."""
+    group, pair, x = dist.new_group([0, 1, 2, 3]), dist.new_group([0, 1]), torch.ones(4)
+    if dist.get_rank() == 0:
+        with suppress(RuntimeError):
+            dist.gather(x, [torch.ones(4) for _ in range(4)], group=group)
+        dist.send(x, 1, group=pair)
+    elif dist.get_rank() == 1:
+        dist.recv(x, 0, group=pair)
+    else:
+        time.sleep(LONG)
+        dist.destroy_process_group(group)
+
+
+def bar_that_writes_into_a_file_of_the_readers():
+    import tqdm
+
+    class File:
+        def write(self, text):
+            if threading.current_thread() is not threading.main_thread():
+                self.event.set()
+
+        def flush(self): ...
+
+    def helps(event):
+        before, tqdm.tqdm.monitor_interval = tqdm.tqdm.monitor_interval, 1
+        File.event = event
+        bar = tqdm.tqdm(total=100, file=File(), miniters=50, maxinterval=1)
+        bar.update()
+
+        def ends():
+            bar.close(), tqdm.tqdm.monitor.exit()
+            tqdm.tqdm.monitor, tqdm.tqdm.monitor_interval = None, before
+
+        return ends
+
+    _wakes(helps)
+
+
+def callback_of_a_library():
+    def helps(event):
+        pool = ProcessPoolExecutor(1, mp_context=get_context("fork"))
+        pool.submit(int).add_done_callback(lambda _: None)
+        pool.submit(int).add_done_callback(functools.partial(_called, event))
+        return pool.shutdown
+
+    _wakes(helps)
+
+
+def _called(event, _):
+    _from_library("calls")(event)
+
+
+def coroutine_of_a_library():
+    def helps(event):
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        asyncio.run_coroutine_threadsafe(_from_library("awaited")(event), loop)
+        return lambda: (loop.call_soon_threadsafe(loop.stop), thread.join())
+
+    _wakes(helps)
+
+
+def thread_that_is_named_as_the_courses_own():
+    steps = lambda event: lambda: (time.sleep(LONG), event.set())
+    _wakes(lambda event: threading.Thread(target=steps(event), name="three-axes").start())
+
+
+ENDS = {
+    function.__name__: function
+    for name, function in list(globals().items())
+    if getattr(function, "__module__", "") == __name__ and not name.startswith("_")
+}
