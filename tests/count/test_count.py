@@ -391,9 +391,11 @@ def test_what_has_moved_between_two_looks_is_no_hang(two_by_hand):
         one.end()
 
 
-@pytest.mark.parametrize("guarded", [False, True])
-def test_who_waits_for_a_process_that_ends_may_catch_that(two_by_hand, guarded):
-    """Rank 0 of two waits for rank 1, whose script is over: its connection will close."""
+@pytest.mark.parametrize("guarded, gone", [(False, True), (True, True), (False, False)])
+def test_who_waits_for_a_process_that_ends_may_catch_that(two_by_hand, guarded, gone):
+    """Rank 0 of two waits for rank 1, whose script is over: its connection will close. Before it is gone,
+    something may still come of what the script has registered for its end.
+    """
     (mine, theirs), looks, store, found = two_by_hand
     channel = Channel("recv", "world", (0, 1), 1, 0)
     looks[0].stand([Operation(channel, looks[0].begin(channel, "3 float32"), (1,))])
@@ -404,9 +406,9 @@ def test_who_waits_for_a_process_that_ends_may_catch_that(two_by_hand, guarded):
                 mine._tell(store)
         else:
             mine._tell(store)
-        theirs._tell(store)
+        theirs._tell(store, gone)
         proven = mine._prove(store)
-    assert proven is not guarded and (guarded or found[0][0].kind == "absent")
+    assert proven is (gone and not guarded) and (not proven or found[0][0].kind == "absent")
 
 
 def test_a_report_from_the_store_is_data():

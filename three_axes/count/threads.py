@@ -61,9 +61,9 @@ IDLE: dict[tuple[str, str], tuple[tuple[str, str] | None, Callable[[dict], bool]
         lambda names: _nothing_is_planned(names["self"]),
     ),
 }
-# Beginnings of names of threads in C: of gloo and NCCL, which end what is noted elsewhere, of CUDA, of ZeroMQ
-# and of an allocator.
-NATIVE = ("pt_gloo", "gloo", "pt_nccl", "nccl", "NCCL", "cuda", "ZMQbg", "jemalloc")
+# Beginnings of names of threads in C: of gloo and NCCL, which end what is noted elsewhere, of the store's
+# server, of CUDA, ZeroMQ and an allocator.
+NATIVE = ("pt_gloo", "gloo", "pt_tcpstore", "pt_nccl", "nccl", "NCCL", "cuda", "ZMQbg", "jemalloc")
 COMMUNICATES = os.path.dirname(dist.__file__) + os.sep
 
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())  # Linux's system call to wait for a lock
@@ -93,8 +93,9 @@ def beside(known: Collection[int]) -> Others:
     own = {ident for ident, thread in named.items() if isinstance(thread, OwnThread)}
     # To list them makes no frames, which would keep their tensors longer, as a memory budget would see.
     others = lines.of_threads(sys._current_exceptions).keys() - own - {*known, threading.get_ident()}
+    hidden = {*known} - named.keys()  # a debugger's, for one
     if not others:
-        return Others(_calls_from_outside(named.values(), 0), ())
+        return Others(_calls_from_outside(named.values(), len(hidden)), ())
     slept, frames = [], lines.of_threads(sys._current_frames)
     for ident in sorted(others & frames.keys()):
         thread, frame = named.get(ident), frames[ident]
@@ -105,8 +106,8 @@ def beside(known: Collection[int]) -> Others:
             at = lines.innermost(frame) or next(lines.outwards(frame))
             return Others(f"{name} may still do something, at {lines.place(at)}", ())
         slept.append(since)
-    hidden = len(others & frames.keys() - named.keys())  # a debugger's, for one
-    return Others(_calls_from_outside(named.values(), hidden), tuple(slept))
+    hidden |= others & frames.keys() - named.keys()
+    return Others(_calls_from_outside(named.values(), len(hidden)), tuple(slept))
 
 
 def _matches(frame: FrameType, place: tuple[str, str]) -> bool:
