@@ -484,6 +484,17 @@ def beside_a_loader():
     return loader, next(loader)
 
 
+def beside_a_loader_that_pins():
+    """The thread that a loader has where there is a GPU."""
+    from torch.utils.data._utils.pin_memory import _pin_memory_loop
+
+    loaded, over = get_context("fork").Queue(), threading.Event()
+    thread = threading.Thread(
+        target=_pin_memory_loop, args=(loaded, queue.Queue(), 0, over, None), daemon=True
+    )
+    return loaded, over, thread.start()
+
+
 def beside_an_event_loop():
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()

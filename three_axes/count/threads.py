@@ -45,6 +45,8 @@ IDLE: dict[tuple[str, str], tuple[tuple[str, str] | None, Callable[[dict], bool]
     ("tqdm/_monitor.py", "run"): (None, lambda names: _are_plain(names["self"].get_instances())),
     ("IPython/core/history.py", "run"): (None, _always),  # writes the history to a file
     ("_pydevd_bundle/pydevd_daemon_thread.py", "run"): (None, _always),  # a debugger's, debugpy's too
+    # A loader's: it hands on what workers have loaded to a loop that asks for it, which counts itself.
+    ("torch/utils/data/_utils/pin_memory.py", "_pin_memory_loop"): (None, _always),
     # It replaces processes, or threads, that have ended.
     ("multiprocessing/pool.py", "_handle_workers"): (None, _always),
     # These take results of other processes, and may then call the reader's code.
@@ -161,9 +163,10 @@ def main_asleep_since() -> int | None:
     """How often the main thread has gone to sleep, where it seems to wait for a lock without a limit, and no
     debugger may hold it there, nor a signal wake it.
     """
-    if "pydevd" in sys.modules or _is_signalled() or _has_children():
+    since = _in_a_lock(threading.main_thread().native_id)
+    if since is None or "pydevd" in sys.modules or _is_signalled() or _has_children():
         return None
-    return _in_a_lock(threading.main_thread().native_id)
+    return since
 
 
 def _in_a_lock(native_id: int | str | None) -> int | None:
@@ -199,7 +202,8 @@ def _is_timed() -> bool:
 
 def _has_children() -> bool:
     """Whether processes that are not multiprocessing's have come from this one: they may send it signals."""
-    own = {process.pid for process in multiprocessing.active_children()}
+    # `active_children()` would take the end of one from who waits for it.
+    own = {child.pid for child in list(vars(multiprocessing.process)["_children"])}
     own |= {getattr(resource_tracker._resource_tracker, "_pid", None)}
     try:
         for file in Path("/proc/self/task").glob("*/children"):
