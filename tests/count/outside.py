@@ -125,7 +125,6 @@ def bar_that_writes_into_a_file_of_the_readers():
 def callback_of_a_library():
     def helps(event):
         pool = ProcessPoolExecutor(1, mp_context=get_context("fork"))
-        pool.submit(int).add_done_callback(lambda _: None)
         pool.submit(int).add_done_callback(functools.partial(_called, event))
         return pool.shutdown
 

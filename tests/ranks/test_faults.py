@@ -57,7 +57,7 @@ def fails_to_meet():
 
 
 @pytest.mark.parametrize("fails", [no_longer_waits, fails_to_meet])
-def test_what_has_failed_and_was_caught_fails_no_later_call(world, fails, capsys):
+def test_what_has_failed_and_was_caught_fails_no_later_call(world, fails):
     world.timeout = 20
     world.run(lambda: rank_state().update(kept=7))
     start = time.monotonic()

@@ -197,8 +197,10 @@ class _Seen:
         """
         stands = self.standing[rank].stands or ()
         channels = [o.channel for thread in stands if thread.caught for o in thread.operations]
-        with_one = ("send", "recv")  # where a connection to another than the peer matters not
-        return any(free.intersection(sides_of(c) if c.kind in with_one else c.members) for c in channels)
+        others = (
+            c.members if c.kind == "recv_any" else sides_of(c) for c in channels
+        )  # of a message its peer
+        return any(map(free.intersection, others))
 
     def waits(self, rank: int, thread: Waiting) -> tuple[list[list[Wait]], bool]:
         """(whom the thread waits for in each of its operations, whether all of these must end)."""

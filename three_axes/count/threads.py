@@ -39,7 +39,8 @@ SLEEPS = {
 _always = lambda names: True
 _STREAMS = ("_io", "ipykernel.iostream")  # modules of files that run no code of the reader's
 # Threads that free nobody. (end of the file, name of an outer function): what the innermost frame must be in,
-# where that matters, and whether it holds, by the outer function's names.
+# where that matters, and whether it holds, by the outer function's names. Where it matters, all frames
+# between the two must be of their files, or of multiprocessing's connections.
 IDLE: dict[tuple[str, str], tuple[tuple[str, str] | None, Callable[[dict], bool]]] = {
     # Every ten seconds it draws bars anew.
     ("tqdm/_monitor.py", "run"): (None, lambda names: _are_plain(names["self"].get_instances())),
@@ -76,8 +77,8 @@ SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 class OwnThread(threading.Thread):
     """One of the course's own, which frees nobody. It ends with the process."""
 
-    def __init__(self, target: Callable[..., None], args: tuple = ()):
-        super().__init__(target=target, args=args, name="three-axes", daemon=True)
+    def __init__(self, target: Callable[[], None]):
+        super().__init__(target=target, name="three-axes", daemon=True)
 
 
 class Others(NamedTuple):

@@ -99,7 +99,6 @@ def _try(remedy: str, tokens: int, b: int) -> dict:
 
 
 @cache
-@cache
 def attempt(remedy: str, budget: float = LADDER_BUDGET, tokens: int = LONG, b: int = 4) -> dict:
     """Try a remedy on the long batch, on real ranks under a budget: did it fit, its peak without a limit, and
     what a step cost. A kernel tries each once.
