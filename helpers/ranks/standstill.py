@@ -10,6 +10,8 @@ from .processes import Processes
 
 FIRST, EVERY = 0.1, 0.2  # seconds from the call's begin to the first look at its ranks, and from look to look
 ANSWER = 0.5  # for all to answer; who does not is busy, or stopped
+# Proofs that must tell of the same ranks, where others may go on: of these, some may be about to stand too.
+SETTLED = 3
 
 
 class Standstill:
@@ -21,6 +23,7 @@ class Standstill:
         self._ranks, self._number, self._next = ranks, number, time.monotonic() + FIRST
         self.found: Deadlock | None = None
         self.nobody_waits = False
+        self._told: list[list[int]] = []  # of each proof so far, the ranks that can never go on
 
     def is_proven(self, done: dict[int, tuple], captured) -> bool:
         """Look again, if it is time. done: the answers of ranks that have ended the call; more may come."""
@@ -33,7 +36,9 @@ class Standstill:
         is_early = nobody_waits and len(returned | done.keys()) < len(seen)
         # Where the ranks that it tells of are still at a second look, all of it held at one moment between.
         if found and not is_early and self._is_still(found, seen, self._look(done, captured)[0]):
-            self.found, self.nobody_waits = found, nobody_waits
+            self._told.append(found.stuck)
+            if found.tells_of_all(len(seen)) or self._told[-SETTLED:] == [found.stuck] * SETTLED:
+                self.found, self.nobody_waits = found, nobody_waits
         self._next = time.monotonic() + EVERY
         return self.found is not None
 

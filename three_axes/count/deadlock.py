@@ -83,9 +83,13 @@ class Deadlock:
         stuck = {wait.rank for wait in self.waits} | {wait.other for wait in self.waits}
         return sorted((stuck | {*self.asleep}) - set(self.finished))
 
+    def tells_of_all(self, n: int) -> bool:
+        """Whether all of n ranks have finished, or can never go on."""
+        return len({*self.stuck, *self.finished}) == n
+
     def of(self, n: int) -> str:
         """'no rank can ever go on', or which of n ranks cannot."""
-        if len({*self.stuck, *self.finished}) == n:
+        if self.tells_of_all(n):
             return "no rank can ever go on"
         return f"{ranks(self.stuck)} can never go on"
 
