@@ -501,6 +501,35 @@ def beside_an_event_loop():
     return asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
 
 
+def another(waits):
+    thread = threading.Thread(target=waits, daemon=True)
+    return thread.start()
+
+
+def beside_who_takes_a_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    return lock, another(lambda: lock.acquire())
+
+
+def beside_who_is_in_a_lock():
+    class Kept:
+        lock = threading.RLock()
+
+    Kept.lock.acquire()
+
+    def waits():
+        with Kept.lock:
+            pass
+
+    return Kept, another(waits)
+
+
+def beside_who_takes_from_a_queue():
+    items = queue.SimpleQueue()
+    return items, another(lambda: items.get())
+
+
 def beside_a_listener():
     listener = QueueListener(queue.Queue(), logging.NullHandler())
     return listener, listener.start()

@@ -140,17 +140,19 @@ def prove(looks: Sequence[Look | None], finished: Collection[int], course: bool 
     """Why some ranks can never go on, None where that is not proven.
 
     looks[r]: rank r as it was seen, all at one moment; None where it was not. finished: ranks that have ended
-    the call, and have no thread that may do more; their looks say what they had begun. course: what does not
-    fit is an error, also where PyTorch would exchange the bytes and go on.
+    the call, and have no thread that may do more; their looks say what they had begun. course: it is a call
+    of the course's: what does not fit is an error, also where PyTorch would exchange the bytes and go on, and
+    who has finished keeps its connections.
     """
     seen = _Seen(looks, finished)
     if course and (pair := seen.disagreement()):
         return Deadlock("disagree", pair, pair, sorted(finished), [wait.rank for wait in pair])
     waits = {r: [seen.waits(r, thread) for thread in look.stands or ()] for r, look in seen.standing.items()}
     free = set(range(len(looks))) - set(waits) - set(finished)
+    gone = set() if course else set(finished)
 
     def may_go_on(rank: int) -> bool:
-        return any(_may_go_on(*wait, free) for wait in waits[rank]) or seen.may_lose(rank, free)
+        return any(_may_go_on(*wait, free) for wait in waits[rank]) or seen.may_lose(rank, free | gone)
 
     while more := {r for r in waits if r not in free and may_go_on(r)}:
         free |= more
@@ -195,16 +197,16 @@ class _Seen:
         """Whether nothing but a thread of its own could wake the rank, and none will."""
         return self.standing[rank].stands == [ASLEEP]
 
-    def may_lose(self, rank: int, free: set[int]) -> bool:
-        """Whether one of the free ranks may end a group, or its process, so that an operation of this rank's
-        raises, and its code goes on from there.
+    def may_lose(self, rank: int, ending: set[int]) -> bool:
+        """Whether one of the ending ranks may end a group, or its process, so that an operation of this
+        rank's raises, and its code goes on from there.
         """
         stands = self.standing[rank].stands or ()
         channels = [o.channel for thread in stands if thread.caught for o in thread.operations]
         others = (
             c.members if c.kind == "recv_any" else sides_of(c) for c in channels
         )  # of a message its peer
-        return any(map(free.intersection, others))
+        return any(map(ending.intersection, others))
 
     def waits(self, rank: int, thread: Waiting) -> tuple[list[list[Wait]], bool]:
         """(whom the thread waits for in each of its operations, whether all of these must end)."""

@@ -1,14 +1,17 @@
 """The other threads of a rank: whether one of them may still do something for whoever waits.
 
 A thread is asleep where it waits for a lock of Python's and has set no limit: only another thread of the same
-process can wake it. The operating system says so exactly, of each thread: what system call it is in, and how
-often it has gone to sleep. Some threads do nothing for anybody, whatever they are in; `IDLE` lists them. All
-other threads may help, and of a rank that has such a one nothing is proven. Threads of C's run no Python now,
-and may call some later: they free nobody where they are asleep as well, or where `NATIVE` lists their names.
+process can wake it. Its innermost frame is a function of the library that does so, or the reader's own, whose
+instruction tells what it takes. The operating system says so exactly, of each thread: what system call it is
+in, and how often it has gone to sleep. Some threads do nothing for anybody, whatever they are in; `IDLE`
+lists them. All other threads may help, and of a rank that has such a one nothing is proven. Threads of C's
+run no Python now, and may call some later: they free nobody where they are asleep as well, or where `NATIVE`
+lists their names.
 """
 
 from __future__ import annotations
 
+import dis
 import multiprocessing
 import os
 import platform
@@ -16,10 +19,14 @@ import re
 import signal
 import sys
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache, reduce
+from inspect import getattr_static
 from multiprocessing import resource_tracker
 from pathlib import Path
-from types import FrameType
+from queue import SimpleQueue
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -36,6 +43,10 @@ SLEEPS = {
     ("multiprocessing/pool.py", "_handle_tasks"),
     ("multiprocessing/pool.py", "_handle_results"),
 }
+# What the reader's own code waits in without a frame of the library: (type, method).
+TAKES = {(type(threading.Lock()), "acquire"), (type(threading.RLock()), "acquire"), (SimpleQueue, "get")}
+# Instructions between what is called and the call, that change nothing of what that is.
+_BETWEEN = ("CACHE", "PRECALL", "PUSH_NULL", "LOAD_CONST", "LOAD_SMALL_INT", "KW_NAMES", "EXTENDED_ARG")
 _always = lambda names: True
 _STREAMS = ("_io", "ipykernel.iostream")  # modules of files that run no code of the reader's
 # Threads that free nobody. (end of the file, name of an outer function): what the innermost frame must be in,
@@ -153,11 +164,40 @@ def _asleep(thread: threading.Thread, frame: FrameType) -> int | None:
     """How often this thread has gone to sleep, where it is asleep until another thread of this process wakes
     it; None where it is not, or that cannot be known.
     """
-    if not any(_matches(frame, place) for place in SLEEPS):
-        return None
     if thread is threading.main_thread() and _is_signalled():
         return None
-    return _in_a_lock(thread.native_id)
+    since = _in_a_lock(thread.native_id)
+    is_known = since is not None and (any(_matches(frame, place) for place in SLEEPS) or _takes(frame))
+    return since if is_known else None
+
+
+def _takes(frame: FrameType) -> bool:
+    """Whether the frame is in a call of `TAKES`, or enters a `with` that is one."""
+    name, path, method = _called(frame.f_code, frame.f_lasti)
+    try:
+        # As it is stored: to ask for a property would run code of the reader's.
+        taken = reduce(getattr_static, path, ChainMap(frame.f_locals, frame.f_globals)[name])
+    except (AttributeError, KeyError):
+        return False
+    return (type(taken), method) in TAKES
+
+
+@lru_cache(1000)
+def _called(code: CodeType, at: int) -> tuple[str, tuple[str, ...], str]:
+    """What is called by the instruction at this place: (a variable, attributes of it, a method). No variable
+    is named '', which is given where that cannot be read.
+    """
+    steps = [step for step in dis.get_instructions(code) if step.offset <= at and step.opname not in _BETWEEN]
+    method, last = "acquire", steps.pop()  # a lock's `with` does the same
+    if last.opname in ("CALL", "CALL_KW") and steps and steps[-1].opname in ("LOAD_METHOD", "LOAD_ATTR"):
+        method = steps.pop().argval
+    elif last.opname != "BEFORE_WITH":
+        return "", (), ""
+    path: list[str] = []
+    while steps and steps[-1].opname == "LOAD_ATTR":
+        path.insert(0, steps.pop().argval)
+    named = steps and steps[-1].opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME"))
+    return (steps[-1].argval if named else "", tuple(path), method)
 
 
 def main_asleep_since() -> int | None:

@@ -30,7 +30,7 @@ MANY = 300  # ranks to a second of waiting more, since rank 0 reads what all hav
 class Told(NamedTuple):
     """What a rank has told of itself. beat: how often the same. ended: its script is over. gone: so are its
     other threads, and what it has registered for its end: nothing will come from it any more. line: its
-    line. guarded: an exception there would be caught, or run more of its code.
+    line.
     """
 
     beat: int
@@ -38,7 +38,6 @@ class Told(NamedTuple):
     gone: bool
     look: Look
     line: lines.Line | None
-    guarded: bool
 
 
 class Watch:
@@ -93,7 +92,7 @@ class Watch:
             return
         if mine is None or not mine.look.is_still_in(look):
             frame = lines.of_threads(sys._current_frames).get(self._script)
-            mine = Told(0, ended, gone, look, lines.innermost(frame), lines.is_guarded(frame))
+            mine = Told(0, ended, gone, look, lines.innermost(frame))
         self._mine = mine._replace(beat=mine.beat + 1, ended=ended, gone=gone, look=look)
         store.set(f"look/{self._counter.rank}", pickle.dumps(self._mine))
 
@@ -108,11 +107,7 @@ class Watch:
         told = self._read(store)
         finished = {r for r, one in enumerate(told) if one and one.gone}
         deadlock = prove([one.look if one else None for one in told], finished)
-        if deadlock is None or any(
-            # The other's process will be gone, and the connection with it: then this one goes on.
-            wait.other in finished and (one := told[wait.rank]) and one.guarded
-            for wait in deadlock.every
-        ):
+        if deadlock is None:
             return False
         ranks = {*deadlock.stuck, *(wait.other for wait in deadlock.every)}
         pairs = [(before, one) for r in ranks if (before := self._before.get(r)) and (one := told[r])]
