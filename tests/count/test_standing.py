@@ -397,6 +397,15 @@ def main_thread_that_nobody_wakes():
 
 
 @kept(HANGS)
+def main_thread_that_nobody_wakes_beside_a_loader():
+    """It has a process more that starts workers, and handles the signal of their end."""
+    if dist.get_rank() == 0:
+        kept = iter(torch.utils.data.DataLoader(torch.arange(9), num_workers=1))
+        queue.Queue().get(), next(kept)
+    dist.barrier()
+
+
+@kept(HANGS)
 def message_too_few_for_who_takes_them_from_anybody():
     rank, x = dist.get_rank(), torch.ones(4)
     if rank:

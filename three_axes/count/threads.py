@@ -23,7 +23,7 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache, reduce
 from inspect import getattr_static
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from queue import SimpleQueue
 from types import CodeType, FrameType
@@ -233,7 +233,16 @@ def _is_signalled() -> bool:
     stop: Any = handlers.pop(signal.SIGINT)  # Python's own raises; a rank's does so in a call that is ended
     ours = getattr(stop, "__module__", "").startswith("helpers.ranks.")
     known = ours or stop is signal.default_int_handler or not callable(stop)
-    return _is_timed() or not known or any(map(callable, handlers.values()))
+    return _is_timed() or not known or any(callable(h) and not _is_a_loaders(h) for h in handlers.values())
+
+
+def _is_a_loaders(handler: Callable) -> bool:
+    """Whether it is what a `DataLoader` sets, which raises where one of its processes has died, and calls no
+    handler of the reader's.
+    """
+    if getattr(handler, "__module__", "") != "torch.utils.data._utils.signal_handling":
+        return False
+    return not any(callable(cell.cell_contents) for cell in getattr(handler, "__closure__", None) or ())
 
 
 def _is_timed() -> bool:
@@ -246,6 +255,7 @@ def _has_children() -> bool:
     # `active_children()` would take the end of one from who waits for it.
     own = {child.pid for child in list(vars(multiprocessing.process)["_children"])}
     own |= {getattr(resource_tracker._resource_tracker, "_pid", None)}
+    own |= {getattr(forkserver._forkserver, "_forkserver_pid", None)}
     try:
         for file in Path("/proc/self/task").glob("*/children"):
             if set(map(int, file.read_text().split())) - own:
