@@ -85,6 +85,15 @@ Backend = _c10d.Backend  # what a group sends with; called by itself, it passes 
 Future = torch._C.Future  # of a Work. Without it what is called when a collective ends is not known.
 
 
+def replace_collection(new: Callable) -> Callable:
+    """Put `new` where one future is made of several (`collect_all`, `wait_all`). Returns what stood there.
+
+    Without it who waits for several collectives by their futures is taken for one that computes.
+    """
+    before, torch._C._collect_all = torch._C._collect_all, new
+    return before
+
+
 def limit(group: dist.ProcessGroup) -> float:
     """After how many seconds a collective of the group fails by itself; infinity where nobody has set less
     than PyTorch's own. Without it a group's own short timeout would be taken for a hang.

@@ -23,7 +23,10 @@ from .messages import Error
 KILLED = "If you did not do that, the machine ran out of memory: use a smaller model, batch or world"
 RETURN = "Return numbers, strings, tensors, or lists and dicts of them.\n"
 
-EVERYBODY = "Every rank must call new_group and init_device_mesh, also one that will not be a member."
+EVERYBODY = (
+    "Every rank must call new_group and init_device_mesh in the same order, also one that will not be a"
+    " member (with use_local_synchronization=True only members)."
+)
 
 
 ALIVE = "The ranks are alive and keep their variables."

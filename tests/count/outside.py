@@ -146,6 +146,49 @@ def coroutine_of_a_library():
     _wakes(helps)
 
 
+def loaders_process_that_dies():
+    """Its end raises in the main thread, which waits for a lock and catches that."""
+    if dist.get_rank() == 0:
+        items = torch.utils.data.DataLoader(_Dying(), num_workers=1, multiprocessing_context="fork")
+        kept = iter(items)
+        with suppress(RuntimeError):
+            next(kept), threading.Event().wait()
+    dist.barrier()
+
+
+class _Dying(torch.utils.data.Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        if i == 2:
+            time.sleep(LONG)
+            os._exit(1)
+        return i
+
+
+def hook_of_ddp_that_calls_more_when_a_part_has_ended():
+    def hook(state, bucket):
+        time.sleep(LONG if dist.get_rank() == 1 else 0)
+        more = lambda _: (time.sleep(LONG), dist.all_reduce(bucket.buffer()), bucket.buffer())[-1]
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(more)
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    model.register_comm_hook(None, hook)
+    model(torch.ones(1, 2)).sum().backward()
+
+
+def futures_of_which_one_is_late():
+    x = torch.ones(2)
+    first = dist.all_reduce(x, async_op=True).get_future()
+    if dist.get_rank() == 1:
+        time.sleep(LONG)
+    both = torch.futures.collect_all([first, dist.all_reduce(x, async_op=True).get_future()])
+    woken = threading.Event()
+    both.then(lambda _: woken.set())
+    torch.futures.wait_all([both]), woken.wait()
+
+
 def thread_that_is_named_as_the_courses_own():
     steps = lambda event: lambda: (time.sleep(LONG), event.set())
     _wakes(lambda event: threading.Thread(target=steps(event), name="three-axes").start())

@@ -57,6 +57,24 @@ def test_who_waits_for_whom_is_told_in_words():
     )
 
 
+def test_why_they_never_meet_though_they_look_so():
+    def proven(*channels):
+        return str(prove([rank(c, stands=[0], needs=(1 - r,)) for r, c in enumerate(channels)], set()))
+
+    sends, receives = message("send", 0, 1), message("recv", 0, 1)
+    assert proven(sends._replace(tag=7), receives).endswith(
+        "rank 1 waits to receive from rank 0: the one sends with tag 7, the other receives with tag 0."
+    )
+    assert proven(sends._replace(group="pair", members=(0, 1)), receives).endswith(
+        "in a group of ranks 0 and 1, the other receives in another, of ranks 0–2. Both must name one group."
+    )
+    assert proven(PAIR, PAIR._replace(group="another")).endswith(
+        "these are collectives of two groups that have the same ranks. All must call the collectives of both"
+        " groups in one order."
+    )
+    assert proven(sends, message("send", 1, 0)).endswith("everybody sends before anybody receives.")
+
+
 def test_only_the_smallest_set_is_named():
     looks = [
         rank(ALL, stands=[0], needs=(1, 2)),

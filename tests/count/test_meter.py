@@ -122,6 +122,19 @@ def test_it_sees_ddp_functional_collectives_and_meshes(world, backward_of):
     assert rows["all_reduce", "ranks 0,2"] == 20
 
 
+def test_a_sparse_gradient_counts_with_its_places(world):
+    """Each rank has two rows of 4 numbers, at one place each, and gathers what the other three have."""
+
+    def sparse():
+        rows = torch.sparse_coo_tensor([[0, dist.get_rank()]], torch.ones(2, 4), (10, 4))
+        dist.all_reduce(rows)
+        return rows.to_dense()[0, 0].item()
+
+    assert world.run(sparse) == [5.0] * 4
+    (row,) = world.traffic.ranks[1]
+    assert (row.op, row.payload, row.algorithmic) == ("all_reduce", 2 * (4 * 4 + 8), 3 * 2 * (4 * 4 + 8))
+
+
 @linux
 def test_a_functional_reduce_scatter_has_its_bytes_on_the_wire(world):
     def twice():

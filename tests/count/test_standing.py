@@ -20,6 +20,7 @@ from multiprocessing import get_context
 from multiprocessing.pool import ThreadPool
 
 import cloudpickle
+import hanging
 import outside
 import pytest
 import torch
@@ -31,11 +32,11 @@ from helpers.ranks.failure import RankError
 pytestmark = pytest.mark.waits
 LONG = 0.8  # seconds: a rank that stands is looked at five times a second
 
-ENDS, HANGS = {}, {}
+ENDS = {}
 
 
-def kept(where):
-    return lambda function: where.setdefault(function.__name__, function)
+def ends(function):
+    return ENDS.setdefault(function.__name__, function)
 
 
 def sends(*_):
@@ -60,12 +61,12 @@ def meets(helps) -> None:
         dist.send(x, 0)
 
 
-@kept(ENDS)
+@ends
 def timer():
     meets(lambda: threading.Timer(LONG, dist.send, (torch.ones(4), 1)).start())
 
 
-@kept(ENDS)
+@ends
 def scheduler():
     def helps():
         plan = sched.scheduler()
@@ -75,7 +76,7 @@ def scheduler():
     meets(helps)
 
 
-@kept(ENDS)
+@ends
 def event_loop():
     def helps():
         loop = asyncio.new_event_loop()
@@ -86,7 +87,7 @@ def event_loop():
     meets(helps)
 
 
-@kept(ENDS)
+@ends
 def event_loop_called_from_a_timer():
     def helps():
         loop = asyncio.new_event_loop()
@@ -97,12 +98,12 @@ def event_loop_called_from_a_timer():
     meets(helps)
 
 
-@kept(ENDS)
+@ends
 def pool_of_threads_when_done():
     meets(lambda: ThreadPoolExecutor(1).submit(time.sleep, LONG).add_done_callback(sends))
 
 
-@kept(ENDS)
+@ends
 def pool_of_processes_when_done():
     def helps():
         pool = ProcessPoolExecutor(1, mp_context=get_context("fork"))
@@ -112,7 +113,7 @@ def pool_of_processes_when_done():
     meets(helps)
 
 
-@kept(ENDS)
+@ends
 def older_pool_when_done():
     def helps():
         pool = get_context("fork").Pool(1)
@@ -122,7 +123,7 @@ def older_pool_when_done():
     meets(helps)
 
 
-@kept(ENDS)
+@ends
 def older_pool_of_threads_when_done():
     def helps():
         pool = ThreadPool(1)
@@ -132,7 +133,7 @@ def older_pool_of_threads_when_done():
     meets(helps)
 
 
-@kept(ENDS)
+@ends
 def listener_fed_by_a_timer():
     def helps():
         records, handler = queue.Queue(), logging.Handler()
@@ -145,14 +146,14 @@ def listener_fed_by_a_timer():
     meets(helps)
 
 
-@kept(ENDS)
+@ends
 def low_level_thread():
     import _thread
 
     meets(lambda: _thread.start_new_thread(sends_later, ()))
 
 
-@kept(ENDS)
+@ends
 def thread_of_c():
     def helps():
         kind = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
@@ -163,14 +164,14 @@ def thread_of_c():
     meets(helps)
 
 
-@kept(ENDS)
+@ends
 def future_of_a_collective():
     work = dist.all_reduce(torch.ones(4), async_op=True)
     future = work.get_future().then(sends_later) if dist.get_rank() == 0 else work.wait()
     meets(lambda: future)
 
 
-@kept(ENDS)
+@ends
 def future_of_a_future():
     work = dist.all_reduce(torch.ones(4), async_op=True)
     if dist.get_rank() == 0:
@@ -181,7 +182,7 @@ def future_of_a_future():
     meets(lambda: None)
 
 
-@kept(ENDS)
+@ends
 def rank_that_has_finished():
     if dist.get_rank() == 0:
         threading.Timer(LONG, dist.send, (torch.ones(4), 1)).start()
@@ -189,7 +190,7 @@ def rank_that_has_finished():
         dist.recv(torch.ones(4), 0)
 
 
-@kept(ENDS)
+@ends
 def thread_that_is_woken_later():
     def helps():
         event = threading.Event()
@@ -199,7 +200,7 @@ def thread_that_is_woken_later():
     meets(helps)
 
 
-@kept(ENDS)
+@ends
 def thread_that_wakes_the_main_one():
     if dist.get_rank() == 0:
         event = threading.Event()
@@ -210,7 +211,7 @@ def thread_that_wakes_the_main_one():
         dist.recv(torch.ones(4), 0)
 
 
-@kept(ENDS)
+@ends
 def callback_that_wakes_the_main_thread():
     event, work = threading.Event(), dist.all_reduce(torch.ones(4), async_op=True)
     if dist.get_rank() == 0:
@@ -224,7 +225,7 @@ def callback_that_wakes_the_main_thread():
         dist.recv(torch.ones(4), 0)
 
 
-@kept(ENDS)
+@ends
 def signal_that_wakes_the_main_thread():
     if dist.get_rank() == 0:
         event = threading.Event()
@@ -235,7 +236,7 @@ def signal_that_wakes_the_main_thread():
     dist.barrier()
 
 
-@kept(ENDS)
+@ends
 def messages_from_anybody():
     """The second one is on its way while all stand, and the third is sent by a timer."""
     x = torch.ones(4)
@@ -252,7 +253,7 @@ def messages_from_anybody():
     dist.barrier()
 
 
-@kept(ENDS)
+@ends
 def message_to_anybody_and_one_to_be_told_from_it():
     x = torch.ones(4)
     if dist.get_rank() == 0:
@@ -265,14 +266,14 @@ def message_to_anybody_and_one_to_be_told_from_it():
         dist.send(x, 0)
 
 
-@kept(ENDS)
+@ends
 def limit_of_a_wait():
     if dist.get_rank() == 0:
         with pytest.raises(RuntimeError):
             dist.irecv(torch.ones(4), 1).wait(timedelta(seconds=LONG))
 
 
-@kept(ENDS)
+@ends
 def limit_of_one_call():
     x, group, other = torch.ones(4), dist.new_group([0, 1]), dist.new_group([0, 1])
     if dist.get_rank() == 0:
@@ -284,7 +285,7 @@ def limit_of_one_call():
         dist.all_reduce(x, group=other)
 
 
-@kept(ENDS)
+@ends
 def limit_that_is_set_later():
     from torch.distributed.distributed_c10d import _set_pg_timeout
 
@@ -299,7 +300,7 @@ def limit_that_is_set_later():
         dist.all_reduce(x, group=other)
 
 
-@kept(ENDS)
+@ends
 def group_that_comes_again(folder):
     """Rank 0 has called one collective more before: numbers would part."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -317,7 +318,7 @@ def group_that_comes_again(folder):
     dist.all_gather_object([None] * size, rank)
 
 
-@kept(ENDS)
+@ends
 def backend_called_by_itself():
     """What rank 0 sends passes no operator; then it stands."""
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -342,221 +343,13 @@ def test_what_ends_by_itself_is_never_called_hung(world, name, tmp_path):
     world.run(ENDS[name], *given)
 
 
-# -- what hangs ----------------------------------------------------------------------------------
-
-
-def ring():
-    """Everybody receives before anybody sends."""
-    dist.recv(torch.ones(4), (dist.get_rank() + 1) % dist.get_world_size())
-
-
-@kept(HANGS)
-def ring_in_threads():
-    thread = threading.Thread(target=ring)
-    thread.start()
-    thread.join()
-
-
-@kept(HANGS)
-def ring_in_a_pool():
-    with ThreadPoolExecutor(2) as pool:
-        pool.submit(ring).result()
-
-
-@kept(HANGS)
-def two_of_four_beside_one_that_computes():
-    rank, until = dist.get_rank(), time.monotonic() + 10
-    if rank < 2:
-        dist.recv(torch.ones(1), 1 - rank)
-    while rank >= 2 and time.monotonic() < until:
-        torch.ones(100).sum()
-
-
-@kept(HANGS)
-def two_of_four_beside_waits_that_are_not_seen():
-    rank = dist.get_rank()
-    if rank < 2:
-        dist.recv(torch.ones(1), 1 - rank)
-    elif rank == 2:
-        dist.distributed_c10d._get_default_store().wait(["never"], timedelta(seconds=10))
-    else:
-        dist.monitored_barrier(timeout=timedelta(seconds=10))
-
-
-@kept(HANGS)
-def barrier_that_is_monitored():
-    if dist.get_rank():
-        dist.monitored_barrier()
-
-
-@kept(HANGS)
-def main_thread_that_nobody_wakes():
-    if dist.get_rank() == 0:
-        queue.Queue().get()
-    dist.barrier()
-
-
-@kept(HANGS)
-def main_thread_that_nobody_wakes_beside_a_loader():
-    """It has a process more that starts workers, and handles the signal of their end."""
-    if dist.get_rank() == 0:
-        kept = iter(torch.utils.data.DataLoader(torch.arange(9), num_workers=1))
-        queue.Queue().get(), next(kept)
-    dist.barrier()
-
-
-@kept(HANGS)
-def message_too_few_for_who_takes_them_from_anybody():
-    rank, x = dist.get_rank(), torch.ones(4)
-    if rank:
-        for _ in range(rank):
-            dist.send(x, 0)
-        dist.barrier()
-    for _ in range(7 if rank == 0 else 0):
-        dist.recv(x)
-
-
-@kept(HANGS)
-def wait_with_a_long_limit():
-    if dist.get_rank():
-        dist.all_reduce(torch.ones(2), async_op=True).wait(timedelta(minutes=10))
-
-
-@kept(HANGS)
-def future_waited_for():
-    if dist.get_rank():
-        dist.all_reduce(torch.ones(2), async_op=True).get_future().wait()
-
-
-@kept(HANGS)
-def call_that_will_never_come():
-    if dist.get_rank():
-        dist.all_reduce(torch.ones(2), async_op=True).get_future().then(sends)
-        dist.recv(torch.ones(2), 0)
-
-
-@kept(HANGS)
-def constructor_of_ddp():
-    if dist.get_rank():
-        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-
-
-@kept(HANGS)
-def buffers_of_ddp():
-    """Who validates with the wrapped model broadcasts its buffers."""
-    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    model = torch.nn.parallel.DistributedDataParallel(net)
-    with torch.no_grad():
-        model(torch.ones(2, 2))
-        if dist.get_rank():
-            dist.barrier()
-        else:
-            model(torch.ones(2, 2))
-
-
-def beside_bars():
-    from tqdm import tqdm
-
-    bar = tqdm(range(3), disable=None)
-    tqdm.monitor = tqdm.monitor or __import__("tqdm").TMonitor(tqdm, 10)
-    return bar
-
-
-def beside_ipython():
-    from IPython.core.interactiveshell import InteractiveShell
-
-    return InteractiveShell.instance()
-
-
-def beside_a_pool_of_threads():
-    pool = ThreadPoolExecutor(2)
-    return pool, list(pool.map(abs, range(4)))
-
-
-def beside_an_older_pool_of_threads():
-    pool = ThreadPool(2)
-    return pool, pool.map(abs, range(4))
-
-
-def beside_a_pool_of_processes():
-    pool = ProcessPoolExecutor(1, mp_context=get_context("fork"))
-    return pool, list(pool.map(abs, range(4)))
-
-
-def beside_an_older_pool():
-    pool = get_context("fork").Pool(1)
-    return pool, pool.map(abs, range(4))
-
-
-def beside_a_loader():
-    loader = iter(torch.utils.data.DataLoader(torch.arange(9), num_workers=1, multiprocessing_context="fork"))
-    return loader, next(loader)
-
-
-def beside_a_loader_that_pins():
-    """The thread that a loader has where there is a GPU."""
-    from torch.utils.data._utils.pin_memory import _pin_memory_loop
-
-    loaded, over = get_context("fork").Queue(), threading.Event()
-    thread = threading.Thread(
-        target=_pin_memory_loop, args=(loaded, queue.Queue(), 0, over, None), daemon=True
-    )
-    return loaded, over, thread.start()
-
-
-def beside_an_event_loop():
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    return asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
-
-
-def another(waits):
-    thread = threading.Thread(target=waits, daemon=True)
-    return thread.start()
-
-
-def beside_who_takes_a_lock():
-    lock = threading.Lock()
-    lock.acquire()
-    return lock, another(lambda: lock.acquire())
-
-
-def beside_who_is_in_a_lock():
-    class Kept:
-        lock = threading.RLock()
-
-    Kept.lock.acquire()
-
-    def waits():
-        with Kept.lock:
-            pass
-
-    return Kept, another(waits)
-
-
-def beside_who_takes_from_a_queue():
-    items = queue.SimpleQueue()
-    return items, another(lambda: items.get())
-
-
-def beside_a_listener():
-    listener = QueueListener(queue.Queue(), logging.NullHandler())
-    return listener, listener.start()
-
-
-def beside_a_debugger():
-    import debugpy
-
-    debugpy.listen(0)
-
-
-BESIDE = [function for name, function in list(globals().items()) if name.startswith("beside_")]
+cloudpickle.register_pickle_by_value(hanging)
 
 
 def beside(what):
     """A ring, where something that is idle has threads. It stays: its end would be another test."""
     threading.kept = what()
-    ring()
+    hanging.ring()
 
 
 def is_proven(world, function, *args) -> RankError:
@@ -573,22 +366,22 @@ def alone():
         yield made
 
 
-@pytest.mark.parametrize("name", HANGS)
+@pytest.mark.parametrize("name", hanging.HANGS)
 def test_what_can_never_go_on_is_proven(alone, name):
-    error = is_proven(alone, HANGS[name])
+    error = is_proven(alone, hanging.HANGS[name])
     if name.startswith("two"):
         assert error.ranks == [0, 1] and "ranks 0 and 1 can never go on" in str(error)
 
 
-@pytest.mark.parametrize("what", BESIDE)
+@pytest.mark.parametrize("what", hanging.BESIDE)
 def test_it_is_proven_beside_what_is_idle(alone, what):
-    is_proven(alone, beside, what)
+    is_proven(alone, beside, hanging.BESIDE[what])
 
 
 def test_the_timeout_says_which_thread_forbade_a_proof(world):
     def stands():
         threading.Timer(9, print).start()
-        ring()
+        hanging.ring()
 
     with pytest.raises(RankError) as caught:
         world.run(stands, timeout=1)

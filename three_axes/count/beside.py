@@ -25,13 +25,14 @@ SENDS = """
 
 
 class Futures:
-    """Which Work a future is of, and what will be called when it ends. `of` and `pending` know of those that
+    """Which Works a future is of, and what will be called when it ends. `of` and `pending` know of those that
     were asked for while they were listened to.
     """
 
     def __init__(self, tell: Tell):
         self._tell = tell
-        self.of: weakref.WeakKeyDictionary[pytorch_private.Future, dist.Work] = weakref.WeakKeyDictionary()
+        self.of: weakref.WeakKeyDictionary[pytorch_private.Future, list[dist.Work]]
+        self.of = weakref.WeakKeyDictionary()
         self._calls: weakref.WeakKeyDictionary[_Call, bool] = weakref.WeakKeyDictionary()
         kind: Any = pytorch_private.Future
         self._before = kind.then, kind.add_done_callback, kind.wait
@@ -39,31 +40,40 @@ class Futures:
         kind.then = lambda future, call: self._chained(future, then(future, self._noted(future, call)))
         kind.add_done_callback = lambda future, call: add(future, self._noted(future, call))
         kind.wait = lambda future: self._waited(future, wait)
+        collect = pytorch_private.replace_collection(lambda them: self._collected(them, collect(them)))
+        self._collect = collect
 
     def leave(self) -> None:
         """Put PyTorch's own methods in their places again."""
         kind: Any = pytorch_private.Future
         kind.then, kind.add_done_callback, kind.wait = self._before
+        pytorch_private.replace_collection(self._collect)
 
-    def pending(self) -> list[dist.Work | None]:
-        """The Work of each call that has not returned yet; None where that is not known."""
-        return [call.work for ref in self._calls.keyrefs() if (call := ref()) is not None]
+    def pending(self) -> list[list[dist.Work]]:
+        """The Works of each call that has not returned yet; none where they are not known."""
+        return [call.works for ref in self._calls.keyrefs() if (call := ref()) is not None]
 
     def _noted(self, future, function):
-        call = _Call(self.of.get(future), function)
+        call = _Call(self.of.get(future, []), function)
         self._calls[call] = True
         call.among = weakref.ref(self._calls)
         return call
 
     def _chained(self, future, then):
-        if (work := self.of.get(future)) is not None:
-            self.of[then] = work
+        if works := self.of.get(future):
+            self.of[then] = works
         return then
 
+    def _collected(self, futures, all_of_them):
+        works = [self.of.get(future, []) for future in futures]
+        if all(works):
+            self.of[all_of_them] = sum(works, [])
+        return all_of_them
+
     def _waited(self, future, wait):
-        if (work := self.of.get(future)) is None:
+        if not (works := self.of.get(future)):
             return wait(future)
-        self._tell("stands_in", lambda: [work], True)
+        self._tell("stands_in", lambda: works, True)
         try:
             return wait(future)
         finally:
@@ -73,8 +83,8 @@ class Futures:
 class _Call:
     """A function that is called when a future has ended. As long as it may be, somebody keeps this."""
 
-    def __init__(self, work: dist.Work | None, function):
-        self.work, self.function = work, function
+    def __init__(self, works: list[dist.Work], function):
+        self.works, self.function = works, function
         self.among: Callable[[], Any] = lambda: None  # the calls that have not returned
 
     def __call__(self, *args):
@@ -86,10 +96,13 @@ class _Call:
 
 
 class Beside:
-    """Listens to all this from `__init__` to `leave`. made: name of a group -> how often one was made."""
+    """Listens to all this from `__init__` to `leave`. made: name of a group -> how often one was made.
+    hooked: is called where DDP calls a hook, for whose future it will wait at the end of backward.
+    """
 
-    def __init__(self, tell: Tell, made: dict[str, int]):
+    def __init__(self, tell: Tell, made: dict[str, int], hooked: Callable[[], None]):
         self._tell, self._made, self._thread = tell, made, threading.local()
+        self._hooked: Callable[[], None] | None = hooked
         self.futures = Futures(tell)
         self._own: list[tuple[Any, str, Any]] = []
         for where, name in pytorch_private.WAIT_THEMSELVES:
@@ -97,11 +110,13 @@ class Beside:
         for name in filter(partial(hasattr, pytorch_private.Backend), SENDS):
             self._replace(pytorch_private.Backend, name, self._passing_by)
         self._replace(dist.ProcessGroup, "monitored_barrier", self._monitored)
+        self._replace(dist, "_register_comm_hook", self._registering)
         self._undo = pytorch_private.replace_making_of_groups(self._making, self._meeting)
 
     def leave(self) -> None:
         """Put PyTorch's own functions in their places again."""
         self._undo()
+        self._hooked = None
         self.futures.leave()
         for where, name, function in self._own:
             setattr(where, name, function)
@@ -137,6 +152,19 @@ class Beside:
             return function(*args, **kwargs)
 
         return passes
+
+    def _registering(self, register):
+        @wraps(register)
+        def registers(reducer, state, hook):
+            @wraps(hook)
+            def hears(state, bucket):
+                if self._hooked is not None:
+                    self._hooked()
+                return hook(state, bucket)
+
+            return register(reducer, state, hears)
+
+        return registers
 
     def _making(self, make):
         @wraps(make)

@@ -95,8 +95,11 @@ class Deadlock:
 
     def __str__(self) -> str:
         if self.kind == "cycle":
-            kinds = frozenset(wait.operation.channel.kind for wait in self.waits)
-            why = CYCLES.get(kinds, "each waits for what the next would do later")
+            channels = [wait.operation.channel for wait in self.waits]
+            usual = CYCLES.get(
+                frozenset(c.kind for c in channels), "each waits for what the next would do later"
+            )
+            why = _apart(channels) or usual
             return "; ".join(wait.told(self.lines) for wait in self.waits) + f": {why}."
         of_kind = {"absent": self._absent, "asleep": self._asleep, "disagree": self._disagree}
         return of_kind[self.kind]()
@@ -134,6 +137,28 @@ class Deadlock:
             f"rank {one.rank} and rank {other.rank} do not agree on {which}: rank {one.rank} brought"
             f" {one.brought}, rank {other.rank} {other.brought}. {rule}."
         )
+
+
+def _apart(channels: list[Channel]) -> str:
+    """Why operations never meet that look as if they did, in words; '' where they do not look so."""
+    one, other = channels[0], channels[-1]
+    if {one.kind, other.kind} == {"send", "recv"} and sides_of(one).keys() == sides_of(other).keys():
+        sends, receives = (one, other) if one.kind == "send" else (other, one)
+        if sends.source != receives.source:
+            return ""
+        if sends.group != receives.group:
+            return (
+                f"the one sends in a group of {ranks([*sends.members])}, the other receives in another, of"
+                f" {ranks([*receives.members])}. Both must name one group"
+            )
+        return f"the one sends with tag {sends.tag}, the other receives with tag {receives.tag}"
+    if {c.kind for c in channels} == {"collective"} and len({c.members for c in channels}) == 1:
+        if len({c.group for c in channels}) > 1:
+            return (
+                "these are collectives of two groups that have the same ranks. All must call the collectives"
+                " of both groups in one order"
+            )
+    return ""
 
 
 def prove(looks: Sequence[Look | None], finished: Collection[int], course: bool = False) -> Deadlock | None:

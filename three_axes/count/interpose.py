@@ -83,8 +83,10 @@ class Call:
     @property
     def needs(self) -> tuple[int, ...]:
         """The ranks that must have come before this one can leave."""
-        numbers = None if self.first is None else round(self.payload / max(1, self.first.element_size()))
-        on_cpu = self.first is None or self.first.device.type == "cpu"
+        first, numbers = self.first, None
+        if first is not None and not first.is_sparse:  # of a sparse one it is told first how many there are
+            numbers = round(self.payload / max(1, first.element_size()))
+        on_cpu = first is None or first.device.type == "cpu"
         places = needs(self.op, len(self.members), self.me, self.root, numbers, held=on_cpu)
         return tuple(self.members[r] for r in places)
 
@@ -199,8 +201,10 @@ class Interposer:
         for listener in self._listeners:
             getattr(listener, name)(*told)
 
-    def pending_calls(self) -> list[dist.Work | None]:
-        """For each function that will be called when a Work has ended: which; None where unknown."""
+    def pending_calls(self) -> list[list[dist.Work]]:
+        """For each function that a program has left with a future: the Works that must all have ended before
+        it is called; none where they are not known.
+        """
         return self.beside.futures.pending() if self.beside else []
 
     @contextmanager
@@ -248,7 +252,7 @@ class Interposer:
         issued = lambda group, *device: self._batch_issued(group, *device)
         self._end_batch = pytorch_private.replace_end_of_batch(issued)
         self.axes.listen()
-        self.beside = Beside(self._tell, self.axes.made)
+        self.beside = Beside(self._tell, self.axes.made, self._watch_backward)
 
     def _uninstall(self) -> None:
         for library in self._libraries:
@@ -349,7 +353,7 @@ class Interposer:
         self._tell("future_taken", work)
         future = self._future_of(work)
         if self.beside and not self._is_aside:
-            self.beside.futures.of[future] = work
+            self.beside.futures.of[future] = [work]
         return future
 
     def _wait_tensor(self, keys, tensor):

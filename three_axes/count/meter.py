@@ -339,9 +339,9 @@ class Recorder(Listener):
     def _called_later(self) -> list[Operation | None]:
         """What must end before each function is called that the program has left with a future."""
         must_end: list[Operation | None] = []
-        for work in interposer.pending_calls():
-            known = None if work is None or work.is_completed() else self._operations.get(work)
-            must_end += known or [None]
+        for works in interposer.pending_calls():
+            under_way = [work for work in works if not work.is_completed()]
+            must_end += [o for work in under_way for o in self._operations.get(work, ())] or [None]
         return must_end
 
     def _remembered(self, work: dist.Work) -> None:
@@ -427,4 +427,6 @@ def _is_receive(channel: Channel) -> bool:
 
 
 def _piece(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else pytorch_private.piece_of(tensor.untyped_storage())
+    if tensor is None or tensor.is_sparse:  # which lies in several
+        return 0
+    return pytorch_private.piece_of(tensor.untyped_storage())

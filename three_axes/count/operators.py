@@ -51,9 +51,13 @@ def reduction(operator: str, args) -> str:
 
 
 def must_send(operator: str, args, payload: float, n: int, me: int, root: int) -> float:
-    """Bytes that rank `me` of n must send by the book; for an uneven all-to-all, by its own split sizes."""
+    """Bytes that rank `me` of n must send by the book; for an uneven all-to-all, by its own split sizes. Of a
+    sparse tensor each rank gathers what all have, and adds it by itself; it is taken for as long on each.
+    """
     if operator == "alltoall_base_" and (splits := args[4]):
         return payload * (1 - splits[me] / max(1, sum(splits)))
+    if operator == "allreduce_" and args[0][0].is_sparse:
+        return algorithmic_bytes("all_gather", payload * n, n, me, root)
     return algorithmic_bytes(OPERATORS[operator][0], payload, n, me, root)
 
 
@@ -102,9 +106,13 @@ def first_tensor(tensors) -> torch.Tensor | None:
 
 
 def nbytes(tensors) -> int:
-    """Bytes of all tensors in nested lists."""
+    """Bytes of all tensors in nested lists; of sparse ones, of their values and of where these are."""
     if isinstance(tensors, torch.Tensor):
-        return tensors.nbytes
+        return (
+            sum(p.nbytes for p in (tensors._values(), tensors._indices()))
+            if tensors.is_sparse
+            else tensors.nbytes
+        )
     return sum(map(nbytes, tensors))
 
 

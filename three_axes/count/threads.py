@@ -11,6 +11,7 @@ lists their names.
 
 from __future__ import annotations
 
+import ctypes
 import dis
 import multiprocessing
 import os
@@ -26,7 +27,7 @@ from inspect import getattr_static
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from queue import SimpleQueue
-from types import CodeType, FrameType
+from types import BuiltinMethodType, CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -43,7 +44,7 @@ SLEEPS = {
     ("multiprocessing/pool.py", "_handle_tasks"),
     ("multiprocessing/pool.py", "_handle_results"),
 }
-# What the reader's own code waits in without a frame of the library: (type, method).
+# What is waited in without a frame of the library: (type, method).
 TAKES = {(type(threading.Lock()), "acquire"), (type(threading.RLock()), "acquire"), (SimpleQueue, "get")}
 # Instructions between what is called and the call, that change nothing of what that is.
 _BETWEEN = ("CACHE", "PRECALL", "PUSH_NULL", "LOAD_CONST", "LOAD_SMALL_INT", "KW_NAMES", "EXTENDED_ARG")
@@ -148,9 +149,9 @@ def _idle(innermost: FrameType) -> bool:
 
 
 def _are_plain(bars: Collection) -> bool:
-    """Whether all bars are tqdm's own, on files of Python's own."""
+    """Whether all bars are tqdm's own, or of who makes them plainly, on files of Python's own."""
     files = [getattr(bar.fp, "_wrapped", bar.fp) for bar in bars]
-    ours = all(type(bar).__module__.startswith("tqdm.") for bar in bars)
+    ours = all(type(bar).__module__.startswith(("tqdm.", "huggingface_hub.")) for bar in bars)
     return ours and all(type(file).__module__ in _STREAMS for file in files)
 
 
@@ -164,19 +165,22 @@ def _asleep(thread: threading.Thread, frame: FrameType) -> int | None:
     """How often this thread has gone to sleep, where it is asleep until another thread of this process wakes
     it; None where it is not, or that cannot be known.
     """
-    if thread is threading.main_thread() and _is_signalled():
-        return None
-    since = _in_a_lock(thread.native_id)
+    is_main = thread is threading.main_thread()
+    since = main_asleep_since() if is_main else _in_a_lock(thread.native_id)
     is_known = since is not None and (any(_matches(frame, place) for place in SLEEPS) or _takes(frame))
     return since if is_known else None
 
 
 def _takes(frame: FrameType) -> bool:
     """Whether the frame is in a call of `TAKES`, or enters a `with` that is one."""
+    names = ChainMap(frame.f_locals, frame.f_globals)
+    if _matches(frame, ("threading.py", "run")):  # of a thread whose target is such a method
+        target = getattr_static(names["self"], "_target", None)
+        return isinstance(target, BuiltinMethodType) and (type(target.__self__), target.__name__) in TAKES
     name, path, method = _called(frame.f_code, frame.f_lasti)
     try:
         # As it is stored: to ask for a property would run code of the reader's.
-        taken = reduce(getattr_static, path, ChainMap(frame.f_locals, frame.f_globals)[name])
+        taken = reduce(getattr_static, path, names[name])
     except (AttributeError, KeyError):
         return False
     return (type(taken), method) in TAKES
@@ -205,13 +209,22 @@ def main_asleep_since() -> int | None:
     debugger may hold it there, nor a signal wake it.
     """
     since = _in_a_lock(threading.main_thread().native_id)
-    if since is None or "pydevd" in sys.modules or _is_signalled() or _has_children():
+    if since is None or "pydevd" in sys.modules or _is_signalled() or _may_be_told_by_children():
         return None
     return since
 
 
-def _in_a_lock(native_id: int | str | None) -> int | None:
-    """How often a thread has gone to sleep that waits in the system for a lock, and has set no limit."""
+class Sleep(NamedTuple):
+    """A thread that waits in the system for a lock which lies at `address`. since: how often it had gone to
+    sleep.
+    """
+
+    since: int
+    address: int
+    is_limited: bool
+
+
+def _sleep(native_id: int | str | None) -> Sleep | None:
     if FUTEX is None:
         return None
     try:
@@ -222,9 +235,35 @@ def _in_a_lock(native_id: int | str | None) -> int | None:
         return None
     if switches is None or len(call) < 5 or call[0] != str(FUTEX):
         return None
-    operation, limit = int(call[2], 16), int(call[4], 16)
+    address, operation, _, limit = (int(word, 16) for word in call[1:5])
     is_private = operation & PRIVATE and operation & 127 in (WAIT, BITSET)
-    return int(switches[1]) if is_private and not limit else None
+    return Sleep(int(switches[1]), address, limit != 0) if is_private else None
+
+
+def _in_a_lock(native_id: int | str | None) -> int | None:
+    """How often a thread has gone to sleep that waits in the system for a lock, and has set no limit."""
+    sleep = _sleep(native_id)
+    return None if sleep is None or sleep.is_limited else sleep.since
+
+
+class _Place(ctypes.Structure):
+    """What `dladdr` of the C library says of an address."""
+
+    _fields_ = [
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("start", ctypes.c_void_p),
+    ]
+
+
+def _is_the_profilers(native_id: str) -> bool:
+    """Whether a thread of C's waits, from time to time, for a variable of PyTorch's library itself: so does
+    the one that its profiler leaves behind, which reads settings and runs no Python.
+    """
+    sleep, place = _sleep(native_id), _Place()
+    found = sleep and ctypes.CDLL(None).dladdr(ctypes.c_void_p(sleep.address), ctypes.byref(place))
+    return bool(found and os.path.basename(place.file or b"").startswith(b"libtorch_cpu."))
 
 
 def _is_signalled() -> bool:
@@ -238,7 +277,7 @@ def _is_signalled() -> bool:
 
 def _is_a_loaders(handler: Callable) -> bool:
     """Whether it is what a `DataLoader` sets, which raises where one of its processes has died, and calls no
-    handler of the reader's.
+    handler of the reader's. (`_may_be_told_by_children` asks whether there are any.)
     """
     if getattr(handler, "__module__", "") != "torch.utils.data._utils.signal_handling":
         return False
@@ -250,19 +289,26 @@ def _is_timed() -> bool:
     return hasattr(signal, "getitimer") and signal.getitimer(signal.ITIMER_REAL)[0] > 0
 
 
-def _has_children() -> bool:
-    """Whether processes that are not multiprocessing's have come from this one: they may send it signals."""
-    # `active_children()` would take the end of one from who waits for it.
-    own = {child.pid for child in list(vars(multiprocessing.process)["_children"])}
-    own |= {getattr(resource_tracker._resource_tracker, "_pid", None)}
-    own |= {getattr(forkserver._forkserver, "_forkserver_pid", None)}
+def _children() -> set[int]:
+    """The processes that have come from this one, but for those that serve PyTorch and multiprocessing."""
+    servers = {getattr(forkserver._forkserver, "_forkserver_pid", None)}
+    servers |= {getattr(resource_tracker._resource_tracker, "_pid", None)}
+    files = Path("/proc/self/task").glob("*/children")
+    found = {int(child) for file in files for child in file.read_text().split()} - servers
+    return {child for child in found if not Path(f"/proc/{child}/comm").read_text().startswith("torch_shm")}
+
+
+def _may_be_told_by_children() -> bool:
+    """Whether a process that this one has made may wake its main thread: by a signal, as one that is not
+    multiprocessing's may, or by its end, for which a `DataLoader` has set a handler.
+    """
     try:
-        for file in Path("/proc/self/task").glob("*/children"):
-            if set(map(int, file.read_text().split())) - own:
-                return True
-    except OSError:  # a thread has ended
+        found = _children()
+    except OSError:  # one has ended, or a thread
         return True
-    return False
+    # `active_children()` would take the end of one from who waits for it.
+    others = found - {child.pid for child in list(vars(multiprocessing.process)["_children"])}
+    return bool(others or (found and callable(signal.getsignal(signal.SIGCHLD))))
 
 
 def _calls_from_outside(named: Iterable[threading.Thread], hidden: int) -> str:
@@ -281,6 +327,7 @@ def _calls_from_outside(named: Iterable[threading.Thread], hidden: int) -> str:
                 name = (task / "comm").read_text().strip()
             except OSError:
                 return "a thread of C's has ended just now"
-            if not name.startswith(NATIVE) and _in_a_lock(task.name) is None:
+            is_known = name.startswith(NATIVE) or _is_the_profilers(task.name)
+            if not is_known and _in_a_lock(task.name) is None:
                 awake.append(name)
     return f"a thread of C's, {awake[0]!r}, may still do something" if len(awake) > hidden else ""
