@@ -2,8 +2,10 @@
 imported torch, which takes a new Python longer than most commands take.
 """
 
+import faulthandler
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,6 +61,9 @@ def command(
                     deadline = min(deadline, time.monotonic() + GRACE)
                 left = deadline - time.monotonic()
                 if left <= 0 or not wait([process.sentinel for process in alive], left):
+                    for process in alive:  # each writes where its threads are
+                        os.kill(process.pid, signal.SIGUSR1)
+                    time.sleep(0.5)
                     break
         finally:
             for process in processes:
@@ -73,6 +78,7 @@ def _run(argv: tuple[str, ...], cwd: str, environ: dict, path: Path) -> None:
     for fd, end in ((1, ".out"), (2, ".err")):
         with path.with_suffix(end).open("wb") as file:
             os.dup2(file.fileno(), fd)
+    faulthandler.register(signal.SIGUSR1)
     os.chdir(cwd)
     os.environ.update({name: str(value) for name, value in environ.items()})
     sys.argv = list(argv)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import textwrap
 
-import nbformat
-
 from three_axes.table import Table
 
 from ..ranks import open_worlds
@@ -56,6 +54,7 @@ def _say(drop: str) -> None:
 
 def skip(drop: str) -> None:
     """For who knows a drop already: put its exercise into a new cell below. A right answer passes it."""
+    import nbformat  # which takes longer to import than PyTorch
     from IPython import get_ipython
 
     left = [name for name, x in _of(drop).items() if x.name not in passed.mine().passed]
