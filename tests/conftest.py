@@ -17,7 +17,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 # The same examples on every machine; with `--all` more of them.
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=20)
 settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=150)
 settings.load_profile("repeatable")
 

@@ -36,6 +36,7 @@ def test_the_ladder_is_predicted(remedy):
     assert (tried["host"] > 0) == (remedy == "offload") and (tried["sent"] > 10e6) == (remedy == "TP + SP")
 
 
+@pytest.mark.slow
 def test_a_run_that_survives_is_no_incident():
     with pytest.raises(ValueError, match="survived 2 steps"):
         d10.crash("leak", steps=2)
@@ -65,6 +66,7 @@ def test_each_illness_shows_its_sign():
     assert max(parts, key=lambda part: parts[part] if part != "healthy" else 0) == "dp"
 
 
+@pytest.mark.slow
 @on_a_quiet_machine
 def test_a_rank_that_is_slow_in_python_is_named(tmp_path):
     with World(4) as world:

@@ -64,10 +64,12 @@ def test_every_rank_of_the_toy_sends_what_the_list_says(eight, grid):
             assert predicted <= eight.traffic.wire[rank] < 1.1 * predicted + 20_000, (rank, grid)
 
 
-SIZES = dict(dp=8), dict(pp=4), dict(tp=4), dict(tp=4, pp=2), dict(pp=2, schedule="interleaved")
+SIZES = [dict(tp=2, pp=2), dict(dp=8), dict(pp=4), dict(tp=4), dict(tp=4, pp=2)]
+SIZES += [dict(pp=2, schedule="interleaved")]
 
 
-@pytest.mark.parametrize("sizes", [dict(tp=2, pp=2), *slow(*SIZES)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_the_real_training_sends_what_the_list_says(eight, sizes):
     config = Config(**sizes, hidden=64, seq_len=32, batch=16, microbatch=2, steps=2).checked(8)
     kept = eight.run(d14.second_step, config)[0]

@@ -86,10 +86,9 @@ def test_collectives_are_the_formulas_to_the_byte(aside, model, layout, seq_len,
     assert traced.calls == listed(job, layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout",
-    [Layout(dp=4, tp=8, pp=2, zero=3), *slow((Layout(dp=4, tp=4, pp=4, **WHOLE, recompute="full"),))],
-    ids=str,
+    "layout", [Layout(dp=4, tp=8, pp=2, zero=3), Layout(dp=4, tp=4, pp=4, **WHOLE, recompute="full")], ids=str
 )
 def test_a_first_stage_sends_what_the_formulas_say(layout):
     """In a process of its own: PyTorch keeps plans for equal meshes, with names of groups that are gone."""

@@ -47,7 +47,6 @@ def layouts() -> list[dict]:
 QUICK = [
     dict(dp=2, tp=2, pp=2, sp=True, schedule="1F1B", layers=4),
     dict(dp=4, tp=1, pp=2, sp=False, schedule="interleaved", layers=4),
-    dict(dp=2, tp=4, pp=1, sp=False, schedule="1F1B", layers=4),
 ]
 
 
@@ -242,6 +241,7 @@ def test_a_refusal_is_rank_0s_and_the_status_of_all(tmp_path):
         assert group == "2 ranks on the CPU over gloo" and sentence in said
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_or_none(trained, aside, tmp_path):
     code, _, err = aside(main_of, trained, "--steps", "6", "--layers", "8")
     assert code == 2 and "holds model {" in err and "'layers': 4" in err and "change --out" in err
@@ -255,6 +255,7 @@ def in_a_log(*options):
     return main_of(*options)
 
 
+@pytest.mark.slow
 def test_going_on_within_one_schedule_gives_the_losses_of_one_long_run(aside, tmp_path):
     parts, whole = tmp_path / "parts", tmp_path / "whole"
     for run, steps in ((parts, 4), (parts, 8), (whole, 8)):
