@@ -135,6 +135,11 @@ WAIT_THEMSELVES = (
 )
 
 
+# What gives DDP's reducer a hook of Python's: (where, name). Without it a rank that waits in C++ for what a
+# hook began is taken for one that computes.
+REGISTERS_HOOKS = (dist, "_register_comm_hook")
+
+
 def number_groups_from(count: int) -> None:
     """Add to the number that names the next group. Groups are found by name: without it a mesh made before
     a failure would find another group under its old name.

@@ -110,7 +110,7 @@ class Beside:
         for name in filter(partial(hasattr, pytorch_private.Backend), SENDS):
             self._replace(pytorch_private.Backend, name, self._passing_by)
         self._replace(dist.ProcessGroup, "monitored_barrier", self._monitored)
-        self._replace(dist, "_register_comm_hook", self._registering)
+        self._replace(*pytorch_private.REGISTERS_HOOKS, self._registering)
         self._undo = pytorch_private.replace_making_of_groups(self._making, self._meeting)
 
     def leave(self) -> None:
