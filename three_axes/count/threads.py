@@ -279,7 +279,7 @@ def _is_a_loaders(handler: Callable) -> bool:
     """Whether it is what a `DataLoader` sets, which raises where one of its processes has died, and calls no
     handler of the reader's. (`_may_be_told_by_children` asks whether there are any.)
     """
-    if getattr(handler, "__module__", "") != "torch.utils.data._utils.signal_handling":
+    if getattr(handler, "__module__", "") != pytorch_private.HANDLES_LOADERS:
         return False
     return not any(callable(cell.cell_contents) for cell in getattr(handler, "__closure__", None) or ())
 
