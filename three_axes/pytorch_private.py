@@ -135,8 +135,8 @@ WAIT_THEMSELVES = (
 )
 
 
-# Where the handler is from that a `DataLoader` sets for the end of its processes. Without it nothing is proven
-# of a main thread that sleeps beside a loader.
+# Where the handler is from that a `DataLoader` sets for the end of its processes. Without it nothing is
+# proven of a main thread that sleeps beside a loader.
 HANDLES_LOADERS = "torch.utils.data._utils.signal_handling"
 # What gives DDP's reducer a hook of Python's: (where, name). Without it a rank that waits in C++ for what a
 # hook began is taken for one that computes.
