@@ -120,6 +120,15 @@ def hook_of_ddp_on_some():
         model(torch.ones(1, 2)).sum().backward()
 
 
+def collective_that_is_checked_first():
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    group = dist.new_group()
+    dist.set_debug_level(before)
+    for _ in range(2 if dist.get_rank() else 1):
+        dist.all_reduce(torch.ones(2), group=group)
+
+
 def futures_waited_for_together():
     group, x = dist.new_group(), torch.ones(2)
     futures = [dist.all_reduce(x, async_op=True).get_future()]

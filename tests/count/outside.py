@@ -15,6 +15,7 @@ import time
 from _thread import start_new_thread
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from multiprocessing import get_context
 
 import torch
@@ -144,6 +145,18 @@ def coroutine_of_a_library():
         return lambda: (loop.call_soon_threadsafe(loop.stop), thread.join())
 
     _wakes(helps)
+
+
+def check_that_finds_two_collectives():
+    """Where each is checked first, both ranks raise, and go on."""
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    group, x = dist.new_group(timeout=timedelta(seconds=20)), torch.ones(2)
+    dist.set_debug_level(before)
+    if dist.get_rank() == 1:
+        time.sleep(LONG)
+    with suppress(RuntimeError):
+        dist.all_reduce(x, group=group) if dist.get_rank() else dist.broadcast(x, 0, group=group)
 
 
 def loaders_process_that_dies():

@@ -171,7 +171,7 @@ class Beside:
         def makes(size, rank, ranks, backend, store, name, *args, **kwargs):
             self._made[name] = self._made.get(name, 0) + 1
             meets = ranks and dist.get_rank() in ranks and "gloo" in str(backend).lower()
-            with self._meets("new_group", name, tuple(ranks) if meets else (), kwargs.get("timeout")):
+            with self.meets("new_group", name, tuple(ranks) if meets else (), kwargs.get("timeout")):
                 return make(size, rank, ranks, backend, store, name, *args, **kwargs)
 
         return makes
@@ -180,7 +180,7 @@ class Beside:
         @wraps(meet)
         def meets(rank, store, name, count, timeout, *args, **kwargs):
             everybody = count == dist.get_world_size()
-            with self._meets("new_group's end", name, tuple(range(count)) if everybody else (), timeout):
+            with self.meets("new_group's end", name, tuple(range(count)) if everybody else (), timeout):
                 return meet(rank, store, name, count, timeout, *args, **kwargs)
 
         return meets
@@ -191,13 +191,14 @@ class Beside:
             known = group in pytorch_private.groups()
             members = tuple(dist.get_process_group_ranks(group)) if known else ()
             timeout = next(iter(args), kwargs.get("timeout"))
-            with self._meets("monitored_barrier", group.group_name, members, timeout):
+            with self.meets("monitored_barrier", group.group_name, members, timeout):
                 return barrier(group, *args, **kwargs)
 
         return meets
 
     @contextmanager
-    def _meets(self, what: str, name: str, members: tuple[int, ...], timeout) -> Iterator[None]:
+    def meets(self, what: str, name: str, members: tuple[int, ...], timeout) -> Iterator[None]:
+        """In this block, this thread waits until all members are in theirs, or for `timeout`."""
         if len(members) < 2:
             yield
             return

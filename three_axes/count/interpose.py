@@ -14,8 +14,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -303,7 +304,8 @@ class Interposer:
                 ticket = fabric.come(name, group.group_name, members, me, root, tag, payload)
             self.inside = True
             try:
-                result = call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
+                with self._meeting_first(issued):
+                    result = call.redispatch(keys & pytorch_private.BELOW, *args, **kwargs)
             except BaseException:
                 self._tell("refused", issued)
                 raise
@@ -321,6 +323,14 @@ class Interposer:
             return result
 
         return counted
+
+    def _meeting_first(self, call: Call) -> AbstractContextManager:
+        """All ranks of a group that checks each collective meet before it begins."""
+        group, is_message = call.group, call.op in ("send", "recv")
+        if self.beside is None or is_message or not pytorch_private.is_checking(group):
+            return nullcontext()
+        limit = None if call.limit == math.inf else timedelta(seconds=call.limit)
+        return self.beside.meets("check of collectives", group.group_name, tuple(call.members), limit)
 
     def _batch_issued(self, group: dist.ProcessGroup, *device):
         """Begin the sends of a batch together, with one Work, as PyTorch does, and tell the listeners."""
