@@ -1,5 +1,5 @@
 # make lab    the course in JupyterLab, on your own copy in my/; FRESH=07 renews a drop, PORT=9999 is another port
-# make test   tests and the fourteen notebooks, some minutes; make test-all what is slow as well: those beyond, too
+# make test   tests and the fourteen notebooks' cores, some minutes; make test-all what is slow as well
 # make lint   the style
 # make attempts   every wrong attempt at an exercise that is written down, and what it is told
 # make cards, make cheatsheet, make slides (make slides DROP=07): printed things and decks, into build/

@@ -6,10 +6,13 @@ import signal
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
 
 import cloudpickle
 import forked
 import kernels
+import nbformat
 import nbval.kernel
 import pytest
 import worlds
@@ -42,11 +45,13 @@ measured = Counter()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """What belongs to the drops beyond the fourteen is run with what is slow. Put files that wait first,
-    longest first; behind them those that compute, longest last.
+    """What belongs to the drops beyond the fourteen is run with what is slow, and so is what a drop has for
+    another day. Put files that wait first, longest first; behind them those that compute, longest last.
     """
     for item in items:
         if item.path.parent.name == "beyond" or item.path.stem == "test_beyond" or BEYOND.search(item.name):
+            item.add_marker(pytest.mark.slow)
+        elif hasattr(item, "cell") and item.cell_num >= cells_for_today(item.path):
             item.add_marker(pytest.mark.slow)
     yield
     for module in {item.module for item in items if hasattr(item, "module")}:
@@ -57,6 +62,14 @@ def pytest_collection_modifyitems(config, items):
         seconds[item.path] += before.get(item.nodeid, 0)
     waiting = {item.path for item in items if waits(item)}
     items.sort(key=lambda item: (0, -seconds[item.path]) if item.path in waiting else (1, seconds[item.path]))
+
+
+@cache
+def cells_for_today(path: Path) -> int:
+    """How many code cells of a notebook come before what is for another day."""
+    from tools.pages import lesson  # now, for it imports NumPy
+
+    return sum(cell.cell_type == "code" for cell in lesson(nbformat.read(path, as_version=4)))
 
 
 def waits(item) -> bool:

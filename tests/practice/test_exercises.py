@@ -54,7 +54,7 @@ def test_each_edit_is_told_its_own_name(exercise):
     assert told and [(row, edit) for row, edit, name in told if name != row] == []
 
 
-@pytest.mark.parametrize("exercise", sampled(EXERCISES.values()), ids=EXERCISES)
+@pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
 def test_the_solution_passes(exercise):
     answer = exercise.check(exercise.reference)
     assert answer.kind == "right" and all(map(len, answer.figures)), answer
