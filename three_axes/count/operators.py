@@ -108,11 +108,8 @@ def first_tensor(tensors) -> torch.Tensor | None:
 def nbytes(tensors) -> int:
     """Bytes of all tensors in nested lists; of sparse ones, of their values and of where these are."""
     if isinstance(tensors, torch.Tensor):
-        return (
-            sum(p.nbytes for p in (tensors._values(), tensors._indices()))
-            if tensors.is_sparse
-            else tensors.nbytes
-        )
+        parts = [tensors._values(), tensors._indices()] if tensors.is_sparse else [tensors]
+        return sum(part.nbytes for part in parts)
     return sum(map(nbytes, tensors))
 
 
