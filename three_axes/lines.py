@@ -12,6 +12,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple, TypeVar
 
@@ -28,17 +29,28 @@ class Line(NamedTuple):
     function: str
 
 
+COURSE = PACKAGE, *(ROOT / name for name in ("helpers", "tools", "notebooks/drops"))
+PSEUDO = "<frozen", "<string>", "<__array_function__"
+
+
 def _libraries() -> tuple[str, ...]:
     """Folders and pseudo-files whose lines say nothing to the reader: Python, its packages, this one."""
     paths = sysconfig.get_paths()
     folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]}
     if torch := getattr(sys.modules.get("torch"), "__file__", None):
         folders.add(os.path.dirname(os.path.dirname(torch)))
-    folders |= {str(PACKAGE), *(str(ROOT / name) for name in ("helpers", "tools", "notebooks/drops"))}
-    return tuple(f + os.sep for f in folders) + ("<frozen", "<string>", "<__array_function__")
+    folders |= {*map(str, COURSE)}
+    return tuple(f + os.sep for f in folders) + PSEUDO
 
 
 LIBRARIES = _libraries()
+# Frames that pass an error on: PyTorch's, the course's, and those that begin and end a program or a thread.
+_STDLIB, _PACKAGES = (Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib"))
+PASS_ON = (
+    *(str(_STDLIB / name) for name in ("runpy.py", "threading.py", "multiprocessing")),
+    *(str(folder) + os.sep for folder in (*COURSE, _PACKAGES / "torch")),
+    *PSEUDO,
+)
 # What runs a reader's function on a rank, and looks at what it returned.
 OURS = tuple(str(folder) + os.sep for folder in (PACKAGE, ROOT / "helpers/ranks", ROOT / "helpers/practice"))
 
@@ -89,13 +101,13 @@ def innermost(frame: FrameType | None) -> Line | None:
     return next((line for line in outwards(frame) if not line.file.startswith(LIBRARIES)), None)
 
 
-def is_guarded(frame: FrameType | None) -> bool:
-    """Whether more of the reader's code may run after an exception in this frame: where a line of theirs
-    stands in a `try` or a `with`.
+def is_guarded(frame: FrameType | None, but: tuple[str, ...] = PASS_ON) -> bool:
+    """Whether more of the reader's code may run after an exception in this frame: where a line stands in a
+    `try` or a `with` that is of no file that begins as `but` says.
     """
     for caller in callers(frame):
         code = caller.f_code
-        if not code.co_filename.startswith(LIBRARIES):
+        if not code.co_filename.startswith(but):
             guarded = _guarded(code)
             if guarded is None or any(start <= caller.f_lasti < end for start, end in guarded):
                 return True

@@ -123,6 +123,98 @@ def bar_that_writes_into_a_file_of_the_readers():
     _wakes(helps)
 
 
+def thread_of_c_that_has_run_python_before():
+    """It has a name that is left from then, and no frame."""
+
+    def helps(event):
+        steps = threading.current_thread, functools.partial(time.sleep, LONG), event.set
+        start_new_thread(functools.partial(collections.deque, map(operator.call, steps)), ())
+
+    _wakes(helps)
+
+
+def thread_of_c_with_the_name_of_gloos():
+    """It was begun in a callback that gloo's thread called."""
+
+    def begins(event, _):
+        steps = functools.partial(time.sleep, LONG), event.set
+        start_new_thread(functools.partial(collections.deque, map(operator.call, steps)), ())
+
+    alone, event = [dist.new_group([rank]) for rank in range(4)][dist.get_rank()], threading.Event()
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.ones(3), group=alone, async_op=True)
+        work.get_future().then(functools.partial(begins, event))
+        event.wait()
+    dist.barrier()
+
+
+def stop_signal_of_another_rank():
+    pid = [os.getpid()]
+    dist.broadcast_object_list(pid, 0)
+    if dist.get_rank() == 0:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+        signal.signal(signal.SIGINT, before)
+    elif dist.get_rank() == 1:
+        time.sleep(LONG)
+        os.kill(pid[0], signal.SIGINT)
+    dist.barrier()
+
+
+def error_that_a_library_keeps():
+    """Rank 0's operation raises when others end its group. asyncio keeps that, and the rank goes on."""
+    group, pair, x = dist.new_group([0, 1, 2, 3]), dist.new_group([0, 1]), torch.ones(4)
+
+    async def meets():
+        dist.gather(x, [torch.ones(4) for _ in range(4)], group=group)
+
+    async def both():
+        await asyncio.gather(meets(), return_exceptions=True)
+
+    if dist.get_rank() == 0:
+        asyncio.run(both())
+        dist.send(x, 1, group=pair)
+    elif dist.get_rank() == 1:
+        dist.recv(x, 0, group=pair)
+    else:
+        time.sleep(LONG)
+        dist.destroy_process_group(group)
+
+
+def views_of_one_buffer():
+    """A receive into one half is open while a functional collective works in the other."""
+    some, x = dist.new_group([0, 2, 3]), torch.zeros(8)
+    late = LONG if dist.get_rank() == 2 else 0
+    work = dist.irecv(x[4:], 1) if dist.get_rank() == 0 else None
+    if dist.get_rank() != 1:
+        time.sleep(late)
+        half = torch.ops._c10d_functional.all_reduce_(x[:4], "sum", some.group_name)
+        torch.ops._c10d_functional.wait_tensor(half)
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(4), 1)
+        work.wait()
+    elif dist.get_rank() == 1:
+        dist.recv(torch.ones(4), 0)
+        dist.send(torch.ones(4), 0)
+
+
+def callback_of_backward_beside_ddp():
+    """Rank 0's own callback runs after that which begins DDP's wait, and frees rank 1."""
+    pair, x = dist.new_group([0, 1]), torch.ones(4)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+
+    def frees(*_):
+        later = lambda: (time.sleep(LONG), dist.send(x, 1, group=pair))
+        torch.autograd.Variable._execution_engine.queue_callback(later)
+
+    if dist.get_rank() == 0:
+        list(model.parameters())[0].register_post_accumulate_grad_hook(frees)
+    if dist.get_rank() == 1:
+        dist.recv(x, 0, group=pair)
+    model(torch.ones(1, 2)).sum().backward()
+
+
 def callback_of_a_library():
     def helps(event):
         pool = ProcessPoolExecutor(1, mp_context=get_context("fork"))

@@ -224,14 +224,15 @@ def test_what_is_not_known_of_the_wire_is_never_0(told):
     assert [row.wire for row in recorder.counted_so_far()] == [17], "its Work is a moment late"
 
 
-def test_it_stands_in_what_it_waits_for(told):
+def test_it_stands_in_what_it_waits_for(told, monkeypatch):
+    monkeypatch.setattr(threads, "is_in_backward", lambda thread: True)
     recorder = Recorder()
     of_all = Channel("collective", "of two", (4, 5))
     given = torch.ones(1)
     works = [issue(recorder, one) for one in (call("all_gather"), call(), call(gives=given))]
     recorder.waits(works[1])
     first = recorder.moves.look()
-    assert first.stands == [Waiting((Operation(of_all, 2, (5,)),))]
+    assert first.stands == [Waiting((Operation(of_all, 2, (5,)),), caught=True)], "pytest catches errors"
     recorder.waited(works[1], 0.0)
     assert recorder.moves.look().stands is None and recorder.moves.look().moves == first.moves + 1
     for awaited, numbers, every in (

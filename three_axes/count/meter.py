@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from .. import lines, pytorch_private
-from . import wire
+from . import threads, wire
 from .clock import Span
 from .interpose import Call, Listener, interposer
 from .moves import NEVER, Channel, Moves, Operation, anybodys
@@ -252,8 +252,12 @@ class Recorder(Listener):
         else:
             begun = known = [issued for issued in self._open if issued.work is on]
         if begun:
-            operations = [self._awaited_now(issued, limit) for issued in known or begun]
-            self.moves.stand(operations, every=bool(known))
+            operations = tuple(self._awaited_now(issued, limit) for issued in known or begun)
+            if on is None:  # before and after DDP waits, calls of the reader's may run here
+                me = threading.get_ident()
+                self.moves.stand_in(lambda: operations if threads.is_in_backward(me) else (), False)
+            else:  # several, where a program has put results of several into one piece of memory
+                self.moves.stand(operations, every=len(known) == 1 or isinstance(on, dist.Work))
 
     def _awaited_now(self, issued: Issued, limit: float) -> Operation:
         operation = issued.operation._replace(limit=min(issued.operation.limit, limit))

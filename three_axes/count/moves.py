@@ -231,7 +231,9 @@ class Moves:
             why = "all that it waited for has ended"
         if None in callbacks:
             why = "what is to be called when an operation has ended may not have been called yet"
-        stands = [*waits.values(), *(Waiting((operation,)) for operation in callbacks if operation)]
+        # It is called where the operation raises, too.
+        called = [Waiting((operation,), caught=True) for operation in callbacks if operation]
+        stands = [*waits.values(), *called]
         stands = stands or ([] if ended else [ASLEEP])
         seen = Look(before, dict(self.begun), None if why else stands, others.slept, why, dict(self.made))
         return seen if self._moves == before else None

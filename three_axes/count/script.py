@@ -74,7 +74,7 @@ def _counted(args, compared: tuple[Job, Layout] | None, named: list[tuple[str, l
     os._exit = leave_at_once
     try:
         with interposer.axes.declared(named):
-            names = run_script(args)  # noqa: F841 (kept until all is told)
+            run_script(args)
     except Exception:
         if watch:
             last.tell(counter.moves.begun, counter.rank, say)
@@ -93,11 +93,14 @@ def _hangs(code: int | None, leave: Callable, deadlock: Deadlock, places: dict[i
         leave(code)
 
 
-def run_script(args) -> dict:
+# The names of the script, as long as the process lives: as they go, a group waits for gloo's threads, and one
+# of these may still wait for Python, to let go of a tensor that the interposer has seen.
+_kept: list[object] = []
+
+
+def run_script(args) -> None:
     """As `python script arguments` or `python -m module arguments` would. Raises what it raises, but for an
-    exit that says all went well. Returns the script's names, which who called keeps to the end: as they go,
-    a group waits for gloo's threads, and one of these may still wait for Python, to let go of a tensor that
-    the interposer has seen.
+    exit that says all went well.
     """
     if args.cpu:
         on_cpu.play()
@@ -108,13 +111,14 @@ def run_script(args) -> dict:
     try:
         if args.module:
             sys.path.insert(0, os.getcwd())
-            return runpy.run_module(args.script, run_name="__main__", alter_sys=True)
-        sys.path[0] = os.path.dirname(os.path.abspath(args.script))
-        return runpy.run_path(args.script, run_name="__main__")
+            _kept.append(runpy.run_module(args.script, run_name="__main__", alter_sys=True))
+        else:
+            sys.path[0] = os.path.dirname(os.path.abspath(args.script))
+            _kept.append(runpy.run_path(args.script, run_name="__main__"))
     except SystemExit as end:
+        _kept.append(end)  # its frames have them
         if end.code not in (None, 0):
             raise
-    return {}
 
 
 def _from_the_script_on(show: Callable, kind, error, trace) -> None:

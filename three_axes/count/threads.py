@@ -81,6 +81,7 @@ IDLE: dict[tuple[str, str], tuple[tuple[str, str] | None, Callable[[dict], bool]
 NATIVE = ("pt_gloo", "gloo", "pt_tcpstore", "pt_nccl", "nccl", "NCCL", "cuda", "ZMQbg", "jemalloc")
 COMMUNICATES = os.path.dirname(dist.__file__) + os.sep
 
+NANOSLEEP = {"x86_64": ("35 ", "230 "), "aarch64": ("101 ", "115 ")}.get(platform.machine(), ())
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())  # Linux's system call to wait for a lock
 WAIT, BITSET, PRIVATE = 0, 9, 128  # its operations, and that only threads of this process can wake
 SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
@@ -104,10 +105,12 @@ class Others(NamedTuple):
 
 def beside(known: Collection[int]) -> Others:
     """All threads that run Python now, but for the known ones, the one that asks and the course's own."""
-    named = {thread.ident: thread for thread in threading.enumerate()}
-    own = {ident for ident, thread in named.items() if isinstance(thread, OwnThread)}
     # To list them makes no frames, which would keep their tensors longer, as a memory budget would see.
-    others = lines.of_threads(sys._current_exceptions).keys() - own - {*known, threading.get_ident()}
+    running = lines.of_threads(sys._current_exceptions).keys()
+    # A thread of C's that has run Python once leaves a name behind.
+    named = {thread.ident: thread for thread in threading.enumerate() if thread.ident in running}
+    own = {ident for ident, thread in named.items() if isinstance(thread, OwnThread)}
+    others = running - own - {*known, threading.get_ident()}
     hidden = {*known} - named.keys()  # a debugger's, for one
     if not others:
         return Others(_calls_from_outside(named.values(), len(hidden)), ())
@@ -122,7 +125,17 @@ def beside(known: Collection[int]) -> Others:
             return Others(f"{name} may still do something, at {lines.place(at)}", ())
         slept.append(since)
     hidden |= others & frames.keys() - named.keys()
-    return Others(_calls_from_outside(named.values(), len(hidden)), tuple(slept))
+    # Such a thread is in a function of C's now, and in none of Python's.
+    seen = [thread for ident, thread in named.items() if ident in frames or ident not in others]
+    return Others(_calls_from_outside(seen, len(hidden)), tuple(slept))
+
+
+def is_in_backward(thread: int) -> bool:
+    """Whether the thread is in a backward of PyTorch's now, which calls none of the reader's functions; so is
+    one of a GPU's, which runs no Python.
+    """
+    frame = lines.of_threads(sys._current_frames).get(thread)
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"
 
 
 def _matches(frame: FrameType, place: tuple[str, str]) -> bool:
@@ -151,6 +164,8 @@ def _idle(innermost: FrameType) -> bool:
 def _are_plain(bars: Collection) -> bool:
     """Whether all bars are tqdm's own, or of who makes them plainly, on files of Python's own."""
     files = [getattr(bar.fp, "_wrapped", bar.fp) for bar in bars]
+    for name in ("buffer", "raw"):  # what they write into
+        files += [getattr(file, name) for file in files if hasattr(file, name)]
     ours = all(type(bar).__module__.startswith(("tqdm.", "huggingface_hub.")) for bar in bars)
     return ours and all(type(file).__module__ in _STREAMS for file in files)
 
@@ -208,9 +223,13 @@ def main_asleep_since() -> int | None:
     """How often the main thread has gone to sleep, where it seems to wait for a lock without a limit, and no
     debugger may hold it there, nor a signal wake it.
     """
-    since = _in_a_lock(threading.main_thread().native_id)
+    main = threading.main_thread()
+    since = _in_a_lock(main.native_id)
     if since is None or "pydevd" in sys.modules or _is_signalled() or _may_be_told_by_children():
         return None
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # anybody may send that, and it raises
+        frame = lines.of_threads(sys._current_frames).get(main.ident or 0)
+        return None if lines.is_guarded(frame, lines.LIBRARIES) else since
     return since
 
 
@@ -264,6 +283,16 @@ def _is_the_profilers(native_id: str) -> bool:
     sleep, place = _sleep(native_id), _Place()
     found = sleep and ctypes.CDLL(None).dladdr(ctypes.c_void_p(sleep.address), ctypes.byref(place))
     return bool(found and os.path.basename(place.file or b"").startswith(b"libtorch_cpu."))
+
+
+def _sleeps_for_a_time(task: Path) -> bool:
+    """Whether the thread does nothing but let time pass. What has a library's name and does so was begun by
+    another's code: a thread has its maker's name until it takes its own.
+    """
+    try:
+        return (task / "syscall").read_text().startswith(NANOSLEEP)
+    except OSError:  # not every system tells
+        return False
 
 
 def _is_signalled() -> bool:
@@ -321,13 +350,13 @@ def _calls_from_outside(named: Iterable[threading.Thread], hidden: int) -> str:
         return "a timer may still send a signal"
     known = {str(thread.native_id) for thread in named}
     tasks, awake = Path("/proc/self/task"), []
-    for task in tasks.iterdir() if tasks.exists() else ():
-        if task.name not in known:
-            try:
-                name = (task / "comm").read_text().strip()
-            except OSError:
-                return "a thread of C's has ended just now"
-            is_known = name.startswith(NATIVE) or _is_the_profilers(task.name)
-            if not is_known and _in_a_lock(task.name) is None:
-                awake.append(name)
+    try:
+        given = Path("/proc/self/comm").read_text()  # by whoever names the process
+        for task in tasks.iterdir() if tasks.exists() else ():
+            name = (task / "comm").read_text()
+            is_named = name.startswith(NATIVE) and name != given and not _sleeps_for_a_time(task)
+            if not is_named and task.name not in known and not _is_the_profilers(task.name):
+                awake += [name.strip()] * (_in_a_lock(task.name) is None)
+    except OSError:
+        return "a thread of C's has ended just now"
     return f"a thread of C's, {awake[0]!r}, may still do something" if len(awake) > hidden else ""

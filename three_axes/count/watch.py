@@ -47,7 +47,7 @@ class Watch:
 
     def __init__(self, counter: Counter, found: Callable[[Deadlock, dict[int, lines.Line], int], None]):
         self._counter, self._found, self._script = counter, found, threading.main_thread().ident or 0
-        self._ended, self._owner = False, os.getpid()
+        self._ended, self._has_help, self._owner = False, False, os.getpid()
         self._mine: Told | None = None
         self._before: dict[int, Told] = {}
         self._store, self._over = None, threading.Event()
@@ -57,7 +57,7 @@ class Watch:
 
     def end(self) -> None:
         """The script is over on this rank. Its other threads may go on."""
-        self._ended = True
+        self._ended, self._has_help = True, bool(self._counter.moves.help())
         if self._counter.store is not None:
             self._tell(self._counter.store)
 
@@ -69,7 +69,8 @@ class Watch:
             return
         self._over.set()
         self._thread.join()
-        if self._ended and self._store is not None:
+        # What a thread did since the script's end was not counted.
+        if self._ended and not self._has_help and self._store is not None:
             with suppress(RuntimeError):
                 self._tell(self._store, gone=True)
 

@@ -266,7 +266,7 @@ def _verified(args) -> int:
 
     watch = Watch(args.steps, over)
     try:
-        names = run_script(args)  # noqa: F841 (kept until all is told)
+        run_script(args)
     finally:
         watch.stop()
     over()
