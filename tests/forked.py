@@ -62,7 +62,7 @@ def command(
                 left = deadline - time.monotonic()
                 if left <= 0 or not wait([process.sentinel for process in alive], left):
                     for process in alive:  # each writes where its threads are
-                        os.kill(process.pid, signal.SIGUSR1)
+                        os.kill(process.pid, signal.SIGABRT)
                     time.sleep(0.5)
                     break
         finally:
@@ -78,7 +78,7 @@ def _run(argv: tuple[str, ...], cwd: str, environ: dict, path: Path) -> None:
     for fd, end in ((1, ".out"), (2, ".err")):
         with path.with_suffix(end).open("wb") as file:
             os.dup2(file.fileno(), fd)
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.enable()
     os.chdir(cwd)
     os.environ.update({name: str(value) for name, value in environ.items()})
     sys.argv = list(argv)

@@ -103,10 +103,12 @@ def innermost(frame: FrameType | None) -> Line | None:
 
 def is_guarded(frame: FrameType | None, but: tuple[str, ...] = PASS_ON) -> bool:
     """Whether more of the reader's code may run after an exception in this frame: where a line stands in a
-    `try` or a `with` that is of no file that begins as `but` says.
+    `try` or a `with` that is of no file that begins as `but` says, or in a `__del__`, which keeps its errors.
     """
     for caller in callers(frame):
         code = caller.f_code
+        if code.co_name == "__del__":
+            return True
         if not code.co_filename.startswith(but):
             guarded = _guarded(code)
             if guarded is None or any(start <= caller.f_lasti < end for start, end in guarded):

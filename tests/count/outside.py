@@ -5,6 +5,7 @@ PyTorch each ends in each of five runs.
 
 import asyncio
 import collections
+import ctypes
 import functools
 import operator
 import os
@@ -160,6 +161,24 @@ def stop_signal_of_another_rank():
         time.sleep(LONG)
         os.kill(pid[0], signal.SIGINT)
     dist.barrier()
+
+
+def handler_of_c():
+    """Python does not know of it."""
+    process, event = ctypes.CDLL(None), threading.Event()
+    process.signal.restype = ctypes.c_void_p
+    if dist.get_rank() == 0:
+        handles = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: event.set())
+        before = process.signal(signal.SIGUSR2, handles)
+        child = get_context("fork").Process(target=_signals, args=(os.getpid(),))
+        child.start(), event.wait()
+        process.signal(signal.SIGUSR2, ctypes.c_void_p(before)), child.join()
+    dist.barrier()
+
+
+def _signals(pid):
+    time.sleep(LONG)
+    os.kill(pid, signal.SIGUSR2)
 
 
 def error_that_a_library_keeps():

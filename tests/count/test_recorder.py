@@ -220,6 +220,8 @@ def test_what_is_not_known_of_the_wire_is_never_0(told):
     work.done = True
     assert [row.wire for row in recorder.counted_so_far()] == [10]
     issue(recorder, call(by_ddp=True), sends=7)
+    recorder.waited_for_ddp(0.0, backward=2)  # another thread's
+    assert not recorder.calm()
     recorder.waited_for_ddp(0.0)
     assert [row.wire for row in recorder.counted_so_far()] == [17], "its Work is a moment late"
 

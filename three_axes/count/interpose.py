@@ -66,6 +66,7 @@ class Call:
     made: int = 0  # how many groups of its name there have been, its own included
     limit: float = math.inf  # seconds after which it fails by itself
     by_ddp: bool = False  # a bucket, for which DDP waits at the end of backward
+    backward: int = -1  # the number of that one
     gives: torch.Tensor | None = None  # known when it is issued
 
     @property
@@ -147,8 +148,8 @@ class Listener:
     def waited_for_tensor(self, start: float) -> None:
         """A wait for the tensor of a functional collective is over."""
 
-    def waited_for_ddp(self, start: float) -> None:
-        """DDP's wait at the end of backward is over: all its buckets have ended."""
+    def waited_for_ddp(self, start: float, backward: int = -1) -> None:
+        """DDP's wait at the end of this backward is over: all its buckets have ended."""
 
     def stands_in(self, works: Callable[[], list[dist.Work]], every: bool) -> None:
         """This thread waits for these, or, unless for every one, for one of them that is not known."""
@@ -192,7 +193,7 @@ class Interposer:
         self.axes, self.inside = Axes(), False
         self.fabric: Network | None = None
         self._listeners: list[Listener] = []
-        self._backward = -1  # the backward whose end is being watched
+        self._watched: set[int] = set()  # backwards whose end is being watched
         self.wait_for, self._future_of = dist.Work.wait, dist.Work.get_future
         self._thread = threading.local()
         self.beside: Beside | None = None
@@ -298,6 +299,7 @@ class Interposer:
             issued.by_ddp = name == "all_reduce" and _by_autograd(sys._getframe().f_back)
             self._tell("begins", issued)
             if issued.by_ddp:
+                issued.backward = pytorch_private.backward_under_way()
                 self._watch_backward()
             ticket, fabric = None, self.fabric
             if fabric and operator != "recv_any_source_":
@@ -378,9 +380,9 @@ class Interposer:
         line after its last bucket, so one of ours is in line before it, and one that ours adds comes after.
         """
         task = pytorch_private.backward_under_way()
-        if task in (-1, self._backward):
+        if task in (-1, *self._watched):
             return
-        self._backward = task
+        self._watched.add(task)
         later = pytorch_private.after_backward
 
         def begins() -> None:
@@ -388,7 +390,8 @@ class Interposer:
             self._tell("waits", None)
 
             def ends() -> None:
-                self._tell("waited_for_ddp", start)
+                self._watched.discard(task)
+                self._tell("waited_for_ddp", start, task)
 
             later(ends)
 

@@ -43,7 +43,7 @@ class Issued:
     start: float
     operation: Operation
     piece: int  # of memory, in which the result is
-    by_ddp: bool
+    backward: int | None  # at whose end DDP waits for it, if it does
     note: dict | None  # as written to the box
     ended: bool = False
 
@@ -218,8 +218,8 @@ class Recorder(Listener):
         row, piece = self.rows[call.op, call.axis], _piece(call.gives)
         self._ended_tensors.discard(piece)  # memory is used again: what was there is gone
         operation: Operation = self._thread.begins
-        since = self._thread.issued_at
-        issued = Issued(work, row, call.size, since, operation, piece, call.by_ddp, self.last)
+        since, backward = self._thread.issued_at, call.backward if call.by_ddp else None
+        issued = Issued(work, row, call.size, since, operation, piece, backward, self.last)
         self._open.append(issued)
         if _is_receive(operation.channel):
             self._receives[anybodys(operation.channel)] += 1
@@ -300,10 +300,10 @@ class Recorder(Listener):
         self._awaited_for = []  # a Work may hold its tensors
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
-    def waited_for_ddp(self, start: float) -> None:
-        """Add the seconds to the first bucket's row, and take all buckets as ended."""
+    def waited_for_ddp(self, start: float, backward: int = -1) -> None:
+        """Add the seconds to the first bucket's row, and take all of this backward as ended."""
         self.moves.go_on()
-        buckets = [issued for issued in self._open if issued.by_ddp]
+        buckets = [issued for issued in self._open if issued.backward == backward]
         if buckets:  # all had to end, and it is not known which did last
             self._waited(buckets[0].row, start)
         for issued in buckets:  # gloo ends the future, for which DDP waits, a moment before the Work

@@ -84,6 +84,9 @@ COMMUNICATES = os.path.dirname(dist.__file__) + os.sep
 NANOSLEEP = {"x86_64": ("35 ", "230 "), "aarch64": ("101 ", "115 ")}.get(platform.machine(), ())
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())  # Linux's system call to wait for a lock
 WAIT, BITSET, PRIVATE = 0, 9, 128  # its operations, and that only threads of this process can wake
+CAUGHT = re.compile(r"^SigCgt:\s*(\w+)", re.MULTILINE)  # a bit for each signal that has a handler
+# Signals of a process's own errors, of which faulthandler tells.
+FAULTS = {signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}
 SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 
 
@@ -301,7 +304,14 @@ def _is_signalled() -> bool:
     stop: Any = handlers.pop(signal.SIGINT)  # Python's own raises; a rank's does so in a call that is ended
     ours = getattr(stop, "__module__", "").startswith("helpers.ranks.")
     known = ours or stop is signal.default_int_handler or not callable(stop)
-    return _is_timed() or not known or any(callable(h) and not _is_a_loaders(h) for h in handlers.values())
+    if _is_timed() or not known or any(callable(h) and not _is_a_loaders(h) for h in handlers.values()):
+        return True
+    try:
+        caught = int(CAUGHT.findall(Path("/proc/self/status").read_text())[0], 16)
+    except (OSError, IndexError):
+        return True
+    # Some that Python did not set itself: C's may call Python.
+    return any(caught >> (n - 1) & 1 and not callable(h) and n not in FAULTS for n, h in handlers.items())
 
 
 def _is_a_loaders(handler: Callable) -> bool:
