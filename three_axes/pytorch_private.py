@@ -94,11 +94,15 @@ def replace_collection(new: Callable) -> Callable:
     return before
 
 
+def _backend(group: dist.ProcessGroup) -> Backend:
+    return group._get_backend(group._device_types[0])
+
+
 def limit(group: dist.ProcessGroup) -> float:
     """After how many seconds a collective of the group fails by itself; infinity where nobody has set less
     than PyTorch's own. Without it a group's own short timeout would be taken for a hang.
     """
-    backend = group._get_backend(group._device_types[0])
+    backend = _backend(group)
     backend = getattr(backend, "wrapped_pg", backend)
     options = getattr(backend, "options", None)  # a backend of other makers may have none
     seconds = getattr(options, "_timeout", timedelta.max).total_seconds()
@@ -110,7 +114,7 @@ def is_checking(group: dist.ProcessGroup) -> bool:
     """Whether the group compares what its ranks call before each collective, so that all meet first: so it
     does under `TORCH_DISTRIBUTED_DEBUG=DETAIL`. Without it who waits there is taken for one that computes.
     """
-    return hasattr(group._get_backend(group._device_types[0]), "wrapped_pg")
+    return hasattr(_backend(group), "wrapped_pg")
 
 
 def replace_making_of_groups(helper: Callable[[Callable], Callable], barrier: Callable) -> Callable[[], None]:

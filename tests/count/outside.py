@@ -58,12 +58,65 @@ def callback_of_a_future_that_wakes_the_main_thread():
     woken.wait()
 
 
-def thread_of_c_that_has_no_frame():
-    def helps(event):
-        steps = functools.partial(time.sleep, LONG), event.set
-        start_new_thread(functools.partial(collections.deque, map(operator.call, steps)), ())
+def _begin_in_c(*steps) -> None:
+    """A thread without a frame, in functions of C's: it calls these, one after the other."""
+    start_new_thread(functools.partial(collections.deque, map(operator.call, steps)), ())
 
-    _wakes(helps)
+
+def thread_of_c_that_has_no_frame():
+    _wakes(lambda event: _begin_in_c(functools.partial(time.sleep, LONG), event.set))
+
+
+def thread_of_c_that_has_run_python_before():
+    """It has a name that is left from then, and no frame."""
+    slowly = threading.current_thread, functools.partial(time.sleep, LONG)
+    _wakes(lambda event: _begin_in_c(*slowly, event.set))
+
+
+def thread_of_c_with_the_name_of_gloos():
+    """It was begun in a callback that gloo's thread called."""
+    alone, event = [dist.new_group([rank]) for rank in range(4)][dist.get_rank()], threading.Event()
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.ones(3), group=alone, async_op=True)
+        work.get_future().then(lambda _: _begin_in_c(functools.partial(time.sleep, LONG), event.set))
+        event.wait()
+    dist.barrier()
+
+
+def _survives(does) -> None:
+    """Rank 0's operation raises when others end its group. `does` calls it and keeps the error. Then the rank
+    goes on and frees rank 1.
+    """
+    group, pair, x = dist.new_group([0, 1, 2, 3]), dist.new_group([0, 1]), torch.ones(4)
+    if dist.get_rank() == 0:
+        does(lambda: dist.gather(x, [torch.ones(4) for _ in range(4)], group=group))
+        dist.send(x, 1, group=pair)
+    elif dist.get_rank() == 1:
+        dist.recv(x, 0, group=pair)
+    else:
+        time.sleep(LONG)
+        dist.destroy_process_group(group)
+
+
+def connection_that_another_rank_ends():
+    def does(meets):
+        with suppress(RuntimeError):
+            meets()
+
+    _survives(does)
+
+
+def error_that_a_library_keeps():
+    def does(meets):
+        async def meets_later():
+            meets()
+
+        async def keeps():
+            await asyncio.gather(meets_later(), return_exceptions=True)
+
+        asyncio.run(keeps())
+
+    _survives(does)
 
 
 def handler_of_the_stop_signal():
@@ -83,20 +136,6 @@ def stop_signal_that_is_caught():
             threading.Event().wait()
         child.wait(), signal.signal(signal.SIGINT, before)
     dist.barrier()
-
-
-def connection_that_another_rank_ends():
-    """Rank 0's operation raises when others end the group that it is in, and it goes on to free rank 1."""
-    group, pair, x = dist.new_group([0, 1, 2, 3]), dist.new_group([0, 1]), torch.ones(4)
-    if dist.get_rank() == 0:
-        with suppress(RuntimeError):
-            dist.gather(x, [torch.ones(4) for _ in range(4)], group=group)
-        dist.send(x, 1, group=pair)
-    elif dist.get_rank() == 1:
-        dist.recv(x, 0, group=pair)
-    else:
-        time.sleep(LONG)
-        dist.destroy_process_group(group)
 
 
 def bar_that_writes_into_a_file_of_the_readers():
@@ -122,31 +161,6 @@ def bar_that_writes_into_a_file_of_the_readers():
         return ends
 
     _wakes(helps)
-
-
-def thread_of_c_that_has_run_python_before():
-    """It has a name that is left from then, and no frame."""
-
-    def helps(event):
-        steps = threading.current_thread, functools.partial(time.sleep, LONG), event.set
-        start_new_thread(functools.partial(collections.deque, map(operator.call, steps)), ())
-
-    _wakes(helps)
-
-
-def thread_of_c_with_the_name_of_gloos():
-    """It was begun in a callback that gloo's thread called."""
-
-    def begins(event, _):
-        steps = functools.partial(time.sleep, LONG), event.set
-        start_new_thread(functools.partial(collections.deque, map(operator.call, steps)), ())
-
-    alone, event = [dist.new_group([rank]) for rank in range(4)][dist.get_rank()], threading.Event()
-    if dist.get_rank() == 0:
-        work = dist.all_reduce(torch.ones(3), group=alone, async_op=True)
-        work.get_future().then(functools.partial(begins, event))
-        event.wait()
-    dist.barrier()
 
 
 def stop_signal_of_another_rank():
@@ -179,26 +193,6 @@ def handler_of_c():
 def _signals(pid):
     time.sleep(LONG)
     os.kill(pid, signal.SIGUSR2)
-
-
-def error_that_a_library_keeps():
-    """Rank 0's operation raises when others end its group. asyncio keeps that, and the rank goes on."""
-    group, pair, x = dist.new_group([0, 1, 2, 3]), dist.new_group([0, 1]), torch.ones(4)
-
-    async def meets():
-        dist.gather(x, [torch.ones(4) for _ in range(4)], group=group)
-
-    async def both():
-        await asyncio.gather(meets(), return_exceptions=True)
-
-    if dist.get_rank() == 0:
-        asyncio.run(both())
-        dist.send(x, 1, group=pair)
-    elif dist.get_rank() == 1:
-        dist.recv(x, 0, group=pair)
-    else:
-        time.sleep(LONG)
-        dist.destroy_process_group(group)
 
 
 def views_of_one_buffer():

@@ -147,11 +147,11 @@ def test_spans_and_streams_are_kept_once_and_up_to_a_number(told):
     recorder = Recorder(spans=2)
     for k in range(3):
         told.clock.now = 10.0 * k + 1  # a start of 0 would be none
-        work = issue(recorder, call(by_ddp=True))
+        work = issue(recorder, call(backward=1))
         told.clock.now += 5
         work.done = True
         recorder.waits(None)
-        recorder.waited_for_ddp(told.clock.now - 3)
+        recorder.waited_for_ddp(told.clock.now - 3, 1)
         recorder.waited(work, told.clock.now - 1e-4 / 2)
     report = recorder.stop()
     assert report.spans == [("wait", "all_reduce dp", start, start + 3) for start in (3, 13)]
@@ -175,11 +175,11 @@ def test_a_wait_for_a_tensor_is_for_the_first_that_is_under_way(told):
     recorder.waits(torch.ones(1))
     recorder.waited_for_tensor(0.5)
     issue(recorder, call("all_gather"))
-    issue(recorder, call(by_ddp=True))
+    issue(recorder, call(backward=1))
     recorder.waits(torch.ones(1))
     told.clock.now = 2.0
     recorder.waited_for_tensor(0.5)
-    recorder.waited_for_ddp(1.0)
+    recorder.waited_for_ddp(1.0, 1)
     waited = {row.op: row.waited for row in recorder.rows.values()}
     assert waited == {"broadcast": 0, "all_gather": 1.5, "all_reduce": 1.0}
 
@@ -219,10 +219,10 @@ def test_what_is_not_known_of_the_wire_is_never_0(told):
     assert [row.wire for row in recorder.counted_so_far()] == [None]
     work.done = True
     assert [row.wire for row in recorder.counted_so_far()] == [10]
-    issue(recorder, call(by_ddp=True), sends=7)
-    recorder.waited_for_ddp(0.0, backward=2)  # another thread's
+    issue(recorder, call(backward=1), sends=7)
+    recorder.waited_for_ddp(0.0, 2)  # another thread's
     assert not recorder.calm()
-    recorder.waited_for_ddp(0.0)
+    recorder.waited_for_ddp(0.0, 1)
     assert [row.wire for row in recorder.counted_so_far()] == [17], "its Work is a moment late"
 
 

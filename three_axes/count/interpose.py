@@ -65,9 +65,13 @@ class Call:
     tag: int
     made: int = 0  # how many groups of its name there have been, its own included
     limit: float = math.inf  # seconds after which it fails by itself
-    by_ddp: bool = False  # a bucket, for which DDP waits at the end of backward
-    backward: int = -1  # the number of that one
+    backward: int | None = None  # of a bucket: the backward at whose end DDP waits for it
     gives: torch.Tensor | None = None  # known when it is issued
+
+    @property
+    def by_ddp(self) -> bool:
+        """True of a bucket of DDP's."""
+        return self.backward is not None
 
     @property
     def channel(self) -> Channel:
@@ -148,7 +152,7 @@ class Listener:
     def waited_for_tensor(self, start: float) -> None:
         """A wait for the tensor of a functional collective is over."""
 
-    def waited_for_ddp(self, start: float, backward: int = -1) -> None:
+    def waited_for_ddp(self, start: float, backward: int) -> None:
         """DDP's wait at the end of this backward is over: all its buckets have ended."""
 
     def stands_in(self, works: Callable[[], list[dist.Work]], every: bool) -> None:
@@ -296,10 +300,10 @@ class Interposer:
             issued = Call(
                 name, axis, group, members, me, root, *sizes, first, alone, reduces, tag, made, limit
             )
-            issued.by_ddp = name == "all_reduce" and _by_autograd(sys._getframe().f_back)
+            if name == "all_reduce" and _by_autograd(sys._getframe().f_back):
+                issued.backward = pytorch_private.backward_under_way()
             self._tell("begins", issued)
             if issued.by_ddp:
-                issued.backward = pytorch_private.backward_under_way()
                 self._watch_backward()
             ticket, fabric = None, self.fabric
             if fabric and operator != "recv_any_source_":

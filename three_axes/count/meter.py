@@ -43,7 +43,7 @@ class Issued:
     start: float
     operation: Operation
     piece: int  # of memory, in which the result is
-    backward: int | None  # at whose end DDP waits for it, if it does
+    backward: int | None  # as in the call
     note: dict | None  # as written to the box
     ended: bool = False
 
@@ -218,8 +218,8 @@ class Recorder(Listener):
         row, piece = self.rows[call.op, call.axis], _piece(call.gives)
         self._ended_tensors.discard(piece)  # memory is used again: what was there is gone
         operation: Operation = self._thread.begins
-        since, backward = self._thread.issued_at, call.backward if call.by_ddp else None
-        issued = Issued(work, row, call.size, since, operation, piece, backward, self.last)
+        since = self._thread.issued_at
+        issued = Issued(work, row, call.size, since, operation, piece, call.backward, self.last)
         self._open.append(issued)
         if _is_receive(operation.channel):
             self._receives[anybodys(operation.channel)] += 1
@@ -300,7 +300,7 @@ class Recorder(Listener):
         self._awaited_for = []  # a Work may hold its tensors
         self._close([issued for issued in self._open if issued.has_ended()], keep=True)
 
-    def waited_for_ddp(self, start: float, backward: int = -1) -> None:
+    def waited_for_ddp(self, start: float, backward: int) -> None:
         """Add the seconds to the first bucket's row, and take all of this backward as ended."""
         self.moves.go_on()
         buckets = [issued for issued in self._open if issued.backward == backward]

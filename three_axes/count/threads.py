@@ -363,10 +363,12 @@ def _calls_from_outside(named: Iterable[threading.Thread], hidden: int) -> str:
     try:
         given = Path("/proc/self/comm").read_text()  # by whoever names the process
         for task in tasks.iterdir() if tasks.exists() else ():
+            if task.name in known or _in_a_lock(task.name) is not None:
+                continue
             name = (task / "comm").read_text()
             is_named = name.startswith(NATIVE) and name != given and not _sleeps_for_a_time(task)
-            if not is_named and task.name not in known and not _is_the_profilers(task.name):
-                awake += [name.strip()] * (_in_a_lock(task.name) is None)
+            if not is_named and not _is_the_profilers(task.name):
+                awake.append(name.strip())
     except OSError:
         return "a thread of C's has ended just now"
     return f"a thread of C's, {awake[0]!r}, may still do something" if len(awake) > hidden else ""
