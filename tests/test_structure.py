@@ -243,6 +243,13 @@ def test_private_names_of_pytorch_stand_in_one_file():
             assert not [line for line in lines if "FakeTensorMode" not in line], file
 
 
+def test_frames_of_all_threads_are_asked_for_in_one_place():
+    """Asked for without `lines.of_threads`, they can block the process for ever (CPython's issue 106883)."""
+    bare = re.compile(r"_current_(?:frames|exceptions)\s*\(")
+    for file in [*FILES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "notebooks").rglob("*.ipynb")]:
+        assert not bare.search(file.read_text()), f"{file.relative_to(ROOT)}: ask by lines.of_threads"
+
+
 def test_the_first_drop_loads_neither_the_planner_nor_the_trace():
     rooms = ("three_axes.plan", "three_axes.trace")
     code = f"import sys, drops.d01; print([m for m in sys.modules if m.startswith({rooms})])"

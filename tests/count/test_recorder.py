@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from three_axes import lines
 from three_axes.count import meter, moves, threads, wire
 from three_axes.count.interpose import Call
 from three_axes.count.meter import Recorder
@@ -59,7 +60,8 @@ def told(monkeypatch):
     nothing = lambda one: None
     interposer = SimpleNamespace(add=nothing, remove=nothing, fabric=None, inside=False, wait_for=Work.wait)
     interposer.axes, interposer.pending_calls = SimpleNamespace(made={}), list
-    before, beside = sys._current_frames().keys(), threads.beside  # those of who runs the tests
+    before = lines.of_threads(sys._current_frames).keys()  # threads of whatever runs the tests
+    beside = threads.beside
     monkeypatch.setattr(threads, "beside", lambda known: beside({*known, *before}))
     monkeypatch.setattr(meter, "time", clock)
     monkeypatch.setattr(meter, "interposer", interposer)
