@@ -2,8 +2,13 @@
 edit of the solution, is told its own name and no other's.
 """
 
+import ast
+import functools
 import importlib
 import inspect
+import json
+import re
+import textwrap
 
 import pytest
 from edits import edited
@@ -58,6 +63,51 @@ def test_each_edit_is_told_its_own_name(exercise):
 def test_the_solution_passes(exercise):
     answer = exercise.check(exercise.reference)
     assert answer.kind == "right" and all(map(len, answer.figures)), answer
+
+
+def stubs() -> dict[str, str]:
+    """'d02.ring' -> the docstring under the def line that the notebook gives."""
+    said = {}
+    for path in notebooks():
+        module = module_of(drop_number(path)).rpartition(".")[2]
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "code" and (check := re.search(r"(\w+)\.check\((\w+)\)$", source)):
+                defined = {f.name: f for f in ast.parse(source).body if isinstance(f, ast.FunctionDef)}
+                said[f"{module}.{check[1]}"] = ast.get_docstring(defined[check[2]])
+    return said
+
+
+STUBS = stubs()
+
+
+def gives_a_value(function) -> bool:
+    """Whether a `return` of its own, not of a function in it, has a value."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    inside = [*node.body]
+    while inside:
+        node = inside.pop()
+        if isinstance(node, ast.Return) and node.value is not None:
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            inside += ast.iter_child_nodes(node)
+    return False
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_a_return_is_compared_where_the_stub_promises_one_and_nowhere_else(name):
+    exercise, stub = EXERCISES[name], STUBS[name]
+    assert len(re.findall(r"(?:^|[.:] )Returns ", stub, re.M)) == 1, stub
+    assert not re.search(r"\breturn\b", stub, re.I), "one form of words, for readers and for this test"
+    promises = "Returns nothing" not in stub
+    assert promises == gives_a_value(exercise.reference)
+
+    @functools.wraps(exercise.reference)
+    def other(*arguments):
+        exercise.reference(*arguments)
+        return None if promises else arguments[0]
+
+    assert (exercise.check(other).kind == "right") != promises
 
 
 @pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES)
