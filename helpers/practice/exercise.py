@@ -397,13 +397,30 @@ class Prediction:
         if len(options) < 2:
             raise ValueError("a prediction needs at least two options to choose from")
         self.question, self.options, self.chosen = question, options, None
+        self.revealed = False
+        self._shown: list = []  # the buttons of each place where it was shown
         self._listed = ", ".join(map(repr, options))
 
     def choose(self, option: str) -> None:
-        """The reader's choice, until the next one. Raises ValueError for what is no option."""
+        """The reader's choice, until the next one; after the reveal it stays. Raises ValueError for what is
+        no option.
+        """
         if option not in self.options:
             raise ValueError(f"{option!r} is not an option; choose one of {self._listed}")
-        self.chosen = option
+        if not self.revealed:
+            self.chosen = option
+
+    def ask(self, choose: Callable[[str], None]) -> list:
+        """Widgets: the question, its options as buttons, the one that is chosen by now."""
+        asked = question(self.question, self.options, self.chosen, choose)
+        self._shown.append(asked[-1])
+        self._close()
+        return asked
+
+    def _close(self) -> None:
+        """After the reveal all buttons show the choice, and take no other."""
+        for buttons in self._shown if self.revealed else ():
+            buttons.value, buttons.disabled = self.chosen, True
 
     def reveal(self, answer: str, because: str = "", found: str = "Measured") -> _Text | _Unchosen:
         """Hold the reader's choice against `answer`, one of the options; without a choice, ask again. found:
@@ -413,6 +430,8 @@ class Prediction:
             raise ValueError(f"the answer {answer!r} is not among the options {self._listed}")
         if self.chosen is None and passed.is_kept():  # else nobody is there to choose
             return _Unchosen(self, lambda: self.reveal(answer, because, found))
+        self.revealed = self.chosen is not None
+        self._close()
         yours = {None: "", answer: "You predicted that."}.get(self.chosen, f"You predicted: {self.chosen}.")
         return _Text(" ".join(filter(None, (f"{found}: {answer}.", yours, because))))
 
@@ -424,7 +443,7 @@ class Prediction:
         """Buttons where a kernel runs; the same question as text where none does."""
         import ipywidgets as widgets
 
-        box = widgets.VBox(question(self.question, self.options, self.chosen, self.choose))
+        box = widgets.VBox(self.ask(self.choose))
         return {"text/plain": repr(self), **live(box)}
 
 
@@ -450,8 +469,14 @@ class _Unchosen:
             self.prediction.choose(option)
             under.value = escape(self.answer().text)
 
-        asked = question(self.prediction.question, self.prediction.options, None, chosen)
-        return {"text/plain": repr(self), **live(widgets.VBox([*asked, under]))}
+        return {"text/plain": repr(self), **live(widgets.VBox([*self.prediction.ask(chosen), under]))}
 
 
-predict = Prediction
+_predicted: dict[tuple[str, ...], Prediction] = {}
+
+
+def predict(question: str, *options: str) -> Prediction:
+    """A Prediction. The same question with the same options is the same one until the kernel ends, and keeps
+    its choice: who clicks on an answer makes that cell the next to be run.
+    """
+    return _predicted.setdefault((question, *options), Prediction(question, *options))

@@ -207,6 +207,7 @@ QUESTIONS = {
 }
 NAMES = [ask.__name__.replace("_", " ") for ask in QUESTIONS]
 STORIES = ("before", "after")
+_shown: dict[str, Quiz] = {}  # story -> the first that this kernel has shown
 
 
 class Quiz:
@@ -221,19 +222,23 @@ class Quiz:
         self.story = story
         self.questions = [ask(*numbers[STORIES.index(story)]) for ask, numbers in QUESTIONS.items()]
         self.first: dict[int, bool] = {}  # question -> whether the first answer to it was right
+        self.chosen: dict[int, str] = {}  # question -> the last answer to it
 
     def answer(self, number: int, option: str) -> str:
         """Answer question 1, 2, …; what there is to say to it."""
-        asked = self.questions[number - 1]
-        verdict = asked.judge(option)
-        said = verdict if self.story == "after" else "Noted."
-        self.first.setdefault(number - 1, option == asked.right)
+        said = self._verdict(number, option)
+        self.chosen[number - 1] = option
+        self.first.setdefault(number - 1, option == self.questions[number - 1].right)
         if len(self.first) == len(self.questions):
             done = passed.mine()
             done.quiz.setdefault(self.story, [self.first[i] for i in range(len(self.questions))])
             passed.keep(done)
             said += f" {sum(self.first.values())} of {len(self.questions)} right at the first try."
         return said
+
+    def _verdict(self, number: int, option: str) -> str:
+        verdict = self.questions[number - 1].judge(option)
+        return verdict if self.story == "after" else "Noted."
 
     def __repr__(self) -> str:
         return "\n".join(
@@ -244,14 +249,17 @@ class Quiz:
     def _repr_mimebundle_(self, **_):
         import ipywidgets as widgets
 
+        kept = _shown.setdefault(self.story, self)  # a cell that runs again shows what was answered in it
+        self.first, self.chosen = kept.first, kept.chosen
         rows = []
         for i, asked in enumerate(self.questions, 1):
-            line = widgets.HTML()
+            chosen = self.chosen.get(i - 1)
+            line = widgets.HTML(escape(self._verdict(i, chosen)) if chosen else "")
 
             def answered(option: str, i=i, line=line) -> None:
                 line.value = escape(self.answer(i, option))
 
-            rows += [*question(f"{i}. {asked.text}", asked.options, None, answered), line]
+            rows += [*question(f"{i}. {asked.text}", asked.options, chosen, answered), line]
         box = widgets.VBox(rows)
         folded = "".join(
             f"<details><summary>{i}. {escape(q.text)}"

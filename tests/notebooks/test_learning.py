@@ -20,6 +20,7 @@ import pytest
 from test_notebooks import FOLDER, NOTEBOOKS, text
 
 from drops import b1, d01, d07
+from helpers import predict
 from helpers.practice import cards, onward, passed, progress, quiz
 from helpers.practice.books import module_of
 from three_axes.__main__ import main
@@ -131,6 +132,35 @@ def test_ten_questions_in_two_stories_and_wrong_answers_point_to_a_heading_that_
         after.answer(1, "luck")
     with pytest.raises(ValueError, match="choose 'before' or 'after'"):
         quiz.Quiz("between")
+
+
+def test_what_was_chosen_is_kept_where_a_cell_runs_again(monkeypatch, tmp_path):
+    """A click on an answer makes its cell the next to run."""
+    monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / "progress.json"))
+    ask = lambda: predict("What is measured here?", "one", "two")
+    buttons = lambda guess: guess.ask(guess.choose)[-1]
+    first = buttons(ask())
+    first.value = "two"
+    again = buttons(ask())
+    assert again.value == "two" and not again.disabled
+    again.value = "one"
+    assert "You predicted that" in ask().reveal("one").text and again.disabled
+    ask().choose("two")
+    assert "You predicted that" in ask().reveal("one").text, "it was revealed"
+    assert predict("What is measured here?", "one", "three").chosen is None
+    unchosen = predict("And here?", "one", "two")
+    late = unchosen.reveal("one")
+    late._repr_mimebundle_()
+    assert unchosen._shown[-1].value is None
+    unchosen._shown[-1].value = "two"
+    assert "You predicted: two." in unchosen.reveal("one").text
+
+    monkeypatch.setattr(quiz, "_shown", {})
+    quizzes = [quiz.Quiz() for _ in range(2)]
+    quizzes[0]._repr_mimebundle_()
+    quizzes[0].answer(3, quizzes[0].questions[2].right)
+    quizzes[1]._repr_mimebundle_()
+    assert quizzes[1].chosen == {2: quizzes[0].questions[2].right} and quizzes[1].first == {2: True}
 
 
 def teaching() -> str:

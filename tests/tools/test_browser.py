@@ -13,6 +13,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import nbformat
 import pytest
 from test_site import CHROMIUM
 
@@ -20,6 +21,7 @@ from drops import b1, b2, b3, b4, b5
 from drops.d01 import fingerprints
 from helpers.practice.exercise import Exercise
 from helpers.ranks.ports import free_port
+from tools import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 if CHROMIUM is None:
@@ -179,6 +181,45 @@ def notebook(page, lab, request):
     opened.close()
 
 
+# Of what a reader has in front of him: the cell that runs next, and the outputs so far.
+SEEN = """() => {
+    const notebook = window.jupyterapp.shell.currentWidget.content, node = notebook.activeCell.node
+    const [cell, panel] = [node, notebook.node].map(n => n.getBoundingClientRect())
+    const outputs = [...notebook.node.querySelectorAll('.jp-OutputArea-output')]
+    const empty = image => !image.naturalWidth || !image.getBoundingClientRect().height
+    return {
+        off: cell.top >= panel.bottom || cell.bottom <= panel.top,
+        wide: outputs.filter(n => n.getBoundingClientRect().right > panel.right + 1).length,
+        empty: outputs.flatMap(n => [...n.querySelectorAll('img')]).filter(empty).length,
+    } }"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", [f"{drop:02}" for drop in range(1, 15)], indirect=True)
+def test_a_core_as_a_reader_goes_through_it(notebook):
+    """A click on an answer, which makes that cell the next to run, and Shift+Enter on and on."""
+    page, book = notebook.page, nbformat.read(ROOT / "notebooks" / Path(notebook.name).name, as_version=4)
+    page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 0 }")
+    page.locator(".jp-Notebook:visible .jp-Cell").first.click()
+    page.keyboard.press("Escape")
+    clicked, active = False, "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex"
+    while (at := page.evaluate(active)) < len(pages.core(book)):
+        page.keyboard.press("Shift+Enter")
+        page.wait_for_function(f"at => ({active})() > at", arg=at, timeout=MINUTE)
+        notebook.wait_for_kernel()
+        source = book.cells[at].source
+        if " predict(" in source and not clicked:
+            buttons = page.locator(".jp-Notebook:visible .jp-Cell").nth(at).locator(".widget-radio-box label")
+            buttons.nth(1).click()
+            clicked = page.evaluate(active) == at
+            assert clicked, "JupyterLab makes the cell of a click active"
+        page.wait_for_function(f"() => !({SEEN})().empty", timeout=MINUTE)  # a picture takes a moment
+        assert page.evaluate(SEEN) == {"off": False, "wide": 0, "empty": 0}, source
+    assert clicked and notebook.errors() == []
+    told = notebook.cell(".reveal(").inner_text()
+    assert "You predicted" in told and "not predicted" not in told
+
+
 STUCK = """from helpers import World
 import time, torch, torch.distributed as dist
 stuck = World(2, timeout=None)
@@ -187,20 +228,10 @@ stuck.run(lambda: dist.recv(torch.zeros(1), src=0) if dist.get_rank() else time.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", ["01"], indirect=True)
-def test_predict_fail_read_why_pass_and_stop(notebook):
+def test_fail_read_why_pass_and_stop(notebook):
     page = notebook.page
     notebook.run_all()
     assert notebook.errors() == []
-
-    guess = notebook.cell("predict(")
-    option = guess.locator(".widget-radio-box label").nth(1)
-    chosen = option.inner_text()
-    option.click()
-    notebook.cell(".reveal(").locator(".cm-content").click()
-    page.keyboard.press("Shift+Enter")
-    notebook.cell(".reveal(").locator(".jp-OutputArea", has_text="You predicted").wait_for(timeout=MINUTE)
-    told = notebook.cell(".reveal(").inner_text()
-    assert chosen in told or "You predicted that" in told
 
     practice = notebook.cell("def fingerprint")
     output = practice.locator(".jp-OutputArea-output")
