@@ -38,7 +38,7 @@ test-all: $(READY)
 
 # After a change to an exercise's check: all natural wrong attempts, and forty changes of each solution.
 attempts: $(READY)
-	$(BIN)/python -m pytest -q -rP -n 2 tests/practice/test_attempts.py tests/practice/test_changes.py tests/practice/test_limits.py
+	$(BIN)/python -m pytest -q -rP -n 2 -o faulthandler_timeout=1800 tests/practice/test_attempts.py tests/practice/test_changes.py tests/practice/test_limits.py
 
 lint: $(READY)
 	$(BIN)/ruff check helpers three_axes tools notebooks/drops tests

@@ -15,6 +15,7 @@ import kernels
 import nbformat
 import nbval.kernel
 import pytest
+import run_all
 import worlds
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
@@ -56,7 +57,8 @@ def pytest_collection_modifyitems(config, items):
     yield
     for module in {item.module for item in items if hasattr(item, "module")}:
         cloudpickle.register_pickle_by_value(module)  # ranks need not import the tests
-    before = config.cache.get(DURATIONS, {})
+    cache = getattr(config, "cache", None)  # `-p no:cacheprovider` leaves it away
+    before = cache.get(DURATIONS, {}) if cache else {}
     seconds = Counter()
     for item in items:
         seconds[item.path] += before.get(item.nodeid, 0)
@@ -91,10 +93,32 @@ class FromBothEnds(LoadFileScheduling):
             self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
         super()._assign_work_unit(node)
 
+    def _reschedule(self, node) -> None:
+        """A worker holds its last test back until it has another, or knows that none comes: a worker that
+        took the place of one that ended would wait for ever.
+        """
+        super()._reschedule(node)
+        if not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            self._reschedule(node)
+
+    def remove_node(self, node) -> str | None:
+        """The test that ended its worker is not run again; the file's other tests are, by a new worker."""
+        tests = ((unit, test) for unit in self.assigned_work[node].values() for test in unit)
+        ended = next(((unit, test) for unit, test in tests if not unit[test]), None)
+        if ended:
+            ended[0][ended[1]] = True
+        super().remove_node(node)
+        return ended and ended[1]
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return FromBothEnds(config, log) if config.option.dist == "loadfile" else None
+
+
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):
+        run_all.ends_with_its_parent()
 
 
 def pytest_runtest_logreport(report):
@@ -103,14 +127,16 @@ def pytest_runtest_logreport(report):
 
 def pytest_sessionfinish(session):
     """Keep how long each test took, for the order of the next run. Workers report to the one that writes."""
-    if not hasattr(session.config, "workerinput"):
-        session.config.cache.set(DURATIONS, session.config.cache.get(DURATIONS, {}) | measured)
+    cache = getattr(session.config, "cache", None)
+    if cache and not hasattr(session.config, "workerinput"):
+        cache.set(DURATIONS, cache.get(DURATIONS, {}) | measured)
 
 
 @pytest.fixture(scope="module")
 def aside():
     """Call a function in another process, one for all calls of a module."""
-    with ProcessPoolExecutor(1, mp_context=forked.context()) as other:
+    how = dict(mp_context=forked.context(), initializer=forked.end_with_starter)
+    with ProcessPoolExecutor(1, **how) as other:
         yield lambda fn, *args: other.submit(fn, *args).result(120)
 
 

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from multiprocessing import get_context
-from multiprocessing.connection import wait
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 GRACE = 5.0  # seconds for the other ranks, when one has failed
@@ -68,13 +68,23 @@ def command(
         finally:
             for process in processes:
                 process.kill()
-                process.join()
+                process.join()  # killed, it ends
         out, err = ("".join(file.with_suffix(end).read_text() for file in files) for end in (".out", ".err"))
     status = next((process.exitcode for process in processes if process.exitcode), 0)
     return subprocess.CompletedProcess(argv, status, out, err)
 
 
+def end_with_starter() -> None:
+    """In such a process: end when the one that started it is gone, however it went. It waits for work
+    otherwise, and keeps the fork server alive.
+    """
+    from helpers.ranks.lifetime import end_with_kernel
+
+    end_with_kernel(Connection(os.dup(parent_process().sentinel), writable=False))
+
+
 def _run(argv: tuple[str, ...], cwd: str, environ: dict, path: Path) -> None:
+    end_with_starter()
     for fd, end in ((1, ".out"), (2, ".err")):
         with path.with_suffix(end).open("wb") as file:
             os.dup2(file.fileno(), fd)

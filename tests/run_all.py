@@ -1,29 +1,69 @@
-"""What `make test` runs: tests and notebooks, in parallel; then a look for processes left behind.
+"""What `make test` runs: tests and notebooks, in parallel; then a look for processes left behind, which it
+ends. It has a deadline: what still runs then is printed, and ended.
 
 Without `--all`, what `make test-all` gives, tests marked slow are left out, and of cases made at random fewer
 are tried. What is marked exhaustive runs by `make attempts` only. Other arguments go to pytest.
 """
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parent.parent
+MINUTES = {False: 20, True: 60}  # for `make test`, for `make test-all`
 MARK = "THREE_AXES_TEST", str(uuid.uuid4())  # in the environment of everything that descends from this run
 
 
-def left_behind() -> list[str]:
+def left_behind() -> list[psutil.Process]:
+    """All processes that descend from this run."""
     processes = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if "=".join(MARK).encode() in (folder / "environ").read_bytes():
-                processes.append(f"{folder.name}: {(folder / 'comm').read_text().strip()}")
-        except OSError:
-            pass  # gone meanwhile, or somebody else's
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # gone meanwhile, or somebody else's
+            if process.environ().get(MARK[0]) == MARK[1] and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
     return processes
+
+
+def end(processes: list[psutil.Process], why: str) -> None:
+    """Print what these are, and end them."""
+    print(why, flush=True)
+    for process in processes:
+        with suppress(psutil.Error):
+            print(f"  {process.pid}: {' '.join(process.cmdline())[:160]}", flush=True)
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def ends_with_its_parent() -> None:
+    """In pytest, before it begins: however this run is ended, pytest is, and with it its workers."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+def run(command: list[str], minutes: float, **how) -> int:
+    """A command's exit status. What still runs when its time is up is ended: each of pytest's workers writes
+    first where its threads are.
+    """
+    tests = subprocess.Popen(command, preexec_fn=ends_with_its_parent, **how)
+    try:
+        return tests.wait(60 * minutes)
+    except subprocess.TimeoutExpired:
+        with suppress(psutil.Error):
+            for worker in psutil.Process(tests.pid).children():
+                worker.send_signal(signal.SIGABRT)
+        time.sleep(2)
+        end(left_behind(), f"not over after {minutes:g} minutes, and ended:")
+        return tests.wait(60) or 1
 
 
 def main() -> int:
@@ -37,13 +77,15 @@ def main() -> int:
     chosen = ["--no-loadscope-reorder", "tests", "notebooks", "-m"]
     chosen += ["not exhaustive" if everything else "not slow and not exhaustive"]
     chosen += [argument for argument in sys.argv[1:] if argument != "--all"]
-    tests = subprocess.run([sys.executable, *command.split(), *chosen], cwd=ROOT, env=environ)
+    if everything:
+        command += " -o faulthandler_timeout=1200"
+    status = run([sys.executable, *command.split(), *chosen], MINUTES[everything], cwd=ROOT, env=environ)
     deadline = time.monotonic() + 5
     while (left := left_behind()) and time.monotonic() < deadline:
         time.sleep(0.2)
     if left:
-        print("processes left behind:", *left, sep="\n  ")
-    return tests.returncode or bool(left)
+        end(left, "processes left behind, and ended:")
+    return status or bool(left)
 
 
 if __name__ == "__main__":
