@@ -72,6 +72,7 @@ from tqdm import tqdm
 
 from three_axes import devices, pytorch_private
 from three_axes.files import find
+from three_axes.foreign import open_file
 from three_axes.table import human
 from three_axes.terminal import Parser
 from three_axes.trace import merged_plan
@@ -257,19 +258,24 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def digest(file: Path) -> str:
-    """The SHA-256 of a file, as `sha256sum` prints it."""
+    """The SHA-256 of a file, as `sha256sum` prints it. Raises ValueError for what is no file, a pipe say."""
     made = hashlib.sha256()
-    with file.open("rb") as f:
+    with open_file(file) as f:
         while block := f.read(2**20):
             made.update(block)
     return made.hexdigest()
+
+
+def _text(file: Path) -> str:
+    with open_file(file) as f:
+        return f.read().decode()
 
 
 def damage(folder: Path) -> str:
     """What is wrong with a checkpoint, as a sentence; "" where its files are what was saved."""
     name = SUMS
     try:
-        sums = [line.split("  ", 1) for line in (folder / SUMS).read_text().splitlines()]
+        sums = [line.split("  ", 1) for line in _text(folder / SUMS).splitlines()]
         if not sums or sums[-1][1:] != [ABOUT]:  # the last line
             raise ValueError("it is cut short")
         for saved, name in sums:

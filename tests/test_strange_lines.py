@@ -88,7 +88,7 @@ NO_FILE = {
     "too large": " " * 11_000_000,
 } | {text: text for text in ("", "{", "5", "[1]")}
 # a file that is written -> what must not be in it: a script, a formula
-NOT_WRITTEN = {"page.html": "<script>", "class.csv": r'(?m)(^|,)"?[=+@-]'}
+NOT_WRITTEN = {"page.html": "<script>", "class.csv": r'(?m)(^|,|;)"?[=+@＝＋－＠-]'}
 
 
 def places(value, at: tuple = ()) -> list[tuple]:

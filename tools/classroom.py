@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -118,8 +119,10 @@ def ask(story: str) -> None:
 
 
 def _cell(text: str) -> str:
-    """For a spreadsheet, which would compute what looks like a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    """For a spreadsheet, which would compute what looks like a formula, also behind a semicolon, where some
+    spreadsheets begin a cell.
+    """
+    return re.sub(r"(^|;)(?=\s*[=+\-@＝＋－＠])", r"\1'", text)
 
 
 def run(args: Namespace) -> int:

@@ -15,7 +15,7 @@ import shutil
 import socket
 import tempfile
 from contextlib import suppress
-from multiprocessing import process
+from multiprocessing import process, util
 from pathlib import Path
 
 with suppress(ImportError):  # on Windows, where `server` says what to do
@@ -33,6 +33,7 @@ def home() -> str:
         _sweep(around)
         _home = (*_make(around), os.getpid())
         process.current_process()._config["tempdir"] = _home[0]  # what this process starts has the same
+        util.Finalize(None, _remove, exitpriority=-100)  # a process that multiprocessing forked has no atexit
     return _home[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import pickle
 import shutil
@@ -30,6 +31,10 @@ def _is_stopped(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     except psutil.Error:  # it has ended
         return False
+
+
+class WorldClosed(Exception):
+    """Another thread has closed the world whose call runs here."""
 
 
 class Inbox:
@@ -72,6 +77,7 @@ class Processes:
         self.folder, self.owner = folder, os.getpid()
         self._clear()
         self.midway = False  # a message is being sent or read
+        self.closing = False  # the world is closed: nothing is started or waited for any more
         self.calls = itertools.count(1)  # numbers for what the ranks are asked
 
     def _clear(self) -> None:
@@ -79,7 +85,8 @@ class Processes:
         self.servers: list[int | None] = []  # what forked each process
 
     def add(self, setup: Setup) -> None:
-        """One more rank: take its process from the fork server, and send it `setup`."""
+        """One more rank: take its process from the fork server, and send it `setup`. Raises WorldClosed."""
+        self.check_open()
         new = server.take()
         os.set_blocking(new.output.fileno(), False)
         self.processes.append(new.process)
@@ -89,6 +96,11 @@ class Processes:
         self.outputs.append(new.output)
         self.leashes.append(new.leash)
         self._deliver(len(self.processes) - 1, pickle.dumps(setup))
+
+    def check_open(self) -> None:
+        """Raises WorldClosed."""
+        if self.closing:
+            raise WorldClosed
 
     def forget(self) -> None:
         """In a fork of the kernel: these ranks are the kernel's, and must see when it ends."""
@@ -125,12 +137,14 @@ class Processes:
         deadline = None if seconds is None else time.monotonic() + seconds
         slow = []
         for r, thread in threads.items():
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            while thread.is_alive() and not self.closing and (deadline or math.inf) > time.monotonic():
+                thread.join(TICK)
             if thread.is_alive():
                 self.processes[r].kill()
-                thread.join()
+                thread.join()  # its pipe is closed at the other end, so this ends
                 slow.append(r)
         self.midway = False
+        self.check_open()
         return slow
 
     def _deliver(self, rank: int, data: bytes) -> None:
@@ -164,6 +178,7 @@ class Processes:
         of_output = {self.outputs[r]: r for r in members}
         of_end = {self.processes[r].sentinel: r for r in members}
         while len(answers) < len(members):
+            self.check_open()
             left = TICK if deadline is None else min(TICK, deadline - time.monotonic())
             if left <= 0:
                 break
@@ -251,7 +266,7 @@ class Processes:
         """The ranks whose process has ended."""
         for p in self.processes:
             if wait([p.sentinel], 0):
-                p.join()  # a spawned one closes its sentinel a little before its exit status is known
+                p.join(1)  # a spawned one closes its sentinel a little before its exit status is known
         return [r for r, p in enumerate(self.processes) if p.exitcode is not None]
 
     # -- the end ---------------------------------------------------------------------
@@ -267,7 +282,7 @@ class Processes:
                 p.kill()
         for p in self.processes:
             if p.pid is not None:
-                p.join()
+                p.join()  # killed, it ends; where the fork server is gone, its pipe says so
                 p.close()
         for pipe in (*self.controls, *self.outputs):
             pipe.close()

@@ -30,11 +30,12 @@ from three_axes.paper import Network
 from . import arguments, current, failure, folders, output, server
 from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, RankStatus
 from .messages import Setup, dumps
-from .processes import START_SECONDS, Processes
+from .processes import START_SECONDS, Processes, WorldClosed
 from .standstill import Standstill
 
 REJOIN_SECONDS = 60.0  # for ranks that are alive to form the group again, on a busy machine
 ABORT_SECONDS = {"cpu": 0.5, "cuda": 5.0}  # for a rank to leave what it is in; then its process is ended
+CLOSE_SECONDS = 60.0  # for the thread of a call to see that its world is closed; a fifth of a second does
 # Seconds before a call shows output while it runs.
 STREAM_AFTER = float(os.environ.get("THREE_AXES_STREAM_AFTER", 2))
 
@@ -96,10 +97,13 @@ class World:
         self.timeline: Timeline | None = None  # of the same
         self._generation = 0
         self._broken = False  # a call was left in a way that only fresh ranks can mend
+        # Who has it owns the processes: the thread of the call under way, or who closes the world.
         self._lock = threading.Lock()
+        self._caller: int | None = None  # the thread of the call under way
         self._folder = tempfile.mkdtemp(prefix="world-", dir=folders.home())
         self._ranks = Processes(self._folder)
         self._finalizer = weakref.finalize(self, self._ranks.end, folder=True)
+        self._finalizer.atexit = False  # then `_end_all` closes what is open
         self._start()
         _open.add(self)
 
@@ -146,7 +150,7 @@ class World:
     @property
     def is_open(self) -> bool:
         """False once `close()` has ended the ranks."""
-        return self._finalizer.alive
+        return self._finalizer.alive and not self._ranks.closing
 
     @property
     def pids(self) -> list[int]:
@@ -154,8 +158,16 @@ class World:
         return [p.pid for p in self._ranks.processes]
 
     def close(self) -> None:
-        """End the ranks. Closing twice does no harm."""
-        self._finalizer()
+        """End the ranks. Closing twice does no harm. A call that runs in another thread ends with an error."""
+        self._ranks.closing = True
+        if self._caller == threading.get_ident():
+            return  # from inside a call, which ends the ranks when it leaves
+        owned = self._lock.acquire(timeout=CLOSE_SECONDS)
+        try:
+            self._finalizer()
+        finally:
+            if owned:
+                self._lock.release()
 
     def __enter__(self) -> World:
         return self
@@ -227,9 +239,16 @@ class World:
             raise RuntimeError(
                 "this world is busy with a call from another thread; make a second World for it"
             )
+        self._caller = threading.get_ident()
         try:
+            self._check_open()
             return self._locked_call(kind, details, timeout, keep_traffic)
+        except WorldClosed:
+            raise RuntimeError(f"this World({self.n}) was closed while its call ran") from None
         finally:
+            if self._ranks.closing:
+                self._finalizer()
+            self._caller = None
             self._lock.release()
 
     def _locked_call(self, kind: str, details: tuple, timeout: float | None, keep_traffic: bool) -> list:
@@ -370,6 +389,7 @@ def _forget_in_fork() -> None:
     server.forget()
     for w in list(_open):
         w._ranks.forget()
+        w._lock, w._caller = threading.Lock(), None  # a call's thread is not in this process
 
 
 os.register_at_fork(after_in_child=_forget_in_fork)

@@ -26,6 +26,7 @@ DEEP = "[" * 100_000
         ({"ts": HUGE}, "begins at 1000"),
         ({"dur": "12"}, "takes '12', which is no number of microseconds of at least 0"),
         ({"dur": -5}, "takes -5"),
+        ({"dur": None}, "its event gemm has no duration"),
         ({"dur": True}, "takes True"),
         ({"dur": math.inf}, "takes inf"),
         ({"args": [1]}, "has the arguments [1]"),

@@ -337,6 +337,13 @@ def test_a_class_is_collected_into_what_to_discuss(monkeypatch, tmp_path, capsys
     assert "there is no folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["=1", "+1", "-1", "@a", "＝1", "－1", " =1", "a;=1", "a; ＝1"])
+def test_no_name_becomes_a_formula(name):
+    formula = re.compile(r"(^|;)\s*[=+\-@＝＋－＠]")
+    assert formula.search(name) and not formula.search(classroom._cell(name))
+    assert classroom._cell("a = b; c") == "a = b; c"
+
+
 def test_a_class_answers_the_quiz_and_sees_its_gain(monkeypatch, tmp_path, capsys):
     for who, story, reply in (("a", "before", "a"), ("a", "after", "b"), ("b", "before", "b")):
         monkeypatch.setenv("THREE_AXES_PROGRESS", str(tmp_path / f"{who}.json"))

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -184,8 +185,32 @@ def test_a_second_thread_is_told_to_wait(pair):
     time.sleep(0.1)
     with pytest.raises(RuntimeError, match="busy with a call from another thread"):
         pair.run(int)
-    thread.join()
+    thread.join(60)
     assert_usable(pair)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.3])
+@pytest.mark.parametrize("fn", [lambda: time.sleep(30), lambda: os._exit(3), lambda: 1 / 0, len])
+def test_a_world_that_another_thread_closes_ends_its_call(fn, after):
+    world, said = World(2), []
+
+    def calls() -> None:
+        try:
+            while True:
+                world.run(fn, *["x" * 10**6] * (fn is len))  # more than a pipe holds
+        except Exception as e:
+            said.append(str(e))
+            if isinstance(e, RankError):
+                calls()
+
+    thread = threading.Thread(target=calls)
+    thread.start()
+    time.sleep(after)
+    world.close()
+    thread.join(20)
+    assert not thread.is_alive() and not world.is_open and not world._ranks.processes
+    assert re.match(r"this World\(2\) (was closed while its call ran|is closed)", said[-1])
+    assert not os.path.exists(world._folder)
 
 
 def test_the_temporary_folder_may_go(pair):

@@ -208,3 +208,37 @@ def test_nothing_listens_beyond_loopback(world):
             local, state, inode = (line.split()[i] for i in (1, 3, 9))
             if state == "0A" and int(inode) in mine:
                 assert local.startswith(("0100007F:", "0000000000000000FFFF00000100007F")), local
+
+
+def test_a_script_ends_while_a_call_runs_in_another_of_its_threads():
+    *said, pids = printed("""
+        import sys, threading, time
+        from helpers import World
+        world = World(2)
+        print(*world.pids, flush=True)
+        def calls():
+            try:
+                world.run(time.sleep, 60)
+            except RuntimeError as e:
+                print(e, flush=True)
+        threading.Thread(target=calls, daemon=True).start()
+        time.sleep(0.5)
+        sys.exit(0)
+    """)[::-1]
+    assert said == ["this World(2) was closed while its call ran"]
+    assert not alive(map(int, pids.split()))
+
+
+@linux
+def test_a_world_made_in_a_forked_child_leaves_no_folder():
+    folder, kept = printed("""
+        import multiprocessing, os
+        from helpers import World
+        def makes():
+            world = World(1)
+            print(world._folder, flush=True)
+        child = multiprocessing.get_context("fork").Process(target=makes)
+        child.start(), child.join(60)
+        print(child.exitcode, flush=True)
+    """)
+    assert kept == "0" and not os.path.exists(os.path.dirname(folder))

@@ -43,17 +43,7 @@ def play() -> None:
     GPUs.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    for place, answers in (
-        (torch.cuda, _CUDA_ANSWERS),
-        (torch.cuda.memory, _MEMORY),
-        (torch.cuda.random, {name: _CUDA_ANSWERS[name] for name in _RANDOM}),
-        (torch.accelerator, _ACCELERATOR),
-        (torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "mark"), _nothing)),
-        (torch.cuda.nccl, {"version": lambda: (0, 0, 0)}),
-        (torch.Tensor, {"to": _moving(torch.Tensor.to), "cuda": _to_gpu, "pin_memory": _itself}),
-        (torch, {"Generator": Generator, "compile": _uncompiled, "load": _edited(torch.load, _load_here)}),
-        (nn.Module, {"compile": lambda module, *_, **__: None}),
-    ):
+    for place, answers in _answers():
         for name, answer in answers.items():
             setattr(place, name, answer if isinstance(answer, type) else _own(answer))
     for owner, name in (
@@ -85,6 +75,21 @@ CHANGES = (
     "--cpu: cuda is the processor, nccl is gloo, and each rank has one GPU. torch.compile, streams and pinned"
     " memory do nothing. Asked for a GPU's memory, it tells this process's."
 )
+
+
+def _answers() -> tuple[tuple[object, dict], ...]:
+    """(module or class of PyTorch, name in it -> what takes the place of what the name is)."""
+    return (
+        (torch.cuda, _CUDA_ANSWERS),
+        (torch.cuda.memory, _MEMORY),
+        (torch.cuda.random, {name: _CUDA_ANSWERS[name] for name in _RANDOM}),
+        (torch.accelerator, _ACCELERATOR),
+        (torch.cuda.nvtx, dict.fromkeys(("range_push", "range_pop", "mark"), _nothing)),
+        (torch.cuda.nccl, {"version": lambda: (0, 0, 0)}),
+        (torch.Tensor, {"to": _moving(torch.Tensor.to), "cuda": _to_gpu, "pin_memory": _itself}),
+        (torch, {"Generator": Generator, "compile": _uncompiled, "load": _edited(torch.load, _load_here)}),
+        (nn.Module, {"compile": lambda module, *_, **__: None}),
+    )
 
 
 def _here(value, number: bool = False):
@@ -301,7 +306,7 @@ _SAME = {
 _MEMORY: dict[str, Callable] = dict.fromkeys(
     ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), _held
 )
-_MEMORY |= dict.fromkeys(("empty_cache", "reset_held_memory_stats"), _nothing)
+_MEMORY |= dict.fromkeys(("empty_cache", "reset_peak_memory_stats"), _nothing)
 _MEMORY["mem_get_info"] = lambda *_: (_part_of_memory() - _held(), _part_of_memory())
 _MEMORY["memory_stats"] = lambda *_, **__: {}
 _ACCELERATOR = {name: answer for name, answer in (_SAME | _MEMORY).items() if name != "mem_get_info"} | {

@@ -93,6 +93,7 @@ def _hangs(code: int | None, leave: Callable, deadlock: Deadlock, places: dict[i
         leave(code)
 
 
+OURS = "watch", "exit", "trace", "json", "cpu"  # seldom a script's own
 # The names of the script, as long as the process lives: as they go, a group waits for gloo's threads, and one
 # of these may still wait for Python, to let go of a tensor that the interposer has seen.
 _kept: list[object] = []
@@ -106,6 +107,9 @@ def run_script(args) -> None:
         on_cpu.play()
         if os.environ.get("RANK", "0") == "0":
             say(on_cpu.CHANGES)
+    given = {word.split("=")[0] for word in args.arguments}
+    if misplaced := [f"--{name}" for name in OURS if name in args and f"--{name}" in given]:
+        say(f"note: {args.script} is given {', '.join(misplaced)}; options of count stand before it")
     sys.argv = [args.script, *args.arguments]
     sys.excepthook = partial(_from_the_script_on, sys.excepthook)
     try:
@@ -133,7 +137,8 @@ def _from_the_script_on(show: Callable, kind, error, trace) -> None:
 def _report(counted: Counted, args, compared) -> None:
     if not any(counted.ranks):
         say(
-            f"{args.script} called no collective, so there is nothing to count. Start it on several ranks:"
+            f"{args.script} called no collective in the process that was counted. Ranks that a script starts"
+            " itself, with mp.spawn say, are not counted. Start it on several ranks:"
             f" torchrun --nproc-per-node 4 -m three_axes count {args.script}"
         )
         return

@@ -141,10 +141,12 @@ NEEDED = (
 def _event(file: str, found: dict, name: str) -> Event:
     """An event with the arguments that are needed, if sound. Raises Unreadable where its times are not."""
     start: Any = found.get("ts")
-    lasts, args = found.get("dur") or 0, found.get("args") or {}
+    lasts, args = found.get("dur"), found.get("args") or {}
     wrong = None
     if type(start) not in (int, float) or not abs(start) < LATEST:
         wrong = f"begins at {plain(repr(start), 40)}, which is no number of microseconds"
+    elif lasts is None:
+        wrong = "has no duration"
     elif type(lasts) not in (int, float) or not 0 <= lasts < LATEST:
         wrong = f"takes {plain(repr(lasts), 40)}, which is no number of microseconds of at least 0"
     elif not isinstance(args, dict):
