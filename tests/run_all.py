@@ -78,7 +78,7 @@ def main() -> int:
     chosen += ["not exhaustive" if everything else "not slow and not exhaustive"]
     chosen += [argument for argument in sys.argv[1:] if argument != "--all"]
     if everything:
-        command += " -o faulthandler_timeout=1200"
+        command += " -o faulthandler_timeout=1800"
     status = run([sys.executable, *command.split(), *chosen], MINUTES[everything], cwd=ROOT, env=environ)
     deadline = time.monotonic() + 5
     while (left := left_behind()) and time.monotonic() < deadline:

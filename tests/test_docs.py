@@ -50,6 +50,15 @@ def test_pictures_of_readme_and_docs_are_those_of_the_notebooks(name):
     assert (ROOT / "data" / name).read_bytes() == refresh.stored(name), "python -m tools.refresh --pictures"
 
 
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name
+)
+def test_no_text_denies_what_the_evidence_has(path):
+    """evidence.md has an H200 on which things ran, so no text says that no GPU has run them."""
+    seen = re.search(r"^One GPU has been seen", text(ROOT / "docs/evidence.md"), re.M)
+    assert not seen or not re.search(r"\bNo (single )?GPU\b[^.]*\b(has|have) (run|seen|been)", text(path))
+
+
 def test_the_readme_is_short_and_its_first_table_is_drop_01s():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", readme)

@@ -254,7 +254,9 @@ def test_the_first_drop_loads_neither_the_planner_nor_the_trace():
     rooms = ("three_axes.plan", "three_axes.trace")
     code = f"import sys, drops.d01; print([m for m in sys.modules if m.startswith({rooms})])"
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'notebooks'}"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300
+    )
     assert done.stdout.strip() == "[]", done
 
 
@@ -263,7 +265,9 @@ def test_paper_plan_and_explain_need_no_torch():
         "import sys, three_axes.plan.planner, three_axes.paper.placement, three_axes.explain;"
         " print('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300
+    ).stdout
     assert loaded.strip() == "False"
 
 

@@ -118,7 +118,7 @@ def owning(run: Path, say: Callable[[str], None]) -> Iterator[None]:
     note, lock = run / "owner", FileLock(run / "owner.lock", timeout=0)
     who = lambda: note.read_text(errors="replace").strip()[:200] if note.exists() else "nobody has signed"
     try:
-        lock.acquire()
+        lock.acquire()  # at once or not at all: its timeout is 0
     except Timeout:
         raise ValueError(
             f"{run} belongs to a run that is under way: {who()}. When it has ended, start again"

@@ -36,6 +36,10 @@ from . import current, flight
 from .lifetime import end_with_kernel, name_process
 from .messages import Error, Setup, dumps_result, shown
 
+NOT_FORKED = (
+    "A process with a GPU may not be forked, so a loader's workers import what they load: define the Dataset"
+    " in a file and import it, or write num_workers=0."
+)
 HEARS = 1.0  # seconds after which all ranks that the kernel frees have heard so
 
 
@@ -69,6 +73,9 @@ def main(control, output, leash) -> None:
     # Forked alike, they would draw alike.
     (torch.manual_seed(setup.rank), random.seed(setup.rank), numpy.random.seed(setup.rank))
     multiprocessing.current_process()._config["daemon"] = False  # a DataLoader may have workers here
+    if setup.device == "cpu" and sys.platform == "linux":
+        # A cell's Dataset has no module that a new process could import. A GPU's process may not be forked.
+        multiprocessing.set_start_method("fork", force=True)
     current.rank = Rank(setup, control)
     current.rank.serve()
 
@@ -226,8 +233,7 @@ class Rank:
             )
         return self.names[name]
 
-    @staticmethod
-    def _describe(e: BaseException, aborted: bool = False) -> Error:
+    def _describe(self, e: BaseException, aborted: bool = False) -> Error:
         frames = [lines.Line(f.filename, f.lineno, f.name) for f in traceback.extract_tb(e.__traceback__)]
         if isinstance(e, SyntaxError) and e.lineno:
             frames = [lines.Line(e.filename or "?", e.lineno, "")]
@@ -240,6 +246,8 @@ class Rank:
             pass
         if e.__cause__ is not None:
             message.append(f"caused by {type(e.__cause__).__name__}: {shown(e.__cause__)}")
+        if self.device.type == "cuda" and "pickle <" in message[0] and "__main__" in message[0]:
+            message.append(NOT_FORKED)
         return Error(type(e).__name__, "\n".join(message), lines.readers(frames), aborted)
 
     # -- the listening thread --------------------------------------------------------

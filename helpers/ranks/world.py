@@ -158,7 +158,7 @@ class World:
         return [p.pid for p in self._ranks.processes]
 
     def close(self) -> None:
-        """End the ranks. Closing twice does no harm. A call that runs in another thread ends with an error."""
+        """End the ranks. Closing twice does no harm. A call of another thread ends with an error."""
         self._ranks.closing = True
         if self._caller == threading.get_ident():
             return  # from inside a call, which ends the ranks when it leaves

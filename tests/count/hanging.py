@@ -64,7 +64,9 @@ def main_thread_that_nobody_wakes():
 def main_thread_that_nobody_wakes_beside_a_loader():
     """It has a process more that starts workers, and handles the signal of their end."""
     if dist.get_rank() == 0:
-        kept = iter(torch.utils.data.DataLoader(torch.arange(9), num_workers=1))
+        kept = iter(
+            torch.utils.data.DataLoader(torch.arange(9), num_workers=1, multiprocessing_context="forkserver")
+        )
         queue.Queue().get(), next(kept)
     dist.barrier()
 

@@ -172,7 +172,7 @@ def test_a_traceback_begins_with_the_scripts_own_line(tmp_path):
     (tmp_path / "train.py").write_text("def fails():\n    raise KeyError('theirs')\nfails()")
     for command in ("count", "verify"):
         words = [sys.executable, "-m", "three_axes", command, "train.py"]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         lines = [line for line in done.stderr.splitlines() if line.lstrip().startswith("File")]
         assert done.returncode == 1 and len(lines) == 2, done.stderr
         assert "train.py" in lines[0] and "in fails" in lines[1]

@@ -278,7 +278,7 @@ def test_who_has_a_thread_of_the_readers_may_be_freed_by_it(told, helps):
         time.sleep(0.01)  # it has not come to its wait yet
     assert is_free == helps
     over.set()
-    thread.join()
+    thread.join(60)
 
 
 def test_the_works_of_a_batch_end_together(told):

@@ -488,7 +488,7 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
         "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
         f"{cell}\nimport helpers, drops\nprint(helpers.__file__, drops.__file__)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert str(tmp_path.resolve()) in done.stdout
 
@@ -497,7 +497,9 @@ def test_the_setup_cell_finds_a_clone_where_nothing_is_installed(tmp_path, clone
 def test_the_setup_cell_is_silent_where_the_course_is_installed():
     cell = colab.setup_of("owner/name", "..").replace("!git", "raise SystemExit('cloned') #")
     cell = cell.replace("%pip", "raise SystemExit('installed') #")
-    silent = subprocess.run([sys.executable, "-c", cell], cwd=ROOT, capture_output=True, text=True)
+    silent = subprocess.run(
+        [sys.executable, "-c", cell], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")
 
 

@@ -256,7 +256,9 @@ def test_why_and_flips_take_all_axes(output_of):
 def test_a_plan_imports_what_it_needs():
     """Start-up is half of what the command takes."""
     code = f"import sys; from three_axes.__main__ import main; main({PLAN.split()!r}); print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300
+    ).stdout
     modules = set(loaded.split())
     assert "three_axes.plan.planner" in modules
     others = ("configs", "flags", "page", "meeting", "remedies", "schedules", "simulation", "traffic")

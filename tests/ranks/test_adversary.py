@@ -1,6 +1,7 @@
 """What a hostile or unlucky reader does to the ranks. Each of these once broke something."""
 
 import os
+import pickle
 import random
 import re
 import shutil
@@ -8,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -19,6 +21,7 @@ from test_world import alive, assert_usable, fails, linux, press_stop
 from drops import d01, d02
 from helpers import World
 from helpers.ranks.failure import RankError, RanksInterrupted
+from helpers.ranks.worker import Rank
 
 two = worlds.shared(2)
 
@@ -68,6 +71,22 @@ def test_dataloader_workers_on_a_rank(pair):
         return sum(int(x.sum()) for x in loader) if dist.get_rank() == 0 else None
 
     assert pair.run(load, timeout=60) == [45, None]
+
+
+CELL = """
+class D(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i): return torch.tensor(i)
+int(sum(torch.utils.data.DataLoader(D(), num_workers=1)))
+"""
+
+
+@linux
+def test_a_loader_over_a_dataset_that_a_cell_defines(pair):
+    assert pair.cell(CELL, timeout=60) == ["6", "6"]
+    unpicklable = pickle.PicklingError("Can't pickle <class '__main__.D'>: attribute lookup D failed")
+    told = lambda device: Rank._describe(SimpleNamespace(device=torch.device(device)), unpicklable).message
+    assert "write num_workers=0" in told("cuda:0") and "num_workers" not in told("cpu")
 
 
 def test_what_nobody_waited_for_is_waited_for(pair):

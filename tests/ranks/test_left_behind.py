@@ -76,7 +76,7 @@ def test_no_rank_outlives_the_kernel(manner):
 
 def starts_a_pool():
     """Its process is forked by a server that the rank starts too."""
-    pool = ProcessPoolExecutor(1)
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver"))
     multiprocessing.kept = pool
     return [pool.submit(os.getpid).result(), pool.submit(os.getppid).result()]
 

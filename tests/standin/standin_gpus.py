@@ -35,7 +35,7 @@ def build(folder: Path) -> None:
     command = "c++ -shared -fPIC -std=c++20 -O0 -DTORCH_EXTENSION_NAME=nccl_like".split()
     command += [*includes, str(HERE / "nccl_like.cpp"), *(f"-L{path}" for path in library_paths())]
     command += [*"-ltorch_python -ltorch_cpu -lc10 -o".split(), str(made)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     made.rename(folder / "nccl_like.so")
 
 

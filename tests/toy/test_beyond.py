@@ -166,7 +166,7 @@ def test_pytorchs_own_analyzer_reads_the_flight_records(tmp_path):
     stopped.write(tmp_path)
     rank, step = b4_runs.odd_one(seed_of(4, 0))
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path)]
-    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    report = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stderr
     assert f"Not all ranks joining collective, sequence number: {step + 1}" in report
     assert f"missing ranks: {{{rank}}}" in report and "collective: gloo:all_reduce" in report
     assert re.search(r"<module> at run_4\.py:7", report)

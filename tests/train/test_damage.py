@@ -126,7 +126,9 @@ def test_sha256sum_reads_the_list(runs):
         pytest.skip("there is no sha256sum")
     import subprocess
 
-    done = subprocess.run(["sha256sum", "-c", train.SUMS], cwd=runs[0] / LAST, capture_output=True, text=True)
+    done = subprocess.run(
+        ["sha256sum", "-c", train.SUMS], cwd=runs[0] / LAST, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0 and done.stdout.count(": OK\n") == len(FILES) - 1
 
 

@@ -40,7 +40,7 @@ def holder(tmp_path):
     yield other
     for process in started:
         process.kill()
-        process.wait()
+        process.wait(30)
         process.stdin.close(), process.stdout.close()
 
 
@@ -59,7 +59,7 @@ def test_a_second_run_is_refused_and_told_who_has_it(holder, aside, tmp_path):
 def test_a_run_that_was_killed_is_followed_with_a_sentence(holder, aside, tmp_path):
     run, first = tmp_path / "run", holder()
     first.kill()
-    first.wait()
+    first.wait(30)
     code, _, err = aside(main_of, run, "--steps", "2")
     assert code == 0 and f"belonged to a run that ended without a word, process {first.pid} on" in err
 
@@ -105,7 +105,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path):
         assert "belongs to a run that is under way" in second.stderr
     finally:
         going.send_signal(signal.SIGKILL)
-        going.wait()
+        going.wait(30)
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert ranks and not alive
     last = int(train.checkpoints(run)[-1].name[5:])  # it goes on under another layout

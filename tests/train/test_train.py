@@ -316,7 +316,10 @@ def unshared(kind: str, what: str) -> list[str]:
     """
     for way in (["unshare", *kind.split()], ["unshare", "--user", "--map-root-user", *kind.split()]):
         tried = [*way, "sh", "-c", what]
-        if shutil.which("unshare") and subprocess.run(tried, capture_output=True).returncode == 0:
+        if (
+            shutil.which("unshare")
+            and subprocess.run(tried, capture_output=True, timeout=300).returncode == 0
+        ):
             return way
     pytest.skip(f"not permitted here, or a program is missing: unshare {kind}, {what}")
 

@@ -67,5 +67,7 @@ def test_it_asks_for_no_torch_and_skips_without_ranks(tmp_path):
         "def test_bytes(three_axes_bytes): pass\n"
     )
     words = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "three_axes.pytest", "-p", "no:cacheprovider"]
-    done = subprocess.run([*words, "test_split.py"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [*words, "test_split.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert "1 passed, 1 skipped" in done.stdout and "no ranks: torchrun" in done.stdout, done.stdout

@@ -264,7 +264,11 @@ def notebooks(meet: str) -> str:
 
     def fails(book: Path) -> str | None:
         command = [sys.executable, *pytest, str(book)]
-        ran = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+        how = dict(cwd=ROOT, env=environ, capture_output=True, text=True)
+        try:
+            ran = subprocess.run(command, timeout=1200, **how)
+        except subprocess.TimeoutExpired:
+            return f"{book.name}: not over after 20 minutes"
         cells = ", ".join(re.findall(r"^FAILED \S+::(.*)$", ran.stdout, re.M)) or ran.stdout[-200:]
         return f"{book.name}: {cells}" if ran.returncode else None
 
