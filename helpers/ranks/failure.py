@@ -164,6 +164,14 @@ def not_taken(slow: list[int], n: int, size: int, seconds: float, state: str) ->
     )
 
 
+def no_message(rank: int, n: int, state: str) -> str:
+    """The rank has written into the pipe through which it answers."""
+    return (
+        f"{ranks([rank], of=n)} has sent the notebook something that is no answer: the call's code, or a"
+        " library of it, has written to a file descriptor that is not its own.\n" + state
+    )
+
+
 def died(seen: list[RankStatus], dead: list[int], state: str) -> str:
     """The processes of `dead` are gone."""
     aborted = [r for r in dead if seen[r].exit == -signal.SIGABRT]

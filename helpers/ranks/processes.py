@@ -37,6 +37,10 @@ class WorldClosed(Exception):
     """Another thread has closed the world whose call runs here."""
 
 
+class NoMessage(Exception):
+    """A rank's code has written something into the pipe to the kernel. The argument is the rank."""
+
+
 class Inbox:
     """What a rank sends, message by message. It never waits for the rest of one, which may not come."""
 
@@ -197,7 +201,7 @@ class Processes:
                         wait([self.processes[r].sentinel], 1)  # its pipe closes before its end is known
                         del of_control[item]
                         ended = True
-                    for answer, its_number, *rest in map(pickle.loads, messages or ()):
+                    for answer, its_number, *rest in self._read(r, messages or ()):
                         if late and answer == "done" and its_number == late[0]:
                             late[1][r] = tuple(rest)
                         if its_number != number:
@@ -218,6 +222,12 @@ class Processes:
         for r in members:  # all that was printed before the answer is in the pipe by now
             output.drain(self.outputs[r].fileno(), captured[r])
         return answers
+
+    def _read(self, rank: int, messages) -> list[tuple]:
+        try:
+            return [(*pickle.loads(message),) for message in messages]
+        except Exception:  # noqa: BLE001  whatever pickle makes of what is no pickle
+            raise NoMessage(rank) from None
 
     def collect_rest(self, number, done, seconds, captured) -> dict:
         """More answers within `seconds`, whether they tell of success or not."""

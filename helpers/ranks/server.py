@@ -9,6 +9,7 @@ This module imports no torch, so that all this can start before the notebook imp
 
 from __future__ import annotations
 
+import errno
 import multiprocessing as mp
 import multiprocessing.process
 import os
@@ -40,6 +41,15 @@ class Unnamed(NamedTuple):
     leash: Connection
 
 
+FILES = "too many files are open: `ulimit -n` says how many may be"
+WHY = {
+    errno.EMFILE: FILES,
+    errno.ENFILE: FILES,
+    errno.EAGAIN: "no more processes may be started: `ulimit -u` says how many may be",
+    errno.ENOMEM: "no memory is left for another process",
+    errno.EACCES: "no folder can be made that this process may use: look at `umask`, and set TMPDIR",
+    errno.ENOSPC: "no space is left for a folder: set TMPDIR to another disk's",
+}
 _spares: list[Unnamed] = []
 _counting = threading.RLock()  # worlds may be made in several threads
 
@@ -60,11 +70,22 @@ def warm(spares: int = SPARES) -> None:
             " PowerShell `wsl --install`, then in its terminal as on Linux"
         )
     if not spawns():
-        return _start_server()
+        with in_words():
+            return _start_server()
     with _counting:
         _spares[:] = [spare for spare in _spares if spare.process.is_alive()]
         while len(_spares) < min(spares, SPARES):
             _spares.append(_start())
+
+
+@contextmanager
+def in_words():
+    """Where the system forbids what a process needs to start, raise RuntimeError with what to do."""
+    try:
+        yield
+    except (OSError, EOFError) as e:
+        why = WHY.get(getattr(e, "errno", None), "the process that starts them could not: see `ulimit -a`")
+        raise RuntimeError(f"no ranks can start here ({e or type(e).__name__}): {why}") from None
 
 
 def take() -> Unnamed:

@@ -30,7 +30,7 @@ from three_axes.paper import Network
 from . import arguments, current, failure, folders, output, server
 from .failure import ALIVE, FRESH, KEPT, RankError, RanksInterrupted, RankStatus
 from .messages import Setup, dumps
-from .processes import START_SECONDS, Processes, WorldClosed
+from .processes import START_SECONDS, NoMessage, Processes, WorldClosed
 from .standstill import Standstill
 
 REJOIN_SECONDS = 60.0  # for ranks that are alive to form the group again, on a busy machine
@@ -100,7 +100,8 @@ class World:
         # Who has it owns the processes: the thread of the call under way, or who closes the world.
         self._lock = threading.Lock()
         self._caller: int | None = None  # the thread of the call under way
-        self._folder = tempfile.mkdtemp(prefix="world-", dir=folders.home())
+        with server.in_words():
+            self._folder = tempfile.mkdtemp(prefix="world-", dir=folders.home())
         self._ranks = Processes(self._folder)
         self._finalizer = weakref.finalize(self, self._ranks.end, folder=True)
         self._finalizer.atexit = False  # then `_end_all` closes what is open
@@ -204,7 +205,8 @@ class World:
         try:
             for r in range(self.n):
                 own = r, self.n, self._device, self._folder, environ, server.folder(), sys.path
-                self._ranks.add(Setup(*own, self._counted, self.fabric, self.memory))
+                with server.in_words():
+                    self._ranks.add(Setup(*own, self._counted, self.fabric, self.memory))
             formed = self._join(START_SECONDS, captured)
         except BaseException:
             self.close()
@@ -274,6 +276,11 @@ class World:
         except KeyboardInterrupt:
             with server.undisturbed(again=False):  # a second press says the same
                 trouble = self._interrupted(number, captured)
+        except NoMessage as e:
+            (rank,) = e.args
+            self._restart()
+            why, seen = failure.no_message(rank, self.n, FRESH), [RankStatus() for _ in range(self.n)]
+            trouble = RankError(why, "result", [rank], False, seen)
         finally:
             view.end()
         if trouble is not None:

@@ -73,6 +73,17 @@ def test_dataloader_workers_on_a_rank(pair):
     assert pair.run(load, timeout=60) == [45, None]
 
 
+def test_a_rank_that_writes_rubbish_to_its_control_pipe_is_named(pair):
+    def writes():
+        from helpers.ranks import current
+
+        if dist.get_rank() == 1:
+            current.rank.control.send_bytes(b"rubbish")
+        time.sleep(5)
+
+    assert "rank 1 has sent the notebook something that is no answer" in str(fails(pair, writes, within=9))
+
+
 CELL = """
 class D(torch.utils.data.Dataset):
     def __len__(self): return 4

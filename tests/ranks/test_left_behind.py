@@ -210,6 +210,30 @@ def test_nothing_listens_beyond_loopback(world):
                 assert local.startswith(("0100007F:", "0000000000000000FFFF00000100007F")), local
 
 
+@linux
+def test_where_files_may_not_be_opened_or_folders_not_used_that_is_a_sentence():
+    said = printed("""
+        import errno, os, resource
+        from helpers import World
+        from helpers.ranks import folders
+        resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+        try:
+            World(8)
+        except RuntimeError as e:
+            print(e, flush=True)
+        def forbidden():
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        folders.home = forbidden
+        try:
+            World(1)
+        except RuntimeError as e:
+            print(e, flush=True)
+    """)
+    files, folder = said
+    assert files.startswith("no ranks can start here ([Errno 24]") and "`ulimit -n`" in files
+    assert folder.startswith("no ranks can start here ([Errno 13]") and "`umask`" in folder
+
+
 def test_a_script_ends_while_a_call_runs_in_another_of_its_threads():
     *said, pids = printed("""
         import sys, threading, time
