@@ -231,11 +231,12 @@ class Estimate:
             return ""
         other = lambda **changed: estimate(replace(self.job, framework=replace(f, **changed)), self.layout)
         narrow, hidden = other(gradient_bytes=2), other(hides=(*f.hides, "tensor parallel"))
+        saved = [max(0.0, self.step_seconds - one.step_seconds) for one in (narrow, hidden)]
         return (
             "Megatron-LM's defaults, which NVIDIA's recipes change: gradients summed in half precision"
             f" (--grad-reduce-in-bf16) would save {human(max(0.0, self.memory_bytes - narrow.memory_bytes))}"
-            f" and {self.step_seconds - narrow.step_seconds:.2f} s, TP that hides in pieces"
-            f" (--tp-comm-overlap) {self.step_seconds - hidden.step_seconds:.2f} s"
+            f" and {saved[0]:.2f} s, TP that hides in pieces"
+            f" (--tp-comm-overlap) {saved[1]:.2f} s"
         )
 
     def time_table(self, explain: bool = True) -> Table:
