@@ -199,9 +199,8 @@ SEEN = """() => {
 def test_a_core_as_a_reader_goes_through_it(notebook):
     """A click on an answer, which makes that cell the next to run, and Shift+Enter on and on."""
     page, book = notebook.page, nbformat.read(ROOT / "notebooks" / Path(notebook.name).name, as_version=4)
-    page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 0 }")
-    page.locator(".jp-Notebook:visible .jp-Cell").first.click()
-    page.keyboard.press("Escape")
+    page.evaluate("""() => { const notebook = window.jupyterapp.shell.currentWidget.content
+        notebook.activeCellIndex = 0; notebook.mode = 'command'; notebook.activate() }""")
     clicked, active = False, "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex"
     while (at := page.evaluate(active)) < len(pages.core(book)):
         page.keyboard.press("Shift+Enter")
